@@ -1,1 +1,1 @@
-"""Model families and their weights: one file a family, shared layers beside them."""
+"""Model families and their weights: a file for each family; shared layers next to them."""

@@ -1,4 +1,4 @@
-"""Checksums of the files of a folder, in a file beside them: a disk may damage what it keeps."""
+"""Checksums of the files of a folder, in a file next to them: a disk may damage what it keeps."""
 
 import json
 import os

@@ -99,6 +99,6 @@ def _remember(state: FileState, digest: str) -> None:
 
 
 def _entry(state: FileState, digest: str) -> str:
-    """What a memo says beside the digest: the file's state, and a checksum of both."""
+    """What a memo has next to the digest: the file's state, and a checksum of both."""
     text = json.dumps(state)
     return f"{text} {hashlib.sha256(f'{digest} {text}'.encode()).hexdigest()}"

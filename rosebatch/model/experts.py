@@ -1,4 +1,4 @@
-"""Mixtures of experts: a router, the experts that it chooses for each token, and one that all tokens go through."""
+"""Mixtures of experts: a router, the experts that it chooses for each token, and one for all tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _ROUTER_ROWS = 8
 
 
 class ExpertNames(NamedTuple):
-    """Names of a layer's tensors: of the router, and of an expert's three matrices behind ``expert.NUMBER``."""
+    """Names of a layer's tensors: of the router, and of an expert's three matrices after ``expert.NUMBER``."""
 
     router: str = "mlp.gate"
     expert: str = "mlp.experts"

@@ -1,4 +1,4 @@
-"""What a file of ``rosebatch.model.families`` says of its models. ``rosebatch.model.registry`` lists these files."""
+"""What a file of ``rosebatch.model.families`` defines. ``rosebatch.model.registry`` lists these files."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -113,7 +113,7 @@ def _write_sentencepiece(path: Path, folder: Path) -> None:
     """Let transformers convert a sentencepiece vocabulary."""
     with (
         refused(path, "the tokenizer cannot be converted"),
-        # Alone in a folder: transformers would also read a tokenizer_config.json beside the file, for one.
+        # Alone in a folder: transformers would also read a tokenizer_config.json next to the file, for example.
         TemporaryDirectory() as alone,
     ):
         (Path(alone) / "model.gguf").symlink_to(path.resolve())

@@ -67,7 +67,7 @@ def parse_model_config(values: Mapping[str, Any], source: str) -> ModelConfig:
 
 
 def _of_text(values: Mapping[str, Any], part: str) -> Mapping[str, Any]:
-    """The language model's fields. What the whole model says of these four wins, as it does in transformers."""
+    """The language model's fields. The whole model's values of these four win, as in transformers."""
     if not part:
         return values
     own = values[part]

@@ -85,7 +85,7 @@ def _object(stored: Any) -> Mapping[str, Any]:
 
 
 def _trained(stored: Mapping[str, Any], values: Mapping[str, Any]) -> Any:
-    """The trained length. Phi-3 writes it beside the scaling, and then it wins."""
+    """The trained length. Phi-3 writes it next to the scaling, and then it wins."""
     name = "original_max_position_embeddings"
     return values.get(name) or stored.get(name) or values["max_position_embeddings"]
 

@@ -16,7 +16,7 @@ _FILE_SUFFIXES = (".gguf", ".toml", ".json", ".safetensors", ".bin")
 # The patterns of huggingface_hub match "/" too, so subfolders (original/, onnx/) have to be excluded by name.
 _SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
 _WEIGHTS = ("*.safetensors",)
-# But for that of sentence-transformers that says how states are pooled.
+# Except the file of sentence-transformers that defines how states are pooled.
 _IGNORED = ("[!1]*/*", "consolidated*")
 
 # The files that Tokenizer.load looks for.

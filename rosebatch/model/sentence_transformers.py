@@ -1,7 +1,7 @@
-"""What a folder of sentence-transformers says of its embeddings.
+"""How a folder of sentence-transformers describes its embeddings.
 
 Its ``modules.json`` lists the parts of the model in order; the one that pools has a folder with a ``config.json``.
-``config_sentence_transformers.json`` has texts to put in front, and ``sentence_bert_config.json`` the longest prompt.
+``config_sentence_transformers.json`` has prefixes of texts, and ``sentence_bert_config.json`` the longest prompt.
 """
 
 import json
@@ -42,7 +42,7 @@ def read_pooling(folder: Path) -> PoolingParams:
 
 
 def read_prompts(folder: Path) -> EmbeddingPrompts:
-    """The folder's texts to put in front; none where it has no such file.
+    """The folder's prefixes of texts; none where it has no such file.
 
     Raises:
         UserError: they are unreadable.
@@ -60,7 +60,7 @@ def read_prompts(folder: Path) -> EmbeddingPrompts:
 
 
 def prompts_or_none(folder: Path | None) -> EmbeddingPrompts:
-    """``read_prompts``; none if they are unreadable, which ``pooling_or_refusal`` tells of."""
+    """``read_prompts``; none if they are unreadable, which ``pooling_or_refusal`` reports."""
     try:
         return NO_PROMPTS if folder is None else read_prompts(folder)
     except UserError:

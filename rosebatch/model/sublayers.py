@@ -23,7 +23,7 @@ class Mixer(Protocol):
 
     @property
     def spec(self) -> MixerSpec:
-        """What a runner has to know of it."""
+        """What a runner needs of it."""
         ...
 
     def __call__(self, normed: Tensor, attention: Attention, wanted: Tensor | None = None) -> Partial:

@@ -1,4 +1,4 @@
-"""The operators that models are made of, and the types of their arguments: models know no kernels.
+"""The operators that models are made of, and the types of their arguments: models import no kernels.
 
 By default each operator is PyTorch's. ``rosebatch.ops.select`` chooses others.
 """
@@ -55,7 +55,7 @@ class Partial(NamedTuple):
     Attributes:
         value: ``[T, H]``, or ``[S, T, H]`` fp32, parts to be summed.
         bias: ``[H]``, to be added as well.
-        exchange: if the value is this rank's part of a sum over ranks.
+        all_reduce: if the value is this rank's part of a sum over ranks.
         projection: a product that the norm's operator computes as well; ``value [T, in]`` is its input then.
     """
 

@@ -22,7 +22,7 @@ class Weight(ABC):
     @property
     @abstractmethod
     def shape(self) -> tuple[int, ...]:
-        """Of the matrix, after all cuts."""
+        """The shape after all cuts."""
 
     @abstractmethod
     def rows(self, indices: Indices) -> Self:

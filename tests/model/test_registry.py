@@ -1,15 +1,17 @@
-"""What the registry says of each family: its name and what its layers weigh."""
+"""The registry: families are a file each, and it counts what their layers weigh."""
 
 import math
+from pathlib import Path
 
 import msgspec
 import pytest
 import torch
 
+import rosebatch
 from rosebatch.config.switches import Switches
 from rosebatch.core.errors import UserError
 from rosebatch.engine.metrics.roofline import weight_bytes
-from rosebatch.model.registry import build_model
+from rosebatch.model.registry import ARCHITECTURES, build_model
 from rosebatch.model.weights import RandomWeights
 from rosebatch.ops.select import select
 from tests.engine.family_models import FAMILIES as FAMILY_MODELS
@@ -27,6 +29,15 @@ class CountedWeights(RandomWeights):
         few = len(shape) < 2 or any(part in name for part in ("wpe", "norm", "bias", "conv1d"))
         self.elements += 0 if few else math.prod(shape)
         return super().get(name, shape, **options)
+
+
+@pytest.mark.parametrize("name", ["starcoder2", "olmo2", "glm4", "granite", "gpt_neox"])
+def test_a_family_is_one_file(name):
+    """Its config, its class and its registration: a second place would be forgotten for the next family."""
+    root = Path(rosebatch.__file__).parent
+    naming = [path.relative_to(root).as_posix() for path in root.rglob("*.py") if name in path.read_text().lower()]
+    assert naming == [f"model/families/{name}.py"]
+    assert name in {each.model_type for each in ARCHITECTURES.values()}
 
 
 @pytest.mark.parametrize("name", {**MODELS, **FAMILY_MODELS})

@@ -1,4 +1,4 @@
-"""Attention as transformers' models ask for it: a function that they call by name, and what a call says of a layer."""
+"""Attention as transformers' models ask for it: a function that they call by name, and the layer that a call describes."""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -155,7 +155,7 @@ def _heads(x: Tensor) -> list[int]:
 
 
 def attend(spec: SoftmaxSpec, call: Call, attention: Attend) -> Tensor:
-    """Answer a call with the engine's attention. Values of fewer channels than keys are stored with zeros behind."""
+    """Answer a call with the engine's attention. Values of fewer channels than keys are padded with zeros."""
     dtype, missing = call.v.dtype, spec.head_dim - call.v.shape[3]
     v = functional.pad(call.v, (0, missing)) if missing else call.v
     tokens = v.shape[2]

@@ -57,7 +57,7 @@ class Fusion:
         self.mlps: dict[Module, GatedMLP] = {}
         self.attention: dict[Module, tuple[Linear, Linear]] = {}
         self.tables: dict[int, Rotary] = {}
-        # The residual that a layer returned last, the norm behind it, and what that returns.
+        # The residual that a layer returned last, the norm after it, and its result.
         self.normed: tuple[Tensor, Norm, Tensor] | None = None
         self._specs = list(decoder.layers.specs)
 
@@ -171,7 +171,7 @@ class Fusion:
         return cos[0], sin[0]
 
     def _fuse_layers(self) -> None:
-        """Layers that add attention and MLP to the residual, each behind a norm."""
+        """Layers that add attention and MLP to the residual, each after a norm."""
         found = [layer for layer in self.seen if self._is_pre_norm(layer)]
         final = [module for module in self.decoder.layers.body.children() if module in self.norms]
         for index, layer in enumerate(found):

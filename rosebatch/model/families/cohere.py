@@ -36,7 +36,7 @@ class Cohere(LayerNormDecoder):
         return HeadLayerNorm(q_weight, k_weight, c.norm_eps)
 
 
-# Of transformers' config classes.
+# Defaults of transformers' config classes.
 _COHERE_DEFAULTS = {
     "max_position_embeddings": 8192,
     "layer_norm_eps": 1e-5,

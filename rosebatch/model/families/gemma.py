@@ -1,4 +1,4 @@
-"""Gemma 2 and 3 (text): norms before and behind each sub-layer, whose weights are stored less one."""
+"""Gemma 2 and 3 (text): norms before and after each sub-layer, whose weights are stored less one."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -26,7 +26,7 @@ class Gemma(Llama):
         return 1 + weights.get(f"{name}.weight", (size,), dtype=torch.float32, fill=0.0)
 
 
-# Of transformers' config classes. Gemma 3's folders leave out sizes that equal them.
+# Defaults of transformers' config classes. Gemma 3's folders leave out sizes that equal them.
 _GEMMA3_DEFAULTS = {
     "vocab_size": 262_208,
     "hidden_size": 2304,

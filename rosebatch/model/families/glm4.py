@@ -1,4 +1,4 @@
-"""GLM-4 (0414): norms before and behind each sub-layer; rotary positions turn neighbouring channels."""
+"""GLM-4 (0414): norms before and after each sub-layer; rotary positions turn neighbouring channels."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -25,7 +25,7 @@ class Glm4(Llama):
         return interleaved_qkv_order(self.config)
 
 
-# Of transformers' config class.
+# Defaults of transformers' config class.
 _DEFAULTS = {
     "max_position_embeddings": 131072,
     "rms_norm_eps": 1.5625e-07,

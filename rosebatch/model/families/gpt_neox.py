@@ -39,7 +39,7 @@ class GPTNeoX(LayerNormDecoder):
         return load_plain_mlp(self.config, self.ops, weights, up_name, down_name)
 
 
-# Of transformers' config class.
+# Defaults of transformers' config class.
 _DEFAULTS = {
     "max_position_embeddings": 2048,
     "layer_norm_eps": 1e-5,

@@ -77,7 +77,7 @@ class GptOss(Llama):
         return ExpertsMLP(make_router(self.ops, router, bias), count, self.ops.experts(routed))
 
 
-# Of transformers' config class.
+# Defaults of transformers' config class.
 _DEFAULTS = {
     "max_position_embeddings": 131072,
     "rms_norm_eps": 1e-5,
@@ -102,7 +102,7 @@ _YARN = {
 _YARN_FIELDS = (
     *("factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "truncate"),
 )
-# Of the activation, which the kernels hold as constants.
+# Constants of the activation, which the kernels have.
 _CONSTANTS = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}
 
 

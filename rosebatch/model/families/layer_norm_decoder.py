@@ -119,7 +119,7 @@ class LayerNormDecoder:
                     normed = ops.layer_norm(residual, *layer.mlp_norm, eps)
                 residual = ops.add(attended, residual)
             else:
-                assert layer.mlp_norm is not None, "a norm stands before each sub-layer"
+                assert layer.mlp_norm is not None, "each sub-layer has a norm before it"
                 normed, residual = ops.add_layer_norm(attended, residual, *layer.mlp_norm, eps)
             normed, residual = ops.add_layer_norm(layer.mlp(normed), residual, *next_norm, eps)
         return normed

@@ -42,7 +42,7 @@ class _Layer:
 class Llama:
     """Transformer with RMSNorm, rotary positions, grouped K/V heads and a gated MLP.
 
-    Norms stand before a sub-layer, as in Llama, behind it, as in OLMo 2, or on both sides, as in Gemma.
+    Norms come before a sub-layer, as in Llama, after it, as in OLMo 2, or both, as in Gemma.
 
     Args:
         config: with ``rope`` set.
@@ -114,7 +114,7 @@ class Llama:
         )
 
     def load_mixer(self, index: int, prefix: str, rotary: Rotary | None, weights: WeightSource) -> Mixer:
-        """The attention of the layer whose names begin with ``prefix``, or what stands in its place."""
+        """The attention of the layer whose names begin with ``prefix``, or what replaces it."""
         return load_attention(
             self.config,
             self.ops,
@@ -164,7 +164,7 @@ class Llama:
         return self.head(hidden)
 
 
-# Of transformers' config class.
+# Defaults of transformers' config class.
 LLAMA_DEFAULTS = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "eos_token_id": 2, "hidden_act": "silu"}
 _GGUF_NAMES = {
     "token_embd": "model.embed_tokens",
@@ -190,7 +190,7 @@ def parse_llama(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def biases(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the projections, as fields of ``ModelConfig``."""
+    """Which projections have biases, as fields of ``ModelConfig``."""
     attention = values.get("attention_bias", False)
     return {"qkv_bias": attention, "out_bias": attention, "mlp_bias": values.get("mlp_bias", False)}
 
@@ -269,7 +269,7 @@ def _gguf_values(name: str, values: NDArray[np.float32], config: Mapping[str, An
     return values.reshape(heads, shape[0] // heads // 2, 2, *shape[1:]).swapaxes(1, 2).reshape(shape)
 
 
-# Of architectures with the same tensors, whose rows of q and k are in transformers' order.
+# For architectures with the same tensors, whose rows of q and k are in transformers' order.
 LLAMA_GGUF = GGUF("", "model.layers", _GGUF_NAMES, _gguf_config)
 ARCHITECTURES = {
     "LlamaForCausalLM": Architecture(

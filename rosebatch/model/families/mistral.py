@@ -8,7 +8,7 @@ from rosebatch.model.family import Architecture
 from rosebatch.model.hf_fields import decoder, windows
 from rosebatch.model.hf_rope import whole_rope
 
-# Of transformers' config class.
+# Defaults of transformers' config class.
 MISTRAL_DEFAULTS = {
     **LLAMA_DEFAULTS,
     "max_position_embeddings": 4096 * 32,

@@ -18,7 +18,7 @@ class Mixtral(Llama):
     expert_names = ExpertNames("block_sparse_moe.gate", "block_sparse_moe.experts", "w1", "w3", "w2")
 
 
-# Of transformers' config class.
+# Defaults of transformers' config class.
 _DEFAULTS = {
     **MISTRAL_DEFAULTS,
     "rms_norm_eps": 1e-5,

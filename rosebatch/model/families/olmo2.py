@@ -1,4 +1,4 @@
-"""OLMo 2 and 3: norms behind each sub-layer and none before; one norm over all of q, and one over all of k."""
+"""OLMo 2 and 3: norms after each sub-layer and none before; one norm over all of q, and one over all of k."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -39,7 +39,7 @@ class Olmo2(Llama):
         return WholeRMSNorm(q_weight, k_weight, c.norm_eps)
 
 
-# Of transformers' config classes.
+# Defaults of transformers' config classes.
 _OLMO2_DEFAULTS = {
     "max_position_embeddings": 2048,
     "rms_norm_eps": 1e-5,

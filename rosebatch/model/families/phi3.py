@@ -17,7 +17,7 @@ class Phi3(Llama):
     gate_up_names = ("mlp.gate_up_proj",)
 
 
-# Of transformers' config class.
+# Defaults of transformers' config class.
 _DEFAULTS = {
     "max_position_embeddings": 4096,
     "original_max_position_embeddings": 4096,

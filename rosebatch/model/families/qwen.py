@@ -11,7 +11,7 @@ from rosebatch.model.hf_fields import decoder, layer_types, size, supported, win
 from rosebatch.model.hf_rope import whole_rope
 from rosebatch.ops.ops import EXPERT_GATES
 
-# Of transformers' config classes.
+# Defaults of transformers' config classes.
 _QWEN2_DEFAULTS = {
     "max_position_embeddings": 32768,
     "rms_norm_eps": 1e-6,
@@ -63,7 +63,7 @@ def _parse_qwen3(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parse_qwen2_moe(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of ``ModelConfig``; a shared expert beside the routed ones."""
+    """Fields of ``ModelConfig``; a shared expert next to the routed ones."""
     if not values.get("layer_types"):
         first = values.get("max_window_layers", 28)
         kinds = [_KINDS[i % 2 == 0 and i < first] for i in range(size(values, "num_hidden_layers"))]

@@ -33,7 +33,7 @@ class Qwen35(Qwen3Next):
         return None
 
 
-# Of transformers' config classes.
+# Defaults of transformers' config classes.
 _DEFAULTS = {**DELTA_DEFAULTS, "num_key_value_heads": 4}
 _MOE_DEFAULTS = {
     **DELTA_DEFAULTS,

@@ -74,7 +74,7 @@ class Qwen3Next(Llama):
         return torch.cat([*(part.flatten() for part in of_heads), b_and_a[:, 0].flatten(), b_and_a[:, 1].flatten()])
 
 
-# Of transformers' config classes.
+# Defaults of transformers' config classes.
 DELTA_DEFAULTS = {
     "max_position_embeddings": 32768,
     "rms_norm_eps": 1e-6,

@@ -9,7 +9,7 @@ from rosebatch.model.family import Architecture
 from rosebatch.model.hf_fields import decoder, layer_types, windows
 from rosebatch.model.hf_rope import whole_rope
 
-# Of transformers' config class.
+# Defaults of transformers' config class.
 _DEFAULTS = {
     "max_position_embeddings": 32768,
     "rms_norm_eps": 1e-6,

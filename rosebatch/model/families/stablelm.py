@@ -29,7 +29,7 @@ class StableLM(LayerNormDecoder):
         return HeadLayerNorm(load("q", shard.of(c.num_heads)), load("k", shard.kv_heads(c.num_kv_heads)), c.norm_eps)
 
 
-# Of transformers' config class.
+# Defaults of transformers' config class.
 _DEFAULTS = {
     "max_position_embeddings": 4096,
     "layer_norm_eps": 1e-5,

@@ -20,7 +20,7 @@ class Starcoder2(LayerNormDecoder):
         return load_plain_mlp(self.config, self.ops, weights, f"{prefix}mlp.c_fc", f"{prefix}mlp.c_proj")
 
 
-# Of transformers' config class.
+# Defaults of transformers' config class.
 _DEFAULTS = {
     "max_position_embeddings": 4096,
     "norm_epsilon": 1e-5,
