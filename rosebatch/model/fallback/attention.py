@@ -1,4 +1,4 @@
-"""Attention as transformers' models ask for it: a function that they call by name, and the layer that a call describes."""
+"""Attention as transformers' models call it: a function that they find by name, and the layer of a call."""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
