@@ -1,9 +1,8 @@
 """Timing several worker processes, which share the prompts of a scenario. The report is that of the median run."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -12,41 +11,31 @@ from rosebatch.bench.throughput import machine_versions
 from rosebatch.bench.workload import Workload, require_fits
 from rosebatch.core.errors import UserError
 from rosebatch.core.request import Request
-from rosebatch.io.output import Output
-from rosebatch.io.parse import Record, Row
+from rosebatch.io.parse import Record
 from rosebatch.io.rows import FailedRow, PromptRow
-from rosebatch.job.serve import serve
+from rosebatch.job.serve import ServedRow
 from rosebatch.job.service import Served
+from rosebatch.job.serving import Parsed, Serving
 from rosebatch.job.workers import messages as m
 from rosebatch.job.workers.pool import Pool
-from rosebatch.job.workers.serving import Given
 from rosebatch.job.workers.task import RowTask
-from rosebatch.launch.launch import Launched
 from rosebatch.report.build import build_report
-from rosebatch.report.tally import Tally
 
 
-@dataclass(frozen=True, slots=True)
-class BenchRows:
-    """Token ids in, counts out; see ``rosebatch.job.workers.serving.Serve``. No text is decoded, as in any bench."""
+class _Counts:
+    """Token ids in, counts out; see ``rosebatch.job.serving.Form``."""
 
-    def __call__(
-        self,
-        rows: Iterable[Row | None],
-        launched: Launched,
-        output: Output,
-        tally: Tally,
-        check: Callable[[], None],
-    ) -> None:
-        """See ``Serve``."""
-        for batch in serve(launched.engine, None, None, rows, in_order=True, check=check):
-            for served in batch:
-                if isinstance(served, FailedRow):
-                    raise UserError(f"{served.where}: {served.error.message}")
-                tally.add_row(served.completions, [done.finish_reason for done in served.completions])
-                output.add(served.prepared.row.index, {}, failed=False)
-            output.flush()
-        output.finish()
+    def result(self, served: ServedRow, tokenizer: object) -> tuple[Sequence[str], None]:
+        """See ``Form``."""
+        return [done.finish_reason for done in served.completions], None
+
+    def failure(self, row: FailedRow) -> NoReturn:
+        """A bench has no use for failed rows."""
+        raise UserError(f"{row.where}: {row.error.message}")
+
+
+# No text is decoded, as in any bench.
+_SERVING = Serving(_Counts(), in_order=True, decode=False)
 
 
 @contextmanager
@@ -92,7 +81,7 @@ def _run(pool: Pool, workload: Workload, case: Case) -> tuple[RowTask, Served]:
     limit = (worker.ready.description["max_sequence_len"] for worker in pool.workers if worker.ready)
     require_fits(workload, min(limit))
     records = [_record(request) for request in workload.requests(case.scenario.sampling)]
-    task = RowTask(pool, m.Begin(Given(), _nothing, BenchRows()), lambda row: {}, _Count())
+    task = RowTask(pool, m.Begin(Parsed(), _nothing, _SERVING), _Discard())
     for _ in task.serve_all(records):
         pass
     wanted = sum(workload.output_lens)
@@ -110,8 +99,8 @@ def _nothing(index: int, row: Any, *, failed: bool) -> bytes:
     return b""
 
 
-class _Count:
-    """See ``rosebatch.job.workers.task.Sink``."""
+class _Discard:
+    """See ``rosebatch.io.output.Sink``."""
 
     full = False
 
@@ -119,10 +108,13 @@ class _Count:
         self.num_rows = 0
 
     def add(self, index: int, row: Any, *, failed: bool) -> None:
-        raise UserError(f"prompt {index}: its worker process dies each time")
+        self.num_rows += 1
 
     def add_lines(self, indices: Sequence[int], lines: Sequence[bytes], failed: Collection[int]) -> None:
         self.num_rows += len(lines)
 
     def flush(self) -> None:
+        pass
+
+    def finish(self) -> None:
         pass

@@ -32,8 +32,44 @@ class Encode(Protocol):
         ...
 
 
-class Output(Protocol):
+class Sink(Protocol):
     """Takes one result for each row, in any order."""
+
+    @property
+    def num_rows(self) -> int:
+        """Results so far."""
+        ...
+
+    @property
+    def full(self) -> bool:
+        """Whether rows must finish before more may start."""
+        ...
+
+    def add(self, index: int, row: Any, *, failed: bool) -> None:
+        """Take a result that was made in this process."""
+        ...
+
+    def add_lines(self, indices: Sequence[int], lines: Sequence[bytes], failed: Collection[int]) -> None:
+        """Take results that workers have encoded.
+
+        Args:
+            indices: of the rows.
+            lines: of each row, by the ``Encode`` of the task.
+            failed: indices of the error rows.
+        """
+        ...
+
+    def flush(self) -> None:
+        """Pass everything on: the end of this process then loses nothing."""
+        ...
+
+    def finish(self) -> None:
+        """Every row has its result."""
+        ...
+
+
+class Output(Sink, Protocol):
+    """The file, folder or stream of a job. ``num_rows`` includes the results of the resumed run."""
 
     def __contains__(self, index: int) -> bool:
         """Whether the row already has its result, perhaps from an earlier run."""
@@ -42,11 +78,6 @@ class Output(Protocol):
     @property
     def created(self) -> int:
         """When the run began, in seconds since 1970. A resumed run keeps the time of the first one."""
-        ...
-
-    @property
-    def num_rows(self) -> int:
-        """Results so far, including those of the resumed run."""
         ...
 
     @property
@@ -60,31 +91,8 @@ class Output(Protocol):
         ...
 
     @property
-    def full(self) -> bool:
-        """Whether rows must finish before more may start."""
-        ...
-
-    @property
     def encode(self) -> "Encode":
         """Makes the lines for ``add_lines``. It can be sent to another process."""
-        ...
-
-    def add(self, index: int, row: dict[str, Any], *, failed: bool) -> None:
-        """Take a result."""
-        ...
-
-    def add_lines(self, indices: Sequence[int], lines: Sequence[bytes], failed: Collection[int]) -> None:
-        """Take results that are encoded already.
-
-        Args:
-            indices: of the rows.
-            lines: of each row, by ``encode``.
-            failed: indices of the error rows.
-        """
-        ...
-
-    def flush(self) -> None:
-        """Pass everything on: the end of this process then loses nothing."""
         ...
 
     def finish(self) -> None:

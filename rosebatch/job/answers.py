@@ -1,30 +1,17 @@
 """From the completions of a row to its answer: texts cut at stop strings, log-probabilities by token."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from rosebatch.core.errors import unexpected
 from rosebatch.core.request import Completion
 from rosebatch.core.sampling_params import SamplingParams
-from rosebatch.io.results import Answer, Choice, ScoredToken, Shape
-from rosebatch.io.rows import FailedRow
+from rosebatch.io.results import Answer, Choice, ScoredToken
 from rosebatch.job.prepare import PreparedPrompt
 from rosebatch.job.serve import ServedRow
 from rosebatch.text.chat_parsers import ChatReader, ChatText
 from rosebatch.text.stop_strings import cut_at_stop
 from rosebatch.text.tokenizer import Tokenizer
 from rosebatch.text.tool_calls.call import ToolCall
-
-
-def answer_or_failure(
-    served: ServedRow, tokenizer: Tokenizer | None, shape: Shape, *, return_token_ids: bool
-) -> tuple[Answer, dict[str, Any]] | FailedRow:
-    """The answer and its output line; a failed row if its completions cannot be told."""
-    try:
-        found = answer(served, tokenizer, return_token_ids=return_token_ids)
-        return found, shape.result(found)
-    except Exception as error:
-        return served.prepared.failed(unexpected("telling the answer", error))
 
 
 def answer(served: ServedRow, tokenizer: Tokenizer | None, *, return_token_ids: bool) -> Answer:

@@ -3,9 +3,9 @@
 import hashlib
 import platform
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
@@ -16,26 +16,16 @@ from rosebatch.core.version import __version__
 from rosebatch.engine.metrics.stats import EngineStats
 from rosebatch.engine.scheduling.servable import EMBEDS_ONLY
 from rosebatch.host.threads import in_background
-from rosebatch.io.output import Output
-from rosebatch.io.parse import Row
 from rosebatch.io.reader import PromptReader
-from rosebatch.io.results import Shape
-from rosebatch.io.rows import FailedRow
-from rosebatch.job.answers import answer_or_failure
 from rosebatch.job.check import check_file
 from rosebatch.job.model_info import ModelInfo
-from rosebatch.job.not_finite import MAX_NOT_FINITE, require_finite
-from rosebatch.job.serve import Served as ServedRow
-from rosebatch.job.serve import serve
+from rosebatch.job.run_rows import run_rows
 from rosebatch.job.service import Served, Work
 from rosebatch.launch.launch import Launched, LaunchPlan, default_sampling, load, plan_launch
 from rosebatch.model.sentence_transformers import pooling_or_refusal, prompts_or_none
 from rosebatch.model.source import tokenizer_fingerprint
 from rosebatch.report.build import peak_memory
-from rosebatch.report.progress import Progress
 from rosebatch.report.provenance import gpu_name
-from rosebatch.report.stopwatch import Stopwatch
-from rosebatch.report.tally import Tally
 
 
 @contextmanager
@@ -79,18 +69,8 @@ class LocalService:
         """See ``Service``."""
         assert self._launched is not None, "the model is loaded"
         self._stats = self._launched.engine.restart_stats()
-        run_rows(
-            (row for row in work.reader.rows(work.check) if row.index not in work.output),
-            self._launched,
-            work.output,
-            work.shape,
-            work.tally,
-            work.progress,
-            seed=work.seed,
-            return_token_ids=work.return_token_ids,
-            check=work.check,
-            before_finish=work.reader.require_unchanged,
-        )
+        rows = (row for row in work.reader.rows(work.check) if row.index not in work.output)
+        work.run(run_rows(rows, self._launched, work.serving, work.output, work.tally, work.progress, work.check))
 
     def served(self) -> Served:
         """See ``Service``."""
@@ -148,97 +128,3 @@ def _digest(path: str | None) -> str | None:
         return hashlib.sha256(Path(path).expanduser().read_bytes()).hexdigest()
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
-
-
-def run_rows(
-    rows: Iterable[Row | None],
-    launched: Launched,
-    output: Output,
-    shape: Shape,
-    tally: Tally,
-    progress: Progress,
-    *,
-    seed: int | None = None,
-    return_token_ids: bool = False,
-    check: Callable[[], None] = lambda: None,
-    before_finish: Callable[[], None] = lambda: None,
-) -> None:
-    """Serve rows and write each result as soon as it is ready.
-
-    However it ends, the engine is ready for other work then.
-
-    Args:
-        rows: those that have no result yet; None says that there is none at the moment.
-        launched: the model.
-        output: takes the results; it is finished, and closed by the caller.
-        shape: how results are written.
-        tally: counts them.
-        progress: is told of them.
-        seed: of the job.
-        return_token_ids: add ``token_ids`` to the results.
-        check: called before every step; what it raises ends the job there.
-        before_finish: called once all rows are served; what it raises keeps the output from appearing.
-    """
-    writer = _Writer(launched, output, shape, tally, progress, return_token_ids)
-    batches = serve(
-        launched.engine,
-        launched.tokenizer,
-        launched.grammars,
-        rows,
-        seed=seed,
-        seconds=tally.host_seconds,
-        paused=lambda: output.full,
-        check=check,
-        max_inflight_bytes=in_bytes(launched.plan.config.max_inflight_bytes),
-    )
-    with closing(batches):
-        for batch in batches:
-            writer.write(batch)
-            # Else its rows would stay until the next batch has come.
-            batch.clear()
-    before_finish()
-    writer.finish()
-
-
-@dataclass(frozen=True, slots=True)
-class _Writer:
-    """Writes finished rows and counts them."""
-
-    launched: Launched
-    output: Output
-    shape: Shape
-    tally: Tally
-    progress: Progress
-    return_token_ids: bool
-
-    def write(self, batch: Sequence[ServedRow]) -> None:
-        """Write what a step finished; from here on, the end of this process costs none of it."""
-        with Stopwatch(self.tally.host_seconds, "writing"):
-            for served in batch:
-                self._write(served)
-            self.output.flush()
-        require_finite(self.tally, self.output.num_rows, at_least=MAX_NOT_FINITE)
-
-    def finish(self) -> None:
-        """All rows are written: make the output visible."""
-        require_finite(self.tally, self.output.num_rows)
-        with Stopwatch(self.tally.host_seconds, "writing"):
-            self.output.finish()
-
-    def _write(self, served: ServedRow) -> None:
-        if not isinstance(served, FailedRow):
-            told = answer_or_failure(
-                served, self.launched.tokenizer, self.shape, return_token_ids=self.return_token_ids
-            )
-            if not isinstance(told, FailedRow):
-                found, line = told
-                self.output.add(found.index, line, failed=False)
-                self.tally.add_row(served.completions, found.finish_reasons)
-                row = served.prepared.row
-                self.tally.add_fields(row.ignored, row.unclear)
-                self.progress.advance(tokens=found.prompt_tokens if found.embeddings else found.completion_tokens)
-                return
-            served = told
-        self.output.add(served.index, self.shape.failure(served), failed=True)
-        self.tally.add_error(served.error)
-        self.progress.advance(failed=True)

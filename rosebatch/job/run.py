@@ -25,6 +25,7 @@ from rosebatch.job.destination import Destination, errors_of, find_destination, 
 from rosebatch.job.manifest import build_manifest
 from rosebatch.job.output_manifest import OutputManifest, find_output_manifest
 from rosebatch.job.service import Loaded, Served, Service, Work
+from rosebatch.job.serving import Lines, Serving
 from rosebatch.job.shard import Shard
 from rosebatch.report.build import build_report, write_report
 from rosebatch.report.progress import Progress
@@ -228,8 +229,8 @@ def run_job(
                     counts="output" if job.pooling is None else "prompt",
                 ) as progress,
             ):
-                shape = _shape(job, reader, service, created)
-                service.run(Work(reader, results, shape, tally, progress, job.seed, job.return_token_ids, check))
+                lines = Lines(_shape(job, reader, service, created), job.return_token_ids)
+                service.run(Work(reader, results, Serving(lines, job.seed), tally, progress, check))
         except InterruptionError as interrupted:
             results.flush()
             raise InterruptionError(interrupted.number, results.kept) from None

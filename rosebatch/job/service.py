@@ -1,16 +1,18 @@
 """Who serves the rows of a job: this process, or others."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from rosebatch.engine.metrics.stats import EngineStats
 from rosebatch.io.output import Output
 from rosebatch.io.reader import PromptReader
-from rosebatch.io.results import Shape
 from rosebatch.job.model_info import ModelInfo
+from rosebatch.job.not_finite import MAX_NOT_FINITE, require_finite
+from rosebatch.job.serving import Serving
 from rosebatch.report.progress import Progress
+from rosebatch.report.stopwatch import Stopwatch
 from rosebatch.report.tally import Tally
 
 
@@ -30,22 +32,32 @@ class Work:
     Attributes:
         reader: of the input. Rows that already have a result in ``output`` are left out.
         output: takes the results; it is finished by the service and closed by the caller.
-        shape: how results are written.
+        serving: how rows are served.
         tally: counts them.
-        progress: is told of them.
-        seed: of the job.
-        return_token_ids: add ``token_ids`` to the results.
+        progress: counts them, too.
         check: called before every step and while waiting; what it raises ends the job there.
     """
 
     reader: PromptReader
     output: Output
-    shape: Shape
+    serving: Serving
     tally: Tally
     progress: Progress
-    seed: int | None
-    return_token_ids: bool
     check: Callable[[], None]
+
+    def run(self, steps: Generator[None, None, None]) -> None:
+        """Take all steps of a loop that serves the rows, then make the output visible.
+
+        Raises:
+            UserError: no row has finite logits, or the input has changed meanwhile.
+        """
+        with closing(steps):
+            for _ in steps:
+                require_finite(self.tally, self.output.num_rows, at_least=MAX_NOT_FINITE)
+        self.reader.require_unchanged()
+        require_finite(self.tally, self.output.num_rows)
+        with Stopwatch(self.tally.host_seconds, "writing"):
+            self.output.finish()
 
 
 @dataclass(frozen=True, slots=True)

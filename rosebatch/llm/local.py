@@ -12,10 +12,12 @@ import torch
 
 from rosebatch.io.parse import Row
 from rosebatch.job.local import LocalService
+from rosebatch.job.run_rows import run_rows
 from rosebatch.job.service import Service
+from rosebatch.job.serving import Serving
 from rosebatch.launch.launch import Launched, default_sampling
 from rosebatch.llm.backend import Outputs
-from rosebatch.llm.prompts import complete
+from rosebatch.llm.prompts import Collected, serving
 
 T = TypeVar("T")
 
@@ -40,11 +42,15 @@ class LocalBackend:
 
     def complete(self, rows: Sequence[Row], seed: int | None) -> Outputs:
         """See ``Backend``."""
-        return complete(self.launched, rows, seed)
+        return self._run(rows, serving(seed))
 
     def stream(self, rows: Iterable[Row], seed: int | None) -> Outputs:
         """See ``Backend``."""
-        return complete(self.launched, _live(rows), seed, in_order=True)
+        return self._run(_live(rows), serving(seed, in_order=True))
+
+    def _run(self, rows: Iterable[Row | None], how: Serving) -> Outputs:
+        outputs = Collected()
+        return outputs.after(run_rows(rows, self.launched, how, outputs))
 
     @contextmanager
     def service(self) -> Iterator[Service]:

@@ -17,7 +17,7 @@ import asyncio
 import os
 import platform
 import traceback
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from queue import Empty, SimpleQueue
@@ -27,20 +27,21 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rosebatch.config.byte_sizes import in_bytes
 from rosebatch.config.run import RunConfig
 from rosebatch.core.errors import FlagError, RowError, UserError
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.io.fields import fields_of, with_defaults
 from rosebatch.io.parse import Record, Row, RowParser
-from rosebatch.io.results import PlainShape
 from rosebatch.io.rows import FailedRow
 from rosebatch.io.table_values import BadValues, rows_of
-from rosebatch.job.answers import answer_or_failure
+from rosebatch.job.answers import answer
 from rosebatch.job.run import check_sampling
-from rosebatch.job.serve import Served, serve
+from rosebatch.job.run_rows import run_rows
+from rosebatch.job.serve import ServedRow
+from rosebatch.job.serving import Serving
 from rosebatch.launch.launch import Launched, default_sampling, launch
 from rosebatch.llm.vllm_names import own_names
+from rosebatch.text.tokenizer import Tokenizer
 
 # A batch as Ray gives it: in the format "pyarrow" or "numpy".
 Batch = Any
@@ -192,48 +193,70 @@ def _finish(done: "asyncio.Future[None]") -> None:
 def _run(launched: Launched, inbox: "SimpleQueue[_Rows]", seed: int | None, first: int) -> None:
     """Serve rows for ever. An engine that has failed cannot go on, and Ray would give it batch after batch."""
     try:
-        _serve(launched, inbox, seed, first)
+        batches = _Batches(inbox, first)
+        for _ in run_rows(batches.rows(), launched, Serving(_Columns(), seed), batches):
+            pass
     except BaseException:
         traceback.print_exc()
         os._exit(1)
 
 
-def _serve(launched: Launched, inbox: "SimpleQueue[_Rows]", seed: int | None, first: int) -> None:
-    engine, tokenizer = launched.engine, launched.tokenizer
-    places: dict[int, tuple[_Rows, int]] = {}
-    shape = PlainShape()
+class _Columns:
+    """The columns that are added; see ``rosebatch.job.serving.Form``."""
 
-    def rows() -> Iterator[Row | None]:
-        numbers = count(first)
+    def result(self, served: ServedRow, tokenizer: Tokenizer | None) -> tuple[Sequence[str], Mapping[str, Any]]:
+        """See ``Form``."""
+        found = answer(served, tokenizer, return_token_ids=False)
+        first = found.choices[0]
+        tokens = {"prompt_tokens": found.prompt_tokens, "completion_tokens": found.completion_tokens}
+        return found.finish_reasons, {"text": first.text, "finish_reason": first.finish_reason, **tokens}
+
+    def failure(self, row: FailedRow) -> Mapping[str, Any]:
+        """See ``Form``."""
+        return {"error": f"{row.error.code}: {row.error.message}"}
+
+
+class _Batches:
+    """The batches under way. They are the source of the loop's rows and, as ``Sink``, take the results.
+
+    Args:
+        inbox: brings them.
+        first: number of the first row.
+    """
+
+    num_rows = 0
+    full = False
+
+    def __init__(self, inbox: "SimpleQueue[_Rows]", first: int) -> None:
+        self._inbox = inbox
+        self._numbers = count(first)
+        self._places: dict[int, tuple[_Rows, int]] = {}
+
+    def rows(self) -> Iterator[Row | None]:
+        """The rows of all batches; None if there is none at the moment."""
         while True:
             try:
-                batch = inbox.get(timeout=0 if engine.has_unfinished else _PAUSE_SECONDS)
+                batch = self._inbox.get(timeout=0 if self._places else _PAUSE_SECONDS)
             except Empty:
                 yield None
                 continue
             for place, content in enumerate(batch.contents):
-                index = next(numbers)
-                places[index] = batch, place
+                index = next(self._numbers)
+                self._places[index] = batch, place
                 yield _parse(batch.parser, Record(index, "row", content, 0))
 
-    def result(served: Served) -> Mapping[str, Any]:
-        told = (
-            served
-            if isinstance(served, FailedRow)
-            else answer_or_failure(served, tokenizer, shape, return_token_ids=False)
-        )
-        if isinstance(told, FailedRow):
-            return {"error": f"{told.error.code}: {told.error.message}"}
-        found, _ = told
-        tokens = {"prompt_tokens": found.prompt_tokens, "completion_tokens": found.completion_tokens}
-        return {"text": found.choices[0].text, "finish_reason": found.choices[0].finish_reason, **tokens}
+    def add(self, index: int, row: Mapping[str, Any], *, failed: bool) -> None:
+        batch, place = self._places.pop(index)
+        batch.put(place, row)
 
-    max_bytes = in_bytes(launched.plan.config.max_inflight_bytes)
-    for done in serve(engine, tokenizer, launched.grammars, rows(), seed=seed, max_inflight_bytes=max_bytes):
-        for served in done:
-            index = served.index if isinstance(served, FailedRow) else served.prepared.row.index
-            batch, place = places.pop(index)
-            batch.put(place, result(served))
+    def add_lines(self, indices: Sequence[int], lines: Sequence[bytes], failed: Collection[int]) -> None:
+        raise AssertionError("no workers encode these rows")
+
+    def flush(self) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
 
 
 def _parse(parser: RowParser, record: Record) -> Row:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -13,8 +14,10 @@ from rosebatch.io.openai.lines import BatchShape, parse_request
 from rosebatch.io.output import StreamOutput
 from rosebatch.io.results import PlainShape
 from rosebatch.io.rows import parse_row
-from rosebatch.job.local import run_rows
 from rosebatch.job.run import JobResult, run_file
+from rosebatch.job.run_rows import run_rows
+from rosebatch.job.service import Work
+from rosebatch.job.serving import Lines, Serving
 from rosebatch.llm.llm import LLM
 from rosebatch.report.progress import Progress
 from rosebatch.report.tally import Tally
@@ -87,17 +90,12 @@ class Job:
     ) -> tuple[list[dict[str, Any]], Tally, Engine]:
         engine = self.engine(model or FakeModel(), **limits)
         output, tally = output or ListOutput(), Tally()
+        serving = Serving(Lines(shape or PlainShape(), return_token_ids), seed)
+        work = Work(Mock(), output, serving, tally, progress or Progress(None, enabled=False), lambda: None)
         try:
-            run_rows(
-                self.rows(lines, **(defaults or {})) if rows is None else rows,
-                launch_fake(engine, None if without_tokenizer else tokenizer or self.tokenizer),
-                output,
-                shape or PlainShape(),
-                tally,
-                progress or Progress(None, enabled=False),
-                seed=seed,
-                return_token_ids=return_token_ids,
-            )
+            rows = self.rows(lines, **(defaults or {})) if rows is None else rows
+            launched = launch_fake(engine, None if without_tokenizer else tokenizer or self.tokenizer)
+            work.run(run_rows(rows, launched, work.serving, output, tally, work.progress))
         finally:
             require_clean(engine)
         if isinstance(output, ListOutput):

@@ -16,8 +16,8 @@ from rosebatch.host.garbage import search_seldom
 from rosebatch.host.parent_link import ParentLink
 from rosebatch.io.output import Encode
 from rosebatch.io.parse import Row
+from rosebatch.job.serving import Parse
 from rosebatch.job.workers import messages as m
-from rosebatch.job.workers.serving import Parse
 from rosebatch.report.tally import Tally
 
 if TYPE_CHECKING:
@@ -125,6 +125,7 @@ def _work(link: Link) -> None:
     setup: m.Setup = link.receive()
     # PyTorch reads the environment when it is imported, and the parent goes on meanwhile.
     from rosebatch.job.local import model_info_of
+    from rosebatch.job.run_rows import run_rows
     from rosebatch.job.workers.first_compile import compile_kernels
     from rosebatch.launch.launch import load, plan_launch
     from rosebatch.report.build import peak_memory
@@ -151,7 +152,9 @@ def _work(link: Link) -> None:
         output = _Pipe(link, begin.encode, tally, engine.max_num_seqs // 4, patience)
         rows = _rows(link, begin.parser, output, lambda: engine.has_unfinished)
         with suppress(_DroppedError):
-            begin.serve(rows, launched, output, tally, link.check)
+            for _ in run_rows(rows, launched, begin.serving, output, tally, check=link.check):
+                pass
+            output.finish()
         link.skip_to_end()
         if stats.first_token_time is not None:
             # The parent may have another clock.
@@ -209,18 +212,16 @@ def _rows(link: Link, parser: Parse, output: "_Pipe", busy: Callable[[], bool]) 
 
 
 class _Pipe:
-    """An output that sends results to the parent; see ``rosebatch.io.output.Output``.
+    """A sink that sends results to the parent; see ``rosebatch.io.output.Sink``.
 
     A message costs the parent as much as many rows, so results wait for others: for a moment, or until they are
     ``limit``.
     """
 
-    created = 0
-    kept = ""
     full = False
 
     def __init__(self, link: Link, encode: Encode, tally: Tally, limit: int, patience: float) -> None:
-        self.encode = encode
+        self._encode = encode
         self._link = link
         self._tally = tally
         self._limit = limit
@@ -230,14 +231,10 @@ class _Pipe:
         self._lines: list[bytes] = []
         self._failed: set[int] = set()
         self.num_rows = 0
-        self.num_failed = 0
 
-    def __contains__(self, index: int) -> bool:
-        return False
-
-    def add(self, index: int, row: dict[str, Any], *, failed: bool) -> None:
+    def add(self, index: int, row: Any, *, failed: bool) -> None:
         """Encode a result."""
-        self.add_lines([index], [self.encode(index, row, failed=failed)], {index} if failed else ())
+        self.add_lines([index], [self._encode(index, row, failed=failed)], {index} if failed else ())
 
     def add_lines(self, indices: Sequence[int], lines: Sequence[bytes], failed: Collection[int]) -> None:
         """Keep results for the next message."""
@@ -245,7 +242,6 @@ class _Pipe:
         self._lines += lines
         self._failed.update(failed)
         self.num_rows += len(indices)
-        self.num_failed += len(failed)
 
     def flush(self) -> None:
         """Send the results so far, if it is time. Called after every step."""
@@ -263,6 +259,3 @@ class _Pipe:
     def finish(self) -> None:
         """Send the rest. The parent finishes the output."""
         self.send()
-
-    def close(self) -> None:
-        """Nothing to release."""

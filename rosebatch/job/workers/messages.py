@@ -13,8 +13,8 @@ from rosebatch.io.columns import Columns
 from rosebatch.io.output import Encode
 from rosebatch.io.parse import Record
 from rosebatch.job.model_info import ModelInfo
+from rosebatch.job.serving import Parse, Serving
 from rosebatch.job.workers.chunk import unpack
-from rosebatch.job.workers.serving import Parse, Serve
 from rosebatch.report.tally import Tally
 
 
@@ -63,12 +63,12 @@ class Begin:
     Attributes:
         parser: of records.
         encode: makes the lines of results.
-        serve: what to do with the rows.
+        serving: how rows are served.
     """
 
     parser: Parse
     encode: Encode
-    serve: Serve
+    serving: Serving
 
 
 class Rows(NamedTuple):

@@ -5,13 +5,11 @@ from contextlib import contextmanager
 
 from rosebatch.config.run import RunConfig
 from rosebatch.io.reader import PromptReader
-from rosebatch.job.not_finite import require_finite
 from rosebatch.job.service import Served, Work
 from rosebatch.job.workers import messages as m
 from rosebatch.job.workers.chunk import Chunk, in_chunks
 from rosebatch.job.workers.pool import Pool
 from rosebatch.job.workers.reading import ReadingProcess
-from rosebatch.job.workers.serving import JobRows
 from rosebatch.job.workers.task import RowTask
 
 # With so many, the input is read by a process of its own: that takes this one a third of its time for a row.
@@ -81,16 +79,9 @@ class Workers:
 
     def run(self, work: Work) -> None:
         """See ``Service``."""
-        serve = JobRows(work.shape, work.seed, work.return_token_ids)
-        message = m.Begin(work.reader.parser, work.output.encode, serve)
-        self._task = RowTask(
-            self._pool, message, work.shape.failure, work.output, work.tally, work.progress, work.check
-        )
-        for _ in self._task.serve(_unanswered(work, self._chunks(work.reader))):
-            pass
-        work.reader.require_unchanged()
-        require_finite(work.tally, work.output.num_rows)
-        work.output.finish()
+        message = m.Begin(work.reader.parser, work.output.encode, work.serving)
+        self._task = RowTask(self._pool, message, work.output, work.tally, work.progress, work.check)
+        work.run(self._task.serve(_unanswered(work, self._chunks(work.reader))))
 
     def _chunks(self, reader: PromptReader) -> Iterator[Sequence[Chunk]]:
         if self._reading is not None and reader.can_move:

@@ -2,18 +2,18 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Semaphore, Thread
-from typing import Any, Protocol
+from typing import Any
 
 from rosebatch.core.errors import RowError
 from rosebatch.engine.metrics.stats import EngineStats
+from rosebatch.io.output import Sink
 from rosebatch.io.parse import Record
 from rosebatch.io.rows import FailedRow
 from rosebatch.job.lengths import length_class
-from rosebatch.job.not_finite import MAX_NOT_FINITE, require_finite
 from rosebatch.job.service import Served
 from rosebatch.job.workers import messages as m
 from rosebatch.job.workers.chunk import Chunk, in_chunks
@@ -28,32 +28,6 @@ _READ_GROUPS = 4
 _SUMS = ("kv_cache_blocks", "kv_cache_bytes")
 # How long counts are waited for after the last row.
 _END_SECONDS = 10.0
-
-
-class Sink(Protocol):
-    """Takes results: a part of ``rosebatch.io.output.Output``."""
-
-    @property
-    def num_rows(self) -> int:
-        """Results so far."""
-        ...
-
-    @property
-    def full(self) -> bool:
-        """Whether rows must finish before more may start."""
-        ...
-
-    def add(self, index: int, row: Any, *, failed: bool) -> None:
-        """Take a result that was made in this process."""
-        ...
-
-    def add_lines(self, indices: Sequence[int], lines: Sequence[bytes], failed: Collection[int]) -> None:
-        """Take results that workers have encoded."""
-        ...
-
-    def flush(self) -> None:
-        """Pass them on."""
-        ...
 
 
 @dataclass(slots=True)
@@ -73,7 +47,6 @@ class RowTask:
     Attributes:
         pool: serves it.
         message: what workers are told of it.
-        failure: the result of a row that failed here.
         output: takes the results.
         tally: counts them.
         progress: is told of them.
@@ -82,7 +55,6 @@ class RowTask:
 
     pool: Pool
     message: m.Begin
-    failure: Callable[[FailedRow], Any]
     output: Sink
     tally: Tally = field(default_factory=Tally)
     progress: Progress = field(default_factory=lambda: Progress(None, enabled=False))
@@ -107,7 +79,7 @@ class RowTask:
         """From the begin to the last result."""
         return self._ended - self._began
 
-    def serve_all(self, records: Sequence[Record]) -> Iterator[None]:
+    def serve_all(self, records: Sequence[Record]) -> Generator[None, None, None]:
         """Serve rows that are all known: each worker has its share from the first moment.
 
         Yields:
@@ -117,12 +89,12 @@ class RowTask:
         self._input_ended = True
         return self._steps()
 
-    def serve(self, groups: Iterable[Sequence[Chunk]]) -> Iterator[None]:
+    def serve(self, groups: Iterable[Sequence[Chunk]]) -> Generator[None, None, None]:
         """Serve rows as a thread takes them from an iterator, some groups ahead. See ``serve_all``."""
         Thread(target=self._read_rows, args=(groups,), name="rosebatch-read", daemon=True).start()
         return self._steps()
 
-    def _steps(self) -> Iterator[None]:
+    def _steps(self) -> Generator[None, None, None]:
         pool, drop = self.pool, True
         try:
             pool.begin(self)
@@ -245,7 +217,6 @@ class RowTask:
         place = number if self.progress.has_places else None
         counted = results.tally.prompt_tokens if self.progress.counts == "prompt" else tokens
         self.progress.advance(rows, tokens=counted, failed=results.tally.failed, place=place)
-        require_finite(self.tally, self.output.num_rows, at_least=MAX_NOT_FINITE)
         own.rows += rows
         own.output_tokens += tokens
         own.last_answer = time.perf_counter()
@@ -256,7 +227,7 @@ class RowTask:
             row = self.message.parser.parse(record)
             error = RowError("worker_died", f"the worker process that computes this row dies each time ({how})")
             failed = FailedRow(index=row.index, where=row.where, metadata=row.metadata, error=error)
-            self.output.add(row.index, self.failure(failed), failed=True)
+            self.output.add(row.index, self.message.serving.form.failure(failed), failed=True)
             self.tally.add_error(error)
             self.progress.advance(failed=1)
         self.output.flush()

@@ -1,0 +1,88 @@
+"""The loop around ``serve``: rows in, results into a sink, counts into a tally. Every caller uses this one."""
+
+from collections.abc import Callable, Generator, Iterable
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from rosebatch.config.byte_sizes import in_bytes
+from rosebatch.core.errors import unexpected
+from rosebatch.io.output import Sink
+from rosebatch.io.parse import Row
+from rosebatch.io.rows import FailedRow
+from rosebatch.job.serve import Served, serve
+from rosebatch.job.serving import Serving
+from rosebatch.report.progress import Progress
+from rosebatch.report.stopwatch import Stopwatch
+from rosebatch.report.tally import Tally
+
+if TYPE_CHECKING:
+    from rosebatch.launch.launch import Launched
+
+
+def run_rows(
+    rows: Iterable[Row | None],
+    launched: "Launched",
+    serving: Serving,
+    sink: Sink,
+    tally: Tally | None = None,
+    progress: Progress | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> Generator[None, None, None]:
+    """Serve rows. A sink has each result as soon as it is ready.
+
+    However it ends, the engine is ready for other work then. Closing the iterator drops what is unfinished.
+
+    Args:
+        rows: those that have no result yet; None says that there is none at the moment.
+        launched: the model.
+        serving: how rows are served.
+        sink: takes the results; the caller finishes it.
+        tally: counts them.
+        progress: counts them, too.
+        check: called before every step; what it raises ends the loop there.
+
+    Yields:
+        after every step. The end of this process then costs no result of it.
+    """
+    tally, progress = tally or Tally(), progress or Progress(None, enabled=False)
+    tokenizer, grammars = (launched.tokenizer, launched.grammars) if serving.decode else (None, None)
+    form, counted = serving.form, "prompt_tokens" if progress.counts == "prompt" else "output_tokens"
+
+    def write(served: Served) -> None:
+        try:
+            if not isinstance(served, FailedRow):
+                finish_reasons, result = form.result(served, tokenizer)
+        except Exception as error:
+            assert not isinstance(served, FailedRow)
+            served = served.prepared.failed(unexpected("telling the answer", error))
+        if isinstance(served, FailedRow):
+            sink.add(served.index, form.failure(served), failed=True)
+            tally.add_error(served.error)
+            progress.advance(failed=True)
+            return
+        row, before = served.prepared.row, getattr(tally, counted)
+        sink.add(row.index, result, failed=False)
+        tally.add_row(served.completions, finish_reasons)
+        tally.add_fields(row.ignored, row.unclear)
+        progress.advance(tokens=getattr(tally, counted) - before)
+
+    batches = serve(
+        launched.engine,
+        tokenizer,
+        grammars,
+        rows,
+        seed=serving.seed,
+        in_order=serving.in_order,
+        seconds=tally.host_seconds,
+        paused=lambda: sink.full,
+        check=check,
+        max_inflight_bytes=in_bytes(launched.plan.config.max_inflight_bytes),
+        tell_apart=serving.tell_apart,
+    )
+    with closing(batches):
+        for batch in batches:
+            with Stopwatch(tally.host_seconds, "writing"):
+                while batch:
+                    write(batch.pop(0))
+                sink.flush()
+            yield
