@@ -43,6 +43,8 @@ def compile_only() -> None:
             get_current_device=lambda: 0, get_current_stream=lambda device: 0, get_current_target=lambda: target
         )
     )
+    hopper = SimpleNamespace(major=9, minor=0, multi_processor_count=132)
+    torch.cuda.get_device_properties = lambda device: hopper
     run = JITFunction.run
 
     def compile_it(self: JITFunction, *args: object, warmup: bool, **options: object) -> object:
@@ -61,8 +63,8 @@ def compile_only() -> None:
             inside.remove(self)
 
     ASTSource.make_ir = make_it
-    hopper = {"PDL": True, "launch_pdl": True}
-    launch.launch_options = lambda: hopper
+    options = {"PDL": True, "launch_pdl": True}
+    launch.launch_options = lambda: options
     knobs.compilation.listener = lambda *, cache_hit, **_: found.append(cache_hit)
 
 
