@@ -10,6 +10,7 @@ cases, need not look through it each time (0.2 s).
 import gc
 import os
 import signal
+from collections.abc import Iterator
 
 # A script's background jobs start with SIGINT ignored, and so would all processes of the tests.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -38,6 +39,15 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
     speed_up()
     check_addresses()
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """More threads slow small models down, above all while other work runs."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 # Folders in which a test runs with many parameters: models, dtypes, shapes, block sizes.

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from huggingface_hub import constants
 
 from rosebatch import LLM
@@ -41,10 +40,7 @@ def offline(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def llm(hub: Path) -> Iterator[LLM]:
-    """The model by its folder, on one thread: more cost such a small model more than they bring."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def llm(hub: Path, one_thread: None) -> Iterator[LLM]:
+    """The model by its folder."""
     with LLM(hub / "models--Qwen--Qwen3-0.6B" / "snapshots" / COMMIT, max_num_seqs=8) as llm:
         yield llm
-    torch.set_num_threads(threads)

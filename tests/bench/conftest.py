@@ -18,12 +18,8 @@ from rosebatch.model.source import find_model
 
 
 @pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """More threads slow such a small model down, above all beside other work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def on_one_thread(one_thread: None) -> None:
+    """All tests of the folder."""
 
 
 @pytest.fixture(scope="session")

@@ -5,19 +5,9 @@ import os
 import socket
 
 import pytest
-import torch
 from huggingface_hub import constants
 
 from tests.model.gguf_files import random_model, write
-
-
-@pytest.fixture(scope="module")
-def one_thread():
-    """More threads slow such small models down, above all beside other work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from tests.cli import conftest as of_cli
 from tests.cli import test_workers as of_workers
 from tests.helpers.waiting import until
 
-cli, model_folder, one_thread = of_cli.cli, of_cli.model_folder, of_cli.one_thread
+cli, model_folder, on_one_thread = of_cli.cli, of_cli.model_folder, of_cli.on_one_thread
 source, expected, start = of_workers.source, of_workers.expected, of_workers.start
 ROOT = Path(__file__).resolve().parents[2]
 
