@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rosebatch.core.errors import RowError
-from rosebatch.core.pooling_params import PLAIN
+from rosebatch.core.pooling_params import PLAIN, PoolingParams
 from rosebatch.core.request import Completion, Constraint, Request, StopMatcher
 from rosebatch.engine.metrics.stats import EngineStats
 from rosebatch.engine.plan import PackedStep, StepPlan, StepResult
@@ -58,10 +58,10 @@ class Engine:
             scheduler with separate decodes.
         hidden_size: length of a hidden state; None if no request has more dimensions.
         generates: whether the model has an output projection; without, it embeds only.
-
-    Attributes:
         pooling: the defaults of requests for embeddings.
         refuses_pooling: why requests have to name their pooling; None if they need not.
+
+    Attributes:
         max_model_len: the same, but no more than the KV cache holds.
         stats: counts of all steps since ``restart_stats``.
     """
@@ -77,6 +77,8 @@ class Engine:
         async_depth: int = 0,
         hidden_size: int | None = None,
         generates: bool = True,
+        pooling: PoolingParams = PLAIN,
+        refuses_pooling: str | None = None,
     ) -> None:
         separate = isinstance(scheduler.planner.policy, SeparateDecodes)
         assert separate or not async_depth, "mixed steps need the tokens of the step before"
@@ -89,8 +91,8 @@ class Engine:
         self.eos_token_ids = frozenset(eos_token_ids)
         self.hidden_size = hidden_size
         self.generates = generates
-        self.pooling = PLAIN
-        self.refuses_pooling: str | None = None
+        self.pooling = pooling
+        self.refuses_pooling = refuses_pooling
         self.stats = EngineStats()
         self._num_started = 0
         self._constraints: dict[int, Constraint] = {}

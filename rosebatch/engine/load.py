@@ -9,6 +9,7 @@ from rosebatch.config.model import ModelConfig
 from rosebatch.config.run import RunConfig
 from rosebatch.config.switches import Switches
 from rosebatch.core.errors import FlagError
+from rosebatch.core.pooling_params import PLAIN, PoolingParams
 from rosebatch.engine.cache.kv_cache import KVCache
 from rosebatch.engine.cache.memory import KVGroup, batched_tokens, plan_memory
 from rosebatch.engine.cache.state_pool import StatePool, state_bytes
@@ -80,6 +81,7 @@ def load_engine(
     switches: Switches,
     device: torch.device,
     group: Group | None = None,
+    drive: Callable[[StepRunner], StepRunner] | None = None,
 ) -> LoadedEngine:
     """Load the weights and build the engine.
 
@@ -89,6 +91,7 @@ def load_engine(
         switches: all of them.
         device: the run's.
         group: the processes that hold the model together; None if this one holds it alone.
+        drive: makes the driver's runner, given that of its own shard; None for a worker or a whole model.
 
     Raises:
         UserError: a weight is missing.
@@ -106,8 +109,20 @@ def load_engine(
     if waits is not None:
         switches = replace(switches, cuda_graph=False)
     minimum = group.all_min if group else list[int]
+    pooling, refuses_pooling = source.pooling
     loaded = build_engine(
-        model, source.config, limits, switches, ops, source.dtype, device, minimum, generates=source.has_head
+        model,
+        source.config,
+        limits,
+        switches,
+        ops,
+        source.dtype,
+        device,
+        minimum,
+        generates=source.has_head,
+        drive=drive,
+        pooling=pooling.over(PLAIN),
+        refuses_pooling=refuses_pooling,
     )
     if hashed is not None:
         hashed()
@@ -137,6 +152,9 @@ def build_engine(
     minimum: Callable[[Sequence[int]], list[int]] = list[int],
     *,
     generates: bool = True,
+    drive: Callable[[StepRunner], StepRunner] | None = None,
+    pooling: PoolingParams = PLAIN,
+    refuses_pooling: str | None = None,
 ) -> LoadedEngine:
     """Size the KV cache for a model that is loaded, and put the engine together.
 
@@ -150,6 +168,8 @@ def build_engine(
         device: where the model is.
         minimum: see ``plan_memory``.
         generates: whether the model has an output projection.
+        drive: see ``load_engine``.
+        pooling, refuses_pooling: see ``Engine``.
 
     Raises:
         FlagError: the KV cache has no room for a single block.
@@ -222,12 +242,14 @@ def build_engine(
         )
     engine = Engine(
         scheduler,
-        runner,
+        runner if drive is None else drive(runner),
         vocab_size=config.vocab_size,
         max_model_len=config.max_model_len,
         eos_token_ids=eos_token_ids,
         async_depth=int(on_device and switches.late_results),
         hidden_size=config.hidden_size,
         generates=generates,
+        pooling=pooling,
+        refuses_pooling=refuses_pooling,
     )
     return LoadedEngine(engine, memory.groups, block_size, cache.nbytes)

@@ -22,8 +22,6 @@ from rosebatch.job.model_info import ModelInfo
 from rosebatch.job.run_rows import run_rows
 from rosebatch.job.service import Served, Work
 from rosebatch.launch.launch import Launched, LaunchPlan, default_sampling, load, plan_launch
-from rosebatch.model.sentence_transformers import pooling_or_refusal, prompts_or_none
-from rosebatch.model.source import tokenizer_fingerprint
 from rosebatch.report.build import peak_memory
 from rosebatch.report.provenance import gpu_name
 
@@ -87,7 +85,7 @@ def model_info_of(plan: LaunchPlan) -> ModelInfo:
     """
     identity = {
         "load_format": plan.source.load_format,
-        "tokenizer": _tokenizer(plan),
+        "tokenizer": plan.tokenizer_identity(),
         "chat_template": _digest(plan.config.chat_template),
         "tool_call_parser": plan.config.tool_call_parser,
         "reasoning_parser": plan.config.reasoning_parser,
@@ -105,19 +103,12 @@ def model_info_of(plan: LaunchPlan) -> ModelInfo:
         },
     }
     independent = plan.device.type == "cpu" and plan.switches.batch_invariant
-    pooling, refusal = pooling_or_refusal(plan.source.folder)
+    pooling, refusal = plan.source.pooling
     refused = {} if refusal is None else {"embed": refusal}
     if not plan.source.has_head:
         refused["generate"] = f"{plan.source.name}: {EMBEDS_ONLY}; use rosebatch embed"
-    names = sorted(prompts_or_none(plan.source.folder).by_name)
+    names = sorted(plan.source.prompts.by_name)
     return ModelInfo(plan.source.name, identity, default_sampling(plan), independent, asdict(pooling), refused, names)
-
-
-def _tokenizer(plan: LaunchPlan) -> dict[str, str] | None:
-    """The tokenizer of ``--tokenizer``; None for the model's own."""
-    if plan.config.tokenizer is None or plan.tokenizer_folder is None:
-        return None
-    return {"name": plan.config.tokenizer, "fingerprint": tokenizer_fingerprint(plan.tokenizer_folder)}
 
 
 def _digest(path: str | None) -> str | None:

@@ -16,15 +16,13 @@ from rosebatch.config.model import ModelConfig
 from rosebatch.config.run import RunConfig
 from rosebatch.config.switches import Switches, flag, without_effect
 from rosebatch.core.errors import FlagError
-from rosebatch.core.pooling_params import PLAIN
 from rosebatch.engine.cache.memory import KVGroup
 from rosebatch.engine.cache.windows import blocks_of_window
-from rosebatch.engine.engine import Engine
+from rosebatch.engine.engine import Engine, StepRunner
 from rosebatch.engine.load import LoadedEngine, load_engine, pick_device
 from rosebatch.engine.triton_runner.runner import TritonRunner
 from rosebatch.model.generation_config import sampling_defaults
-from rosebatch.model.sentence_transformers import pooling_or_refusal, prompts_or_none
-from rosebatch.model.source import ModelSource, find_model, find_tokenizer
+from rosebatch.model.source import ModelSource, find_model, find_tokenizer, tokenizer_fingerprint
 from rosebatch.ops.device import unmeasured_sizes
 from rosebatch.ops.shard import Shard, require_divisible
 from rosebatch.text.grammar import Grammars
@@ -50,6 +48,12 @@ class LaunchPlan:
     source: ModelSource
     tokenizer_folder: Path | None
     seconds: float
+
+    def tokenizer_identity(self) -> dict[str, str] | None:
+        """Name and fingerprint of the tokenizer of ``--tokenizer``; None for the model's own."""
+        if self.config.tokenizer is None or self.tokenizer_folder is None:
+            return None
+        return {"name": self.config.tokenizer, "fingerprint": tokenizer_fingerprint(self.tokenizer_folder)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,16 +136,14 @@ def load_tokenizer(plan: LaunchPlan) -> Tokenizer | None:
     if plan.tokenizer_folder is None:
         return None
     template = plan.config.chat_template
-    tokenizer = Tokenizer.load(
+    return Tokenizer.load(
         plan.tokenizer_folder,
         None if template is None else Path(template).expanduser(),
         in_bytes(plan.config.max_prompt_bytes),
         reasoning_parser=plan.config.reasoning_parser,
         tool_call_parser=plan.config.tool_call_parser,
+        prompts=plan.source.prompts,
     )
-    if tokenizer is not None:
-        tokenizer.prompts = prompts_or_none(plan.source.folder)
-    return tokenizer
 
 
 def default_sampling(plan: LaunchPlan) -> dict[str, Any]:
@@ -186,8 +188,6 @@ def load(plan: LaunchPlan) -> Launched:
     if loaded.waits is not None and switches.cuda_graph:
         _warn_once(f"no CUDA graphs, because the model waits for the host: {loaded.waits}")
         switches = replace(switches, cuda_graph=False)
-    own, loaded.engine.refuses_pooling = pooling_or_refusal(source.folder)
-    loaded.engine.pooling = own.over(PLAIN)
     description = {
         "model": source.name,
         "is_demo_model": config.model is None,
@@ -226,16 +226,17 @@ def _load_tensor_parallel(plan: LaunchPlan) -> LoadedEngine:
     group = TorchGroup(Shard(0, size), store, plan.device)
     ranks.on_loss(group.abandon)
     ranks.at_end(group.close)
+
+    def drive(own: StepRunner) -> StepRunner:
+        if isinstance(own, TritonRunner):
+            # Before the group: NCCL ends after the last graph that holds its kernels.
+            ranks.at_end(own.release)
+        return DriverRunner(own, ranks.send, ranks.explain, ranks.require_all)
+
     try:
-        loaded = load_engine(plan.source, plan.config, plan.switches, plan.device, group)
+        return load_engine(plan.source, plan.config, plan.switches, plan.device, group, drive)
     except RuntimeError as error:
         ranks.explain(error)
-    own = loaded.engine.runner
-    if isinstance(own, TritonRunner):
-        # Before the group: NCCL ends behind the last graph that holds its kernels.
-        ranks.at_end(own.release)
-    loaded.engine.runner = DriverRunner(own, ranks.send, ranks.explain, ranks.require_all)
-    return loaded
 
 
 def split_threads(plan: LaunchPlan) -> None:

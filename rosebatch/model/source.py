@@ -15,14 +15,16 @@ import torch
 from rosebatch.config.model import ModelConfig
 from rosebatch.config.run import LoadFormat, ModelImpl
 from rosebatch.config.toml_file import load_toml
+from rosebatch.core.embedding_prompts import EmbeddingPrompts
 from rosebatch.core.errors import FlagError, UserError
+from rosebatch.core.pooling_params import PoolingParams
 from rosebatch.host.model_files import require_file
 from rosebatch.model.content_digest import content_digests
 from rosebatch.model.hf_config import is_native, read_model_config
 from rosebatch.model.hub import HubModel, find_snapshot, name_of_snapshot, parse_hub_id
 from rosebatch.model.layers import Model
 from rosebatch.model.registry import build_model, check_config
-from rosebatch.model.sentence_transformers import longest_prompt
+from rosebatch.model.sentence_transformers import longest_prompt, pooling_or_refusal, prompts_or_none
 from rosebatch.model.weights import RandomWeights, SafetensorsWeights, WeightSource, weight_files
 from rosebatch.ops.ops import Ops
 
@@ -87,6 +89,16 @@ class ModelSource:
             return config.head
         weights = self.weights(torch.device("cpu"))
         return isinstance(weights, RandomWeights) or weights.shape("lm_head.weight") is not None
+
+    @property
+    def pooling(self) -> tuple[PoolingParams, str | None]:
+        """See ``rosebatch.model.sentence_transformers.pooling_or_refusal``."""
+        return pooling_or_refusal(self.folder)
+
+    @property
+    def prompts(self) -> EmbeddingPrompts:
+        """What precedes texts that are embedded; see ``rosebatch.model.sentence_transformers.prompts_or_none``."""
+        return prompts_or_none(self.folder)
 
     def weights(self, device: torch.device) -> WeightSource:
         """Open the weights.

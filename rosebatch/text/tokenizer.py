@@ -6,7 +6,7 @@ from typing import Any
 
 import tokenizers
 
-from rosebatch.core.embedding_prompts import NO_PROMPTS
+from rosebatch.core.embedding_prompts import NO_PROMPTS, EmbeddingPrompts
 from rosebatch.core.errors import RowError, UserError
 from rosebatch.host.model_files import (
     read_json,
@@ -75,6 +75,7 @@ class Tokenizer(Vocabulary):
         *,
         reasoning_parser: str = "auto",
         tool_call_parser: str = "auto",
+        prompts: EmbeddingPrompts = NO_PROMPTS,
     ) -> "Tokenizer | None":
         """Load the tokenizer of a model folder.
 
@@ -83,6 +84,7 @@ class Tokenizer(Vocabulary):
             chat_template: a Jinja file that replaces the template of the model.
             max_prompt_bytes: longer prompts are refused.
             reasoning_parser, tool_call_parser: names of parsers, see ``rosebatch.config.run.RunConfig``.
+            prompts: what precedes texts that are embedded.
 
         Returns:
             None if the folder has no tokenizer: such a model takes only token ids.
@@ -93,7 +95,7 @@ class Tokenizer(Vocabulary):
         template = None if chat_template is None else _read_template(chat_template)
         found = cls._load(folder)
         if found is not None:
-            found.max_prompt_bytes = max_prompt_bytes
+            found.max_prompt_bytes, found.prompts = max_prompt_bytes, prompts
             if template is not None:
                 found.chat_template = ChatTemplate(template, found.special_tokens)
             found.parsers = found.choose_parsers(reasoning_parser, tool_call_parser)

@@ -75,8 +75,8 @@ def make_tensor_parallel_engine(
     meeting = Meeting(size)
     inboxes: list[SimpleQueue[Any]] = [SimpleQueue() for _ in range(size - 1)]
 
-    def load(rank: int) -> Engine:
-        return load_engine(source, limits, switches, device, ThreadGroup(Shard(rank, size), meeting)).engine
+    def load(rank: int, drive: Any = None) -> Engine:
+        return load_engine(source, limits, switches, device, ThreadGroup(Shard(rank, size), meeting), drive).engine
 
     def run(rank: int) -> None:
         try:
@@ -95,6 +95,4 @@ def make_tensor_parallel_engine(
     def explain(error: Exception) -> Any:
         raise error
 
-    engine = load(0)
-    engine.runner = DriverRunner(engine.runner, send, explain, lambda: None)
-    return engine
+    return load(0, lambda own: DriverRunner(own, send, explain, lambda: None))
