@@ -1,4 +1,4 @@
-"""A Python process that is started, told, heard and ended."""
+"""Python processes that a parent starts, and the connection between them: messages are plain values, pickled."""
 
 import json
 import os
@@ -10,10 +10,16 @@ import tempfile
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
-from threading import Thread
-from typing import Any
+from threading import Lock, Thread
+from typing import Any, NoReturn, TypeVar
+
+from rosebatch.core.errors import FlagError, UserError
+from rosebatch.host.garbage import search_seldom
+
+L = TypeVar("L")
 
 # The child imports what its parent imports, wherever that was found.
 _START = (
@@ -23,6 +29,31 @@ _START = (
 _MAX_SHOWN = 2000
 
 
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """From a child, the last message: it cannot go on.
+
+    Attributes:
+        message: for people.
+        is_usage: whether a flag is the reason.
+    """
+
+    message: str
+    is_usage: bool = False
+
+    @classmethod
+    def of(cls, error: Exception) -> "Failed":
+        """The message about an error."""
+        if isinstance(error, UserError):
+            return cls(str(error), isinstance(error, FlagError))
+        return cls(f"{type(error).__name__}: {error}")
+
+    @property
+    def error(self) -> UserError:
+        """The user's mistake, to be raised in the parent."""
+        return (FlagError if self.is_usage else UserError)(self.message)
+
+
 class ChildProcess:
     """A child process and two threads: one sends to it, one receives.
 
@@ -30,9 +61,9 @@ class ChildProcess:
     end of the connection then.
 
     Args:
-        module: its ``main`` is called; the first argument of the process is the descriptor of its connection.
-        environment: variables that the child has beside the parent's, before it imports anything.
-        hear: called with each message, and with None once the child is gone. On another thread.
+        module: its ``main`` is called, see ``run_child``.
+        environment: further variables of the child, set before it imports anything.
+        receive: called with each message, and with None once the child is gone. On another thread.
         loud: whether the child's stderr is the parent's.
     """
 
@@ -84,7 +115,7 @@ class ChildProcess:
         return ""
 
     def _send(self, connection: Connection) -> None:
-        # A child that is gone is heard of by the other thread.
+        # The other thread notices when a child is gone.
         with suppress(OSError, ValueError):
             while (message := self._outbox.get()) is not None:
                 connection.send(message)
@@ -96,3 +127,49 @@ class ChildProcess:
         except (EOFError, OSError):
             self._outbox.put(None)
             receive(None)
+
+
+class ParentLink:
+    """The connection of a child to its parent. A thread receives, so the end of the parent ends this process at once.
+
+    Args:
+        descriptor: of the connection.
+        deliver: called with each message of the parent, on another thread; None keeps them for ``receive``.
+    """
+
+    def __init__(self, descriptor: int, deliver: Callable[[Any], None] | None = None) -> None:
+        self._connection = Connection(descriptor)
+        self._lock = Lock()
+        inbox: SimpleQueue[Any] = SimpleQueue()
+        self.receive = inbox.get
+        Thread(target=self._deliver, args=(deliver or inbox.put,), daemon=True).start()
+
+    def send(self, message: Any) -> None:
+        """Send a message."""
+        try:
+            with self._lock:
+                self._connection.send(message)
+        except OSError:
+            os._exit(1)
+
+    def _deliver(self, deliver: Callable[[Any], None]) -> None:
+        try:
+            while True:
+                deliver(self._connection.recv())
+        except (EOFError, OSError):
+            os._exit(1)
+
+
+def run_child(work: Callable[[L], None], link: Callable[[int], L]) -> NoReturn:
+    """The main function of a child.
+
+    Args:
+        work: what the child does.
+        link: makes its connection to the parent, given the descriptor.
+    """
+    # Ctrl-C in a terminal reaches all processes: the parent decides what becomes of it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    search_seldom()
+    work(link(int(sys.argv[1])))
+    # To take PyTorch apart takes half a second.
+    os._exit(0)

@@ -10,7 +10,7 @@ from rosebatch.config.run import RunConfig
 from rosebatch.core.errors import LostProcessError
 from rosebatch.engine.engine import Masks, StepRunner
 from rosebatch.engine.plan import StepPlan, StepResult
-from rosebatch.host.child_process import ChildProcess
+from rosebatch.host.child_process import ChildProcess, Failed
 from rosebatch.launch import messages as m
 from rosebatch.ops.shard import Shard
 
@@ -83,7 +83,7 @@ class Ranks:
             raise LostProcessError(self._lost)
 
     def explain(self, error: Exception) -> NoReturn:
-        """Raise what is behind an error of a collective: it fails as soon as one of the processes is gone.
+        """Raise the reason for an error of a collective: it fails as soon as one of the processes is gone.
 
         Raises:
             LostProcessError: one of them is gone.
@@ -96,12 +96,12 @@ class Ranks:
         raise error
 
     def receive(self, rank: int, message: Any) -> Callable[[], None]:
-        """Take in what one of them says; None says that it is gone. On its own thread.
+        """Take in a message of one of them; None: it is gone. On its own thread.
 
         Returns:
             what is to be done then.
         """
-        if isinstance(message, m.Failed):
+        if isinstance(message, Failed):
             self._why[rank] = message.message
         elif message is None:
             why = self._why.get(rank) or f"died ({self._processes[rank - 1].how_it_ended()})"
@@ -142,9 +142,9 @@ class DriverRunner:
     """Carries out plans together with the other processes; see ``rosebatch.engine.engine.StepRunner``.
 
     Args:
-        own: runs this process's share.
-        tell: sends a message to all others.
-        explain: raises what is behind an error.
+        own: runs this process's shard.
+        send: sends a message to all others.
+        explain: raises the reason for an error.
         require_all: raises if one of the others is gone.
     """
 
@@ -163,14 +163,14 @@ class DriverRunner:
     def launch(self, plan: StepPlan, masks: Masks) -> Callable[[], StepResult]:
         """See ``StepRunner``."""
 
-        def told() -> Any:
+        def sent() -> Any:
             found = masks()
             self._send(m.Masks(found))
             return found
 
         self._send(m.Launch(plan))
         try:
-            wait = self.own.launch(plan, told)
+            wait = self.own.launch(plan, sent)
         except Exception as error:
             self._explain(error)
 

@@ -1,4 +1,4 @@
-"""What the leading process tells the others, and they it: plain values, pickled."""
+"""The messages between the driver, which is rank 0, and the workers; see ``rosebatch.host.child_process``."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from rosebatch.ops.shard import Shard
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """To another rank, first of all.
+    """To a worker, first of all.
 
     Attributes:
         config: of the run.
@@ -24,24 +24,17 @@ class Setup:
 
 
 class Launch(NamedTuple):
-    """To another rank: compute a plan."""
+    """To a worker: compute a plan."""
 
     plan: StepPlan
 
 
 class Masks(NamedTuple):
-    """To another rank: which tokens the grammars of a plan allow, see ``rosebatch.engine.engine.Masks``."""
+    """To a worker: which tokens the grammars of a plan allow, see ``rosebatch.engine.engine.Masks``."""
 
     masks: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """From another rank: it has found the model, and joins the group now."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """From another rank, the last thing: why it cannot go on."""
-
-    message: str
+    """From a worker: it has found the model, and joins the group now."""

@@ -10,7 +10,7 @@ from threading import Thread
 from typing import Any
 
 from rosebatch.core.version import __version__
-from rosebatch.job.workers import messages as m
+from rosebatch.host.child_process import Failed
 from rosebatch.job.workers.child import Link, serve_parent
 
 # Longest wait of one call of ``receive``.
@@ -56,7 +56,7 @@ class WorkerActor:
             if isinstance(error, Exception):
                 if place == 0:
                     raise RuntimeError(f"{type(error).__name__}: {error}")
-                # Those before it first; nothing behind it matters.
+                # Those before it first; nothing after it matters.
                 self._link.send(error)
                 messages = messages[:place]
                 break
@@ -80,8 +80,8 @@ class _ActorLink(Link):
 
     def send(self, message: Any) -> None:
         """See ``Link``. An error of the model's files names the node, which may lack them."""
-        if isinstance(message, m.Failed) and not message.is_usage:
-            message = m.Failed(f"{platform.node()}: {message.message}", is_usage=False)
+        if isinstance(message, Failed) and not message.is_usage:
+            message = Failed(f"{platform.node()}: {message.message}")
         self._outbox.put(message)
 
     def outgoing(self) -> list[Any]:

@@ -1,7 +1,5 @@
 """The main function of a worker process: rows from the parent, results back."""
 
-import os
-import signal
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -11,9 +9,8 @@ from queue import Empty, SimpleQueue
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from rosebatch.core.errors import FlagError, LostProcessError, UserError
-from rosebatch.host.garbage import search_seldom
-from rosebatch.host.parent_link import ParentLink
+from rosebatch.core.errors import LostProcessError, UserError
+from rosebatch.host.child_process import Failed, ParentLink, run_child
 from rosebatch.io.output import Encode
 from rosebatch.io.parse import Row
 from rosebatch.job.serving import Parse
@@ -34,13 +31,8 @@ _MIN_RESULTS_SECONDS = 0.1
 
 
 def main() -> NoReturn:
-    """Serve the parent at the connection whose descriptor is the first argument, until it ends it."""
-    # Ctrl-C in a terminal reaches all processes: the parent decides what becomes of it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    search_seldom()
-    serve_parent(_PipeLink(int(sys.argv[1])))
-    # To take PyTorch apart takes half a second.
-    os._exit(0)
+    """Serve the parent until it ends this process."""
+    run_child(serve_parent, _PipeLink)
 
 
 class _DroppedError(Exception):
@@ -53,7 +45,7 @@ class Link(ABC):
     def __init__(self) -> None:
         self._inbox: SimpleQueue[Any] = SimpleQueue()
         self._beaten = 0.0
-        # Whether the end of a task has come that drops its rows, and whether the last message heard is an end.
+        # Whether the end of a task has come that drops its rows, and whether the last message received is an end.
         self._dropped = Event()
         self._at_end = True
 
@@ -64,7 +56,7 @@ class Link(ABC):
     def deliver(self, message: Any) -> None:
         """Take in a message of the parent."""
         if isinstance(message, m.End) and message.drop:
-            # Before it can be heard, which unsets this.
+            # Before it can be received, which unsets this.
             self._dropped.set()
         self._inbox.put(message)
 
@@ -110,15 +102,13 @@ class _PipeLink(Link):
 
 
 def serve_parent(link: Link) -> None:
-    """Do what the parent says, until it ends it. Tell it of mistakes that make the job impossible."""
+    """Do what the parent wants. Send it the mistakes that make the job impossible."""
     try:
         _work(link)
     except LostProcessError as error:
         link.send(m.Lost(str(error)))
-    except FlagError as error:
-        link.send(m.Failed(str(error), is_usage=True))
     except UserError as error:
-        link.send(m.Failed(str(error), is_usage=False))
+        link.send(Failed.of(error))
 
 
 def _work(link: Link) -> None:

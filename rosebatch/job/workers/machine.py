@@ -1,12 +1,17 @@
-"""Workers as processes of this machine."""
+"""Workers as processes of this machine, and what each of them gets of its devices. Without PyTorch."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
 
-from rosebatch.config.run import RunConfig
+from rosebatch.config.run import Device, RunConfig
+from rosebatch.core.errors import FlagError
 from rosebatch.host.child_process import ChildProcess
-from rosebatch.job.workers.devices import environments
+from rosebatch.host.gpus import VISIBLE, visible_gpus
 from rosebatch.job.workers.hosts import Worker
+
+# Read when the libraries of a process are imported.
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
 
 
 class Machine:
@@ -28,3 +33,31 @@ class Machine:
         """See ``Hosts``."""
         for worker in workers:
             worker.kill()
+
+
+def environments(
+    size: int | Literal["auto"], device: Device, gpus_of_each: int = 1
+) -> list[tuple[str, Mapping[str, str]]]:
+    """A name and the environment variables of each worker.
+
+    On a CPU the workers share the cores evenly.
+
+    Args:
+        size: number of workers; ``auto``: as many as there are GPUs for, and one on a CPU.
+        device: of the run.
+        gpus_of_each: GPUs that hold a worker's model together.
+
+    Raises:
+        FlagError: there are fewer GPUs than workers.
+    """
+    gpus = [] if device == "cpu" else visible_gpus()
+    if not gpus:
+        count = 1 if size == "auto" else size
+        cores = max(1, len(os.sched_getaffinity(0)) // count)
+        return [(f"CPU {number}", dict.fromkeys(THREADS, str(cores))) for number in range(count)]
+    count = max(1, len(gpus) // gpus_of_each) if size == "auto" else size
+    if count * gpus_of_each > len(gpus):
+        times = f" --tensor-parallel-size {gpus_of_each}" if gpus_of_each > 1 else ""
+        raise FlagError(f"--data-parallel-size {count}{times}: this machine has {len(gpus)} GPUs")
+    of_each = [gpus[i * gpus_of_each : (i + 1) * gpus_of_each] for i in range(count)]
+    return [(f"GPU {'+'.join(each)}", {VISIBLE: ",".join(each)}) for each in of_each]

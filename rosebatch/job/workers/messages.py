@@ -1,4 +1,4 @@
-"""What the parent and its workers tell each other: plain values, pickled. Both are processes of one installation."""
+"""The messages between the parent and its workers; see ``rosebatch.host.child_process``."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -150,14 +150,6 @@ class Lost:
     """
 
     why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """From a child, the last thing: the job is impossible. ``is_usage`` tells a bad flag from other mistakes."""
-
-    message: str
-    is_usage: bool
 
 
 @dataclass(frozen=True, slots=True)

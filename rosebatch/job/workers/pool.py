@@ -12,7 +12,8 @@ from typing import Any, Protocol
 
 from rosebatch.config.byte_sizes import in_bytes
 from rosebatch.config.run import RunConfig
-from rosebatch.core.errors import FlagError, LostProcessError, UserError
+from rosebatch.core.errors import LostProcessError, UserError
+from rosebatch.host.child_process import Failed
 from rosebatch.job.model_info import ModelInfo
 from rosebatch.job.workers import messages as m
 from rosebatch.job.workers.hosts import Hosts
@@ -305,8 +306,8 @@ class Pool:
             if message.stats.first_token_time is not None:
                 message.stats.first_token_time += worker.joined
             worker.done, worker.begun = message, False
-        elif isinstance(message, m.Failed):
-            raise (FlagError if message.is_usage else UserError)(message.message)
+        elif isinstance(message, Failed):
+            raise message.error
 
     def _spawn(self, number: int) -> None:
         worker = self.workers[number]

@@ -15,10 +15,10 @@ from typing import Any, Literal
 from rosebatch.config.run import RunConfig
 from rosebatch.core.errors import FlagError, InterruptionError, UserError
 from rosebatch.core.version import __version__
-from rosebatch.job.workers import messages as m
+from rosebatch.host.child_process import Failed
 from rosebatch.job.workers.actor import WorkerActor
-from rosebatch.job.workers.devices import THREADS
 from rosebatch.job.workers.hosts import Worker
+from rosebatch.job.workers.machine import THREADS
 
 LOCAL = "local"
 # A worker that has not begun by then is waiting for a place: a process starts in a few seconds.
@@ -144,7 +144,7 @@ class _RayWorker:
 
     def _send(self) -> None:
         self._begun.wait()
-        # An actor that is gone is heard of by the other thread.
+        # The other thread notices when an actor is gone.
         with suppress(self._ray.exceptions.RayError):
             while True:
                 messages = [self._outbox.get()]
@@ -161,7 +161,7 @@ class _RayWorker:
             node, gpus, version = self._started()
             self._place(node, gpus)
             if version != __version__:
-                receive(m.Failed(f"{node}: has rosebatch {version}, and this machine {__version__}", is_usage=False))
+                receive(Failed(f"{node}: has rosebatch {version}, and this machine {__version__}"))
                 self.kill()
                 return
             self._begun.set()

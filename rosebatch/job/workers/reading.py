@@ -1,16 +1,11 @@
 """A process that reads the input. The parent of many workers has no time for that."""
 
-import os
 import queue
-import signal
-import sys
 from collections.abc import Iterator, Sequence
-from queue import SimpleQueue
 from typing import Any, NoReturn
 
-from rosebatch.core.errors import FlagError, UserError
-from rosebatch.host.child_process import ChildProcess
-from rosebatch.host.parent_link import ParentLink
+from rosebatch.core.errors import UserError
+from rosebatch.host.child_process import ChildProcess, Failed, ParentLink, run_child
 from rosebatch.io.reader import PromptReader
 from rosebatch.job.workers import messages as m
 from rosebatch.job.workers.chunk import Chunk, in_chunks
@@ -42,8 +37,8 @@ class ReadingProcess:
             message = self._ahead.get()
             if isinstance(message, m.InputEnd):
                 return
-            if isinstance(message, m.Failed):
-                raise (FlagError if message.is_usage else UserError)(message.message)
+            if isinstance(message, Failed):
+                raise message.error
             if message is None:
                 raise UserError(f"the process that reads the input died ({self._process.how_it_ended()})")
             yield message
@@ -64,18 +59,17 @@ class ReadingProcess:
 
 
 def main() -> NoReturn:
-    """Read for the parent at the connection whose descriptor is the first argument."""
-    # Ctrl-C in a terminal reaches all processes: the parent decides what becomes of it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    inbox: SimpleQueue[PromptReader] = SimpleQueue()
-    link = ParentLink(int(sys.argv[1]), inbox.put)
+    """Read for the parent."""
+    run_child(_read, ParentLink)
+
+
+def _read(link: ParentLink) -> None:
     try:
-        for chunks in _in_messages(inbox.get()):
+        for chunks in _in_messages(link.receive()):
             link.send(chunks)
         link.send(m.InputEnd())
     except UserError as error:
-        link.send(m.Failed(str(error), is_usage=isinstance(error, FlagError)))
-    os._exit(0)
+        link.send(Failed.of(error))
 
 
 def _in_messages(reader: PromptReader) -> Iterator[list[Chunk]]:
