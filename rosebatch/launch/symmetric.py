@@ -26,8 +26,8 @@ def _rendezvous(memory: Tensor, group: Any) -> Any:
 def _catch_up(shard: Shard, device: torch.device) -> None:
     """Have all processes of the group count alike.
 
-    PyTorch numbers what processes tell each other then, and each counts since it began (2.11 to 2.13). One that led
-    another model before would wait for ever for what a new one tells it.
+    PyTorch numbers the messages between processes then, and each counts since it began (2.11 to 2.13). The driver
+    of an earlier model would wait forever for a message of a new worker.
     """
     counts = torch.tensor([_count, -_count], device=device)
     distributed.all_reduce(counts, distributed.ReduceOp.MAX)
@@ -99,8 +99,8 @@ class AllReduceBuffers:
 
         Copies do that: kernels that wait may hold all multiprocessors.
         """
-        exchanges = (*self._turns, self._two_shots)
-        own = [all_reduce.signals[all_reduce.rank] for all_reduce in exchanges if all_reduce is not None]
+        all_reduces = (*self._turns, self._two_shots)
+        own = [all_reduce.signals[all_reduce.rank] for all_reduce in all_reduces if all_reduce is not None]
         with torch.cuda.stream(self._beside):
             while not ended.is_set():
                 for signals in own:

@@ -109,7 +109,7 @@ class _Mallinfo2(ctypes.Structure):
 
 
 def _heap_bytes() -> int:
-    """Allocated bytes, of the only thread; 0 where the C library does not tell."""
+    """Allocated bytes, of the only thread; 0 where the C library does not count them."""
     mallinfo2 = getattr(ctypes.CDLL(None), "mallinfo2", None)
     if mallinfo2 is None:
         return 0

@@ -88,7 +88,7 @@ class Dispatcher:
         self._ended = True
 
     def _deal(self) -> None:
-        """Deal the fresh rows by length; those that are all alike stay beside their neighbours."""
+        """Deal the fresh rows by length; those that are all alike stay next to their neighbours."""
         self._dealt = True
         rows = [record for chunk in self._fresh for record in chunk.records]
         lengths = {record.number: self._length_of(record) for record in rows}
@@ -147,7 +147,7 @@ class Dispatcher:
         if self._ended:
             credit = min(credit, -(-self._left // self._expected))
         room = credit - len(own.rows)
-        # Half of the seats' rows still wait there when a chunk is sent, so no seat is empty until it arrives.
+        # Half of the slots' rows still wait there when a chunk is sent, so no slot is empty until it arrives.
         minimum = min(MAX_ROWS, max(1, own.slots // 2), credit)
         if room < minimum and room < self._num_fresh and own.rows:
             # Else neighbours would go to different workers, one by one.
@@ -208,7 +208,7 @@ class Dispatcher:
             self._deaths[rows[0].number] += 1
             if self._deaths[rows[0].number] == _DEATHS:
                 return rows
-        # At first as many as run at a time: smaller groups would leave seats empty, and most deaths have other causes.
+        # At first as many as run at a time: smaller groups would leave slots empty, and most deaths have other causes.
         size = max(1, -(-len(rows) // _GROUPS) if own.alone else own.slots)
         self._suspects.extend(in_chunks(rows, size))
         self._num_suspects += len(rows)

@@ -34,7 +34,7 @@ class Hosts(Protocol):
 
         Args:
             number: of the place.
-            hear: called with each message, and with None once the worker is gone. On another thread.
+            receive: called with each message, and with None once the worker is gone. On another thread.
             loud: whether the worker's stderr is the parent's, where that is possible.
         """
         ...

@@ -102,7 +102,7 @@ class Ready:
     """From a worker: the model is loaded.
 
     Attributes:
-        seats: sequences that run at a time.
+        slots: maximum number of concurrent sequences.
         description: for the report.
         load_seconds: without the imports before it.
     """

@@ -44,12 +44,12 @@ class Worker:
         process: None once the worker is given up.
         life: number of the process; messages of earlier ones are ignored.
         planned: whether the process has found the model.
-        ready: what it said when the model was loaded.
-        lost: why it cannot go on, if it has said so.
-        joined: when it was told of the last task, on the clock of ``time.perf_counter``.
-        begun: whether it works on a task, and has not said yet that it is done.
-        done: what it said at the end of the last task; the first token's time is on this process's clock.
-        heard: when the process last sent something.
+        ready: its message when the model was loaded.
+        lost: why it cannot go on, if it has sent that.
+        joined: when the last task was sent to it, on the clock of ``time.perf_counter``.
+        begun: whether it works on a task, and has not sent ``Done`` yet.
+        done: its message at the end of the last task; the first token's time is on this process's clock.
+        last_message: when the process last sent something.
         deaths: of processes since the last answer.
         false_starts: processes in a row that died before the model was loaded.
         restarts: processes that died, ever.
@@ -64,7 +64,7 @@ class Worker:
     joined: float = 0.0
     begun: bool = False
     done: m.Done | None = None
-    heard: float = 0.0
+    last_message: float = 0.0
     deaths: int = 0
     false_starts: int = 0
     restarts: int = 0
@@ -75,7 +75,7 @@ class Task(Protocol):
 
     @property
     def message(self) -> m.Begin:
-        """What a worker is told first."""
+        """The first message to a worker."""
         ...
 
     def turn(self) -> None:
@@ -148,7 +148,7 @@ class Pool:
         # Whether workers that become ready still take part in the task.
         self._task_is_open = False
         self._closed = False
-        # What a worker was asked, and its answer.
+        # The question to a worker, and its answer.
         self._question: Any = None
         self._asked: tuple[int, int] | None = None
         self._answer: m.Answer | None = None
@@ -233,13 +233,13 @@ class Pool:
                 self.send(number, m.End(drop))
 
     def forget(self) -> None:
-        """The task hears no more."""
+        """Later messages are not for the task any more."""
         self._task = None
 
     def send(self, number: int, message: Any) -> None:
         """Send a message to a worker."""
         process = self.workers[number].process
-        assert process is not None, "only a worker with a process is told something"
+        assert process is not None, "only a worker with a process takes messages"
         process.send(message)
 
     def call(self, function: Callable[[], None]) -> None:
@@ -264,7 +264,7 @@ class Pool:
         self._end_silent()
         try:
             self._take_messages()
-            # One that raises leaves those behind it for the next turn.
+            # One that raises leaves those after it for the next turn.
             while self._taken:
                 number, life, message = self._taken.popleft()
                 if number is None:
@@ -284,7 +284,7 @@ class Pool:
 
     def _receive(self, number: int, message: Any) -> None:
         worker = self.workers[number]
-        worker.heard = time.perf_counter()
+        worker.last_message = time.perf_counter()
         if message is None:
             self._bury(number)
         elif isinstance(message, m.Results):
@@ -313,7 +313,7 @@ class Pool:
         worker = self.workers[number]
         worker.life += 1
         worker.planned, worker.ready, worker.lost, worker.begun = False, None, None, False
-        worker.heard = time.perf_counter()
+        worker.last_message = time.perf_counter()
         life = worker.life
         worker.process = self._hosts.start(
             number, lambda message: self._inbox.put((number, life, message)), loud=number == 0 and life == 1
@@ -342,7 +342,7 @@ class Pool:
         assert self._task is not None, "there is something to join"
         worker = self.workers[number]
         worker.begun = True
-        worker.joined = worker.heard = time.perf_counter()
+        worker.joined = worker.last_message = time.perf_counter()
         self.send(number, self._task.message)
         self._task.join(number)
 
@@ -353,7 +353,7 @@ class Pool:
             return
         self._looked = now
         for worker in self.workers:
-            if worker.begun and worker.process is not None and now - worker.heard > self._config.worker_timeout:
+            if worker.begun and worker.process is not None and now - worker.last_message > self._config.worker_timeout:
                 worker.process.kill()
 
     def _bury(self, number: int) -> None:

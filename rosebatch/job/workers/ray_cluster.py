@@ -25,7 +25,7 @@ LOCAL = "local"
 _PLACING_SECONDS = 20.0
 # Of a Ray that we start: messages are small, and results leave it at once.
 _STORE_BYTES = 128 << 20
-# Of what Ray tells about the end of an actor.
+# Characters of Ray's reason for the end of an actor.
 _MAX_SHOWN = 200
 
 
@@ -66,7 +66,7 @@ class RayCluster:
         self._environment = {} if self._uses_gpus else dict.fromkeys(THREADS, str(cores))
         self._names = [f"Ray {number}" for number in range(count)]
         self.names: Sequence[str] = self._names
-        self._has_told = False
+        self._has_warned = False
         self._lock = Lock()
 
     def start(self, number: int, receive: Callable[[Any], None], *, loud: bool) -> Worker:
@@ -76,7 +76,7 @@ class RayCluster:
         def place(node: str, gpus: Sequence[str]) -> None:
             self._names[number] = f"{node} GPU {'+'.join(gpus)}" if self._uses_gpus else f"{node} CPU {number}"
 
-        return _RayWorker(self._ray, actor, self._environment, receive, place=place, is_late=self._tell_once)
+        return _RayWorker(self._ray, actor, self._environment, receive, place=place, is_late=self._warn_once)
 
     def close(self, workers: Iterable[Worker]) -> None:
         """See ``Hosts``."""
@@ -86,11 +86,11 @@ class RayCluster:
         if self._is_ours and not isinstance(sys.exc_info()[1], InterruptionError):
             self._ray.shutdown()
 
-    def _tell_once(self) -> None:
+    def _warn_once(self) -> None:
         with self._lock:
-            if self._has_told:
+            if self._has_warned:
                 return
-            self._has_told = True
+            self._has_warned = True
         needed = ", ".join(f"{count} {name[4:-1].upper()}" for name, count in self._needs.items() if count)
         free = self._ray.available_resources()
         found = ", ".join(f"{int(free.get(name, 0))} {name}" for name in ("GPU", "CPU"))
@@ -130,7 +130,7 @@ class _RayWorker:
         self._outbox.put(message)
 
     def kill(self) -> None:
-        """See ``Worker``. Ray is told; it may take a moment."""
+        """See ``Worker``. Ray needs a moment for it."""
         self._gone.set()
         # Both wake the sender.
         self._begun.set()
@@ -194,7 +194,7 @@ def cpus_of_each(nodes: Sequence[int], workers: int) -> int:
 
 
 def short_reason(text: str) -> str:
-    """One line of what Ray tells about an error."""
+    """One line of Ray's text about an error."""
     lines = [line.strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines() if line.strip()]
     last = lines[-1] if lines else "no reason given"
     detail = re.search(r"Worker exit detail: (.*?)(?: Some common causes| There are some|$)", last)
@@ -229,7 +229,7 @@ def _connect(ray: Any, address: str) -> None:
     except Exception as error:
         raise UserError(f"--ray {address}: {short_reason(str(error))}") from None
     # Ray prints deaths of actors to stdout, where results may go; log_to_driver is for their own output only. The
-    # parent tells of deaths itself.
+    # parent reports deaths itself.
     ray._private.worker._worker_logs_enabled = False
 
 

@@ -32,7 +32,7 @@ _END_SECONDS = 10.0
 
 @dataclass(slots=True)
 class _Account:
-    """What a worker did in a task; ``ready`` is what it said when it was loaded last."""
+    """What a worker did in a task; ``ready`` is its message when it was loaded last."""
 
     ready: m.Ready | None = None
     rows: int = 0
@@ -46,10 +46,10 @@ class RowTask:
 
     Attributes:
         pool: serves it.
-        message: what workers are told of it.
+        message: its first message to workers.
         output: takes the results.
         tally: counts them.
-        progress: is told of them.
+        progress: counts them, too.
         check: called in every turn; what it raises ends the task there.
     """
 
@@ -133,10 +133,10 @@ class RowTask:
             max(each.load_seconds for each in ready),
             peak_memory,
             next((each.gpu for each in done), None),
-            [self._told(number) for number in range(len(self.pool.workers))],
+            [self._worker_report(number) for number in range(len(self.pool.workers))],
         )
 
-    def _told(self, number: int) -> dict[str, Any]:
+    def _worker_report(self, number: int) -> dict[str, Any]:
         """What a worker did, for the report."""
         worker, own = self.pool.workers[number], self._accounts[number]
         return {

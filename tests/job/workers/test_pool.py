@@ -66,7 +66,7 @@ def told(pool, number):
 def look(pool):
     """Look for silent workers, who were all heard long ago."""
     for worker in pool.workers:
-        worker.heard = time.perf_counter() - 9
+        worker.last_message = time.perf_counter() - 9
     pool._looked = 0.0
     pool._end_silent()
     return [worker.process.killed for worker in pool.workers]
@@ -75,7 +75,7 @@ def look(pool):
 def test_a_silent_worker_beside_a_busy_one(pool, monkeypatch):
     """It was looked for only while no message came, and so never beside others that work."""
     for worker in pool.workers:
-        worker.ready, worker.begun, worker.heard = READY, True, time.perf_counter() - 9
+        worker.ready, worker.begun, worker.last_message = READY, True, time.perf_counter() - 9
     receive = pool._receive
 
     def and_again(number, message):
@@ -180,7 +180,7 @@ def test_a_worker_that_waited_for_another(pool):
     pool.workers[1].ready = READY
     pool.begin(Task())
     for worker in pool.workers:
-        worker.begun, worker.heard = False, time.perf_counter() - 9
+        worker.begun, worker.last_message = False, time.perf_counter() - 9
     pool.begin(Task())
     pool._looked = 0.0
     pool._end_silent()
