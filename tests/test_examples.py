@@ -17,9 +17,9 @@ import yaml
 from openai.types.responses import Response
 
 from rosebatch.cli.app import main
-from rosebatch.core.pooling_params import PoolingParams
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.rows import PromptRow
+from rosebatch.io.tasks.embed import Embed
 from rosebatch.model.source import DEMO_INSTALL, DEMO_PACKAGE
 from tests.helpers.small_llama import save_llama
 from tests.job.tool_templates import TEMPLATES, chat_backend
@@ -449,7 +449,7 @@ def test_evaluation_equals_transformers(evaluate, tmp_path):
 
 def test_the_examples_of_embeddings(tmp_path):
     """The first vectors that anyone makes must not fail."""
-    reader = PromptReader(str(FOLDER / "embeddings.jsonl"), {}, pooling=PoolingParams())
+    reader = PromptReader(str(FOLDER / "embeddings.jsonl"), {}, task=Embed())
     rows = list(reader)
     assert [type(row) for row in rows] == [PromptRow] * 3
     target = tmp_path / "vectors.jsonl"

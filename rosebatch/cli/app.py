@@ -122,9 +122,11 @@ def check(
     """
     from rosebatch.cli.check import check
     from rosebatch.io.columns import Columns
+    from rosebatch.io.tasks.embed import Embed
+    from rosebatch.io.tasks.generate import GENERATE
 
     names = Columns.of(prompt_column, id_column, columns)
-    if check(source, input_format, result_column, names, run, sampling, embeds=embed):
+    if check(source, input_format, result_column, names, run, sampling, Embed() if embed else GENERATE):
         raise typer.Exit(EXIT_ROWS_FAILED)
 
 

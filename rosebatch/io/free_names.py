@@ -61,7 +61,7 @@ class TakenNames:
             FlagError: something was. All names are in the message.
         """
         if self._found:
-            names = in_order(self._found)
+            names = in_order(self._found, self._names)
             where = self._found[names[0]]
             place = source if where == path else f"{source}, {where}"
             raise FlagError(f"{place}: {collision_message(names, self._result_column)}")

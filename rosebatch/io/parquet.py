@@ -67,12 +67,6 @@ RESULT_TYPES: dict[str, pa.DataType] = {
     "choices": pa.list_(pa.struct(_CHOICE)),
     "error": pa.struct([("code", pa.string()), ("message", pa.string())]),
 }
-EMBEDDING_TYPES: dict[str, pa.DataType] = {
-    "index": pa.int64(),
-    "embedding": pa.list_(pa.float32()),
-    "usage": pa.struct([("prompt_tokens", pa.int64())]),
-    "error": RESULT_TYPES["error"],
-}
 # Columns that a file has only if some row has them.
 _OPTIONAL = {"reasoning_content", "tool_calls", "token_ids", "logprobs", "prompt_logprobs", "choices"}
 
@@ -117,7 +111,7 @@ def write_parquet(
         rows: the results. Without ``carried`` they include the carried fields. Carried values become JSON text where
             their types conflict, or where they are nested too deeply for Parquet readers.
         carried: columns of the input.
-        types: of the result's fields: ``RESULT_TYPES`` or ``EMBEDDING_TYPES``.
+        types: of the result's fields, such as ``RESULT_TYPES``.
         result_column: the field of a row that holds its result; None: the result's fields are fields of the row.
         writer: of the format, such as ``pa.ipc.new_file``.
 

@@ -8,14 +8,13 @@ import msgspec
 from msgspec.structs import replace
 
 from rosebatch.core.errors import RowError, unexpected
-from rosebatch.core.pooling_params import PoolingParams
 from rosebatch.io.columns import Columns, from_text, with_integers
 from rosebatch.io.depth import is_deeper
-from rosebatch.io.embeddings import EMBEDDING_REQUEST_FIELDS, carried_by_embedding, parse_embedding_row
 from rosebatch.io.openai.lines import parse_request
-from rosebatch.io.result_names import EMBEDDING_FIELDS, RESULT_FIELDS
-from rosebatch.io.rows import REQUEST_FIELDS, FailedRow, PromptRow, carried_fields, parse_row
+from rosebatch.io.rows import FailedRow, PromptRow
 from rosebatch.io.table_values import BadValues, TextValues
+from rosebatch.io.tasks.generate import GENERATE
+from rosebatch.io.tasks.task import Task
 
 Row = PromptRow | FailedRow
 # A line of JSON, or the values of a table's row. A table's row keeps all of its columns.
@@ -73,14 +72,14 @@ class RowParser:
         defaults: sampling fields for what a row does not say.
         result_column: the one field of a result beside the carried ones, see ``rosebatch.io.result_names``.
         columns: what the names of columns or fields mean.
-        pooling: of a job that embeds: for what a row does not say. None: rows are completed.
+        task: what the job makes of each row.
     """
 
     is_batch: bool
     defaults: Mapping[str, Any]
     result_column: str | None = None
     columns: Columns = _OWN_NAMES
-    pooling: PoolingParams | None = None
+    task: Task = GENERATE
     _is_plain: bool = field(init=False)
     _id_name: str = field(init=False)
     _asked: frozenset[str] = field(init=False)
@@ -88,7 +87,7 @@ class RowParser:
     def __post_init__(self) -> None:
         self._is_plain = self.columns == _OWN_NAMES
         self._id_name = self.columns.id or "id"
-        self._asked = (REQUEST_FIELDS if self.pooling is None else EMBEDDING_REQUEST_FIELDS) | {"id"}
+        self._asked = self.task.request_fields | {"id"}
 
     def needs(self, name: str) -> bool:
         """Whether a column of a table is read at all."""
@@ -132,7 +131,7 @@ class RowParser:
     def parse(self, record: Record) -> Row:
         """The row; a failed one if it cannot be served or repeats an id."""
         try:
-            row = self._with_pooling(self._row(record))
+            row = self.task.with_defaults(self._row(record))
         except Exception as error:
             failure = unexpected("reading the row", error)
             return FailedRow(index=record.number, where=record.where, metadata={}, error=failure)
@@ -194,23 +193,12 @@ class RowParser:
         columns = self.columns
         if columns.carried is None:
             kept = values if is_table else {name: values[name] for name in values if name != columns.prompt}
-            carried = carried_fields if self.pooling is None else carried_by_embedding
-            return carried(kept, is_table, self.result_column)
-        results = RESULT_FIELDS if self.pooling is None else EMBEDDING_FIELDS
-        own = results if self.result_column is None else (self.result_column,)
+            return self.task.carried(kept, is_table, self.result_column)
+        own = self.task.result_fields if self.result_column is None else (self.result_column,)
         return {name: values[name] for name in columns.carried if name in values and name not in own}
 
-    def _with_pooling(self, row: Row) -> Row:
-        if isinstance(row, FailedRow) or row.pooling is None or self.pooling is None:
-            return row
-        return replace(row, pooling=row.pooling.over(self.pooling))
-
     def _plain_row(self, values: object, index: int, where: str, *, is_table: bool) -> Row:
-        if self.pooling is not None:
-            return parse_embedding_row(
-                values, index=index, where=where, keep_prompt=is_table, result_column=self.result_column
-            )
-        return parse_row(
+        return self.task.parse(
             values,
             index=index,
             where=where,

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from rosebatch.config.run import InputFormat
 from rosebatch.core.errors import UserError, printable
-from rosebatch.core.pooling_params import PoolingParams
 from rosebatch.io.columns import Columns
 from rosebatch.io.files import as_path, file_name, is_url
 from rosebatch.io.formats import Kind, named, table_of
@@ -21,10 +20,11 @@ from rosebatch.io.input_files import InputFiles
 from rosebatch.io.openai.lines import is_request
 from rosebatch.io.parse import Content, Record, Row, RowParser
 from rosebatch.io.read_ahead import grouped, read_ahead
-from rosebatch.io.result_names import EMBEDDING_FIELDS, RESULT_FIELDS
 from rosebatch.io.schema_metadata import kept_metadata
 from rosebatch.io.seen_ids import SeenIds
 from rosebatch.io.tables import open_table
+from rosebatch.io.tasks.generate import GENERATE
+from rosebatch.io.tasks.task import Task
 from rosebatch.io.unsupported_formats import kind_of, require_lines
 
 # Lines of a file that may be looked at to recognize an OpenAI batch.
@@ -53,7 +53,7 @@ class PromptReader:
             that is JSON.
         result_column: the one field of a result beside the carried ones, see ``rosebatch.io.result_names``.
         columns: what the names of columns or fields mean.
-        pooling: of a job that embeds, see ``RowParser``.
+        task: what the job makes of each row.
 
     Raises:
         FlagError: a column that was named is missing.
@@ -67,15 +67,13 @@ class PromptReader:
         input_format: InputFormat = "auto",
         result_column: str | None = None,
         columns: Columns | None = None,
-        pooling: PoolingParams | None = None,
+        task: Task = GENERATE,
     ) -> None:
         self.source = as_path(source)
         self.defaults = defaults
         self.result_column = result_column
         self.columns = columns or Columns()
-        self.pooling = pooling
-        # The fields of a result that are not carried.
-        self.result_names = RESULT_FIELDS if pooling is None else EMBEDDING_FIELDS
+        self.task = task
         # Whether a row is served; others count for numbers and ids only.
         self.serves: Callable[[int], bool] | None = None
         self.input_format = input_format
@@ -202,7 +200,7 @@ class PromptReader:
         """
         if self.source == "-":
             return
-        taken = TakenNames(self.result_column, self.columns, self.result_names)
+        taken = TakenNames(self.result_column, self.columns, self.task.result_fields)
         for kind, (schema, _) in self._schemas.items():
             taken.add_table(schema, self.paths[self.kinds.index(kind)])
         if "lines" in self.kinds and not is_url(self.source) and not self.is_batch:
@@ -232,7 +230,7 @@ class PromptReader:
     @property
     def parser(self) -> RowParser:
         """How records become rows. On stdin this waits for the first line."""
-        return RowParser(self.is_batch, self.defaults, self.result_column, self.columns, self.pooling)
+        return RowParser(self.is_batch, self.defaults, self.result_column, self.columns, self.task)
 
     def _identified(self, records: Iterator[Record], limit: int) -> Iterator[list[Record]]:
         """The rows to serve, in groups of at most so many. Those that repeat an id are marked."""

@@ -11,8 +11,6 @@ RESULT_FIELDS = (
     "index", "text", "reasoning_content", "tool_calls", "finish_reason", "choices", "usage", "token_ids", "logprobs",
     "prompt_logprobs", "error",
 )  # fmt: skip
-# Those of an embedding.
-EMBEDDING_FIELDS = ("index", "embedding", "usage", "error")
 # A request has fields of these names too. In a result they are lists.
 LISTS_IN_RESULTS = frozenset({"logprobs", "prompt_logprobs"})
 
@@ -23,7 +21,7 @@ def reserved_names(result_column: str | None, own: Sequence[str] = RESULT_FIELDS
 
     Args:
         result_column: the one field that holds all of a result's own; None: they are fields themselves.
-        own: ``RESULT_FIELDS`` or ``EMBEDDING_FIELDS``.
+        own: the fields of a result, such as ``RESULT_FIELDS``.
     """
     return frozenset(own) if result_column is None else frozenset({result_column})
 
@@ -63,7 +61,7 @@ def collision_message(names: Sequence[str], result_column: str | None) -> str:
     )
 
 
-def in_order(names: Iterable[str]) -> list[str]:
-    """Names in the order of a result's fields, any others behind."""
-    given, known = set(names), dict.fromkeys([*RESULT_FIELDS, *EMBEDDING_FIELDS])
-    return [name for name in known if name in given] + sorted(given - known.keys())
+def in_order(names: Iterable[str], own: Sequence[str]) -> list[str]:
+    """Names in the order of a result's fields, then all others."""
+    given = set(names)
+    return [name for name in own if name in given] + sorted(given.difference(own))

@@ -1,7 +1,7 @@
 """The result of a row, and the output line that it becomes."""
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -89,45 +89,51 @@ class Shape(Protocol):
         ...
 
 
+def completion_fields(answer: Answer) -> dict[str, Any]:
+    """The fields of a result that has completions, see ``RESULT_FIELDS``. Several completions become ``choices``.
+
+    ``cached_tokens`` is left out: it may differ when a run is resumed.
+    """
+    usage = {"prompt_tokens": answer.prompt_tokens, "completion_tokens": answer.completion_tokens}
+    first, *others = answer.choices
+    row: dict[str, Any] = {"index": answer.index}
+    if others:
+        choices = [
+            {"index": i, **_completion(each, answer.index, i), **_details(each)}
+            for i, each in enumerate(answer.choices)
+        ]
+        row |= {"choices": choices, "usage": usage}
+    else:
+        row |= {**_completion(first, answer.index, 0), "usage": usage, **_details(first)}
+    if first.prompt_logprobs is not None:
+        row["prompt_logprobs"] = scored_tokens(first.prompt_logprobs)
+    return row
+
+
 @dataclass(frozen=True, slots=True)
 class PlainShape:
-    """The carried fields of the input line and those of ``RESULT_FIELDS``. Several completions become ``choices``.
+    """The carried fields of the input line and those of the result.
 
     Attributes:
-        result_column: the one field that holds ``RESULT_FIELDS``; None: they are fields themselves.
+        result_column: the one field that holds the result's; None: they are fields themselves.
+        fields: the result's own.
     """
 
     result_column: str | None = None
+    fields: Callable[[Answer], dict[str, Any]] = completion_fields
 
     def result(self, answer: Answer) -> dict[str, Any]:
-        """See ``Shape``. ``cached_tokens`` is left out: it may differ when a run is resumed."""
-        usage = {"prompt_tokens": answer.prompt_tokens, "completion_tokens": answer.completion_tokens}
-        first, *others = answer.choices
-        row: dict[str, Any] = {"index": answer.index}
-        if others:
-            choices = [
-                {"index": i, **_completion(each, answer.index, i), **_details(each)}
-                for i, each in enumerate(answer.choices)
-            ]
-            row |= {"choices": choices, "usage": usage}
-        else:
-            row |= {**_completion(first, answer.index, 0), "usage": usage, **_details(first)}
-        if first.prompt_logprobs is not None:
-            row["prompt_logprobs"] = scored_tokens(first.prompt_logprobs)
-        return self._beside(answer.metadata, row)
+        """See ``Shape``."""
+        return self._beside(answer.metadata, self.fields(answer))
 
     def failure(self, row: FailedRow) -> dict[str, Any]:
-        """See ``Shape``."""
-        return self._beside(row.metadata, failure_fields(row))
+        """See ``Shape``. It has the row's place and its error."""
+        message = f"{row.where}: {row.error.message}"
+        own = {"index": row.index, "error": {"code": row.error.code, "message": message}}
+        return self._beside(row.metadata, own)
 
     def _beside(self, carried: Mapping[str, Any], own: dict[str, Any]) -> dict[str, Any]:
         return {**carried, **(own if self.result_column is None else {self.result_column: own})}
-
-
-def failure_fields(row: FailedRow) -> dict[str, Any]:
-    """The fields of a result that say why there is none."""
-    message = f"{row.where}: {row.error.message}"
-    return {"index": row.index, "error": {"code": row.error.code, "message": message}}
 
 
 def _completion(choice: Choice, row: int, number: int) -> dict[str, Any]:

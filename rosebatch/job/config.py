@@ -3,12 +3,21 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from rosebatch.config.run import EncodingFormat, Flag, InputFormat
-from rosebatch.core.pooling_params import PoolingParams
+from rosebatch.config.run import Flag, InputFormat
+
+if TYPE_CHECKING:
+    from rosebatch.io.tasks.task import Task
 
 FILES = "Input and output"
+
+
+def _generate() -> "Task":
+    # Only now: the command line makes flags of the config, and no task.
+    from rosebatch.io.tasks.generate import GENERATE
+
+    return GENERATE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,8 +28,7 @@ class JobConfig:
         input: path, URL, folder or glob; ``-`` for stdin.
         sampling: fields of a row, for the rows that do not say themselves.
         settings: files that some of these values come from. No result may replace one.
-        pooling: rows are embedded, and these are for what they and the model do not say; None: rows are completed.
-        encoding_format: of embeddings.
+        task: what becomes of the rows.
     """
 
     input: str
@@ -74,5 +82,4 @@ class JobConfig:
     quiet: Annotated[bool, Flag("No progress or report on stderr.", FILES, ("--quiet", "-q"))] = False
     sampling: Mapping[str, Any] = field(default_factory=dict)
     settings: tuple[Path, ...] = ()
-    pooling: PoolingParams | None = None
-    encoding_format: EncodingFormat = "float"
+    task: "Task" = field(default_factory=_generate)

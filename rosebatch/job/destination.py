@@ -27,9 +27,7 @@ from rosebatch.io.output import (
     replace_folder,
 )
 from rosebatch.io.parquet import (
-    EMBEDDING_TYPES,
     PART_NAME,
-    RESULT_TYPES,
     Carried,
     Rows,
     columns_without_a_type,
@@ -257,14 +255,14 @@ def placement_of(destination: Destination, reader: PromptReader, rows_per_file: 
     if carried is not None and (refused := columns_without_a_type(carried.columns, writer)):
         columns = ", ".join(f"{name} ({carried.columns.field(name).type})" for name in refused)
         raise FlagError(f"{path}: its format has no type for {columns}: leave them out with --columns")
-    types = RESULT_TYPES if reader.pooling is None else EMBEDDING_TYPES
+    types = reader.task.types()
     write: Callable[[Path, Rows], None] = partial(
         write_parquet, types=types, carried=carried, result_column=column, writer=writer
     )
     if to_folder:
         limit = rows_per_file or _ROWS_PER_FILE
         write = partial(write_parquet_parts, rows_per_file=limit, types=types, carried=carried, result_column=column)
-    kept = None if carried is None else reader.result_names if column is None else (column,)
+    kept = None if carried is None else reader.task.result_fields if column is None else (column,)
     return Placement(path, write, kept, place=place)
 
 

@@ -30,7 +30,7 @@ def build_manifest(
     return_token_ids: bool,
     echo_model: bool,
     shard: str | None = None,
-    embedding: Mapping[str, Any] | None = None,
+    task: Mapping[str, Any] = {},
 ) -> Callable[[], dict[str, Any]]:
     """Begin to make the manifest of a run. The returned function waits for the hash of the weights and gives it.
 
@@ -49,7 +49,7 @@ def build_manifest(
         return_token_ids: whether rows have ``token_ids``.
         echo_model: whether answers name the model of their request.
         shard: which share of the rows the run has; None for all.
-        embedding: what vectors are, and how they are written; None if rows are completed.
+        task: see ``rosebatch.io.tasks.task.Task.description``.
 
     Raises:
         UserError: ``SOURCE_DATE_EPOCH`` is no time.
@@ -69,8 +69,7 @@ def build_manifest(
     }
     if shard is not None:
         values["shard"] = shard
-    if embedding is not None:
-        values["embedding"] = dict(embedding)
+    values |= task
 
     def wait() -> dict[str, Any]:
         whole = {**values, "model": {"name": facts.name, "fingerprint": fingerprint()}}

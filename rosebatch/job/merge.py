@@ -4,11 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from rosebatch.core.errors import FlagError, UserError
-from rosebatch.core.pooling_params import PoolingParams
 from rosebatch.io.columns import Columns
 from rosebatch.io.merged_parts import MergedParts
 from rosebatch.io.part_file import PartFile
 from rosebatch.io.reader import PromptReader
+from rosebatch.io.tasks.embed import Embed
+from rosebatch.io.tasks.generate import GENERATE
 from rosebatch.job.config import JobConfig
 from rosebatch.job.destination import find_destination, placement_of
 from rosebatch.job.manifest import differences
@@ -18,6 +19,8 @@ from rosebatch.job.target import Target
 
 # Missing shards or rows that a message names.
 _MAX_NAMED = 8
+# Tasks that manifests name.
+_DESCRIBED = (Embed(),)
 _OF_A_SHARD = {"shard", "created"}
 
 
@@ -47,8 +50,8 @@ def merge_shards(job: JobConfig) -> tuple[int, int]:
         job = replace(job, input_format=first["input_format"], result_column=first["result_column"])
         columns = first["columns"]
         names = Columns.of(columns["prompt"], columns["id"], columns["carried"])
-        pooling = PoolingParams() if "embedding" in first else None
-        reader = PromptReader(job.input, {}, job.input_format, job.result_column, names, pooling)
+        task = next((each for each in _DESCRIBED if each.description({}).keys() <= first.keys()), GENERATE)
+        reader = PromptReader(job.input, {}, job.input_format, job.result_column, names, task)
         for part in parts:
             _require_alike(parts[0], part)
         if reader.digest() != first["input"]:

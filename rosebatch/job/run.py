@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,15 @@ from typing import Any
 from rosebatch.config.byte_sizes import in_bytes
 from rosebatch.config.run import EncodingFormat, InputFormat, RunConfig
 from rosebatch.core.errors import FlagError, InterruptionError, LostProcessError, RowError, UserError
-from rosebatch.core.pooling_params import PLAIN, PoolingParams
+from rosebatch.core.pooling_params import PoolingParams
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.io.columns import Columns
-from rosebatch.io.embeddings import EmbeddingShape
 from rosebatch.io.fields import SAMPLING_FIELDS, fields_of, sampling_params, with_defaults
 from rosebatch.io.openai.lines import BatchShape
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.results import PlainShape, Shape
+from rosebatch.io.tasks.embed import Embed
+from rosebatch.io.tasks.generate import GENERATE
 from rosebatch.job.config import JobConfig
 from rosebatch.job.destination import Destination, errors_of, find_destination, open_output
 from rosebatch.job.manifest import build_manifest
@@ -144,8 +145,7 @@ def run_file(
         seed=seed,
         quiet=quiet,
         sampling=dict(given or {}),
-        pooling=pooling,
-        encoding_format=encoding_format,
+        task=GENERATE if pooling is None else Embed(pooling, encoding_format),
     )
     if isinstance(model, Loaded):
         if engine:
@@ -177,7 +177,7 @@ def run_job(
         raise FlagError("--strict with --ray is not supported: another machine may lack the input; use rosebatch check")
     # Read before the model is looked for: a missing file is the likelier mistake.
     columns = Columns.of(job.prompt_column, job.id_column, job.columns)
-    reader = PromptReader(job.input, job.sampling, job.input_format, job.result_column, columns, job.pooling)
+    reader = PromptReader(job.input, job.sampling, job.input_format, job.result_column, columns, job.task)
     shard = None if job.shard is None else Shard.parse(job.shard)
     if shard is not None:
         reader.serves = shard.has
@@ -186,7 +186,8 @@ def run_job(
     making = _service(model, quiet=job.quiet)
     imported = time.perf_counter()
     with making as service:
-        _require_able(job, reader, service)
+        if not reader.is_batch:
+            job.task.require_able(service.facts.refused, service.facts.prompt_names)
         if own := service.facts.sampling:
             job = replace(job, sampling=with_defaults(job.sampling, own))
             reader.defaults = job.sampling
@@ -226,7 +227,8 @@ def run_job(
                     resumed=resumed,
                     enabled=not job.quiet,
                     places=service.places,
-                    counts="output" if job.pooling is None else "prompt",
+                    counts=job.task.counts,
+                    doing=job.task.doing,
                 ) as progress,
             ):
                 lines = Lines(_shape(job, reader, service, created), job.return_token_ids)
@@ -247,7 +249,7 @@ def run_job(
     report = build_report(
         tally,
         served.stats,
-        {**served.description, "sampling": dict(job.sampling), **_embedding(job, service)},
+        {**served.description, "sampling": dict(job.sampling), **job.task.description(service.facts.pooling)},
         startup,
         time.perf_counter() - begun,
         resumed,
@@ -269,33 +271,7 @@ def _shape(job: JobConfig, reader: PromptReader, service: Service, created: int)
     """How results are written."""
     if reader.is_batch:
         return BatchShape(service.facts.name, created, job.echo_model)
-    if job.pooling is not None:
-        return EmbeddingShape(job.result_column, job.encoding_format)
-    return PlainShape(job.result_column)
-
-
-def _require_able(job: JobConfig, reader: PromptReader, service: Service) -> None:
-    """Check that the model can do what the job asks for; of a batch, each line asks for itself.
-
-    Raises:
-        UserError: it cannot.
-    """
-    refused, embeds = service.facts.refused, job.pooling is not None
-    named = job.pooling is not None and job.pooling.pooling is not None
-    why = refused.get("embed" if embeds else "generate")
-    if why and not named and not reader.is_batch:
-        raise UserError(why)
-    name, known = job.pooling and job.pooling.prompt_name, service.facts.prompt_names
-    if name is not None and name not in known:
-        raise FlagError(f"--prompt-name {name}: the model has {'only ' + ', '.join(known) if known else 'no prompts'}")
-
-
-def _embedding(job: JobConfig, service: Service) -> dict[str, Any]:
-    """What the vectors of the job are, for report and manifest; nothing if rows are completed."""
-    if job.pooling is None:
-        return {}
-    decided = job.pooling.over(PoolingParams(**service.facts.pooling)).over(PLAIN)
-    return {"embedding": {**asdict(decided), "encoding_format": job.encoding_format}}
+    return PlainShape(job.result_column, job.task.result)
 
 
 def _machine(served: Served) -> dict[str, Any]:
@@ -355,7 +331,7 @@ def _manifest(
         return_token_ids=job.return_token_ids,
         echo_model=job.echo_model,
         shard=job.shard,
-        **_embedding(job, service),
+        task=job.task.description(service.facts.pooling),
     )
 
 
@@ -367,9 +343,7 @@ def _already_complete(job: JobConfig, found: OutputManifest) -> JobResult:
 
 def _require_flags_apply(job: JobConfig, reader: PromptReader, destination: Destination) -> None:
     """Check that no flag was given that means nothing for these files."""
-    if job.encoding_format != "float" and (reader.is_batch or destination.to_table):
-        what = "an OpenAI batch: its lines say it themselves" if reader.is_batch else "a table: it holds numbers"
-        raise FlagError(f"--encoding-format has no meaning for {what}")
+    job.task.require_applies(is_batch=reader.is_batch, to_table=destination.to_table)
     if reader.is_batch and (job.result_column is not None or reader.columns != Columns()):
         flag = "--prompt-column, --id-column or --columns" if job.result_column is None else "--result-column"
         raise FlagError(f"{flag} has no meaning for an OpenAI batch: its answers have a form of their own")

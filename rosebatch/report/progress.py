@@ -29,6 +29,7 @@ class Progress:
         enabled: False prints nothing.
         places: names of the devices that finish rows, if there are several: each has a line of its own.
         counts: which tokens are counted: ``output``, or ``prompt`` where nothing is generated.
+        doing: what the bar is called.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Progress:
         enabled: bool = True,
         places: Sequence[str] = (),
         counts: Literal["output", "prompt"] = "output",
+        doing: str = "generating",
     ) -> None:
         self._total = total
         self._resumed = resumed
@@ -51,6 +53,7 @@ class Progress:
         self._bar: Any = None
         self._task: Any = None
         self.counts = counts
+        self._doing = doing
         self._places = [_Place(name) for name in places]
 
     def __enter__(self) -> "Progress":
@@ -69,7 +72,7 @@ class Progress:
                 transient=True,
             )
             self._task = self._bar.add_task(
-                "embedding" if self.counts == "prompt" else "generating",
+                self._doing,
                 total=self._total,
                 completed=self._rows,
                 rate="",

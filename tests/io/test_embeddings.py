@@ -12,17 +12,18 @@ import pytest
 from rosebatch.core.errors import FlagError, RowError
 from rosebatch.core.pooling_params import PoolingParams
 from rosebatch.io.columns import Columns
-from rosebatch.io.embeddings import EmbeddingShape, parse_embedding_row
-from rosebatch.io.parquet import EMBEDDING_TYPES, write_parquet
+from rosebatch.io.parquet import write_parquet
 from rosebatch.io.parse import Record, RowParser
 from rosebatch.io.reader import PromptReader
-from rosebatch.io.results import Answer
+from rosebatch.io.results import Answer, PlainShape
 from rosebatch.io.rows import FailedRow, PromptRow
 from rosebatch.io.table_values import BadValues, TextValues
+from rosebatch.io.tasks.embed import Embed
+from rosebatch.io.tasks.generate import GENERATE
 
 
 def parse(values, **options):
-    return parse_embedding_row(values, index=3, where="line 4", **options)
+    return Embed().parse(values, index=3, where="line 4", defaults={}, **options)
 
 
 def answer_of(vector, **metadata):
@@ -60,7 +61,7 @@ def test_a_row():
 )
 def test_rows_of_every_kind_carry_the_same(content, columns):
     """Rows of CSV, and those with named columns, lost what only a generation's result has for itself."""
-    row = RowParser(False, {}, columns=columns, pooling=PoolingParams()).parse(Record(0, "row 1", content, 1))
+    row = RowParser(False, {}, columns=columns, task=Embed()).parse(Record(0, "row 1", content, 1))
     is_line = isinstance(content, bytes)
     assert (row.metadata["text"], "usage" in row.metadata, "prompt" in row.metadata) == ("t", False, not is_line)
 
@@ -75,7 +76,7 @@ def test_settings_that_are_not_carried(tmp_path, kind):
     else:
         csv = "prompt,dimensions,prompt_name,x\na,4,query,y\n"
         path.write_text(csv if kind == "csv" else msgspec.json.encode(table.to_pylist()[0]).decode())
-    (row,) = PromptReader(str(path), {}, columns=Columns(carried=("x",)), pooling=PoolingParams())
+    (row,) = PromptReader(str(path), {}, columns=Columns(carried=("x",)), task=Embed())
     assert (row.pooling, row.metadata) == (PoolingParams(dimensions=4, prompt_name="query"), {"x": "y"})
 
 
@@ -118,7 +119,7 @@ def test_refused(values, code, message):
 
 def test_flags_are_for_what_a_row_leaves_open():
     """A flag that won over the row's own field would cut vectors that ask to be longer."""
-    parser = RowParser(False, {}, pooling=PoolingParams(pooling="mean", dimensions=3))
+    parser = RowParser(False, {}, task=Embed(PoolingParams(pooling="mean", dimensions=3)))
     rows = [
         parser.parse(Record(i, "", line, 1))
         for i, line in enumerate([b'{"prompt":"a"}', b'{"prompt":"a","dimensions":9}'])
@@ -136,7 +137,7 @@ VECTOR = np.array([0.1, 1 / 3, -2e-45, 1e-7, 3.4028235e38, -0.0, 16777217.0], np
 @pytest.mark.parametrize("encoding_format", ["float", "base64"])
 def test_vectors_survive_the_text(encoding_format):
     """Numbers with too few digits would be others for whoever reads them as fp32."""
-    shape = EmbeddingShape(encoding_format=encoding_format)
+    shape = PlainShape(None, Embed(encoding_format=encoding_format).result)
     line = msgspec.json.decode(msgspec.json.encode(shape.result(answer_of(VECTOR, label=1))))
     found = line.pop("embedding")
     found = np.frombuffer(b64decode(found), "<f4") if encoding_format == "base64" else np.array(found, np.float32)
@@ -146,7 +147,7 @@ def test_vectors_survive_the_text(encoding_format):
 
 def test_a_column_of_results():
     """Carried fields may then have any names."""
-    shape = EmbeddingShape("found")
+    shape = PlainShape("found", Embed().result)
     assert shape.result(answer_of([1.0], embedding="own")) == {
         "embedding": "own",
         "found": {"index": 3, "embedding": [1.0], "usage": {"prompt_tokens": 5}},
@@ -160,12 +161,12 @@ def test_a_column_of_results():
 
 def test_parquet_holds_lists_of_fp32(tmp_path):
     """Numbers of fp64 take twice the space, and a file of error rows alone must have the same types."""
-    shape, path = EmbeddingShape(), tmp_path / "out.parquet"
+    shape, path = PlainShape(None, Embed().result), tmp_path / "out.parquet"
     failed = shape.failure(parse({"prompt": ""}))
     for name, rows in {"both": [shape.result(answer_of(VECTOR)), failed], "failed": [failed]}.items():
         path = tmp_path / f"{name}.parquet"
         lines = [msgspec.json.encode(row) for row in rows]
-        write_parquet(path, lambda lines=lines: iter(lines), types=EMBEDDING_TYPES)
+        write_parquet(path, lambda lines=lines: iter(lines), types=Embed().types())
         table = pq.read_table(path)
         assert table.schema.field("embedding").type == pa.list_(pa.float32())
         assert table.column_names == ["index", "embedding", "usage", "error"]
@@ -178,6 +179,6 @@ def test_names_that_only_one_kind_of_job_takes(tmp_path):
     """A column of earlier answers must not stop an embedding job, nor one of vectors a completion."""
     path = tmp_path / "in.jsonl"
     path.write_text('{"prompt": "a", "text": "b", "embedding": [1.0]}\n')
-    for pooling, taken in ((None, "text"), (PoolingParams(), "embedding")):
+    for task, taken in ((GENERATE, "text"), (Embed(), "embedding")):
         with pytest.raises(FlagError, match=f"these names too: {taken}\\."):
-            PromptReader(str(path), {}, pooling=pooling).require_free_names()
+            PromptReader(str(path), {}, task=task).require_free_names()

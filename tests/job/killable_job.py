@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from rosebatch.core.errors import UserError
-from rosebatch.core.pooling_params import PoolingParams
+from rosebatch.io.tasks.embed import Embed
 from rosebatch.job.config import JobConfig
 from rosebatch.job.run import run_file, run_job
 from rosebatch.llm.llm import LLM
@@ -31,7 +31,7 @@ def main(
     engine = make_engine(model, seqs=8, blocks=400 if form else 200, vocab_size=tokenizer.backend.get_vocab_size())
     launched = launch_fake(engine, tokenizer)
     if embeds:
-        job = JobConfig(input=source, output=target, resume=True, quiet=True, pooling=PoolingParams(), **options)
+        job = JobConfig(input=source, output=target, resume=True, quiet=True, task=Embed(), **options)
         run_job(job, LLM.of(launched))
     else:
         run_file(source, target, model=LLM.of(launched), resume=True, **options)

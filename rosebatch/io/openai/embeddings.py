@@ -7,11 +7,11 @@ import msgspec
 
 from rosebatch.config.run import EncodingFormat
 from rosebatch.core.sampling_params import GREEDY
-from rosebatch.io.embeddings import encoded, pooling_params
 from rosebatch.io.openai.completions import prompts_of
 from rosebatch.io.openai.endpoint import Asked, Endpoint
 from rosebatch.io.openai.fields import checked, ignored_fields
 from rosebatch.io.results import Answer
+from rosebatch.io.tasks.embed import encoded, pooling_params
 
 _FORMAT = "encoding_format"
 

@@ -168,7 +168,7 @@ def _reply(link: Link, question: m.CountBad | m.Fingerprint, plan: "LaunchPlan")
             question.input_format,
             question.result_column,
             question.columns,
-            question.pooling,
+            question.task,
         )
         _answer(link, lambda: str(check_file(reader, plan, sys.stderr, strict=True).errors.total()))
     else:

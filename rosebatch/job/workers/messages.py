@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rosebatch.config.run import InputFormat, RunConfig
-from rosebatch.core.pooling_params import PoolingParams
 from rosebatch.engine.metrics.stats import EngineStats
 from rosebatch.io.columns import Columns
 from rosebatch.io.output import Encode
 from rosebatch.io.parse import Record
+from rosebatch.io.tasks.task import Task
 from rosebatch.job.model_info import ModelInfo
 from rosebatch.job.serving import Parse, Serving
 from rosebatch.job.workers.chunk import unpack
@@ -53,7 +53,7 @@ class CountBad:
     input_format: InputFormat
     result_column: str | None
     columns: Columns
-    pooling: PoolingParams | None
+    task: Task
 
 
 @dataclass(frozen=True, slots=True)

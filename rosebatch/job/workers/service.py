@@ -68,7 +68,7 @@ class Workers:
                 reader.input_format,
                 reader.result_column,
                 reader.columns,
-                reader.pooling,
+                reader.task,
             )
         )
         return int(self._pool.answer())

@@ -1,0 +1,118 @@
+"""Each prompt is embedded: its result is a vector."""
+
+from array import array
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from msgspec.structs import replace
+
+from rosebatch.config.run import EncodingFormat
+from rosebatch.core.errors import FlagError, RowError
+from rosebatch.core.pooling_params import PLAIN, PoolingParams
+from rosebatch.io.results import Answer
+from rosebatch.io.rows import FailedRow, PromptRow
+from rosebatch.io.tasks.task import PromptFields, Task
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class _Fields(PromptFields):
+    dimensions: int | None = None
+    prompt_name: str | None = None
+
+
+@dataclass(frozen=True)
+class Embed(Task):
+    """See ``Task``.
+
+    Attributes:
+        pooling: for what a row and the model leave open.
+        encoding_format: of vectors in JSONL.
+    """
+
+    name: ClassVar[str] = "embed"
+    doing: ClassVar[str] = "embedding"
+    fields: ClassVar[type[PromptFields]] = _Fields
+    result_fields: ClassVar[tuple[str, ...]] = ("index", "embedding", "usage", "error")
+    pooling: PoolingParams = field(default_factory=PoolingParams)
+    encoding_format: EncodingFormat = "float"
+
+    def types(self) -> Mapping[str, "pa.DataType"]:
+        """See ``Task``."""
+        import pyarrow as pa
+
+        from rosebatch.io.parquet import RESULT_TYPES
+
+        return {
+            "index": pa.int64(),
+            "embedding": pa.list_(pa.float32()),
+            "usage": pa.struct([("prompt_tokens", pa.int64())]),
+            "error": RESULT_TYPES["error"],
+        }
+
+    def result(self, answer: Answer) -> dict[str, Any]:
+        """See ``Task``."""
+        (embedding,) = answer.embeddings
+        own = {"index": answer.index, "embedding": encoded(embedding, self.encoding_format)}
+        return {**own, "usage": {"prompt_tokens": answer.prompt_tokens}}
+
+    def asks(self, line: _Fields) -> dict[str, Any]:
+        """See ``Task``."""
+        return {**super().asks(line), "pooling": pooling_params(line.dimensions, line.prompt_name)}
+
+    def with_defaults(self, row: PromptRow | FailedRow) -> PromptRow | FailedRow:
+        """See ``Task``."""
+        if isinstance(row, FailedRow) or row.pooling is None:
+            return row
+        return replace(row, pooling=row.pooling.over(self.pooling))
+
+    def require_able(self, refused: Mapping[str, str], prompt_names: Sequence[str]) -> None:
+        """See ``Task``. A pooling that was named replaces one of the model's that is not served."""
+        if self.pooling.pooling is None:
+            super().require_able(refused, prompt_names)
+        self.require_prompt(prompt_names)
+
+    def require_prompt(self, known: Sequence[str]) -> None:
+        """Check that the model has the prompt.
+
+        Raises:
+            FlagError: it has not.
+        """
+        name = self.pooling.prompt_name
+        if name is not None and name not in known:
+            has = f"only {', '.join(known)}" if known else "no prompts"
+            raise FlagError(f"--prompt-name {name}: the model has {has}")
+
+    def require_applies(self, *, is_batch: bool, to_table: bool) -> None:
+        """See ``Task``."""
+        if self.encoding_format != "float" and (is_batch or to_table):
+            what = "an OpenAI batch: its lines say it themselves" if is_batch else "a table: it holds numbers"
+            raise FlagError(f"--encoding-format has no meaning for {what}")
+
+    def description(self, pooling: Mapping[str, Any]) -> dict[str, Any]:
+        """See ``Task``."""
+        decided = self.pooling.over(PoolingParams(**pooling)).over(PLAIN)
+        return {"embedding": {**asdict(decided), "encoding_format": self.encoding_format}}
+
+
+def pooling_params(dimensions: int | None, prompt_name: str | None = None) -> PoolingParams:
+    """What a request asks for.
+
+    Raises:
+        RowError: its dimensions are impossible.
+    """
+    try:
+        return PoolingParams(dimensions=dimensions, prompt_name=prompt_name)
+    except ValueError as error:
+        raise RowError("invalid_dimensions", str(error)) from None
+
+
+def encoded(embedding: "array[float]", encoding_format: EncodingFormat) -> list[float] | str:
+    """Numbers of fp32, or their bytes, lowest first, as base64. A reader of either gets the same fp32 again."""
+    if encoding_format == "float":
+        return embedding.tolist()
+    return b64encode(np.asarray(embedding, "<f4").tobytes()).decode()

@@ -1,0 +1,50 @@
+"""Each prompt is completed."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from rosebatch.io.result_names import RESULT_FIELDS
+from rosebatch.io.results import Answer, completion_fields
+from rosebatch.io.rows import REQUEST_FIELDS, FailedRow, PromptRow, carried_fields, parse_row
+from rosebatch.io.tasks.task import Task
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True)
+class Generate(Task):
+    """See ``Task``."""
+
+    name: ClassVar[str] = "generate"
+    doing: ClassVar[str] = "generating"
+    counts: ClassVar[Literal["output", "prompt"]] = "output"
+    samples: ClassVar[bool] = True
+    result_fields: ClassVar[tuple[str, ...]] = RESULT_FIELDS
+
+    @property
+    def request_fields(self) -> frozenset[str]:
+        """See ``Task``."""
+        return REQUEST_FIELDS
+
+    def types(self) -> Mapping[str, "pa.DataType"]:
+        """See ``Task``."""
+        from rosebatch.io.parquet import RESULT_TYPES
+
+        return RESULT_TYPES
+
+    def result(self, answer: Answer) -> dict[str, Any]:
+        """See ``Task``."""
+        return completion_fields(answer)
+
+    def parse(self, values: object, **options: Any) -> PromptRow | FailedRow:
+        """See ``rosebatch.io.rows.parse_row``."""
+        return parse_row(values, **options)
+
+    def carried(self, values: Mapping[str, Any], keep_prompt: bool, result_column: str | None) -> dict[str, Any]:
+        """See ``Task``."""
+        return carried_fields(values, keep_prompt, result_column)
+
+
+GENERATE = Generate()

@@ -1,0 +1,158 @@
+"""What a job makes of each prompt: which fields a row may have, and which its result has."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import msgspec
+
+from rosebatch.core.errors import RowError, UserError
+from rosebatch.core.sampling_params import GREEDY
+from rosebatch.io.fields import Message, plain_message, prompt_options, to_struct
+from rosebatch.io.result_names import require_no_collision, reserved_names
+from rosebatch.io.results import Answer
+from rosebatch.io.rows import PROMPT_FIELDS, FailedRow, PromptRow
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class PromptFields(msgspec.Struct):
+    """The fields of a row that only has a prompt. All others are carried through to the result."""
+
+    id: str | int | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    truncate_prompt_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a job makes of each prompt. Unless a task overrides it, a row is a prompt to which nothing is generated.
+
+    Workers get it pickled.
+
+    Attributes:
+        name: of its command.
+        doing: the same as a progress bar shows it.
+        counts: which tokens progress counts.
+        samples: whether rows have sampling fields.
+        fields: of a row.
+        result_fields: of a result, beside the carried ones. They are in this order.
+    """
+
+    name: ClassVar[str]
+    doing: ClassVar[str]
+    counts: ClassVar[Literal["output", "prompt"]] = "prompt"
+    samples: ClassVar[bool] = False
+    fields: ClassVar[type[PromptFields]] = PromptFields
+    result_fields: ClassVar[tuple[str, ...]]
+
+    @property
+    def request_fields(self) -> frozenset[str]:
+        """Fields of a row that are for the task: its result does not take them over."""
+        return _request_fields(self.fields)
+
+    def types(self) -> Mapping[str, "pa.DataType"]:
+        """The types of the result's fields in a table."""
+        raise NotImplementedError
+
+    def result(self, answer: Answer) -> dict[str, Any]:
+        """The result's own fields in a line."""
+        raise NotImplementedError
+
+    def asks(self, line: Any) -> dict[str, Any]:
+        """Fields of ``PromptRow`` that follow from a line, beside the prompt's.
+
+        Args:
+            line: the checked line, of type ``fields``.
+
+        Raises:
+            RowError: what the line asks for is impossible.
+        """
+        return {"sampling": GREEDY}
+
+    def parse(
+        self,
+        values: object,
+        *,
+        index: int,
+        where: str,
+        defaults: Mapping[str, Any],
+        keep_prompt: bool = False,
+        result_column: str | None = None,
+    ) -> PromptRow | FailedRow:
+        """Check one line; arguments as of ``rosebatch.io.rows.parse_row``."""
+        if not isinstance(values, dict):
+            error = RowError("invalid_line", f"expected a JSON object, got {type(values).__name__}")
+            return FailedRow(index=index, where=where, metadata={}, error=error)
+        metadata = self.carried(values, keep_prompt, result_column)
+        try:
+            require_no_collision(values, result_column, self.result_fields)
+            line = to_struct(values, self.fields)
+            # Nothing answers the chat.
+            line.add_generation_prompt = bool(line.add_generation_prompt)
+            given = [name for name in PROMPT_FIELDS if getattr(line, name) is not None]
+            if len(given) != 1:
+                what = "none" if not given else " and ".join(given)
+                raise RowError("missing_prompt", f"expected one of prompt, messages, prompt_token_ids; got {what}")
+            if not getattr(line, given[0]):
+                raise RowError("empty_prompt", f"{given[0]} is empty")
+            chat = line.messages is not None
+            known = {name: value for name, value in values.items() if name in self.request_fields}
+            return PromptRow(
+                index=index,
+                where=where,
+                metadata=metadata,
+                id=line.id,
+                options=prompt_options(line, {"add_generation_prompt": False, **known} if chat else known, chat=chat),
+                prompt=line.prompt,
+                messages=[plain_message(message) for message in values["messages"]] if chat else None,
+                prompt_token_ids=line.prompt_token_ids,
+                **self.asks(line),
+            )
+        except RowError as error:
+            return FailedRow(index=index, where=where, metadata=metadata, error=error)
+
+    def carried(self, values: Mapping[str, Any], keep_prompt: bool, result_column: str | None) -> dict[str, Any]:
+        """The fields of a row that its result takes over; arguments as of ``parse``."""
+        dropped = reserved_names(result_column, self.result_fields)
+        dropped = dropped if keep_prompt else dropped | self.request_fields
+        return {name: value for name, value in values.items() if name not in dropped}
+
+    def with_defaults(self, row: PromptRow | FailedRow) -> PromptRow | FailedRow:
+        """The row, with the job's own parameters for what it leaves open. Requests of a batch come here too."""
+        return row
+
+    def require_able(self, refused: Mapping[str, str], prompt_names: Sequence[str]) -> None:
+        """Check that the model can do this.
+
+        Args:
+            refused: why it cannot do a task, by the task's name.
+            prompt_names: of the texts that the model wants before what it embeds.
+
+        Raises:
+            UserError: it cannot.
+        """
+        if why := refused.get(self.name):
+            raise UserError(why)
+
+    def require_applies(self, *, is_batch: bool, to_table: bool) -> None:
+        """Check that the task's flags mean something for an OpenAI batch, or for an output that is a table.
+
+        Raises:
+            FlagError: one does not.
+        """
+
+    def description(self, pooling: Mapping[str, Any]) -> dict[str, Any]:
+        """What report and manifest say of the task; ``pooling`` is the model's own."""
+        return {}
+
+
+@cache
+def _request_fields(fields: type[PromptFields]) -> frozenset[str]:
+    return frozenset(fields.__struct_fields__) - {"id"}
