@@ -40,7 +40,7 @@ def run_ours(plan: LaunchPlan, prompts: list[list[list[int]]], params: PoolingPa
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         started = time.perf_counter()
-        done = sum(completion.embedding is not None for completion in launched.engine.run(requests))
+        done = sum(completion.pooled is not None for completion in launched.engine.run(requests))
         seconds.append(time.perf_counter() - started)
         assert done == len(run), "every prompt is embedded"
     return {"seconds": seconds[1:], "engine": launched.description}

@@ -19,7 +19,7 @@ class Request:
         id: chosen by the caller, who finds the completions by it; unique among unfinished requests.
         prompt_token_ids: at least one token.
         sampling: ``n`` completions are generated.
-        pooling: the prompt is embedded, and nothing generated; None for no embedding.
+        pooling: the hidden states of the prompt are pooled, and nothing is generated; None: tokens are generated.
     """
 
     id: int
@@ -128,7 +128,7 @@ class Completion:
         token_times: when each token was known to the host. Tokens of one decode window have the same time.
         prompt_logprobs: of the prompt's tokens from the second on; only the first sample has them.
         finish_reason: ``stop``, ``length``, ``error``, or ``embedded``.
-        embedding: of the prompt, fp32, if that was asked for.
+        pooled: the vector of the prompt, fp32, if its states are pooled.
         error: why it cannot be used: it does not match its grammar, or its logits are not finite. None if it can.
     """
 
@@ -142,7 +142,7 @@ class Completion:
     token_times: Sequence[float] = ()
     logprobs: Sequence[Logprobs] = ()
     prompt_logprobs: tuple[Logprobs, ...] = ()
-    embedding: "array[float] | None" = None
+    pooled: "array[float] | None" = None
     error: RowError | None = None
 
     @property

@@ -58,7 +58,7 @@ class Engine:
             scheduler with separate decodes.
         hidden_size: length of a hidden state; None if no request has more dimensions.
         generates: whether the model has an output projection; without, it embeds only.
-        pooling: the defaults of requests for embeddings.
+        pooling: the defaults of requests whose states are pooled.
         refuses_pooling: why requests have to name their pooling; None if they need not.
 
     Attributes:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from rosebatch.io.rows import FailedRow
-from rosebatch.io.tools import ToolCall, told_calls
+from rosebatch.io.tools import ToolCall, call_fields
 
 
 class ScoredToken(NamedTuple):
@@ -58,7 +58,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """The completions of a row, or the embedding of each of its prompts, fp32.
+    """The completions of a row, or the pooled state of each of its prompts, fp32.
 
     ``index`` and ``metadata`` are the row's; tokens are counted over all choices.
     """
@@ -69,12 +69,12 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
-    embeddings: Sequence["array[float]"] = ()
+    pooled: Sequence["array[float]"] = ()
 
     @property
     def finish_reasons(self) -> list[str]:
-        """Of each choice or embedding."""
-        return [choice.finish_reason for choice in self.choices] + ["embedded"] * len(self.embeddings)
+        """Of each choice or vector."""
+        return [choice.finish_reason for choice in self.choices] + ["embedded"] * len(self.pooled)
 
 
 class Shape(Protocol):
@@ -141,7 +141,7 @@ def _completion(choice: Choice, row: int, number: int) -> dict[str, Any]:
     if choice.reasoning is not None:
         found["reasoning_content"] = choice.reasoning
     if choice.tool_calls:
-        found["tool_calls"] = told_calls(choice.tool_calls, row, number)
+        found["tool_calls"] = call_fields(choice.tool_calls, row, number)
     return {**found, "finish_reason": choice.finish_reason}
 
 

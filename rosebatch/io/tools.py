@@ -121,7 +121,7 @@ def tool_use(
     return ToolUse(tuple(given), kind, named, parallel is not False)
 
 
-def told_calls(calls: Sequence[ToolCall], row: int, choice: int) -> list[dict[str, Any]]:
+def call_fields(calls: Sequence[ToolCall], row: int, choice: int) -> list[dict[str, Any]]:
     """Calls as the chat API writes them. Their ids follow from their place, so that a resumed run gives the same.
 
     Args:

@@ -19,12 +19,12 @@ def answer(served: ServedRow, tokenizer: Tokenizer | None, *, return_token_ids: 
     row, n = served.prepared.row, served.prepared.row.sampling.n
     # The first completion of each prompt has what concerns the prompt.
     firsts = served.completions[::n]
-    embeddings = [done.embedding for done in served.completions if done.embedding is not None]
+    pooled = [done.pooled for done in served.completions if done.pooled is not None]
     return Answer(
         index=row.index,
         metadata=row.metadata,
         choices=[]
-        if embeddings
+        if pooled
         else [
             _choice(
                 served.prepared.prompts[number // n],
@@ -39,7 +39,7 @@ def answer(served: ServedRow, tokenizer: Tokenizer | None, *, return_token_ids: 
         prompt_tokens=sum(len(done.request.prompt_token_ids) for done in firsts),
         completion_tokens=sum(len(done.token_ids) for done in served.completions),
         cached_tokens=sum(done.cached_tokens for done in firsts),
-        embeddings=embeddings,
+        pooled=pooled,
     )
 
 
@@ -53,12 +53,12 @@ def _choice(
     return_token_ids: bool,
 ) -> Choice:
     token_ids, sampling = list(completion.token_ids), prompt.sampling
-    told, finish_reason, logprobs, prompt_logprobs = _NOTHING, completion.finish_reason, None, None
+    content, finish_reason, logprobs, prompt_logprobs = _NOTHING, completion.finish_reason, None, None
     if tokenizer is not None and whole is not None:
-        told = tell(whole, prompt, token_ids, tokenizer)
+        content = parse_text(whole, prompt, token_ids, tokenizer)
         # Only the whole text shows a stop string in the last characters of a completion that reached its length.
-        finish_reason = "stop" if told.cut else finish_reason
-        if told.calls and finish_reason == "stop":
+        finish_reason = "stop" if content.cut else finish_reason
+        if content.calls and finish_reason == "stop":
             finish_reason = "tool_calls"
         if sampling.logprobs is not None:
             logprobs = [_scored(*scored, tokenizer) for scored in completion.logprobs]
@@ -66,20 +66,20 @@ def _choice(
             prompt_logprobs = [_scored(prompt.token_ids[0], None, (), tokenizer)]
             prompt_logprobs += [_scored(*scored, tokenizer) for scored in first.prompt_logprobs]
     return Choice(
-        text=None if told.text is None else prompt.echo + told.text,
+        text=None if content.text is None else prompt.echo + content.text,
         finish_reason=finish_reason,
         token_ids=token_ids if return_token_ids else None,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         echo=bool(prompt.echo),
-        reasoning=told.reasoning,
+        reasoning=content.reasoning,
         reasoning_tokens=0 if whole is None or isinstance(whole, str) else whole.reasoning_tokens,
-        tool_calls=told.calls,
+        tool_calls=content.calls,
     )
 
 
-class Told(NamedTuple):
-    """What a choice says; ``cut`` is whether a stop string ended it."""
+class Content(NamedTuple):
+    """The parts of a completion; ``cut`` is whether a stop string ended it."""
 
     text: str | None
     reasoning: str | None = None
@@ -87,11 +87,13 @@ class Told(NamedTuple):
     cut: bool = False
 
 
-_NOTHING = Told(None)
+_NOTHING = Content(None)
 
 
-def tell(whole: str | ChatText, prompt: PreparedPrompt, token_ids: Sequence[int], tokenizer: Tokenizer) -> Told:
-    """What a completion says.
+def parse_text(
+    whole: str | ChatText, prompt: PreparedPrompt, token_ids: Sequence[int], tokenizer: Tokenizer
+) -> Content:
+    """The parts of a completion's text.
 
     Args:
         whole: its text, stop strings included.
@@ -103,32 +105,32 @@ def tell(whole: str | ChatText, prompt: PreparedPrompt, token_ids: Sequence[int]
         skip = sampling.skip_special_tokens or not isinstance(whole, str)
         protected = len(tokenizer.decode(token_ids[: sampling.min_tokens], skip_special_tokens=skip))
     if isinstance(whole, str):
-        return _told_plainly(whole, sampling, protected)
+        return _parse_plain(whole, sampling, protected)
     assert prompt.reader is not None, "it has read the answer"
-    return _told(whole, prompt.reader, sampling.stop, protected, keep=sampling.include_stop_str_in_output)
+    return _parse_chat(whole, prompt.reader, sampling.stop, protected, keep=sampling.include_stop_str_in_output)
 
 
-def _told_plainly(whole: str, sampling: SamplingParams, protected: int) -> Told:
+def _parse_plain(whole: str, sampling: SamplingParams, protected: int) -> Content:
     """A text up to its first stop string."""
     if not sampling.stop:
-        return Told(whole)
+        return Content(whole)
     text = cut_at_stop(whole, sampling.stop, protected)
     if text == whole:
-        return Told(whole)
+        return Content(whole)
     if sampling.include_stop_str_in_output:
         text = cut_at_stop(whole, sampling.stop, protected, keep=True)
-    return Told(text, cut=True)
+    return Content(text, cut=True)
 
 
-def _told(whole: ChatText, reader: ChatReader, stop: Sequence[str], protected: int, *, keep: bool) -> Told:
+def _parse_chat(whole: ChatText, reader: ChatReader, stop: Sequence[str], protected: int, *, keep: bool) -> Content:
     """An answer up to its first stop string, which may be in the reasoning."""
     reasoning = whole.reasoning or ""
     if cut_at_stop(reasoning, stop, protected) != reasoning:
-        return Told("", cut_at_stop(reasoning, stop, protected, keep=keep).strip() or None, (), True)
+        return Content("", cut_at_stop(reasoning, stop, protected, keep=keep).strip() or None, (), True)
     protected = max(0, protected - len(reasoning))
     cut = cut_at_stop(whole.rest, stop, protected) != whole.rest
     parsed = reader.parse(cut_at_stop(whole.rest, stop, protected, keep=keep), thought=whole.reasoning_tokens > 0)
-    return Told(parsed.content, whole.reasoning, parsed.calls, cut)
+    return Content(parsed.content, whole.reasoning, parsed.calls, cut)
 
 
 def _scored(

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, Self
 from rosebatch.core.request import Completion
 from rosebatch.io.results import Answer, ScoredToken
 from rosebatch.io.rows import FailedRow
-from rosebatch.io.tools import told_calls
-from rosebatch.job.answers import tell
+from rosebatch.io.tools import call_fields
+from rosebatch.job.answers import parse_text
 from rosebatch.job.serve import ServedRow
 from rosebatch.text.tokenizer import Tokenizer
 
@@ -154,7 +154,7 @@ def request_output(served: ServedRow, answer: Answer, tokenizer: Tokenizer | Non
         ],
         prompt_logprobs=None if scored is None else _of_prompt(scored),
         num_cached_tokens=answer.cached_tokens,
-        embedding=answer.embeddings[0] if answer.embeddings else None,
+        embedding=answer.pooled[0] if answer.pooled else None,
     )
 
 
@@ -164,13 +164,13 @@ def _message(served: ServedRow, number: int, text: str | None, tokenizer: Tokeni
     if prompt.reader is None or tokenizer is None:
         return {"role": "assistant", "content": text}
     token_ids = served.completions[number].token_ids
-    told = tell(prompt.reader.read(token_ids), prompt, token_ids, tokenizer)
-    message: dict[str, Any] = {"role": "assistant", "content": told.text}
-    if told.reasoning is not None:
-        message["reasoning_content"] = told.reasoning
-    if told.calls:
-        calls = told_calls(told.calls, served.prepared.row.index, number)
-        message |= {"content": told.text or None, "tool_calls": calls}
+    content = parse_text(prompt.reader.read(token_ids), prompt, token_ids, tokenizer)
+    message: dict[str, Any] = {"role": "assistant", "content": content.text}
+    if content.reasoning is not None:
+        message["reasoning_content"] = content.reasoning
+    if content.calls:
+        calls = call_fields(content.calls, served.prepared.row.index, number)
+        message |= {"content": content.text or None, "tool_calls": calls}
     return message
 
 

@@ -40,7 +40,7 @@ def prompt_of(places):
 def embeddings(engine, pooling, places=PLACES):
     params = PoolingParams(pooling=pooling)
     done = run(engine, [Request(i, prompt_of(each), pooling=params) for i, each in enumerate(places)])
-    return np.array([done[i].embedding for i in range(len(places))])
+    return np.array([done[i].pooled for i in range(len(places))])
 
 
 @pytest.mark.parametrize("pooling", ["last", "mean"])
@@ -73,9 +73,9 @@ def test_steps_that_sample_and_pool(kind):
     assert engine.stats.max_running == SLOTS
     for i, one in alone.items():
         assert mixed[i].token_ids == one.token_ids
-        assert (mixed[i].embedding is None) == (one.embedding is None) == isinstance(kinds[i % 3], SamplingParams)
-        if one.embedding is not None:
-            np.testing.assert_allclose(mixed[i].embedding, one.embedding, rtol=0, atol=2e-5)
+        assert (mixed[i].pooled is None) == (one.pooled is None) == isinstance(kinds[i % 3], SamplingParams)
+        if one.pooled is not None:
+            np.testing.assert_allclose(mixed[i].pooled, one.pooled, rtol=0, atol=2e-5)
 
 
 @pytest.mark.whole
@@ -93,5 +93,5 @@ def test_a_preempted_mean_starts_over(kind):
     done = run(engine, requests)
     roomy = run(make("gpt2"), requests)
     for i in (1, 2):
-        np.testing.assert_allclose(done[i].embedding, roomy[i].embedding, rtol=0, atol=2e-5)
+        np.testing.assert_allclose(done[i].pooled, roomy[i].pooled, rtol=0, atol=2e-5)
     assert done[0].token_ids == roomy[0].token_ids

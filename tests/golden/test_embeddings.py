@@ -39,7 +39,7 @@ def embed(run_engine):
     def run(engine, prompts, pooling, **params):
         done = run_engine(engine, requests_of(prompts, pooling, **params))
         assert not any(completion.token_ids for completion in done.values())
-        return np.array([done[number].embedding for number in range(len(prompts))], np.float32)
+        return np.array([done[number].pooled for number in range(len(prompts))], np.float32)
 
     return run
 

@@ -40,7 +40,7 @@ def prompts(name, model_config):
 def embed(engine, prompts, pooling):
     params = PoolingParams(pooling=pooling)
     requests = [Request(i, tuple(prompt), pooling=params) for i, prompt in enumerate(prompts)]
-    done = {completion.request.id: completion.embedding for completion in engine.run(requests)}
+    done = {completion.request.id: completion.pooled for completion in engine.run(requests)}
     return np.array([done[i] for i in range(len(prompts))])
 
 

@@ -34,7 +34,7 @@ def answer_of(vector, **metadata):
         prompt_tokens=5,
         completion_tokens=0,
         cached_tokens=0,
-        embeddings=[array("f", vector)],
+        pooled=[array("f", vector)],
     )
 
 

@@ -70,7 +70,7 @@ def test_answers_fit_the_types_of_the_client(encoding_format):
         prompt_tokens=7,
         completion_tokens=0,
         cached_tokens=4,
-        embeddings=[array("f", vector.tobytes()) for vector in vectors],
+        pooled=[array("f", vector.tobytes()) for vector in vectors],
     )
     body = BatchShape("model", 1).result(answer)["response"]["body"]
     assert body.keys() == {"object", "data", "model", "usage"}

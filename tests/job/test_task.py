@@ -32,7 +32,7 @@ class Score(Task):
         return {**super().asks(line), "pooling": PoolingParams(pooling="mean", normalize=False)}
 
     def result(self, answer):
-        return {"index": answer.index, "score": fmean(answer.embeddings[0])}
+        return {"index": answer.index, "score": fmean(answer.pooled[0])}
 
 
 ROWS = [{"prompt": f"row {i} " * 9, "label": i} for i in range(9)]

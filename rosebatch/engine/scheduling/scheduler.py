@@ -152,7 +152,7 @@ class Scheduler:
         return Committed(finished, waits)
 
     def _commit_prompts(self, plan: PackedStep, result: StepResult, now: float) -> list[SequenceState]:
-        """Record log-probabilities of prompts, and embeddings; returns the sequences that these finish."""
+        """Record log-probabilities and pooled states of prompts; returns the sequences that these finish."""
         for number, values in result.prompt_logprobs.items():
             scored = self.queues.started[plan.chunks[number].id]
             # After a restart they may differ.

@@ -47,7 +47,7 @@ class SequenceState:
         logprobs, prompt_logprobs: those of the tokens so far, if asked for.
         token_times: when each generated token arrived.
         not_finite: whether its logits or hidden states were not finite, so that nothing follows.
-        embedding: the prompt's, if asked for.
+        pooled: the vector of the prompt, if its states are pooled.
     """
 
     request: Request
@@ -69,7 +69,7 @@ class SequenceState:
     drafts: tuple[int, ...] = ()
     finish_reason: str | None = None
     not_finite: bool = False
-    embedding: "array[float] | None" = None
+    pooled: "array[float] | None" = None
     arrival_time: float = 0.0
     finish_time: float | None = None
     token_times: "array[float]" = field(default_factory=lambda: array("d"))
@@ -235,10 +235,10 @@ class SequenceState:
 
     def apply_pooled(self, pooled: np.ndarray, now: float) -> None:
         """Take the pooled hidden states ``[H]`` fp32 of the prompt, which finish the sequence."""
-        assert self.request.pooling is not None, "an embedding was asked for"
+        assert self.request.pooling is not None, "the states are to be pooled"
         self.finish_time = now
-        self.embedding = embedding_of(pooled, self.request.pooling)
-        self.not_finite = self.embedding is None
+        self.pooled = embedding_of(pooled, self.request.pooling)
+        self.not_finite = self.pooled is None
         self.finish_reason = "error" if self.not_finite else "embedded"
 
     def apply_prompt_logprobs(self, first: int, logprobs: Sequence[Logprobs]) -> None:
@@ -259,7 +259,7 @@ class SequenceState:
             token_times=self.token_times,
             logprobs=self.logprobs,
             prompt_logprobs=tuple(self.prompt_logprobs),
-            embedding=self.embedding,
+            pooled=self.pooled,
             error=self._error(),
         )
 

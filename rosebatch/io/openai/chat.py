@@ -5,12 +5,11 @@ from typing import Any
 
 from rosebatch.core.errors import RowError
 from rosebatch.io.fields import plain_message
-from rosebatch.io.openai.answers import additions, usage
-from rosebatch.io.openai.endpoint import Asked, Endpoint
+from rosebatch.io.openai.endpoint import Endpoint, ParsedBody, additions, usage
 from rosebatch.io.openai.fields import GenerationBody, checked, generation_fields
 from rosebatch.io.openai.legacy_functions import as_tools, message_as_tools
 from rosebatch.io.results import Answer, Choice, ScoredToken
-from rosebatch.io.tools import told_calls
+from rosebatch.io.tools import call_fields
 
 # Of the metadata: whether calls are told as functions.
 _FUNCTIONS = "functions"
@@ -21,7 +20,7 @@ class _Body(GenerationBody):
     prompt: Any = None
 
 
-def _parse(values: dict[str, Any], defaults: Mapping[str, Any]) -> Asked:
+def _parse(values: dict[str, Any], defaults: Mapping[str, Any]) -> ParsedBody:
     values, has_functions = as_tools(values)
     body = checked(values, _Body)
     if body.prompt is not None:
@@ -32,7 +31,7 @@ def _parse(values: dict[str, Any], defaults: Mapping[str, Any]) -> Asked:
     if not body.messages:
         raise RowError("missing_prompt", "messages is missing or empty")
     messages = [message_as_tools(plain_message(message)) for message in values["messages"]]
-    return Asked({**fields, "messages": messages}, {_FUNCTIONS: True} if has_functions else {})
+    return ParsedBody({**fields, "messages": messages}, {_FUNCTIONS: True} if has_functions else {})
 
 
 def _body(answer: Answer, model: str, created: int) -> dict[str, Any]:
@@ -57,7 +56,7 @@ def _choice(choice: Choice, answer: Answer, index: int) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
     if choice.reasoning is not None:
         message["reasoning_content"] = choice.reasoning
-    finish_reason, calls = choice.finish_reason, told_calls(choice.tool_calls, answer.index, index)
+    finish_reason, calls = choice.finish_reason, call_fields(choice.tool_calls, answer.index, index)
     if calls:
         message["content"] = choice.text or None
     if calls and _FUNCTIONS in answer.metadata:

@@ -6,8 +6,7 @@ from itertools import accumulate
 from typing import Any
 
 from rosebatch.core.errors import RowError
-from rosebatch.io.openai.answers import additions, usage
-from rosebatch.io.openai.endpoint import Asked, Endpoint
+from rosebatch.io.openai.endpoint import Endpoint, ParsedBody, additions, usage
 from rosebatch.io.openai.fields import GenerationBody, checked, generation_fields
 from rosebatch.io.results import Answer, Choice, ScoredToken
 
@@ -16,7 +15,7 @@ class _Body(GenerationBody):
     prompt: str | list[Any] | None = None
 
 
-def _parse(values: dict[str, Any], defaults: Mapping[str, Any]) -> Asked:
+def _parse(values: dict[str, Any], defaults: Mapping[str, Any]) -> ParsedBody:
     body = checked(values, _Body)
     if body.messages is not None:
         raise RowError("invalid_field", f"messages cannot be used with {COMPLETIONS.url}")
@@ -26,7 +25,7 @@ def _parse(values: dict[str, Any], defaults: Mapping[str, Any]) -> Asked:
     one = prompts[0] if len(prompts) == 1 else None
     if body.suffix and not isinstance(one, str):
         raise RowError("invalid_field", "suffix needs one prompt, given as text")
-    return Asked(
+    return ParsedBody(
         {
             **generation_fields(body, values, defaults, chat=False),
             "prompt": one if isinstance(one, str) else None,

@@ -8,7 +8,7 @@ import msgspec
 from rosebatch.config.run import EncodingFormat
 from rosebatch.core.sampling_params import GREEDY
 from rosebatch.io.openai.completions import prompts_of
-from rosebatch.io.openai.endpoint import Asked, Endpoint
+from rosebatch.io.openai.endpoint import Endpoint, ParsedBody
 from rosebatch.io.openai.fields import checked, ignored_fields
 from rosebatch.io.results import Answer
 from rosebatch.io.tasks.embed import encoded, pooling_params
@@ -23,7 +23,7 @@ class _Body(msgspec.Struct):
     encoding_format: EncodingFormat | None = None
 
 
-def _parse(values: dict[str, Any], defaults: Mapping[str, Any]) -> Asked:
+def _parse(values: dict[str, Any], defaults: Mapping[str, Any]) -> ParsedBody:
     body = checked(values, _Body)
     fields = {
         "prompts": prompts_of(body.input, "input"),
@@ -31,7 +31,7 @@ def _parse(values: dict[str, Any], defaults: Mapping[str, Any]) -> Asked:
         "pooling": pooling_params(body.dimensions),
         "ignored": ignored_fields(values),
     }
-    return Asked(fields, {_FORMAT: body.encoding_format or "float"})
+    return ParsedBody(fields, {_FORMAT: body.encoding_format or "float"})
 
 
 def _body(answer: Answer, model: str, created: int) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def _body(answer: Answer, model: str, created: int) -> dict[str, Any]:
         "object": "list",
         "data": [
             {"object": "embedding", "index": index, "embedding": encoded(embedding, given)}
-            for index, embedding in enumerate(answer.embeddings)
+            for index, embedding in enumerate(answer.pooled)
         ],
         "model": model,
         "usage": {"prompt_tokens": answer.prompt_tokens, "total_tokens": answer.prompt_tokens},

@@ -1,18 +1,18 @@
-"""What an endpoint of the API knows: how a body is read, and how an answer is told."""
+"""An endpoint of the API: how a body is parsed, how an answer is written, and what several of them share."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from rosebatch.io.results import Answer
+from rosebatch.io.results import Answer, Choice, scored_tokens
 
 
-class Asked(NamedTuple):
-    """What a body asks for.
+class ParsedBody(NamedTuple):
+    """A checked body.
 
     Attributes:
         fields: of ``rosebatch.io.rows.PromptRow``: the prompt, its sampling and options.
-        metadata: what ``Endpoint.body`` has to know of the request, beside the answer.
+        metadata: what ``Endpoint.body`` needs of the request.
     """
 
     fields: Mapping[str, Any]
@@ -30,5 +30,25 @@ class Endpoint:
     """
 
     url: str
-    parse: Callable[[dict[str, Any], Mapping[str, Any]], Asked]
+    parse: Callable[[dict[str, Any], Mapping[str, Any]], ParsedBody]
     body: Callable[[Answer, str, int], dict[str, Any]]
+
+
+def usage(answer: Answer) -> dict[str, Any]:
+    """Tokens of an answer, as completions count them."""
+    found = {
+        "prompt_tokens": answer.prompt_tokens,
+        "completion_tokens": answer.completion_tokens,
+        "total_tokens": answer.prompt_tokens + answer.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": answer.cached_tokens},
+    }
+    reasoning = sum(choice.reasoning_tokens for choice in answer.choices)
+    return {**found, "completion_tokens_details": {"reasoning_tokens": reasoning}} if reasoning else found
+
+
+def additions(choice: Choice) -> dict[str, Any]:
+    """Fields that the API does not have, under the names that other servers use."""
+    found: dict[str, Any] = {} if choice.token_ids is None else {"token_ids": choice.token_ids}
+    if choice.prompt_logprobs is not None and not (choice.echo and choice.logprobs is not None):
+        found["prompt_logprobs"] = scored_tokens(choice.prompt_logprobs)
+    return found

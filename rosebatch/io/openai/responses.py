@@ -5,18 +5,18 @@ from typing import Any
 
 from rosebatch.core.errors import RowError
 from rosebatch.io.fields import plain_message
-from rosebatch.io.openai.endpoint import Asked, Endpoint
+from rosebatch.io.openai.endpoint import Endpoint, ParsedBody
 from rosebatch.io.openai.fields import GenerationBody, checked, generation_fields, ignored_fields
 from rosebatch.io.openai.responses_request import IGNORED, as_chat
 from rosebatch.io.results import Answer, Choice, ScoredToken
-from rosebatch.io.tools import told_calls
+from rosebatch.io.tools import call_fields
 
 # What a response says again of its request, if that has it.
 _ECHOED = ("instructions", "max_output_tokens", "max_tool_calls", "metadata", "reasoning", "top_logprobs", "user")
 _REQUEST = "request"
 
 
-def _parse(values: dict[str, Any], defaults: Mapping[str, Any]) -> Asked:
+def _parse(values: dict[str, Any], defaults: Mapping[str, Any]) -> ParsedBody:
     chat = as_chat(values)
     body = checked(chat, GenerationBody)
     fields = generation_fields(body, chat, defaults, chat=True)
@@ -31,7 +31,7 @@ def _parse(values: dict[str, Any], defaults: Mapping[str, Any]) -> Asked:
     # As integers, whatever the request wrote.
     numbers = {"max_output_tokens": body.max_tokens, "top_logprobs": body.top_logprobs}
     text = {"format": {"type": "text"}, **{k: v for k, v in (values.get("text") or {}).items() if v is not None}}
-    return Asked(
+    return ParsedBody(
         fields,
         {
             _REQUEST: {
@@ -80,7 +80,7 @@ def _items(choice: Choice, index: int, status: str) -> list[dict[str, Any]]:
     if choice.reasoning is not None:
         content = [{"type": "reasoning_text", "text": choice.reasoning}]
         items.append({"id": f"rs_{index}", "type": "reasoning", "summary": [], "content": content})
-    calls = told_calls(choice.tool_calls, index, 0)
+    calls = call_fields(choice.tool_calls, index, 0)
     if choice.text or not (calls or items):
         logprobs = None if choice.logprobs is None else [_scored(token) for token in choice.logprobs]
         text = {"type": "output_text", "text": choice.text or "", "annotations": [], "logprobs": logprobs}

@@ -56,7 +56,7 @@ class Embed(Task):
 
     def result(self, answer: Answer) -> dict[str, Any]:
         """See ``Task``."""
-        (embedding,) = answer.embeddings
+        (embedding,) = answer.pooled
         own = {"index": answer.index, "embedding": encoded(embedding, self.encoding_format)}
         return {**own, "usage": {"prompt_tokens": answer.prompt_tokens}}
 
