@@ -1,7 +1,10 @@
 """How the hidden states of a prompt become one vector."""
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Literal, Self, get_args
+
+from rosebatch.core.errors import RowError
 
 Pooling = Literal["last", "mean"]
 # Larger than any hidden state.
@@ -12,14 +15,14 @@ _MAX_DIMENSIONS = 2**24
 class PoolingParams:
     """What an embedding is made of; None leaves it to the model.
 
-    The hidden states are those behind the model's last norm. The vector is cut first and normalised then.
+    The hidden states are those after the model's last norm. The vector is cut, then normalised.
 
     Attributes:
         pooling: the state of the last token, or the mean over all tokens. A model that says nothing: ``last``.
         normalize: whether the vector has length 1. A model that says nothing: True.
         dimensions: numbers of the vector that are kept, the first ones; None for all (source: Kusupati et al. 2022,
             Matryoshka Representation Learning).
-        prompt_name: which of the model's own texts stands in front of each text, such as ``query``.
+        prompt_name: which of the model's own texts precedes each text, such as ``query``.
 
     Raises:
         ValueError: a value outside its range, named in the message.
@@ -47,5 +50,35 @@ class PoolingParams:
         return type(self)(**{name: getattr(defaults, name) if own[name] is None else own[name] for name in own})
 
 
-# Of a model that says nothing.
+# The defaults of a model without its own.
 PLAIN = PoolingParams(pooling="last", normalize=True)
+
+
+@dataclass(frozen=True, slots=True)
+class NamedPrompts:
+    """Texts that a model wants before what it embeds: its "prompts", such as an instruction for queries.
+
+    Attributes:
+        by_name: the texts.
+        default: the name of the prompt where none is named; None for no prompt.
+    """
+
+    by_name: Mapping[str, str] = field(default_factory=dict)
+    default: str | None = None
+
+    def named(self, name: str | None) -> str:
+        """The text of this name; for None, that of the default, or nothing.
+
+        Raises:
+            RowError: the model has no prompt of this name.
+        """
+        name = self.default if name is None else name
+        if name is None:
+            return ""
+        if name not in self.by_name:
+            known = f"it has {', '.join(sorted(self.by_name))}" if self.by_name else "it has none"
+            raise RowError("invalid_field", f"prompt_name: the model has no prompt {name!r}; {known}")
+        return self.by_name[name]
+
+
+NO_PROMPTS = NamedPrompts()

@@ -13,8 +13,8 @@ class ModelInfo:
         name: of the model, as results and reports have it.
         identity: what decides the results of a run, apart from its files: fields of the manifest.
         sampling: the model's own defaults, as fields of a row.
-        pooling: the model's own, for embeddings; as fields of ``PoolingParams``.
-        prompt_names: of the texts that the model wants in front of what it embeds.
+        pooling: the model's own, as fields of ``PoolingParams``.
+        prompt_names: of the texts that the model wants before what it embeds.
         refused: why the model cannot do what a job asks for, by ``generate`` and ``embed``.
         independent: whether no completion depends on its batch.
     """

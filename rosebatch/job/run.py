@@ -97,7 +97,7 @@ def run_file(
         model: hub id or path; or a ``rosebatch.LLM``, which stays loaded.
         sampling: fields of a row, for the rows that do not say themselves; of ``SamplingParams``, the fields that
             differ from their defaults.
-        input_format: ``auto`` goes by the extension, and tells an OpenAI batch by its first line.
+        input_format: ``auto`` goes by the extension, and recognises an OpenAI batch by its first line.
         errors: JSONL file for rows that fail.
         rows_per_file: most rows in each file of an output folder.
         result_column: put the fields of each result into one of this name, beside the carried ones.
@@ -105,9 +105,9 @@ def run_file(
         prompt_column, id_column: columns or fields of prompts and ids, where they have other names.
         columns: those that results keep, as names or as one text with commas; None for all.
         return_token_ids: add ``token_ids`` to the results.
-        resume: continue the run that left ``OUTPUT.part`` behind; start if there is none.
+        resume: continue the run that left ``OUTPUT.part``; start if there is none.
         force_resume: continue it even if input, model or settings have changed.
-        keep_manifest: keep ``OUTPUT.manifest.json`` beside the output. ``resume`` then knows that it is complete.
+        keep_manifest: keep ``OUTPUT.manifest.json`` next to the output. ``resume`` then knows that it is complete.
         strict: check the whole file first; run nothing if any row cannot be served.
         shard: serve a share of the rows, such as ``1/8``; see ``rosebatch merge``.
         report: files for the report: a page for ``.html``, else JSON.

@@ -8,9 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rosebatch.core.embedding_prompts import NO_PROMPTS, EmbeddingPrompts
 from rosebatch.core.errors import UserError
-from rosebatch.core.pooling_params import Pooling, PoolingParams
+from rosebatch.core.pooling_params import NO_PROMPTS, NamedPrompts, Pooling, PoolingParams
 from rosebatch.host.model_files import read_json, read_text, refusal, shown
 
 _TRANSFORMER, _POOLING, _NORMALIZE = "Transformer", "Pooling", "Normalize"
@@ -41,7 +40,7 @@ def read_pooling(folder: Path) -> PoolingParams:
     return PoolingParams(pooling=pooling, normalize=normalize, prompt_name=prompts.default)
 
 
-def read_prompts(folder: Path) -> EmbeddingPrompts:
+def read_prompts(folder: Path) -> NamedPrompts:
     """The folder's prefixes of texts; none where it has no such file.
 
     Raises:
@@ -56,10 +55,10 @@ def read_prompts(folder: Path) -> EmbeddingPrompts:
         raise refusal(path, "its prompts are no texts by name")
     if default is not None and (not isinstance(default, str) or default not in texts):
         raise refusal(path, f"its default prompt {shown(default)} is not among its prompts")
-    return EmbeddingPrompts(texts, default)
+    return NamedPrompts(texts, default)
 
 
-def prompts_or_none(folder: Path | None) -> EmbeddingPrompts:
+def prompts_or_none(folder: Path | None) -> NamedPrompts:
     """``read_prompts``; none if they are unreadable, which ``pooling_or_refusal`` reports."""
     try:
         return NO_PROMPTS if folder is None else read_prompts(folder)
@@ -95,7 +94,7 @@ def _modules(path: Path) -> list[tuple[str, str]]:
     return found
 
 
-def _pooling(path: Path, prompts: EmbeddingPrompts) -> Pooling:
+def _pooling(path: Path, prompts: NamedPrompts) -> Pooling:
     values = read_json(path)
     modes = _modes(values)
     if values.get("include_prompt") is False and any(prompts.by_name.values()):

@@ -15,9 +15,8 @@ import torch
 from rosebatch.config.model import ModelConfig
 from rosebatch.config.run import LoadFormat, ModelImpl
 from rosebatch.config.toml_file import load_toml
-from rosebatch.core.embedding_prompts import EmbeddingPrompts
 from rosebatch.core.errors import FlagError, UserError
-from rosebatch.core.pooling_params import PoolingParams
+from rosebatch.core.pooling_params import NamedPrompts, PoolingParams
 from rosebatch.host.model_files import require_file
 from rosebatch.model.content_digest import content_digests
 from rosebatch.model.hf_config import is_native, read_model_config
@@ -96,7 +95,7 @@ class ModelSource:
         return pooling_or_refusal(self.folder)
 
     @property
-    def prompts(self) -> EmbeddingPrompts:
+    def prompts(self) -> NamedPrompts:
         """What precedes texts that are embedded; see ``rosebatch.model.sentence_transformers.prompts_or_none``."""
         return prompts_or_none(self.folder)
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import tokenizers
 
-from rosebatch.core.embedding_prompts import NO_PROMPTS, EmbeddingPrompts
 from rosebatch.core.errors import RowError, UserError
+from rosebatch.core.pooling_params import NO_PROMPTS, NamedPrompts
 from rosebatch.host.model_files import (
     read_json,
     read_text,
@@ -75,7 +75,7 @@ class Tokenizer(Vocabulary):
         *,
         reasoning_parser: str = "auto",
         tool_call_parser: str = "auto",
-        prompts: EmbeddingPrompts = NO_PROMPTS,
+        prompts: NamedPrompts = NO_PROMPTS,
     ) -> "Tokenizer | None":
         """Load the tokenizer of a model folder.
 
