@@ -137,8 +137,7 @@ class RowParser:
             return FailedRow(index=record.number, where=record.where, metadata={}, error=failure)
         if record.repeated is None or isinstance(row, FailedRow):
             return row
-        failure = RowError("duplicate_id", f"id {record.repeated!r} was used by an earlier row")
-        return FailedRow(index=row.index, where=row.where, metadata=row.metadata, error=failure)
+        return row.failed(RowError("duplicate_id", f"id {record.repeated!r} was used by an earlier row"))
 
     def _row(self, record: Record) -> Row:
         index, where, content = record.number, record.where, record.content

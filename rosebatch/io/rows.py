@@ -65,6 +65,10 @@ class PromptRow(msgspec.Struct, frozen=True, kw_only=True):
     prompt_only: bool = False
     pooling: PoolingParams | None = None
 
+    def failed(self, error: RowError) -> "FailedRow":
+        """The row as one that could not be served."""
+        return FailedRow(index=self.index, where=self.where, metadata=self.metadata, error=error)
+
 
 class FailedRow(msgspec.Struct, frozen=True, kw_only=True):
     """A line that becomes an error row; ``metadata`` holds the fields that could be read."""

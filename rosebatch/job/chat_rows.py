@@ -7,7 +7,7 @@ from msgspec import structs
 from rosebatch.core.errors import RowError
 from rosebatch.io.openai.fields import TEMPLATE_FIELDS
 from rosebatch.io.parse import Row
-from rosebatch.io.rows import FailedRow, PromptRow
+from rosebatch.io.rows import PromptRow
 from rosebatch.text.chat_parsers import unknown_calls
 from rosebatch.text.tokenizer import Tokenizer
 
@@ -52,7 +52,6 @@ def _with_call_grammar(row: PromptRow, tokenizer: Tokenizer | None) -> Row:
         spec = tokenizer.parsers.grammar(use.callable, parallel=parallel, must_call=must_call)
         return structs.replace(row, sampling=replace(row.sampling, grammar=spec))
     except ValueError as error:
-        failure = RowError("invalid_sampling", str(error))
+        return row.failed(RowError("invalid_sampling", str(error)))
     except RowError as error:
-        failure = error
-    return FailedRow(index=row.index, where=row.where, metadata=row.metadata, error=failure)
+        return row.failed(error)

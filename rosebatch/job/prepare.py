@@ -81,7 +81,7 @@ class PreparedRow:
 
     def failed(self, error: RowError) -> FailedRow:
         """The row as one that could not be served."""
-        return FailedRow(index=self.row.index, where=self.row.where, metadata=self.row.metadata, error=error)
+        return self.row.failed(error)
 
 
 Prepared = PreparedRow | FailedRow
@@ -208,10 +208,9 @@ def _prepared(
     try:
         prompts = _prompts_of(row, encoded, tokenizer, seed)
     except RowError as error:
-        return FailedRow(index=row.index, where=row.where, metadata=row.metadata, error=error)
+        return row.failed(error)
     except Exception as error:
-        failure = unexpected("preparing the row", error)
-        return FailedRow(index=row.index, where=row.where, metadata=row.metadata, error=failure)
+        return row.failed(unexpected("preparing the row", error))
     size = read.size
     for prompt in prompts:
         size += prompt_bytes(prompt.sampling, len(prompt.token_ids), max_model_len)
