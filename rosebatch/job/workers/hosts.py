@@ -4,19 +4,19 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 
-class Worker(Protocol):
-    """A worker that was started. It ends with its parent, however that ends."""
+class Process(Protocol):
+    """The process of a worker, or its actor. It ends with its parent, however that ends."""
 
     def send(self, message: Any) -> None:
         """Send a message, without waiting."""
         ...
 
     def kill(self) -> None:
-        """End the worker at once."""
+        """End the process at once."""
         ...
 
     def how_it_ended(self) -> str:
-        """For people, once the worker is gone."""
+        """For people, once the process is gone."""
         ...
 
 
@@ -24,12 +24,12 @@ class Hosts(Protocol):
     """Places for the workers of one job.
 
     Attributes:
-        names: of the places. A name is final once its worker has said something.
+        names: of the places. A name is final once its worker has sent a message.
     """
 
     names: Sequence[str]
 
-    def start(self, number: int, receive: Callable[[Any], None], *, loud: bool) -> Worker:
+    def start(self, number: int, receive: Callable[[Any], None], *, loud: bool) -> Process:
         """Start a worker.
 
         Args:
@@ -39,6 +39,6 @@ class Hosts(Protocol):
         """
         ...
 
-    def close(self, workers: Iterable[Worker]) -> None:
+    def close(self, workers: Iterable[Process]) -> None:
         """End these workers, and give back what they used."""
         ...

@@ -8,7 +8,7 @@ from rosebatch.config.run import Device, RunConfig
 from rosebatch.core.errors import FlagError
 from rosebatch.host.child_process import ChildProcess
 from rosebatch.host.gpus import VISIBLE, visible_gpus
-from rosebatch.job.workers.hosts import Worker
+from rosebatch.job.workers.hosts import Process
 
 # Read when the libraries of a process are imported.
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
@@ -25,11 +25,11 @@ class Machine:
         self._places = environments(config.data_parallel_size, config.device, config.tensor_parallel_size)
         self.names: Sequence[str] = [name for name, _ in self._places]
 
-    def start(self, number: int, receive: Callable[[Any], None], *, loud: bool) -> Worker:
+    def start(self, number: int, receive: Callable[[Any], None], *, loud: bool) -> Process:
         """See ``Hosts``."""
         return ChildProcess("rosebatch.job.workers.child", self._places[number][1], receive, loud=loud)
 
-    def close(self, workers: Iterable[Worker]) -> None:
+    def close(self, workers: Iterable[Process]) -> None:
         """See ``Hosts``."""
         for worker in workers:
             worker.kill()

@@ -16,8 +16,7 @@ from rosebatch.core.errors import LostProcessError, UserError
 from rosebatch.host.child_process import Failed
 from rosebatch.job.model_info import ModelInfo
 from rosebatch.job.workers import messages as m
-from rosebatch.job.workers.hosts import Hosts
-from rosebatch.job.workers.hosts import Worker as Process
+from rosebatch.job.workers.hosts import Hosts, Process
 
 # How often the parent looks for signals and for silent workers while no message comes.
 _PATIENCE_SECONDS = 0.1

@@ -17,7 +17,7 @@ from rosebatch.core.errors import FlagError, InterruptionError, UserError
 from rosebatch.core.version import __version__
 from rosebatch.host.child_process import Failed
 from rosebatch.job.workers.actor import WorkerActor
-from rosebatch.job.workers.hosts import Worker
+from rosebatch.job.workers.hosts import Process
 from rosebatch.job.workers.machine import THREADS
 
 LOCAL = "local"
@@ -69,7 +69,7 @@ class RayCluster:
         self._has_warned = False
         self._lock = Lock()
 
-    def start(self, number: int, receive: Callable[[Any], None], *, loud: bool) -> Worker:
+    def start(self, number: int, receive: Callable[[Any], None], *, loud: bool) -> Process:
         """See ``Hosts``. The stderr of an actor is in Ray's logs."""
         actor = self._ray.remote(WorkerActor).options(**self._needs, max_concurrency=3, max_restarts=0).remote()
 
@@ -78,7 +78,7 @@ class RayCluster:
 
         return _RayWorker(self._ray, actor, self._environment, receive, place=place, is_late=self._warn_once)
 
-    def close(self, workers: Iterable[Worker]) -> None:
+    def close(self, workers: Iterable[Process]) -> None:
         """See ``Hosts``."""
         for worker in workers:
             worker.kill()
@@ -126,11 +126,11 @@ class _RayWorker:
         Thread(target=self._receive, args=(receive,), daemon=True).start()
 
     def send(self, message: Any) -> None:
-        """See ``Worker``."""
+        """See ``Process``."""
         self._outbox.put(message)
 
     def kill(self) -> None:
-        """See ``Worker``. Ray needs a moment for it."""
+        """See ``Process``. Ray needs a moment for it."""
         self._gone.set()
         # Both wake the sender.
         self._begun.set()
@@ -139,7 +139,7 @@ class _RayWorker:
             self._ray.kill(self._actor, no_restart=True)
 
     def how_it_ended(self) -> str:
-        """See ``Worker``."""
+        """See ``Process``."""
         return self._how
 
     def _send(self) -> None:
