@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rosebatch.io.result_names import RESULT_FIELDS
 from rosebatch.io.results import Answer, completion_fields
-from rosebatch.io.rows import REQUEST_FIELDS, FailedRow, PromptRow, carried_fields, parse_row
+from rosebatch.io.rows import REQUEST_FIELDS, carried_fields, parse_row
 from rosebatch.io.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -38,9 +38,8 @@ class Generate(Task):
         """See ``Task``."""
         return completion_fields(answer)
 
-    def parse(self, values: object, **options: Any) -> PromptRow | FailedRow:
-        """See ``rosebatch.io.rows.parse_row``."""
-        return parse_row(values, **options)
+    # Not a method that calls it: another call with keywords takes 0.4 µs a row.
+    parse = staticmethod(parse_row)
 
     def carried(self, values: Mapping[str, Any], keep_prompt: bool, result_column: str | None) -> dict[str, Any]:
         """See ``Task``."""
