@@ -49,18 +49,28 @@ HeadNorm = HeadRMSNorm | HeadLayerNorm | HeadUClip
 QKNorm = HeadNorm | WholeRMSNorm
 
 
-def norm_arguments(qk_norm: HeadNorm | None, unused: Tensor) -> tuple[str | None, Tensor, Tensor, Gain, Gain]:
-    """Arguments of a kernel: the kind of norm, the weights of q and k, and the number of each (eps or gamma).
+class NormArguments(NamedTuple):
+    """A norm of q or of k as a kernel takes it.
+
+    Attributes:
+        weight: ``[D]``, or ``[heads, D]``.
+        number: eps or gamma.
+    """
+
+    weight: Tensor
+    number: Gain
+
+
+def norm_arguments(qk_norm: HeadNorm | None) -> tuple[str | None, NormArguments | None, NormArguments | None]:
+    """The kind of norm, and the arguments of a kernel for q and for k.
 
     The kind ``uclip_each`` has a gamma for each channel, ``layer`` a weight for each head.
-
-    Args:
-        qk_norm: None gives the kind None.
-        unused: any tensor, passed as a weight where there is no norm.
     """
     if qk_norm is None:
-        return None, unused, unused, 0.0, 0.0
+        return None, None, None
     if isinstance(qk_norm, HeadUClip):
-        return "uclip_each" if isinstance(qk_norm.q_gamma, Tensor) else "uclip", *qk_norm
+        kind = "uclip_each" if isinstance(qk_norm.q_gamma, Tensor) else "uclip"
+        return kind, NormArguments(qk_norm.q_alpha, qk_norm.q_gamma), NormArguments(qk_norm.k_alpha, qk_norm.k_gamma)
     q_weight, k_weight, eps = qk_norm
-    return "layer" if isinstance(qk_norm, HeadLayerNorm) else "rms", q_weight, k_weight, eps, eps
+    kind = "layer" if isinstance(qk_norm, HeadLayerNorm) else "rms"
+    return kind, NormArguments(q_weight, eps), NormArguments(k_weight, eps)

@@ -2,25 +2,34 @@
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
 LOG2_E = 1.4426950408889634
 
 
-def score_factors(scale: float, soft_cap: float) -> tuple[float, float]:
-    """The two numbers that ``scaled`` takes; ``soft_cap`` is 0 for none."""
-    return (scale / soft_cap, soft_cap * LOG2_E) if soft_cap else (scale * LOG2_E, 0.0)
+class ScoreFactors(NamedTuple):
+    """What makes scores of products: ``scale · products``, or ``cap · tanh(scale · products)``."""
+
+    scale: float
+    cap: float | None
+
+
+def score_factors(scale: float, soft_cap: float) -> ScoreFactors:
+    """The factors of a layer; ``soft_cap`` is 0 for none."""
+    return ScoreFactors(scale / soft_cap, soft_cap * LOG2_E) if soft_cap else ScoreFactors(scale * LOG2_E, None)
 
 
 @triton.jit
-def scaled(products, scale, cap, CAPPED: tl.constexpr):
-    """fp32 scores of fp32 products: ``scale · products``, with CAPPED ``cap · tanh(scale · products)``."""
-    scores = products * scale
-    if CAPPED:
+def scaled(products, factors):
+    """fp32 scores of fp32 products."""
+    scores = products * factors.scale
+    if factors.cap is not None:
         # Triton's interpreter has no tanh. The exponent is never positive, so that nothing overflows.
         small = tl.exp(-2.0 * tl.abs(scores))
-        size = cap * ((1.0 - small) / (1.0 + small))
+        size = factors.cap * ((1.0 - small) / (1.0 + small))
         scores = tl.where(scores < 0, -size, size)
     return scores
 

@@ -23,9 +23,20 @@ class Gate(NamedTuple):
     clip_min: float = 0.0
     clip_max: float = 1.0
 
-    def bounds(self, scale: float) -> tuple[float, float]:
-        """Bounds that do in one clamp what the formula does in two, for scores that are yet to be scaled."""
-        return min(max(self.clip_min, 0.0), self.clip_max) / scale, self.clip_max / scale
+    def form(self, scale: float) -> "GateForm":
+        """The form for scores that are yet to be scaled: the scale is applied to sums of values, which are fewer."""
+        # One clamp does what the formula does in two.
+        clip_min = min(max(self.clip_min, 0.0), self.clip_max)
+        return GateForm(self.taps.shape[1], self.relu_pre, clip_min / scale, self.clip_max / scale)
+
+
+class GateForm(NamedTuple):
+    """What of a gate is constant in a kernel: the number of taps, and the rest of ``Gate``."""
+
+    TAPS: int
+    RELU_PRE: bool
+    CLIP_MIN: float
+    CLIP_MAX: float
 
 
 def mean_taps(sigma: Tensor, taps: int) -> Tensor:

@@ -5,18 +5,24 @@ sequence's keys in runs (see ``rosebatch_kernels.hp1.runs``) and applies the gat
 the tensor cores. There is no maximum, no sum and nothing to rescale.
 """
 
-# mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from rosebatch_kernels.common.kv_tiles import pages_of_own
 from rosebatch_kernels.common.launch import launch_options, wait
-from rosebatch_kernels.common.tiles import TILE_ROWS, tile_of_program
-from rosebatch_kernels.hp1.columns import due_in_front, keys_before, load_keys, nearest, places, two_pages
+from rosebatch_kernels.common.tiles import (
+    load_queries,
+    prefill_arguments,
+    rows_of_tile,
+    store_result,
+    tile_of_program,
+)
+from rosebatch_kernels.hp1.columns import attend_columns
 from rosebatch_kernels.hp1.gate import Gate
-from rosebatch_kernels.hp1.runs import gated, load_taps
+from rosebatch_kernels.hp1.runs import load_taps
 from rosebatch_kernels.hp1.sizes import SIZES, Sizes
 
 
@@ -46,34 +52,15 @@ def prefill(
     Returns:
         ``[T, heads · D]``.
     """
-    _, blocks, kv_heads, block_size, size = cache.shape
-    out = torch.empty(len(q), num_heads * size, dtype=q.dtype, device=q.device)
+    out, arguments = prefill_arguments(q, cache, block_table, tiles, num_heads=num_heads)
     program = sizes.prefill_fp32 if q.dtype.itemsize == 4 else sizes.prefill
-    # Of unscaled scores: the scale is applied to the sums of values, which are fewer.
-    clip_min, clip_max = gate.bounds(scale)
     _gated_prefill[(num_heads, len(tiles))](
-        out=out,
-        q=q,
-        cache=cache,
-        block_table=block_table,
-        tiles=tiles,
+        **arguments,
         taps=gate.taps,
         gamma=gate.gamma,
         scale=scale,
-        num_blocks=blocks,
-        q_stride=q.stride(0),
-        table_stride=block_table.stride(0),
-        HEADS=num_heads,
-        KV_HEADS=kv_heads,
-        D=size,
-        WIDTH=max(16, triton.next_power_of_2(size)),
-        BLOCK=block_size,
-        ROWS=TILE_ROWS,
         KEYS=program.keys,
-        TAPS=gate.taps.shape[1],
-        RELU_PRE=gate.relu_pre,
-        CLIP_MIN=clip_min,
-        CLIP_MAX=clip_max,
+        GATE=gate.form(scale),
         STAGES=program.stages,
         num_warps=program.warps,
         **launch_options(),
@@ -94,22 +81,15 @@ def _gated_prefill(
     num_blocks,
     q_stride,
     table_stride,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    D: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
+    SHAPE: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
-    TAPS: tl.constexpr,
-    RELU_PRE: tl.constexpr,
-    CLIP_MIN: tl.constexpr,
-    CLIP_MAX: tl.constexpr,
+    GATE: tl.constexpr,
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
     head = tl.program_id(0)
-    filter_taps = load_taps(taps, head, TAPS)
+    filter_taps = load_taps(taps, head, GATE)
     factor = tl.load(gamma + head) * scale
     if PDL:
         wait()
@@ -117,33 +97,9 @@ def _gated_prefill(
     if count == 0:
         # Padding: its row of the block table may not exist.
         return
-    table = block_table + sequence * table_stride
-    page_size: tl.constexpr = BLOCK * D
-    stride: tl.constexpr = KV_HEADS * page_size
-    v_distance = num_blocks.to(tl.int64) * stride
-    keys = cache + head // (HEADS // KV_HEADS) * page_size
-    r = tl.arange(0, ROWS)
-    d = tl.arange(0, WIDTH)[None, :]
-    rows = (first_row + r).to(tl.int64)[:, None]
-    mine = (r < count)[:, None] & (d < D)
-    query = tl.load(q + rows * q_stride + head * D + d, mask=mine, other=0.0)
-    own = (position + r)[:, None]
-    last_key = position + count - 1
-    # Keys of a column. All exist, except some of the last column's.
-    run = tl.cdiv(last_key + 1, KEYS)
-    first = tl.arange(0, KEYS) * run
-    before = keys_before(keys, table, first, last_key, d, D, WIDTH, BLOCK, stride, TAPS)
-    due = due_in_front(query, before, first, filter_taps, ROWS, KEYS, TAPS, RELU_PRE)
-    acc = tl.zeros([ROWS, WIDTH], tl.float32)
-    for piece in range(0, run, BLOCK):
-        page, start, page_step = two_pages(table, first + piece, last_key, BLOCK, stride)
-        for i in tl.range(piece, tl.minimum(piece + BLOCK, run), num_stages=STAGES):
-            n = first + i
-            offsets = places(nearest(n, last_key), page, start, page_step, d, D, BLOCK)
-            k = load_keys(keys + offsets, d, D, WIDTH)
-            v = load_keys(keys + v_distance + offsets, d, D, WIDTH)
-            scores = tl.dot(query, tl.trans(k), input_precision="ieee")
-            weights, due = gated(scores, due, filter_taps, TAPS, RELU_PRE, CLIP_MIN, CLIP_MAX)
-            weights = tl.where(n[None, :] <= own, weights, 0.0)
-            acc = tl.dot(weights.to(v.dtype), v, acc, input_precision="ieee")
-    tl.store(out + rows * (HEADS * D) + head * D + d, (acc * factor).to(out.dtype.element_ty), mask=mine)
+    pages = pages_of_own(cache, num_blocks, block_table + sequence * table_stride, head // SHAPE.GROUP, SHAPE)
+    rows, mine = rows_of_tile(first_row, count, ROWS, SHAPE)
+    query = load_queries(q, q_stride, head, rows, mine, SHAPE)
+    own = (position + tl.arange(0, ROWS))[:, None]
+    acc = attend_columns(query, pages, 0, position + count - 1, own, filter_taps, SHAPE, GATE, KEYS, STAGES)
+    store_result(out, head, rows, mine, acc * factor, SHAPE)

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rosebatch_kernels.common.kv_tiles import Pages, store
 from rosebatch_kernels.common.sizes import table
 
 
@@ -111,9 +112,7 @@ def _append(
     token, head = (index // HEADS).to(tl.int64), index % HEADS
     key = tl.load(k + token * k_token + head * k_head + column, inside)
     value = tl.load(v + token * v_token + head * v_head + column, inside)
-    place = cache + row * SIZE + column
-    tl.store(place, key, inside)
-    tl.store(place + plane, value, inside)
+    store(Pages(cache, 0, plane, None), row * SIZE, key, value, inside)
 
 
 # One array holds both, so destinations begin anywhere.

@@ -1,9 +1,7 @@
 """Decode attention over the paged cache in Triton: one query token for each sequence, whose K and V it appends.
 
 One program serves one sequence, one K/V head with all query heads that share it, and one part (split) of the keys.
-It reads the row of the fused QKV projection itself. QK norm, rotary positions and the KV append happen in registers
-before it reads the first key, so a layer needs no kernel between the projection and the attention (source of the
-append inside the kernel: article S0). The new token's K and V are attended from registers, not from the cache.
+The new token's K and V are attended from registers, not from the cache; see ``rosebatch_kernels.common.decode_step``.
 
 The batch size alone fixes the number of splits, so that a CUDA graph can hold the launch. The sequence's length decides
 at run time where a split begins, and splits that a short sequence does not need return at once. Where all sequences are
@@ -11,20 +9,27 @@ short, there is another graph without splits. The last split of a head to finish
 (flash-decoding), without a second launch.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from rosebatch_kernels.common.arrivals import arrive
-from rosebatch_kernels.common.head_norms import HeadNorm, norm_arguments
-from rosebatch_kernels.common.heads import halves, normed_and_rotated, turn, weight_halves
+from rosebatch_kernels.common.decode_step import (
+    first_line,
+    is_last,
+    new_key,
+    query_halves,
+    result_arguments,
+    token_arguments,
+)
+from rosebatch_kernels.common.head_norms import HeadNorm
+from rosebatch_kernels.common.heads import normed_and_rotated, turn, weight_halves
+from rosebatch_kernels.common.kv_tiles import pages_of, place_in, place_of, store
 from rosebatch_kernels.common.launch import LINE, launch_options, lines_of, prefetch, wait, wait_before_return
 from rosebatch_kernels.common.scores import scaled, score_factors, sink_weights
 from rosebatch_kernels.common.shared_keys import MAX_PARTS, SharedKeys
 from rosebatch_kernels.common.splits import DecodeWorkspace
 from rosebatch_kernels.paged_attention.attend_shared import attend_shared
-from rosebatch_kernels.paged_attention.online_softmax import attend, keys_of_tile, no_key
+from rosebatch_kernels.paged_attention.online_softmax import attend_tiles, leave, no_key
 from rosebatch_kernels.paged_attention.sizes import (
     SIZES,
     Sizes,
@@ -36,6 +41,7 @@ from rosebatch_kernels.paged_attention.sizes import (
 )
 
 _LINE_BITS = tl.constexpr(8 * LINE)
+_SHARED_PARTS = tl.constexpr(MAX_PARTS)
 
 
 def decode(
@@ -86,88 +92,44 @@ def decode(
         ``[B, heads · D]``.
     """
     batch = len(qkv)
-    _, blocks, kv_heads, block_size, size = cache.shape
+    _, _, kv_heads, block_size, size = cache.shape
     group = num_heads // kv_heads
-    out = torch.empty(batch, num_heads * size, dtype=qkv.dtype, device=qkv.device)
     splits = workspace.num_splits(batch) if divided else 1
     program = program_of(group, cache.dtype, sizes=sizes.decode)
     registers = program.registers
     if splits == 1 or keys is not None:
         programs = batch * kv_heads if keys is None else None
         registers = max_registers(group, cache.dtype, size, programs, qkv.device, sizes=sizes.decode)
-    cos, sin = rotary if append and rotary is not None else (qkv, qkv)
-    # Without shared keys, something of the same dtypes.
-    begins, counts, shared_sums, shared_stats = workspace.arrived, workspace.arrived, workspace.sums, workspace.stats
+    tokens = token_arguments(
+        qkv,
+        cache,
+        block_table,
+        positions,
+        limits,
+        num_heads=num_heads,
+        rotary=rotary,
+        qk_norm=qk_norm,
+        append=append,
+    )
+    out, results = result_arguments(qkv, cache, workspace, keys, num_heads=num_heads)
+    scores = score_factors(scale, soft_cap)
     if keys is not None:
         assert not window, "the keys that a row shares have not left its window"
-        parts = workspace.shared
-        assert parts is not None, "there is memory for what rows share"
-        attend_shared(
-            qkv,
-            cache,
-            block_table,
-            positions,
-            limits,
-            keys,
-            parts,
-            num_heads=num_heads,
-            scale=scale,
-            soft_cap=soft_cap,
-            rotary=rotary,
-            qk_norm=qk_norm,
-            append=append,
-            sizes=sizes.shared,
-        )
-        begins, counts, shared_sums, shared_stats = keys.begins, keys.counts, parts.sums, parts.stats
-    scale, cap = score_factors(scale, soft_cap)
-    norm, q_weight, k_weight, q_number, k_number = norm_arguments(qk_norm if append else None, qkv)
+        attend_shared(tokens, results["shared"], keys, scores, sizes=sizes.shared)
     # A tile's keys lie together within a block.
     early = keys is None and requests_early(batch, sizes=sizes.decode) and block_size % program.keys == 0
     _decode[(kv_heads, batch, splits)](
-        out=out,
-        qkv=qkv,
-        cache=cache,
-        block_table=block_table,
-        positions=positions,
-        limits=limits,
-        cos=cos,
-        sin=sin,
-        q_weight=q_weight,
-        k_weight=k_weight,
-        sums=workspace.sums,
-        stats=workspace.stats,
-        arrived=workspace.arrived,
-        shared_begins=begins,
-        shared_counts=counts,
-        shared_sums=shared_sums,
-        shared_stats=shared_stats,
-        scale=scale,
-        q_number=q_number,
-        k_number=k_number,
-        num_blocks=blocks,
-        qkv_stride=qkv.stride(0),
-        table_stride=block_table.stride(0),
-        state_stride=positions.stride(0),
+        **tokens,
+        **results,
+        scores=scores,
+        sinks=sinks,
         window=window,
         min_tiles=tiles_of_split(batch, kv_heads, program, sizes=sizes.decode),
-        cap=cap,
-        sinks=qkv if sinks is None else sinks,
-        HEADS=num_heads,
-        KV_HEADS=kv_heads,
-        GROUP=group,
         MEMBERS=triton.next_power_of_2(group),
         ROWS=tile_rows(group, cache.dtype, sizes=sizes.decode),
-        D=size,
-        WIDTH=max(16, triton.next_power_of_2(size)),
-        BLOCK=block_size,
         TILE=program.keys,
         SPLITS=splits,
         APPEND=append,
-        ROTARY=cos.shape[1] if append and rotary is not None else 0,
-        NORM=norm,
-        CAPPED=soft_cap > 0,
-        SINKS=sinks is not None,
-        SHARED=MAX_PARTS if keys is not None else 0,
         STAGES=program.stages,
         EARLY_LINES=lines_of(program.keys * size * cache.itemsize) if early else 0,
         num_warps=program.warps,
@@ -180,49 +142,23 @@ def decode(
 @triton.jit(do_not_specialize=["num_blocks", "min_tiles"])
 def _decode(
     out,
-    qkv,
+    tokens,
     cache,
     block_table,
-    positions,
-    limits,
-    cos,
-    sin,
-    q_weight,
-    k_weight,
-    sums,
-    stats,
-    arrived,
-    shared_begins,
-    shared_counts,
-    shared_sums,
-    shared_stats,
-    scale,
-    q_number,
-    k_number,
+    partials,
+    shared,
+    scores,
+    sinks,
     num_blocks,
-    qkv_stride,
     table_stride,
-    state_stride,
     window,
     min_tiles,
-    cap,
-    sinks,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
+    SHAPE: tl.constexpr,
     MEMBERS: tl.constexpr,
     ROWS: tl.constexpr,
-    D: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
     TILE: tl.constexpr,
     SPLITS: tl.constexpr,
     APPEND: tl.constexpr,
-    ROTARY: tl.constexpr,
-    NORM: tl.constexpr,
-    CAPPED: tl.constexpr,
-    SINKS: tl.constexpr,
-    SHARED: tl.constexpr,
     STAGES: tl.constexpr,
     EARLY_LINES: tl.constexpr,
     PDL: tl.constexpr,
@@ -231,86 +167,79 @@ def _decode(
     row = tl.program_id(1)
     # The slowest axis: splits that short sequences do not need start last.
     split = tl.program_id(2)
-    # Written by the previous step's feedback, which is older than the kernel in front.
-    position = tl.load(positions + row * state_stride)
-    if position >= tl.load(limits + row * state_stride):
+    # Written by the previous step's feedback, which is older than this kernel's predecessor.
+    position = tl.load(tokens.positions + row * tokens.state_stride)
+    if position >= tl.load(tokens.limits + row * tokens.state_stride):
         wait_before_return(split == 0, PDL)
         return
     # Cached keys: [first, end). With APPEND the new token stays in registers.
     end = position if APPEND else position + 1
     first = _first_in_window(position, window)
-    if SHARED:
-        first = tl.load(shared_begins + row)
+    if shared is not None:
+        first = tl.load(shared.begins + row)
     first_tile, tiles, share, used = _shares(first, end, min_tiles, TILE, SPLITS)
     if split >= used:
         return
     start_tile = first_tile + split * share
     stop_tile = tl.minimum(start_tile + share, first_tile + tiles)
-    table_row = block_table + row * table_stride
-    last_block = tl.maximum(end - 1, 0) // BLOCK
-    block = tl.load(table_row + tl.minimum((start_tile * TILE) // BLOCK, last_block))
-    turned = turn(cos, sin, position, WIDTH, ROTARY)
+    pages = pages_of(cache, num_blocks, block_table + row * table_stride, head, SHAPE)
+    last_block = tl.maximum(end - 1, 0) // SHAPE.BLOCK
+    block = tl.load(pages.table + tl.minimum((start_tile * TILE) // SHAPE.BLOCK, last_block))
+    turned = turn(tokens.rotary, position, SHAPE)
     m = tl.arange(0, MEMBERS)[:, None]
     one = tl.zeros([1, 1], tl.int32)
-    q_weights = weight_halves(q_weight, q_number, head * GROUP + m, m < GROUP, D, WIDTH, ROTARY, NORM)
-    k_weights = weight_halves(k_weight, k_number, head + one, one == 0, D, WIDTH, ROTARY, NORM)
+    q_weights = weight_halves(tokens.q_norm, head * SHAPE.GROUP + m, m < SHAPE.GROUP, SHAPE)
+    k_weights = weight_halves(tokens.k_norm, head + one, one == 0, SHAPE)
     # A matrix product needs more rows than a group has heads: rows are copied, after norm and rotation of each head.
     copies: tl.constexpr = ROWS // MEMBERS
-    g, own_head = _heads_of_rows(GROUP, ROWS, copies)
-    if SINKS:
-        sink = tl.load(sinks + head * GROUP + g, mask=g < GROUP, other=0.0)
-    v_distance = num_blocks.to(tl.int64) * KV_HEADS * (BLOCK * D)
+    g, own_head = _heads_of_rows(SHAPE.GROUP, ROWS, copies)
+    if sinks is not None:
+        sink = tl.load(sinks + head * SHAPE.GROUP + g, mask=g < SHAPE.GROUP, other=0.0)
     if EARLY_LINES and PDL:
-        # Older steps wrote the cached keys. More tiles than the first would compete with the kernel in front.
-        tile_place = (block.to(tl.int64) * KV_HEADS + head) * (BLOCK * D) + (start_tile * TILE) % BLOCK * D
-        _request(cache + tile_place, TILE * D, EARLY_LINES)
-        _request(cache + tile_place + v_distance, TILE * D, EARLY_LINES)
+        # Older steps wrote the cached keys. More tiles than the first would compete with this kernel's predecessor.
+        keys = pages.cache + place_in(pages, block, start_tile * TILE, SHAPE)
+        _request(keys, TILE * SHAPE.D, EARLY_LINES)
+        _request(keys + pages.v_distance, TILE * SHAPE.D, EARLY_LINES)
     # The kernel of the shared keys has waited for the one that wrote qkv; its own results are taken over last.
-    if PDL and not SHARED:
+    if PDL and shared is None:
         wait()
 
-    d = tl.arange(0, WIDTH)[None, :]
-    q_halves, k_halves, v_new = _new_token(
-        qkv, qkv_stride, row, head, HEADS, KV_HEADS, GROUP, MEMBERS, D, WIDTH, APPEND, ROTARY
-    )
-    q = normed_and_rotated(q_halves, q_weights, turned, D, ROTARY, NORM)
-    offset = tl.arange(0, TILE)
-    row_max, total, acc = no_key(ROWS, WIDTH)
+    d = tl.arange(0, SHAPE.WIDTH)[None, :]
+    # All loads are issued before the first use of any.
+    q_halves = query_halves(tokens, row, head * SHAPE.GROUP + m, m < SHAPE.GROUP, SHAPE)
+    if APPEND:
+        k_halves, v_new = new_key(tokens, row, head, SHAPE)
+    q = normed_and_rotated(q_halves, q_weights, turned, SHAPE)
+    sums = no_key(ROWS, SHAPE.WIDTH)
     if APPEND:  # noqa: SIM102 (a compile-time condition)
         if split == 0:
-            k_new = normed_and_rotated(k_halves, k_weights, turned, D, ROTARY, NORM)
-            _append(cache, table_row, position, head, k_new, v_new, v_distance, KV_HEADS, D, WIDTH, BLOCK)
-            row_max, total, acc = _attend_new(q, k_new, v_new, total, acc, scale, cap, copies, CAPPED)
+            k_new = normed_and_rotated(k_halves, k_weights, turned, SHAPE)
+            store(pages, place_of(pages, position, SHAPE), k_new, v_new, d < SHAPE.D)
+            sums = _attend_new(q, k_new, v_new, sums, scores, copies)
     q = _repeated(q, copies)
-    for tile in tl.range(start_tile, stop_tile, num_stages=STAGES):
-        n = tile * TILE + offset
-        k, v, block = keys_of_tile(
-            cache, table_row, block, last_block, tile, n, first, end, v_distance, head, KV_HEADS, D, WIDTH, BLOCK, TILE
-        )
-        row_max, total, acc = attend(q, k, v, (n < end) & (n >= first), row_max, total, acc, scale, cap, ROWS, CAPPED)
-    if SHARED:  # noqa: SIM102 (a compile-time condition)
+    keys_of_split = first, end, start_tile, stop_tile, block, last_block
+    sums = attend_tiles(q, pages, keys_of_split, sums, scores, SHAPE, TILE, STAGES)
+    if shared is not None:  # noqa: SIM102 (a compile-time condition)
         if split == 0:
-            part = (row * KV_HEADS + head) * SHARED * GROUP
-            count = tl.load(shared_counts + row)
+            line = first_line(row, head, _SHARED_PARTS, SHAPE)
+            count = tl.load(shared.counts + row)
             if PDL:
                 wait()
-            row_max, total, acc = _take_shared(
-                shared_sums, shared_stats, part, count, g, own_head, d, row_max, total, acc, GROUP, D
-            )
-    out_row = out + row.to(tl.int64) * (HEADS * D)
-    place = out_row + (head * GROUP + g)[:, None] * D + d
+            sums = _take_shared(shared, line, count, g, own_head, d, sums, SHAPE)
+    row_max, total, acc = sums
+    out_row = out + row.to(tl.int64) * (SHAPE.HEADS * SHAPE.D)
+    place = out_row + (head * SHAPE.GROUP + g)[:, None] * SHAPE.D + d
     # Before the branch: computed in each of its arms, the mask costs some variants 18 to 33 registers a thread.
-    wanted = (d < D) & own_head[:, None]
+    wanted = (d < SHAPE.D) & own_head[:, None]
     if used == 1:
-        if SINKS:
+        if sinks is not None:
             total += sink_weights(sink, row_max)
         tl.store(place, (acc / total[:, None]).to(out.dtype.element_ty), mask=wanted)
         return
-    part = (row * KV_HEADS + head) * SPLITS * GROUP
-    _leave(sums, stats, part + split * GROUP + g, acc, row_max, total, wanted, own_head, d, D)
-    if arrive(arrived + row * KV_HEADS + head) == used - 1:
-        tl.store(arrived + row * KV_HEADS + head, 0)
-        _merge(out_row, sums, stats, sinks, part, head, used, d, GROUP, D, SPLITS, SINKS)
+    line = first_line(row, head, SPLITS, SHAPE)
+    leave(partials, line + split * SHAPE.GROUP + g, (row_max, total, acc), wanted, own_head, d, SHAPE)
+    if is_last(partials, row, head, used, SHAPE):
+        _merge(out_row, partials, sinks, line, head, used, d, SHAPE, SPLITS)
 
 
 @triton.jit
@@ -343,60 +272,6 @@ def _shares(first, end, min_tiles, TILE: tl.constexpr, SPLITS: tl.constexpr):
 
 
 @triton.jit
-def _new_token(
-    qkv,
-    stride,
-    row,
-    head,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    MEMBERS: tl.constexpr,
-    D: tl.constexpr,
-    WIDTH: tl.constexpr,
-    APPEND: tl.constexpr,
-    ROTARY: tl.constexpr,
-):
-    """Halves of a group's q and of the new k, and the new v; q instead of these two without APPEND.
-
-    All loads are issued before the first use of any.
-    """
-    d = tl.arange(0, WIDTH)[None, :]
-    m = tl.arange(0, MEMBERS)[:, None]
-    one = tl.zeros([1, 1], tl.int32)
-    q_row = qkv + row.to(tl.int64) * stride
-    q = halves(q_row + (head * GROUP + m) * D, m < GROUP, D, WIDTH, ROTARY)
-    k = q
-    v = q[0]
-    if APPEND:
-        k = halves(q_row + (HEADS + head) * D + one, one == 0, D, WIDTH, ROTARY)
-        v = tl.load(q_row + (HEADS + KV_HEADS + head) * D + d, mask=d < D, other=0.0)
-    return q, k, v
-
-
-@triton.jit
-def _append(
-    cache,
-    table_row,
-    position,
-    head,
-    k,
-    v,
-    v_distance,
-    KV_HEADS: tl.constexpr,
-    D: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Write the new K and V ``[1, WIDTH]`` of one head to their slot."""
-    d = tl.arange(0, WIDTH)[None, :]
-    block = tl.load(table_row + position // BLOCK).to(tl.int64)
-    place = cache + (block * KV_HEADS + head) * (BLOCK * D) + (position % BLOCK) * D + d
-    tl.store(place, k, mask=d < D)
-    tl.store(place + v_distance, v, mask=d < D)
-
-
-@triton.jit
 def _heads_of_rows(GROUP: tl.constexpr, ROWS: tl.constexpr, COPIES: tl.constexpr):
     """The head ``[ROWS]`` of each row of copied heads, and whether the row is the first of an existing head."""
     g = tl.arange(0, ROWS) // COPIES
@@ -404,22 +279,25 @@ def _heads_of_rows(GROUP: tl.constexpr, ROWS: tl.constexpr, COPIES: tl.constexpr
 
 
 @triton.jit
-def _attend_new(q, k, v, total, acc, scale, cap, COPIES: tl.constexpr, CAPPED: tl.constexpr):
+def _attend_new(q, k, v, sums, scores, COPIES: tl.constexpr):
     """The online softmax's sums over the new key alone, from those over no key."""
-    score = scaled(tl.sum(q.to(tl.float32) * k.to(tl.float32), 1), scale, cap, CAPPED)
+    _, total, acc = sums
+    score = scaled(tl.sum(q.to(tl.float32) * k.to(tl.float32), 1), scores)
     return _repeated(score, COPIES), total + 1.0, acc + v.to(tl.float32)
 
 
 @triton.jit
-def _take_shared(sums, stats, part, count, g, own_head, d, row_max, total, acc, GROUP: tl.constexpr, D: tl.constexpr):
-    """The online softmax's sums with those of ``count`` partial results, which begin in row ``part``."""
+def _take_shared(shared, line, count, g, own_head, d, sums, SHAPE: tl.constexpr):
+    """The online softmax's sums with those of ``count`` partial results, from ``line`` on."""
+    row_max, total, acc = sums
     for i in range(count):
-        line = part + i * GROUP + g
+        own = line + i * SHAPE.GROUP + g
         # Copies and rows that stand for no head read nothing and stay finite.
-        top = tl.load(stats + line * 2, mask=own_head, other=0.0, cache_modifier=".cg")
-        weights = tl.load(stats + line * 2 + 1, mask=own_head, other=1.0, cache_modifier=".cg")
-        wanted = own_head[:, None] & (d < D)
-        values = tl.load(sums + line.to(tl.int64)[:, None] * D + d, mask=wanted, other=0.0, cache_modifier=".cg")
+        top = tl.load(shared.stats + own * 2, mask=own_head, other=0.0, cache_modifier=".cg")
+        weights = tl.load(shared.stats + own * 2 + 1, mask=own_head, other=1.0, cache_modifier=".cg")
+        wanted = own_head[:, None] & (d < SHAPE.D)
+        place = shared.sums + own.to(tl.int64)[:, None] * SHAPE.D + d
+        values = tl.load(place, mask=wanted, other=0.0, cache_modifier=".cg")
         higher = tl.maximum(row_max, top)
         shrink = tl.exp2(row_max - higher)
         factor = tl.exp2(top - higher)
@@ -431,7 +309,7 @@ def _take_shared(sums, stats, part, count, g, own_head, d, row_max, total, acc, 
 
 @triton.jit
 def _repeated(x, COPIES: tl.constexpr):
-    """``x`` with ``copies`` of each row, one after the other."""
+    """``x`` with ``COPIES`` of each row, one after the other."""
     if COPIES > 1:
         if len(x.shape) == 1:
             x = tl.reshape(tl.broadcast_to(x[:, None], [x.shape[0], COPIES]), [x.shape[0] * COPIES])
@@ -442,46 +320,25 @@ def _repeated(x, COPIES: tl.constexpr):
 
 
 @triton.jit
-def _leave(sums, stats, line, acc, row_max, total, wanted, own_head, d, D: tl.constexpr):
-    """Leave a split's results for the split that merges, those of each head in row ``line [ROWS]``."""
-    tl.store(sums + line.to(tl.int64)[:, None] * D + d, acc, mask=wanted)
-    tl.store(stats + line * 2, row_max, mask=own_head)
-    tl.store(stats + line * 2 + 1, total, mask=own_head)
-
-
-@triton.jit
-def _merge(
-    out_row,
-    sums,
-    stats,
-    sinks,
-    part,
-    head,
-    used,
-    d,
-    GROUP: tl.constexpr,
-    D: tl.constexpr,
-    SPLITS: tl.constexpr,
-    SINKS: tl.constexpr,
-):
-    """Write the heads of group ``head`` to a row of the result, from the ``used`` splits' results at row ``part``."""
+def _merge(out_row, partials, sinks, line, head, used, d, SHAPE: tl.constexpr, SPLITS: tl.constexpr):
+    """Write the heads of group ``head`` to a row of the result, from the ``used`` splits' results from ``line`` on."""
     s = tl.arange(0, SPLITS)
     there = s < used
-    for member in tl.static_range(GROUP):
-        lines = part + s * GROUP + member
-        tops = tl.load(stats + lines * 2, mask=there, other=float("-inf"), cache_modifier=".cg")
-        parts = tl.load(stats + lines * 2 + 1, mask=there, other=0.0, cache_modifier=".cg")
+    for member in tl.static_range(SHAPE.GROUP):
+        lines = line + s * SHAPE.GROUP + member
+        tops = tl.load(partials.stats + lines * 2, mask=there, other=float("-inf"), cache_modifier=".cg")
+        parts = tl.load(partials.stats + lines * 2 + 1, mask=there, other=0.0, cache_modifier=".cg")
         row_max = tl.max(tops, 0)
         factors = tl.exp2(tops - row_max)
         total = tl.sum(parts * factors, 0)
-        if SINKS:
-            total += sink_weights(tl.load(sinks + head * GROUP + member), row_max)
+        if sinks is not None:
+            total += sink_weights(tl.load(sinks + head * SHAPE.GROUP + member), row_max)
         values = tl.load(
-            sums + lines.to(tl.int64)[:, None] * D + d,
-            mask=there[:, None] & (d < D),
+            partials.sums + lines.to(tl.int64)[:, None] * SHAPE.D + d,
+            mask=there[:, None] & (d < SHAPE.D),
             other=0.0,
             cache_modifier=".cg",
         )
         merged = tl.sum(values * factors[:, None], 0) / total
-        place = out_row + (head * GROUP + member) * D + d
-        tl.store(place, merged[None, :].to(out_row.dtype.element_ty), mask=d < D)
+        place = out_row + (head * SHAPE.GROUP + member) * SHAPE.D + d
+        tl.store(place, merged[None, :].to(out_row.dtype.element_ty), mask=d < SHAPE.D)

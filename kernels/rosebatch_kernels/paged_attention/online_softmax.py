@@ -1,80 +1,100 @@
-"""Device functions of softmax over the keys of decode attention, tile by tile: an online softmax."""
+"""Device functions of softmax over keys, tile by tile: an online softmax (FlashAttention, arXiv 2205.14135).
+
+Its sums are the largest score ``[ROWS]``, the sum of weights ``[ROWS]`` and the weighted sum of values
+``[ROWS, WIDTH]``, all fp32.
+"""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 import triton
 import triton.language as tl
 
-from rosebatch_kernels.common.scores import scaled
+from rosebatch_kernels.common.kv_tiles import load_tile
+from rosebatch_kernels.common.scores import scaled, sink_weights
 
 
 @triton.jit
 def no_key(ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """The online softmax's sums over no key: largest score, sum of weights, weighted sum of values."""
+    """The sums over no key."""
     row_max = tl.full([ROWS], float("-inf"), tl.float32)
     return row_max, tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, WIDTH], tl.float32)
 
 
 @triton.jit
-def keys_of_tile(
-    cache,
-    table_row,
-    block,
-    last_block,
-    tile,
-    n,
-    first,
-    end,
-    v_distance,
-    head,
-    KV_HEADS: tl.constexpr,
-    D: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """K and V ``[TILE, WIDTH]`` of the keys ``n`` of a tile, zeros from ``end`` on, and the next tile's block.
+def attend(q, k, v, seen, sums, scores, EMPTY: tl.constexpr):
+    """One tile's step.
 
-    The tile begins in ``block``, which holds a key from ``first`` on if any does: blocks in front of that one may
-    belong to others. The next block's number is loaded an iteration ahead. Loaded with the keys, it would
-    be a link of their software pipeline, which would then wait for all of its loads before every tile.
+    Args:
+        q, k, v: ``[ROWS, WIDTH]``, ``[KEYS, WIDTH]`` and the same.
+        seen: mask of keys, which broadcasts to ``[ROWS, KEYS]``; None if all rows see all keys.
+        sums: of the tiles before.
+        scores: factors.
+        EMPTY: whether a row may see no key of the tile.
     """
-    d = tl.arange(0, WIDTH)[None, :]
-    page = BLOCK * D
-    seen = n < end
-    if BLOCK % TILE == 0:
-        rows = (
-            cache
-            + (block.to(tl.int64) * KV_HEADS + head) * page
-            + ((tile * TILE) % BLOCK) * D
-            + tl.arange(0, TILE)[:, None] * D
-        )
-        block = tl.load(table_row + tl.minimum(((tile + 1) * TILE) // BLOCK, last_block))
+    row_max, total, acc = sums
+    if q.shape[0] == 1:
+        products = tl.sum(q.to(tl.float32) * k.to(tl.float32), 1)[None, :]
     else:
-        seen &= n >= first
-        blocks = tl.load(table_row + n // BLOCK, mask=seen, other=0).to(tl.int64)
-        rows = cache + ((blocks * KV_HEADS + head) * page + (n % BLOCK) * D)[:, None]
-    present = seen[:, None] & (d < D)
-    k = tl.load(rows + d, mask=present, other=0.0)
-    v = tl.load(rows + v_distance + d, mask=present, other=0.0)
-    return k, v, block
-
-
-@triton.jit
-def attend(q, k, v, counts, row_max, total, acc, scale, cap, ROWS: tl.constexpr, CAPPED: tl.constexpr):
-    """One tile's step of the online softmax."""
-    if ROWS == 1:
-        scores = tl.sum(q.to(tl.float32) * k.to(tl.float32), 1)[None, :]
-    else:
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
-    scores = scaled(scores, scale, cap, CAPPED)
-    scores = tl.where(counts[None, :], scores, float("-inf"))
-    higher = tl.maximum(row_max, tl.max(scores, 1))
-    weights = tl.exp2(scores - higher[:, None])
+        products = tl.dot(q, tl.trans(k), input_precision="ieee")
+    products = scaled(products, scores)
+    if seen is not None:
+        products = tl.where(seen, products, float("-inf"))
+    higher = tl.maximum(row_max, tl.max(products, 1))
+    if EMPTY:
+        # Exponents stay finite.
+        higher = tl.maximum(higher, -1e30)
+    weights = tl.exp2(products - higher[:, None])
     shrink = tl.exp2(row_max - higher)
     total = total * shrink + tl.sum(weights, 1)
-    if ROWS == 1:
+    if q.shape[0] == 1:
         acc = acc * shrink[:, None] + tl.sum(tl.trans(weights) * v.to(tl.float32), 0)[None, :]
     else:
         acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
     return higher, total, acc
+
+
+@triton.jit
+def attend_tiles(q, pages, keys, sums, scores, SHAPE: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr):
+    """The sums of decode attention with those over some tiles of keys, all of which rows of ``q [ROWS, WIDTH]`` see.
+
+    Args:
+        q: queries.
+        pages: of the keys.
+        keys: the first key and the one after the last, the first tile and the one after the last, and the first
+            tile's block and the last block.
+        sums: so far.
+        scores: factors.
+    """
+    first, end, start_tile, stop_tile, block, last_block = keys
+    for tile in tl.range(start_tile, stop_tile, num_stages=STAGES):
+        n = tile * TILE + tl.arange(0, TILE)
+        k, v, block = load_tile(pages, block, last_block, tile * TILE, first, end, SHAPE, TILE, True, True)
+        sums = attend(q, k, v, ((n < end) & (n >= first))[None, :], sums, scores, False)
+    return sums
+
+
+@triton.jit
+def leave(partials, line, sums, wanted, real, d, SHAPE: tl.constexpr):
+    """Leave partial results of each row, those that are ``real``, in ``line [ROWS]``, for the program that merges."""
+    row_max, total, acc = sums
+    tl.store(partials.sums + line.to(tl.int64)[:, None] * SHAPE.D + d, acc, mask=wanted)
+    tl.store(partials.stats + line * 2, row_max, mask=real)
+    tl.store(partials.stats + line * 2 + 1, total, mask=real)
+
+
+@triton.jit
+def load_sink(sinks, head):
+    """A query head's sink; None where there are none."""
+    sink = None
+    if sinks is not None:
+        sink = tl.load(sinks + head)
+    return sink
+
+
+@triton.jit
+def values(sums, sink):
+    """The result of rows, some of which may have seen no key: the weighted mean of values ``[ROWS, WIDTH]``."""
+    row_max, total, acc = sums
+    if sink is not None:
+        total += sink_weights(sink, row_max)
+    return acc / tl.maximum(total, 1e-30)[:, None]

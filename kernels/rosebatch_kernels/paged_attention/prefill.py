@@ -5,16 +5,22 @@ keys with an online softmax (FlashAttention, arXiv 2205.14135). The chunk's own 
 reads a prefix from an earlier step, or from another sequence, like the rest.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from rosebatch_kernels.common.kv_tiles import load_tile, pages_of
 from rosebatch_kernels.common.launch import launch_options, wait
-from rosebatch_kernels.common.scores import score_factors, sink_weights
+from rosebatch_kernels.common.scores import score_factors
 from rosebatch_kernels.common.tiles import TILE_ROWS as TILE_ROWS
-from rosebatch_kernels.common.tiles import tile_of_program
-from rosebatch_kernels.paged_attention.prefill_softmax import attend, keys_of_tile
+from rosebatch_kernels.common.tiles import (
+    load_queries,
+    prefill_arguments,
+    rows_of_tile,
+    store_result,
+    tile_of_program,
+)
+from rosebatch_kernels.paged_attention.online_softmax import attend, load_sink, no_key, values
 from rosebatch_kernels.paged_attention.sizes import SIZES, PrefillSizes
 
 
@@ -48,34 +54,14 @@ def prefill(
     Returns:
         ``[T, heads · D]``.
     """
-    _, blocks, kv_heads, block_size, size = cache.shape
-    out = torch.empty(len(q), num_heads * size, dtype=q.dtype, device=q.device)
-    width = max(16, triton.next_power_of_2(size))
-    scale, cap = score_factors(scale, soft_cap)
+    out, arguments = prefill_arguments(q, cache, block_table, tiles, num_heads=num_heads)
     program = sizes.narrow if q.dtype.itemsize == 2 else sizes.fp32
     _prefill[(num_heads, len(tiles))](
-        out=out,
-        q=q,
-        cache=cache,
-        block_table=block_table,
-        tiles=tiles,
-        scale=scale,
-        num_blocks=blocks,
-        q_stride=q.stride(0),
-        table_stride=block_table.stride(0),
-        window=window,
-        cap=cap,
-        sinks=q if sinks is None else sinks,
-        HEADS=num_heads,
-        KV_HEADS=kv_heads,
-        D=size,
-        WIDTH=width,
-        BLOCK=block_size,
-        ROWS=TILE_ROWS,
+        **arguments,
+        scores=score_factors(scale, soft_cap),
+        sinks=sinks,
+        window=window or None,
         KEYS=program.keys,
-        WINDOW=window > 0,
-        CAPPED=soft_cap > 0,
-        SINKS=sinks is not None,
         STAGES=program.stages,
         num_warps=program.warps,
         **launch_options(),
@@ -90,23 +76,15 @@ def _prefill(
     cache,
     block_table,
     tiles,
-    scale,
+    scores,
+    sinks,
     num_blocks,
     q_stride,
     table_stride,
     window,
-    cap,
-    sinks,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    D: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
+    SHAPE: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
-    WINDOW: tl.constexpr,
-    CAPPED: tl.constexpr,
-    SINKS: tl.constexpr,
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -114,63 +92,45 @@ def _prefill(
         wait()
     sequence, first_row, position, count = tile_of_program(tiles)
     head = tl.program_id(0)
-    kv_head = head // (HEADS // KV_HEADS)
     table = block_table + sequence * table_stride
-    v_distance = num_blocks.to(tl.int64) * (KV_HEADS * BLOCK * D)
-    r = tl.arange(0, ROWS)
-    d = tl.arange(0, WIDTH)[None, :]
-    rows = (first_row + r).to(tl.int64)[:, None]
-    mine = (r < count)[:, None] & (d < D)
-    if SINKS:
-        sink = tl.load(sinks + head)
-    query = tl.load(q + rows * q_stride + head * D + d, mask=mine, other=0.0)
-    row_max = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    acc = tl.zeros([ROWS, WIDTH], tl.float32)
-    own = position + r
+    pages = pages_of(cache, num_blocks, table, head // SHAPE.GROUP, SHAPE)
+    rows, mine = rows_of_tile(first_row, count, ROWS, SHAPE)
+    sink = load_sink(sinks, head)
+    query = load_queries(q, q_stride, head, rows, mine, SHAPE)
+    sums = no_key(ROWS, SHAPE.WIDTH)
+    own = position + tl.arange(0, ROWS)
     end = position + count
+    last_block = (end - 1) // SHAPE.BLOCK
     # Every row of the tile sees the keys from `full` up to `whole`: only the others need a mask.
     first = 0
     start = 0
     full = 0
     whole = (position + 1) // KEYS * KEYS
-    if WINDOW:
+    if window is not None:
         first = tl.maximum(position + 1 - window, 0)
         start = first // KEYS * KEYS
         whole = tl.maximum(whole, start)
         full = tl.minimum(tl.cdiv(tl.maximum(end - window, 0), KEYS) * KEYS, whole)
     # A tile of padding may have no row of the table.
-    block = tl.load(table + start // BLOCK, mask=count > 0, other=0)
-    if WINDOW:
+    block = tl.load(table + start // SHAPE.BLOCK, mask=count > 0, other=0)
+    if window is not None:
         for n in tl.range(start, full, KEYS, num_stages=STAGES):
-            k, v, block = keys_of_tile(
-                cache, table, block, n, first, end, kv_head, v_distance, KV_HEADS, D, WIDTH, BLOCK, KEYS, True, True
-            )
-            seen = _seen(n, own, window, KEYS, True)
-            row_max, total, acc = attend(query, k, v, seen, row_max, total, acc, scale, cap, True, CAPPED)
+            k, v, block = load_tile(pages, block, last_block, n, first, end, SHAPE, KEYS, True, True)
+            sums = attend(query, k, v, _seen(n, own, window, KEYS), sums, scores, True)
     for n in tl.range(full, whole, KEYS, num_stages=STAGES):
-        k, v, block = keys_of_tile(
-            cache, table, block, n, first, end, kv_head, v_distance, KV_HEADS, D, WIDTH, BLOCK, KEYS, False, WINDOW
-        )
-        row_max, total, acc = attend(query, k, v, None, row_max, total, acc, scale, cap, False, CAPPED)
+        k, v, block = load_tile(pages, block, last_block, n, first, end, SHAPE, KEYS, False, window is not None)
+        sums = attend(query, k, v, None, sums, scores, False)
     for n in tl.range(whole, end, KEYS, num_stages=STAGES):
-        k, v, block = keys_of_tile(
-            cache, table, block, n, first, end, kv_head, v_distance, KV_HEADS, D, WIDTH, BLOCK, KEYS, True, WINDOW
-        )
-        seen = _seen(n, own, window, KEYS, WINDOW)
-        row_max, total, acc = attend(query, k, v, seen, row_max, total, acc, scale, cap, True, CAPPED)
-    if SINKS:
-        total += sink_weights(sink, row_max)
-    # Rows past the tile's count may have seen no key.
-    result = acc / tl.maximum(total, 1e-30)[:, None]
-    tl.store(out + rows * (HEADS * D) + head * D + d, result.to(out.dtype.element_ty), mask=mine)
+        k, v, block = load_tile(pages, block, last_block, n, first, end, SHAPE, KEYS, True, window is not None)
+        sums = attend(query, k, v, _seen(n, own, window, KEYS), sums, scores, True)
+    store_result(out, head, rows, mine, values(sums, sink), SHAPE)
 
 
 @triton.jit
-def _seen(start, own, window, KEYS: tl.constexpr, WINDOW: tl.constexpr):
+def _seen(start, own, window, KEYS: tl.constexpr):
     """Which keys from ``start`` on the rows at positions ``own [ROWS]`` see."""
     key = start + tl.arange(0, KEYS)[None, :]
     seen = key <= own[:, None]
-    if WINDOW:
+    if window is not None:
         seen = seen & (key > own[:, None] - window)
     return seen

@@ -6,15 +6,15 @@ all rows of a tile walk over the shared keys together; then each chunk's rows ov
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from rosebatch_kernels.common.kv_tiles import load_tile, pages_of
 from rosebatch_kernels.common.launch import launch_options, wait
-from rosebatch_kernels.common.scores import score_factors, sink_weights
-from rosebatch_kernels.common.tiles import TILE_ROWS
-from rosebatch_kernels.paged_attention.prefill_softmax import attend, keys_of_tile
+from rosebatch_kernels.common.scores import score_factors
+from rosebatch_kernels.common.tiles import load_queries, prefill_arguments, rows_of_tile, store_result
+from rosebatch_kernels.paged_attention.online_softmax import attend, load_sink, no_key, values
 from rosebatch_kernels.paged_attention.sizes import SIZES, PrefillSizes
 
 
@@ -50,32 +50,14 @@ def prefill_shared(
     Returns:
         ``[T, heads · D]``.
     """
-    _, blocks, kv_heads, block_size, size = cache.shape
-    out = torch.empty(len(q), num_heads * size, dtype=q.dtype, device=q.device)
-    scale, cap = score_factors(scale, soft_cap)
+    out, arguments = prefill_arguments(q, cache, block_table, tiles, num_heads=num_heads)
     program = sizes.fp32 if q.dtype.itemsize == 4 else sizes.shared
     _prefill_shared[(num_heads, len(tiles))](
-        out=out,
-        q=q,
-        cache=cache,
-        block_table=block_table,
-        tiles=tiles,
+        **arguments,
         pieces=pieces,
-        scale=scale,
-        num_blocks=blocks,
-        q_stride=q.stride(0),
-        table_stride=block_table.stride(0),
-        cap=cap,
-        sinks=q if sinks is None else sinks,
-        HEADS=num_heads,
-        KV_HEADS=kv_heads,
-        D=size,
-        WIDTH=max(16, triton.next_power_of_2(size)),
-        BLOCK=block_size,
-        ROWS=TILE_ROWS,
+        scores=score_factors(scale, soft_cap),
+        sinks=sinks,
         KEYS=program.keys,
-        CAPPED=soft_cap > 0,
-        SINKS=sinks is not None,
         STAGES=program.stages,
         num_warps=program.warps,
         **launch_options(),
@@ -92,21 +74,14 @@ def _prefill_shared(
     block_table,
     tiles,
     pieces,
-    scale,
+    scores,
+    sinks,
     num_blocks,
     q_stride,
     table_stride,
-    cap,
-    sinks,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    D: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
+    SHAPE: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
-    CAPPED: tl.constexpr,
-    SINKS: tl.constexpr,
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -119,49 +94,40 @@ def _prefill_shared(
     shared = tl.load(tile + 2)
     piece = pieces + tl.load(tile + 3) * 4
     num_pieces = tl.load(tile + 4)
-    kv_head = head // (HEADS // KV_HEADS)
-    v_distance = num_blocks.to(tl.int64) * (KV_HEADS * BLOCK * D)
     r = tl.arange(0, ROWS)
     offset = tl.arange(0, KEYS)[None, :]
-    d = tl.arange(0, WIDTH)[None, :]
-    rows = (first_row + r).to(tl.int64)[:, None]
-    mine = (r < count)[:, None] & (d < D)
-    if SINKS:
-        sink = tl.load(sinks + head)
-    query = tl.load(q + rows * q_stride + head * D + d, mask=mine, other=0.0)
-    row_max = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    acc = tl.zeros([ROWS, WIDTH], tl.float32)
+    rows, mine = rows_of_tile(first_row, count, ROWS, SHAPE)
+    sink = load_sink(sinks, head)
+    query = load_queries(q, q_stride, head, rows, mine, SHAPE)
+    sums = no_key(ROWS, SHAPE.WIDTH)
     table = block_table + tl.load(piece, mask=count > 0, other=0) * table_stride
+    pages = pages_of(cache, num_blocks, table, head // SHAPE.GROUP, SHAPE)
     block = tl.load(table, mask=shared > 0, other=0)
+    last_block = (shared - 1) // SHAPE.BLOCK
     # Tiles of keys end with the shared blocks, or the last of them needs a mask.
-    masked: tl.constexpr = BLOCK % KEYS != 0
+    masked: tl.constexpr = SHAPE.BLOCK % KEYS != 0
     for n in tl.range(0, shared, KEYS, num_stages=STAGES):
-        k, v, block = keys_of_tile(
-            cache, table, block, n, 0, shared, kv_head, v_distance, KV_HEADS, D, WIDTH, BLOCK, KEYS, masked, False
-        )
-        seen = (n + offset < shared) & (r < count)[:, None]
-        row_max, total, acc = attend(query, k, v, seen, row_max, total, acc, scale, cap, masked, CAPPED)
+        k, v, block = load_tile(pages, block, last_block, n, 0, shared, SHAPE, KEYS, masked, False)
+        seen = None
+        if masked:
+            seen = (n + offset < shared) & (r < count)[:, None]
+        sums = attend(query, k, v, seen, sums, scores, masked)
     start = shared // KEYS * KEYS
     for _ in range(num_pieces):
         table = block_table + tl.load(piece) * table_stride
+        pages = pages_of(cache, num_blocks, table, head // SHAPE.GROUP, SHAPE)
         begin = tl.load(piece + 1)
         length = tl.load(piece + 2)
         position = tl.load(piece + 3)
         own = position + r - begin
         of_piece = ((r >= begin) & (r < begin + length))[:, None]
         end = position + length
-        block = tl.load(table + start // BLOCK)
+        last_block = (end - 1) // SHAPE.BLOCK
+        block = tl.load(table + start // SHAPE.BLOCK)
         for n in tl.range(start, end, KEYS, num_stages=STAGES):
-            k, v, block = keys_of_tile(
-                cache, table, block, n, 0, end, kv_head, v_distance, KV_HEADS, D, WIDTH, BLOCK, KEYS, True, False
-            )
+            k, v, block = load_tile(pages, block, last_block, n, 0, end, SHAPE, KEYS, True, False)
             key = n + offset
             seen = (key <= own[:, None]) & (key >= shared) & of_piece
-            row_max, total, acc = attend(query, k, v, seen, row_max, total, acc, scale, cap, True, CAPPED)
+            sums = attend(query, k, v, seen, sums, scores, True)
         piece += 4
-    if SINKS:
-        total += sink_weights(sink, row_max)
-    # Rows past the tile's count may have seen no key.
-    result = acc / tl.maximum(total, 1e-30)[:, None]
-    tl.store(out + rows * (HEADS * D) + head * D + d, result.to(out.dtype.element_ty), mask=mine)
+    store_result(out, head, rows, mine, values(sums, sink), SHAPE)

@@ -8,7 +8,8 @@ import triton.language as tl
 from torch import Tensor
 
 from rosebatch_kernels.common.head_norms import HeadNorm, norm_arguments
-from rosebatch_kernels.common.heads import halves, normed_and_rotated, turn, weight_halves
+from rosebatch_kernels.common.heads import halves, normed_and_rotated, shape_of, turn, weight_halves
+from rosebatch_kernels.common.kv_tiles import pages_of, place_of, store
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.sizes import Steps, value_at
 
@@ -31,37 +32,27 @@ def prepare(
     rotary_rows: Tensor | None = None,
 ) -> None:
     """See ``rosebatch_kernels.qkv.reference``."""
-    tokens = len(qkv)
-    _, blocks, kv_heads, block_size, size = cache.shape
-    cos, sin = rotary if rotary is not None else (qkv, qkv)
-    heads_width, width = triton.next_power_of_2(num_heads), triton.next_power_of_2(size)
-    norm, q_weight, k_weight, q_number, k_number = norm_arguments(qk_norm, qkv)
-    _prepare[(tokens,)](
+    norm, q_norm, k_norm = norm_arguments(qk_norm)
+    # No matrix product wants wider heads.
+    shape = shape_of(cache, num_heads, rotary, norm)._replace(WIDTH=triton.next_power_of_2(cache.shape[-1]))
+    heads_width = triton.next_power_of_2(num_heads)
+    _prepare[(len(qkv),)](
         qkv=qkv,
         cache=cache,
         block_table=block_table,
         rows=rows,
         positions=positions,
         rotary_rows=rotary_rows,
-        cos=cos,
-        sin=sin,
-        q_weight=q_weight,
-        k_weight=k_weight,
-        q_number=q_number,
-        k_number=k_number,
-        num_blocks=blocks,
+        rotary=rotary,
+        q_norm=q_norm,
+        k_norm=k_norm,
+        num_blocks=cache.shape[1],
         qkv_stride=qkv.stride(0),
         table_stride=block_table.stride(0),
-        HEADS=num_heads,
-        KV_HEADS=kv_heads,
+        SHAPE=shape,
         HEADS_WIDTH=heads_width,
-        KV_WIDTH=triton.next_power_of_2(kv_heads),
-        D=size,
-        WIDTH=width,
-        BLOCK=block_size,
-        ROTARY=0 if rotary is None else cos.shape[1],
-        NORM=norm,
-        num_warps=value_at(_WARPS, heads_width * width),
+        KV_WIDTH=triton.next_power_of_2(shape.KV_HEADS),
+        num_warps=value_at(_WARPS, heads_width * shape.WIDTH),
         **launch_options(),
     )
 
@@ -124,24 +115,15 @@ def _prepare(
     rows,
     positions,
     rotary_rows,
-    cos,
-    sin,
-    q_weight,
-    k_weight,
-    q_number,
-    k_number,
+    rotary,
+    q_norm,
+    k_norm,
     num_blocks,
     qkv_stride,
     table_stride,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
+    SHAPE: tl.constexpr,
     HEADS_WIDTH: tl.constexpr,
     KV_WIDTH: tl.constexpr,
-    D: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ROTARY: tl.constexpr,
-    NORM: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -152,23 +134,22 @@ def _prepare(
     if row < 0:
         return
     start = qkv + token.to(tl.int64) * qkv_stride
-    d = tl.arange(0, WIDTH)[None, :]
-    turned = turn(cos, sin, position if rotary_rows is None else tl.load(rotary_rows + token), WIDTH, ROTARY)
-    if ROTARY or NORM is not None:
+    d = tl.arange(0, SHAPE.WIDTH)[None, :]
+    turned = turn(rotary, position if rotary_rows is None else tl.load(rotary_rows + token), SHAPE)
+    if SHAPE.ROTARY or SHAPE.NORM is not None:
         h = tl.arange(0, HEADS_WIDTH)[:, None]
-        heads = start + h * D
-        weight = weight_halves(q_weight, q_number, h, h < HEADS, D, WIDTH, ROTARY, NORM)
-        q = normed_and_rotated(halves(heads, h < HEADS, D, WIDTH, ROTARY), weight, turned, D, ROTARY, NORM)
+        real = h < SHAPE.HEADS
+        heads = start + h * SHAPE.D
+        weight = weight_halves(q_norm, h, real, SHAPE)
+        q = normed_and_rotated(halves(heads, real, SHAPE), weight, turned, SHAPE)
         # All threads must read both halves before any thread overwrites one.
         tl.debug_barrier()
-        tl.store(heads + d, q, mask=(h < HEADS) & (d < D))
+        tl.store(heads + d, q, mask=real & (d < SHAPE.D))
     h = tl.arange(0, KV_WIDTH)[:, None]
-    k_halves = halves(start + (HEADS + h) * D, h < KV_HEADS, D, WIDTH, ROTARY)
-    weight = weight_halves(k_weight, k_number, h, h < KV_HEADS, D, WIDTH, ROTARY, NORM)
-    k = normed_and_rotated(k_halves, weight, turned, D, ROTARY, NORM)
-    mask = (h < KV_HEADS) & (d < D)
-    v = tl.load(start + (HEADS + KV_HEADS + h) * D + d, mask=mask)
-    block = tl.load(block_table + row * table_stride + position // BLOCK).to(tl.int64)
-    place = cache + (block * KV_HEADS + h) * (BLOCK * D) + (position % BLOCK) * D + d
-    tl.store(place, k, mask=mask)
-    tl.store(place + num_blocks.to(tl.int64) * (KV_HEADS * BLOCK * D), v, mask=mask)
+    real = h < SHAPE.KV_HEADS
+    k_halves = halves(start + (SHAPE.HEADS + h) * SHAPE.D, real, SHAPE)
+    k = normed_and_rotated(k_halves, weight_halves(k_norm, h, real, SHAPE), turned, SHAPE)
+    mask = real & (d < SHAPE.D)
+    v = tl.load(start + (SHAPE.HEADS + SHAPE.KV_HEADS + h) * SHAPE.D + d, mask=mask)
+    pages = pages_of(cache, num_blocks, block_table + row * table_stride, h, SHAPE)
+    store(pages, place_of(pages, position, SHAPE), k, v, mask)
