@@ -109,6 +109,7 @@ def attention_of_more_families() -> None:
     for heads, kv_heads, size, rotated, dtype, cap, with_sinks in [
         (64, 8, 64, 64, torch.bfloat16, 0.0, True),
         (8, 4, 256, 256, torch.bfloat16, 50.0, False),
+        (32, 2, 256, 64, torch.bfloat16, 0.0, False),
         (8, 4, 256, 64, torch.float32, 50.0, True),
         (5, 1, 80, 20, torch.bfloat16, 0.0, False),
         (24, 8, 96, 72, torch.float16, 30.0, True),
@@ -192,15 +193,18 @@ def gated_attention() -> None:
 
 
 def delta_rule() -> None:
-    from rosebatch_kernels.gated_delta.decode import decode
+    from rosebatch_kernels.gated_delta import decode as decode_module
+    from rosebatch_kernels.gated_delta import prefill as prefill_module
     from rosebatch_kernels.gated_delta.gated_norm import gated_norm
     from rosebatch_kernels.gated_delta.layout import DeltaState, DeltaWeights, pack_chunks
-    from rosebatch_kernels.gated_delta.prefill import prefill
 
+    decode, prefill = sized(decode_module, "decode"), sized(prefill_module, "prefill")
     fp32 = torch.float32
     for key_heads, heads, key_dim, value_dim, dtype in [
         (16, 32, 128, 128, torch.bfloat16),
         (2, 2, 64, 80, torch.float16),
+        (2, 4, 256, 128, torch.bfloat16),
+        (2, 4, 128, 128, fp32),
         (1, 3, 24, 40, fp32),
     ]:
         channels = 2 * key_heads * key_dim + heads * value_dim

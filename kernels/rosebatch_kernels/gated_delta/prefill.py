@@ -42,7 +42,7 @@ class Sizes:
     solve: str = "tf32x3"
 
 
-SIZES = table(Sizes())
+SIZES = table(Sizes(), sm_86=Sizes(values=32, walk_warps=8))
 
 
 def prefill(

@@ -115,7 +115,7 @@ SIZES = table(
         ),
         prefill=PrefillSizes(
             fp32=Program(keys=16, warps=8, stages=1),
-            narrow=Program(keys=32, warps=4, stages=3),
+            narrow=Program(keys=32, warps=4, stages=2),
             shared=Program(keys=32, warps=4, stages=2),
         ),
     ),
