@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rosebatch.config.switches import Switches
 from rosebatch.ops.ops import HeadLayerNorm, HeadNorm, Heads, HeadUClip, QKNorm, WholeRMSNorm
+from rosebatch.ops.select import sized
 from rosebatch_kernels.common.device import device_of
 from rosebatch_kernels.paged_attention import torch_gathered as gathered
 from rosebatch_kernels.qkv import torch_heads as qkv
@@ -40,7 +41,12 @@ class QKVKernels:
 
 def qkv_kernels(switches: Switches) -> QKVKernels:
     """The kernels of a run."""
+    from rosebatch_kernels.norm import kernel as norm_kernel
     from rosebatch_kernels.qkv import kernel as qkv_kernel
+    from rosebatch_kernels.uclip import kernel as uclip_kernel
+
+    device = device_of(torch.device("cuda"))
+    norms = sized(norm_kernel, "rms_norm", device), sized(uclip_kernel, "uclip_norm", device)
 
     def norms_apart(norm: QKNorm) -> bool:
         """``prepare`` norms each head by itself. Without it, the operator that splits heads applies every norm."""
@@ -51,7 +57,7 @@ def qkv_kernels(switches: Switches) -> QKVKernels:
         decode_rotates=switches.fused_kv_append and switches.fused_rotary,
         prepare=qkv_kernel.prepare if switches.fused_rotary else None,
         norms_apart=norms_apart,
-        norm_heads=_norm_heads,
+        norm_heads=partial(_norm_heads, *norms),
     )
 
 
@@ -148,10 +154,15 @@ def with_workspaces(
     return run
 
 
-def _norm_heads(projection: Tensor, num_heads: int, kv_heads: int, norm: QKNorm) -> Tensor:
-    from rosebatch_kernels.norm.kernel import rms_norm
+def _norm_heads(
+    rms_norm: Callable[..., Tensor],
+    uclip_norm: Callable[..., Tensor],
+    projection: Tensor,
+    num_heads: int,
+    kv_heads: int,
+    norm: QKNorm,
+) -> Tensor:
     from rosebatch_kernels.qkv.kernel import whole_rms_norm_
-    from rosebatch_kernels.uclip.kernel import uclip_norm
 
     if isinstance(norm, WholeRMSNorm):
         whole_rms_norm_(projection, *norm)
