@@ -21,6 +21,8 @@ Rotary = tuple[Tensor, Tensor]
 class Shape(NamedTuple):
     """Heads of a layer and its cache ``[2, blocks, KV_HEADS, BLOCK, D]``: constants of a kernel.
 
+    Triton 3.6 reads a field of it as a plain number: for ``static_range`` and ``zeros``, wrap it in ``tl.constexpr``.
+
     Attributes:
         HEADS, KV_HEADS: query heads, and K/V heads.
         GROUP: query heads to a K/V head.

@@ -58,7 +58,7 @@ def _keys_before(pages, first, last, SHAPE: tl.constexpr, GATE: tl.constexpr):
     All are loaded before the first is used, so that the loads are in flight together.
     """
     before = ()
-    for i in tl.static_range(1, GATE.TAPS):
+    for i in tl.static_range(1, tl.constexpr(GATE.TAPS)):
         n = first - (GATE.TAPS - i)
         # Two blocks hold a block's number of keys and one more.
         if (i - 1) % (SHAPE.BLOCK + 1) == 0:
@@ -71,7 +71,7 @@ def _keys_before(pages, first, last, SHAPE: tl.constexpr, GATE: tl.constexpr):
 def _due_before(query, before, first, taps, KEYS: tl.constexpr, GATE: tl.constexpr):
     """The filter's state before the keys ``first``, from the keys ``before`` each, where there are any."""
     due = nothing_due(tl.zeros([query.shape[0], KEYS], tl.float32), GATE)
-    for i in tl.static_range(1, GATE.TAPS):
+    for i in tl.static_range(1, tl.constexpr(GATE.TAPS)):
         scores = tl.dot(query, tl.trans(before[i - 1]), input_precision="ieee")
         exists = first >= GATE.TAPS - i
         due = subtracted(tl.where(exists[None, :], filtered(scores, GATE), 0.0), due, taps, GATE)

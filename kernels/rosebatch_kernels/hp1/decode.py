@@ -225,7 +225,7 @@ def _filters(taps, gamma, head, scale, SHAPE: tl.constexpr, GATE: tl.constexpr):
     """The taps of each head of a group, and the factor on its sum of values."""
     filters = ()
     factors = ()
-    for g in tl.static_range(SHAPE.GROUP):
+    for g in tl.static_range(tl.constexpr(SHAPE.GROUP)):
         filters += (load_taps(taps, head * SHAPE.GROUP + g, GATE),)
         factors += (tl.load(gamma + head * SHAPE.GROUP + g) * scale,)
     return filters, factors
@@ -236,10 +236,10 @@ def _queries(tokens, row, head, weights, turned, SHAPE: tl.constexpr):
     """q of each head of a group, ``[1, WIDTH]`` fp32."""
     one = tl.zeros([1, 1], tl.int32)
     loaded = ()
-    for g in tl.static_range(SHAPE.GROUP):
+    for g in tl.static_range(tl.constexpr(SHAPE.GROUP)):
         loaded += (query_halves(tokens, row, head * SHAPE.GROUP + g + one, one == 0, SHAPE),)
     q = ()
-    for g in tl.static_range(SHAPE.GROUP):
+    for g in tl.static_range(tl.constexpr(SHAPE.GROUP)):
         q += (normed_and_rotated(loaded[g], weights, turned, SHAPE).to(tl.float32),)
     return q
 
@@ -257,7 +257,7 @@ def _store(target, part, acc, added, taken, factors, split, used, real, SHAPE: t
         split, used: this one, and all.
         real: channels.
     """
-    for g in tl.static_range(SHAPE.GROUP):
+    for g in tl.static_range(tl.constexpr(SHAPE.GROUP)):
         total = tl.sum(acc[g], 0)[None, :]
         if len(added) > 0:
             total += added[0][g][:, None] * added[1].to(tl.float32)
@@ -276,8 +276,8 @@ def _store(target, part, acc, added, taken, factors, split, used, real, SHAPE: t
 @triton.jit
 def _add_up(target, part, used, real, SHAPE: tl.constexpr, MERGED: tl.constexpr):
     """Write to ``target`` the sum of each head's partial results, those of the ``used`` splits from ``part`` on."""
-    for g in tl.static_range(SHAPE.GROUP):
-        total = tl.zeros([1, SHAPE.WIDTH], tl.float32)
+    for g in tl.static_range(tl.constexpr(SHAPE.GROUP)):
+        total = tl.zeros([1, tl.constexpr(SHAPE.WIDTH)], tl.float32)
         for start in range(0, used, MERGED):
             s = start + tl.arange(0, MERGED)[:, None]
             parts = part + (s * SHAPE.GROUP + g) * SHAPE.D

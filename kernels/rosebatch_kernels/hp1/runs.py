@@ -38,7 +38,7 @@ def filtered(scores, GATE: tl.constexpr):
 def subtracted(passed, due, taps, GATE: tl.constexpr):
     """The filter's state after keys with these inputs."""
     after = ()
-    for tap in tl.static_range(1, GATE.TAPS - 1):
+    for tap in tl.static_range(1, tl.constexpr(GATE.TAPS - 1)):
         after += (taps[tap] * passed + due[tap],)
     if GATE.TAPS > 1:
         after += (taps[GATE.TAPS - 1] * passed,)
@@ -49,7 +49,7 @@ def subtracted(passed, due, taps, GATE: tl.constexpr):
 def nothing_due(zero, GATE: tl.constexpr):
     """The filter's state before all keys; ``zero`` has the scores' shape."""
     due = ()
-    for _ in tl.static_range(1, GATE.TAPS):
+    for _ in tl.static_range(1, tl.constexpr(GATE.TAPS)):
         due += (zero,)
     return due
 
@@ -58,6 +58,6 @@ def nothing_due(zero, GATE: tl.constexpr):
 def load_taps(taps, head, GATE: tl.constexpr):
     """A head's taps, of ``taps [heads, TAPS]``."""
     loaded = ()
-    for tap in tl.static_range(GATE.TAPS):
+    for tap in tl.static_range(tl.constexpr(GATE.TAPS)):
         loaded += (tl.load(taps + head * GATE.TAPS + tap),)
     return loaded

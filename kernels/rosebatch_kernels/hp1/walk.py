@@ -31,10 +31,10 @@ def keys_before(pages, n, mask, SHAPE: tl.constexpr, GATE: tl.constexpr):
     """The ``TAPS - 1`` keys before each of ``n [N]``, ``[N, WIDTH]`` each; something sound where there are none."""
     d = tl.arange(0, SHAPE.WIDTH)[None, :]
     places = ()
-    for i in tl.static_range(1, GATE.TAPS):
+    for i in tl.static_range(1, tl.constexpr(GATE.TAPS)):
         places += (place_of(pages, tl.maximum(n - (GATE.TAPS - i), 0), SHAPE),)
     keys = ()
-    for i in tl.static_range(1, GATE.TAPS):
+    for i in tl.static_range(1, tl.constexpr(GATE.TAPS)):
         keys += (tl.load(pages.cache + d + places[i - 1][:, None], mask=mask, other=0.0),)
     return keys
 
@@ -43,7 +43,7 @@ def keys_before(pages, n, mask, SHAPE: tl.constexpr, GATE: tl.constexpr):
 def states_before(q, before, n, filters, SHAPE: tl.constexpr, GATE: tl.constexpr):
     """Each head's filter state before the keys ``n``, from the keys ``before`` each."""
     states = ()
-    for g in tl.static_range(SHAPE.GROUP):
+    for g in tl.static_range(tl.constexpr(SHAPE.GROUP)):
         states += (_state(q[g], before, n, filters[g], GATE),)
     return states
 
@@ -52,7 +52,7 @@ def states_before(q, before, n, filters, SHAPE: tl.constexpr, GATE: tl.constexpr
 def weights_of_new(q, k, before, n, split, filters, SHAPE: tl.constexpr, GATE: tl.constexpr):
     """The weight of the new key at ``n [1]`` for each head in the first split, 0 in the others: it counts once."""
     weights = ()
-    for g in tl.static_range(SHAPE.GROUP):
+    for g in tl.static_range(tl.constexpr(SHAPE.GROUP)):
         state = _state(q[g], before, n, filters[g], GATE)
         weight, _ = gated(tl.sum(q[g] * k.to(tl.float32), 1), state, filters[g], GATE)
         weights += (tl.where(split == 0, weight, 0.0),)
@@ -134,7 +134,7 @@ def _weights_and_values(
         wanted = first < 0
         wide = k[key].to(tl.float32)
         next_states = ()
-        for g in tl.static_range(SHAPE.GROUP):
+        for g in tl.static_range(tl.constexpr(SHAPE.GROUP)):
             p, state = gated(tl.sum(q[g] * wide, 1), states[g], filters[g], GATE)
             p = tl.where(exists, p, 0.0)
             wanted |= p != 0.0
@@ -150,7 +150,7 @@ def _weights_and_values(
 def _state(q, before, n, taps, GATE: tl.constexpr):
     """The filter's state before the keys ``n``, from the keys ``before`` each, where there are any."""
     due = nothing_due(0.0, GATE)
-    for i in tl.static_range(1, GATE.TAPS):
+    for i in tl.static_range(1, tl.constexpr(GATE.TAPS)):
         scores = tl.sum(q * before[i - 1].to(tl.float32), 1)
         passed = tl.where(n >= GATE.TAPS - i, filtered(scores, GATE), 0.0)
         due = subtracted(passed, due, taps, GATE)
@@ -173,7 +173,7 @@ def _added(acc, weights, values, SHAPE: tl.constexpr, KEYS: tl.constexpr):
     for key in tl.static_range(KEYS):
         v = values[key].to(tl.float32)
         more = ()
-        for g in tl.static_range(SHAPE.GROUP):
+        for g in tl.static_range(tl.constexpr(SHAPE.GROUP)):
             more += (acc[g] + weights[key * SHAPE.GROUP + g][:, None] * v,)
         acc = more
     return acc

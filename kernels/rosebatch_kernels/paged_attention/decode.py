@@ -324,7 +324,7 @@ def _merge(out_row, partials, sinks, line, head, used, d, SHAPE: tl.constexpr, S
     """Write the heads of group ``head`` to a row of the result, from the ``used`` splits' results from ``line`` on."""
     s = tl.arange(0, SPLITS)
     there = s < used
-    for member in tl.static_range(SHAPE.GROUP):
+    for member in tl.static_range(tl.constexpr(SHAPE.GROUP)):
         lines = line + s * SHAPE.GROUP + member
         tops = tl.load(partials.stats + lines * 2, mask=there, other=float("-inf"), cache_modifier=".cg")
         parts = tl.load(partials.stats + lines * 2 + 1, mask=there, other=0.0, cache_modifier=".cg")
