@@ -14,7 +14,7 @@ from torch import Tensor
 from benchmarks.kernels.inputs import HEADS, block_table, prompt_tiles, randn
 from benchmarks.kernels.table import report
 from rosebatch_kernels.common.head_norms import HeadRMSNorm, HeadUClip
-from rosebatch_kernels.common.shared_keys import MAX_PARTS, MEMBERS, SharedKeys, items_wanted, max_items
+from rosebatch_kernels.common.shared_keys import MAX_PARTS, MEMBERS, SIZES, SharedKeys, items_wanted, max_items
 from rosebatch_kernels.common.splits import DecodeWorkspace
 from rosebatch_kernels.common.tiles import TILE_ROWS
 from rosebatch_kernels.common.timing import median_us
@@ -59,7 +59,7 @@ def shared_table(rows: int, shared: int, own: int) -> Tensor:
 def one_group(rows: int, shared: int, heads: int, kv_heads: int) -> SharedKeys:
     """All rows in one group, divided as the engine divides it."""
     tiles = -(-rows // MEMBERS)
-    splits = max(1, min(MAX_PARTS // 2, round(items_wanted(heads, kv_heads) / tiles)))
+    splits = max(1, min(MAX_PARTS // 2, round(items_wanted(heads, kv_heads, sizes=SIZES.measured) / tiles)))
     length = -(-shared // splits // 64) * 64
     items = [
         (low, min(MEMBERS, rows - low), start, min(start + length, shared), part)

@@ -17,7 +17,7 @@ from rosebatch.engine.staging import Staging
 from rosebatch.engine.triton_runner import prefix_groups
 from rosebatch.engine.triton_runner.prefix_groups import Group, PrefixGroupState, divide, find_groups
 from rosebatch.engine.triton_runner.slots import Slots
-from rosebatch_kernels.common.shared_keys import MAX_PARTS, items_wanted
+from rosebatch_kernels.common.shared_keys import MAX_PARTS, SIZES, items_wanted
 from tests.engine.test_slots_random import ListDevice
 
 CPU = torch.device("cpu")
@@ -113,7 +113,12 @@ def test_nothing_to_divide():
 
 
 def test_items_leave_a_part_of_a_gpu_to_the_decode_kernel():
-    assert [items_wanted(*heads) for heads in ((16, 8), (12, 12), (32, 8), (64, 1))] == [12, 8, 6, 3]
+    assert [items_wanted(*heads, sizes=SIZES.measured) for heads in ((16, 8), (12, 12), (32, 8), (64, 1))] == [
+        12,
+        8,
+        6,
+        3,
+    ]
 
 
 class SharingDevice(ListDevice):
@@ -184,7 +189,7 @@ def small_groups(monkeypatch):
     monkeypatch.setattr(prefix_groups, "MEMBERS", 3)
     monkeypatch.setattr(prefix_groups, "_UNIT", 3)
     monkeypatch.setattr(prefix_groups, "max_items", lambda batch: 2 + batch // 2)
-    monkeypatch.setattr(prefix_groups, "items_wanted", lambda *_: 6)
+    monkeypatch.setattr(prefix_groups, "items_wanted", lambda *_, **__: 6)
 
 
 @pytest.mark.usefixtures("small_groups")

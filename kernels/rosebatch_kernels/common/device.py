@@ -7,7 +7,7 @@ from functools import cache
 import torch
 
 # Bytes of shared memory that one program may have, by architecture (source: CUDA C++ Programming Guide, table of
-# technical specifications). An architecture that is not listed has at least what the oldest one has.
+# technical specifications). One that is not listed counts as having the least of them.
 SHARED_MEMORY = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 HOPPER = 90
 # Bytes at a multiple of which TMA wants each row of a matrix to begin.

@@ -36,7 +36,7 @@ class Sizes:
 SIZES = table(Sizes())
 
 
-def items_wanted(heads: int, kv_heads: int, *, sizes: Sizes = SIZES.measured) -> int:
+def items_wanted(heads: int, kv_heads: int, *, sizes: Sizes) -> int:
     """Items that make ``sizes.programs`` programs at most, but at least one item."""
     programs = kv_heads * -(-MEMBERS * (heads // kv_heads) // QUERIES)
     return max(1, sizes.programs // programs)

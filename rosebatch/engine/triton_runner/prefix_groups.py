@@ -14,7 +14,8 @@ import torch
 from rosebatch.engine.plan import DecodeRow
 from rosebatch.engine.staging import Staging
 from rosebatch.engine.triton_runner.slots import Slots
-from rosebatch_kernels.common.shared_keys import MAX_PARTS, MEMBERS, SharedKeys, items_wanted, max_items
+from rosebatch_kernels.common.device import device_of
+from rosebatch_kernels.common.shared_keys import MAX_PARTS, MEMBERS, SIZES, SharedKeys, items_wanted, max_items
 
 # What makes a group worth it, measured on an H100: 256 keys cost two of four models more than they save.
 MIN_ROWS = 16
@@ -142,7 +143,7 @@ class PrefixGroupState:
         num_slots = slots.num_slots
         self.slots = slots
         self.block_size = block_size
-        self.heads = heads
+        self._wanted = items_wanted(*heads, sizes=SIZES.of(device_of(device)))
         self._sizes = [max_items(num_slots) * 5, MAX_PARTS * num_slots, num_slots, num_slots]
         self._cells = torch.zeros(sum(self._sizes), dtype=torch.int32, device=device)
         items, members, self._begins, self._counts = self._cells.split(self._sizes)
@@ -180,7 +181,7 @@ class PrefixGroupState:
         slots = np.array([self.slots.slot_of[row.id] for row in rows])
         positions = np.array([row.start for row in rows])
         groups = find_groups(self.slots.tables[slots], positions, self.block_size)
-        return divide(groups, slots, self.slots.num_slots, items_wanted(*self.heads), limit)
+        return divide(groups, slots, self.slots.num_slots, self._wanted, limit)
 
     def _send(self, found: Items, staging: Staging) -> None:
         parts = [np.zeros(size, np.int32) for size in self._sizes]
