@@ -20,8 +20,8 @@ from rosebatch.bench.workload import token_range
 from rosebatch.config.run import RunConfig
 from rosebatch.core.pooling_params import PoolingParams
 from rosebatch.core.request import Request
+from rosebatch.job.report.provenance import gpu_name
 from rosebatch.launch.launch import LaunchPlan, load, plan_launch
-from rosebatch.report.provenance import gpu_name
 
 
 def make_prompts(count: int, shortest: int, longest: int, vocab_size: int, run: int) -> list[list[int]]:

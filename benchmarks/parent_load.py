@@ -32,12 +32,12 @@ from rosebatch.engine.metrics.stats import EngineStats
 from rosebatch.host import child_process
 from rosebatch.job.config import JobConfig
 from rosebatch.job.model_info import ModelInfo
+from rosebatch.job.report.tally import Tally
 from rosebatch.job.run import run_job
 from rosebatch.job.workers import messages as m
 from rosebatch.job.workers import service
 from rosebatch.job.workers.pool import Pool
 from rosebatch.job.workers.task import RowTask
-from rosebatch.report.tally import Tally
 
 # A fake in place of a worker; the process that reads the input is the real one.
 _START = (

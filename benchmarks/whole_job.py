@@ -18,11 +18,11 @@ from typing import Any
 from rosebatch.bench.case import spread
 from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
+from rosebatch.job.report.build import build_report
+from rosebatch.job.report.provenance import gpu_name
+from rosebatch.job.report.tally import Tally
 from rosebatch.job.run import run_file
 from rosebatch.llm.llm import LLM
-from rosebatch.report.build import build_report
-from rosebatch.report.provenance import gpu_name
-from rosebatch.report.tally import Tally
 
 _WORDS = ("roses", "are", "red", "and", "every", "garden", "has", "its", "own", "winter", "who", "knows", "why", "tell")
 _NUM_WORDS = (8, 48)

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from rosebatch.report.provenance import git_revision, provenance
+from rosebatch.job.report.provenance import git_revision, provenance
 
 
 def test_names_and_command_without_secrets(monkeypatch):

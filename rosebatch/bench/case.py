@@ -9,9 +9,11 @@ import torch
 from rosebatch.bench.scenario import Scenario
 from rosebatch.bench.workload import Workload, make_workload
 from rosebatch.config.run import RunConfig
+from rosebatch.config.switches import Switches
 from rosebatch.engine.cache.kv_cache import bytes_for_longest
 from rosebatch.engine.cache.memory import batched_tokens
 from rosebatch.engine.metrics.roofline import Floor, Rates, find_floor
+from rosebatch.launch.launch import resolve_switches
 from rosebatch.model.source import ModelSource
 
 # The estimate counts KV blocks of at least this size, whatever the engine's: too large an estimate does no harm.
@@ -42,6 +44,11 @@ class Case:
     def dtype(self) -> str:
         """Name of the dtype in which the model runs."""
         return str(self.source.dtype).removeprefix("torch.")
+
+    @property
+    def switches(self) -> Switches:
+        """As decided for the device."""
+        return resolve_switches(self.config, self.device)
 
     def workload(self, run: int = 0) -> Workload:
         """See ``make_workload``."""

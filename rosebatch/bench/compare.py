@@ -10,8 +10,8 @@ from rosebatch.bench.case import Case, needed_kv_memory, release_memory, spread
 from rosebatch.bench.throughput import Run, machine_versions, run_once
 from rosebatch.config.switches import Switches, flag, hiding, missing
 from rosebatch.core.errors import FlagError
+from rosebatch.job.report.provenance import gpu_name
 from rosebatch.launch.launch import launch, resolve_switches
-from rosebatch.report.provenance import gpu_name
 
 ALL = "all"
 

@@ -6,7 +6,7 @@ from itertools import cycle
 from typing import Any
 
 from rosebatch.bench.tables import LATENCIES, engine_name, ranks
-from rosebatch.report.html import (
+from rosebatch.job.report.html import (
     COLORS,
     WIDTH,
     document,
@@ -19,7 +19,7 @@ from rosebatch.report.html import (
     round_up,
     short,
 )
-from rosebatch.report.table import provenance_rows
+from rosebatch.job.report.table import provenance_rows
 
 Entry = Mapping[str, Any]
 

@@ -19,9 +19,9 @@ from rosebatch.core.request import Request
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.engine.scheduling.step_planner import SeparateDecodes
+from rosebatch.job.report.build import build_report
+from rosebatch.job.report.tally import Tally
 from rosebatch.launch.launch import launch
-from rosebatch.report.build import build_report
-from rosebatch.report.tally import Tally
 
 # Decode steps that are planned together while requests may come.
 _STEPS = 2
@@ -45,7 +45,7 @@ def replay_case(case: Case, arrivals: Arrivals, scales: Sequence[float], import_
         import_seconds: for the report.
 
     Returns:
-        for each scale the report (see ``rosebatch.report.build``) with ``scale``, and ``kind`` ``replay``.
+        for each scale the report (see ``rosebatch.job.report.build``) with ``scale``, and ``kind`` ``replay``.
 
     Raises:
         UserError: a request is too long for the engine.

@@ -13,13 +13,13 @@ from rosebatch.core.errors import UserError
 from rosebatch.core.request import Request
 from rosebatch.io.parse import Record
 from rosebatch.io.rows import FailedRow, PromptRow
+from rosebatch.job.report.build import build_report
 from rosebatch.job.serve import ServedRow
 from rosebatch.job.service import Served
 from rosebatch.job.serving import Parsed, Serving
 from rosebatch.job.workers import messages as m
 from rosebatch.job.workers.pool import Pool
 from rosebatch.job.workers.task import RowTask
-from rosebatch.report.build import build_report
 
 
 class _Counts:

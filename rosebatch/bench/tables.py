@@ -8,7 +8,7 @@ from rosebatch.bench.case import Case, spread
 from rosebatch.bench.profile_tables import attribution_text, profile_text
 from rosebatch.bench.session import Entry, summarize
 from rosebatch.config.switches import flag
-from rosebatch.report.table import print_table, table, throughput_line
+from rosebatch.job.report.table import print_table, table, throughput_line
 
 # Columns and their widths. Start-up is importing and loading. The first run is the warm-up, which compiles kernels and
 # captures graphs. Cold is both, of the first scenario of a process.

@@ -15,9 +15,9 @@ from rosebatch.core.request import Completion
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.metrics.roofline import Rates
 from rosebatch.engine.metrics.stats import EngineStats
+from rosebatch.job.report.build import build_report
+from rosebatch.job.report.tally import Tally
 from rosebatch.launch.launch import launch
-from rosebatch.report.build import build_report
-from rosebatch.report.tally import Tally
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def time_case(case: Case, repeats: int, import_seconds: float) -> dict[str, Any]
     """Launch an engine, time a case on it, and release it.
 
     Returns:
-        the report of the run with the median time (see ``rosebatch.report.build``), with the seconds of all runs.
+        the report of the run with the median time (see ``rosebatch.job.report.build``), with the seconds of all runs.
         ``startup_s`` holds import, load and warm-up.
     """
     launched = launch(case.config)

@@ -9,17 +9,17 @@ from typing import Annotated, Any, NoReturn, get_args
 
 import typer
 
-from rosebatch.cli import cuda_context
+from rosebatch.cli import jobs
 from rosebatch.cli.bench_options import BenchFlags
 from rosebatch.cli.cache import cache
 from rosebatch.cli.closed_streams import fill_closed_streams
-from rosebatch.cli.options import EmbeddingFlags, SamplingFlags, takes
+from rosebatch.cli.embed import embed
+from rosebatch.cli.options import SamplingFlags, Source, takes
 from rosebatch.config.run import InputFormat, RunConfig
 from rosebatch.core.errors import FlagError, InterruptionError, UserError, printable
 from rosebatch.core.version import __version__
 from rosebatch.job.config import JobConfig
 
-EXIT_ROWS_FAILED = 3
 EXIT_USAGE = 2
 EXIT_ABORTED = 1
 EXIT_INTERRUPTED = 130
@@ -42,51 +42,26 @@ _OF_ROWS = (
     "max_prompt_bytes", "max_inflight_bytes", "grammar_timeout", "grammar_memory",
 )  # fmt: skip
 
-# What only completions need.
-_OF_COMPLETIONS = ("generation_config", "sampler", "grammar_timeout", "grammar_memory", "return_token_ids", "seed")
-
-_Source = Annotated[
-    str,
-    typer.Argument(metavar="INPUT", help="JSONL, OpenAI batch, CSV, Parquet or Arrow; - for stdin."),
-]
-
 
 @app.command(add_help_option=False)
 @takes(job=JobConfig, run=RunConfig, sampling=SamplingFlags)
-def generate(source: _Source, *, job: dict[str, Any], run: dict[str, Any], sampling: dict[str, Any]) -> None:
+def generate(source: Source, *, job: dict[str, Any], run: dict[str, Any], sampling: dict[str, Any]) -> None:
     """Generate a completion for every prompt of a file.
 
     Exit code: 0 all completed, 3 some rows failed, 2 bad flags, 1 aborted, 130 and 143 ended by a signal.
     """
     started = time.perf_counter()
-    if run["data_parallel_size"] == 1 and run["ray"] is None:
-        cuda_context.create_in_background(run["device"])
-    from rosebatch.cli.generate import generate
-
-    if generate(source, job, run, sampling, started):
-        raise typer.Exit(EXIT_ROWS_FAILED)
+    jobs.prepare_device(run)
+    jobs.generate(source, job, run, sampling, started)
 
 
-@app.command(add_help_option=False)
-@takes(job=JobConfig, run=RunConfig, embedding=EmbeddingFlags, without=_OF_COMPLETIONS)
-def embed(source: _Source, *, job: dict[str, Any], run: dict[str, Any], embedding: dict[str, Any]) -> None:
-    """Embed every prompt of a file: one vector for each row.
-
-    Exit code: as of generate.
-    """
-    started = time.perf_counter()
-    if run["data_parallel_size"] == 1 and run["ray"] is None:
-        cuda_context.create_in_background(run["device"])
-    from rosebatch.cli.embed import embed
-
-    if embed(source, job, run, embedding, started):
-        raise typer.Exit(EXIT_ROWS_FAILED)
+app.command(add_help_option=False)(embed)
 
 
 @app.command(add_help_option=False)
 @takes(run=RunConfig, sampling=SamplingFlags, without=_OF_JOBS)
 def check(
-    source: _Source,
+    source: Source,
     input_format: Annotated[
         InputFormat,
         typer.Option(
@@ -109,7 +84,7 @@ def check(
         str | None,
         typer.Option("--columns", metavar="A,B,C", help="As for generate.", show_default=False, hidden=True),
     ] = None,
-    embed: Annotated[
+    is_embed: Annotated[
         bool, typer.Option("--embed", metavar=" ", help="Rows are for embed.", show_default=False)
     ] = False,
     *,
@@ -120,14 +95,19 @@ def check(
 
     Exit code: 0 all rows can be served, 3 some cannot.
     """
-    from rosebatch.cli.check import check
-    from rosebatch.io.columns import Columns
     from rosebatch.io.tasks.embed import Embed
     from rosebatch.io.tasks.generate import GENERATE
 
-    names = Columns.of(prompt_column, id_column, columns)
-    if check(source, input_format, result_column, names, run, sampling, Embed() if embed else GENERATE):
-        raise typer.Exit(EXIT_ROWS_FAILED)
+    job = {
+        "input": source,
+        "input_format": input_format,
+        "result_column": result_column,
+        "prompt_column": prompt_column,
+        "id_column": id_column,
+        "columns": columns,
+        "task": Embed() if is_embed else GENERATE,
+    }
+    jobs.check(job, run, sampling)
 
 
 @app.command(add_help_option=False)
@@ -138,8 +118,7 @@ def bench(*, work: dict[str, Any], run: dict[str, Any]) -> None:
     One warm-up, then --repeats timed runs; the report is of the median one. Each run has its own token ids.
     """
     started = time.perf_counter()
-    if run.get("data_parallel_size", 1) == 1:
-        cuda_context.create_in_background(run.get("device", "auto"))
+    jobs.prepare_device(run)
     from rosebatch.cli.bench import bench
 
     bench(BenchFlags(**work), run, started)
@@ -148,7 +127,7 @@ def bench(*, work: dict[str, Any], run: dict[str, Any]) -> None:
 @app.command(add_help_option=False)
 @takes()
 def merge(
-    source: _Source,
+    source: Source,
     *,
     output: Annotated[str, typer.Option("--output", "-o", metavar="PATH", help="As for generate.")],
     errors: Annotated[
@@ -166,8 +145,7 @@ def merge(
 
     rows, failed = merge_shards(JobConfig(input=source, output=output, errors=errors, rows_per_file=rows_per_file))
     typer.echo(f"{rows} rows, {failed} failed", err=True)
-    if failed:
-        raise typer.Exit(EXIT_ROWS_FAILED)
+    jobs.exit_if(failed)
 
 
 app.command(add_help_option=False)(takes()(cache))

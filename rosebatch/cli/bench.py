@@ -6,31 +6,27 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
 from rosebatch.bench.against import choose_peers
-from rosebatch.bench.case import Case
+from rosebatch.bench.cases import choose_cases
 from rosebatch.bench.compare import chosen_switches
 from rosebatch.bench.page import bench_page
 from rosebatch.bench.profile import choose_profile
-from rosebatch.bench.scenario import Chosen, Sampling, Scenario, adapt, configs_dir, load_scenarios
+from rosebatch.bench.scenario import Scenario
 from rosebatch.bench.session import Entry, run_replays, run_session, summarize
 from rosebatch.bench.tables import print_replays, print_results
 from rosebatch.bench.trace import equal_steps, load_trace
 from rosebatch.cli.bench_options import BenchFlags
-from rosebatch.cli.common import run_config
 from rosebatch.cli.early_signals import SIGNALS, is_ignored
 from rosebatch.core.errors import FlagError, InterruptionError, UserError
-from rosebatch.engine.load import pick_device
 from rosebatch.host.paths import takes_rows_in_order
 from rosebatch.job.paths import require_writable
-from rosebatch.launch.launch import resolve_switches
-from rosebatch.model.source import find_model
-from rosebatch.report.build import write_text
+from rosebatch.job.report.build import write_text
 
 # Engine and sampling of a trace, which says the rest.
 _TRACE = Scenario(num_prompts=1, input_len=1, output_len=1, prefix_cache=True)
@@ -109,11 +105,11 @@ def _exhaust(results: Iterable[Entry]) -> None:
 
 
 def _throughput(work: BenchFlags, run: dict[str, Any], import_seconds: float) -> tuple[Iterable[Entry], _Show]:
-    cases = _cases(work, run)
+    cases = choose_cases(work.scenario, asdict(work), run, _AD_HOC, parts=work.profile == "parts")
     results = run_session(
         cases,
         repeats=work.repeats,
-        switches=chosen_switches(work.compare, cases[0].device, resolve_switches(cases[0].config, cases[0].device)),
+        switches=chosen_switches(work.compare, cases[0].device, cases[0].switches),
         peers=choose_peers(work.against, work.peer_args, work.peer_python, work.peer_path),
         import_seconds=import_seconds,
         profile=choose_profile(work.profile, work.profile_output, cases[0].device),
@@ -131,7 +127,8 @@ def _replays(work: BenchFlags, run: dict[str, Any], import_seconds: float) -> tu
     of_trace = work.trace is not None and any(each is not None for each in lengths)
     if work.compare or work.profile or of_trace:
         raise FlagError("--trace says what is run: leave out scenarios, lengths, intervals, comparisons and profiles")
-    (case, *others) = _cases(work, run, _TRACE if work.trace is not None else _AD_HOC)
+    ad_hoc = _AD_HOC if work.trace is None else _TRACE
+    case, *others = choose_cases(work.scenario, asdict(work), run, ad_hoc, parts=False)
     if others:
         raise FlagError("--submit-interval-ms takes one scenario")
     if work.trace is not None:
@@ -161,58 +158,3 @@ def _json(entries: Sequence[Entry]) -> str:
 def _write_reports(paths: Sequence[Path], entries: Sequence[Entry]) -> None:
     for path in paths:
         write_text(path, bench_page(entries) if path.suffix.lower() in (".html", ".htm") else _json(entries) + "\n")
-
-
-def _cases(work: BenchFlags, run: dict[str, Any], ad_hoc: Scenario | None = None) -> list[Case]:
-    """The chosen scenarios, with the flags that were given in place of what they say.
-
-    No scenario comes twice with the same model: ``--model`` leaves one of a suite's models.
-    """
-    flags = {**asdict(work), **run, "prefix_cache": run["switches"]["prefix_cache"]}
-    names = {*Scenario.__struct_fields__, *Sampling.__struct_fields__} - {"model"}
-    given = {name: value for name, value in flags.items() if name in names and value is not None}
-    if given.get("dtype") == "auto":
-        del given["dtype"]
-    chosen = load_scenarios(work.scenario)
-    cases: dict[tuple[str, str], Case] = {}
-    try:
-        for each in chosen or [Chosen("ad-hoc", ad_hoc or _AD_HOC)]:
-            case = _case(replace(each, scenario=adapt(each.scenario, given)), run, parts=work.profile == "parts")
-            other = cases.setdefault((case.name, case.source.name), case)
-            if adapt(other.scenario, {"model": None}) != adapt(case.scenario, {"model": None}):
-                raise FlagError(f"--scenario: two files with other contents have the name {case.name}")
-    except ValueError as error:
-        raise FlagError(str(error)) from None
-    return list(cases.values())
-
-
-def _case(chosen: Chosen, run: dict[str, Any], *, parts: bool) -> Case:
-    scenario = chosen.scenario
-    named = {}
-    if run.get("model") is None and scenario.model is not None:
-        named = {"model": str(configs_dir() / "models" / f"{scenario.model}.toml"), "load_format": "dummy"}
-    config = run_config(
-        {
-            **run,
-            **named,
-            "dtype": scenario.dtype,
-            "max_num_seqs": scenario.max_num_seqs,
-            "kv_cache_memory": scenario.kv_cache_memory,
-            "switches": {**run["switches"], "prefix_cache": scenario.prefix_cache},
-        }
-    )
-    device = pick_device(config.device)
-    source = find_model(
-        config.model,
-        config.load_format,
-        config.dtype,
-        device,
-        model_impl=config.model_impl,
-        revision=config.revision,
-        served_model_name=config.served_model_name,
-        max_model_len=config.max_model_len,
-    )
-    # A suite's attribution is of kernels. On a CPU it would only take time.
-    is_one = config.data_parallel_size == config.tensor_parallel_size == 1
-    attribution = parts or (chosen.attribution and device.type == "cuda" and is_one)
-    return Case(chosen.name, scenario, config, source, device.type, attribution)

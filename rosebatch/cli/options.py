@@ -10,9 +10,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
 
-from rosebatch.config.run import EMBEDDING, SAMPLING, SWITCHES, EncodingFormat, Flag
+from rosebatch.config.run import SAMPLING, SWITCHES, Flag
 from rosebatch.config.switches import Switches
-from rosebatch.core.pooling_params import Pooling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,27 +53,10 @@ class SamplingFlags:
     regex: Annotated[str | None, Flag("Answers match this pattern.", SAMPLING)] = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EmbeddingFlags:
-    """What the vectors are; fields as in ``rosebatch.core.pooling_params.PoolingParams``."""
-
-    pooling: Annotated[
-        Pooling | None, Flag("State of the last token, or mean of all. Default: the model's own, or last.", EMBEDDING)
-    ] = None
-    normalize: Annotated[
-        bool | None,
-        Flag(
-            "Whether vectors have length 1. Default: the model's own, or yes.",
-            EMBEDDING,
-            ("--normalize/--no-normalize",),
-        ),
-    ] = None
-    dimensions: Annotated[int | None, Flag("Keep the first numbers of a vector.", EMBEDDING, minimum=1)] = None
-    prompt_name: Annotated[
-        str | None,
-        Flag("Which of the model's prompts precedes each text. Default: the model's own, or none.", EMBEDDING),
-    ] = None
-    encoding_format: Annotated[EncodingFormat, Flag("How JSONL holds a vector.", EMBEDDING)] = "float"
+Source = Annotated[
+    str,
+    typer.Argument(metavar="INPUT", help="JSONL, OpenAI batch, CSV, Parquet or Arrow; - for stdin."),
+]
 
 
 def takes(

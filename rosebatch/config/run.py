@@ -20,7 +20,6 @@ InputFormat = Literal["auto", "jsonl", "openai", "parquet", "arrow", "csv"]
 GenerationConfig = Literal["none", "auto"]
 ToolCallParser = Literal["auto", "gpt_oss", "hermes", "llama3", "mistral", "qwen3_coder"]
 ReasoningParser = Literal["auto", "none", "gpt_oss", "mistral", "think"]
-EncodingFormat = Literal["float", "base64"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,6 @@ MAX_GRAMMAR_SECONDS = 86_400
 MIN_WORKER_TIMEOUT = 3
 
 MODEL, SAMPLING, LIMITS, SWITCHES = "Model", "Sampling", "Limits", "Switches (all on by default)"
-EMBEDDING = "Embeddings"
 DEVICES = "Several GPUs"
 
 

@@ -7,6 +7,8 @@ from typing import Literal, Self, get_args
 from rosebatch.core.errors import RowError
 
 Pooling = Literal["last", "mean"]
+# How JSON holds a vector.
+EncodingFormat = Literal["float", "base64"]
 # Larger than any hidden state.
 _MAX_DIMENSIONS = 2**24
 

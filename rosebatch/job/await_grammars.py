@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from rosebatch.core.errors import RowError
 from rosebatch.host.threads import done_within, wait_for
 from rosebatch.job.prepare import DEFAULT_BYTES, Prepared, PreparedRow
-from rosebatch.report.stopwatch import Stopwatch
+from rosebatch.job.report.stopwatch import Stopwatch
 from rosebatch.text.grammar import Grammar, Grammars
 from rosebatch.text.grammar_check import Tried
 

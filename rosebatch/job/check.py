@@ -7,20 +7,27 @@ from dataclasses import dataclass, field
 from typing import TextIO
 
 from rosebatch.config.model import ModelConfig
-from rosebatch.core.errors import RowError, printable
+from rosebatch.config.run import RunConfig
+from rosebatch.config.switches import flag
+from rosebatch.core.errors import FlagError, RowError, printable
 from rosebatch.core.request import Request
 from rosebatch.engine.cache.kv_cache import bytes_for_longest
 from rosebatch.engine.cache.memory import batched_tokens, min_slots
-from rosebatch.engine.metrics.roofline import Floor, Rates, find_floor, weight_bytes
+from rosebatch.engine.load import choose_block_size
+from rosebatch.engine.metrics.roofline import Floor, Rates, find_floor, measure_host_rates, measure_rates, weight_bytes
 from rosebatch.engine.scheduling.servable import require_servable
 from rosebatch.host.threads import DaemonPool
+from rosebatch.io.columns import Columns
+from rosebatch.io.fields import with_defaults
 from rosebatch.io.parse import Row
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.rows import FailedRow
 from rosebatch.job.await_grammars import with_grammars
+from rosebatch.job.config import JobConfig
 from rosebatch.job.prepare import Prepared, PreparedRow, prepare
-from rosebatch.launch.launch import LaunchPlan, grammar_limits, load_tokenizer
-from rosebatch.report.table import field_rows
+from rosebatch.job.report.table import field_rows, print_table
+from rosebatch.job.run import check_sampling
+from rosebatch.launch.launch import LaunchPlan, default_sampling, grammar_limits, load_tokenizer, plan_launch
 from rosebatch.text.grammar import Grammars
 from rosebatch.text.grammar_check import GrammarLimits
 from rosebatch.text.tokenizer import Tokenizer
@@ -42,6 +49,36 @@ class Checked:
     errors: Counter[str] = field(default_factory=Counter)
     ignored: Counter[str] = field(default_factory=Counter)
     unclear: Counter[str] = field(default_factory=Counter)
+
+
+def check_job(job: JobConfig, config: RunConfig, stream: TextIO) -> int:
+    """Print the rows of a job that cannot be served, and what it would take.
+
+    Args:
+        job: input, columns, sampling defaults and task.
+        config: how to load the model.
+        stream: for people.
+
+    Returns:
+        the number of rows that cannot be served.
+
+    Raises:
+        UserError: the input or the model is missing or unreadable, or a flag is impossible.
+    """
+    plan, task = plan_launch(config), job.task
+    if job.sampling and not task.samples:
+        given = ", ".join(map(flag, job.sampling))
+        raise FlagError(f"--{task.name}: nothing is generated, so {given} have no meaning")
+    check_sampling(job.sampling, None, grammar_limits(config))
+    defaults = with_defaults(job.sampling, default_sampling(plan) if task.samples else {})
+    columns = Columns.of(job.prompt_column, job.id_column, job.columns)
+    reader = PromptReader(job.input, defaults, job.input_format, job.result_column, columns, task)
+    checked = check_file(reader, plan, stream)
+    rates = measure_rates(plan.device.type) or measure_host_rates(plan.source.dtype)
+    rows = _summary(checked, plan, choose_block_size(plan.config, plan.device), rates)
+    title = f"{printable(job.input)}: {plan.source.name} by {plan.source.model_impl}, {plan.device.type}"
+    print_table(title, rows, stream)
+    return checked.errors.total()
 
 
 def check_file(reader: PromptReader, plan: LaunchPlan, stream: TextIO, *, strict: bool = False) -> Checked:
@@ -125,7 +162,7 @@ def _refused(row: PreparedRow, config: ModelConfig, *, strict: bool) -> FailedRo
     return None
 
 
-def summary(checked: Checked, plan: LaunchPlan, block_size: int, rates: Rates) -> list[tuple[str, str]]:
+def _summary(checked: Checked, plan: LaunchPlan, block_size: int, rates: Rates) -> list[tuple[str, str]]:
     """Label and value, for people.
 
     Args:

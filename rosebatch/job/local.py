@@ -19,11 +19,11 @@ from rosebatch.host.threads import in_background
 from rosebatch.io.reader import PromptReader
 from rosebatch.job.check import check_file
 from rosebatch.job.model_info import ModelInfo
+from rosebatch.job.report.build import peak_memory
+from rosebatch.job.report.provenance import gpu_name
 from rosebatch.job.run_rows import run_rows
 from rosebatch.job.service import Served, Work
 from rosebatch.launch.launch import Launched, LaunchPlan, default_sampling, load, plan_launch
-from rosebatch.report.build import peak_memory
-from rosebatch.report.provenance import gpu_name
 
 
 @contextmanager

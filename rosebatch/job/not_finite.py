@@ -1,7 +1,7 @@
 """A model that fails every row would fill the output with errors: such a job is given up."""
 
 from rosebatch.core.errors import UserError
-from rosebatch.report.tally import Tally
+from rosebatch.job.report.tally import Tally
 
 # Rows without finite logits, and no answer, before a job is given up.
 MAX_NOT_FINITE = 64

@@ -18,8 +18,8 @@ from rosebatch.io.parse import Row
 from rosebatch.io.rows import FailedRow, PromptRow
 from rosebatch.job.chat_rows import for_model
 from rosebatch.job.memory_estimate import prompt_bytes, row_bytes
+from rosebatch.job.report.stopwatch import Stopwatch
 from rosebatch.job.seeds import row_seed
-from rosebatch.report.stopwatch import Stopwatch
 from rosebatch.text.chat_parsers import ChatReader
 from rosebatch.text.grammar import Grammar, Grammars
 from rosebatch.text.grammar_check import Tried

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from rosebatch.config.byte_sizes import in_bytes
-from rosebatch.config.run import EncodingFormat, InputFormat, RunConfig
+from rosebatch.config.run import InputFormat, RunConfig
 from rosebatch.core.errors import FlagError, InterruptionError, LostProcessError, RowError, UserError
-from rosebatch.core.pooling_params import PoolingParams
+from rosebatch.core.pooling_params import EncodingFormat, PoolingParams
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.io.columns import Columns
 from rosebatch.io.fields import SAMPLING_FIELDS, fields_of, sampling_params, with_defaults
@@ -25,13 +25,13 @@ from rosebatch.job.config import JobConfig
 from rosebatch.job.destination import Destination, errors_of, find_destination, open_output
 from rosebatch.job.manifest import build_manifest
 from rosebatch.job.output_manifest import OutputManifest, find_output_manifest
+from rosebatch.job.report.build import build_report, write_report
+from rosebatch.job.report.progress import Progress
+from rosebatch.job.report.table import print_report
+from rosebatch.job.report.tally import Tally
 from rosebatch.job.service import Loaded, Served, Service, Work
 from rosebatch.job.serving import Lines, Serving
 from rosebatch.job.shard import Shard
-from rosebatch.report.build import build_report, write_report
-from rosebatch.report.progress import Progress
-from rosebatch.report.table import print_report
-from rosebatch.report.tally import Tally
 from rosebatch.text.grammar_check import GrammarLimits, check_grammar
 
 # While it is entered, signals end the job where it may end: at each call of what it gives. It is told how to find out

@@ -9,11 +9,11 @@ from rosebatch.core.errors import unexpected
 from rosebatch.io.output import Sink
 from rosebatch.io.parse import Row
 from rosebatch.io.rows import FailedRow
+from rosebatch.job.report.progress import Progress
+from rosebatch.job.report.stopwatch import Stopwatch
+from rosebatch.job.report.tally import Tally
 from rosebatch.job.serve import Served, serve
 from rosebatch.job.serving import Serving
-from rosebatch.report.progress import Progress
-from rosebatch.report.stopwatch import Stopwatch
-from rosebatch.report.tally import Tally
 
 if TYPE_CHECKING:
     from rosebatch.launch.launch import Launched

@@ -31,7 +31,7 @@ from rosebatch.job.prepare import (
     prepare,
     size_of,
 )
-from rosebatch.report.stopwatch import Stopwatch
+from rosebatch.job.report.stopwatch import Stopwatch
 from rosebatch.text.chat_parsers import ChatReader, ChatText
 from rosebatch.text.grammar import Grammar, Grammars
 from rosebatch.text.reasoning.constraint import ReasoningConstraint

@@ -10,10 +10,10 @@ from rosebatch.io.output import Output
 from rosebatch.io.reader import PromptReader
 from rosebatch.job.model_info import ModelInfo
 from rosebatch.job.not_finite import MAX_NOT_FINITE, require_finite
+from rosebatch.job.report.progress import Progress
+from rosebatch.job.report.stopwatch import Stopwatch
+from rosebatch.job.report.tally import Tally
 from rosebatch.job.serving import Serving
-from rosebatch.report.progress import Progress
-from rosebatch.report.stopwatch import Stopwatch
-from rosebatch.report.tally import Tally
 
 
 @runtime_checkable

@@ -16,11 +16,11 @@ from rosebatch.io.fields import PromptOptions, RequestFields, plain_message, to_
 from rosebatch.io.parse import Row
 from rosebatch.io.rows import FailedRow, PromptRow
 from rosebatch.io.tools import ToolUse
+from rosebatch.job.report.progress import Progress
 from rosebatch.job.service import Service
 from rosebatch.llm.backend import Backend
 from rosebatch.llm.outputs import EmbeddingRequestOutput, RequestOutput
 from rosebatch.llm.vllm_names import own_names
-from rosebatch.report.progress import Progress
 
 if TYPE_CHECKING:
     from rosebatch.launch.launch import Launched, LaunchPlan

@@ -11,7 +11,7 @@ from rosebatch.bench.throughput import Run
 from rosebatch.config.switches import SWITCH_NAMES, Switches, without_effect
 from rosebatch.core.errors import FlagError
 from rosebatch.engine.metrics.stats import EngineStats
-from rosebatch.report.tally import Tally
+from rosebatch.job.report.tally import Tally
 
 ON_CPU, ON_CUDA = (Switches.resolve({}, device) for device in ("cpu", "cuda"))
 

@@ -5,7 +5,7 @@ import errno
 import pytest
 import torch
 
-import rosebatch.cli.generate
+import rosebatch.cli.jobs
 import rosebatch.launch.launch
 from rosebatch.core.errors import UserError
 
@@ -263,7 +263,7 @@ def test_whatever_ends_a_run(cli, monkeypatch, error, code, line):
     def fail(*args):
         raise error
 
-    monkeypatch.setattr(rosebatch.cli.generate, "generate", fail)
+    monkeypatch.setattr(rosebatch.cli.jobs, "generate", fail)
     result = cli("generate", "in.jsonl")
     assert (result.code, result.out) == (code, "")
     assert result.err.lstrip("\n") == line
@@ -275,6 +275,6 @@ def test_an_unexpected_exception(cli, monkeypatch):
     def fail(*args):
         raise ZeroDivisionError("of what")
 
-    monkeypatch.setattr(rosebatch.cli.generate, "generate", fail)
+    monkeypatch.setattr(rosebatch.cli.jobs, "generate", fail)
     result = cli("generate", "in.jsonl")
     check(result, ABORTED, "please report it", "ZeroDivisionError: of what", "test_errors.py:")

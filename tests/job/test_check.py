@@ -11,7 +11,7 @@ from rosebatch.config.run import RunConfig
 from rosebatch.config.toml_file import load_toml
 from rosebatch.engine.metrics.roofline import Floor, Rates, find_floor
 from rosebatch.io.openai.lines import parse_request
-from rosebatch.job.check import check_rows, summary, time_range
+from rosebatch.job.check import _summary, check_rows, time_range
 from rosebatch.launch.launch import plan_launch
 from tests.helpers.byte_tokenizer import EOS
 
@@ -97,14 +97,14 @@ def test_rows_of_several_prompts(check):
 def test_the_summary_counts_rows(check, plan):
     """Good and bad rows must add up to the lines of the file."""
     checked, _ = check(rows=requests(["a", "bcd"], ["a", "x" * 100], "good"))
-    rows = dict(summary(checked, plan, 16, RATES))
+    rows = dict(_summary(checked, plan, 16, RATES))
     assert rows["rows"] == "2 can be served, 1 cannot (1 prompt_too_long)"
 
 
 def test_the_summary_of_several_prompts_a_row(check, plan):
     """A middle of all prompts by the number of rows was too low: here, that of the shortest one."""
     checked, _ = check(rows=requests(["a", "bcd", "x" * 10]))
-    rows = dict(summary(checked, plan, 16, RATES))
+    rows = dict(_summary(checked, plan, 16, RATES))
     assert rows["prompt tokens"] == "14 (1 to 10 a prompt, median 3, p90 10)"
 
 
@@ -114,7 +114,7 @@ def test_the_summary(check, plan):
     checked, _ = check([*lines, {}])
     config = plan.source.config
     block = 2 * config.num_layers * config.num_kv_heads * 16 * config.head_dim * 4
-    rows = dict(summary(checked, plan, 16, RATES))
+    rows = dict(_summary(checked, plan, 16, RATES))
     assert rows["rows"] == "4 can be served, 1 cannot (1 missing_prompt)"
     assert rows["prompt tokens"] == "64 (1 to 40 a prompt, median 3, p90 40)"
     assert rows["output tokens"] == "at most 26 (2 to 12 a prompt, median 4, p90 12)"
@@ -142,7 +142,7 @@ def test_the_summary_of_a_model_with_states(check):
     toml = TOML.with_name("qwen3.5-9b.toml")
     config = RunConfig(model=str(toml), load_format="dummy", device="cpu", dtype="bfloat16", max_num_seqs=2)
     checked, _ = check([{"prompt": "x", "max_tokens": 4}] * 3)
-    rows = dict(summary(checked, plan_launch(config), 16, RATES))
+    rows = dict(_summary(checked, plan_launch(config), 16, RATES))
     assert rows["states"] == f"{2 * 51_904_512 / 2**30:.2f} GiB for 2 rows at once"
     assert rows["KV cache"].startswith(f"at most {2 * 2 * 16 * 32_768 / 2**30:.2f} GiB")
 
@@ -156,7 +156,7 @@ def test_the_summary_of_a_model_with_windows(check):
     checked, _ = check([{"prompt": "x" * 5, "max_tokens": 4}] * 2)
     plan = plan_launch(config)
     checked.prompt_lens[:] = array("L", [8000, 8000])
-    rows = dict(summary(checked, plan, 16, RATES))
+    rows = dict(_summary(checked, plan, 16, RATES))
     windows, layer = plan.source.config.kv_windows, 2 * 16 * 4 * 256 * 2
     whole, window = 2 * (8004 // 16 + 2), 2 * (1024 // 16 + 2) + 512 // 16 + 2
     blocks = windows.count(0) * whole + windows.count(1024) * window
@@ -167,5 +167,5 @@ def test_the_summary_of_a_model_with_windows(check):
 def test_a_file_without_a_good_row(check, plan):
     """The median of no rows must not raise."""
     checked, failed = check([{}, {}])
-    assert summary(checked, plan, 16, RATES) == [("rows", "0 can be served, 2 cannot (2 missing_prompt)")]
+    assert _summary(checked, plan, 16, RATES) == [("rows", "0 can be served, 2 cannot (2 missing_prompt)")]
     assert len(failed) == 2

@@ -8,7 +8,7 @@ import pytest
 from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.scheduling.sequence import SequenceState
-from rosebatch.report.progress import Progress
+from rosebatch.job.report.progress import Progress
 from tests.job.lines import choices_of, codes, texts, usage
 
 

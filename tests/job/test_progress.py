@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from rosebatch.report.progress import Progress
+from rosebatch.job.report.progress import Progress
 
 
 @pytest.fixture

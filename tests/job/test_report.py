@@ -12,9 +12,9 @@ from rosebatch.core.request import Completion, Request
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.metrics.durations import Durations
 from rosebatch.engine.metrics.stats import EngineStats
-from rosebatch.report.build import build_report, write_report
-from rosebatch.report.table import print_report, table, throughput_line
-from rosebatch.report.tally import Tally
+from rosebatch.job.report.build import build_report, write_report
+from rosebatch.job.report.table import print_report, table, throughput_line
+from rosebatch.job.report.tally import Tally
 
 FIELDS = {
     "requests",

@@ -6,10 +6,10 @@ from html.parser import HTMLParser
 import pytest
 
 from rosebatch.engine.metrics.stats import EngineStats
-from rosebatch.report.build import build_report, write_report
-from rosebatch.report.page import page
-from rosebatch.report.table import table, throughput_line
-from rosebatch.report.tally import Tally
+from rosebatch.job.report.build import build_report, write_report
+from rosebatch.job.report.page import page
+from rosebatch.job.report.table import table, throughput_line
+from rosebatch.job.report.tally import Tally
 
 ENGINE = {
     "model": "<b>toy & co</b>",

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from rosebatch.config.run import EncodingFormat
+from rosebatch.core.pooling_params import EncodingFormat
 from rosebatch.core.sampling_params import GREEDY
 from rosebatch.io.openai.completions import prompts_of
 from rosebatch.io.openai.endpoint import Endpoint, ParsedBody

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from msgspec.structs import replace
 
-from rosebatch.config.run import EncodingFormat
 from rosebatch.core.errors import FlagError, RowError
-from rosebatch.core.pooling_params import PLAIN, PoolingParams
+from rosebatch.core.pooling_params import PLAIN, EncodingFormat, PoolingParams
 from rosebatch.io.results import Answer
 from rosebatch.io.rows import FailedRow, PromptRow
 from rosebatch.io.tasks.task import PromptFields, Task

@@ -13,9 +13,9 @@ from rosebatch.core.errors import LostProcessError, UserError
 from rosebatch.host.child_process import Failed, ParentLink, run_child
 from rosebatch.io.output import Encode
 from rosebatch.io.parse import Row
+from rosebatch.job.report.tally import Tally
 from rosebatch.job.serving import Parse
 from rosebatch.job.workers import messages as m
-from rosebatch.report.tally import Tally
 
 if TYPE_CHECKING:
     from rosebatch.launch.launch import LaunchPlan
@@ -115,11 +115,11 @@ def _work(link: Link) -> None:
     setup: m.Setup = link.receive()
     # PyTorch reads the environment when it is imported, and the parent goes on meanwhile.
     from rosebatch.job.local import model_info_of
+    from rosebatch.job.report.build import peak_memory
+    from rosebatch.job.report.provenance import gpu_name
     from rosebatch.job.run_rows import run_rows
     from rosebatch.job.workers.first_compile import compile_kernels
     from rosebatch.launch.launch import load, plan_launch
-    from rosebatch.report.build import peak_memory
-    from rosebatch.report.provenance import gpu_name
 
     plan = plan_launch(setup.config, quiet=setup.quiet)
     link.send(m.Planned(model_info_of(plan), plan.tokenizer_folder))

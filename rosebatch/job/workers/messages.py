@@ -13,9 +13,9 @@ from rosebatch.io.output import Encode
 from rosebatch.io.parse import Record
 from rosebatch.io.tasks.task import Task
 from rosebatch.job.model_info import ModelInfo
+from rosebatch.job.report.tally import Tally
 from rosebatch.job.serving import Parse, Serving
 from rosebatch.job.workers.chunk import unpack
-from rosebatch.report.tally import Tally
 
 
 @dataclass(frozen=True, slots=True)

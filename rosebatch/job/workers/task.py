@@ -14,13 +14,13 @@ from rosebatch.io.output import Sink
 from rosebatch.io.parse import Record
 from rosebatch.io.rows import FailedRow
 from rosebatch.job.lengths import length_class
+from rosebatch.job.report.progress import Progress
+from rosebatch.job.report.tally import Tally
 from rosebatch.job.service import Served
 from rosebatch.job.workers import messages as m
 from rosebatch.job.workers.chunk import Chunk, in_chunks
 from rosebatch.job.workers.dispatch import Dispatcher
 from rosebatch.job.workers.pool import Pool
-from rosebatch.report.progress import Progress
-from rosebatch.report.tally import Tally
 
 # Groups of rows that were read and wait.
 _READ_GROUPS = 4

@@ -8,10 +8,10 @@ import pytest
 from rosebatch.core.errors import RowError
 from rosebatch.io.parse import Record
 from rosebatch.io.table_values import BadValues
+from rosebatch.job.report.tally import Tally
 from rosebatch.job.workers import child
 from rosebatch.job.workers import messages as m
 from rosebatch.job.workers.chunk import Chunk
-from rosebatch.report.tally import Tally
 
 
 def encode(index, row, *, failed):

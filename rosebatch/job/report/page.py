@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from rosebatch.report.html import (
+from rosebatch.job.report.html import (
     HEIGHT,
     WIDTH,
     document,
@@ -25,7 +25,7 @@ def page(report: Mapping[str, Any], headline: str, rows: Sequence[tuple[str, str
     """A whole HTML document.
 
     Args:
-        report: from ``rosebatch.report.build.build_report``.
+        report: from ``rosebatch.job.report.build.build_report``.
         headline: the throughput line.
         rows: labels and values of the table.
     """

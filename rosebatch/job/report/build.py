@@ -13,9 +13,9 @@ from typing import Any
 from rosebatch.core.errors import UserError
 from rosebatch.engine.metrics.stats import EngineStats
 from rosebatch.host.paths import open_stream, takes_rows_in_order
-from rosebatch.report.provenance import provenance
-from rosebatch.report.table import provenance_rows, table, throughput_line
-from rosebatch.report.tally import Tally
+from rosebatch.job.report.provenance import provenance
+from rosebatch.job.report.table import provenance_rows, table, throughput_line
+from rosebatch.job.report.tally import Tally
 
 
 def build_report(
@@ -96,7 +96,7 @@ def write_report(report: dict[str, Any], path: Path) -> None:
         UserError: the file cannot be written.
     """
     if path.suffix.lower() in (".html", ".htm"):
-        from rosebatch.report.page import page
+        from rosebatch.job.report.page import page
 
         content = page(report, throughput_line(report), [*table(report), *provenance_rows(report)])
     else:

@@ -1,0 +1,100 @@
+"""The commands over files, once their flags are parsed."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from rosebatch.cli import cuda_context
+from rosebatch.config.run import RunConfig
+from rosebatch.core.errors import FlagError
+from rosebatch.job.config import JobConfig
+
+EXIT_ROWS_FAILED = 3
+
+
+def generate(source: str, job: dict[str, Any], run: dict[str, Any], sampling: dict[str, Any], started: float) -> None:
+    """Complete the rows of a file; see ``serve_file``."""
+    schema = sampling.get("json_schema")
+    settings = () if schema is None else (schema,)
+    serve_file(JobConfig(input=source, sampling=_defaults(sampling), settings=settings, **job), run, started)
+
+
+def serve_file(job: JobConfig, run: dict[str, Any], started: float) -> None:
+    """Run a job, which signals may end.
+
+    Raises:
+        typer.Exit: rows have failed.
+    """
+    from rosebatch.cli.interrupts import Interrupts
+    from rosebatch.job.run import run_job
+
+    interrupts, config = Interrupts(), _run_config(run)
+    with interrupts.watch():
+        failed = run_job(job, config, listen=interrupts.listen, started=started).num_failed
+    exit_if(failed)
+
+
+def check(job: dict[str, Any], run: dict[str, Any], sampling: dict[str, Any]) -> None:
+    """Print the rows of a file that cannot be served, and what it would take.
+
+    Raises:
+        typer.Exit: there are such rows.
+    """
+    from rosebatch.cli.interrupts import Interrupts
+    from rosebatch.job.check import check_job
+
+    with Interrupts().watch():
+        bad = check_job(JobConfig(**job, sampling=_defaults(sampling)), _run_config(run), sys.stdout)
+    exit_if(bad)
+
+
+def exit_if(failed: int) -> None:
+    """End with an exit code of its own if rows have failed.
+
+    Raises:
+        typer.Exit: some have.
+    """
+    if failed:
+        raise typer.Exit(EXIT_ROWS_FAILED)
+
+
+def prepare_device(run: dict[str, Any]) -> None:
+    """Begin to use the GPU, if this process will."""
+    if run.get("data_parallel_size", 1) == 1 and run.get("ray") is None:
+        cuda_context.create_in_background(run.get("device", "auto"))
+
+
+def _run_config(flags: dict[str, Any]) -> RunConfig:
+    """How to load the model.
+
+    Raises:
+        FlagError: a value is impossible.
+    """
+    try:
+        return RunConfig(**flags)
+    except ValueError as error:
+        raise FlagError(str(error)) from None
+
+
+def _defaults(flags: dict[str, Any]) -> dict[str, Any]:
+    """The flags that were given, as fields of a row.
+
+    Raises:
+        FlagError: the file of a schema is unreadable.
+    """
+    given = {name: value for name, value in flags.items() if value not in (None, ())}
+    structured = {"regex": given.pop("regex")} if "regex" in given else {}
+    if "json_schema" in given:
+        structured["json"] = _read(given.pop("json_schema"))
+    if structured:
+        given["structured_outputs"] = structured
+    return given
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise FlagError(f"--json-schema {path}: unreadable ({error})") from None
