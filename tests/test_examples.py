@@ -18,7 +18,7 @@ from openai.types.responses import Response
 
 from rosebatch.cli.app import main
 from rosebatch.io.reader import PromptReader
-from rosebatch.io.rows import PromptRow
+from rosebatch.io.rows import Row
 from rosebatch.io.tasks.embed import Embed
 from rosebatch.model.source import DEMO_INSTALL, DEMO_PACKAGE
 from tests.helpers.small_llama import save_llama
@@ -52,7 +52,7 @@ def test_every_example_is_a_good_row(name, is_batch):
     assert reader.is_batch is is_batch
     rows = list(reader)
     assert len(rows) >= 3
-    assert [row for row in rows if not isinstance(row, PromptRow)] == []
+    assert [row for row in rows if not isinstance(row, Row)] == []
 
 
 def test_the_examples_show_each_kind_of_row():
@@ -451,7 +451,7 @@ def test_the_examples_of_embeddings(tmp_path):
     """The first vectors that anyone makes must not fail."""
     reader = PromptReader(str(FOLDER / "embeddings.jsonl"), {}, task=Embed())
     rows = list(reader)
-    assert [type(row) for row in rows] == [PromptRow] * 3
+    assert [type(row) for row in rows] == [Row] * 3
     target = tmp_path / "vectors.jsonl"
     flags = ["--model", str(TINY), "--load-format", "dummy", "--device", "cpu", "--quiet", "-o", str(target)]
     source = tmp_path / "in.jsonl"

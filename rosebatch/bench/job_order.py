@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from rosebatch.core.request import Request
 from rosebatch.engine.engine import Engine
-from rosebatch.io.rows import PromptRow
+from rosebatch.io.rows import Row
 from rosebatch.job import order
-from rosebatch.job.prepare import PreparedPrompt, PreparedRow
+from rosebatch.job.prepared import Prepared, PreparedPrompt
 
 
 def in_job_order(requests: Sequence[Request], engine: Engine) -> Iterable[Request]:
@@ -17,11 +17,11 @@ def in_job_order(requests: Sequence[Request], engine: Engine) -> Iterable[Reques
 def _sorted(requests: Sequence[Request], engine: Engine) -> Iterator[Request]:
     rows = map(_row, range(len(requests)), requests)
     for item in order.in_job_order(rows, engine.max_num_seqs, shares=engine.prefix_cache):
-        assert isinstance(item, PreparedRow), "no request has failed"
+        assert isinstance(item, Prepared), "no request has failed"
         yield requests[item.row.index]
 
 
-def _row(index: int, request: Request) -> PreparedRow:
+def _row(index: int, request: Request) -> Prepared:
     prompt, sampling = request.prompt_token_ids, request.sampling
-    row = PromptRow(index=index, where="", metadata={}, sampling=sampling, prompt_token_ids=prompt)
-    return PreparedRow(row, (PreparedPrompt(prompt, sampling),))
+    row = Row(index=index, where="", metadata={}, sampling=sampling, prompt_token_ids=prompt)
+    return Prepared(row, (PreparedPrompt(prompt, sampling),))

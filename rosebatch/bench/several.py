@@ -12,9 +12,9 @@ from rosebatch.bench.workload import Workload, require_fits
 from rosebatch.core.errors import UserError
 from rosebatch.core.request import Request
 from rosebatch.io.parse import Record
-from rosebatch.io.rows import FailedRow, PromptRow
+from rosebatch.io.results import Result
+from rosebatch.io.rows import FailedRow, Row
 from rosebatch.job.report.build import build_report
-from rosebatch.job.serve import ServedRow
 from rosebatch.job.service import Served
 from rosebatch.job.serving import Parsed, Serving
 from rosebatch.job.workers import messages as m
@@ -23,11 +23,10 @@ from rosebatch.job.workers.task import RowTask
 
 
 class _Counts:
-    """Token ids in, counts out; see ``rosebatch.job.serving.Form``."""
+    """Token ids in, counts out; see ``rosebatch.io.results.Shape``."""
 
-    def result(self, served: ServedRow, tokenizer: object) -> tuple[Sequence[str], None]:
-        """See ``Form``."""
-        return [done.finish_reason for done in served.completions], None
+    def result(self, result: Result) -> None:
+        """See ``Shape``."""
 
     def failure(self, row: FailedRow) -> NoReturn:
         """A bench has no use for failed rows."""
@@ -91,7 +90,7 @@ def _run(pool: Pool, workload: Workload, case: Case) -> tuple[RowTask, Served]:
 
 def _record(request: Request) -> Record:
     where, ids = f"prompt {request.id}", request.prompt_token_ids
-    row: Any = PromptRow(index=request.id, where=where, metadata={}, sampling=request.sampling, prompt_token_ids=ids)
+    row: Any = Row(index=request.id, where=where, metadata={}, sampling=request.sampling, prompt_token_ids=ids)
     return Record(request.id, where, row, 8 * len(ids))
 
 

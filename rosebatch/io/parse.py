@@ -11,12 +11,11 @@ from rosebatch.core.errors import RowError, unexpected
 from rosebatch.io.columns import Columns, from_text, with_integers
 from rosebatch.io.depth import is_deeper
 from rosebatch.io.openai.lines import parse_request
-from rosebatch.io.rows import FailedRow, PromptRow
+from rosebatch.io.rows import FailedRow, Row
 from rosebatch.io.table_values import BadValues, TextValues
 from rosebatch.io.tasks.generate import GENERATE
 from rosebatch.io.tasks.task import Task
 
-Row = PromptRow | FailedRow
 # A line of JSON, or the values of a table's row. A table's row keeps all of its columns.
 Content = bytes | dict[str, Any] | TextValues | BadValues
 # Levels of lists and objects in a line. Python's own limit, near 1000, depends on where a line is read or written.
@@ -128,7 +127,7 @@ class RowParser:
         raw = _FIELDS.decode(line).get(self.columns.id)
         return None if raw is None else msgspec.json.decode(raw)
 
-    def parse(self, record: Record) -> Row:
+    def parse(self, record: Record) -> Row | FailedRow:
         """The row; a failed one if it cannot be served or repeats an id."""
         try:
             row = self.task.with_defaults(self._row(record))
@@ -139,7 +138,7 @@ class RowParser:
             return row
         return row.failed(RowError("duplicate_id", f"id {record.repeated!r} was used by an earlier row"))
 
-    def _row(self, record: Record) -> Row:
+    def _row(self, record: Record) -> Row | FailedRow:
         index, where, content = record.number, record.where, record.content
         if isinstance(content, BadValues):
             # As carried as it would be without the error.
@@ -171,7 +170,7 @@ class RowParser:
 
     def _renamed_row(
         self, values: dict[str, Any], request: dict[str, Any], index: int, where: str, *, is_table: bool = True
-    ) -> Row:
+    ) -> Row | FailedRow:
         """A row whose columns have other names or types than a request's.
 
         Args:
@@ -196,7 +195,7 @@ class RowParser:
         own = self.task.result_fields if self.result_column is None else (self.result_column,)
         return {name: values[name] for name in columns.carried if name in values and name not in own}
 
-    def _plain_row(self, values: object, index: int, where: str, *, is_table: bool) -> Row:
+    def _plain_row(self, values: object, index: int, where: str, *, is_table: bool) -> Row | FailedRow:
         return self.task.parse(
             values,
             index=index,

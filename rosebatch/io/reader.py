@@ -18,8 +18,9 @@ from rosebatch.io.formats import Kind, named, table_of
 from rosebatch.io.free_names import TakenNames
 from rosebatch.io.input_files import InputFiles
 from rosebatch.io.openai.lines import is_request
-from rosebatch.io.parse import Content, Record, Row, RowParser
+from rosebatch.io.parse import Content, Record, RowParser
 from rosebatch.io.read_ahead import grouped, read_ahead
+from rosebatch.io.rows import FailedRow, Row
 from rosebatch.io.schema_metadata import kept_metadata
 from rosebatch.io.seen_ids import SeenIds
 from rosebatch.io.tables import open_table
@@ -209,11 +210,11 @@ class PromptReader:
                 taken.add_lines((line, f"{where}{number}") for number, line, _ in self._json_lines(path))
         taken.require_none(self.source, self.paths[0])
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[Row | FailedRow]:
         """Rows in input order. Raises UserError if the input cannot be read."""
         return self._rows(self._records(), 1)
 
-    def rows(self, check: Callable[[], None]) -> Iterator[Row]:
+    def rows(self, check: Callable[[], None]) -> Iterator[Row | FailedRow]:
         """The same, read ahead on a thread. ``check`` is called while waiting for input."""
         return self._rows(read_ahead(self._records(), check, _SIZE), _GROUP)
 
@@ -244,7 +245,7 @@ class PromptReader:
             if group:
                 yield group
 
-    def _rows(self, records: Iterator[Record], limit: int) -> Iterator[Row]:
+    def _rows(self, records: Iterator[Record], limit: int) -> Iterator[Row | FailedRow]:
         return map(self.parser.parse, chain.from_iterable(self._identified(records, limit)))
 
     def digest(self) -> str:

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from rosebatch.io.rows import FailedRow
+from rosebatch.core.request import Completion
+from rosebatch.io.rows import FailedRow, Row
 from rosebatch.io.tools import ToolCall, call_fields
 
 
@@ -36,14 +37,15 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """One completion of a row.
 
     Attributes:
-        text: None for a model without a tokenizer. Without reasoning and tool calls that are told apart.
+        text: None for a model without a tokenizer. It has no reasoning and tool calls that were parsed.
         token_ids: None if not requested.
         logprobs: of each token; None if not requested.
         prompt_logprobs: of each token of the prompt; None if not requested.
         echo: whether the text begins with the prompt.
-        reasoning: what the model thought before it answered; None if that is not told apart.
+        reasoning: what the model thought before it answered; None if there is none, or it is not parsed.
         reasoning_tokens: how many tokens it took.
         tool_calls: in the order of the text.
+        whole: the text with reasoning and tool calls; None if not requested, or if nothing is parsed.
     """
 
     text: str | None
@@ -55,21 +57,30 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     reasoning: str | None = None
     reasoning_tokens: int = 0
     tool_calls: tuple[ToolCall, ...] = ()
+    whole: str | None = None
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """The completions of a row, or the pooled state of each of its prompts, fp32.
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """A row that was served.
 
-    ``index`` and ``metadata`` are the row's; tokens are counted over all choices.
+    Attributes:
+        row: as it was read.
+        choices: ``n`` completions of the first prompt, then those of the next; none where prompts are pooled.
+        prompt_tokens, cached_tokens: of all prompts.
+        completion_tokens: of all choices.
+        pooled: the vector of each prompt, fp32, where nothing is generated.
+        prompt: the text of the first prompt, as given or rendered; None for token ids.
+        completions: what the engine made, in the same order.
     """
 
-    index: int
-    metadata: Mapping[str, Any]
+    row: Row
     choices: list[Choice]
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
     pooled: Sequence["array[float]"] = ()
+    prompt: str | None = None
+    completions: Sequence[Completion] = ()
 
     @property
     def finish_reasons(self) -> list[str]:
@@ -78,33 +89,33 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shape(Protocol):
-    """How results are written."""
+    """What results look like to who receives them, such as output lines."""
 
-    def result(self, answer: Answer) -> dict[str, Any]:
-        """The output line of a row that was served."""
+    def result(self, result: Result) -> Any:
+        """Those of a row that was served. An error makes the row a failed one."""
         ...
 
-    def failure(self, row: FailedRow) -> dict[str, Any]:
-        """The output line of a row that failed."""
+    def failure(self, row: FailedRow) -> Any:
+        """Those of a row that failed."""
         ...
 
 
-def completion_fields(answer: Answer) -> dict[str, Any]:
+def completion_fields(result: Result) -> dict[str, Any]:
     """The fields of a result that has completions, see ``RESULT_FIELDS``. Several completions become ``choices``.
 
     ``cached_tokens`` is left out: it may differ when a run is resumed.
     """
-    usage = {"prompt_tokens": answer.prompt_tokens, "completion_tokens": answer.completion_tokens}
-    first, *others = answer.choices
-    row: dict[str, Any] = {"index": answer.index}
+    usage = {"prompt_tokens": result.prompt_tokens, "completion_tokens": result.completion_tokens}
+    first, *others = result.choices
+    row: dict[str, Any] = {"index": result.row.index}
     if others:
         choices = [
-            {"index": i, **_completion(each, answer.index, i), **_details(each)}
-            for i, each in enumerate(answer.choices)
+            {"index": i, **_completion(each, result.row.index, i), **_details(each)}
+            for i, each in enumerate(result.choices)
         ]
         row |= {"choices": choices, "usage": usage}
     else:
-        row |= {**_completion(first, answer.index, 0), "usage": usage, **_details(first)}
+        row |= {**_completion(first, result.row.index, 0), "usage": usage, **_details(first)}
     if first.prompt_logprobs is not None:
         row["prompt_logprobs"] = scored_tokens(first.prompt_logprobs)
     return row
@@ -120,19 +131,19 @@ class PlainShape:
     """
 
     result_column: str | None = None
-    fields: Callable[[Answer], dict[str, Any]] = completion_fields
+    fields: Callable[[Result], dict[str, Any]] = completion_fields
 
-    def result(self, answer: Answer) -> dict[str, Any]:
+    def result(self, result: Result) -> dict[str, Any]:
         """See ``Shape``."""
-        return self._beside(answer.metadata, self.fields(answer))
+        return self._with_carried(result.row.metadata, self.fields(result))
 
     def failure(self, row: FailedRow) -> dict[str, Any]:
         """See ``Shape``. It has the row's place and its error."""
         message = f"{row.where}: {row.error.message}"
         own = {"index": row.index, "error": {"code": row.error.code, "message": message}}
-        return self._beside(row.metadata, own)
+        return self._with_carried(row.metadata, own)
 
-    def _beside(self, carried: Mapping[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    def _with_carried(self, carried: Mapping[str, Any], own: dict[str, Any]) -> dict[str, Any]:
         return {**carried, **(own if self.result_column is None else {self.result_column: own})}
 
 

@@ -29,7 +29,7 @@ from rosebatch.io.row_names import NESTED, SAME_AS, unclear_names, with_own_name
 from rosebatch.io.tools import ToolUse
 
 
-class PromptRow(msgspec.Struct, frozen=True, kw_only=True):
+class Row(msgspec.Struct, frozen=True, kw_only=True):
     """A valid line. Exactly one of ``prompt``, ``messages``, ``prompt_token_ids``, ``prompts`` is set.
 
     A struct, because one is made for every row: a frozen dataclass takes 1.5 µs longer.
@@ -105,7 +105,7 @@ def parse_row(
     defaults: Mapping[str, Any],
     keep_prompt: bool = False,
     result_column: str | None = None,
-) -> PromptRow | FailedRow:
+) -> Row | FailedRow:
     """Check one line.
 
     Args:
@@ -127,7 +127,7 @@ def parse_row(
         values = named
         own = given_sampling(line, values)
         sampling, prompt_only = split_prompt_only(with_defaults(own, defaults), echo=bool(line.echo))
-        return PromptRow(
+        return Row(
             index=index,
             where=where,
             metadata=metadata,

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from rosebatch.core.errors import RowError
 from rosebatch.host.threads import done_within, wait_for
-from rosebatch.job.prepare import DEFAULT_BYTES, Prepared, PreparedRow
+from rosebatch.io.rows import FailedRow
+from rosebatch.job.prepared import DEFAULT_BYTES, Prepared
 from rosebatch.job.report.stopwatch import Stopwatch
 from rosebatch.text.grammar import Grammar, Grammars
 from rosebatch.text.grammar_check import Tried
@@ -25,14 +26,14 @@ _NOTHING = (None,)
 
 
 def with_grammars(
-    items: Iterator[Prepared | None],
+    items: Iterator[Prepared | FailedRow | None],
     grammars: Grammars | None,
     check: Callable[[], None] = lambda: None,
     seconds: defaultdict[str, float] | None = None,
     max_bytes: int = DEFAULT_BYTES,
     *,
     in_order: bool = False,
-) -> Iterator[Prepared | None]:
+) -> Iterator[Prepared | FailedRow | None]:
     """Compile the grammar of each row when its turn comes.
 
     Args:
@@ -51,7 +52,7 @@ def with_grammars(
     for item in items:
         if late:
             yield from _ready(late)
-        if grammars is None or not isinstance(item, PreparedRow) or item.tried is None:
+        if grammars is None or not isinstance(item, Prepared) or item.tried is None:
             yield item
             continue
         with Stopwatch(seconds, "compiling grammars"):
@@ -70,9 +71,9 @@ def with_grammars(
         yield from _ready(late, _PAUSE_SECONDS) or _NOTHING
 
 
-def _ready(late: "list[_Waiting]", pause: float = 0) -> Sequence[Prepared | None]:
+def _ready(late: "list[_Waiting]", pause: float = 0) -> Sequence[Prepared | FailedRow | None]:
     """Take out the rows that need not wait any more."""
-    found: list[Prepared] = []
+    found: list[Prepared | FailedRow] = []
     for each in list(late):
         done = each.poll(0 if found else pause)
         pause = 0
@@ -86,18 +87,18 @@ def _ready(late: "list[_Waiting]", pause: float = 0) -> Sequence[Prepared | None
 class _Waiting:
     """A row whose grammar is tried in another process, and then compiled in this one."""
 
-    row: PreparedRow
+    row: Prepared
     grammars: Grammars
     compiled: Future[Grammar | Tried] | None = None
 
-    def wait(self, seconds: float, check: Callable[[], None]) -> Prepared | None:
+    def wait(self, seconds: float, check: Callable[[], None]) -> Prepared | FailedRow | None:
         """The row as it goes on; None if its grammar is not ready by then."""
         end = time.monotonic() + seconds
         while (found := self.poll(min(_SLICE_SECONDS, seconds))) is None and time.monotonic() < end:
             check()
         return found
 
-    def poll(self, seconds: float) -> Prepared | None:
+    def poll(self, seconds: float) -> Prepared | FailedRow | None:
         """The same, without a check."""
         row, spec = self.row, self.row.row.sampling.grammar
         assert row.tried is not None and spec is not None

@@ -6,23 +6,22 @@ from msgspec import structs
 
 from rosebatch.core.errors import RowError
 from rosebatch.io.openai.fields import TEMPLATE_FIELDS
-from rosebatch.io.parse import Row
-from rosebatch.io.rows import PromptRow
+from rosebatch.io.rows import FailedRow, Row
 from rosebatch.text.chat_parsers import unknown_calls
 from rosebatch.text.tokenizer import Tokenizer
 
 
-def for_model(row: Row | None, tokenizer: Tokenizer | None) -> Row | None:
+def for_model(row: Row | FailedRow | None, tokenizer: Tokenizer | None) -> Row | FailedRow | None:
     """The row as a model serves it; a failed one if the model cannot.
 
     Args:
         row: as it was read; None is handed on.
         tokenizer: of the model; None if it works on token ids.
     """
-    return _with_call_grammar(_with_ignored(row, tokenizer), tokenizer) if isinstance(row, PromptRow) else row
+    return _with_call_grammar(_with_ignored(row, tokenizer), tokenizer) if isinstance(row, Row) else row
 
 
-def _with_ignored(row: PromptRow, tokenizer: Tokenizer | None) -> PromptRow:
+def _with_ignored(row: Row, tokenizer: Tokenizer | None) -> Row:
     """The row, with the fields that its chat template has no use for among the ignored ones."""
     if not row.options.chat_template_kwargs:
         return row
@@ -32,7 +31,7 @@ def _with_ignored(row: PromptRow, tokenizer: Tokenizer | None) -> PromptRow:
     return structs.replace(row, ignored=(*row.ignored, *unused)) if unused else row
 
 
-def _with_call_grammar(row: PromptRow, tokenizer: Tokenizer | None) -> Row:
+def _with_call_grammar(row: Row, tokenizer: Tokenizer | None) -> Row | FailedRow:
     """The row, with a grammar if a tool must be called, or if what it calls must match the schemas.
 
     If one must be called, this takes the place of any other grammar: no text is wanted.

@@ -19,12 +19,12 @@ from rosebatch.engine.scheduling.servable import require_servable
 from rosebatch.host.threads import DaemonPool
 from rosebatch.io.columns import Columns
 from rosebatch.io.fields import with_defaults
-from rosebatch.io.parse import Row
 from rosebatch.io.reader import PromptReader
-from rosebatch.io.rows import FailedRow
+from rosebatch.io.rows import FailedRow, Row
 from rosebatch.job.await_grammars import with_grammars
 from rosebatch.job.config import JobConfig
-from rosebatch.job.prepare import Prepared, PreparedRow, prepare
+from rosebatch.job.prepare import prepare
+from rosebatch.job.prepared import Prepared
 from rosebatch.job.report.table import field_rows, print_table
 from rosebatch.job.run import check_sampling
 from rosebatch.launch.launch import LaunchPlan, default_sampling, grammar_limits, load_tokenizer, plan_launch
@@ -101,7 +101,7 @@ def check_file(reader: PromptReader, plan: LaunchPlan, stream: TextIO, *, strict
 
 
 def check_rows(
-    rows: Iterable[Row],
+    rows: Iterable[Row | FailedRow],
     tokenizer: Tokenizer | None,
     config: ModelConfig,
     on_failure: Callable[[FailedRow], object],
@@ -129,10 +129,15 @@ def check_rows(
 
 
 def _count(
-    checked: Checked, item: Prepared, config: ModelConfig, on_failure: Callable[[FailedRow], object], *, strict: bool
+    checked: Checked,
+    item: Prepared | FailedRow,
+    config: ModelConfig,
+    on_failure: Callable[[FailedRow], object],
+    *,
+    strict: bool,
 ) -> None:
     failed = item if isinstance(item, FailedRow) else _refused(item, config, strict=strict)
-    if isinstance(item, PreparedRow):
+    if isinstance(item, Prepared):
         checked.ignored.update(item.row.ignored)
         checked.unclear.update(item.row.unclear)
     if failed is not None:
@@ -148,7 +153,7 @@ def _count(
         checked.output_lens.append(sampling.n * limit)
 
 
-def _refused(row: PreparedRow, config: ModelConfig, *, strict: bool) -> FailedRow | None:
+def _refused(row: Prepared, config: ModelConfig, *, strict: bool) -> FailedRow | None:
     """The row, if an engine would refuse a part of it."""
     if strict and row.row.unclear:
         what = ", ".join(row.row.unclear)

@@ -2,8 +2,7 @@
 
 import math
 
-from rosebatch.io.parse import Row
-from rosebatch.io.rows import FailedRow
+from rosebatch.io.rows import FailedRow, Row
 
 # Rows that are read ahead for each that runs: the more are left at the end, the better their order can be.
 ROWS_AHEAD = 16
@@ -16,6 +15,6 @@ def class_of(tokens: int) -> int:
     return int(_CLASSES_AN_OCTAVE * math.log2(tokens))
 
 
-def length_class(row: Row) -> int:
+def length_class(row: Row | FailedRow) -> int:
     """The class of the longest answer that the row may have; 0 for rows without one."""
     return 0 if isinstance(row, FailedRow) or row.pooling is not None else class_of(row.sampling.max_tokens)

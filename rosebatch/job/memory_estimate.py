@@ -5,8 +5,7 @@ from sys import getsizeof
 
 from rosebatch.core.request import LOGPROB_BYTES
 from rosebatch.core.sampling_params import SamplingParams
-from rosebatch.io.parse import Row
-from rosebatch.io.rows import PromptRow
+from rosebatch.io.rows import FailedRow, Row
 
 _LISTS = (list, tuple)
 _CONTAINERS = (dict, *_LISTS)
@@ -21,10 +20,10 @@ _SCORED_TOKEN, _LIKELY_TOKEN = 200, 128
 _ROW = 2000
 
 
-def row_bytes(row: Row) -> int:
+def row_bytes(row: Row | FailedRow) -> int:
     """Bytes of a row as it was read."""
     size = _ROW + _deep_bytes(row.metadata)
-    if isinstance(row, PromptRow):
+    if isinstance(row, Row):
         if row.prompt is not None:
             return size + getsizeof(row.prompt)
         given = (row.messages, row.prompt_token_ids, row.prompts)

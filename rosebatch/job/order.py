@@ -7,27 +7,27 @@ from typing import NamedTuple
 
 from rosebatch.io.rows import FailedRow
 from rosebatch.job.lengths import ROWS_AHEAD, length_class
-from rosebatch.job.prepare import DEFAULT_BYTES, END, End, Prepared, size_of
+from rosebatch.job.prepared import DEFAULT_BYTES, END, End, Prepared, size_of
 
 # Rows that are read ahead at most. A stream holds 4,096 results that wait for an earlier row.
 _MAX_AHEAD = 3072
 
 
 def in_job_order(
-    items: Iterator[Prepared | None], slots: int, max_bytes: int = DEFAULT_BYTES, *, shares: bool = True
-) -> Iterator[Prepared | None]:
+    items: Iterator[Prepared | FailedRow | None], slots: int, max_bytes: int = DEFAULT_BYTES, *, shares: bool = True
+) -> Iterator[Prepared | FailedRow | None]:
     """``in_good_order`` for an engine that runs so many sequences at a time: twice as many rows are a window."""
     return in_good_order(items, 2 * slots, max_bytes, min(ROWS_AHEAD * slots, _MAX_AHEAD), shares=shares)
 
 
 def in_good_order(
-    items: Iterator[Prepared | None],
+    items: Iterator[Prepared | FailedRow | None],
     window: int,
     max_bytes: int = DEFAULT_BYTES,
     ahead: int = 0,
     *,
     shares: bool = True,
-) -> Iterator[Prepared | None]:
+) -> Iterator[Prepared | FailedRow | None]:
     """Reorder a window of rows at a time, so that prompts with the same beginning follow each other.
 
     Its blocks are then computed once and are still there for the next prompt, however small the KV cache is. For each
@@ -87,7 +87,7 @@ def in_good_order(
 class _Held(NamedTuple):
     """A row, and what its prompt begins with as bytes, which compare quickly; in which order does not matter."""
 
-    item: Prepared
+    item: Prepared | FailedRow
     beginning: bytes
 
     @property
@@ -108,7 +108,7 @@ def _ordered(rows: Iterable[_Held], *, longest_first: bool) -> deque[_Held]:
     return deque(sorted(rows, key=place))
 
 
-def _beginning(item: Prepared) -> bytes:
+def _beginning(item: Prepared | FailedRow) -> bytes:
     if isinstance(item, FailedRow):
         return b""
     try:

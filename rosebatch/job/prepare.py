@@ -7,21 +7,20 @@ the engine's steps: a second thread that computes in Python only takes turns wit
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, replace
-from itertools import repeat
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import NamedTuple
 
 from rosebatch.core.errors import RowError, unexpected
-from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.host.threads import wait_for
-from rosebatch.io.parse import Row
-from rosebatch.io.rows import FailedRow, PromptRow
+from rosebatch.io.rows import FailedRow, Row
 from rosebatch.job.chat_rows import for_model
 from rosebatch.job.memory_estimate import prompt_bytes, row_bytes
+from rosebatch.job.prepared import DEFAULT_BYTES, Prepared, PreparedPrompt
 from rosebatch.job.report.stopwatch import Stopwatch
 from rosebatch.job.seeds import row_seed
+from rosebatch.job.texts import Encoded, Texts
 from rosebatch.text.chat_parsers import ChatReader
-from rosebatch.text.grammar import Grammar, Grammars
+from rosebatch.text.grammar import Grammars
 from rosebatch.text.grammar_check import Tried
 from rosebatch.text.tokenizer import Tokenizer
 
@@ -33,72 +32,9 @@ _GROUP_BYTES = 1 << 19
 # While a text is encoded, each of its bytes takes so many, where every byte becomes a token.
 _ENCODING_BYTES = 200
 
-# What rows under way may take, see ``RunConfig.max_inflight_bytes``.
-DEFAULT_BYTES = 1 << 30
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedPrompt:
-    """One prompt of a row.
-
-    Attributes:
-        token_ids: at least one, if the engine is to take it.
-        sampling: with a seed if it samples.
-        text: as given or rendered; None if it was given as token ids.
-        echo: what the completion's text begins with.
-        reader: tells reasoning and tool calls of a chat's answers apart; None if there is nothing to tell.
-    """
-
-    token_ids: tuple[int, ...]
-    sampling: SamplingParams
-    text: str | None = None
-    echo: str = ""
-    reader: ChatReader | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedRow:
-    """A row that can be served, as far as that is known without an engine.
-
-    Attributes:
-        row: as it was read.
-        prompts: usually one.
-        size: estimate of the bytes that it takes until its result is written, without its grammar.
-        tried: what becomes of its grammar in another process.
-        grammar: what its completions have to match, once it is compiled.
-    """
-
-    row: PromptRow
-    prompts: tuple[PreparedPrompt, ...]
-    size: int = 0
-    tried: Future[Tried] | None = None
-    grammar: Grammar | None = None
-
-    @property
-    def num_completions(self) -> int:
-        """Of all prompts together."""
-        return len(self.prompts) * self.row.sampling.n
-
-    def failed(self, error: RowError) -> FailedRow:
-        """The row as one that could not be served."""
-        return self.row.failed(error)
-
-
-Prepared = PreparedRow | FailedRow
-
-
-class End:
-    """The end of a source, which None is not."""
-
-
-END = End()
-# A text or token ids, or why there is no prompt; then the token ids, with the text if there is one.
-_Prompt = str | Sequence[int] | RowError
-_Encoded = tuple[Sequence[int] | RowError, str | None]
-
 
 def prepare(
-    rows: Iterable[Row | None],
+    rows: Iterable[Row | FailedRow | None],
     tokenizer: Tokenizer | None,
     grammars: Grammars | None,
     pool: Executor,
@@ -107,7 +43,7 @@ def prepare(
     check: Callable[[], None] = lambda: None,
     max_bytes: int = DEFAULT_BYTES,
     max_model_len: int = 1 << 20,
-) -> Iterator[Prepared | None]:
+) -> Iterator[Prepared | FailedRow | None]:
     """Prepare rows, a group at a time. Those that no engine could serve become failed rows.
 
     Args:
@@ -125,11 +61,11 @@ def prepare(
     group_bytes = min(_GROUP_BYTES, max_bytes // 16 // _ENCODING_BYTES)
     seconds = defaultdict(float) if seconds is None else seconds
 
-    def encode(texts: _Texts) -> list[list[_Encoded]]:
+    def encode(texts: Texts) -> list[list[Encoded]]:
         with Stopwatch(seconds, "tokenizing"):
             return texts.encode()
 
-    ahead: deque[tuple[list[_Read], Future[list[list[_Encoded]]]]] = deque()
+    ahead: deque[tuple[list[_Read], Future[list[list[Encoded]]]]] = deque()
     bytes_ahead = 0
     ended = False
     while True:
@@ -164,13 +100,13 @@ def prepare(
 class _Read(NamedTuple):
     """A row, its bytes, and what becomes of its grammar."""
 
-    row: Row
+    row: Row | FailedRow
     size: int
     tried: Future[Tried] | None
 
 
 def _next_group(
-    source: Iterator[Row | None], grammars: Grammars | None, max_bytes: int
+    source: Iterator[Row | FailedRow | None], grammars: Grammars | None, max_bytes: int
 ) -> tuple[list[_Read], bool, bool]:
     """Some rows; whether the source ended; whether it has nothing at the moment."""
     group: list[_Read] = []
@@ -179,7 +115,7 @@ def _next_group(
         if row is None:
             return group, False, True
         tried = None
-        if grammars is not None and isinstance(row, PromptRow) and row.sampling.grammar is not None:
+        if grammars is not None and isinstance(row, Row) and row.sampling.grammar is not None:
             tried = grammars.begin(row.sampling.grammar)
         size = row_bytes(row)
         group.append(_Read(row, size, tried))
@@ -189,22 +125,24 @@ def _next_group(
     return group, True, False
 
 
-def _rendered(group: Sequence[Row], tokenizer: Tokenizer | None, seconds: defaultdict[str, float]) -> "_Texts":
-    rows = [row for row in group if isinstance(row, PromptRow)]
+def _rendered(
+    group: Sequence[Row | FailedRow], tokenizer: Tokenizer | None, seconds: defaultdict[str, float]
+) -> "Texts":
+    rows = [row for row in group if isinstance(row, Row)]
     if all(row.messages is None for row in rows):
-        return _Texts(rows, tokenizer)
+        return Texts(rows, tokenizer)
     with Stopwatch(seconds, "rendering chats"):
-        return _Texts(rows, tokenizer)
+        return Texts(rows, tokenizer)
 
 
 def _prepared(
     read: _Read,
-    row: PromptRow,
-    encoded: Sequence[_Encoded],
+    row: Row,
+    encoded: Sequence[Encoded],
     tokenizer: Tokenizer | None,
     seed: int | None,
     max_model_len: int,
-) -> Prepared:
+) -> Prepared | FailedRow:
     try:
         prompts = _prompts_of(row, encoded, tokenizer, seed)
     except RowError as error:
@@ -216,73 +154,11 @@ def _prepared(
         size += prompt_bytes(prompt.sampling, len(prompt.token_ids), max_model_len)
         # That of a chat, which is rendered from the messages.
         size += len(prompt.text or "") if row.messages is not None else 0
-    return PreparedRow(row, prompts, size, read.tried)
-
-
-def size_of(item: Prepared) -> int:
-    """Bytes of a row, also if it has failed."""
-    return item.size if isinstance(item, PreparedRow) else row_bytes(item)
-
-
-class _Texts:
-    """The prompts of some rows with chats rendered, to be encoded in one call and on any thread."""
-
-    def __init__(self, rows: Sequence[PromptRow], tokenizer: Tokenizer | None) -> None:
-        self._tokenizer = tokenizer
-        self._prompts = [_plain_prompts(row, tokenizer) for row in rows]
-        self._chats: list[str | RowError] = []
-        self._is_chat = [row.messages is not None for row in rows]
-        if tokenizer is not None:
-            chats = [row for row in rows if row.messages is not None]
-            self._chats = tokenizer.render([r.messages or [] for r in chats], [_template_options(r) for r in chats])
-
-    def encode(self) -> list[list[_Encoded]]:
-        """For each row, its prompts as token ids, and their texts if they have any."""
-        texts = [prompt for prompts in self._prompts for prompt in prompts if isinstance(prompt, str)]
-        if self._tokenizer is None:
-            refusal = RowError("no_tokenizer", "the model has no tokenizer: give prompt_token_ids")
-            encoded: Iterator[Sequence[int] | RowError] = repeat(refusal)
-            chats: Iterator[tuple[Sequence[int] | RowError, str | None]] = repeat((refusal, None))
-        else:
-            encoded = iter(self._tokenizer.encode(texts))
-            rendered = (chat if isinstance(chat, str) else None for chat in self._chats)
-            chats = zip(self._tokenizer.encode_rendered(self._chats), rendered, strict=True)
-
-        def of_row(prompts: Iterable[_Prompt], is_chat: bool) -> Iterator[_Encoded]:
-            if is_chat:
-                yield next(chats)
-            for prompt in prompts:
-                yield (next(encoded), prompt) if isinstance(prompt, str) else (prompt, None)
-
-        return [list(of_row(*row)) for row in zip(self._prompts, self._is_chat, strict=True)]
-
-
-def _template_options(row: PromptRow) -> dict[str, Any]:
-    """Variables of the chat template."""
-    return row.options.template if row.tool_use is None else {**row.options.template, "tools": row.tool_use.tools}
-
-
-def _plain_prompts(row: PromptRow, tokenizer: Tokenizer | None) -> list[_Prompt]:
-    """The prompts of a row, except a chat."""
-    front = ""
-    if row.pooling is not None and tokenizer is not None:
-        try:
-            front = tokenizer.prompts.named(row.pooling.prompt_name)
-        except RowError as error:
-            return [error]
-    if row.prompts:
-        return [front + prompt if isinstance(prompt, str) else prompt for prompt in row.prompts]
-    if row.prompt_token_ids is not None:
-        return [row.prompt_token_ids]
-    if row.prompt is None:
-        return []
-    if row.options.suffix and tokenizer is not None:
-        return [tokenizer.fill_in_middle(row.prompt, row.options.suffix)]
-    return [front + row.prompt]
+    return Prepared(row, prompts, size, read.tried)
 
 
 def _prompts_of(
-    row: PromptRow, encoded: Sequence[_Encoded], tokenizer: Tokenizer | None, seed: int | None
+    row: Row, encoded: Sequence[Encoded], tokenizer: Tokenizer | None, seed: int | None
 ) -> tuple[PreparedPrompt, ...]:
     """Each prompt with its own seed.
 
@@ -310,7 +186,7 @@ def _prompts_of(
     return tuple(prompts)
 
 
-def _reader(row: PromptRow, prompt: tuple[int, ...], tokenizer: Tokenizer | None) -> ChatReader | None:
+def _reader(row: Row, prompt: tuple[int, ...], tokenizer: Tokenizer | None) -> ChatReader | None:
     """What reads the answers to a prompt.
 
     Raises:

@@ -30,7 +30,7 @@ from rosebatch.job.report.progress import Progress
 from rosebatch.job.report.table import print_report
 from rosebatch.job.report.tally import Tally
 from rosebatch.job.service import Loaded, Served, Service, Work
-from rosebatch.job.serving import Lines, Serving
+from rosebatch.job.serving import Serving
 from rosebatch.job.shard import Shard
 from rosebatch.text.grammar_check import GrammarLimits, check_grammar
 
@@ -231,8 +231,9 @@ def run_job(
                     doing=job.task.doing,
                 ) as progress,
             ):
-                lines = Lines(_shape(job, reader, service, created), job.return_token_ids)
-                service.run(Work(reader, results, Serving(lines, job.seed), tally, progress, check))
+                shape = _shape(job, reader, service, created)
+                serving = Serving(shape, job.seed, return_token_ids=job.return_token_ids)
+                service.run(Work(reader, results, serving, tally, progress, check))
         except InterruptionError as interrupted:
             results.flush()
             raise InterruptionError(interrupted.number, results.kept) from None

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from rosebatch.config.byte_sizes import in_bytes
 from rosebatch.core.errors import unexpected
 from rosebatch.io.output import Sink
-from rosebatch.io.parse import Row
-from rosebatch.io.rows import FailedRow
+from rosebatch.io.results import Result
+from rosebatch.io.rows import FailedRow, Row
 from rosebatch.job.report.progress import Progress
 from rosebatch.job.report.stopwatch import Stopwatch
 from rosebatch.job.report.tally import Tally
-from rosebatch.job.serve import Served, serve
+from rosebatch.job.serve import serve
 from rosebatch.job.serving import Serving
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def run_rows(
-    rows: Iterable[Row | None],
+    rows: Iterable[Row | FailedRow | None],
     launched: "Launched",
     serving: Serving,
     sink: Sink,
@@ -46,23 +46,23 @@ def run_rows(
     """
     tally, progress = tally or Tally(), progress or Progress(None, enabled=False)
     tokenizer, grammars = (launched.tokenizer, launched.grammars) if serving.decode else (None, None)
-    form, counted = serving.form, "prompt_tokens" if progress.counts == "prompt" else "output_tokens"
+    shape, counted = serving.shape, "prompt_tokens" if progress.counts == "prompt" else "output_tokens"
 
-    def write(served: Served) -> None:
+    def write(result: Result | FailedRow) -> None:
         try:
-            if not isinstance(served, FailedRow):
-                finish_reasons, result = form.result(served, tokenizer)
+            if not isinstance(result, FailedRow):
+                written = shape.result(result)
         except Exception as error:
-            assert not isinstance(served, FailedRow)
-            served = served.prepared.failed(unexpected("telling the answer", error))
-        if isinstance(served, FailedRow):
-            sink.add(served.index, form.failure(served), failed=True)
-            tally.add_error(served.error)
+            assert not isinstance(result, FailedRow)
+            result = result.row.failed(unexpected("telling the answer", error))
+        if isinstance(result, FailedRow):
+            sink.add(result.index, shape.failure(result), failed=True)
+            tally.add_error(result.error)
             progress.advance(failed=True)
             return
-        row, before = served.prepared.row, getattr(tally, counted)
-        sink.add(row.index, result, failed=False)
-        tally.add_row(served.completions, finish_reasons)
+        row, before = result.row, getattr(tally, counted)
+        sink.add(row.index, written, failed=False)
+        tally.add_row(result.completions, result.finish_reasons)
         tally.add_fields(row.ignored, row.unclear)
         progress.advance(tokens=getattr(tally, counted) - before)
 
@@ -77,7 +77,8 @@ def run_rows(
         paused=lambda: sink.full,
         check=check,
         max_inflight_bytes=in_bytes(launched.plan.config.max_inflight_bytes),
-        tell_apart=serving.tell_apart,
+        return_token_ids=serving.return_token_ids,
+        whole_texts=serving.whole_texts,
     )
     with closing(batches):
         for batch in batches:

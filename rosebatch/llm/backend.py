@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
-from rosebatch.io.parse import Row
+from rosebatch.io.rows import FailedRow, Row
 from rosebatch.job.service import Service
 from rosebatch.llm.outputs import RequestOutput
 
@@ -26,11 +26,11 @@ class Backend(Protocol):
         """None for a model that works on token ids."""
         ...
 
-    def complete(self, rows: Sequence[Row], seed: int | None) -> Outputs:
+    def complete(self, rows: Sequence[Row | FailedRow], seed: int | None) -> Outputs:
         """Complete rows, in any order."""
         ...
 
-    def stream(self, rows: Iterable[Row], seed: int | None) -> Outputs:
+    def stream(self, rows: Iterable[Row | FailedRow], seed: int | None) -> Outputs:
         """Complete rows as they come; they are read on a thread."""
         ...
 

@@ -13,8 +13,7 @@ from rosebatch.core.pooling_params import PoolingParams
 from rosebatch.core.sampling_params import GREEDY, SamplingParams
 from rosebatch.host.pretrained import load_pretrained_tokenizer
 from rosebatch.io.fields import PromptOptions, RequestFields, plain_message, to_struct, tools_of
-from rosebatch.io.parse import Row
-from rosebatch.io.rows import FailedRow, PromptRow
+from rosebatch.io.rows import FailedRow, Row
 from rosebatch.io.tools import ToolUse
 from rosebatch.job.report.progress import Progress
 from rosebatch.job.service import Service
@@ -289,7 +288,9 @@ class LLM:
         rows = [self._row(prompt, own) for prompt, own in zip(prompts, params, strict=True)]
         return self._served(rows, seed, on_error, use_tqdm)
 
-    def _served(self, rows: Sequence[Row], seed: int | None, on_error: OnError, use_tqdm: bool) -> list[RequestOutput]:
+    def _served(
+        self, rows: Sequence[Row | FailedRow], seed: int | None, on_error: OnError, use_tqdm: bool
+    ) -> list[RequestOutput]:
         """The outputs of rows, in order."""
         _check_on_error(on_error)
         outputs: list[RequestOutput] = []
@@ -306,7 +307,7 @@ class LLM:
                 )
         return sorted(outputs, key=lambda output: int(output.request_id))
 
-    def _row(self, prompt: Mapping[str, Any], sampling: SamplingParams) -> Row:
+    def _row(self, prompt: Mapping[str, Any], sampling: SamplingParams) -> Row | FailedRow:
         """A prompt as the job's rows are, numbered in the order of all calls."""
         index = self._num_prompts
         self._num_prompts += 1
@@ -323,7 +324,7 @@ class LLM:
                 fields["messages"] = [plain_message(message) for message in fields["messages"]]
             except RowError as error:
                 return FailedRow(index=index, where=where, metadata={}, error=error)
-        return PromptRow(index=index, where=where, metadata={}, sampling=sampling, **fields)
+        return Row(index=index, where=where, metadata={}, sampling=sampling, **fields)
 
 
 def _tool_use(

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from rosebatch.io.parse import Row
+from rosebatch.io.rows import FailedRow, Row
 from rosebatch.job.local import LocalService
 from rosebatch.job.run_rows import run_rows
 from rosebatch.job.service import Service
@@ -40,15 +40,15 @@ class LocalBackend:
         assert self._launched is not None, "it is not closed"
         return self._launched
 
-    def complete(self, rows: Sequence[Row], seed: int | None) -> Outputs:
+    def complete(self, rows: Sequence[Row | FailedRow], seed: int | None) -> Outputs:
         """See ``Backend``."""
         return self._run(rows, serving(seed))
 
-    def stream(self, rows: Iterable[Row], seed: int | None) -> Outputs:
+    def stream(self, rows: Iterable[Row | FailedRow], seed: int | None) -> Outputs:
         """See ``Backend``."""
         return self._run(_live(rows), serving(seed, in_order=True))
 
-    def _run(self, rows: Iterable[Row | None], how: Serving) -> Outputs:
+    def _run(self, rows: Iterable[Row | FailedRow | None], how: Serving) -> Outputs:
         outputs = Collected()
         return outputs.after(run_rows(rows, self.launched, how, outputs))
 

@@ -6,12 +6,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 from rosebatch.core.request import Completion
-from rosebatch.io.results import Answer, ScoredToken
+from rosebatch.io.results import Choice, Result, ScoredToken
 from rosebatch.io.rows import FailedRow
 from rosebatch.io.tools import call_fields
-from rosebatch.job.answers import parse_text
-from rosebatch.job.serve import ServedRow
-from rosebatch.text.tokenizer import Tokenizer
 
 
 class Logprob(NamedTuple):
@@ -129,48 +126,41 @@ class EmbeddingRequestOutput:
         )
 
 
-def request_output(served: ServedRow, answer: Answer, tokenizer: Tokenizer | None) -> RequestOutput:
-    """The result of a prompt that was served, from its row and what an output line would say."""
-    (prompt,) = served.prepared.prompts
-    is_chat = served.prepared.row.messages is not None
-    pairs = zip(answer.choices, served.completions, strict=True) if answer.choices else ()
-    scored = answer.choices[0].prompt_logprobs if answer.choices else None
+def request_output(result: Result) -> RequestOutput:
+    """The result of a prompt that was served."""
+    is_chat = result.row.messages is not None
+    completions = result.completions if result.choices else ()
+    scored = result.choices[0].prompt_logprobs if result.choices else None
     return RequestOutput(
-        request_id=str(answer.index),
-        prompt=prompt.text,
-        prompt_token_ids=list(prompt.token_ids),
+        request_id=str(result.row.index),
+        prompt=result.prompt,
+        prompt_token_ids=list(result.completions[0].request.prompt_token_ids),
         outputs=[
             CompletionOutput(
                 index=index,
-                text=choice.text or "",
-                token_ids=list(completion.token_ids),
+                text=(choice.text if choice.whole is None else choice.whole) or "",
+                token_ids=choice.token_ids or [],
                 finish_reason=choice.finish_reason,
                 logprobs=None if choice.logprobs is None else [_by_id(token) for token in choice.logprobs],
-                cumulative_logprob=_sum(completion) if choice.logprobs is not None else None,
-                token_times=[time - completion.arrival_time for time in completion.token_times],
-                message=_message(served, index, choice.text, tokenizer) if is_chat else None,
+                cumulative_logprob=_sum(done) if choice.logprobs is not None else None,
+                token_times=[time - done.arrival_time for time in done.token_times],
+                message=_message(choice, result.row.index, index) if is_chat else None,
             )
-            for index, (choice, completion) in enumerate(pairs)
+            for index, (choice, done) in enumerate(zip(result.choices, completions, strict=True))
         ],
         prompt_logprobs=None if scored is None else _of_prompt(scored),
-        num_cached_tokens=answer.cached_tokens,
-        embedding=answer.pooled[0] if answer.pooled else None,
+        num_cached_tokens=result.cached_tokens,
+        embedding=result.pooled[0] if result.pooled else None,
     )
 
 
-def _message(served: ServedRow, number: int, text: str | None, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """The answer of a chat, which has this whole text, as the chat API writes it."""
-    (prompt,) = served.prepared.prompts
-    if prompt.reader is None or tokenizer is None:
-        return {"role": "assistant", "content": text}
-    token_ids = served.completions[number].token_ids
-    content = parse_text(prompt.reader.read(token_ids), prompt, token_ids, tokenizer)
-    message: dict[str, Any] = {"role": "assistant", "content": content.text}
-    if content.reasoning is not None:
-        message["reasoning_content"] = content.reasoning
-    if content.calls:
-        calls = call_fields(content.calls, served.prepared.row.index, number)
-        message |= {"content": content.text or None, "tool_calls": calls}
+def _message(choice: Choice, row: int, number: int) -> dict[str, Any]:
+    """The answer of a chat, as the chat API writes it."""
+    message: dict[str, Any] = {"role": "assistant", "content": choice.text}
+    if choice.reasoning is not None:
+        message["reasoning_content"] = choice.reasoning
+    if choice.tool_calls:
+        message |= {"content": choice.text or None, "tool_calls": call_fields(choice.tool_calls, row, number)}
     return message
 
 

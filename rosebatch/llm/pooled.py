@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from rosebatch.config.run import RunConfig
-from rosebatch.io.parse import Record, Row
+from rosebatch.io.parse import Record
+from rosebatch.io.rows import FailedRow, Row
 from rosebatch.job.memory_estimate import row_bytes
 from rosebatch.job.service import Service
 from rosebatch.job.serving import Parsed, Serving
@@ -45,12 +46,12 @@ class PooledBackend:
         self.sampling: Mapping[str, Any] = self._pool.facts.sampling
         self.tokenizer_folder: Path | None = self._pool.tokenizer_folder
 
-    def complete(self, rows: Sequence[Row], seed: int | None) -> Outputs:
+    def complete(self, rows: Sequence[Row | FailedRow], seed: int | None) -> Outputs:
         """See ``Backend``."""
         outputs, task = self._task(serving(seed))
         return outputs.after(task.serve_all(list(map(_record, rows))))
 
-    def stream(self, rows: Iterable[Row], seed: int | None) -> Outputs:
+    def stream(self, rows: Iterable[Row | FailedRow], seed: int | None) -> Outputs:
         """See ``Backend``."""
         outputs, task = self._task(serving(seed, in_order=True))
         return outputs.after(task.serve([Chunk.of([_record(row)])] for row in rows))
@@ -66,6 +67,6 @@ class PooledBackend:
         return outputs, self.task
 
 
-def _record(row: Row) -> Record:
+def _record(row: Row | FailedRow) -> Record:
     content: Any = row
     return Record(row.index, row.where, content, row_bytes(row))

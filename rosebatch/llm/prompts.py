@@ -5,34 +5,31 @@ from collections.abc import Collection, Generator, Sequence
 from contextlib import closing
 from typing import Any
 
+from rosebatch.io.results import Result
 from rosebatch.io.rows import FailedRow
-from rosebatch.job.answers import answer
-from rosebatch.job.serve import ServedRow
 from rosebatch.job.serving import Serving
 from rosebatch.llm.backend import Outputs
 from rosebatch.llm.outputs import RequestOutput, failed_output, request_output
-from rosebatch.text.tokenizer import Tokenizer
 
 
-class OutputForm:
-    """See ``rosebatch.job.serving.Form``."""
+class OutputShape:
+    """See ``rosebatch.io.results.Shape``."""
 
-    def result(self, served: ServedRow, tokenizer: Tokenizer | None) -> tuple[Sequence[str], RequestOutput]:
-        """See ``Form``."""
-        found = answer(served, tokenizer, return_token_ids=False)
-        return found.finish_reasons, request_output(served, found, tokenizer)
+    def result(self, result: Result) -> RequestOutput:
+        """See ``Shape``."""
+        return request_output(result)
 
     def failure(self, row: FailedRow) -> RequestOutput:
-        """See ``Form``."""
+        """See ``Shape``."""
         return failed_output(row)
 
 
 def serving(seed: int | None, *, in_order: bool = False) -> Serving:
     """How the rows of an ``LLM`` are served.
 
-    Scripts for other engines' libraries look for all of a chat's answer in its text. The messages have it apart.
+    Scripts for other engines' libraries look for all of a chat's answer in its text. The messages have its parts.
     """
-    return Serving(OutputForm(), seed, in_order, tell_apart=False)
+    return Serving(OutputShape(), seed, in_order, return_token_ids=True, whole_texts=True)
 
 
 class Collected:

@@ -31,17 +31,15 @@ from rosebatch.config.run import RunConfig
 from rosebatch.core.errors import FlagError, RowError, UserError
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.io.fields import fields_of, with_defaults
-from rosebatch.io.parse import Record, Row, RowParser
-from rosebatch.io.rows import FailedRow
+from rosebatch.io.parse import Record, RowParser
+from rosebatch.io.results import Result
+from rosebatch.io.rows import FailedRow, Row
 from rosebatch.io.table_values import BadValues, rows_of
-from rosebatch.job.answers import answer
 from rosebatch.job.run import check_sampling
 from rosebatch.job.run_rows import run_rows
-from rosebatch.job.serve import ServedRow
 from rosebatch.job.serving import Serving
 from rosebatch.launch.launch import Launched, default_sampling, launch
 from rosebatch.llm.vllm_names import own_names
-from rosebatch.text.tokenizer import Tokenizer
 
 # A batch as Ray gives it: in the format "pyarrow" or "numpy".
 Batch = Any
@@ -202,17 +200,16 @@ def _run(launched: Launched, inbox: "SimpleQueue[_Rows]", seed: int | None, firs
 
 
 class _Columns:
-    """The columns that are added; see ``rosebatch.job.serving.Form``."""
+    """The columns that are added; see ``rosebatch.io.results.Shape``."""
 
-    def result(self, served: ServedRow, tokenizer: Tokenizer | None) -> tuple[Sequence[str], Mapping[str, Any]]:
-        """See ``Form``."""
-        found = answer(served, tokenizer, return_token_ids=False)
-        first = found.choices[0]
-        tokens = {"prompt_tokens": found.prompt_tokens, "completion_tokens": found.completion_tokens}
-        return found.finish_reasons, {"text": first.text, "finish_reason": first.finish_reason, **tokens}
+    def result(self, result: Result) -> Mapping[str, Any]:
+        """See ``Shape``."""
+        first = result.choices[0]
+        tokens = {"prompt_tokens": result.prompt_tokens, "completion_tokens": result.completion_tokens}
+        return {"text": first.text, "finish_reason": first.finish_reason, **tokens}
 
     def failure(self, row: FailedRow) -> Mapping[str, Any]:
-        """See ``Form``."""
+        """See ``Shape``."""
         return {"error": f"{row.error.code}: {row.error.message}"}
 
 
@@ -232,7 +229,7 @@ class _Batches:
         self._numbers = count(first)
         self._places: dict[int, tuple[_Rows, int]] = {}
 
-    def rows(self) -> Iterator[Row | None]:
+    def rows(self) -> Iterator[Row | FailedRow | None]:
         """The rows of all batches; None if there is none at the moment."""
         while True:
             try:
@@ -259,7 +256,7 @@ class _Batches:
         pass
 
 
-def _parse(parser: RowParser, record: Record) -> Row:
+def _parse(parser: RowParser, record: Record) -> Row | FailedRow:
     row = parser.parse(record)
     if isinstance(row, FailedRow):
         return row

@@ -38,11 +38,13 @@ class ChatText(NamedTuple):
         reasoning: None if the model did not think.
         reasoning_tokens: how many tokens that took, the marks around them left out.
         rest: of the text, with the marks of tool calls.
+        whole: the text with the reasoning; None if nobody needs it.
     """
 
     reasoning: str | None
     reasoning_tokens: int
     rest: str
+    whole: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,23 +13,22 @@ import pytest
 
 from rosebatch.io.output import FileOutput, Placement, replace_folder, write_jsonl
 from rosebatch.io.parquet import Carried, write_parquet, write_parquet_parts
-from rosebatch.io.parse import Row
 from rosebatch.io.part_file import PartFile
 from rosebatch.io.reader import PromptReader
-from rosebatch.io.rows import parse_row
+from rosebatch.io.rows import FailedRow, Row, parse_row
 
 
 @pytest.fixture
-def parse() -> Callable[..., Row]:
+def parse() -> Callable[..., Row | FailedRow]:
     """Checks one decoded line. Keywords are the run's sampling defaults."""
 
-    def check(values: Any, **defaults: Any) -> Row:
+    def check(values: Any, **defaults: Any) -> Row | FailedRow:
         return parse_row(values, index=0, where="line 1", defaults=defaults)
 
     return check
 
 
-def rows_of(path: Path, **defaults: Any) -> list[Row]:
+def rows_of(path: Path, **defaults: Any) -> list[Row | FailedRow]:
     """All rows of a file."""
     reader = PromptReader(str(path), defaults)
     rows = list(reader)
@@ -38,10 +37,10 @@ def rows_of(path: Path, **defaults: Any) -> list[Row]:
 
 
 @pytest.fixture
-def read_bytes(tmp_path: Path) -> Callable[..., list[Row]]:
+def read_bytes(tmp_path: Path) -> Callable[..., list[Row | FailedRow]]:
     """Writes bytes to a JSONL file and reads its rows."""
 
-    def read(content: bytes, **defaults: Any) -> list[Row]:
+    def read(content: bytes, **defaults: Any) -> list[Row | FailedRow]:
         path = tmp_path / "in.jsonl"
         path.write_bytes(content)
         return rows_of(path, **defaults)
@@ -50,10 +49,10 @@ def read_bytes(tmp_path: Path) -> Callable[..., list[Row]]:
 
 
 @pytest.fixture
-def read_table(tmp_path: Path) -> Callable[[pa.Table], list[Row]]:
+def read_table(tmp_path: Path) -> Callable[[pa.Table], list[Row | FailedRow]]:
     """Writes a table to a Parquet file and reads its rows."""
 
-    def read(table: pa.Table) -> list[Row]:
+    def read(table: pa.Table) -> list[Row | FailedRow]:
         path = tmp_path / "in.parquet"
         pq.write_table(table, path)
         return rows_of(path)

@@ -15,11 +15,12 @@ from rosebatch.io.columns import Columns
 from rosebatch.io.parquet import write_parquet
 from rosebatch.io.parse import Record, RowParser
 from rosebatch.io.reader import PromptReader
-from rosebatch.io.results import Answer, PlainShape
-from rosebatch.io.rows import FailedRow, PromptRow
+from rosebatch.io.results import PlainShape
+from rosebatch.io.rows import FailedRow, Row
 from rosebatch.io.table_values import BadValues, TextValues
 from rosebatch.io.tasks.embed import Embed
 from rosebatch.io.tasks.generate import GENERATE
+from tests.helpers.results import make_result
 
 
 def parse(values, **options):
@@ -27,7 +28,7 @@ def parse(values, **options):
 
 
 def answer_of(vector, **metadata):
-    return Answer(
+    return make_result(
         index=3,
         metadata=metadata,
         choices=[],
@@ -43,7 +44,7 @@ def test_a_row():
     row = parse(
         {"prompt": "a", "id": "x", "dimensions": 7, "temperature": "hot", "text": "t", "truncate_prompt_tokens": 3}
     )
-    assert isinstance(row, PromptRow)
+    assert isinstance(row, Row)
     assert (row.prompt, row.id, row.pooling) == ("a", "x", PoolingParams(dimensions=7))
     assert row.options.truncate_prompt_tokens == 3
     assert row.metadata == {"id": "x", "temperature": "hot", "text": "t"}
@@ -83,7 +84,7 @@ def test_settings_that_are_not_carried(tmp_path, kind):
 def test_settings_of_embeddings_are_none_of_a_generation():
     """A field that is neither carried nor asked for would collide with the result's."""
     parser = RowParser(False, {}, "dimensions", Columns(carried=()))
-    assert isinstance(parser.parse(Record(0, "line 1", b'{"prompt":"a","dimensions":4}', 1)), PromptRow)
+    assert isinstance(parser.parse(Record(0, "line 1", b'{"prompt":"a","dimensions":4}', 1)), Row)
 
 
 def test_a_chat_is_closed():

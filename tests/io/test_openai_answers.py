@@ -8,8 +8,9 @@ from msgspec.structs import replace
 
 from rosebatch.core.errors import RowError
 from rosebatch.io.openai.lines import BatchShape
-from rosebatch.io.results import Answer, Choice, ScoredToken
+from rosebatch.io.results import Choice, ScoredToken
 from rosebatch.io.rows import FailedRow
+from tests.helpers.results import make_result
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
@@ -17,7 +18,7 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 def answer(url, *choices, **fields):
     values = {"prompt_tokens": 5, "completion_tokens": 2, "cached_tokens": 1}
     choices = list(choices) or [Choice(text="Hi!", finish_reason="stop")]
-    return Answer(index=3, metadata={"custom_id": "request-1", "url": url}, choices=choices, **values | fields)
+    return make_result(index=3, metadata={"custom_id": "request-1", "url": url}, choices=choices, **values | fields)
 
 
 def parsed(url, *choices, **fields):
@@ -198,7 +199,7 @@ def test_the_line_of_a_failure():
 def test_an_answer_may_name_the_model_of_its_request():
     """Who compares files of several models looks there; without a model in the request it is the one that ran."""
     asked = answer(CHAT, Choice(text="a", finish_reason="stop"))
-    named = replace(asked, metadata={**asked.metadata, "model": "theirs"})
+    named = replace(asked, row=replace(asked.row, metadata={**asked.row.metadata, "model": "theirs"}))
     models = [
         BatchShape("ours", 5, echo_model=echo).result(each)["response"]["body"]["model"]
         for echo in (False, True)

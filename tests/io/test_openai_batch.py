@@ -9,7 +9,7 @@ from rosebatch.core.sampling_params import GrammarSpec, SamplingParams
 from rosebatch.io.fields import PromptOptions
 from rosebatch.io.openai.lines import is_request, parse_request
 from rosebatch.io.reader import PromptReader
-from rosebatch.io.rows import FailedRow, PromptRow
+from rosebatch.io.rows import FailedRow, Row
 
 HELLO = [{"role": "user", "content": "Hello"}]
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -39,7 +39,7 @@ def parse(values, **defaults):
 def test_a_chat():
     """Without fields in the body the API's defaults apply: sampled, and as long as the model allows."""
     row = parse(chat())
-    assert row == PromptRow(
+    assert row == Row(
         index=3,
         where="line 4",
         metadata={"custom_id": "request-1", "url": "/v1/chat/completions", "model": "some-model"},

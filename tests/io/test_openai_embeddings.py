@@ -9,8 +9,8 @@ from openai.types import CreateEmbeddingResponse
 
 from rosebatch.core.pooling_params import PoolingParams
 from rosebatch.io.openai.lines import BatchShape, parse_request
-from rosebatch.io.results import Answer
-from rosebatch.io.rows import FailedRow, PromptRow
+from rosebatch.io.rows import FailedRow, Row
+from tests.helpers.results import make_result
 
 
 def line(url="/v1/embeddings", **body):
@@ -34,7 +34,7 @@ def parse(values):
 def test_inputs(given, prompts, url):
     """A list of token ids is one input, a list of lists several; without a URL the body tells what it is."""
     row = parse(line(url, input=given, user="u", dimensions=3))
-    assert isinstance(row, PromptRow)
+    assert isinstance(row, Row)
     assert (row.prompts, row.pooling) == (prompts, PoolingParams(dimensions=3))
 
 
@@ -63,7 +63,7 @@ def test_answers_fit_the_types_of_the_client(encoding_format):
     """A field that is missing, or has another type, breaks scripts that read the answers by these types."""
     vectors = np.array([[0.6, -0.8], [1 / 3, 1e-7]], np.float32)
     row = parse(line(input=["a", "b"], encoding_format=encoding_format))
-    answer = Answer(
+    answer = make_result(
         index=0,
         metadata=row.metadata,
         choices=[],

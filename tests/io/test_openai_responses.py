@@ -13,9 +13,10 @@ from rosebatch.io.openai.lines import BatchShape, parse_request
 from rosebatch.io.openai.responses_request import IGNORED as OWN_IGNORED
 from rosebatch.io.openai.responses_request import REFUSED as OWN_REFUSED
 from rosebatch.io.openai.responses_request import as_chat
-from rosebatch.io.results import Answer, Choice, ScoredToken
+from rosebatch.io.results import Choice, ScoredToken
 from rosebatch.io.rows import FailedRow
 from rosebatch.io.tools import ToolCall
+from tests.helpers.results import make_result
 
 URL = "/v1/responses"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "openai_batch.md"
@@ -37,7 +38,7 @@ def line(**body):
 def told(row, *, text="Hello.", **choice):
     """The body of the answer to a row, which the client accepts."""
     choices = [Choice(**{"text": text, "finish_reason": "stop", **choice})]
-    answer = Answer(
+    answer = make_result(
         index=3, metadata=row.metadata, choices=choices, prompt_tokens=5, completion_tokens=2, cached_tokens=1
     )
     body = BatchShape("toy", 1700000000).result(answer)["response"]["body"]

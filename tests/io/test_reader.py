@@ -12,7 +12,7 @@ import pytest
 from rosebatch.core.errors import UserError
 from rosebatch.io import tables
 from rosebatch.io.reader import PromptReader
-from rosebatch.io.rows import FailedRow, PromptRow
+from rosebatch.io.rows import FailedRow, Row
 from rosebatch.io.table_values import rows_of
 
 GOOD = b'{"prompt":"a"}'
@@ -275,7 +275,7 @@ def test_parquet_endings(tmp_path):
     for name in ("in.PARQUET", "in.pq"):
         pq.write_table(pa.table({"prompt": ["a"]}), tmp_path / name)
         (row,) = PromptReader(str(tmp_path / name), {})
-        assert isinstance(row, PromptRow)
+        assert isinstance(row, Row)
 
 
 @pytest.mark.parametrize(

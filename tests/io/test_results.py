@@ -5,8 +5,9 @@ import pytest
 from rosebatch.core.errors import RowError
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.io.result_names import RESULT_FIELDS
-from rosebatch.io.results import Answer, Choice, PlainShape, ScoredToken
-from rosebatch.io.rows import FailedRow, PromptRow, parse_row
+from rosebatch.io.results import Choice, PlainShape, ScoredToken
+from rosebatch.io.rows import FailedRow, Row, parse_row
+from tests.helpers.results import make_result
 
 
 def scored(token, logprob, *top):
@@ -25,7 +26,7 @@ CHOICE = Choice(
 def result(*choices, **metadata):
     """The line of an answer."""
     counts = {"prompt_tokens": 2, "completion_tokens": 2 * len(choices), "cached_tokens": 1}
-    return PlainShape().result(Answer(index=0, metadata=metadata, choices=list(choices), **counts))
+    return PlainShape().result(make_result(index=0, metadata=metadata, choices=list(choices), **counts))
 
 
 def test_the_line_of_one_completion():
@@ -92,7 +93,7 @@ def test_the_results_of_an_earlier_run_as_input(choices):
     assert refused.error.code == "name_collision"
     assert refused.metadata == {"id": "a", "topic": "t"}
     row = parse_row(earlier, index=0, where="line 1", defaults={}, result_column="again")
-    assert isinstance(row, PromptRow)
+    assert isinstance(row, Row)
     assert row.sampling == SamplingParams(max_tokens=3)
     assert row.metadata == result(*choices, id="a", topic="t")
 
@@ -103,7 +104,7 @@ def test_a_table_of_an_earlier_runs_results_as_input():
     refused = parse_row(earlier, index=0, where="row 1", defaults={}, keep_prompt=True)
     assert refused.error.code == "name_collision"
     row = parse_row(earlier, index=0, where="row 1", defaults={}, keep_prompt=True, result_column="again")
-    assert isinstance(row, PromptRow)
+    assert isinstance(row, Row)
     assert row.sampling == SamplingParams(n=2)
     assert row.metadata == earlier
 
@@ -113,7 +114,7 @@ def test_a_result_in_one_field():
     shape = PlainShape("out")
     carried = dict.fromkeys(RESULT_FIELDS, "old")
     counts = {"prompt_tokens": 2, "completion_tokens": 2, "cached_tokens": 1}
-    line = shape.result(Answer(index=0, metadata=carried, choices=[CHOICE], **counts))
+    line = shape.result(make_result(index=0, metadata=carried, choices=[CHOICE], **counts))
     assert line == {**carried, "out": result(CHOICE)}
     failed = FailedRow(index=7, where="line 8", metadata=carried, error=RowError("some_code", "no"))
     error = {"code": "some_code", "message": "line 8: no"}

@@ -6,7 +6,7 @@ import pytest
 
 from rosebatch.core.sampling_params import MAX_SAMPLES, GrammarSpec, SamplingParams
 from rosebatch.io.fields import PromptOptions, sampling_params
-from rosebatch.io.rows import FailedRow, PromptRow
+from rosebatch.io.rows import FailedRow, Row
 
 
 def failure(row):
@@ -345,7 +345,7 @@ def test_fields_with_values_that_change_nothing(parse):
         "suffix": "",
     }
     row = parse({"prompt": "x", "id": 7, **neutral})
-    assert isinstance(row, PromptRow)
+    assert isinstance(row, Row)
     assert row.metadata == {"id": 7}
     assert row.sampling == SamplingParams()
     assert row.options == PromptOptions()

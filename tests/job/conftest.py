@@ -19,7 +19,7 @@ from rosebatch.job.report.tally import Tally
 from rosebatch.job.run import JobResult, run_file
 from rosebatch.job.run_rows import run_rows
 from rosebatch.job.service import Work
-from rosebatch.job.serving import Lines, Serving
+from rosebatch.job.serving import Serving
 from rosebatch.llm.llm import LLM
 from rosebatch.text.tokenizer import Tokenizer
 from tests.helpers.byte_tokenizer import byte_backend
@@ -90,7 +90,7 @@ class Job:
     ) -> tuple[list[dict[str, Any]], Tally, Engine]:
         engine = self.engine(model or FakeModel(), **limits)
         output, tally = output or ListOutput(), Tally()
-        serving = Serving(Lines(shape or PlainShape(), return_token_ids), seed)
+        serving = Serving(shape or PlainShape(), seed, return_token_ids=return_token_ids)
         work = Work(Mock(), output, serving, tally, progress or Progress(None, enabled=False), lambda: None)
         try:
             rows = self.rows(lines, **(defaults or {})) if rows is None else rows

@@ -5,17 +5,17 @@ import time
 import pytest
 
 from rosebatch.core.sampling_params import GREEDY, SamplingParams
-from rosebatch.io.rows import PromptRow
+from rosebatch.io.rows import Row
 from rosebatch.job.memory_estimate import prompt_bytes, row_bytes
 from rosebatch.job.order import in_good_order
-from rosebatch.job.prepare import PreparedPrompt, PreparedRow
+from rosebatch.job.prepared import Prepared, PreparedPrompt
 from rosebatch.job.serve import serve
 from tests.job.fake_model import launch_fake, make_engine
 
 
 def prepared(index, size):
-    given = PromptRow(index=index, where=f"line {index + 1}", metadata={}, sampling=GREEDY, prompt_token_ids=(index,))
-    return PreparedRow(given, (PreparedPrompt((index,), GREEDY),), size)
+    given = Row(index=index, where=f"line {index + 1}", metadata={}, sampling=GREEDY, prompt_token_ids=(index,))
+    return Prepared(given, (PreparedPrompt((index,), GREEDY),), size)
 
 
 def test_a_window_of_large_rows_is_short():

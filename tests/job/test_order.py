@@ -4,15 +4,15 @@ from itertools import count, pairwise
 
 from rosebatch.core.errors import RowError
 from rosebatch.core.sampling_params import SamplingParams
-from rosebatch.io.rows import FailedRow, PromptRow
+from rosebatch.io.rows import FailedRow, Row
 from rosebatch.job.order import in_good_order
-from rosebatch.job.prepare import PreparedPrompt, PreparedRow
+from rosebatch.job.prepared import Prepared, PreparedPrompt
 
 
 def row(index, prompt, limit=512):
     sampling = SamplingParams(max_tokens=limit)
-    given = PromptRow(index=index, where=f"line {index + 1}", metadata={}, sampling=sampling, prompt_token_ids=prompt)
-    return PreparedRow(given, (PreparedPrompt(prompt, sampling),))
+    given = Row(index=index, where=f"line {index + 1}", metadata={}, sampling=sampling, prompt_token_ids=prompt)
+    return Prepared(given, (PreparedPrompt(prompt, sampling),))
 
 
 def test_rows_that_begin_alike_follow_each_other_within_a_window():

@@ -6,7 +6,6 @@ import pytest
 
 from rosebatch.core.errors import RowError
 from rosebatch.io.rows import FailedRow, parse_row
-from rosebatch.job.answers import answer
 from rosebatch.job.prepare import _GROUP, _GROUPS_AHEAD
 from rosebatch.job.serve import _MAX_FAILED, serve
 from rosebatch.text.grammar import Grammars
@@ -31,9 +30,9 @@ def serve_rows(tokenizer):
 
 
 @pytest.fixture
-def text_of(tokenizer):
+def text_of():
     """The text of a row that was served."""
-    return lambda served: answer(served, tokenizer, return_token_ids=False).choices[0].text
+    return lambda result: result.choices[0].text
 
 
 def test_rows_that_come_late_do_not_hold_back_finished_ones(serve_rows, text_of, fake_model):
@@ -77,7 +76,7 @@ def test_closing_it_early_drops_what_is_unfinished(serve_rows, text_of, fake_mod
     batches.close()
     require_clean(engine)
     again = [{"prompt": f"a long beginning, row {i}", "max_tokens": 4} for i in range(6)]
-    texts = {row.prepared.row.index: text_of(row) for batch in serve_rows(engine, again) for row in batch}
+    texts = {row.row.index: text_of(row) for batch in serve_rows(engine, again) for row in batch}
     assert texts == {i: fake_model().complete(line["prompt"], 4) for i, line in enumerate(again)}
     require_clean(engine)
 

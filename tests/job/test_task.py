@@ -31,8 +31,8 @@ class Score(Task):
     def asks(self, line):
         return {**super().asks(line), "pooling": PoolingParams(pooling="mean", normalize=False)}
 
-    def result(self, answer):
-        return {"index": answer.index, "score": fmean(answer.pooled[0])}
+    def result(self, result):
+        return {"index": result.row.index, "score": fmean(result.pooled[0])}
 
 
 ROWS = [{"prompt": f"row {i} " * 9, "label": i} for i in range(9)]

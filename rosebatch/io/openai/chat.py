@@ -8,7 +8,7 @@ from rosebatch.io.fields import plain_message
 from rosebatch.io.openai.endpoint import Endpoint, ParsedBody, additions, usage
 from rosebatch.io.openai.fields import GenerationBody, checked, generation_fields
 from rosebatch.io.openai.legacy_functions import as_tools, message_as_tools
-from rosebatch.io.results import Answer, Choice, ScoredToken
+from rosebatch.io.results import Choice, Result, ScoredToken
 from rosebatch.io.tools import call_fields
 
 # Of the metadata: whether calls are told as functions.
@@ -34,18 +34,18 @@ def _parse(values: dict[str, Any], defaults: Mapping[str, Any]) -> ParsedBody:
     return ParsedBody({**fields, "messages": messages}, {_FUNCTIONS: True} if has_functions else {})
 
 
-def _body(answer: Answer, model: str, created: int) -> dict[str, Any]:
+def _body(result: Result, model: str, created: int) -> dict[str, Any]:
     return {
-        "id": f"chatcmpl-{answer.index}",
+        "id": f"chatcmpl-{result.row.index}",
         "object": "chat.completion",
         "created": created,
         "model": model,
-        "choices": [{"index": index, **_choice(choice, answer, index)} for index, choice in enumerate(answer.choices)],
-        "usage": usage(answer),
+        "choices": [{"index": index, **_choice(choice, result, index)} for index, choice in enumerate(result.choices)],
+        "usage": usage(result),
     }
 
 
-def _choice(choice: Choice, answer: Answer, index: int) -> dict[str, Any]:
+def _choice(choice: Choice, result: Result, index: int) -> dict[str, Any]:
     def scored(token: ScoredToken) -> dict[str, Any]:
         return {"token": token.text, "logprob": token.logprob, "bytes": list(token.raw)}
 
@@ -56,10 +56,10 @@ def _choice(choice: Choice, answer: Answer, index: int) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
     if choice.reasoning is not None:
         message["reasoning_content"] = choice.reasoning
-    finish_reason, calls = choice.finish_reason, call_fields(choice.tool_calls, answer.index, index)
+    finish_reason, calls = choice.finish_reason, call_fields(choice.tool_calls, result.row.index, index)
     if calls:
         message["content"] = choice.text or None
-    if calls and _FUNCTIONS in answer.metadata:
+    if calls and _FUNCTIONS in result.row.metadata:
         message["function_call"] = calls[0]["function"]
         finish_reason = "function_call" if finish_reason == "tool_calls" else finish_reason
     elif calls:

@@ -8,7 +8,7 @@ from typing import Any
 from rosebatch.core.errors import RowError
 from rosebatch.io.openai.endpoint import Endpoint, ParsedBody, additions, usage
 from rosebatch.io.openai.fields import GenerationBody, checked, generation_fields
-from rosebatch.io.results import Answer, Choice, ScoredToken
+from rosebatch.io.results import Choice, Result, ScoredToken
 
 
 class _Body(GenerationBody):
@@ -35,14 +35,14 @@ def _parse(values: dict[str, Any], defaults: Mapping[str, Any]) -> ParsedBody:
     )
 
 
-def _body(answer: Answer, model: str, created: int) -> dict[str, Any]:
+def _body(result: Result, model: str, created: int) -> dict[str, Any]:
     return {
-        "id": f"cmpl-{answer.index}",
+        "id": f"cmpl-{result.row.index}",
         "object": "text_completion",
         "created": created,
         "model": model,
-        "choices": [{"index": index, **_choice(choice)} for index, choice in enumerate(answer.choices)],
-        "usage": usage(answer),
+        "choices": [{"index": index, **_choice(choice)} for index, choice in enumerate(result.choices)],
+        "usage": usage(result),
     }
 
 

@@ -10,7 +10,7 @@ from rosebatch.core.sampling_params import GREEDY
 from rosebatch.io.openai.completions import prompts_of
 from rosebatch.io.openai.endpoint import Endpoint, ParsedBody
 from rosebatch.io.openai.fields import checked, ignored_fields
-from rosebatch.io.results import Answer
+from rosebatch.io.results import Result
 from rosebatch.io.tasks.embed import encoded, pooling_params
 
 _FORMAT = "encoding_format"
@@ -34,16 +34,16 @@ def _parse(values: dict[str, Any], defaults: Mapping[str, Any]) -> ParsedBody:
     return ParsedBody(fields, {_FORMAT: body.encoding_format or "float"})
 
 
-def _body(answer: Answer, model: str, created: int) -> dict[str, Any]:
-    given = answer.metadata[_FORMAT]
+def _body(result: Result, model: str, created: int) -> dict[str, Any]:
+    given = result.row.metadata[_FORMAT]
     return {
         "object": "list",
         "data": [
             {"object": "embedding", "index": index, "embedding": encoded(embedding, given)}
-            for index, embedding in enumerate(answer.pooled)
+            for index, embedding in enumerate(result.pooled)
         ],
         "model": model,
-        "usage": {"prompt_tokens": answer.prompt_tokens, "total_tokens": answer.prompt_tokens},
+        "usage": {"prompt_tokens": result.prompt_tokens, "total_tokens": result.prompt_tokens},
     }
 
 

@@ -4,14 +4,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from rosebatch.io.results import Answer, Choice, scored_tokens
+from rosebatch.io.results import Choice, Result, scored_tokens
 
 
 class ParsedBody(NamedTuple):
     """A checked body.
 
     Attributes:
-        fields: of ``rosebatch.io.rows.PromptRow``: the prompt, its sampling and options.
+        fields: of ``rosebatch.io.rows.Row``: the prompt, its sampling and options.
         metadata: what ``Endpoint.body`` needs of the request.
     """
 
@@ -26,23 +26,23 @@ class Endpoint:
     Attributes:
         url: as a line names it.
         parse: the checked body, from the decoded one and the run's sampling fields. Raises RowError.
-        body: the answer's body, from the answer, the model's name and the time in seconds since 1970.
+        body: the answer's body, from the result, the model's name and the time in seconds since 1970.
     """
 
     url: str
     parse: Callable[[dict[str, Any], Mapping[str, Any]], ParsedBody]
-    body: Callable[[Answer, str, int], dict[str, Any]]
+    body: Callable[[Result, str, int], dict[str, Any]]
 
 
-def usage(answer: Answer) -> dict[str, Any]:
-    """Tokens of an answer, as completions count them."""
+def usage(result: Result) -> dict[str, Any]:
+    """Tokens of a result, as completions count them."""
     found = {
-        "prompt_tokens": answer.prompt_tokens,
-        "completion_tokens": answer.completion_tokens,
-        "total_tokens": answer.prompt_tokens + answer.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": answer.cached_tokens},
+        "prompt_tokens": result.prompt_tokens,
+        "completion_tokens": result.completion_tokens,
+        "total_tokens": result.prompt_tokens + result.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": result.cached_tokens},
     }
-    reasoning = sum(choice.reasoning_tokens for choice in answer.choices)
+    reasoning = sum(choice.reasoning_tokens for choice in result.choices)
     return {**found, "completion_tokens_details": {"reasoning_tokens": reasoning}} if reasoning else found
 
 

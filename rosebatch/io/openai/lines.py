@@ -14,8 +14,8 @@ from rosebatch.io.openai.completions import COMPLETIONS
 from rosebatch.io.openai.embeddings import EMBEDDINGS
 from rosebatch.io.openai.endpoint import Endpoint
 from rosebatch.io.openai.responses import RESPONSES
-from rosebatch.io.results import Answer
-from rosebatch.io.rows import FailedRow, PromptRow
+from rosebatch.io.results import Result
+from rosebatch.io.rows import FailedRow, Row
 
 # Errors that no change of the request mends.
 OUR_ERRORS = frozenset({"grammar_failed", "non_finite_logits", "unexpected_error", "worker_died"})
@@ -39,7 +39,7 @@ def is_request(values: object) -> bool:
     return isinstance(values, dict) and "custom_id" in values and "body" in values
 
 
-def parse_request(values: object, *, index: int, where: str, defaults: Mapping[str, Any]) -> PromptRow | FailedRow:
+def parse_request(values: object, *, index: int, where: str, defaults: Mapping[str, Any]) -> Row | FailedRow:
     """Check one line; see ``rosebatch.io.rows.parse_row``.
 
     Args:
@@ -53,7 +53,7 @@ def parse_request(values: object, *, index: int, where: str, defaults: Mapping[s
         line = to_struct(values, _Line)
         endpoint = _endpoint(line)
         asked = endpoint.parse(line.body, defaults)
-        return PromptRow(
+        return Row(
             index=index,
             where=where,
             metadata={"custom_id": line.custom_id, "url": endpoint.url, **_model(line.body), **asked.metadata},
@@ -121,12 +121,13 @@ class BatchShape:
     created: int
     echo_model: bool = False
 
-    def result(self, answer: Answer) -> dict[str, Any]:
+    def result(self, result: Result) -> dict[str, Any]:
         """The line of a request that was served."""
-        metadata = answer.metadata
+        row = result.row
+        metadata = row.metadata
         model = metadata.get("model") or self.model if self.echo_model else self.model
-        body = _ENDPOINTS[metadata["url"]].body(answer, model, self.created)
-        return _line(answer.index, metadata["custom_id"], 200, body)
+        body = _ENDPOINTS[metadata["url"]].body(result, model, self.created)
+        return _line(row.index, metadata["custom_id"], 200, body)
 
     def failure(self, row: FailedRow) -> dict[str, Any]:
         """The line of a request that failed, as the hosted service writes it."""

@@ -8,7 +8,7 @@ from rosebatch.io.fields import plain_message
 from rosebatch.io.openai.endpoint import Endpoint, ParsedBody
 from rosebatch.io.openai.fields import GenerationBody, checked, generation_fields, ignored_fields
 from rosebatch.io.openai.responses_request import IGNORED, as_chat
-from rosebatch.io.results import Answer, Choice, ScoredToken
+from rosebatch.io.results import Choice, Result, ScoredToken
 from rosebatch.io.tools import call_fields
 
 # What a response says again of its request, if that has it.
@@ -49,27 +49,27 @@ def _parse(values: dict[str, Any], defaults: Mapping[str, Any]) -> ParsedBody:
     )
 
 
-def _body(answer: Answer, model: str, created: int) -> dict[str, Any]:
-    (choice,) = answer.choices
+def _body(result: Result, model: str, created: int) -> dict[str, Any]:
+    (choice,) = result.choices
     whole = choice.finish_reason != "length"
     return {
-        "id": f"resp_{answer.index}",
+        "id": f"resp_{result.row.index}",
         "object": "response",
         "created_at": created,
         "status": "completed" if whole else "incomplete",
         "error": None,
         "incomplete_details": None if whole else {"reason": "max_output_tokens"},
         "model": model,
-        "output": _items(choice, answer.index, "completed" if whole else "incomplete"),
+        "output": _items(choice, result.row.index, "completed" if whole else "incomplete"),
         "previous_response_id": None,
         "truncation": "disabled",
-        **answer.metadata[_REQUEST],
+        **result.row.metadata[_REQUEST],
         "usage": {
-            "input_tokens": answer.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": answer.cached_tokens, "cache_write_tokens": 0},
-            "output_tokens": answer.completion_tokens,
+            "input_tokens": result.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": result.cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": result.completion_tokens,
             "output_tokens_details": {"reasoning_tokens": choice.reasoning_tokens},
-            "total_tokens": answer.prompt_tokens + answer.completion_tokens,
+            "total_tokens": result.prompt_tokens + result.completion_tokens,
         },
     }
 

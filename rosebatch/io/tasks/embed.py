@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from rosebatch.core.errors import FlagError, RowError
 from rosebatch.core.pooling_params import PLAIN, EncodingFormat, PoolingParams
-from rosebatch.io.results import Answer
-from rosebatch.io.rows import FailedRow, PromptRow
+from rosebatch.io.results import Result
+from rosebatch.io.rows import FailedRow, Row
 from rosebatch.io.tasks.task import PromptFields, Task
 
 if TYPE_CHECKING:
@@ -53,17 +53,17 @@ class Embed(Task):
             "error": RESULT_TYPES["error"],
         }
 
-    def result(self, answer: Answer) -> dict[str, Any]:
+    def result(self, result: Result) -> dict[str, Any]:
         """See ``Task``."""
-        (embedding,) = answer.pooled
-        own = {"index": answer.index, "embedding": encoded(embedding, self.encoding_format)}
-        return {**own, "usage": {"prompt_tokens": answer.prompt_tokens}}
+        (embedding,) = result.pooled
+        own = {"index": result.row.index, "embedding": encoded(embedding, self.encoding_format)}
+        return {**own, "usage": {"prompt_tokens": result.prompt_tokens}}
 
     def asks(self, line: _Fields) -> dict[str, Any]:
         """See ``Task``."""
         return {**super().asks(line), "pooling": pooling_params(line.dimensions, line.prompt_name)}
 
-    def with_defaults(self, row: PromptRow | FailedRow) -> PromptRow | FailedRow:
+    def with_defaults(self, row: Row | FailedRow) -> Row | FailedRow:
         """See ``Task``."""
         if isinstance(row, FailedRow) or row.pooling is None:
             return row

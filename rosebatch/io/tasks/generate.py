@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rosebatch.io.result_names import RESULT_FIELDS
-from rosebatch.io.results import Answer, completion_fields
+from rosebatch.io.results import Result, completion_fields
 from rosebatch.io.rows import REQUEST_FIELDS, carried_fields, parse_row
 from rosebatch.io.tasks.task import Task
 
@@ -34,9 +34,9 @@ class Generate(Task):
 
         return RESULT_TYPES
 
-    def result(self, answer: Answer) -> dict[str, Any]:
+    def result(self, result: Result) -> dict[str, Any]:
         """See ``Task``."""
-        return completion_fields(answer)
+        return completion_fields(result)
 
     # Not a method that calls it: another call with keywords takes 0.4 µs a row.
     parse = staticmethod(parse_row)

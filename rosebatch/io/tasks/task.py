@@ -11,8 +11,8 @@ from rosebatch.core.errors import RowError, UserError
 from rosebatch.core.sampling_params import GREEDY
 from rosebatch.io.fields import Message, plain_message, prompt_options, to_struct
 from rosebatch.io.result_names import require_no_collision, reserved_names
-from rosebatch.io.results import Answer
-from rosebatch.io.rows import PROMPT_FIELDS, FailedRow, PromptRow
+from rosebatch.io.results import Result
+from rosebatch.io.rows import PROMPT_FIELDS, FailedRow, Row
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -61,12 +61,12 @@ class Task:
         """The types of the result's fields in a table."""
         raise NotImplementedError
 
-    def result(self, answer: Answer) -> dict[str, Any]:
+    def result(self, result: Result) -> dict[str, Any]:
         """The result's own fields in a line."""
         raise NotImplementedError
 
     def asks(self, line: Any) -> dict[str, Any]:
-        """Fields of ``PromptRow`` that follow from a line, beside the prompt's.
+        """Fields of ``Row`` that follow from a line, beside the prompt's.
 
         Args:
             line: the checked line, of type ``fields``.
@@ -85,7 +85,7 @@ class Task:
         defaults: Mapping[str, Any],
         keep_prompt: bool = False,
         result_column: str | None = None,
-    ) -> PromptRow | FailedRow:
+    ) -> Row | FailedRow:
         """Check one line; arguments as of ``rosebatch.io.rows.parse_row``."""
         if not isinstance(values, dict):
             error = RowError("invalid_line", f"expected a JSON object, got {type(values).__name__}")
@@ -104,7 +104,7 @@ class Task:
                 raise RowError("empty_prompt", f"{given[0]} is empty")
             chat = line.messages is not None
             known = {name: value for name, value in values.items() if name in self.request_fields}
-            return PromptRow(
+            return Row(
                 index=index,
                 where=where,
                 metadata=metadata,
@@ -124,7 +124,7 @@ class Task:
         dropped = dropped if keep_prompt else dropped | self.request_fields
         return {name: value for name, value in values.items() if name not in dropped}
 
-    def with_defaults(self, row: PromptRow | FailedRow) -> PromptRow | FailedRow:
+    def with_defaults(self, row: Row | FailedRow) -> Row | FailedRow:
         """The row, with the job's own parameters for what it leaves open. Requests of a batch come here too."""
         return row
 

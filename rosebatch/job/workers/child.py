@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from rosebatch.core.errors import LostProcessError, UserError
 from rosebatch.host.child_process import Failed, ParentLink, run_child
 from rosebatch.io.output import Encode
-from rosebatch.io.parse import Row
+from rosebatch.io.rows import FailedRow, Row
 from rosebatch.job.report.tally import Tally
 from rosebatch.job.serving import Parse
 from rosebatch.job.workers import messages as m
@@ -183,7 +183,7 @@ def _answer(link: Link, find: Callable[[], str]) -> None:
         link.send(m.Answer(str(error), is_error=True))
 
 
-def _rows(link: Link, parser: Parse, output: "_Pipe", busy: Callable[[], bool]) -> Iterator[Row | None]:
+def _rows(link: Link, parser: Parse, output: "_Pipe", busy: Callable[[], bool]) -> Iterator[Row | FailedRow | None]:
     """The rows that have come; None while there is none."""
     while True:
         is_busy = busy()

@@ -227,7 +227,7 @@ class RowTask:
             row = self.message.parser.parse(record)
             error = RowError("worker_died", f"the worker process that computes this row dies each time ({how})")
             failed = FailedRow(index=row.index, where=row.where, metadata=row.metadata, error=error)
-            self.output.add(row.index, self.message.serving.form.failure(failed), failed=True)
+            self.output.add(row.index, self.message.serving.shape.failure(failed), failed=True)
             self.tally.add_error(error)
             self.progress.advance(failed=1)
         self.output.flush()

@@ -11,7 +11,7 @@ import pytest
 from rosebatch.core.errors import UserError
 from rosebatch.io.columns import Columns
 from rosebatch.io.reader import PromptReader
-from rosebatch.io.rows import FailedRow, PromptRow
+from rosebatch.io.rows import FailedRow, Row
 from rosebatch.job.shard import Shard
 from rosebatch.job.workers.chunk import Chunk
 from rosebatch.job.workers.reading import ReadingProcess
@@ -104,4 +104,4 @@ def test_rows_of_all_formats(reading, tmp_path):
     assert found[:3] == expected[:3]
     assert (found[3].where, found[3].content.values) == (expected[3].where, {"q": "d"})
     assert [record.repeated for record in found] == [None, 1, None, None]
-    assert [type(reader.parser.parse(record)) for record in found] == [PromptRow, FailedRow, PromptRow, FailedRow]
+    assert [type(reader.parser.parse(record)) for record in found] == [Row, FailedRow, Row, FailedRow]

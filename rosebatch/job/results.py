@@ -1,52 +1,61 @@
-"""From the completions of a row to its answer: texts cut at stop strings, log-probabilities by token."""
+"""From the completions of a row to its result: texts cut at stop strings, log-probabilities by token."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from rosebatch.core.request import Completion
 from rosebatch.core.sampling_params import SamplingParams
-from rosebatch.io.results import Answer, Choice, ScoredToken
-from rosebatch.job.prepare import PreparedPrompt
-from rosebatch.job.serve import ServedRow
+from rosebatch.io.results import Choice, Result, ScoredToken
+from rosebatch.job.prepared import Prepared, PreparedPrompt
 from rosebatch.text.chat_parsers import ChatReader, ChatText
 from rosebatch.text.stop_strings import cut_at_stop
 from rosebatch.text.tokenizer import Tokenizer
 from rosebatch.text.tool_calls.call import ToolCall
 
 
-def answer(served: ServedRow, tokenizer: Tokenizer | None, *, return_token_ids: bool) -> Answer:
-    """What an output line says of a row."""
-    row, n = served.prepared.row, served.prepared.row.sampling.n
+def result_of(
+    prepared: Prepared,
+    completions: Sequence[Completion],
+    texts: Sequence[str | ChatText | None],
+    tokenizer: Tokenizer | None,
+    *,
+    return_token_ids: bool,
+) -> Result:
+    """The result of a row.
+
+    Args:
+        prepared: the row.
+        completions: ``n`` of its first prompt, then those of the next.
+        texts: of all tokens of each completion, stop strings included; None without a tokenizer.
+        tokenizer: None for a model that works on token ids.
+        return_token_ids: whether choices have token ids.
+    """
+    prompts, n = prepared.prompts, prepared.row.sampling.n
     # The first completion of each prompt has what concerns the prompt.
-    firsts = served.completions[::n]
-    pooled = [done.pooled for done in served.completions if done.pooled is not None]
-    return Answer(
-        index=row.index,
-        metadata=row.metadata,
-        choices=[]
-        if pooled
-        else [
-            _choice(
-                served.prepared.prompts[number // n],
-                completion,
-                text,
-                firsts[number // n],
-                tokenizer,
-                return_token_ids=return_token_ids,
-            )
-            for number, (completion, text) in enumerate(zip(served.completions, served.texts, strict=True))
-        ],
+    firsts = completions[::n]
+    pooled = [done.pooled for done in completions if done.pooled is not None]
+    choices: list[Choice] = []
+    if not pooled:
+        choices = [
+            _choice(prompts[number // n], done, text, firsts[number // n], tokenizer, return_token_ids=return_token_ids)
+            for number, (done, text) in enumerate(zip(completions, texts, strict=True))
+        ]
+    return Result(
+        row=prepared.row,
+        choices=choices,
         prompt_tokens=sum(len(done.request.prompt_token_ids) for done in firsts),
-        completion_tokens=sum(len(done.token_ids) for done in served.completions),
+        completion_tokens=sum(len(done.token_ids) for done in completions),
         cached_tokens=sum(done.cached_tokens for done in firsts),
         pooled=pooled,
+        prompt=prompts[0].text,
+        completions=completions,
     )
 
 
 def _choice(
     prompt: PreparedPrompt,
     completion: Completion,
-    whole: str | ChatText | None,
+    text: str | ChatText | None,
     first: Completion,
     tokenizer: Tokenizer | None,
     *,
@@ -54,11 +63,17 @@ def _choice(
 ) -> Choice:
     token_ids, sampling = list(completion.token_ids), prompt.sampling
     content, finish_reason, logprobs, prompt_logprobs = _NOTHING, completion.finish_reason, None, None
-    if tokenizer is not None and whole is not None:
-        content = parse_text(whole, prompt, token_ids, tokenizer)
+    whole, reasoning_tokens = None, 0
+    if tokenizer is not None and text is not None:
+        content = ended = _parse(text, prompt, token_ids, tokenizer)
+        if isinstance(text, ChatText):
+            reasoning_tokens = text.reasoning_tokens
+            if text.whole is not None:
+                ended = _parse(text.whole, prompt, token_ids, tokenizer)
+                whole = ended.text
         # Only the whole text shows a stop string in the last characters of a completion that reached its length.
-        finish_reason = "stop" if content.cut else finish_reason
-        if content.calls and finish_reason == "stop":
+        finish_reason = "stop" if ended.cut else finish_reason
+        if ended.calls and finish_reason == "stop":
             finish_reason = "tool_calls"
         if sampling.logprobs is not None:
             logprobs = [_scored(*scored, tokenizer) for scored in completion.logprobs]
@@ -73,12 +88,13 @@ def _choice(
         prompt_logprobs=prompt_logprobs,
         echo=bool(prompt.echo),
         reasoning=content.reasoning,
-        reasoning_tokens=0 if whole is None or isinstance(whole, str) else whole.reasoning_tokens,
+        reasoning_tokens=reasoning_tokens,
         tool_calls=content.calls,
+        whole=whole,
     )
 
 
-class Content(NamedTuple):
+class _Content(NamedTuple):
     """The parts of a completion; ``cut`` is whether a stop string ended it."""
 
     text: str | None
@@ -87,50 +103,42 @@ class Content(NamedTuple):
     cut: bool = False
 
 
-_NOTHING = Content(None)
+_NOTHING = _Content(None)
 
 
-def parse_text(
-    whole: str | ChatText, prompt: PreparedPrompt, token_ids: Sequence[int], tokenizer: Tokenizer
-) -> Content:
-    """The parts of a completion's text.
-
-    Args:
-        whole: its text, stop strings included.
-        prompt: that it completes.
-        token_ids: of the completion.
-    """
+def _parse(text: str | ChatText, prompt: PreparedPrompt, token_ids: Sequence[int], tokenizer: Tokenizer) -> _Content:
+    """The parts of a completion from its text, stop strings included."""
     sampling, protected = prompt.sampling, 0
     if sampling.stop and sampling.min_tokens:
-        skip = sampling.skip_special_tokens or not isinstance(whole, str)
+        skip = sampling.skip_special_tokens or not isinstance(text, str)
         protected = len(tokenizer.decode(token_ids[: sampling.min_tokens], skip_special_tokens=skip))
-    if isinstance(whole, str):
-        return _parse_plain(whole, sampling, protected)
+    if isinstance(text, str):
+        return _parse_plain(text, sampling, protected)
     assert prompt.reader is not None, "it has read the answer"
-    return _parse_chat(whole, prompt.reader, sampling.stop, protected, keep=sampling.include_stop_str_in_output)
+    return _parse_chat(text, prompt.reader, sampling.stop, protected, keep=sampling.include_stop_str_in_output)
 
 
-def _parse_plain(whole: str, sampling: SamplingParams, protected: int) -> Content:
+def _parse_plain(whole: str, sampling: SamplingParams, protected: int) -> _Content:
     """A text up to its first stop string."""
     if not sampling.stop:
-        return Content(whole)
+        return _Content(whole)
     text = cut_at_stop(whole, sampling.stop, protected)
     if text == whole:
-        return Content(whole)
+        return _Content(whole)
     if sampling.include_stop_str_in_output:
         text = cut_at_stop(whole, sampling.stop, protected, keep=True)
-    return Content(text, cut=True)
+    return _Content(text, cut=True)
 
 
-def _parse_chat(whole: ChatText, reader: ChatReader, stop: Sequence[str], protected: int, *, keep: bool) -> Content:
+def _parse_chat(whole: ChatText, reader: ChatReader, stop: Sequence[str], protected: int, *, keep: bool) -> _Content:
     """An answer up to its first stop string, which may be in the reasoning."""
     reasoning = whole.reasoning or ""
     if cut_at_stop(reasoning, stop, protected) != reasoning:
-        return Content("", cut_at_stop(reasoning, stop, protected, keep=keep).strip() or None, (), True)
+        return _Content("", cut_at_stop(reasoning, stop, protected, keep=keep).strip() or None, (), True)
     protected = max(0, protected - len(reasoning))
     cut = cut_at_stop(whole.rest, stop, protected) != whole.rest
     parsed = reader.parse(cut_at_stop(whole.rest, stop, protected, keep=keep), thought=whole.reasoning_tokens > 0)
-    return Content(parsed.content, whole.reasoning, parsed.calls, cut)
+    return _Content(parsed.content, whole.reasoning, parsed.calls, cut)
 
 
 def _scored(

@@ -1,0 +1,67 @@
+"""What keeps the completions of a prompt to a grammar, a budget of reasoning and the tokens that are allowed."""
+
+from collections.abc import Callable
+from functools import partial
+
+from rosebatch.core.errors import RowError
+from rosebatch.core.request import Constraint
+from rosebatch.engine.engine import Engine
+from rosebatch.io.rows import Row
+from rosebatch.job.prepared import Prepared, PreparedPrompt
+from rosebatch.text.reasoning.constraint import ReasoningConstraint
+from rosebatch.text.token_bans import BanConstraint, find_bans
+from rosebatch.text.tokenizer import Tokenizer
+
+
+def constraint_of(
+    engine: Engine, tokenizer: Tokenizer | None, row: Prepared, prompt: PreparedPrompt
+) -> Callable[[], Constraint] | None:
+    """What keeps the completions of a prompt to its grammar, its budget of reasoning and its bans; None for none.
+
+    Raises:
+        RowError: an allowed token is outside of the model's vocabulary.
+    """
+    inner, sampling = _grammar_constraint(engine, tokenizer, row, prompt), prompt.sampling
+    if not sampling.bans:
+        return inner
+    if max(sampling.allowed_token_ids, default=0) >= engine.vocab_size:
+        raise RowError(
+            "invalid_token_id", f"allowed_token_ids must be below {engine.vocab_size}, the model's vocabulary"
+        )
+    bans = find_bans(tokenizer, sampling.bad_words, sampling.allowed_token_ids, engine.vocab_size, engine.eos_token_ids)
+    return partial(BanConstraint, bans, inner)
+
+
+def _grammar_constraint(
+    engine: Engine, tokenizer: Tokenizer | None, row: Prepared, prompt: PreparedPrompt
+) -> Callable[[], Constraint] | None:
+    """What keeps the completions of a prompt to a grammar and to a budget of reasoning; None for neither.
+
+    With a grammar, reasoning takes at most half of the tokens, so that an answer follows. One that only says what a
+    call looks like needs none.
+    """
+    grammar = None if row.grammar is None else row.grammar.start
+    form = None if tokenizer is None else tokenizer.parsers.reasoning
+    budget = prompt.sampling.max_reasoning_tokens
+    thinks = form is not None and not form.has_ended(prompt.token_ids)
+    if form is None or not thinks or (budget is None and (grammar is None or row.row.messages is None)):
+        return grammar
+    if grammar is not None and not _may_be_text(row.row):
+        room = min(prompt.sampling.max_tokens, engine.max_model_len - len(prompt.token_ids)) // 2
+        budget = room if budget is None else min(budget, room)
+    return partial(
+        ReasoningConstraint,
+        form,
+        prompt.token_ids,
+        budget,
+        grammar,
+        calls=row.row.tool_use is not None and row.row.tool_use.choice == "required",
+        vocab_size=engine.vocab_size,
+        end_ids=(*engine.eos_token_ids, *prompt.sampling.stop_token_ids),
+    )
+
+
+def _may_be_text(row: Row) -> bool:
+    """Whether the grammar is one that only says what calls look like."""
+    grammar = row.sampling.grammar
+    return row.tool_use is not None and row.tool_use.is_strict and grammar is not None and grammar.kind == "lark"

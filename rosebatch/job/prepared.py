@@ -1,0 +1,74 @@
+"""Rows that the engine can take: prompts as token ids, with seeds and grammars."""
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from rosebatch.core.errors import RowError
+from rosebatch.core.sampling_params import SamplingParams
+from rosebatch.io.rows import FailedRow, Row
+from rosebatch.job.memory_estimate import row_bytes
+from rosebatch.text.chat_parsers import ChatReader
+from rosebatch.text.grammar import Grammar
+from rosebatch.text.grammar_check import Tried
+
+# What rows under way may take, see ``RunConfig.max_inflight_bytes``.
+DEFAULT_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedPrompt:
+    """One prompt of a row.
+
+    Attributes:
+        token_ids: at least one, if the engine is to take it.
+        sampling: with a seed if it samples.
+        text: as given or rendered; None if it was given as token ids.
+        echo: what the completion's text begins with.
+        reader: tells reasoning and tool calls of a chat's answers apart; None if there is nothing to tell.
+    """
+
+    token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    text: str | None = None
+    echo: str = ""
+    reader: ChatReader | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A row that can be served, as far as that is known without an engine.
+
+    Attributes:
+        row: as it was read.
+        prompts: usually one.
+        size: estimate of the bytes that it takes until its result is written, without its grammar.
+        tried: what becomes of its grammar in another process.
+        grammar: what its completions have to match, once it is compiled.
+    """
+
+    row: Row
+    prompts: tuple[PreparedPrompt, ...]
+    size: int = 0
+    tried: Future[Tried] | None = None
+    grammar: Grammar | None = None
+
+    @property
+    def num_completions(self) -> int:
+        """Of all prompts together."""
+        return len(self.prompts) * self.row.sampling.n
+
+    def failed(self, error: RowError) -> FailedRow:
+        """The row as one that could not be served."""
+        return self.row.failed(error)
+
+
+class End:
+    """The end of a source, which None is not."""
+
+
+END = End()
+
+
+def size_of(item: Prepared | FailedRow) -> int:
+    """Bytes of a row, also if it has failed."""
+    return item.size if isinstance(item, Prepared) else row_bytes(item)

@@ -1,0 +1,196 @@
+"""Rows in the engine: which row a request belongs to, and from whole rows to their results."""
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count, islice
+
+from rosebatch.core.errors import RowError, unexpected
+from rosebatch.core.request import Completion, Request
+from rosebatch.engine.engine import Engine
+from rosebatch.host.threads import wait_for
+from rosebatch.io.results import Result
+from rosebatch.io.rows import FailedRow
+from rosebatch.job.constraints import constraint_of
+from rosebatch.job.prepared import Prepared
+from rosebatch.job.report.stopwatch import Stopwatch
+from rosebatch.job.results import result_of
+from rosebatch.text.chat_parsers import ChatReader, ChatText
+from rosebatch.text.grammar import Grammar
+from rosebatch.text.stop_strings import StopStrings
+from rosebatch.text.tokenizer import Tokenizer
+
+# A completion's text, or why it has none. None without a tokenizer.
+_Text = str | ChatText | RowError | None
+
+
+@dataclass(slots=True)
+class _Ticket:
+    """A row whose completions are not all there yet, by request id."""
+
+    prepared: Prepared
+    completions: dict[tuple[int, int], Completion] = field(default_factory=dict)
+
+    @property
+    def ordered(self) -> list[Completion]:
+        """By prompt, then by sample: request ids of a row are in the order of its prompts."""
+        return [self.completions[key] for key in sorted(self.completions)]
+
+
+@dataclass(slots=True)
+class Tickets:
+    """The rows that were added to the engine and not handed out yet.
+
+    Attributes:
+        tokenizer: None for a model that works on token ids.
+        pool: decodes texts.
+        seconds: host time by kind of work is added there.
+        max_bytes: of these rows.
+        check: called while waiting.
+        return_token_ids, whole_texts: see ``rosebatch.job.serving.Serving``.
+    """
+
+    tokenizer: Tokenizer | None
+    pool: Executor
+    seconds: defaultdict[str, float]
+    max_bytes: int
+    check: Callable[[], None]
+    return_token_ids: bool
+    whole_texts: bool
+    _bytes: int = 0
+    _num_rows: Counter[Grammar] = field(default_factory=Counter)
+    _ids: Iterator[int] = field(default_factory=count)
+    _open: dict[int, _Ticket] = field(default_factory=dict)
+    _whole: deque[_Ticket] = field(default_factory=deque)
+    _decoding: tuple[list[_Ticket], Future[Sequence[_Text]]] | None = None
+
+    def has_room(self, row: Prepared) -> bool:
+        """Whether a row may be added now. Rows that share a grammar count it once; one that is too large runs alone."""
+        size = row.size
+        if row.grammar is not None and row.grammar not in self._num_rows:
+            size += row.grammar.memory
+        return not self._bytes or self._bytes + size <= self.max_bytes
+
+    def _account(self, row: Prepared, sign: int) -> None:
+        """Count a row's bytes when it comes, with 1, and when it goes, with -1."""
+        self._bytes += sign * row.size
+        if row.grammar is None:
+            return
+        self._num_rows[row.grammar] += sign
+        if self._num_rows[row.grammar] == max(0, sign):
+            self._bytes += sign * row.grammar.memory
+        if not self._num_rows[row.grammar]:
+            del self._num_rows[row.grammar]
+
+    def add(self, engine: Engine, row: Prepared) -> FailedRow | None:
+        """Queue all of a row; if the engine refuses any part, nothing, and the row has failed."""
+        tokenizer, sampling, matcher = self.tokenizer, row.row.sampling, None
+        if sampling.stop and tokenizer:
+            # A chat's text without its reasoning has no special tokens.
+            skip = sampling.skip_special_tokens or (row.prompts[0].reader is not None and not self.whole_texts)
+            matcher = partial(StopStrings, tokenizer, sampling.stop, sampling.min_tokens, skip_special_tokens=skip)
+        requests = [
+            Request(next(self._ids), prompt.token_ids, prompt.sampling, row.row.pooling) for prompt in row.prompts
+        ]
+        try:
+            for request in requests[1:]:
+                engine.require_servable(request)
+            for request, prompt in zip(requests, row.prompts, strict=True):
+                constraint = constraint_of(engine, tokenizer, row, prompt)
+                engine.add(request, stop_matcher=matcher, constraint=constraint)
+        except RowError as error:
+            return row.failed(error)
+        self._account(row, 1)
+        ticket = _Ticket(row)
+        self._open.update((request.id, ticket) for request in requests)
+        return None
+
+    def take(self, completions: Iterable[Completion]) -> None:
+        """Take what a step has finished."""
+        for completion in completions:
+            ticket = self._open[completion.request.id]
+            row = ticket.prepared
+            if row.row.prompt_only:
+                completion = replace(completion, token_ids=(), logprobs=(), finish_reason="length")
+            ticket.completions[completion.request.id, completion.sample] = completion
+            if len(ticket.completions) == row.num_completions:
+                for request_id, _ in ticket.completions:
+                    self._open.pop(request_id, None)
+                self._whole.append(ticket)
+
+    def finished(self, at_least: int) -> list[Result | FailedRow]:
+        """Rows whose texts were sent to be decoded last time; then some more are sent, so that few wait."""
+        done = self._decoded()
+        self._decode(max(at_least, len(self._whole) // 4))
+        return done
+
+    def rest(self) -> list[Result | FailedRow]:
+        """All rows that are left."""
+        done = self._decoded()
+        self._decode(len(self._whole))
+        return done + self._decoded()
+
+    def _decode(self, limit: int) -> None:
+        tickets = [self._whole.popleft() for _ in range(min(limit, len(self._whole)))]
+        if tickets:
+            # A chat is a row's only prompt.
+            undecoded = [(done, ticket.prepared.prompts[0].reader) for ticket in tickets for done in ticket.ordered]
+            self._decoding = tickets, self.pool.submit(self._texts, undecoded)
+
+    def _texts(self, undecoded: Sequence[tuple[Completion, ChatReader | None]]) -> Sequence[_Text]:
+        """The texts of completions, with what reads those that are no plain text."""
+        tokenizer = self.tokenizer
+        if tokenizer is None:
+            return [None] * len(undecoded)
+        plain: dict[bool, list[Sequence[int]]] = {True: [], False: []}
+        with Stopwatch(self.seconds, "detokenizing"):
+            for done, reader in undecoded:
+                if reader is None or self.whole_texts:
+                    plain[done.request.sampling.skip_special_tokens].append(done.token_ids)
+            decoded = {
+                skip: iter(tokenizer.decode_batch(token_ids, skip_special_tokens=skip))
+                for skip, token_ids in plain.items()
+                if token_ids
+            }
+            texts: list[_Text] = []
+            for done, reader in undecoded:
+                is_plain = reader is None or self.whole_texts
+                text = next(decoded[done.request.sampling.skip_special_tokens]) if is_plain else None
+                texts.append(text if reader is None else _read(reader, done.token_ids, text))
+            return texts
+
+    def _decoded(self) -> list[Result | FailedRow]:
+        if self._decoding is None:
+            return []
+        tickets, decoded = self._decoding
+        self._decoding = None
+        found = wait_for(decoded, self.check)
+        texts = iter(found)
+        for ticket in tickets:
+            self._account(ticket.prepared, -1)
+        return [self._result(ticket, texts) for ticket in tickets]
+
+    def _result(self, ticket: _Ticket, decoded: Iterator[_Text]) -> Result | FailedRow:
+        row, completions = ticket.prepared, ticket.ordered
+        texts: list[str | ChatText | None] = []
+        error = next((done.error for done in completions if done.error), None)
+        for text in islice(decoded, len(completions)):
+            if isinstance(text, RowError):
+                error = error or text
+            else:
+                texts.append(text)
+        if error is not None:
+            return row.failed(error)
+        try:
+            return result_of(row, completions, texts, self.tokenizer, return_token_ids=self.return_token_ids)
+        except Exception as unknown:
+            return row.failed(unexpected("telling the answer", unknown))
+
+
+def _read(reader: ChatReader, token_ids: Sequence[int], whole: str | RowError | None) -> ChatText | RowError:
+    try:
+        return whole if isinstance(whole, RowError) else reader.read(token_ids)._replace(whole=whole)
+    except Exception as error:
+        return unexpected("decoding the answer", error)
