@@ -21,8 +21,8 @@ from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.job.report.build import build_report
 from rosebatch.job.report.provenance import gpu_name
 from rosebatch.job.report.tally import Tally
-from rosebatch.job.run import run_file
 from rosebatch.llm.llm import LLM
+from rosebatch.llm.run_file import run_file
 
 _WORDS = ("roses", "are", "red", "and", "every", "garden", "has", "its", "own", "winter", "who", "knows", "why", "tell")
 _NUM_WORDS = (8, 48)

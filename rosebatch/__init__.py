@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from rosebatch.core.pooling_params import PoolingParams as PoolingParams
     from rosebatch.core.sampling_params import GrammarSpec as GrammarSpec
     from rosebatch.core.sampling_params import SamplingParams as SamplingParams
-    from rosebatch.job.run import JobResult as JobResult
-    from rosebatch.job.run import run_file as run_file
     from rosebatch.llm.llm import LLM as LLM
     from rosebatch.llm.outputs import CompletionOutput as CompletionOutput
     from rosebatch.llm.outputs import EmbeddingOutput as EmbeddingOutput
     from rosebatch.llm.outputs import EmbeddingRequestOutput as EmbeddingRequestOutput
     from rosebatch.llm.outputs import Logprob as Logprob
     from rosebatch.llm.outputs import RequestOutput as RequestOutput
+    from rosebatch.llm.run_file import JobResult as JobResult
+    from rosebatch.llm.run_file import run_file as run_file
 
 # Imported when they are first asked for: the command line starts without PyTorch.
 _PLACES = {
     "LLM": "rosebatch.llm.llm",
     "SamplingParams": "rosebatch.core.sampling_params",
     "GrammarSpec": "rosebatch.core.sampling_params",
-    "run_file": "rosebatch.job.run",
-    "JobResult": "rosebatch.job.run",
+    "run_file": "rosebatch.llm.run_file",
+    "JobResult": "rosebatch.llm.run_file",
     "RequestOutput": "rosebatch.llm.outputs",
     "CompletionOutput": "rosebatch.llm.outputs",
     "PoolingParams": "rosebatch.core.pooling_params",

@@ -8,7 +8,7 @@ from rosebatch.io.part_file import PartFile
 
 
 class MergedParts:
-    """See ``rosebatch.io.output.Results``.
+    """See ``rosebatch.io.placement.Results``.
 
     Args:
         parts: with no row in two of them.

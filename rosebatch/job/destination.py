@@ -1,44 +1,16 @@
-"""Where a run's results go: to a stream, or through a part file to a file or folder."""
+"""Where a job's results go: its paths, checked against each other."""
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import IO, Any
-
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from rosebatch.config.run import RunConfig
-from rosebatch.core.errors import FlagError, UserError
-from rosebatch.host.paths import open_stream, takes_rows_in_order
-from rosebatch.io.files import file_name, is_table, is_url, remove_url, require_writable_url, upload
-from rosebatch.io.formats import named
-from rosebatch.io.output import (
-    FileOutput,
-    Output,
-    Placement,
-    ShardOutput,
-    StreamOutput,
-    jsonl_writer,
-    replace_file,
-    replace_folder,
-)
-from rosebatch.io.parquet import (
-    PART_NAME,
-    Carried,
-    Rows,
-    columns_without_a_type,
-    write_parquet,
-    write_parquet_parts,
-)
-from rosebatch.io.part_file import PartFile
+from rosebatch.core.errors import FlagError
+from rosebatch.host.paths import takes_rows_in_order
+from rosebatch.io.files import is_table, is_url, require_writable_url
 from rosebatch.io.reader import PromptReader
 from rosebatch.job.config import JobConfig
-from rosebatch.job.manifest import differences, now
-from rosebatch.job.output_manifest import forget, keep, manifest_path, require_can_keep
+from rosebatch.job.output_manifest import manifest_path, require_can_keep
 from rosebatch.job.paths import (
     Used,
     require_apart,
@@ -47,8 +19,6 @@ from rosebatch.job.paths import (
 )
 from rosebatch.job.shard import Shard
 from rosebatch.job.target import Target
-
-_ROWS_PER_FILE = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,168 +124,3 @@ def _model_files(model: RunConfig) -> Iterator[Path]:
         path = None if name is None else Path(name).expanduser()
         if path is not None and path.exists():
             yield from path.iterdir() if path.is_dir() else (path,)
-
-
-def open_output(
-    destination: Destination,
-    reader: PromptReader,
-    manifest: Callable[[str | None], Callable[[], dict[str, Any]]],
-    *,
-    resume: bool,
-    force: bool,
-    keep_manifest: bool = False,
-    rows_per_file: int | None = None,
-    shard: Shard | None = None,
-) -> Output:
-    """Open the output, or continue that of an earlier run.
-
-    Args:
-        destination: of the results.
-        reader: of the input. A Parquet file keeps its columns.
-        manifest: begins to make the run's manifest from the digest of its input, None for stdin.
-        resume: continue the part file, if there is one.
-        force: even if it belongs to another run.
-        keep_manifest: keep the manifest beside the output.
-        rows_per_file: most rows in each file of a folder.
-        shard: the share of the rows that this run has.
-
-    Raises:
-        UserError: it cannot be written to, belongs to another run, or another process writes to it.
-    """
-    output = destination.output
-    placement = placement_of(destination, reader, rows_per_file)
-    if output.kind == "stream":
-        errors = placement.errors
-        assert not isinstance(errors, Path), "a stream has its errors in a stream"
-        stream = _open_stream(output)
-        return StreamOutput(stream, now(), errors, partial(_close, stream, errors))
-    digest = None if reader.source == "-" else reader.digest()
-    limit = max((row.index + 1 for row in reader), default=0) if force else None
-    path = output.part if shard is None else shard.part(output.path)
-    part = _part_file(path, manifest(digest), resume=resume, force=force, limit=limit)
-    if shard is not None:
-        return ShardOutput(part, placement)
-
-    def appeared(part: PartFile) -> None:
-        if keep_manifest:
-            keep(output, errors_of(destination, reader), part.num_rows, part.num_failed, part.manifest)
-        else:
-            forget(output)
-
-    return FileOutput(part, placement, appeared)
-
-
-def errors_of(destination: Destination, reader: PromptReader) -> Path | None:
-    """The file of error rows; None if they are among the others, or go to a stream."""
-    errors = destination.errors
-    if errors is None or errors.kind == "stream" or not (destination.always_split or reader.is_batch):
-        return None
-    return errors.path
-
-
-def placement_of(destination: Destination, reader: PromptReader, rows_per_file: int | None = None) -> Placement:
-    """How the results of a job appear; a stream of errors is opened.
-
-    Args:
-        destination, reader, rows_per_file: as of ``open_output``.
-
-    Raises:
-        FlagError: the format has no type for some columns of the input.
-        UserError: the stream of errors cannot be written to.
-    """
-    output, errors = destination.output, destination.errors
-    path, to_folder = output.path, output.kind == "folder"
-    to_table = to_folder or is_table(output.name)
-    if to_table and reader.is_batch:
-        raise FlagError(f"{path}: an OpenAI batch, or an output beside --errors, is written as JSONL")
-    if not destination.always_split and not reader.is_batch:
-        errors = None
-    error_stream = _open_stream(errors) if errors is not None and errors.kind == "stream" else None
-    urls = {each.path: each.name for each in (output, errors) if each is not None and is_url(each.name)}
-
-    def place(whole: Path, at: Path) -> None:
-        if at in urls:
-            (_upload_folder if to_folder else upload)(whole, urls[at])
-        else:
-            (replace_folder if to_folder else replace_file)(whole, at)
-
-    def remove(at: Path) -> None:
-        if at in urls:
-            remove_url(urls[at])
-        else:
-            at.unlink(missing_ok=True)
-
-    if not to_table:
-        split = error_stream or (None if errors is None else errors.path)
-        return Placement(path, jsonl_writer(path.name), errors=split, place=place, remove=remove)
-    schema = reader.schema
-    carried = None if schema is None else Carried(schema, reader.carried)
-    column = reader.result_column
-    writer = pq.ParquetWriter if to_folder or named(path.name).kind != "arrow" else pa.ipc.new_file
-    if carried is not None and (refused := columns_without_a_type(carried.columns, writer)):
-        columns = ", ".join(f"{name} ({carried.columns.field(name).type})" for name in refused)
-        raise FlagError(f"{path}: its format has no type for {columns}: leave them out with --columns")
-    types = reader.task.types()
-    write: Callable[[Path, Rows], None] = partial(
-        write_parquet, types=types, carried=carried, result_column=column, writer=writer
-    )
-    if to_folder:
-        limit = rows_per_file or _ROWS_PER_FILE
-        write = partial(write_parquet_parts, rows_per_file=limit, types=types, carried=carried, result_column=column)
-    kept = None if carried is None else reader.task.result_fields if column is None else (column,)
-    return Placement(path, write, kept, place=place)
-
-
-def _upload_folder(folder: Path, url: str) -> None:
-    """Move the files of a folder to a URL one by one. Until the last one arrives, it holds new and old files.
-
-    Raises:
-        OSError: a file cannot be written there, or an old one cannot be deleted.
-    """
-    from fsspec.core import url_to_fs
-
-    names = {path.name for path in folder.iterdir()}
-    for name in sorted(names):
-        upload(folder / name, url + name)
-    # Parts of a longer, older output: a reader would take them for the end of this one.
-    file_system, inside = url_to_fs(url)
-    for path in file_system.ls(inside, detail=False):
-        if PART_NAME.fullmatch(file_name(path)) and file_name(path) not in names:
-            file_system.rm_file(path)
-
-
-def _open_stream(target: Target) -> IO[bytes]:
-    try:
-        return sys.stdout.buffer if target.name == "-" else open_stream(target.path, "wb")
-    except OSError as error:
-        raise UserError(f"{target.name}: {error.strerror}") from None
-
-
-def _close(*streams: IO[bytes] | None) -> None:
-    for stream in streams:
-        if stream is not None and stream is not sys.stdout.buffer:
-            # What could not be written was an error before.
-            with suppress(OSError):
-                stream.close()
-
-
-def _part_file(
-    path: Path, manifest: Callable[[], dict[str, Any]], *, resume: bool, force: bool, limit: int | None
-) -> PartFile:
-    """A new part file, or that of an earlier run. An input that has become shorter has at ``limit`` so many rows."""
-    part = PartFile.reopen(path, limit) if resume else None
-    if part is None:
-        return PartFile.create(path, manifest)
-    try:
-        found = [] if force else differences(part.manifest, manifest())
-    except BaseException:
-        part.close()
-        raise
-    if found:
-        part.close()
-        what = "; ".join(found)
-        raise FlagError(f"{path} is of another run: {what}. --force-resume goes on with it all the same")
-    if part.num_damaged:
-        lines = f"{part.num_damaged} damaged lines are" if part.num_damaged > 1 else "1 damaged line is"
-        sys.stderr.write(f"rosebatch: warning: {path}: {lines} ignored; rows without a result are computed again\n")
-    return part

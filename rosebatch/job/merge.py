@@ -11,8 +11,9 @@ from rosebatch.io.reader import PromptReader
 from rosebatch.io.tasks.embed import Embed
 from rosebatch.io.tasks.generate import GENERATE
 from rosebatch.job.config import JobConfig
-from rosebatch.job.destination import find_destination, placement_of
+from rosebatch.job.destination import find_destination
 from rosebatch.job.manifest import differences
+from rosebatch.job.open_output import placement_of
 from rosebatch.job.output_manifest import forget
 from rosebatch.job.shard import Shard, find_parts
 from rosebatch.job.target import Target

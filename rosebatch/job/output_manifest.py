@@ -9,7 +9,7 @@ import msgspec
 from rosebatch.core.errors import FlagError, UserError
 from rosebatch.host.sync import sync
 from rosebatch.io.files import digest, is_url
-from rosebatch.io.output import beside, replace_file
+from rosebatch.io.placement import beside, replace_file
 from rosebatch.job.manifest import differences
 from rosebatch.job.target import Target
 

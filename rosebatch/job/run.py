@@ -2,28 +2,24 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from rosebatch.config.byte_sizes import in_bytes
-from rosebatch.config.run import InputFormat, RunConfig
+from rosebatch.config.run import RunConfig
 from rosebatch.core.errors import FlagError, InterruptionError, LostProcessError, RowError, UserError
-from rosebatch.core.pooling_params import EncodingFormat, PoolingParams
-from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.io.columns import Columns
-from rosebatch.io.fields import SAMPLING_FIELDS, fields_of, sampling_params, with_defaults
+from rosebatch.io.fields import SAMPLING_FIELDS, sampling_params, with_defaults
 from rosebatch.io.openai.lines import BatchShape
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.results import PlainShape, Shape
-from rosebatch.io.tasks.embed import Embed
-from rosebatch.io.tasks.generate import GENERATE
 from rosebatch.job.config import JobConfig
-from rosebatch.job.destination import Destination, errors_of, find_destination, open_output
+from rosebatch.job.destination import Destination, find_destination
 from rosebatch.job.manifest import build_manifest
+from rosebatch.job.open_output import errors_of, open_output
 from rosebatch.job.output_manifest import OutputManifest, find_output_manifest
 from rosebatch.job.report.build import build_report, write_report
 from rosebatch.job.report.progress import Progress
@@ -55,103 +51,6 @@ class JobResult:
 @contextmanager
 def _no_signals(kept: Callable[[], str]) -> Iterator[Callable[[], None]]:
     yield lambda: None
-
-
-def run_file(
-    input: str | Path,
-    output: str | Path | None = None,
-    *,
-    model: str | Path | Loaded | None = None,
-    sampling: Mapping[str, Any] | SamplingParams | None = None,
-    input_format: InputFormat = "auto",
-    errors: str | Path | None = None,
-    rows_per_file: int | None = None,
-    result_column: str | None = None,
-    echo_model: bool = False,
-    prompt_column: str | None = None,
-    id_column: str | None = None,
-    columns: str | Sequence[str] | None = None,
-    return_token_ids: bool = False,
-    resume: bool = False,
-    force_resume: bool = False,
-    keep_manifest: bool = False,
-    strict: bool = False,
-    shard: str | None = None,
-    report: str | Path | Sequence[str | Path] = (),
-    seed: int | None = None,
-    quiet: bool = True,
-    pooling: PoolingParams | None = None,
-    encoding_format: EncodingFormat = "float",
-    **engine: Any,
-) -> JobResult:
-    """Generate a completion for every prompt of a file, as ``rosebatch generate`` does, or embed it.
-
-    ::
-
-        run_file("prompts.jsonl", "answers.jsonl", model="Qwen/Qwen3-0.6B", resume=True)
-
-    Args:
-        input: path, URL, folder or glob of JSONL, OpenAI batch, CSV, Parquet or Arrow files; ``-`` for stdin.
-        output: JSONL file, compressed if it ends in ``.gz``, ``.zst``, ``.bz2`` or ``.xz``; Parquet or Arrow file,
-            or a folder of Parquet files (ends in ``/``); None for JSONL on stdout.
-        model: hub id or path; or a ``rosebatch.LLM``, which stays loaded.
-        sampling: fields of a row, for the rows that do not say themselves; of ``SamplingParams``, the fields that
-            differ from their defaults.
-        input_format: ``auto`` goes by the extension, and recognises an OpenAI batch by its first line.
-        errors: JSONL file for rows that fail.
-        rows_per_file: most rows in each file of an output folder.
-        result_column: put the fields of each result into one of this name, beside the carried ones.
-        echo_model: answers of an OpenAI batch name the model of their request.
-        prompt_column, id_column: columns or fields of prompts and ids, where they have other names.
-        columns: those that results keep, as names or as one text with commas; None for all.
-        return_token_ids: add ``token_ids`` to the results.
-        resume: continue the run that left ``OUTPUT.part``; start if there is none.
-        force_resume: continue it even if input, model or settings have changed.
-        keep_manifest: keep ``OUTPUT.manifest.json`` next to the output. ``resume`` then knows that it is complete.
-        strict: check the whole file first; run nothing if any row cannot be served.
-        shard: serve a share of the rows, such as ``1/8``; see ``rosebatch merge``.
-        report: files for the report: a page for ``.html``, else JSON.
-        seed: base seed. A row's result no longer depends on its line number.
-        quiet: no progress and no report on stderr.
-        pooling: embed the prompts, as ``rosebatch embed`` does; None completes them.
-        encoding_format: of embeddings.
-        engine: as of ``rosebatch.LLM``; only for a model that is not loaded yet.
-
-    Raises:
-        UserError: the job is impossible; nothing was written to ``output``.
-        ValueError: a parameter is impossible, alone or with the others.
-    """
-    if columns is not None and not isinstance(columns, str) and any("," in name for name in columns):
-        raise FlagError("columns: a name with a comma cannot be chosen")
-    given = fields_of(sampling) if isinstance(sampling, SamplingParams) else sampling
-    job = JobConfig(
-        input=str(input),
-        input_format=input_format,
-        output=None if output is None else str(output),
-        errors=None if errors is None else str(errors),
-        rows_per_file=rows_per_file,
-        result_column=result_column,
-        echo_model=echo_model,
-        prompt_column=prompt_column,
-        id_column=id_column,
-        columns=columns if columns is None or isinstance(columns, str) else ",".join(columns),
-        return_token_ids=return_token_ids,
-        resume=resume,
-        force_resume=force_resume,
-        keep_manifest=keep_manifest,
-        strict=strict,
-        shard=shard,
-        report=tuple(map(Path, [report] if isinstance(report, str | Path) else report)),
-        seed=seed,
-        quiet=quiet,
-        sampling=dict(given or {}),
-        task=GENERATE if pooling is None else Embed(pooling, encoding_format),
-    )
-    if isinstance(model, Loaded):
-        if engine:
-            raise ValueError(f"{', '.join(engine)}: the model is loaded already, with settings of its own")
-        return run_job(job, model)
-    return run_job(job, RunConfig.of(None if model is None else str(model), **engine))
 
 
 def run_job(

@@ -11,7 +11,7 @@ from rosebatch.core.errors import FlagError
 from rosebatch.host.paths import descriptor_of, takes_rows_in_order
 from rosebatch.io.files import as_path, file_name, is_url, url_identity
 from rosebatch.io.formats import named
-from rosebatch.io.output import aside, beside, require_parts
+from rosebatch.io.placement import aside, beside, require_parts
 from rosebatch.job.paths import (
     Used,
     require_creatable,

@@ -3,39 +3,34 @@
 llguidance compiles and follows the grammars, and knows the bytes of every token.
 """
 
-import functools
-import json
 import os
 import resource
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Generic, TypeVar
 from weakref import WeakSet
 
-import numpy as np
-from numpy.typing import NDArray
-
 from rosebatch.core.errors import is_failure
 from rosebatch.core.sampling_params import GrammarSpec
 from rosebatch.host.threads import DaemonPool
-from rosebatch.text.grammar_check import GrammarLimits, TokenTable, Tried, start_process, try_grammar
+from rosebatch.text.grammar_check import GrammarLimits, Tried, start_process, try_grammar
 from rosebatch.text.grammar_source import (
     compile_matcher,
     load_tokens,
     new_matcher,
-    one_line,
     serialize,
     unusable,
-    without_excerpts,
 )
+from rosebatch.text.mask_layout import MaskLayout
+from rosebatch.text.token_constraint import TokenConstraint
 from rosebatch.text.tokenizer import Tokenizer
 
 # Imported in the functions: it takes 50 ms, and most runs have no grammar.
 if TYPE_CHECKING:
-    from llguidance import LLExecutor, LLMatcher, LLTokenizer
+    from llguidance import LLMatcher, LLTokenizer
 
 V = TypeVar("V")
 
@@ -74,9 +69,9 @@ class Grammars:
     ) -> None:
         self._limits = limits or GrammarLimits()
         # None of these holds ``self``: the threads end with the last reference to it.
-        vocabulary = _Once(lambda: _Vocabulary(tokenizer.backend.get_vocab().values(), vocab_size, eos_token_ids))
-        table = _Once(lambda: vocabulary().table(tokenizer))
-        self._vocabulary, self._table = vocabulary, table
+        layout = _Once(lambda: MaskLayout(tokenizer.backend.get_vocab().values(), vocab_size, eos_token_ids))
+        table = _Once(lambda: layout().table(tokenizer))
+        self._layout, self._table = layout, table
         self._tokens = _Once(lambda: load_tokens(table().tokenizer, table().ends))
         self._renewals = _Renewals(self._limits.memory)
         self._pool = DaemonPool(_THREADS, "rosebatch-grammar")
@@ -132,7 +127,7 @@ class Grammars:
         if isinstance(tokens, str):
             return Tried("invalid_grammar", tokens)
         try:
-            return Grammar(tokens, self._vocabulary(), serialize(spec), self._renewals, tried.memory)
+            return Grammar(tokens, self._layout(), serialize(spec), self._renewals, tried.memory)
         except BaseException as error:
             if not is_failure(error):
                 raise
@@ -144,7 +139,7 @@ class Grammar:
 
     Args:
         tokens: of the tokenizer.
-        vocabulary: the layout of the masks.
+        layout: the layout of the masks.
         serialized: the grammar in llguidance's format.
         renewals: of all grammars.
         memory: see below.
@@ -159,14 +154,14 @@ class Grammar:
     def __init__(
         self,
         tokens: "LLTokenizer",
-        vocabulary: "_Vocabulary",
+        layout: "MaskLayout",
         serialized: str,
         renewals: "_Renewals",
         memory: int,
     ) -> None:
         self.memory = memory
         self._tokens = tokens
-        self._vocabulary = vocabulary
+        self._layout = layout
         self._serialized = serialized
         self._renewals = renewals
         started = time.perf_counter()
@@ -185,7 +180,7 @@ class Grammar:
         Copies of a matcher share states behind a lock. So completions are spread over several matchers, up to one for
         each core, if there are enough completions to be worth compiling more.
         """
-        return TokenConstraint(self, self._vocabulary, self.matcher())
+        return TokenConstraint(self, self._layout, self.matcher())
 
     def matcher(self) -> "LLMatcher":
         """A matcher for one completion, at the beginning."""
@@ -209,187 +204,6 @@ class Grammar:
         """A new matcher that shares no states with earlier ones. Later completions start from new matchers too."""
         self._matchers.clear()
         return new_matcher(self._tokens, self._serialized)
-
-
-class TokenConstraint:
-    """Follows a grammar through one completion (see ``rosebatch.core.request.Constraint``).
-
-    Attributes:
-        error: why the completion ended before it matched: the grammar took too much time or memory, or did not allow
-            a generated token. None if nothing went wrong, also if max_tokens or a stop string ended the completion.
-    """
-
-    def __init__(self, grammar: Grammar, vocabulary: "_Vocabulary", matcher: "LLMatcher") -> None:
-        self._grammar = grammar
-        self._vocabulary = vocabulary
-        self._matcher = matcher
-        self._renewal = grammar.renewal
-        self._alone = False
-        self._token_ids: list[int] = []
-        self._ended = False
-        self.error: str | None = None
-
-    def fill(self, mask: NDArray[np.int32]) -> None:
-        """Write which tokens may come next: at least one.
-
-        All end tokens of the model are allowed if the grammar can end here. Only they are if nothing else can follow.
-
-        Args:
-            mask: [ceil(vocab_size / 32)] int32, overwritten. Token 0 is the lowest bit of the first word.
-        """
-        found = None if self._ended else self._allowed()
-        if found is None:
-            none = np.zeros(self._vocabulary.num_tokenizer_words, np.int32)
-            self._vocabulary.write(mask[None], none[None], [True])
-        else:
-            words = np.frombuffer(found, "<i4", count=self._vocabulary.num_tokenizer_words)
-            self._vocabulary.write(mask[None], words[None], [self._matcher.is_accepting()])
-
-    @classmethod
-    def fill_all(cls, constraints: Sequence["TokenConstraint"], masks: NDArray[np.int32]) -> None:
-        """``fill`` for several completions of one model, on all cores.
-
-        Args:
-            constraints: R of them.
-            masks: [R, ceil(vocab_size / 32)] int32, overwritten.
-        """
-        from llguidance.numpy import fill_next_token_bitmask_par
-
-        vocabulary = constraints[0]._vocabulary
-        constraints[0]._grammar.look_at_memory()
-        for constraint in constraints:
-            constraint._renew()
-        words = np.zeros((len(constraints), vocabulary.num_tokenizer_words), np.int32)
-        live = [(constraint._matcher, row) for row, constraint in enumerate(constraints) if not constraint._ended]
-        if live:
-            fill_next_token_bitmask_par(_executor(), live, words)
-        vocabulary.write(masks, words, [c._ended or c._matcher.is_accepting() for c in constraints])
-        for mask, constraint in zip(masks, constraints, strict=True):
-            if not constraint._ended and constraint._matcher.is_error():
-                constraint.fill(mask)
-
-    def feed(self, token_id: int) -> bool:
-        """Add the next generated token. True if nothing may follow it, or if the grammar does not allow it."""
-        if self._ended:
-            return True
-        if token_id in self._vocabulary.eos_token_ids:
-            self._ended = True
-            if not self._matcher.is_accepting():
-                self._fail("an end token came too early")
-        elif not 0 <= token_id < self._vocabulary.known:
-            self._fail(f"the tokenizer has no token {token_id}")
-        else:
-            self._token_ids.append(token_id)
-            if self._matcher.consume_token(token_id) or self._start_over():
-                self._ended = self._matcher.is_stopped()
-            else:
-                self._fail(self._matcher.get_error())
-        return self._ended
-
-    def _allowed(self) -> bytes | None:
-        """One bit for each token; None if the grammar cannot be followed further."""
-        words = self._matcher.compute_bitmask()
-        if self._matcher.is_error() and self._start_over():
-            words = self._matcher.compute_bitmask()
-        if self._matcher.is_error():
-            self._fail(self._matcher.get_error())
-            return None
-        return words
-
-    def _renew(self) -> None:
-        """Follow the tokens so far again with a new matcher, if those of all grammars have grown too large."""
-        if self._renewal == self._grammar.renewal or self._ended:
-            return
-        self._renewal = self._grammar.renewal
-        self._matcher = self._grammar.matcher()
-        self._matcher.consume_tokens(self._token_ids)
-
-    def _start_over(self) -> bool:
-        """Follow the tokens so far again, with a matcher of its own; False if that fails too.
-
-        Completions share the states of a matcher. Some grammars reach the limit of states after some hundred rows, and
-        then every row would fail, whatever its tokens are.
-        """
-        if self._alone:
-            return False
-        self._alone = True
-        self._matcher = self._grammar.replace_matcher()
-        return self._matcher.consume_tokens(self._token_ids)
-
-    def _fail(self, reason: str) -> None:
-        self._ended = True
-        self.error = one_line(without_excerpts(reason))
-
-
-class _Vocabulary:
-    """The layout of masks.
-
-    Args:
-        token_ids: of the tokenizer.
-        vocab_size: width of the model's logits.
-        eos_token_ids: the model's end tokens.
-
-    Attributes:
-        eos_token_ids: the end tokens that the model can generate.
-        known: ids below this are tokens of both the tokenizer and the model.
-        num_words: words of a mask for the known tokens.
-        num_tokenizer_words: words of a mask for all tokens that llguidance has, see ``_without_gaps``.
-    """
-
-    def __init__(self, token_ids: Collection[int], vocab_size: int, eos_token_ids: Iterable[int]) -> None:
-        self.eos_token_ids = frozenset(i for i in eos_token_ids if 0 <= i < vocab_size)
-        self.known = min(1 + max(token_ids, default=-1), vocab_size)
-        self.num_words = -(-self.known // 32)
-        beyond = sum(i >= self.known for i in token_ids)
-        self.num_tokenizer_words = -(-(self.known + beyond) // 32)
-        self._has_gaps = len({i for i in token_ids if i < self.known}) < self.known
-        eos = np.zeros(-(-vocab_size // 32), dtype=np.uint32)
-        for token_id in self.eos_token_ids:
-            eos[token_id // 32] |= np.uint32(1 << token_id % 32)
-        self._eos_words = np.flatnonzero(eos)
-        self._eos_bits = eos[self._eos_words].view(np.int32)
-
-    def table(self, tokenizer: Tokenizer) -> TokenTable:
-        """What another process has to know of the tokenizer."""
-        ends = sorted(i for i in self.eos_token_ids if i < self.known)
-        return TokenTable(_without_gaps(tokenizer, self.known) if self._has_gaps else tokenizer.backend.to_str(), ends)
-
-    def write(self, masks: NDArray[np.int32], words: NDArray[np.int32], ends: Sequence[bool]) -> None:
-        """Fill masks.
-
-        Args:
-            masks: [R, ceil(vocab_size / 32)] int32.
-            words: [R, num_tokenizer_words] int32, a bit for each token of the tokenizer; end tokens are ignored.
-            ends: R, whether end tokens are allowed. They are also allowed if nothing else is.
-        """
-        masks[:, : self.num_words] = words[:, : self.num_words]
-        masks[:, self.num_words :] = 0
-        if self.known % 32:
-            masks[:, self.num_words - 1] &= (1 << self.known % 32) - 1
-        masks[:, self._eos_words] &= ~self._eos_bits
-        rows = np.flatnonzero(np.array(ends) | ~masks.any(axis=1))
-        masks[np.ix_(rows, self._eos_words)] |= self._eos_bits
-
-
-def _without_gaps(tokenizer: Tokenizer, count: int) -> str:
-    """The tokenizer as JSON, without gaps in the first ``count`` ids: special tokens, which no text has, fill them.
-
-    llguidance takes the number of tokens for the end of their ids.
-    """
-    vocab = tokenizer.backend.get_vocab()
-    fillers = {f"<|no token {i}|>": i for i in sorted(set(range(count)).difference(vocab.values()))}
-    content = json.loads(tokenizer.backend.to_str())
-    content["model"]["vocab"] = vocab | fillers
-    form = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    content["added_tokens"] += [{"id": i, "content": text, **form} for text, i in fillers.items()]
-    return json.dumps(content)
-
-
-@functools.cache
-def _executor() -> "LLExecutor":
-    from llguidance import LLExecutor
-
-    return LLExecutor()
 
 
 class _Renewals:

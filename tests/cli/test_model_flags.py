@@ -185,7 +185,7 @@ def test_another_models_generation_config_stops_a_resumed_run(generate, opiniona
 
     lines, flags = [{"prompt": "a", "max_tokens": 2}], ["-o", f"{tmp_path}/answers/", "--model", opinionated]
     with monkeypatch.context() as patch:
-        patch.setattr("rosebatch.job.destination.replace_folder", fail)
+        patch.setattr("rosebatch.job.open_output.replace_folder", fail)
         assert generate(lines, *flags).code == 1
     result = generate(lines, *flags, "--resume", "--generation-config", "auto")
     assert result.code == 2

@@ -165,7 +165,7 @@ def test_resume(generate, tmp_path, monkeypatch):
     expected = dataset.dataset(tmp_path / "answers").to_table()
     before = names(tmp_path / "answers")
     with monkeypatch.context() as patch:
-        patch.setattr("rosebatch.job.destination.replace_folder", fail)
+        patch.setattr("rosebatch.job.open_output.replace_folder", fail)
         result = generate(LINES, *flags)
     assert result.code == 1
     assert f"5 rows are saved in {tmp_path}/answers.part; rerun with --resume to continue" in result.err

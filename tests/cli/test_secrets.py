@@ -39,7 +39,7 @@ def test_the_manifest_of_a_url(toy, root, tmp_path, monkeypatch):
     """The part file outlives a killed run."""
     with fsspec.open(f"{root}/in.jsonl", "w") as file:
         file.write('{"prompt_token_ids":[1],"max_tokens":1}\n')
-    monkeypatch.setattr("rosebatch.job.destination.upload", lambda path, url: 1 / 0)
+    monkeypatch.setattr("rosebatch.job.open_output.upload", lambda path, url: 1 / 0)
     assert toy(f"{root}/in.jsonl", "-o", f"{root}/out.jsonl").code == 1
     (part,) = tmp_path.glob("*.part")
     assert SECRET not in part.read_text()

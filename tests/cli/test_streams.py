@@ -179,7 +179,7 @@ def test_a_pipe_resumes_like_a_file(toy, source, tmp_path, monkeypatch):
             os.close(read_end)
 
     with monkeypatch.context() as patch:
-        patch.setattr("rosebatch.job.destination.replace_file", lambda whole, path: 1 / 0)
+        patch.setattr("rosebatch.job.open_output.replace_file", lambda whole, path: 1 / 0)
         assert run(source.read_bytes()).code == 1
     assert "input was" in run(source.read_bytes() + b"{}\n").err
     assert run(source.read_bytes()).code == 3

@@ -11,9 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rosebatch.io.output import FileOutput, Placement, replace_folder, write_jsonl
+from rosebatch.io.output import FileOutput
 from rosebatch.io.parquet import Carried, write_parquet, write_parquet_parts
 from rosebatch.io.part_file import PartFile
+from rosebatch.io.placement import Placement, replace_folder, write_jsonl
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.rows import FailedRow, Row, parse_row
 

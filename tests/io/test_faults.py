@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from rosebatch.core.errors import UserError
-from rosebatch.io.output import FileOutput, Placement, replace_folder, write_jsonl
+from rosebatch.io.output import FileOutput
 from rosebatch.io.parquet import write_parquet_parts
 from rosebatch.io.part_file import PartFile
+from rosebatch.io.placement import Placement, replace_folder, write_jsonl
 
 ROWS = 24
 # The functions of ``os`` behind each call. pathlib uses them too.

@@ -15,17 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from rosebatch.core.errors import FlagError, UserError
-from rosebatch.io.output import (
-    FileOutput,
-    Placement,
-    StreamOutput,
-    replace_file,
-    replace_folder,
-    require_parts,
-    write_jsonl,
-)
+from rosebatch.io.output import FileOutput, StreamOutput
 from rosebatch.io.parquet import write_parquet, write_parquet_parts
 from rosebatch.io.part_file import PartFile
+from rosebatch.io.placement import Placement, replace_file, replace_folder, require_parts, write_jsonl
 
 
 def nested(depth):
@@ -233,7 +226,7 @@ def test_a_run_that_dies_while_it_replaces_a_folder(tmp_path, open_parts, monkey
     output.flush()
     with monkeypatch.context() as patch:
         # A killed process removes nothing.
-        patch.setattr("rosebatch.io.output._remove", lambda path: None)
+        patch.setattr("rosebatch.io.placement._remove", lambda path: None)
         if last != "answers.old":
             rename = Path.rename
 

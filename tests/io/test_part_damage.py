@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import pytest
 
 from rosebatch.core.errors import UserError
-from rosebatch.io.output import FileOutput, Placement, write_jsonl
+from rosebatch.io.output import FileOutput
 from rosebatch.io.part_file import PartFile
+from rosebatch.io.placement import Placement, write_jsonl
 
 ROWS = 60
 MANIFEST = {"created": 1_700_000_000, "input": "9f86d081", "sampling": {"temperature": 1.0}}

@@ -16,11 +16,12 @@ from rosebatch.io.results import PlainShape
 from rosebatch.io.rows import parse_row
 from rosebatch.job.report.progress import Progress
 from rosebatch.job.report.tally import Tally
-from rosebatch.job.run import JobResult, run_file
+from rosebatch.job.run import JobResult
 from rosebatch.job.run_rows import run_rows
 from rosebatch.job.service import Work
 from rosebatch.job.serving import Serving
 from rosebatch.llm.llm import LLM
+from rosebatch.llm.run_file import run_file
 from rosebatch.text.tokenizer import Tokenizer
 from tests.helpers.byte_tokenizer import byte_backend
 from tests.job.fake_model import TEMPLATE, FakeModel, launch_fake, make_engine

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rosebatch.job.run import run_file
 from rosebatch.llm.llm import LLM
+from rosebatch.llm.run_file import run_file
 from rosebatch.text.tokenizer import Tokenizer
 from tests.helpers.byte_tokenizer import byte_backend
 from tests.job.fake_model import FakeModel, launch_fake, make_engine

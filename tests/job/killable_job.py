@@ -10,8 +10,9 @@ from typing import Any
 from rosebatch.core.errors import UserError
 from rosebatch.io.tasks.embed import Embed
 from rosebatch.job.config import JobConfig
-from rosebatch.job.run import run_file, run_job
+from rosebatch.job.run import run_job
 from rosebatch.llm.llm import LLM
+from rosebatch.llm.run_file import run_file
 from rosebatch.text.tokenizer import Tokenizer
 from tests.helpers.byte_tokenizer import byte_backend
 from tests.job.fake_model import TEMPLATE, FakeModel, launch_fake, make_engine

@@ -14,8 +14,9 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from rosebatch.core.errors import RowError
 from rosebatch.core.sampling_params import GrammarSpec
-from rosebatch.text.grammar import Grammar, Grammars, TokenConstraint
+from rosebatch.text.grammar import Grammar, Grammars
 from rosebatch.text.grammar_source import new_matcher
+from rosebatch.text.token_constraint import TokenConstraint
 from rosebatch.text.tokenizer import Tokenizer
 from tests.helpers.byte_tokenizer import EOS, byte_backend
 

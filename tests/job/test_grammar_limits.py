@@ -17,8 +17,9 @@ from rosebatch.job.check import check_rows
 from rosebatch.job.prepare import prepare
 from rosebatch.job.run import check_sampling
 from rosebatch.text import grammar_check
-from rosebatch.text.grammar import Grammars, TokenConstraint
+from rosebatch.text.grammar import Grammars
 from rosebatch.text.grammar_check import GrammarLimits, Tried, check_grammar, try_grammar
+from rosebatch.text.token_constraint import TokenConstraint
 from tests.helpers.byte_tokenizer import EOS
 from tests.job.fake_model import launch_fake, make_engine
 from tests.job.lines import codes

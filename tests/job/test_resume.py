@@ -23,8 +23,8 @@ import torch
 from rosebatch.config.switches import Switches
 from rosebatch.core.pooling_params import PoolingParams
 from rosebatch.io.part_file import PartFile
-from rosebatch.job.run import run_file
 from rosebatch.llm.llm import LLM
+from rosebatch.llm.run_file import run_file
 from tests.job import killable_job
 from tests.job.fake_model import launch_fake, make_engine
 from tests.job.tool_templates import tool

@@ -1,0 +1,136 @@
+"""Follows a grammar through one completion."""
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rosebatch.text.grammar_source import (
+    one_line,
+    without_excerpts,
+)
+from rosebatch.text.mask_layout import MaskLayout
+
+if TYPE_CHECKING:
+    from llguidance import LLExecutor, LLMatcher
+
+    from rosebatch.text.grammar import Grammar
+
+
+class TokenConstraint:
+    """Follows a grammar through one completion (see ``rosebatch.core.request.Constraint``).
+
+    Attributes:
+        error: why the completion ended before it matched: the grammar took too much time or memory, or did not allow
+            a generated token. None if nothing went wrong, also if max_tokens or a stop string ended the completion.
+    """
+
+    def __init__(self, grammar: "Grammar", layout: "MaskLayout", matcher: "LLMatcher") -> None:
+        self._grammar = grammar
+        self._layout = layout
+        self._matcher = matcher
+        self._renewal = grammar.renewal
+        self._alone = False
+        self._token_ids: list[int] = []
+        self._ended = False
+        self.error: str | None = None
+
+    def fill(self, mask: NDArray[np.int32]) -> None:
+        """Write which tokens may come next: at least one.
+
+        All end tokens of the model are allowed if the grammar can end here. Only they are if nothing else can follow.
+
+        Args:
+            mask: [ceil(vocab_size / 32)] int32, overwritten. Token 0 is the lowest bit of the first word.
+        """
+        found = None if self._ended else self._allowed()
+        if found is None:
+            none = np.zeros(self._layout.num_tokenizer_words, np.int32)
+            self._layout.write(mask[None], none[None], [True])
+        else:
+            words = np.frombuffer(found, "<i4", count=self._layout.num_tokenizer_words)
+            self._layout.write(mask[None], words[None], [self._matcher.is_accepting()])
+
+    @classmethod
+    def fill_all(cls, constraints: Sequence["TokenConstraint"], masks: NDArray[np.int32]) -> None:
+        """``fill`` for several completions of one model, on all cores.
+
+        Args:
+            constraints: R of them.
+            masks: [R, ceil(vocab_size / 32)] int32, overwritten.
+        """
+        from llguidance.numpy import fill_next_token_bitmask_par
+
+        layout = constraints[0]._layout
+        constraints[0]._grammar.look_at_memory()
+        for constraint in constraints:
+            constraint._renew()
+        words = np.zeros((len(constraints), layout.num_tokenizer_words), np.int32)
+        live = [(constraint._matcher, row) for row, constraint in enumerate(constraints) if not constraint._ended]
+        if live:
+            fill_next_token_bitmask_par(_executor(), live, words)
+        layout.write(masks, words, [c._ended or c._matcher.is_accepting() for c in constraints])
+        for mask, constraint in zip(masks, constraints, strict=True):
+            if not constraint._ended and constraint._matcher.is_error():
+                constraint.fill(mask)
+
+    def feed(self, token_id: int) -> bool:
+        """Add the next generated token. True if nothing may follow it, or if the grammar does not allow it."""
+        if self._ended:
+            return True
+        if token_id in self._layout.eos_token_ids:
+            self._ended = True
+            if not self._matcher.is_accepting():
+                self._fail("an end token came too early")
+        elif not 0 <= token_id < self._layout.known:
+            self._fail(f"the tokenizer has no token {token_id}")
+        else:
+            self._token_ids.append(token_id)
+            if self._matcher.consume_token(token_id) or self._start_over():
+                self._ended = self._matcher.is_stopped()
+            else:
+                self._fail(self._matcher.get_error())
+        return self._ended
+
+    def _allowed(self) -> bytes | None:
+        """One bit for each token; None if the grammar cannot be followed further."""
+        words = self._matcher.compute_bitmask()
+        if self._matcher.is_error() and self._start_over():
+            words = self._matcher.compute_bitmask()
+        if self._matcher.is_error():
+            self._fail(self._matcher.get_error())
+            return None
+        return words
+
+    def _renew(self) -> None:
+        """Follow the tokens so far again with a new matcher, if those of all grammars have grown too large."""
+        if self._renewal == self._grammar.renewal or self._ended:
+            return
+        self._renewal = self._grammar.renewal
+        self._matcher = self._grammar.matcher()
+        self._matcher.consume_tokens(self._token_ids)
+
+    def _start_over(self) -> bool:
+        """Follow the tokens so far again, with a matcher of its own; False if that fails too.
+
+        Completions share the states of a matcher. Some grammars reach the limit of states after some hundred rows, and
+        then every row would fail, whatever its tokens are.
+        """
+        if self._alone:
+            return False
+        self._alone = True
+        self._matcher = self._grammar.replace_matcher()
+        return self._matcher.consume_tokens(self._token_ids)
+
+    def _fail(self, reason: str) -> None:
+        self._ended = True
+        self.error = one_line(without_excerpts(reason))
+
+
+@functools.cache
+def _executor() -> "LLExecutor":
+    from llguidance import LLExecutor
+
+    return LLExecutor()
