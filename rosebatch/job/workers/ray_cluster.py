@@ -5,6 +5,7 @@ import pickle
 import re
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,6 +28,8 @@ _PLACING_SECONDS = 20.0
 _STORE_BYTES = 128 << 20
 # Characters of Ray's reason for the end of an actor.
 _MAX_SHOWN = 200
+# How long the end of an actor is waited for before Ray is shut down.
+_END_SECONDS = 5.0
 
 
 class RayCluster:
@@ -45,6 +48,7 @@ class RayCluster:
     def __init__(self, config: RunConfig) -> None:
         assert config.ray is not None
         self._ray = _import_ray()
+        self._workers: list[_RayWorker] = []
         self._is_ours = not self._ray.is_initialized()
         if self._is_ours:
             with _own_signal_handlers():
@@ -76,7 +80,9 @@ class RayCluster:
         def place(node: str, gpus: Sequence[str]) -> None:
             self._names[number] = f"{node} GPU {'+'.join(gpus)}" if self._uses_gpus else f"{node} CPU {number}"
 
-        return _RayWorker(self._ray, actor, self._environment, receive, place=place, is_late=self._warn_once)
+        worker = _RayWorker(self._ray, actor, self._environment, receive, place=place, is_late=self._warn_once)
+        self._workers.append(worker)
+        return worker
 
     def close(self, workers: Iterable[Process]) -> None:
         """See ``Hosts``."""
@@ -84,6 +90,9 @@ class RayCluster:
             worker.kill()
         # After a signal there is no time for that: Ray does it itself when the process ends.
         if self._is_ours and not isinstance(sys.exc_info()[1], InterruptionError):
+            # A thread that used Ray afterwards would connect to a new one.
+            for each in self._workers:
+                each.wait()
             self._ray.shutdown()
 
     def _warn_once(self) -> None:
@@ -122,8 +131,12 @@ class _RayWorker:
         self._outbox: SimpleQueue[Any] = SimpleQueue()
         self._begun, self._gone = Event(), Event()
         self._how = ""
-        Thread(target=self._send, daemon=True).start()
-        Thread(target=self._receive, args=(receive,), daemon=True).start()
+        self._threads = [
+            Thread(target=self._send, daemon=True),
+            Thread(target=self._receive, args=(receive,), daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def send(self, message: Any) -> None:
         """See ``Process``."""
@@ -131,12 +144,21 @@ class _RayWorker:
 
     def kill(self) -> None:
         """See ``Process``. Ray needs a moment for it."""
+        if self._gone.is_set():
+            return
         self._gone.set()
         # Both wake the sender.
         self._begun.set()
         self._outbox.put(None)
         with suppress(Exception):
             self._ray.kill(self._actor, no_restart=True)
+
+    def wait(self) -> None:
+        """Wait until its threads use Ray no more."""
+        end = time.monotonic() + _END_SECONDS
+        for thread in self._threads:
+            if thread is not current_thread():
+                thread.join(max(0.0, end - time.monotonic()))
 
     def how_it_ended(self) -> str:
         """See ``Process``."""
@@ -165,7 +187,7 @@ class _RayWorker:
                 self.kill()
                 return
             self._begun.set()
-            while True:
+            while not self._gone.is_set():
                 for message in pickle.loads(self._ray.get(self._actor.receive.remote())):
                     receive(message)
         except Exception as error:
