@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from rosebatch.core.pooling_params import PoolingParams as PoolingParams
     from rosebatch.core.sampling_params import GrammarSpec as GrammarSpec
     from rosebatch.core.sampling_params import SamplingParams as SamplingParams
+    from rosebatch.llm.embeddings import EmbeddingOutput as EmbeddingOutput
+    from rosebatch.llm.embeddings import EmbeddingRequestOutput as EmbeddingRequestOutput
     from rosebatch.llm.llm import LLM as LLM
     from rosebatch.llm.outputs import CompletionOutput as CompletionOutput
-    from rosebatch.llm.outputs import EmbeddingOutput as EmbeddingOutput
-    from rosebatch.llm.outputs import EmbeddingRequestOutput as EmbeddingRequestOutput
     from rosebatch.llm.outputs import Logprob as Logprob
     from rosebatch.llm.outputs import RequestOutput as RequestOutput
     from rosebatch.llm.run_file import JobResult as JobResult
@@ -39,8 +39,8 @@ _PLACES = {
     "RequestOutput": "rosebatch.llm.outputs",
     "CompletionOutput": "rosebatch.llm.outputs",
     "PoolingParams": "rosebatch.core.pooling_params",
-    "EmbeddingRequestOutput": "rosebatch.llm.outputs",
-    "EmbeddingOutput": "rosebatch.llm.outputs",
+    "EmbeddingRequestOutput": "rosebatch.llm.embeddings",
+    "EmbeddingOutput": "rosebatch.llm.embeddings",
     "Logprob": "rosebatch.llm.outputs",
     "UserError": "rosebatch.core.errors",
 }

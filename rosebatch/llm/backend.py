@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 from rosebatch.io.rows import FailedRow, Row
 from rosebatch.job.service import Service
-from rosebatch.llm.outputs import RequestOutput
+from rosebatch.job.serving import Serving
 
 # Results, as they are ready; closing the generator drops what is unfinished.
-Outputs = Generator[RequestOutput, None, None]
+Outputs = Generator[Any, None, None]
 
 
 class Backend(Protocol):
@@ -26,12 +26,12 @@ class Backend(Protocol):
         """None for a model that works on token ids."""
         ...
 
-    def complete(self, rows: Sequence[Row | FailedRow], seed: int | None) -> Outputs:
-        """Complete rows, in any order."""
+    def complete(self, rows: Sequence[Row | FailedRow], serving: Serving) -> Outputs:
+        """The results of rows, in any order."""
         ...
 
-    def stream(self, rows: Iterable[Row | FailedRow], seed: int | None) -> Outputs:
-        """Complete rows as they come; they are read on a thread."""
+    def stream(self, rows: Iterable[Row | FailedRow], serving: Serving) -> Outputs:
+        """The results of rows as they come; they are read on a thread."""
         ...
 
     def service(self) -> AbstractContextManager[Service]:

@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -12,21 +11,21 @@ from rosebatch.core.errors import FlagError, RowError
 from rosebatch.core.pooling_params import PoolingParams
 from rosebatch.core.sampling_params import GREEDY, SamplingParams
 from rosebatch.host.pretrained import load_pretrained_tokenizer
-from rosebatch.io.fields import PromptOptions, RequestFields, plain_message, to_struct, tools_of
+from rosebatch.io.fields import PromptOptions, plain_message
 from rosebatch.io.rows import FailedRow, Row
-from rosebatch.io.tools import ToolUse
 from rosebatch.job.report.progress import Progress
 from rosebatch.job.service import Service
+from rosebatch.job.serving import Serving
 from rosebatch.llm.backend import Backend
-from rosebatch.llm.outputs import EmbeddingRequestOutput, RequestOutput
+from rosebatch.llm.embeddings import EmbeddingRequestOutput, Embeddings
+from rosebatch.llm.outputs import Completions, RequestOutput
+from rosebatch.llm.prompts import Message, Prompt, is_single, one_for_each, prompt_fields, tool_use_of
+from rosebatch.llm.results import serving
 from rosebatch.llm.vllm_names import own_names
 
 if TYPE_CHECKING:
     from rosebatch.launch.launch import Launched, LaunchPlan
 
-# A text, its token ids, or either in a mapping: ``{"prompt": ...}``, ``{"prompt_token_ids": [...]}``.
-Prompt = str | Sequence[int] | Mapping[str, Any]
-Message = Mapping[str, Any]
 # What becomes of a prompt that cannot be served.
 OnError = Literal["raise", "return"]
 
@@ -101,8 +100,8 @@ class LLM:
         Raises:
             ValueError: with ``on_error="raise"``: a prompt cannot be served. It is named by its number.
         """
-        several: Any = [prompts] if _is_single(prompts) else prompts
-        return self._run([_prompt_fields(each) for each in several], sampling_params, seed, on_error, use_tqdm)
+        several: Any = [prompts] if is_single(prompts) else prompts
+        return self._run([prompt_fields(each) for each in several], sampling_params, seed, on_error, use_tqdm)
 
     def chat(
         self,
@@ -145,7 +144,7 @@ class LLM:
             continue_final_message=continue_final_message,
             chat_template_kwargs=dict(chat_template_kwargs or {}),
         )
-        use = _tool_use(tools, tool_choice, parallel=parallel_tool_calls)
+        use = tool_use_of(tools, tool_choice, parallel=parallel_tool_calls)
         rows = [{"messages": list(map(dict, chat)), "options": options, "tool_use": use} for chat in chats]
         return self._run(rows, sampling_params, seed, on_error, use_tqdm)
 
@@ -170,13 +169,13 @@ class LLM:
         Raises:
             ValueError: with ``on_error="raise"``: a prompt cannot be served. It is named by its number.
         """
-        several: Any = [prompts] if _is_single(prompts) else prompts
-        pooling = _one_for_each("pooling_params", pooling_params, PoolingParams(), len(several))
+        several: Any = [prompts] if is_single(prompts) else prompts
+        pooling = one_for_each("pooling_params", pooling_params, PoolingParams(), len(several))
         rows = [
-            self._row({**_prompt_fields(prompt), "pooling": own}, GREEDY)
+            self._row({**prompt_fields(prompt), "pooling": own}, GREEDY)
             for prompt, own in zip(several, pooling, strict=True)
         ]
-        return [EmbeddingRequestOutput.of(output) for output in self._served(rows, None, on_error, use_tqdm)]
+        return self._served(rows, serving(Embeddings()), on_error, use_tqdm)
 
     def stream(
         self,
@@ -201,9 +200,12 @@ class LLM:
             pairs: Iterable[tuple[Prompt, Any]] = ((prompt, sampling_params) for prompt in prompts)
         else:
             pairs = zip(prompts, sampling_params, strict=True)  # type: ignore[arg-type]
-        rows = (self._row(_prompt_fields(prompt), params or self._default) for prompt, params in pairs)
+        rows = (self._row(prompt_fields(prompt), params or self._default) for prompt, params in pairs)
         _check_on_error(on_error)
-        with self._in_use() as backend, closing(backend.stream(rows, seed)) as outputs:
+        with (
+            self._in_use() as backend,
+            closing(backend.stream(rows, serving(Completions(), seed, in_order=True))) as outputs,
+        ):
             for output in outputs:
                 yield _checked(output, on_error)
                 # The caller may have closed it meanwhile.
@@ -284,27 +286,23 @@ class LLM:
         on_error: OnError,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
-        params = _one_for_each("sampling_params", sampling_params, self._default, len(prompts))
+        params = one_for_each("sampling_params", sampling_params, self._default, len(prompts))
         rows = [self._row(prompt, own) for prompt, own in zip(prompts, params, strict=True)]
-        return self._served(rows, seed, on_error, use_tqdm)
+        return self._served(rows, serving(Completions(), seed), on_error, use_tqdm)
 
-    def _served(
-        self, rows: Sequence[Row | FailedRow], seed: int | None, on_error: OnError, use_tqdm: bool
-    ) -> list[RequestOutput]:
+    def _served(self, rows: Sequence[Row | FailedRow], how: Serving, on_error: OnError, use_tqdm: bool) -> list[Any]:
         """The outputs of rows, in order."""
         _check_on_error(on_error)
-        outputs: list[RequestOutput] = []
+        outputs: list[Any] = []
         with (
             self._in_use() as backend,
             Progress(len(rows), enabled=use_tqdm) as progress,
-            closing(backend.complete(rows, seed)) as found,
+            closing(backend.complete(rows, how)) as found,
         ):
             for output in found:
                 self._running()
                 outputs.append(_checked(output, on_error))
-                progress.advance(
-                    tokens=sum(len(each.token_ids) for each in output.outputs), failed=output.error is not None
-                )
+                progress.advance(tokens=output.num_generated_tokens, failed=output.error is not None)
         return sorted(outputs, key=lambda output: int(output.request_id))
 
     def _row(self, prompt: Mapping[str, Any], sampling: SamplingParams) -> Row | FailedRow:
@@ -325,37 +323,6 @@ class LLM:
             except RowError as error:
                 return FailedRow(index=index, where=where, metadata={}, error=error)
         return Row(index=index, where=where, metadata={}, sampling=sampling, **fields)
-
-
-def _tool_use(
-    tools: Sequence[Mapping[str, Any]] | None, choice: str | Mapping[str, Any], *, parallel: bool
-) -> ToolUse | None:
-    """What a chat may call.
-
-    Raises:
-        ValueError: the tools are no tools, or the choice is none of them.
-    """
-    given = {"tools": list(tools or ()), "tool_choice": choice, "parallel_tool_calls": parallel}
-    try:
-        use = tools_of(to_struct(given, RequestFields), given, chat=True)
-    except RowError as error:
-        raise FlagError(error.message) from None
-    # Scripts for other engines' libraries find calls of any form in the text themselves.
-    return None if use is None else replace(use, may_stay_text=True)
-
-
-def _one_for_each(name: str, given: Any, default: Any, count: int) -> list[Any]:
-    """Parameters of each prompt, from those of all or a list.
-
-    Raises:
-        ValueError: the list has another length.
-    """
-    if given is None or isinstance(given, type(default)):
-        return [default if given is None else given] * count
-    params = list(given)
-    if len(params) != count:
-        raise ValueError(f"{name} has {len(params)} entries for {count} prompts")
-    return params
 
 
 def _backend(config: RunConfig) -> Backend:
@@ -382,34 +349,7 @@ def _check_on_error(on_error: OnError) -> None:
         raise ValueError(f"on_error must be raise or return, got {on_error!r}")
 
 
-def _checked(output: RequestOutput, on_error: OnError) -> RequestOutput:
+def _checked(output: Any, on_error: OnError) -> Any:
     if output.error is not None and on_error == "raise":
         raise FlagError(f"prompt {output.request_id}: {output.error}")
     return output
-
-
-def _is_single(prompts: Any) -> bool:
-    """Whether it is one prompt and no list of them: token ids are one."""
-    if isinstance(prompts, str | Mapping):
-        return True
-    return isinstance(prompts, Sequence) and bool(prompts) and all(type(each) is int for each in prompts)
-
-
-def _prompt_fields(prompt: Prompt) -> dict[str, Any]:
-    """The fields of a row; an ``error`` if it is no prompt."""
-    if isinstance(prompt, str):
-        return {"prompt": prompt} if prompt else {"error": RowError("empty_prompt", "prompt is empty")}
-    if isinstance(prompt, Mapping):
-        known = [name for name in ("prompt", "prompt_token_ids") if prompt.get(name) is not None]
-        if "prompt_token_ids" in known:
-            return _prompt_fields(prompt["prompt_token_ids"])
-        if known and isinstance(prompt["prompt"], str):
-            return _prompt_fields(prompt["prompt"])
-        error = RowError("missing_prompt", f"expected prompt or prompt_token_ids, got {', '.join(prompt) or 'nothing'}")
-        return {"error": error}
-    if isinstance(prompt, Iterable):
-        ids = tuple(prompt)
-        if all(isinstance(each, int) and not isinstance(each, bool) for each in ids):
-            return {"prompt_token_ids": ids}
-    error = RowError("invalid_prompt", f"a prompt is a text, token ids or a mapping, got {type(prompt).__name__}")
-    return {"error": error}

@@ -3,7 +3,7 @@
 import gc
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,7 +17,7 @@ from rosebatch.job.service import Service
 from rosebatch.job.serving import Serving
 from rosebatch.launch.launch import Launched, default_sampling
 from rosebatch.llm.backend import Outputs
-from rosebatch.llm.prompts import Collected, serving
+from rosebatch.llm.results import Collected
 
 T = TypeVar("T")
 
@@ -40,17 +40,14 @@ class LocalBackend:
         assert self._launched is not None, "it is not closed"
         return self._launched
 
-    def complete(self, rows: Sequence[Row | FailedRow], seed: int | None) -> Outputs:
+    def complete(self, rows: Iterable[Row | FailedRow | None], serving: Serving) -> Outputs:
         """See ``Backend``."""
-        return self._run(rows, serving(seed))
-
-    def stream(self, rows: Iterable[Row | FailedRow], seed: int | None) -> Outputs:
-        """See ``Backend``."""
-        return self._run(_live(rows), serving(seed, in_order=True))
-
-    def _run(self, rows: Iterable[Row | FailedRow | None], how: Serving) -> Outputs:
         outputs = Collected()
-        return outputs.after(run_rows(rows, self.launched, how, outputs))
+        return outputs.after(run_rows(rows, self.launched, serving, outputs))
+
+    def stream(self, rows: Iterable[Row | FailedRow], serving: Serving) -> Outputs:
+        """See ``Backend``."""
+        return self.complete(_live(rows), serving)
 
     @contextmanager
     def service(self) -> Iterator[Service]:

@@ -1,9 +1,8 @@
 """What ``LLM.generate`` and its kin return. Names and meanings as in vLLM, so that scripts find what they look for."""
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from rosebatch.core.request import Completion
 from rosebatch.io.results import Choice, Result, ScoredToken
@@ -69,7 +68,6 @@ class RequestOutput:
         error: why the prompt could not be served; None if it was.
         error_code: the same as a stable snake_case word.
         finished: always True.
-        embedding: of a prompt that was embedded, see ``EmbeddingRequestOutput``.
     """
 
     request_id: str
@@ -81,77 +79,51 @@ class RequestOutput:
     error: str | None = None
     error_code: str | None = None
     finished: bool = True
-    embedding: "array[float] | None" = None
-
-
-@dataclass(frozen=True, slots=True)
-class EmbeddingOutput:
-    """The vector of a prompt: numbers of fp32."""
-
-    embedding: list[float]
 
     @property
-    def hidden_size(self) -> int:
-        """Its length."""
-        return len(self.embedding)
+    def num_generated_tokens(self) -> int:
+        """Of all completions."""
+        return sum(len(each.token_ids) for each in self.outputs)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EmbeddingRequestOutput:
-    """A prompt and its vector.
+class Completions:
+    """See ``rosebatch.io.results.Shape``."""
 
-    Attributes:
-        outputs: the vector; None for a prompt that failed.
-        request_id, prompt_token_ids, num_cached_tokens, error, error_code, finished: see ``RequestOutput``.
-    """
-
-    request_id: str
-    prompt_token_ids: list[int]
-    outputs: EmbeddingOutput | None
-    num_cached_tokens: int = 0
-    error: str | None = None
-    error_code: str | None = None
-    finished: bool = True
-
-    @classmethod
-    def of(cls, output: RequestOutput) -> Self:
-        """The result of a prompt that was to be embedded."""
-        return cls(
-            request_id=output.request_id,
-            prompt_token_ids=output.prompt_token_ids,
-            outputs=None if output.embedding is None else EmbeddingOutput(output.embedding.tolist()),
-            num_cached_tokens=output.num_cached_tokens,
-            error=output.error,
-            error_code=output.error_code,
+    def result(self, result: Result) -> RequestOutput:
+        """See ``Shape``."""
+        is_chat = result.row.messages is not None
+        scored = result.choices[0].prompt_logprobs
+        return RequestOutput(
+            request_id=str(result.row.index),
+            prompt=result.prompt,
+            prompt_token_ids=list(result.completions[0].request.prompt_token_ids),
+            outputs=[
+                CompletionOutput(
+                    index=index,
+                    text=(choice.text if choice.whole is None else choice.whole) or "",
+                    token_ids=choice.token_ids or [],
+                    finish_reason=choice.finish_reason,
+                    logprobs=None if choice.logprobs is None else [_by_id(token) for token in choice.logprobs],
+                    cumulative_logprob=_sum(done) if choice.logprobs is not None else None,
+                    token_times=[time - done.arrival_time for time in done.token_times],
+                    message=_message(choice, result.row.index, index) if is_chat else None,
+                )
+                for index, (choice, done) in enumerate(zip(result.choices, result.completions, strict=True))
+            ],
+            prompt_logprobs=None if scored is None else _of_prompt(scored),
+            num_cached_tokens=result.cached_tokens,
         )
 
-
-def request_output(result: Result) -> RequestOutput:
-    """The result of a prompt that was served."""
-    is_chat = result.row.messages is not None
-    completions = result.completions if result.choices else ()
-    scored = result.choices[0].prompt_logprobs if result.choices else None
-    return RequestOutput(
-        request_id=str(result.row.index),
-        prompt=result.prompt,
-        prompt_token_ids=list(result.completions[0].request.prompt_token_ids),
-        outputs=[
-            CompletionOutput(
-                index=index,
-                text=(choice.text if choice.whole is None else choice.whole) or "",
-                token_ids=choice.token_ids or [],
-                finish_reason=choice.finish_reason,
-                logprobs=None if choice.logprobs is None else [_by_id(token) for token in choice.logprobs],
-                cumulative_logprob=_sum(done) if choice.logprobs is not None else None,
-                token_times=[time - done.arrival_time for time in done.token_times],
-                message=_message(choice, result.row.index, index) if is_chat else None,
-            )
-            for index, (choice, done) in enumerate(zip(result.choices, completions, strict=True))
-        ],
-        prompt_logprobs=None if scored is None else _of_prompt(scored),
-        num_cached_tokens=result.cached_tokens,
-        embedding=result.pooled[0] if result.pooled else None,
-    )
+    def failure(self, row: FailedRow) -> RequestOutput:
+        """See ``Shape``."""
+        return RequestOutput(
+            request_id=str(row.index),
+            prompt=None,
+            prompt_token_ids=[],
+            outputs=[],
+            error=row.error.message,
+            error_code=row.error.code,
+        )
 
 
 def _message(choice: Choice, row: int, number: int) -> dict[str, Any]:
@@ -162,18 +134,6 @@ def _message(choice: Choice, row: int, number: int) -> dict[str, Any]:
     if choice.tool_calls:
         message |= {"content": choice.text or None, "tool_calls": call_fields(choice.tool_calls, row, number)}
     return message
-
-
-def failed_output(row: FailedRow) -> RequestOutput:
-    """The result of a prompt that could not be served."""
-    return RequestOutput(
-        request_id=str(row.index),
-        prompt=None,
-        prompt_token_ids=[],
-        outputs=[],
-        error=row.error.message,
-        error_code=row.error.code,
-    )
 
 
 def _by_id(token: ScoredToken) -> TokenLogprobs:

@@ -18,7 +18,7 @@ from rosebatch.job.workers.pool import Pool
 from rosebatch.job.workers.service import Workers
 from rosebatch.job.workers.task import RowTask
 from rosebatch.llm.backend import Outputs
-from rosebatch.llm.prompts import Collected, pickled, serving
+from rosebatch.llm.results import Collected, pickled
 
 
 class PooledBackend:
@@ -46,14 +46,14 @@ class PooledBackend:
         self.sampling: Mapping[str, Any] = self._pool.facts.sampling
         self.tokenizer_folder: Path | None = self._pool.tokenizer_folder
 
-    def complete(self, rows: Sequence[Row | FailedRow], seed: int | None) -> Outputs:
+    def complete(self, rows: Sequence[Row | FailedRow], serving: Serving) -> Outputs:
         """See ``Backend``."""
-        outputs, task = self._task(serving(seed))
+        outputs, task = self._task(serving)
         return outputs.after(task.serve_all(list(map(_record, rows))))
 
-    def stream(self, rows: Iterable[Row | FailedRow], seed: int | None) -> Outputs:
+    def stream(self, rows: Iterable[Row | FailedRow], serving: Serving) -> Outputs:
         """See ``Backend``."""
-        outputs, task = self._task(serving(seed, in_order=True))
+        outputs, task = self._task(serving)
         return outputs.after(task.serve([Chunk.of([_record(row)])] for row in rows))
 
     @contextmanager

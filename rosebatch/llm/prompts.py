@@ -1,74 +1,71 @@
-"""From rows to the outputs of an ``LLM``."""
+"""What an ``LLM`` is given: prompts, and parameters for all or one for each."""
 
-import pickle
-from collections.abc import Collection, Generator, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from rosebatch.io.results import Result
-from rosebatch.io.rows import FailedRow
-from rosebatch.job.serving import Serving
-from rosebatch.llm.backend import Outputs
-from rosebatch.llm.outputs import RequestOutput, failed_output, request_output
+from rosebatch.core.errors import FlagError, RowError
+from rosebatch.io.fields import RequestFields, to_struct, tools_of
+from rosebatch.io.tools import ToolUse
+
+# A text, its token ids, or either in a mapping: ``{"prompt": ...}``, ``{"prompt_token_ids": [...]}``.
+Prompt = str | Sequence[int] | Mapping[str, Any]
+Message = Mapping[str, Any]
 
 
-class OutputShape:
-    """See ``rosebatch.io.results.Shape``."""
+def tool_use_of(
+    tools: Sequence[Mapping[str, Any]] | None, choice: str | Mapping[str, Any], *, parallel: bool
+) -> ToolUse | None:
+    """What a chat may call.
 
-    def result(self, result: Result) -> RequestOutput:
-        """See ``Shape``."""
-        return request_output(result)
-
-    def failure(self, row: FailedRow) -> RequestOutput:
-        """See ``Shape``."""
-        return failed_output(row)
-
-
-def serving(seed: int | None, *, in_order: bool = False) -> Serving:
-    """How the rows of an ``LLM`` are served.
-
-    Scripts for other engines' libraries look for all of a chat's answer in its text. The messages have its parts.
+    Raises:
+        ValueError: the tools are no tools, or the choice is none of them.
     """
-    return Serving(OutputShape(), seed, in_order, return_token_ids=True, whole_texts=True)
+    given = {"tools": list(tools or ()), "tool_choice": choice, "parallel_tool_calls": parallel}
+    try:
+        use = tools_of(to_struct(given, RequestFields), given, chat=True)
+    except RowError as error:
+        raise FlagError(error.message) from None
+    # Scripts for other engines' libraries find calls of any form in the text themselves.
+    return None if use is None else replace(use, may_stay_text=True)
 
 
-class Collected:
-    """See ``rosebatch.io.output.Sink``: keeps results until they are taken."""
+def one_for_each(name: str, given: Any, default: Any, count: int) -> list[Any]:
+    """Parameters of each prompt, from those of all or a list.
 
-    full = False
-
-    def __init__(self) -> None:
-        self.num_rows = 0
-        self._found: list[RequestOutput] = []
-
-    def add(self, index: int, row: RequestOutput, *, failed: bool) -> None:
-        """See ``Sink``."""
-        self.num_rows += 1
-        self._found.append(row)
-
-    def add_lines(self, indices: Sequence[int], lines: Sequence[bytes], failed: Collection[int]) -> None:
-        """See ``Sink``."""
-        self.num_rows += len(lines)
-        self._found += map(pickle.loads, lines)
-
-    def flush(self) -> None:
-        """See ``Sink``."""
-
-    def finish(self) -> None:
-        """See ``Sink``."""
-
-    def after(self, steps: Generator[None, None, None]) -> Outputs:
-        """The results, as a loop that fills this sink brings them."""
-        with closing(steps):
-            for _ in steps:
-                yield from self._take()
-            yield from self._take()
-
-    def _take(self) -> list[RequestOutput]:
-        found, self._found = self._found, []
-        return found
+    Raises:
+        ValueError: the list has another length.
+    """
+    if given is None or isinstance(given, type(default)):
+        return [default if given is None else given] * count
+    params = list(given)
+    if len(params) != count:
+        raise ValueError(f"{name} has {len(params)} entries for {count} prompts")
+    return params
 
 
-def pickled(index: int, row: Any, *, failed: bool) -> bytes:
-    """An ``Encode`` of ``rosebatch.io.output`` for plain objects."""
-    return pickle.dumps(row)
+def is_single(prompts: Any) -> bool:
+    """Whether it is one prompt and no list of them: token ids are one."""
+    if isinstance(prompts, str | Mapping):
+        return True
+    return isinstance(prompts, Sequence) and bool(prompts) and all(type(each) is int for each in prompts)
+
+
+def prompt_fields(prompt: Prompt) -> dict[str, Any]:
+    """The fields of a row; an ``error`` if it is no prompt."""
+    if isinstance(prompt, str):
+        return {"prompt": prompt} if prompt else {"error": RowError("empty_prompt", "prompt is empty")}
+    if isinstance(prompt, Mapping):
+        known = [name for name in ("prompt", "prompt_token_ids") if prompt.get(name) is not None]
+        if "prompt_token_ids" in known:
+            return prompt_fields(prompt["prompt_token_ids"])
+        if known and isinstance(prompt["prompt"], str):
+            return prompt_fields(prompt["prompt"])
+        error = RowError("missing_prompt", f"expected prompt or prompt_token_ids, got {', '.join(prompt) or 'nothing'}")
+        return {"error": error}
+    if isinstance(prompt, Iterable):
+        ids = tuple(prompt)
+        if all(isinstance(each, int) and not isinstance(each, bool) for each in ids):
+            return {"prompt_token_ids": ids}
+    error = RowError("invalid_prompt", f"a prompt is a text, token ids or a mapping, got {type(prompt).__name__}")
+    return {"error": error}
