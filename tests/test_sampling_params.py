@@ -6,7 +6,7 @@ import pytest
 
 from rosebatch.core.errors import RowError
 from rosebatch.core.sampling_params import GREEDY, MAX_TOKENS, GrammarSpec, SamplingParams
-from rosebatch.io.fields import fields_of, sampling_params
+from rosebatch.io.sampling_fields import fields_of, sampling_params
 
 
 @pytest.mark.parametrize(

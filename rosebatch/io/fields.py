@@ -3,17 +3,14 @@
 ``rows`` and ``openai`` build their kinds of lines from these.
 """
 
-import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
-from functools import lru_cache
 from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from rosebatch.core.errors import RowError
-from rosebatch.core.sampling_params import GrammarSpec, SamplingParams
 from rosebatch.io.tools import Tool, ToolChoice, ToolUse, tool_use
 
 FieldsT = TypeVar("FieldsT", bound=msgspec.Struct)
@@ -123,9 +120,6 @@ class RequestFields(SamplingFields):
 
 # Kinds of the parts of a message that are text, and the names of their texts.
 _TEXTS = ("text", "refusal")
-_GRAMMAR_FIELDS = ("response_format", "structured_outputs")
-_OUTPUTS_BY_KIND = {"json_schema": "json", "lark": "grammar"}
-_LOGPROB_FIELDS = ("logprobs", "top_logprobs")
 _CHAT_OPTIONS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 OPTION_FIELDS = frozenset(option.name for option in fields(PromptOptions))
 SAMPLING_FIELDS = frozenset(SamplingFields.__struct_fields__)
@@ -133,182 +127,6 @@ TOOL_FIELDS = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
 NO_OPTIONS = PromptOptions()
 # Of a line, down to its fields' numbers: a field, a list, its members.
 _NUMBERS_LEVELS = 3
-_MAX_CACHED = 1024
-_LONGEST_CACHED = 4096
-
-
-def given_sampling(line: SamplingFields, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The sampling fields that a line gives.
-
-    Args:
-        line: the checked line.
-        values: the line as decoded from JSON.
-    """
-    return {name: value for name in values if name in SAMPLING_FIELDS and (value := getattr(line, name)) is not None}
-
-
-def with_defaults(own: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """A line's sampling fields, and the defaults for those that it does not give.
-
-    The fields about grammars are one group, those about log-probabilities another. A line that gives one field of a
-    group gets no default for the rest of that group.
-    """
-    if not own:
-        return dict(defaults)
-    for together in (_GRAMMAR_FIELDS, _LOGPROB_FIELDS):
-        if any(name in own for name in together):
-            defaults = {name: value for name, value in defaults.items() if name not in together}
-    return {**defaults, **own}
-
-
-def split_prompt_only(sampling: dict[str, Any], *, echo: bool) -> tuple[dict[str, Any], bool]:
-    """Sampling fields that the engine can serve, and whether the completion is to be dropped.
-
-    A row may ask for 0 ``max_tokens`` where the prompt is echoed or scored. The engine generates at least one token, so
-    such a row asks for one and drops it.
-    """
-    wanted = echo or sampling.get("prompt_logprobs") is not None
-    if sampling.get("max_tokens") != 0 or not wanted:
-        return sampling, False
-    return {**sampling, "max_tokens": 1}, True
-
-
-def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
-    """Sampling parameters from fields as users write them: one stop string or several, ``top_k`` -1 for all.
-
-    Raises:
-        RowError: a value is impossible.
-    """
-    if not _MAY_BE_LONG.isdisjoint(given) and _is_long(given):
-        return _params(given)
-    # Most lines of a file give the same fields. The key has types: logprobs true and 1 are equal but mean two things.
-    key = tuple((name, type(value), value) for name, value in given.items())
-    try:
-        return _cached_params(key)
-    except TypeError:
-        # A value that cannot be hashed: a list, a grammar.
-        return _params_by_json(given)
-
-
-@lru_cache(_MAX_CACHED)
-def _cached_params(key: tuple[tuple[str, type, Any], ...]) -> SamplingParams:
-    return _params({name: value for name, _, value in key})
-
-
-_MAY_BE_LONG = frozenset({"stop", "stop_token_ids", "bad_words", "allowed_token_ids"})
-
-
-def _is_long(given: Mapping[str, Any]) -> bool:
-    """Whether the fields are too long to be remembered: a thousand of them would fill the memory."""
-    ids = [*(given.get("stop_token_ids") or ()), *(given.get("allowed_token_ids") or ())]
-    words = [*(given.get("stop") or ()), *(given.get("bad_words") or ())]
-    return len(ids) > _LONGEST_CACHED or sum(map(len, words)) > _LONGEST_CACHED
-
-
-_BY_JSON: dict[bytes, SamplingParams] = {}
-
-
-def _params_by_json(given: Mapping[str, Any]) -> SamplingParams:
-    key = msgspec.json.encode(given)
-    params = _BY_JSON.get(key)
-    if params is None:
-        params = _params(given)
-        if len(key) <= _LONGEST_CACHED:
-            if len(_BY_JSON) == _MAX_CACHED:
-                _BY_JSON.clear()
-            _BY_JSON[key] = params
-    return params
-
-
-def _params(given: Mapping[str, Any]) -> SamplingParams:
-    values = dict(given)
-    if isinstance(values.get("stop"), str):
-        values["stop"] = (values["stop"],)
-    if values.get("top_k") == -1:
-        values["top_k"] = 0
-    if "logit_bias" in values:
-        values["logit_bias"] = _logit_bias(values["logit_bias"])
-    values["logprobs"] = _logprobs(values.get("logprobs"), values.pop("top_logprobs", None))
-    # A row's are structs already, the defaults of a run come as plain values.
-    plain = {name: value for name in _GRAMMAR_FIELDS if isinstance(value := values.get(name), dict)}
-    if plain:
-        line = to_struct(plain, SamplingFields)
-        values |= {name: getattr(line, name) for name in plain}
-    values["grammar"] = _grammar(*(values.pop(name, None) for name in _GRAMMAR_FIELDS))
-    try:
-        return SamplingParams(**values)
-    except ValueError as error:
-        raise RowError("invalid_sampling", str(error)) from None
-
-
-def fields_of(params: SamplingParams) -> dict[str, Any]:
-    """The fields of a line that stand for sampling parameters, as plain values; defaults are left out.
-
-    Raises:
-        ValueError: the choices of a grammar are not JSON.
-    """
-    given = params.given()
-    if params.logit_bias:
-        given["logit_bias"] = {str(token_id): bias for token_id, bias in params.logit_bias}
-    spec = given.pop("grammar", None)
-    if spec is not None:
-        value: Any = spec.source
-        if spec.kind == "choice":
-            value = json.loads(spec.source)
-        elif spec.kind == "json_object":
-            value = True
-        given["structured_outputs"] = {_OUTPUTS_BY_KIND.get(spec.kind, spec.kind): value}
-    return given
-
-
-def _logit_bias(given: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
-    try:
-        return tuple((int(token_id), bias) for token_id, bias in given.items())
-    except ValueError:
-        raise RowError("invalid_sampling", "the keys of logit_bias must be token ids") from None
-
-
-def _logprobs(logprobs: bool | int | None, top_logprobs: int | None) -> int | None:
-    """The number of likeliest tokens to report, or None for no report.
-
-    Completions give the number itself; chats say whether to report, and give the number apart.
-    """
-    if type(logprobs) is int:
-        if top_logprobs is not None:
-            raise RowError("invalid_sampling", "top_logprobs needs logprobs: true, but logprobs is a number")
-        return logprobs
-    if top_logprobs and not logprobs:
-        raise RowError("invalid_sampling", "top_logprobs needs logprobs: true")
-    return (top_logprobs or 0) if logprobs else None
-
-
-def _grammar(response_format: ResponseFormat | None, structured: StructuredOutputs | None) -> GrammarSpec | None:
-    specs: list[GrammarSpec] = []
-    if response_format is not None and response_format.type == "json_object":
-        specs.append(GrammarSpec("json_object"))
-    if response_format is not None and response_format.type == "json_schema":
-        if response_format.json_schema is None or response_format.json_schema.schema is None:
-            raise RowError("invalid_field", "response_format of type json_schema needs json_schema.schema")
-        specs.append(GrammarSpec("json_schema", _json(response_format.json_schema.schema)))
-    if structured is not None:
-        if structured.json is not None:
-            given = structured.json
-            specs.append(GrammarSpec("json_schema", given if isinstance(given, str) else _json(given)))
-        if structured.regex is not None:
-            specs.append(GrammarSpec("regex", structured.regex))
-        if structured.choice is not None:
-            specs.append(GrammarSpec("choice", _json(structured.choice)))
-        if structured.grammar is not None:
-            specs.append(GrammarSpec("lark", structured.grammar))
-        if structured.json_object:
-            specs.append(GrammarSpec("json_object"))
-    if len(specs) > 1:
-        raise RowError("invalid_field", f"an answer can have one grammar, but {len(specs)} are given: keep one")
-    return specs[0] if specs else None
-
-
-def _json(value: Any) -> str:
-    return msgspec.json.encode(value).decode()
 
 
 def prompt_options(line: msgspec.Struct, values: Mapping[str, Any], *, chat: bool) -> PromptOptions:

@@ -15,17 +15,14 @@ from rosebatch.io.fields import (
     TOOL_FIELDS,
     PromptOptions,
     RequestFields,
-    given_sampling,
     plain_message,
     prompt_options,
-    sampling_params,
-    split_prompt_only,
     to_struct,
     tools_of,
-    with_defaults,
 )
 from rosebatch.io.result_names import LISTS_IN_RESULTS, RESULT_FIELDS, require_no_collision
 from rosebatch.io.row_names import NESTED, SAME_AS, unclear_names, with_own_names
+from rosebatch.io.sampling_fields import given_sampling, sampling_params, split_prompt_only, with_defaults
 from rosebatch.io.tools import ToolUse
 
 

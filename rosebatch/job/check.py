@@ -18,9 +18,9 @@ from rosebatch.engine.metrics.roofline import Floor, Rates, find_floor, measure_
 from rosebatch.engine.scheduling.servable import require_servable
 from rosebatch.host.threads import DaemonPool
 from rosebatch.io.columns import Columns
-from rosebatch.io.fields import with_defaults
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.rows import FailedRow, Row
+from rosebatch.io.sampling_fields import with_defaults
 from rosebatch.job.await_grammars import with_grammars
 from rosebatch.job.config import JobConfig
 from rosebatch.job.prepare import prepare

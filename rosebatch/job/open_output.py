@@ -15,14 +15,8 @@ from rosebatch.host.paths import open_stream
 from rosebatch.io.files import file_name, is_table, is_url, remove_url, upload
 from rosebatch.io.formats import named
 from rosebatch.io.output import FileOutput, Output, ShardOutput, StreamOutput
-from rosebatch.io.parquet import (
-    PART_NAME,
-    Carried,
-    Rows,
-    columns_without_a_type,
-    write_parquet,
-    write_parquet_parts,
-)
+from rosebatch.io.parquet import PART_NAME, Carried, Rows, write_parquet, write_parquet_parts
+from rosebatch.io.parquet_types import columns_without_a_type
 from rosebatch.io.part_file import PartFile
 from rosebatch.io.placement import Placement, jsonl_writer, replace_file, replace_folder
 from rosebatch.io.reader import PromptReader

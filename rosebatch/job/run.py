@@ -12,10 +12,11 @@ from rosebatch.config.byte_sizes import in_bytes
 from rosebatch.config.run import RunConfig
 from rosebatch.core.errors import FlagError, InterruptionError, LostProcessError, RowError, UserError
 from rosebatch.io.columns import Columns
-from rosebatch.io.fields import SAMPLING_FIELDS, sampling_params, with_defaults
+from rosebatch.io.fields import SAMPLING_FIELDS
 from rosebatch.io.openai.lines import BatchShape
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.results import PlainShape, Shape
+from rosebatch.io.sampling_fields import sampling_params, with_defaults
 from rosebatch.job.config import JobConfig
 from rosebatch.job.destination import Destination, find_destination
 from rosebatch.job.manifest import build_manifest

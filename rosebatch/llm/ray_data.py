@@ -30,10 +30,10 @@ import pyarrow as pa
 from rosebatch.config.run import RunConfig
 from rosebatch.core.errors import FlagError, RowError, UserError
 from rosebatch.core.sampling_params import SamplingParams
-from rosebatch.io.fields import fields_of, with_defaults
 from rosebatch.io.parse import Record, RowParser
 from rosebatch.io.results import Result
 from rosebatch.io.rows import FailedRow, Row
+from rosebatch.io.sampling_fields import fields_of, with_defaults
 from rosebatch.io.table_values import BadValues, rows_of
 from rosebatch.job.run import check_sampling
 from rosebatch.job.run_rows import run_rows

@@ -8,7 +8,7 @@ from rosebatch.config.run import InputFormat, RunConfig
 from rosebatch.core.errors import FlagError
 from rosebatch.core.pooling_params import EncodingFormat, PoolingParams
 from rosebatch.core.sampling_params import SamplingParams
-from rosebatch.io.fields import fields_of
+from rosebatch.io.sampling_fields import fields_of
 from rosebatch.io.tasks.embed import Embed
 from rosebatch.io.tasks.generate import GENERATE
 from rosebatch.job.config import JobConfig

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from rosebatch.core.sampling_params import MAX_SAMPLES, GrammarSpec, SamplingParams
-from rosebatch.io.fields import PromptOptions, sampling_params
+from rosebatch.io.fields import PromptOptions
 from rosebatch.io.rows import FailedRow, Row
+from rosebatch.io.sampling_fields import sampling_params
 
 
 def failure(row):

@@ -13,17 +13,8 @@ import msgspec
 
 from rosebatch.core.errors import RowError
 from rosebatch.core.sampling_params import MAX_TOKENS
-from rosebatch.io.fields import (
-    RequestFields,
-    StructuredOutputs,
-    given_sampling,
-    prompt_options,
-    sampling_params,
-    split_prompt_only,
-    to_struct,
-    tools_of,
-    with_defaults,
-)
+from rosebatch.io.fields import RequestFields, StructuredOutputs, prompt_options, to_struct, tools_of
+from rosebatch.io.sampling_fields import given_sampling, sampling_params, split_prompt_only, with_defaults
 
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 

@@ -44,7 +44,7 @@ class Embed(Task):
         """See ``Task``."""
         import pyarrow as pa
 
-        from rosebatch.io.parquet import RESULT_TYPES
+        from rosebatch.io.parquet_types import RESULT_TYPES
 
         return {
             "index": pa.int64(),

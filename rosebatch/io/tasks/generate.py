@@ -30,7 +30,7 @@ class Generate(Task):
 
     def types(self) -> Mapping[str, "pa.DataType"]:
         """See ``Task``."""
-        from rosebatch.io.parquet import RESULT_TYPES
+        from rosebatch.io.parquet_types import RESULT_TYPES
 
         return RESULT_TYPES
 
