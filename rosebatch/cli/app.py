@@ -185,7 +185,7 @@ def main(args: list[str] | None = None) -> NoReturn:
     try:
         code: Any = app(args=args, standalone_mode=False)
         if sys.stdout is not None:
-            # What cannot be written is an error; later, there is nobody left to tell of it.
+            # What cannot be written is an error; later, nobody would see it.
             sys.stdout.flush()
     except FlagError as error:
         _fail(str(error), EXIT_USAGE)
@@ -194,7 +194,7 @@ def main(args: list[str] | None = None) -> NoReturn:
     except InterruptionError as error:
         _fail(str(error), error.exit_code)
     except BrokenPipeError:
-        # The reader of our output went away, such as `| head`: there is nobody left to tell.
+        # The reader of our output went away, such as `| head`: nobody would see an error.
         sys.stderr.close()
         sys.exit(EXIT_ABORTED)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The flags of ``rosebatch bench``: what to run, how often, and beside what."""
+"""The flags of ``rosebatch bench``: what to run, how often, and against what."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,6 +1,6 @@
 """Creates the GPU's context while PyTorch is still being imported. That hides a third of a second.
 
-PyTorch works in each device's primary context, and everybody who asks the driver for that context gets the same one.
+PyTorch works in each device's primary context, which the driver gives to every caller.
 ctypes releases Python's lock during the driver's calls, so the import continues meanwhile.
 """
 

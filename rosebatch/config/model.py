@@ -130,7 +130,7 @@ class TransformersShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 
 
 class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The shape of a model: what the engine, the weights and a memory estimate need to know.
+    """The shape of a model: what the engine, the weights and a memory estimate need.
 
     Attributes:
         family: a name of ``rosebatch.model.registry``, where ``check_config`` has its rules; or ``transformers``.

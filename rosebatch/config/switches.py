@@ -30,7 +30,7 @@ def _switch(
         devices: that have it.
         scenario: a name in ``configs/bench``, of work in which the switch changes what runs.
         needs: switches without which it has no effect.
-        hidden_by: switches beside which it has no effect, and where: nothing means anywhere.
+        hidden_by: switches with which it has no effect, and where: nothing means anywhere.
     """
     metadata = {"help": text, "devices": devices, "scenario": scenario, "needs": needs, "hidden_by": hidden_by or {}}
     return field(default=True, metadata=metadata)
@@ -172,7 +172,7 @@ def without_effect(requested: Mapping[str, bool | None], switches: Switches, dev
 
 
 def flag(switch: str, *, on: bool = True) -> str:
-    """A switch as it stands on the command line."""
+    """A switch as it is written on the command line."""
     return ("--" if on else "--no-") + switch.replace("_", "-")
 
 

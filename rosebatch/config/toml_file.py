@@ -16,7 +16,7 @@ def convert(values: Any, kind: type[ConfigT], source: str) -> ConfigT:
     """Build a config from plain values.
 
     Raises:
-        UserError: an unknown key, a wrong type or an impossible value; ``source`` says where it stands.
+        UserError: an unknown key, a wrong type or an impossible value; ``source`` says where it is.
     """
     try:
         return msgspec.convert(values, kind)

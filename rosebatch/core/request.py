@@ -1,4 +1,4 @@
-"""What the engine is asked and what it answers: token ids in, token ids out. It knows nothing of rows or texts."""
+"""Requests to the engine and its completions: token ids in, token ids out. Neither has rows or texts."""
 
 from array import array
 from collections.abc import Iterable, Sequence

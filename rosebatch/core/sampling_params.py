@@ -50,7 +50,7 @@ class SamplingParams:
         seed: every random number is a function of this and the token's position alone. None lets the library or job
             choose one for each prompt; the engine takes it as 0.
         stop: strings that end the completion; the text ends before the first of them. One string will do.
-        stop_token_ids: tokens that end the completion, beside the model's own end tokens.
+        stop_token_ids: tokens that end the completion, as the model's own end tokens do.
         ignore_eos: continue past the model's end tokens.
         n: completions of one prompt, each with its own random numbers.
         min_tokens: no end token is generated, and no stop string counts, before so many tokens.
@@ -63,12 +63,12 @@ class SamplingParams:
             are of the model's own logits, before any of the above. None for no report.
         prompt_logprobs: the same for the prompt's tokens from the second on.
         grammar: what the completion has to match.
-        bad_words: texts that are never generated, alone or behind a space, as the tokenizer writes them.
+        bad_words: texts that are never generated, alone or after a space, as the tokenizer writes them.
         allowed_token_ids: the only tokens that may be generated; empty allows all.
         skip_special_tokens: leave special tokens out of the text.
-        include_stop_str_in_output: the text ends behind the stop string, not before it.
+        include_stop_str_in_output: the text ends after the stop string, not before it.
         max_reasoning_tokens: most tokens that the model may think before it answers; needs a model whose reasoning can
-            be told apart. None for no limit.
+            be parsed. None for no limit.
 
     Raises:
         ValueError: a value outside its range, named in the message.

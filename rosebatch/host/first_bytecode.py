@@ -1,4 +1,4 @@
-"""Bytecode of packages, made by processes beside the one that imports them.
+"""Bytecode of packages, made by other processes than the one that imports them.
 
 A first import compiles one file after the other: PyTorch's 700 take 3 to 5 s. Other cores compile the files that are
 still to come. ``python first_bytecode.py OWN COUNT FOLDER...`` compiles each ``COUNT``-th file of these folders, from

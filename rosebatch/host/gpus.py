@@ -14,7 +14,7 @@ def visible_gpus() -> list[str]:
         return []
     if given is None:
         return [str(number) for number in range(count)]
-    # CUDA ignores what stands behind the first one that it does not know, so its count is the right one.
+    # CUDA ignores what follows the first unknown one, so its count is the right one.
     return [name.strip() for name in given.split(",")][:count]
 
 

@@ -21,7 +21,7 @@ def load_pretrained_tokenizer(folder: Path, **options: Any) -> Any:
             require_file(path)
     from transformers import AutoTokenizer, dynamic_module_utils
 
-    # Calls inside transformers that do not know of our answer give up instead of asking for one.
+    # Other calls inside transformers give up instead of waiting for an answer.
     dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0
     return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True, **options)
 

@@ -1,1 +1,1 @@
-"""Prompts in, results out. Nothing here knows the engine."""
+"""Prompts in, results out. Nothing here imports the engine."""

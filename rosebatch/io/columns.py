@@ -11,7 +11,7 @@ from rosebatch.core.errors import FlagError, RowError
 from rosebatch.io.result_names import LISTS_IN_RESULTS
 from rosebatch.io.rows import PROMPT_FIELDS, REQUEST_FIELDS
 
-# pandas makes floats of integers beside missing values.
+# pandas makes floats of integers in columns with missing values.
 INTEGERS = frozenset(
     {
         *("id", "max_tokens", "min_tokens", "top_k", "seed", "n", "best_of", "truncate_prompt_tokens"),
@@ -78,7 +78,7 @@ class Columns:
         return self.carried is None or name in self.carried or name in (self.prompt, self.id) or name in asked
 
     def carries(self, name: str, *, is_table: bool) -> bool:
-        """Whether a column may be carried, as far as its name tells."""
+        """Whether a column may be carried, by its name."""
         if self.carried is not None:
             return name in self.carried
         return is_table or name != self.prompt
@@ -126,7 +126,7 @@ def with_integers(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def integer(value: float) -> float | int | None:
-    """A float of a table as the integer that it stands for, if it is one: 4.0 is 4, NaN is null."""
+    """A float of a table as the integer that it equals, if it does: 4.0 is 4, NaN is null."""
     if math.isnan(value):
         return None
     return int(value) if value.is_integer() else value

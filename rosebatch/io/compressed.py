@@ -79,7 +79,7 @@ class _Checked(io.RawIOBase):
 
 
 class _Xz:
-    """The streams of an xz file, one behind the other."""
+    """The streams of an xz file, one after the other."""
 
     def __init__(self, raw: IO[bytes]) -> None:
         self._raw = raw

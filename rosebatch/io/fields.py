@@ -1,4 +1,4 @@
-"""The known fields of an input line: their types, and the sampling parameters and prompt options they stand for.
+"""The known fields of an input line: their types, and the prompt options they mean.
 
 ``rows`` and ``openai`` build their kinds of lines from these.
 """
@@ -180,7 +180,7 @@ def to_struct(values: object, kind: type[FieldsT]) -> FieldsT:
     try:
         return msgspec.convert(values, kind)
     except (msgspec.ValidationError, OverflowError) as error:
-        # Some writers know no integers: 4.0 is 4.
+        # Some writers have no integers: 4.0 is 4.
         with suppress(msgspec.ValidationError, OverflowError):
             return msgspec.convert(_with_integers(values), kind)
         raise RowError("invalid_field", str(error).replace("`$.", "`")) from None

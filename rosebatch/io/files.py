@@ -31,7 +31,7 @@ def as_path(source: str) -> str:
 
 
 def url_identity(url: str) -> str:
-    """The same text for every spelling of a URL that its file system knows.
+    """The same text for every spelling of a URL that its file system reads.
 
     Raises:
         UserError: the file system is unknown.
@@ -54,7 +54,7 @@ def find_files(source: str) -> list[str]:
     """The files of a source, in the order of their names.
 
     Args:
-        source: a path or URL of a file, a folder or a glob; ``-`` for stdin. A folder stands for the files in it that
+        source: a path or URL of a file, a folder or a glob; ``-`` for stdin. A folder means the files in it that
             are read, without those whose names begin with ``.`` or ``_``; a data set on the Hub, for those at any
             depth.
 
@@ -167,7 +167,7 @@ def require_writable_url(url: str) -> None:
 
 
 def remove_url(url: str) -> None:
-    """Delete the file at a URL, if there is one. HTTP knows no deletion.
+    """Delete the file at a URL, if there is one. HTTP has no deletion.
 
     Raises:
         OSError: it cannot be deleted.

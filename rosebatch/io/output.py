@@ -175,7 +175,7 @@ class FileOutput:
 
     Args:
         part: the part file of this run, or of the run that it resumes.
-        placement: where the results appear; beside the part file.
+        placement: where the results appear; next to the part file.
         appeared: called once they have, before the part file is deleted.
     """
 

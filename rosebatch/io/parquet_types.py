@@ -116,7 +116,7 @@ def _has_floats(kind: pa.DataType) -> bool:
 
 
 def _makes_flag_a_number(value: Any, kind: pa.DataType) -> bool:
-    """Whether True or False would become 1.0 or 0.0. Arrow takes them beside floats, and says nothing."""
+    """Whether True or False would become 1.0 or 0.0. Arrow takes them with floats, without an error."""
     if isinstance(value, bool):
         return bool(pa.types.is_floating(kind))
     if isinstance(value, list):

@@ -69,7 +69,7 @@ class RowParser:
     Attributes:
         is_batch: whether lines are requests of an OpenAI batch.
         defaults: sampling fields for what a row does not say.
-        result_column: the one field of a result beside the carried ones, see ``rosebatch.io.result_names``.
+        result_column: the one field of a result next to the carried ones, see ``rosebatch.io.result_names``.
         columns: what the names of columns or fields mean.
         task: what the job makes of each row.
     """

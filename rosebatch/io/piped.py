@@ -31,7 +31,7 @@ class Copied:
 
     @classmethod
     def of(cls, source: IO[bytes], name: str, head: bytes) -> "Copied":
-        """The contents of an open stream, behind what was read of it before.
+        """The contents of an open stream, after what was read of it before.
 
         Args:
             source: read to its end here.

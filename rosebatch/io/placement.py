@@ -99,7 +99,7 @@ class Placement:
 
 
 def _prepare(path: Path, write: Callable[[Path, Rows], None], rows: Rows) -> None:
-    """Write a whole file or folder beside its path."""
+    """Write a whole file or folder next to its path."""
     whole = beside(path)
     # A run that died may have left one.
     _remove(whole)

@@ -52,7 +52,7 @@ class PromptReader:
         defaults: sampling fields for what a line does not say.
         input_format: ``auto`` goes by extensions and first bytes, and recognizes an OpenAI batch by the first line
             that is JSON.
-        result_column: the one field of a result beside the carried ones, see ``rosebatch.io.result_names``.
+        result_column: the one field of a result next to the carried ones, see ``rosebatch.io.result_names``.
         columns: what the names of columns or fields mean.
         task: what the job makes of each row.
 
@@ -116,7 +116,7 @@ class PromptReader:
 
     @cached_property
     def _schemas(self) -> dict[Kind, tuple[pa.Schema, int | None]]:
-        """Of each kind of table, the columns and the number of rows, as far as the files tell."""
+        """Of each kind of table, the columns and the number of rows, as far as the files say."""
         found: dict[Kind, tuple[pa.Schema, int | None]] = {}
         firsts: dict[Kind, str] = {}
         for path, kind in zip(self.paths, self.kinds, strict=True):
@@ -155,7 +155,7 @@ class PromptReader:
         """Whether the lines are requests of an OpenAI batch. On stdin this waits for the first line.
 
         Raises:
-            UserError: there are tables beside the batch.
+            UserError: there are tables next to the batch.
         """
         is_batch = self._looks_like_a_batch() if self.input_format == "auto" else self.input_format == "openai"
         if is_batch and set(self.kinds) != {"lines"}:

@@ -6,7 +6,7 @@ from typing import Any
 
 from rosebatch.core.errors import RowError
 
-# A result has these beside the fields that it takes over from its row, or in one field of their own.
+# A result has these next to the fields that it takes over from its row, or in one field of their own.
 RESULT_FIELDS = (
     "index", "text", "reasoning_content", "tool_calls", "finish_reason", "choices", "usage", "token_ids", "logprobs",
     "prompt_logprobs", "error",

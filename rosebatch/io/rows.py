@@ -111,7 +111,7 @@ def parse_row(
         where: the line's place, for error messages.
         defaults: sampling fields for what the line does not say.
         keep_prompt: carry the known fields through too, because a table keeps its columns.
-        result_column: the one field of a result beside the carried ones, see ``rosebatch.io.result_names``.
+        result_column: the one field of a result next to the carried ones, see ``rosebatch.io.result_names``.
     """
     if not isinstance(values, dict):
         error = RowError("invalid_line", f"expected a JSON object, got {type(values).__name__}")

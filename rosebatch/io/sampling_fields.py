@@ -45,8 +45,8 @@ def with_defaults(own: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[s
 def split_prompt_only(sampling: dict[str, Any], *, echo: bool) -> tuple[dict[str, Any], bool]:
     """Sampling fields that the engine can serve, and whether the completion is to be dropped.
 
-    A row may ask for 0 ``max_tokens`` where the prompt is echoed or scored. The engine generates at least one token, so
-    such a row asks for one and drops it.
+    A row may have 0 ``max_tokens`` where the prompt is echoed or scored. The engine generates at least one token, so
+    such a row generates one and drops it.
     """
     wanted = echo or sampling.get("prompt_logprobs") is not None
     if sampling.get("max_tokens") != 0 or not wanted:
@@ -123,7 +123,7 @@ def _params(given: Mapping[str, Any]) -> SamplingParams:
 
 
 def fields_of(params: SamplingParams) -> dict[str, Any]:
-    """The fields of a line that stand for sampling parameters, as plain values; defaults are left out.
+    """The fields of a line that mean these sampling parameters, as plain values; defaults are left out.
 
     Raises:
         ValueError: the choices of a grammar are not JSON.

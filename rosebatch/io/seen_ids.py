@@ -91,7 +91,7 @@ class SeenIds:
 
 
 def _key(identity: str | int) -> bytes:
-    # repr tells the text "1" from the number 1.
+    # repr distinguishes the text "1" from the number 1.
     key = repr(identity).encode("utf-8", "surrogatepass")
     return key if len(key) <= _LONGEST else hashlib.blake2b(key, digest_size=_LONGEST).digest()
 

@@ -30,7 +30,7 @@ class Table(NamedTuple):
 
     Attributes:
         schema: names and types of its columns.
-        num_rows: None if only reading tells.
+        num_rows: None if only reading shows it.
         rows: each row's columns that are wanted by their names, with its share of the bytes. Only once.
     """
 
@@ -119,7 +119,7 @@ def _arrow(raw: IO[bytes], path: str) -> Table:
 
 
 def _plain(schema: pa.Schema) -> pa.Schema:
-    """The types that results carry on: a column of a dictionary's numbers holds what they stand for."""
+    """The types that results carry on: a column of a dictionary's numbers holds its values."""
     fields = [
         field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field for field in schema
     ]

@@ -66,7 +66,7 @@ class ToolUse:
 
     @property
     def schemas(self) -> dict[str, Schema]:
-        """Of the arguments of the tools whose calls are told apart, by name."""
+        """Schemas of the arguments of the tools whose calls are parsed, by name."""
         functions = [] if self.choice == "none" else [tool["function"] for tool in self.tools]
         return {function["name"]: function.get("parameters") or {} for function in functions}
 

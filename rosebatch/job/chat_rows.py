@@ -1,4 +1,4 @@
-"""What a chat means for one model: variables that its template does not know, and the grammar of its tool calls."""
+"""What a chat means for one model: variables that its template does not use, and the grammar of its tool calls."""
 
 from dataclasses import replace
 

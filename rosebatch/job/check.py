@@ -115,7 +115,7 @@ def check_rows(
         rows: of the input.
         tokenizer: None for a model that works on token ids.
         config: of the model.
-        on_failure: told of every row that cannot be served.
+        on_failure: called with every row that cannot be served.
         limits: what compiling a grammar may take.
         strict: see ``check_file``.
     """

@@ -78,7 +78,7 @@ class LocalService:
 
 
 def model_info_of(plan: LaunchPlan) -> ModelInfo:
-    """What a job has to know of a model.
+    """What a job needs of a model.
 
     Raises:
         UserError: a file of the model is unreadable.

@@ -31,7 +31,7 @@ def merge_shards(job: JobConfig) -> tuple[int, int]:
     The part files of the shards are deleted at the end.
 
     Args:
-        job: names input and output; the shards know the rest.
+        job: names input and output; the shards have the rest.
 
     Raises:
         UserError: a shard is missing or incomplete, they are of different runs, or the input has changed.

@@ -1,4 +1,4 @@
-"""What a job has to know of its model, as plain values: they may come from another process."""
+"""What a job needs of its model, as plain values: they may come from another process."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ class ModelInfo:
         sampling: the model's own defaults, as fields of a row.
         pooling: the model's own, as fields of ``PoolingParams``.
         prompt_names: of the texts that the model wants before what it embeds.
-        refused: why the model cannot do what a job asks for, by ``generate`` and ``embed``.
+        refused: why the model cannot serve a task, by ``generate`` and ``embed``.
         independent: whether no completion depends on its batch.
     """
 

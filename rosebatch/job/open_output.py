@@ -48,7 +48,7 @@ def open_output(
         manifest: begins to make the run's manifest from the digest of its input, None for stdin.
         resume: continue the part file, if there is one.
         force: even if it belongs to another run.
-        keep_manifest: keep the manifest beside the output.
+        keep_manifest: keep the manifest next to the output.
         rows_per_file: most rows in each file of a folder.
         shard: the share of the rows that this run has.
 

@@ -38,7 +38,7 @@ def manifest_path(output: Target) -> Path:
 
 
 def require_can_keep(output: Target) -> None:
-    """Check that an output can have a manifest beside it.
+    """Check that an output can have a manifest next to it.
 
     Raises:
         FlagError: it is a stream or at a URL, or another file has the manifest's name.

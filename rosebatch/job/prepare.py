@@ -190,7 +190,7 @@ def _reader(row: Row, prompt: tuple[int, ...], tokenizer: Tokenizer | None) -> C
     """What reads the answers to a prompt.
 
     Raises:
-        RowError: the reasoning has a budget, but is not told apart.
+        RowError: the reasoning has a budget, but is not parsed.
     """
     forms = None if tokenizer is None else tokenizer.parsers
     if row.sampling.max_reasoning_tokens is not None and (forms is None or forms.reasoning is None):

@@ -24,7 +24,7 @@ class PreparedPrompt:
         sampling: with a seed if it samples.
         text: as given or rendered; None if it was given as token ids.
         echo: what the completion's text begins with.
-        reader: tells reasoning and tool calls of a chat's answers apart; None if there is nothing to tell.
+        reader: splits reasoning and tool calls off a chat's answers; None if there is nothing to split.
     """
 
     token_ids: tuple[int, ...]

@@ -176,7 +176,7 @@ def _shape(job: JobConfig, reader: PromptReader, service: Service, created: int)
 
 
 def _machine(served: Served) -> dict[str, Any]:
-    """Fields of the report that only who served the rows knows."""
+    """Fields of the report from whoever served the rows."""
     fields = {"gpu": served.gpu, "peak_memory_bytes": dict(served.peak_memory)}
     return {**fields, "workers": [*served.workers]} if served.workers else fields
 

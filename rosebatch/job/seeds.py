@@ -12,7 +12,7 @@ def row_seed(
     With a job seed, it follows from that seed, the row's id and its prompt. Reordering the file or running a row alone
     changes nothing; rows with the same id and prompt get the same seed. Without a job seed, it follows from the row's
     place instead: a prompt that is repeated in the file is sampled anew, and a second run gives the same results.
-    ``number`` tells the prompts of one row apart.
+    ``number`` distinguishes the prompts of one row.
     """
     place = f"{index}" if job_seed is None else f"seed {job_seed}"
     key = f"{place}|{row_id!r}|{tuple(token_ids)}{f'|{number}' if number else ''}".encode()

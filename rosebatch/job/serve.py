@@ -1,7 +1,7 @@
 """The loop that the command line and the library share: rows in, the engine in the middle, finished rows out.
 
-Reading, encoding, decoding and the device work beside this loop. Our own Python runs in it, a little at a time
-between the engine's steps, while the device computes.
+Reading, encoding and decoding run on threads. Our own Python runs in this loop, a little at a time between the engine's
+steps, while the device computes.
 """
 
 import gc
@@ -24,7 +24,7 @@ from rosebatch.text.tokenizer import Tokenizer
 # Rows that are added, and rows whose texts are decoded, between two steps: about what a decode window finishes. More
 # where seats would stay empty, or many rows have finished at once.
 _ROWS_A_STEP = 32
-# Rows that fail one after the other before the caller hears of them.
+# Rows that fail one after the other before the caller gets them.
 _MAX_FAILED = 1024
 # New objects before Python looks for garbage cycles, of which this loop makes few. Python's default looks far more
 # often, which took 7 % of the host's time.

@@ -1,4 +1,4 @@
-"""A share of a job's rows: one of several runs, on machines that need not know of each other."""
+"""A share of a job's rows: one of several runs, on machines that need no connection."""
 
 import re
 from collections.abc import Iterator

@@ -85,7 +85,7 @@ class Target:
             raise FlagError(f"{flag} {self.name}: is written as {forms}; name such a file")
 
     def temporaries(self) -> list[Path]:
-        """What the run makes, replaces and deletes beside the path."""
+        """What the run makes, replaces and deletes next to the path."""
         return [] if self.kind == "stream" else [beside(self.path), aside(self.path)][: 1 + (self.kind == "folder")]
 
     def used(self, what: str) -> Iterator[Used]:

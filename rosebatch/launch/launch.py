@@ -267,7 +267,7 @@ def switched_off_by(model: ModelConfig) -> dict[str, str]:
 
 
 def resolve_switches(config: RunConfig, device: str) -> Switches:
-    """The switches of a run on ``device``; other samplers stand outside of the graph.
+    """The switches of a run on ``device``; other samplers run outside of the graph.
 
     Raises:
         FlagError: a switch or the sampler cannot be had there.

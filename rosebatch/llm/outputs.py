@@ -39,9 +39,9 @@ class CompletionOutput:
         logprobs: for each token, if asked for.
         cumulative_logprob: their sum over the chosen tokens, if asked for.
         token_times: seconds from the request's arrival to each token. Tokens of one decode window came together.
-        message: of a chat, the answer as the chat API writes it, its reasoning and tool calls told apart from the
+        message: of a chat, the answer as the chat API writes it, its reasoning and tool calls split off the
             content: ``{"role": "assistant", "content": ...}``, with ``reasoning_content`` and ``tool_calls`` where the
-            model has written some. It can be put behind the messages to go on.
+            model has written some. It can be put after the messages to go on.
     """
 
     index: int

@@ -51,7 +51,7 @@ _RESULTS = {
     "completion_tokens": pa.int64(),
     "error": pa.string(),
 }
-# What a row may ask for that these columns cannot hold.
+# What a row may want that these columns cannot hold.
 _NOT_TOLD = ("logprobs", "prompt_logprobs")
 # How long an idle engine waits for a batch before it looks for others.
 _PAUSE_SECONDS = 0.05

@@ -60,14 +60,14 @@ def run_file(
         input_format: ``auto`` goes by the extension, and recognises an OpenAI batch by its first line.
         errors: JSONL file for rows that fail.
         rows_per_file: most rows in each file of an output folder.
-        result_column: put the fields of each result into one of this name, beside the carried ones.
+        result_column: put the fields of each result into one of this name, next to the carried ones.
         echo_model: answers of an OpenAI batch name the model of their request.
         prompt_column, id_column: columns or fields of prompts and ids, where they have other names.
         columns: those that results keep, as names or as one text with commas; None for all.
         return_token_ids: add ``token_ids`` to the results.
         resume: continue the run that left ``OUTPUT.part``; start if there is none.
         force_resume: continue it even if input, model or settings have changed.
-        keep_manifest: keep ``OUTPUT.manifest.json`` next to the output. ``resume`` then knows that it is complete.
+        keep_manifest: keep ``OUTPUT.manifest.json`` next to the output. ``resume`` then finds that it is complete.
         strict: check the whole file first; run nothing if any row cannot be served.
         shard: serve a share of the rows, such as ``1/8``; see ``rosebatch merge``.
         report: files for the report: a page for ``.html``, else JSON.

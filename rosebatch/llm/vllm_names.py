@@ -5,7 +5,7 @@ from typing import Any
 
 # vLLM's names of our switches.
 _SWITCHES = {"enable_prefix_caching": "prefix_cache", "enable_chunked_prefill": "chunked_prefill"}
-# Its parameters and ours that change nothing here, with the values that ask for nothing.
+# Its parameters and ours that change nothing here, with the values that change nothing.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "async_scheduling": (None, True, False),
     "cpu_offload_gb": (0,),
@@ -33,7 +33,7 @@ def own_names(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings by our names.
 
     Raises:
-        ValueError: one of vLLM's asks for what is not served.
+        ValueError: one of vLLM's has a value that is not served.
     """
     own: dict[str, Any] = {}
     for name, value in settings.items():

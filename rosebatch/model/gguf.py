@@ -49,7 +49,7 @@ def convert(path: Path, dtype: torch.dtype, folder: Path) -> None:
         config = {"architectures": [hf_class], "model_type": architecture.model_type, **_shared_config(model)}
         config |= form.config(model)
         config["dtype"] = str(dtype).removeprefix("torch.")
-        # Its mistakes are those of the GGUF file: found here, they are told under its name.
+        # Its mistakes are those of the GGUF file: found here, they are reported under its name.
         parse_model_config(config, str(path))
         _write_json(folder / "config.json", config)
         _write_json(folder / "generation_config.json", {"eos_token_id": config["eos_token_id"]})

@@ -78,7 +78,7 @@ def cached_models() -> list[CachedModel]:
 
 
 def clear_cache() -> int:
-    """Delete all converted models, what failed conversions left behind and remembered digests of weights.
+    """Delete all converted models, what failed conversions have left and remembered digests of weights.
 
     A running conversion stays.
 
@@ -127,7 +127,7 @@ def _convert(path: Path, dtype: "torch.dtype", folder: Path) -> Path:
 
 
 def _sweep(cache: Path) -> None:
-    """Delete what killed conversions left behind, unless a conversion is running."""
+    """Delete what killed conversions have left, unless a conversion is running."""
     left = list(cache.glob(f"{_TEMPORARY}*"))
     if left:
         with _locked(cache, fcntl.LOCK_EX | fcntl.LOCK_NB) as alone:

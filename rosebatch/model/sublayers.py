@@ -106,7 +106,7 @@ def load_linear(
 
     Args:
         ops, weights: of the model.
-        names: of the projections. A single name stands for all of them: the checkpoint has fused them already.
+        names: of the projections. A single name means all of them: the checkpoint has fused them already.
         sizes: the number of outputs of each.
         in_size: of their input.
         bias: whether they have one.

@@ -17,7 +17,7 @@ def kind_of(messages: Sequence[Message], options: Mapping[str, Any]) -> int:
 
 
 def marked(messages: Sequence[Message]) -> tuple[list[Message], dict[str, str]]:
-    """The chat with marks in place of its contents, and what each mark stands for.
+    """The chat with marks in place of its contents, and what each mark means.
 
     What is empty gets no mark: it leaves no trace in any text.
     """
@@ -48,7 +48,7 @@ def marked(messages: Sequence[Message]) -> tuple[list[Message], dict[str, str]]:
 
 
 def marked_tools(tools: Sequence[Any]) -> tuple[list[Any], dict[str, str]]:
-    """Tools with marks in place of their names, and what each mark stands for."""
+    """Tools with marks in place of their names, and what each mark means."""
     marks: dict[str, str] = {}
 
     def mark(tool: Any) -> Any:

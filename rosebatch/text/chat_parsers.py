@@ -74,7 +74,7 @@ class ChatParsers:
 
     @property
     def calls_have_a_token(self) -> bool:
-        """Whether a token of its own begins each call, so that grammars can hold calls beside any text."""
+        """Whether a token of its own begins each call, so that grammars can hold calls next to any text."""
         opening = None if self.calls is None else self.calls.opening
         return opening is not None and self.vocabulary.backend.token_to_id(opening) is not None
 
@@ -84,7 +84,7 @@ class ChatParsers:
         Args:
             tools: that may be called.
             parallel: whether several calls may follow each other.
-            must_call: if not, text may stand around the calls and in their place; see ``calls_have_a_token``.
+            must_call: if not, text may be around the calls and in their place; see ``calls_have_a_token``.
 
         Raises:
             RowError: the form of calls is unknown, or a schema is broken.
@@ -159,7 +159,7 @@ def _of_object(tool: Offered) -> Offered:
 
 
 def unknown_calls() -> RowError:
-    """The error of a row with tools, if the model's calls cannot be told from its text."""
+    """The error of a row with tools, if the model's calls cannot be parsed."""
     return RowError(
         "unsupported_field", "tools: how this model writes tool calls is unknown; give --tool-call-parser NAME"
     )

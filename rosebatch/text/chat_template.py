@@ -1,6 +1,6 @@
 """Chats as text: a model's chat template, and a check that the text has all that the chat says.
 
-A template that knows nothing of a role or of tools leaves messages out, or renders them as another role's, without an
+A template without a role or tools leaves messages out, or renders them as another role's, without an
 error. So the first chat of each kind is rendered once more with marks in it, and every mark must appear.
 """
 

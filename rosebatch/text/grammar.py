@@ -1,6 +1,6 @@
 """Structured output: the tokens that may come next, so that a completion matches a JSON schema, regex or choice.
 
-llguidance compiles and follows the grammars, and knows the bytes of every token.
+llguidance compiles and follows the grammars, and has the bytes of every token.
 """
 
 import os
@@ -177,7 +177,7 @@ class Grammar:
     def start(self) -> "TokenConstraint":
         """Start to follow the grammar through one completion.
 
-        Copies of a matcher share states behind a lock. So completions are spread over several matchers, up to one for
+        Copies of a matcher share states under a lock. So completions are spread over several matchers, up to one for
         each core, if there are enough completions to be worth compiling more.
         """
         return TokenConstraint(self, self._layout, self.matcher())
@@ -209,7 +209,7 @@ class Grammar:
 class _Renewals:
     """Counts how often all matchers had to be made anew, because the states that they find take too much memory.
 
-    llguidance does not tell the size of a matcher. So the peak memory of the process decides. A new matcher allows the
+    llguidance does not state the size of a matcher. So the peak memory of the process decides. A new matcher allows the
     same tokens as the one before it.
 
     Args:

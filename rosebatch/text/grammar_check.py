@@ -37,7 +37,7 @@ class GrammarLimits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenTable:
-    """What a process has to know of a tokenizer: its JSON, and the end tokens."""
+    """What a process needs of a tokenizer: its JSON, and the end tokens."""
 
     tokenizer: str
     ends: Sequence[int]
@@ -115,7 +115,7 @@ def _reason(status: int, limits: GrammarLimits) -> str:
 
 
 def start_process(tokens: TokenTable) -> None:
-    """Have a process that knows the tokenizer, so that the first grammar need not wait for that.
+    """Start a process that has the tokenizer, so that the first grammar need not wait for that.
 
     A failure shows when a grammar is tried.
     """

@@ -78,7 +78,7 @@ def load_tokens(tokenizer: str, ends: Sequence[int]) -> "LLTokenizer | str":
 
     Args:
         tokenizer: as JSON.
-        ends: end tokens that the tokenizer knows.
+        ends: end tokens that the tokenizer has.
     """
     from llguidance import LLTokenizer
 

@@ -43,7 +43,7 @@ class MaskLayout:
         self._eos_bits = eos[self._eos_words].view(np.int32)
 
     def table(self, tokenizer: Tokenizer) -> TokenTable:
-        """What another process has to know of the tokenizer."""
+        """What another process needs of the tokenizer."""
         ends = sorted(i for i in self.eos_token_ids if i < self.known)
         return TokenTable(_without_gaps(tokenizer, self.known) if self._has_gaps else tokenizer.backend.to_str(), ends)
 

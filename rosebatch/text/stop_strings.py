@@ -64,7 +64,7 @@ def cut_at_stop(text: str, stop: Sequence[str], protected: int = 0, *, keep: boo
         text: of the whole completion.
         stop: the strings.
         protected: those that end within so many characters do not count.
-        keep: whether the text ends behind the string.
+        keep: whether the text ends after the string.
     """
     places = [(text.find(each, max(0, protected - len(each) + 1) if protected else 0), each) for each in stop]
     found = min(((at, len(each)) for at, each in places if at >= 0), default=None)

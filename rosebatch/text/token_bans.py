@@ -19,7 +19,7 @@ class Bans:
     Attributes:
         allowed: mask ``[ceil(V / 32)]`` int32 of the tokens that may come, token 0 in the lowest bit.
         ends: mask of the end tokens, which may come where nothing else may.
-        words: sequences of tokens whose last one is ruled out behind the others.
+        words: sequences of tokens whose last one is ruled out after the others.
     """
 
     allowed: NDArray[np.int32]
@@ -44,7 +44,7 @@ def find_bans(
 
     Args:
         tokenizer: needed for words.
-        bad_words: each is ruled out as it is encoded alone, and behind a space.
+        bad_words: each is ruled out as it is encoded alone, and after a space.
         allowed_token_ids: empty for all.
         vocab_size: width of the model's logits.
         end_ids: the model's end tokens.

@@ -99,7 +99,7 @@ class Embed(Task):
 
 
 def pooling_params(dimensions: int | None, prompt_name: str | None = None) -> PoolingParams:
-    """What a request asks for.
+    """The parameters of a request.
 
     Raises:
         RowError: its dimensions are impossible.

@@ -42,7 +42,7 @@ class Task:
         counts: which tokens progress counts.
         samples: whether rows have sampling fields.
         fields: of a row.
-        result_fields: of a result, beside the carried ones. They are in this order.
+        result_fields: of a result, without the carried ones. They are in this order.
     """
 
     name: ClassVar[str]
@@ -66,13 +66,13 @@ class Task:
         raise NotImplementedError
 
     def asks(self, line: Any) -> dict[str, Any]:
-        """Fields of ``Row`` that follow from a line, beside the prompt's.
+        """Fields of ``Row`` that follow from a line, without the prompt's.
 
         Args:
             line: the checked line, of type ``fields``.
 
         Raises:
-            RowError: what the line asks for is impossible.
+            RowError: a value of the line is impossible.
         """
         return {"sampling": GREEDY}
 

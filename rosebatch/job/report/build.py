@@ -42,7 +42,7 @@ def build_report(
         resumed: rows that an earlier run finished. No other field counts them.
         resumed_exactly: whether the output equals that of a run without a break, whatever the batches were.
         input, output: names of the job's files.
-        machine: fields that others know, where this process has no engine.
+        machine: fields of others, where this process has no engine.
     """
     total = tally.prompt_tokens + tally.output_tokens
     rows = tally.completed + tally.failed

@@ -27,7 +27,7 @@ class WorkerActor:
         """Begin to work.
 
         Args:
-            environment: variables that have to stand before PyTorch is imported.
+            environment: variables that have to be set before PyTorch is imported.
             folder: the parent's working directory, for relative paths on a shared file system.
 
         Returns:

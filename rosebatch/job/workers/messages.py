@@ -91,7 +91,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """From a worker: what the job has to know of the model."""
+    """From a worker: what the job needs of the model."""
 
     facts: ModelInfo
     tokenizer_folder: Path | None = None

@@ -13,7 +13,7 @@ from rosebatch.model.mixers.softmax.mixer import SoftmaxSpec
 
 # transformers builds no masks for a function that has no mask function of this name.
 NAME = "rosebatch"
-# The same function, for which transformers asks us for descriptions of masks.
+# The same function; transformers needs its descriptions of masks.
 TRIAL = "rosebatch-trial"
 # Options of a call that describe the layer, or change nothing here.
 _KNOWN = {

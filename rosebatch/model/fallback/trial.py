@@ -108,7 +108,7 @@ class PerToken:
 
 
 def describe_mask(q_length: int, kv_length: int, mask_function: Callable[..., Any], **_: Any) -> Tensor:
-    """In place of a mask: an empty tensor that carries the window, so that the layers that get it can be told apart.
+    """In place of a mask: an empty tensor that carries the window, so that the layers that get it can be distinguished.
 
     Raises:
         UnservedError: it is neither causal nor a sliding window.

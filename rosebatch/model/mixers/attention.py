@@ -77,7 +77,7 @@ _Prepare = Callable[[AttentionSpec, Tensor, Tensor, DeviceStep], Tensor]
 
 
 class DeviceAttention(DeviceMixer[SpecT]):
-    """Attention by kernels that read K and V in their blocks, and the steps before them that switches ask for."""
+    """Attention by kernels that read K and V in their blocks, and the steps before them, as the switches say."""
 
     def __init__(self, setup: DeviceSetup) -> None:
         self.qkv = qkv_kernels(setup.switches)

@@ -78,7 +78,7 @@ class ReasoningFormat(Protocol):
         ...
 
     def before_grammar(self, *, calls: bool) -> tuple[Allowed, ...]:
-        """What stands between the end of the thoughts and an answer that matches a grammar.
+        """What is between the end of the thoughts and an answer that matches a grammar.
 
         Args:
             calls: whether the grammar is of tool calls.

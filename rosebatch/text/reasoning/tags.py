@@ -39,7 +39,7 @@ class Tags:
         if self.has_ended(prompt):
             return Split(None, list(token_ids))
         thinking, begin = self.follow(prompt), 0
-        # The first tokens tell: a text may have thousands.
+        # The first tokens are enough: a text may have thousands.
         while not (thinking.open or thinking.over) and begin < len(token_ids):
             thinking.feed(token_ids[begin])
             begin += 1

@@ -61,9 +61,9 @@ class ToolCallFormat(Protocol):
 
         Args:
             tools: at least one.
-            mark: the terminal that stands for a mark.
+            mark: the terminal of a mark.
             parallel: whether several calls may follow each other.
-            around: the terminal of what may stand around calls and in their place; None if there must be a call and
+            around: the terminal of what may be around calls and in their place; None if there must be a call and
                 nothing else. For forms with an ``opening``.
 
         Raises:

@@ -10,7 +10,7 @@ from rosebatch.text.tool_calls import lark
 from rosebatch.text.tool_calls.call import Offered, Parsed, Schema, ToolCall, arguments_at, skip_space
 
 MARKS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>")
-# The recipient stands behind the channel, or behind the role.
+# The recipient follows the channel, or the role.
 _HEADER = re.compile(
     r"(?:<\|start\|>)?(?:assistant)?"
     r"(?:\s*<\|channel\|>\w+\s+to=functions\.([\w.-]+)|\s*to=functions\.([\w.-]+)\s*<\|channel\|>\w+)"

@@ -32,7 +32,7 @@ class Hermes:
 
 
 def parse_between(text: str, call_from: Callable[[int], tuple[ToolCall, int] | None]) -> Parsed:
-    """Take out calls that stand between the marks.
+    """Take out calls between the marks.
 
     Args:
         text: of the answer.

@@ -44,7 +44,7 @@ def calls(
         call: the expression of one call, from the tool's name and the rule of its arguments.
         before, after: expressions around all calls.
         between: expression between two calls; None allows one call only.
-        around: the terminal of what may stand around calls and in their place; None for nothing.
+        around: the terminal of what may be around calls and in their place; None for nothing.
         arguments: the rules of a tool's arguments, from the name of the first one.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Llama 3: ``{"name": ..., "parameters": {...}}``, perhaps behind ``<|python_tag|>``; several with ``;`` between."""
+"""Llama 3: ``{"name": ..., "parameters": {...}}``, perhaps after ``<|python_tag|>``; several with ``;`` between."""
 
 from collections.abc import Callable, Mapping, Sequence
 

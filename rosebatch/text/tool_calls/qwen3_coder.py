@@ -1,6 +1,6 @@
 """Qwen3-Coder: ``<tool_call><function=NAME><parameter=KEY>value</parameter></function></tool_call>``.
 
-A text is written without quotes, anything else as JSON. The tool's schema tells which of the two a value is.
+A text is written without quotes, anything else as JSON. The tool's schema says which of the two a value is.
 """
 
 import json
@@ -158,7 +158,7 @@ def _arguments(values: Mapping[str, Any]) -> str:
 
 
 def _value(written: str, schema: object) -> Any:
-    """What a value stands for."""
+    """What a value means."""
     if _is_text(schema):
         return written
     given = schema.get("type") if isinstance(schema, dict) else None
