@@ -11,6 +11,7 @@ from rosebatch.bench.throughput import machine_versions
 from rosebatch.bench.workload import Workload, require_fits
 from rosebatch.core.errors import UserError
 from rosebatch.core.request import Request
+from rosebatch.io.output import Sink
 from rosebatch.io.parse import Record
 from rosebatch.io.results import Result
 from rosebatch.io.rows import FailedRow, Row
@@ -98,22 +99,6 @@ def _nothing(index: int, row: Any, *, failed: bool) -> bytes:
     return b""
 
 
-class _Discard:
-    """See ``rosebatch.io.output.Sink``."""
-
-    full = False
-
-    def __init__(self) -> None:
-        self.num_rows = 0
-
-    def add(self, index: int, row: Any, *, failed: bool) -> None:
-        self.num_rows += 1
-
+class _Discard(Sink):
     def add_lines(self, indices: Sequence[int], lines: Sequence[bytes], failed: Collection[int]) -> None:
-        self.num_rows += len(lines)
-
-    def flush(self) -> None:
-        pass
-
-    def finish(self) -> None:
-        pass
+        """Results are only counted, by the tally."""

@@ -1,6 +1,8 @@
 """Takes the results of a job: a part file until all are there, or a stream, row by row."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
+from functools import cached_property
 from typing import IO, Any, Protocol
 
 import msgspec
@@ -22,79 +24,73 @@ class Encode(Protocol):
         ...
 
 
-class Sink(Protocol):
+class Sink:
     """Takes one result for each row, in any order."""
 
     @property
-    def num_rows(self) -> int:
-        """Results so far."""
-        ...
+    def encode(self) -> Encode:
+        """Makes the lines for ``add_lines``. It can be sent to another process."""
+        raise NotImplementedError
 
     @property
     def full(self) -> bool:
         """Whether rows must finish before more may start."""
-        ...
+        return False
 
     def add(self, index: int, row: Any, *, failed: bool) -> None:
         """Take a result that was made in this process."""
-        ...
+        self.add_lines([index], [self.encode(index, row, failed=failed)], {index} if failed else ())
 
     def add_lines(self, indices: Sequence[int], lines: Sequence[bytes], failed: Collection[int]) -> None:
-        """Take results that workers have encoded.
+        """Take results that were encoded, perhaps by workers.
 
         Args:
             indices: of the rows.
-            lines: of each row, by the ``Encode`` of the task.
+            lines: of each row, by ``encode``.
             failed: indices of the error rows.
         """
-        ...
+        raise NotImplementedError
 
     def flush(self) -> None:
         """Pass everything on: the end of this process then loses nothing."""
-        ...
 
     def finish(self) -> None:
         """Every row has its result."""
-        ...
 
 
-class Output(Sink, Protocol):
-    """The file, folder or stream of a job. ``num_rows`` includes the results of the resumed run."""
-
-    def __contains__(self, index: int) -> bool:
-        """Whether the row already has its result, perhaps from an earlier run."""
-        ...
+class Output(Sink, ABC):
+    """The file, folder or stream of a job. It becomes visible when it is finished, in input order."""
 
     @property
-    def created(self) -> int:
-        """When the run began, in seconds since 1970. A resumed run keeps the time of the first one."""
-        ...
+    @abstractmethod
+    def num_rows(self) -> int:
+        """Results so far, those of the resumed run included."""
 
     @property
+    @abstractmethod
     def num_failed(self) -> int:
         """Error rows among them."""
-        ...
 
     @property
+    @abstractmethod
+    def created(self) -> int:
+        """When the run began, in seconds since 1970. A resumed run keeps the time of the first one."""
+
+    @property
+    @abstractmethod
     def kept(self) -> str:
         """For people: where a run that ends early leaves its results. Empty if it leaves none."""
-        ...
 
-    @property
-    def encode(self) -> "Encode":
-        """Makes the lines for ``add_lines``. It can be sent to another process."""
-        ...
+    @abstractmethod
+    def __contains__(self, index: int) -> bool:
+        """Whether the row already has its result, perhaps from an earlier run."""
 
-    def finish(self) -> None:
-        """Make the output visible, in input order. Every row must have its result."""
-        ...
-
+    @abstractmethod
     def close(self) -> None:
         """Release the output. Nothing more appears; unfinished results stay for a run that resumes."""
-        ...
 
 
-class StreamOutput:
+class StreamOutput(Output):
     """JSONL on a stream, in input order: a row waits for all rows before it.
 
     Args:
@@ -103,6 +99,11 @@ class StreamOutput:
         errors: a stream of its own for error rows; None puts them among the others.
         close: called at the end, to close streams that belong to nobody else.
     """
+
+    num_rows = 0
+    num_failed = 0
+    created = 0
+    kept = ""
 
     def __init__(
         self,
@@ -118,25 +119,22 @@ class StreamOutput:
         self._next = 0
         self._held: dict[int, tuple[bytes, bool]] = {}
         self._held_bytes = 0
-        self.num_rows = 0
-        self.num_failed = 0
-        self.kept = ""
-        self.encode: Encode = _encode_line
 
     def __contains__(self, index: int) -> bool:
         return index < self._next or index in self._held
+
+    @property
+    def encode(self) -> Encode:
+        """See ``Sink``."""
+        return _encode_line
 
     @property
     def full(self) -> bool:
         """Whether thousands of results, or many bytes, wait for one row."""
         return len(self._held) >= _MAX_HELD or self._held_bytes >= _MAX_HELD_BYTES
 
-    def add(self, index: int, row: dict[str, Any], *, failed: bool) -> None:
-        """Write the row and those that waited for it, or hold it until its turn."""
-        self.add_lines([index], [_encode_line(index, row, failed=failed)], {index} if failed else ())
-
     def add_lines(self, indices: Sequence[int], lines: Sequence[bytes], failed: Collection[int]) -> None:
-        """The same for several rows."""
+        """Write rows and those that waited for them, or hold them until their turn."""
         for index, line in zip(indices, lines, strict=True):
             self._add(index, line, index in failed)
 
@@ -170,7 +168,7 @@ def _encode_line(index: int, row: dict[str, Any], *, failed: bool) -> bytes:
     return msgspec.json.encode(row, enc_hook=str) + b"\n"
 
 
-class FileOutput:
+class FileOutput(Output):
     """Results in a part file, until all are there.
 
     Args:
@@ -185,7 +183,6 @@ class FileOutput:
         self._part = part
         self._placement = placement
         self._appeared = appeared
-        self._encode: PartEncoder | None = None
 
     def __contains__(self, index: int) -> bool:
         return index in self._part
@@ -212,21 +209,10 @@ class FileOutput:
             return ""
         return f": {self.num_rows} rows are saved in {self._part.path}; rerun with --resume to continue"
 
-    @property
-    def full(self) -> bool:
-        """Always False: the part file takes rows in any order."""
-        return False
-
-    @property
-    def encode(self) -> PartEncoder:
+    @cached_property
+    def encode(self) -> Encode:
         """Makes lines of this part file. The first call waits for the manifest."""
-        if self._encode is None:
-            self._encode = PartEncoder(self._part.begin(), self._placement.fields)
-        return self._encode
-
-    def add(self, index: int, row: dict[str, Any], *, failed: bool) -> None:
-        """Append the row to the part file."""
-        self.add_lines([index], [self.encode(index, row, failed=failed)], {index} if failed else ())
+        return PartEncoder(self._part.begin(), self._placement.fields)
 
     def add_lines(self, indices: Sequence[int], lines: Sequence[bytes], failed: Collection[int]) -> None:
         """Append the rows to the part file."""

@@ -17,7 +17,7 @@ import asyncio
 import os
 import platform
 import traceback
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from queue import Empty, SimpleQueue
@@ -30,6 +30,7 @@ import pyarrow as pa
 from rosebatch.config.run import RunConfig
 from rosebatch.core.errors import FlagError, RowError, UserError
 from rosebatch.core.sampling_params import SamplingParams
+from rosebatch.io.output import Sink
 from rosebatch.io.parse import Record, RowParser
 from rosebatch.io.results import Result
 from rosebatch.io.rows import FailedRow, Row
@@ -213,16 +214,13 @@ class _Columns:
         return {"error": f"{row.error.code}: {row.error.message}"}
 
 
-class _Batches:
+class _Batches(Sink):
     """The batches under way. They are the source of the loop's rows and, as ``Sink``, take the results.
 
     Args:
         inbox: brings them.
         first: number of the first row.
     """
-
-    num_rows = 0
-    full = False
 
     def __init__(self, inbox: "SimpleQueue[_Rows]", first: int) -> None:
         self._inbox = inbox
@@ -245,15 +243,6 @@ class _Batches:
     def add(self, index: int, row: Mapping[str, Any], *, failed: bool) -> None:
         batch, place = self._places.pop(index)
         batch.put(place, row)
-
-    def add_lines(self, indices: Sequence[int], lines: Sequence[bytes], failed: Collection[int]) -> None:
-        raise AssertionError("no workers encode these rows")
-
-    def flush(self) -> None:
-        pass
-
-    def finish(self) -> None:
-        pass
 
 
 def _parse(parser: RowParser, record: Record) -> Row | FailedRow:

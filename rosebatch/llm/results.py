@@ -5,6 +5,7 @@ from collections.abc import Collection, Generator, Sequence
 from contextlib import closing
 from typing import Any
 
+from rosebatch.io.output import Sink
 from rosebatch.io.results import Shape
 from rosebatch.job.serving import Serving
 from rosebatch.llm.backend import Outputs
@@ -18,30 +19,19 @@ def serving(shape: Shape, seed: int | None = None, *, in_order: bool = False) ->
     return Serving(shape, seed, in_order, return_token_ids=True, whole_texts=True)
 
 
-class Collected:
-    """See ``rosebatch.io.output.Sink``: keeps results until they are taken."""
-
-    full = False
+class Collected(Sink):
+    """Keeps results until they are taken."""
 
     def __init__(self) -> None:
-        self.num_rows = 0
         self._found: list[Any] = []
 
     def add(self, index: int, row: Any, *, failed: bool) -> None:
         """See ``Sink``."""
-        self.num_rows += 1
         self._found.append(row)
 
     def add_lines(self, indices: Sequence[int], lines: Sequence[bytes], failed: Collection[int]) -> None:
         """See ``Sink``."""
-        self.num_rows += len(lines)
         self._found += map(pickle.loads, lines)
-
-    def flush(self) -> None:
-        """See ``Sink``."""
-
-    def finish(self) -> None:
-        """See ``Sink``."""
 
     def after(self, steps: Generator[None, None, None]) -> Outputs:
         """The results, as a loop that fills this sink brings them."""

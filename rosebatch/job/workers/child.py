@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from rosebatch.core.errors import LostProcessError, UserError
 from rosebatch.host.child_process import Failed, ParentLink, run_child
-from rosebatch.io.output import Encode
+from rosebatch.io.output import Encode, Sink
 from rosebatch.io.rows import FailedRow, Row
 from rosebatch.job.report.tally import Tally
 from rosebatch.job.serving import Parse
@@ -201,14 +201,12 @@ def _rows(link: Link, parser: Parse, output: "_Pipe", busy: Callable[[], bool]) 
                 yield parser.parse(record)
 
 
-class _Pipe:
-    """A sink that sends results to the parent; see ``rosebatch.io.output.Sink``.
+class _Pipe(Sink):
+    """Sends results to the parent.
 
     A message costs the parent as much as many rows, so results wait for others: for a moment, or until they are
     ``limit``.
     """
-
-    full = False
 
     def __init__(self, link: Link, encode: Encode, tally: Tally, limit: int, patience: float) -> None:
         self._encode = encode
@@ -220,18 +218,17 @@ class _Pipe:
         self._numbers: list[int] = []
         self._lines: list[bytes] = []
         self._failed: set[int] = set()
-        self.num_rows = 0
 
-    def add(self, index: int, row: Any, *, failed: bool) -> None:
-        """Encode a result."""
-        self.add_lines([index], [self._encode(index, row, failed=failed)], {index} if failed else ())
+    @property
+    def encode(self) -> Encode:
+        """See ``Sink``."""
+        return self._encode
 
     def add_lines(self, indices: Sequence[int], lines: Sequence[bytes], failed: Collection[int]) -> None:
         """Keep results for the next message."""
         self._numbers += indices
         self._lines += lines
         self._failed.update(failed)
-        self.num_rows += len(indices)
 
     def flush(self) -> None:
         """Send the results so far, if it is time. Called after every step."""
