@@ -14,6 +14,7 @@ from rosebatch.core.errors import FlagError, InterruptionError, LostProcessError
 from rosebatch.io.columns import Columns
 from rosebatch.io.fields import SAMPLING_FIELDS
 from rosebatch.io.openai.lines import BatchShape
+from rosebatch.io.output import Output
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.results import PlainShape, Shape
 from rosebatch.io.sampling_fields import sampling_params, with_defaults
@@ -112,36 +113,7 @@ def run_job(
             shard=shard,
         )
         resumed = results.num_rows
-        tally = Tally()
-        try:
-            service.load()
-            # This may wait for the hash of the weights. Here a signal ends the wait at once.
-            created = results.created
-            begun = time.perf_counter()
-            total = None if job.quiet else reader.count()
-            total = shard.size(total) if shard is not None and total is not None else total
-            with (
-                listen(lambda: results.kept) as check,
-                Progress(
-                    total,
-                    resumed=resumed,
-                    enabled=not job.quiet,
-                    places=service.places,
-                    counts=job.task.counts,
-                    doing=job.task.doing,
-                ) as progress,
-            ):
-                shape = _shape(job, reader, service, created)
-                serving = Serving(shape, job.seed, return_token_ids=job.return_token_ids)
-                service.run(Work(reader, results, serving, tally, progress, check))
-        except InterruptionError as interrupted:
-            results.flush()
-            raise InterruptionError(interrupted.number, results.kept) from None
-        except LostProcessError as lost:
-            results.flush()
-            raise UserError(f"{lost}{results.kept}") from None
-        finally:
-            results.close()
+        tally, begun = _serve(job, reader, service, results, shard, listen)
         served = service.served()
     startup = {} if started is None else {"import": imported - started}
     startup["load"] = served.load_seconds
@@ -166,6 +138,48 @@ def run_job(
         if shard is not None:
             sys.stderr.write(f"shard {shard}: {results.num_rows} rows; once all shards have run: rosebatch merge\n")
     return JobResult(results.num_failed, report)
+
+
+def _serve(
+    job: JobConfig, reader: PromptReader, service: Service, results: Output, shard: Shard | None, listen: Listen
+) -> tuple[Tally, float]:
+    """Load the model and serve all rows; returns their counts, and when that began.
+
+    Raises:
+        InterruptionError: a signal ended the job.
+        UserError: it is impossible.
+    """
+    tally, resumed = Tally(), results.num_rows
+    try:
+        service.load()
+        # This may wait for the hash of the weights. Here a signal ends the wait at once.
+        created = results.created
+        begun = time.perf_counter()
+        total = None if job.quiet else reader.count()
+        total = shard.size(total) if shard is not None and total is not None else total
+        with (
+            listen(lambda: results.kept) as check,
+            Progress(
+                total,
+                resumed=resumed,
+                enabled=not job.quiet,
+                places=service.places,
+                counts=job.task.counts,
+                doing=job.task.doing,
+            ) as progress,
+        ):
+            shape = _shape(job, reader, service, created)
+            serving = Serving(shape, job.seed, return_token_ids=job.return_token_ids)
+            service.run(Work(reader, results, serving, tally, progress, check))
+    except InterruptionError as interrupted:
+        results.flush()
+        raise InterruptionError(interrupted.number, results.kept) from None
+    except LostProcessError as lost:
+        results.flush()
+        raise UserError(f"{lost}{results.kept}") from None
+    finally:
+        results.close()
+    return tally, begun
 
 
 def _shape(job: JobConfig, reader: PromptReader, service: Service, created: int) -> Shape:
