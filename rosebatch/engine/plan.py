@@ -139,9 +139,14 @@ class PackedStep(_Plan):
         return [chunk.id for chunk in self.chunks if chunk.sampled]
 
     @property
-    def num_pooled(self) -> int:
-        """Chunks that pool."""
-        return sum(chunk.pools for chunk in self.chunks)
+    def pooled_numbers(self) -> list[int]:
+        """Numbers of the chunks that pool."""
+        return [number for number, chunk in enumerate(self.chunks) if chunk.pools]
+
+    @property
+    def read_numbers(self) -> list[int]:
+        """Numbers of the chunks whose last hidden state is read: first those that sample, then those that pool."""
+        return [number for number, chunk in enumerate(self.chunks) if chunk.sampled] + self.pooled_numbers
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
-"""Hidden states of packed steps, pooled to one vector for each prompt that is embedded."""
+"""Hidden states of packed steps, pooled to one vector for each prompt."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -26,22 +26,40 @@ class PooledStates:
         for sequence_id in plan.released:
             self._sums.pop(sequence_id, None)
 
-    def pool(
-        self, plan: PackedStep, specs: Mapping[int, SequenceSpec], ends: Tensor, hidden: Tensor | None, up: Staging
-    ) -> Tensor | None:
-        """``[P, H]`` fp32 of the plan's chunks that pool; None if none does.
+    def fetch(
+        self,
+        plan: PackedStep,
+        specs: Mapping[int, SequenceSpec],
+        ends: Tensor,
+        hidden: Tensor | None,
+        up: Staging,
+        down: Staging,
+    ) -> Callable[[], dict[int, np.ndarray]]:
+        """Pool the hidden states of a step, and begin to fetch what ``StepResult.pooled`` holds.
 
         Args:
             plan: the step.
             specs: the specs of its sequences, by id.
-            ends: ``[P, H]``, the last hidden state of each of these chunks.
-            hidden: ``[T, H]``, all hidden states; None if ``has_means`` is False.
-            up: copies in stream order.
+            ends: ``[at least P, H]``, the last hidden state of each of the P chunks that pool.
+            hidden: ``[T, H]``, all hidden states; None if ``reads_all`` is False.
+            up, down: copy in stream order.
+
+        Returns:
+            a function that waits for them; it waits for nothing if no chunk pools.
         """
-        if not has_means(plan, specs):
-            return ends.float() if len(ends) else None
-        assert hidden is not None, "a mean is over all tokens"
-        sums = self._sum(plan, hidden, up)
+        numbers = plan.pooled_numbers
+        vectors = ends[: len(numbers)]
+        if _has_means(plan, specs):
+            assert hidden is not None, "a mean is over all tokens"
+            vectors = self._with_means(plan, specs, vectors, self._sum(plan, hidden, up))
+        if not numbers:
+            return dict
+        fetch = down.fetch(vectors.float().view(torch.int32))
+        # Later transfers may overwrite what is fetched.
+        return lambda: dict(zip(numbers, fetch().view(np.float32).copy(), strict=True))
+
+    def _with_means(self, plan: PackedStep, specs: Mapping[int, SequenceSpec], ends: Tensor, sums: Tensor) -> Tensor:
+        """``[P, H]``, means in the place of last states where they are wanted; keeps the sums of incomplete prompts."""
         pooled: list[Tensor] = []
         for number, chunk in enumerate(plan.chunks):
             mean = specs[chunk.id].pooling == "mean"
@@ -49,7 +67,7 @@ class PooledStates:
                 pooled.append((sums[number] / chunk.end).float() if mean else ends[len(pooled)].float())
             elif mean:
                 self._sums[chunk.id] = sums[number].clone()
-        return torch.stack(pooled) if pooled else None
+        return torch.stack(pooled) if pooled else ends
 
     def _sum(self, plan: PackedStep, hidden: Tensor, up: Staging) -> Tensor:
         """The sum of each chunk, ``[C, H]`` fp64, with that of the tokens before it."""
@@ -64,17 +82,11 @@ class PooledStates:
         return torch.segment_reduce(rows, "sum", lengths=lengths, unsafe=True)
 
 
-def has_means(plan: PackedStep, specs: Mapping[int, SequenceSpec]) -> bool:
+def _has_means(plan: PackedStep, specs: Mapping[int, SequenceSpec]) -> bool:
     """Whether the mean over all tokens of some sequence is wanted."""
     return any(specs[chunk.id].pooling == "mean" for chunk in plan.chunks)
 
 
 def reads_all(plan: PackedStep, specs: Mapping[int, SequenceSpec]) -> bool:
     """Whether hidden states of all tokens are read: for a mean, or for log-probabilities of a prompt."""
-    return any(specs[chunk.id].sampling.prompt_logprobs is not None for chunk in plan.chunks) or has_means(plan, specs)
-
-
-def read_pooled(plan: PackedStep, rows: np.ndarray) -> dict[int, np.ndarray]:
-    """``StepResult.pooled`` from ``[P, H]`` fp32."""
-    numbers = [number for number, chunk in enumerate(plan.chunks) if chunk.pools]
-    return dict(zip(numbers, rows, strict=True))
+    return any(specs[chunk.id].sampling.prompt_logprobs is not None for chunk in plan.chunks) or _has_means(plan, specs)

@@ -148,14 +148,15 @@ class StepPlanner:
         # Blocks with drafts are registered once these are verified.
         self.prefixes.register(sequence, start, end - len(drafts), in_flight=True)
         sequence.num_computed_tokens = end
-        ends, pools = end >= known, sequence.spec.pooling is not None
-        sampled = 1 + len(drafts) if ends and not pools else 0
+        ends = end >= known
+        sampled = 1 + len(drafts) if ends and sequence.spec.pooling is None else 0
         if ends:
+            # A pooled state comes in the place of a token.
             sequence.num_pending_tokens += sampled or 1
-            sequence.decoding = not pools
+            sequence.decoding = sampled > 0
             self._fork(sequence)
         output = tuple(sequence.output_token_ids) if sampled and sequence.sampling.adjusts else ()
-        self._plan.chunks.append(Chunk(sequence.id, start, token_ids, sampled, changes, output, ends and pools))
+        self._plan.chunks.append(Chunk(sequence.id, start, token_ids, sampled, changes, output, ends and not sampled))
         return budget - length if ends else 0
 
     def _fork(self, sequence: SequenceState) -> None:

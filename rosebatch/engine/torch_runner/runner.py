@@ -12,7 +12,7 @@ from rosebatch.engine.cache.kv_cache import KVCache
 from rosebatch.engine.cache.state_pool import StatePool
 from rosebatch.engine.engine import Masks
 from rosebatch.engine.plan import PackedStep, RestartPolicy, StepPlan, StepResult
-from rosebatch.engine.pooling.pooled_states import PooledStates, read_pooled, reads_all
+from rosebatch.engine.pooling.pooled_states import PooledStates, reads_all
 from rosebatch.engine.sampling.features import Features
 from rosebatch.engine.sampling.logits import SampledRow, adjust, constrain
 from rosebatch.engine.sampling.logprobs import logprob_rows, prompt_logprobs, read_all
@@ -93,8 +93,7 @@ class TorchRunner:
             hidden = self.model.forward(batch.input_ids, batch.positions, attention)
             ends = hidden[batch.last_rows]
             of_prompts = prompt_logprobs(plan.chunks, specs, hidden, self.model.logits, self.staging, self.staging)()
-        vectors = self.pooling.pool(plan, specs, ends[count : count + plan.num_pooled], hidden, self.staging)
-        pooled = {} if vectors is None else read_pooled(plan, host_waits.to_numpy(vectors))
+        pooled = self.pooling.fetch(plan, specs, ends[count:], hidden, self.staging, self.staging)()
         if not batch.sampled:
             return StepResult([], prompt_logprobs=of_prompts, pooled=pooled)
         logits = self.model.logits(ends[:count])

@@ -36,8 +36,8 @@ class PackedInputs(NamedTuple):
         tiles: ``[N, 4]`` int32, see ``rosebatch_kernels.paged_attention.prefill``; padding has no rows. With ``pieces``
             ``[N, 5]``, see ``rosebatch_kernels.paged_attention.prefill_shared``.
         pieces: ``[P, 4]`` int32 of tiles that chunks share; empty if each tile is of one chunk.
-        last_rows: ``[S]`` int32, the row of the last token of each chunk that samples, in the plan's order, then of
-            each that pools, then the first of these again. Any row, if there is none.
+        last_rows: ``[S]`` int32, the row of the last token of each of the plan's ``read_numbers``, then the first of
+            these again. Any row, if there is none.
         chunks: the same chunks for layers with states; empty for a model without them.
     """
 
@@ -80,7 +80,7 @@ class Layout:
         num_tiles = sum(-(-len(chunk.token_ids) // tile_rows) for chunk in plan.chunks)
         num_chunks = len(plan.chunks) if states else 0
         # Kernels are launched for a row at least.
-        num_last = max(1, sum(chunk.sampled or chunk.pools for chunk in plan.chunks))
+        num_last = max(1, len(plan.read_numbers))
         if shared is not None:
             num_tiles = len(shared)
         num_pieces = sum(len(tile.pieces) for tile in shared or ())
@@ -197,9 +197,7 @@ def pack(
 
 def _pack_last(plan: PackedStep, chunks: _Chunks, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
     """``last_tiles`` and ``last_rows``, see ``PackedInputs``."""
-    sampled = [number for number, chunk in enumerate(plan.chunks) if chunk.sampled]
-    wanted = sampled + [number for number, chunk in enumerate(plan.chunks) if chunk.pools]
-    last = chunks.lengths - 1
+    wanted, last = plan.read_numbers, chunks.lengths - 1
     if plan.chunks and not wanted:
         # Kernels are launched for a row at least, and an attended one.
         wanted, last = [0], np.zeros_like(last)

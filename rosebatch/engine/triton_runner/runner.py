@@ -19,7 +19,7 @@ from rosebatch.engine.cache.kv_cache import KVCache
 from rosebatch.engine.cache.state_pool import StatePool
 from rosebatch.engine.engine import Masks
 from rosebatch.engine.plan import DecodeWindow, PackedStep, RestartPolicy, StepPlan, StepResult
-from rosebatch.engine.pooling.pooled_states import PooledStates, read_pooled, reads_all
+from rosebatch.engine.pooling.pooled_states import PooledStates, reads_all
 from rosebatch.engine.sampling.features import Features
 from rosebatch.engine.sampling.logits import SampledRow
 from rosebatch.engine.sampling.logprobs import prompt_logprobs, read_all
@@ -281,16 +281,8 @@ class TritonRunner:
             ran = Ran(hidden[inputs.last_rows])
         else:
             ran = Ran(self.steps.last_hidden(layout.inputs(cells)))
-        return ran, columns, of_prompts, self._pool(plan, ran.out[len(columns) :], hidden)
-
-    def _pool(self, plan: PackedStep, ends: Tensor, hidden: Tensor | None) -> _Pooled:
-        """Begin to fetch what ``StepResult.pooled`` holds; ``ends`` are the rows after those that are sampled."""
-        vectors = self.pooling.pool(plan, self.slots.specs, ends[: plan.num_pooled], hidden, self.up)
-        if vectors is None:
-            return dict
-        fetch = self.down.fetch(vectors.view(torch.int32))
-        # Later transfers may overwrite what is fetched.
-        return lambda: read_pooled(plan, fetch().view(np.float32).copy())
+        pooled = self.pooling.fetch(plan, specs, ran.out[len(columns) :], hidden, self.up, self.down)
+        return ran, columns, of_prompts, pooled
 
     @torch.inference_mode()
     def _run_deferred(self) -> None:
