@@ -57,6 +57,38 @@ PLAIN = PoolingParams(pooling="last", normalize=True)
 
 
 @dataclass(frozen=True, slots=True)
+class ModelPooling:
+    """How a model pools.
+
+    Attributes:
+        params: the model's own, for what a request leaves open.
+        refused: why they are not served, so that a request has to name its pooling; None if they are.
+    """
+
+    params: PoolingParams = field(default_factory=PoolingParams)
+    refused: str | None = None
+
+    def of(self, asked: PoolingParams) -> PoolingParams:
+        """The parameters of a request, complete.
+
+        Raises:
+            RowError: it leaves the pooling to the model, whose own is not served.
+        """
+        if self.refused and asked.pooling is None:
+            raise RowError("unsupported_pooling", self.refused)
+        return asked.over(self.params).over(PLAIN)
+
+
+# Of a model that says nothing.
+PLAIN_POOLING = ModelPooling()
+
+
+def cannot_generate() -> RowError:
+    """The error of a request that generates, if the model has no output projection."""
+    return RowError("embeds_only", "the model has no output projection: it can embed, and not generate")
+
+
+@dataclass(frozen=True, slots=True)
 class NamedPrompts:
     """Texts that a model wants before what it embeds: its "prompts", such as an instruction for queries.
 

@@ -10,8 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rosebatch.core.errors import RowError
-from rosebatch.core.pooling_params import PLAIN, PoolingParams
+from rosebatch.core.pooling_params import PLAIN_POOLING, ModelPooling
 from rosebatch.core.request import Completion, Constraint, Request, StopMatcher
 from rosebatch.engine.metrics.stats import EngineStats
 from rosebatch.engine.plan import PackedStep, StepPlan, StepResult
@@ -57,9 +56,8 @@ class Engine:
         async_depth: plans that may be under way while the next is made, one more while all are of prompts; needs a
             scheduler with separate decodes.
         hidden_size: length of a hidden state; None if no request has more dimensions.
-        generates: whether the model has an output projection; without, it embeds only.
-        pooling: the defaults of requests whose states are pooled.
-        refuses_pooling: why requests have to name their pooling; None if they need not.
+        generates: whether the model has an output projection.
+        pooling: the model's own.
 
     Attributes:
         max_model_len: the same, but no more than the KV cache holds.
@@ -77,8 +75,7 @@ class Engine:
         async_depth: int = 0,
         hidden_size: int | None = None,
         generates: bool = True,
-        pooling: PoolingParams = PLAIN,
-        refuses_pooling: str | None = None,
+        pooling: ModelPooling = PLAIN_POOLING,
     ) -> None:
         separate = isinstance(scheduler.planner.policy, SeparateDecodes)
         assert separate or not async_depth, "mixed steps need the tokens of the step before"
@@ -92,7 +89,6 @@ class Engine:
         self.hidden_size = hidden_size
         self.generates = generates
         self.pooling = pooling
-        self.refuses_pooling = refuses_pooling
         self.stats = EngineStats()
         self._num_started = 0
         self._constraints: dict[int, Constraint] = {}
@@ -145,13 +141,11 @@ class Engine:
             arrival_time: when it came, in seconds of ``time.perf_counter``; None is now.
 
         Raises:
-            RowError: see ``require_servable``; or the model's own pooling is not served.
+            RowError: see ``require_servable`` and ``ModelPooling.of``.
         """
         self.require_servable(request)
         if request.pooling is not None:
-            if self.refuses_pooling and request.pooling.pooling is None:
-                raise RowError("unsupported_pooling", self.refuses_pooling)
-            request = replace(request, pooling=request.pooling.over(self.pooling))
+            request = replace(request, pooling=self.pooling.of(request.pooling))
         now = time.perf_counter() if arrival_time is None else arrival_time
         samples = range(request.sampling.n)
         first, *forks = (self._start(request, sample, stop_matcher, constraint, now) for sample in samples)

@@ -9,7 +9,7 @@ from rosebatch.config.model import ModelConfig
 from rosebatch.config.run import RunConfig
 from rosebatch.config.switches import Switches
 from rosebatch.core.errors import FlagError
-from rosebatch.core.pooling_params import PLAIN, PoolingParams
+from rosebatch.core.pooling_params import PLAIN_POOLING, ModelPooling
 from rosebatch.engine.cache.kv_cache import KVCache
 from rosebatch.engine.cache.memory import KVGroup, batched_tokens, plan_memory
 from rosebatch.engine.cache.state_pool import StatePool, state_bytes
@@ -109,7 +109,6 @@ def load_engine(
     if waits is not None:
         switches = replace(switches, cuda_graph=False)
     minimum = group.all_min if group else list[int]
-    pooling, refuses_pooling = source.pooling
     loaded = build_engine(
         model,
         source.config,
@@ -121,8 +120,7 @@ def load_engine(
         minimum,
         generates=source.has_head,
         drive=drive,
-        pooling=pooling.over(PLAIN),
-        refuses_pooling=refuses_pooling,
+        pooling=source.pooling,
     )
     if hashed is not None:
         hashed()
@@ -153,8 +151,7 @@ def build_engine(
     *,
     generates: bool = True,
     drive: Callable[[StepRunner], StepRunner] | None = None,
-    pooling: PoolingParams = PLAIN,
-    refuses_pooling: str | None = None,
+    pooling: ModelPooling = PLAIN_POOLING,
 ) -> LoadedEngine:
     """Size the KV cache for a model that is loaded, and put the engine together.
 
@@ -169,7 +166,7 @@ def build_engine(
         minimum: see ``plan_memory``.
         generates: whether the model has an output projection.
         drive: see ``load_engine``.
-        pooling, refuses_pooling: see ``Engine``.
+        pooling: the model's own.
 
     Raises:
         FlagError: the KV cache has no room for a single block.
@@ -250,6 +247,5 @@ def build_engine(
         hidden_size=config.hidden_size,
         generates=generates,
         pooling=pooling,
-        refuses_pooling=refuses_pooling,
     )
     return LoadedEngine(engine, memory.groups, block_size, cache.nbytes)

@@ -12,9 +12,9 @@ from pathlib import Path
 from rosebatch.config.byte_sizes import in_bytes
 from rosebatch.config.run import RunConfig
 from rosebatch.core.errors import UserError
+from rosebatch.core.pooling_params import cannot_generate
 from rosebatch.core.version import __version__
 from rosebatch.engine.metrics.stats import EngineStats
-from rosebatch.engine.scheduling.servable import EMBEDS_ONLY
 from rosebatch.host.threads import in_background
 from rosebatch.io.reader import PromptReader
 from rosebatch.job.check import check_file
@@ -103,12 +103,14 @@ def model_info_of(plan: LaunchPlan) -> ModelInfo:
         },
     }
     independent = plan.device.type == "cpu" and plan.switches.batch_invariant
-    pooling, refusal = plan.source.pooling
-    refused = {} if refusal is None else {"embed": refusal}
+    pooling = plan.source.pooling
+    refused = {} if pooling.refused is None else {"embed": pooling.refused}
     if not plan.source.has_head:
-        refused["generate"] = f"{plan.source.name}: {EMBEDS_ONLY}; use rosebatch embed"
+        refused["generate"] = f"{plan.source.name}: {cannot_generate().message}; use rosebatch embed"
     names = sorted(plan.source.prompts.by_name)
-    return ModelInfo(plan.source.name, identity, default_sampling(plan), independent, asdict(pooling), refused, names)
+    return ModelInfo(
+        plan.source.name, identity, default_sampling(plan), independent, asdict(pooling.params), refused, names
+    )
 
 
 def _digest(path: str | None) -> str | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rosebatch.core.errors import UserError
-from rosebatch.core.pooling_params import NO_PROMPTS, NamedPrompts, Pooling, PoolingParams
+from rosebatch.core.pooling_params import NO_PROMPTS, PLAIN_POOLING, ModelPooling, NamedPrompts, Pooling, PoolingParams
 from rosebatch.host.model_files import read_json, read_text, refusal, shown
 
 _TRANSFORMER, _POOLING, _NORMALIZE = "Transformer", "Pooling", "Normalize"
@@ -113,9 +113,9 @@ def _modes(values: dict[str, Any]) -> list[str]:
     return [name.removeprefix(_FLAG) for name, value in values.items() if name.startswith(_FLAG) and value is True]
 
 
-def pooling_or_refusal(folder: Path | None) -> tuple[PoolingParams, str | None]:
-    """``read_pooling``, and why the folder's own embeddings cannot be had; None if they can."""
+def pooling_or_refusal(folder: Path | None) -> ModelPooling:
+    """``read_pooling``, or why the folder's own pooling is not served."""
     try:
-        return PoolingParams() if folder is None else read_pooling(folder), None
+        return PLAIN_POOLING if folder is None else ModelPooling(read_pooling(folder))
     except UserError as error:
-        return PoolingParams(), str(error)
+        return ModelPooling(refused=str(error))

@@ -16,7 +16,7 @@ from rosebatch.config.model import ModelConfig
 from rosebatch.config.run import LoadFormat, ModelImpl
 from rosebatch.config.toml_file import load_toml
 from rosebatch.core.errors import FlagError, UserError
-from rosebatch.core.pooling_params import NamedPrompts, PoolingParams
+from rosebatch.core.pooling_params import ModelPooling, NamedPrompts
 from rosebatch.host.model_files import require_file
 from rosebatch.model.content_digest import content_digests
 from rosebatch.model.hf_config import is_native, read_model_config
@@ -90,7 +90,7 @@ class ModelSource:
         return isinstance(weights, RandomWeights) or weights.shape("lm_head.weight") is not None
 
     @property
-    def pooling(self) -> tuple[PoolingParams, str | None]:
+    def pooling(self) -> ModelPooling:
         """See ``rosebatch.model.sentence_transformers.pooling_or_refusal``."""
         return pooling_or_refusal(self.folder)
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rosebatch.core.errors import RowError, UserError
-from rosebatch.core.pooling_params import PoolingParams
+from rosebatch.core.pooling_params import ModelPooling, PoolingParams
 from rosebatch.model.sentence_transformers import (
     longest_prompt,
     pooling_or_refusal,
@@ -54,8 +54,8 @@ def test_served(folder, pooling, further, expected):
 
 def test_a_model_that_says_nothing(tmp_path):
     """Most models are no embedding models: nothing is decided for them, and nothing refused."""
-    assert pooling_or_refusal(tmp_path) == (PoolingParams(), None)
-    assert pooling_or_refusal(None) == (PoolingParams(), None)
+    assert pooling_or_refusal(tmp_path) == ModelPooling(PoolingParams(), refused=None)
+    assert pooling_or_refusal(None) == ModelPooling(PoolingParams(), refused=None)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_refused(folder, pooling, further, message):
     made = folder(pooling, *further)
     with pytest.raises(UserError, match=message):
         read_pooling(made)
-    assert pooling_or_refusal(made)[1]
+    assert pooling_or_refusal(made).refused
 
 
 def test_a_broken_list(tmp_path):

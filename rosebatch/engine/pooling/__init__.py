@@ -1,1 +1,1 @@
-"""Prompts that are embedded: from hidden states to one vector."""
+"""Prompts to which nothing is generated: their hidden states are pooled to one vector."""

@@ -10,11 +10,10 @@ from itertools import islice
 import numpy as np
 
 from rosebatch.core.errors import RowError
-from rosebatch.core.pooling_params import PLAIN
 from rosebatch.core.request import Completion, Constraint, Logprobs, PackedLogprobs, Request, StopMatcher
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.plan import NOT_FINITE, SequenceSpec
-from rosebatch.engine.pooling.embedding import embedding_of
+from rosebatch.engine.pooling.outputs import output_of
 
 # 2^64 over the golden ratio. Its multiples modulo 2^64 are all different (source: Weyl sequences).
 _SEED_STEP = 0x9E3779B97F4A7C15
@@ -47,7 +46,7 @@ class SequenceState:
         logprobs, prompt_logprobs: those of the tokens so far, if asked for.
         token_times: when each generated token arrived.
         not_finite: whether its logits or hidden states were not finite, so that nothing follows.
-        pooled: the vector of the prompt, if its states are pooled.
+        pooled: what the request gets of its pooled hidden states.
     """
 
     request: Request
@@ -89,23 +88,23 @@ class SequenceState:
     ) -> "SequenceState":
         """A completion of a request; prompt and completion together never exceed ``max_model_len`` tokens.
 
-        A prompt to be embedded gets a single token: its pooled hidden state comes in the token's place.
+        A prompt that is pooled gets a single token: its pooled hidden state comes in the token's place.
 
         Raises:
             OverflowError: a token id has more than 32 bits, or a sign; see ``require_servable`` of the engine.
         """
         prompt, sampling = request.prompt_token_ids, _sampling_of(request.sampling, sample)
-        pools = request.pooling is not None
+        pooling = None if request.pooling is None else request.pooling.pooling
         eos = frozenset() if sampling.ignore_eos else eos_token_ids
         spec = SequenceSpec(
             id=id,
             prompt_token_ids=prompt,
             sampling=sampling,
-            max_len=len(prompt) + 1 if pools else min(len(prompt) + sampling.max_tokens, max_model_len),
+            max_len=len(prompt) + 1 if pooling else min(len(prompt) + sampling.max_tokens, max_model_len),
             stop_ids=eos | frozenset(sampling.stop_token_ids),
             guided=constraint is not None,
             has_features=sampling.adjusts or sampling.logprobs is not None,
-            pooling=None if request.pooling is None else request.pooling.pooling or PLAIN.pooling,
+            pooling=pooling,
         )
         # CPython fills an array without signs in a third of the time.
         token_ids = array("I", prompt)
@@ -237,9 +236,8 @@ class SequenceState:
         """Take the pooled hidden states ``[H]`` fp32 of the prompt, which finish the sequence."""
         assert self.request.pooling is not None, "the states are to be pooled"
         self.finish_time = now
-        self.pooled = embedding_of(pooled, self.request.pooling)
+        self.pooled, self.finish_reason = output_of(pooled, self.request.pooling)
         self.not_finite = self.pooled is None
-        self.finish_reason = "error" if self.not_finite else "embedded"
 
     def apply_prompt_logprobs(self, first: int, logprobs: Sequence[Logprobs]) -> None:
         """Take those of the prompt's tokens from position ``first`` on; recomputed ones are the same again."""

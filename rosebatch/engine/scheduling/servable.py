@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from rosebatch.core.errors import RowError
+from rosebatch.core.pooling_params import cannot_generate
 from rosebatch.core.request import Request
-
-EMBEDS_ONLY = "the model has no output projection: it can embed, and not generate"
+from rosebatch.engine.pooling.outputs import require_output
 
 
 def require_servable(
@@ -18,8 +18,8 @@ def require_servable(
     """Check a request; see ``Engine`` for the limits.
 
     Raises:
-        RowError: the prompt is empty or too long for the model or the cache, a token id is outside the vocabulary, an
-            embedding has fewer dimensions than are wanted, or the model cannot generate.
+        RowError: the prompt is empty or too long for the model or the cache, a token id is outside the vocabulary, the
+            model cannot generate, or see ``require_output``.
     """
     prompt = request.prompt_token_ids
     if not prompt:
@@ -27,10 +27,9 @@ def require_servable(
     if request.pooling is not None:
         if len(prompt) > max_model_len:
             raise RowError("prompt_too_long", f"the prompt has {len(prompt)} tokens; {max_model_len} are allowed")
-        if hidden_size is not None and (request.pooling.dimensions or 0) > hidden_size:
-            raise RowError("invalid_dimensions", f"dimensions must be in [1, {hidden_size}] for this model")
+        require_output(request.pooling, hidden_size)
     elif not generates:
-        raise RowError("embeds_only", EMBEDS_ONLY)
+        raise cannot_generate()
     elif len(prompt) >= max_model_len:
         raise RowError(
             "prompt_too_long",

@@ -1,0 +1,33 @@
+"""What a request gets of its pooled hidden states. Another kind of output is another function here. No torch."""
+
+from array import array
+
+import numpy as np
+
+from rosebatch.core.errors import RowError
+from rosebatch.core.pooling_params import PoolingParams
+
+
+def require_output(params: PoolingParams, hidden_size: int | None) -> None:
+    """Check that a model can give it; ``hidden_size`` is None if no request has more dimensions.
+
+    Raises:
+        RowError: the hidden states have fewer dimensions than are wanted.
+    """
+    if hidden_size is not None and (params.dimensions or 0) > hidden_size:
+        raise RowError("invalid_dimensions", f"dimensions must be in [1, {hidden_size}] for this model")
+
+
+def output_of(pooled: np.ndarray, params: PoolingParams) -> tuple["array[float] | None", str]:
+    """The output and the finish reason, from ``[H]`` fp32; no output if the hidden states are not finite."""
+    return (_embedding(pooled, params), "embedded") if np.isfinite(pooled).all() else (None, "error")
+
+
+def _embedding(pooled: np.ndarray, params: PoolingParams) -> "array[float]":
+    """Cut to the dimensions that are wanted, then normalised. A vector of zeros stays as it is."""
+    kept = pooled[: params.dimensions].astype(np.float64)
+    # Not by a dot product: where its operands lie may change the order in which it adds.
+    length = np.sqrt(np.square(kept).sum())
+    if params.normalize and length:
+        kept /= length
+    return array("f", kept.astype(np.float32).tobytes())
