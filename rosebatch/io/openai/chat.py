@@ -5,7 +5,7 @@ from typing import Any
 
 from rosebatch.core.errors import RowError
 from rosebatch.io.fields import plain_message
-from rosebatch.io.openai.endpoint import Endpoint, ParsedBody, additions, usage
+from rosebatch.io.openai.endpoint import Endpoint, ParsedBody, additions, has_any, usage
 from rosebatch.io.openai.fields import GenerationBody, checked, generation_fields
 from rosebatch.io.openai.legacy_functions import as_tools, message_as_tools
 from rosebatch.io.results import Choice, Result, ScoredToken
@@ -67,4 +67,4 @@ def _choice(choice: Choice, result: Result, index: int) -> dict[str, Any]:
     return {"message": message, "logprobs": logprobs, "finish_reason": finish_reason, **additions(choice)}
 
 
-CHAT = Endpoint("/v1/chat/completions", _parse, _body)
+CHAT = Endpoint("/v1/chat/completions", _parse, _body, lambda body: has_any(body, ["messages"]))

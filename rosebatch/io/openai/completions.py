@@ -6,7 +6,7 @@ from itertools import accumulate
 from typing import Any
 
 from rosebatch.core.errors import RowError
-from rosebatch.io.openai.endpoint import Endpoint, ParsedBody, additions, usage
+from rosebatch.io.openai.endpoint import Endpoint, ParsedBody, additions, has_any, usage
 from rosebatch.io.openai.fields import GenerationBody, checked, generation_fields
 from rosebatch.io.results import Choice, Result, ScoredToken
 
@@ -102,4 +102,4 @@ def _offsets(tokens: Sequence[ScoredToken], text: str) -> list[int]:
     return [max(0, offset - shift) for offset in accumulate(map(len, pieces[:-1]), initial=0)]
 
 
-COMPLETIONS = Endpoint("/v1/completions", _parse, _body)
+COMPLETIONS = Endpoint("/v1/completions", _parse, _body, lambda body: not has_any(body, ["input"]))

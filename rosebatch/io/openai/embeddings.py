@@ -8,12 +8,14 @@ import msgspec
 from rosebatch.core.pooling_params import EncodingFormat
 from rosebatch.core.sampling_params import GREEDY
 from rosebatch.io.openai.completions import prompts_of
-from rosebatch.io.openai.endpoint import Endpoint, ParsedBody
+from rosebatch.io.openai.endpoint import Endpoint, ParsedBody, has_any
 from rosebatch.io.openai.fields import checked, ignored_fields
 from rosebatch.io.results import Result
 from rosebatch.io.tasks.embed import encoded, pooling_params
 
 _FORMAT = "encoding_format"
+# Fields that no other endpoint with ``input`` has.
+_OWN = ("dimensions", _FORMAT)
 
 
 class _Body(msgspec.Struct):
@@ -47,4 +49,4 @@ def _body(result: Result, model: str, created: int) -> dict[str, Any]:
     }
 
 
-EMBEDDINGS = Endpoint("/v1/embeddings", _parse, _body)
+EMBEDDINGS = Endpoint("/v1/embeddings", _parse, _body, lambda body: has_any(body, _OWN), "embeddings")

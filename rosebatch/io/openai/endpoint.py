@@ -1,6 +1,6 @@
 """An endpoint of the API: how a body is parsed, how an answer is written, and what several of them share."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,11 +27,20 @@ class Endpoint:
         url: as a line names it.
         parse: the checked body, from the decoded one and the run's sampling fields. Raises RowError.
         body: the answer's body, from the result, the model's name and the time in seconds since 1970.
+        fits: whether a body without a URL is for it, if it is for no earlier one of the table.
+        of_input: what it makes of ``input``, if it reads that.
     """
 
     url: str
     parse: Callable[[dict[str, Any], Mapping[str, Any]], ParsedBody]
     body: Callable[[Result, str, int], dict[str, Any]]
+    fits: Callable[[Mapping[str, Any]], bool]
+    of_input: str | None = None
+
+
+def has_any(body: Mapping[str, Any], names: Iterable[str]) -> bool:
+    """Whether a body has one of these fields; ``null`` is none."""
+    return any(body.get(name) is not None for name in names)
 
 
 def usage(result: Result) -> dict[str, Any]:

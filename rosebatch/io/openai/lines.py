@@ -22,11 +22,6 @@ OUR_ERRORS = frozenset({"grammar_failed", "non_finite_logits", "unexpected_error
 _ENDPOINTS = {each.url: each for each in (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES)}
 
 
-# Fields that tell what a body with ``input`` is for.
-_OF_EMBEDDINGS = frozenset({"dimensions", "encoding_format"})
-_OF_RESPONSES = frozenset({"instructions", "max_output_tokens", "reasoning", "temperature", "text", "tools", "top_p"})
-
-
 class _Line(msgspec.Struct):
     custom_id: str
     body: dict[str, Any]
@@ -64,36 +59,23 @@ def parse_request(values: object, *, index: int, where: str, defaults: Mapping[s
         return FailedRow(index=index, where=where, metadata=metadata, error=error)
 
 
-def _of_input(body: dict[str, Any]) -> Endpoint:
-    """The endpoint of a body with ``input``.
-
-    Raises:
-        RowError: the body does not tell.
-    """
-    given = {name for name, value in body.items() if value is not None}
-    if not _OF_EMBEDDINGS.isdisjoint(given):
-        return EMBEDDINGS
-    items = body["input"] if isinstance(body["input"], list) else []
-    if not _OF_RESPONSES.isdisjoint(given) or any(isinstance(each, dict) for each in items):
-        return RESPONSES
-    raise RowError("unsupported_url", "url is missing: a body with input may be for a response or for embeddings")
-
-
 def _model(body: dict[str, Any]) -> dict[str, str]:
     model = body.get("model")
     return {"model": model} if isinstance(model, str) else {}
 
 
 def _endpoint(line: _Line) -> Endpoint:
-    """Where a line is sent to. Without a URL, the body tells.
+    """The endpoint of a line: that of its URL, else the first whose requests have such a body.
 
     Raises:
-        RowError: it is not served.
+        RowError: the URL is not served, or is missing and needed.
     """
     if not line.url:
-        if line.body.get("messages") is not None:
-            return CHAT
-        return COMPLETIONS if line.body.get("input") is None else _of_input(line.body)
+        fitting = next((each for each in _ENDPOINTS.values() if each.fits(line.body)), None)
+        if fitting is None:
+            uses = " or for ".join(sorted(each.of_input for each in _ENDPOINTS.values() if each.of_input))
+            raise RowError("unsupported_url", f"url is missing: a body with input may be for {uses}")
+        return fitting
     if line.url in _ENDPOINTS:
         return _ENDPOINTS[line.url]
     try:

@@ -5,7 +5,7 @@ from typing import Any
 
 from rosebatch.core.errors import RowError
 from rosebatch.io.fields import plain_message
-from rosebatch.io.openai.endpoint import Endpoint, ParsedBody
+from rosebatch.io.openai.endpoint import Endpoint, ParsedBody, has_any
 from rosebatch.io.openai.fields import GenerationBody, checked, generation_fields, ignored_fields
 from rosebatch.io.openai.responses_request import IGNORED, as_chat
 from rosebatch.io.results import Choice, Result, ScoredToken
@@ -14,6 +14,8 @@ from rosebatch.io.tools import call_fields
 # What a response says again of its request, if that has it.
 _ECHOED = ("instructions", "max_output_tokens", "max_tool_calls", "metadata", "reasoning", "top_logprobs", "user")
 _REQUEST = "request"
+# Fields that no other endpoint with ``input`` has.
+_OWN = ("instructions", "max_output_tokens", "reasoning", "temperature", "text", "tools", "top_p")
 
 
 def _parse(values: dict[str, Any], defaults: Mapping[str, Any]) -> ParsedBody:
@@ -98,4 +100,9 @@ def _scored(token: ScoredToken) -> dict[str, Any]:
     return {**one(token), "top_logprobs": [one(other) for other in token.top]}
 
 
-RESPONSES = Endpoint("/v1/responses", _parse, _body)
+def _fits(body: Mapping[str, Any]) -> bool:
+    items = body.get("input")
+    return has_any(body, _OWN) or (isinstance(items, list) and any(isinstance(each, dict) for each in items))
+
+
+RESPONSES = Endpoint("/v1/responses", _parse, _body, _fits, "a response")
