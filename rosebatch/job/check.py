@@ -185,7 +185,7 @@ def _summary(checked: Checked, plan: LaunchPlan, block_size: int, rates: Rates) 
     config, itemsize, slots = plan.source.config, plan.source.dtype.itemsize, min_slots(plan.config)
     for name, lens in (("prompt", checked.prompt_lens), ("output", checked.output_lens)):
         if not any(lens):
-            # All rows are embedded.
+            # Nothing is generated.
             continue
         limit = "at most " if name == "output" else ""
         ordered = sorted(lens)

@@ -12,11 +12,11 @@ from pathlib import Path
 from rosebatch.config.byte_sizes import in_bytes
 from rosebatch.config.run import RunConfig
 from rosebatch.core.errors import UserError
-from rosebatch.core.pooling_params import cannot_generate
 from rosebatch.core.version import __version__
 from rosebatch.engine.metrics.stats import EngineStats
 from rosebatch.host.threads import in_background
 from rosebatch.io.reader import PromptReader
+from rosebatch.io.tasks.tasks import refusals
 from rosebatch.job.check import check_file
 from rosebatch.job.model_info import ModelInfo
 from rosebatch.job.report.build import peak_memory
@@ -78,7 +78,7 @@ class LocalService:
 
 
 def model_info_of(plan: LaunchPlan) -> ModelInfo:
-    """What a job needs of a model.
+    """What a job needs of a model before it is loaded.
 
     Raises:
         UserError: a file of the model is unreadable.
@@ -104,9 +104,7 @@ def model_info_of(plan: LaunchPlan) -> ModelInfo:
     }
     independent = plan.device.type == "cpu" and plan.switches.batch_invariant
     pooling = plan.source.pooling
-    refused = {} if pooling.refused is None else {"embed": pooling.refused}
-    if not plan.source.has_head:
-        refused["generate"] = f"{plan.source.name}: {cannot_generate().message}; use rosebatch embed"
+    refused = refusals(plan.source.name, pooling, has_head=plan.source.has_head)
     names = sorted(plan.source.prompts.by_name)
     return ModelInfo(
         plan.source.name, identity, default_sampling(plan), independent, asdict(pooling.params), refused, names

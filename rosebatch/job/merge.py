@@ -8,8 +8,7 @@ from rosebatch.io.columns import Columns
 from rosebatch.io.merged_parts import MergedParts
 from rosebatch.io.part_file import PartFile
 from rosebatch.io.reader import PromptReader
-from rosebatch.io.tasks.embed import Embed
-from rosebatch.io.tasks.generate import GENERATE
+from rosebatch.io.tasks.tasks import described_by
 from rosebatch.job.config import JobConfig
 from rosebatch.job.destination import find_destination
 from rosebatch.job.manifest import differences
@@ -20,8 +19,6 @@ from rosebatch.job.target import Target
 
 # Missing shards or rows that a message names.
 _MAX_NAMED = 8
-# Tasks that manifests name.
-_DESCRIBED = (Embed(),)
 _OF_A_SHARD = {"shard", "created"}
 
 
@@ -51,8 +48,7 @@ def merge_shards(job: JobConfig) -> tuple[int, int]:
         job = replace(job, input_format=first["input_format"], result_column=first["result_column"])
         columns = first["columns"]
         names = Columns.of(columns["prompt"], columns["id"], columns["carried"])
-        task = next((each for each in _DESCRIBED if each.description({}).keys() <= first.keys()), GENERATE)
-        reader = PromptReader(job.input, {}, job.input_format, job.result_column, names, task)
+        reader = PromptReader(job.input, {}, job.input_format, job.result_column, names, described_by(first))
         for part in parts:
             _require_alike(parts[0], part)
         if reader.digest() != first["input"]:

@@ -14,8 +14,8 @@ class ModelInfo:
         identity: what decides the results of a run, apart from its files: fields of the manifest.
         sampling: the model's own defaults, as fields of a row.
         pooling: the model's own, as fields of ``PoolingParams``.
-        prompt_names: of the texts that the model wants before what it embeds.
-        refused: why the model cannot serve a task, by ``generate`` and ``embed``.
+        prompt_names: of the model's own texts that may precede a prompt.
+        refused: why the model cannot do a task, by the task's name.
         independent: whether no completion depends on its batch.
     """
 

@@ -18,6 +18,9 @@ from rosebatch.io.tasks.task import PromptFields, Task
 if TYPE_CHECKING:
     import pyarrow as pa
 
+# The key of the task's description.
+DESCRIBED = "embedding"
+
 
 class _Fields(PromptFields):
     dimensions: int | None = None
@@ -95,7 +98,17 @@ class Embed(Task):
     def description(self, pooling: Mapping[str, Any]) -> dict[str, Any]:
         """See ``Task``."""
         decided = self.pooling.over(PoolingParams(**pooling)).over(PLAIN)
-        return {"embedding": {**asdict(decided), "encoding_format": self.encoding_format}}
+        return {DESCRIBED: {**asdict(decided), "encoding_format": self.encoding_format}}
+
+
+def in_words(described: Mapping[str, Any]) -> str:
+    """What the vectors of a run are, from the value of its task's description."""
+    parts = ["state of the last token" if described["pooling"] == "last" else "mean of all tokens"]
+    if described["dimensions"] is not None:
+        parts.append(f"{described['dimensions']} dimensions")
+    if described["prompt_name"] is not None:
+        parts.append(f"prompt {described['prompt_name']}")
+    return ", ".join([*parts, "normalised" if described["normalize"] else "not normalised"])
 
 
 def pooling_params(dimensions: int | None, prompt_name: str | None = None) -> PoolingParams:

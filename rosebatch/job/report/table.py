@@ -5,6 +5,7 @@ from dataclasses import fields
 from typing import Any, TextIO
 
 from rosebatch.config.switches import Switches
+from rosebatch.io.tasks.tasks import IN_WORDS
 
 _RANKS = "mean/p50/p90/p95/p99"
 
@@ -72,8 +73,7 @@ def table(report: dict[str, Any]) -> list[tuple[str, str]]:
     if engine.get("sampling"):
         rows.append(("sampling", ", ".join(f"{name} {value}" for name, value in engine["sampling"].items())))
     rows += field_rows(report["ignored_fields"], report["unclear_fields"])
-    if engine.get("embedding"):
-        rows.append(("embedding", _vector(engine["embedding"])))
+    rows += [(name, in_words(engine[name])) for name, in_words in IN_WORDS.items() if name in engine]
     if engine["sampler"] != "rosebatch":
         rows.append(("sampler", engine["sampler"]))
     return [*rows, ("switched off", ", ".join(off))] if off else rows
@@ -85,16 +85,6 @@ def field_rows(ignored: Mapping[str, int], unclear: Mapping[str, int]) -> list[t
     return [
         (label, ", ".join(f"{name} ({rows})" for name, rows in counts.items())) for label, counts in kinds if counts
     ]
-
-
-def _vector(embedding: Mapping[str, Any]) -> str:
-    """What the vectors of a run are."""
-    parts = ["state of the last token" if embedding["pooling"] == "last" else "mean of all tokens"]
-    if embedding["dimensions"] is not None:
-        parts.append(f"{embedding['dimensions']} dimensions")
-    if embedding["prompt_name"] is not None:
-        parts.append(f"prompt {embedding['prompt_name']}")
-    return ", ".join([*parts, "normalised" if embedding["normalize"] else "not normalised"])
 
 
 def _capacity(group: Mapping[str, int]) -> str:

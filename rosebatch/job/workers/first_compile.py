@@ -27,7 +27,7 @@ def compile_kernels(engine: "Engine") -> None:
 
 
 def run_briefly(engine: "Engine") -> None:
-    """Run two short prompts to their end, one greedy and one sampled; a model that only embeds embeds one.
+    """Run two short prompts to their end, one greedy and one sampled; without an output projection, pool one.
 
     The engine keeps nothing of them but its counts.
     """

@@ -1,0 +1,31 @@
+"""The tasks of the package: a later one is added here."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rosebatch.core.pooling_params import ModelPooling, cannot_generate
+from rosebatch.io.tasks.embed import DESCRIBED, Embed, in_words
+from rosebatch.io.tasks.generate import GENERATE
+from rosebatch.io.tasks.task import Task
+
+# The one without a description comes last.
+TASKS: tuple[Task, ...] = (Embed(), GENERATE)
+# What a report for people says of a task's description: its key, and its value in words.
+IN_WORDS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {DESCRIBED: in_words}
+
+
+def described_by(manifest: Mapping[str, Any]) -> Task:
+    """The task whose description a manifest has."""
+    return next(task for task in TASKS if task.description({}).keys() <= manifest.keys())
+
+
+def refusals(model: str, pooling: ModelPooling, *, has_head: bool) -> dict[str, str]:
+    """Why a model cannot do a task, by the task's name.
+
+    Args:
+        model: its name.
+        pooling: its own.
+        has_head: whether it has an output projection.
+    """
+    of_samples = None if has_head else f"{model}: {cannot_generate().message}; use rosebatch {Embed.name}"
+    return {task.name: why for task in TASKS if (why := of_samples if task.samples else pooling.refused)}
