@@ -6,39 +6,17 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
-from typing import Any, Protocol
-
-import numpy as np
 
 from rosebatch.core.pooling_params import PLAIN_POOLING, ModelPooling
 from rosebatch.core.request import Completion, Constraint, Request, StopMatcher
 from rosebatch.engine.metrics.stats import EngineStats
 from rosebatch.engine.plan import PackedStep, StepPlan, StepResult
+from rosebatch.engine.sampling.masks import fill_masks
 from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.engine.scheduling.sequence import SequenceState
 from rosebatch.engine.scheduling.servable import require_servable
 from rosebatch.engine.scheduling.step_planner import SeparateDecodes
-
-# The masks of a plan's guided sequences, in the order of its ``sampled_ids``: ``[R, ceil(V / 32)]`` int32 of numpy.
-# Token 0 is the lowest bit of the first word; a token with bit 0 must not come next.
-Masks = Callable[[], Any]
-
-
-class StepRunner(Protocol):
-    """Carries out plans: one of the runners, or a fake in tests."""
-
-    def launch(self, plan: StepPlan, masks: Masks) -> Callable[[], StepResult]:
-        """Begin to compute a plan, after those launched before.
-
-        Args:
-            plan: the next one.
-            masks: makes the grammars' masks when they are needed. The results of earlier plans must have been waited
-                for.
-
-        Returns:
-            a function that waits for the result.
-        """
-        ...
+from rosebatch.engine.step_runner import StepRunner
 
 
 class Engine:
@@ -243,7 +221,7 @@ class Engine:
             return False
         # Looked up now: an earlier plan's result may end one of them.
         constraints = [self._constraints[i] for i in plan.sampled_ids if i in self._constraints]
-        self._launched.append((plan, self.runner.launch(plan, lambda: self._fill_masks(constraints))))
+        self._launched.append((plan, self.runner.launch(plan, lambda: fill_masks(constraints, self.vocab_size))))
         return True
 
     def _max_launched(self) -> int:
@@ -267,16 +245,3 @@ class Engine:
         for sequence in finished:
             self._constraints.pop(sequence.id, None)
         return finished
-
-    def _fill_masks(self, constraints: list[Constraint]) -> Any:
-        masks = np.zeros((len(constraints), -(-self.vocab_size // 32)), np.int32)
-        kinds = {type(each) for each in constraints}
-        if len(kinds) == 1:
-            type(constraints[0]).fill_all(constraints, masks)
-            return masks
-        for kind in kinds:
-            rows = [row for row, each in enumerate(constraints) if type(each) is kind]
-            own = np.zeros((len(rows), masks.shape[1]), np.int32)
-            kind.fill_all([constraints[row] for row in rows], own)
-            masks[rows] = own
-        return masks

@@ -13,11 +13,12 @@ from rosebatch.core.pooling_params import PLAIN_POOLING, ModelPooling
 from rosebatch.engine.cache.kv_cache import KVCache
 from rosebatch.engine.cache.memory import KVGroup, batched_tokens, plan_memory
 from rosebatch.engine.cache.state_pool import StatePool, state_bytes
-from rosebatch.engine.engine import Engine, StepRunner
+from rosebatch.engine.engine import Engine
 from rosebatch.engine.long_rope import restart_policy
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.engine.scheduling.step_planner import MIXED, SeparateDecodes, StepPolicy
+from rosebatch.engine.step_runner import StepRunner
 from rosebatch.engine.torch_runner.runner import TorchRunner
 from rosebatch.engine.triton_runner.runner import TritonRunner
 from rosebatch.engine.triton_runner.warm_up import compile_for, hash_compiler

@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 
 from rosebatch.config.run import RunConfig
 from rosebatch.core.errors import LostProcessError
-from rosebatch.engine.engine import Masks, StepRunner
 from rosebatch.engine.plan import StepPlan, StepResult
+from rosebatch.engine.step_runner import Masks, StepRunner
 from rosebatch.host.child_process import ChildProcess, Failed
 from rosebatch.launch import messages as m
 from rosebatch.ops.shard import Shard
@@ -139,7 +139,7 @@ def _end(endings: list[Callable[[], None]], processes: list[ChildProcess]) -> No
 
 
 class DriverRunner:
-    """Carries out plans together with the other processes; see ``rosebatch.engine.engine.StepRunner``.
+    """Carries out plans together with the other processes; see ``rosebatch.engine.step_runner.StepRunner``.
 
     Args:
         own: runs this process's shard.

@@ -18,8 +18,9 @@ from rosebatch.config.switches import Switches, flag, without_effect
 from rosebatch.core.errors import FlagError
 from rosebatch.engine.cache.memory import KVGroup
 from rosebatch.engine.cache.windows import blocks_of_window
-from rosebatch.engine.engine import Engine, StepRunner
+from rosebatch.engine.engine import Engine
 from rosebatch.engine.load import LoadedEngine, load_engine, pick_device
+from rosebatch.engine.step_runner import StepRunner
 from rosebatch.engine.triton_runner.runner import TritonRunner
 from rosebatch.model.generation_config import sampling_defaults
 from rosebatch.model.source import ModelSource, find_model, find_tokenizer, tokenizer_fingerprint

@@ -30,7 +30,7 @@ class Launch(NamedTuple):
 
 
 class Masks(NamedTuple):
-    """To a worker: which tokens the grammars of a plan allow, see ``rosebatch.engine.engine.Masks``."""
+    """To a worker: which tokens the grammars of a plan allow, see ``rosebatch.engine.step_runner.Masks``."""
 
     masks: Any
 

@@ -8,8 +8,8 @@ from rosebatch.host.child_process import Failed, ParentLink, run_child
 from rosebatch.launch import messages as m
 
 if TYPE_CHECKING:
-    from rosebatch.engine.engine import StepRunner
     from rosebatch.engine.plan import StepResult
+    from rosebatch.engine.step_runner import StepRunner
 
 
 def main() -> NoReturn:

@@ -14,10 +14,11 @@ from rosebatch.config.run import RunConfig
 from rosebatch.config.switches import Switches
 from rosebatch.core.request import Logprobs
 from rosebatch.core.sampling_params import MAX_LOGPROBS
-from rosebatch.engine.engine import Engine, Masks
+from rosebatch.engine.engine import Engine
 from rosebatch.engine.plan import Chunk, PackedStep, SequenceSpec, StepPlan, StepResult
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler
+from rosebatch.engine.step_runner import Masks
 from rosebatch.launch.launch import Launched, LaunchPlan, make_grammars
 from rosebatch.model.source import ModelSource
 from rosebatch.text.tokenizer import Tokenizer

@@ -10,7 +10,6 @@ from torch import Tensor
 from rosebatch.core.request import Logprobs
 from rosebatch.engine.cache.kv_cache import KVCache
 from rosebatch.engine.cache.state_pool import StatePool
-from rosebatch.engine.engine import Masks
 from rosebatch.engine.plan import PackedStep, RestartPolicy, StepPlan, StepResult
 from rosebatch.engine.pooling.pooled_states import PooledStates, reads_all
 from rosebatch.engine.sampling.features import Features
@@ -18,6 +17,7 @@ from rosebatch.engine.sampling.logits import SampledRow, adjust, constrain
 from rosebatch.engine.sampling.logprobs import logprob_rows, prompt_logprobs, read_all
 from rosebatch.engine.sampling.sampler import sample
 from rosebatch.engine.staging import Staging
+from rosebatch.engine.step_runner import Masks
 from rosebatch.engine.torch_runner.attention import GatheredAttention
 from rosebatch.engine.torch_runner.batch import BlockTables, build_batch
 from rosebatch.model.layers import Model
@@ -62,7 +62,7 @@ class TorchRunner:
         self.staging = Staging(cache.device)
 
     def launch(self, plan: StepPlan, masks: Masks) -> Callable[[], StepResult]:
-        """See ``rosebatch.engine.engine.StepRunner``: the result is there at once."""
+        """See ``rosebatch.engine.step_runner.StepRunner``: the result is there at once."""
         assert isinstance(plan, PackedStep), "decode windows need tokens that stay on the device"
         started, waits = time.perf_counter(), host_waits.count()
         if plan.reset:

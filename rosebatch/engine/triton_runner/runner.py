@@ -17,13 +17,13 @@ from rosebatch.config.switches import Switches
 from rosebatch.core.request import Logprobs
 from rosebatch.engine.cache.kv_cache import KVCache
 from rosebatch.engine.cache.state_pool import StatePool
-from rosebatch.engine.engine import Masks
 from rosebatch.engine.plan import DecodeWindow, PackedStep, RestartPolicy, StepPlan, StepResult
 from rosebatch.engine.pooling.pooled_states import PooledStates, reads_all
 from rosebatch.engine.sampling.features import Features
 from rosebatch.engine.sampling.logits import SampledRow
 from rosebatch.engine.sampling.logprobs import prompt_logprobs, read_all
 from rosebatch.engine.staging import Staging
+from rosebatch.engine.step_runner import Masks
 from rosebatch.engine.triton_runner.attention import SharedAttention, device_mixers
 from rosebatch.engine.triton_runner.graphs import Ran, StepGraphs
 from rosebatch.engine.triton_runner.packing import MAX_PADDED_TOKENS, pack, padded_size
@@ -142,7 +142,7 @@ class TritonRunner:
         self._reset()
 
     def launch(self, plan: StepPlan, masks: Masks) -> Callable[[], StepResult]:
-        """See ``rosebatch.engine.engine.StepRunner``."""
+        """See ``rosebatch.engine.step_runner.StepRunner``."""
         before = host_waits.count()
         if plan.reset:
             self._reset()

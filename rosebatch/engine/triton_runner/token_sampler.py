@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rosebatch.engine.engine import Masks
 from rosebatch.engine.plan import DecodeWindow, SequenceSpec, StepPlan
 from rosebatch.engine.sampling.features import Features
 from rosebatch.engine.sampling.logprobs import logprob_rows
 from rosebatch.engine.sampling.sampler import sample
 from rosebatch.engine.staging import Staging
+from rosebatch.engine.step_runner import Masks
 from rosebatch.engine.triton_runner.slots import Slots
 from rosebatch.engine.triton_runner.state import DeviceState
 from rosebatch.ops.device import DeviceOps
