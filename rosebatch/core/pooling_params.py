@@ -79,7 +79,7 @@ class ModelPooling:
         return asked.over(self.params).over(PLAIN)
 
 
-# Of a model that says nothing.
+# The pooling of a model without its own.
 PLAIN_POOLING = ModelPooling()
 
 

@@ -22,8 +22,8 @@ from rosebatch.engine.step_runner import StepRunner
 class Engine:
     """Schedules, runs and commits steps until every request is completed.
 
-    With ``async_depth`` the next plan is launched before the results of the last are read, so that the device seldom
-    waits for Python.
+    With ``async_depth`` the next plan is launched before the results of the last are read. So the device seldom waits
+    for Python.
 
     Args:
         scheduler: plans the steps.

@@ -157,7 +157,7 @@ def build_engine(
     """Size the KV cache for a model that is loaded, and put the engine together.
 
     Args:
-        model: says what the attention of each layer is.
+        model: the weights, and the mixer of each layer.
         config: lengths, vocabulary and end tokens.
         limits: the engine's.
         switches: resolved here into runner, operators and scheduling.

@@ -1,7 +1,7 @@
 """What passes between scheduler and runner: plain data that can be pickled, sent to another process and replayed.
 
-A plan names sequences by id. A runner learns about a sequence from its ``SequenceSpec``, which comes with the first
-plan that computes it. Later plans only bring changes: new blocks, new tokens, and at last the release of the id.
+A plan names sequences by id. The first plan that computes a sequence brings its ``SequenceSpec``. Later plans only
+bring changes: new blocks, new tokens, and at last the release of the id.
 """
 
 from array import array
@@ -192,10 +192,10 @@ class StepResult:
     """What a plan brought.
 
     Attributes:
-        token_ids: for each of the plan's ``sampled_ids``, the tokens: as many as its chunk's ``sampled``, or at most
-            the length of its row in a window, fewer if the model's end token came first. ``NOT_FINITE`` is the last
-            where the logits are not finite.
-        logprobs: in the same order, of each token; an empty list for a sequence that does not ask.
+        token_ids: for each of the plan's ``sampled_ids``, the tokens. They are as many as its chunk's ``sampled``, or
+            at most the length of its row in a window: fewer if the model's end token came first. ``NOT_FINITE`` is the
+            last where the logits are not finite.
+        logprobs: in the same order, of each token; an empty list for a sequence without.
         prompt_logprobs: by the number of a chunk in the plan, of the prompt token after each of its own.
         pooled: by the number of a chunk that pools, ``[H]`` fp32.
         seconds: that the device was busy with it.

@@ -161,11 +161,11 @@ class Ops:
     """The operators of a run; each reference documents shapes and dtypes.
 
     ``linear`` and ``head`` make a product with a weight, and a bias if there is one. ``project`` applies the last
-    product of a sub-layer and leaves to the operators whose names begin with ``add`` what these can do on the way;
+    product of a sub-layer. It leaves what they can do to the operators whose names begin with ``add``;
     ``project_to_clip`` does so for ``add_uclip_norm``. With ``overwrite``, ``add_rms_norm`` may add to the residual in
     place. ``activated`` and ``gated`` apply the product whose result is activated; ``gated`` takes the values of
     ``GATES``. ``experts`` prepares the routed experts of a layer. ``embed`` looks ids up in the table of embeddings.
-    Where several processes hold the model, ``shard`` is this one's, ``gather`` puts their logits together, and
+    Where several processes hold the model, ``shard`` is this one's. ``gather`` puts their logits together, and
     ``whole_norm`` norms the heads of all after a product. ``fuses_all_reduce``: whether the operators whose
     names begin with ``add``, but not ``add_uclip_norm``, can sum over ranks.
     """

@@ -28,7 +28,7 @@ from rosebatch_kernels.uclip import reference as uclip
 
 
 def select(switches: Switches, device: str = "cpu", sampler: Sampler = "rosebatch") -> Ops:
-    """The operators that these switches ask for on ``cpu`` or ``cuda``; other samplers need ``cuda``."""
+    """The operators of these switches on ``cpu`` or ``cuda``; other samplers need ``cuda``."""
     ops = _cuda_ops(switches) if device == "cuda" else _cpu_ops(switches)
     if sampler == "rosebatch":
         return ops

@@ -1,6 +1,6 @@
 """Operators of a process that holds a shard of a model: they do their part, and put the parts of all together.
 
-Attention and MLPs are divided by heads and inner channels, so each sub-layer has one sum over all processes, after its
+Attention and MLPs are divided by heads and inner channels. So each sub-layer has one sum over all processes, after its
 last product (source: Megatron-LM, arXiv 1909.08053). Embeddings and logits are divided by the vocabulary.
 """
 
@@ -54,7 +54,7 @@ def divide(ops: Ops, group: Group) -> Ops:
     product = parts_or_product if ops.fuses_all_reduce else _product
 
     def summed(partial: Partial, x: Tensor) -> Partial:
-        """Of all processes. All have the bias, so the norm adds it once."""
+        """All-reduce across ranks. All have the bias, so the norm adds it once."""
         value = partial.value
         rows, size = value.shape[-2:]
         all_reduce = group.all_reduce(rows, size, x.dtype) if ops.fuses_all_reduce else None

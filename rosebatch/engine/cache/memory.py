@@ -92,7 +92,7 @@ def plan_memory(
         while not limits.max_num_batched_tokens and tokens > _FEWEST_TOKENS and step > _STEP_SHARE * free:
             tokens //= 2
             step = step_bytes(config, tokens, slots, dtype)
-        # Of all of the GPU, what this process has not taken yet; and never more of what other processes leave.
+        # The share of the whole GPU, less what this process has taken; and never more than that share of what is free.
         share = limits.gpu_memory_utilization
         usable = int(min(share * gpu.total - gpu.taken, share * free))
         if fused_sampler and limits.max_num_seqs == "auto":
@@ -156,7 +156,7 @@ def _no_room(limits: RunConfig, device: torch.device, memory: int, block_size: i
 
 def step_bytes(config: ModelConfig, tokens: int, seqs: int, dtype: torch.dtype) -> int:
     """Maximum bytes of a GPU step of so many tokens, logits included; twice, because graphs keep their own."""
-    # The MLP's input and both of its inner tensors, or those of the shared expert and what a token's experts make.
+    # The MLP's input and both inner tensors; or those of the shared expert, and what a token's experts make.
     mlp = 3 * config.intermediate_size
     if config.experts:
         routed = config.experts.experts_per_token * (config.experts.expert_size + config.hidden_size)

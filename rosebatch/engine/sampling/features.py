@@ -1,4 +1,4 @@
-"""What a step does besides the forward pass and sampling. No torch."""
+"""What a step does in addition to the forward pass and sampling. No torch."""
 
 from collections.abc import Iterable
 from typing import NamedTuple

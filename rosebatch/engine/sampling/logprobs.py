@@ -39,7 +39,7 @@ def logprob_rows(logits: Tensor, tokens: Tensor, limit: int) -> Tensor:
 
 
 class _Asked(NamedTuple):
-    """A chunk with wanted log-probabilities of its prompt: number, first row, and the token after each of its own."""
+    """A chunk whose prompt gets log-probabilities: number, first row, and the token after each of its own."""
 
     number: int
     first: int
@@ -65,7 +65,7 @@ def prompt_logprobs(
         up, down: copy in stream order.
 
     Returns:
-        a function that waits for them; it waits for nothing if no chunk asks.
+        a function that waits for them; it waits for nothing if there are none.
     """
     asked, first = [], 0
     for number, chunk in enumerate(chunks):
@@ -95,7 +95,7 @@ def prompt_logprobs(
 def read_all(
     rows: np.ndarray, specs: Sequence[SequenceSpec], token_ids: Sequence[Sequence[int]]
 ) -> list[list[Logprobs]]:
-    """Each sequence's log-probabilities from rows ``[S, T, ROW]``; an empty list for one that does not ask."""
+    """Each sequence's log-probabilities from rows ``[S, T, ROW]``; an empty list for one without."""
     return [
         [] if (limit := spec.sampling.logprobs) is None else read_logprobs(own, tokens, limit)
         for own, spec, tokens in zip(rows, specs, token_ids, strict=True)

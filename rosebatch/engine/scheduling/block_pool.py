@@ -53,7 +53,7 @@ class BlockPool:
         """Hand out ``count`` blocks, each with one holder, least recently used first.
 
         Raises:
-            ValueError: fewer than ``count`` are free; ask ``num_free`` first.
+            ValueError: fewer than ``count`` are free; check ``num_free`` first.
         """
         if count > self.num_free:
             raise ValueError(f"{count} blocks asked for, {self.num_free} free")

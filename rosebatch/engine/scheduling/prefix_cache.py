@@ -27,9 +27,9 @@ class PrefixCache:
     def take(self, sequence: SequenceState) -> None:
         """Hold the blocks of the longest cached prefix, if any: its tokens are computed.
 
-        A full group needs all of its blocks, a window group those that the next token sees. A prompt that is cached to
-        its very end keeps the last block and recomputes one token in a copy of it. If that block is being computed in
-        this very step, it is left out instead.
+        A full group needs all of its blocks, a window group those that the next token sees. If a prompt is
+        cached to its very end, its last token is recomputed in a copy of the last block. If that block is being
+        computed in this very step, it is left out instead.
         """
         size, num_tokens = self.blocks.block_size, len(sequence.token_ids)
         looks = self.enabled and not sequence.needs_whole_prompt

@@ -97,7 +97,7 @@ class SequenceQueues:
         self._num_forks = 0
 
     def check_integrity(self) -> None:
-        """Assert that each sequence is where its status and numbers say."""
+        """Assert that each sequence is where it belongs by its status and numbers."""
         for sequence in self.running:
             assert sequence.status is Status.RUNNING
             assert sequence.num_computed_tokens < sequence.num_tokens <= sequence.max_len

@@ -95,7 +95,7 @@ class Scheduler:
         return len(self.queues)
 
     def add(self, sequence: SequenceState) -> None:
-        """Queue a sequence after all others. Its forks go to the front when its prompt is computed."""
+        """Queue a sequence after all others. Its forks come first when its prompt is computed."""
         if self.restarts is not None:
             for each in (sequence, *sequence.forks):
                 each.restart(self.restarts.spec_for(each.spec, each.num_tokens))

@@ -173,7 +173,7 @@ class SequenceState:
         return list(self.token_ids[self.num_prompt_tokens :])
 
     def restart(self, spec: SequenceSpec) -> None:
-        """Compute all tokens again, as this spec says. The sequence holds no blocks, and keeps its tokens."""
+        """Compute all tokens again, by this spec. The sequence holds no blocks, and keeps its tokens."""
         assert not self.tables, "blocks were computed by the last spec"
         self.spec = spec
         self.block_hashes.clear()

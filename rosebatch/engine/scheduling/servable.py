@@ -18,8 +18,8 @@ def require_servable(
     """Check a request; see ``Engine`` for the limits.
 
     Raises:
-        RowError: the prompt is empty or too long for the model or the cache, a token id is outside the vocabulary, the
-            model cannot generate, or see ``require_output``.
+        RowError: the prompt is empty, or too long for the model or the cache. A token id is outside the vocabulary. The
+            model cannot generate. See also ``require_output``.
     """
     prompt = request.prompt_token_ids
     if not prompt:

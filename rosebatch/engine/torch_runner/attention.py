@@ -87,10 +87,10 @@ class GatheredAttention:
         self.cache = cache
         self.ops = ops
         self.device = cache.device
-        # Of the layers with each window.
+        # The cache group of the layers with each window.
         self.group_of = {spec.window: cache.group_of[spec.layer] for spec in specs}
         self.reads: set[_Read] = {(spec.planes, spec.window) for spec in specs}
-        # Of a token in the widest layer.
+        # The bytes of a token in the widest layer.
         self.token_bytes = cache.dtype.itemsize * max(sum(map(math.prod, planes)) for planes, _ in self.reads)
         self._append_rows = {
             (planes, window): tuple(self._rows_of(batch.slots[self.group_of[window]], each.heads) for each in planes)

@@ -20,7 +20,7 @@ from rosebatch_kernels.common.shared_keys import MAX_PARTS, MEMBERS, SIZES, Shar
 # What makes a group worth it, measured on an H100: 256 keys cost two of four models more than they save.
 MIN_ROWS = 16
 MIN_KEYS = 512
-# Keys of an item are a multiple of the first, and a group has at most the second number of splits.
+# An item has a multiple of so many keys; a group has at most so many splits.
 _UNIT = 64
 _MAX_SPLITS = MAX_PARTS // 2
 

@@ -1,8 +1,8 @@
 """The forward pass by kernels: packed prompts, decode steps as graphs; sampled tokens stay on the device.
 
 The host launches and goes on. What a decode step needs lies in ``DeviceState``, which the step advances itself. So
-steps follow each other without the host, and tokens come back through pinned memory. If a grammar decides what may come
-next, a step's tokens are sampled after the host has read those before, while the device computes the logits.
+steps follow each other without the host, and tokens come back through pinned memory. With grammars, the host
+reads the last tokens while the device computes the next logits. Sampling is launched after that.
 """
 
 from collections.abc import Callable
@@ -111,7 +111,7 @@ class TritonRunner:
         self.decodes = StepGraphs(self.steps.decode, enabled=switches.cuda_graph)
         self.packed = StepGraphs(self.steps.packed, enabled=switches.cuda_graph)
         self.up, self.down = Staging(device, len(self.steps.packed_cells) + max_num_seqs), self._fetches()
-        # Decode steps launched so far, which say where their tokens are in the history.
+        # Decode steps launched so far: the places of their tokens in the history follow from it.
         self._num_steps = 0
         self._apply = self.state.apply if switches.batched_rollover else self.state.apply_rollovers_one_by_one
         # Sampling that waits for the host: which tokens a grammar allows depends on the token before.

@@ -22,7 +22,7 @@ class DecodeKind(NamedTuple):
 
     Attributes:
         size: rows.
-        features: what it does besides sampling; None if its rows are sampled outside.
+        features: what it does in addition to sampling; None if its rows are sampled outside.
         shares: whether rows share keys.
         divided: whether any row may have enough keys to divide them among programs.
     """

@@ -119,7 +119,7 @@ class TokenSampler:
 
         Args:
             logits: one row for each sequence.
-            features: what the step does besides sampling.
+            features: what the step does in addition to sampling.
             columns: ``[S]``, the rows' slots; None for the first S.
             masks: those of grammars, and the rows that they are for.
             in_groups: samples without a kernel for all rows.

@@ -1,6 +1,6 @@
 """The kernels of a model's first steps, compiled all at once if Triton's cache lacks them.
 
-A launch compiles its kernel and waits, so a model's first steps would compile dozens of kernels one after the other.
+A launch compiles its kernel and waits. So a model's first steps would compile dozens of kernels one after the other.
 Warm-up launches the steps before: each launch only names the kernel that it needs. Threads compile these into Triton's
 cache, where the launches of the run find them. Threads are enough, because most of a compilation is not Python. They
 take turns at Python's part. Otherwise all would finish it with the last one, and only then begin with the compiler's.
@@ -99,7 +99,7 @@ def _asking(threads: ThreadPoolExecutor) -> Iterator[None]:
     run, before = JITFunction.run, knobs.runtime.jit_cache_hook
 
     def run_nothing(self: Any, *args: Any, warmup: bool, **options: Any) -> Any:
-        # A loaded kernel would read what others have not computed: numbers of experts, say, or tokens.
+        # A loaded kernel would read what others have not computed: numbers of experts, for example, or tokens.
         return run(self, *args, warmup=warmup or get_ident() == here, **options)
 
     JITFunction.run, knobs.runtime.jit_cache_hook = run_nothing, ask
@@ -133,7 +133,7 @@ def _parsing_alone() -> Iterator[None]:
 def _compile(function: Any, target: Any, asked: dict[str, Any], turn: Lock) -> None:
     """Put a kernel and its launcher into Triton's cache; Python's part of it while it holds ``turn``.
 
-    What fails here fails again at the launch, which says why.
+    What fails here fails again at the launch, with its error.
     """
     from triton.compiler import ASTSource, compile
 
@@ -170,7 +170,7 @@ def warm_up_decodes(sizes: Sequence[int], form: Callable[..., Hashable]) -> Coll
         form: see ``DeviceMixer.decode_form``.
     """
     chosen = [sizes[-1], *(rows for rows in _ROWS if rows < sizes[-1])]
-    # Of sizes with the same form, the last wins: the largest that is chosen already, whose rows can share keys.
+    # Among sizes of one form the last counts: the largest that is chosen already, whose rows can share keys.
     last = (*sizes, *reversed(chosen))
     forms = {form(rows, divided=divided): (rows, divided) for divided in (False, True) for rows in last}
     return dict.fromkeys([*((rows, True) for rows in chosen), *forms.values()])

@@ -11,12 +11,12 @@ from rosebatch.io.openai.legacy_functions import as_tools, message_as_tools
 from rosebatch.io.results import Choice, Result, ScoredToken
 from rosebatch.io.tools import call_fields
 
-# Of the metadata: whether calls are told as functions.
+# The key in the metadata: whether calls are written as functions.
 _FUNCTIONS = "functions"
 
 
 class _Body(GenerationBody):
-    # Of completions; it has an error of its own.
+    # A field of completions; it has an error of its own.
     prompt: Any = None
 
 

@@ -61,7 +61,7 @@ REFUSED = {
     "custom_params": Refused("no code of a request is run", ({},)),
     "documents": Refused("put the documents into messages, or into chat_template_kwargs", ([],)),
     "ebnf": Refused("use structured_outputs with a grammar of Lark, a regex or a JSON schema"),
-    # Of chats, these two are read as tools before.
+    # In chats, these two were read as tools before.
     "function_call": Refused("only chats have functions", ("none",)),
     "functions": Refused("only chats have functions", ([],)),
     "guided_whitespace_pattern": Refused("JSON is written on one line"),

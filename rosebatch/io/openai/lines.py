@@ -41,7 +41,7 @@ def parse_request(values: object, *, index: int, where: str, defaults: Mapping[s
         values: the decoded line.
         index: of the row.
         where: the line's place, for error messages.
-        defaults: sampling fields for what the body does not say. They replace the API's own defaults.
+        defaults: sampling fields for what the body leaves open. They replace the API's own defaults.
     """
     metadata = {"custom_id": values.get("custom_id") if isinstance(values, dict) else None}
     try:
@@ -82,7 +82,7 @@ def _endpoint(line: _Line) -> Endpoint:
         url = urlsplit(line.url).path.rstrip("/")
     except ValueError as error:
         raise RowError("unsupported_url", f"url {line.url} is no URL ({error})") from None
-    # Some services leave out the /v1, or put something in front of it.
+    # Some services leave out the /v1, or put something before it.
     url = f"/v1{url.rpartition('/v1')[2]}"
     if url not in _ENDPOINTS:
         raise RowError("unsupported_url", f"url {url} is not supported; use one of {', '.join(_ENDPOINTS)}")

@@ -11,7 +11,7 @@ from rosebatch.io.openai.responses_request import IGNORED, as_chat
 from rosebatch.io.results import Choice, Result, ScoredToken
 from rosebatch.io.tools import call_fields
 
-# What a response says again of its request, if that has it.
+# Fields of its request that a response repeats.
 _ECHOED = ("instructions", "max_output_tokens", "max_tool_calls", "metadata", "reasoning", "top_logprobs", "user")
 _REQUEST = "request"
 # Fields that no other endpoint with ``input`` has.

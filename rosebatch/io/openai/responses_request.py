@@ -37,7 +37,7 @@ _OWN = frozenset(
         *("top_logprobs", *IGNORED, *REFUSED),
     }
 )
-# Of chats only: a response has them under other names.
+# Fields of chats only: a response has them under other names.
 _OF_CHATS = ("messages", "max_tokens", "max_completion_tokens", "response_format", "functions", "logprobs")
 _TEXTS = frozenset({"input_text", "output_text", "text", "refusal"})
 
