@@ -94,7 +94,7 @@ def find_floor(
         config: the model's.
         itemsize: bytes of a weight and of a K/V element.
         prompt_lens: tokens of each prompt, the shared prefix included.
-        output_lens: tokens generated for each; prefill yields the first. 0 for a prompt that is embedded.
+        output_lens: tokens generated for each; prefill yields the first. 0 for a prompt that is pooled.
         max_num_seqs: how many run at once; the others follow, the longest first.
         rates: the device's.
         cached_prefix: shared first tokens of all prompts, computed once and read once a step.
