@@ -6,16 +6,18 @@ sums in one shot and in two, also where a run would not.
 
 import sys
 from functools import partial
+from typing import Any
 
 import torch
 from torch import multiprocessing
 
+from benchmarks.kernels.launchers import Launchers
 from rosebatch.launch.group import TorchGroup, find_store, open_store
 from rosebatch.launch.symmetric import AllReduceBuffers
 from rosebatch.ops.shard import Shard
 from rosebatch_kernels.common.timing import median_us
-from rosebatch_kernels.norm import kernel as norm
 
+_NORM = Launchers("norm.kernel")
 _ROWS = (1, 8, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _SIZES = (4096, 8192)
 _EPS = 1e-6
@@ -44,19 +46,19 @@ def _run(rank: int, size: int, port: int) -> None:
             x = torch.randn(rows, columns, generator=generator, device="cuda").bfloat16()
             residual, weight = torch.ones_like(x), torch.ones(columns, device="cuda").bfloat16()
 
-            def by_nccl(x: torch.Tensor = x, residual: torch.Tensor = residual, weight: torch.Tensor = weight) -> _Sum:
-                return norm.add_rms_norm(group.sum_(x), residual, weight, _EPS)
+            def by_nccl(x: torch.Tensor = x, residual: torch.Tensor = residual, weight: torch.Tensor = weight) -> Any:
+                return _NORM.add_rms_norm(group.sum_(x), residual, weight, _EPS)
 
             def inside(
                 exchanges: AllReduceBuffers,
                 x: torch.Tensor = x,
                 residual: torch.Tensor = residual,
                 weight: torch.Tensor = weight,
-            ) -> _Sum:
-                return norm.add_rms_norm(x, residual, weight, _EPS, all_reduce=exchanges.next(len(x)))
+            ) -> Any:
+                return _NORM.add_rms_norm(x, residual, weight, _EPS, all_reduce=exchanges.next(len(x)))
 
             # NCCL rounds each partial sum to 16 bits; the kernel adds up in fp32.
-            expected = norm.add_rms_norm(group.sum_(x.float()).to(x.dtype), residual, weight, _EPS)
+            expected = _NORM.add_rms_norm(group.sum_(x.float()).to(x.dtype), residual, weight, _EPS)
             line = f"{size} GPUs  {rows:5} x {columns}"
             # The ranks make the same number of calls, so the turns of memory stay in step.
             for name, exchanges in shots.items():

@@ -6,14 +6,13 @@ rows; operations those of k experts a token. The time includes the sort, and lea
 
 import sys
 
-import torch
-
 from benchmarks.kernels.inputs import randn
+from benchmarks.kernels.launchers import Launchers
 from benchmarks.kernels.table import report
 from rosebatch_kernels.common.timing import median_us
-from rosebatch_kernels.experts import kernel, router
 from rosebatch_kernels.experts.sizes import SIZES, Step, Tile
 
+_KERNEL, _ROUTER = Launchers("experts.kernel"), Launchers("experts.router")
 # Experts, experts of a token, H, I, activation, whether there are biases.
 _SHAPES = {
     "Qwen3-30B-A3B": (128, 8, 2048, 768, "silu_mul", False),
@@ -54,7 +53,7 @@ def main(sweep: bool) -> None:
         down_bias = randn(experts, size) if biased else None
         for tokens in _TOKENS:
             # Other experts in each call, so that few of them come from the cache.
-            inputs = [(randn(tokens, size), router.route(randn(tokens, experts), k, normalize=True)) for _ in range(4)]
+            inputs = [(randn(tokens, size), _ROUTER.route(randn(tokens, experts), k, normalize=True)) for _ in range(4)]
             active = sum(len(ids.unique()) for _, (ids, _) in inputs) / len(inputs)
             moved = int(active * 3 * size * inner * 2) + 2 * inputs[0][0].nbytes
             flops = 6 * tokens * k * size * inner
@@ -62,9 +61,9 @@ def main(sweep: bool) -> None:
             for step in [SIZES.measured.at(tokens * k // experts, 2), *candidates]:
                 turn = iter(inputs * 1000)
 
-                def call(step: Step = step) -> torch.Tensor:
+                def call(step: Step = step) -> object:
                     x, (ids, weights) = next(turn)  # noqa: B023 (called before the next turn)
-                    return kernel.parts(x, ids, weights, gate_up, down, up_bias, down_bias, activation, None, step)  # noqa: B023
+                    return _KERNEL.parts(x, ids, weights, gate_up, down, up_bias, down_bias, activation, None, step)  # noqa: B023
 
                 label = f"{name} T={tokens} {tuple(step.up)} {tuple(step.down[1:])}" if sweep else f"{name} T={tokens}"
                 try:

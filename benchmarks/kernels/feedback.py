@@ -9,10 +9,11 @@ import sys
 
 import torch
 
+from benchmarks.kernels.launchers import Launchers
 from rosebatch_kernels.common.timing import median_us
-from rosebatch_kernels.feedback.kernel import advance
 from rosebatch_kernels.feedback.layout import LIMIT, NEXT, NUM_FIELDS, POSITION, STOPS
 
+_KERNEL = Launchers("feedback.kernel")
 _ROWS = (1, 32, 256, 1024)
 # End tokens of GPT-2 and Qwen3, and of Llama-3.1.
 _END_TOKENS = (1, 3)
@@ -36,7 +37,7 @@ def _advance(rows: int, ends: int, *, given: bool) -> None:
     history = torch.empty(_WINDOW, rows, dtype=torch.int32, device="cuda")
     step = torch.zeros(1, dtype=torch.int32, device="cuda")
     end_tokens = torch.arange(1000, 1000 + ends, dtype=torch.int32, device="cuda")
-    microseconds = median_us(lambda: advance(tokens, fields, slots, history, step, end_tokens))
+    microseconds = median_us(lambda: _KERNEL.advance(tokens, fields, slots, history, step, end_tokens))
     assert int(fields[POSITION].min()) > 0
     name = f"advance  S={rows:<5} {ends} end tokens{', columns given' if given else ''}"
     sys.stdout.write(f"{name:<60}{microseconds:>10.2f} µs\n")

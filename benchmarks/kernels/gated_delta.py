@@ -10,18 +10,17 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.inputs import randn
+from benchmarks.kernels.launchers import Launchers
 from benchmarks.kernels.table import report
 from rosebatch_kernels.common.timing import median_us
-from rosebatch_kernels.gated_delta.decode import decode
-from rosebatch_kernels.gated_delta.gated_norm import gated_norm
 from rosebatch_kernels.gated_delta.layout import TILE_ROWS, DeltaState, DeltaWeights, pack_chunks
-from rosebatch_kernels.gated_delta.prefill import prefill
 
 # Key heads, value heads, key size, value size.
 _HEADS = {"Qwen3-Next-80B": (16, 32, 128, 128), "Qwen3.5-27B": (16, 48, 128, 128)}
 _TAPS = 4
 _BATCHES = (1, 8, 32, 64, 256)
 # Prompts and tokens of each.
+_DECODE, _PREFILL, _NORM = (Launchers(f"gated_delta.{name}") for name in ("decode", "prefill", "gated_norm"))
 _PROMPTS = ((32, 512), (16, 1024), (1, 8192))
 # Layers that take turns.
 _TURNS = 4
@@ -46,7 +45,7 @@ def _decode(model: str, batch: int) -> None:
     slots = torch.randperm(batch, device="cuda").int()
     positions = torch.full((batch,), 1000, dtype=torch.int32, device="cuda")
     weights, turns = _weights(model), cycle(layers)
-    microseconds = median_us(lambda: decode(*next(turns), slots, positions, positions + 1, weights))
+    microseconds = median_us(lambda: _DECODE.decode(*next(turns), slots, positions, positions + 1, weights))
     of_sequence = 2 * value_heads * key_dim * value_dim * 4 + (_TAPS + 2) * _channels(model) * _BYTES
     report(f"{'decode':<10} {model:<15} B={batch}", microseconds, moved=batch * of_sequence)
 
@@ -58,7 +57,7 @@ def _prefill(model: str, sequences: int, length: int) -> None:
     layers = [(*_inputs(model, tokens), _state(model, sequences)) for _ in range(_TURNS)]
     packed = pack_chunks([(slot, slot * length, 0, length) for slot in range(sequences)], "cuda")
     weights, turns = _weights(model), cycle(layers)
-    microseconds = median_us(lambda: prefill(*next(turns), packed, weights), calls=10)
+    microseconds = median_us(lambda: _PREFILL.prefill(*next(turns), packed, weights), calls=10)
     # Of each tile and head: k·k and q·k, both sides of the system, reads of S by keys and queries, values, and S.
     products = TILE_ROWS * (3 * key_dim + 2 * value_dim) + 3 * key_dim * value_dim
     report(
@@ -73,7 +72,7 @@ def _gated_norm(model: str, tokens: int) -> None:
     _, heads, _, size = _HEADS[model]
     pairs = [(randn(tokens, heads, size), randn(tokens, heads, size)) for _ in range(_TURNS)]
     weight, turns = randn(size), cycle(pairs)
-    microseconds = median_us(lambda: gated_norm(*next(turns), weight, 1e-6))
+    microseconds = median_us(lambda: _NORM.gated_norm(*next(turns), weight, 1e-6))
     report(f"{'gated_norm':<10} {model:<15} T={tokens}", microseconds, moved=3 * tokens * heads * size * _BYTES)
 
 

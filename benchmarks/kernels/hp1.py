@@ -13,18 +13,17 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.inputs import block_table, prompt_tiles, randn
+from benchmarks.kernels.launchers import Launchers
 from benchmarks.kernels.table import report
 from rosebatch_kernels.common.head_norms import HeadRMSNorm, HeadUClip
 from rosebatch_kernels.common.splits import DecodeWorkspace
 from rosebatch_kernels.common.tiles import TILE_ROWS
 from rosebatch_kernels.common.timing import median_us
-from rosebatch_kernels.hp1 import decode, prefill, sizes
 from rosebatch_kernels.hp1.gate import Gate, mean_taps
 from rosebatch_kernels.hp1.reference import probabilities
-from rosebatch_kernels.paged_attention import decode as softmax_decode
-from rosebatch_kernels.paged_attention import prefill as softmax_prefill
-from rosebatch_kernels.paged_attention import sizes as softmax_sizes
 
+_DECODE, _PREFILL, _SIZES = (Launchers(f"paged_attention.{name}") for name in ("decode", "prefill", "sizes"))
+_HP1_DECODE, _HP1_PREFILL, _HP1_SIZES = (Launchers(f"hp1.{name}") for name in ("decode", "prefill", "sizes"))
 _HEADS, _KV_HEADS, _SIZE = 8, 4, 128
 _SCALE = _SIZE**-0.5
 _BLOCK_SIZE = 64
@@ -72,11 +71,11 @@ def _decode(batch: int, length: int, sigmas: Sequence[float]) -> None:
     norm, clip = HeadRMSNorm(randn(_SIZE), randn(_SIZE), 1e-6), HeadUClip(randn(_SIZE), randn(_SIZE), 1.0, 1.0)
     line(
         "softmax",
-        partial(
-            softmax_decode.decode, workspace=DecodeWorkspace(*shape, softmax_sizes.num_splits), qk_norm=norm, **common
-        ),
+        partial(_DECODE.decode, workspace=DecodeWorkspace(*shape, _SIZES.num_splits), qk_norm=norm, **common),
     )
-    gated = partial(decode.decode, workspace=DecodeWorkspace(*shape, sizes.num_splits), qk_norm=clip, **common)
+    gated = partial(
+        _HP1_DECODE.decode, workspace=DecodeWorkspace(*shape, _HP1_SIZES.num_splits), qk_norm=clip, **common
+    )
     for sigma in sigmas:
         line(f"HP1 sigma {sigma}, {_share_of_zeros(sigma):.0%} zero", partial(gated, gate=_gate(sigma)))
     line(f"HP1 sigma {_SIGMA}, all of V", partial(gated, gate=_gate(_SIGMA), sparse=False))
@@ -94,8 +93,8 @@ def _prefill(sequences: int, length: int) -> None:
         flops = 4 * _HEADS * _SIZE * sequences * length * (length + 1) // 2
         report(f"prefill {sequences}x{length:<5} {name}", _median_us(step, layers), moved=moved, flops=flops)
 
-    line("softmax", partial(softmax_prefill.prefill, **common))
-    line("HP1", partial(prefill.prefill, gate=_gate(_SIGMA), **common))
+    line("softmax", partial(_PREFILL.prefill, **common))
+    line("HP1", partial(_HP1_PREFILL.prefill, gate=_gate(_SIGMA), **common))
 
 
 def _median_us(step: Callable[..., Tensor], layers: Sequence[tuple[Tensor, Tensor]]) -> float:

@@ -25,13 +25,15 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.inputs import block_table, randn
+from benchmarks.kernels.launchers import Launchers
+from rosebatch_kernels.common import tiles as tiles_module
 from rosebatch_kernels.common.splits import DecodeWorkspace
 from rosebatch_kernels.common.tiles import TILE_ROWS
 from rosebatch_kernels.common.timing import median_us
-from rosebatch_kernels.hp1 import decode, prefill
 from rosebatch_kernels.hp1.gate import Gate, mean_taps
 from rosebatch_kernels.hp1.sizes import SIZES, Sizes, num_splits
 
+_DECODE, _PREFILL = Launchers("hp1.decode"), Launchers("hp1.prefill")
 _HEADS, _KV_HEADS, _SIZE = 8, 4, 128
 _SCALE = _SIZE**-0.5
 _BLOCK_SIZE = 64
@@ -51,7 +53,7 @@ _MIN_KEYS = (32, 128, 256, 512)
 _TAIL = 16
 _PREFIXES = (256, 1024)
 
-_IN_USE = partial(decode.decode, append=False)
+_IN_USE = partial(_DECODE.decode, append=False)
 
 Times = Mapping[str, float]
 
@@ -77,7 +79,7 @@ def _values() -> Iterator[tuple[str, Times]]:
                 yield (
                     f"B={batch} T={length} sigma={sigma}",
                     {
-                        "all": step.time(partial(decode.decode, append=False, sparse=False), sigma),
+                        "all": step.time(partial(_DECODE.decode, append=False, sparse=False), sigma),
                         "with weight": step.time(_IN_USE, sigma),
                     },
                 )
@@ -131,11 +133,11 @@ def _tail_times(batch: int, prefix: int) -> Times:
         "limits": positions + 1,
         "workspace": _workspace(rows),
     }
-    in_tiles = partial(prefill.prefill, block_table=table, tiles=tiles, **common)
+    in_tiles = partial(_PREFILL.prefill, block_table=table, tiles=tiles, **common)
     times = {f"tiles of {TILE_ROWS}": _median_us(in_tiles, layers)}
-    with patch.object(prefill, "TILE_ROWS", _TAIL):
+    with patch.object(tiles_module, "TILE_ROWS", _TAIL):
         times[f"tiles of {_TAIL}"] = _median_us(in_tiles, layers)
-    times["decode"] = _median_us(partial(decode.decode, append=False, **steps, **common), layers)
+    times["decode"] = _median_us(partial(_DECODE.decode, append=False, **steps, **common), layers)
     return times
 
 

@@ -6,10 +6,11 @@ The first lines have article S2's sizes: one new token of each of 128 to 2048 se
 import torch
 from torch import Tensor
 
+from benchmarks.kernels.launchers import Launchers
 from benchmarks.kernels.table import compare
-from rosebatch_kernels.kv_cache import kernel, reference
+from rosebatch_kernels.kv_cache import reference
 
-_MODULES = (kernel, reference)
+_MODULES = (Launchers("kv_cache.kernel"), reference)
 _TOKENS = (32, 256, 8192)
 # Sequences, heads, head size and tokens of a block in article S2.
 _BATCHES = (128, 256, 512, 1024, 2048)

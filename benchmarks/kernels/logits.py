@@ -6,17 +6,18 @@ those of the masks and of the barred logits, which it only writes.
 
 from functools import partial
 from itertools import cycle
-from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from benchmarks.kernels.inputs import randn
+from benchmarks.kernels.launchers import Launchers
 from benchmarks.kernels.table import compare, report
 from rosebatch_kernels.common.timing import median_us
-from rosebatch_kernels.logits import kernel, reference
+from rosebatch_kernels.logits import reference
 
-_MODULES = (kernel, reference)
+_MODULES = (Launchers("logits.kernel"), reference)
 # Of GPT-2 and Qwen3.
 _VOCABS = (50257, 151936)
 _ROWS = (32, 256)
@@ -35,7 +36,7 @@ def main() -> None:
             _scale_and_cap(rows, vocab)
 
 
-def _adjust(rows: int, vocab: int, biased: bool, module: ModuleType) -> None:
+def _adjust(rows: int, vocab: int, biased: bool, module: Any) -> None:
     real = torch.ones(rows, device="cuda")
     whole = torch.ones(rows, dtype=torch.int32, device="cuda")
     penalties = {"presence": real * 0.5, "frequency": real * 0.1, "repetition": real * 1.1}

@@ -1,10 +1,11 @@
 """Bandwidth of the MLP epilogues at decode and prefill sizes: ``python -m benchmarks.kernels.mlp``."""
 
 from benchmarks.kernels.inputs import randn
+from benchmarks.kernels.launchers import Launchers
 from benchmarks.kernels.table import compare
-from rosebatch_kernels.mlp import kernel, reference
+from rosebatch_kernels.mlp import reference
 
-_MODULES = (kernel, reference)
+_MODULES = (Launchers("mlp.kernel"), reference)
 _TOKENS = (32, 256, 8192)
 _TURNS = 8
 

@@ -1,10 +1,11 @@
 """Bandwidth of the norms at decode and prefill sizes: ``python -m benchmarks.kernels.norm``."""
 
 from benchmarks.kernels.inputs import randn
+from benchmarks.kernels.launchers import Launchers
 from benchmarks.kernels.table import compare
-from rosebatch_kernels.norm import kernel, reference
+from rosebatch_kernels.norm import reference
 
-_MODULES = (kernel, reference)
+_MODULES = (Launchers("norm.kernel"), reference)
 _EPS = 1e-5
 # Hidden sizes of GPT-2, Qwen3-0.6B, Gemma-3-4B and Llama-3.1-8B.
 _SIZES = (768, 1024, 2560, 4096)

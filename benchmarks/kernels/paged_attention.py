@@ -14,15 +14,14 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.inputs import HEADS, Heads, block_table, prompt_tiles, randn
+from benchmarks.kernels.launchers import Launchers
 from benchmarks.kernels.table import report
 from rosebatch_kernels.common.head_norms import HeadRMSNorm
 from rosebatch_kernels.common.splits import DecodeWorkspace
 from rosebatch_kernels.common.tiles import TILE_ROWS
 from rosebatch_kernels.common.timing import median_us
-from rosebatch_kernels.paged_attention.decode import decode
-from rosebatch_kernels.paged_attention.prefill import prefill
-from rosebatch_kernels.paged_attention.sizes import num_splits
 
+_DECODE, _PREFILL, _SIZES = (Launchers(f"paged_attention.{name}") for name in ("decode", "prefill", "sizes"))
 _BATCHES = (32, 256)
 _CONTEXTS = (576, 1100)
 # Of layers with a window as well.
@@ -58,11 +57,11 @@ def _decode(model: str, shape: str, lengths: Sequence[int]) -> None:
     limits = torch.tensor(lengths, dtype=torch.int32, device="cuda")
     tables = (randn(longest, rotary), randn(longest, rotary)) if rotary else None
     step = partial(
-        decode,
+        _DECODE.decode,
         block_table=block_table(batch, longest, _BLOCK_SIZE),
         positions=limits - 1,
         limits=limits,
-        workspace=DecodeWorkspace(batch, heads, kv_heads, size, torch.device("cuda"), num_splits),
+        workspace=DecodeWorkspace(batch, heads, kv_heads, size, torch.device("cuda"), _SIZES.num_splits),
         num_heads=heads,
         scale=size**-0.5,
         rotary=tables,
@@ -86,7 +85,7 @@ def _prefill(model: str, sequences: int, length: int) -> None:
     heads, kv_heads, size, *_ = HEADS[model]
     tokens = sequences * length
     step = partial(
-        prefill,
+        _PREFILL.prefill,
         block_table=block_table(sequences, length, _BLOCK_SIZE),
         tiles=prompt_tiles(sequences, length, TILE_ROWS),
         num_heads=heads,

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.inputs import HEADS, randn
+from benchmarks.kernels.launchers import Launchers
 from benchmarks.kernels.table import report
 from rosebatch_kernels.common.head_norms import HeadRMSNorm, HeadUClip
 from rosebatch_kernels.common.timing import median_us
-from rosebatch_kernels.qkv.kernel import prepare
-from rosebatch_kernels.uclip.kernel import uclip_norm
 
+_QKV, _UCLIP = Launchers("qkv.kernel"), Launchers("uclip.kernel")
 # Sequences, and tokens of each: decode steps, and prefills.
 _SIZES = ((32, 1), (256, 1), (16, 512), (16, 1024))
 # Tokens in article S4's table of the norms of q and k, and HP1's heads, K/V heads and head size.
@@ -46,7 +46,7 @@ def _qk_norm(tokens: int, heads: int, kv_heads: int, size: int) -> None:
     cache = randn(2, tokens, kv_heads, _BLOCK_SIZE, size)
     numbers = torch.arange(tokens, dtype=torch.int32, device="cuda")
     step = partial(
-        prepare,
+        _QKV.prepare,
         block_table=numbers.view(tokens, 1),
         rows=numbers,
         positions=torch.zeros_like(numbers),
@@ -56,8 +56,8 @@ def _qk_norm(tokens: int, heads: int, kv_heads: int, size: int) -> None:
 
     def apart(qkv: Tensor) -> None:
         q, k, _ = qkv.view(tokens, -1, size).split((heads, kv_heads, kv_heads), dim=1)
-        uclip_norm(q, alphas[0], 1.0)
-        uclip_norm(k, alphas[1], 1.0)
+        _UCLIP.uclip_norm(q, alphas[0], 1.0)
+        _UCLIP.uclip_norm(k, alphas[1], 1.0)
 
     def fused(qkv: Tensor) -> None:
         step(qkv, cache)
@@ -76,7 +76,7 @@ def _prepare(model: str, sequences: int, length: int) -> None:
     tokens, width = sequences * length, -(-length // _BLOCK_SIZE)
     blocks = sequences * width
     step = partial(
-        prepare,
+        _QKV.prepare,
         block_table=torch.randperm(blocks, device="cuda").int().view(sequences, width),
         rows=torch.arange(sequences, dtype=torch.int32, device="cuda").repeat_interleave(length),
         positions=torch.arange(length, dtype=torch.int32, device="cuda").repeat(sequences),

@@ -12,10 +12,11 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from benchmarks.kernels.launchers import Launchers
 from benchmarks.kernels.table import report
 from rosebatch_kernels.common.timing import median_us
-from rosebatch_kernels.sampling.kernel import sample_rows
 
+_KERNEL = Launchers("sampling.kernel")
 # Of GPT-2 and Qwen3. The first gives unaligned rows; most cases give them a stride of 50264.
 _VOCABS = (50257, 151936)
 _ROWS = (32, 256)
@@ -46,7 +47,7 @@ def _bench(name: str, logits: Tensor, temperature: float, top_k: int, top_p: flo
     real, whole = torch.zeros(rows, device="cuda"), torch.zeros(rows, dtype=torch.int32, device="cuda")
     seeds = torch.randint(-(2**31), 2**31, (rows, 2), device="cuda").int()
     arguments = (real + temperature, whole + top_k, real + top_p, real, seeds, whole)
-    microseconds = median_us(lambda: sample_rows(logits, *arguments))
+    microseconds = median_us(lambda: _KERNEL.sample_rows(logits, *arguments))
     shape = f"S={rows} V={vocab} {str(logits.dtype).removeprefix('torch.')}"
     moved = logits.itemsize * rows * vocab
     report(f"{shape:<28} {name}", microseconds, moved=moved)

@@ -12,20 +12,18 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.inputs import HEADS, block_table, prompt_tiles, randn
+from benchmarks.kernels.launchers import Launchers
 from benchmarks.kernels.table import report
 from rosebatch_kernels.common.head_norms import HeadRMSNorm, HeadUClip
-from rosebatch_kernels.common.shared_keys import MAX_PARTS, MEMBERS, SIZES, SharedKeys, items_wanted, max_items
+from rosebatch_kernels.common.shared_keys import MAX_PARTS, MEMBERS, SharedKeys, max_items
 from rosebatch_kernels.common.splits import DecodeWorkspace
 from rosebatch_kernels.common.tiles import TILE_ROWS
 from rosebatch_kernels.common.timing import median_us
-from rosebatch_kernels.hp1 import decode as hp1_decode
-from rosebatch_kernels.hp1 import sizes as hp1_sizes
 from rosebatch_kernels.hp1.gate import Gate, mean_taps
-from rosebatch_kernels.paged_attention.decode import decode
-from rosebatch_kernels.paged_attention.prefill import prefill
-from rosebatch_kernels.paged_attention.prefill_shared import prefill_shared
-from rosebatch_kernels.paged_attention.sizes import num_splits
 
+_DECODE, _PREFILL, _SIZES = (Launchers(f"paged_attention.{name}") for name in ("decode", "prefill", "sizes"))
+_PREFILL_SHARED, _SHARED = Launchers("paged_attention.prefill_shared"), Launchers("common.shared_keys")
+_HP1_DECODE, _HP1_SIZES = Launchers("hp1.decode"), Launchers("hp1.sizes")
 _MODELS = ("GPT-2", "Qwen3-0.6B", "Llama-3.1-8B", "gpt-oss-20b")
 # Rows, keys in common, own tokens.
 _DECODES = ((16, 256, 128), (64, 1024, 128), (256, 256, 128), (256, 1024, 128), (256, 2048, 64), (1024, 1024, 128))
@@ -59,7 +57,13 @@ def shared_table(rows: int, shared: int, own: int) -> Tensor:
 def one_group(rows: int, shared: int, heads: int, kv_heads: int) -> SharedKeys:
     """All rows in one group, divided as the engine divides it."""
     tiles = -(-rows // MEMBERS)
-    splits = max(1, min(MAX_PARTS // 2, round(items_wanted(heads, kv_heads, sizes=SIZES.measured) / tiles)))
+    splits = max(
+        1,
+        min(
+            MAX_PARTS // 2,
+            round(_SHARED.items_wanted(heads, kv_heads) / tiles),
+        ),
+    )
     length = -(-shared // splits // 64) * 64
     items = [
         (low, min(MEMBERS, rows - low), start, min(start + length, shared), part)
@@ -112,13 +116,13 @@ def _moved(rows: int, shared: int, own: int, kv_heads: int, size: int) -> int:
 def _decode(model: str, rows: int, shared: int, own: int) -> None:
     heads, kv_heads, size, rotary, qk_norm, *_ = HEADS[model]
     step = partial(
-        decode,
-        workspace=DecodeWorkspace(rows, heads, kv_heads, size, torch.device("cuda"), num_splits, shares=True),
+        _DECODE.decode,
+        workspace=DecodeWorkspace(rows, heads, kv_heads, size, torch.device("cuda"), _SIZES.num_splits, shares=True),
         num_heads=heads,
         rotary=(randn(shared + own, rotary), randn(shared + own, rotary)) if rotary else None,
         qk_norm=HeadRMSNorm(randn(size), randn(size), 1e-6) if qk_norm else None,
         sinks=randn(heads) if HEADS[model].sinks else None,
-        **_common(rows, shared, own, size),  # type: ignore[arg-type]
+        **_common(rows, shared, own, size),
     )
     together = partial(step, keys=one_group(rows, shared, heads, kv_heads))
     layers = _layers(rows, shared, own, heads, kv_heads, size)
@@ -129,16 +133,16 @@ def _decode(model: str, rows: int, shared: int, own: int) -> None:
 
 def _hp1_decode(rows: int, shared: int, own: int) -> None:
     heads, kv_heads, size = _HP1_HEADS
-    workspace = DecodeWorkspace(rows, heads, kv_heads, size, torch.device("cuda"), hp1_sizes.num_splits, shares=True)
+    workspace = DecodeWorkspace(rows, heads, kv_heads, size, torch.device("cuda"), _HP1_SIZES.num_splits, shares=True)
     taps = mean_taps(torch.full((heads,), 1.4, device="cuda"), 3)
     step = partial(
-        hp1_decode.decode,
+        _HP1_DECODE.decode,
         workspace=workspace,
         gate=Gate(taps, torch.ones(heads, device="cuda") / (shared + own)),
         num_heads=heads,
         rotary=(randn(shared + own, size), randn(shared + own, size)),
         qk_norm=HeadUClip(randn(size), randn(size), 1.0, 1.0),
-        **_common(rows, shared, own, size),  # type: ignore[arg-type]
+        **_common(rows, shared, own, size),
     )
     together = partial(step, keys=one_group(rows, shared, heads, kv_heads))
     layers = _layers(rows, shared, own, heads, kv_heads, size)
@@ -171,8 +175,8 @@ def _prefill(model: str, rows: int, shared: int, own: int) -> None:
         for _ in range(_TURNS)
     ]
     given = {"num_heads": heads, "scale": size**-0.5, "sinks": randn(heads) if HEADS[model].sinks else None}
-    apart = partial(prefill, block_table=table, tiles=tiles, **given)
-    together = partial(prefill_shared, block_table=table, tiles=packed[0], pieces=packed[1], **given)
+    apart = partial(_PREFILL.prefill, block_table=table, tiles=tiles, **given)
+    together = partial(_PREFILL_SHARED.prefill_shared, block_table=table, tiles=packed[0], pieces=packed[1], **given)
     name = f"prefill {model:<12} {rows}x{shared}+{own}"
     _compare(name, apart, together, layers, 2 * rows * own * (heads + kv_heads) * size * _BYTES)
 

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Sequence
 from itertools import cycle
-from types import ModuleType
+from typing import Any
 
 from rosebatch_kernels.common.timing import copy_bandwidth, matmul_rate, median_us
 
@@ -26,7 +26,7 @@ def report(name: str, microseconds: float, *, moved: int, flops: int = 0) -> Non
 
 
 def compare(
-    operator: str, shape: str, modules: Sequence[ModuleType], inputs: Sequence[tuple[object, ...]], *, moved: int
+    operator: str, shape: str, modules: Sequence[Any], inputs: Sequence[tuple[object, ...]], *, moved: int
 ) -> None:
     """Time one function of several modules and write one line for each.
 

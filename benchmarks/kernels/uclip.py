@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.inputs import randn
+from benchmarks.kernels.launchers import Launchers
 from benchmarks.kernels.table import compare, report
 from rosebatch_kernels.common.timing import median_us
-from rosebatch_kernels.uclip import kernel, reference
+from rosebatch_kernels.uclip import reference
 
-_MODULES = (kernel, reference)
+_MODULES = (Launchers("uclip.kernel"), reference)
 _GAMMA = 0.5
 _POST_GAMMA = -1.5
 # HP1's hidden size.
@@ -44,10 +45,10 @@ def _fused_and_apart(rows: int, size: int) -> None:
     inputs = [(randn(rows, size), randn(rows, size)) for _ in range(_TURNS)]
 
     def fused(y: Tensor, residual: Tensor) -> None:
-        kernel.add_uclip_norm(y, residual, post_alpha, _POST_GAMMA, alpha, _GAMMA)
+        _MODULES[0].add_uclip_norm(y, residual, post_alpha, _POST_GAMMA, alpha, _GAMMA)
 
     def apart(y: Tensor, residual: Tensor) -> None:
-        kernel.uclip_norm(residual + kernel.uclip_norm(y, post_alpha, _POST_GAMMA), alpha, _GAMMA)
+        _MODULES[0].uclip_norm(residual + _MODULES[0].uclip_norm(y, post_alpha, _POST_GAMMA), alpha, _GAMMA)
 
     for name, step in (("one kernel", fused), ("two kernels and an addition", apart)):
         microseconds = median_us(_in_turns(step, inputs))

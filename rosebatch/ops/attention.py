@@ -11,8 +11,8 @@ from torch import Tensor
 
 from rosebatch.config.switches import Switches
 from rosebatch.ops.ops import HeadLayerNorm, HeadNorm, Heads, HeadUClip, QKNorm, WholeRMSNorm
-from rosebatch.ops.select import sized
 from rosebatch_kernels.common.device import device_of
+from rosebatch_kernels.common.sizes import sized
 from rosebatch_kernels.paged_attention import torch_gathered as gathered
 from rosebatch_kernels.qkv import torch_heads as qkv
 
@@ -46,7 +46,11 @@ def qkv_kernels(switches: Switches) -> QKVKernels:
     from rosebatch_kernels.uclip import kernel as uclip_kernel
 
     device = device_of(torch.device("cuda"))
-    norms = sized(norm_kernel, "rms_norm", device), sized(uclip_kernel, "uclip_norm", device)
+    norms = (
+        partial(qkv_kernel.whole_rms_norm_, device=device),
+        sized(norm_kernel, "rms_norm", device),
+        sized(uclip_kernel, "uclip_norm", device),
+    )
 
     def norms_apart(norm: QKNorm) -> bool:
         """``prepare`` norms each head by itself. Without it, the operator that splits heads applies every norm."""
@@ -55,7 +59,7 @@ def qkv_kernels(switches: Switches) -> QKVKernels:
     return QKVKernels(
         decode_appends=switches.fused_kv_append,
         decode_rotates=switches.fused_kv_append and switches.fused_rotary,
-        prepare=qkv_kernel.prepare if switches.fused_rotary else None,
+        prepare=partial(qkv_kernel.prepare, device=device) if switches.fused_rotary else None,
         norms_apart=norms_apart,
         norm_heads=partial(_norm_heads, *norms),
     )
@@ -93,31 +97,29 @@ def softmax_kernels(
     from rosebatch_kernels.paged_attention import decode, prefill, prefill_shared
     from rosebatch_kernels.paged_attention import sizes as module
 
-    sizes = module.SIZES.of(device_of(device))
-    of_decode = sizes.decode
+    record = device_of(device)
+    sizes = module.SIZES.of(record)
 
     def undivided_keys(batch: int) -> int:
         if not switches.split_keys:
             return sys.maxsize
-        return min(module.undivided_keys(batch, *each[:2], dtype, sizes=of_decode) for each in heads)
+        return min(module.undivided_keys(batch, *each[:2], dtype, sizes=sizes) for each in heads)
 
     def decode_form(batch: int, *, divided: bool) -> Hashable:
         divides = divided and switches.split_keys
-        return tuple(
-            module.form(batch, *each, dtype, device, divided=divides, sizes=of_decode) for each in sorted(heads)
-        )
+        return tuple(module.form(batch, *each, dtype, record, divided=divides, sizes=sizes) for each in sorted(heads))
 
     return SoftmaxKernels(
         decode=with_workspaces(
-            partial(decode.decode, sizes=sizes),
+            partial(decode.decode, sizes=sizes, device=record),
             max_num_seqs,
             heads,
-            partial(module.num_splits, sizes=of_decode),
+            partial(module.num_splits, sizes=sizes),
             switches,
             device,
         ),
-        prefill=partial(prefill.prefill, sizes=sizes.prefill),
-        prefill_shared=partial(prefill_shared.prefill_shared, sizes=sizes.prefill),
+        prefill=partial(prefill.prefill, sizes=sizes, device=record),
+        prefill_shared=partial(prefill_shared.prefill_shared, sizes=sizes, device=record),
         undivided_keys=undivided_keys,
         decode_form=decode_form,
     )
@@ -155,6 +157,7 @@ def with_workspaces(
 
 
 def _norm_heads(
+    whole_rms_norm_: Callable[..., None],
     rms_norm: Callable[..., Tensor],
     uclip_norm: Callable[..., Tensor],
     projection: Tensor,
@@ -162,8 +165,6 @@ def _norm_heads(
     kv_heads: int,
     norm: QKNorm,
 ) -> Tensor:
-    from rosebatch_kernels.qkv.kernel import whole_rms_norm_
-
     if isinstance(norm, WholeRMSNorm):
         whole_rms_norm_(projection, *norm)
         return projection

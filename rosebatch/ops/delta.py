@@ -6,8 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rosebatch.ops.select import sized
 from rosebatch_kernels.common.device import device_of
+from rosebatch_kernels.common.sizes import sized
 from rosebatch_kernels.gated_delta import reference
 from rosebatch_kernels.gated_delta.layout import DeltaState, DeltaWeights
 

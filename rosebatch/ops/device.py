@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from rosebatch.config.switches import Switches
-from rosebatch.ops.select import sized
 from rosebatch_kernels.common.device import device_of
-from rosebatch_kernels.common.sizes import unmeasured
+from rosebatch_kernels.common.sizes import sized, unmeasured
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ def device_ops(switches: Switches) -> DeviceOps:
         adjust=sized(logits_kernel, "adjust", device),
         mask_=sized(logits_kernel, "mask_", device),
         count_=sized(logits_kernel, "count_", device),
-        advance=feedback.advance,
+        advance=partial(feedback.advance, device=device),
     )
 
 

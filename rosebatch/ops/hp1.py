@@ -35,11 +35,12 @@ def hp1_kernels(max_num_seqs: int, heads: Collection[Heads], switches: Switches,
     from rosebatch_kernels.hp1 import decode, prefill
     from rosebatch_kernels.hp1.sizes import SIZES, num_splits
 
-    sizes = SIZES.of(device_of(device))
-    kernel = partial(decode.decode, sparse=switches.sparse_values, sizes=sizes)
+    record = device_of(device)
+    sizes = SIZES.of(record)
+    kernel = partial(decode.decode, sparse=switches.sparse_values, sizes=sizes, device=record)
     splits = partial(num_splits, sizes=sizes)
     return HP1Kernels(
         decode=with_workspaces(kernel, max_num_seqs, heads, splits, switches, device),
-        prefill=partial(prefill.prefill, sizes=sizes),
+        prefill=partial(prefill.prefill, sizes=sizes, device=record),
         decode_form=lambda batch: tuple(splits(batch, kv_heads) for _, kv_heads, _ in sorted(heads)),
     )

@@ -6,7 +6,6 @@ A ``Linear`` may still go by the number of rows it gets.
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from rosebatch.config.switches import Switches
 from rosebatch.ops.ops import ACTIVATIONS, Experts, Gain, Linear, Ops, Partial, RoutedExperts
 from rosebatch.ops.weight import Weight
 from rosebatch_kernels.common.device import Device, device_of
+from rosebatch_kernels.common.sizes import sized
 from rosebatch_kernels.experts import reference as experts
 from rosebatch_kernels.experts.torch_experts import TorchExperts
 from rosebatch_kernels.kv_cache import reference as kv_cache
@@ -72,6 +72,7 @@ def _cuda_ops(switches: Switches) -> Ops:
     from rosebatch_kernels.logits import kernel as logits_kernel
 
     device = device_of(torch.device("cuda"))
+    cache_sizes = kv_cache_kernel.SIZES.of(device)
 
     def streamed(weight: Tensor) -> bool:
         return switches.streamed_linear and can_stream(weight, device)
@@ -86,9 +87,9 @@ def _cuda_ops(switches: Switches) -> Ops:
         linear=lambda weight, bias: weight.linear(bias, "cuda") or product(weight.dense(), bias),
         head=lambda weight: weight.linear(None, "cuda") or head_product(weight.dense()),
         experts=partial(_expert_kernels, device),
-        kv_append=sized(kv_cache_kernel, "append", device) if switches.batched_kv_append else kv_cache.append,
-        copy_blocks=sized(kv_cache_kernel, "copy_blocks", device),
-        gated_norm=gated_norm,
+        kv_append=partial(kv_cache_kernel.append, sizes=cache_sizes) if switches.batched_kv_append else kv_cache.append,
+        copy_blocks=partial(kv_cache_kernel.copy_blocks, sizes=cache_sizes),
+        gated_norm=partial(gated_norm, device=device),
         scale_and_cap_=sized(logits_kernel, "scale_and_cap_", device),
         **_mlp_ops(switches, device),
         **_norm_ops(switches, device),
@@ -96,23 +97,19 @@ def _cuda_ops(switches: Switches) -> Ops:
     )
 
 
-def sized(kernel: ModuleType, name: str, device: Device) -> Callable[..., Any]:
-    """A launcher of a kernel's module with the sizes for the device."""
-    return partial(getattr(kernel, name), sizes=kernel.SIZES.of(device))
-
-
 def _expert_kernels(device: Device, layer: Experts) -> RoutedExperts:
     """Without a wait for the host: a step's graph holds them. The norm's kernel adds up the parts."""
     from rosebatch_kernels.experts import kernel
     from rosebatch_kernels.experts.router import route
+    from rosebatch_kernels.experts.sizes import SIZES
 
     biases = layer.gate_up_bias, layer.down_bias
     matrices = layer.gate_up.dense(), layer.down.dense()
     k, normalize, activation = layer.k, layer.normalize, layer.activation
-    parts = sized(kernel, "parts", device)
+    parts = partial(kernel.parts, sizes=SIZES.of(device), device=device)
 
     def run(x: Tensor, logits: Tensor, shared: Tensor | None) -> Partial:
-        ids, weights = route(logits, k, normalize=normalize)
+        ids, weights = route(logits, k, normalize=normalize, device=device)
         return Partial(parts(x, ids, weights, *matrices, *biases, activation, shared))
 
     return run

@@ -16,7 +16,6 @@ from rosebatch.model.mixers.hp1.mixer import HP1Spec
 from rosebatch.model.mixers.mixer import DeviceSetup
 from rosebatch.model.mixers.softmax.mixer import SoftmaxSpec
 from rosebatch_kernels.common.device import Device
-from rosebatch_kernels.paged_attention import sizes
 
 CPU, BF16 = torch.device("cpu"), torch.bfloat16
 QWEN, GPT2, MQA, HP1 = (16, 8, 128), (12, 12, 64), (32, 1, 128), (8, 4, 128)
@@ -25,7 +24,7 @@ QWEN, GPT2, MQA, HP1 = (16, 8, 128), (12, 12, 64), (32, 1, 128), (8, 4, 128)
 @pytest.fixture
 def kernels(monkeypatch):
     """Makes what steps share for layers with these heads, on a GPU of a known size."""
-    monkeypatch.setattr(sizes, "device_of", lambda device: Device.of_arch(90, 132))
+    monkeypatch.setattr("rosebatch.ops.attention.device_of", lambda device: Device.of_arch(90, 132))
 
     def shared(softmax, gated=()):
         kinds = [(SoftmaxSpec, heads, {}) for heads in softmax] + [(HP1Spec, heads, {"gate": None}) for heads in gated]

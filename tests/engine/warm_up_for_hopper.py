@@ -23,13 +23,16 @@ from rosebatch.engine.triton_runner import packing
 from rosebatch.engine.triton_runner.prefix_groups import MIN_ROWS
 from rosebatch.engine.triton_runner.steps import DecodeKind, PackedKind
 from rosebatch.engine.triton_runner.warm_up import compile_for
-from rosebatch_kernels.common import launch
-from rosebatch_kernels.mlp.kernel import sigmoid_mul
+from rosebatch_kernels.common import device as devices
+from rosebatch_kernels.common.device import Device
+from rosebatch_kernels.common.sizes import sized
+from rosebatch_kernels.mlp import kernel as mlp
 from tests.engine import small_models
 from tests.engine.small_models import device_engine
 
 # Enough for rows that share a prefix.
 SLOTS = small_models.SLOTS = 20
+HOPPER = Device.of_arch(90, 132)
 found = []
 launched = []
 together = []
@@ -45,6 +48,8 @@ def compile_only() -> None:
     )
     hopper = SimpleNamespace(major=9, minor=0, multi_processor_count=132)
     torch.cuda.get_device_properties = lambda device: hopper
+    # The engine's own device is a CPU here.
+    devices.INTERPRETER = HOPPER
     run = JITFunction.run
 
     def compile_it(self: JITFunction, *args: object, warmup: bool, **options: object) -> object:
@@ -63,8 +68,6 @@ def compile_only() -> None:
             inside.remove(self)
 
     ASTSource.make_ir = make_it
-    options = {"PDL": True, "launch_pdl": True}
-    launch.launch_options = lambda: options
     knobs.compilation.listener = lambda *, cache_hit, **_: found.append(cache_hit)
 
 
@@ -87,6 +90,7 @@ def all_steps(of) -> None:
 
 def launch_beside() -> None:
     """Another thread launches a kernel while this one warms up."""
+    sigmoid_mul = sized(mlp, "sigmoid_mul", HOPPER)
     thread = Thread(target=lambda: sigmoid_mul(torch.empty(2, 16), torch.empty(2, 16)))
     thread.start()
     thread.join()

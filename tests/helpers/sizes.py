@@ -1,6 +1,5 @@
 """Other sizes of kernels' programs for a test."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -10,15 +9,8 @@ import pytest
 from rosebatch_kernels.common.sizes import table
 
 
-def change_sizes(monkeypatch: pytest.MonkeyPatch, *launchers: Callable[..., Any], **changes: Any) -> None:
-    """Launchers that are called without sizes take these."""
-    for launcher in launchers:
-        defaults = launcher.__kwdefaults__
-        monkeypatch.setitem(defaults, "sizes", replace(defaults["sizes"], **changes))
-
-
 def change_table(monkeypatch: pytest.MonkeyPatch, module: ModuleType, part: str = "", **changes: Any) -> None:
-    """Engines that are built take these sizes; ``part`` is a field of the module's sizes."""
+    """Engines that are built, and ``Launchers``, take these sizes; ``part`` is a field of the module's sizes."""
     whole = module.SIZES.measured
     new = replace(getattr(whole, part) if part else whole, **changes)
     monkeypatch.setattr(module, "SIZES", table(replace(whole, **{part: new}) if part else new))

@@ -6,7 +6,6 @@ the compiled kernel. Prints a line for each: name, bytes of shared memory, and t
 """
 
 import sys
-from functools import partial
 from types import SimpleNamespace
 
 import torch
@@ -14,12 +13,13 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from rosebatch_kernels.common import device as devices
-from rosebatch_kernels.common import launch
+from benchmarks.kernels import launchers
+from benchmarks.kernels.launchers import Launchers
 from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.feedback import layout
 
 DEVICE = Device.of_arch(int(sys.argv[1]), 100)
+QKV = Launchers("qkv.kernel")
 compiled = []
 
 
@@ -39,14 +39,7 @@ def compile_only() -> None:
         compiled.append((self.__name__, kernel.metadata.shared, tensor_cores))
 
     JITFunction.run = warm_up
-    options = {"PDL": True, "launch_pdl": True} if DEVICE.pdl else {"PDL": False}
-    launch.launch_options = lambda: options
-    devices.device_of = lambda device: DEVICE
-
-
-def sized(module, name):
-    """A launcher with the architecture's sizes."""
-    return partial(getattr(module, name), sizes=module.SIZES.of(DEVICE))
+    launchers.device_of = lambda device: DEVICE
 
 
 def empty(*shape, dtype=torch.bfloat16):
@@ -59,21 +52,17 @@ def ints(*shape):
 
 def softmax():
     """Decode, prefill, prefill of shared tiles, and the number of splits."""
-    from rosebatch_kernels.paged_attention import decode, prefill, prefill_shared, sizes
-
-    own = sizes.SIZES.of(DEVICE)
     return (
-        partial(decode.decode, sizes=own),
-        partial(prefill.prefill, sizes=own.prefill),
-        partial(prefill_shared.prefill_shared, sizes=own.prefill),
-        partial(sizes.num_splits, sizes=own.decode),
+        Launchers("paged_attention.decode").decode,
+        Launchers("paged_attention.prefill").prefill,
+        Launchers("paged_attention.prefill_shared").prefill_shared,
+        Launchers("paged_attention.sizes").num_splits,
     )
 
 
 def attention() -> None:
     from rosebatch_kernels.common.head_norms import HeadRMSNorm
     from rosebatch_kernels.common.splits import DecodeWorkspace
-    from rosebatch_kernels.qkv.kernel import prepare
 
     decode, prefill, _, num_splits = softmax()
 
@@ -93,7 +82,7 @@ def attention() -> None:
             if heads != kv_heads:
                 options |= {"rotary": rotary, "qk_norm": qk_norm}
             decode(qkv, cache, table, fields, fields, workspace, **options)
-        prepare(qkv, cache, table, fields, fields, num_heads=heads, rotary=rotary, qk_norm=qk_norm)
+        QKV.prepare(qkv, cache, table, fields, fields, num_heads=heads, rotary=rotary, qk_norm=qk_norm)
         window = 100 if heads == kv_heads else 0
         prefill(qkv, cache, table, ints(3, 4), num_heads=heads, scale=1.0, window=window)
 
@@ -102,7 +91,6 @@ def attention_of_more_families() -> None:
     """Heads of odd sizes, rotated in part; sinks and caps; groups of 5, 7 and 8 heads."""
     from rosebatch_kernels.common.head_norms import HeadLayerNorm, HeadRMSNorm
     from rosebatch_kernels.common.splits import DecodeWorkspace
-    from rosebatch_kernels.qkv.kernel import prepare, whole_rms_norm_
 
     decode, prefill, _, num_splits = softmax()
 
@@ -127,9 +115,9 @@ def attention_of_more_families() -> None:
         table, fields = ints(2, 4), ints(2)
         workspace = DecodeWorkspace(2, heads, kv_heads, size, torch.device("cpu"), num_splits)
         decode(qkv, cache, table, fields, fields, workspace, window=100, **scores, **heads_before)
-        prepare(qkv, cache, table, fields, fields, **heads_before)
-        prepare(qkv, cache, table, fields, fields, **heads_before, rotary_rows=fields)
-        whole_rms_norm_(qkv, empty(heads * size, dtype=dtype), empty(kv_heads * size, dtype=dtype), 1e-6)
+        QKV.prepare(qkv, cache, table, fields, fields, **heads_before)
+        QKV.prepare(qkv, cache, table, fields, fields, **heads_before, rotary_rows=fields)
+        QKV.whole_rms_norm_(qkv, empty(heads * size, dtype=dtype), empty(kv_heads * size, dtype=dtype), 1e-6)
         for window in (0, 100):
             prefill(qkv, cache, table, ints(3, 4), num_heads=heads, window=window, **scores)
 
@@ -164,13 +152,10 @@ def gated_attention() -> None:
     from rosebatch_kernels.common.head_norms import HeadUClip
     from rosebatch_kernels.common.shared_keys import MEMBERS, SharedKeys
     from rosebatch_kernels.common.splits import DecodeWorkspace
-    from rosebatch_kernels.hp1 import decode as decode_module
-    from rosebatch_kernels.hp1 import prefill as prefill_module
     from rosebatch_kernels.hp1.gate import Gate
-    from rosebatch_kernels.hp1.sizes import num_splits
-    from rosebatch_kernels.qkv.kernel import prepare
 
-    decode, prefill = sized(decode_module, "decode"), sized(prefill_module, "prefill")
+    decode, prefill = Launchers("hp1.decode").decode, Launchers("hp1.prefill").prefill
+    num_splits = Launchers("hp1.sizes").num_splits
     for heads, kv_heads, size, dtype, append, taps in [
         (8, 4, 128, torch.bfloat16, True, 3),
         (3, 3, 80, torch.float16, False, 8),
@@ -188,17 +173,15 @@ def gated_attention() -> None:
             more = {"scale": 0.1, "append": append, "sparse": sparse}
             decode(qkv, cache, table, fields, fields, workspace, gate, **more, **options)
         decode(qkv, cache, table, fields, fields, workspace, gate, keys=keys, **more, **options)
-        prepare(qkv, cache, table, fields, fields, **options)
+        QKV.prepare(qkv, cache, table, fields, fields, **options)
         prefill(qkv, cache, table, ints(3, 4), gate, num_heads=heads, scale=0.1)
 
 
 def delta_rule() -> None:
-    from rosebatch_kernels.gated_delta import decode as decode_module
-    from rosebatch_kernels.gated_delta import prefill as prefill_module
-    from rosebatch_kernels.gated_delta.gated_norm import gated_norm
     from rosebatch_kernels.gated_delta.layout import DeltaState, DeltaWeights, pack_chunks
 
-    decode, prefill = sized(decode_module, "decode"), sized(prefill_module, "prefill")
+    names = ("decode", "prefill", "gated_norm")
+    decode, prefill, gated_norm = (getattr(Launchers(f"gated_delta.{name}"), name) for name in names)
     fp32 = torch.float32
     for key_heads, heads, key_dim, value_dim, dtype in [
         (16, 32, 128, 128, torch.bfloat16),
@@ -222,15 +205,11 @@ def delta_rule() -> None:
 
 def layers() -> None:
     from rosebatch_kernels.common.all_reduce import AllReduce
-    from rosebatch_kernels.kv_cache import kernel as kv_cache
-    from rosebatch_kernels.linear import kernel as linear
-    from rosebatch_kernels.linear.gated import gated
-    from rosebatch_kernels.linear.head import logits
     from rosebatch_kernels.linear.streamed import can_stream
-    from rosebatch_kernels.mlp import kernel as mlp
-    from rosebatch_kernels.norm import kernel as norm
-    from rosebatch_kernels.uclip import kernel as uclip
 
+    kv_cache, linear, mlp, norm, uclip = (
+        Launchers(f"{name}.kernel") for name in ("kv_cache", "linear", "mlp", "norm", "uclip")
+    )
     for rows, size in ((1, 768), (64, 1024)):
         x, weight = empty(rows, size), empty(size)
         norm.rms_norm(x, weight, 1e-6)
@@ -264,35 +243,30 @@ def layers() -> None:
     for activation in ("gelu_tanh", "gelu_erf", "relu", "silu_mul", "relu_mul", "gelu_tanh_mul") if streams else ():
         linear.linear(x, empty(2048, size), empty(2048), activation)
     if streams:
-        gated(empty(3000, size), empty(2048, size), "silu_mul")
+        Launchers("linear.gated").gated(empty(3000, size), empty(2048, size), "silu_mul")
     for rows in (1, 32, 64) if streams else ():
-        logits(empty(rows, size), empty(4096, size))
+        Launchers("linear.head").logits(empty(rows, size), empty(4096, size))
     cache = empty(1, 2, 4, 2, 64, 64)
     kv_cache.append(cache[0], empty(3, 2, 64), empty(3, 2, 64), torch.zeros(3, 2, dtype=torch.int64))
     kv_cache.copy_blocks(cache, ints(1), ints(1))
 
 
 def experts() -> None:
-    from rosebatch_kernels.experts import kernel, router
-
-    parts = sized(kernel, "parts")
+    kernel, router = Launchers("experts.kernel"), Launchers("experts.router")
     for tokens in (1, 256, 512, 4096):
         for number, k, size, inner, activation in ((128, 8, 256, 64, "silu_mul"), (32, 4, 360, 72, "clamped_swiglu")):
             ids, weights = router.route(empty(tokens, number), k, normalize=number == 32)
             biases = (empty(number, 2 * inner), empty(number, size)) if number == 32 else (None, None)
             matrices = empty(number, 2 * inner, size), empty(number, size, inner)
-            parts(empty(tokens, size), ids, weights, *matrices, *biases, activation)
+            kernel.parts(empty(tokens, size), ids, weights, *matrices, *biases, activation)
 
 
 def tokens() -> None:
-    from rosebatch_kernels.feedback.kernel import advance
-    from rosebatch_kernels.logits.kernel import adjust, count_, mask_, scale_and_cap_
-    from rosebatch_kernels.sampling.kernel import sample_rows
-
+    kernel, advance = Launchers("logits.kernel"), Launchers("feedback.kernel").advance
     fields, history, step = ints(layout.NUM_FIELDS, 9), ints(8, 9), ints(1)
     real = fields.view(torch.float32)
     for dtype, vocab in ((torch.float16, 50257), (torch.bfloat16, 151936)):
-        sample_rows(
+        Launchers("sampling.kernel").sample_rows(
             empty(9, vocab, dtype=dtype),
             temperature=real[0],
             top_k=fields[1],
@@ -305,7 +279,7 @@ def tokens() -> None:
         logits = empty(9, -(-vocab // 64) * 64, dtype=dtype)[:, :vocab]
         marks = ints(9, vocab)
         for bias, slots in ((None, None), (empty(9, vocab, dtype=torch.float32), ints(9))):
-            adjust(
+            kernel.adjust(
                 logits,
                 marks,
                 bias,
@@ -316,10 +290,10 @@ def tokens() -> None:
                 positions=fields[3],
                 min_positions=fields[4],
             )
-            count_(marks, ints(9), slots)
-        mask_(logits, ints(2, -(-vocab // 32)), ints(2))
+            kernel.count_(marks, ints(9), slots)
+        kernel.mask_(logits, ints(2, -(-vocab // 32)), ints(2))
         for cap in (0.0, 30.0):
-            scale_and_cap_(logits, 1.0, cap)
+            kernel.scale_and_cap_(logits, 1.0, cap)
     advance(ints(9), fields, None, history, step, ints(2))
     advance(ints(2), fields, ints(2), history, None, ints(0))
 

@@ -4,11 +4,12 @@ from types import SimpleNamespace
 
 import torch
 
+from benchmarks.kernels.launchers import Launchers
 from rosebatch_kernels.common.shared_keys import MAX_PARTS, MEMBERS, SharedKeys
 from rosebatch_kernels.common.splits import DecodeWorkspace
-from rosebatch_kernels.paged_attention import sizes
 from tests.kernels.scattered import NORMS, Scattered, assert_same, attention, normed_and_rotated, rotary_tables
 
+_NUM_SPLITS = Launchers("paged_attention.sizes").num_splits
 # Nobody's default.
 SCALE = 0.17
 
@@ -32,7 +33,7 @@ def make_step(
     qk_norm=None,
     append=True,
     idle=(),
-    num_splits=sizes.num_splits,
+    num_splits=_NUM_SPLITS,
     shared=(),
 ):
     """Arguments of a decode step, and what to hold its result against; rows in ``idle`` are not live.

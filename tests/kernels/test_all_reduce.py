@@ -5,9 +5,13 @@ import os
 import pytest
 import torch
 
+from benchmarks.kernels.launchers import Launchers
 from rosebatch_kernels.common.all_reduce import AllReduce
-from rosebatch_kernels.norm import kernel, reference
+from rosebatch_kernels.norm import kernel as module
+from rosebatch_kernels.norm import reference
 from tests.helpers.waiting import PATIENCE_SECONDS
+
+kernel = Launchers("norm.kernel")
 
 EPS = 1e-5
 
@@ -27,7 +31,7 @@ def test_a_norm_adds_what_other_ranks_have_put(rank, rows, size, parts, device):
     whole = sum(b.view(rows, size) for r, b in enumerate(buffers) if r != rank) + own.sum(0)
     expected = reference.add_rms_norm(whole, residual, weight, EPS, bias)
     signals = [torch.zeros(rows * ranks, dtype=torch.int32, device=device) for _ in range(ranks)]
-    programs = -(-rows // max(1, kernel.SIZES.measured.tile // (1 << (size - 1).bit_length())))
+    programs = -(-rows // max(1, module.SIZES.measured.tile // (1 << (size - 1).bit_length())))
     # The others have arrived.
     signals[rank].view(-1, ranks)[:programs] = torch.tensor([int(r != rank) for r in range(ranks)], device=device)
     all_reduce = AllReduce(tuple(buffers), tuple(signals), rank)

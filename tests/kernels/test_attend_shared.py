@@ -3,9 +3,11 @@
 import pytest
 import torch
 
+from benchmarks.kernels.launchers import Launchers
 from rosebatch_kernels.common.shared_keys import MEMBERS
-from rosebatch_kernels.paged_attention.decode import decode
 from tests.kernels.decode_step import check, make_step, shared_keys
+
+decode = Launchers("paged_attention.decode").decode
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 

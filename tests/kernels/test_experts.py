@@ -3,8 +3,11 @@
 import pytest
 import torch
 
-from rosebatch_kernels.experts import kernel, order, reference, router
+from benchmarks.kernels.launchers import Launchers
+from rosebatch_kernels.experts import reference
 from rosebatch_kernels.experts.sizes import Step, Tile
+
+kernel, order, router = (Launchers(f"experts.{name}") for name in ("kernel", "order", "router"))
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 # (tokens, experts, experts of a token, H, I): one token; odd sizes; more pairs than one chunk of the sort has.

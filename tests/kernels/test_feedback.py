@@ -1,20 +1,23 @@
 """The token feedback against a loop over rows: what it takes over, what it writes for the host, and nothing else."""
 
 import random
-from importlib import import_module
 
 import pytest
 import torch
 
+from benchmarks.kernels.launchers import Launchers
 from rosebatch_kernels.common.tokens import NOT_FINITE
+from rosebatch_kernels.feedback import reference
 from rosebatch_kernels.feedback.layout import LIMIT, NEXT, NUM_FIELDS, POSITION, STOPS, TOKEN
+
+kernel = Launchers("feedback.kernel")
 
 ENDS = [3, 5]
 
 
 @pytest.fixture(params=["reference", "kernel"])
 def implementation(request):
-    return import_module(f"rosebatch_kernels.feedback.{request.param}")
+    return kernel if request.param == "kernel" else reference
 
 
 class State:

@@ -1,11 +1,11 @@
 """The gated delta rule: decode steps and packed chunks against the recurrence in float64, one token after the other."""
 
-from importlib import import_module
 from itertools import pairwise
 
 import pytest
 import torch
 
+from benchmarks.kernels.launchers import Launchers
 from rosebatch_kernels.gated_delta import reference
 from rosebatch_kernels.gated_delta.layout import TILE_ROWS, DeltaState, DeltaWeights, max_tiles, pack_chunks
 
@@ -24,7 +24,7 @@ def implementation(request):
 
     def settled(name):
         """A decode step reads S while the kernel in front still runs: in a model, that one has not written it."""
-        function = getattr(import_module(f"rosebatch_kernels.gated_delta.{name}"), name)
+        function = getattr(Launchers(f"gated_delta.{name}"), name)
 
         def run(x, *args):
             out = function(x, *args)
@@ -302,8 +302,7 @@ def test_a_rows_gated_norm_does_not_depend_on_its_neighbours(dtype, randn):
 @pytest.mark.gpu
 def test_steps_in_a_graph(randn):
     """Replays with other chunks, slots and positions in the same tensors: nothing is read on the host."""
-    from rosebatch_kernels.gated_delta.decode import decode
-    from rosebatch_kernels.gated_delta.prefill import prefill
+    decode, prefill = (getattr(Launchers(f"gated_delta.{name}"), name) for name in ("decode", "prefill"))
 
     case = Case(randn, torch.bfloat16, "cuda", (2, 4, 64, 64), slots=4)
     qkv, a, b = case.inputs(200)

@@ -3,11 +3,13 @@
 import pytest
 import torch
 
+from benchmarks.kernels.launchers import Launchers
 from rosebatch_kernels.common.shared_keys import MEMBERS
-from rosebatch_kernels.hp1.decode import decode
 from tests.kernels.decode_step import check, shared_keys
 from tests.kernels.hp1_exact import general_gate
 from tests.kernels.test_hp1_decode import make_gated_step
+
+decode = Launchers("hp1.decode").decode
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 

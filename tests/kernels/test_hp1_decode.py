@@ -4,13 +4,16 @@ import pytest
 import torch
 from torch import nan
 
-from rosebatch_kernels.hp1 import decode as kernel
+from benchmarks.kernels.launchers import Launchers
+from rosebatch_kernels.hp1 import decode as module
 from rosebatch_kernels.hp1 import reference
-from rosebatch_kernels.hp1.sizes import num_splits
-from tests.helpers.sizes import change_sizes
+from rosebatch_kernels.hp1 import sizes as table
+from tests.helpers.sizes import change_table
 from tests.kernels.decode_step import SCALE, check, make_step
 from tests.kernels.hp1_exact import gated_attention, general_gate, make_gate
 from tests.kernels.scattered import rotary_tables, uclip, untouched
+
+kernel, num_splits = Launchers("hp1.decode"), Launchers("hp1.sizes").num_splits
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
@@ -35,8 +38,8 @@ def sizes(request, monkeypatch):
     """Many runs of small groups in the interpreter, which takes as long for many as for few."""
     on_gpu = request.node.callspec.params.get("device") == "cuda"
     if not on_gpu and "as_on_a_gpu" not in request.fixturenames:
-        monkeypatch.setattr(kernel, "runs_and_keys", lambda *_, **sizes: (16, 2))
-        change_sizes(monkeypatch, kernel.decode, num_splits, max_splits=4)
+        monkeypatch.setattr(module, "runs_and_keys", lambda *_, **sizes: (16, 2))
+        change_table(monkeypatch, table, max_splits=4)
 
 
 def make_gated_step(positions, kv_heads, group, size, block_size, dtype, device, randn, *, gate=None, **options):
@@ -125,8 +128,8 @@ def test_without_append(implementation, group, block_size, dtype, device, randn,
 @pytest.mark.parametrize(("first", "append"), [(0, True), (4 * TILE - 3, True), (4 * TILE - 3, False)])
 def test_borders_of_runs_and_splits_at_every_offset(first, append, device, randn, assert_close, monkeypatch):
     """What a run or a split takes from the keys in front of it; as many splits as there are tiles of keys."""
-    change_sizes(monkeypatch, kernel.decode, min_keys=TILE)
-    monkeypatch.setattr(kernel, "runs_and_keys", lambda *_, **sizes: (RUNS, KEYS))
+    change_table(monkeypatch, table, min_keys=TILE)
+    monkeypatch.setattr(module, "runs_and_keys", lambda *_, **sizes: (RUNS, KEYS))
     positions = list(range(first, first + TILE + 2))
     step = make_gated_step(positions, 1, 2, 8, 16, torch.float32, device, randn, append=append)
     assert num_splits(len(positions), 1) > 3
@@ -155,7 +158,7 @@ def test_all_values_or_those_with_weight(dtype, device, randn, assert_close, as_
 
 def test_one_split(implementation, device, randn, assert_close, monkeypatch):
     """As many sequences as fill a GPU, which is made small here; nearly none are live."""
-    change_sizes(monkeypatch, kernel.decode, num_splits, programs=100)
+    change_table(monkeypatch, table, programs=100)
     batch, live = 100, (0, 7, 99)
     assert num_splits(batch, 1) == 1
     positions = [3 if row in live else 0 for row in range(batch)]

@@ -4,14 +4,15 @@ import pytest
 import torch
 from torch import nan
 
+from benchmarks.kernels.launchers import Launchers
 from rosebatch_kernels.common.splits import DecodeWorkspace
-from rosebatch_kernels.hp1 import decode as decode_kernel
-from rosebatch_kernels.hp1 import prefill as kernel
 from rosebatch_kernels.hp1 import reference
-from rosebatch_kernels.hp1.sizes import num_splits
 from tests.kernels.hp1_exact import gated_attention, general_gate, make_gate
 from tests.kernels.scattered import assert_same
 from tests.kernels.test_paged_prefill import SCALE, cut, make
+
+kernel, decode_kernel = Launchers("hp1.prefill"), Launchers("hp1.decode")
+num_splits = Launchers("hp1.sizes").num_splits
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 

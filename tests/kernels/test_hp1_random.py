@@ -6,11 +6,13 @@ import random
 import pytest
 import torch
 
-from rosebatch_kernels.hp1 import decode, prefill
+from benchmarks.kernels.launchers import Launchers
 from tests.kernels.decode_step import SCALE, check
 from tests.kernels.hp1_exact import gated_attention, general_gate, make_gate
 from tests.kernels.test_hp1_decode import make_gated_step
 from tests.kernels.test_paged_prefill import cut, make
+
+decode, prefill = Launchers("hp1.decode"), Launchers("hp1.prefill")
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 

@@ -1,17 +1,18 @@
 """Products of few rows, and what follows them in the same kernel, against float64."""
 
-from importlib import import_module
-
 import pytest
 import torch
 
+from benchmarks.kernels.launchers import Launchers
 from rosebatch_kernels.common.device import INTERPRETER, Device
 from rosebatch_kernels.linear import gated as gated_module
 from rosebatch_kernels.linear import head as head_module
-from rosebatch_kernels.linear import kernel
-from rosebatch_kernels.linear.gated import gated
-from rosebatch_kernels.linear.head import can_stream_head, logits
+from rosebatch_kernels.linear import reference
 from rosebatch_kernels.linear.streamed import StreamedHead, StreamedLinear, can_stream
+
+kernel, head_kernel = Launchers("linear.kernel"), Launchers("linear.head")
+gated = Launchers("linear.gated").gated
+logits, can_stream_head = head_kernel.logits, head_kernel.can_stream_head
 
 # (rows, in, out): one row; none a multiple of a tile; more rows than a tile has, only in parts; the depth in parts that
 # come out uneven, and in as many as there can be.
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
 @pytest.fixture(params=["reference", "kernel"])
 def implementation(request):
-    return import_module(f"rosebatch_kernels.linear.{request.param}")
+    return kernel if request.param == "kernel" else reference
 
 
 @pytest.fixture(params=[torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])

@@ -1,13 +1,15 @@
 """What changes logits, against its definition, number by number in Python."""
 
 import random
-from importlib import import_module
 
 import pytest
 import torch
 from torch import inf, nan
 
-from rosebatch_kernels.logits import kernel, layout, reference
+from benchmarks.kernels.launchers import Launchers
+from rosebatch_kernels.logits import layout, reference
+
+kernel = Launchers("logits.kernel")
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
@@ -20,7 +22,7 @@ IN_PROMPT, ENDS = 2**24, 2**25
 
 @pytest.fixture(params=["reference", "kernel"])
 def implementation(request):
-    return import_module(f"rosebatch_kernels.logits.{request.param}")
+    return kernel if request.param == "kernel" else reference
 
 
 def adjusted(x, mark, bias, presence, frequency, repetition, position, min_position):

@@ -1,13 +1,15 @@
 """The activations against their formulas, element by element in Python floats."""
 
 import math
-from importlib import import_module
 
 import pytest
 import torch
 from torch import nan
 
-from rosebatch_kernels.mlp import kernel, reference
+from benchmarks.kernels.launchers import Launchers
+from rosebatch_kernels.mlp import reference
+
+kernel = Launchers("mlp.kernel")
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
@@ -31,7 +33,7 @@ SHAPES = [(1, 1), (1, 63), (63, 17), (3, 1000), (2, 1030), (1025, 3)]
 
 @pytest.fixture(params=["reference", "kernel"])
 def implementation(request):
-    return import_module(f"rosebatch_kernels.mlp.{request.param}")
+    return kernel if request.param == "kernel" else reference
 
 
 def by_element(formula, x):

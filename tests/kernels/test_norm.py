@@ -1,11 +1,12 @@
 """LayerNorm and RMSNorm, alone and behind the residual addition, against the formulas in float64."""
 
-from importlib import import_module
-
 import pytest
 import torch
 
-from rosebatch_kernels.norm import kernel, reference
+from benchmarks.kernels.launchers import Launchers
+from rosebatch_kernels.norm import reference
+
+kernel = Launchers("norm.kernel")
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
@@ -16,7 +17,7 @@ SIZES = [(1, 1), (1, 63), (63, 1), (3, 1000), (1000, 64), (5, 257), (2, 2048), (
 
 @pytest.fixture(params=["reference", "kernel"])
 def implementation(request):
-    return import_module(f"rosebatch_kernels.norm.{request.param}")
+    return kernel if request.param == "kernel" else reference
 
 
 def naive_layer_norm(x, weight, bias):

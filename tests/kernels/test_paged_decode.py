@@ -7,12 +7,15 @@ import pytest
 import torch
 from torch import nan
 
+from benchmarks.kernels.launchers import Launchers
 from rosebatch_kernels.common.device import Device
-from rosebatch_kernels.paged_attention import decode as kernel
-from rosebatch_kernels.paged_attention import reference, sizes
-from tests.helpers.sizes import change_sizes
+from rosebatch_kernels.paged_attention import reference
+from rosebatch_kernels.paged_attention import sizes as module
+from tests.helpers.sizes import change_table
 from tests.kernels.decode_step import check, make_step
 from tests.kernels.scattered import rms_norm, rotary_tables, untouched
+
+kernel, sizes = Launchers("paged_attention.decode"), Launchers("paged_attention.sizes")
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
@@ -161,10 +164,9 @@ def test_no_programs_for_splits_that_have_nothing_to_do(group, dtype, device, ra
         (256, 168, 128),
     ],
 )
-def test_as_many_programs_at_once_as_save_a_round(rows, registers, narrow, monkeypatch):
+def test_as_many_programs_at_once_as_save_a_round(rows, registers, narrow):
     """Of 768 programs, 108 ran in a second round, for 5 % of a step. With few, fewer registers only cost time."""
-    monkeypatch.setattr(sizes, "device_of", lambda device: Device.of_arch(90, 132))
-    heads = {"num_heads": 16, "kv_heads": 8, "device": torch.device("cuda")}
+    heads = {"num_heads": 16, "kv_heads": 8, "device": Device.of_arch(90, 132)}
     form = partial(sizes.form, rows, divided=False, **heads)
     assert form(size=128, dtype=torch.bfloat16) == (rows <= 128, 1, registers)
     assert form(size=64, dtype=torch.bfloat16)[-1] == narrow
@@ -180,14 +182,14 @@ def test_registers_change_no_bits(randn, assert_close):
     step.options["divided"] = False
     whole = check(kernel.decode, step, assert_close)
     for registers in (168, 255):
-        of_decode = replace(sizes.SIZES.measured.decode, group_registers=((0, (registers,)),))
-        step.options["sizes"] = replace(sizes.SIZES.measured, decode=of_decode)
+        of_decode = replace(module.SIZES.measured.decode, group_registers=((0, (registers,)),))
+        step.options["sizes"] = replace(module.SIZES.measured, decode=of_decode)
         assert torch.equal(check(kernel.decode, step, assert_close), whole)
 
 
 def test_one_split(implementation, device, randn, assert_close, monkeypatch):
     """As many sequences as fill a GPU, which is made small here; nearly none are live."""
-    change_sizes(monkeypatch, sizes.num_splits, splits=((100, 1), (0, 16)))
+    change_table(monkeypatch, module, "decode", splits=((100, 1), (0, 16)))
     batch, live = 100, (0, 7, 99)
     assert sizes.num_splits(batch, 1) == 1
     positions = [3 if row in live else 0 for row in range(batch)]

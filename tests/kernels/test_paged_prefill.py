@@ -6,9 +6,12 @@ import pytest
 import torch
 from torch import nan
 
-from rosebatch_kernels.paged_attention import prefill as kernel
+from benchmarks.kernels.launchers import Launchers
+from rosebatch_kernels.common.tiles import TILE_ROWS
 from rosebatch_kernels.paged_attention import reference
 from tests.kernels.scattered import Scattered, assert_same, attention, untouched
+
+kernel = Launchers("paged_attention.prefill")
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
@@ -22,7 +25,7 @@ def implementation(request):
     return IMPLEMENTATIONS[request.param]
 
 
-def cut(chunks, rows=kernel.TILE_ROWS, seed=0):
+def cut(chunks, rows=TILE_ROWS, seed=0):
     """Tiles of chunks ``(prefix, length)``, packed in order, in an order of their own."""
     tiles, first = [], 0
     for sequence, (prefix, length) in enumerate(chunks):

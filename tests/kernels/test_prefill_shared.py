@@ -3,10 +3,12 @@
 import pytest
 import torch
 
+from benchmarks.kernels.launchers import Launchers
 from rosebatch_kernels.common.tiles import TILE_ROWS
-from rosebatch_kernels.paged_attention.prefill_shared import prefill_shared
 from tests.kernels.scattered import Scattered, assert_same
 from tests.kernels.test_paged_prefill import SCALE, exact_rows
+
+prefill_shared = Launchers("paged_attention.prefill_shared").prefill_shared
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 

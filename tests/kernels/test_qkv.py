@@ -1,12 +1,11 @@
 """QK norm, rotation and KV append of packed tokens against float64: q in place, K and V in their slots, no more."""
 
-from importlib import import_module
-
 import pytest
 import torch
 from torch import nan
 
-from rosebatch_kernels.qkv import kernel
+from benchmarks.kernels.launchers import Launchers
+from rosebatch_kernels.qkv import reference
 from tests.kernels.scattered import (
     EPS,
     NORMS,
@@ -18,6 +17,7 @@ from tests.kernels.scattered import (
     untouched,
 )
 
+kernel = Launchers("qkv.kernel")
 # Row of the block table and position of each token, in no order: new ones, and a block's first and last.
 TOKENS = [(2, 20), (0, 70), (1, 3), (0, 64), (0, 0), (1, 0), (0, 63), (2, 15)]
 LENGTHS = [70, 3, 20]
@@ -27,7 +27,7 @@ SKIPPED = (-1, 2**20)
 
 @pytest.fixture(params=["reference", "kernel"])
 def implementation(request):
-    return import_module(f"rosebatch_kernels.qkv.{request.param}")
+    return kernel if request.param == "kernel" else reference
 
 
 def columns(tokens, device):

@@ -9,9 +9,12 @@ import pytest
 import torch
 
 import rosebatch_kernels.sampling as sampling_package
+from benchmarks.kernels.launchers import Launchers
 from rosebatch_kernels.common.tokens import NOT_FINITE
-from rosebatch_kernels.sampling import kernel, reference
+from rosebatch_kernels.sampling import reference
 from tests.helpers.host_reads import HostReads
+
+kernel = Launchers("sampling.kernel")
 
 TEMPERATURE = 0.8
 # Top-k, top-p and min-p; the last one shows their order.

@@ -10,10 +10,14 @@ import torch
 import triton
 import triton.language as tl
 
+from benchmarks.kernels.launchers import Launchers
 from rosebatch_kernels.common.tokens import NOT_FINITE
-from rosebatch_kernels.sampling import kernel, philox, reference
+from rosebatch_kernels.sampling import kernel as module
+from rosebatch_kernels.sampling import philox, reference
 from rosebatch_kernels.sampling.threshold import uniform
-from tests.helpers.sizes import change_sizes
+from tests.helpers.sizes import change_table
+
+kernel = Launchers("sampling.kernel")
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
@@ -85,7 +89,7 @@ def sample(logits, arguments, device):
 @pytest.fixture
 def little_room(monkeypatch):
     """Segments, tiles and a list so small that logits of the tests' size overflow them."""
-    change_sizes(monkeypatch, kernel.sample_rows, segment=8, room=64, many=128, few=32)
+    change_table(monkeypatch, module, segment=8, room=64, many=128, few=32)
 
 
 @pytest.mark.parametrize("vocab", [1, 1000])

@@ -1,13 +1,15 @@
 """UClipNorm, alone and behind the residual addition, against the formula in float64."""
 
-from importlib import import_module
-
 import pytest
 import torch
 from torch import inf, nan
 
-from rosebatch_kernels.uclip import kernel, reference
-from tests.helpers.sizes import change_sizes
+from benchmarks.kernels.launchers import Launchers
+from rosebatch_kernels.uclip import kernel as module
+from rosebatch_kernels.uclip import reference
+from tests.helpers.sizes import change_table
+
+kernel = Launchers("uclip.kernel")
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
@@ -20,7 +22,7 @@ POST_GAMMA = -1.25
 
 @pytest.fixture(params=["reference", "kernel"])
 def implementation(request):
-    return import_module(f"rosebatch_kernels.uclip.{request.param}")
+    return kernel if request.param == "kernel" else reference
 
 
 def naive_uclip(x, alpha, gamma):
@@ -191,7 +193,7 @@ def test_kernel_offsets_of_parts_past_int32(device, randn, far_apart):
 
 def test_a_rows_bits_out_of_the_kernel_do_not_depend_on_its_neighbours(dtype, device, randn, monkeypatch):
     """With more elements a program takes more of them: here with few already."""
-    change_sizes(monkeypatch, kernel.uclip_norm, kernel.add_uclip_norm, one_wave=2**14)
+    change_table(monkeypatch, module, one_wave=2**14)
     shapes = (35, 1030), (35, 1030), (1030,)
     x, residual, alpha = (randn(*s, dtype=dtype).to(device) for s in shapes)
     alone, added = kernel.uclip_norm(x, alpha, 0.7), kernel.add_uclip_norm(x, residual, alpha, 0.7, alpha, 0.5)[0]

@@ -1,6 +1,6 @@
 """Programmatic dependent launch: a kernel starts before the kernel in front of it has finished.
 
-A launch takes ``launch_options()``, and the kernel calls ``wait`` before it touches anything that the kernel in front
+A launch takes ``launch_options``, and the kernel calls ``wait`` before it touches anything that the kernel in front
 reads or writes. Work that does not depend on that kernel, such as loading a weight, goes before ``wait``.
 
 A program that touches nothing may return without ``wait`` if another program of the kernel waits: the kernel then
@@ -10,21 +10,16 @@ So code before ``wait`` overlaps with one other kernel, its predecessor, and may
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
-from functools import cache
-
-import torch
 import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-from rosebatch_kernels.common.device import device_of
+from rosebatch_kernels.common.device import Device
 
 
-@cache
-def launch_options() -> dict[str, bool]:
-    """Keyword arguments of a launch: the kernel's own ``PDL``, and Triton's ``launch_pdl``. On from Hopper on."""
-    pdl = torch.cuda.is_available() and device_of(torch.device("cuda", torch.cuda.current_device())).pdl
-    return {"PDL": True, "launch_pdl": True} if pdl else {"PDL": False}
+def launch_options(device: Device) -> dict[str, bool]:
+    """Keyword arguments of a launch: the kernel's own ``PDL``, and Triton's ``launch_pdl``."""
+    return {"PDL": True, "launch_pdl": True} if device.pdl else {"PDL": False}
 
 
 @triton.jit

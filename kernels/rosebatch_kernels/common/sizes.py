@@ -1,8 +1,10 @@
 """Tables of kernels' sizes: by architecture and policy, and by the size of what a kernel works on."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from functools import partial
+from types import ModuleType
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from rosebatch_kernels.common.device import HOPPER, SHARED_MEMORY, Device
 
@@ -67,6 +69,11 @@ def table(measured: Value, **others: Value) -> Table[Value]:
     """A table of the fastest sizes: the measured ones, and those of other architectures, such as ``sm_86``."""
     named = {(int(name.removeprefix("sm_")), FASTEST): sizes for name, sizes in others.items()}
     return Table({(HOPPER, FASTEST): measured, **named})
+
+
+def sized(kernel: ModuleType, name: str, device: Device) -> Callable[..., Any]:
+    """A launcher of a kernel's module, with the record of a device and the module's sizes for it."""
+    return partial(getattr(kernel, name), sizes=kernel.SIZES.of(device), device=device)
 
 
 def unmeasured(device: Device) -> str | None:

@@ -15,11 +15,11 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from rosebatch_kernels.common.activations import activate
-from rosebatch_kernels.common.device import can_describe, device_of
+from rosebatch_kernels.common.device import Device, can_describe
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.experts.order import sort_by_expert
 from rosebatch_kernels.experts.reference import LIMIT, SLOPE
-from rosebatch_kernels.experts.sizes import SIZES, Sizes, Step, Tile
+from rosebatch_kernels.experts.sizes import Sizes, Step, Tile
 
 _SLOPE, _LIMIT = tl.constexpr(SLOPE), tl.constexpr(LIMIT)
 # Activations of the gate; the other gated form is written out.
@@ -38,7 +38,8 @@ def parts(
     shared: Tensor | None = None,
     step: Step | None = None,
     *,
-    sizes: Sizes = SIZES.measured,
+    sizes: Sizes,
+    device: Device,
 ) -> Tensor:
     """See ``reference.parts``; rows of ``x`` may lie apart, all else is contiguous.
 
@@ -51,14 +52,14 @@ def parts(
     if step is None:
         step = sizes.at(number // experts, x.itemsize)
     assert step.up.rows == step.down.rows, "both products share a list of tiles"
-    pairs, _, tiles = sort_by_expert(ids, experts, step.up.rows, sizes.chunk)
+    pairs, _, tiles = sort_by_expert(ids, experts, step.up.rows, sizes.chunk, device=device)
     hidden = torch.empty(number, inner, dtype=x.dtype, device=x.device)
     exact = tokens <= sizes.max_exact
     parts = slots + (shared is not None)
     out = torch.empty(parts, tokens, size, dtype=torch.float32 if exact else x.dtype, device=x.device)
     if shared is not None:
         out[slots].copy_(shared)
-    order = (pairs, tiles, tokens, slots)
+    order = (pairs, tiles, tokens, slots, device)
     _launch(x, gate_up, gate_up_bias, None, hidden, *order, columns=inner, gate=_GATES[activation], tile=step.up)
     _launch(hidden, down, down_bias, weights, out, *order, columns=size, gate=None, tile=step.down)
     return out
@@ -74,13 +75,14 @@ def _launch(
     tiles: Tensor,
     tokens: int,
     slots: int,
+    device: Device,
     *,
     columns: int,
     gate: str | None,
     tile: Tile,
 ) -> None:
     depth = weight.shape[2]
-    tma = tile.tma and device_of(x.device).tma and can_describe(depth, weight.dtype)
+    tma = tile.tma and device.tma and can_describe(depth, weight.dtype)
     flat = weight.view(-1, depth)
     column_tiles = triton.cdiv(columns, tile.columns)
     _expert_product[(len(tiles) * column_tiles,)](
@@ -105,7 +107,7 @@ def _launch(
         TMA=tma,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         num_warps=tile.warps,
-        **launch_options(),
+        **launch_options(device),
     )
 
 

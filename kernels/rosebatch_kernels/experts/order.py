@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.launch import launch_options, wait
 
 # Chunks whose counts are added up at a time.
@@ -35,17 +36,17 @@ class Order(NamedTuple):
     tiles: Tensor
 
 
-def sort_by_expert(ids: Tensor, num_experts: int, tile_rows: int, chunk: int) -> Order:
+def sort_by_expert(ids: Tensor, num_experts: int, tile_rows: int, chunk: int, *, device: Device) -> Order:
     """Sort ``ids [T, k]`` int32, contiguous, ``chunk`` pairs to a program; at most ``tile_rows`` places to a tile."""
-    number, device = ids.numel(), ids.device
+    number = ids.numel()
     chunks = triton.cdiv(number, chunk)
     # Every expert that has pairs may leave one tile partly empty.
     max_tiles = number // tile_rows + min(num_experts, number)
-    counts = torch.empty(chunks, num_experts, dtype=torch.int32, device=device)
-    ends = torch.empty(2, num_experts, dtype=torch.int32, device=device)
-    pairs = torch.empty(number, dtype=torch.int32, device=device)
-    tiles = torch.empty(max_tiles, 3, dtype=torch.int32, device=device)
-    options = launch_options()
+    counts = torch.empty(chunks, num_experts, dtype=torch.int32, device=ids.device)
+    ends = torch.empty(2, num_experts, dtype=torch.int32, device=ids.device)
+    pairs = torch.empty(number, dtype=torch.int32, device=ids.device)
+    tiles = torch.empty(max_tiles, 3, dtype=torch.int32, device=ids.device)
+    options = launch_options(device)
     sizes = {"E": num_experts, "BINS": triton.next_power_of_2(num_experts + 1)}
     _count_chunk[(chunks,)](ids=ids, counts=counts, number=number, CHUNK=chunk, num_warps=4, **sizes, **options)
     _add_chunks[(1,)](

@@ -7,10 +7,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.launch import launch_options, wait
 
 
-def route(logits: Tensor, k: int, *, normalize: bool) -> tuple[Tensor, Tensor]:
+def route(logits: Tensor, k: int, *, normalize: bool, device: Device) -> tuple[Tensor, Tensor]:
     """See ``reference.route``; rows of ``logits`` may lie apart. Every id is valid, whatever the logits are."""
     assert logits.stride(-1) == 1, "the last axis is contiguous"
     tokens, experts = logits.shape
@@ -27,7 +28,7 @@ def route(logits: Tensor, k: int, *, normalize: bool) -> tuple[Tensor, Tensor]:
         NORMALIZE=normalize,
         num_warps=1 if experts <= 128 else 4,
         **sizes,
-        **launch_options(),
+        **launch_options(device),
     )
     return ids, weights
 

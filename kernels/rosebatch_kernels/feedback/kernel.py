@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.tokens import NO_TOKEN, NOT_FINITE
 from rosebatch_kernels.feedback import layout
@@ -23,7 +24,14 @@ _STOPS = tl.constexpr(layout.STOPS)
 
 
 def advance(
-    tokens: Tensor, fields: Tensor, slots: Tensor | None, history: Tensor, step: Tensor | None, end_tokens: Tensor
+    tokens: Tensor,
+    fields: Tensor,
+    slots: Tensor | None,
+    history: Tensor,
+    step: Tensor | None,
+    end_tokens: Tensor,
+    *,
+    device: Device,
 ) -> None:
     """See ``rosebatch_kernels.feedback.reference``; one program serves all rows, so that ``step`` is one number."""
     _advance[(1,)](
@@ -42,7 +50,7 @@ def advance(
         STEP=step is not None,
         ENDS=len(end_tokens),
         num_warps=_WARPS,
-        **launch_options(),
+        **launch_options(device),
     )
 
 

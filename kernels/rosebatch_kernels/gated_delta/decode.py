@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from rosebatch_kernels.common.activations import activate, logistic
+from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.sizes import table
 from rosebatch_kernels.gated_delta.layout import DeltaState, DeltaWeights
@@ -43,7 +44,8 @@ def decode(
     limits: Tensor,
     weights: DeltaWeights,
     *,
-    sizes: Sizes = SIZES.measured,
+    sizes: Sizes,
+    device: Device,
 ) -> Tensor:
     """One new token for each sequence.
 
@@ -96,7 +98,7 @@ def decode(
         VALUES=values,
         TAPS=state.inputs.shape[1],
         num_warps=sizes.warps,
-        **launch_options(),
+        **launch_options(device),
     )
     return out
 

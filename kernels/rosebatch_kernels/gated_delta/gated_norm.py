@@ -8,13 +8,14 @@ import triton.language as tl
 from torch import Tensor
 
 from rosebatch_kernels.common.activations import activate
+from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.launch import launch_options, wait
 
 # Elements of a program: heads share one.
 _TILE = 1024
 
 
-def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, device: Device) -> Tensor:
     """``rms_norm(x) · weight · silu(gate)`` of ``x, gate [T, heads, D]`` with ``weight [D]``; same dtype out.
 
     Tokens of both inputs may lie at any stride. The normalised value is rounded to the input's dtype before the weight
@@ -38,7 +39,7 @@ def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
         SIZE=size,
         BLOCK=block,
         ROWS=rows,
-        **launch_options(),
+        **launch_options(device),
     )
     return out
 

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from rosebatch_kernels.common.activations import activate, logistic
+from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.sizes import table
 from rosebatch_kernels.gated_delta.layout import TILE_ROWS, DeltaState, DeltaWeights, PackedChunks
@@ -53,7 +54,8 @@ def prefill(
     packed: PackedChunks,
     weights: DeltaWeights,
     *,
-    sizes: Sizes = SIZES.measured,
+    sizes: Sizes,
+    device: Device,
 ) -> Tensor:
     """Chunks of tokens, packed one after the other; the rule is that of ``rosebatch_kernels.gated_delta.decode``.
 
@@ -86,7 +88,7 @@ def prefill(
         BLOCK=sizes.channels,
         TAPS=state.inputs.shape[1],
         ROWS=TILE_ROWS,
-        **launch_options(),
+        **launch_options(device),
     )
     keys = torch.empty(tokens, value_heads, key_dim, dtype=qkv.dtype, device=qkv.device)
     values = torch.empty(tokens, value_heads, value_dim, dtype=qkv.dtype, device=qkv.device)
@@ -117,7 +119,7 @@ def prefill(
         PRECISION="ieee" if qkv.dtype.itemsize == 4 else sizes.solve,
         num_warps=sizes.solve_warps,
         **shape,
-        **launch_options(),
+        **launch_options(device),
     )
     out = torch.empty(tokens, value_heads * value_dim, dtype=qkv.dtype, device=qkv.device)
     block = min(sizes.values, value_width)
@@ -133,7 +135,7 @@ def prefill(
         STAGES=sizes.walk_stages if qkv.dtype.itemsize < 4 else 1,
         num_warps=sizes.walk_warps,
         **shape,
-        **launch_options(),
+        **launch_options(device),
     )
     return out
 

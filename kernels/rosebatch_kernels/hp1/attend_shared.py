@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from rosebatch_kernels.common.decode_step import first_line, query_halves
+from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.heads import normed_and_rotated, turn, weight_halves
 from rosebatch_kernels.common.kv_tiles import pages_of_own
 from rosebatch_kernels.common.launch import launch_options, wait, wait_before_return
@@ -26,7 +27,7 @@ _PARTS = tl.constexpr(MAX_PARTS)
 
 
 def attend_shared(
-    tokens: dict[str, Any], sums: Tensor, keys: SharedKeys, gate: Gate, *, scale: float, sizes: Sizes
+    tokens: dict[str, Any], sums: Tensor, keys: SharedKeys, gate: Gate, *, scale: float, sizes: Sizes, device: Device
 ) -> None:
     """Attend to shared keys and leave each row's weighted sums of values.
 
@@ -52,7 +53,7 @@ def attend_shared(
         GATE=gate.form(scale),
         STAGES=program.stages,
         num_warps=program.warps,
-        **launch_options(),
+        **launch_options(device),
     )
 
 

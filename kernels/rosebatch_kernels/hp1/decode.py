@@ -22,6 +22,7 @@ from rosebatch_kernels.common.decode_step import (
     result_arguments,
     token_arguments,
 )
+from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.head_norms import HeadNorm
 from rosebatch_kernels.common.heads import normed_and_rotated, turn, weight_halves
 from rosebatch_kernels.common.kv_tiles import pages_of_own, place_of, store
@@ -31,7 +32,7 @@ from rosebatch_kernels.common.splits import DecodeWorkspace
 from rosebatch_kernels.hp1.attend_shared import attend_shared
 from rosebatch_kernels.hp1.gate import Gate
 from rosebatch_kernels.hp1.runs import load_taps
-from rosebatch_kernels.hp1.sizes import SIZES, Sizes, runs_and_keys
+from rosebatch_kernels.hp1.sizes import Sizes, runs_and_keys
 from rosebatch_kernels.hp1.walk import first_group, keys_before, states_before, walk, weights_of_new
 
 _SHARED_PARTS = tl.constexpr(MAX_PARTS)
@@ -53,7 +54,8 @@ def decode(
     append: bool = True,
     sparse: bool = True,
     keys: SharedKeys | None = None,
-    sizes: Sizes = SIZES.measured,
+    sizes: Sizes,
+    device: Device,
 ) -> Tensor:
     """Attention of one new token for each sequence, see ``rosebatch_kernels.hp1.reference``.
 
@@ -93,7 +95,7 @@ def decode(
     )
     out, results = result_arguments(qkv, cache, workspace, keys, num_heads=num_heads)
     if keys is not None:
-        attend_shared(tokens, results["shared"].sums, keys, gate, scale=scale, sizes=sizes)
+        attend_shared(tokens, results["shared"].sums, keys, gate, scale=scale, sizes=sizes, device=device)
     shape = tokens["SHAPE"]
     runs, group_keys = runs_and_keys(shape.WIDTH, shape.GROUP, cache.dtype, sizes=sizes)
     _gated_decode[(kv_heads, batch, splits)](
@@ -112,7 +114,7 @@ def decode(
         GATE=gate.form(scale),
         SPARSE=sparse,
         num_warps=sizes.warps,
-        **launch_options(),
+        **launch_options(device),
     )
     return out
 

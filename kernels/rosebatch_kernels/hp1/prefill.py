@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.kv_tiles import pages_of_own
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.tiles import (
@@ -23,7 +24,7 @@ from rosebatch_kernels.common.tiles import (
 from rosebatch_kernels.hp1.columns import attend_columns
 from rosebatch_kernels.hp1.gate import Gate
 from rosebatch_kernels.hp1.runs import load_taps
-from rosebatch_kernels.hp1.sizes import SIZES, Sizes
+from rosebatch_kernels.hp1.sizes import Sizes
 
 
 def prefill(
@@ -35,7 +36,8 @@ def prefill(
     *,
     num_heads: int,
     scale: float,
-    sizes: Sizes = SIZES.measured,
+    sizes: Sizes,
+    device: Device,
 ) -> Tensor:
     """Attention of chunks of tokens, packed one after the other, see ``rosebatch_kernels.hp1.reference``.
 
@@ -63,7 +65,7 @@ def prefill(
         GATE=gate.form(scale),
         STAGES=program.stages,
         num_warps=program.warps,
-        **launch_options(),
+        **launch_options(device),
     )
     return out
 

@@ -39,7 +39,7 @@ class Sizes:
 SIZES = table(Sizes())
 
 
-def num_splits(batch: int, kv_heads: int, *, sizes: Sizes = SIZES.measured) -> int:
+def num_splits(batch: int, kv_heads: int, *, sizes: Sizes) -> int:
     """Parts of each sequence's keys: as many as fill the GPU with programs that run at once.
 
     They follow from the batch alone, never from lengths, so that a CUDA graph can hold them.
@@ -48,7 +48,7 @@ def num_splits(batch: int, kv_heads: int, *, sizes: Sizes = SIZES.measured) -> i
     return 1 << (parts.bit_length() - 1)
 
 
-def runs_and_keys(width: int, group: int, dtype: torch.dtype, *, sizes: Sizes = SIZES.measured) -> tuple[int, int]:
+def runs_and_keys(width: int, group: int, dtype: torch.dtype, *, sizes: Sizes) -> tuple[int, int]:
     """Runs of a program, and keys in a group of each run."""
     runs = max(1, sizes.warps * 32 * sizes.row_bytes // (width * dtype.itemsize))
     return runs, value_at(sizes.keys, group)

@@ -31,7 +31,7 @@ class Sizes:
 SIZES = table(Sizes())
 
 
-def append(cache: Tensor, k: Tensor, v: Tensor, rows: Tensor, *, sizes: Sizes = SIZES.measured) -> None:
+def append(cache: Tensor, k: Tensor, v: Tensor, rows: Tensor, *, sizes: Sizes) -> None:
     """Write the K and V of new tokens to their slots (source: article S2).
 
     Args:
@@ -63,7 +63,7 @@ def append(cache: Tensor, k: Tensor, v: Tensor, rows: Tensor, *, sizes: Sizes = 
     )
 
 
-def copy_blocks(cache: Tensor, sources: Tensor, destinations: Tensor, *, sizes: Sizes = SIZES.measured) -> None:
+def copy_blocks(cache: Tensor, sources: Tensor, destinations: Tensor, *, sizes: Sizes) -> None:
     """Copy whole blocks of all layers.
 
     Args:

@@ -16,7 +16,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from rosebatch_kernels.common.activations import GATES, activate
-from rosebatch_kernels.common.device import can_describe, device_of
+from rosebatch_kernels.common.device import Device, can_describe
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.sizes import table
 
@@ -48,14 +48,14 @@ class Sizes:
 SIZES = table(Sizes())
 
 
-def can_gate(x: Tensor, weight: Tensor, activation: str, *, sizes: Sizes = SIZES.measured) -> bool:
+def can_gate(x: Tensor, weight: Tensor, activation: str, *, sizes: Sizes) -> bool:
     """Whether ``gated`` takes these arguments, and is faster than a product and a kernel for the activation."""
     aligned = can_describe(weight.shape[1], weight.dtype) and can_describe(len(weight) // 2, weight.dtype)
     faster = len(x) >= sizes.min_rows and weight.numel() <= sizes.max_elements
     return activation in GATES and aligned and faster and x.is_contiguous()
 
 
-def gated(x: Tensor, weight: Tensor, activation: str, *, sizes: Sizes = SIZES.measured) -> Tensor:
+def gated(x: Tensor, weight: Tensor, activation: str, *, sizes: Sizes, device: Device) -> Tensor:
     """``activation`` of the gate times up, each rounded where separate kernels would round.
 
     Args:
@@ -70,7 +70,7 @@ def gated(x: Tensor, weight: Tensor, activation: str, *, sizes: Sizes = SIZES.me
     (rows, depth), size = x.shape, len(weight) // 2
     out = torch.empty(rows, size, dtype=x.dtype, device=x.device)
     tiles = triton.cdiv(rows, sizes.rows) * triton.cdiv(size, sizes.columns)
-    programs = device_of(x.device).processors
+    programs = device.processors
     _gated_product[(min(programs, tiles),)](
         x=TensorDescriptor.from_tensor(x, [sizes.rows, sizes.depth]),
         weight=TensorDescriptor.from_tensor(weight.view(2, size, depth), [2, sizes.columns, sizes.depth]),
@@ -86,7 +86,7 @@ def gated(x: Tensor, weight: Tensor, activation: str, *, sizes: Sizes = SIZES.me
         PROGRAMS=programs,
         num_warps=sizes.warps,
         num_stages=sizes.stages,
-        **launch_options(),
+        **launch_options(device),
     )
     return out
 

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from rosebatch_kernels.common.device import can_describe, device_of
+from rosebatch_kernels.common.device import Device, can_describe
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.sizes import Steps, table, value_at
 
@@ -42,13 +42,13 @@ class Sizes:
 SIZES = table(Sizes())
 
 
-def can_stream_head(x: Tensor, weight: Tensor, *, sizes: Sizes = SIZES.measured) -> bool:
+def can_stream_head(x: Tensor, weight: Tensor, *, sizes: Sizes) -> bool:
     """Whether ``logits`` takes these arguments of 16 bits. It is faster than cuBLAS where it does."""
     aligned = can_describe(weight.shape[1], weight.dtype) and can_describe(len(weight), weight.dtype)
     return aligned and len(x) <= sizes.max_rows and x.is_contiguous()
 
 
-def logits(x: Tensor, weight: Tensor, *, sizes: Sizes = SIZES.measured) -> Tensor:
+def logits(x: Tensor, weight: Tensor, *, sizes: Sizes, device: Device) -> Tensor:
     """``x @ weightᵀ``.
 
     Args:
@@ -63,7 +63,7 @@ def logits(x: Tensor, weight: Tensor, *, sizes: Sizes = SIZES.measured) -> Tenso
     tile_rows = value_at(sizes.rows, rows)
     assert rows <= tile_rows, "a tile holds all rows of x"
     tiles = triton.cdiv(size, sizes.columns)
-    programs = device_of(x.device).processors
+    programs = device.processors
     _logits[(min(programs, tiles),)](
         x=TensorDescriptor.from_tensor(x, [tile_rows, sizes.depth]),
         weight=TensorDescriptor.from_tensor(weight, [sizes.columns, sizes.depth]),
@@ -76,7 +76,7 @@ def logits(x: Tensor, weight: Tensor, *, sizes: Sizes = SIZES.measured) -> Tenso
         PROGRAMS=programs,
         num_warps=sizes.warps,
         num_stages=sizes.stages,
-        **launch_options(),
+        **launch_options(device),
     )
     return out
 

@@ -13,9 +13,10 @@ import triton.language as tl
 from torch import Tensor
 
 from rosebatch_kernels.common.activations import GATES, activate
+from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.launch import LINE, launch_options, lines_of, prefetch, wait
 from rosebatch_kernels.common.sizes import value_at
-from rosebatch_kernels.linear.sizes import SIZES, Sizes, tile_of_parts
+from rosebatch_kernels.linear.sizes import Sizes, tile_of_parts
 
 # Elements of 16 bits that fill a cache line.
 _LINE = tl.constexpr(LINE // 2)
@@ -27,7 +28,8 @@ def linear(
     bias: Tensor | None = None,
     activation: str | None = None,
     *,
-    sizes: Sizes = SIZES.measured,
+    sizes: Sizes,
+    device: Device,
 ) -> Tensor:
     """``activation(x @ weightᵀ + bias)``.
 
@@ -46,18 +48,18 @@ def linear(
     out = torch.empty(len(x), columns, dtype=x.dtype, device=x.device)
     depth = value_at(sizes.gated_depth, len(x)) if gated else sizes.depth
     tile = {"ROWS": sizes.rows, "TILE": sizes.columns, "DEPTH": depth}
-    _launch(x, weight, bias, out, columns, activation, **tile, sizes=sizes)
+    _launch(x, weight, bias, out, columns, activation, **tile, sizes=sizes, device=device)
     return out
 
 
-def parts(x: Tensor, weight: Tensor, *, sizes: Sizes = SIZES.measured) -> Tensor:
+def parts(x: Tensor, weight: Tensor, *, sizes: Sizes, device: Device) -> Tensor:
     """``x @ weightᵀ`` in parts ``[S, T, out]`` fp32, which the reader adds up; arguments as of ``linear``.
 
     T may exceed 64. A weight with few rows would occupy few multiprocessors: each part multiplies some of its columns.
     """
     splits, tile = tile_of_parts(len(x), *weight.shape, sizes=sizes)
     out = torch.empty(splits, len(x), len(weight), dtype=torch.float32, device=x.device)
-    _launch(x, weight, None, out, len(weight), None, **tile, sizes=sizes)
+    _launch(x, weight, None, out, len(weight), None, **tile, sizes=sizes, device=device)
     return out
 
 
@@ -69,7 +71,8 @@ def _launch(
     columns: int,
     activation: str | None,
     *,
-    sizes: Sizes = SIZES.measured,
+    sizes: Sizes,
+    device: Device,
     **tile: int,
 ) -> None:
     """``tile``: a program computes ``ROWS`` by ``TILE`` elements, ``DEPTH`` products at a time."""
@@ -95,7 +98,7 @@ def _launch(
         num_warps=sizes.warps,
         maxnreg=value_at(sizes.registers, rows),
         **tile,
-        **launch_options(),
+        **launch_options(device),
     )
 
 

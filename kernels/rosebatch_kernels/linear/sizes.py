@@ -54,9 +54,7 @@ class Sizes:
 SIZES = table(Sizes())
 
 
-def tile_of_parts(
-    rows: int, size_out: int, size_in: int, *, sizes: Sizes = SIZES.measured
-) -> tuple[int, dict[str, int]]:
+def tile_of_parts(rows: int, size_out: int, size_in: int, *, sizes: Sizes) -> tuple[int, dict[str, int]]:
     """The number of parts of a product of so many rows, and ``ROWS``, ``TILE`` and ``DEPTH`` of its programs."""
     tile, limit = value_at(sizes.part_columns, size_out), value_at(sizes.max_parts, rows)
     tiles, splits = -(-size_out // tile), 1

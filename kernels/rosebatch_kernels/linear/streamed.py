@@ -23,6 +23,7 @@ class StreamedLinear(TorchLinear):
 
     def __init__(self, weight: Tensor, bias: Tensor | None, device: Device) -> None:
         super().__init__(weight, bias)
+        self._device = device
         self._sizes = sizes.SIZES.of(device)
         self._gated_sizes = gated.SIZES.of(device)
 
@@ -45,16 +46,18 @@ class StreamedLinear(TorchLinear):
     def __call__(self, x: Tensor) -> Tensor:
         """See ``Linear``."""
         if self.streams(x):
-            return kernel.linear(x, self.weight, self.bias, sizes=self._sizes)
+            return kernel.linear(x, self.weight, self.bias, sizes=self._sizes, device=self._device)
         return super().__call__(x)
 
     def product(self, x: Tensor) -> Tensor:
         """See ``Linear``."""
-        return kernel.linear(x, self.weight, sizes=self._sizes) if self.streams(x) else super().product(x)
+        if self.streams(x):
+            return kernel.linear(x, self.weight, sizes=self._sizes, device=self._device)
+        return super().product(x)
 
     def parts(self, x: Tensor) -> Tensor:
         """See ``kernel.parts``."""
-        return kernel.parts(x, self.weight, sizes=self._sizes)
+        return kernel.parts(x, self.weight, sizes=self._sizes, device=self._device)
 
     def gates(self, x: Tensor, activation: str) -> bool:
         """Whether the kernel for many rows computes both halves of the product and the activation between them."""
@@ -68,9 +71,9 @@ class StreamedLinear(TorchLinear):
     def activated(self, x: Tensor, activation: str) -> Tensor:
         """The activated product, see ``kernel.linear``; of many rows by ``gated``, or by cuBLAS, which has GELU."""
         if self.streams(x):
-            return kernel.linear(x, self.weight, self.bias, activation, sizes=self._sizes)
+            return kernel.linear(x, self.weight, self.bias, activation, sizes=self._sizes, device=self._device)
         if self.gates(x, activation):
-            return gated.gated(x, self.weight, activation, sizes=self._gated_sizes)
+            return gated.gated(x, self.weight, activation, sizes=self._gated_sizes, device=self._device)
         assert activation == "gelu_tanh" and self.bias is not None
         out: Tensor = torch._addmm_activation(self.bias, x, self.weight.t(), use_gelu=True)
         return out
@@ -86,10 +89,11 @@ class StreamedHead(PaddedLinear):
 
     def __init__(self, weight: Tensor, device: Device) -> None:
         super().__init__(weight)
+        self._device = device
         self._sizes = head.SIZES.of(device)
 
     def __call__(self, x: Tensor) -> Tensor:
         """The product, in x's dtype."""
         if head.can_stream_head(x, self.weight, sizes=self._sizes):
-            return head.logits(x, self.weight, sizes=self._sizes)[:, : self.out_size]
+            return head.logits(x, self.weight, sizes=self._sizes, device=self._device)[:, : self.out_size]
         return super().__call__(x)

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from rosebatch_kernels.common.activations import tanh
+from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.sizes import table
 from rosebatch_kernels.logits import layout
@@ -51,7 +52,8 @@ def adjust(
     repetition: Tensor,
     positions: Tensor,
     min_positions: Tensor,
-    sizes: Sizes = SIZES.measured,
+    sizes: Sizes,
+    device: Device,
 ) -> Tensor:
     """See ``rosebatch_kernels.logits.reference``; the five parameters are contiguous."""
     assert logits.stride(-1) == marks.stride(-1) == 1, "the last axis is contiguous"
@@ -80,12 +82,12 @@ def adjust(
         num_warps=sizes.warps,
         # A fused product and difference would be rounded once, not twice.
         enable_fp_fusion=False,
-        **launch_options(),
+        **launch_options(device),
     )
     return out
 
 
-def count_(marks: Tensor, tokens: Tensor, slots: Tensor | None, *, sizes: Sizes = SIZES.measured) -> None:
+def count_(marks: Tensor, tokens: Tensor, slots: Tensor | None, *, sizes: Sizes, device: Device) -> None:
     """See ``rosebatch_kernels.logits.reference``; tokens and slots are contiguous."""
     assert marks.stride(-1) == 1, "the last axis is contiguous"
     rows = len(tokens)
@@ -98,11 +100,11 @@ def count_(marks: Tensor, tokens: Tensor, slots: Tensor | None, *, sizes: Sizes 
         stride=marks.stride(0),
         TILE=sizes.counted,
         num_warps=sizes.warps,
-        **launch_options(),
+        **launch_options(device),
     )
 
 
-def mask_(logits: Tensor, masks: Tensor, rows: Tensor, *, sizes: Sizes = SIZES.measured) -> None:
+def mask_(logits: Tensor, masks: Tensor, rows: Tensor, *, sizes: Sizes, device: Device) -> None:
     """See ``rosebatch_kernels.logits.reference``; rows are contiguous. Allowed logits are neither read nor written."""
     assert logits.stride(-1) == masks.stride(-1) == 1, "the last axis is contiguous"
     size = logits.shape[1]
@@ -115,11 +117,11 @@ def mask_(logits: Tensor, masks: Tensor, rows: Tensor, *, sizes: Sizes = SIZES.m
         masks_stride=masks.stride(0),
         WORDS=sizes.columns // 32,
         num_warps=sizes.warps,
-        **launch_options(),
+        **launch_options(device),
     )
 
 
-def scale_and_cap_(logits: Tensor, scale: float, cap: float, *, sizes: Sizes = SIZES.measured) -> Tensor:
+def scale_and_cap_(logits: Tensor, scale: float, cap: float, *, sizes: Sizes, device: Device) -> Tensor:
     """See ``rosebatch_kernels.logits.reference``."""
     assert logits.stride(-1) == 1, "the last axis is contiguous"
     rows, size = logits.shape
@@ -132,7 +134,7 @@ def scale_and_cap_(logits: Tensor, scale: float, cap: float, *, sizes: Sizes = S
         COLUMNS=sizes.columns,
         CAPPED=cap > 0,
         num_warps=sizes.warps,
-        **launch_options(),
+        **launch_options(device),
     )
     return logits
 

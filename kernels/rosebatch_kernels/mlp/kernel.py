@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from rosebatch_kernels.common.activations import GATES, activate, logistic
+from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.sizes import table
 
@@ -34,26 +35,26 @@ class Sizes:
 SIZES = table(Sizes())
 
 
-def bias_gelu_erf_(x: Tensor, bias: Tensor | None = None, *, sizes: Sizes = SIZES.measured) -> Tensor:
+def bias_gelu_erf_(x: Tensor, bias: Tensor | None = None, *, sizes: Sizes, device: Device) -> Tensor:
     """``gelu(x + bias)`` written over ``x [T, I]``, rows at any stride, which is returned; ``bias [I]``."""
-    return _launch_activation(x, bias, "gelu_erf", sizes=sizes)
+    return _launch_activation(x, bias, "gelu_erf", sizes=sizes, device=device)
 
 
-def bias_gelu_tanh_(x: Tensor, bias: Tensor | None = None, *, sizes: Sizes = SIZES.measured) -> Tensor:
+def bias_gelu_tanh_(x: Tensor, bias: Tensor | None = None, *, sizes: Sizes, device: Device) -> Tensor:
     """``gelu_tanh(x + bias)`` written over ``x [T, I]``, rows at any stride, which is returned; ``bias [I]``."""
-    return _launch_activation(x, bias, "gelu_tanh", sizes=sizes)
+    return _launch_activation(x, bias, "gelu_tanh", sizes=sizes, device=device)
 
 
-def bias_relu_(x: Tensor, bias: Tensor | None = None, *, sizes: Sizes = SIZES.measured) -> Tensor:
+def bias_relu_(x: Tensor, bias: Tensor | None = None, *, sizes: Sizes, device: Device) -> Tensor:
     """``relu(x + bias)`` written over ``x [T, I]``, rows at any stride, which is returned; ``bias [I]``."""
-    return _launch_activation(x, bias, "relu", sizes=sizes)
+    return _launch_activation(x, bias, "relu", sizes=sizes, device=device)
 
 
-def bias_residual_(residual: Tensor, y: Tensor, bias: Tensor, *, sizes: Sizes = SIZES.measured) -> Tensor:
+def bias_residual_(residual: Tensor, y: Tensor, bias: Tensor, *, sizes: Sizes, device: Device) -> Tensor:
     """``residual += y + bias`` in place, and ``residual`` returned: ``[T, H]``, ``[T, H]`` and ``[H]``."""
     assert residual.stride(-1) == y.stride(-1) == 1, "the last axis is contiguous"
     tokens, size = residual.shape
-    grid, tile = _tiles(tokens, size, sizes=sizes)
+    grid, tile = _tiles(tokens, size, sizes=sizes, device=device)
     _bias_residual[grid](
         residual=residual,
         y=y,
@@ -67,32 +68,32 @@ def bias_residual_(residual: Tensor, y: Tensor, bias: Tensor, *, sizes: Sizes = 
     return residual
 
 
-def silu_mul(gate_up: Tensor, *, sizes: Sizes = SIZES.measured) -> Tensor:
+def silu_mul(gate_up: Tensor, *, sizes: Sizes, device: Device) -> Tensor:
     """``silu(gate) * up`` for ``gate_up [T, 2·I]``, gate first, rows at any stride: ``[T, I]``."""
-    return _launch_gated(gate_up, "silu_mul", sizes=sizes)
+    return _launch_gated(gate_up, "silu_mul", sizes=sizes, device=device)
 
 
-def relu_mul(gate_up: Tensor, *, sizes: Sizes = SIZES.measured) -> Tensor:
+def relu_mul(gate_up: Tensor, *, sizes: Sizes, device: Device) -> Tensor:
     """``relu(gate) * up`` for ``gate_up [T, 2·I]``, gate first, rows at any stride: ``[T, I]``."""
-    return _launch_gated(gate_up, "relu_mul", sizes=sizes)
+    return _launch_gated(gate_up, "relu_mul", sizes=sizes, device=device)
 
 
-def gelu_tanh_mul(gate_up: Tensor, *, sizes: Sizes = SIZES.measured) -> Tensor:
+def gelu_tanh_mul(gate_up: Tensor, *, sizes: Sizes, device: Device) -> Tensor:
     """``gelu_tanh(gate) * up`` for ``gate_up [T, 2·I]``, gate first, rows at any stride: ``[T, I]``."""
-    return _launch_gated(gate_up, "gelu_tanh_mul", sizes=sizes)
+    return _launch_gated(gate_up, "gelu_tanh_mul", sizes=sizes, device=device)
 
 
-def gelu_erf_mul(gate_up: Tensor, *, sizes: Sizes = SIZES.measured) -> Tensor:
+def gelu_erf_mul(gate_up: Tensor, *, sizes: Sizes, device: Device) -> Tensor:
     """``gelu(gate) * up`` for ``gate_up [T, 2·I]``, gate first, rows at any stride: ``[T, I]``."""
-    return _launch_gated(gate_up, "gelu_erf_mul", sizes=sizes)
+    return _launch_gated(gate_up, "gelu_erf_mul", sizes=sizes, device=device)
 
 
-def sigmoid_mul(x: Tensor, gate: Tensor, *, sizes: Sizes = SIZES.measured) -> Tensor:
+def sigmoid_mul(x: Tensor, gate: Tensor, *, sizes: Sizes, device: Device) -> Tensor:
     """``x · sigmoid(gate)`` of ``[T, I]`` each, rows at any stride, rounded once; a gate may be ``[T, 1]``."""
     assert x.stride(-1) == gate.stride(-1) == 1, "the last axis is contiguous"
     tokens, size = x.shape
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    grid, tile = _tiles(tokens, size, sizes=sizes)
+    grid, tile = _tiles(tokens, size, sizes=sizes, device=device)
     _sigmoid_mul[grid](
         x=x,
         gate=gate,
@@ -107,31 +108,31 @@ def sigmoid_mul(x: Tensor, gate: Tensor, *, sizes: Sizes = SIZES.measured) -> Te
     return out
 
 
-def _launch_activation(x: Tensor, bias: Tensor | None, name: str, *, sizes: Sizes = SIZES.measured) -> Tensor:
+def _launch_activation(x: Tensor, bias: Tensor | None, name: str, *, sizes: Sizes, device: Device) -> Tensor:
     assert x.stride(-1) == 1, "the last axis is contiguous"
     tokens, size = x.shape
-    grid, tile = _tiles(tokens, size, sizes=sizes)
+    grid, tile = _tiles(tokens, size, sizes=sizes, device=device)
     _activation[grid](x=x, bias=bias, tokens=tokens, size=size, stride=x.stride(0), NAME=name, **tile)
     return x
 
 
-def _launch_gated(gate_up: Tensor, name: str, *, sizes: Sizes = SIZES.measured) -> Tensor:
+def _launch_gated(gate_up: Tensor, name: str, *, sizes: Sizes, device: Device) -> Tensor:
     assert gate_up.stride(-1) == 1, "the last axis is contiguous"
     tokens, size = len(gate_up), gate_up.shape[-1] // 2
     out = torch.empty(tokens, size, dtype=gate_up.dtype, device=gate_up.device)
-    grid, tile = _tiles(tokens, size, sizes=sizes)
+    grid, tile = _tiles(tokens, size, sizes=sizes, device=device)
     _activation_mul[grid](
         gate_up=gate_up, out=out, tokens=tokens, size=size, stride=gate_up.stride(0), NAME=GATES[name], **tile
     )
     return out
 
 
-def _tiles(tokens: int, size: int, *, sizes: Sizes = SIZES.measured) -> tuple[tuple[int, int], dict[str, int]]:
+def _tiles(tokens: int, size: int, *, sizes: Sizes, device: Device) -> tuple[tuple[int, int], dict[str, int]]:
     """The grid, and the tile of a program."""
     columns = min(sizes.columns, triton.next_power_of_2(size))
     rows = sizes.columns // columns * (sizes.many_rows if tokens > sizes.few_tokens else 1)
     grid = triton.cdiv(tokens, rows), triton.cdiv(size, columns)
-    return grid, {"ROWS": rows, "COLUMNS": columns, "num_warps": sizes.warps, **launch_options()}
+    return grid, {"ROWS": rows, "COLUMNS": columns, "num_warps": sizes.warps, **launch_options(device)}
 
 
 @triton.jit(do_not_specialize=["tokens"])

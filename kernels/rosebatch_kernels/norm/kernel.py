@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from rosebatch_kernels.common.all_reduce import TILE, AllReduce
+from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.rank_sum import sum_over_ranks
 from rosebatch_kernels.common.rows import rows_of
@@ -36,9 +37,9 @@ class Sizes:
 SIZES = table(Sizes())
 
 
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, *, sizes: Sizes = SIZES.measured) -> Tensor:
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, *, sizes: Sizes, device: Device) -> Tensor:
     """LayerNorm of ``x [T, H]``, rows at any stride, with ``weight`` and perhaps ``bias`` ``[H]``; same dtype out."""
-    normed, _ = _launch(x, None, None, weight, bias, eps, kind="layer", sizes=sizes)
+    normed, _ = _launch(x, None, None, weight, bias, eps, kind="layer", sizes=sizes, device=device)
     return normed
 
 
@@ -51,22 +52,25 @@ def add_layer_norm(
     x_bias: Tensor | None = None,
     all_reduce: AllReduce | None = None,
     *,
-    sizes: Sizes = SIZES.measured,
+    sizes: Sizes,
+    device: Device,
 ) -> tuple[Tensor, Tensor]:
     """``residual + (x + x_bias)`` and its LayerNorm: ``(normed [T, H], residual [T, H])``, both new.
 
     ``x`` is ``[T, H]``; or ``[S, T, H]`` fp32, parts to be added up first (see ``rosebatch_kernels.linear.kernel``).
     With ``all_reduce``, ``x`` is this rank's part of a sum over ranks.
     """
-    return _launch(x, x_bias, residual, weight, bias, eps, kind="layer", all_reduce=all_reduce, sizes=sizes)
+    return _launch(
+        x, x_bias, residual, weight, bias, eps, kind="layer", all_reduce=all_reduce, sizes=sizes, device=device
+    )
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, *, sizes: Sizes = SIZES.measured) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, sizes: Sizes, device: Device) -> Tensor:
     """RMSNorm of ``x [T, H]`` or ``[T, heads, H]``, rows and heads at any stride, with ``weight [H]``; same dtype out.
 
     The normalised value is rounded to the input's dtype before the weight is applied; with an fp32 weight it is not.
     """
-    normed, _ = _launch(x, None, None, weight, None, eps, kind="rms", sizes=sizes)
+    normed, _ = _launch(x, None, None, weight, None, eps, kind="rms", sizes=sizes, device=device)
     return normed
 
 
@@ -79,10 +83,23 @@ def add_rms_norm(
     scale: float = 1.0,
     all_reduce: AllReduce | None = None,
     *,
-    sizes: Sizes = SIZES.measured,
+    sizes: Sizes,
+    device: Device,
 ) -> tuple[Tensor, Tensor]:
     """``residual + scale · (x + x_bias)`` and its RMSNorm: ``(normed [T, H], residual [T, H])``, both new."""
-    return _launch(x, x_bias, residual, weight, None, eps, kind="rms", scale=scale, all_reduce=all_reduce, sizes=sizes)
+    return _launch(
+        x,
+        x_bias,
+        residual,
+        weight,
+        None,
+        eps,
+        kind="rms",
+        scale=scale,
+        all_reduce=all_reduce,
+        sizes=sizes,
+        device=device,
+    )
 
 
 def add_post_norm(
@@ -94,7 +111,8 @@ def add_post_norm(
     x_bias: Tensor | None = None,
     all_reduce: AllReduce | None = None,
     *,
-    sizes: Sizes = SIZES.measured,
+    sizes: Sizes,
+    device: Device,
 ) -> tuple[Tensor, Tensor]:
     """``residual + RMSNorm(x + x_bias)`` and its RMSNorm: ``(normed [T, H], residual [T, H])``; ``x`` as above.
 
@@ -102,7 +120,17 @@ def add_post_norm(
     """
     kind = None if weight is None else "rms"
     return _launch(
-        x, x_bias, residual, weight, None, eps, kind=kind, post_weight=post_weight, all_reduce=all_reduce, sizes=sizes
+        x,
+        x_bias,
+        residual,
+        weight,
+        None,
+        eps,
+        kind=kind,
+        post_weight=post_weight,
+        all_reduce=all_reduce,
+        sizes=sizes,
+        device=device,
     )
 
 
@@ -112,10 +140,13 @@ def add(
     x_bias: Tensor | None = None,
     all_reduce: AllReduce | None = None,
     *,
-    sizes: Sizes = SIZES.measured,
+    sizes: Sizes,
+    device: Device,
 ) -> Tensor:
     """``residual + (x + x_bias)``, a new ``[T, H]``; ``x`` as above."""
-    return _launch(x, x_bias, residual, None, None, 0.0, kind=None, all_reduce=all_reduce, sizes=sizes)[1]
+    return _launch(x, x_bias, residual, None, None, 0.0, kind=None, all_reduce=all_reduce, sizes=sizes, device=device)[
+        1
+    ]
 
 
 def _launch(
@@ -130,7 +161,8 @@ def _launch(
     post_weight: Tensor | None = None,
     scale: float = 1.0,
     all_reduce: AllReduce | None = None,
-    sizes: Sizes = SIZES.measured,
+    sizes: Sizes,
+    device: Device,
 ) -> tuple[Tensor, Tensor]:
     """The norm of ``kind``: ``layer``, ``rms`` or None. Without a residual, the second result is ``x``."""
     rows, size = rows_of(x, residual), x.shape[-1]
@@ -165,7 +197,7 @@ def _launch(
         BLOCK=block,
         TILE_ROWS=tile_rows,
         num_warps=value_at(sizes.warps, block),
-        **launch_options(),
+        **launch_options(device),
     )
     return normed, total
 

@@ -13,19 +13,26 @@ import triton
 import triton.language as tl
 
 from rosebatch_kernels.common.decode_step import SharedPartials, first_line, query_halves
+from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.heads import normed_and_rotated, turn, weight_halves
 from rosebatch_kernels.common.kv_tiles import pages_of
 from rosebatch_kernels.common.launch import launch_options, wait, wait_before_return
 from rosebatch_kernels.common.scores import ScoreFactors
 from rosebatch_kernels.common.shared_keys import MAX_PARTS, MEMBERS, QUERIES, SharedKeys
 from rosebatch_kernels.paged_attention.online_softmax import attend_tiles, leave, no_key
-from rosebatch_kernels.paged_attention.sizes import SharedSizes
+from rosebatch_kernels.paged_attention.sizes import Sizes
 
 _PARTS = tl.constexpr(MAX_PARTS)
 
 
 def attend_shared(
-    tokens: dict[str, Any], results: SharedPartials, keys: SharedKeys, scores: ScoreFactors, *, sizes: SharedSizes
+    tokens: dict[str, Any],
+    results: SharedPartials,
+    keys: SharedKeys,
+    scores: ScoreFactors,
+    *,
+    sizes: Sizes,
+    device: Device,
 ) -> None:
     """Attend to shared keys and leave each row's partial results.
 
@@ -37,10 +44,10 @@ def attend_shared(
         sizes: of programs.
     """
     shape = tokens["SHAPE"]
-    program = sizes.narrow if shape.D <= 128 else sizes.large_heads
+    program = sizes.shared.narrow if shape.D <= 128 else sizes.shared.large_heads
     max_queries = QUERIES
     if tokens["cache"].dtype.itemsize == 4:
-        program, max_queries = sizes.fp32, max_queries // 4
+        program, max_queries = sizes.shared.fp32, max_queries // 4
     queries = min(max_queries, triton.next_power_of_2(MEMBERS * shape.GROUP))
     _attend_shared[(shape.KV_HEADS, len(keys.items), triton.cdiv(MEMBERS * shape.GROUP, queries))](
         **tokens,
@@ -53,7 +60,7 @@ def attend_shared(
         STAGES=program.stages,
         num_warps=program.warps,
         maxnreg=program.registers,
-        **launch_options(),
+        **launch_options(device),
     )
 
 

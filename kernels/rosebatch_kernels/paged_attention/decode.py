@@ -21,6 +21,7 @@ from rosebatch_kernels.common.decode_step import (
     result_arguments,
     token_arguments,
 )
+from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.head_norms import HeadNorm
 from rosebatch_kernels.common.heads import normed_and_rotated, turn, weight_halves
 from rosebatch_kernels.common.kv_tiles import pages_of, place_in, place_of, store
@@ -31,7 +32,6 @@ from rosebatch_kernels.common.splits import DecodeWorkspace
 from rosebatch_kernels.paged_attention.attend_shared import attend_shared
 from rosebatch_kernels.paged_attention.online_softmax import attend_tiles, leave, no_key
 from rosebatch_kernels.paged_attention.sizes import (
-    SIZES,
     Sizes,
     max_registers,
     program_of,
@@ -62,7 +62,8 @@ def decode(
     append: bool = True,
     keys: SharedKeys | None = None,
     divided: bool = True,
-    sizes: Sizes = SIZES.measured,
+    sizes: Sizes,
+    device: Device,
 ) -> Tensor:
     """Attention of one new token for each sequence.
 
@@ -95,11 +96,11 @@ def decode(
     _, _, kv_heads, block_size, size = cache.shape
     group = num_heads // kv_heads
     splits = workspace.num_splits(batch) if divided else 1
-    program = program_of(group, cache.dtype, sizes=sizes.decode)
+    program = program_of(group, cache.dtype, sizes=sizes)
     registers = program.registers
     if splits == 1 or keys is not None:
         programs = batch * kv_heads if keys is None else None
-        registers = max_registers(group, cache.dtype, size, programs, qkv.device, sizes=sizes.decode)
+        registers = max_registers(group, cache.dtype, size, programs, device, sizes=sizes)
     tokens = token_arguments(
         qkv,
         cache,
@@ -115,18 +116,18 @@ def decode(
     scores = score_factors(scale, soft_cap)
     if keys is not None:
         assert not window, "the keys that a row shares have not left its window"
-        attend_shared(tokens, results["shared"], keys, scores, sizes=sizes.shared)
+        attend_shared(tokens, results["shared"], keys, scores, sizes=sizes, device=device)
     # A tile's keys lie together within a block.
-    early = keys is None and requests_early(batch, sizes=sizes.decode) and block_size % program.keys == 0
+    early = keys is None and requests_early(batch, sizes=sizes) and block_size % program.keys == 0
     _decode[(kv_heads, batch, splits)](
         **tokens,
         **results,
         scores=scores,
         sinks=sinks,
         window=window,
-        min_tiles=tiles_of_split(batch, kv_heads, program, sizes=sizes.decode),
+        min_tiles=tiles_of_split(batch, kv_heads, program, sizes=sizes),
         MEMBERS=triton.next_power_of_2(group),
-        ROWS=tile_rows(group, cache.dtype, sizes=sizes.decode),
+        ROWS=tile_rows(group, cache.dtype, sizes=sizes),
         TILE=program.keys,
         SPLITS=splits,
         APPEND=append,
@@ -134,7 +135,7 @@ def decode(
         EARLY_LINES=lines_of(program.keys * size * cache.itemsize) if early else 0,
         num_warps=program.warps,
         maxnreg=registers,
-        **launch_options(),
+        **launch_options(device),
     )
     return out
 

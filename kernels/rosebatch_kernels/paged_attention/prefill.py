@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.kv_tiles import load_tile, pages_of
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.scores import score_factors
@@ -21,7 +22,7 @@ from rosebatch_kernels.common.tiles import (
     tile_of_program,
 )
 from rosebatch_kernels.paged_attention.online_softmax import attend, load_sink, no_key, values
-from rosebatch_kernels.paged_attention.sizes import SIZES, PrefillSizes
+from rosebatch_kernels.paged_attention.sizes import Sizes
 
 
 def prefill(
@@ -35,7 +36,8 @@ def prefill(
     window: int = 0,
     soft_cap: float = 0.0,
     sinks: Tensor | None = None,
-    sizes: PrefillSizes = SIZES.measured.prefill,
+    sizes: Sizes,
+    device: Device,
 ) -> Tensor:
     """Attention of chunks of tokens, packed one after the other.
 
@@ -55,7 +57,7 @@ def prefill(
         ``[T, heads · D]``.
     """
     out, arguments = prefill_arguments(q, cache, block_table, tiles, num_heads=num_heads)
-    program = sizes.narrow if q.dtype.itemsize == 2 else sizes.fp32
+    program = sizes.prefill.narrow if q.dtype.itemsize == 2 else sizes.prefill.fp32
     _prefill[(num_heads, len(tiles))](
         **arguments,
         scores=score_factors(scale, soft_cap),
@@ -64,7 +66,7 @@ def prefill(
         KEYS=program.keys,
         STAGES=program.stages,
         num_warps=program.warps,
-        **launch_options(),
+        **launch_options(device),
     )
     return out
 

@@ -10,12 +10,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.kv_tiles import load_tile, pages_of
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.scores import score_factors
 from rosebatch_kernels.common.tiles import load_queries, prefill_arguments, rows_of_tile, store_result
 from rosebatch_kernels.paged_attention.online_softmax import attend, load_sink, no_key, values
-from rosebatch_kernels.paged_attention.sizes import SIZES, PrefillSizes
+from rosebatch_kernels.paged_attention.sizes import Sizes
 
 
 def prefill_shared(
@@ -29,7 +30,8 @@ def prefill_shared(
     scale: float,
     soft_cap: float = 0.0,
     sinks: Tensor | None = None,
-    sizes: PrefillSizes = SIZES.measured.prefill,
+    sizes: Sizes,
+    device: Device,
 ) -> Tensor:
     """Attention of chunks of tokens, packed one after the other, without a window.
 
@@ -51,7 +53,7 @@ def prefill_shared(
         ``[T, heads · D]``.
     """
     out, arguments = prefill_arguments(q, cache, block_table, tiles, num_heads=num_heads)
-    program = sizes.fp32 if q.dtype.itemsize == 4 else sizes.shared
+    program = sizes.prefill.fp32 if q.dtype.itemsize == 4 else sizes.prefill.shared
     _prefill_shared[(num_heads, len(tiles))](
         **arguments,
         pieces=pieces,
@@ -60,7 +62,7 @@ def prefill_shared(
         KEYS=program.keys,
         STAGES=program.stages,
         num_warps=program.warps,
-        **launch_options(),
+        **launch_options(device),
     )
     return out
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from rosebatch_kernels.common.device import device_of
+from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.sizes import Program, Steps, table, value_at
 
 # Of a part of a multiprocessor; and of a thread, however many the compiler wants.
@@ -122,14 +122,12 @@ SIZES = table(
 )
 
 
-def num_splits(batch: int, kv_heads: int, *, sizes: DecodeSizes = SIZES.measured.decode) -> int:
+def num_splits(batch: int, kv_heads: int, *, sizes: Sizes) -> int:
     """Parts of each sequence's keys. They follow from sizes that a CUDA graph fixes, never from lengths."""
-    return value_at(sizes.splits, batch * kv_heads)
+    return value_at(sizes.decode.splits, batch * kv_heads)
 
 
-def undivided_keys(
-    batch: int, num_heads: int, kv_heads: int, dtype: torch.dtype, *, sizes: DecodeSizes = SIZES.measured.decode
-) -> int:
+def undivided_keys(batch: int, num_heads: int, kv_heads: int, dtype: torch.dtype, *, sizes: Sizes) -> int:
     """Most keys of a sequence that are never divided among splits."""
     if num_splits(batch, kv_heads, sizes=sizes) == 1:
         return sys.maxsize
@@ -143,10 +141,10 @@ def form(
     kv_heads: int,
     size: int,
     dtype: torch.dtype,
-    device: torch.device,
+    device: Device,
     *,
     divided: bool,
-    sizes: DecodeSizes = SIZES.measured.decode,
+    sizes: Sizes,
 ) -> tuple[bool, int, int | None]:
     """What the batch size changes in the compiled kernel: early requests, splits, and registers at most."""
     group, splits = num_heads // kv_heads, num_splits(batch, kv_heads, sizes=sizes) if divided else 1
@@ -159,14 +157,14 @@ def form(
     )
 
 
-def requests_early(batch: int, *, sizes: DecodeSizes = SIZES.measured.decode) -> bool:
+def requests_early(batch: int, *, sizes: Sizes) -> bool:
     """Whether a program requests its first keys before its predecessor is complete."""
-    return batch <= sizes.max_early
+    return batch <= sizes.decode.max_early
 
 
-def tiles_of_split(batch: int, kv_heads: int, program: Program, *, sizes: DecodeSizes = SIZES.measured.decode) -> int:
+def tiles_of_split(batch: int, kv_heads: int, program: Program, *, sizes: Sizes) -> int:
     """Tiles of keys that make a split worth its merge, at least."""
-    return max(1, value_at(sizes.min_keys, batch * kv_heads * program.warps) // program.keys)
+    return max(1, value_at(sizes.decode.min_keys, batch * kv_heads * program.warps) // program.keys)
 
 
 def max_registers(
@@ -174,18 +172,18 @@ def max_registers(
     dtype: torch.dtype,
     size: int,
     programs: int | None,
-    device: torch.device,
+    device: Device,
     *,
-    sizes: DecodeSizes = SIZES.measured.decode,
+    sizes: Sizes,
 ) -> int | None:
     """The most registers of a thread: of so many programs of undivided sequences, or of any that share keys (None)."""
     program = program_of(group, dtype, sizes=sizes)
     if program.registers is not None or group == 1 or dtype.itemsize == 4:
         return program.registers
-    choices = value_at(sizes.group_registers, size)
+    choices = value_at(sizes.decode.group_registers, size)
     if programs is None:
         return choices[-1]
-    return min(choices, key=lambda each: -(-programs // (_at_once(each, program.warps) * device_of(device).processors)))
+    return min(choices, key=lambda each: -(-programs // (_at_once(each, program.warps) * device.processors)))
 
 
 def _at_once(registers: int | None, warps: int) -> int:
@@ -193,15 +191,15 @@ def _at_once(registers: int | None, warps: int) -> int:
     return 4 * (_PART_REGISTERS // (_WARP_THREADS * (registers or _MAX_REGISTERS))) // warps
 
 
-def tile_rows(group: int, dtype: torch.dtype, *, sizes: DecodeSizes = SIZES.measured.decode) -> int:
+def tile_rows(group: int, dtype: torch.dtype, *, sizes: Sizes) -> int:
     """Rows of a program's matrix product, for ``group`` query heads to a K/V head; 1 for none."""
     if group == 1:
-        return 1 if dtype.itemsize == 4 else sizes.one_head_rows
+        return 1 if dtype.itemsize == 4 else sizes.decode.one_head_rows
     return max(16, 1 << (group - 1).bit_length())
 
 
-def program_of(group: int, dtype: torch.dtype, *, sizes: DecodeSizes = SIZES.measured.decode) -> Program:
+def program_of(group: int, dtype: torch.dtype, *, sizes: Sizes) -> Program:
     """Sizes of a program for ``group`` query heads to a K/V head."""
     if dtype.itemsize == 4:
-        return sizes.fp32
-    return sizes.one_head if group == 1 else sizes.group
+        return sizes.decode.fp32
+    return sizes.decode.one_head if group == 1 else sizes.decode.group

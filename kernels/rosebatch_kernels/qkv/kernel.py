@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.head_norms import HeadNorm, norm_arguments
 from rosebatch_kernels.common.heads import halves, normed_and_rotated, shape_of, turn, weight_halves
 from rosebatch_kernels.common.kv_tiles import pages_of, place_of, store
@@ -30,6 +31,7 @@ def prepare(
     rotary: tuple[Tensor, Tensor] | None = None,
     qk_norm: HeadNorm | None = None,
     rotary_rows: Tensor | None = None,
+    device: Device,
 ) -> None:
     """See ``rosebatch_kernels.qkv.reference``."""
     norm, q_norm, k_norm = norm_arguments(qk_norm)
@@ -53,11 +55,11 @@ def prepare(
         HEADS_WIDTH=heads_width,
         KV_WIDTH=triton.next_power_of_2(shape.KV_HEADS),
         num_warps=value_at(_WARPS, heads_width * shape.WIDTH),
-        **launch_options(),
+        **launch_options(device),
     )
 
 
-def whole_rms_norm_(qkv: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float) -> None:
+def whole_rms_norm_(qkv: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float, *, device: Device) -> None:
     """See ``rosebatch_kernels.qkv.reference``."""
     width = triton.next_power_of_2(max(len(q_weight), len(k_weight)))
     # A program for q of each token, and one for k.
@@ -71,7 +73,7 @@ def whole_rms_norm_(qkv: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float)
         K_SIZE=len(k_weight),
         WIDTH=width,
         num_warps=value_at(_WHOLE_WARPS, width),
-        **launch_options(),
+        **launch_options(device),
     )
 
 

@@ -31,6 +31,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.sizes import table
 from rosebatch_kernels.common.tokens import NOT_FINITE
@@ -78,7 +79,8 @@ def sample_rows(
     seeds: Tensor,
     positions: Tensor,
     *,
-    sizes: Sizes = SIZES.measured,
+    sizes: Sizes,
+    device: Device,
 ) -> Tensor:
     """See ``rosebatch_kernels.sampling.reference``; V is at most 2^20.
 
@@ -116,7 +118,7 @@ def sample_rows(
         COLDEST=COLDEST,
         HOTTEST=HOTTEST,
         num_warps=sizes.warps,
-        **launch_options(),
+        **launch_options(device),
     )
     _choose[(rows,)](
         logits=logits,
@@ -153,7 +155,7 @@ def sample_rows(
         COLDEST=COLDEST,
         HOTTEST=HOTTEST,
         num_warps=sizes.warps,
-        **launch_options(),
+        **launch_options(device),
     )
     return tokens
 

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from rosebatch_kernels.common.clip import clip
+from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.head_norms import Gain
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.rows import rows_of
@@ -42,12 +43,12 @@ class Sizes:
 SIZES = table(Sizes())
 
 
-def uclip_norm(x: Tensor, alpha: Tensor, gamma: Gain, *, sizes: Sizes = SIZES.measured) -> Tensor:
+def uclip_norm(x: Tensor, alpha: Tensor, gamma: Gain, *, sizes: Sizes, device: Device) -> Tensor:
     """UClipNorm of ``x [T, H]`` or ``[T, heads, H]``, rows and heads at any stride; same dtype out.
 
     ``alpha`` is ``[H]``, ``gamma`` a number or ``[H]`` fp32.
     """
-    normed, _ = _launch(x, None, None, 0.0, alpha, gamma, sizes=sizes)
+    normed, _ = _launch(x, None, None, 0.0, alpha, gamma, sizes=sizes, device=device)
     return normed
 
 
@@ -59,14 +60,15 @@ def add_uclip_norm(
     alpha: Tensor,
     gamma: Gain,
     *,
-    sizes: Sizes = SIZES.measured,
+    sizes: Sizes,
+    device: Device,
 ) -> tuple[Tensor, Tensor]:
     """``residual + UClip_post(y)``, and its UClipNorm: ``(normed [T, H], residual [T, H])``, both new.
 
     ``y`` is ``[T, H]``; or ``[S, T, H]`` fp32, parts to be added up first (see ``rosebatch_kernels.linear.kernel``).
     The clipped value is rounded to the residual's dtype before the addition, and so is the sum.
     """
-    return _launch(y, residual, post_alpha, post_gamma, alpha, gamma, sizes=sizes)
+    return _launch(y, residual, post_alpha, post_gamma, alpha, gamma, sizes=sizes, device=device)
 
 
 def _launch(
@@ -77,7 +79,8 @@ def _launch(
     alpha: Tensor,
     gamma: Gain,
     *,
-    sizes: Sizes = SIZES.measured,
+    sizes: Sizes,
+    device: Device,
 ) -> tuple[Tensor, Tensor]:
     """Without a residual the second result is ``x``."""
     rows, size = rows_of(x, residual), x.shape[-1]
@@ -110,7 +113,7 @@ def _launch(
         num_warps=sizes.warps,
         # A product fused with the addition after it would not be rounded before it.
         enable_fp_fusion=False,
-        **launch_options(),
+        **launch_options(device),
     )
     return normed, total
 
