@@ -189,6 +189,7 @@ def delta_rule() -> None:
         (2, 4, 256, 128, torch.bfloat16),
         (2, 4, 128, 128, fp32),
         (1, 3, 24, 40, fp32),
+        (2, 4, 256, 128, fp32),
     ]:
         channels = 2 * key_heads * key_dim + heads * value_dim
         state = DeltaState(empty(3, 4, channels, dtype=dtype), empty(3, heads, key_dim, value_dim, dtype=fp32))

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from benchmarks.kernels.launchers import Launchers
+from rosebatch_kernels.gated_delta import prefill as prefill_module
 from rosebatch_kernels.gated_delta import reference
 from rosebatch_kernels.gated_delta.layout import TILE_ROWS, DeltaState, DeltaWeights, max_tiles, pack_chunks
+from tests.helpers.sizes import change_table
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
@@ -124,6 +126,18 @@ def test_prefill_and_decode_continue_each_other(implementation, heads, biased, d
     # S stays in fp32, but its terms come from operands in the inputs' dtype.
     close(case.state.memory[2].to(dtype), memory)
     assert torch.equal(case.state.inputs[2, 79 % 4], qkv[79])
+
+
+@pytest.mark.parametrize("rows", [16, 32])
+def test_systems_smaller_than_a_tile(rows, dtype, device, randn, monkeypatch):
+    """As GPUs with little shared memory have them; the last ones of a tile may have no tokens."""
+    change_table(monkeypatch, prefill_module, rows=((0, rows),))
+    case = Case(randn, dtype, device, HEADS[0])
+    qkv, a, b = case.inputs(85)
+    exact, memory = case.exact(qkv, a, b)
+    packed = pack_chunks([(2, 0, 0, 85)], device)
+    close(Launchers("gated_delta.prefill").prefill(qkv, a, b, case.state, packed, case.weights), exact)
+    close(case.state.memory[2].to(dtype), memory)
 
 
 def test_packed_chunks_of_any_lengths(implementation, dtype, device, randn):

@@ -1,4 +1,4 @@
-"""Prefill of the gated delta rule in Triton: packed chunks of many sequences, in tiles of 64 tokens on tensor cores.
+"""Prefill of the gated delta rule in Triton: packed chunks of many sequences, in tiles on tensor cores.
 
 Within a tile the rule is a triangular system (the WY form of arXiv 2406.06484, with the decays of arXiv 2412.06464):
 with G the sum of the log decays up to a token and ``A[i, j] = β_i · exp(G_i - G_j) · k_i·k_j`` for j < i, the values
@@ -18,7 +18,7 @@ from torch import Tensor
 from rosebatch_kernels.common.activations import activate, logistic
 from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.launch import launch_options, wait
-from rosebatch_kernels.common.sizes import table
+from rosebatch_kernels.common.sizes import Steps, table, value_at
 from rosebatch_kernels.gated_delta.layout import TILE_ROWS, DeltaState, DeltaWeights, PackedChunks
 from rosebatch_kernels.gated_delta.parts import log_decay, unit_factor
 
@@ -29,6 +29,7 @@ class Sizes:
 
     Attributes:
         channels: of the convolution's programs.
+        rows: tokens of a system, a power of two from 16 to ``TILE_ROWS``, by bytes of a padded key.
         values: value columns of a program that walks over a chunk.
         solve_warps, walk_warps: of the programs.
         walk_stages: of the software pipeline that loads a chunk's next tiles.
@@ -36,6 +37,7 @@ class Sizes:
     """
 
     channels: int = 64
+    rows: Steps = ((0, TILE_ROWS),)
     values: int = 64
     solve_warps: int = 4
     walk_warps: int = 4
@@ -43,7 +45,7 @@ class Sizes:
     solve: str = "tf32x3"
 
 
-SIZES = table(Sizes(), sm_86=Sizes(values=32, walk_warps=8))
+SIZES = table(Sizes(), sm_86=Sizes(rows=((1024, 32), (0, TILE_ROWS)), values=32, walk_warps=8))
 
 
 def prefill(
@@ -93,16 +95,18 @@ def prefill(
     keys = torch.empty(tokens, value_heads, key_dim, dtype=qkv.dtype, device=qkv.device)
     values = torch.empty(tokens, value_heads, value_dim, dtype=qkv.dtype, device=qkv.device)
     decays = torch.empty(tokens, value_heads, dtype=torch.float32, device=qkv.device)
+    width = max(16, triton.next_power_of_2(key_dim))
+    rows = value_at(sizes.rows, width * qkv.itemsize)
     shape = {
         "KEY_HEADS": key_heads,
         "VALUE_HEADS": value_heads,
         "KEY_DIM": key_dim,
         "VALUE_DIM": value_dim,
-        "WIDTH": max(16, triton.next_power_of_2(key_dim)),
-        "ROWS": TILE_ROWS,
+        "WIDTH": width,
+        "ROWS": rows,
     }
     value_width = max(16, triton.next_power_of_2(value_dim))
-    _delta_solve[(value_heads, len(packed.tiles))](
+    _delta_solve[(value_heads, len(packed.tiles), TILE_ROWS // rows)](
         keys=keys,
         values=values,
         decays=decays,
@@ -220,6 +224,7 @@ def _delta_solve(
         wait()
     head = tl.program_id(0)
     chunk, start = _tile_of_program(tiles)
+    start += tl.program_id(2) * ROWS
     if chunk >= 0:
         _, first, _, count = _chunk(chunks, chunk)
         channels: tl.constexpr = 2 * KEY_HEADS * KEY_DIM + VALUE_HEADS * VALUE_DIM
