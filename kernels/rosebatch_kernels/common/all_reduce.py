@@ -31,6 +31,6 @@ class AllReduce(NamedTuple):
     def places(rows: int, size: int, ranks: int) -> int:
         """Numbers of a rank's buffer for a sum of so many rows in two shots.
 
-        An owner keeps each rank's part in the place of another program, so the last programs need room behind the rows.
+        An owner keeps each rank's part in the place of another program. So the last programs need room after the rows.
         """
         return rows * size + ranks * max(size, TILE)

@@ -1,6 +1,6 @@
 """SiLU and GELU whose bits do not depend on an element's place: on a CPU, in fp32.
 
-PyTorch's own compute the end of a vector loop with other instructions than its middle, which may change the last bit.
+PyTorch's own compute the end of a vector loop with other instructions than its middle. That may change the last bit.
 Its ``exp``, ``erf`` and ``tanh`` do not. In 16 bit the results are rounded, which hides the difference.
 """
 

@@ -1,7 +1,7 @@
 """What all kinds of decode attention have in common: one new token for each sequence, whose K and V may be appended.
 
 The kernels read the rows of the fused QKV projection themselves. QK norm, rotary positions and the KV append happen in
-registers, so a layer needs no kernel between the projection and the attention (source of the append inside the kernel:
+registers. So a layer needs no kernel between the projection and the attention (source of the append inside the kernel:
 article S0).
 """
 
@@ -115,7 +115,7 @@ def new_key(tokens, row, head, SHAPE: tl.constexpr):
 
 @triton.jit
 def first_line(row, head, PARTS: tl.constexpr, SHAPE: tl.constexpr):
-    """The line of the first result of a row's group, of which each part has one for each of the group's heads."""
+    """The line of the first result of a row's group. Each part has one for each of the group's heads."""
     return (row * SHAPE.KV_HEADS + head) * PARTS * SHAPE.GROUP
 
 

@@ -1,4 +1,4 @@
-"""What kernels have to know of a GPU."""
+"""The record of a GPU: what sizes and launches of kernels depend on."""
 
 import os
 from dataclasses import dataclass
@@ -7,10 +7,19 @@ from functools import cache
 import torch
 
 # Bytes of shared memory that one program may have, by architecture (source: CUDA C++ Programming Guide, table of
-# technical specifications). One that is not listed counts as having the least of them.
-SHARED_MEMORY = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
+# technical specifications). One that is not listed counts as having the least of them. Turing (75) is not served: it
+# has 64 KB, and no instructions for bf16.
+SHARED_MEMORY = {
+    80: 163 << 10,
+    86: 99 << 10,
+    89: 99 << 10,
+    90: 227 << 10,
+    100: 227 << 10,
+    103: 227 << 10,
+    120: 99 << 10,
+}
 HOPPER = 90
-# Bytes at a multiple of which TMA wants each row of a matrix to begin.
+# TMA copies matrices whose rows begin at multiples of so many bytes.
 _ALIGNMENT = 16
 
 

@@ -35,7 +35,7 @@ def decode_each(
         live: ``[B]`` bool.
         weigh: gives the weights.
         num_heads: query heads.
-        window: blocks in front of the first query's window are not read; 0 for none. ``weigh`` masks keys.
+        window: blocks before the first query's window are not read; 0 for none. ``weigh`` masks keys.
 
     Returns:
         ``[B, heads · D]``.
@@ -58,7 +58,7 @@ def prefill_each(
         tiles: ``[N, 4]``.
         weigh: gives the weights.
         num_heads: query heads.
-        window: blocks in front of the first query's window are not read; 0 for none. ``weigh`` masks keys.
+        window: blocks before the first query's window are not read; 0 for none. ``weigh`` masks keys.
 
     Returns:
         ``[T, heads · D]``; rows that no tile covers are undefined.

@@ -7,8 +7,8 @@ from torch import Tensor
 def padded_keys(seq_len: int) -> int:
     """Number of keys, masked ones included, that the last of ``seq_len`` tokens is computed with.
 
-    It is a function of the position alone, because the shapes of a product decide the order in which a library adds
-    up. It is a multiple of 64. Above 512 tokens the excess is at most an eighth.
+    It is a function of the position alone: the shapes of a product decide the order in which a library adds up. It is a
+    multiple of 64. Above 512 tokens the excess is at most an eighth.
     """
     step = 64
     while step * 8 < seq_len:

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-# The factor behind a clip: one number, or a number for each channel, ``[H]`` fp32.
+# The factor after a clip: one number, or a number for each channel, ``[H]`` fp32.
 Gain = float | Tensor
 
 

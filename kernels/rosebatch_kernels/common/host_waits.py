@@ -55,6 +55,6 @@ def to_numpy(tensor: Tensor) -> np.ndarray:
 
 
 def places_of(mask: Tensor) -> Tensor:
-    """Where ``mask [S]`` is true, int64: the host has to know how many there are."""
+    """Where ``mask [S]`` is true, int64: the host waits for their number."""
     note()
     return mask.nonzero()[:, 0]

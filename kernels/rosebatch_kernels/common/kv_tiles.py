@@ -77,7 +77,7 @@ def load_tile(
 
     The first of them are in ``block``, which holds a key from ``first`` on: with WINDOW, blocks before that one may
     belong to others. With MASKED the keys from ``end`` on are zeros. The next block's number is loaded an iteration
-    ahead. Loaded with the keys, it would be a link of their software pipeline, which would then wait for all of its
+    ahead. Loaded with the keys, it would be a link of their software pipeline. That would then wait for all of its
     loads before every tile.
     """
     offset = tl.arange(0, KEYS)

@@ -1,11 +1,11 @@
-"""Programmatic dependent launch: a kernel starts before the kernel in front of it has finished.
+"""Programmatic dependent launch: a kernel starts before its predecessor has ended.
 
-A launch takes ``launch_options``, and the kernel calls ``wait`` before it touches anything that the kernel in front
-reads or writes. Work that does not depend on that kernel, such as loading a weight, goes before ``wait``.
+A launch takes ``launch_options``. The kernel calls ``wait`` before it touches anything that its predecessor reads or
+writes. Work that does not depend on the predecessor, such as loading a weight, goes before ``wait``.
 
 A program that touches nothing may return without ``wait`` if another program of the kernel waits: the kernel then
-cannot complete before the one in front. ``wait`` lets the next kernel start only after the kernel in front is complete.
-So code before ``wait`` overlaps with one other kernel, its predecessor, and may read what older kernels wrote.
+cannot complete before its predecessor. ``wait`` lets the next kernel start only after the predecessor is complete. So
+code before ``wait`` overlaps with one other kernel, its predecessor, and may read what older kernels wrote.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -24,7 +24,7 @@ def launch_options(device: Device) -> dict[str, bool]:
 
 @triton.jit
 def wait():
-    """Wait for the kernel in front, then let the next one start."""
+    """Wait for the predecessor, then let the next kernel start."""
     cuda.gdc_wait()
     cuda.gdc_launch_dependents()
 

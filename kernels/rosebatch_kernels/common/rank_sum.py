@@ -1,8 +1,8 @@
 """A sum over the GPUs that hold a model, inside of a kernel: they write to and read from each other over NVLink.
 
 In one shot, for few rows, each rank reads the parts of all others. In two shots, for many, each row has an owner: it
-gets the row's parts, adds them up and gives the sum to all, so that less crosses the links. A program tells the same
-program of another rank what it may read, by a signal that the other waits for and takes.
+gets the row's parts, adds them up and gives the sum to all, so that less crosses the links. A program signals to the
+same program of another rank that it may read. That one waits for the signal and takes it.
 
 All ranks add up in the order of the ranks, so a sum has the same bits everywhere. They write and read in orders of
 their own: no rank then serves all others at once.
@@ -39,7 +39,7 @@ def _in_one_shot(value, offset, inside, buffers, signals, RANK: tl.constexpr):
     ranks: tl.constexpr = len(buffers)
     first = tl.program_id(0) * ranks
     tl.store(buffers[RANK] + offset, value.to(buffers[RANK].dtype.element_ty), inside)
-    _tell_others(signals, first, RANK)
+    _signal_others(signals, first, RANK)
     _wait_for_others(signals, first, RANK)
     parts = (tl.load(buffers[RANK] + offset, inside, other=0.0),)
     for step in tl.static_range(1, ranks):
@@ -56,7 +56,7 @@ def _in_two_shots(value, offset, inside, TILE: tl.constexpr, buffers, sums, sign
     program = tl.program_id(0)
     owner, first = program % ranks, program * ranks
     rounded = value.to(sums[RANK].dtype.element_ty)
-    # The owner has as many places as there are ranks: those of this program and of its neighbours, which others own.
+    # The owner has as many places as there are ranks: those of this program, and of programs that other ranks own.
     places = buffers[RANK] + offset - owner * TILE
     if owner == RANK:
         _wait_for_others(signals, first, RANK)
@@ -69,13 +69,13 @@ def _in_two_shots(value, offset, inside, TILE: tl.constexpr, buffers, sums, sign
         rounded = total.to(rounded.dtype)
         for step in tl.static_range(1, ranks):
             tl.store(sums[(RANK + step) % ranks] + offset, rounded, inside)
-        _tell_others(signals, first, RANK)
+        _signal_others(signals, first, RANK)
     else:
         for other in tl.static_range(ranks):
             if other == owner:
                 tl.store(buffers[other] + offset + (RANK - owner) * TILE, rounded, inside)
                 tl.debug_barrier()
-                _tell(signals[other] + first + RANK)
+                _signal(signals[other] + first + RANK)
         while tl.atomic_cas(signals[RANK] + first + owner, 1, 0, sem="acquire", scope="sys") != 1:
             pass
         tl.debug_barrier()
@@ -84,16 +84,16 @@ def _in_two_shots(value, offset, inside, TILE: tl.constexpr, buffers, sums, sign
 
 
 @triton.jit
-def _tell_others(signals, first, RANK: tl.constexpr):
-    """Tell the same program of all other ranks that they may read what this one has stored."""
+def _signal_others(signals, first, RANK: tl.constexpr):
+    """Signal to the same program of all other ranks that it may read what this one has stored."""
     ranks: tl.constexpr = len(signals)
     each = tl.arange(0, triton.next_power_of_2(ranks))
     addresses = tl.zeros_like(each).to(tl.int64)
     for other in tl.static_range(ranks):
         addresses = tl.where(each == other, (signals[other] + first + RANK).to(tl.int64), addresses)
-    # A thread tells one of them; all threads have stored then.
+    # A thread signals to one of them; all threads have stored then.
     tl.debug_barrier()
-    _tell(addresses.to(tl.pointer_type(tl.int32)), (each != RANK) & (each < ranks))
+    _signal(addresses.to(tl.pointer_type(tl.int32)), (each != RANK) & (each < ranks))
 
 
 @triton.jit
@@ -111,6 +111,6 @@ def _wait_for_others(signals, first, RANK: tl.constexpr):
 
 
 @triton.jit
-def _tell(signals, mask=None):
+def _signal(signals, mask=None):
     """Signal ranks that have taken the last signal: they may read what this program has stored."""
     tl.atomic_add(signals, 1, mask, sem="release", scope="sys")

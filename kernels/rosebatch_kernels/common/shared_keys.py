@@ -1,8 +1,8 @@
 """Keys that many sequences of a decode step have in common: how the host describes them, and the memory for results.
 
 The host cuts the work into items: up to ``MEMBERS`` rows that share blocks, and a range of the shared keys. A kernel
-attends to each item once for all of its rows, and leaves a partial result for each row and head. The decode kernel of
-a row goes on from its partial results, and reads the row's own keys only.
+attends to each item once for all of its rows. It leaves a partial result for each row and head. The decode kernel of a
+row goes on from its partial results, and reads the row's own keys only.
 """
 
 from dataclasses import dataclass
@@ -51,10 +51,10 @@ class SharedKeys(NamedTuple):
     """The shared keys of a decode step.
 
     Attributes:
-        items: ``[N, 5]`` int32: place of the first member, number of members (0 for padding), first key, the key behind
+        items: ``[N, 5]`` int32: place of the first member, number of members (0 for padding), first key, the key after
             the last, and the number of the partial result.
         members: int32 rows of the step. Its first member's row of the block table has an item's keys.
-        begins: ``[B]`` int32 by row: the items have all keys in front of this one; 0 where there are none.
+        begins: ``[B]`` int32 by row: the items have all keys before this one; 0 where there are none.
         counts: ``[B]`` int32 by row: partial results, at most ``MAX_PARTS``.
     """
 

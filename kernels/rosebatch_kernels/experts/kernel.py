@@ -2,8 +2,8 @@
 
 Two launches after the sort. The first gathers the rows of x, multiplies them with gate and up, and activates. The
 second multiplies with down, adds the bias, weights the result, and writes it to its token's slot; the reader adds up
-the slots. Programs of one tile of rows stand one behind the other, and tiles of one expert too: its weights are read
-from memory once and then come from the L2 cache.
+the slots. Programs of one tile of rows are successive, and so are the tiles of one expert. Its weights are read from
+memory once and then come from the L2 cache.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"

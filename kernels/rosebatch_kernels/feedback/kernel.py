@@ -1,4 +1,4 @@
-"""The token feedback in one Triton kernel, so that a CUDA graph of decode steps can be replayed back to back."""
+"""The token feedback in one Triton kernel: a CUDA graph of decode steps can then follow itself without a pause."""
 
 import triton
 import triton.language as tl

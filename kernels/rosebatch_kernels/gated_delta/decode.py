@@ -3,7 +3,7 @@
 Each state is read and written once.
 
 One program serves some value columns of one head of one sequence: the columns of S never meet. Several programs compute
-the same convolution of q and k, which is small beside S; one of them keeps its new input.
+the same convolution of q and k, which is small next to S; one of them keeps its new input.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -50,15 +50,15 @@ def decode(
     """One new token for each sequence.
 
     The convolution's SiLU is rounded to the input's dtype; the rule is computed in fp32: q and k of each head are
-    divided by their lengths, q times ``key_dim ** -0.5``, ``S = exp(g) · S``, ``S += k ⊗ sigmoid(b) · (v - Sᵀk)`` and
-    ``Sᵀq`` is the result, g as in ``DeltaWeights``. Each key head serves ``value_heads / key_heads`` value heads in a
-    row.
+    divided by their lengths, and q is multiplied by ``key_dim ** -0.5``. Then ``S = exp(g) · S``, g as in
+    ``DeltaWeights``, and ``S += k ⊗ sigmoid(b) · (v - Sᵀk)``. ``Sᵀq`` is the result. Each key head serves
+    ``value_heads / key_heads`` successive value heads.
 
     Args:
         qkv: ``[B, C]``, q then k then v, as projected, rows at any stride.
         a, b: ``[B, value_heads]``, rows at any stride: of the decay, and of how much of a change is written.
-        state: updated in place; taken as zero where the position is 0. S is read while the kernel in front still runs
-            (see ``rosebatch_kernels.common.launch``), so that one must not have written it.
+        state: updated in place; taken as zero where the position is 0. S is read while the predecessor still runs (see
+            ``rosebatch_kernels.common.launch``), which must not write it.
         slots: ``[B]`` int32, each row's place in the state.
         positions: ``[B]`` int32 at any stride, of the new token.
         limits: ``[B]`` int32 at the same stride; a row with ``position >= limit`` is skipped: its state stays, its
@@ -142,7 +142,7 @@ def _delta_decode(
     c = part * VALUES + tl.arange(0, VALUES)
     cells = memory + ((slot * VALUE_HEADS + head) * KEY_DIM + d[:, None]) * VALUE_DIM + c[None, :]
     inside = (d < KEY_DIM)[:, None] & (c < VALUE_DIM)[None, :]
-    # The last step wrote S, long before the kernel in front: its loads overlap with that kernel's end.
+    # The last step wrote S, long before this kernel's predecessor: its loads overlap with the predecessor's end.
     known = tl.where(live & (position > 0), KEY_DIM, 0)
     past = tl.load(cells, inside & (d < known)[:, None], other=0.0)
     if PDL:

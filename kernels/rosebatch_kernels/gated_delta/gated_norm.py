@@ -19,7 +19,7 @@ def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, device: D
     """``rms_norm(x) · weight · silu(gate)`` of ``x, gate [T, heads, D]`` with ``weight [D]``; same dtype out.
 
     Tokens of both inputs may lie at any stride. The normalised value is rounded to the input's dtype before the weight
-    is applied, and the product with the weight before the gate is.
+    is applied. The product is rounded again before the gate is applied.
     """
     tokens, heads, size = x.shape
     assert x.stride()[1:] == gate.stride()[1:] == (size, 1), "the heads of a token are contiguous"

@@ -47,7 +47,7 @@ class DeltaState(NamedTuple):
 
 
 class PackedChunks(NamedTuple):
-    """Chunks of sequences that stand one behind the other.
+    """Chunks of sequences, packed one after the other.
 
     Attributes:
         chunks: ``[S, 4]`` int32: slot, first row, position of that row, tokens. A chunk of 0 tokens is padding.

@@ -1,9 +1,9 @@
 """Prefill of the gated delta rule in Triton: packed chunks of many sequences, in tiles on tensor cores.
 
-Within a tile the rule is a triangular system (the WY form of arXiv 2406.06484, with the decays of arXiv 2412.06464):
-with G the sum of the log decays up to a token and ``A[i, j] = β_i · exp(G_i - G_j) · k_i·k_j`` for j < i, the values
-that the tile writes are ``(1 + A)^-1 · β · (v - exp(G) · k·S)``, S from before the tile. So three kernels follow each
-other: the convolution; the systems of all tiles at once; and a walk over each chunk's tiles, with S in registers.
+Within a tile the rule is a triangular system: the WY form of arXiv 2406.06484, with the decays of arXiv 2412.06464. G
+is the sum of the log decays up to a token, and ``A[i, j] = β_i · exp(G_i - G_j) · k_i·k_j`` for j < i. The values that
+the tile writes are ``(1 + A)^-1 · β · (v - exp(G) · k·S)``, S from before the tile. So there are three kernels: the
+convolution; the systems of all tiles at once; and a walk over each chunk's tiles, with S in registers.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -262,7 +262,7 @@ def _inverse(a, ROWS: tl.constexpr, PRECISION: tl.constexpr):
 
     Blocks of 16 on the diagonal row by row, all at once; then pairs of inverses become the inverse of twice the size:
     ``[[X, 0], [-Y·a·X, Y]]`` is that of ``[[1/X, 0], [a, 1/Y]]``. A series in the powers of ``a`` would take fewer
-    steps, but equal keys make its terms so large that their sum has no correct digits.
+    steps. But equal keys make its terms so large that their sum has no correct digits.
     """
     parts: tl.constexpr = ROWS // 16
     part = tl.arange(0, parts)

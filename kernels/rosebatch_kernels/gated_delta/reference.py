@@ -1,8 +1,8 @@
 """PyTorch reference of the gated delta rule (arXiv 2412.06464), also used on a CPU.
 
-Each token of each sequence is computed by itself, in operations whose shapes depend on the layer alone. So a
-sequence's results depend neither on the others in its batch nor on how its prompt was divided into chunks. They are
-fp32 at least, and float64 where the input is float64.
+Each token of each sequence is computed by itself, in operations whose shapes depend on the layer alone. So a sequence's
+results depend neither on the others in its batch nor on the chunks of its prompt. They are fp32 at least, and float64
+where the input is float64.
 """
 
 import torch
@@ -48,8 +48,8 @@ def prefill(
 def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
     """``rms_norm(x) · weight · silu(gate)`` of ``x, gate [T, heads, D]`` with ``weight [D]``; same dtype out.
 
-    The normalised value is rounded to the input's dtype before the weight is applied, and the product with the weight
-    before the gate is, as in the models' own code.
+    As in the models' own code, the normalised value is rounded to the input's dtype before the weight is applied. The
+    product is rounded again before the gate is applied.
     """
     wide = x.float()
     normed = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)

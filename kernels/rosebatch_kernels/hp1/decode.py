@@ -74,7 +74,7 @@ def decode(
         qk_norm: of each head, before the rotation.
         append: False where the new K and V are in the cache already; q is then neither normalised nor rotated.
         sparse: False reads V of all keys.
-        keys: that rows share, attended to once for all of them by a kernel in front of this one.
+        keys: that rows share, attended to once for all of them by a kernel before this one.
 
     Returns:
         ``[B, heads · D]``.

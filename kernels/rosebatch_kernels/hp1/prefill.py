@@ -1,8 +1,8 @@
 """HP1 prefill attention over the paged cache in Triton: packed chunks of many sequences, each over prefix and itself.
 
-One program serves a tile of successive query tokens of one sequence and one query head. It walks over that
-sequence's keys in runs (see ``rosebatch_kernels.hp1.runs``) and applies the gate in registers, between two products on
-the tensor cores. There is no maximum, no sum and nothing to rescale.
+One program serves a tile of successive query tokens of one sequence and one query head. It walks over that sequence's
+keys in runs, see ``rosebatch_kernels.hp1.runs``. It applies the gate in registers, between two products on the tensor
+cores. There is no maximum, no sum and nothing to rescale.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"

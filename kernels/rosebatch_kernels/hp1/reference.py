@@ -22,7 +22,7 @@ from rosebatch_kernels.qkv.reference import prepared
 
 
 def probabilities(scores: Tensor, gate: Gate) -> Tensor:
-    """Weights of all keys. The caller masks the keys behind the query.
+    """Weights of all keys. The caller masks the keys after the query.
 
     Args:
         scores: ``[..., heads, rows, keys]``, scaled, in fp32 or float64; keys in order from the sequence's first.

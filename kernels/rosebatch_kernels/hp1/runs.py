@@ -18,8 +18,8 @@ def gated(scores, due, taps, GATE: tl.constexpr):
 
     The state is what earlier keys subtract from the next scores, from the ones after, and so on: ``TAPS - 1`` sums, the
     transposed form of the filter. If the state were the passed scores themselves, an iteration would hand one of them
-    on unchanged, and the compiler does not pipeline such a loop. Scores may be in any unit, if the clip bounds are in
-    the same one: the scale can be applied later.
+    on unchanged. The compiler does not pipeline such a loop. Scores may be in any unit, if the clip bounds are in the
+    same one: the scale can be applied later.
     """
     passed = filtered(scores, GATE)
     z = scores - taps[0] * passed

@@ -30,7 +30,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float, gate: G
     Args:
         q: ``[B, heads, R, D]``.
         k, v: ``[B, kv_heads, keys, D]``; heads is a multiple of kv_heads.
-        seen: bool, broadcast to ``[B, heads, R, keys]``: False for keys behind the query.
+        seen: bool, broadcast to ``[B, heads, R, keys]``: False for keys after the query.
         scale: factor on q·k.
         gate: of the layer.
 

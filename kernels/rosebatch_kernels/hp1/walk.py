@@ -1,6 +1,6 @@
 """How HP1 decode walks over the keys of a sequence in runs, see ``rosebatch_kernels.hp1.runs``.
 
-The threads that hold one row of K (16 for a head of 128 in 16 bits) walk along a run of successive keys of their own.
+Some threads hold one row of K: 16 for a head of 128 in 16 bits. They walk along a run of successive keys of their own.
 They hold the same channels of that key's V, of the query and of the sum of values. So threads exchange nothing before
 the end but the sum of a score. The weights are known before V is loaded: V of a key is read only where some head of the
 group gives it weight (source of the sparse values: article S4).

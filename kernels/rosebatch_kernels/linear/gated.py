@@ -1,8 +1,8 @@
 """A gated MLP's first product for many rows in Triton, and what follows it: ``activation(x @ gateᵀ) · (x @ upᵀ)``.
 
-A program multiplies the rows with a tile of the gate and the same tile of up side by side, so neither half goes to
-memory. There are as many programs as multiprocessors. Each takes tile after tile: the loads of the next one run beside
-the end of the last one (persistent kernels, as in Triton's tutorial 09). TMA loads the tiles.
+A program multiplies the rows with a tile of the gate and with the same tile of up. So neither half goes to memory.
+There are as many programs as multiprocessors. Each takes tile after tile: the loads of the next one overlap with the
+end of the last one (persistent kernels, as in Triton's tutorial 09). TMA loads the tiles.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"

@@ -1,8 +1,9 @@
 """The output projection of few rows in Triton: a weight far larger than the L2 cache, read at memory's pace.
 
-As many programs as multiprocessors take tile after tile of the weight. TMA loads of the next tile run beside the end of
-the last one (persistent kernels, as in Triton's tutorial 09), so the memory is never idle. The weight's rows are rows
-of the matrix instruction, which takes no fewer than 64. The rows of x are its columns, of which it takes 8.
+As many programs as multiprocessors take tile after tile of the weight. TMA loads of the next tile overlap with the end
+of the last one, so the memory is never idle. These are the persistent kernels of Triton's tutorial 09. The weight's
+rows are rows of the matrix instruction, which takes no fewer than 64. The rows of x are its columns, of which it
+takes 8.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"

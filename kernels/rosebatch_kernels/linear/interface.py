@@ -1,4 +1,4 @@
-"""The matrix product with a weight, and what an implementation can do besides."""
+"""The matrix product with a weight, and what else an implementation can do."""
 
 from abc import ABC, abstractmethod
 
@@ -8,7 +8,7 @@ from torch import Tensor
 class Linear(ABC):
     """``x [T, in] -> [T, out]`` with a weight ``[out, in]`` and an optional ``bias [out]``.
 
-    Callers ask ``divides``, ``activates`` and ``adds_in_place`` before they call the method next to it.
+    Callers call ``divides``, ``activates`` and ``adds_in_place`` before the method after it.
     """
 
     bias: Tensor | None

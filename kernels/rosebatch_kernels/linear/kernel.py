@@ -2,7 +2,7 @@
 
 A decode step multiplies each weight with few rows: the multiprocessors could hold them many times over. Reading the
 weight then decides the time, if nothing else adds to it. Every program reads a few of the weight's rows, or a part of
-them, once, and asks for them while the kernel in front is still running.
+them, once. It requests them while its predecessor is still running.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"

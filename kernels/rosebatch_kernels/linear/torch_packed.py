@@ -3,10 +3,10 @@
 A plain call re-lays the weight every time: the 30 layers of SmolLM2-135M take 27 ms instead of 17 ms for 32 rows, in
 bf16 with AMX on two cores (benchmarks/NOTEBOOK/2026-11.md).
 
-``invariant=True`` makes a row's result independent of the rows beside it. oneDNN picks its blocking, and with it the
-order of the additions, by the number of rows. In fp32, if the layout is made for a single row, all numbers of rows but
-one give the same bits (tests/kernels/test_linear.py). In bf16 that depends on the weight's size and on the number of
-threads: the rows are padded to one of a few numbers, and each was seen to add in the same order as the largest.
+``invariant=True`` makes a row's result independent of the other rows. oneDNN picks its blocking, and so the order of
+the additions, by the number of rows. In fp32, with a layout for a single row, all numbers of rows but one give the same
+bits (tests/kernels/test_linear.py). In bf16 that depends on the weight's size and on the number of threads: the rows
+are padded to one of a few numbers. A trial finds those that add in the same order as the largest.
 """
 
 import functools
@@ -78,8 +78,8 @@ class PackedLinear(Linear):
 def _agreeing_rows(size_out: int, size_in: int, bias: bool, threads: int) -> tuple[int, ...]:
     """The ``_INVARIANT_ROWS`` that give the same bits as the largest, for a bf16 weight ``[size_out, size_in]``.
 
-    The trial uses sums that are zero except for rounding, so that another order of the additions shows in each of them.
-    The library's choice depends on ``threads``, the number that PyTorch uses at the time of the call.
+    The trial uses sums that are zero except for rounding: another order of the additions shows in each of them. The
+    library's choice depends on ``threads``, the number that PyTorch uses at the time of the call.
     """
     generator = torch.Generator().manual_seed(0)
     half, odd = divmod(size_in, 2)

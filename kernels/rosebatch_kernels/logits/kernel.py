@@ -172,8 +172,8 @@ def _adjust(
         slot = tl.load(slots + row).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     if not EVEN:
-        # The mask splits what a thread would load at once, so it loads number by number. A thread then takes every
-        # 32nd column instead of neighbours, so that a warp reads one piece of memory.
+        # The mask splits what a thread would load at once, so it loads number by number. A thread then takes every 32nd
+        # column instead of successive ones, so that a warp reads one piece of memory.
         column = tl.max_contiguous(column, 1)
     inside = column < size
     x = tl.load(logits + row * logits_stride + column, inside, other=0.0).to(tl.float32)

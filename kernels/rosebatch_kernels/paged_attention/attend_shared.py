@@ -1,8 +1,8 @@
 """Decode attention over keys that many sequences share, once for all of them, on the tensor cores.
 
 One program serves an item (see ``rosebatch_kernels.common.shared_keys``), one K/V head and up to 128 queries: the
-members' heads that share it. It reads the shared K and V once for all of these, where the decode kernel would read them
-for each row. Norm and rotation of q are those of the decode kernel (source of the idea: Hydragen, arXiv 2402.05099).
+members' heads that share it. It reads the shared K and V once for all of these; the decode kernel would read them for
+each row. Norm and rotation of q are those of the decode kernel (source of the idea: Hydragen, arXiv 2402.05099).
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"

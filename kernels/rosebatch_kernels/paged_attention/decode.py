@@ -1,10 +1,10 @@
 """Decode attention over the paged cache in Triton: one query token for each sequence, whose K and V it appends.
 
-One program serves one sequence, one K/V head with all query heads that share it, and one part (split) of the keys.
+One program serves one sequence, one K/V head with its query heads, and one part (split) of the keys.
 The new token's K and V are attended from registers, not from the cache; see ``rosebatch_kernels.common.decode_step``.
 
 The batch size alone fixes the number of splits, so that a CUDA graph can hold the launch. The sequence's length decides
-at run time where a split begins, and splits that a short sequence does not need return at once. Where all sequences are
+at run time where a split begins. Splits that a short sequence does not need return at once. Where all sequences are
 short, there is another graph without splits. The last split of a head to finish merges the parts by log-sum-exp
 (flash-decoding), without a second launch.
 """
@@ -83,7 +83,7 @@ def decode(
             sin is negated. The first R of D channels are rotated. None where q and k are rotated already, or never.
         qk_norm: of each head, before the rotation.
         append: False where the new K and V are in the cache already; q is then neither normalised nor rotated.
-        keys: that rows share, attended to once for all of them by a kernel in front of this one; None where there is a
+        keys: that rows share, attended to once for all of them by a kernel before this one; None where there is a
             window.
         divided: False if no row has more than ``undivided_keys``. The result is the same, without programs for splits
             that have nothing to do.

@@ -1,7 +1,7 @@
 """Device functions of softmax over keys, tile by tile: an online softmax (FlashAttention, arXiv 2205.14135).
 
-Its sums are the largest score ``[ROWS]``, the sum of weights ``[ROWS]`` and the weighted sum of values
-``[ROWS, WIDTH]``, all fp32.
+Its sums are fp32: the largest score ``[ROWS]``, the sum of weights ``[ROWS]``, and the weighted sum of values
+``[ROWS, WIDTH]``.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"

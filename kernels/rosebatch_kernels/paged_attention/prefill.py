@@ -1,7 +1,7 @@
 """Prefill attention over the paged cache in Triton: packed chunks of many sequences, each over its prefix and itself.
 
 One program serves a tile of successive query tokens of one sequence and one query head. It walks over that sequence's
-keys with an online softmax (FlashAttention, arXiv 2205.14135). The chunk's own K and V are in the cache already, so it
+keys with an online softmax (FlashAttention, arXiv 2205.14135). The chunk's own K and V are in the cache already. So it
 reads a prefix from an earlier step, or from another sequence, like the rest.
 """
 

@@ -1,6 +1,6 @@
 """Prefill attention of short chunks over a beginning that they share: tokens of several chunks fill a tile.
 
-Chunks of a few tokens behind a long prefix would leave most of their tiles empty, and read the prefix once each. Here
+Chunks of a few tokens after a long prefix would leave most of their tiles empty. Each would read the prefix once. Here
 all rows of a tile walk over the shared keys together; then each chunk's rows over its own keys, the other rows masked.
 """
 
@@ -42,7 +42,7 @@ def prefill_shared(
         tiles: ``[N, 5]`` int32: first row in q, number of rows (at most ``TILE_ROWS``, 0 for padding), keys that all
             pieces share, whole blocks, first piece, and number of pieces. The result is undefined in rows of q that no
             tile covers.
-        pieces: ``[P, 4]`` int32, parts of chunks, those of a tile one behind the other: row of the block table, first
+        pieces: ``[P, 4]`` int32, parts of chunks, those of a tile one after the other: row of the block table, first
             row in the tile, number of rows, and position of the first of them.
         num_heads: query heads, a multiple of kv_heads.
         scale: factor on q·k.

@@ -8,7 +8,7 @@ import torch
 from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.sizes import Program, Steps, table, value_at
 
-# Of a part of a multiprocessor; and of a thread, however many the compiler wants.
+# Of a part of a multiprocessor; and of a thread, however many the compiler would take.
 _PART_REGISTERS, _MAX_REGISTERS = 2**14, 255
 _WARP_THREADS = 32
 
@@ -28,8 +28,8 @@ class DecodeSizes:
         one_head_rows: rows of that one head's matrix product, all alike; 1 does without one.
         max_early: sequences up to which a program requests its first keys before its predecessor is complete. With
             more, the requests only compete with that kernel's.
-        splits: splits of each sequence, by sequences times K/V heads. Few of these are divided to fill the GPU, more
-            of them so that a long sequence does not outlast the others. Very many balance each other undivided.
+        splits: splits of each sequence, by sequences times K/V heads. Few of these are divided to fill the GPU; more of
+            them, for a long sequence not to outlast the others. Very many balance each other undivided.
         min_keys: keys that make a split worth its merge, by sequences times K/V heads times warps of a program. The
             number is larger where undivided sequences already fill the GPU.
     """

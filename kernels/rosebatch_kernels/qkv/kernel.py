@@ -1,6 +1,6 @@
 """QK norm, rotary positions and the KV append in one Triton kernel, one program for each packed token.
 
-A norm over all heads together has a kernel of its own in front of it.
+A norm over all heads together has a kernel of its own, which runs before it.
 """
 
 import triton
@@ -35,7 +35,7 @@ def prepare(
 ) -> None:
     """See ``rosebatch_kernels.qkv.reference``."""
     norm, q_norm, k_norm = norm_arguments(qk_norm)
-    # No matrix product wants wider heads.
+    # No matrix product needs wider heads.
     shape = shape_of(cache, num_heads, rotary, norm)._replace(WIDTH=triton.next_power_of_2(cache.shape[-1]))
     heads_width = triton.next_power_of_2(num_heads)
     _prepare[(len(qkv),)](

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from rosebatch_kernels.common.tokens import NOT_FINITE
 
-# A temperature below the first is greedy in effect, and one above the second gives the uniform distribution. fp32
-# would round smaller ones to 0 and larger ones to infinity.
+# A temperature below the first is greedy in effect. One above the second gives the uniform distribution. fp32 would
+# round smaller ones to 0 and larger ones to infinity.
 COLDEST, HOTTEST = 1e-30, 1e30
 
 

@@ -1,7 +1,7 @@
 """Sampling by FlashInfer's kernels (https://flashinfer.ai, arXiv 2501.01005) in place of ``torch_sampling``.
 
 FlashInfer keys its random numbers on one seed for the whole call and on the row's place in it; as of 0.6.15 that holds
-even if each row brings its own seed. So a row's token depends on the rows beside it. The seed here is the first row's
+even if each row brings its own seed. So a row's token depends on the other rows. The seed here is the first row's
 random number, read on the device: the host waits for nothing. Needs the package ``flashinfer-python``, which compiles
 the kernels on their first call.
 """

@@ -11,10 +11,10 @@
      k-th largest segment maximum, because k segments hold a logit at least as large. With top-p it is the largest
      threshold for which the dropped weight certainly fits into 1 - p. A segment below the threshold drops its whole
      sum. Another one drops at most all but its maximum, and at most 127 times the threshold's weight. The kernel reads
-     the few segments that reach the bound again and compacts the logits that reach it (usually tens to hundreds), in
-     the order of their ids. On these it finds the filters' exact thresholds by bisection over the bits of the logit,
-     and then the token as above. If more logits reach the bound than the list has room for (flat distributions, a k
-     above the number of segments), the same code runs over the row itself and reads it once for each bisection step.
+     the few segments that reach the bound again. It compacts the logits that reach it (usually tens to hundreds), in
+     the order of their ids. On these it finds the filters' exact thresholds by bisection over the bits of the logit.
+     Then it finds the token as above. The list may have too little room: for flat distributions, or a k above the
+     number of segments. The same code then runs over the row itself and reads it once for each bisection step.
 
 For every input the thresholds are exact, except for the rounding of fp32 sums. No row depends on another, and sums run
 in a fixed order. Two ideas are those of FlashInfer's sampling kernels (arXiv 2501.01005): the inverse transform by a
@@ -84,8 +84,8 @@ def sample_rows(
 ) -> Tensor:
     """See ``rosebatch_kernels.sampling.reference``; V is at most 2^20.
 
-    Logits are read 16 bytes at a time if all rows begin on 16 bytes and the last 16 bytes of each row are the tensor's
-    memory, else number by number. The other arguments may have any stride.
+    Logits are read 16 bytes at a time if all rows begin on 16 bytes and the tensor's memory holds the last 16 bytes of
+    each. Else they are read number by number. The other arguments may have any stride.
     """
     assert logits.stride(-1) == 1, "the last axis is contiguous"
     rows, vocab = logits.shape

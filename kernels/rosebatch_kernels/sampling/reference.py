@@ -1,7 +1,7 @@
 """PyTorch reference of sampling: the whole vocabulary sorted, in fp64.
 
 A row's token is a function of its logits, parameters and random number alone. Rows of one call never touch each other,
-so a completion does not depend on the rows beside it.
+so a completion does not depend on the other rows.
 """
 
 import torch

@@ -139,8 +139,8 @@ def _threshold(
 ):
     """The largest threshold from ``bound`` to ``top`` at which the mass reaches ``goal``; ``bound`` if none does.
 
-    For top-k the mass is a count, and the result is the k-th largest logit. For top-p the mass is weight, and the
-    result is the lowest logit whose likelier ones sum to less than the goal.
+    For top-k the mass is a count, and the result is the k-th largest logit. For top-p the mass is weight: the result is
+    the lowest logit whose likelier ones sum to less than the goal.
     """
     low, high = _key(bound, BLANK_BITS), _key(top, BLANK_BITS)
     while low < high:

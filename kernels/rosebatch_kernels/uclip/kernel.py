@@ -26,7 +26,7 @@ class Sizes:
 
     Attributes:
         warps: of a program.
-        few: elements of a program in a small call. 32 rows of 1024 channels then make 128 programs, and a thread has
+        few: elements of a program in a small call. 32 rows of 1024 channels then make 128 programs. A thread has
             registers to load its two elements of eight parts at once.
         many: elements of a program in a large call: a thread loads 16 bytes of each of two rows.
         columns: most columns of a program: 16 bytes for each thread in 16-bit types.
