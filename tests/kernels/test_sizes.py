@@ -27,6 +27,11 @@ def test_an_entry_of_its_own():
     assert table("measured", sm_86="small", sm_89="own").of(Device.of_arch(89, 100)) == "own"
 
 
+@pytest.mark.parametrize(("arch", "entry"), [(90, "measured"), (100, "blackwell"), (103, "blackwell"), (120, "small")])
+def test_the_newest_of_entries_with_as_much_memory(arch, entry):
+    assert table("measured", sm_100="blackwell", sm_86="small").of(Device.of_arch(arch, 100)) == entry
+
+
 def test_an_unknown_architecture_is_taken_for_a_small_one():
     assert table("measured", sm_86="small").of(Device.of_arch(75, 40)) == "small"
 

@@ -57,9 +57,10 @@ class Table(Generic[Value]):
     def of(self, device: Device, policy: str = FASTEST) -> Value:
         """The sizes for a device: of its architecture, else those that take the most of its shared memory.
 
-        An operator whose measured sizes fit all GPUs has no others.
+        Of several such, the newest architecture's are taken. An operator whose measured sizes fit all has no others.
         """
-        archs = sorted((arch for arch, own in self.entries if own == policy), key=lambda arch: SHARED_MEMORY[arch])
+        archs = [arch for arch, own in self.entries if own == policy]
+        archs.sort(key=lambda arch: (SHARED_MEMORY[arch], arch))
         fitting = [arch for arch in archs if SHARED_MEMORY[arch] <= device.shared_memory]
         arch = device.arch if device.arch in archs else (fitting or archs)[-1 if fitting else 0]
         return self.entries[arch, policy]

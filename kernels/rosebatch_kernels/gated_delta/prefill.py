@@ -45,7 +45,9 @@ class Sizes:
     solve: str = "tf32x3"
 
 
-SIZES = table(Sizes(), sm_86=Sizes(rows=((1024, 32), (0, TILE_ROWS)), values=32, walk_warps=8))
+_ROWS: Steps = ((1024, 32), (0, TILE_ROWS))
+# On Blackwell, more of the products' operands lie in shared memory than on Hopper.
+SIZES = table(Sizes(), sm_86=Sizes(rows=_ROWS, values=32, walk_warps=8), sm_100=Sizes(rows=_ROWS, values=32))
 
 
 def prefill(
