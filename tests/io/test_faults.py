@@ -2,7 +2,6 @@
 
 import errno
 import io
-import multiprocessing
 import os
 import random
 import signal
@@ -18,6 +17,7 @@ from rosebatch.io.output import FileOutput
 from rosebatch.io.parquet import write_parquet_parts
 from rosebatch.io.part_file import PartFile
 from rosebatch.io.placement import Placement, replace_folder, write_jsonl
+from tests.helpers.forks import FORKS
 
 ROWS = 24
 # The functions of ``os`` behind each call. pathlib uses them too.
@@ -136,14 +136,6 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.fixture(scope="module")
-def processes() -> Any:
-    """Forks of one process that has imported everything: they start at once."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.io.test_faults"])
-    return context
-
-
 @pytest.fixture
 def start(tmp_path: Path) -> Callable[[str], Path]:
     """Makes a folder that has an older output, and returns the path of the new one."""
@@ -201,14 +193,14 @@ def test_calls_that_fail(start, calls, monkeypatch, name, kind, error):
 @pytest.mark.matrix
 @pytest.mark.parametrize("name", OUTPUTS)
 @pytest.mark.parametrize("kind", CALLS)
-def test_calls_that_are_the_last(start, calls, processes, name, kind):
+def test_calls_that_are_the_last(start, calls, name, kind):
     """The same for SIGKILL."""
     whole = start(name)
     run(whole)
     expected = contents(whole.parent)
     for number in range(calls(name, kind)):
         path = start(name)
-        job = processes.Process(target=run_with_faults, args=(path, Faults(kind, number, None)))
+        job = FORKS.Process(target=run_with_faults, args=(path, Faults(kind, number, None)))
         job.start()
         job.join()
         assert job.exitcode == -signal.SIGKILL

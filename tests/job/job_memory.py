@@ -1,10 +1,7 @@
-"""Runs a job over the fake model as a process, and prints what its rows took at most: ``SOURCE TARGET SETTINGS``."""
+"""Runs a job over the fake model in a process of its own: what its rows take at most."""
 
 import gc
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,10 +10,9 @@ from rosebatch.llm.llm import LLM
 from rosebatch.llm.run_file import run_file
 from rosebatch.text.tokenizer import Tokenizer
 from tests.helpers.byte_tokenizer import byte_backend
+from tests.helpers.forks import in_fork
 from tests.job.fake_model import FakeModel, launch_fake, make_engine
 from tests.job.fuzz_lines import CHATTY
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def peak(folder: Path, lines: Sequence[str], name: str, settings: dict[str, Any]) -> int:
@@ -26,44 +22,28 @@ def peak(folder: Path, lines: Sequence[str], name: str, settings: dict[str, Any]
         folder: of the input and the output.
         lines: of the input.
         name: of the output.
-        settings: see ``main``.
+        settings: ``limits`` of the engine, ``launch`` settings and ``options`` of the run.
     """
     source = folder / "in.jsonl"
     source.write_text("\n".join(lines), encoding="utf-8")
-    ran = subprocess.run(
-        [sys.executable, "-m", "tests.job.job_memory", source, folder / name, json.dumps(settings)],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")])},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    told = json.loads(ran.stdout)
+    told = in_fork(_measure, source, str(folder / name), settings)
     assert told["completed"] + sum(told["errors"].values()) == len(lines)
     return int(told["peak"])
 
 
-def main(source: str, target: str, settings: str) -> None:
-    """Run a small job first, so that what is imported and set up once does not count.
-
-    Args:
-        source: of the rows.
-        target: of the results.
-        settings: JSON with ``limits`` of the engine, ``launch`` settings and ``options`` of the run.
-    """
-    given: dict[str, Any] = json.loads(settings)
-    _run(str(_small(Path(source), given)), f"{target}.small{Path(target).suffix}", given)
+def _measure(source: Path, target: str, given: dict[str, Any]) -> dict[str, Any]:
+    """Run a small job first, so that what is imported and set up once does not count."""
+    _run(_small(source, given), f"{target}.small{Path(target).suffix}", given)
     gc.collect()
     # The peak counts from here on.
     Path("/proc/self/clear_refs").write_text("5")
     before = _kib("VmRSS")
-    result = _run(source, target, given)
+    report = _run(source, target, given).report
     peak = (_kib("VmHWM") - before) * 1024
-    print(json.dumps({"peak": peak, "errors": result.report["errors"], "completed": result.report["completed"]}))  # noqa: T201
+    return {"peak": peak, "errors": report["errors"], "completed": report["completed"]}
 
 
-def _run(source: str, target: str, given: dict[str, Any]) -> Any:
+def _run(source: Path, target: str, given: dict[str, Any]) -> Any:
     engine = make_engine(FakeModel(), **given.get("limits", {}))
     tokenizer = Tokenizer(byte_backend(), CHATTY, {"eos_token": "<eos>"})
     launched = launch_fake(engine, tokenizer, **given.get("launch", {}))
@@ -83,7 +63,3 @@ def _small(source: Path, given: dict[str, Any]) -> Path:
 def _kib(name: str) -> int:
     status = Path("/proc/self/status").read_text()
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(f"{name}:"))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

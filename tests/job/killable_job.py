@@ -1,10 +1,8 @@
-"""Runs a job over the fake model as a process: ``INPUT OUTPUT``. It resumes if there is a part file."""
+"""Runs a job over the fake model in a process of its own. It resumes if there is a part file."""
 
 import os
 import resource
-import sys
 import time
-from multiprocessing.connection import Connection
 from typing import Any
 
 from rosebatch.core.errors import UserError
@@ -38,15 +36,20 @@ def main(
         run_file(source, target, model=LLM.of(launched), resume=True, **options)
 
 
-def with_full_disk(source: str, target: str, max_bytes: int, errors: Connection) -> None:
-    """Run the job while no file can be larger than this; send the error message, or None."""
+def with_full_disk(source: str, target: str, max_bytes: int) -> str | None:
+    """Run the job while the system refuses to let any file grow further than this; returns the error message."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (max_bytes, max_bytes))
     try:
         main(source, target)
-        errors.send(None)
     except UserError as error:
-        errors.send(str(error))
+        return str(error)
+    return None
 
 
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+def peaks(*sources: str) -> list[int]:
+    """Run one job after the other; the most memory in KiB that the process has taken after each."""
+    taken = []
+    for source in sources:
+        main(source, f"{source}.jsonl")
+        taken.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    return taken

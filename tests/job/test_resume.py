@@ -3,20 +3,14 @@
 import contextlib
 import gzip
 import json
-import multiprocessing
-import os
 import random
 import re
 import shutil
-import subprocess
-import sys
 import time
 from dataclasses import replace
-from datetime import date
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -25,182 +19,28 @@ from rosebatch.core.pooling_params import PoolingParams
 from rosebatch.io.part_file import PartFile
 from rosebatch.llm.llm import LLM
 from rosebatch.llm.run_file import run_file
+from tests.helpers.forks import FORKS, in_fork
 from tests.job import killable_job
 from tests.job.fake_model import launch_fake, make_engine
-from tests.job.tool_templates import tool
-
-ROOT = Path(__file__).parents[2]
-
-
-def write_jsonl(folder):
-    """Rows of all kinds and lengths: they finish in another order than they began."""
-    rng = random.Random(0)
-    lines = [
-        {
-            "prompt": f"row {i % 50} of line {i}",
-            "max_tokens": rng.randint(1, 60),
-            "temperature": i % 2,
-            "id": f"id {i}",
-            "i": [i],
-        }
-        for i in range(400)
-    ]
-    for i in range(0, 400, 10):
-        lines[i + 3] |= {"n": 2 + i % 3, "logprobs": 1, "max_tokens": rng.randint(1, 15)}
-        lines[i + 6] |= {"structured_outputs": {"regex": "[0-9]{1,9}(é|!)"}, "n": 1 + i % 2}
-    lines[7], lines[8] = {"prompt": ""}, {"prompt": "x of line 8", "id": "id 3"}
-    path = folder / "in.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + "{broken\n")
-    return path, {}
+from tests.job.resumed_inputs import (
+    ROWS,
+    write_embedding_tables,
+    write_embeddings,
+    write_gzip,
+    write_jsonl,
+    write_n,
+    write_openai,
+    write_parquet,
+    write_responses,
+    write_structured,
+    write_tools,
+)
 
 
 @pytest.fixture
 def source(tmp_path):
     path, _ = write_jsonl(tmp_path)
     return path
-
-
-@pytest.fixture(scope="module")
-def processes():
-    """Forks of one process that has imported everything: they start at once."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.job.killable_job", "llguidance.numpy"])
-    return context
-
-
-def write_parquet(folder):
-    """Rows with types that JSON lacks, and an output folder of several files."""
-    rng = random.Random(3)
-    rows = [
-        {"prompt": f"row {i % 50} of line {i}", "max_tokens": rng.randint(1, 60), "day": date(2024, 1, 1 + i % 28)}
-        for i in range(400)
-    ]
-    rows[7]["prompt"] = ""
-    pq.write_table(pa.Table.from_pylist(rows), folder / "in.parquet")
-    return folder / "in.parquet", {"rows_per_file": 90}
-
-
-def write_gzip(folder):
-    """The rows of ``write_jsonl``, compressed in two members; errors in a compressed file of their own; a manifest."""
-    path, _ = write_jsonl(folder)
-    lines = path.read_bytes()
-    packed = folder / "in.jsonl.gz"
-    packed.write_bytes(gzip.compress(lines[:9999], mtime=0) + gzip.compress(lines[9999:], mtime=0))
-    return packed, {"errors": "failed.jsonl.gz", "keep_manifest": True}
-
-
-def write_openai(folder):
-    """Chats and completions, some of which fail, with errors in a file of their own."""
-    rng = random.Random(4)
-    lines = []
-    for i in range(400):
-        body = {"prompt": f"row {i % 50} of line {i}", "max_tokens": rng.randint(1, 60), "n": 1 + i % 3 // 2}
-        if i % 4 == 0:
-            body["messages"] = [{"role": "user", "content": body.pop("prompt")}]
-        if i % 40 == 3:
-            body["stream"] = True
-        lines.append({"custom_id": f"id {i}", "method": "POST", "url": "/v1/completions", "body": body})
-        if i % 4 == 0:
-            lines[i]["url"] = "/v1/chat/completions"
-    path = folder / "in.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path, {}
-
-
-def write_n(folder):
-    """Several completions for every row, greedy and sampled, with log-probabilities."""
-    rng = random.Random(5)
-    lines = [
-        {"prompt": f"row {i % 50} of line {i}", "n": 2 + i % 4, "max_tokens": rng.randint(1, 20), "temperature": i % 2}
-        for i in range(200)
-    ]
-    for i in range(0, 200, 7):
-        lines[i]["logprobs"] = 2
-    path = folder / "in.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path, {}
-
-
-def write_structured(folder):
-    """Answers that match patterns, schemas and lists of choices."""
-    schema = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}, "required": ["a"]}
-    kinds = [{"regex": "[0-9]{1,9}(é|!)"}, {"json": schema}, {"choice": ["yes", "no", "perhaps"]}]
-    lines = [
-        {"prompt": f"row {i}", "structured_outputs": kinds[i % 3], "n": 1 + i % 2, "max_tokens": 60, "temperature": 1}
-        for i in range(200)
-    ]
-    lines[9]["structured_outputs"] = {"regex": "("}
-    path = folder / "in.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path, {}
-
-
-def write_tools(folder):
-    """Chats whose answers are calls, thoughts with a budget, or both, beside plain ones."""
-    number = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 99}}, "required": ["a"]}
-    tools = [tool("f", number | {"additionalProperties": False})]
-    kinds = [
-        {"tools": tools, "tool_choice": "required", "max_reasoning_tokens": 5},
-        {"chat_template_kwargs": {"thinks": True}, "max_reasoning_tokens": 9},
-        {"tools": tools, "parallel_tool_calls": False, "tool_choice": {"type": "function", "function": {"name": "f"}}},
-        {},
-    ]
-    lines = [
-        {
-            "messages": [{"role": "user", "content": f"row {i}"}],
-            "max_tokens": 90,
-            "temperature": 1,
-            "n": 1 + i % 2,
-            **kinds[i % 4],
-        }
-        for i in range(100)
-    ]
-    path = folder / "in.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path, {"form": "hermes"}
-
-
-def write_responses(folder):
-    """Responses with calls, thoughts and forms, beside bad ones."""
-    number = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 99}}, "required": ["a"]}
-    function = {"type": "function", "name": "f", "parameters": number | {"additionalProperties": False}}
-    kinds = [
-        {"tools": [function], "tool_choice": "required", "max_reasoning_tokens": 5},
-        {"chat_template_kwargs": {"thinks": True}, "max_reasoning_tokens": 9},
-        {"text": {"format": {"type": "json_schema", "name": "a", "schema": number}}},
-        {"input": [{"type": "item_reference", "id": "x"}]},
-        {"instructions": "Be terse.", "top_logprobs": 1},
-    ]
-    lines = [
-        {
-            "custom_id": f"{i}",
-            "url": "/v1/responses",
-            "body": {"input": f"row {i}", "max_output_tokens": 90, "seed": i, **kinds[i % 5]},
-        }
-        for i in range(100)
-    ]
-    path = folder / "in.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path, {"form": "hermes"}
-
-
-def write_embeddings(folder):
-    """Prompts of all lengths for vectors of several lengths; some rows fail."""
-    rng = random.Random(6)
-    lines = [{"prompt": f"line {i} " + "x" * rng.randint(0, 150), "dimensions": 1 + i % 9, "i": i} for i in range(400)]
-    lines[7]["prompt"] = ""
-    path = folder / "in.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path, {"embeds": True}
-
-
-def write_embedding_tables(folder):
-    """The same as Parquet, into a folder."""
-    path, options = write_embeddings(folder)
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    path.unlink()
-    pq.write_table(pa.Table.from_pylist(rows), folder / "in.parquet")
-    return folder / "in.parquet", {**options, "rows_per_file": 90}
 
 
 # How many kills in the fast tier, and what writes the input.
@@ -222,10 +62,10 @@ KINDS = [
     ("write", "name", "max_kills"),
     [
         *(pytest.param(write, name, few) for few, write, name in KINDS if few),
-        *(pytest.param(write, name, 50, marks=pytest.mark.thorough) for _, write, name in KINDS),
+        *(pytest.param(write, name, 30, marks=pytest.mark.thorough) for _, write, name in KINDS),
     ],
 )
-def test_killed_many_times(processes, source, tmp_path, write, name, max_kills):
+def test_killed_many_times(tmp_path, write, name, max_kills):
     """Killed at random moments, from before the first row to the final rename, the output has the same bytes."""
     given, options = write(tmp_path)
     whole, runs = tmp_path / "whole", tmp_path / "runs"
@@ -244,7 +84,7 @@ def test_killed_many_times(processes, source, tmp_path, write, name, max_kills):
         """
         path = f"{folder / name}/" if name == "answers" else str(folder / name)
         given_options = options | ({"errors": str(folder / options["errors"])} if "errors" in options else {})
-        job = processes.Process(target=killable_job.main, args=(str(given), path, 0.001), kwargs=given_options)
+        job = FORKS.Process(target=killable_job.main, args=(str(given), path, 0.001), kwargs=given_options)
         before = size()
         job.start()
         while growth and job.is_alive() and size() < before + growth:
@@ -269,20 +109,20 @@ def test_killed_many_times(processes, source, tmp_path, write, name, max_kills):
     expected = contents(whole)
     written = sum(len(each) for each in expected.values())
     if write is write_jsonl:
-        assert expected[name].count(b"\n") == 401
+        assert expected[name].count(b"\n") == ROWS + 1
     elif write is write_gzip:
         assert sorted(expected) == ["failed.jsonl.gz", name, f"{name}.manifest.json"]
-        assert [gzip.decompress(expected[each]).count(b"\n") for each in sorted(expected)[:2]] == [3, 398]
+        assert [gzip.decompress(expected[each]).count(b"\n") for each in sorted(expected)[:2]] == [3, ROWS - 2]
     elif write is write_parquet:
         assert sorted(expected) == [f"answers/part-0000{i}.parquet" for i in range(5)]
     elif write is write_openai:
         assert sorted(expected) == ["out.errors.jsonl", "out.jsonl"]
-        assert expected["out.errors.jsonl"].count(b"\n") == 10
+        assert expected["out.errors.jsonl"].count(b"\n") == 3
     elif write is write_tools:
-        assert expected[name].count(b'"finish_reason":"tool_calls"') == 50
+        assert expected[name].count(b'"finish_reason":"tool_calls"') == 25
     elif write is write_embeddings:
         # Of 8 dimensions there are 9 lengths to ask for.
-        assert expected[name].count(b'"embedding":[') == 400 - 400 // 9 - 1
+        assert expected[name].count(b'"embedding":[') == ROWS - ROWS // 9 - 1
     rng, kills, rounds, sizes = random.Random(1), 0, 0, set()
     while kills < max_kills or not rounds:
         # One in five comes at any time at all; the start-up has its share of them.
@@ -304,20 +144,13 @@ def test_killed_many_times(processes, source, tmp_path, write, name, max_kills):
     assert len(sizes) > max_kills // 2, "it was killed at many different moments"
 
 
-def test_a_disk_that_fills_up(processes, source, tmp_path):
+def test_a_disk_that_fills_up(source, tmp_path):
     """At any byte of the part file the error is clear and no result is lost."""
     whole, target = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
     part = tmp_path / "out.jsonl.part"
 
     def run(path, max_bytes):
-        """Returns the error, or None if the job reached its end. The system refuses to let any file grow further."""
-        receiver, sender = processes.Pipe(duplex=False)
-        job = processes.Process(target=killable_job.with_full_disk, args=(str(source), str(path), max_bytes, sender))
-        job.start()
-        sender.close()
-        job.join()
-        assert job.exitcode == 0
-        return receiver.recv()
+        return in_fork(killable_job.with_full_disk, str(source), str(path), max_bytes)
 
     assert run(whole, 2**30) is None
     rng, size = random.Random(2), whole.stat().st_size
@@ -344,7 +177,7 @@ def test_a_resumed_run_computes_only_what_is_missing(job, source, tmp_path, fake
         nonlocal steps
         steps += 1
         begun.update(int(bytes(spec.prompt_token_ids).split()[-1]) for spec in plan.started)
-        if steps == 300:
+        if steps == 75:
             raise StopError
 
     def run():
@@ -355,16 +188,16 @@ def test_a_resumed_run_computes_only_what_is_missing(job, source, tmp_path, fake
     with pytest.raises(StopError):
         run()
     part = PartFile.reopen(tmp_path / "out.jsonl.part")
-    done = {index for index in range(401) if index in part}
+    done = {index for index in range(ROWS + 1) if index in part}
     part.close()
     result, _ = run()
-    assert 50 < len(done) < 350
+    assert 10 < len(done) < 90
     assert begun.isdisjoint(done)
     assert result.report["resumed"] == len(done)
     assert result.report["resumed_exactly"]
-    assert result.report["completed"] + result.report["failed"] == 401 - len(done)
+    assert result.report["completed"] + result.report["failed"] == ROWS + 1 - len(done)
     assert result.num_failed == 3
-    assert (tmp_path / "out.jsonl").read_bytes().count(b"\n") == 401
+    assert (tmp_path / "out.jsonl").read_bytes().count(b"\n") == ROWS + 1
 
 
 @pytest.mark.parametrize(
@@ -418,18 +251,12 @@ def write_many(path, rows):
 @pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz", "csv", "arrow"])
 def test_memory_does_not_grow_with_the_file(tmp_path, ending):
     """With twenty times the rows, reader, ids, waiting results and report must take the same memory."""
-    peaks = []
-    for rows in (2_000, 40_000):
-        source = tmp_path / f"{rows}.{ending}"
-        write_many(source, rows)
-        command = [sys.executable, "-m", "tests.job.killable_job", str(source), str(tmp_path / "out.jsonl")]
-        path = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
-        job = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": path}, cwd=ROOT)
-        _, status, usage = os.wait4(job.pid, 0)
-        job.returncode = status
-        assert status == 0
-        peaks.append(usage.ru_maxrss)
-        assert (tmp_path / "out.jsonl").read_bytes().count(b"\n") == rows
+    files = [(tmp_path / f"{rows}.{ending}", rows) for rows in (2_000, 40_000)]
+    for path, rows in files:
+        write_many(path, rows)
+    peaks = in_fork(killable_job.peaks, *(str(path) for path, _ in files))
+    for path, rows in files:
+        assert Path(f"{path}.jsonl").read_bytes().count(b"\n") == rows
     # In KiB.
     assert peaks[1] < peaks[0] + 10 * 1024
 

@@ -1,0 +1,17 @@
+"""Forks of one process that has imported everything: they start at once, where an interpreter takes seconds."""
+
+import multiprocessing
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+FORKS = multiprocessing.get_context("forkserver")
+# Behind the job are what its parts import at their first use.
+_LAZILY = ("llguidance.numpy", "pyarrow.dataset", "transformers.utils.chat_template_utils")
+FORKS.set_forkserver_preload(["tests.io.test_faults", "tests.job.killable_job", *_LAZILY])
+
+
+def in_fork(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """What a function returns or raises in a process of its own."""
+    with ProcessPoolExecutor(1, FORKS) as pool:
+        return pool.submit(function, *args, **options).result()
