@@ -123,7 +123,7 @@ def test_signals_at_random_moments(cli, start, source, model_folder, tmp_path, n
     seconds = time.monotonic() - begun
     output = f"{target}/" if more else target
     codes = []
-    for _ in range(14):
+    for _ in range(9):
         number = rng.choice([signal.SIGINT, signal.SIGTERM])
         codes.append(end_at(start(output, *more, "--resume"), number, rng.uniform(0, seconds)))
         if codes[-1] == 3:

@@ -62,7 +62,7 @@ KINDS = [
     ("write", "name", "max_kills"),
     [
         *(pytest.param(write, name, few) for few, write, name in KINDS if few),
-        *(pytest.param(write, name, 30, marks=pytest.mark.thorough) for _, write, name in KINDS),
+        *(pytest.param(write, name, 20, marks=pytest.mark.thorough) for _, write, name in KINDS),
     ],
 )
 def test_killed_many_times(tmp_path, write, name, max_kills):
