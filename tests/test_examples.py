@@ -66,24 +66,25 @@ def test_the_examples_show_each_kind_of_row():
     assert len({row.metadata["id"] for row in rows}) == len(rows)
 
 
-@needs_demo_model
-def test_the_pipeline(tmp_path):
-    """Exit code 0 where all answers are as expected, 1 where one is not, and what it was."""
+@pytest.fixture
+def bash(tmp_path):
+    """Runs a script that calls ``rosebatch``."""
     (tmp_path / "rosebatch").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m rosebatch "$@"\n')
     (tmp_path / "rosebatch").chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    environment = ENVIRONMENT | {"PATH": path, "OUT": str(tmp_path / "out"), "FLAGS": "--device cpu"}
+    return lambda script: subprocess.run(
+        ["bash", str(script)], env=environment, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.thorough
+@needs_demo_model
+def test_the_pipeline(bash, tmp_path):
+    """Exit code 0 where all answers are as expected, 1 where one is not, and what it was."""
     for name in ("pipeline.sh", "regression.jsonl"):
         (tmp_path / name).write_text((FOLDER / name).read_text())
-    environment = ENVIRONMENT | {
-        "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
-        "OUT": str(tmp_path / "out"),
-        "FLAGS": "--device cpu",
-    }
-
-    def run():
-        command = ["bash", str(tmp_path / "pipeline.sh")]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-
-    done = run()
+    done = bash(tmp_path / "pipeline.sh")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith("3 of 3 answers are as expected\n")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"answers.jsonl", "report.json", "report.html"}
@@ -93,30 +94,19 @@ def test_the_pipeline(tmp_path):
     rows[1]["expected"] = "Osaka"
     answers.write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "rosebatch").write_text("#!/bin/sh\n")
-    done = run()
+    done = bash(tmp_path / "pipeline.sh")
     assert done.returncode == 1
     assert "japan: expected 'Osaka', got " in done.stdout
     (tmp_path / "rosebatch").write_text("#!/bin/sh\nexit 3\n")
-    done = run()
+    done = bash(tmp_path / "pipeline.sh")
     assert (done.returncode, done.stdout) == (3, "")
 
 
+@pytest.mark.thorough
 @needs_demo_model
-def test_compressed_files(tmp_path):
+def test_compressed_files(bash):
     """Two formats in one folder; the second run knows that the answers are complete, and changes nothing."""
-    (tmp_path / "rosebatch").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m rosebatch "$@"\n')
-    (tmp_path / "rosebatch").chmod(0o755)
-    environment = ENVIRONMENT | {
-        "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
-        "OUT": str(tmp_path / "out"),
-        "FLAGS": "--device cpu",
-    }
-
-    def run():
-        command = ["bash", str(FOLDER / "compressed.sh")]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-
-    first, again = run(), run()
+    first, again = bash(FOLDER / "compressed.sh"), bash(FOLDER / "compressed.sh")
     assert (first.returncode, again.returncode) == (0, 0), first.stderr + again.stderr
     rows = [json.loads(line) for line in first.stdout.splitlines()]
     assert len(rows) == 4
@@ -460,20 +450,3 @@ def test_the_examples_of_embeddings(tmp_path):
         main(["embed", str(source), *flags])
     assert end.value.code == 0
     assert len(json.loads(target.read_text())["embedding"]) > 1
-
-
-@needs_demo_model
-def test_the_demo_model_says_that_it_answers(tmp_path):
-    """Who forgets --model must not take the answers of 135 million parameters for those of the model that was meant."""
-    source = tmp_path / "one.jsonl"
-    source.write_text('{"prompt": "Hi", "max_tokens": 1}\n')
-    command = [sys.executable, "-m", "rosebatch", "generate", str(source), "--device", "cpu", "--report", "r.json"]
-    done = subprocess.run(command, env=ENVIRONMENT, cwd=tmp_path, capture_output=True, text=True, check=False)
-    lines = done.stderr.splitlines()
-    assert (done.returncode, lines[0]) == (
-        0,
-        "rosebatch: no --model given: the demo model answers, which is for trying out",
-    )
-    (model,) = [line for line in lines if line.startswith("model: ")]
-    assert model.endswith(", the demo model: no --model was given")
-    assert json.loads((tmp_path / "r.json").read_text())["engine"]["is_demo_model"] is True

@@ -14,7 +14,7 @@ from rosebatch_kernels.common.sizes import Program
 from rosebatch_kernels.linear import sizes as linear
 from rosebatch_kernels.linear.streamed import StreamedLinear
 from rosebatch_kernels.paged_attention import sizes as attention
-from tests.engine.small_models import device_engine
+from tests.engine.small_models import device_engine, plain_engine
 
 
 def test_a_change_reaches_engines_that_are_launched():
@@ -45,7 +45,7 @@ def test_changes_that_mean_nothing(text):
 
 def test_rows_share_the_prefix_alone():
     """Rows that were alike would share all of their keys."""
-    engine, seen = device_engine("llama"), []
+    engine, seen = plain_engine("llama"), []
     real = engine.run
     engine.run = lambda requests: real(seen.append(requests) or requests)
     step_sweep.time_steps(engine, rows=2, prompt_len=[3], shared_prefix_len=4, steps=4, repeats=1)
@@ -58,7 +58,7 @@ def test_rows_share_the_prefix_alone():
 
 def test_each_change_is_a_line(capsys):
     """Between two lines without a change, which tell the noise."""
-    sizes = {"rows": 2, "prompt_len": [3], "steps": 4, "repeats": 2}
+    sizes = {"rows": 1, "prompt_len": [3], "steps": 2, "repeats": 1}
     step_sweep.run(lambda: device_engine("llama"), ["norm.tile=64", "decode.splits=1"], **sizes)
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(" ms  ")[1] for line in lines] == ["no change", "norm.tile=64", "decode.splits=1", "no change"]
@@ -66,7 +66,7 @@ def test_each_change_is_a_line(capsys):
 
 
 def test_rows_take_the_lengths_in_turn():
-    engine, seen = device_engine("llama"), []
+    engine, seen = plain_engine("llama"), []
     real = engine.run
     engine.run = lambda requests: real(seen.append(requests) or requests)
     step_sweep.time_steps(engine, rows=3, prompt_len=[2, 5], steps=4, repeats=1)
@@ -75,7 +75,7 @@ def test_rows_take_the_lengths_in_turn():
 
 def test_a_change_that_breaks_a_row_is_no_figure():
     """More splits than there is memory for once made rows end early, and their steps looked fast."""
-    engine = device_engine("llama")
+    engine = plain_engine("llama")
     real = engine.run
     engine.run = lambda requests: [replace(each, token_ids=each.token_ids[:2]) for each in real(requests)]
     with pytest.raises(AssertionError, match="breaks"):

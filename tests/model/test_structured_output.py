@@ -112,6 +112,7 @@ def test_every_document_is_valid(answers):
     assert '"age": 71' in documents[2][0]
 
 
+@pytest.mark.thorough
 def test_regex_and_choice(answers):
     """The whole text matches: no space before it, no explanation after it."""
     date, kinds = r"(19|20)[0-9]{2}-(0[1-9]|1[0-2])-[0-3][0-9]", ["yes", "yes, but", "no", "  maybe"]
