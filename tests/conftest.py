@@ -11,6 +11,7 @@ import gc
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 # A script's background jobs start with SIGINT ignored, and so would all processes of the tests.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -48,6 +49,19 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def transformers() -> Iterator[Any]:
+    """The library without its messages: progress bars and advice would spoil the tests' output."""
+    import transformers
+
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    yield transformers
+    transformers.logging.set_verbosity(verbosity)
+    transformers.logging.enable_progress_bar()
 
 
 # Folders in which a test runs with many parameters: models, dtypes, shapes, block sizes.

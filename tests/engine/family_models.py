@@ -4,7 +4,7 @@ from typing import Any
 
 from rosebatch.config.model import ModelConfig
 from rosebatch.model.hf_config import parse_model_config
-from tests.golden import families
+from tests.helpers import families
 
 _SIZES = {
     "vocab_size": 50,

@@ -10,6 +10,7 @@ from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
 from tests.engine.family_models import FAMILIES
 from tests.engine.small_models import MODELS, SLOTS, VOCAB, device_engine, plain_engine
+from tests.helpers import running
 
 pytestmark = [
     pytest.mark.matrix,
@@ -22,13 +23,7 @@ PLACES = [range(14), range(9), range(8), range(8), range(3, 5), range(13)]
 
 
 def run(engine, requests):
-    for request in requests:
-        engine.add(request)
-    done = {}
-    while engine.has_unfinished:
-        done |= {completion.request.id: completion for completion in engine.step()}
-        engine.scheduler.check_integrity()
-    assert engine.scheduler.blocks.num_used == 0
+    done = running.run(engine, requests)
     assert not engine.runner.pooling._sums, "no sum is left of a prompt that has finished"
     return done
 

@@ -16,6 +16,7 @@ from rosebatch.engine.triton_runner.graphs import StepGraphs
 from rosebatch.engine.triton_runner.prefix_groups import PrefixGroupState
 from rosebatch_kernels.paged_attention import sizes
 from tests.engine.small_models import MODELS, SLOTS, VOCAB, device_engine, plain_engine
+from tests.helpers import running
 from tests.helpers.sizes import change_table
 
 pytestmark = [
@@ -45,14 +46,7 @@ def requests(name):
 
 def run(name, engine):
     """Request id -> tokens and finish reason."""
-    for request in requests(name):
-        engine.add(request)
-    done = {}
-    while engine.has_unfinished:
-        done |= {c.request.id: (c.token_ids, c.finish_reason) for c in engine.step()}
-        engine.scheduler.check_integrity()
-    assert engine.scheduler.blocks.num_used == 0
-    return done
+    return {i: (done.token_ids, done.finish_reason) for i, done in running.run(engine, requests(name)).items()}
 
 
 @pytest.fixture(scope="module")

@@ -4,10 +4,9 @@ import os
 
 import pytest
 
-from rosebatch.core.request import Request
-from rosebatch.core.sampling_params import SamplingParams
 from tests.engine.family_models import FAMILIES
 from tests.engine.small_models import VOCAB, device_engine, plain_engine
+from tests.helpers.running import greedy
 
 pytestmark = [
     pytest.mark.matrix,
@@ -19,13 +18,7 @@ _PROMPTS = [range(14), range(9), range(3, 5)]
 
 
 def tokens(engine, prompts=_PROMPTS):
-    for i, places in enumerate(prompts):
-        prompt = tuple((7 * j * j + 3 * j + 1) % VOCAB for j in places)
-        engine.add(Request(i, prompt, SamplingParams(max_tokens=6, ignore_eos=True)))
-    done = {}
-    while engine.has_unfinished:
-        done |= {completion.request.id: completion.token_ids for completion in engine.step()}
-    return done
+    return greedy(engine, [[(7 * j * j + 3 * j + 1) % VOCAB for j in places] for places in prompts], 6)
 
 
 @pytest.mark.parametrize("off", [(), ("fused_norm",), ("fused_mlp",), ("fused_norm", "fused_mlp", "fused_rotary")])

@@ -12,6 +12,7 @@ from rosebatch.engine.scheduling.sequence import SequenceState
 from rosebatch.model.mixers.softmax.mixer import SoftmaxSpec
 from tests.engine import small_models
 from tests.engine.small_models import device_engine, plain_engine
+from tests.helpers.running import run, run_choices
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -56,16 +57,6 @@ def requests(with_broken):
         if with_broken or not broken:
             found.append(Request(number, tuple(prompt), sampling))
     return found
-
-
-def run(engine, given):
-    for request in given:
-        engine.add(request)
-    done = {}
-    while engine.has_unfinished:
-        done |= {completion.request.id: completion for completion in engine.step()}
-        engine.scheduler.check_integrity()
-    return done
 
 
 @pytest.mark.matrix
@@ -115,11 +106,7 @@ def test_completions_of_one_prompt_all_fail(make, broken_token):
     """Forks hold their prompt's blocks while the first of them is given up."""
     engine = make("hp1")
     sampling = SamplingParams(max_tokens=3, n=4, temperature=1.0, seed=1)
-    engine.add(Request(0, (1, BROKEN, 2, 3, 4, 5), sampling))
-    done = []
-    while engine.has_unfinished:
-        done += engine.step()
-        engine.scheduler.check_integrity()
+    done = run_choices(engine, [Request(0, (1, BROKEN, 2, 3, 4, 5), sampling)]).values()
     assert [completion.error.code for completion in done] == ["non_finite_logits"] * 4
     assert torch.isfinite(torch.tensor([c.finish_time for c in done])).all()
 

@@ -7,6 +7,7 @@ import pytest
 from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
 from tests.engine.small_models import SLOTS, VOCAB, device_engine, plain_engine
+from tests.helpers.running import run_choices
 
 pytestmark = [
     pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="Triton compiles for the GPU in this process"),
@@ -27,12 +28,7 @@ def requests(n=1):
 
 def run(engine, requests):
     """Tokens by request and sample."""
-    for request in requests:
-        engine.add(request)
-    done = {}
-    while engine.has_unfinished:
-        done |= {(c.request.id, c.sample): c.token_ids for c in engine.step()}
-    return done
+    return {key: done.token_ids for key, done in run_choices(engine, requests).items()}
 
 
 @pytest.fixture(scope="module")

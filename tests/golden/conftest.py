@@ -2,30 +2,22 @@
 
 import functools
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from rosebatch.config.run import RunConfig
-from rosebatch.config.switches import Switches
-from rosebatch.core.request import Completion, Request
-from rosebatch.core.sampling_params import SamplingParams
-from rosebatch.engine.cache.kv_cache import bytes_per_block
 from rosebatch.engine.engine import Engine
-from rosebatch.engine.load import load_engine
-from rosebatch.model.source import find_model
-from tests.golden.families import FAMILIES, VARIANTS, reference_options
-from tests.golden.plain_hp1 import PlainHP1
+from tests.helpers.families import FAMILIES, VARIANTS, reference_options
+from tests.helpers.plain_hp1 import PlainHP1
+from tests.helpers.reference import clear, generate
+from tests.helpers.running import greedy
+from tests.helpers.tiny_engines import engine_of, random_model
 
-CPU = torch.device("cpu")
 NEW_TOKENS = 12
-# A greedy token with a smaller margin may differ by rounding alone: such prompts are left out.
-MARGIN = 1e-3
 
 _SIZES = {
     "vocab_size": 211,
@@ -109,19 +101,6 @@ class Golden:
 
 
 @pytest.fixture(scope="session")
-def transformers() -> Iterator[Any]:
-    """The library without its messages: progress bars and advice would spoil the tests' output."""
-    import transformers
-
-    verbosity = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    yield transformers
-    transformers.logging.set_verbosity(verbosity)
-    transformers.logging.enable_progress_bar()
-
-
-@pytest.fixture(scope="session")
 def goldens(transformers: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Golden]:
     """Name -> Golden; model and references are made on first use."""
     made: dict[str, Golden] = {}
@@ -136,7 +115,11 @@ def goldens(transformers: Any, tmp_path_factory: pytest.TempPathFactory) -> Call
 
 def _make(transformers: Any, name: str, folder: Path) -> Golden:
     kind, values = {**MODELS, **FAMILIES, **VARIANTS}[name]
-    model = PlainHP1.random(values) if kind == "HP1" else _random_model(transformers, kind, values)
+    if kind == "HP1":
+        model = PlainHP1.random(values)
+    else:
+        tokens = dict.fromkeys(("eos_token_id", "bos_token_id", "pad_token_id"))
+        model = random_model(getattr(transformers, kind)(**values, initializer_range=0.2, **tokens))
     model.save_pretrained(folder)
     prompts = _prompts(values["vocab_size"])
     tokens = _greedy(model, prompts, lambda length: reference_options(name))
@@ -145,54 +128,9 @@ def _make(transformers: Any, name: str, folder: Path) -> Golden:
     return Golden(folder, [prompts[i] for i in kept], [tokens[i] for i in kept])
 
 
-def _random_model(transformers: Any, kind: str, values: dict[str, Any]) -> Any:
-    config = getattr(transformers, kind)(
-        **values, initializer_range=0.2, eos_token_id=None, bos_token_id=None, pad_token_id=None
-    )
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    for parameter_name, parameter in model.named_parameters():
-        if parameter.ndim == 1:
-            # At one and zero a model could ignore norms and biases without failing a test.
-            norm_scale = parameter_name.endswith("weight")
-            torch.nn.init.normal_(parameter, 1.0 if norm_scale else 0.0, 0.2)
-    return model
-
-
-def _greedy(
-    model: Any, prompts: Sequence[Sequence[int]], options: Callable[[int], dict[str, Any]] = lambda length: {}
-) -> dict[int, list[int]]:
-    """A model's own greedy tokens, except for prompts whose tokens depend on rounding.
-
-    Args:
-        model: of transformers, or ``PlainHP1``.
-        prompts: of any lengths.
-        options: length of a prompt -> further options of ``generate``.
-    """
-    tokens: dict[int, list[int]] = {}
-    for length in sorted({len(p) for p in prompts}):
-        rows = [i for i, p in enumerate(prompts) if len(p) == length]
-        chosen, margins = _reference(model, torch.tensor([prompts[i] for i in rows]), options(length))
-        tokens |= {i: c for i, c, m in zip(rows, chosen, margins, strict=True) if m > MARGIN}
-    return tokens
-
-
-def _reference(model: Any, prompts: Tensor, options: dict[str, Any]) -> tuple[list[list[int]], list[float]]:
-    """Greedy tokens of prompts of one length, and for each the smallest margin of any choice."""
-    with torch.inference_mode():
-        out = model.generate(
-            prompts,
-            attention_mask=torch.ones_like(prompts),
-            max_new_tokens=NEW_TOKENS,
-            do_sample=False,
-            pad_token_id=0,
-            return_dict_in_generate=True,
-            output_scores=True,
-            **options,
-        )
-    best = torch.stack(out.scores).topk(2, -1).values
-    margins = (best[..., 0] - best[..., 1]).amin(0)
-    return out.sequences[:, prompts.shape[1] :].tolist(), margins.tolist()
+def _greedy(model: Any, prompts: Sequence[Sequence[int]], *options: Any) -> dict[int, list[int]]:
+    """A model's own greedy tokens, except for prompts whose tokens depend on rounding. Options: see ``generate``."""
+    return clear(*generate(model, prompts, NEW_TOKENS, *options))
 
 
 @pytest.fixture(scope="session")
@@ -226,7 +164,7 @@ def _prompts(vocab: int) -> list[list[int]]:
 
 @pytest.fixture(scope="session")
 def make_engine() -> Callable[..., Engine]:
-    """Makes an engine on a model's folder, with ``blocks`` of KV cache; 0 gives plenty."""
+    """Makes an engine on a model's folder; switches by name. See ``engine_of``."""
 
     def make(
         folder: Path,
@@ -239,49 +177,13 @@ def make_engine() -> Callable[..., Engine]:
         max_model_len: int | None = None,
         **switches: bool,
     ) -> Engine:
-        source = find_model(str(folder), "auto", dtype, CPU, max_model_len=max_model_len)
-        memory = blocks * bytes_per_block(source.config.kv_planes, block_size, source.dtype) or 64 << 20
-        limits = RunConfig(
-            max_num_seqs=seqs, max_num_batched_tokens=chunk, block_size=block_size, kv_cache_memory=memory
-        )
-        return load_engine(source, limits, Switches.resolve(switches, "cpu"), CPU).engine
+        limits = {"max_num_seqs": seqs, "max_num_batched_tokens": chunk, "block_size": block_size}
+        return engine_of(folder, dtype, blocks=blocks, max_model_len=max_model_len, switches=switches, **limits)
 
     return make
 
 
 @pytest.fixture(scope="session")
-def run_choices() -> Callable[..., dict[tuple[int, int], Completion]]:
-    """Runs requests and checks integrity after every step. Request id and sample -> completion."""
-
-    def run(engine: Engine, requests: Sequence[Request]) -> dict[tuple[int, int], Completion]:
-        for request in requests:
-            engine.add(request)
-        done = {}
-        while engine.has_unfinished:
-            done |= {(completion.request.id, completion.sample): completion for completion in engine.step()}
-            engine.scheduler.check_integrity()
-        assert engine.scheduler.blocks.num_used == 0
-        return done
-
-    return run
-
-
-@pytest.fixture(scope="session")
-def run_engine(
-    run_choices: Callable[..., dict[tuple[int, int], Completion]],
-) -> Callable[..., dict[int, Completion]]:
-    """The same for requests of one completion each. Request id -> completion."""
-    return lambda engine, requests: {id: done for (id, _), done in run_choices(engine, requests).items()}
-
-
-@pytest.fixture(scope="session")
-def greedy_tokens(run_engine: Callable[..., dict[int, Completion]]) -> Callable[..., list[list[int]]]:
+def greedy_tokens() -> Callable[..., list[list[int]]]:
     """The engine's greedy continuation of each prompt."""
-
-    def tokens(engine: Engine, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-        sampling = SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True)
-        requests = [Request(i, tuple(p), sampling) for i, p in enumerate(prompts)]
-        done = run_engine(engine, requests)
-        return [list(done[i].token_ids) for i in range(len(prompts))]
-
-    return tokens
+    return lambda engine, prompts: greedy(engine, prompts, NEW_TOKENS)

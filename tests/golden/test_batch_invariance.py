@@ -8,6 +8,7 @@ import torch
 from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.torch_runner import runner
+from tests.helpers.running import run
 
 DTYPES = ["float32", *(["bfloat16"] if torch.ops.mkldnn._is_mkldnn_bf16_supported() else [])]
 CASES = [(model, dtype) for model in ("llama", "gpt2") for dtype in DTYPES]
@@ -34,15 +35,15 @@ def recorded_logits(monkeypatch):
 
 
 @pytest.fixture
-def results(recorded_logits, run_engine):
+def results(recorded_logits):
     """Runs requests. Request id -> tokens, and (seed, position) -> logits."""
 
-    def run(engine, requests):
+    def recorded(engine, requests):
         recorded_logits.clear()
-        done = run_engine(engine, requests)
+        done = run(engine, requests)
         return {i: c.token_ids for i, c in done.items()}, dict(recorded_logits)
 
-    return run
+    return recorded
 
 
 def requests_of(prompts):

@@ -10,12 +10,14 @@ from rosebatch.core.pooling_params import PoolingParams
 from rosebatch.core.request import Request
 from rosebatch.engine.load import load_engine
 from rosebatch.model.source import find_model
-from tests.golden.conftest import CPU, MODELS
-from tests.golden.families import FAMILIES
-from tests.golden.threads_group import make_tensor_parallel_engine
+from tests.golden.conftest import MODELS
+from tests.helpers.families import FAMILIES
+from tests.helpers.running import run
+from tests.helpers.threads_group import make_tensor_parallel_engine
 
 POOLINGS = ("last", "mean")
 FAST = ["gpt2", "qwen3", "gemma3", "gpt_oss", "qwen3_next"]
+CPU = torch.device("cpu")
 OWN = [name for name in [*MODELS, *FAMILIES] if not name.startswith("hp1")]
 CASES = [pytest.param(name, marks=() if name in FAST else pytest.mark.thorough) for name in OWN]
 # Of vectors of length 1.
@@ -32,16 +34,11 @@ def requests_of(prompts, pooling, **params):
     return [Request(number, tuple(prompt), pooling=own) for number, prompt in enumerate(prompts)]
 
 
-@pytest.fixture
-def embed(run_engine):
+def embed(engine, prompts, pooling, **params):
     """The embeddings of prompts as ``[N, D]``."""
-
-    def run(engine, prompts, pooling, **params):
-        done = run_engine(engine, requests_of(prompts, pooling, **params))
-        assert not any(completion.token_ids for completion in done.values())
-        return np.array([done[number].pooled for number in range(len(prompts))], np.float32)
-
-    return run
+    done = run(engine, requests_of(prompts, pooling, **params))
+    assert not any(completion.token_ids for completion in done.values())
+    return np.array([done[number].pooled for number in range(len(prompts))], np.float32)
 
 
 @pytest.fixture(scope="session")
@@ -67,7 +64,7 @@ def expected(transformers, goldens):
 
 @pytest.mark.whole
 @pytest.mark.parametrize("name", CASES)
-def test_whole_chunked_and_from_the_prefix_cache(name, goldens, expected, make_engine, embed):
+def test_whole_chunked_and_from_the_prefix_cache(name, goldens, expected, make_engine):
     """A state before the last norm, of another row, or a mean that leaves cached tokens out is another vector."""
     golden = goldens(name)
     prompts = prompts_of(golden)
@@ -94,7 +91,7 @@ DTYPES = ["float32", *(["bfloat16"] if torch.ops.mkldnn._is_mkldnn_bf16_supporte
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.parametrize("name", ["llama", "gpt2", pytest.param("mixtral", marks=pytest.mark.thorough)])
-def test_no_bit_depends_on_the_schedule(name, dtype, pooling, goldens, make_engine, embed, threads):
+def test_no_bit_depends_on_the_schedule(name, dtype, pooling, goldens, make_engine, threads):
     """A resumed run computes rows in other batches and chunks: its bytes must be those of a run without a break."""
     golden = goldens(name)
     alone = make_engine(golden.folder, dtype, seqs=1, chunked_prefill=False, prefix_cache=False)
@@ -106,7 +103,7 @@ def test_no_bit_depends_on_the_schedule(name, dtype, pooling, goldens, make_engi
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt_oss", pytest.param("qwen3_next", marks=pytest.mark.thorough)])
-def test_two_ranks(name, goldens, expected, embed):
+def test_two_ranks(name, goldens, expected):
     """Hidden states are whole on rank 0; a part of one, or a sum that another rank keeps, would be another vector."""
     golden = goldens(name)
     source = find_model(str(golden.folder), "auto", "float32", CPU)
@@ -118,7 +115,7 @@ def test_two_ranks(name, goldens, expected, embed):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma3", pytest.param("gpt_oss", marks=pytest.mark.thorough)])
-def test_models_of_transformers_code(name, goldens, expected, embed):
+def test_models_of_transformers_code(name, goldens, expected):
     """The fallback's layers hand out several tensors; the wrong one would be another vector."""
     golden = goldens(name)
     source = find_model(str(golden.folder), "auto", "float32", CPU, model_impl="transformers")
@@ -130,18 +127,18 @@ def test_models_of_transformers_code(name, goldens, expected, embed):
         np.testing.assert_allclose(found, expected(name, pooling), rtol=0, atol=TOLERANCE)
 
 
-def test_a_mean_takes_no_cached_tokens(goldens, make_engine, run_engine):
+def test_a_mean_takes_no_cached_tokens(goldens, make_engine):
     """The last token's state may; else documents with the same beginning are computed whole each time."""
     golden = goldens("llama")
     prompts = [golden.prompts[7]] * 2
     for pooling, hits in (("last", True), ("mean", False)):
         engine = make_engine(golden.folder, block_size=4)
-        run_engine(engine, requests_of(prompts[:1], pooling))
-        done = run_engine(engine, requests_of(prompts, pooling))
+        run(engine, requests_of(prompts[:1], pooling))
+        done = run(engine, requests_of(prompts, pooling))
         assert all((completion.cached_tokens > 0) == hits for completion in done.values())
 
 
-def test_dimensions_and_length(goldens, expected, make_engine, embed):
+def test_dimensions_and_length(goldens, expected, make_engine):
     """A vector that is normalised before it is cut is too short for its users."""
     golden = goldens("qwen3")
     prompts, whole = prompts_of(golden), expected("qwen3", "last")

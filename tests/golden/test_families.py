@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.golden.families import FAMILIES, VARIANTS
+from tests.helpers.families import FAMILIES, VARIANTS
 
 _WITH_WINDOWS = ["gemma2", "olmo3", "smollm3", "cohere2", "gemma3-pattern", "phi3-window"]
 # One for each kind of layer.

@@ -14,7 +14,8 @@ from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.load import load_engine
 from rosebatch.model.source import find_model
 from rosebatch_kernels.hp1 import torch_gathered
-from tests.golden.plain_hp1 import PlainHP1
+from tests.helpers.plain_hp1 import PlainHP1
+from tests.helpers.running import run
 
 MODELS = ["hp1", "hp1-options"]
 CPU = torch.device("cpu")
@@ -35,13 +36,13 @@ def test_batch_of_seven(model, prefix_cache, limits, goldens, make_engine, greed
 
 @pytest.mark.parametrize("limits", [{}, {"chunk": 16, "block_size": 4, "blocks": 40}], ids=["plenty", "cramped"])
 @pytest.mark.parametrize("model", MODELS)
-def test_log_probabilities(model, limits, goldens, make_engine, run_engine):
+def test_log_probabilities(model, limits, goldens, make_engine):
     """Those of prompts and completions equal one plain pass over all tokens."""
     golden = goldens(model)
     sampling = SamplingParams(max_tokens=12, ignore_eos=True, logprobs=1, prompt_logprobs=1)
     requests = [Request(i, tuple(p), sampling) for i, p in enumerate(golden.prompts[:16])]
     plain = PlainHP1.from_pretrained(golden.folder)
-    for completion in run_engine(make_engine(golden.folder, **limits), requests).values():
+    for completion in run(make_engine(golden.folder, **limits), requests).values():
         tokens = [*completion.request.prompt_token_ids, *completion.token_ids]
         expected = plain(torch.tensor([tokens])).logits[0, :-1].log_softmax(-1)
         actual = [each.logprob for each in (*completion.prompt_logprobs, *completion.logprobs)]

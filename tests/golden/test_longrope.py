@@ -8,7 +8,8 @@ import torch
 from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
 from tests.golden.conftest import NEW_TOKENS
-from tests.golden.families import reference_options
+from tests.helpers.families import reference_options
+from tests.helpers.running import run, run_choices
 
 NAME = "phi3-longrope"
 TRAINED = 40
@@ -63,7 +64,7 @@ def test_a_run_within_the_trained_length_has_short_factors(crossing, goldens, ma
     assert greedy_tokens(make_engine(goldens(NAME).folder, max_model_len=TRAINED), prompts) == expected
 
 
-def test_short_and_long_sequences_share_no_prefix(goldens, make_engine, reference_tokens, run_engine):
+def test_short_and_long_sequences_share_no_prefix(goldens, make_engine, reference_tokens):
     """A long prompt took the blocks of a short one, whose keys have short factors, and the other way round."""
     trunk = [(7 * i * i + 3 * i + 1) % 211 for i in range(60)]
     prompts = [trunk[:24], trunk[:48], trunk[:26], trunk[:56], trunk[:33]]
@@ -72,7 +73,7 @@ def test_short_and_long_sequences_share_no_prefix(goldens, make_engine, referenc
     engine, cached = make_engine(goldens(NAME).folder, block_size=4), []
     for number, prompt in enumerate(prompts):
         sampling = SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True)
-        done = run_engine(engine, [Request(number, tuple(prompt), sampling)])[number]
+        done = run(engine, [Request(number, tuple(prompt), sampling)])[number]
         assert list(done.token_ids) == expected[number]
         cached.append(done.cached_tokens)
     assert cached == [0, 0, 24, 48, 24]
@@ -81,9 +82,7 @@ def test_short_and_long_sequences_share_no_prefix(goldens, make_engine, referenc
 @pytest.mark.whole
 @pytest.mark.parametrize("length", [TRAINED - 6, TRAINED, TRAINED + 1])
 @pytest.mark.parametrize("blocks", [0, 16])
-def test_completions_of_a_prompt_start_over_one_by_one(
-    length, blocks, goldens, make_engine, run_choices, reference_model
-):
+def test_completions_of_a_prompt_start_over_one_by_one(length, blocks, goldens, make_engine, reference_model):
     """They share the prompt's blocks with short factors; forks of a long prompt must have long factors as well.
 
     Each token's log-probability is transformers' for its factors: short up to the trained length, else long.

@@ -16,6 +16,7 @@ import torch
 from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.scheduling.sequence import SequenceState
+from tests.helpers.running import run, run_choices
 
 MODELS = ["gpt2", "qwen3"]
 NEW_TOKENS = 12
@@ -100,14 +101,14 @@ def requests_of(prompts, kinds):
 
 @SCHEDULES
 @pytest.mark.parametrize("model", MODELS)
-def test_changed_logits(model, limits, goldens, changed, make_engine, run_engine):
+def test_changed_logits(model, limits, goldens, changed, make_engine):
     """A penalty must not count the wrong tokens, apply twice after a preemption, or reach a neighbour."""
     kinds, prompts = list(CHANGES), goldens(model).prompts[:32]
     engine = make_engine(goldens(model).folder, **limits)
     for shift in (0, 4):
         # Prompt lengths repeat every 8 rows: shift the kinds, so that each meets all lengths.
         change_of = [kinds[(i + i // 8 + shift) % len(kinds)] for i in range(len(prompts))]
-        done = run_engine(engine, requests_of(prompts, [CHANGES[change] for change in change_of]))
+        done = run(engine, requests_of(prompts, [CHANGES[change] for change in change_of]))
         actual = {i: list(c.token_ids) for i, c in done.items() if i in changed(model, change_of[i])}
         assert actual == {i: changed(model, change_of[i])[i] for i in actual}
     assert (engine.stats.preemptions > 0) is (limits is CRAMPED)
@@ -160,13 +161,13 @@ def ended(goldens, with_ends, reference_tokens):
 
 @SCHEDULES
 @pytest.mark.parametrize("model", MODELS)
-def test_min_tokens(model, limits, goldens, with_ends, ended, make_engine, run_engine):
+def test_min_tokens(model, limits, goldens, with_ends, ended, make_engine):
     """No end token, the model's or the row's, comes before the minimum; the first likely one after it ends the row."""
     folder, ends = with_ends(model)
     engine = make_engine(folder, **limits)
     whose = [{"ignore_eos": False}, {"stop_token_ids": tuple(ends)}]
     kinds = [{"min_tokens": MINIMUM[i % len(MINIMUM)]} | whose[i // 8 % 2] for i in range(16)]
-    done = run_engine(engine, requests_of(goldens(model).prompts, kinds))
+    done = run(engine, requests_of(goldens(model).prompts, kinds))
     assert {i: list(done[i].token_ids) for i in ended(model)} == ended(model)
     for completion in done.values():
         assert completion.finish_reason == ("stop" if completion.token_ids[-1] in ends else "length")
@@ -213,7 +214,7 @@ def check_logprobs(reference_model):
 
 @SCHEDULES
 @pytest.mark.parametrize("model", MODELS)
-def test_logprobs(model, limits, goldens, make_engine, run_engine, check_logprobs):
+def test_logprobs(model, limits, goldens, make_engine, check_logprobs):
     """They come from the model's own logits, before penalties, temperature and filters, and only for rows that ask."""
     kinds = [
         {"logprobs": 5},
@@ -223,7 +224,7 @@ def test_logprobs(model, limits, goldens, make_engine, run_engine, check_logprob
         {"logprobs": 1, "temperature": 1.4, "seed": 4, **CHANGES["repetition"]},
     ]
     engine = make_engine(goldens(model).folder, **limits)
-    done = run_engine(engine, requests_of(goldens(model).prompts[:32], kinds))
+    done = run(engine, requests_of(goldens(model).prompts[:32], kinds))
     for i, completion in done.items():
         check_logprobs(model, completion)
         assert bool(completion.logprobs) is ("logprobs" in kinds[i % len(kinds)])
@@ -244,13 +245,13 @@ def test_logprobs(model, limits, goldens, make_engine, run_engine, check_logprob
     ids=["whole", "shared", "chunks-of-3", "chunks-of-1", "cramped", "cramped-unshared"],
 )
 @pytest.mark.parametrize("model", MODELS)
-def test_prompt_logprobs(model, limits, goldens, make_engine, run_engine, check_logprobs):
+def test_prompt_logprobs(model, limits, goldens, make_engine, check_logprobs):
     """Chunk ends, cached prefixes and prompts computed twice must not lose or double a position."""
     kinds = [{"prompt_logprobs": 4}, {}, {"prompt_logprobs": 0, "logprobs": 2}, {"temperature": 0.9, "seed": 5}]
     prompts = goldens(model).prompts[: 6 if limits.get("chunk", 16) < 16 else 24]
     engine = make_engine(goldens(model).folder, **limits)
     for _ in range(2):
-        done = run_engine(engine, requests_of([*prompts, *prompts[:5]], kinds))
+        done = run(engine, requests_of([*prompts, *prompts[:5]], kinds))
         for i, completion in done.items():
             check_logprobs(model, completion)
             assert not completion.cached_tokens or i % 2 == 1
@@ -266,7 +267,7 @@ def test_prompt_logprobs(model, limits, goldens, make_engine, run_engine, check_
     ids=["whole", "shared", "two-at-a-time", "cramped", "cramped-unshared"],
 )
 @pytest.mark.parametrize("model", MODELS)
-def test_three_greedy_completions(model, limits, goldens, make_engine, run_choices, check_logprobs):
+def test_three_greedy_completions(model, limits, goldens, make_engine, check_logprobs):
     """A fork must not write into another's block or continue from a wrong token."""
     golden, count = goldens(model), 10 if "seqs" in limits else 24
     engine = make_engine(golden.folder, **limits)
@@ -282,7 +283,7 @@ def test_three_greedy_completions(model, limits, goldens, make_engine, run_choic
 
 @SCHEDULES
 @pytest.mark.parametrize("model", MODELS)
-def test_three_sampled_completions(model, limits, goldens, make_engine, run_choices, run_engine):
+def test_three_sampled_completions(model, limits, goldens, make_engine):
     """Each equals a request of its own with that seed, the first the request with n = 1; they differ."""
     folder, prompts = goldens(model).folder, goldens(model).prompts[:24]
     kinds = [{"top_p": 0.9}, CHANGES["all"], {"min_tokens": 5, "top_k": 30}]
@@ -299,7 +300,7 @@ def test_three_sampled_completions(model, limits, goldens, make_engine, run_choi
             Request(row.id, row.prompt_token_ids, dataclasses.replace(each, n=1))
             for row, each in zip(rows, own, strict=True)
         ]
-        expected = run_engine(make_engine(folder, **PLENTY), alone)
+        expected = run(make_engine(folder, **PLENTY), alone)
         assert {i: done[i, sample] for i in expected} == {i: c.token_ids for i, c in expected.items()}
     # A prompt of one token may leave few likely tokens.
     assert sum(len({done[i, sample] for sample in range(3)}) == 3 for i in range(24)) >= 20
@@ -309,7 +310,7 @@ def test_three_sampled_completions(model, limits, goldens, make_engine, run_choi
     "limits", [PLENTY, {}, {"chunk": 10, "block_size": 1, "blocks": 2000}], ids=["whole", "shared", "chunks"]
 )
 @pytest.mark.parametrize("model", MODELS)
-def test_the_prompt_of_three_completions_is_computed_once(model, limits, goldens, make_engine, run_choices):
+def test_the_prompt_of_three_completions_is_computed_once(model, limits, goldens, make_engine):
     """Each further completion computes only the prompt's last token again, for its logits."""
     prompts = goldens(model).prompts[:10]
     engine = make_engine(goldens(model).folder, **limits)
@@ -323,7 +324,7 @@ def test_the_prompt_of_three_completions_is_computed_once(model, limits, goldens
 
 
 @pytest.mark.parametrize("limits", [PLENTY, {}, {"chunk": 7, "block_size": 5, "blocks": 900}, CRAMPED])
-def test_prompt_logprobs_of_several_completions(limits, goldens, make_engine, run_choices, check_logprobs):
+def test_prompt_logprobs_of_several_completions(limits, goldens, make_engine, check_logprobs):
     """The row reports the prompt's, however its completions got their blocks."""
     engine = make_engine(goldens("llama").folder, **limits)
     rows = requests_of(goldens("llama").prompts[:16], [{"n": 3, "prompt_logprobs": 2, "temperature": 1.0}])

@@ -8,6 +8,7 @@ from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.cache.kv_cache import bytes_per_block
 from rosebatch.engine.cache.state_pool import StatePool, state_bytes
 from rosebatch.launch.launch import plan_launch
+from tests.helpers.running import run_choices
 
 NEW_TOKENS = 12
 
@@ -25,7 +26,7 @@ def test_a_preempted_sequence_starts_over(goldens, make_engine, greedy_tokens):
     assert engine.stats.preemptions > 0
 
 
-def test_completions_of_a_request_compute_its_prompt_each(goldens, make_engine, run_choices):
+def test_completions_of_a_request_compute_its_prompt_each(goldens, make_engine):
     """They cannot share blocks: the state at the prompt's end would be missing."""
     golden = goldens("qwen3_5")
     engine = make_engine(golden.folder, seqs=4, block_size=4)

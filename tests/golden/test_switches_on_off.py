@@ -12,6 +12,7 @@ from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.plan import PackedStep
 from rosebatch_kernels.linear.torch_packed import PackedLinear, can_pack
+from tests.helpers.running import run
 
 NAMES = [field.name for field in dataclasses.fields(Switches) if "cpu" in field.metadata["devices"]]
 COUNT, BUDGET = 24, 32
@@ -76,10 +77,10 @@ DIFFERENCES: dict[str, Callable[[Observed, Observed], None]] = {
 
 
 @pytest.fixture
-def observe(monkeypatch, make_engine, run_engine):
+def observe(monkeypatch, make_engine):
     """Run the same requests with a switch on or off, in a cache that is too small."""
 
-    def run(golden, **switch: bool) -> Observed:
+    def observed(golden, **switch: bool) -> Observed:
         seen = Observed()
         product = PackedLinear._product
 
@@ -107,13 +108,13 @@ def observe(monkeypatch, make_engine, run_engine):
         runner.launch = counted_launch
         with monkeypatch.context() as patch:
             patch.setattr(PackedLinear, "_product", counted_product)
-            done = run_engine(engine, requests_of(golden))
+            done = run(engine, requests_of(golden))
         assert engine.stats.preemptions > 0
         seen.tokens = [list(done[i].token_ids) for i in range(len(done))]
         seen.cached_tokens = sum(completion.cached_tokens for completion in done.values())
         return seen
 
-    return run
+    return observed
 
 
 def requests_of(golden):

@@ -10,8 +10,8 @@ from rosebatch.engine.cache.kv_cache import bytes_per_block
 from rosebatch.model.source import find_model
 from rosebatch.ops.shard import require_divisible
 from tests.golden.conftest import MODELS
-from tests.golden.families import FAMILIES, VARIANTS
-from tests.golden.threads_group import make_tensor_parallel_engine
+from tests.helpers.families import FAMILIES, VARIANTS
+from tests.helpers.threads_group import make_tensor_parallel_engine
 
 CPU = torch.device("cpu")
 FAST = ["gpt2", "llama", "qwen3", "hp1", "olmo2", "cohere", "phi3", "gpt_oss", "qwen2_moe", "qwen3_next"]

@@ -8,15 +8,12 @@ import pytest
 import torch
 
 from rosebatch.config.model import ModelConfig
-from rosebatch.config.run import RunConfig
-from rosebatch.config.switches import Switches
-from rosebatch.core.request import Request
-from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.engine import Engine
-from rosebatch.engine.load import load_engine
 from rosebatch.model.source import find_model
-from tests.golden.families import FAMILIES, reference_options
-from tests.golden.plain_hp1 import Forms, PlainHP1
+from tests.helpers.families import FAMILIES, reference_options
+from tests.helpers.plain_hp1 import Forms, PlainHP1
+from tests.helpers.reference import generate
+from tests.helpers.tiny_engines import engine_of, random_model
 
 _SIZES = {
     "vocab_size": 211,
@@ -56,16 +53,6 @@ def device() -> torch.device:
 
 
 @pytest.fixture(scope="session")
-def transformers() -> Any:
-    """The library without its messages."""
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    return transformers
-
-
-@pytest.fixture(scope="session")
 def saved_model(transformers: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Family -> the folder of a random fp32 model, made on first use.
 
@@ -86,9 +73,7 @@ def saved_model(transformers: Any, tmp_path_factory: pytest.TempPathFactory) -> 
             config = getattr(transformers, kind)(
                 **{"initializer_range": 0.2, **tokens, **values, **({"initializer_range": 0.02} if calm else {})}
             )
-            torch.manual_seed(0)
-            model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-            model.save_pretrained(folders[family])
+            random_model(config, plain=True).save_pretrained(folders[family])
         return folders[family]
 
     return save
@@ -100,7 +85,7 @@ def reference(
 ) -> Callable[..., tuple[list[list[int]], torch.Tensor]]:
     """The greedy tokens of transformers or ``PlainHP1``, and their logits ``[prompts, tokens, V]``, fp32 on the CPU."""
 
-    def generate(
+    def greedy_of(
         family: str, dtype: torch.dtype, prompts: Sequence[Sequence[int]], new_tokens: int
     ) -> tuple[list[list[int]], torch.Tensor]:
         model: Any
@@ -111,30 +96,10 @@ def reference(
             # grouped products take no odd sizes.
             own = {"dtype": dtype, "attn_implementation": "eager", "experts_implementation": "eager"}
             model = transformers.AutoModelForCausalLM.from_pretrained(saved_model(family), **own).eval().to(device)
-        by_length: dict[int, list[int]] = {}
-        for index, prompt in enumerate(prompts):
-            by_length.setdefault(len(prompt), []).append(index)
-        tokens: dict[int, list[int]] = {}
-        logits: dict[int, torch.Tensor] = {}
-        for length, members in by_length.items():
-            ids = torch.tensor([prompts[index] for index in members], device=device)
-            with torch.inference_mode():
-                out = model.generate(
-                    ids,
-                    attention_mask=torch.ones_like(ids),
-                    max_new_tokens=new_tokens,
-                    do_sample=False,
-                    pad_token_id=0,
-                    return_dict_in_generate=True,
-                    output_logits=True,
-                    **reference_options(family),
-                )
-            tokens |= dict(zip(members, out.sequences[:, length:].tolist(), strict=True))
-            logits |= dict(zip(members, torch.stack(out.logits, 1).float().cpu(), strict=True))
-        order = range(len(prompts))
-        return [tokens[index] for index in order], torch.stack([logits[index] for index in order])
+        tokens, scores = generate(model, prompts, new_tokens, lambda length: reference_options(family))
+        return tokens, torch.stack(scores)
 
-    return generate
+    return greedy_of
 
 
 @pytest.fixture(scope="session")
@@ -150,21 +115,8 @@ def make_engine(saved_model: Callable[[str], Path], device: torch.device) -> Cal
     def make(
         family: str, dtype: torch.dtype, switches: dict[str, bool] | None = None, *, seqs: int, **limits: int
     ) -> Engine:
-        source = find_model(str(saved_model(family)), "auto", str(dtype).removeprefix("torch."), device)
-        config = RunConfig(max_num_seqs=seqs, **{"kv_cache_memory": 1 << 28, **limits})
-        return load_engine(source, config, Switches.resolve(switches or {}, device.type), device).engine
+        name = str(dtype).removeprefix("torch.")
+        limits = limits if limits.get("blocks") else {"kv_cache_memory": 1 << 28, **limits}
+        return engine_of(saved_model(family), name, device.type, switches=switches, max_num_seqs=seqs, **limits)
 
     return make
-
-
-@pytest.fixture(scope="session")
-def greedy() -> Callable[..., list[list[int]]]:
-    """The engine's greedy continuation of each prompt."""
-
-    def generate(engine: Engine, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:
-        sampling = SamplingParams(max_tokens=new_tokens, ignore_eos=True)
-        requests = [Request(i, tuple(p), sampling) for i, p in enumerate(prompts)]
-        done = {c.request.id: list(c.token_ids) for c in engine.run(requests)}
-        return [done[index] for index in range(len(prompts))]
-
-    return generate

@@ -21,6 +21,7 @@ from tests.gpu.divergence import (
     logits_after,
     max_divergences,
 )
+from tests.helpers.running import greedy
 
 pytestmark = pytest.mark.gpu
 
@@ -58,7 +59,7 @@ def theirs(reference: Callable, prompts: list[list[int]]) -> Callable[[str, torc
 
 
 @pytest.fixture
-def assert_agrees(prompts: list, theirs: Callable, make_engine: Callable, greedy: Callable) -> Callable[..., Engine]:
+def assert_agrees(prompts: list, theirs: Callable, make_engine: Callable) -> Callable[..., Engine]:
     """Compares the first ``count`` prompts with transformers; returns the engine, for its counters."""
 
     def check(

@@ -7,16 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from rosebatch.config.run import RunConfig
 from rosebatch.config.switches import Switches
-from rosebatch.core.request import Request
-from rosebatch.core.sampling_params import SamplingParams
-from rosebatch.engine.cache.kv_cache import bytes_per_block
-from rosebatch.engine.load import load_engine
 from rosebatch.model.fallback.load import load_fallback
 from rosebatch.model.source import find_model
 from rosebatch.ops.select import select
-from tests.helpers.tiny_families import reference, save_tiny_model, tiny_config
+from tests.helpers.reference import clear, generate
+from tests.helpers.running import greedy
+from tests.helpers.tiny_families import engine_of_fallback, save_tiny_model, tiny_config
 
 pytestmark = pytest.mark.gpu
 
@@ -41,23 +38,19 @@ def golden(
         shared[: numbers.randrange(40)] + [numbers.randrange(5, 211) for _ in range(numbers.randrange(1, 50))]
         for _ in range(72)
     ]
-    return request.param, folder, prompts, reference(model, prompts, NEW_TOKENS)
+    return request.param, folder, prompts, clear(*generate(model, prompts, NEW_TOKENS))
 
 
 @pytest.mark.parametrize(("batch", "chunk", "blocks"), [(1, 8192, 0), (7, 8192, 0), (64, 50, 0), (64, 50, 14)])
-def test_greedy_equals_transformers(golden: tuple, batch: int, chunk: int, blocks: int, device: torch.device) -> None:
+def test_greedy_equals_transformers(golden: tuple, batch: int, chunk: int, blocks: int) -> None:
     """The CPU's tests cannot see errors of device placement, kernels, and of buffers that a graph replays from."""
     family, folder, prompts, expected = golden
-    source = find_model(str(folder), "auto", "float32", device, model_impl="transformers")
-    memory = blocks * bytes_per_block(source.config.kv_planes, 16, torch.float32) or 1 << 28
-    limits = RunConfig(max_num_seqs=batch, max_num_batched_tokens=chunk, block_size=16, kv_cache_memory=memory)
-    engine = load_engine(source, limits, Switches.resolve({}, "cuda"), device).engine
+    limits = {"max_num_seqs": batch, "max_num_batched_tokens": chunk, "blocks": blocks}
+    engine = engine_of_fallback(folder, "cuda", **limits)
     count = min(3 * batch, len(prompts))
-    sampling = SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True)
-    requests = [Request(i, tuple(prompt), sampling) for i, prompt in enumerate(prompts[:count])]
-    found = {done.request.id: list(done.token_ids) for done in engine.run(requests)}
+    found = greedy(engine, prompts[:count], NEW_TOKENS)
     assert {i: found[i] for i in expected if i < count} == {i: expected[i] for i in expected if i < count}
-    assert engine.stats.preemptions > 0 or not blocks or all(source.config.kv_windows)
+    assert engine.stats.preemptions > 0 or not blocks or all(spec.window for spec in engine.runner.model.mixers)
     assert engine.stats.graph_replays > 0 or family not in DENSE
 
 

@@ -9,12 +9,13 @@ import torch
 from rosebatch.config.run import RunConfig
 from rosebatch.config.switches import Switches
 from rosebatch.core.errors import FlagError
-from rosebatch.engine.cache.kv_cache import bytes_per_block
 from rosebatch.launch.launch import launch
 from rosebatch.model.source import find_model
 from rosebatch.ops.shard import require_divisible
-from tests.golden.families import FAMILIES
-from tests.golden.threads_group import make_tensor_parallel_engine
+from tests.helpers.families import FAMILIES
+from tests.helpers.reference import clear
+from tests.helpers.running import greedy
+from tests.helpers.threads_group import make_tensor_parallel_engine
 
 pytestmark = pytest.mark.gpu
 
@@ -35,10 +36,9 @@ def golden(request: pytest.FixtureRequest, model_config: Callable, reference: Ca
         common = numbers.randint(0, min(length, 60))
         prompts.append(shared[:common] + [numbers.randrange(vocab) for _ in range(length - common)])
     tokens, logits = reference(request.param, torch.float32, prompts, NEW_TOKENS)
-    best = logits.topk(2, -1).values
-    clear = ((best[..., 0] - best[..., 1]).amin(-1) > MARGIN).nonzero().flatten().tolist()
-    assert len(clear) >= 128, "too many prompts are decided by rounding"
-    return request.param, [prompts[i] for i in clear], [tokens[i] for i in clear]
+    kept = clear(tokens, logits, MARGIN)
+    assert len(kept) >= 128, "too many prompts are decided by rounding"
+    return request.param, [prompts[i] for i in kept], list(kept.values())
 
 
 @pytest.mark.parametrize(("batch", "chunk", "blocks"), [(1, 8192, 0), (7, 50, 0), (64, 8192, 0), (64, 50, 14)])
@@ -49,12 +49,10 @@ def test_greedy_equals_transformers(
     blocks: int,
     model_config: Callable,
     make_engine: Callable,
-    greedy: Callable,
 ) -> None:
     """The interpreter cannot see errors of graphs, of compiled kernels and of a GPU's order of events."""
     family, prompts, expected = golden
-    memory = blocks * bytes_per_block(model_config(family).kv_planes, 16, torch.float32) or 1 << 28
-    limits = {"max_num_batched_tokens": chunk, "block_size": 16, "kv_cache_memory": memory}
+    limits = {"max_num_batched_tokens": chunk, "blocks": blocks}
     engine = make_engine(family, torch.float32, seqs=batch, **limits)
     count = min(2 * batch, len(prompts))
     assert greedy(engine, prompts[:count], NEW_TOKENS) == expected[:count]
@@ -64,16 +62,14 @@ def test_greedy_equals_transformers(
 
 
 @pytest.mark.parametrize("name", ["fused_norm", "fused_mlp", "fused_rotary", "fused_qk_norm", "cuda_graph"])
-def test_switches_of_the_layers_on_equal_off(golden: tuple, name: str, make_engine: Callable, greedy: Callable) -> None:
+def test_switches_of_the_layers_on_equal_off(golden: tuple, name: str, make_engine: Callable) -> None:
     """A family's kernels, and what takes their place, give the same tokens."""
     family, prompts, expected = golden
     engine = make_engine(family, torch.float32, {name: False}, seqs=64)
     assert greedy(engine, prompts[:64], NEW_TOKENS) == expected[:64]
 
 
-def test_bf16_runs_close_to_transformers(
-    golden: tuple, reference: Callable, make_engine: Callable, greedy: Callable
-) -> None:
+def test_bf16_runs_close_to_transformers(golden: tuple, reference: Callable, make_engine: Callable) -> None:
     """The kernels for 16 bits have forms of their own: a wrong one changes first tokens, rounding only a few."""
     family, prompts, _ = golden
     expected, _ = reference(family, torch.bfloat16, prompts[:64], 1)
@@ -81,7 +77,7 @@ def test_bf16_runs_close_to_transformers(
     assert sum(a == b for a, b in zip(tokens, expected, strict=True)) >= 54
 
 
-def test_two_ranks_on_one_gpu(golden: tuple, saved_model: Callable, greedy: Callable, device: torch.device) -> None:
+def test_two_ranks_on_one_gpu(golden: tuple, saved_model: Callable, device: torch.device) -> None:
     """Kernels get odd shapes of a half model; the ranks are threads, which no graph can be captured over."""
     family, prompts, expected = golden
     source = find_model(str(saved_model(family)), "auto", "float32", device)
@@ -91,7 +87,7 @@ def test_two_ranks_on_one_gpu(golden: tuple, saved_model: Callable, greedy: Call
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks_on_gpus_of_their_own(ranks: int, golden: tuple, saved_model: Callable, greedy: Callable) -> None:
+def test_ranks_on_gpus_of_their_own(ranks: int, golden: tuple, saved_model: Callable) -> None:
     """Sums over ranks are inside of the graphs, and every rank samples the same tokens."""
     if torch.cuda.device_count() < ranks:
         pytest.skip(f"needs {ranks} GPUs")

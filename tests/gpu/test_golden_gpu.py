@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from rosebatch.config.switches import Switches, hidden_by
-from rosebatch.engine.cache.kv_cache import bytes_per_block
 from rosebatch.engine.triton_runner import prefix_groups, prefix_tiles
+from tests.helpers.running import greedy
 
 pytestmark = pytest.mark.gpu
 
@@ -32,13 +32,10 @@ def golden(request: pytest.FixtureRequest, model_config: Callable, reference: Ca
 
 @pytest.mark.parametrize("batch", [1, 7, 64, 256])
 @pytest.mark.parametrize(("chunk", "blocks"), [(8192, 0), (50, 0), (50, 14)])
-def test_greedy_equals_transformers(
-    golden: tuple, batch: int, chunk: int, blocks: int, model_config: Callable, make_engine: Callable, greedy: Callable
-) -> None:
+def test_greedy_equals_transformers(golden: tuple, batch: int, chunk: int, blocks: int, make_engine: Callable) -> None:
     """The CPU's tests cannot see errors of device placement, dtypes and kernel indexing."""
     family, prompts, expected = golden
-    memory = blocks * bytes_per_block(model_config(family).kv_planes, 16, torch.float32) or 1 << 28
-    limits = {"max_num_batched_tokens": chunk, "block_size": 16, "kv_cache_memory": memory}
+    limits = {"max_num_batched_tokens": chunk, "blocks": blocks}
     engine = make_engine(family, torch.float32, seqs=batch, **limits)
     count = min(2 * batch, len(prompts))
     assert greedy(engine, prompts[:count], NEW_TOKENS) == expected[:count]
@@ -47,7 +44,7 @@ def test_greedy_equals_transformers(
 
 
 @pytest.mark.parametrize("name", DEFAULTS)
-def test_every_switch_on_equals_off(golden: tuple, name: str, make_engine: Callable, greedy: Callable) -> None:
+def test_every_switch_on_equals_off(golden: tuple, name: str, make_engine: Callable) -> None:
     """A switch may change only the speed. Switches that would hide it are off as well."""
     family, prompts, expected = golden
     off = dict.fromkeys(hidden_by(name, "cuda"), False)
@@ -78,9 +75,7 @@ def test_rows_that_share_keys(
     batch: int,
     chunk: int,
     blocks: int,
-    model_config: Callable,
     make_engine: Callable,
-    greedy: Callable,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By graphs, in groups inside of groups that change while rows come and go; chunks that share tiles."""
@@ -88,8 +83,7 @@ def test_rows_that_share_keys(
     monkeypatch.setattr(prefix_groups, "MIN_KEYS", 16)
     monkeypatch.setattr(prefix_tiles, "MIN_KEYS", 16)
     family, prompts, expected = sharing
-    memory = blocks * bytes_per_block(model_config(family).kv_planes, 16, torch.float32) or 1 << 28
-    limits = {"max_num_batched_tokens": chunk, "block_size": 16, "kv_cache_memory": memory}
+    limits = {"max_num_batched_tokens": chunk, "blocks": blocks}
     engine = make_engine(family, torch.float32, {"shared_prefix_attention": True}, seqs=batch, **limits)
     found: list[int] = []
     if engine.runner.prefix_groups:

@@ -8,7 +8,8 @@ import torch
 
 from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
-from rosebatch.engine.cache.kv_cache import bytes_per_block
+from tests.helpers.reference import clear
+from tests.helpers.running import greedy
 
 pytestmark = pytest.mark.gpu
 
@@ -29,10 +30,9 @@ def golden(reference: Callable) -> tuple[list, list]:
         common = numbers.randint(0, length)
         prompts.append(trunk[:common] + [numbers.randrange(211) for _ in range(length - common)])
     tokens, logits = reference(NAME, torch.float32, prompts, NEW_TOKENS)
-    best = logits.topk(2, -1).values
-    clear = ((best[..., 0] - best[..., 1]).amin(-1) > MARGIN).nonzero().flatten().tolist()
-    assert len({len(prompts[i]) for i in clear}) == NEW_TOKENS + 5, "each length has a prompt"
-    return [prompts[i] for i in clear], [tokens[i] for i in clear]
+    kept = clear(tokens, logits, MARGIN)
+    assert len({len(prompts[i]) for i in kept}) == NEW_TOKENS + 5, "each length has a prompt"
+    return [prompts[i] for i in kept], list(kept.values())
 
 
 @pytest.mark.parametrize(("batch", "chunk", "blocks"), [(1, 8192, 0), (7, 20, 0), (64, 8192, 0), (64, 50, 14)])
@@ -43,15 +43,12 @@ def test_answers_cross_the_trained_length(
     chunk: int,
     blocks: int,
     golden: tuple,
-    model_config: Callable,
     make_engine: Callable,
-    greedy: Callable,
 ) -> None:
     """A window that goes on with short factors, or a row that comes back too early, changes tokens."""
     prompts, expected = golden
     prompts, expected = (prompts[::7], expected[::7]) if batch == 1 else golden
-    memory = blocks * bytes_per_block(model_config(NAME).kv_planes, 16, torch.float32) or 1 << 28
-    limits = {"max_num_batched_tokens": chunk, "block_size": 16, "kv_cache_memory": memory}
+    limits = {"max_num_batched_tokens": chunk, "blocks": blocks}
     engine = make_engine(NAME, torch.float32, {off: False} if off else None, seqs=batch, **limits)
     assert greedy(engine, prompts, NEW_TOKENS) == expected
     assert engine.stats.preemptions > 0 or not blocks

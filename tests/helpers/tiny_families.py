@@ -11,18 +11,14 @@ from typing import Any
 
 import torch
 
-from rosebatch.config.run import RunConfig
-from rosebatch.config.switches import Switches
 from rosebatch.core.errors import UserError
-from rosebatch.core.request import Request
-from rosebatch.core.sampling_params import SamplingParams
-from rosebatch.engine.cache.kv_cache import bytes_per_block
-from rosebatch.engine.load import load_engine
+from rosebatch.engine.engine import Engine
 from rosebatch.model.source import find_model
+from tests.helpers.reference import clear, generate
+from tests.helpers.running import greedy
+from tests.helpers.tiny_engines import engine_of, random_model
 
 _VOCAB, _NEW_TOKENS = 211, 10
-# A greedy token with a smaller margin may differ by rounding alone: such prompts are left out.
-_MARGIN = 1e-3
 _CPU = torch.device("cpu")
 # Values for the fields that a config has. Sizes are odd where families allow it.
 _SIZES: dict[str, Any] = {
@@ -82,51 +78,15 @@ def _small(config: Any) -> dict[str, Any]:
 
 def save_tiny_model(config: Any, folder: Path) -> Any:
     """Save a random model and return it; norms and biases are random too, or a model could ignore them."""
-    from transformers import AutoModelForCausalLM
-
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
-    for name, parameter in model.named_parameters():
-        if parameter.ndim == 1:
-            torch.nn.init.normal_(parameter, 1.0 if "norm" in name and name.endswith("weight") else 0.0, 0.2)
+    model = random_model(config, attn_implementation="eager")
     model.generation_config.eos_token_id = None
     model.save_pretrained(folder)
     return model
 
 
-def reference(model: Any, prompts: list[list[int]], new_tokens: int) -> dict[int, list[int]]:
-    """transformers' greedy tokens by the number of the prompt, where no choice depends on rounding."""
-    tokens = {}
-    for number, prompt in enumerate(prompts):
-        ids = torch.tensor([prompt])
-        with torch.inference_mode():
-            out = model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=new_tokens,
-                do_sample=False,
-                pad_token_id=0,
-                return_dict_in_generate=True,
-                output_scores=True,
-            )
-        best = torch.stack(out.scores).topk(2, -1).values
-        if (best[..., 0] - best[..., 1]).min() > _MARGIN:
-            tokens[number] = out.sequences[0, len(prompt) :].tolist()
-    return tokens
-
-
-def greedy(folder: Path, prompts: list[list[int]], *, seqs: int, chunk: int, blocks: int) -> list[list[int]]:
-    """Greedy tokens of the fallback; ``blocks`` of KV cache of 4 tokens each."""
-    source = find_model(str(folder), "auto", "float32", _CPU, model_impl="transformers")
-    memory = blocks * bytes_per_block(source.config.kv_planes, 4, source.dtype)
-    limits = RunConfig(max_num_seqs=seqs, max_num_batched_tokens=chunk, block_size=4, kv_cache_memory=memory)
-    engine = load_engine(source, limits, Switches.resolve({}, "cpu"), _CPU).engine
-    sampling = SamplingParams(max_tokens=_NEW_TOKENS, ignore_eos=True)
-    done = {
-        c.request.id: list(c.token_ids)
-        for c in engine.run([Request(i, tuple(p), sampling) for i, p in enumerate(prompts)])
-    }
-    return [done[number] for number in range(len(prompts))]
+def engine_of_fallback(folder: Path, device: str = "cpu", **limits: int) -> Engine:
+    """An engine on a folder, by transformers' code. See ``engine_of``."""
+    return engine_of(folder, device=device, model_impl="transformers", **limits)
 
 
 def make_prompts() -> list[list[int]]:
@@ -146,7 +106,7 @@ def try_family(model_type: str, prompts: list[list[int]] | None = None) -> tuple
         folder = Path(name)
         try:
             config = tiny_config(model_type)
-            expected = reference(save_tiny_model(config, folder), prompts, _NEW_TOKENS)
+            expected = clear(*generate(save_tiny_model(config, folder), prompts, _NEW_TOKENS))
         except Exception as error:
             try:
                 find_model(str(folder), "auto", "float32", _CPU, model_impl="transformers")
@@ -155,8 +115,13 @@ def try_family(model_type: str, prompts: list[list[int]] | None = None) -> tuple
                     return "refused", str(refused).partition("not supported: ")[2]
             return "untried", f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         try:
-            whole = greedy(folder, prompts, seqs=64, chunk=8192, blocks=1000)
-            small = greedy(folder, prompts, seqs=3, chunk=7, blocks=30)
+            whole, small = (
+                greedy(engine_of_fallback(folder, block_size=4, **limits), prompts, _NEW_TOKENS)
+                for limits in (
+                    {"max_num_seqs": 64, "max_num_batched_tokens": 8192, "blocks": 1000},
+                    {"max_num_seqs": 3, "max_num_batched_tokens": 7, "blocks": 30},
+                )
+            )
         except UserError as error:
             return "refused", str(error).partition("not supported: ")[2] or str(error)
         if not expected:

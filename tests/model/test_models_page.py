@@ -4,7 +4,7 @@ from pathlib import Path
 
 from rosebatch.model.registry import ARCHITECTURES
 from tests.golden.conftest import MODELS
-from tests.golden.families import FAMILIES
+from tests.helpers.families import FAMILIES
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 _YES = {True: "yes", False: "no"}

@@ -20,7 +20,7 @@ from rosebatch.ops.tensor_parallel import divide
 from rosebatch.ops.weight import Weight
 from tests.engine.family_models import FAMILIES
 from tests.engine.toy_model import dense_attention
-from tests.golden.threads_group import Meeting, ThreadGroup
+from tests.helpers.threads_group import Meeting, ThreadGroup
 
 CPU = torch.device("cpu")
 OPS = select(Switches.resolve({}, "cpu"))

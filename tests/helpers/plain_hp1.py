@@ -119,6 +119,11 @@ class PlainHP1:
         weights = load_file(folder / "model.safetensors", device=str(device))
         return cls(json.loads((folder / "config.json").read_text()), weights, dtype)
 
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.weights["model.embed_tokens.weight"].device
+
     def __call__(self, input_ids: Tensor) -> SimpleNamespace:
         """``logits [B, T, V]`` of ``input_ids [B, T]``."""
         x = self.weights["model.embed_tokens.weight"][input_ids]
