@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from rosebatch.bench.scenario import Scenario, configs_dir, load_scenarios
+from rosebatch.bench.scenario import configs_dir, load_scenarios
 from rosebatch.bench.workload import Workload, make_workload
 from rosebatch.config.model import ModelConfig
 from rosebatch.config.switches import Switches, hiding
@@ -43,7 +43,7 @@ BLOCK_SIZE, BUDGET, WINDOW = 64, 16384, 8
 FAMILIES = {"gpt2": "gpt2", "qwen3-0.6b": "llama", "hp1-0.6b": "hp1"}
 
 
-def scenario_of(switch: str) -> Scenario:
+def scenario_of(switch):
     (chosen,) = load_scenarios([SWITCHES[switch].metadata["scenario"]])
     return chosen.scenario
 
@@ -67,7 +67,7 @@ class Seen:
     max_launched: int = 0
 
     @property
-    def kernels(self) -> Counter:
+    def kernels(self):
         """Launches by the name of the kernel."""
         counts = Counter()
         for (name, *_), number in self.launches.items():
@@ -88,7 +88,7 @@ def observe(monkeypatch):
 
     note_launches(monkeypatch, note)
 
-    def side(switch: str, on: bool) -> Seen:
+    def side(switch, on):
         nonlocal seen
         seen = now = Seen()
         scenario = scenario_of(switch)
@@ -120,7 +120,7 @@ def observe(monkeypatch):
     return lambda switch: (side(switch, True), side(switch, False))
 
 
-def plan_all(switch: str, **options) -> list:
+def plan_all(switch, **options):
     """The plans for the whole scenario, as a GPU's scheduler makes them; every token is 7."""
     scenario = scenario_of(switch)
     workload = make_workload(scenario, 1000)
@@ -267,7 +267,7 @@ def leaves_values_out(switch, observe):
     assert on.kernels == off.kernels and on.launches != off.launches, "compiled for something else"
 
 
-def model_of(switch: str) -> ModelConfig:
+def model_of(switch):
     return load_toml(configs_dir() / "models" / f"{scenario_of(switch).model}.toml", ModelConfig)
 
 

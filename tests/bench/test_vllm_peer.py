@@ -53,7 +53,7 @@ def enable_scoring_api(tasks, config):
 """
 
 
-def run_peer(module: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def run_peer(module, folder):
     spec = {"model": "m", "load_format": "dummy", "dtype": "auto", "max_num_seqs": 1, "prefix_cache": False, "args": {}}
     spec |= {"repeats": 0, "workloads": [{"prompts": [[]], "output_lens": [], "sampling": {}}]}
     (folder / "spec.json").write_text(json.dumps(spec))

@@ -1,9 +1,6 @@
 """``--shard`` and ``rosebatch merge``: several runs that know nothing of each other, and one output."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -12,10 +9,10 @@ import pytest
 
 
 @pytest.fixture
-def run(cli: Callable[..., SimpleNamespace], model_folder: Path, tmp_path: Path) -> Callable[..., SimpleNamespace]:
+def run(cli, model_folder, tmp_path):
     """Runs a shard of ``in.jsonl`` to ``out.jsonl``, or of other files."""
 
-    def call(shard: str | None, *flags: Any, source: str = "in.jsonl", target: str = "out.jsonl") -> SimpleNamespace:
+    def call(shard, *flags, source="in.jsonl", target="out.jsonl"):
         own = [] if shard is None else ["--shard", shard]
         paths = [tmp_path / source, "-o", tmp_path / target]
         return cli("generate", *paths, "--model", model_folder, "--quiet", "--max-tokens", 4, *own, *flags)
@@ -24,7 +21,7 @@ def run(cli: Callable[..., SimpleNamespace], model_folder: Path, tmp_path: Path)
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
+def source(tmp_path):
     """200 rows, two of them bad."""
     rows: list[dict[str, Any]] = [{"id": i, "prompt": f"row {i}", "temperature": i % 2} for i in range(200)]
     rows[70]["prompt"] = ""
@@ -73,7 +70,7 @@ def test_tables(run, cli, tmp_path):
 def test_what_cannot_be_merged(run, cli, source, tmp_path):
     """An output with rows missing, or of two models, looks like any other."""
 
-    def merge() -> str:
+    def merge():
         result = cli("merge", source, "-o", tmp_path / "out.jsonl")
         assert result.code in (1, 2)
         assert not (tmp_path / "out.jsonl").exists()

@@ -9,9 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -56,12 +54,12 @@ if "generate" in sys.orig_argv:
 """
 
 
-def path_with(*folders: Path) -> str:
+def path_with(*folders):
     """``PYTHONPATH`` of the repository, behind other folders."""
     return os.pathsep.join(map(str, (*folders, ROOT, ROOT / "kernels")))
 
 
-def lines(count: int) -> list[dict[str, Any]]:
+def lines(count):
     """Rows of all kinds: greedy, sampled, several completions, a grammar, log-probabilities, bad ones."""
     kinds: list[dict[str, Any]] = [
         {},
@@ -82,18 +80,18 @@ def lines(count: int) -> list[dict[str, Any]]:
     return rows
 
 
-def count_lines(path: Path) -> int:
+def count_lines(path):
     """0 where no file is: the job may rename it at any moment."""
     with contextlib.suppress(FileNotFoundError):
         return path.read_bytes().count(b"\n")
     return 0
 
 
-def await_rows(job: subprocess.Popen[str], target: Path, rows: int = 1) -> None:
+def await_rows(job, target, rows=1):
     """Wait until the part file has so many rows: its first line is the manifest."""
     part = target.with_name(f"{target.name}.part")
 
-    def has_rows() -> bool:
+    def has_rows():
         assert job.poll() is None
         return count_lines(part) > rows
 
@@ -101,7 +99,7 @@ def await_rows(job: subprocess.Popen[str], target: Path, rows: int = 1) -> None:
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
+def source(tmp_path):
     """A file of 90 rows."""
     path = tmp_path / "in.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in lines(90)) + "{broken\n")
@@ -109,11 +107,11 @@ def source(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def start(model_folder: Path, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def start(model_folder, tmp_path):
     """Starts ``generate`` on the small model as a process group of its own, stderr in a file; ends what still runs."""
     jobs: list[subprocess.Popen[str]] = []
 
-    def run(*args: Any, **variables: str) -> subprocess.Popen[str]:
+    def run(*args, **variables):
         env = os.environ | {"PYTHONPATH": path_with(), "OMP_NUM_THREADS": "1"} | variables
         command = [sys.executable, "-m", "rosebatch", "generate", *map(str, args), "--model", str(model_folder)]
         with (tmp_path / "stderr").open("w") as stderr:
@@ -131,24 +129,24 @@ def start(model_folder: Path, tmp_path: Path) -> Iterator[Callable[..., subproce
 
 
 @pytest.fixture
-def expected(cli: Callable[..., SimpleNamespace], source: Path, model_folder: Path, tmp_path: Path) -> bytes:
+def expected(cli, source, model_folder, tmp_path):
     """The output of one process."""
     assert cli("generate", source, "-o", tmp_path / "one.jsonl", "--model", model_folder, "--quiet").code == 3
     return (tmp_path / "one.jsonl").read_bytes()
 
 
-def children(parent: subprocess.Popen[str]) -> list[int]:
+def children(parent):
     """The worker processes."""
     found = subprocess.run(["ps", "--ppid", str(parent.pid), "-o", "pid="], capture_output=True, text=True, check=False)
     return [int(pid) for pid in found.stdout.split()]
 
 
-def are_gone(pids: list[int]) -> bool:
+def are_gone(pids):
     """Whether the processes have ended; nobody may have asked yet how."""
     return not any(map(is_alive, pids))
 
 
-def is_alive(pid: int) -> bool:
+def is_alive(pid):
     """A process that ended has no command line, or no folder."""
     try:
         return bool(Path(f"/proc/{pid}/cmdline").read_bytes())

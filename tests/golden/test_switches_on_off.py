@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -10,7 +9,6 @@ import torch
 from rosebatch.config.switches import Switches
 from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
-from rosebatch.engine.plan import PackedStep
 from rosebatch_kernels.linear.torch_packed import PackedLinear, can_pack
 from tests.helpers.running import run
 
@@ -39,28 +37,28 @@ class Observed:
     product_rows: list[int] = dataclasses.field(default_factory=list)
 
 
-def reuses_prefixes(on: Observed, off: Observed) -> None:
+def reuses_prefixes(on, off):
     assert on.cached_tokens > 0 == off.cached_tokens
     assert sum(on.step_tokens) < sum(off.step_tokens)
 
 
-def splits_prompts(on: Observed, off: Observed) -> None:
+def splits_prompts(on, off):
     assert max(on.step_tokens) == BUDGET < max(off.step_tokens)
     assert len(on.step_tokens) != len(off.step_tokens)
 
 
-def samples_together(on: Observed, off: Observed) -> None:
+def samples_together(on, off):
     assert max(on.sampled_rows) > 1 == max(off.sampled_rows)
     assert len(on.sampled_rows) < len(off.sampled_rows)
     assert sum(on.sampled_rows) == sum(off.sampled_rows)
 
 
-def computes_fewer_rows(on: Observed, off: Observed) -> None:
+def computes_fewer_rows(on, off):
     assert len(on.product_rows) == len(off.product_rows)
     assert sum(on.product_rows) < sum(off.product_rows)
 
 
-def pads_single_rows(on: Observed, off: Observed) -> None:
+def pads_single_rows(on, off):
     """A product of a single row adds in another order than all others, so the invariant layout never computes one."""
     assert min(on.product_rows) == 2
     assert min(off.product_rows) == 1
@@ -80,16 +78,16 @@ DIFFERENCES: dict[str, Callable[[Observed, Observed], None]] = {
 def observe(monkeypatch, make_engine):
     """Run the same requests with a switch on or off, in a cache that is too small."""
 
-    def observed(golden, **switch: bool) -> Observed:
+    def observed(golden, **switch):
         seen = Observed()
         product = PackedLinear._product
 
-        def counted_product(self: PackedLinear, x: Any, bias: Any) -> Any:
+        def counted_product(self, x, bias):
             seen.product_rows.append(len(x))
             return product(self, x, bias)
 
-        def counted(operator: Callable[..., Any]) -> Callable[..., Any]:
-            def call(logits: Any, *args: Any) -> Any:
+        def counted(operator):
+            def call(logits, *args):
                 seen.sampled_rows.append(len(logits))
                 return operator(logits, *args)
 
@@ -101,7 +99,7 @@ def observe(monkeypatch, make_engine):
         runner.ops = dataclasses.replace(ops, **operators)
         launch = runner.launch
 
-        def counted_launch(plan: PackedStep, masks: Any) -> Any:
+        def counted_launch(plan, masks):
             seen.step_tokens.append(plan.num_tokens)
             return launch(plan, masks)
 

@@ -6,14 +6,12 @@ products are cut into other tiles, do the tests use fp32, where rounding does no
 
 import dataclasses
 import random
-from collections.abc import Callable
 
 import pytest
 import torch
 
 from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
-from rosebatch.engine.engine import Engine
 
 pytestmark = pytest.mark.gpu
 
@@ -30,7 +28,7 @@ KINDS = [
 
 
 @pytest.fixture(scope="module")
-def requests() -> list[Request]:
+def requests():
     """64 with different lengths and limits, some with a common beginning, greedy and all kinds of sampling."""
     numbers = random.Random(0)
     shared = [numbers.randrange(199) for _ in range(90)]
@@ -44,16 +42,14 @@ def requests() -> list[Request]:
     return made
 
 
-def run(engine: Engine, requests: list[Request]) -> dict[int, tuple[int, ...]]:
+def run(engine, requests):
     """Request id -> tokens."""
     return {completion.request.id: completion.token_ids for completion in engine.run(requests)}
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_another_engine_gives_the_same(
-    family: str, dtype: torch.dtype, requests: list[Request], make_engine: Callable
-) -> None:
+def test_another_engine_gives_the_same(family, dtype, requests, make_engine):
     """Uninitialized memory and races give different tokens in another engine."""
     first = run(make_engine(family, dtype, seqs=64), requests)
     assert [len(first[r.id]) for r in requests] == [r.sampling.max_tokens for r in requests]
@@ -64,9 +60,7 @@ def test_another_engine_gives_the_same(
 @pytest.mark.parametrize("seqs", [7, 64])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_same_engine_gives_the_same_again(
-    family: str, dtype: torch.dtype, seqs: int, requests: list[Request], make_engine: Callable
-) -> None:
+def test_the_same_engine_gives_the_same_again(family, dtype, seqs, requests, make_engine):
     """Nothing that a run leaves in slots, blocks or graphs may change the next run.
 
     Without the prefix cache: with it the second run would compute less, in other products.
@@ -80,9 +74,7 @@ def test_the_same_engine_gives_the_same_again(
 @pytest.mark.parametrize("batch", [1, 7, 64])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_graphs_on_equal_graphs_off(
-    family: str, dtype: torch.dtype, batch: int, requests: list[Request], make_engine: Callable
-) -> None:
+def test_graphs_on_equal_graphs_off(family, dtype, batch, requests, make_engine):
     """A value frozen into a graph at capture would change the tokens.
 
     The second run replays graphs from its first step on, in other slots and blocks.
@@ -97,15 +89,13 @@ def test_graphs_on_equal_graphs_off(
 
 @pytest.mark.parametrize("seqs", [7, 64])
 @pytest.mark.parametrize("family", ["GPT2", "Llama", "Qwen3", "HP1"])
-def test_the_place_in_the_batch_does_not_matter(
-    family: str, seqs: int, requests: list[Request], make_engine: Callable
-) -> None:
+def test_the_place_in_the_batch_does_not_matter(family, seqs, requests, make_engine):
     """In fp32 a sampled completion depends on its own request alone."""
     forwards = run(make_engine(family, torch.float32, seqs=seqs), requests)
     assert run(make_engine(family, torch.float32, seqs=seqs), requests[::-1]) == forwards
 
 
-def test_another_seed_gives_another_completion(requests: list[Request], make_engine: Callable) -> None:
+def test_another_seed_gives_another_completion(requests, make_engine):
     """If seeds had no effect, the tests above would compare greedy tokens."""
     engine = make_engine("Qwen3", torch.float32, seqs=64)
     first = run(engine, requests)

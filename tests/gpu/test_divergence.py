@@ -5,7 +5,6 @@ from the K and V in its cache. How many sequences may differ is measured with tr
 """
 
 import random
-from collections.abc import Callable
 from dataclasses import fields
 
 import pytest
@@ -13,9 +12,7 @@ import torch
 from torch import Tensor
 
 from rosebatch.config.switches import Switches, hidden_by
-from rosebatch.engine.engine import Engine
 from tests.gpu.divergence import (
-    Divergence,
     assert_close_calls,
     first_divergences,
     logits_after,
@@ -32,7 +29,7 @@ NEW_TOKENS = 32
 
 
 @pytest.fixture(scope="module")
-def prompts() -> list[list[int]]:
+def prompts():
     """256 prompts around blocks and tiles of 64, and short ones; of few lengths, so transformers needs few batches."""
     numbers = random.Random(0)
     lengths = (1, 3, 17, 32, 47, 64, 65, 90)
@@ -46,11 +43,11 @@ def prompts() -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def theirs(reference: Callable, prompts: list[list[int]]) -> Callable[[str, torch.dtype], tuple[list, Tensor]]:
+def theirs(reference, prompts):
     """(family, dtype) -> transformers' tokens and logits for all prompts, made once."""
     made: dict[tuple[str, torch.dtype], tuple[list, Tensor]] = {}
 
-    def get(family: str, dtype: torch.dtype) -> tuple[list, Tensor]:
+    def get(family, dtype):
         if (family, dtype) not in made:
             made[family, dtype] = reference(family, dtype, prompts, NEW_TOKENS)
         return made[family, dtype]
@@ -59,17 +56,15 @@ def theirs(reference: Callable, prompts: list[list[int]]) -> Callable[[str, torc
 
 
 @pytest.fixture
-def assert_agrees(prompts: list, theirs: Callable, make_engine: Callable) -> Callable[..., Engine]:
+def assert_agrees(prompts, theirs, make_engine):
     """Compares the first ``count`` prompts with transformers; returns the engine, for its counters."""
 
-    def check(
-        family: str, dtype: torch.dtype, count: int, seqs: int, switches: dict[str, bool] | None = None
-    ) -> Engine:
+    def check(family, dtype, count, seqs, switches=None):
         engine = make_engine(family, dtype, switches, seqs=seqs)
         ours = greedy(engine, prompts[:count], NEW_TOKENS)
         tokens, logits = theirs(family, dtype)
 
-        def our_logits(divergence: Divergence) -> Tensor:
+        def our_logits(divergence):
             generated = ours[divergence.sequence][: divergence.position]
             return logits_after(engine, [*prompts[divergence.sequence], *generated])
 
@@ -89,9 +84,7 @@ def assert_agrees(prompts: list, theirs: Callable, make_engine: Callable) -> Cal
 @pytest.mark.parametrize("batch", [1, 7, 64, 256])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_divergences_from_transformers_are_close_calls(
-    family: str, dtype: torch.dtype, batch: int, assert_agrees: Callable
-) -> None:
+def test_divergences_from_transformers_are_close_calls(family, dtype, batch, assert_agrees):
     """fp32 tests cannot see errors of 16-bit layouts, tiles, overflow or lost precision."""
     engine = assert_agrees(family, dtype, count=max(batch, 16), seqs=batch)
     assert engine.stats.max_running == batch
@@ -100,7 +93,7 @@ def test_divergences_from_transformers_are_close_calls(
 @pytest.mark.parametrize("name", DEFAULTS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_with_a_switch_turned(family: str, dtype: torch.dtype, name: str, assert_agrees: Callable) -> None:
+def test_with_a_switch_turned(family, dtype, name, assert_agrees):
     """Every path beside the default one, in 16 bits too. Switches that would hide it are off as well."""
     off = dict.fromkeys(hidden_by(name, "cuda"), False)
     assert_agrees(family, dtype, count=64, seqs=64, switches=off | {name: not DEFAULTS[name]})

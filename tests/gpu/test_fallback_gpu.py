@@ -1,8 +1,6 @@
 """On a GPU, greedy tokens of the transformers fallback in fp32 equal transformers' own, with kernels and graphs."""
 
 import random
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -26,9 +24,7 @@ DENSE = ["llama", "qwen3", "gemma2", "opt"]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def golden(
-    request: pytest.FixtureRequest, transformers: Any, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[str, Path, list[list[int]], dict[int, list[int]]]:
+def golden(request, transformers, tmp_path_factory):
     """A family, its folder, prompts, and transformers' tokens for those that rounding does not decide."""
     folder = tmp_path_factory.mktemp(request.param)
     model = save_tiny_model(tiny_config(request.param), folder)
@@ -42,7 +38,7 @@ def golden(
 
 
 @pytest.mark.parametrize(("batch", "chunk", "blocks"), [(1, 8192, 0), (7, 8192, 0), (64, 50, 0), (64, 50, 14)])
-def test_greedy_equals_transformers(golden: tuple, batch: int, chunk: int, blocks: int) -> None:
+def test_greedy_equals_transformers(golden, batch, chunk, blocks):
     """The CPU's tests cannot see errors of device placement, kernels, and of buffers that a graph replays from."""
     family, folder, prompts, expected = golden
     limits = {"max_num_seqs": batch, "max_num_batched_tokens": chunk, "blocks": blocks}
@@ -55,7 +51,7 @@ def test_greedy_equals_transformers(golden: tuple, batch: int, chunk: int, block
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
-def test_steps_in_bf16_never_wait(family: str, transformers: Any, tmp_path: Path, device: torch.device) -> None:
+def test_steps_in_bf16_never_wait(family, transformers, tmp_path, device):
     """A step that waits for the host cannot be a graph: it would run at half the speed."""
     save_tiny_model(tiny_config(family), tmp_path)
     source = find_model(str(tmp_path), "auto", "bfloat16", device, model_impl="transformers")

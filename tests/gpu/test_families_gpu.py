@@ -1,7 +1,6 @@
 """On a GPU, greedy tokens in fp32 of every family equal transformers' own, in graphs and with preemptions."""
 
 import random
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -25,7 +24,7 @@ MARGIN = 2e-3
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def golden(request: pytest.FixtureRequest, model_config: Callable, reference: Callable) -> tuple[str, list, list]:
+def golden(request, model_config, reference):
     """A family, prompts, and transformers' tokens for each of them."""
     vocab, numbers = model_config(request.param).vocab_size, random.Random(0)
     shared = [numbers.randrange(vocab) for _ in range(60)]
@@ -42,14 +41,7 @@ def golden(request: pytest.FixtureRequest, model_config: Callable, reference: Ca
 
 
 @pytest.mark.parametrize(("batch", "chunk", "blocks"), [(1, 8192, 0), (7, 50, 0), (64, 8192, 0), (64, 50, 14)])
-def test_greedy_equals_transformers(
-    golden: tuple,
-    batch: int,
-    chunk: int,
-    blocks: int,
-    model_config: Callable,
-    make_engine: Callable,
-) -> None:
+def test_greedy_equals_transformers(golden, batch, chunk, blocks, model_config, make_engine):
     """The interpreter cannot see errors of graphs, of compiled kernels and of a GPU's order of events."""
     family, prompts, expected = golden
     limits = {"max_num_batched_tokens": chunk, "blocks": blocks}
@@ -62,14 +54,14 @@ def test_greedy_equals_transformers(
 
 
 @pytest.mark.parametrize("name", ["fused_norm", "fused_mlp", "fused_rotary", "fused_qk_norm", "cuda_graph"])
-def test_switches_of_the_layers_on_equal_off(golden: tuple, name: str, make_engine: Callable) -> None:
+def test_switches_of_the_layers_on_equal_off(golden, name, make_engine):
     """A family's kernels, and what takes their place, give the same tokens."""
     family, prompts, expected = golden
     engine = make_engine(family, torch.float32, {name: False}, seqs=64)
     assert greedy(engine, prompts[:64], NEW_TOKENS) == expected[:64]
 
 
-def test_bf16_runs_close_to_transformers(golden: tuple, reference: Callable, make_engine: Callable) -> None:
+def test_bf16_runs_close_to_transformers(golden, reference, make_engine):
     """The kernels for 16 bits have forms of their own: a wrong one changes first tokens, rounding only a few."""
     family, prompts, _ = golden
     expected, _ = reference(family, torch.bfloat16, prompts[:64], 1)
@@ -77,7 +69,7 @@ def test_bf16_runs_close_to_transformers(golden: tuple, reference: Callable, mak
     assert sum(a == b for a, b in zip(tokens, expected, strict=True)) >= 54
 
 
-def test_two_ranks_on_one_gpu(golden: tuple, saved_model: Callable, device: torch.device) -> None:
+def test_two_ranks_on_one_gpu(golden, saved_model, device):
     """Kernels get odd shapes of a half model; the ranks are threads, which no graph can be captured over."""
     family, prompts, expected = golden
     source = find_model(str(saved_model(family)), "auto", "float32", device)
@@ -87,7 +79,7 @@ def test_two_ranks_on_one_gpu(golden: tuple, saved_model: Callable, device: torc
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks_on_gpus_of_their_own(ranks: int, golden: tuple, saved_model: Callable) -> None:
+def test_ranks_on_gpus_of_their_own(ranks, golden, saved_model):
     """Sums over ranks are inside of the graphs, and every rank samples the same tokens."""
     if torch.cuda.device_count() < ranks:
         pytest.skip(f"needs {ranks} GPUs")

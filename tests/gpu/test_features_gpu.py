@@ -1,17 +1,15 @@
 """On a GPU, changes of logits and reports about them equal those of plain PyTorch; in fp32 the tokens are equal."""
 
 import random
-from collections.abc import Callable
 from functools import partial
 
 import pytest
 import torch
 
 from rosebatch.config.switches import hidden_by
-from rosebatch.core.request import Completion, Request
+from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import GrammarSpec, SamplingParams
 from rosebatch.engine.cache.kv_cache import bytes_per_block
-from rosebatch.engine.engine import Engine
 from tests.engine.constraint import EveryThird
 
 pytestmark = pytest.mark.gpu
@@ -32,7 +30,7 @@ KINDS = [
 
 
 @pytest.fixture(scope="module")
-def requests() -> list[Request]:
+def requests():
     """80 with different lengths and limits, some with a common beginning."""
     numbers = random.Random(0)
     shared = [numbers.randrange(VOCAB) for _ in range(90)]
@@ -47,7 +45,7 @@ def requests() -> list[Request]:
     return made
 
 
-def run(engine: Engine, requests: list[Request]) -> dict[tuple[int, int], Completion]:
+def run(engine, requests):
     """Request id and sample -> completion."""
     for request in requests:
         engine.add(request, constraint=partial(EveryThird, VOCAB) if request.sampling.grammar else None)
@@ -59,7 +57,7 @@ def run(engine: Engine, requests: list[Request]) -> dict[tuple[int, int], Comple
     return done
 
 
-def assert_same(actual: dict, expected: dict) -> None:
+def assert_same(actual, expected):
     """Compares tokens and reasons exactly, log-probabilities up to the rounding of fp32 sums in another order."""
     assert actual.keys() == expected.keys()
     for key, completion in actual.items():
@@ -77,9 +75,7 @@ def assert_same(actual: dict, expected: dict) -> None:
 @pytest.mark.parametrize("blocks", [0, 24])
 @pytest.mark.parametrize("seqs", [3, 64])
 @pytest.mark.parametrize("family", ["GPT2", "Qwen3"])
-def test_equal_to_plain_pytorch(
-    family: str, seqs: int, blocks: int, requests: list[Request], make_engine: Callable, model_config: Callable
-) -> None:
+def test_equal_to_plain_pytorch(family, seqs, blocks, requests, make_engine, model_config):
     """Graphs of every kind of step, rows that move, and a cache that is too small must not change a token."""
     expected = run(make_engine(family, torch.float32, {"paged_attention": False}, seqs=64), requests)
     memory = blocks * bytes_per_block(model_config(family).kv_planes, 16, torch.float32) or 1 << 28
@@ -94,7 +90,7 @@ def test_equal_to_plain_pytorch(
     "switch",
     ["fused_sampler", "batched_sampling", "late_results", "cuda_graph", "batched_rollover", "prefix_cache"],
 )
-def test_switches(switch: str, requests: list[Request], make_engine: Callable) -> None:
+def test_switches(switch, requests, make_engine):
     """Each switch changes where tokens are sampled, when results arrive, or who writes a step's inputs."""
     expected = run(make_engine("Qwen3", torch.float32, seqs=64), requests)
     off = dict.fromkeys([switch, *hidden_by(switch, "cuda")], False)

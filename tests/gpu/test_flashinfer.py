@@ -1,8 +1,5 @@
 """On a GPU: an engine that samples with FlashInfer's kernels."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 from rosebatch.config.run import RunConfig
@@ -14,11 +11,11 @@ pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 
 @pytest.fixture
-def generate(saved_model: Callable[[str], Path]) -> Callable[..., list[list[int]]]:
+def generate(saved_model):
     """The tokens of 40 prompts of several lengths, all sampled with these parameters."""
     pytest.importorskip("flashinfer")
 
-    def run(sampler: str, **sampling: float) -> list[list[int]]:
+    def run(sampler, **sampling):
         config = RunConfig.of(
             str(saved_model("Llama")),
             device="cuda",
@@ -39,13 +36,13 @@ def generate(saved_model: Callable[[str], Path]) -> Callable[..., list[list[int]
 
 
 @pytest.mark.parametrize("filters", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}, {"top_k": 3, "min_p": 1.0}])
-def test_filters_that_leave_one_token(generate: Callable[..., list[list[int]]], filters: dict[str, float]) -> None:
+def test_filters_that_leave_one_token(generate, filters):
     """With one token left each kernel is greedy: rows, parameters or tokens of a neighbour would show."""
     assert generate("flashinfer", temperature=1.0, **filters) == generate("rosebatch")
 
 
 @pytest.mark.parametrize("filters", [{}, {"top_k": 50, "top_p": 0.9}])
-def test_sampled_answers_vary(generate: Callable[..., list[list[int]]], filters: dict[str, float]) -> None:
+def test_sampled_answers_vary(generate, filters):
     """Each step has its own random numbers, and the same file gives the same answers."""
     answers = generate("flashinfer", temperature=5.0, **filters)
     assert [len(answer) for answer in answers] == [12] * 40

@@ -1,7 +1,6 @@
 """On a GPU, greedy tokens in fp32 equal transformers' own for any batch, chunk size and cache size."""
 
 import random
-from collections.abc import Callable
 from dataclasses import fields
 
 import pytest
@@ -18,7 +17,7 @@ DEFAULTS = {f.name: f.default for f in fields(Switches) if "cuda" in f.metadata[
 
 
 @pytest.fixture(scope="module", params=["GPT2", "Llama", "Mistral", "Qwen2", "Qwen3", "HP1", "HP1 options"])
-def golden(request: pytest.FixtureRequest, model_config: Callable, reference: Callable) -> tuple[str, list, list]:
+def golden(request, model_config, reference):
     """A family, prompts, and transformers' tokens for each of them."""
     vocab, numbers = model_config(request.param).vocab_size, random.Random(0)
     shared = [numbers.randrange(vocab) for _ in range(40)]
@@ -32,7 +31,7 @@ def golden(request: pytest.FixtureRequest, model_config: Callable, reference: Ca
 
 @pytest.mark.parametrize("batch", [1, 7, 64, 256])
 @pytest.mark.parametrize(("chunk", "blocks"), [(8192, 0), (50, 0), (50, 14)])
-def test_greedy_equals_transformers(golden: tuple, batch: int, chunk: int, blocks: int, make_engine: Callable) -> None:
+def test_greedy_equals_transformers(golden, batch, chunk, blocks, make_engine):
     """The CPU's tests cannot see errors of device placement, dtypes and kernel indexing."""
     family, prompts, expected = golden
     limits = {"max_num_batched_tokens": chunk, "blocks": blocks}
@@ -44,7 +43,7 @@ def test_greedy_equals_transformers(golden: tuple, batch: int, chunk: int, block
 
 
 @pytest.mark.parametrize("name", DEFAULTS)
-def test_every_switch_on_equals_off(golden: tuple, name: str, make_engine: Callable) -> None:
+def test_every_switch_on_equals_off(golden, name, make_engine):
     """A switch may change only the speed. Switches that would hide it are off as well."""
     family, prompts, expected = golden
     off = dict.fromkeys(hidden_by(name, "cuda"), False)
@@ -54,7 +53,7 @@ def test_every_switch_on_equals_off(golden: tuple, name: str, make_engine: Calla
 
 
 @pytest.fixture(scope="module")
-def sharing(golden: tuple, model_config: Callable, reference: Callable) -> tuple[str, list, list]:
+def sharing(golden, model_config, reference):
     """Prompts of three beginnings, one of them inside of another, and transformers' tokens for each of them."""
     family, *_ = golden
     vocab, numbers = model_config(family).vocab_size, random.Random(1)
@@ -70,14 +69,7 @@ def sharing(golden: tuple, model_config: Callable, reference: Callable) -> tuple
 
 @pytest.mark.parametrize("batch", [7, 64, 256])
 @pytest.mark.parametrize(("chunk", "blocks"), [(8192, 0), (50, 0), (50, 40)])
-def test_rows_that_share_keys(
-    sharing: tuple,
-    batch: int,
-    chunk: int,
-    blocks: int,
-    make_engine: Callable,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_rows_that_share_keys(sharing, batch, chunk, blocks, make_engine, monkeypatch):
     """By graphs, in groups inside of groups that change while rows come and go; chunks that share tiles."""
     monkeypatch.setattr(prefix_groups, "MIN_ROWS", 2)
     monkeypatch.setattr(prefix_groups, "MIN_KEYS", 16)

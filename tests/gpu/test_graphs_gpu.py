@@ -10,14 +10,14 @@ from rosebatch.engine.triton_runner.graphs import StepGraphs
 pytestmark = pytest.mark.gpu
 
 
-def test_garbage_is_not_collected_during_a_capture(device: torch.device) -> None:
+def test_garbage_is_not_collected_during_a_capture(device):
     """Python's collector freed another engine's graphs during a capture, which then failed."""
     values = torch.zeros(4, device=device)
     old = StepGraphs(lambda kind: values.add_(1), enabled=True)
     old.run(0, steps=2)
     held = [old]
 
-    def body(kind: int) -> torch.Tensor:
+    def body(kind):
         if torch.cuda.is_current_stream_capturing():
             garbage: list[object] = [held.pop()]
             garbage.append(garbage)

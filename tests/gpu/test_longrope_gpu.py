@@ -1,7 +1,6 @@
 """On a GPU, longrope: sequences start over at the trained length, in graphs and between windows under way."""
 
 import random
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -21,7 +20,7 @@ MARGIN = 2e-3
 
 
 @pytest.fixture(scope="module")
-def golden(reference: Callable) -> tuple[list, list]:
+def golden(reference):
     """Prompts whose answers pass the trained length after each number of tokens, and transformers' answers."""
     numbers = random.Random(2)
     trunk = [numbers.randrange(211) for _ in range(TRAINED + 4)]
@@ -37,14 +36,7 @@ def golden(reference: Callable) -> tuple[list, list]:
 
 @pytest.mark.parametrize(("batch", "chunk", "blocks"), [(1, 8192, 0), (7, 20, 0), (64, 8192, 0), (64, 50, 14)])
 @pytest.mark.parametrize("off", [None, "cuda_graph", "prefix_cache", "late_results", "fused_rotary"])
-def test_answers_cross_the_trained_length(
-    off: str | None,
-    batch: int,
-    chunk: int,
-    blocks: int,
-    golden: tuple,
-    make_engine: Callable,
-) -> None:
+def test_answers_cross_the_trained_length(off, batch, chunk, blocks, golden, make_engine):
     """A window that goes on with short factors, or a row that comes back too early, changes tokens."""
     prompts, expected = golden
     prompts, expected = (prompts[::7], expected[::7]) if batch == 1 else golden
@@ -54,7 +46,7 @@ def test_answers_cross_the_trained_length(
     assert engine.stats.preemptions > 0 or not blocks
 
 
-def test_completions_of_one_prompt(golden: tuple, make_engine: Callable) -> None:
+def test_completions_of_one_prompt(golden, make_engine):
     """They share blocks with short factors and start over one by one: as many prompts give the same tokens."""
     engine = make_engine(NAME, torch.float32, seqs=64, block_size=16)
     for length in (TRAINED - 8, TRAINED, TRAINED + 1):

@@ -1,12 +1,11 @@
 """Logits that are not finite, in graphs of decode windows: the sequence fails, and nobody else's tokens change."""
 
 import random
-from collections.abc import Callable
 
 import pytest
 import torch
 
-from rosebatch.core.request import Completion, Request
+from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.gpu
@@ -14,7 +13,7 @@ pytestmark = pytest.mark.gpu
 BROKEN = 7
 
 
-def requests() -> list[Request]:
+def requests():
     """A fifth have the broken token; blocks are given back and reused while others run."""
     numbers = random.Random(0)
     made = []
@@ -37,8 +36,8 @@ def requests() -> list[Request]:
 
 @pytest.mark.parametrize("switches", [{}, {"fused_sampler": False}], ids=str)
 @pytest.mark.parametrize("family", ["Llama", "HP1"])
-def test_only_the_sequence_itself_fails(family: str, switches: dict[str, bool], make_engine: Callable) -> None:
-    def run() -> dict[int, Completion]:
+def test_only_the_sequence_itself_fails(family, switches, make_engine):
+    def run():
         engine = make_engine(family, torch.float32, {"prefix_cache": False, **switches}, seqs=32)
         with torch.inference_mode():
             engine.runner.model.embedding[BROKEN] = value

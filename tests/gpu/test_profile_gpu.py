@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -68,7 +67,7 @@ def test_without_our_attention(device):
         assert {QKV, OUT, UP, DOWN, "attention", "norms", KV, LOGITS, SAMPLING} <= found[name].keys()
 
 
-def test_a_trace_of_kernels_for_a_browser(device, tmp_path: Path):
+def test_a_trace_of_kernels_for_a_browser(device, tmp_path):
     """It has kernels and ranges, and tracing changes no token."""
     case = replace(_case(device, "tiny-llama"), name="traced")
     engine = _warm(case)

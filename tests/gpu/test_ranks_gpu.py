@@ -3,7 +3,6 @@
 import gc
 import os
 import signal
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,9 +12,8 @@ from torch import distributed
 
 from rosebatch.config.run import RunConfig
 from rosebatch.core.errors import LostProcessError
-from rosebatch.core.request import Completion, Request
+from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
-from rosebatch.engine.engine import Engine
 from rosebatch.launch import group
 from rosebatch.launch.launch import launch
 
@@ -27,8 +25,8 @@ MARGIN = 2e-3
 
 
 @pytest.fixture
-def launch_over(saved_model: Callable[..., Path]) -> Callable[..., Engine]:
-    def launched(ranks: int, family: str = "Llama", slots: int = 8) -> Engine:
+def launch_over(saved_model):
+    def launched(ranks, family="Llama", slots=8):
         config = RunConfig(
             model=str(saved_model(family)),
             dtype="float32",
@@ -42,25 +40,25 @@ def launch_over(saved_model: Callable[..., Path]) -> Callable[..., Engine]:
     return launched
 
 
-def requests(count: int, tokens: int, length: int = 8) -> list[Request]:
+def requests(count, tokens, length=8):
     params = SamplingParams(max_tokens=tokens, ignore_eos=True, logprobs=2)
     return [Request(i, tuple((i + 7 * k) % 190 for k in range(length)), params) for i in range(count)]
 
 
-def run(engine: Engine, length: int = 8) -> list[Completion]:
+def run(engine, length=8):
     return sorted(engine.run(requests(32, 24, length)), key=lambda completion: completion.request.id)
 
 
-def tokens(done: list[Completion]) -> list[list[int]]:
+def tokens(done):
     return [list(completion.token_ids) for completion in done]
 
 
-def is_clear(completion: Completion) -> bool:
+def is_clear(completion):
     assert len(completion.logprobs) == len(completion.token_ids)
     return all(first - second > MARGIN for (_, first), (_, second) in (each.top for each in completion.logprobs))
 
 
-def followers() -> list[int]:
+def followers():
     """The child processes that follow."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
@@ -72,7 +70,7 @@ def followers() -> list[int]:
     return found
 
 
-def end(engine: Engine) -> None:
+def end(engine):
     engine.abort()
     engine.runner = None  # type: ignore[assignment]
     gc.collect()
@@ -80,7 +78,7 @@ def end(engine: Engine) -> None:
 
 @pytest.mark.parametrize("family", ["GPT2", "Llama", "Mistral", "Qwen2", "Qwen3", "HP1", "HP1 options"])
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_gpus_choose_the_tokens_of_one(ranks: int, family: str, launch_over: Callable[..., Engine]) -> None:
+def test_gpus_choose_the_tokens_of_one(ranks, family, launch_over):
     """Other families are compared with transformers' in ``test_families_gpu``."""
     if torch.cuda.device_count() < ranks:
         pytest.skip(f"needs {ranks} GPUs")
@@ -96,7 +94,7 @@ def test_gpus_choose_the_tokens_of_one(ranks: int, family: str, launch_over: Cal
 
 @pytest.mark.skipif(torch.cuda.device_count() < 4, reason="needs four GPUs")
 @pytest.mark.parametrize("family", ["GPT2", "Llama"])
-def test_large_sums_choose_the_tokens_of_one(family: str, launch_over: Callable[..., Engine]) -> None:
+def test_large_sums_choose_the_tokens_of_one(family, launch_over):
     """More than two GPUs sum many rows in two shots, few in one: a step of prompts and the next one's tokens."""
     assert 16 * 200 * 48 * torch.float32.itemsize > group._IN_ONE_SHOT, "the narrowest family's prompts are few"
     expected = run(launch_over(1, family, slots=16), length=200)
@@ -108,7 +106,7 @@ def test_large_sums_choose_the_tokens_of_one(family: str, launch_over: Callable[
     assert [tokens(found)[i] for i in clear] == [tokens(expected)[i] for i in clear]
 
 
-def test_an_engine_ends_and_another_begins(launch_over: Callable[..., Engine]) -> None:
+def test_an_engine_ends_and_another_begins(launch_over):
     """NCCL waits for graphs that hold its kernels: the end of an engine waited for ever."""
     engine = launch_over(2)
     first = run(engine)
@@ -121,9 +119,7 @@ def test_an_engine_ends_and_another_begins(launch_over: Callable[..., Engine]) -
 
 
 @pytest.mark.parametrize(("ranks", "length"), [(2, 8), (4, 8), (4, 200)])
-def test_a_dead_rank_is_named_and_its_place_can_be_taken(
-    ranks: int, length: int, launch_over: Callable[..., Engine]
-) -> None:
+def test_a_dead_rank_is_named_and_its_place_can_be_taken(ranks, length, launch_over):
     """The kernels of the other ranks wait for signals of the dead one: the job waited for ever."""
     if torch.cuda.device_count() < ranks:
         pytest.skip(f"needs {ranks} GPUs")

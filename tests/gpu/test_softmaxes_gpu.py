@@ -1,7 +1,6 @@
 """On a GPU: caps, sinks, windows, rotation of some channels and every norm, inside graphs, as on a CPU."""
 
 from dataclasses import fields
-from typing import Any
 
 import pytest
 import torch
@@ -23,12 +22,12 @@ _PROMPTS = [tuple((7 * i * i + 3 * i + length) % VOCAB for i in range(length)) f
 _TOKEN_BYTES = {"uneven": 2 * 4 * (16 + 64 + 48), "softmaxes": 2 * 4 * (12 + 40 + 48)}
 
 
-def _requests() -> list[Any]:
+def _requests():
     return [Request(index, prompt, _SAMPLING) for index, prompt in enumerate(_PROMPTS)]
 
 
 @pytest.fixture(scope="module")
-def expected() -> dict[str, dict[int, tuple[int, ...]]]:
+def expected():
     """Each model's tokens on a CPU."""
     return {name: {c.request.id: c.token_ids for c in plain_engine(name).run(_requests())} for name in _TOKEN_BYTES}
 
@@ -36,9 +35,7 @@ def expected() -> dict[str, dict[int, tuple[int, ...]]]:
 @pytest.mark.parametrize("off", [(), ("fused_qk_norm",), ("fused_kv_append",), ("fused_rotary",), ("split_keys",)])
 @pytest.mark.parametrize(("slots", "blocks"), [(1, 40), (7, 40), (7, 4)])
 @pytest.mark.parametrize("name", _TOKEN_BYTES)
-def test_tokens_equal_a_cpus(
-    name: str, slots: int, blocks: int, off: tuple[str, ...], device: torch.device, expected: dict[str, Any]
-) -> None:
+def test_tokens_equal_a_cpus(name, slots, blocks, off, device, expected):
     """Few blocks make sequences come back from a preemption, in other seats."""
     switches = Switches(**{f.name: "cuda" in f.metadata["devices"] and f.name not in off for f in fields(Switches)})
     ops = select(switches, "cuda")

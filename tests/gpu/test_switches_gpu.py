@@ -1,7 +1,6 @@
 """On a GPU: the switches that no CPU can show act in the scenarios that they name (see tests/bench)."""
 
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ from rosebatch.bench.scenario import configs_dir, load_scenarios
 from rosebatch.bench.workload import make_workload
 from rosebatch.config.run import RunConfig
 from rosebatch.config.switches import Switches
-from rosebatch.engine.engine import Engine
 from rosebatch.engine.torch_runner.runner import TorchRunner
 from rosebatch.engine.triton_runner.runner import TritonRunner
 from rosebatch.launch.launch import launch
@@ -18,7 +16,7 @@ from rosebatch.launch.launch import launch
 pytestmark = pytest.mark.gpu
 
 
-def run(switch: str, on: bool) -> Engine:
+def run(switch, on):
     """A part of the switch's scenario, with it on or off."""
     (field,) = (each for each in fields(Switches) if each.name == switch)
     (chosen,) = load_scenarios([field.metadata["scenario"]])
@@ -39,20 +37,20 @@ def run(switch: str, on: bool) -> Engine:
     return launched.engine
 
 
-def test_cuda_graph() -> None:
+def test_cuda_graph():
     """Steps are replayed, or launched kernel by kernel."""
     on, off = run("cuda_graph", True), run("cuda_graph", False)
     assert on.stats.graph_replays > 0 == off.stats.graph_replays
     assert on.stats.graph_captures > 0 == off.stats.graph_captures
 
 
-def test_paged_attention() -> None:
+def test_paged_attention():
     """Blocks are read in place by the one runner, gathered by the other."""
     on, off = run("paged_attention", True), run("paged_attention", False)
     assert isinstance(on.runner, TritonRunner) and isinstance(off.runner, TorchRunner)
 
 
-def test_parallel_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parallel_compile(tmp_path, monkeypatch):
     """The first steps of a model are rehearsed once on a machine, or never."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     run("parallel_compile", False)

@@ -2,9 +2,7 @@
 
 import random
 import warnings
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +12,6 @@ from rosebatch.config.run import RunConfig
 from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.cache.kv_cache import bytes_per_block
-from rosebatch.engine.engine import Engine
 from rosebatch.engine.triton_runner.graphs import StepGraphs
 from rosebatch.launch.launch import launch
 
@@ -31,7 +28,7 @@ KINDS: list[dict[str, Any]] = [
 ]
 
 
-def requests() -> list[Request]:
+def requests():
     """60 prompts. A half of them are whole blocks that another one has too: cached to their very end."""
     numbers = random.Random(0)
     shared = [numbers.randrange(VOCAB) for _ in range(4 * BLOCK)]
@@ -44,7 +41,7 @@ def requests() -> list[Request]:
 
 
 @contextmanager
-def sync_mode(mode: str) -> Iterator[None]:
+def sync_mode(mode):
     """PyTorch's own watch over calls that wait for the device; it does not watch events."""
     torch.cuda.set_sync_debug_mode(mode)
     try:
@@ -54,11 +51,11 @@ def sync_mode(mode: str) -> Iterator[None]:
 
 
 @pytest.fixture
-def captures_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def captures_may_wait(monkeypatch):
     """A graph is captured once. Before that PyTorch waits for the device."""
     capture = StepGraphs._capture
 
-    def unwatched(self: StepGraphs, kind: Any) -> Any:
+    def unwatched(self, kind):
         mode = torch.cuda.get_sync_debug_mode()
         torch.cuda.set_sync_debug_mode("default")
         try:
@@ -70,10 +67,10 @@ def captures_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def small_engine(make_engine: Callable[..., Engine], model_config: Callable[[str], Any]) -> Callable[..., Engine]:
+def small_engine(make_engine, model_config):
     """An engine whose cache is too small for its seats; kernels are compiled, graphs for most sizes captured."""
 
-    def make(family: str, switches: dict[str, bool]) -> Engine:
+    def make(family, switches):
         memory = 40 * bytes_per_block(model_config(family).kv_planes, BLOCK, torch.float32)
         limits = {"seqs": 32, "block_size": BLOCK, "kv_cache_memory": memory}
         engine = make_engine(family, torch.float32, switches, **limits)
@@ -84,7 +81,7 @@ def small_engine(make_engine: Callable[..., Engine], model_config: Callable[[str
     return make
 
 
-def assert_all_was_met(engine: Engine) -> None:
+def assert_all_was_met(engine):
     """Copies of blocks, cached prompts and preemptions: or the test would have shown little."""
     stats = engine.stats
     assert stats.copied_blocks > 0 and stats.preemptions > 0
@@ -94,7 +91,7 @@ def assert_all_was_met(engine: Engine) -> None:
 @pytest.mark.parametrize("off", [(), ("late_results",), ("batched_rollover",), ("cuda_graph",)])
 @pytest.mark.parametrize("family", ["GPT2", "Qwen3"])
 @pytest.mark.usefixtures("captures_may_wait")
-def test_steps_wait_for_nothing(family: str, off: tuple[str, ...], small_engine: Callable[..., Engine]) -> None:
+def test_steps_wait_for_nothing(family, off, small_engine):
     """Every plan with copied blocks waited for a copy of their ids, and each prompt's log-probabilities for the step.
 
     An error is raised where the host would wait. Results come by events, which the host may wait for.
@@ -109,14 +106,12 @@ def test_steps_wait_for_nothing(family: str, off: tuple[str, ...], small_engine:
     "off", [(), ("fused_sampler",), ("fused_sampler", "batched_sampling"), ("batched_rollover", "late_results")]
 )
 @pytest.mark.usefixtures("captures_may_wait")
-def test_the_counter_agrees_with_pytorch(
-    off: tuple[str, ...], small_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_counter_agrees_with_pytorch(off, small_engine, monkeypatch):
     """The report's ``syncs`` were 20 where 480 values were fetched. PyTorch warns of each, except of events."""
     engine = small_engine("Qwen3", dict.fromkeys(off, False))
     synchronize, events = torch.cuda.Event.synchronize, []
 
-    def counted(self: torch.cuda.Event) -> None:
+    def counted(self):
         events.append(self)
         synchronize(self)
 
@@ -131,7 +126,7 @@ def test_the_counter_agrees_with_pytorch(
 
 
 @pytest.mark.usefixtures("captures_may_wait")
-def test_flashinfer_waits_for_nothing(saved_model: Callable[[str], Path]) -> None:
+def test_flashinfer_waits_for_nothing(saved_model):
     """Each step waited to learn whether any row had a min-p, and for five copies of parameters."""
     pytest.importorskip("flashinfer")
     config = RunConfig.of(

@@ -5,10 +5,8 @@ import io
 import os
 import random
 import signal
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -40,13 +38,13 @@ class Faults:
         error: the error number; None for SIGKILL.
     """
 
-    def __init__(self, kind: str, number: int, error: int | None) -> None:
+    def __init__(self, kind, number, error):
         self.kind = kind
         self.number = number
         self.error = error
         self.count = 0
 
-    def install(self, patch: pytest.MonkeyPatch) -> None:
+    def install(self, patch):
         """Put the fault into the functions of ``os`` and into files that ``Path.open`` opens for writing."""
         for name in CALLS[self.kind]:
             patch.setattr(os, name, partial(self._call, getattr(os, name)))
@@ -54,7 +52,7 @@ class Faults:
             real = Path.open
             patch.setattr(Path, "open", lambda path, mode="r", **rest: _open(self, real, path, mode, **rest))
 
-    def strike(self) -> None:
+    def strike(self):
         """Count a call; the chosen one fails."""
         self.count += 1
         if self.count - 1 == self.number:
@@ -63,7 +61,7 @@ class Faults:
             else:
                 raise OSError(self.error, os.strerror(self.error))
 
-    def _call(self, real: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    def _call(self, real, *args, **options):
         # Half of what was to be written is there, as on a full disk.
         if self.kind == "write" and self.count == self.number:
             real(args[0], args[1][: len(args[1]) // 2])
@@ -71,12 +69,12 @@ class Faults:
         return real(*args, **options)
 
 
-def _open(faults: Faults, real: Callable[..., Any], path: Path, mode: str = "r", **options: Any) -> Any:
+def _open(faults, real, path, mode="r", **options):
     if mode != "wb":
         return real(path, mode, **options)
 
     class Raw(io.FileIO):
-        def write(self, data: Any) -> int:
+        def write(self, data):
             if faults.count == faults.number:
                 super().write(data[: len(data) // 2])
             faults.strike()
@@ -85,19 +83,19 @@ def _open(faults: Faults, real: Callable[..., Any], path: Path, mode: str = "r",
     return io.BufferedWriter(Raw(path, "w"), 100)
 
 
-def compute(index: int) -> tuple[dict[str, Any], bool]:
+def compute(index):
     """What a model would: the row depends on nothing but its index."""
     failed = index % 5 == 3
     row = {"index": index, "text": "é" * random.Random(index).randrange(40)}
     return ({**row, "error": {"code": "x", "message": "y"}} if failed else row), failed
 
 
-def open_jsonl(path: Path, part: PartFile) -> FileOutput:
+def open_jsonl(path, part):
     """A file, and one for error rows."""
     return FileOutput(part, Placement(path, write_jsonl, errors=path.with_name("errors.jsonl")))
 
 
-def open_folder(path: Path, part: PartFile) -> FileOutput:
+def open_folder(path, part):
     """A folder of files with five rows each."""
     return FileOutput(part, Placement(path, partial(write_parquet_parts, rows_per_file=5), place=replace_folder))
 
@@ -105,7 +103,7 @@ def open_folder(path: Path, part: PartFile) -> FileOutput:
 OUTPUTS = {"out.jsonl": open_jsonl, "answers": open_folder}
 
 
-def run(path: Path) -> None:
+def run(path):
     """The whole run; it resumes where it can."""
     part_path = path.with_name(path.name + ".part")
     part = PartFile.reopen(part_path) or PartFile.create(part_path, lambda: {"created": 1})
@@ -125,22 +123,22 @@ def run(path: Path) -> None:
         output.close()
 
 
-def run_with_faults(path: Path, faults: Faults) -> None:
+def run_with_faults(path, faults):
     """The same in a process that is killed."""
     with pytest.MonkeyPatch.context() as patch:
         faults.install(patch)
         run(path)
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def contents(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Callable[[str], Path]:
+def start(tmp_path):
     """Makes a folder that has an older output, and returns the path of the new one."""
 
-    def make(name: str) -> Path:
+    def make(name):
         folder = tmp_path / f"{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
         if name == "answers":
@@ -154,10 +152,10 @@ def start(tmp_path: Path) -> Callable[[str], Path]:
 
 
 @pytest.fixture
-def calls(start: Callable[[str], Path]) -> Callable[[str, str], int]:
+def calls(start):
     """How often a run makes calls of a kind."""
 
-    def count(name: str, kind: str) -> int:
+    def count(name, kind):
         faults = Faults(kind, -1, None)
         run_with_faults(start(name), faults)
         return faults.count

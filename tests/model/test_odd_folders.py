@@ -3,11 +3,10 @@
 import json
 import resource
 import shutil
-from pathlib import Path
 
 import pytest
 
-from tests.model.odd_folders import CONFIGS, Case, cases, outcome, write_good
+from tests.model.odd_folders import CONFIGS, cases, outcome, write_good
 
 CASES = list(cases())
 # Bytes that no folder of a few kilobytes may take.
@@ -31,7 +30,7 @@ def test_good_folders_run(good, kind):
     assert outcome(good / kind, generation_config="auto") is None
 
 
-def complaint(case: Case, good: Path, folder: Path) -> str | None:
+def complaint(case, good, folder):
     """What is wrong with how a case is treated."""
     shutil.copytree(good / case.kind, folder)
     case.change(folder / case.file)
