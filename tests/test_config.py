@@ -238,12 +238,7 @@ def test_the_size_of_the_kv_cache():
 
 @pytest.mark.parametrize(
     ("config", "name"),
-    [
-        (RunConfig(), "model"),
-        (ModelConfig(**SHAPE), "vocab_size"),
-        (RopeConfig(), "theta"),
-        (HP1Config(), "clip_max"),
-    ],
+    [(RunConfig(), "model"), (ModelConfig(**SHAPE), "vocab_size"), (RopeConfig(), "theta"), (HP1Config(), "clip_max")],
 )
 def test_frozen(config, name):
     with pytest.raises(AttributeError):
@@ -251,8 +246,7 @@ def test_frozen(config, name):
 
 
 @pytest.mark.parametrize(
-    "config",
-    [HP1Config(clip_max=0.5), ModelConfig(**SHAPE, rope=RopeConfig(factor=2.0)), ModelConfig(**HP1_SHAPE)],
+    "config", [HP1Config(clip_max=0.5), ModelConfig(**SHAPE, rope=RopeConfig(factor=2.0)), ModelConfig(**HP1_SHAPE)]
 )
 def test_configs_survive_being_written_out(config):
     """The report writes them; what it wrote must be readable."""

@@ -96,8 +96,7 @@ except InterruptionError as error:
 
 
 @pytest.mark.parametrize(
-    ("code", "message"),
-    [(LATE, "ended by SIGTERM"), (BUSY, "ended by SIGTERM: 7 rows are saved"), (THREAD, "")],
+    ("code", "message"), [(LATE, "ended by SIGTERM"), (BUSY, "ended by SIGTERM: 7 rows are saved"), (THREAD, "")]
 )
 def test_a_signal_ends_the_process_whatever_it_computes(code, message):
     """A text of 11 MB, or a grammar, held it up for minutes: in the main thread, or by a thread that was joined.

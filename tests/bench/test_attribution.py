@@ -281,13 +281,7 @@ def test_only_the_beginning_of_a_run_is_traced(engine, make_case, monkeypatch):
             "matrix products": 4.0,
             "norms": 2.0,
         },
-        "decode_step_us": {
-            "feedback": 6.0,
-            "sampling": 5.0,
-            "attention": 4.0,
-            "matrix products": 3.0,
-            "norms": 1.0,
-        },
+        "decode_step_us": {"feedback": 6.0, "sampling": 5.0, "attention": 4.0, "matrix products": 3.0, "norms": 1.0},
         "decode_kernels": 5,
     }
     assert found["num_layers"] == 2

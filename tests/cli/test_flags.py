@@ -160,11 +160,7 @@ def test_help_all_lists_every_flag(help_of, command, groups, without):
 
 def test_every_field_of_a_config_is_a_flag():
     """A setting of Python must not be missing on the command line, or the other way around."""
-    others = {
-        JobConfig: {"input", "sampling", "settings", "task"},
-        RunConfig: {"switches"},
-        SamplingFlags: set(),
-    }
+    others = {JobConfig: {"input", "sampling", "settings", "task"}, RunConfig: {"switches"}, SamplingFlags: set()}
     for group, own in others.items():
         assert {f.name for f in fields(group)} - {field for field, _, _ in described(group)} == own
 

@@ -37,11 +37,7 @@ def test_greedy_tokens_are_transformers_own(generate, model_folder):
         ids = torch.tensor([prompt])
         with torch.inference_mode():
             expected = model.generate(
-                input_ids=ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=12,
-                do_sample=False,
-                pad_token_id=0,
+                input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False, pad_token_id=0
             )
         assert row["token_ids"] == expected[0, len(prompt) :].tolist()
         assert row["text"] == tokenizer.decode(row["token_ids"])

@@ -197,10 +197,7 @@ def test_hash_depends_on_all_tokens_before():
     assert all(len(each) == 16 for each in hashes)
 
 
-@pytest.mark.parametrize(
-    ("holders", "message"),
-    [([], "block 0"), ([[0], [0]], "block 0"), ([[0], [1]], "block 1")],
-)
+@pytest.mark.parametrize(("holders", "message"), [([], "block 0"), ([[0], [0]], "block 0"), ([[0], [1]], "block 1")])
 def test_check_integrity_notices_wrong_holders(holders, message):
     pool = BlockPool(num_blocks=2, block_size=2)
     pool.allocate(1)

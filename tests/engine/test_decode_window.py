@@ -195,10 +195,7 @@ class Watched(FakeRunner):
 
 def watched_engine(runner, *, max_num_batched_tokens, slots=4):
     scheduler = Scheduler(
-        BlockPool(64, 4),
-        max_num_seqs=slots,
-        max_num_batched_tokens=max_num_batched_tokens,
-        policy=SeparateDecodes(4),
+        BlockPool(64, 4), max_num_seqs=slots, max_num_batched_tokens=max_num_batched_tokens, policy=SeparateDecodes(4)
     )
     return Engine(scheduler, runner, vocab_size=VOCAB, max_model_len=24, async_depth=1)
 

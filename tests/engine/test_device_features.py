@@ -101,11 +101,7 @@ def test_the_rows_differ_from_what_they_were_without(expected):
 
 @pytest.mark.parametrize(
     ("kind", "off"),
-    [
-        ("bias", ()),
-        ("grammar", ("fused_sampler",)),
-        ("penalties", ("fused_sampler", "late_results", "prefix_cache")),
-    ],
+    [("bias", ()), ("grammar", ("fused_sampler",)), ("penalties", ("fused_sampler", "late_results", "prefix_cache"))],
     ids=lambda value: value if isinstance(value, str) else "no " + ", ".join(value) if value else "all on",
 )
 @pytest.mark.usefixtures("unwritten_is_nan")

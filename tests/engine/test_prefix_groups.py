@@ -60,11 +60,7 @@ def test_groups_inside_of_groups():
     system = list(range(5))
     one, other = [*system, *range(50, 54)], [*system, *range(60, 68)]
     made = tables(*[one, other, system] * 16)
-    expected = [
-        (list(range(48)), 0, 640),
-        (list(range(1, 48, 3)), 640, 1664),
-        (list(range(0, 48, 3)), 640, 1152),
-    ]
+    expected = [(list(range(48)), 0, 640), (list(range(1, 48, 3)), 640, 1664), (list(range(0, 48, 3)), 640, 1152)]
     assert sorted(found(made, [4000] * 48)) == sorted(expected)
     assert found(made, [4000] * 48)[0] == expected[0]
 

@@ -100,10 +100,7 @@ def test_plans_have_all_that_a_runner_needs(make_sequence, fake_runner, fake_com
     add(scheduler, b)
     # b's table begins with the block that a filled.
     assert step(scheduler, fake_runner)[0] == PackedStep(
-        chunks=(
-            Chunk(0, 6, array("I", [first]), 1),
-            Chunk(1, 4, array("I", [4, 5]), 1, ((0, 0, 0), (0, 1, 2))),
-        ),
+        chunks=(Chunk(0, 6, array("I", [first]), 1), Chunk(1, 4, array("I", [4, 5]), 1, ((0, 0, 0), (0, 1, 2)))),
         started=(b.spec,),
     )
     last = Chunk(0, 7, array("I", [second]), 1)

@@ -213,12 +213,7 @@ def test_a_least_length_that_does_not_fit():
 
 @pytest.mark.parametrize(
     ("count", "options", "tokens", "reason"),
-    [
-        (2, {}, 2, "stop"),
-        (6, {}, 6, "stop"),
-        (7, {}, 6, "length"),
-        (9, {"eos": frozenset({13})}, 4, "stop"),
-    ],
+    [(2, {}, 2, "stop"), (6, {}, 6, "stop"), (7, {}, 6, "length"), (9, {"eos": frozenset({13})}, 4, "stop")],
 )
 def test_a_complete_grammar_ends_it(count, options, tokens, reason):
     """With the token that completes it, not one later: nothing may follow that one."""

@@ -12,12 +12,7 @@ import torch
 from torch import Tensor
 
 from rosebatch.config.switches import Switches, hidden_by
-from tests.gpu.divergence import (
-    assert_close_calls,
-    first_divergences,
-    logits_after,
-    max_divergences,
-)
+from tests.gpu.divergence import assert_close_calls, first_divergences, logits_after, max_divergences
 from tests.helpers.running import greedy
 
 pytestmark = pytest.mark.gpu

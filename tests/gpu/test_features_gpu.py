@@ -87,8 +87,7 @@ def test_equal_to_plain_pytorch(family, seqs, blocks, requests, make_engine, mod
 
 
 @pytest.mark.parametrize(
-    "switch",
-    ["fused_sampler", "batched_sampling", "late_results", "cuda_graph", "batched_rollover", "prefix_cache"],
+    "switch", ["fused_sampler", "batched_sampling", "late_results", "cuda_graph", "batched_rollover", "prefix_cache"]
 )
 def test_switches(switch, requests, make_engine):
     """Each switch changes where tokens are sampled, when results arrive, or who writes a step's inputs."""

@@ -58,10 +58,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "phi3": ("Phi3Config", {**_SIZES, "rope_parameters": {"rope_theta": 500.0, "partial_rotary_factor": 0.75}}),
     # Some prompts are longer than the trained length, and some become so with their answers.
-    "phi3-longrope": (
-        "Phi3Config",
-        {**_NARROW, "original_max_position_embeddings": 40, "rope_parameters": _LONGROPE},
-    ),
+    "phi3-longrope": ("Phi3Config", {**_NARROW, "original_max_position_embeddings": 40, "rope_parameters": _LONGROPE}),
     "olmo2": ("Olmo2Config", _SIZES),
     "olmo3": (
         "Olmo3Config",

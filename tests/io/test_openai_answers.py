@@ -181,12 +181,7 @@ def test_the_line_of_a_failure():
             "status_code": 400,
             "request_id": "req_3",
             "body": {
-                "error": {
-                    "message": "line 4: no",
-                    "type": "invalid_request_error",
-                    "param": None,
-                    "code": "some_code",
-                }
+                "error": {"message": "line 4: no", "type": "invalid_request_error", "param": None, "code": "some_code"}
             },
         },
         "error": None,

@@ -424,9 +424,7 @@ DOCUMENTED = {
         )
     ],
     "vLLM's example of a batch": numbered(
-        CHAT,
-        hello(LLAMA, "helpful", max_completion_tokens=1000),
-        hello(LLAMA, "unhelpful", max_completion_tokens=1000),
+        CHAT, hello(LLAMA, "helpful", max_completion_tokens=1000), hello(LLAMA, "unhelpful", max_completion_tokens=1000)
     ),
     "vLLM's tests of batches": numbered(
         CHAT,

@@ -23,12 +23,7 @@ def parse(values):
 
 @pytest.mark.parametrize(
     ("given", "prompts"),
-    [
-        ("a", ("a",)),
-        (["a", "b"], ("a", "b")),
-        ([1, 2], ((1, 2),)),
-        ([[1, 2], [3]], ((1, 2), (3,))),
-    ],
+    [("a", ("a",)), (["a", "b"], ("a", "b")), ([1, 2], ((1, 2),)), ([[1, 2], [3]], ((1, 2), (3,)))],
 )
 @pytest.mark.parametrize("url", ["/v1/embeddings", "/embeddings", None])
 def test_inputs(given, prompts, url):

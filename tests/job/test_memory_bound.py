@@ -17,10 +17,7 @@ MANY = {"seqs": 128, "blocks": 8000, "block_size": 16, "budget": 1 << 14, "max_m
 SCORED = {"n": 16, "max_tokens": 30, "logprobs": 20, "prompt_logprobs": 20, "echo": True, "temperature": 1}
 NESTS = "[" + ",".join(["[" * 500 + "]" * 500] * 900) + "]"
 
-pytestmark = [
-    pytest.mark.thorough,
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc"),
-]
+pytestmark = [pytest.mark.thorough, pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")]
 
 
 def plain(count, values):

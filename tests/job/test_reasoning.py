@@ -83,10 +83,7 @@ def test_reasoning_tokens_are_counted(job, form):
     """By tokens, without the marks: the text has white space cut off."""
     body = {"messages": [{"role": "user", "content": "Q1"}], "max_tokens": 400}
     (answer,) = job.answer(
-        body,
-        model=Scripted({"Q1": THOUGHT[form] + ANSWER[form]}),
-        tokenizer=chat_tokenizer(form),
-        **ROOM,
+        body, model=Scripted({"Q1": THOUGHT[form] + ANSWER[form]}), tokenizer=chat_tokenizer(form), **ROOM
     )
     message = choices_of(answer)[0]["message"]
     assert (message["content"], message["reasoning_content"]) == ("Yes.", "So it is.")
@@ -197,12 +194,7 @@ def test_a_budget_that_nobody_can_keep(job):
 def test_a_budget_of_a_batch_by_its_other_name(job):
     """Other servers' clients send thinking_token_budget."""
     body = {"messages": [{"role": "user", "content": "Q1"}], "max_tokens": 400, "thinking_token_budget": 4}
-    (answer,) = job.answer(
-        body,
-        model=Scripted({"Q1": "<think>" + LONG}),
-        tokenizer=chat_tokenizer("hermes"),
-        **ROOM,
-    )
+    (answer,) = job.answer(body, model=Scripted({"Q1": "<think>" + LONG}), tokenizer=chat_tokenizer("hermes"), **ROOM)
     assert choices_of(answer)[0]["message"]["reasoning_content"] == LONG[:4]
 
 

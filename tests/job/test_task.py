@@ -58,11 +58,7 @@ def test_a_task_is_a_class(score, tmp_path):
     assert score("out.jsonl").num_failed == 1
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [line["label"] for line in lines] == list(range(9))
-    assert lines[4] == {
-        "label": 4,
-        "index": 4,
-        "error": {"code": "empty_prompt", "message": "line 5: prompt is empty"},
-    }
+    assert lines[4] == {"label": 4, "index": 4, "error": {"code": "empty_prompt", "message": "line 5: prompt is empty"}}
     assert all(set(line) == {"label", "index", "score"} for line in lines[:4] + lines[5:])
     score("out.parquet")
     table = pq.read_table(tmp_path / "out.parquet")

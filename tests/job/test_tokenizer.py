@@ -73,10 +73,7 @@ def test_a_prompt_gets_the_models_bos_and_a_chat_only_the_templates(make_backend
             "bos_token": {"content": "<eos>", "lstrip": False},
         },
         {
-            "chat_template": [
-                {"name": "tool_use", "template": "wrong"},
-                {"name": "default", "template": TEMPLATE},
-            ],
+            "chat_template": [{"name": "tool_use", "template": "wrong"}, {"name": "default", "template": TEMPLATE}],
             "bos_token": "<eos>",
         },
     ],

@@ -87,13 +87,7 @@ def line(text="Q1", **fields):
 
 
 def run(job, form, lines, answers=None, **options):
-    return job.run(
-        lines,
-        model=Scripted(answers or {}),
-        tokenizer=chat_tokenizer(form),
-        **ROOM,
-        **options,
-    )[0]
+    return job.run(lines, model=Scripted(answers or {}), tokenizer=chat_tokenizer(form), **ROOM, **options)[0]
 
 
 @pytest.mark.parametrize("chat", CHATS)
@@ -236,10 +230,7 @@ def test_chat_completions(job):
         for text, more in (("Q1", {}), ("Q2", {}), ("Q2", {"parallel_tool_calls": False}), ("Q3", {}))
     ]
     answers = job.answer(
-        *bodies,
-        model=Scripted({"Q1": WRITTEN["hermes"], "Q2": two, "Q3": "No."}),
-        tokenizer=tokenizer,
-        **ROOM,
+        *bodies, model=Scripted({"Q1": WRITTEN["hermes"], "Q2": two, "Q3": "No."}), tokenizer=tokenizer, **ROOM
     )
     told = [choices_of(each)[0] for each in answers]
     assert [choice["finish_reason"] for choice in told] == ["tool_calls"] * 3 + ["stop"]

@@ -45,12 +45,7 @@ HP1 = {
     "head_dim": 128,
     "hidden_act": "relu",
 }
-LLAMA3_ROPE = {
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 4096,
-}
+LLAMA3_ROPE = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 4096}
 
 
 def of(architecture, **changes):

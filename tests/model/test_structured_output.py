@@ -17,12 +17,7 @@ pytestmark = pytest.mark.skipif(
 
 def record(**properties):
     """A schema of an object with exactly these properties."""
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
 def text(limit):
