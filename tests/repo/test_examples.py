@@ -24,7 +24,7 @@ from rosebatch.model.source import DEMO_INSTALL, DEMO_PACKAGE
 from tests.helpers.small_llama import save_llama
 from tests.job.tool_templates import TEMPLATES, chat_backend
 
-FOLDER = Path(__file__).resolve().parents[1] / "examples"
+FOLDER = Path(__file__).resolve().parents[2] / "examples"
 EXAMPLES = FOLDER / "prompts.jsonl"
 TINY = FOLDER.parent / "configs" / "models" / "tiny-llama.toml"
 EVALUATE = FOLDER / "evaluate"

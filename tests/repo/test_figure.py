@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 FIGURES = ROOT / "docs" / "figures"
 RESULTS = json.loads((FIGURES / "throughput.json").read_text(encoding="utf-8"))["results"]
 SVG = "{http://www.w3.org/2000/svg}"

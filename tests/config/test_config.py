@@ -15,7 +15,7 @@ from rosebatch.core.errors import FlagError, UserError
 from rosebatch.model.registry import check_config
 from rosebatch.ops.ops import ACTIVATIONS, GATES
 
-MODELS = sorted((Path(__file__).resolve().parents[1] / "configs" / "models").glob("*.toml"))
+MODELS = sorted((Path(__file__).resolve().parents[2] / "configs" / "models").glob("*.toml"))
 SHAPE = {
     "family": "llama",
     "vocab_size": 100,

@@ -11,6 +11,7 @@ import pytest
 from rosebatch.cli.early_signals import end_at_once
 from rosebatch.cli.interrupts import Interrupts
 from rosebatch.core.errors import InterruptionError
+from tests.cli.conftest import ROOT
 from tests.helpers.waiting import PATIENCE_SECONDS, until
 
 
@@ -103,9 +104,8 @@ def test_a_signal_ends_the_process_whatever_it_computes(code, message):
 
     Where both threads end it, the message came twice.
     """
-    root = Path(__file__).resolve().parents[1]
     process = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     with process:
         assert process.stdout.readline() == "ready\n"
@@ -147,8 +147,7 @@ print("went on")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_before_the_run_ends_the_process_at_once(number):
     """KeyboardInterrupt inside an import of torch aborted the process, or was ignored and the run went on."""
-    root = Path(__file__).resolve().parents[1]
-    ended = subprocess.run([sys.executable, "-c", IMPORTS, str(int(number))], cwd=root, capture_output=True, text=True)
+    ended = subprocess.run([sys.executable, "-c", IMPORTS, str(int(number))], cwd=ROOT, capture_output=True, text=True)
     assert (ended.returncode, ended.stdout, ended.stderr) == (-number, "", "")
 
 
@@ -156,8 +155,7 @@ def test_an_ignored_signal_stays_ignored():
     """Ctrl-C on a script would end the run in its background."""
     code = f"import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n{IMPORTS}"
     command = [sys.executable, "-c", code, str(int(signal.SIGINT))]
-    root = Path(__file__).resolve().parents[1]
-    ended = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "went on\n", "")
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.helpers.waiting import until
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SHOW = "import sys, torch; print(sys.pycache_prefix)"
 
 
