@@ -168,7 +168,7 @@ def test_a_report_of_all_caches(several):
     assert served.stats.max_blocks_used <= served.description["kv_cache_blocks"]
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_a_stream_after_the_end(folder, size):
     """Whoever read on got rows: from processes that nobody would end, or from a model that seemed to be gone."""
     with LLM(folder, max_num_seqs=8, data_parallel_size=size, device="cpu") as other:

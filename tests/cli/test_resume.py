@@ -6,11 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+from itertools import count
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rosebatch.core.errors import UserError
+from rosebatch.engine.engine import Engine
 from rosebatch.io.output import FileOutput
 from tests.cli.conftest import ROOT
 from tests.helpers.waiting import until
@@ -55,6 +58,26 @@ def end_early(model_folder, tmp_path):
     return run
 
 
+@pytest.fixture
+def break_off(cli, model_folder, monkeypatch):
+    """Runs the command in this process, and ends it in the middle."""
+
+    def run(source, target):
+        steps, step = count(), Engine.step
+
+        def step_or_end(self):
+            if next(steps) == 100:
+                raise UserError("broken off")
+            return step(self)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Engine, "step", step_or_end)
+            assert "broken off" in cli("generate", source, "-o", target, "--model", model_folder, *FLAGS).err
+        assert target.with_name(f"{target.name}.part").read_bytes().count(b"\n") > 9
+
+    return run
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_and_then_resume(cli, source, end_early, model_folder, tmp_path, number, code):
     """Finished rows are kept, the message says how to continue, and the output equals that of an unbroken run."""
@@ -77,7 +100,7 @@ def test_a_signal_and_then_resume(cli, source, end_early, model_folder, tmp_path
     assert not list(tmp_path.glob("*.part"))
 
 
-def test_a_parquet_input_resumes_with_its_own_types(cli, end_early, model_folder, tmp_path):
+def test_a_parquet_input_resumes_with_its_own_types(cli, break_off, model_folder, tmp_path):
     """Carried columns come from the input, because the part file would turn them into JSON."""
     table = pa.table(
         {
@@ -89,7 +112,7 @@ def test_a_parquet_input_resumes_with_its_own_types(cli, end_early, model_folder
     )
     source, target, whole = tmp_path / "in.parquet", tmp_path / "out.parquet", tmp_path / "whole.parquet"
     pq.write_table(table, source)
-    end_early(source, target, signal.SIGTERM)
+    break_off(source, target)
     command = ["generate", source, "--model", model_folder, *FLAGS]
     assert cli(*command, "-o", target, "--resume").code == 0
     assert cli(*command, "-o", whole).code == 0
@@ -99,10 +122,10 @@ def test_a_parquet_input_resumes_with_its_own_types(cli, end_early, model_folder
     assert written.column("raw").to_pylist() == table.column("raw").to_pylist()
 
 
-def test_refusals(cli, source, end_early, model_folder, tmp_path):
+def test_refusals(cli, source, break_off, model_folder, tmp_path):
     """An output that mixes two kinds of results, or loses some, is worse than an error; --force-resume overrules."""
     target = tmp_path / "out.jsonl"
-    end_early(source, target, signal.SIGTERM)
+    break_off(source, target)
     part = tmp_path / "out.jsonl.part"
     before = part.read_bytes()
     command = ["generate", source, "-o", target, "--model", model_folder, *FLAGS]

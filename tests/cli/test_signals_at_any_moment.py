@@ -62,14 +62,15 @@ def start(source, model_folder):
 def await_start(process):
     """Wait until the interpreter's own start is over: there, SIGINT prints a traceback of Python itself.
 
-    Python catches SIGINT from early on; then the command leaves it to the system again.
+    Python catches SIGINT from early on; then the command leaves it to the system again. PyTorch comes after that: on a
+    busy machine, nobody may have looked in between.
     """
-    status = Path(f"/proc/{process.pid}/status")
+    status, maps = (Path(f"/proc/{process.pid}/{name}") for name in ("status", "maps"))
     has_caught = False
     while process.poll() is None:
         mask = next((line.split()[1] for line in status.read_text().splitlines() if line.startswith("SigCgt")), "0")
         catches = bool(int(mask, 16) >> (signal.SIGINT - 1) & 1)
-        if has_caught and not catches:
+        if (has_caught and not catches) or "libtorch" in maps.read_text():
             return
         has_caught = has_caught or catches
         time.sleep(0.0005)

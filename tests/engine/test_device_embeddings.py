@@ -60,7 +60,7 @@ def test_steps_that_sample_and_pool(kind):
         Request(i, prompt_of(range(i, i + 4)), own)
         if isinstance(own, SamplingParams)
         else Request(i, prompt_of(range(i, i + 4)), pooling=own)
-        for i, own in enumerate(kinds * 3)
+        for i, own in enumerate(kinds * 2)
     ]
     engine = make("llama")
     mixed = run(engine, requests)

@@ -35,7 +35,7 @@ QKV_SIZES = HEADS * K_WIDTH, HEADS * K_WIDTH, HEADS * V_WIDTH
 PREFIX = tuple(7 * i % VOCAB for i in range(72))
 # Prompts that share a prefix, one that is whole blocks twice, and others.
 PROMPTS = [PREFIX, PREFIX, (*PREFIX[:40], 3, 1, 4), (27, 18), (*PREFIX[:64], 9, 9), (31,), PREFIX[:12], PREFIX[:12]]
-NEW_TOKENS = 20
+NEW_TOKENS = 12
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
