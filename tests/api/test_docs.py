@@ -1,15 +1,14 @@
 """The Python of the docs runs as it is printed."""
 
 import re
-from pathlib import Path
 
 import pytest
 
 import rosebatch
 from rosebatch.config.run import RunConfig
 from rosebatch.core.sampling_params import SamplingParams
+from tests.helpers.checkout import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 BLOCKS = [
     (page, number, code)
     for page in ("README.md", "docs/library.md")

@@ -1,6 +1,5 @@
 """Ranges around the steps of the GPU's runner: its operators are kernels, or PyTorch's where a switch is off."""
 
-import os
 from contextlib import contextmanager
 
 import pytest
@@ -9,12 +8,9 @@ from rosebatch.bench.parts import PARTS, STEPS, ranges
 from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
 from tests.engine.small_models import device_engine
+from tests.helpers.marks import ON_DEVICE_PATH
 
-pytestmark = [
-    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="Triton compiles for the GPU in this process"),
-    # The interpreter computes with numpy, which warns of the NaN in rows that nobody reads.
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
-]
+pytestmark = ON_DEVICE_PATH
 
 ALWAYS = {"qkv projection", "attention", "out projection", "norms", "gate, up projection", "down projection", "logits"}
 FUSED = ("fused_norm", "fused_mlp", "fused_rotary", "fused_kv_append", "fused_sampler", "fused_peri_norm")

@@ -9,7 +9,6 @@ import os
 import re
 from collections import Counter
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,9 +33,9 @@ from rosebatch_kernels.linear.streamed import StreamedLinear
 from rosebatch_kernels.linear.torch_packed import PackedLinear, can_pack
 from rosebatch_kernels.paged_attention import sizes
 from tests.engine.small_models import device_engine
+from tests.helpers.checkout import ROOT
 from tests.helpers.launches import note_launches
 
-ROOT = Path(__file__).resolve().parents[2]
 SWITCHES = {switch.name: switch for switch in fields(Switches)}
 # What a GPU takes by default: tokens of a block and of a step, steps of a window.
 BLOCK_SIZE, BUDGET, WINDOW = 64, 16384, 8

@@ -1,7 +1,6 @@
 """A model folder of 2 layers with a tokenizer of bytes, made once, and the command line called in this process."""
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,10 +11,9 @@ from typing import Any
 import pytest
 
 from rosebatch.cli.app import main
+from tests.helpers.checkout import ROOT, environment
 from tests.helpers.small_llama import save_llama, save_tokenizer
 from tests.helpers.waiting import PATIENCE_SECONDS
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -63,8 +61,7 @@ def generate(cli: Callable[..., Any], model_folder: Path, tmp_path: Path) -> Cal
 @pytest.fixture(scope="session")
 def process() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs a shell command in the repository's root. ``$PY`` is this Python, with the tests' import path."""
-    path = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
-    env = os.environ | {"PYTHONPATH": path, "PY": sys.executable, "OMP_NUM_THREADS": "1"}
+    env = environment(PY=sys.executable)
 
     def run(command: str, **variables: Any) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -11,7 +11,7 @@ import pytest
 from rosebatch.cli.early_signals import end_at_once
 from rosebatch.cli.interrupts import Interrupts
 from rosebatch.core.errors import InterruptionError
-from tests.cli.conftest import ROOT
+from tests.helpers.checkout import ROOT
 from tests.helpers.waiting import PATIENCE_SECONDS, until
 
 

@@ -2,7 +2,6 @@
 
 import datetime
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import pytest
 from rosebatch.core.errors import UserError
 from rosebatch.engine.engine import Engine
 from rosebatch.io.output import FileOutput
-from tests.cli.conftest import ROOT
+from tests.helpers.checkout import environment
 from tests.helpers.waiting import until
 
 FLAGS = ["--device", "cpu", "--quiet", "--temperature", 1, "--max-num-seqs", 4]
@@ -36,11 +35,10 @@ def end_early(model_folder, tmp_path):
     """Runs the command in its own process and sends it a signal once it has some results."""
 
     def run(source, target, number):
-        path = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
         command = [sys.executable, "-m", "rosebatch", "generate", source, "-o", target, "--model", model_folder, *FLAGS]
         job = subprocess.Popen(
             [str(part) for part in command],
-            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            env=environment(),
             stderr=subprocess.PIPE,
             text=True,
         )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import ROOT
+from tests.helpers.checkout import environment
 from tests.helpers.waiting import PATIENCE_SECONDS
 from tests.job.fuzz_lines import DEEP, NUMBERS, SHORT, limit_lines
 
@@ -45,13 +45,12 @@ def source(tmp_path_factory):
 @pytest.fixture(scope="module")
 def start(source, model_folder):
     """Starts the command as a process."""
-    path = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
 
     def start(target, *more):
         command = [sys.executable, "-m", "rosebatch", "generate", source, "-o", target, "--model", model_folder]
         return subprocess.Popen(
             [str(part) for part in [*command, *FLAGS, *more]],
-            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            env=environment(),
             stderr=subprocess.PIPE,
             text=True,
         )

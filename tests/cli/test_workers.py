@@ -18,9 +18,9 @@ import pytest
 
 from rosebatch.job.workers import service
 from rosebatch.job.workers.reading import ReadingProcess
+from tests.helpers.checkout import environment, python_path
 from tests.helpers.waiting import PATIENCE_SECONDS, until
 
-ROOT = Path(__file__).resolve().parents[2]
 # Python runs a module of this name at its start. In a worker, one row ends the process.
 DEADLY_ROW = """
 import os, signal, sys
@@ -52,11 +52,6 @@ class Noted:
 if "generate" in sys.orig_argv:
     sys.meta_path.insert(0, Noted())
 """
-
-
-def path_with(*folders):
-    """``PYTHONPATH`` of the repository, behind other folders."""
-    return os.pathsep.join(map(str, (*folders, ROOT, ROOT / "kernels")))
 
 
 def lines(count):
@@ -112,7 +107,7 @@ def start(model_folder, tmp_path):
     jobs: list[subprocess.Popen[str]] = []
 
     def run(*args, **variables):
-        env = os.environ | {"PYTHONPATH": path_with(), "OMP_NUM_THREADS": "1"} | variables
+        env = environment(**variables)
         command = [sys.executable, "-m", "rosebatch", "generate", *map(str, args), "--model", str(model_folder)]
         with (tmp_path / "stderr").open("w") as stderr:
             jobs.append(
@@ -161,7 +156,7 @@ def test_two_processes_give_the_bytes_of_one(start, source, expected, tmp_path):
     """
     report, target = tmp_path / "report.json", tmp_path / "two.jsonl"
     (tmp_path / "sitecustomize.py").write_text(NOTED_IMPORTS)
-    job = start(source, "-o", target, "-dp", 2, "--report", report, PYTHONPATH=path_with(tmp_path))
+    job = start(source, "-o", target, "-dp", 2, "--report", report, PYTHONPATH=python_path(tmp_path))
     assert job.wait(PATIENCE_SECONDS) == 3
     assert (tmp_path / "imported").read_text() == "rosebatch.job.workers.service"
     assert target.read_bytes() == expected
@@ -230,7 +225,7 @@ def test_a_row_that_kills_each_worker(start, source, expected, tmp_path):
     """It becomes an error row. Those beside it must not, and the job must end."""
     target = tmp_path / "out.jsonl"
     (tmp_path / "sitecustomize.py").write_text(DEADLY_ROW)
-    job = start(source, "-o", target, "-dp", 2, "--max-num-seqs", 8, PYTHONPATH=path_with(tmp_path))
+    job = start(source, "-o", target, "-dp", 2, "--max-num-seqs", 8, PYTHONPATH=python_path(tmp_path))
     assert job.wait(PATIENCE_SECONDS) == 3
     found, others = target.read_text().split("\n"), expected.decode().split("\n")
     error = json.loads(found.pop(20))["error"]
@@ -259,8 +254,7 @@ def test_a_stream_comes_in_order(start, source, expected, model_folder, tmp_path
     """Rows of two processes finish in any order, and stdin can be read once."""
     with source.open("rb") as stdin, (tmp_path / "out").open("wb") as stdout:
         command = [sys.executable, "-m", "rosebatch", "generate", "-", "--model", str(model_folder), "-dp", "2", "-q"]
-        env = os.environ | {"PYTHONPATH": path_with()}
-        done = subprocess.run(command, stdin=stdin, stdout=stdout, env=env, check=False)
+        done = subprocess.run(command, stdin=stdin, stdout=stdout, env=environment(), check=False)
     assert done.returncode == 3
     assert (tmp_path / "out").read_bytes() == expected
 

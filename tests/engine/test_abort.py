@@ -1,7 +1,6 @@
 """Requests dropped in the middle: all blocks are free, nothing uncomputed is findable, and the engine goes on."""
 
 import gc
-import os
 import pickle
 import random
 import weakref
@@ -22,6 +21,7 @@ from tests.engine import test_device_runner
 from tests.engine.constraint import EveryThird
 from tests.engine.fake_runner import VOCAB, FakeRunner, random_pools
 from tests.engine.small_models import device_engine, plain_engine
+from tests.helpers.marks import needs_interpreter
 
 
 def make_scheduler(num_blocks=16, *, seqs=8, budget=64, policy=MIXED, **switches):
@@ -326,7 +326,7 @@ def test_a_forward_pass_that_was_interrupted(name, call, monkeypatch):
     assert_recovers(name, engine, test_device_runner.run(name, plain_engine(name)))
 
 
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="Triton compiles for the GPU in this process")
+@needs_interpreter
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.usefixtures("unwritten_is_nan", "few_programs")
 @pytest.mark.matrix

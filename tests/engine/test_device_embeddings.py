@@ -1,7 +1,5 @@
 """Embeddings through the device path on Triton's interpreter: the vectors of the plain runner's hidden states."""
 
-import os
-
 import numpy as np
 import pytest
 
@@ -11,12 +9,11 @@ from rosebatch.core.sampling_params import SamplingParams
 from tests.engine.family_models import FAMILIES
 from tests.engine.small_models import MODELS, SLOTS, VOCAB, device_engine, plain_engine
 from tests.helpers import running
+from tests.helpers.marks import ON_DEVICE_PATH
 
 pytestmark = [
     pytest.mark.matrix,
-    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="Triton compiles for the GPU in this process"),
-    # The interpreter computes with numpy, which warns of the NaN in rows that nobody reads.
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+    *ON_DEVICE_PATH,
 ]
 # Longer than a step, with a common prefix, cached to the very end, and more of them than slots.
 PLACES = [range(14), range(9), range(8), range(8), range(3, 5), range(13)]

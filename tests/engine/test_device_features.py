@@ -4,7 +4,6 @@ The plain runner looks at all tokens at every step; the device keeps token count
 Rows of every kind share few slots: a slot's next sequence would show what the last one left there.
 """
 
-import os
 from functools import partial
 
 import pytest
@@ -13,11 +12,11 @@ from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import GrammarSpec, SamplingParams
 from tests.engine.constraint import EveryThird
 from tests.engine.small_models import VOCAB, device_engine, plain_engine
+from tests.helpers.marks import ON_DEVICE_PATH
 
 pytestmark = [
     pytest.mark.matrix,
-    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="Triton compiles for the GPU in this process"),
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+    *ON_DEVICE_PATH,
     pytest.mark.usefixtures("few_programs"),
 ]
 TRUNK = [(7 * i * i + 3 * i + 1) % VOCAB for i in range(12)]

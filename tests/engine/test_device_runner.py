@@ -5,8 +5,6 @@ very end, greedy and sampled rows, rows that end at an end token, a stop token o
 slots. Memory that was never written is NaN, in the KV cache too: a token that depends on any of it would change.
 """
 
-import os
-
 import pytest
 
 from rosebatch.core.request import Request
@@ -17,13 +15,12 @@ from rosebatch.engine.triton_runner.prefix_groups import PrefixGroupState
 from rosebatch_kernels.paged_attention import sizes
 from tests.engine.small_models import MODELS, SLOTS, VOCAB, device_engine, plain_engine
 from tests.helpers import running
+from tests.helpers.marks import ON_DEVICE_PATH
 from tests.helpers.sizes import change_table
 
 pytestmark = [
     pytest.mark.matrix,
-    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="Triton compiles for the GPU in this process"),
-    # The interpreter computes with numpy, which warns of the NaN in rows that nobody reads.
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+    *ON_DEVICE_PATH,
 ]
 
 # Tokens that the models do generate.

@@ -1,18 +1,15 @@
 """Every family through the device path on Triton's interpreter: the same tokens as through PyTorch's operators."""
 
-import os
-
 import pytest
 
 from tests.engine.family_models import FAMILIES
 from tests.engine.small_models import VOCAB, device_engine, plain_engine
+from tests.helpers.marks import ON_DEVICE_PATH
 from tests.helpers.running import greedy
 
 pytestmark = [
     pytest.mark.matrix,
-    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="Triton compiles for the GPU in this process"),
-    # The interpreter computes with numpy, which warns of the NaN in rows that nobody reads.
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+    *ON_DEVICE_PATH,
 ]
 _PROMPTS = [range(14), range(9), range(3, 5)]
 

@@ -2,7 +2,6 @@
 
 import re
 import threading
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,10 +10,10 @@ from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch_kernels.common import host_waits
 from tests.engine.small_models import device_engine, plain_engine
+from tests.helpers.checkout import ROOT
 from tests.helpers.host_reads import HostReads
 from tests.helpers.launches import note_launches
 
-ROOT = Path(__file__).resolve().parents[2]
 ROWS = [
     ([1, 2, 3, 4, 5], {"logprobs": 2, "repetition_penalty": 1.3}),
     ([1, 2, 3, 4], {"temperature": 0.9, "top_k": 5, "top_p": 0.9, "n": 3}),

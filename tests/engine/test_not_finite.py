@@ -1,7 +1,5 @@
 """Logits that are not finite: the sequence fails, and nobody else notices."""
 
-import os
-
 import pytest
 import torch
 
@@ -12,21 +10,19 @@ from rosebatch.engine.scheduling.sequence import SequenceState
 from rosebatch.model.mixers.softmax.mixer import SoftmaxSpec
 from tests.engine import small_models
 from tests.engine.small_models import device_engine, plain_engine
+from tests.helpers.marks import needs_interpreter
 from tests.helpers.running import run, run_choices
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 BROKEN = 48
-NEEDS_INTERPRETER = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") != "1", reason="Triton compiles for the GPU in this process"
-)
 ENGINES = [
     pytest.param(plain_engine, id="plain"),
-    pytest.param(device_engine, id="device", marks=NEEDS_INTERPRETER),
+    pytest.param(device_engine, id="device", marks=needs_interpreter),
     pytest.param(
         lambda name, **options: device_engine(name, ("fused_sampler",), **options),
         id="grouped",
-        marks=NEEDS_INTERPRETER,
+        marks=needs_interpreter,
     ),
 ]
 

@@ -1,13 +1,12 @@
 """Log-probabilities of prompts, where steps follow each other without the host and where a sequence starts over."""
 
-import os
-
 import pytest
 
 from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
 from tests.engine.family_models import FAMILIES
 from tests.engine.small_models import VOCAB, device_engine, plain_engine
+from tests.helpers.marks import needs_interpreter
 
 
 def run(engine, requests):
@@ -15,7 +14,7 @@ def run(engine, requests):
     return {completion.request.id: completion for completion in engine.run(requests)}
 
 
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="Triton compiles for the GPU in this process")
+@needs_interpreter
 # The interpreter computes with numpy, which warns of numbers in rows that nobody reads.
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.usefixtures("few_programs")

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from array import array
-from pathlib import Path
 
 import pytest
 
@@ -11,8 +10,7 @@ from rosebatch.engine.plan import Chunk, PackedStep, StepResult
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.engine.scheduling.sequence import Status
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.helpers.checkout import python_path
 
 
 def make_scheduler(num_blocks=32, block_size=4, *, seqs=8, budget=64, **switches):
@@ -66,7 +64,7 @@ def drain(scheduler, runner):
 )
 def test_scheduling_does_not_import_torch(module):
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
-    path = {"PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}"}
+    path = {"PYTHONPATH": python_path()}
     assert subprocess.run([sys.executable, "-c", code], env=path, check=False).returncode == 0
 
 

@@ -1,10 +1,8 @@
 """The seams carry what no family has yet: a model of unlike layers, a sum of experts, a runner in another process."""
 
-import os
 import pickle
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -24,9 +22,9 @@ from rosebatch.ops.device import device_ops
 from rosebatch.ops.select import select
 from tests.engine.remote_runner import BLOCK_SIZE, BLOCKS, GROUP_OF, WINDOWS, make_runner
 from tests.engine.toy_model import CONFIG, CPU, VOCAB, ToyModel, dense_attention
+from tests.helpers.checkout import ROOT, environment
 from tests.helpers.waiting import PATIENCE_SECONDS
 
-ROOT = Path(__file__).resolve().parents[2]
 SLOTS = 3
 PROMPTS = [(3, 1, 4, 1, 5, 9, 2, 6, 5), (27, 18), (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9), (31,)]
 SAMPLING = SamplingParams(max_tokens=12, ignore_eos=True)
@@ -115,13 +113,12 @@ class RemoteRunner:
     """Sends plans to another process, which has no scheduler and no sequences."""
 
     def __init__(self):
-        path = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.engine.remote_runner"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": path},
+            env=environment(),
         )
 
     def launch(self, plan, masks):

@@ -4,7 +4,6 @@ import struct
 import subprocess
 import sys
 from array import array
-from pathlib import Path
 
 import pytest
 
@@ -12,8 +11,8 @@ from rosebatch.engine.long_rope import LongRope
 from rosebatch.engine.plan import Chunk, DecodeRow, DecodeWindow, PackedStep
 from rosebatch.engine.triton_runner.slots import Slots, batch_buckets
 from rosebatch_kernels.feedback import layout
+from tests.helpers.checkout import python_path
 
-ROOT = Path(__file__).resolve().parents[2]
 SLOTS, WIDTH = 4, 3
 
 
@@ -54,7 +53,7 @@ def filled(make_sequence):
 
 def test_slots_do_not_import_torch():
     code = "import sys, rosebatch.engine.triton_runner.slots; sys.exit('torch' in sys.modules)"
-    path = {"PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}"}
+    path = {"PYTHONPATH": python_path()}
     assert subprocess.run([sys.executable, "-c", code], env=path, check=False).returncode == 0
 
 

@@ -1,19 +1,14 @@
 """States of sequences that move between rows, are preempted, or share a request: the same tokens as run alone."""
 
-import os
-
 import pytest
 
 from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
 from tests.engine.small_models import SLOTS, VOCAB, device_engine, plain_engine
+from tests.helpers.marks import ON_DEVICE_PATH
 from tests.helpers.running import run_choices
 
-pytestmark = [
-    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="Triton compiles for the GPU in this process"),
-    # The interpreter computes with numpy, which warns of the NaN in rows that nobody reads.
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
-]
+pytestmark = ON_DEVICE_PATH
 # The first sequences end first, so that the last ones move into their rows.
 LENGTHS = (3, 4, 11, 7, 5)
 PROMPTS = [tuple((7 * i * i + 3 * i + k) % VOCAB for i in range(3 + 2 * k)) for k in range(len(LENGTHS))]

@@ -1,6 +1,5 @@
 """The kernels of the first steps are compiled all at once, and once on a machine."""
 
-import os
 import subprocess
 import sys
 import time
@@ -12,18 +11,17 @@ import pytest
 
 pytest.importorskip("triton")
 from rosebatch.engine.triton_runner import warm_up
+from tests.helpers.checkout import environment
 
 SCRIPT = Path(__file__).with_name("warm_up_for_hopper.py")
-ROOT = SCRIPT.parents[2]
 
 
 @pytest.mark.thorough
 def test_steps_find_what_warm_up_compiled(tmp_path):
     """A kernel compiled for other arguments than a launch has is compiled once more, while the GPU waits."""
-    path = os.pathsep.join(map(str, (ROOT, ROOT / "kernels")))
-    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": path}
+    own = environment(TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
     command = [sys.executable, str(SCRIPT), "gpt2", "qwen3_moe", "qwen3_next", "hp1"]
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    ran = subprocess.run(command, env=own, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr[-3000:]
     *models, together, beside = [line.split() for line in ran.stdout.splitlines()]
     assert [name for name, *_ in models] == ["gpt2", "qwen3_moe", "qwen3_next", "hp1"]

@@ -3,13 +3,13 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.helpers.checkout import ROOT, python_path
+
 pytestmark = pytest.mark.gpu
 
-ROOT = Path(__file__).resolve().parents[2]
 # Prints what was compiled while the model was loaded, and what while it ran.
 RUN = """
 import sys
@@ -31,7 +31,7 @@ print(len(loading), *running)
 
 def test_a_run_compiles_nothing_more(tmp_path):
     """Where a launch has other arguments than in the rehearsal, the run would wait for the compiler."""
-    path = os.pathsep.join([str(ROOT), str(ROOT / "kernels"), os.environ.get("PYTHONPATH", "")])
+    path = python_path(os.environ.get("PYTHONPATH", ""))
     environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": path}
     command = [sys.executable, "-c", RUN, str(ROOT / "configs/models/gpt2.toml")]
     first, second = (

@@ -5,14 +5,13 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from tests.helpers.checkout import ROOT, python_path
 from tests.helpers.waiting import until
 
-ROOT = Path(__file__).resolve().parents[2]
 SHOW = "import sys, torch; print(sys.pycache_prefix)"
 
 
@@ -93,8 +92,11 @@ def test_the_command_keeps_it(tmp_path):
     """The call stands before all imports that take long: those of PyTorch, which come later, and of the flags."""
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("")
-    path = os.pathsep.join(map(str, (tmp_path, ROOT, ROOT / "kernels")))
-    env = os.environ | {"PYTHONPATH": path, "XDG_CACHE_HOME": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+    env = os.environ | {
+        "PYTHONPATH": python_path(tmp_path),
+        "XDG_CACHE_HOME": str(tmp_path),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     command = [sys.executable, "-m", "rosebatch", "cache"]
     first, second = (
         subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout for _ in range(2)

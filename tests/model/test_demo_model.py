@@ -1,6 +1,5 @@
 """The demo model with its 135M parameters: against transformers, and with other rows beside its own."""
 
-import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -15,11 +14,10 @@ from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.cache.kv_cache import bytes_per_block
 from rosebatch.launch.launch import launch
 from rosebatch.llm.llm import LLM
-from rosebatch.model.source import DEMO_INSTALL, DEMO_PACKAGE, find_model
+from rosebatch.model.source import find_model
+from tests.helpers.marks import needs_demo_model
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec(DEMO_PACKAGE) is None, reason=f"the demo model is not installed: {DEMO_INSTALL}"
-)
+pytestmark = needs_demo_model
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "prompts.jsonl"
 REGRESSION = EXAMPLES.with_name("regression.jsonl")

@@ -1,6 +1,5 @@
 """Structured output of the demo model: without a grammar its 135M parameters seldom produce valid JSON."""
 
-import importlib.util
 import json
 import re
 import shutil
@@ -8,11 +7,9 @@ import shutil
 import pytest
 
 from rosebatch.cli.app import main
-from rosebatch.model.source import DEMO_INSTALL, DEMO_PACKAGE
+from tests.helpers.marks import needs_demo_model
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec(DEMO_PACKAGE) is None, reason=f"the demo model is not installed: {DEMO_INSTALL}"
-)
+pytestmark = needs_demo_model
 
 
 def record(**properties):

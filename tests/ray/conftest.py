@@ -13,11 +13,11 @@ import pytest
 
 from tests.cli import conftest as of_cli
 from tests.cli import test_workers as of_workers
+from tests.helpers.checkout import python_path
 from tests.helpers.waiting import until
 
 cli, model_folder, on_one_thread = of_cli.cli, of_cli.model_folder, of_cli.on_one_thread
 source, expected, start = of_workers.source, of_workers.expected, of_workers.start
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def rays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator["Rays"]:
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
     monkeypatch.setenv("RAY_TMPDIR", folder)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "kernels")]))
+    monkeypatch.setenv("PYTHONPATH", python_path())
     found = Rays(folder, tmp_path)
     try:
         yield found

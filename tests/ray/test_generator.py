@@ -14,8 +14,8 @@ import pytest
 from rosebatch.config.run import RunConfig
 from rosebatch.core.errors import UserError
 from rosebatch.ray import Generator
+from tests.helpers.checkout import ROOT, environment
 from tests.helpers.waiting import PATIENCE_SECONDS, until
-from tests.ray.conftest import ROOT
 
 ADDED = ["text", "finish_reason", "prompt_tokens", "completion_tokens", "error"]
 
@@ -156,10 +156,9 @@ Engine.step = fail
 async def run(): return [r async for r in Generator({str(model_folder)!r}, device="cpu")(pa.table({{"prompt": ["a"]}}))]
 asyncio.run(run())
 """
-    path = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
     done = subprocess.run(
         [sys.executable, "-c", script],
-        env=os.environ | {"PYTHONPATH": path},
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=PATIENCE_SECONDS,

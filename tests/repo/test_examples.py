@@ -20,7 +20,8 @@ from rosebatch.cli.app import main
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.rows import Row
 from rosebatch.io.tasks.embed import Embed
-from rosebatch.model.source import DEMO_INSTALL, DEMO_PACKAGE
+from tests.helpers.checkout import environment
+from tests.helpers.marks import needs_demo_model
 from tests.helpers.small_llama import save_llama
 from tests.job.tool_templates import TEMPLATES, chat_backend
 
@@ -28,11 +29,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "examples"
 EXAMPLES = FOLDER / "prompts.jsonl"
 TINY = FOLDER.parent / "configs" / "models" / "tiny-llama.toml"
 EVALUATE = FOLDER / "evaluate"
-needs_demo_model = pytest.mark.skipif(
-    importlib.util.find_spec(DEMO_PACKAGE) is None, reason=f"the demo model is not installed: {DEMO_INSTALL}"
-)
-# The checkout's own modules, for commands that are run elsewhere.
-ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(str(FOLDER.parent / part) for part in (".", "kernels"))}
+ENVIRONMENT = environment()
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,12 @@ import json
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.helpers.checkout import ROOT
+
 FIGURES = ROOT / "docs" / "figures"
 RESULTS = json.loads((FIGURES / "throughput.json").read_text(encoding="utf-8"))["results"]
 SVG = "{http://www.w3.org/2000/svg}"

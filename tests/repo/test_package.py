@@ -5,11 +5,11 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.helpers.checkout import ROOT
+
 pytestmark = pytest.mark.thorough
 
 
