@@ -232,7 +232,10 @@ def splits_sequences(switch, observe):
     scenario, model = scenario_of(switch), model_of(switch)
     batch = min(scenario.num_prompts, scenario.max_num_seqs)
     dtype = getattr(torch, scenario.dtype)
-    assert sizes.undivided_keys(batch, model.num_heads, model.num_kv_heads, dtype) < scenario.input_len
+    assert (
+        sizes.undivided_keys(batch, model.num_heads, model.num_kv_heads, dtype, sizes=sizes.SIZES.measured)
+        < scenario.input_len
+    )
     with pytest.MonkeyPatch.context() as patch:
         # The rows of the small model are too short to be divided.
         patch.setattr(sizes, "undivided_keys", lambda *_, **__: 0)

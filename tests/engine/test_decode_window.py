@@ -85,24 +85,31 @@ def test_tokens_do_not_depend_on_how_far_plans_run_ahead(seed, async_depth, fake
     assert max(runner.windows, default=0) <= max_steps
 
 
-def test_windows_block_by_block(make_sequence, fake_runner):
-    """Rows with the blocks of the whole window; a slot is released with the window that plans the last token."""
-    scheduler = Scheduler(BlockPool(8, 4), max_num_seqs=4, max_num_batched_tokens=64, policy=SeparateDecodes(4))
-    a, b = make_sequence([1, 2, 3], max_tokens=4, id=0), make_sequence([4, 5, 6, 7, 8], max_tokens=9, id=1)
-    scheduler.add(a)
-    scheduler.add(b)
+def in_flight(scheduler, runner):
+    """Functions that launch the next plan, and commit the oldest one under way, whose finished sequences they give."""
     launched = []
 
     def launch():
         plan = scheduler.schedule()
-        launched.append((plan, fake_runner.launch(plan)))
-        fake_runner.check(scheduler)
+        launched.append((plan, runner.launch(plan)))
+        runner.check(scheduler)
         scheduler.check_integrity()
         return plan
 
     def commit():
         plan, wait = launched.pop(0)
         return scheduler.commit(plan, wait()).finished
+
+    return launch, commit
+
+
+def test_windows_block_by_block(make_sequence, fake_runner):
+    """Rows with the blocks of the whole window; a slot is released with the window that plans the last token."""
+    scheduler = Scheduler(BlockPool(8, 4), max_num_seqs=4, max_num_batched_tokens=64, policy=SeparateDecodes(4))
+    a, b = make_sequence([1, 2, 3], max_tokens=4, id=0), make_sequence([4, 5, 6, 7, 8], max_tokens=9, id=1)
+    scheduler.add(a)
+    scheduler.add(b)
+    launch, commit = in_flight(scheduler, fake_runner)
 
     assert launch().started == (a.spec, b.spec)
     # The prompts' tokens are not known yet. Three more for a, which is then at its end.
@@ -133,18 +140,7 @@ def test_a_window_ends_where_a_sequence_starts_over(make_sequence, fake_runner):
     c = make_sequence([1, 2, 3, 4, 5, 6, 7], max_tokens=9, id=2)
     for sequence in (a, b, c):
         scheduler.add(sequence)
-    launched = []
-
-    def launch():
-        plan = scheduler.schedule()
-        launched.append((plan, fake_runner.launch(plan)))
-        fake_runner.check(scheduler)
-        scheduler.check_integrity()
-        return plan
-
-    def commit():
-        plan, wait = launched.pop(0)
-        return scheduler.commit(plan, wait()).finished
+    launch, commit = in_flight(scheduler, fake_runner)
 
     assert [bool(spec.salt) for spec in launch().started] == [False, False, True]
     assert [(row.id, row.start, row.length) for row in launch().rows] == [(0, 4, 2), (1, 5, 1), (2, 7, 4)]

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rosebatch.config.model import ModelConfig, RopeConfig
+from rosebatch.config.model import RopeConfig
 from rosebatch.model.layers import Attention, rows_of
 from rosebatch.model.mixers.softmax.mixer import SoftmaxSpec
 from rosebatch.model.quantization.dense import DenseWeight
 from rosebatch.model.rope import rope_tables
 from rosebatch.ops.ops import Linear, Ops, Partial
+from tests.helpers.model_configs import small_config
 
 VOCAB, HIDDEN, INNER, MAX_LEN, EPS = 50, 32, 24, 40, 1e-5
 CPU = torch.device("cpu")
@@ -22,20 +23,8 @@ CPU = torch.device("cpu")
 LAYERS = ((2, 1, 16, 0), (4, 2, 32, 7), (2, 1, 16, 5))
 
 # What an engine asks of a config; the widest layer counts where it asks for memory.
-CONFIG = ModelConfig(
-    family="llama",
-    vocab_size=VOCAB,
-    hidden_size=HIDDEN,
-    num_layers=len(LAYERS),
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=32,
-    intermediate_size=INNER,
-    max_model_len=MAX_LEN,
-    norm_eps=EPS,
-    activation="silu",
-    rope=RopeConfig(),
-    eos_token_ids=(7,),
+CONFIG = small_config(
+    num_layers=len(LAYERS), num_heads=4, num_kv_heads=2, head_dim=32, rope=RopeConfig(), eos_token_ids=(7,)
 )
 
 

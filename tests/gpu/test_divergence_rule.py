@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from rosebatch.config.model import ModelConfig
 from rosebatch.config.run import RunConfig
 from rosebatch.config.switches import Switches
 from rosebatch.core.request import Request
@@ -19,6 +18,7 @@ from tests.gpu.divergence import (
     max_divergences,
     objection,
 )
+from tests.helpers.model_configs import small_config
 
 DTYPES = [torch.float16, torch.bfloat16]
 TOKEN = Divergence(sequence=0, position=0, ours=7, theirs=3)
@@ -153,23 +153,8 @@ def test_too_many_close_calls_are_rejected():
 
 def test_logits_of_an_engine_after_a_prefix():
     """Its likeliest token must be the generated one, and the engine must be unchanged afterwards."""
-    config = ModelConfig(
-        family="gpt2",
-        vocab_size=50,
-        hidden_size=16,
-        num_layers=1,
-        num_heads=1,
-        num_kv_heads=1,
-        head_dim=16,
-        intermediate_size=16,
-        max_model_len=32,
-        norm_eps=1e-5,
-        activation="gelu",
-        qkv_bias=True,
-        out_bias=True,
-        mlp_bias=True,
-        tie_word_embeddings=True,
-    )
+    biases = dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), True)
+    config = small_config(family="gpt2", num_kv_heads=2, activation="gelu", tie_word_embeddings=True, **biases)
     device = torch.device("cpu")
     source = ModelSource("tiny", config, None, "dummy", torch.float32)
     engine = load_engine(source, RunConfig(kv_cache_memory=1 << 20), Switches.resolve({}, "cpu"), device).engine

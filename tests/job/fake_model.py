@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from rosebatch.config.model import ModelConfig
 from rosebatch.config.run import RunConfig
 from rosebatch.config.switches import Switches
 from rosebatch.core.request import Logprobs
@@ -23,6 +22,7 @@ from rosebatch.launch.launch import Launched, LaunchPlan, make_grammars
 from rosebatch.model.source import ModelSource
 from rosebatch.text.tokenizer import Tokenizer
 from tests.helpers.byte_tokenizer import BYTES, EOS
+from tests.helpers.model_configs import small_config
 
 HIDDEN = 8
 # After this many tokens an answer with a grammar ends as soon as the grammar allows.
@@ -173,20 +173,8 @@ def make_engine(
 
 def launch_fake(engine: Engine, tokenizer: Tokenizer | None, **settings: Any) -> Launched:
     """What ``rosebatch.launch.launch.launch`` returns, around a fake engine; settings are of ``RunConfig``."""
-    config = ModelConfig(
-        family="llama",
-        vocab_size=engine.vocab_size,
-        hidden_size=HIDDEN,
-        num_layers=1,
-        num_heads=1,
-        num_kv_heads=1,
-        head_dim=8,
-        intermediate_size=8,
-        max_model_len=engine.max_model_len,
-        norm_eps=1e-5,
-        activation="silu",
-        eos_token_ids=(EOS,),
-    )
+    sizes = {"vocab_size": engine.vocab_size, "hidden_size": HIDDEN, "max_model_len": engine.max_model_len}
+    config = small_config(**sizes, eos_token_ids=(EOS,))
     source = ModelSource("fake", config, None, "dummy", torch.float32)
     switches = Switches.resolve({}, "cpu")
     plan = LaunchPlan(RunConfig(**settings), torch.device("cpu"), switches, source, None, 0.0)

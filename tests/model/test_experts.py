@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from rosebatch.config.model import ExpertsConfig, ModelConfig, RopeConfig
+from rosebatch.config.model import ExpertsConfig, RopeConfig
 from rosebatch.config.switches import Switches
 from rosebatch.core.errors import UserError
 from rosebatch.model.experts import load_experts
@@ -14,24 +14,11 @@ from rosebatch.model.families.mixtral import Mixtral
 from rosebatch.model.weights import RandomWeights, SafetensorsWeights
 from rosebatch.ops.select import select
 from rosebatch.ops.shard import Shard
+from tests.helpers.model_configs import small_config
 
 CPU = torch.device("cpu")
 EXPERTS = {"layers": (True,), "num_experts": 5, "experts_per_token": 2, "expert_size": 12}
-CONFIG = ModelConfig(
-    family="llama",
-    vocab_size=50,
-    hidden_size=32,
-    num_layers=1,
-    num_heads=2,
-    num_kv_heads=1,
-    head_dim=16,
-    intermediate_size=24,
-    max_model_len=40,
-    norm_eps=1e-5,
-    activation="silu",
-    rope=RopeConfig(),
-    experts=ExpertsConfig(**EXPERTS),
-)
+CONFIG = small_config(rope=RopeConfig(), experts=ExpertsConfig(**EXPERTS))
 OPS = select(Switches.resolve({}, "cpu"))
 
 
