@@ -11,84 +11,13 @@ import pytest
 import torch
 
 from rosebatch.engine.engine import Engine
-from tests.helpers.families import FAMILIES, VARIANTS, reference_options
+from tests.helpers.families import FAMILIES, MODELS, VARIANTS, reference_options
 from tests.helpers.plain_hp1 import PlainHP1
 from tests.helpers.reference import clear, generate
 from tests.helpers.running import greedy
 from tests.helpers.tiny_engines import engine_of, random_model
 
 NEW_TOKENS = 12
-
-_SIZES = {
-    "vocab_size": 211,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "tie_word_embeddings": False,
-}
-_GPT2_SIZES = {"vocab_size": 199, "n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 256}
-_LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-# Name -> transformers' config class and its values; HP1 is the tests' own.
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "gpt2": ("GPT2Config", _GPT2_SIZES),
-    "gpt2-options": (
-        "GPT2Config",
-        {
-            **_GPT2_SIZES,
-            "n_inner": 100,
-            "scale_attn_by_inverse_layer_idx": True,
-            "activation_function": "relu",
-            "tie_word_embeddings": False,
-        },
-    ),
-    "llama": ("LlamaConfig", _SIZES),
-    "llama3-rope-biases-tied": (
-        "LlamaConfig",
-        {
-            **_SIZES,
-            "rope_parameters": _LLAMA3,
-            "attention_bias": True,
-            "mlp_bias": True,
-            "head_dim": 32,
-            "tie_word_embeddings": True,
-        },
-    ),
-    "llama-linear-rope": (
-        "LlamaConfig",
-        {**_SIZES, "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}},
-    ),
-    "mistral": ("MistralConfig", {**_SIZES, "sliding_window": 7}),
-    "qwen2": ("Qwen2Config", _SIZES),
-    "qwen2-window": (
-        "Qwen2Config",
-        {**_SIZES, "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
-    ),
-    "qwen3": ("Qwen3Config", {**_SIZES, "head_dim": 24, "tie_word_embeddings": True}),
-    "hp1": ("HP1", {**_SIZES, "head_dim": 24}),
-    "hp1-options": (
-        "HP1",
-        {
-            **_SIZES,
-            "head_dim": 16,
-            "num_key_value_heads": 1,
-            "tie_word_embeddings": True,
-            "rope_theta": 500.0,
-            "relu_pre": False,
-            "clip_min": -0.2,
-            "clip_max": 0.15,
-        },
-    ),
-}
 
 
 @dataclass(frozen=True)

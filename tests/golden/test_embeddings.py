@@ -10,8 +10,7 @@ from rosebatch.core.pooling_params import PoolingParams
 from rosebatch.core.request import Request
 from rosebatch.engine.load import load_engine
 from rosebatch.model.source import find_model
-from tests.golden.conftest import MODELS
-from tests.helpers.families import FAMILIES
+from tests.helpers.families import FAMILIES, MODELS
 from tests.helpers.running import run
 from tests.helpers.threads_group import make_tensor_parallel_engine
 

@@ -9,8 +9,7 @@ from rosebatch.core.errors import FlagError
 from rosebatch.engine.cache.kv_cache import bytes_per_block
 from rosebatch.model.source import find_model
 from rosebatch.ops.shard import require_divisible
-from tests.golden.conftest import MODELS
-from tests.helpers.families import FAMILIES, VARIANTS
+from tests.helpers.families import FAMILIES, MODELS, VARIANTS
 from tests.helpers.threads_group import make_tensor_parallel_engine
 
 CPU = torch.device("cpu")

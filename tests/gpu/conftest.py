@@ -10,38 +10,17 @@ import torch
 from rosebatch.config.model import ModelConfig
 from rosebatch.engine.engine import Engine
 from rosebatch.model.source import find_model
-from tests.helpers.families import FAMILIES, reference_options
+from tests.helpers.families import FAMILIES, MODELS, reference_options
 from tests.helpers.plain_hp1 import Forms, PlainHP1
 from tests.helpers.reference import generate
 from tests.helpers.tiny_engines import engine_of, random_model
 
-_SIZES = {
-    "vocab_size": 211,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.2,
-}
-_GPT2_SIZES = {"vocab_size": 199, "n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 256, "initializer_range": 0.2}
+_HP1 = MODELS["hp1"][1]
 _FAMILIES = {
-    "GPT2": _GPT2_SIZES,
-    "Llama": _SIZES,
-    "Mistral": {**_SIZES, "sliding_window": 7},
-    "Qwen2": _SIZES,
-    "Qwen3": {**_SIZES, "head_dim": 24},
-    "HP1": {**_SIZES, "head_dim": 24, "tie_word_embeddings": False},
-    "HP1 options": {
-        **_SIZES,
-        "head_dim": 24,
-        "tie_word_embeddings": False,
-        "fir_k": 5,
-        "relu_pre": False,
-        "clip_min": -0.2,
-        "clip_max": 0.4,
-    },
+    **{name: MODELS[name.lower()] for name in ("GPT2", "Llama", "Mistral", "Qwen2")},
+    "Qwen3": ("Qwen3Config", {**MODELS["qwen3"][1], "tie_word_embeddings": False}),
+    "HP1": ("HP1", _HP1),
+    "HP1 options": ("HP1", {**_HP1, "fir_k": 5, "relu_pre": False, "clip_min": -0.2, "clip_max": 0.4}),
 }
 # What the weights of a family decide by their shapes.
 _FORMS = {"HP1 options": Forms("mixed", "mixed", "taps")}
@@ -65,10 +44,10 @@ def saved_model(transformers: Any, tmp_path_factory: pytest.TempPathFactory) -> 
         if family not in folders:
             folders[family] = tmp_path_factory.mktemp(family)
             if family.startswith("HP1"):
-                PlainHP1.random(_FAMILIES[family], forms=_FORMS.get(family)).save_pretrained(folders[family])
+                PlainHP1.random(_FAMILIES[family][1], forms=_FORMS.get(family)).save_pretrained(folders[family])
                 return folders[family]
             name, calm = family.removesuffix(" calm"), family.endswith(" calm")
-            kind, values = FAMILIES.get(name) or (f"{name}Config", _FAMILIES[name])
+            kind, values = {**FAMILIES, **_FAMILIES}[name]
             tokens = dict.fromkeys(("eos_token_id", "bos_token_id", "pad_token_id"))
             config = getattr(transformers, kind)(
                 **{"initializer_range": 0.2, **tokens, **values, **({"initializer_range": 0.02} if calm else {})}

@@ -42,6 +42,68 @@ _SHARED = {"shared_expert_intermediate_size": 36}
 _MOE_DELTA = {key: value for key, value in _DELTA.items() if key != "intermediate_size"}
 _GEMMA = {**_UNTIED, "head_dim": 24, "query_pre_attn_scalar": 20, "sliding_window": 24}
 
+# The first families, by kernels and runners of their own.
+_PLAIN = {**_SIZES, "intermediate_size": 96}
+_GPT2 = {"vocab_size": 199, "n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 256}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+# Name -> transformers' config class and its values; HP1 is the tests' own.
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2Config", _GPT2),
+    "gpt2-options": (
+        "GPT2Config",
+        {
+            **_GPT2,
+            "n_inner": 100,
+            "scale_attn_by_inverse_layer_idx": True,
+            "activation_function": "relu",
+            "tie_word_embeddings": False,
+        },
+    ),
+    "llama": ("LlamaConfig", _PLAIN),
+    "llama3-rope-biases-tied": (
+        "LlamaConfig",
+        {
+            **_PLAIN,
+            "rope_parameters": _LLAMA3,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "head_dim": 32,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "llama-linear-rope": (
+        "LlamaConfig",
+        {**_PLAIN, "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}},
+    ),
+    "mistral": ("MistralConfig", {**_PLAIN, "sliding_window": 7}),
+    "qwen2": ("Qwen2Config", _PLAIN),
+    "qwen2-window": (
+        "Qwen2Config",
+        {**_PLAIN, "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
+    ),
+    "qwen3": ("Qwen3Config", {**_PLAIN, "head_dim": 24, "tie_word_embeddings": True}),
+    "hp1": ("HP1", {**_PLAIN, "head_dim": 24}),
+    "hp1-options": (
+        "HP1",
+        {
+            **_PLAIN,
+            "head_dim": 16,
+            "num_key_value_heads": 1,
+            "tie_word_embeddings": True,
+            "rope_theta": 500.0,
+            "relu_pre": False,
+            "clip_min": -0.2,
+            "clip_max": 0.15,
+        },
+    ),
+}
 # The fast tier: one model of each family.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": ("Gemma2Config", {**_GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 7.0}),

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from rosebatch.model.registry import ARCHITECTURES
-from tests.golden.conftest import MODELS
-from tests.helpers.families import FAMILIES
+from tests.helpers.families import FAMILIES, MODELS
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 _YES = {True: "yes", False: "no"}
