@@ -1,13 +1,12 @@
 """Fixtures that run the job over the fake model and show its results."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import msgspec
 import pytest
-import tokenizers
 
 from rosebatch.engine.engine import Engine
 from rosebatch.io.openai.lines import BatchShape, parse_request
@@ -130,11 +129,6 @@ class Job:
 
 
 @pytest.fixture(scope="session")
-def make_backend() -> Callable[..., tokenizers.Tokenizer]:
-    return byte_backend
-
-
-@pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
     return Tokenizer(byte_backend(), TEMPLATE, {"eos_token": "<eos>"})
 
@@ -148,13 +142,3 @@ def job(tokenizer: Tokenizer) -> Job:
 def module_job(tokenizer: Tokenizer) -> Job:
     """For answers that several tests look at."""
     return Job(tokenizer)
-
-
-@pytest.fixture
-def fake_model() -> type[FakeModel]:
-    return FakeModel
-
-
-@pytest.fixture
-def list_output() -> type[ListOutput]:
-    return ListOutput

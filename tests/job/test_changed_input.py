@@ -9,6 +9,7 @@ import pytest
 
 from rosebatch.core.errors import FlagError, UserError
 from rosebatch.io import files
+from tests.job.fake_model import FakeModel
 
 LINES = [json.dumps({"prompt": f"row {i}", "max_tokens": 5}) for i in range(20)]
 
@@ -23,7 +24,7 @@ def parquet(path, lines):
 
 
 @pytest.fixture
-def run(job, fake_model, tmp_path):
+def run(job, tmp_path):
     """Runs the job and does something in the middle."""
 
     def run(source, between=lambda: None, **options):
@@ -36,7 +37,7 @@ def run(job, fake_model, tmp_path):
                 between()
 
         target = tmp_path / "out.jsonl"
-        job.run_file(source, target, model=fake_model(before_step=before_step), limits={"seqs": 2}, **options)
+        job.run_file(source, target, model=FakeModel(before_step=before_step), limits={"seqs": 2}, **options)
         return target.read_text().splitlines()
 
     return run
@@ -121,7 +122,7 @@ def test_times_that_are_set_back(run, tmp_path, monkeypatch):
 @pytest.mark.parametrize("target", ["out.jsonl", "out.parquet"])
 @pytest.mark.parametrize(("name", "write"), [("in.jsonl", jsonl), ("in.parquet", parquet)])
 @pytest.mark.parametrize("num_rows", [7, 31])
-def test_an_input_of_another_length_that_is_accepted(job, fake_model, tmp_path, target, name, write, num_rows):
+def test_an_input_of_another_length_that_is_accepted(job, tmp_path, target, name, write, num_rows):
     """A shorter one left extra rows in JSONL, and ended Parquet with a traceback after the whole run."""
     source, target = tmp_path / name, tmp_path / target
 
@@ -132,7 +133,7 @@ def test_an_input_of_another_length_that_is_accepted(job, fake_model, tmp_path, 
     part = tmp_path / f"{target.name}.part"
     write(source, LINES)
     with pytest.raises(UserError, match="the power failed"):
-        job.run_file(source, target, model=fake_model(before_step=stop), limits={"seqs": 2})
+        job.run_file(source, target, model=FakeModel(before_step=stop), limits={"seqs": 2})
     kept = len(part.read_bytes().splitlines()) - 1
     assert 7 < kept < 20
     write(source, (LINES * 2)[:num_rows])

@@ -9,6 +9,7 @@ from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.scheduling.sequence import SequenceState
 from rosebatch.job.report.progress import Progress
+from tests.job.fake_model import FakeModel
 from tests.job.lines import choices_of, codes, texts, usage
 
 
@@ -19,11 +20,11 @@ def sample_seeds(seed, n):
     return [state.sampling.seed for state in states]
 
 
-def test_choices_of_one_prompt(job, fake_model):
+def test_choices_of_one_prompt(job):
     """Completions are in order with their own random numbers; the prompt is computed and counted once."""
     prompt = "0123456789"
     rows, tally, engine = job.run([{"prompt": prompt, "n": 3, "temperature": 1, "seed": 5, "max_tokens": 6}])
-    expected = [fake_model().complete(prompt, 6, seed=seed) for seed in sample_seeds(5, 3)]
+    expected = [FakeModel().complete(prompt, 6, seed=seed) for seed in sample_seeds(5, 3)]
     assert len(set(expected)) == 3
     choices = [{"index": i, "text": text, "finish_reason": "length"} for i, text in enumerate(expected)]
     assert rows == [{"index": 0, "choices": choices, "usage": usage(10, 18)}]
@@ -32,17 +33,17 @@ def test_choices_of_one_prompt(job, fake_model):
     assert (tally.prompt_tokens, tally.output_tokens, tally.cached_tokens) == (10, 18, 0)
 
 
-def test_greedy_choices_are_alike(job, fake_model):
+def test_greedy_choices_are_alike(job):
     """Only random numbers may make completions of one prompt differ."""
     rows, _, _ = job.run([{"prompt": "x", "n": 4, "max_tokens": 5}])
-    assert texts(rows[0]) == [fake_model().complete("x", 5)] * 4
+    assert texts(rows[0]) == [FakeModel().complete("x", 5)] * 4
 
 
-def test_choices_end_each_for_itself(job, fake_model):
+def test_choices_end_each_for_itself(job):
     """Completions end at different times for different reasons; the row waits for the last."""
     line = {"prompt": "x", "n": 20, "temperature": 1, "seed": 1, "max_tokens": 12, "stop": "e"}
     rows, tally, _ = job.run([line, {"prompt": "y", "max_tokens": 1}])
-    wholes = [fake_model().complete("x", 12, seed=seed) for seed in sample_seeds(1, 20)]
+    wholes = [FakeModel().complete("x", 12, seed=seed) for seed in sample_seeds(1, 20)]
     assert texts(rows[0]) == [whole.partition("e")[0] for whole in wholes]
     reasons = ["stop" if "e" in whole else "length" for whole in wholes]
     assert [choice["finish_reason"] for choice in rows[0]["choices"]] == reasons
@@ -51,7 +52,7 @@ def test_choices_end_each_for_itself(job, fake_model):
 
 
 @pytest.mark.parametrize("blocks", [64, 8], ids=["roomy", "preempted"])
-def test_rows_with_different_numbers_of_choices(job, fake_model, blocks):
+def test_rows_with_different_numbers_of_choices(job, blocks):
     """Every row gets its own completions, in input order, even if memory cannot hold them all at once."""
     counts = [1 + i * 7 % 5 for i in range(30)]
     lines = [
@@ -61,7 +62,7 @@ def test_rows_with_different_numbers_of_choices(job, fake_model, blocks):
     rows, tally, engine = job.run(lines, blocks=blocks)
     assert [row["index"] for row in rows] == list(range(30))
     assert [texts(row) for row in rows] == [
-        [fake_model().complete(line["prompt"], line["max_tokens"], seed=s) for s in sample_seeds(line["seed"], n)]
+        [FakeModel().complete(line["prompt"], line["max_tokens"], seed=s) for s in sample_seeds(line["seed"], n)]
         for line, n in zip(lines, counts, strict=True)
     ]
     assert (engine.stats.preemptions > 0) == (blocks == 8)
@@ -69,10 +70,10 @@ def test_rows_with_different_numbers_of_choices(job, fake_model, blocks):
     assert tally.finish_reasons == {"length": sum(counts)}
 
 
-def test_more_choices_than_seats(job, fake_model):
+def test_more_choices_than_seats(job):
     """A row may have more completions than the batch and the queue have room for."""
     rows, _, engine = job.run([{"prompt": "x", "n": 50, "temperature": 1, "seed": 3, "max_tokens": 3}], seqs=4)
-    assert texts(rows[0]) == [fake_model().complete("x", 3, seed=seed) for seed in sample_seeds(3, 50)]
+    assert texts(rows[0]) == [FakeModel().complete("x", 3, seed=seed) for seed in sample_seeds(3, 50)]
     assert engine.stats.max_running == 4
 
 
@@ -118,22 +119,22 @@ def test_rows_and_tokens_are_counted_apart(job):
     assert (len(tally.ttft), len(tally.tpot), len(tally.e2e)) == (4, 4, 4)
 
 
-def test_several_prompts(job, fake_model):
+def test_several_prompts(job):
     """All completions of the first prompt come before those of the next; tokens are counted over all prompts."""
     (line,) = job.answer({"prompt": ["one", "two words", list(b"ids")], "n": 2, "max_tokens": 3})
     prompts = ["one", "one", "two words", "two words", "ids", "ids"]
-    assert [choice["text"] for choice in choices_of(line)] == [fake_model().complete(p, 3) for p in prompts]
+    assert [choice["text"] for choice in choices_of(line)] == [FakeModel().complete(p, 3) for p in prompts]
     assert [choice["index"] for choice in choices_of(line)] == list(range(6))
     counts = line["response"]["body"]["usage"]
     assert (counts["prompt_tokens"], counts["completion_tokens"], counts["total_tokens"]) == (3 + 9 + 3, 18, 33)
 
 
-def test_several_prompts_in_input_order(job, fake_model):
+def test_several_prompts_in_input_order(job):
     """A request's prompts must not be mixed with those of its neighbours in the batch."""
     bodies = [{"prompt": [f"{i} {j}" for j in range(1 + i % 4)], "max_tokens": 1 + i % 5} for i in range(20)]
     answers = job.answer(*bodies)
     for body, line in zip(bodies, answers, strict=True):
-        expected = [fake_model().complete(prompt, body["max_tokens"]) for prompt in body["prompt"]]
+        expected = [FakeModel().complete(prompt, body["max_tokens"]) for prompt in body["prompt"]]
         assert [choice["text"] for choice in choices_of(line)] == expected
 
 
@@ -152,10 +153,10 @@ def test_the_same_prompt_twice_in_a_request(job):
         ("\ud800", "invalid_prompt"),
     ],
 )
-def test_one_prompt_that_cannot_be_served(job, fake_model, bad, code):
+def test_one_prompt_that_cannot_be_served(job, bad, code):
     """The whole request fails and none of its prompts runs; its neighbours are served."""
     begun = set()
-    model = fake_model(before_step=lambda plan: begun.update(bytes(s.prompt_token_ids) for s in plan.started))
+    model = FakeModel(before_step=lambda plan: begun.update(bytes(s.prompt_token_ids) for s in plan.started))
     good = {"prompt": ["good", "day"], "max_tokens": 2}
     after = {"prompt": ["good", "bye"], "max_tokens": 2}
     answers = job.answer(good, {"prompt": ["fine", bad, "fine too"], "n": 2}, after, model=model)

@@ -9,6 +9,7 @@ import pytest
 
 from rosebatch.core.errors import RowError
 from rosebatch.text.tokenizer import Tokenizer
+from tests.helpers.byte_tokenizer import byte_backend
 
 SYSTEM = {"role": "system", "content": "Be <b>brief</b>."}
 USER = {"role": "user", "content": "  2 + 2? \n"}
@@ -128,12 +129,12 @@ CHATS = ([USER], [SYSTEM, USER], [USER, ANSWER, MORE], [SYSTEM, USER, ANSWER, MO
 
 
 @pytest.fixture(scope="module", params=TEMPLATES)
-def both(request, make_backend, tmp_path_factory):
+def both(request, tmp_path_factory):
     """rosebatch's and transformers' tokenizer of one folder."""
     import transformers
 
     folder = tmp_path_factory.mktemp(request.param)
-    make_backend().save(str(folder / "tokenizer.json"))
+    byte_backend().save(str(folder / "tokenizer.json"))
     config = {"bos_token": "<s>", "eos_token": "<eos>", "tokenizer_class": "PreTrainedTokenizerFast"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     (folder / "chat_template.jinja").write_text(TEMPLATES[request.param])

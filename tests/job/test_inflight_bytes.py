@@ -10,7 +10,7 @@ from rosebatch.job.memory_estimate import prompt_bytes, row_bytes
 from rosebatch.job.order import in_good_order
 from rosebatch.job.prepared import Prepared, PreparedPrompt
 from rosebatch.job.serve import serve
-from tests.job.fake_model import launch_fake, make_engine
+from tests.job.fake_model import FakeModel, launch_fake, make_engine
 
 
 def prepared(index, size):
@@ -39,14 +39,14 @@ def test_a_window_of_large_rows_is_short():
 
 
 @pytest.mark.parametrize("kind", ["prompt", "metadata"])
-def test_large_rows_are_under_way_in_bounded_numbers(job, fake_model, monkeypatch, kind):
+def test_large_rows_are_under_way_in_bounded_numbers(job, monkeypatch, kind):
     """The engine took 512 rows whatever their size. The output is the same, and so are the steps of a second run."""
     monkeypatch.setattr("tests.job.conftest.launch_fake", lambda *args: launch_fake(*args, max_inflight_bytes="4MiB"))
     text = "x" * 200_000
     line = {"prompt": "short", "doc": text} if kind == "metadata" else {"prompt_token_ids": [1] * 4000}
     lines = [{**line, "max_tokens": 3, "id": i} for i in range(60)]
     running = []
-    model = fake_model(before_step=lambda plan: running.append(plan.num_sequences))
+    model = FakeModel(before_step=lambda plan: running.append(plan.num_sequences))
     limits = {"seqs": 64, "blocks": 4000, "block_size": 64, "max_model_len": 5000, "budget": 1 << 20}
     rows, _, engine = job.run(lines, model=model, **limits)
     first = list(running)
@@ -57,18 +57,18 @@ def test_large_rows_are_under_way_in_bounded_numbers(job, fake_model, monkeypatc
     assert running == first
 
 
-def test_a_row_above_the_bound_runs_alone(job, fake_model, monkeypatch):
+def test_a_row_above_the_bound_runs_alone(job, monkeypatch):
     """It must neither hang the job nor fail."""
     monkeypatch.setattr("tests.job.conftest.launch_fake", lambda *args: launch_fake(*args, max_inflight_bytes="1MiB"))
     lines = [{"prompt": "a", "n": 500, "logprobs": 20, "max_tokens": 9}] * 3 + [{"prompt": "b", "max_tokens": 2}] * 3
-    rows, _, engine = job.run(lines, model=fake_model(), seqs=2000, blocks=4000, budget=1 << 16)
+    rows, _, engine = job.run(lines, model=FakeModel(), seqs=2000, blocks=4000, budget=1 << 16)
     assert [len(row.get("choices", [1])) for row in rows] == [500] * 3 + [1] * 3
     assert engine.stats.max_running == 500
 
 
-def test_failed_rows_keep_no_prompt(job, tokenizer, fake_model):
+def test_failed_rows_keep_no_prompt(job, tokenizer):
     """The traceback of each error kept the tokens of its prompt: 1,024 of them, 15 MB each."""
-    engine = make_engine(fake_model(), max_model_len=50)
+    engine = make_engine(FakeModel(), max_model_len=50)
     rows = job.rows([{"prompt": "x" * 100}, {"prompt": ""}, {"prompt": "x", "max_tokens": "many"}])
     failed = [row for batch in serve(engine, tokenizer, None, rows) for row in batch]
     codes = {row.error.code for row in failed}
@@ -97,7 +97,7 @@ def test_log_probabilities_and_completions_count():
     assert prompt_bytes(SamplingParams(logprobs=0, max_tokens=10_000), 1000, 1010) == plain + 10 * 8
 
 
-def test_texts_are_encoded_one_group_at_a_time(job, tokenizer, fake_model, monkeypatch):
+def test_texts_are_encoded_one_group_at_a_time(job, tokenizer, monkeypatch):
     """Two texts of 1 MB were encoded at once, at 150 MB each, and four were read ahead."""
     encode, running, limit, texts_at_once = tokenizer.encode, [], 0, []
 
@@ -112,7 +112,7 @@ def test_texts_are_encoded_one_group_at_a_time(job, tokenizer, fake_model, monke
 
     monkeypatch.setattr(tokenizer, "encode", slowly)
     rows = job.rows([{"prompt": "x" * 900, "max_tokens": 1}] * 40)
-    served = serve(make_engine(fake_model(), blocks=1000), tokenizer, None, rows, max_inflight_bytes=16 << 20)
+    served = serve(make_engine(FakeModel(), blocks=1000), tokenizer, None, rows, max_inflight_bytes=16 << 20)
     assert sum(len(batch) for batch in served) == 40
     assert limit == 1
     assert max(texts_at_once) == 2, "16 MiB / 16 are the encoding of 5 KB"

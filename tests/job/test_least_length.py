@@ -5,6 +5,7 @@ import random
 import pytest
 
 from rosebatch.text.stop_strings import cut_at_stop
+from tests.job.fake_model import FakeModel
 from tests.job.lines import texts
 
 
@@ -25,22 +26,22 @@ from tests.job.lines import texts
         ("éENDéEND".encode(), 5, "END", "éENDé", 10),
     ],
 )
-def test_stop_strings_and_a_least_length(job, fake_model, answer, min_tokens, stop, text, tokens):
+def test_stop_strings_and_a_least_length(job, answer, min_tokens, stop, text, tokens):
     """Watching tokens and cutting the text must agree on which stop string counts."""
     line = {"prompt": "x", "min_tokens": min_tokens, "stop": stop}
-    rows, _, _ = job.run([line], model=fake_model({"x": answer}))
+    rows, _, _ = job.run([line], model=FakeModel({"x": answer}))
     assert (rows[0]["text"], rows[0]["finish_reason"]) == (text, "stop")
     assert rows[0]["usage"]["completion_tokens"] == tokens
 
 
-def test_a_protected_stop_string_beside_a_longer_one(job, fake_model):
+def test_a_protected_stop_string_beside_a_longer_one(job):
     """The text kept for a longer stop string still contains the protected shorter one."""
     line = {"prompt": "x", "min_tokens": 3, "stop": ["a", "abcdef"]}
-    rows, _, _ = job.run([line], model=fake_model({"x": b"xxabbbbb"}))
+    rows, _, _ = job.run([line], model=FakeModel({"x": b"xxabbbbb"}))
     assert (rows[0]["text"], rows[0]["usage"]["completion_tokens"]) == ("xxabbbbb", 9)
 
 
-def test_watching_agrees_with_cutting_behind_a_least_length(job, fake_model, tokenizer):
+def test_watching_agrees_with_cutting_behind_a_least_length(job, tokenizer):
     """For random bytes the completion must end with the first token that makes the text need cutting."""
     rng = random.Random(0)
     pieces = [b"a", b"b", b"c", "é".encode(), b"\xc3", b"\xff"]
@@ -54,11 +55,11 @@ def test_watching_agrees_with_cutting_behind_a_least_length(job, fake_model, tok
             text = cut_at_stop(whole, stop, protected)
             if text != whole:
                 break
-        (row,), _, _ = job.run([line], model=fake_model({"x": answer}))
+        (row,), _, _ = job.run([line], model=FakeModel({"x": answer}))
         assert (row["text"], row["usage"]["completion_tokens"]) == (text, end), (answer, stop, minimum)
 
 
-def test_end_tokens_and_a_least_length(job, fake_model):
+def test_end_tokens_and_a_least_length(job):
     """No end token, the model's or the row's, may end any choice too early."""
     lines = [
         {"prompt": "x", "min_tokens": 5, "n": 2, "max_tokens": 8},
@@ -66,7 +67,7 @@ def test_end_tokens_and_a_least_length(job, fake_model):
         {"prompt": "x", "min_tokens": 2, "stop_token_ids": [ord("b")], "max_tokens": 8},
         {"prompt": "x", "min_tokens": 8, "max_tokens": 8},
     ]
-    rows, _, _ = job.run(lines, model=fake_model({"x": b"abc"}), return_token_ids=True)
+    rows, _, _ = job.run(lines, model=FakeModel({"x": b"abc"}), return_token_ids=True)
     assert texts(rows[0]) == ["abc++"] * 2
     assert [choice["finish_reason"] for choice in rows[0]["choices"]] == ["stop"] * 2
     assert [(row["text"], row["finish_reason"]) for row in rows[1:]] == [

@@ -10,7 +10,7 @@ from rosebatch.text.batch_or_each import batch_or_each
 from rosebatch.text.stop_strings import StopStrings
 from rosebatch.text.tokenizer import Tokenizer
 from tests.helpers.byte_tokenizer import byte_backend
-from tests.job.fake_model import TEMPLATE
+from tests.job.fake_model import TEMPLATE, FakeModel
 
 GOOD = {"prompt": "good", "max_tokens": 2}
 
@@ -67,11 +67,11 @@ def test_whoever_ends_the_process_is_heard():
         batch_or_each(interrupted, [1, 2], lambda error: RowError("x", "x"))
 
 
-def test_an_answer_that_cannot_be_decoded(job, fake_model):
+def test_an_answer_that_cannot_be_decoded(job):
     """decode_batch raised on another thread, and the job ended."""
     backend = byte_backend()
     tokenizer = Tokenizer(Backend(backend, decode_batch=failing(backend.decode_batch, ord("!"), OverflowError("big"))))
-    rows, tally, _ = job.run([GOOD, {"prompt": "x"}, GOOD], tokenizer=tokenizer, model=fake_model({"x": b"a!b"}))
+    rows, tally, _ = job.run([GOOD, {"prompt": "x"}, GOOD], tokenizer=tokenizer, model=FakeModel({"x": b"a!b"}))
     assert codes(rows) == ["", "unexpected_error", ""]
     assert (tally.completed, tally.failed) == (2, 1)
 

@@ -4,6 +4,7 @@ import pytest
 from tokenizers import processors
 
 from rosebatch.text.tokenizer import Tokenizer
+from tests.helpers.byte_tokenizer import byte_backend
 from tests.job.fake_model import scored
 from tests.job.lines import choices_of
 
@@ -68,9 +69,9 @@ def test_each_choice_echoes_the_prompts_logprobs(job):
         assert "".join(choice["logprobs"]["tokens"]) == choice["text"]
 
 
-def test_offsets_behind_a_special_token(job, make_backend):
+def test_offsets_behind_a_special_token(job):
     """After a BOS in an echoed prompt, every later offset was some places too large."""
-    backend = make_backend()
+    backend = byte_backend()
     backend.post_processor = processors.TemplateProcessing(single="<eos> $A", special_tokens=[("<eos>", 256)])
     body = {"prompt": "Say it:", "echo": True, "logprobs": 1, "max_tokens": 3}
     (line,) = job.answer(body, tokenizer=Tokenizer(backend))

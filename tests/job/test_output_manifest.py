@@ -14,12 +14,13 @@ import pytest
 from rosebatch.core.errors import FlagError, UserError
 from rosebatch.job.config import JobConfig
 from rosebatch.job.merge import merge_shards
+from tests.job.fake_model import FakeModel
 
 ROWS = [{"prompt": f"row {number}", "max_tokens": 2, "x": number} for number in range(5)] + [{"prompt": "", "x": 5}]
 
 
 @pytest.fixture
-def run(job, tmp_path, fake_model):
+def run(job, tmp_path):
     """Runs the job; returns its result, and how many steps the model took."""
     source = tmp_path / "in.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
@@ -29,7 +30,7 @@ def run(job, tmp_path, fake_model):
         target = f"{tmp_path / output}/" if output == "answers" else output if "://" in output else tmp_path / output
         options = {"keep_manifest": True, "resume": True} | options
         result, _ = job.run_file(
-            tmp_path / given, target, model=fake_model(before_step=steps.append), limits={}, **options
+            tmp_path / given, target, model=FakeModel(before_step=steps.append), limits={}, **options
         )
         return result, len(steps)
 

@@ -9,6 +9,7 @@ import pytest
 from rosebatch.core.errors import FlagError
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.result_names import RESULT_FIELDS
+from tests.job.fake_model import FakeModel
 
 LIMITS = {}
 EARLIER = {
@@ -32,13 +33,13 @@ def read(path):
 
 
 @pytest.fixture
-def run(job, tmp_path, fake_model):
+def run(job, tmp_path):
     """Runs rows of a file; gives the results."""
 
     def run_rows(*rows, source="in.jsonl", target="out.jsonl", **options):
         at = tmp_path / target
         write(tmp_path / source, *rows)
-        job.run_file(tmp_path / source, at, model=fake_model({"x": b"answer"}), limits=LIMITS, **options)
+        job.run_file(tmp_path / source, at, model=FakeModel({"x": b"answer"}), limits=LIMITS, **options)
         return read(at) if at.suffix == ".jsonl" else pq.read_table(at).to_pylist()
 
     return run_rows
@@ -163,7 +164,7 @@ def test_rows_of_stdin_fail_one_by_one(tmp_path):
     assert rows[2].metadata == {}
 
 
-def test_another_result_column_is_another_run(job, tmp_path, fake_model):
+def test_another_result_column_is_another_run(job, tmp_path):
     """A resumed run would else mix rows of two forms."""
     source, target = write(tmp_path / "in.jsonl", *[{"prompt": "x"}] * 50), tmp_path / "out.jsonl"
     steps = iter(range(60))
@@ -173,7 +174,7 @@ def test_another_result_column_is_another_run(job, tmp_path, fake_model):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        job.run_file(source, target, model=fake_model(before_step=stop), limits={"seqs": 1}, sampling={"max_tokens": 2})
+        job.run_file(source, target, model=FakeModel(before_step=stop), limits={"seqs": 1}, sampling={"max_tokens": 2})
     with pytest.raises(FlagError, match="result_column was None, is out"):
         job.run_file(source, target, limits=LIMITS, resume=True, result_column="out", sampling={"max_tokens": 2})
 

@@ -21,7 +21,7 @@ from rosebatch.llm.llm import LLM
 from rosebatch.llm.run_file import run_file
 from tests.helpers.forks import FORKS, in_fork
 from tests.job import killable_job
-from tests.job.fake_model import launch_fake, make_engine
+from tests.job.fake_model import FakeModel, launch_fake, make_engine
 from tests.job.resumed_inputs import (
     ROWS,
     write_embedding_tables,
@@ -165,7 +165,7 @@ def test_a_disk_that_fills_up(source, tmp_path):
     assert target.read_bytes() == whole.read_bytes()
 
 
-def test_a_resumed_run_computes_only_what_is_missing(job, source, tmp_path, fake_model):
+def test_a_resumed_run_computes_only_what_is_missing(job, source, tmp_path):
     """Finished rows, error rows included, must not be tokenized or generated again."""
 
     class StopError(Exception):
@@ -182,7 +182,7 @@ def test_a_resumed_run_computes_only_what_is_missing(job, source, tmp_path, fake
 
     def run():
         begun.clear()
-        model = fake_model(before_step=before_step)
+        model = FakeModel(before_step=before_step)
         return job.run_file(source, tmp_path / "out.jsonl", model=model, limits={"seqs": 8}, resume=True)
 
     with pytest.raises(StopError):
@@ -209,7 +209,7 @@ def test_a_resumed_run_computes_only_what_is_missing(job, source, tmp_path, fake
         ("cpu", {}, {"force_resume": True}, False),
     ],
 )
-def test_whether_a_resumed_run_is_exact(job, tmp_path, fake_model, device, switches, options, exact):
+def test_whether_a_resumed_run_is_exact(job, tmp_path, device, switches, options, exact):
     """On a GPU a row computed again runs in another batch and may differ: the report must not hide it."""
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("".join(json.dumps({"prompt": f"row {i}", "max_tokens": 5}) + "\n" for i in range(9)))
@@ -217,7 +217,7 @@ def test_whether_a_resumed_run_is_exact(job, tmp_path, fake_model, device, switc
     steps = list(range(9))
 
     def run(before_step=None, **options):
-        launched = launch_fake(make_engine(fake_model(before_step=before_step), seqs=2), job.tokenizer)
+        launched = launch_fake(make_engine(FakeModel(before_step=before_step), seqs=2), job.tokenizer)
         plan = replace(launched.plan, device=torch.device(device), switches=Switches.resolve(switches, device))
         return run_file(source, target, model=LLM.of(replace(launched, plan=plan)), **options)
 
@@ -262,14 +262,14 @@ def test_memory_does_not_grow_with_the_file(tmp_path, ending):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_resumed_vectors_are_exact(job, tmp_path, fake_model, dtype):
+def test_resumed_vectors_are_exact(job, tmp_path, dtype):
     """Tokens hide the last bit of a state, and vectors show it: the report must not promise less than is true."""
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("".join(json.dumps({"prompt": f"row {i} " * 9}) + "\n" for i in range(9)))
     steps = list(range(4))
 
     def run(before_step=None, **options):
-        launched = launch_fake(make_engine(fake_model(before_step=before_step), seqs=2), job.tokenizer)
+        launched = launch_fake(make_engine(FakeModel(before_step=before_step), seqs=2), job.tokenizer)
         plan = replace(launched.plan, source=replace(launched.plan.source, dtype=dtype))
         llm = LLM.of(replace(launched, plan=plan))
         return run_file(source, target, model=llm, pooling=PoolingParams(), **options)

@@ -10,7 +10,10 @@ from rosebatch.core.errors import RowError, UserError
 from rosebatch.core.sampling_params import GrammarSpec, SamplingParams
 from rosebatch.io.rows import FailedRow
 from rosebatch.text.tokenizer import Tokenizer
+from tests.helpers.byte_tokenizer import byte_backend
 from tests.helpers.waiting import no_thread_left
+from tests.job.conftest import ListOutput
+from tests.job.fake_model import FakeModel
 from tests.job.lines import codes, texts, usage
 
 
@@ -21,7 +24,7 @@ def failed_row(index):
 
 
 @pytest.mark.parametrize("lengths", [range(1, 41), range(40, 0, -1), [40, 1] * 20], ids=["rising", "falling", "mixed"])
-def test_output_order_is_input_order(job, fake_model, lengths):
+def test_output_order_is_input_order(job, lengths):
     """Whichever row finishes first, the n-th result belongs to the n-th row."""
     lines = [{"prompt": f"row {i}", "max_tokens": n, "id": i} for i, n in enumerate(lengths)]
     rows, tally, _ = job.run(lines)
@@ -29,7 +32,7 @@ def test_output_order_is_input_order(job, fake_model, lengths):
         {
             "id": i,
             "index": i,
-            "text": fake_model().complete(f"row {i}", n),
+            "text": FakeModel().complete(f"row {i}", n),
             "finish_reason": "length",
             "usage": usage(len(f"row {i}"), n),
         }
@@ -46,7 +49,7 @@ def test_keys_come_in_a_fixed_order(job):
     assert list(rows[1]) == ["b", "index", "error"]
 
 
-def test_error_rows_stand_in_their_place(job, fake_model):
+def test_error_rows_stand_in_their_place(job):
     """Every kind of failure beside rows that succeed: the job continues, and each row has one result."""
     good = {"prompt": "good", "max_tokens": 3}
     bad = [
@@ -69,7 +72,7 @@ def test_error_rows_stand_in_their_place(job, fake_model):
     lines = [line for values, _ in bad for line in (values, good)]
     rows, tally, _ = job.run(lines, max_model_len=100)
     codes = [row["error"]["code"] if "error" in row else row["text"] for row in rows]
-    text = fake_model().complete("good", 3)
+    text = FakeModel().complete("good", 3)
     assert codes == [code for _, expected in bad for code in (expected, text)]
     assert [row["index"] for row in rows] == list(range(len(lines)))
     assert rows[2] == {
@@ -110,9 +113,9 @@ def test_prompt_lengths_around_the_limit(job):
     }
 
 
-def test_finish_reasons(job, fake_model):
+def test_finish_reasons(job):
     """End token, stop token, stop string and length each give their reason; ignore_eos continues past the end token."""
-    model = fake_model({"hello": b"good bye"})
+    model = FakeModel({"hello": b"good bye"})
     lines = [
         {"prompt": "hello"},
         {"prompt": "hello", "stop_token_ids": [ord(" ")]},
@@ -147,16 +150,16 @@ def test_finish_reasons(job, fake_model):
         ("end", "one two three é\U0001f600 "),
     ],
 )
-def test_stop_strings(job, fake_model, stop, text):
+def test_stop_strings(job, stop, text):
     """Every byte is a token, so stop strings cross token borders; the text ends before the first match."""
     answer = "one two three é\U0001f600 end"
-    rows, _, _ = job.run([{"prompt": "x", "stop": stop}], model=fake_model({"x": answer.encode()}))
+    rows, _, _ = job.run([{"prompt": "x", "stop": stop}], model=FakeModel({"x": answer.encode()}))
     assert (rows[0]["text"], rows[0]["finish_reason"]) == (text, "stop")
 
 
-def test_a_stop_string_in_the_prompt_does_not_count(job, fake_model):
+def test_a_stop_string_in_the_prompt_does_not_count(job):
     """Only generated text is searched, not even a match that begins in the prompt."""
-    rows, _, _ = job.run([{"prompt": "END E", "stop": ["END", "EN"]}], model=fake_model({"END E": b"ND more"}))
+    rows, _, _ = job.run([{"prompt": "END E", "stop": ["END", "EN"]}], model=FakeModel({"END E": b"ND more"}))
     assert rows[0]["text"] == "ND more"
 
 
@@ -168,18 +171,18 @@ def test_cached_tokens(job):
     assert (tally.cached_tokens, tally.prompt_tokens, tally.output_tokens) == (19, 10 + 1 + 10 + 8 + 8 + 10, 25)
 
 
-def test_a_preempted_row_is_not_counted_as_cached(job, fake_model):
+def test_a_preempted_row_is_not_counted_as_cached(job):
     """A resumed row reads its own blocks from the cache: that is no saving, and the text must not change."""
     lines = [{"prompt": f"row {i}", "max_tokens": 30} for i in range(6)]
     rows, tally, engine = job.run(lines, blocks=20, seqs=4)
     assert engine.stats.preemptions > 0
-    assert [row["text"] for row in rows] == [fake_model().complete(f"row {i}", 30) for i in range(6)]
+    assert [row["text"] for row in rows] == [FakeModel().complete(f"row {i}", 30) for i in range(6)]
     assert tally.cached_tokens == 20
 
 
-def test_return_token_ids(job, fake_model):
+def test_return_token_ids(job):
     """All generated tokens are returned, with the end token and those after a stop string."""
-    model = fake_model({"x": b"ab"})
+    model = FakeModel({"x": b"ab"})
     rows, _, _ = job.run([{"prompt": "x"}, {"prompt": "x", "stop": "a"}, {}], model=model, return_token_ids=True)
     assert [row.get("token_ids") for row in rows] == [[97, 98, 256], [97], None]
     assert [row.get("text") for row in rows] == ["ab", "", None]
@@ -212,9 +215,9 @@ def test_prompt_logprobs_without_a_tokenizer(job):
     assert rows[0]["error"]["code"] == "no_tokenizer"
 
 
-def test_messages_go_through_the_template(job, fake_model):
+def test_messages_go_through_the_template(job):
     """The template's special tokens are one token each, and the answer begins where the template says."""
-    model = fake_model()
+    model = FakeModel()
     messages = [{"role": "user", "content": "hi"}]
     rows, _, _ = job.run([{"messages": messages, "max_tokens": 1}, {"prompt_token_ids": [*b"u:hi", 256, *b"a:"]}])
     assert rows[0]["usage"] == usage(7, 1)
@@ -232,7 +235,7 @@ def test_no_chat_template(job, tokenizer):
     }
 
 
-def test_prompts_and_chats_in_one_group(job, fake_model):
+def test_prompts_and_chats_in_one_group(job):
     """They are encoded apart and must return to the order of the rows."""
     kinds = [
         {"prompt": "u:hi<eos>a:"},
@@ -256,7 +259,7 @@ class StopError(Exception):
     """Ends a job over endless rows."""
 
 
-def test_rows_are_read_a_bounded_way_ahead(job, fake_model):
+def test_rows_are_read_a_bounded_way_ahead(job):
     """Reading on during generation would fill memory; reading must end with the job."""
     last_read, finished = 0, []
 
@@ -273,21 +276,21 @@ def test_rows_are_read_a_bounded_way_ahead(job, fake_model):
             raise StopError
 
     with no_thread_left("rosebatch"), pytest.raises(StopError):
-        job.run(lines(), model=fake_model(before_step=before_step), seqs=4)
+        job.run(lines(), model=FakeModel(before_step=before_step), seqs=4)
     # Finished rows, the window, the group in use and the groups that are being encoded.
     assert last_read <= sum(finished) + 2 * 4 + 64 + 4 * 64
 
 
-def test_results_are_written_while_the_job_runs(job, fake_model, list_output):
+def test_results_are_written_while_the_job_runs(job):
     """A run killed after an hour must leave an hour of results."""
-    output, seen = list_output(), []
-    model = fake_model(before_step=lambda plan: seen.append(len(output.rows)))
+    output, seen = ListOutput(), []
+    model = FakeModel(before_step=lambda plan: seen.append(len(output.rows)))
     job.run([{"prompt": f"{i}", "max_tokens": 2} for i in range(20)], model=model, output=output, seqs=2)
     # Rows are written one step after they finish: their texts are decoded in between.
     assert seen[:8] == [0, 0, 0, 2, 2, 4, 4, 6]
 
 
-def test_bad_rows_behind_an_unfinished_one_are_bounded(job, fake_model):
+def test_bad_rows_behind_an_unfinished_one_are_bounded(job):
     """Error rows wait in memory for an earlier row: a file of bad rows must not be read at once."""
     read, read_at_step = 0, []
 
@@ -298,16 +301,16 @@ def test_bad_rows_behind_an_unfinished_one_are_bounded(job, fake_model):
             read = index
             yield failed_row(index)
 
-    model = fake_model(before_step=lambda plan: read_at_step.append(read))
+    model = FakeModel(before_step=lambda plan: read_at_step.append(read))
     results, _, _ = job.run(rows=rows(), model=model)
     assert len(results) == 20_000
     assert read_at_step[0] < 10_000
 
 
 @pytest.mark.parametrize("error", [UserError("in.parquet: unreadable"), OSError("gone"), ValueError("a bug")])
-def test_an_exception_of_the_reader_ends_the_job(job, list_output, error):
+def test_an_exception_of_the_reader_ends_the_job(job, error):
     """It must not be lost, hang the job, or make a short output look finished."""
-    output = list_output()
+    output = ListOutput()
 
     def rows():
         yield from job.rows([{"prompt": "x", "max_tokens": 2}])
@@ -318,13 +321,13 @@ def test_an_exception_of_the_reader_ends_the_job(job, list_output, error):
     assert not output.finished
 
 
-def test_an_exception_of_the_writer_ends_the_job(job, list_output, monkeypatch):
+def test_an_exception_of_the_writer_ends_the_job(job, monkeypatch):
     """A full disk must not leave a thread running."""
 
     def full(self, index, row, *, failed):
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(list_output, "add", full)
+    monkeypatch.setattr(ListOutput, "add", full)
     with no_thread_left("rosebatch"), pytest.raises(OSError, match="No space left"):
         job.run({"prompt": "x", "max_tokens": 1} for _ in itertools.count())
 
@@ -354,14 +357,14 @@ def sampled(job, lines, **run):
     return [row["text"] for row in rows]
 
 
-def test_a_rows_own_seed_is_used_as_it_is(job, fake_model):
+def test_a_rows_own_seed_is_used_as_it_is(job):
     """The same seed and prompt give the same text anywhere, whatever --seed says; two seeds differ."""
     line = {"prompt": "x", "seed": 5}
     texts = sampled(job, [line, {"prompt": "y"}, {**line, "id": "other"}, {**line, "seed": 6}])
-    assert texts[0] == texts[2] == fake_model().complete("x", 12, seed=5)
-    assert texts[3] == fake_model().complete("x", 12, seed=6) != texts[0]
+    assert texts[0] == texts[2] == FakeModel().complete("x", 12, seed=5)
+    assert texts[3] == FakeModel().complete("x", 12, seed=6) != texts[0]
     assert sampled(job, [{"prompt": "z"}, line], seed=9)[1] == texts[0]
-    assert sampled(job, [{"prompt": "x", "seed": 0}])[0] == fake_model().complete("x", 12, seed=0)
+    assert sampled(job, [{"prompt": "x", "seed": 0}])[0] == FakeModel().complete("x", 12, seed=0)
 
 
 def test_repeated_prompts_are_sampled_anew(job):
@@ -396,16 +399,16 @@ def test_defaults_of_the_run_reach_the_engine(job):
     assert [row["usage"]["completion_tokens"] for row in rows] == [5, 2]
 
 
-def test_shared_prefixes_are_computed_once(job, fake_model):
+def test_shared_prefixes_are_computed_once(job):
     """Four long prefixes in turn and a cache for one: without reordering, each would be evicted before its reuse."""
     beginnings = [chr(ord("a") + i) * 40 for i in range(4)]
     lines = [{"prompt": f"{beginnings[i % 4]}{i:02}", "max_tokens": 2} for i in range(32)]
     rows, tally, _ = job.run(lines, seqs=16, blocks=30, block_size=4, budget=44)
-    assert [row["text"] for row in rows] == [fake_model().complete(line["prompt"], 2) for line in lines]
+    assert [row["text"] for row in rows] == [FakeModel().complete(line["prompt"], 2) for line in lines]
     assert tally.cached_tokens >= 28 * 40
 
 
-def test_truncated_prompts(job, fake_model):
+def test_truncated_prompts(job):
     """The last tokens of the prompt are kept; a short prompt stays whole."""
     rows, _, _ = job.run(
         [{"prompt": "x" * 200 + "the end", "truncate_prompt_tokens": n, "max_tokens": 4} for n in (7, 3)]
@@ -413,11 +416,11 @@ def test_truncated_prompts(job, fake_model):
         max_model_len=50,
     )
     prompts = ["the end", "end", "short"]
-    assert [row["text"] for row in rows] == [fake_model().complete(prompt, 4) for prompt in prompts]
+    assert [row["text"] for row in rows] == [FakeModel().complete(prompt, 4) for prompt in prompts]
     assert [row["usage"]["prompt_tokens"] for row in rows] == [7, 3, 5]
 
 
-def test_echo(job, fake_model):
+def test_echo(job):
     """The given prompt, or what truncation left of it, comes before the completion; stop strings do not search it."""
     lines = [
         {"prompt": "stop here", "echo": True, "stop": "stop"},
@@ -426,12 +429,12 @@ def test_echo(job, fake_model):
     ]
     rows, _, _ = job.run([{**line, "max_tokens": 4} for line in lines])
     prompts = ["stop here", "ids", "end"]
-    assert [row["text"] for row in rows] == [prompt + fake_model().complete(prompt, 4) for prompt in prompts]
+    assert [row["text"] for row in rows] == [prompt + FakeModel().complete(prompt, 4) for prompt in prompts]
     rows, _, _ = job.run([{"prompt_token_ids": [1], "echo": True}], without_tokenizer=True)
     assert rows[0]["error"]["code"] == "no_tokenizer"
 
 
-def test_a_chat_that_goes_on(job, fake_model):
+def test_a_chat_that_goes_on(job):
     """The answer begins where the last message ends."""
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well, "}]
     (row,), _, _ = job.run([{"messages": messages, "continue_final_message": True, "max_tokens": 3}])
@@ -441,9 +444,9 @@ def test_a_chat_that_goes_on(job, fake_model):
     assert row["usage"]["prompt_tokens"] == len(prompt)
 
 
-def test_a_suffix(job, make_backend, fake_model):
+def test_a_suffix(job):
     """The prompt has the model's own form for filling in; a model without one refuses the row."""
-    backend = make_backend()
+    backend = byte_backend()
     marks = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
     backend.add_special_tokens(marks)
     before, after, middle = (backend.token_to_id(mark) for mark in marks)
@@ -454,7 +457,7 @@ def test_a_suffix(job, make_backend, fake_model):
     )
     assert rows[0]["usage"]["prompt_tokens"] == len(ids)
     assert texts(rows[0]) == [rows[2]["text"]] * 2
-    assert rows[1]["text"] == fake_model().complete("def f(", 4)
+    assert rows[1]["text"] == FakeModel().complete("def f(", 4)
     refused, _, _ = job.run(lines)
     assert codes(refused) == ["unsupported_field", None]
     assert "suffix" in refused[0]["error"]["message"]
@@ -471,14 +474,14 @@ def test_a_suffix(job, make_backend, fake_model):
         ({"logit_bias": {"5": 1.0}, "max_tokens": 3}, None),
     ],
 )
-def test_sampling_defaults_of_every_kind(job, tmp_path, fake_model, sampling, expected):
+def test_sampling_defaults_of_every_kind(job, tmp_path, sampling, expected):
     """Grammars and biases that were given as parameters, or as plain values, were lost or ended the job."""
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text('{"prompt": "a"}\n{"prompt": "b", "structured_outputs": {"choice": ["own"]}}\n')
     result, _ = job.run_file(source, target, limits={}, sampling=sampling)
     first, second = map(json.loads, target.read_text().splitlines())
     assert result.num_failed == 0
-    assert first["text"].startswith(expected or fake_model().complete("a", 3))
+    assert first["text"].startswith(expected or FakeModel().complete("a", 3))
     assert second["text"] == ("own" if expected else "own"[:3])
     assert json.loads(json.dumps(result.report["engine"]["sampling"])) == result.report["engine"]["sampling"]
 

@@ -11,7 +11,7 @@ from rosebatch.job.serve import _MAX_FAILED, serve
 from rosebatch.text.grammar import Grammars
 from tests.helpers.byte_tokenizer import BYTES, EOS
 from tests.job.conftest import require_clean
-from tests.job.fake_model import make_engine
+from tests.job.fake_model import FakeModel, make_engine
 
 
 @pytest.fixture
@@ -35,9 +35,9 @@ def text_of():
     return lambda result: result.choices[0].text
 
 
-def test_rows_that_come_late_do_not_hold_back_finished_ones(serve_rows, text_of, fake_model):
+def test_rows_that_come_late_do_not_hold_back_finished_ones(serve_rows, text_of):
     """An agent sends its second prompt when it has the answer to the first: neither may wait for the other."""
-    engine, done = make_engine(fake_model()), []
+    engine, done = make_engine(FakeModel()), []
 
     def lines():
         for number in range(3):
@@ -50,23 +50,23 @@ def test_rows_that_come_late_do_not_hold_back_finished_ones(serve_rows, text_of,
 
     for batch in serve_rows(engine, lines(), in_order=True):
         done += map(text_of, batch)
-    assert done == [fake_model().complete(f"row {number}", 5) for number in range(3)]
+    assert done == [FakeModel().complete(f"row {number}", 5) for number in range(3)]
     require_clean(engine)
 
 
-def test_rows_that_come_late_join_those_that_run(serve_rows, text_of, fake_model):
+def test_rows_that_come_late_join_those_that_run(serve_rows, text_of):
     """The first row runs on while there is nothing to read, and the second runs beside it."""
-    engine = make_engine(fake_model())
+    engine = make_engine(FakeModel())
     lines = [{"prompt": "first", "max_tokens": 20}, *[None] * 5, {"prompt": "second", "max_tokens": 3}]
     served = [text_of(row) for batch in serve_rows(engine, lines, in_order=True) for row in batch]
-    assert served == [fake_model().complete("second", 3), fake_model().complete("first", 20)]
+    assert served == [FakeModel().complete("second", 3), FakeModel().complete("first", 20)]
     assert engine.stats.max_running == 2
 
 
 @pytest.mark.parametrize("steps", range(12))
-def test_closing_it_early_drops_what_is_unfinished(serve_rows, text_of, fake_model, steps):
+def test_closing_it_early_drops_what_is_unfinished(serve_rows, text_of, steps):
     """A caller that takes no more rows must not find them in its next call, nor an engine that is full of them."""
-    engine = make_engine(fake_model(), blocks=24)
+    engine = make_engine(FakeModel(), blocks=24)
     kinds = [{"n": 3}, {"structured_outputs": {"regex": "[0-9]{9}"}}, {"stop": "never"}, {"logprobs": 1}]
     lines = [{"prompt": f"a long beginning, row {i}", "max_tokens": 9, **kinds[i % 4]} for i in range(40)]
     batches = serve_rows(engine, lines)
@@ -77,12 +77,12 @@ def test_closing_it_early_drops_what_is_unfinished(serve_rows, text_of, fake_mod
     require_clean(engine)
     again = [{"prompt": f"a long beginning, row {i}", "max_tokens": 4} for i in range(6)]
     texts = {row.row.index: text_of(row) for batch in serve_rows(engine, again) for row in batch}
-    assert texts == {i: fake_model().complete(line["prompt"], 4) for i, line in enumerate(again)}
+    assert texts == {i: FakeModel().complete(line["prompt"], 4) for i, line in enumerate(again)}
     require_clean(engine)
 
 
 @pytest.mark.parametrize("step", [1, 2, 5])
-def test_a_step_that_fails_leaves_the_engine_usable(serve_rows, text_of, fake_model, step):
+def test_a_step_that_fails_leaves_the_engine_usable(serve_rows, text_of, step):
     """Ctrl-C strikes inside a step; what that step was to compute must not be taken for cached after it."""
     numbers = itertools.count(1)
 
@@ -90,20 +90,20 @@ def test_a_step_that_fails_leaves_the_engine_usable(serve_rows, text_of, fake_mo
         if next(numbers) == step:
             raise KeyboardInterrupt
 
-    engine = make_engine(fake_model(before_step=before_step))
+    engine = make_engine(FakeModel(before_step=before_step))
     lines = [{"prompt": f"a long beginning, row {i}", "max_tokens": 9, "n": 2} for i in range(6)]
     with pytest.raises(KeyboardInterrupt):
         list(serve_rows(engine, lines))
     require_clean(engine)
     (row,) = itertools.chain(*serve_rows(engine, [lines[0]]))
-    assert text_of(row) == fake_model().complete(lines[0]["prompt"], 9)
+    assert text_of(row) == FakeModel().complete(lines[0]["prompt"], 9)
     assert (row.completions[0].cached_tokens > 0) == (step > 1)
     require_clean(engine)
 
 
-def test_a_check_that_raises_ends_it(serve_rows, fake_model):
+def test_a_check_that_raises_ends_it(serve_rows):
     """Signals reach the job this way, between two steps."""
-    engine, checks = make_engine(fake_model()), itertools.count()
+    engine, checks = make_engine(FakeModel()), itertools.count()
 
     def check():
         if next(checks) == 20:
@@ -119,9 +119,9 @@ class StopError(Exception):
 
 
 @pytest.mark.parametrize("in_order", [False, True])
-def test_endless_bad_rows_are_handed_out_in_bounded_batches(tokenizer, fake_model, in_order):
+def test_endless_bad_rows_are_handed_out_in_bounded_batches(tokenizer, in_order):
     """A file of the wrong format has millions of them: they must reach the caller as they come, not fill the memory."""
-    engine, read = make_engine(fake_model()), 0
+    engine, read = make_engine(FakeModel()), 0
 
     def rows():
         nonlocal read
@@ -137,12 +137,12 @@ def test_endless_bad_rows_are_handed_out_in_bounded_batches(tokenizer, fake_mode
     require_clean(engine)
 
 
-def test_good_rows_are_served_among_endless_bad_ones(serve_rows, text_of, fake_model):
+def test_good_rows_are_served_among_endless_bad_ones(serve_rows, text_of):
     """Each batch of failures is followed by a step."""
-    engine = make_engine(fake_model())
+    engine = make_engine(FakeModel())
     lines = itertools.chain([{"prompt": "good", "max_tokens": 3}], itertools.repeat({}))
     batches = serve_rows(engine, lines)
     found = next(row for batch in itertools.islice(batches, 6) for row in batch if not isinstance(row, FailedRow))
-    assert text_of(found) == fake_model().complete("good", 3)
+    assert text_of(found) == FakeModel().complete("good", 3)
     batches.close()
     require_clean(engine)

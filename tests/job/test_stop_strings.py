@@ -6,6 +6,8 @@ import pytest
 
 from rosebatch.text.stop_strings import StopStrings, cut_at_stop
 from rosebatch.text.tokenizer import Tokenizer
+from tests.helpers.byte_tokenizer import byte_backend
+from tests.job.fake_model import FakeModel
 
 EOS = 256
 
@@ -68,9 +70,9 @@ def test_a_string_that_begins_twice(tokenizer):
     assert feed(tokenizer, ["abab", "c"], b"ababab")[:4] == [False, False, False, True]
 
 
-def test_inside_one_token(make_backend):
+def test_inside_one_token():
     """A token may contain the whole string and text around it."""
-    tokenizer = Tokenizer(make_backend(b"the END of", b" it"))
+    tokenizer = Tokenizer(byte_backend(b"the END of", b" it"))
     assert feed(tokenizer, ["END"], [258, 257]) == [False, True]
 
 
@@ -84,10 +86,10 @@ def test_special_tokens_are_no_text(tokenizer):
     assert feed(tokenizer, ["ab"], [97, EOS, 98]) == [False, False, True]
 
 
-def test_special_tokens_of_a_text_that_shows_them(job, fake_model):
+def test_special_tokens_of_a_text_that_shows_them(job):
     """Watching left them out, and the text did not: the two disagreed about what is a match, and what is protected."""
     answers = {"p": [EOS, *b"ENDxyz"], "q": [*b"a", EOS, *b"bcdefg"]}
-    model = fake_model()
+    model = FakeModel()
     model.next_token = lambda token_ids, prompt, seed: answers[chr(prompt[0])][len(token_ids) - len(prompt)]
     line = {"max_tokens": 6, "ignore_eos": True, "skip_special_tokens": False}
     rows, _, _ = job.run(
@@ -106,17 +108,17 @@ def test_special_tokens_of_a_text_that_shows_them(job, fake_model):
     ]
 
 
-def test_a_token_that_also_begins_the_next_character(make_backend):
+def test_a_token_that_also_begins_the_next_character():
     """Its text waits until the character is complete; the match must be found then."""
-    tokenizer = Tokenizer(make_backend(b"END\xc3"))
+    tokenizer = Tokenizer(byte_backend(b"END\xc3"))
     assert feed(tokenizer, ["END"], [257, 0xA9]) == [False, True]
 
 
-def test_a_stop_string_in_text_that_is_held_back_at_the_end(job, make_backend, fake_model):
+def test_a_stop_string_in_text_that_is_held_back_at_the_end(job):
     """If the text is cut in the part held back, the finish reason is not the length."""
-    model = fake_model()
+    model = FakeModel()
     model.next_token = lambda token_ids, prompt, seed: 257
-    tokenizer = Tokenizer(make_backend(b"END\xc3"))
+    tokenizer = Tokenizer(byte_backend(b"END\xc3"))
     line = {"prompt": "x", "stop": "END", "max_tokens": 1}
     rows, tally, _ = job.run([line], model=model, tokenizer=tokenizer, vocab_size=258)
     assert (rows[0]["text"], rows[0]["finish_reason"]) == ("", "stop")

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from tests.job.fake_model import FakeModel
 from tests.job.lines import codes, texts, usage
 
 SCHEMA = {
@@ -88,10 +89,10 @@ def test_answers_that_are_cut_short_by_their_length(job):
     assert rows[0]["text"].startswith("{")
 
 
-def test_a_grammar_that_does_not_compile(job, fake_model):
+def test_a_grammar_that_does_not_compile(job):
     """Only its row fails, before anything is generated for it."""
     begun = set()
-    model = fake_model(before_step=lambda plan: begun.update(bytes(s.prompt_token_ids) for s in plan.started))
+    model = FakeModel(before_step=lambda plan: begun.update(bytes(s.prompt_token_ids) for s in plan.started))
     good = {"structured_outputs": {"choice": ["yes"]}}
     lines = [
         {"prompt": "first", **good},
@@ -110,11 +111,11 @@ def test_a_grammar_that_does_not_compile(job, fake_model):
     assert tally.errors == {"invalid_grammar": 4}
 
 
-def test_a_grammar_that_fails_on_the_way(job, fake_model, monkeypatch):
+def test_a_grammar_that_fails_on_the_way(job, monkeypatch):
     """An answer cut short there must not pass for a match; its neighbours are served."""
     monkeypatch.setattr("rosebatch.text.grammar_source.MAX_STATES", 100)
     hard = {"structured_outputs": {"regex": "[ab]*a[ab]{30}!"}, "max_tokens": 400}
-    model = fake_model({"all": bytes(random.Random(0).choices(b"ab", k=400))})
+    model = FakeModel({"all": bytes(random.Random(0).choices(b"ab", k=400))})
     lines = [
         {"prompt": "x", "max_tokens": 2},
         {"prompt": "all", **hard, "id": "the second"},

@@ -13,7 +13,7 @@ from rosebatch.io.tasks.task import Task
 from rosebatch.job.config import JobConfig
 from rosebatch.job.run import run_job
 from rosebatch.llm.llm import LLM
-from tests.job.fake_model import launch_fake, make_engine
+from tests.job.fake_model import FakeModel, launch_fake, make_engine
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,13 @@ ROWS[4] = {"prompt": "", "label": 4}
 
 
 @pytest.fixture
-def score(job, tmp_path, fake_model):
+def score(job, tmp_path):
     """Scores ``ROWS`` into a file of this name."""
     source = tmp_path / "in.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
 
     def run(name, before_step=None, **options):
-        engine = make_engine(fake_model(before_step=before_step), seqs=2)
+        engine = make_engine(FakeModel(before_step=before_step), seqs=2)
         config = JobConfig(input=str(source), output=str(tmp_path / name), quiet=True, task=Score(), **options)
         return run_job(config, LLM.of(launch_fake(engine, job.tokenizer)))
 

@@ -11,6 +11,7 @@ from tokenizers import decoders, models
 
 from rosebatch.core.errors import RowError, UserError
 from rosebatch.text.tokenizer import Tokenizer
+from tests.helpers.byte_tokenizer import byte_backend
 from tests.helpers.waiting import PATIENCE_SECONDS
 
 TEMPLATE = "{{ bos_token }}!{{ messages[0].content }}"
@@ -36,9 +37,9 @@ def test_encode_and_decode(tokenizer):
     assert tokenizer.encode([]) == []
 
 
-def test_padding_and_truncation_of_the_file_are_off(make_backend, tmp_path):
+def test_padding_and_truncation_of_the_file_are_off(tmp_path):
     """Some tokenizer.json files cut to 512 tokens or pad: prompts would lose their end or gain noise."""
-    backend = make_backend()
+    backend = byte_backend()
     backend.enable_truncation(3)
     backend.enable_padding(pad_id=256, pad_token="<eos>")
     tokenizer = Tokenizer.load(write_folder(tmp_path, backend))
@@ -51,11 +52,11 @@ def test_text_that_is_not_unicode(tokenizer):
     assert (first, code(second), third) == ([97], "invalid_prompt", [98])
 
 
-def test_a_prompt_gets_the_models_bos_and_a_chat_only_the_templates(make_backend, tmp_path):
+def test_a_prompt_gets_the_models_bos_and_a_chat_only_the_templates(tmp_path):
     """A double BOS makes answers worse without any visible error."""
     from tokenizers import processors
 
-    backend = make_backend()
+    backend = byte_backend()
     backend.post_processor = processors.TemplateProcessing(single="<eos> $A", special_tokens=[("<eos>", 256)])
     template = "{{ bos_token }}{{ messages[0].content }}"
     folder = write_folder(tmp_path, backend, bos_token="<eos>", chat_template=template)
@@ -79,15 +80,15 @@ def test_a_prompt_gets_the_models_bos_and_a_chat_only_the_templates(make_backend
     ],
     ids=["plain", "token-object", "named-templates"],
 )
-def test_chat_template_of_the_config(make_backend, tmp_path, config):
+def test_chat_template_of_the_config(tmp_path, config):
     """All forms that transformers has written over the years are read."""
-    tokenizer = Tokenizer.load(write_folder(tmp_path, make_backend(), **config))
+    tokenizer = Tokenizer.load(write_folder(tmp_path, byte_backend(), **config))
     assert tokenizer.encode_chats([CHAT]) == [[256, *b"!hi"]]
 
 
-def test_chat_template_of_its_own_file(make_backend, tmp_path):
+def test_chat_template_of_its_own_file(tmp_path):
     """The newer form replaces that of the config."""
-    folder = write_folder(tmp_path, make_backend(), chat_template="old")
+    folder = write_folder(tmp_path, byte_backend(), chat_template="old")
     (folder / "chat_template.jinja").write_text("new {{ messages[0].content }}")
     assert Tokenizer.load(folder).encode_chats([CHAT]) == [list(b"new hi")]
 
@@ -129,17 +130,17 @@ def test_a_folder_without_tokenizer(tmp_path):
         ("chat_template.jinja", b"\xff"),
     ],
 )
-def test_a_broken_tokenizer(make_backend, tmp_path, broken, content):
+def test_a_broken_tokenizer(tmp_path, broken, content):
     """A truncated or wrong file gives an error that names the folder, without a traceback."""
-    write_folder(tmp_path, make_backend())
+    write_folder(tmp_path, byte_backend())
     (tmp_path / broken).write_bytes(content)
     with pytest.raises(UserError, match=re.escape(str(tmp_path))):
         Tokenizer.load(tmp_path)
 
 
-def test_a_template_of_ones_own(make_backend, tmp_path):
+def test_a_template_of_ones_own(tmp_path):
     """It wins over the model's two places for one, with the model's special tokens and the library's own tags."""
-    folder = write_folder(tmp_path, make_backend(), chat_template="old", eos_token="!")
+    folder = write_folder(tmp_path, byte_backend(), chat_template="old", eos_token="!")
     (folder / "chat_template.jinja").write_text("old{{ messages[0].content }}")
     template = tmp_path / "mine.txt"
     template.write_text("{% generation %}new{% endgeneration %}{{ eos_token }}{{ messages[0].content }}")
@@ -163,9 +164,9 @@ def test_a_template_for_a_model_without_tokenizer(tmp_path):
     ],
     ids=["missing", "not-text", "syntax", "unknown-filter"],
 )
-def test_a_broken_template_of_ones_own(make_backend, tmp_path, content, message):
+def test_a_broken_template_of_ones_own(tmp_path, content, message):
     """One error that names the file and the line, before the model is loaded; not one error a row."""
-    write_folder(tmp_path, make_backend())
+    write_folder(tmp_path, byte_backend())
     if content is not None:
         (tmp_path / "mine.jinja").write_bytes(content)
     with pytest.raises(UserError, match=message) as caught:
@@ -173,9 +174,9 @@ def test_a_broken_template_of_ones_own(make_backend, tmp_path, content, message)
     assert str(tmp_path / "mine.jinja") in str(caught.value)
 
 
-def test_loading_is_quick(make_backend, tmp_path):
+def test_loading_is_quick(tmp_path):
     """The template engine takes 0.4 s to import, which plain prompts need not wait for."""
-    write_folder(tmp_path, make_backend(), chat_template="x")
+    write_folder(tmp_path, byte_backend(), chat_template="x")
     program = (
         "import sys, pathlib; from rosebatch.text.tokenizer import Tokenizer;"
         f"Tokenizer.load(pathlib.Path({str(tmp_path)!r})); assert not {{'jinja2', 'transformers'}} & set(sys.modules)"
@@ -190,10 +191,10 @@ def test_a_broken_tokenizer_of_an_older_format(tmp_path):
         Tokenizer.load(tmp_path)
 
 
-def test_variables_of_the_template(make_backend):
+def test_variables_of_the_template():
     """A row's variables, such as enable_thinking, join the special tokens and override the generation prompt."""
     template = "{{ eos_token }}{{ style }}{% for m in messages %}{{ m.content }}{% endfor %}{{ add_generation_prompt }}"
-    tokenizer = Tokenizer(make_backend(), template, {"eos_token": "!"})
+    tokenizer = Tokenizer(byte_backend(), template, {"eos_token": "!"})
     chat = [{"role": "user", "content": "hi"}]
     options = [{}, {"style": "brief "}, {"add_generation_prompt": False}]
     encoded = tokenizer.encode_chats([chat] * 3, options)
@@ -265,25 +266,25 @@ def test_bytes_of_tokens_with_a_mark_for_the_space(piece, expected):
     assert tokenizer.token_bytes(tokenizer.backend.token_to_id(piece)) == expected
 
 
-def test_bytes_of_byte_level_tokens(make_backend):
+def test_bytes_of_byte_level_tokens():
     """Single bytes, several bytes, half characters, and special tokens, whose bytes are their names."""
     extra = [b"the END", b" it", "é\U0001f600".encode(), b"\xf0\x9f", b"\n\n\0"]
-    tokenizer = Tokenizer(make_backend(*extra))
+    tokenizer = Tokenizer(byte_backend(*extra))
     assert [tokenizer.token_bytes(i) for i in range(256)] == [bytes([i]) for i in range(256)]
     assert [tokenizer.token_bytes(257 + i) for i in range(5)] == extra
     assert tokenizer.token_bytes(256) == b"<eos>"
 
 
-def test_bytes_of_an_added_token_with_characters_beyond_ascii(make_backend):
+def test_bytes_of_an_added_token_with_characters_beyond_ascii():
     """Added tokens are written as text, not with one character for each byte."""
-    backend, name = make_backend(), "<\uff5cend\u2581of\u2581sentence\uff5c>"
+    backend, name = byte_backend(), "<\uff5cend\u2581of\u2581sentence\uff5c>"
     backend.add_special_tokens([name])
     assert Tokenizer(backend).token_bytes(257) == name.encode()
 
 
-def test_bytes_of_a_token_that_is_none(make_backend):
+def test_bytes_of_a_token_that_is_none():
     """Logits may be wider than the vocabulary: a likely id without a token has no text and must not crash."""
-    assert Tokenizer(make_backend()).token_bytes(300) == b""
+    assert Tokenizer(byte_backend()).token_bytes(300) == b""
 
 
 def test_the_bytes_of_tokens_make_up_the_text(tokenizer):
@@ -301,9 +302,9 @@ def test_the_bytes_of_tokens_make_up_the_text(tokenizer):
         ("\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"),
     ],
 )
-def test_filling_in_the_middle(make_backend, marks):
+def test_filling_in_the_middle(marks):
     """For each family of models the marks are single tokens of the prompt."""
-    backend = make_backend()
+    backend = byte_backend()
     backend.add_special_tokens(list(marks))
     tokenizer = Tokenizer(backend)
     (ids,) = tokenizer.encode([tokenizer.fill_in_middle("ab", "cd")])
@@ -312,8 +313,8 @@ def test_filling_in_the_middle(make_backend, marks):
 
 
 @pytest.mark.parametrize("marks", [[], ["<|fim_prefix|>", "<|fim_suffix|>"], ["<fim_prefix>", "<|fim_middle|>"]])
-def test_a_model_that_cannot_fill_in_the_middle(make_backend, marks):
+def test_a_model_that_cannot_fill_in_the_middle(marks):
     """Without all of its tokens, the marks would be ordinary text that the model continues."""
-    backend = make_backend()
+    backend = byte_backend()
     backend.add_special_tokens(marks)
     assert code(Tokenizer(backend).fill_in_middle("ab", "cd")) == "unsupported_field"
