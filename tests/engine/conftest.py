@@ -1,58 +1,17 @@
 """Short ways to make sequences and to run them without tensors."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
 
-from rosebatch.core.request import Request
-from rosebatch.core.sampling_params import SamplingParams
-from rosebatch.engine.scheduling.sequence import SequenceState
-from tests.engine.fake_runner import FakeRunner, next_token
+from tests.engine.fake_runner import FakeRunner
 from tests.helpers.sizes import change_table
 
 
 @pytest.fixture
 def fake_runner() -> FakeRunner:
     return FakeRunner()
-
-
-@pytest.fixture
-def fake_completion() -> Callable[..., list[int]]:
-    """What the fake model generates for a prompt, without any engine."""
-
-    def complete(
-        prompt: Iterable[int], max_tokens: int, stop: frozenset[int] = frozenset(), seed: int | None = None
-    ) -> list[int]:
-        tokens, out = list(prompt), []
-        while len(out) < max_tokens:
-            out.append(next_token(tokens, seed))
-            tokens.append(out[-1])
-            if out[-1] in stop:
-                break
-        return out
-
-    return complete
-
-
-@pytest.fixture
-def make_sequence() -> Callable[..., SequenceState]:
-    """Sequences whose requests have the same id."""
-
-    def make(
-        prompt: Iterable[int],
-        max_tokens: int = 100,
-        id: int = 0,
-        *,
-        max_model_len: int = 10**6,
-        eos: frozenset[int] = frozenset(),
-        sample: int = 0,
-        **sampling: object,
-    ) -> SequenceState:
-        request = Request(id, tuple(prompt), SamplingParams(max_tokens=max_tokens, **sampling))
-        return SequenceState.start(request, id=id, sample=sample, max_model_len=max_model_len, eos_token_ids=eos)
-
-    return make
 
 
 @pytest.fixture

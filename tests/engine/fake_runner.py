@@ -3,10 +3,13 @@
 import random
 from collections.abc import Callable, Iterable
 
+from rosebatch.core.request import Request
+from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.cache.windows import blocks_of_window
 from rosebatch.engine.plan import GONE, Chunk, DecodeRow, DecodeWindow, SequenceSpec, StepPlan, StepResult
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler
+from rosebatch.engine.scheduling.sequence import SequenceState
 
 VOCAB = 20
 
@@ -23,6 +26,34 @@ def random_pools(rng: random.Random, num_blocks: int, block_size: int) -> list[B
 def next_token(token_ids: Iterable[int], seed: int | None = None) -> int:
     """The fake model: a token that depends on every token before it, and on the seed."""
     return hash((*token_ids, seed or 0)) % VOCAB
+
+
+def fake_completion(
+    prompt: Iterable[int], max_tokens: int, stop: frozenset[int] = frozenset(), seed: int | None = None
+) -> list[int]:
+    """What the fake model generates for a prompt, without any engine."""
+    tokens, out = list(prompt), []
+    while len(out) < max_tokens:
+        out.append(next_token(tokens, seed))
+        tokens.append(out[-1])
+        if out[-1] in stop:
+            break
+    return out
+
+
+def make_sequence(
+    prompt: Iterable[int],
+    max_tokens: int = 100,
+    id: int = 0,
+    *,
+    max_model_len: int = 10**6,
+    eos: frozenset[int] = frozenset(),
+    sample: int = 0,
+    **sampling: object,
+) -> SequenceState:
+    """A sequence whose request has the same id."""
+    request = Request(id, tuple(prompt), SamplingParams(max_tokens=max_tokens, **sampling))
+    return SequenceState.start(request, id=id, sample=sample, max_model_len=max_model_len, eos_token_ids=eos)
 
 
 def verify(held: list[int], drafts: Iterable[int], sample: Callable[[list[int]], int]) -> list[int]:

@@ -19,7 +19,7 @@ from rosebatch.engine.scheduling.step_planner import MIXED, SeparateDecodes
 from rosebatch.engine.torch_runner.batch import BlockTables
 from tests.engine import test_device_runner
 from tests.engine.constraint import EveryThird
-from tests.engine.fake_runner import VOCAB, FakeRunner, random_pools
+from tests.engine.fake_runner import VOCAB, FakeRunner, fake_completion, make_sequence, random_pools
 from tests.engine.small_models import device_engine, plain_engine
 from tests.helpers.marks import needs_interpreter
 
@@ -48,7 +48,7 @@ def starts(plan):
     return [(chunk.id, chunk.start) for chunk in plan.chunks]
 
 
-def test_every_kind_of_sequence_is_dropped(make_sequence, fake_runner):
+def test_every_kind_of_sequence_is_dropped(fake_runner):
     """Decoding, in the middle of its prompt, preempted, and waiting."""
     scheduler = make_scheduler(num_blocks=4, budget=6, prefix_cache=False)
     scheduler.add(make_sequence([1, 1, 1, 1, 1], id=0))
@@ -70,7 +70,7 @@ def test_every_kind_of_sequence_is_dropped(make_sequence, fake_runner):
     assert not step(scheduler, fake_runner).reset
 
 
-def test_a_prompt_half_computed_is_dropped(make_sequence, fake_runner):
+def test_a_prompt_half_computed_is_dropped(fake_runner):
     scheduler = make_scheduler(budget=6)
     scheduler.add(make_sequence(range(20), id=0))
     step(scheduler, fake_runner)
@@ -82,7 +82,7 @@ def test_a_prompt_half_computed_is_dropped(make_sequence, fake_runner):
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2])
-def test_forks_are_dropped(steps, make_sequence, fake_runner):
+def test_forks_are_dropped(steps, fake_runner):
     """Before their prompt is computed, right after that, and while they wait for slots and hold blocks."""
     scheduler = make_scheduler(seqs=2)
     first, *forks = (make_sequence(range(6), id=i, sample=i) for i in range(4))
@@ -104,7 +104,7 @@ def test_forks_are_dropped(steps, make_sequence, fake_runner):
     assert_idle(scheduler)
 
 
-def test_blocks_of_a_plan_that_was_not_committed_are_not_findable(make_sequence, fake_runner):
+def test_blocks_of_a_plan_that_was_not_committed_are_not_findable(fake_runner):
     """A forward pass was interrupted, and the next prompt with this prefix read keys that were never written."""
     scheduler = make_scheduler()
     scheduler.add(make_sequence(range(8), max_tokens=1, id=0))
@@ -162,7 +162,7 @@ class InterruptedRunner(FakeRunner):
 
 @pytest.mark.parametrize("policy", [MIXED, SeparateDecodes(4)], ids=["mixed", "separate"])
 @pytest.mark.parametrize("seed", range(100))
-def test_an_engine_goes_on_after_an_abort(seed, policy, fake_completion):
+def test_an_engine_goes_on_after_an_abort(seed, policy):
     """With or without an interruption somewhere; with plans under way, forks waiting, chunks and preemptions."""
     rng = random.Random(seed)
     async_depth = 0 if policy is MIXED else rng.randint(0, 2)
@@ -202,7 +202,7 @@ def test_an_engine_goes_on_after_an_abort(seed, policy, fake_completion):
     assert_idle(scheduler)
 
 
-def test_a_runner_forgets_what_was_aborted(make_sequence):
+def test_a_runner_forgets_what_was_aborted():
     """No plan releases them any more: their tables stayed for ever, and on a device their slots."""
     tables, scheduler = BlockTables(), make_scheduler()
     scheduler.add(make_sequence(range(6), id=0))
@@ -232,7 +232,7 @@ def test_grammars_are_dropped():
     assert len(kept) == 0
 
 
-def test_an_abort_that_is_interrupted_itself(fake_completion):
+def test_an_abort_that_is_interrupted_itself():
     """It waits for the oldest of two plans. The other one's result would be recorded for sequences that are gone."""
     scheduler = make_scheduler(policy=SeparateDecodes(4))
     runner = InterruptedRunner(scheduler, at=1, where="wait")
@@ -246,7 +246,7 @@ def test_an_abort_that_is_interrupted_itself(fake_completion):
     assert [done.token_ids for done in engine.run([request])] == [tuple(fake_completion([1, 2], 12))]
 
 
-def test_an_error_in_a_result_that_nobody_reads(fake_completion):
+def test_an_error_in_a_result_that_nobody_reads():
     """The abort raised it, and so hid the error that had ended the run."""
 
     class Failing(FakeRunner):
@@ -273,7 +273,7 @@ def test_an_abort_of_an_idle_engine():
     assert [again.token_ids for again in engine.run([done.request])] == [done.token_ids]
 
 
-def test_an_error_while_results_are_recorded(fake_completion):
+def test_an_error_while_results_are_recorded():
     """One sequence has finished, the matcher of the next one fails: the first was finished a second time."""
 
     class Broken:

@@ -14,7 +14,7 @@ from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.engine.scheduling.sequence import SequenceState
 from rosebatch.engine.scheduling.step_planner import SeparateDecodes
-from tests.engine.fake_runner import VOCAB, FakeRunner, random_pools
+from tests.engine.fake_runner import VOCAB, FakeRunner, fake_completion, make_sequence, random_pools
 
 END = 3
 
@@ -48,7 +48,7 @@ class AheadRunner(FakeRunner):
 
 @pytest.mark.parametrize("async_depth", [0, 1])
 @pytest.mark.parametrize("seed", range(100))
-def test_tokens_do_not_depend_on_how_far_plans_run_ahead(seed, async_depth, fake_completion):
+def test_tokens_do_not_depend_on_how_far_plans_run_ahead(seed, async_depth):
     rng = random.Random(seed)
     size = rng.choice([1, 2, 4, 16])
     pools = random_pools(rng, max(2, rng.choice([24, 48, 200]) // size), size)
@@ -103,7 +103,7 @@ def in_flight(scheduler, runner):
     return launch, commit
 
 
-def test_windows_block_by_block(make_sequence, fake_runner):
+def test_windows_block_by_block(fake_runner):
     """Rows with the blocks of the whole window; a slot is released with the window that plans the last token."""
     scheduler = Scheduler(BlockPool(8, 4), max_num_seqs=4, max_num_batched_tokens=64, policy=SeparateDecodes(4))
     a, b = make_sequence([1, 2, 3], max_tokens=4, id=0), make_sequence([4, 5, 6, 7, 8], max_tokens=9, id=1)
@@ -126,7 +126,7 @@ def test_windows_block_by_block(make_sequence, fake_runner):
     assert launch().released == (1,)
 
 
-def test_a_window_ends_where_a_sequence_starts_over(make_sequence, fake_runner):
+def test_a_window_ends_where_a_sequence_starts_over(fake_runner):
     """Other rows go on. It starts over once its tokens are known; one that ends there does not."""
     scheduler = Scheduler(
         BlockPool(16, 4),
@@ -156,7 +156,7 @@ def test_a_window_ends_where_a_sequence_starts_over(make_sequence, fake_runner):
     assert [(chunk.id, chunk.start, chunk.end) for chunk in plan.chunks] == [(0, 4, 7)]
 
 
-def test_the_time_between_tokens(make_sequence, fake_runner):
+def test_the_time_between_tokens(fake_runner):
     """A reader sees the tokens of a window together, so it counts once; nothing is counted before a first token."""
     scheduler = Scheduler(BlockPool(8, 4), max_num_seqs=4, max_num_batched_tokens=64, policy=SeparateDecodes(4))
     a, b = make_sequence([1, 2, 3], max_tokens=4, id=0), make_sequence([4, 5, 6, 7, 8], max_tokens=9, id=1)

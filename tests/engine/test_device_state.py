@@ -13,6 +13,7 @@ from rosebatch.engine.staging import Staging
 from rosebatch.engine.triton_runner.slots import Slots, StateWrite
 from rosebatch.engine.triton_runner.state import DeviceState
 from rosebatch_kernels.feedback import layout
+from tests.engine.fake_runner import make_sequence
 
 SLOTS, WIDTH, WINDOW, GROUPS = 5, 3, 4, 3
 FIELD_VALUES, TABLE_VALUES = layout.NUM_FIELDS * SLOTS, SLOTS * WIDTH
@@ -106,7 +107,7 @@ def test_nothing_to_write_changes_nothing(make_state, device, apply):
     assert contents(state) == UNTOUCHED
 
 
-def test_blocks_of_a_sequence_in_all_groups(make_sequence, make_state, device):
+def test_blocks_of_a_sequence_in_all_groups(make_state, device):
     """A group's table in another's place: layers with a window read the blocks of those without."""
     state, slots = make_state(), Slots(SLOTS, WIDTH)
     a, b = (make_sequence([1] * 6, id=i).spec for i in range(2))
@@ -145,7 +146,7 @@ def test_one_write_equals_cell_by_cell(make_state, device, seed):
         assert contents(states[1]) == expected
 
 
-def test_sampling_parameters_of_a_request(make_sequence, make_state, device):
+def test_sampling_parameters_of_a_request(make_state, device):
     """From a request to what the kernel is given: reals bit for bit in fp32, the seed in two words, by slot."""
     kinds = [
         {"temperature": 0.7, "top_k": 5, "top_p": 0.9, "min_p": 0.05, "seed": 2**63 + 2**31 + 1},

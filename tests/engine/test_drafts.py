@@ -6,7 +6,7 @@ import pytest
 
 from rosebatch.engine.plan import Chunk
 from rosebatch.engine.scheduling.block_pool import hash_block, token_bytes
-from tests.engine.fake_runner import VOCAB
+from tests.engine.fake_runner import VOCAB, fake_completion, make_sequence
 from tests.engine.test_scheduler import add, drain, make_scheduler, step
 
 PROMPT = [7, 1, 8, 2, 8]
@@ -22,7 +22,7 @@ def digests(token_ids):
 
 
 @pytest.fixture
-def begun(make_sequence, fake_runner, fake_completion):
+def begun(fake_runner):
     """A scheduler whose only sequence has five prompt tokens and one more, which is not computed; all of its tokens."""
     scheduler, tokens = make_scheduler(), PROMPT + fake_completion(PROMPT, 9)
     (sequence,) = add(scheduler, make_sequence(PROMPT, max_tokens=9))

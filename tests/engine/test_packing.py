@@ -10,6 +10,7 @@ from rosebatch.engine.long_rope import LongRope
 from rosebatch.engine.plan import Chunk, PackedStep
 from rosebatch.engine.triton_runner.packing import MAX_PADDED_TOKENS, Layout, pack, padded_size
 from rosebatch.engine.triton_runner.slots import Slots
+from tests.engine.fake_runner import make_sequence
 
 
 def chunk(sequence_id, start, length, sampled):
@@ -67,7 +68,7 @@ def test_every_part_begins_at_16_bytes(states):
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_rows_of_the_rotary_tables(make_sequence, padded):
+def test_rows_of_the_rotary_tables(padded):
     """Long factors of the first positions follow all positions; other sequences have the row of each position."""
     plan = PackedStep(chunks=(chunk(0, 2, 4, sampled=1), chunk(1, 2, 4, sampled=0)))
     long_rope = LongRope(trained_len=4, max_len=20)

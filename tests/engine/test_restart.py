@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from rosebatch.engine.scheduling.step_planner import MIXED, SeparateDecodes
-from tests.engine.fake_runner import FakeRunner, next_token
+from tests.engine.fake_runner import FakeRunner, make_sequence, next_token
 from tests.engine.test_scheduler import add, chunks, drain, make_scheduler, step
 
 PROMPT = range(9)
@@ -25,7 +25,7 @@ def salted(sequence, salt=SALT):
 
 
 @pytest.mark.parametrize("salts", [(b"", SALT), (SALT, b""), (SALT, b"yet another")])
-def test_sequences_with_the_same_tokens_and_different_salts_share_no_block(make_sequence, salts):
+def test_sequences_with_the_same_tokens_and_different_salts_share_no_block(salts):
     """An adapter would attend to keys of the model without it."""
     scheduler = make_scheduler()
     a, b = add(scheduler, *(salted(make_sequence(PROMPT, id=i), salt) for i, salt in enumerate(salts)))
@@ -38,7 +38,7 @@ def test_sequences_with_the_same_tokens_and_different_salts_share_no_block(make_
 
 
 @pytest.mark.parametrize("salt", [b"", SALT])
-def test_sequences_with_the_same_tokens_and_salt_share_blocks(make_sequence, salt):
+def test_sequences_with_the_same_tokens_and_salt_share_blocks(salt):
     scheduler = make_scheduler()
     a, b = add(scheduler, *(salted(make_sequence(PROMPT, id=i), salt) for i in range(2)))
     plan = scheduler.schedule()
@@ -49,7 +49,7 @@ def test_sequences_with_the_same_tokens_and_salt_share_blocks(make_sequence, sal
 
 
 @pytest.mark.parametrize("policy", [MIXED, SeparateDecodes(1)])
-def test_a_restart_in_mid_decode_gives_the_tokens_of_a_fresh_sequence(make_sequence, policy):
+def test_a_restart_in_mid_decode_gives_the_tokens_of_a_fresh_sequence(policy):
     """In blocks of its own: those of the old salt stay in the cache, under their own digests."""
     runner, scheduler = SaltedRunner(), make_scheduler(policy=policy)
     (sequence,) = add(scheduler, make_sequence(PROMPT, max_tokens=9))

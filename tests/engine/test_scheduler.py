@@ -10,6 +10,7 @@ from rosebatch.engine.plan import Chunk, PackedStep, StepResult
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.engine.scheduling.sequence import Status
+from tests.engine.fake_runner import fake_completion, make_sequence
 from tests.helpers.checkout import python_path
 
 
@@ -68,7 +69,7 @@ def test_scheduling_does_not_import_torch(module):
     assert subprocess.run([sys.executable, "-c", code], env=path, check=False).returncode == 0
 
 
-def test_one_sequence_from_prompt_to_end(make_sequence, fake_runner, fake_completion):
+def test_one_sequence_from_prompt_to_end(fake_runner):
     scheduler = make_scheduler()
     (a,) = add(scheduler, make_sequence(range(6), max_tokens=3))
     assert scheduler.has_unfinished
@@ -86,7 +87,7 @@ def test_one_sequence_from_prompt_to_end(make_sequence, fake_runner, fake_comple
     assert scheduler.pool.num_free == 32
 
 
-def test_plans_have_all_that_a_runner_needs(make_sequence, fake_runner, fake_completion):
+def test_plans_have_all_that_a_runner_needs(fake_runner):
     """Specs once, tokens by value, block tables as changes: a runner that lives elsewhere has nothing else."""
     scheduler = make_scheduler()
     a, b = make_sequence(range(6), max_tokens=3, id=0), make_sequence(range(6), max_tokens=1, id=1)
@@ -108,7 +109,7 @@ def test_plans_have_all_that_a_runner_needs(make_sequence, fake_runner, fake_com
     assert (plan.started, plan.released) == ((c.spec,), (0,))
 
 
-def test_changes_of_a_block_table(make_sequence, fake_runner):
+def test_changes_of_a_block_table(fake_runner):
     """The copy of a block takes its place, a rollover adds one; a step without either says nothing."""
     scheduler = make_scheduler()
     add(scheduler, make_sequence(range(8), id=0))
@@ -122,7 +123,7 @@ def test_changes_of_a_block_table(make_sequence, fake_runner):
     assert [chunk.blocks for chunk in step(scheduler, fake_runner)[0].chunks] == [(), ()]
 
 
-def test_a_running_sequence_tells_of_a_copy(make_sequence, fake_runner):
+def test_a_running_sequence_tells_of_a_copy(fake_runner):
     """It shares its prompt's last block with a fork, so both go on in copies: of its table one entry changes."""
     scheduler = make_scheduler(prefix_cache=False)
     a, fork = make_sequence(range(6), id=0), make_sequence(range(6), id=1, sample=1)
@@ -135,7 +136,7 @@ def test_a_running_sequence_tells_of_a_copy(make_sequence, fake_runner):
     assert [chunk.blocks for chunk in plan.chunks] == [((0, 1, 2),), ((0, 0, 0), (0, 1, 3))]
 
 
-def test_generated_tokens_travel_only_where_logits_depend_on_them(make_sequence, fake_runner):
+def test_generated_tokens_travel_only_where_logits_depend_on_them(fake_runner):
     """Left out, a penalty would forget the answer so far; sent for all, plans would grow with every answer."""
     scheduler = make_scheduler(budget=4, prefix_cache=False)
     a, _ = add(
@@ -155,7 +156,7 @@ def test_generated_tokens_travel_only_where_logits_depend_on_them(make_sequence,
     assert {chunk.id: len(chunk.output_token_ids) for chunk in plan.chunks} == {0: 3, 1: 2, 2: 0}
 
 
-def test_chunked_prefill_beside_a_running_decode(make_sequence, fake_runner, fake_completion):
+def test_chunked_prefill_beside_a_running_decode(fake_runner):
     """The decode keeps its token in every step, the prompt takes what the budget leaves; it samples at its end."""
     scheduler = make_scheduler(budget=5, prefix_cache=False)
     a, b = make_sequence([1, 2, 3], 8, id=0), make_sequence(range(10, 21), 2, id=1)
@@ -176,7 +177,7 @@ def test_chunked_prefill_beside_a_running_decode(make_sequence, fake_runner, fak
     assert done == {0: a.output_token_ids}
 
 
-def test_blocks_are_reserved_chunk_by_chunk(make_sequence, fake_runner):
+def test_blocks_are_reserved_chunk_by_chunk(fake_runner):
     """A chunk reserves only what it writes: a long prompt must not hold blocks for later chunks."""
     scheduler = make_scheduler(budget=5)
     (a,) = add(scheduler, make_sequence(range(14)))
@@ -187,7 +188,7 @@ def test_blocks_are_reserved_chunk_by_chunk(make_sequence, fake_runner):
     assert held == [[0, 1], [0, 1, 2], [0, 1, 2, 3]]
 
 
-def test_single_tokens_stand_before_chunks(make_sequence, fake_runner):
+def test_single_tokens_stand_before_chunks(fake_runner):
     """Decodes first, whatever the order of arrival: a one-token end of a prompt counts as a decode."""
     scheduler = make_scheduler(budget=8, prefix_cache=False)
     add(scheduler, make_sequence(range(7), id=0), make_sequence(range(20, 23), id=1))
@@ -196,7 +197,7 @@ def test_single_tokens_stand_before_chunks(make_sequence, fake_runner):
     assert chunks(step(scheduler, fake_runner)[0]) == [(0, 7, 1, 1), (1, 1, 2, 1), (2, 0, 5, 1)]
 
 
-def test_budget_ends_admission_in_order_of_arrival(make_sequence, fake_runner):
+def test_budget_ends_admission_in_order_of_arrival(fake_runner):
     scheduler = make_scheduler(budget=10)
     prompts = [range(4), range(10, 14), range(20, 25), range(30, 31)]
     add(scheduler, *(make_sequence(p, id=i) for i, p in enumerate(prompts)))
@@ -208,7 +209,7 @@ def test_budget_ends_admission_in_order_of_arrival(make_sequence, fake_runner):
     assert chunks(plan) == [(0, 4, 1, 1), (1, 4, 1, 1), (3, 0, 1, 1), (2, 2, 3, 1)]
 
 
-def test_budget_smaller_than_the_running_decodes(make_sequence, fake_runner, fake_completion):
+def test_budget_smaller_than_the_running_decodes(fake_runner):
     """The oldest go on, the youngest wait for their turn, and everyone gets the right tokens."""
     scheduler = make_scheduler(budget=2, prefix_cache=False)
     add(scheduler, *(make_sequence([i], max_tokens=3, id=i) for i in range(3)))
@@ -218,7 +219,7 @@ def test_budget_smaller_than_the_running_decodes(make_sequence, fake_runner, fak
     assert done == {i: fake_completion([i], 3) for i in range(3)}
 
 
-def test_max_num_seqs(make_sequence, fake_runner, fake_completion):
+def test_max_num_seqs(fake_runner):
     scheduler = make_scheduler(seqs=2)
     add(scheduler, *(make_sequence([i], max_tokens=2 + i, id=i) for i in range(4)))
     done, plans = drain(scheduler, fake_runner)
@@ -235,7 +236,7 @@ def test_max_num_seqs(make_sequence, fake_runner, fake_completion):
     assert done == {i: fake_completion([i], 2 + i) for i in range(4)}
 
 
-def test_prefix_hit_takes_whole_blocks(make_sequence, fake_runner):
+def test_prefix_hit_takes_whole_blocks(fake_runner):
     """10 tokens in common are two whole blocks of 4: the hit begins at 8, in the finished sequence's blocks."""
     scheduler = make_scheduler()
     add(scheduler, make_sequence(range(10), max_tokens=1, id=0))
@@ -249,7 +250,7 @@ def test_prefix_hit_takes_whole_blocks(make_sequence, fake_runner):
     assert b.num_cached_tokens == 8
 
 
-def test_prefix_hit_ends_at_the_first_difference(make_sequence, fake_runner):
+def test_prefix_hit_ends_at_the_first_difference(fake_runner):
     """Equal blocks behind a different one are no hit: their K and V depend on everything before."""
     scheduler = make_scheduler()
     add(scheduler, make_sequence(range(13), max_tokens=1, id=0))
@@ -259,7 +260,7 @@ def test_prefix_hit_ends_at_the_first_difference(make_sequence, fake_runner):
     assert chunks(scheduler.schedule()) == [(1, 4, 9, 1)]
 
 
-def test_prefix_cache_off_shares_nothing(make_sequence, fake_runner):
+def test_prefix_cache_off_shares_nothing(fake_runner):
     scheduler = make_scheduler(prefix_cache=False)
     a, b = add(scheduler, *(make_sequence(range(9), id=i) for i in range(2)))
     plan, _ = step(scheduler, fake_runner)
@@ -268,7 +269,7 @@ def test_prefix_cache_off_shares_nothing(make_sequence, fake_runner):
     assert (a.block_hashes, b.num_cached_tokens) == ([], 0)
 
 
-def test_prompt_cached_to_its_end_copies_one_block_and_computes_one_token(make_sequence, fake_runner, fake_completion):
+def test_prompt_cached_to_its_end_copies_one_block_and_computes_one_token(fake_runner):
     scheduler = make_scheduler(num_blocks=6)
     add(scheduler, make_sequence(range(8), max_tokens=1, id=0))
     step(scheduler, fake_runner)
@@ -292,7 +293,7 @@ def test_prompt_cached_to_its_end_copies_one_block_and_computes_one_token(make_s
     assert b.output_token_ids == fake_completion(range(8), 2)
 
 
-def test_two_prompts_cached_to_their_end_copy_the_same_source(make_sequence, fake_runner):
+def test_two_prompts_cached_to_their_end_copy_the_same_source(fake_runner):
     """Both in one step, beside the finished one: two copies of one source, no block source and copy at once."""
     scheduler = make_scheduler(num_blocks=6)
     add(scheduler, make_sequence(range(4), max_tokens=1, id=0))
@@ -304,7 +305,7 @@ def test_two_prompts_cached_to_their_end_copy_the_same_source(make_sequence, fak
     assert (b.block_ids, c.block_ids) == ([1], [2])
 
 
-def test_copy_of_a_block_that_a_running_sequence_holds(make_sequence, fake_runner, fake_completion):
+def test_copy_of_a_block_that_a_running_sequence_holds(fake_runner):
     scheduler = make_scheduler()
     (a,) = add(scheduler, make_sequence(range(8), max_tokens=6, id=0))
     step(scheduler, fake_runner)
@@ -319,7 +320,7 @@ def test_copy_of_a_block_that_a_running_sequence_holds(make_sequence, fake_runne
     assert all(plan.copies == () for plan in plans)
 
 
-def test_same_prompts_in_one_step_share_blocks_in_flight(make_sequence, fake_runner, fake_completion):
+def test_same_prompts_in_one_step_share_blocks_in_flight(fake_runner):
     """K and V of a layer are written before any is read, so a block may be shared in the step that fills it."""
     scheduler = make_scheduler()
     a, b = add(scheduler, *(make_sequence(range(10), max_tokens=2, id=i) for i in range(2)))
@@ -332,7 +333,7 @@ def test_same_prompts_in_one_step_share_blocks_in_flight(make_sequence, fake_run
     assert done == dict.fromkeys((0, 1), fake_completion(range(10), 2))
 
 
-def test_a_block_in_flight_is_never_copied(make_sequence, fake_runner):
+def test_a_block_in_flight_is_never_copied(fake_runner):
     """Copies run before the first layer, so the block would be copied empty: the hit leaves it out."""
     scheduler = make_scheduler()
     a, b = add(scheduler, *(make_sequence(range(8), id=i) for i in range(2)))
@@ -348,7 +349,7 @@ def test_a_block_in_flight_is_never_copied(make_sequence, fake_runner):
     assert c.block_ids == [0, 5]
 
 
-def test_one_block_in_flight_is_left_out_entirely(make_sequence, fake_runner):
+def test_one_block_in_flight_is_left_out_entirely(fake_runner):
     scheduler = make_scheduler()
     a, b = add(scheduler, *(make_sequence(range(4), id=i) for i in range(2)))
     plan, _ = step(scheduler, fake_runner)
@@ -356,7 +357,7 @@ def test_one_block_in_flight_is_left_out_entirely(make_sequence, fake_runner):
     assert (plan.copies, a.block_ids, b.block_ids) == ((), [0], [1])
 
 
-def test_decodes_in_one_batch_step_roll_over_into_new_blocks(make_sequence, fake_runner):
+def test_decodes_in_one_batch_step_roll_over_into_new_blocks(fake_runner):
     """The step at the block boundary is a step like any other: one batch, one new block each."""
     scheduler = make_scheduler(prefix_cache=False)
     a, b = add(scheduler, *(make_sequence([i, i, i], id=i) for i in range(2)))
@@ -367,7 +368,7 @@ def test_decodes_in_one_batch_step_roll_over_into_new_blocks(make_sequence, fake
     assert held == [([0], [1], 2), ([0], [1], 2), ([0, 2], [1, 3], 2), ([0, 2], [1, 3], 2)]
 
 
-def test_shared_full_last_block_gets_a_successor_for_each_and_no_copy(make_sequence, fake_runner):
+def test_shared_full_last_block_gets_a_successor_for_each_and_no_copy(fake_runner):
     """Article S1's case: two holders, block full. Neither writes into it, so neither needs a copy of it."""
     scheduler = make_scheduler(budget=4)
     a, b = add(
@@ -385,7 +386,7 @@ def test_shared_full_last_block_gets_a_successor_for_each_and_no_copy(make_seque
     assert (a.block_ids, b.block_ids) == ([0, 1], [0, 2])
 
 
-def test_preemption_takes_the_youngest_and_resumes_it_first(make_sequence, fake_runner, fake_completion):
+def test_preemption_takes_the_youngest_and_resumes_it_first(fake_runner):
     scheduler = make_scheduler(num_blocks=6, block_size=2, prefix_cache=False, seqs=2)
     a, b, c = add(scheduler, *(make_sequence([i, i], max_tokens=7, id=i) for i in range(3)))
     for _ in range(4):
@@ -418,7 +419,7 @@ def test_preemption_takes_the_youngest_and_resumes_it_first(make_sequence, fake_
         assert sequence.output_token_ids == fake_completion([i, i], 7)
 
 
-def test_a_sequence_preempts_itself_when_it_is_the_youngest(make_sequence, fake_runner, fake_completion):
+def test_a_sequence_preempts_itself_when_it_is_the_youngest(fake_runner):
     scheduler = make_scheduler(num_blocks=4, block_size=2, prefix_cache=False)
     a, b = add(scheduler, make_sequence([0], max_tokens=6, id=0), make_sequence([1, 1], max_tokens=6, id=1))
     step(scheduler, fake_runner)
@@ -433,7 +434,7 @@ def test_a_sequence_preempts_itself_when_it_is_the_youngest(make_sequence, fake_
     assert done == {0: fake_completion([0], 6), 1: fake_completion([1, 1], 6)}
 
 
-def test_no_admission_in_a_step_that_preempts(make_sequence, fake_runner):
+def test_no_admission_in_a_step_that_preempts(fake_runner):
     """What was just taken back must not be handed to someone who waits behind its owner."""
     scheduler = make_scheduler(num_blocks=4, block_size=2, prefix_cache=False)
     a, b = add(scheduler, make_sequence([0], id=0), make_sequence([1, 1], id=1))
@@ -446,7 +447,7 @@ def test_no_admission_in_a_step_that_preempts(make_sequence, fake_runner):
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_resuming_finds_its_own_blocks(exact, make_sequence, fake_runner, fake_completion):
+def test_resuming_finds_its_own_blocks(exact, fake_runner):
     """With the prefix cache a preempted sequence gets back what nobody has overwritten; the first count stays."""
     scheduler = make_scheduler(num_blocks=6, block_size=2, seqs=2, exact_prefixes=exact)
     a, b = add(scheduler, make_sequence([0, 0], max_tokens=6, id=0), make_sequence([1, 1], max_tokens=7, id=1))
@@ -463,7 +464,7 @@ def test_resuming_finds_its_own_blocks(exact, make_sequence, fake_runner, fake_c
     assert b.output_token_ids == fake_completion([1, 1], 7)
 
 
-def test_admission_leaves_a_block_for_everyone_running(make_sequence, fake_runner):
+def test_admission_leaves_a_block_for_everyone_running(fake_runner):
     """Else the newcomer would be preempted in the next step, its prefill wasted."""
     scheduler = make_scheduler(num_blocks=4, block_size=2, prefix_cache=False)
     add(scheduler, make_sequence([0, 0], max_tokens=2, id=0), make_sequence([1] * 5, max_tokens=2, id=1))
@@ -472,7 +473,7 @@ def test_admission_leaves_a_block_for_everyone_running(make_sequence, fake_runne
     assert chunks(step(scheduler, fake_runner)[0]) == [(1, 0, 5, 1)]
 
 
-def test_a_failed_admission_gives_its_hits_back(make_sequence, fake_runner):
+def test_a_failed_admission_gives_its_hits_back(fake_runner):
     scheduler = make_scheduler(num_blocks=4, block_size=2)
     (a,) = add(scheduler, make_sequence([0, 0, 0], max_tokens=4, id=0))
     step(scheduler, fake_runner)
@@ -485,7 +486,7 @@ def test_a_failed_admission_gives_its_hits_back(make_sequence, fake_runner):
     assert a.block_ids == [0, 1]
 
 
-def test_prompt_that_fills_the_whole_cache(make_sequence, fake_runner, fake_completion):
+def test_prompt_that_fills_the_whole_cache(fake_runner):
     """The last free block is the copy that a prompt cached to its end needs: the engine must not get stuck."""
     scheduler = make_scheduler(num_blocks=3, block_size=4)
     prompt = list(range(8))
@@ -496,7 +497,7 @@ def test_prompt_that_fills_the_whole_cache(make_sequence, fake_runner, fake_comp
     assert [plan.copies for plan in plans if plan.copies] == [((0, 1, 2),)]
 
 
-def test_without_chunking_a_prompt_is_computed_whole_above_the_budget(make_sequence, fake_runner):
+def test_without_chunking_a_prompt_is_computed_whole_above_the_budget(fake_runner):
     scheduler = make_scheduler(budget=8, chunked_prefill=False)
     (a,) = add(scheduler, make_sequence(range(20), id=0))
     plan, _ = step(scheduler, fake_runner)
@@ -504,14 +505,14 @@ def test_without_chunking_a_prompt_is_computed_whole_above_the_budget(make_seque
     assert a.block_ids == [0, 1, 2, 3, 4]
 
 
-def test_without_chunking_only_the_first_of_a_step_may_exceed_the_budget(make_sequence, fake_runner):
+def test_without_chunking_only_the_first_of_a_step_may_exceed_the_budget(fake_runner):
     scheduler = make_scheduler(budget=8, chunked_prefill=False)
     add(scheduler, *(make_sequence(range(20 * i, 20 * i + 20), id=i) for i in range(2)))
     assert chunks(step(scheduler, fake_runner)[0]) == [(0, 0, 20, 1)]
     assert chunks(step(scheduler, fake_runner)[0]) == [(0, 20, 1, 1), (1, 0, 20, 1)]
 
 
-def test_without_chunking_a_prompt_waits_until_it_fits_the_rest_of_the_budget(make_sequence, fake_runner):
+def test_without_chunking_a_prompt_waits_until_it_fits_the_rest_of_the_budget(fake_runner):
     scheduler = make_scheduler(budget=8, chunked_prefill=False)
     add(scheduler, make_sequence(range(5), id=0), make_sequence(range(10, 16), id=1))
     assert chunks(step(scheduler, fake_runner)[0]) == [(0, 0, 5, 1)]
@@ -521,7 +522,7 @@ def test_without_chunking_a_prompt_waits_until_it_fits_the_rest_of_the_budget(ma
     assert chunks(step(scheduler, fake_runner)[0]) == [(0, 6, 1, 1), (1, 6, 1, 1), (2, 0, 4, 1)]
 
 
-def test_without_chunking_a_resumed_sequence_is_computed_whole(make_sequence, fake_runner, fake_completion):
+def test_without_chunking_a_resumed_sequence_is_computed_whole(fake_runner):
     scheduler = make_scheduler(num_blocks=6, block_size=2, budget=4, chunked_prefill=False, prefix_cache=False)
     add(scheduler, *(make_sequence([i, i], max_tokens=8, id=i) for i in range(2)))
     done, plans = drain(scheduler, fake_runner)
@@ -531,7 +532,7 @@ def test_without_chunking_a_resumed_sequence_is_computed_whole(make_sequence, fa
     assert done == {i: fake_completion([i, i], 8) for i in range(2)}
 
 
-def test_generated_blocks_are_findable(make_sequence, fake_runner, fake_completion):
+def test_generated_blocks_are_findable(fake_runner):
     """The next turn of a conversation starts behind the last one's answer."""
     scheduler = make_scheduler()
     (a,) = add(scheduler, make_sequence([1, 2, 3], max_tokens=6, id=0))
@@ -543,7 +544,7 @@ def test_generated_blocks_are_findable(make_sequence, fake_runner, fake_completi
 
 
 @pytest.mark.parametrize("length", [4, 6])
-def test_with_exact_prefixes_a_prompt_finds_no_generated_tokens(length, make_sequence, fake_runner):
+def test_with_exact_prefixes_a_prompt_finds_no_generated_tokens(length, fake_runner):
     """Prompt tokens are computed in other shapes than generated ones: their last bits may differ.
 
     So the next turn of a conversation finds the last turn's prompt only, up to the block in which the answer begins.
@@ -560,7 +561,7 @@ def test_with_exact_prefixes_a_prompt_finds_no_generated_tokens(length, make_seq
     assert c.block_ids == [0, 3, 4, 5]
 
 
-def test_with_exact_prefixes_generated_tokens_are_found_behind_a_prompt_of_the_same_length(make_sequence, fake_runner):
+def test_with_exact_prefixes_generated_tokens_are_found_behind_a_prompt_of_the_same_length(fake_runner):
     """What a resumed sequence computes again has the shapes of the first time; an equal one's blocks do as well."""
     scheduler = make_scheduler(exact_prefixes=True)
     (a,) = add(scheduler, make_sequence(range(6), max_tokens=7, id=0))
@@ -575,7 +576,7 @@ def test_with_exact_prefixes_generated_tokens_are_found_behind_a_prompt_of_the_s
     assert (same.block_ids, longer.block_ids) == ([0, 1, 2, 3], [0, 4, 5, 6])
 
 
-def test_last_token_of_a_completion_is_not_findable(make_sequence, fake_runner):
+def test_last_token_of_a_completion_is_not_findable(fake_runner):
     """Its K and V were never computed: a block that it would fill is not full."""
     scheduler = make_scheduler()
     (a,) = add(scheduler, make_sequence([1, 2, 3], max_tokens=5, id=0))
@@ -586,7 +587,7 @@ def test_last_token_of_a_completion_is_not_findable(make_sequence, fake_runner):
     assert b.num_cached_tokens == 4
 
 
-def test_a_partly_computed_prompt_is_findable_up_to_its_last_full_block(make_sequence, fake_runner):
+def test_a_partly_computed_prompt_is_findable_up_to_its_last_full_block(fake_runner):
     scheduler = make_scheduler(budget=6)
     add(scheduler, make_sequence(range(12), id=0), make_sequence(range(12), id=1))
     assert chunks(step(scheduler, fake_runner)[0]) == [(0, 0, 6, 0)]
@@ -597,7 +598,7 @@ def test_a_partly_computed_prompt_is_findable_up_to_its_last_full_block(make_seq
     assert plan.copies == ((0, 2, 4),)
 
 
-def test_commit_hands_tokens_to_the_chunks_that_sample(make_sequence):
+def test_commit_hands_tokens_to_the_chunks_that_sample():
     """A chunk that does not reach the end of its prompt takes no token: the next one's must not slip to it."""
     scheduler = make_scheduler(budget=6, prefix_cache=False)
     a, b = add(scheduler, make_sequence([1, 2], id=0), make_sequence(range(9), id=1))
@@ -612,7 +613,7 @@ def test_commit_hands_tokens_to_the_chunks_that_sample(make_sequence):
     assert (a.output_token_ids, b.output_token_ids) == ([41, 42], [43])
 
 
-def test_finished_sequences_leave_at_once(make_sequence):
+def test_finished_sequences_leave_at_once():
     """Reasons stop and length; blocks are free in the same commit, the others run on in order."""
     scheduler = make_scheduler(prefix_cache=False)
     a, b, c = add(
@@ -629,7 +630,7 @@ def test_finished_sequences_leave_at_once(make_sequence):
     scheduler.check_integrity()
 
 
-def test_check_integrity_notices_a_lost_block(make_sequence, fake_runner):
+def test_check_integrity_notices_a_lost_block(fake_runner):
     scheduler = make_scheduler()
     (a,) = add(scheduler, make_sequence(range(6)))
     step(scheduler, fake_runner)

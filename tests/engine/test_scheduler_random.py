@@ -15,7 +15,7 @@ from rosebatch.engine.long_rope import LONG, LongRope
 from rosebatch.engine.plan import GONE, StepResult
 from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.engine.torch_runner.batch import BlockTables
-from tests.engine.fake_runner import VOCAB, Follower, next_token, random_pools, verify
+from tests.engine.fake_runner import VOCAB, Follower, make_sequence, next_token, random_pools, verify
 
 SEEDS = 560
 GROUPS = 8
@@ -168,7 +168,7 @@ def expected_tokens(prompt, limit, stop=frozenset(), seed=None):
     return tokens[len(prompt) :]
 
 
-def run_once(seed, make_sequence):
+def run_once(seed):
     """One random engine with random requests to its end; what happened on the way."""
     rng = random.Random(seed)
     block_size = rng.randint(1, 16)
@@ -267,10 +267,10 @@ def run_once(seed, make_sequence):
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("group", range(GROUPS))
-def test_random_schedules(group, make_sequence):
+def test_random_schedules(group):
     counts = Counter()
     for seed in range(group, SEEDS, GROUPS):
-        counts += run_once(seed, make_sequence)
+        counts += run_once(seed)
     for event in _EVENTS:
         assert counts[event] > 0, event
     assert counts["steps"] > 500

@@ -11,6 +11,7 @@ from rosebatch.engine.long_rope import LongRope
 from rosebatch.engine.plan import Chunk, DecodeRow, DecodeWindow, PackedStep
 from rosebatch.engine.triton_runner.slots import Slots, batch_buckets
 from rosebatch_kernels.feedback import layout
+from tests.engine.fake_runner import make_sequence
 from tests.helpers.checkout import python_path
 
 SLOTS, WIDTH = 4, 3
@@ -42,7 +43,7 @@ def decodes(*ids, steps=1, blocks=None, **changes):
 
 
 @pytest.fixture
-def filled(make_sequence):
+def filled():
     """Sequences 0 to 3 of three tokens, in slots 0 to 3 and blocks 10 to 13."""
     slots = Slots(SLOTS, WIDTH)
     sequences = [make_sequence([1, 2, 3], id=i) for i in range(SLOTS)]
@@ -57,7 +58,7 @@ def test_slots_do_not_import_torch():
     assert subprocess.run([sys.executable, "-c", code], env=path, check=False).returncode == 0
 
 
-def test_decode_steps_end_where_a_sequence_starts_over(make_sequence):
+def test_decode_steps_end_where_a_sequence_starts_over():
     """On the device a row went on to its last token, with short factors behind the trained length."""
     slots = Slots(SLOTS, WIDTH)
     sequences = [make_sequence([1, 2, 3], max_tokens=n, id=i) for i, n in enumerate((10, 3, 10))]
@@ -83,7 +84,7 @@ def test_buckets_are_ordered_and_hold_every_batch(limit):
     assert sizes[0] == 1 and sizes[-1] == limit
 
 
-def test_everything_about_a_prompt_that_samples(make_sequence):
+def test_everything_about_a_prompt_that_samples():
     """Each field once: a seed above 2^63 and a top-k above int32 in 32-bit words, reals as their bits."""
     slots = Slots(SLOTS, WIDTH)
     sampling = {"temperature": 0.7, "top_k": 2**40, "top_p": 0.9, "min_p": 0.05, "seed": 2**64 - 2**32 + 2**31 - 1}
@@ -110,12 +111,12 @@ def test_everything_about_a_prompt_that_samples(make_sequence):
     }
 
 
-def test_no_seed_is_seed_0(make_sequence):
+def test_no_seed_is_seed_0():
     write = Slots(SLOTS, WIDTH).update(prompts(make_sequence([1], temperature=1.0), blocks=[[5]]))
     assert (write.cells[cell(layout.SEED_LOW, 0)], write.cells[cell(layout.SEED_HIGH, 0)]) == (0, 0)
 
 
-def test_chunks_of_a_prompt_write_their_blocks_and_the_last_one_the_rest(make_sequence):
+def test_chunks_of_a_prompt_write_their_blocks_and_the_last_one_the_rest():
     slots = Slots(SLOTS, WIDTH)
     sequence = make_sequence(range(9), 2, ignore_eos=True)
     chunk = Chunk(0, 0, array("I", range(4)), 0, ((0, 0, 5),))
@@ -147,7 +148,7 @@ def test_a_copied_block_is_no_rollover(filled):
     assert write.rollovers == block_cells(0, _1=41) | block_cells(1, _1=42)
 
 
-def test_a_released_sequence_leaves_its_slot(filled, make_sequence):
+def test_a_released_sequence_leaves_its_slot(filled):
     """It must not be decoded on: its blocks are another's by now. The next prompt takes the lowest free slot."""
     slots, _ = filled
     newcomer = make_sequence([1, 2], id=9)
@@ -158,7 +159,7 @@ def test_a_released_sequence_leaves_its_slot(filled, make_sequence):
     assert write.cells == {cell(layout.LIMIT, 0): 0, cell(layout.LIMIT, 2): 0} | block_cells(0, _0=10, _1=50)
 
 
-def test_a_slot_taken_over_at_once_is_live_again(filled, make_sequence):
+def test_a_slot_taken_over_at_once_is_live_again(filled):
     """The limit of 0 of the one that left must not outlast the newcomer's."""
     slots, _ = filled
     write = slots.update(prompts(make_sequence([1, 2], 5, id=9), blocks=[[60]], released=(0,)))
@@ -201,7 +202,7 @@ def test_last_rows_move_into_gaps_of_a_smaller_bucket(filled):
     assert (write.moves, write.cells) == ([], {})
 
 
-def test_a_row_that_was_moved_away_is_free(filled, make_sequence):
+def test_a_row_that_was_moved_away_is_free(filled):
     """Two newcomers take the slots of the one that finished and of the one that moved, and are told all they need."""
     slots, _ = filled
     slots.update(decodes(1, 3, released=(0, 2)))
@@ -223,7 +224,7 @@ def test_nothing_moves_where_it_would_not_help(filled):
     assert slots.bucket([3, 2]) == 4
 
 
-def test_a_reset_frees_all_slots(filled, make_sequence):
+def test_a_reset_frees_all_slots(filled):
     """Whatever an interrupted plan has left: no old row is decoded on, and the newcomer is live."""
     slots, _ = filled
     # As after an interruption between a plan's release and its start.

@@ -12,7 +12,7 @@ from rosebatch.engine.plan import GONE, NOT_FINITE, DecodeRow, DecodeWindow, Ste
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.engine.scheduling.step_planner import MIXED, SeparateDecodes
-from tests.engine.fake_runner import VOCAB, FakeRunner
+from tests.engine.fake_runner import VOCAB, FakeRunner, fake_completion, make_sequence
 from tests.engine.test_scheduler import add, chunks, step
 
 SIZE = 4
@@ -54,7 +54,7 @@ def needed(position, window):
 
 
 @pytest.mark.parametrize("window", [1, 2, 4, 5, 6, 9])
-def test_decode_frees_each_block_that_left_the_window(window, make_sequence):
+def test_decode_frees_each_block_that_left_the_window(window):
     """Windows kept all blocks of a sequence, and a model with many such layers served few sequences."""
     scheduler = make_scheduler((0, 32), (window, 32))
     runner = make_runner(scheduler)
@@ -67,7 +67,7 @@ def test_decode_frees_each_block_that_left_the_window(window, make_sequence):
         assert a.tables[1].count(GONE) == len(a.tables[0]) - needed(position, window)
 
 
-def test_chunks_of_a_prompt_free_what_the_next_chunk_does_not_see(make_sequence):
+def test_chunks_of_a_prompt_free_what_the_next_chunk_does_not_see():
     """A long prompt held its blocks in all layers until it ended."""
     scheduler = make_scheduler((0, 32), (6, 32), budget=10)
     runner = make_runner(scheduler)
@@ -78,7 +78,7 @@ def test_chunks_of_a_prompt_free_what_the_next_chunk_does_not_see(make_sequence)
         assert used(scheduler) == [-(-position // SIZE), needed(position, 6)]
 
 
-def test_a_plan_has_all_that_it_reads(make_sequence):
+def test_a_plan_has_all_that_it_reads():
     """A block freed before its plan was made could be handed out within it, and be written before it is read."""
     scheduler = make_scheduler((6, 8), budget=8)
     runner = make_runner(scheduler)
@@ -91,7 +91,7 @@ def test_a_plan_has_all_that_it_reads(make_sequence):
     assert runner.blocks[a.id][0][:2] == [0, 1]
 
 
-def test_a_sequence_far_longer_than_the_pool_of_its_window(make_sequence, fake_completion):
+def test_a_sequence_far_longer_than_the_pool_of_its_window():
     """It was refused, or preempted itself for ever: 400 tokens with room for 24 in the layers with a window."""
     scheduler = make_scheduler((0, 100), (6, 6), budget=64)
     assert scheduler.max_sequence_len == 400
@@ -105,7 +105,7 @@ def test_a_sequence_far_longer_than_the_pool_of_its_window(make_sequence, fake_c
     assert sum(plan.num_preempted for plan in plans) == 0
 
 
-def test_windows_alone_limit_no_length(make_sequence, fake_completion):
+def test_windows_alone_limit_no_length():
     """Mistral's kind: all layers have the window, so its blocks are all that a sequence of any length takes."""
     scheduler = make_scheduler((6, 6), budget=64)
     assert scheduler.max_sequence_len is None
@@ -126,7 +126,7 @@ def test_the_longest_sequence_of_pools(blocks, chunked, limit):
 
 @pytest.mark.parametrize("pools", [((0, 64), (5, 5)), ((0, 8), (5, 64)), ((5, 5),), ((0, 9), (2, 6), (9, 7))])
 @pytest.mark.parametrize("policy", [MIXED, SeparateDecodes(4)], ids=["mixed", "separate"])
-def test_preemption_in_any_group(pools, policy, fake_completion):
+def test_preemption_in_any_group(pools, policy):
     """Blocks of the other groups leaked, or a group that ran out was not seen before its pool raised."""
     scheduler = make_scheduler(*pools, budget=16, policy=policy)
     engine = Engine(scheduler, make_runner(scheduler), vocab_size=VOCAB, max_model_len=30)
@@ -143,7 +143,7 @@ def test_preemption_in_any_group(pools, policy, fake_completion):
     assert scheduler.blocks.num_used == 0
 
 
-def test_a_sequence_whose_blocks_ended_ones_held_goes_on(make_sequence):
+def test_a_sequence_whose_blocks_ended_ones_held_goes_on():
     """Preempted while nothing else ran, it was not admitted again: "a step must make progress"."""
     pools = [BlockPool(64, 1), BlockPool(8, 1, 5)]
     policy = SeparateDecodes(1)
@@ -163,7 +163,7 @@ def test_a_sequence_whose_blocks_ended_ones_held_goes_on(make_sequence):
     assert (chunks(plan), plan.num_preempted, plan.released) == ([(0, 0, 2, False)], 1, (1, 0))
 
 
-def test_nobody_is_admitted_behind_a_part_of_a_prompt(make_sequence):
+def test_nobody_is_admitted_behind_a_part_of_a_prompt():
     """A window's pool cuts chunks. Who came in behind one took blocks that its rest needs, and both were preempted."""
     scheduler = make_scheduler((0, 12), (6, 6))
     runner = make_runner(scheduler)
@@ -173,7 +173,7 @@ def test_nobody_is_admitted_behind_a_part_of_a_prompt(make_sequence):
     assert len(done) == 2 and sum(plan.num_preempted for plan in plans) == 0
 
 
-def test_a_chunk_is_cut_to_the_blocks_that_others_left(make_sequence):
+def test_a_chunk_is_cut_to_the_blocks_that_others_left():
     """A long prompt that runs was preempted for a whole chunk's blocks, though a part of them was free."""
     scheduler = make_scheduler((0, 64), (6, 12), budget=24)
     runner = make_runner(scheduler)
@@ -190,18 +190,18 @@ def test_a_chunk_is_cut_to_the_blocks_that_others_left(make_sequence):
 # Prefixes.
 
 
-def fill(scheduler, runner, make_sequence, length):
+def fill(scheduler, runner, length):
     """Compute a prompt of so many tokens to its end, and free it."""
     add(scheduler, make_sequence(range(length), max_tokens=1, id=100))
     while scheduler.has_unfinished:
         step(scheduler, runner)
 
 
-def test_a_hit_holds_all_blocks_of_full_layers_and_the_last_window_of_others(make_sequence):
+def test_a_hit_holds_all_blocks_of_full_layers_and_the_last_window_of_others():
     """Holding all would keep blocks that nobody reads; holding too few, the first new token misses keys."""
     scheduler = make_scheduler((0, 32), (6, 32))
     runner = make_runner(scheduler)
-    fill(scheduler, runner, make_sequence, 20)
+    fill(scheduler, runner, 20)
     (b,) = add(scheduler, make_sequence([*range(20), 7], id=1))
     plan = scheduler.schedule()
     # Token 20 sees 15 to 19, which lie in blocks 3 and 4 of the table; then only 16 to 20 are seen.
@@ -217,11 +217,11 @@ def test_a_hit_holds_all_blocks_of_full_layers_and_the_last_window_of_others(mak
     ("lost", "cached"),
     [({0, 1}, 32), ({7}, 28), ({6}, 24), ({1, 3, 5, 7}, 4), ({0, 1, 3, 5, 7}, 0), (set(range(8)), 0)],
 )
-def test_a_prefix_ends_where_a_whole_window_is_left(lost, cached, make_sequence):
+def test_a_prefix_ends_where_a_whole_window_is_left(lost, cached):
     """Full layers have all of it, but a lost block of a window held another's K and V, or nothing, by then."""
     scheduler = make_scheduler((0, 32), (6, 32))
     runner = make_runner(scheduler)
-    fill(scheduler, runner, make_sequence, 32)
+    fill(scheduler, runner, 32)
     window = scheduler.blocks.pools[1]
     # Block ids are the table's indices here. The token at 4 · end sees the five in front of it.
     for block in lost:
@@ -232,11 +232,11 @@ def test_a_prefix_ends_where_a_whole_window_is_left(lost, cached, make_sequence)
     drain(scheduler, runner)
 
 
-def test_a_prompt_cached_to_its_end_copies_its_last_block_in_every_group(make_sequence):
+def test_a_prompt_cached_to_its_end_copies_its_last_block_in_every_group():
     """Copied in one group only, the others' shared block would be written."""
     scheduler = make_scheduler((0, 32), (6, 32))
     runner = make_runner(scheduler)
-    fill(scheduler, runner, make_sequence, 16)
+    fill(scheduler, runner, 16)
     (b,) = add(scheduler, make_sequence(range(16), max_tokens=2, id=1))
     plan, _ = step(scheduler, runner)
     assert chunks(plan) == [(1, 15, 1, True)]
@@ -245,11 +245,11 @@ def test_a_prompt_cached_to_its_end_copies_its_last_block_in_every_group(make_se
     assert b.tables == [[0, 1, 2, 4], [GONE, GONE, 2, 4]]
 
 
-def test_a_block_in_flight_in_one_group_is_not_copied(make_sequence):
+def test_a_block_in_flight_in_one_group_is_not_copied():
     """Copies run before the first layer: one group's source would be copied before it is computed."""
     scheduler = make_scheduler((0, 32), (6, 16))
     runner = make_runner(scheduler)
-    fill(scheduler, runner, make_sequence, 16)
+    fill(scheduler, runner, 16)
     window = scheduler.blocks.pools[1]
     window.free(window.allocate(16))
     # Full layers have the prompt, windows compute it anew in this step; the second cannot copy what is under way.
@@ -260,7 +260,7 @@ def test_a_block_in_flight_in_one_group_is_not_copied(make_sequence):
 
 
 @pytest.mark.parametrize("budget", [64, 5])
-def test_completions_of_one_prompt_share_its_window(budget, make_sequence, fake_completion):
+def test_completions_of_one_prompt_share_its_window(budget):
     """Forks took the blocks of the whole prompt, or those that had left the window when the prompt was computed."""
     scheduler = make_scheduler((0, 32), (6, 32), budget=budget)
     runner = make_runner(scheduler)
@@ -284,7 +284,7 @@ def test_completions_of_one_prompt_share_its_window(budget, make_sequence, fake_
 # Plans.
 
 
-def test_decode_windows_of_several_steps(make_sequence):
+def test_decode_windows_of_several_steps():
     """A window's rows have the blocks of all their steps in all groups; what left is freed once they are planned."""
     scheduler = make_scheduler((0, 16), (6, 16), policy=SeparateDecodes(8))
     runner = make_runner(scheduler)
@@ -297,7 +297,7 @@ def test_decode_windows_of_several_steps(make_sequence):
     assert a.tables == [[0, 1, 2, 3, 4], [GONE, GONE, GONE, 3, 4]]
 
 
-def test_a_group_that_is_short_shortens_the_window(make_sequence):
+def test_a_group_that_is_short_shortens_the_window():
     """The full layers have room for eight steps, the window's for four: planned for eight, the pool raised."""
     scheduler = make_scheduler((0, 16), (6, 5), policy=SeparateDecodes(8))
     runner = make_runner(scheduler)
@@ -308,7 +308,7 @@ def test_a_group_that_is_short_shortens_the_window(make_sequence):
     assert plan.num_preempted == 0
 
 
-def test_one_group_gives_the_same_plans_beside_another(fake_completion):
+def test_one_group_gives_the_same_plans_beside_another():
     """Groups must not change what is scheduled while all have room: chunks, rows and blocks are those of one group."""
 
     def plans_of(windows):
@@ -343,7 +343,7 @@ def test_one_group_gives_the_same_plans_beside_another(fake_completion):
     assert alone == plans_of([0, 50]) and len(alone) > 30
 
 
-def test_a_reader_of_plans_is_not_told_what_is_gone(make_sequence):
+def test_a_reader_of_plans_is_not_told_what_is_gone():
     """Each block that leaves would be a write to the device's state; nobody reads these entries."""
     scheduler = make_scheduler((6, 16))
     runner = make_runner(scheduler)
@@ -357,7 +357,7 @@ def test_a_reader_of_plans_is_not_told_what_is_gone(make_sequence):
     assert GONE not in {block for *_, block in told}
 
 
-def test_an_abort_forgets_what_was_in_flight_in_all_groups(make_sequence):
+def test_an_abort_forgets_what_was_in_flight_in_all_groups():
     """A plan that was never carried out left blocks findable in the second group."""
     scheduler = make_scheduler((0, 16), (6, 16))
     add(scheduler, make_sequence(range(12), id=0))
@@ -367,7 +367,7 @@ def test_an_abort_forgets_what_was_in_flight_in_all_groups(make_sequence):
     assert [pool.by_hash for pool in scheduler.blocks.pools] == [{}, {}]
 
 
-def test_a_sequence_that_failed_taints_all_groups(make_sequence):
+def test_a_sequence_that_failed_taints_all_groups():
     """NaN in blocks of the second group spread to whoever got them next."""
     scheduler = make_scheduler((0, 4), (6, 4), prefix_cache=False)
     (a,) = add(scheduler, make_sequence(range(9), id=0))
