@@ -1,15 +1,13 @@
 """Flags that say which model, which tokenizer and whose defaults: each changes the results in a way that is known."""
 
 import json
-import os
 import shutil
-import socket
 
 import pytest
-from huggingface_hub import constants
 
 import rosebatch.launch.launch
 from rosebatch.text.tokenizer import Tokenizer
+from tests.helpers.hub_cache import add_snapshot, without_network
 from tests.helpers.small_llama import save_tokenizer
 
 OLD, NEW = "a" * 40, "b" * 40
@@ -49,27 +47,10 @@ def copy_of(model_folder, tmp_path):
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
     """A cache of the Hugging Face Hub as its library makes one, with links to blobs; and a network that is down."""
-    cache = tmp_path / "hub"
+    cache = without_network(monkeypatch, tmp_path / "hub")
 
-    def refuse(*args, **kwargs):
-        raise OSError("the network is down")
-
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    for name in ("connect", "connect_ex"):
-        monkeypatch.setattr(socket.socket, name, refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
-
-    def add(source, *, commit=NEW, ref="main"):
-        folder = cache / "models--org--name"
-        snapshot = folder / "snapshots" / commit
-        for each in (snapshot, folder / "blobs", folder / "refs"):
-            each.mkdir(parents=True, exist_ok=True)
-        for path in source.iterdir():
-            blob = folder / "blobs" / f"{commit[0]}-{path.name}"
-            shutil.copy(path, blob)
-            (snapshot / path.name).symlink_to(os.path.relpath(blob, snapshot))
-        (folder / "refs" / ref).write_text(commit)
+    def add(source, **where):
+        add_snapshot(cache, {path.name: path.read_bytes() for path in source.iterdir()}, **where)
         return cache
 
     return add

@@ -1,12 +1,10 @@
 """Files of the smallest models, and caches of our own: for conversions, and of the Hugging Face Hub."""
 
 import builtins
-import os
-import socket
 
 import pytest
-from huggingface_hub import constants
 
+from tests.helpers.hub_cache import add_snapshot, without_network
 from tests.model.gguf_files import random_model, write
 
 
@@ -37,35 +35,15 @@ def toy():
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
     """A cache folder of our own, and a network that is down."""
-
-    def refuse(*args, **kwargs):
-        raise OSError("the network is down")
-
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    for name in ("connect", "connect_ex"):
-        monkeypatch.setattr(socket.socket, name, refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    return tmp_path / "hub"
+    return without_network(monkeypatch, tmp_path / "hub")
 
 
 @pytest.fixture
 def add(hub):
     """Put a snapshot into the cache as the library does: links to blobs, and a ref to the commit."""
 
-    def call(files, *, name="org/name", commit="b" * 40, ref="main"):
-        folder = hub / f"models--{name.replace('/', '--')}"
-        snapshot = folder / "snapshots" / commit
-        for each in (folder / "blobs", folder / "refs", snapshot):
-            each.mkdir(parents=True, exist_ok=True)
-        for file, content in files.items():
-            blob = folder / "blobs" / f"{commit[0]}-{file}"
-            blob.write_text(content)
-            (snapshot / file).symlink_to(os.path.relpath(blob, snapshot))
-        if ref:
-            (folder / "refs" / ref).parent.mkdir(parents=True, exist_ok=True)
-            (folder / "refs" / ref).write_text(commit)
-        return snapshot
+    def call(files, **where):
+        return add_snapshot(hub, {file: content.encode() for file, content in files.items()}, **where)
 
     return call
 
