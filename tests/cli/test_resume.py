@@ -76,7 +76,9 @@ def break_off(cli, model_folder, monkeypatch):
     return run
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.thorough)]
+)
 def test_a_signal_and_then_resume(cli, source, end_early, model_folder, tmp_path, number, code):
     """Finished rows are kept, the message says how to continue, and the output equals that of an unbroken run."""
     target, whole = tmp_path / "out.jsonl", tmp_path / "whole.jsonl"

@@ -53,7 +53,7 @@ KINDS = [
     (0, write_structured, "out.jsonl"),
     (0, write_tools, "out.jsonl"),
     (0, write_responses, "out.jsonl"),
-    (2, write_embeddings, "out.jsonl"),
+    (0, write_embeddings, "out.jsonl"),
     (0, write_embedding_tables, "answers"),
 ]
 
