@@ -6,7 +6,6 @@ completion is done. Only its calls of ``generate`` are timed, and only the reque
 JSON.
 """
 
-import argparse
 import json
 import random
 import statistics
@@ -18,11 +17,13 @@ from pathlib import Path
 
 import torch
 
-from rosebatch.bench.peers.transformers import pad_left
+from benchmarks.options import options
+from rosebatch.bench.peers.transformers import load
+from rosebatch.bench.scenario import Sampling
+from rosebatch.bench.throughput import run_once
+from rosebatch.bench.workload import Workload
 from rosebatch.config.run import RunConfig
 from rosebatch.config.switches import Switches
-from rosebatch.core.request import Request
-from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.load import load_engine, pick_device
 from rosebatch.model.source import find_model
 from rosebatch.text.tokenizer import Tokenizer
@@ -51,40 +52,21 @@ def rosebatch_runner(prompts: list[list[int]], lengths: list[int]) -> Callable[[
 
     def run() -> float:
         engine = load_engine(source, RunConfig(), Switches.resolve({}, "cpu"), device).engine
-        requests = [
-            Request(i, tuple(prompt), SamplingParams(max_tokens=length, ignore_eos=True))
-            for i, (prompt, length) in enumerate(zip(prompts, lengths, strict=True))
-        ]
-        started = time.perf_counter()
-        generated = sum(len(completion.token_ids) for completion in engine.run(requests))
-        seconds = time.perf_counter() - started
-        assert generated == sum(lengths), "every completion has the requested length"
-        return seconds
+        return run_once(engine, Workload(prompts, lengths), Sampling()).seconds
 
     return run
 
 
 def transformers_runner(folder: Path, prompts: list[list[int]], lengths: list[int]) -> Callable[[], float]:
     """A function that runs the workload as one left-padded batch and returns the seconds."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, trust_remote_code=False).eval()
-    ids, mask = map(torch.tensor, pad_left(prompts))
-    longest = max(lengths)
+    of_model = {"model": str(folder), "load_format": "auto", "device": "cpu", "dtype": "bfloat16", "args": {}}
+    call = load({**of_model, "max_num_seqs": len(prompts)}).prepare(prompts, lengths, {})
 
     def run() -> float:
         started = time.perf_counter()
-        with torch.inference_mode():
-            out = model.generate(
-                input_ids=ids,
-                attention_mask=mask,
-                do_sample=False,
-                max_new_tokens=longest,
-                min_new_tokens=longest,
-                pad_token_id=0,
-            )
+        generated = call()
         seconds = time.perf_counter() - started
-        assert out.shape == (len(prompts), ids.shape[1] + longest), "no row ended early"
+        assert generated == lengths, "no row ended early"
         return seconds
 
     return run
@@ -92,9 +74,7 @@ def transformers_runner(folder: Path, prompts: list[list[int]], lengths: list[in
 
 def main() -> None:
     """Run both in turn, and print medians, spread and the ratio of the turns."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--repeats", type=int, default=5)
-    repeats = parser.parse_args().repeats
+    repeats = options(__doc__, repeats=5).repeats
     source = find_model(None, "auto", "bfloat16", pick_device("cpu"))
     assert source.folder is not None, "the demo model has a folder"
     tokenizer = Tokenizer.load(source.folder)

@@ -4,7 +4,6 @@
 its own token ids; the first is the warm-up. Nothing comes from a prefix cache. The last line is JSON.
 """
 
-import argparse
 import json
 import random
 import sys
@@ -14,6 +13,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.options import options
 from rosebatch.bench.against import PEERS, ask, model_folder, require_installed
 from rosebatch.bench.case import spread
 from rosebatch.bench.workload import token_range
@@ -66,21 +66,20 @@ def run_vllm(python: str, plan: LaunchPlan, prompts: list[list[list[int]]], args
 
 def main() -> None:
     """Run vLLM if its Python is given, while this process holds no GPU memory; then ours."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--load-format", choices=["auto", "dummy"], default="auto")
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument(
-        "--pooling", choices=["last", "mean"], default="last", help="ours; vLLM hears it by --vllm-args"
+    given = options(
+        __doc__,
+        model=str,
+        load_format=("auto", "dummy"),
+        dtype="auto",
+        pooling={"choices": ["last", "mean"], "default": "last", "help": "ours; vLLM hears it by --vllm-args"},
+        num_prompts=2048,
+        shortest=32,
+        longest=1024,
+        max_num_seqs=256,
+        repeats=3,
+        vllm_python=None,
+        vllm_args={"type": json.loads, "default": {}},
     )
-    parser.add_argument("--num-prompts", type=int, default=2048)
-    parser.add_argument("--shortest", type=int, default=32)
-    parser.add_argument("--longest", type=int, default=1024)
-    parser.add_argument("--max-num-seqs", type=int, default=256)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--vllm-python")
-    parser.add_argument("--vllm-args", type=json.loads, default={})
-    given = parser.parse_args()
     settings = {"load_format": given.load_format, "dtype": given.dtype, "max_num_seqs": given.max_num_seqs}
     plan = plan_launch(RunConfig.of(given.model, **settings, prefix_cache=False))
     lengths = given.num_prompts, given.shortest, given.longest

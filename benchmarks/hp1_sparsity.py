@@ -12,15 +12,16 @@ the blocks of successive channels of one token that are zero as a whole. Sixteen
 least that a GPU reads. No smaller block could be left out of the product behind it.
 """
 
-import argparse
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from benchmarks.options import options
 from rosebatch.bench.scenario import configs_dir
 from rosebatch.config.switches import Switches
 from rosebatch.core.errors import UserError
@@ -40,16 +41,14 @@ _SIGMAS = (0.0, 0.5, 1.0, 1.4, 2.0)
 _SEQUENCES = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Zeros:
+class Zeros(NamedTuple):
     """Shares of one layer's attention: weights that are zero, and keys without weight for all heads of a group."""
 
     weights: float
     values: float
 
 
-@dataclass(frozen=True, slots=True)
-class MlpZeros:
+class MlpZeros(NamedTuple):
     """Shares of one layer's MLP: elements that are zero, and blocks that are zero as a whole."""
 
     elements: float
@@ -127,12 +126,9 @@ def count_zeros(model: Model, prompts: Tensor, sigma: float | None = None) -> li
 
 def main() -> None:
     """Print one line for each layer, and one for their mean."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--model", default=str(configs_dir() / "models" / "hp1-0.6b.toml"))
-    parser.add_argument("--load-format", choices=["auto", "dummy"], default="dummy")
-    parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("--block", type=int, default=16)
-    given = parser.parse_args()
+    model = str(configs_dir() / "models" / "hp1-0.6b.toml")
+    formats = {"choices": ["auto", "dummy"], "default": "dummy"}
+    given = options(__doc__, model=model, load_format=formats, tokens=256, block=16)
     device = pick_device("auto")
     source = find_model(given.model, given.load_format, "auto", device)
     if source.config.family != "hp1":
@@ -143,17 +139,16 @@ def main() -> None:
     ops = select(Switches.resolve({}, "cpu"))
     mlp = CountingMlp(ops.gated, given.block)
     with torch.inference_mode():
-        model = build_model(source.config, replace(ops, gated=mlp), source.weights(device))
+        network = build_model(source.config, replace(ops, gated=mlp), source.weights(device))
     generator = torch.Generator().manual_seed(0)
     prompts = torch.randint(source.config.vocab_size, (_SEQUENCES, given.tokens), generator=generator).to(device)
-    columns: dict[str, Sequence[Zeros | MlpZeros]] = {"own filters": count_zeros(model, prompts)}
+    columns: dict[str, Sequence[Zeros | MlpZeros]] = {"own filters": count_zeros(network, prompts)}
     columns["MLP"] = mlp.zeros[:]
-    columns |= {f"sigma {sigma}": count_zeros(model, prompts, sigma) for sigma in _SIGMAS}
-    shares = [[astuple(layer) for layer in counts] for counts in columns.values()]
+    columns |= {f"sigma {sigma}": count_zeros(network, prompts, sigma) for sigma in _SIGMAS}
     sys.stdout.write(f"{'layer':<8}" + "".join(f"{name:>16}" for name in columns) + "\n")
-    for number, layer in enumerate(zip(*shares, strict=True)):
+    for number, layer in enumerate(zip(*columns.values(), strict=True)):
         sys.stdout.write(f"{number:<8}" + "".join(map(_cell, layer)) + "\n")
-    means = [[sum(share) / len(counts) for share in zip(*counts, strict=True)] for counts in shares]
+    means = [[sum(share) / len(counts) for share in zip(*counts, strict=True)] for counts in columns.values()]
     sys.stdout.write(f"{'all':<8}" + "".join(map(_cell, means)) + "\n")
 
 

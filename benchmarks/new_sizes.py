@@ -5,7 +5,6 @@ size of decode steps. Its milliseconds are those of the first step, which loads 
 of a replay, and of a replay of the largest size's graph with so many rows. The host waits around each of them.
 """
 
-import argparse
 import statistics
 import sys
 import time
@@ -15,6 +14,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.options import options
 from rosebatch.config.run import RunConfig
 from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
@@ -75,12 +75,7 @@ def decode_rows(engine: Engine, rows: int, prompt_len: int) -> None:
 
 def main() -> None:
     """Write a line for each size, from the smallest."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--prompt-len", type=int, default=128)
-    parser.add_argument("--max-num-seqs", type=int, default=256)
-    given = parser.parse_args()
+    given = options(__doc__, model=str, dtype="bfloat16", prompt_len=128, max_num_seqs=256)
     settings = {"load_format": "dummy", "device": "cuda", "dtype": given.dtype, "max_num_seqs": given.max_num_seqs}
     engine = launch(RunConfig.of(given.model, **settings, prefix_cache=False)).engine
     runner = engine.runner

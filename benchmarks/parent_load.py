@@ -7,7 +7,6 @@ lines made before, in messages as large as those of a fast model. So nearly all 
 The last line is JSON: CPU microseconds of the parent for each row by part, and bytes.
 """
 
-import argparse
 import json
 import os
 import sys
@@ -25,6 +24,7 @@ from unittest import mock
 
 import msgspec
 
+from benchmarks.options import options
 from rosebatch.config.run import RunConfig
 from rosebatch.core.request import Completion, Request
 from rosebatch.core.sampling_params import SamplingParams
@@ -202,13 +202,8 @@ def measure(source: Path, target: Path, workers: int, environment: dict[str, str
 
 def main() -> None:
     """Make the input, run, and print what a row took."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--rows", type=int, default=300_000)
-    parser.add_argument("--line-bytes", type=int, default=400)
-    parser.add_argument("--result-bytes", type=int, default=600)
-    parser.add_argument("--batch", type=int, default=64, help="rows of a message")
-    given = parser.parse_args()
+    batch = {"type": int, "default": 64, "help": "rows of a message"}
+    given = options(__doc__, workers=4, rows=300_000, line_bytes=400, result_bytes=600, batch=batch)
     environment = {_RESULT_BYTES: str(given.result_bytes), _BATCH: str(given.batch)}
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "in.jsonl"

@@ -11,7 +11,6 @@
 - The parent works on one message after the other; ``benchmarks.parent_load`` measures its times.
 """
 
-import argparse
 import heapq
 import math
 import random
@@ -23,6 +22,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, islice
 
+from benchmarks.options import options
 from rosebatch.io.parse import Record
 from rosebatch.job.lengths import class_of
 from rosebatch.job.workers.child import results_seconds
@@ -234,27 +234,25 @@ class _Simulation:
 
 def main() -> None:
     """Print a table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--workers", type=int, nargs="+", default=[8, 64, 256, 1024])
-    parser.add_argument("--rows-per-seat", type=int, nargs="+", default=[10, 40])
-    parser.add_argument("--seats", type=int, default=256)
-    parser.add_argument("--sigma", type=float, default=1.0)
-    parser.add_argument("--mean-tokens", type=float, default=256.0)
-    parser.add_argument("--known", action="store_true")
-    parser.add_argument("--life-s", type=float, default=math.inf)
-    parser.add_argument("--parent-row-us", type=float, help="default: as measured for so many workers")
-    given = parser.parse_args()
+    given = options(
+        __doc__,
+        workers=[8, 64, 256, 1024],
+        rows_per_seat=[10, 40],
+        seats=256,
+        sigma=1.0,
+        mean_tokens=256.0,
+        known=False,
+        life_s=math.inf,
+        parent_row_us={"type": float, "help": "default: as measured for so many workers"},
+    )
     sys.stdout.write("workers | rows | s | of ideal | idle | most idle | deaths | rows again | parent busy\n")
     for workers in given.workers:
-        for rows_per_slot in given.rows_per_slot:
+        for rows_per_seat in given.rows_per_seat:
             job = Job(
                 workers=workers,
-                rows=workers * given.slots * rows_per_slot,
-                slots=given.slots,
-                sigma=given.sigma,
-                mean_tokens=given.mean_tokens,
-                known=given.known,
-                life_s=given.life_s,
+                rows=workers * given.seats * rows_per_seat,
+                slots=given.seats,
+                **{name: getattr(given, name) for name in ("sigma", "mean_tokens", "known", "life_s")},
                 parent_row_us=given.parent_row_us or (_ROW_US if workers < MANY_WORKERS else _ROW_US_OF_MANY),
             )
             found = simulate(job)

@@ -7,17 +7,18 @@ several are joined by ``+``, as in ``linear.stages=4+decode.group=(64,2,2)``. Ro
 turn. Alone, a kernel may be faster with sizes that make the step slower.
 """
 
-import argparse
 import ast
 import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from importlib import import_module
 from itertools import cycle, islice
 from typing import Any
+from unittest.mock import patch
 
+from benchmarks.options import options
 from rosebatch.bench.case import release_memory, spread
 from rosebatch.bench.workload import token_range
 from rosebatch.config.run import RunConfig
@@ -74,22 +75,18 @@ def parse_change(text: str) -> Change:
 @contextmanager
 def changed(change: Change) -> Iterator[None]:
     """Meanwhile, engines that are launched take these sizes."""
-    modules = {operator: import_module(f"rosebatch_kernels.{_TABLES[operator][0]}") for operator in change}
-    before = {module: module.SIZES for module in modules.values()}
-    try:
-        for operator, module in modules.items():
-            part, whole = _TABLES[operator][1], module.SIZES.measured
-            new = replace(getattr(whole, part) if part else whole, **change[operator])
-            module.SIZES = table(replace(whole, **{part: new}) if part else new)  # type: ignore[attr-defined]
+    with ExitStack() as stack:
+        for operator, fields in change.items():
+            (name, part), new = _TABLES[operator], replace(_sizes(operator), **fields)
+            module = import_module(f"rosebatch_kernels.{name}")
+            whole = replace(module.SIZES.measured, **{part: new}) if part else new
+            stack.enter_context(patch.object(module, "SIZES", table(whole)))
         yield
-    finally:
-        for module, own in before.items():
-            module.SIZES = own  # type: ignore[attr-defined]
 
 
 def _sizes(operator: str) -> Any:
-    module, part = _TABLES[operator]
-    whole = import_module(f"rosebatch_kernels.{module}").SIZES.measured
+    name, part = _TABLES[operator]
+    whole = import_module(f"rosebatch_kernels.{name}").SIZES.measured
     return getattr(whole, part) if part else whole
 
 
@@ -130,20 +127,11 @@ def run(launch_engine: Callable[[], Engine], changes: Sequence[str], **sizes: An
 
 def main() -> None:
     """Time all changes in one process."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--rows", type=int, default=32)
-    parser.add_argument("--prompt-len", type=int, nargs="+", default=[128])
-    parser.add_argument("--shared-prefix-len", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=128)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--change", action="append", default=[])
-    given = parser.parse_args()
+    sizes = {"rows": 32, "prompt_len": [128], "shared_prefix_len": 0, "steps": 128, "repeats": 3}
+    given = options(__doc__, model=str, dtype="auto", **sizes, change={"action": "append", "default": []})
     settings = {"load_format": "dummy", "device": "cuda", "dtype": given.dtype, "max_num_seqs": given.rows}
     config = RunConfig.of(given.model, **settings, prefix_cache=given.shared_prefix_len > 0)
-    names = "rows", "prompt_len", "shared_prefix_len", "steps", "repeats"
-    run(lambda: launch(config).engine, given.change, **{name: getattr(given, name) for name in names})
+    run(lambda: launch(config).engine, given.change, **{name: getattr(given, name) for name in sizes})
 
 
 if __name__ == "__main__":

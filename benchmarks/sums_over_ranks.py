@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import multiprocessing
+from torch import Tensor, multiprocessing
 
 from benchmarks.kernels.launchers import Launchers
 from rosebatch.launch.group import TorchGroup, find_store, open_store
@@ -21,7 +21,7 @@ _NORM = Launchers("norm.kernel")
 _ROWS = (1, 8, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _SIZES = (4096, 8192)
 _EPS = 1e-6
-_Sum = tuple[torch.Tensor, torch.Tensor]
+_Sum = tuple[Tensor, Tensor]
 
 
 def main() -> None:
@@ -46,28 +46,27 @@ def _run(rank: int, size: int, port: int) -> None:
             x = torch.randn(rows, columns, generator=generator, device="cuda").bfloat16()
             residual, weight = torch.ones_like(x), torch.ones(columns, device="cuda").bfloat16()
 
-            def by_nccl(x: torch.Tensor = x, residual: torch.Tensor = residual, weight: torch.Tensor = weight) -> Any:
-                return _NORM.add_rms_norm(group.sum_(x), residual, weight, _EPS)
-
-            def inside(
-                exchanges: AllReduceBuffers,
-                x: torch.Tensor = x,
-                residual: torch.Tensor = residual,
-                weight: torch.Tensor = weight,
-            ) -> Any:
-                return _NORM.add_rms_norm(x, residual, weight, _EPS, all_reduce=exchanges.next(len(x)))
-
+            inputs = x, residual, weight
             # NCCL rounds each partial sum to 16 bits; the kernel adds up in fp32.
             expected = _NORM.add_rms_norm(group.sum_(x.float()).to(x.dtype), residual, weight, _EPS)
             line = f"{size} GPUs  {rows:5} x {columns}"
             # The ranks make the same number of calls, so the turns of memory stay in step.
             for name, exchanges in shots.items():
-                _require_equal(group, inside(exchanges), expected)
-                line += f"  {name} {median_us(partial(inside, exchanges)):7.1f} µs"
-            line += f"  NCCL {median_us(by_nccl):7.1f} µs"
+                inside = partial(_inside, exchanges, *inputs)
+                _require_equal(group, inside(), expected)
+                line += f"  {name} {median_us(inside):7.1f} µs"
+            line += f"  NCCL {median_us(partial(_by_nccl, group, *inputs)):7.1f} µs"
             if rank == 0:
                 sys.stdout.write(line + "\n")
                 sys.stdout.flush()
+
+
+def _by_nccl(group: TorchGroup, x: Tensor, residual: Tensor, weight: Tensor) -> Any:
+    return _NORM.add_rms_norm(group.sum_(x), residual, weight, _EPS)
+
+
+def _inside(exchanges: AllReduceBuffers, x: Tensor, residual: Tensor, weight: Tensor) -> Any:
+    return _NORM.add_rms_norm(x, residual, weight, _EPS, all_reduce=exchanges.next(len(x)))
 
 
 def _require_equal(group: TorchGroup, found: _Sum, expected: _Sum) -> None:

@@ -5,7 +5,6 @@ prompts. It runs the job on a JSONL file of them, with part file and sorted outp
 same token ids. The last line is JSON.
 """
 
-import argparse
 import json
 import random
 import sys
@@ -15,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.options import options
 from rosebatch.bench.case import spread
 from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
@@ -57,14 +57,8 @@ def run_ids(llm: LLM, prompts: Sequence[Sequence[int]], output_len: int) -> Mapp
 
 def main() -> None:
     """Run both in turn, and print the ratios of their output tokens per second."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--model")
-    parser.add_argument("--load-format", choices=["auto", "dummy"], default="auto")
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--num-prompts", type=int, default=20_000)
-    parser.add_argument("--output-len", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=3)
-    given = parser.parse_args()
+    sizes = {"num_prompts": 20_000, "output_len": 64, "repeats": 3}
+    given = options(__doc__, model=None, load_format=("auto", "dummy"), dtype="auto", **sizes)
     llm = LLM(given.model, load_format=given.load_format, dtype=given.dtype)
     with llm.exclusive() as launched:
         tokenizer, model = launched.tokenizer, launched.description["model"]

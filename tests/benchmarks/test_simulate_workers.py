@@ -1,9 +1,11 @@
 """Simulated jobs of many workers: each figure against what arithmetic says, and small jobs exactly."""
 
+import sys
 from dataclasses import replace
 
 import pytest
 
+from benchmarks import simulate_workers
 from benchmarks.simulate_workers import Job, simulate
 
 # All answers have 32 tokens: two windows of 16 steps.
@@ -60,3 +62,13 @@ def test_a_parent_that_is_too_slow():
     found = simulate(replace(EVEN, parent_row_us=10_000.0))
     assert found.parent_busy > 0.9
     assert found.seconds > 640 * 0.01
+
+
+def test_the_table(monkeypatch, capsys):
+    """A line for each job, after the names of its columns."""
+    arguments = ["--workers", "2", "4", "--rows-per-seat", "2", "--seats", "4", "--mean-tokens", "32"]
+    monkeypatch.setattr(sys, "argv", ["simulate_workers", *arguments])
+    simulate_workers.main()
+    head, *lines = [line.split(" | ") for line in capsys.readouterr().out.splitlines()]
+    assert [line[:2] for line in lines] == [["2", "16"], ["4", "32"]]
+    assert all(len(line) == len(head) for line in lines)
