@@ -5,11 +5,12 @@ rows; operations those of k experts a token. The time includes the sort, and lea
 """
 
 import sys
+from functools import partial
+from typing import Any
 
 from benchmarks.kernels.inputs import randn
 from benchmarks.kernels.launchers import Launchers
-from benchmarks.kernels.table import report
-from rosebatch_kernels.common.timing import median_us
+from benchmarks.kernels.table import bench
 from rosebatch_kernels.experts.sizes import SIZES, Step, Tile
 
 _KERNEL, _ROUTER = Launchers("experts.kernel"), Launchers("experts.router")
@@ -47,31 +48,30 @@ _MANY = [
 def main(sweep: bool) -> None:
     """Write one line for each shape and number of tokens, and with ``sweep`` for each candidate."""
     for name, (experts, k, size, inner, activation, biased) in _SHAPES.items():
-        gate_up = randn(experts, 2 * inner, size) * size**-0.5
-        down = randn(experts, size, inner) * inner**-0.5
-        up_bias = randn(experts, 2 * inner) if biased else None
-        down_bias = randn(experts, size) if biased else None
+        layer: dict[str, Any] = {
+            "gate_up": randn(experts, 2 * inner, size) * size**-0.5,
+            "down": randn(experts, size, inner) * inner**-0.5,
+            "gate_up_bias": randn(experts, 2 * inner) if biased else None,
+            "down_bias": randn(experts, size) if biased else None,
+            "activation": activation,
+        }
         for tokens in _TOKENS:
             # Other experts in each call, so that few of them come from the cache.
-            inputs = [(randn(tokens, size), _ROUTER.route(randn(tokens, experts), k, normalize=True)) for _ in range(4)]
-            active = sum(len(ids.unique()) for _, (ids, _) in inputs) / len(inputs)
+            inputs = [
+                (randn(tokens, size), *_ROUTER.route(randn(tokens, experts), k, normalize=True)) for _ in range(4)
+            ]
+            active = sum(len(ids.unique()) for _, ids, _ in inputs) / len(inputs)
             moved = int(active * 3 * size * inner * 2) + 2 * inputs[0][0].nbytes
             flops = 6 * tokens * k * size * inner
             candidates = (_FEW if tokens <= 32 else _FEW[4:] + _MANY if tokens == 256 else _MANY) if sweep else []
             for step in [SIZES.measured.at(tokens * k // experts, 2), *candidates]:
-                turn = iter(inputs * 1000)
-
-                def call(step: Step = step) -> object:
-                    x, (ids, weights) = next(turn)  # noqa: B023 (called before the next turn)
-                    return _KERNEL.parts(x, ids, weights, gate_up, down, up_bias, down_bias, activation, None, step)  # noqa: B023
-
+                call = partial(_KERNEL.parts, **layer, step=step)
+                calls = 20 if tokens <= 256 else 4
                 label = f"{name} T={tokens} {tuple(step.up)} {tuple(step.down[1:])}" if sweep else f"{name} T={tokens}"
                 try:
-                    time = median_us(call, repeats=5, calls=20 if tokens <= 256 else 4)
+                    bench(label, call, inputs, moved=moved, flops=flops, repeats=5, calls=calls)
                 except Exception as error:  # A candidate may need more shared memory than there is.
                     sys.stdout.write(f"{label}: {type(error).__name__}\n")
-                    continue
-                report(label, time, moved=moved, flops=flops)
 
 
 if __name__ == "__main__":

@@ -5,12 +5,10 @@ share of the copy bandwidth would say nothing. The reference is not timed: it re
 graph can hold it.
 """
 
-import sys
-
 import torch
 
 from benchmarks.kernels.launchers import Launchers
-from rosebatch_kernels.common.timing import median_us
+from benchmarks.kernels.table import bench
 from rosebatch_kernels.feedback.layout import LIMIT, NEXT, NUM_FIELDS, POSITION, STOPS
 
 _KERNEL = Launchers("feedback.kernel")
@@ -37,10 +35,9 @@ def _advance(rows: int, ends: int, *, given: bool) -> None:
     history = torch.empty(_WINDOW, rows, dtype=torch.int32, device="cuda")
     step = torch.zeros(1, dtype=torch.int32, device="cuda")
     end_tokens = torch.arange(1000, 1000 + ends, dtype=torch.int32, device="cuda")
-    microseconds = median_us(lambda: _KERNEL.advance(tokens, fields, slots, history, step, end_tokens))
-    assert int(fields[POSITION].min()) > 0
     name = f"advance  S={rows:<5} {ends} end tokens{', columns given' if given else ''}"
-    sys.stdout.write(f"{name:<60}{microseconds:>10.2f} µs\n")
+    bench(name, _KERNEL.advance, [(tokens, fields, slots, history, step, end_tokens)])
+    assert int(fields[POSITION].min()) > 0
 
 
 if __name__ == "__main__":

@@ -4,23 +4,20 @@ Decode is compared with the copy bandwidth, by the states read and written; pref
 by the products of its tiles. The reference is not timed: it reads slots on the host, so that no graph can hold it.
 """
 
-from itertools import cycle
-
 import torch
 from torch import Tensor
 
 from benchmarks.kernels.inputs import randn
 from benchmarks.kernels.launchers import Launchers
-from benchmarks.kernels.table import report
-from rosebatch_kernels.common.timing import median_us
+from benchmarks.kernels.table import bench
 from rosebatch_kernels.gated_delta.layout import TILE_ROWS, DeltaState, DeltaWeights, pack_chunks
 
+_DECODE, _PREFILL, _NORM = (Launchers(f"gated_delta.{name}") for name in ("decode", "prefill", "gated_norm"))
 # Key heads, value heads, key size, value size.
 _HEADS = {"Qwen3-Next-80B": (16, 32, 128, 128), "Qwen3.5-27B": (16, 48, 128, 128)}
 _TAPS = 4
 _BATCHES = (1, 8, 32, 64, 256)
 # Prompts and tokens of each.
-_DECODE, _PREFILL, _NORM = (Launchers(f"gated_delta.{name}") for name in ("decode", "prefill", "gated_norm"))
 _PROMPTS = ((32, 512), (16, 1024), (1, 8192))
 # Layers that take turns.
 _TURNS = 4
@@ -41,28 +38,28 @@ def main() -> None:
 def _decode(model: str, batch: int) -> None:
     """One token of each sequence."""
     _, value_heads, key_dim, value_dim = _HEADS[model]
-    layers = [(*_inputs(model, batch), _state(model, batch)) for _ in range(_TURNS)]
     slots = torch.randperm(batch, device="cuda").int()
     positions = torch.full((batch,), 1000, dtype=torch.int32, device="cuda")
-    weights, turns = _weights(model), cycle(layers)
-    microseconds = median_us(lambda: _DECODE.decode(*next(turns), slots, positions, positions + 1, weights))
+    rows = slots, positions, positions + 1, _weights(model)
+    layers = [(*_inputs(model, batch), _state(model, batch), *rows) for _ in range(_TURNS)]
     of_sequence = 2 * value_heads * key_dim * value_dim * 4 + (_TAPS + 2) * _channels(model) * _BYTES
-    report(f"{'decode':<10} {model:<15} B={batch}", microseconds, moved=batch * of_sequence)
+    bench(f"{'decode':<10} {model:<15} B={batch}", _DECODE.decode, layers, moved=batch * of_sequence)
 
 
 def _prefill(model: str, sequences: int, length: int) -> None:
     """Whole prompts at once."""
     _, value_heads, key_dim, value_dim = _HEADS[model]
     tokens = sequences * length
-    layers = [(*_inputs(model, tokens), _state(model, sequences)) for _ in range(_TURNS)]
     packed = pack_chunks([(slot, slot * length, 0, length) for slot in range(sequences)], "cuda")
-    weights, turns = _weights(model), cycle(layers)
-    microseconds = median_us(lambda: _PREFILL.prefill(*next(turns), packed, weights), calls=10)
+    weights = _weights(model)
+    layers = [(*_inputs(model, tokens), _state(model, sequences), packed, weights) for _ in range(_TURNS)]
     # Of each tile and head: k·k and q·k, both sides of the system, reads of S by keys and queries, values, and S.
     products = TILE_ROWS * (3 * key_dim + 2 * value_dim) + 3 * key_dim * value_dim
-    report(
+    bench(
         f"{'prefill':<10} {model:<15} {sequences}x{length} tokens",
-        microseconds,
+        _PREFILL.prefill,
+        layers,
+        calls=10,
         moved=tokens * (_channels(model) + value_heads * value_dim) * _BYTES,
         flops=2 * tokens * value_heads * products,
     )
@@ -70,10 +67,10 @@ def _prefill(model: str, sequences: int, length: int) -> None:
 
 def _gated_norm(model: str, tokens: int) -> None:
     _, heads, _, size = _HEADS[model]
-    pairs = [(randn(tokens, heads, size), randn(tokens, heads, size)) for _ in range(_TURNS)]
-    weight, turns = randn(size), cycle(pairs)
-    microseconds = median_us(lambda: _NORM.gated_norm(*next(turns), weight, 1e-6))
-    report(f"{'gated_norm':<10} {model:<15} T={tokens}", microseconds, moved=3 * tokens * heads * size * _BYTES)
+    weight = randn(size)
+    inputs = [(randn(tokens, heads, size), randn(tokens, heads, size), weight, 1e-6) for _ in range(_TURNS)]
+    name = f"{'gated_norm':<10} {model:<15} T={tokens}"
+    bench(name, _NORM.gated_norm, inputs, moved=3 * tokens * heads * size * _BYTES)
 
 
 def _channels(model: str) -> int:

@@ -6,11 +6,8 @@ The first lines have article S2's sizes: one new token of each of 128 to 2048 se
 import torch
 from torch import Tensor
 
-from benchmarks.kernels.launchers import Launchers
 from benchmarks.kernels.table import compare
-from rosebatch_kernels.kv_cache import reference
 
-_MODULES = (Launchers("kv_cache.kernel"), reference)
 _TOKENS = (32, 256, 8192)
 # Sequences, heads, head size and tokens of a block in article S2.
 _BATCHES = (128, 256, 512, 1024, 2048)
@@ -41,7 +38,7 @@ def _append(tokens: int, heads: int, kv_heads: int, size: int, block_size: int) 
         _, k, v = fused.split((heads, kv_heads, kv_heads), dim=1)
         inputs.append((cache, k, v, _rows(tokens, kv_heads, block_size)))
     shape = f"T={tokens} {kv_heads}x{size} of {block_size}"
-    compare("append", shape, _MODULES, inputs, moved=tokens * kv_heads * (8 * size + 8))
+    compare("kv_cache", "append", shape, inputs, moved=tokens * kv_heads * (8 * size + 8))
 
 
 def _rows(tokens: int, kv_heads: int, block_size: int) -> Tensor:
@@ -55,7 +52,7 @@ def _copy_blocks(pairs: int, layers: int, kv_heads: int, size: int) -> None:
     blocks = torch.randperm(_BLOCKS, device="cuda")[: 2 * pairs * _TURNS].view(_TURNS, pairs, 2)
     inputs = [(cache, *turn.unbind(1)) for turn in blocks]
     moved = pairs * (2 * 2 * cache[:, :, 0].numel() + 16)
-    compare("copy_blocks", f"C={pairs} {layers}x2x{kv_heads}x{size}", _MODULES, inputs, moved=moved)
+    compare("kv_cache", "copy_blocks", f"C={pairs} {layers}x2x{kv_heads}x{size}", inputs, moved=moved)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,10 @@
 """Products of a decode step against cuBLAS: ``python -m benchmarks.kernels.linear``."""
 
-from collections.abc import Iterator
-from typing import Any
-
 from torch import Tensor
 
 from benchmarks.kernels.inputs import randn
-from benchmarks.kernels.launchers import Launchers
-from benchmarks.kernels.table import report
-from rosebatch_kernels.common.timing import median_us
-from rosebatch_kernels.linear import reference
+from benchmarks.kernels.table import bench, implementations
 
-_KERNEL = Launchers("linear.kernel")
 # (in, out, activation) of GPT-2 and Qwen3-0.6B; "parts" for products that are added to the residual.
 _SHAPES = {
     "GPT-2 qkv": (768, 2304, None),
@@ -38,20 +31,18 @@ def main() -> None:
 
 
 def _product(name: str, x: Tensor, weights: list[Tensor], activation: str | None) -> None:
-    moved = weights[0].nbytes + x.nbytes
-    flops = 2 * len(x) * weights[0].numel()
-    for module in (_KERNEL, reference):
-        turns = iter(weights * 4)
-
-        def call(module: Any = module, turns: Iterator[Tensor] = turns) -> object:
-            weight = next(turns)
-            if activation != "parts":
-                return module.linear(x, weight, None, activation)
+    of_parts = activation == "parts"
+    inputs = [(x, weight) if of_parts else (x, weight, None, activation) for weight in weights]
+    for implementation, module in implementations("linear").items():
+        bench(
+            f"{name:<24} {activation or '':<10} {implementation}",
             # cuBLAS adds up its parts itself.
-            return _KERNEL.parts(x, weight) if module is _KERNEL else reference.linear(x, weight)
-
-        label = f"{name:<24} {activation or '':<10} {module.__name__.rpartition('.')[2]}"
-        report(label, median_us(call, calls=len(weights)), moved=moved, flops=flops)
+            module.parts if of_parts and implementation == "kernel" else module.linear,
+            inputs,
+            calls=len(weights),
+            moved=weights[0].nbytes + x.nbytes,
+            flops=2 * len(x) * weights[0].numel(),
+        )
 
 
 if __name__ == "__main__":

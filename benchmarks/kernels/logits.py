@@ -5,19 +5,13 @@ those of the masks and of the barred logits, which it only writes.
 """
 
 from functools import partial
-from itertools import cycle
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from benchmarks.kernels.inputs import randn
-from benchmarks.kernels.launchers import Launchers
-from benchmarks.kernels.table import compare, report
-from rosebatch_kernels.common.timing import median_us
-from rosebatch_kernels.logits import reference
+from benchmarks.kernels.table import bench, compare, implementations
 
-_MODULES = (Launchers("logits.kernel"), reference)
 # Of GPT-2 and Qwen3.
 _VOCABS = (50257, 151936)
 _ROWS = (32, 256)
@@ -29,27 +23,26 @@ def main() -> None:
     for vocab in _VOCABS:
         for rows in _ROWS:
             for biased in (False, True):
-                for module in _MODULES:
-                    _adjust(rows, vocab, biased, module)
+                _adjust(rows, vocab, biased)
             _count(rows, vocab)
             _mask(rows, vocab)
             _scale_and_cap(rows, vocab)
 
 
-def _adjust(rows: int, vocab: int, biased: bool, module: Any) -> None:
+def _adjust(rows: int, vocab: int, biased: bool) -> None:
     real = torch.ones(rows, device="cuda")
     whole = torch.ones(rows, dtype=torch.int32, device="cuda")
     penalties = {"presence": real * 0.5, "frequency": real * 0.1, "repetition": real * 1.1}
-    step = partial(module.adjust, **penalties, positions=whole, min_positions=whole + 1)
-    turns = cycle(
+    inputs = [
         (_logits(rows, vocab), _marks(rows, vocab), torch.randn(rows, vocab, device="cuda") if biased else None, None)
         for _ in range(_TURNS)
-    )
-    microseconds = median_us(lambda: step(*next(turns)))
+    ]
     # Logits in 16 bits; marks, biases and results in 32.
     moved = rows * vocab * (2 + 4 + 4 + 4 * biased)
-    name = f"{'adjust' + ' with bias' * biased:<16} {f'S={rows} V={vocab}':<24} {module.__name__.rpartition('.')[2]}"
-    report(name, microseconds, moved=moved)
+    for implementation, module in implementations("logits").items():
+        step = partial(module.adjust, **penalties, positions=whole, min_positions=whole + 1)
+        name = f"{'adjust' + ' with bias' * biased:<16} {f'S={rows} V={vocab}':<24}"
+        bench(f"{name} {implementation}", step, inputs, moved=moved)
 
 
 def _count(rows: int, vocab: int) -> None:
@@ -57,7 +50,7 @@ def _count(rows: int, vocab: int) -> None:
     tokens = torch.randint(vocab, (_TURNS, rows), dtype=torch.int32, device="cuda")
     inputs = [(marks, turn, None) for turn in tokens]
     # Reads a token, reads and writes a mark.
-    compare("count_", f"S={rows} V={vocab}", _MODULES, inputs, moved=rows * 3 * 4)
+    compare("logits", "count_", f"S={rows} V={vocab}", inputs, moved=rows * 3 * 4)
 
 
 def _mask(rows: int, vocab: int) -> None:
@@ -67,13 +60,13 @@ def _mask(rows: int, vocab: int) -> None:
         bit = torch.randint(32, (rows, -(-vocab // 32)), dtype=torch.int32, device="cuda")
         order = torch.randperm(rows, device="cuda")
         inputs.append((_logits(rows, vocab), torch.ones_like(bit) << bit, order))
-    compare("mask_", f"S={rows} V={vocab}", _MODULES, inputs, moved=rows * vocab * 2 + rows * vocab // 8)
+    compare("logits", "mask_", f"S={rows} V={vocab}", inputs, moved=rows * vocab * 2 + rows * vocab // 8)
 
 
 def _scale_and_cap(rows: int, vocab: int) -> None:
     """Gemma 2's cap."""
     inputs = [(_logits(rows, vocab), 1.0, 30.0) for _ in range(_TURNS)]
-    compare("scale_and_cap_", f"S={rows} V={vocab}", _MODULES, inputs, moved=rows * vocab * 4)
+    compare("logits", "scale_and_cap_", f"S={rows} V={vocab}", inputs, moved=rows * vocab * 4)
 
 
 def _logits(rows: int, vocab: int) -> Tensor:

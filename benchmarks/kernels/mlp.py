@@ -1,11 +1,8 @@
 """Bandwidth of the MLP epilogues at decode and prefill sizes: ``python -m benchmarks.kernels.mlp``."""
 
 from benchmarks.kernels.inputs import randn
-from benchmarks.kernels.launchers import Launchers
 from benchmarks.kernels.table import compare
-from rosebatch_kernels.mlp import reference
 
-_MODULES = (Launchers("mlp.kernel"), reference)
 _TOKENS = (32, 256, 8192)
 _TURNS = 8
 
@@ -19,7 +16,7 @@ def main() -> None:
         for size in (3072, 14336):
             inputs = [(randn(tokens, 2 * size),) for _ in range(_TURNS)]
             for operator in ("silu_mul", "relu_mul", "gelu_tanh_mul"):
-                compare(operator, f"T={tokens} I={size}", _MODULES, inputs, moved=6 * tokens * size)
+                compare("mlp", operator, f"T={tokens} I={size}", inputs, moved=6 * tokens * size)
 
 
 def _bias_forms(tokens: int, intermediate: int, hidden: int) -> None:
@@ -27,10 +24,10 @@ def _bias_forms(tokens: int, intermediate: int, hidden: int) -> None:
     inputs = [(randn(tokens, intermediate), bias) for _ in range(_TURNS)]
     shape = f"T={tokens} I={intermediate}"
     for operator in ("bias_gelu_tanh_", "bias_gelu_erf_", "bias_relu_"):
-        compare(operator, shape, _MODULES, inputs, moved=4 * tokens * intermediate)
+        compare("mlp", operator, shape, inputs, moved=4 * tokens * intermediate)
     bias = randn(hidden)
     sums = [(randn(tokens, hidden), randn(tokens, hidden), bias) for _ in range(_TURNS)]
-    compare("bias_residual_", f"T={tokens} H={hidden}", _MODULES, sums, moved=6 * tokens * hidden)
+    compare("mlp", "bias_residual_", f"T={tokens} H={hidden}", sums, moved=6 * tokens * hidden)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,8 @@
 """Bandwidth of the norms at decode and prefill sizes: ``python -m benchmarks.kernels.norm``."""
 
 from benchmarks.kernels.inputs import randn
-from benchmarks.kernels.launchers import Launchers
 from benchmarks.kernels.table import compare
-from rosebatch_kernels.norm import reference
 
-_MODULES = (Launchers("norm.kernel"), reference)
 _EPS = 1e-5
 # Hidden sizes of GPT-2, Qwen3-0.6B, Gemma-3-4B and Llama-3.1-8B.
 _SIZES = (768, 1024, 2560, 4096)
@@ -26,14 +23,14 @@ def _norms(tokens: int, size: int) -> None:
     pairs = [(randn(tokens, size), randn(tokens, size)) for _ in range(_TURNS)]
     weight, bias, x_bias = randn(size), randn(size), randn(size)
     shape, row = f"T={tokens} H={size}", 2 * tokens * size
-    compare("layer_norm", shape, _MODULES, [(x, weight, bias, _EPS) for x, _ in pairs], moved=2 * row)
+    compare("norm", "layer_norm", shape, [(x, weight, bias, _EPS) for x, _ in pairs], moved=2 * row)
     inputs = [(*pair, weight, bias, _EPS, x_bias) for pair in pairs]
-    compare("add_layer_norm", shape, _MODULES, inputs, moved=4 * row)
-    compare("rms_norm", shape, _MODULES, [(x, weight, _EPS) for x, _ in pairs], moved=2 * row)
-    compare("add_rms_norm", shape, _MODULES, [(*pair, weight, _EPS) for pair in pairs], moved=4 * row)
+    compare("norm", "add_layer_norm", shape, inputs, moved=4 * row)
+    compare("norm", "rms_norm", shape, [(x, weight, _EPS) for x, _ in pairs], moved=2 * row)
+    compare("norm", "add_rms_norm", shape, [(*pair, weight, _EPS) for pair in pairs], moved=4 * row)
     post = weight.float(), weight.float()
-    compare("add_post_norm", shape, _MODULES, [(*pair, *post, _EPS) for pair in pairs], moved=4 * row)
-    compare("add", shape, _MODULES, pairs, moved=3 * row)
+    compare("norm", "add_post_norm", shape, [(*pair, *post, _EPS) for pair in pairs], moved=4 * row)
+    compare("norm", "add", shape, pairs, moved=3 * row)
 
 
 def _head_norm(tokens: int, heads: int, head_dim: int, width: int) -> None:
@@ -42,7 +39,7 @@ def _head_norm(tokens: int, heads: int, head_dim: int, width: int) -> None:
     wide = [randn(tokens, width) for _ in range(_TURNS)]
     inputs = [(x[:, : heads * head_dim].view(tokens, heads, head_dim), weight, _EPS) for x in wide]
     shape = f"T={tokens} {heads}x{head_dim}"
-    compare("rms_norm", shape, _MODULES, inputs, moved=4 * tokens * heads * head_dim)
+    compare("norm", "rms_norm", shape, inputs, moved=4 * tokens * heads * head_dim)
 
 
 if __name__ == "__main__":

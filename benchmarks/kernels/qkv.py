@@ -6,31 +6,27 @@ also appends K and V.
 """
 
 from functools import partial
-from itertools import cycle
 
 import torch
 from torch import Tensor
 
-from benchmarks.kernels.inputs import HEADS, randn
+from benchmarks.kernels.inputs import BLOCK_SIZE, HEADS, HP1, Heads, block_table, head_norm, randn
 from benchmarks.kernels.launchers import Launchers
-from benchmarks.kernels.table import report
-from rosebatch_kernels.common.head_norms import HeadRMSNorm, HeadUClip
-from rosebatch_kernels.common.timing import median_us
+from benchmarks.kernels.table import bench
+from rosebatch_kernels.common.head_norms import HeadUClip
 
 _QKV, _UCLIP = Launchers("qkv.kernel"), Launchers("uclip.kernel")
 # Sequences, and tokens of each: decode steps, and prefills.
 _SIZES = ((32, 1), (256, 1), (16, 512), (16, 1024))
-# Tokens in article S4's table of the norms of q and k, and HP1's heads, K/V heads and head size.
+# Tokens in article S4's table of the norms of q and k.
 _TOKENS = (1, 32, 128, 512, 2048)
-_HP1 = (8, 4, 128)
-_BLOCK_SIZE = 64
 _TURNS = 8
 
 
 def main() -> None:
     """Write one line for each model and number of tokens."""
     for tokens in _TOKENS:
-        _qk_norm(tokens, *_HP1)
+        _qk_norm(tokens)
     for model, shape in HEADS.items():
         if shape.window:
             # The same work as without.
@@ -39,13 +35,12 @@ def main() -> None:
             _prepare(model, sequences, length)
 
 
-def _qk_norm(tokens: int, heads: int, kv_heads: int, size: int) -> None:
+def _qk_norm(tokens: int) -> None:
     """One new token of each sequence."""
+    heads, kv_heads, size, *_ = HP1
     alphas = randn(size), randn(size)
-    projections = [randn(tokens, (heads + 2 * kv_heads) * size) for _ in range(_TURNS)]
-    cache = randn(2, tokens, kv_heads, _BLOCK_SIZE, size)
     numbers = torch.arange(tokens, dtype=torch.int32, device="cuda")
-    step = partial(
+    fused = partial(
         _QKV.prepare,
         block_table=numbers.view(tokens, 1),
         rows=numbers,
@@ -54,45 +49,42 @@ def _qk_norm(tokens: int, heads: int, kv_heads: int, size: int) -> None:
         qk_norm=HeadUClip(*alphas, 1.0, 1.0),
     )
 
-    def apart(qkv: Tensor) -> None:
+    def apart(qkv: Tensor, _: Tensor) -> None:
         q, k, _ = qkv.view(tokens, -1, size).split((heads, kv_heads, kv_heads), dim=1)
         _UCLIP.uclip_norm(q, alphas[0], 1.0)
         _UCLIP.uclip_norm(k, alphas[1], 1.0)
 
-    def fused(qkv: Tensor) -> None:
-        step(qkv, cache)
-
+    inputs = _inputs(HP1, tokens, blocks=tokens)
     clipped = 2 * 2 * tokens * (heads + kv_heads) * size
     # Of v: read and written.
     appended = 2 * 2 * tokens * kv_heads * size
-    for name, run, moved in (("two kernels", apart, clipped), ("one kernel, with append", fused, clipped + appended)):
-        turns = cycle(projections)
-        microseconds = median_us(lambda run=run, turns=turns: run(next(turns)))  # type: ignore[misc]
-        report(f"QK clip  N={tokens} {heads}+{kv_heads} heads of {size}  {name}", microseconds, moved=moved)
+    name = f"QK clip  N={tokens} {heads}+{kv_heads} heads of {size}"
+    bench(f"{name}  two kernels", apart, inputs, moved=clipped)
+    bench(f"{name}  one kernel, with append", fused, inputs, moved=clipped + appended)
 
 
 def _prepare(model: str, sequences: int, length: int) -> None:
-    heads, kv_heads, size, rotary, qk_norm, *_ = HEADS[model]
-    tokens, width = sequences * length, -(-length // _BLOCK_SIZE)
-    blocks = sequences * width
+    shape, tokens, table = HEADS[model], sequences * length, block_table(sequences, length)
+    heads, kv_heads, size, rotary, qk_norm, *_ = shape
     step = partial(
         _QKV.prepare,
-        block_table=torch.randperm(blocks, device="cuda").int().view(sequences, width),
+        block_table=table,
         rows=torch.arange(sequences, dtype=torch.int32, device="cuda").repeat_interleave(length),
         positions=torch.arange(length, dtype=torch.int32, device="cuda").repeat(sequences),
         num_heads=heads,
         rotary=_rotation(length, rotary) if rotary else None,
-        qk_norm=HeadRMSNorm(randn(size), randn(size), 1e-6) if qk_norm else None,
+        qk_norm=head_norm(shape),
     )
-    projections = [randn(tokens, (heads + 2 * kv_heads) * size) for _ in range(_TURNS)]
-    cache = randn(2, blocks, kv_heads, _BLOCK_SIZE, size)
-    turns = cycle(projections)
-    microseconds = median_us(lambda: step(next(turns), cache))
     # K and V are read and written, and q if it is normalised or rotated; 16-bit numbers.
     numbers = tokens * size * (4 * kv_heads + (2 * heads if rotary or qk_norm else 0))
-    report(
-        f"{'prepare':<8} {model:<17} T={tokens} {heads}+2x{kv_heads} heads of {size}", microseconds, moved=2 * numbers
-    )
+    name = f"{'prepare':<8} {model:<17} T={tokens} {heads}+2x{kv_heads} heads of {size}"
+    bench(name, step, _inputs(shape, tokens, table.numel()), moved=2 * numbers)
+
+
+def _inputs(shape: Heads, tokens: int, blocks: int) -> list[tuple[Tensor, Tensor]]:
+    """Projections that take turns, and the cache of all of them."""
+    cache = randn(2, blocks, shape.kv_heads, BLOCK_SIZE, shape.size)
+    return [(randn(tokens, (shape.heads + 2 * shape.kv_heads) * shape.size), cache) for _ in range(_TURNS)]
 
 
 def _rotation(length: int, size: int) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.launchers import Launchers
-from benchmarks.kernels.table import report
+from benchmarks.kernels.table import bench, report
 from rosebatch_kernels.common.timing import median_us
 
 _KERNEL = Launchers("sampling.kernel")
@@ -46,15 +46,14 @@ def _bench(name: str, logits: Tensor, temperature: float, top_k: int, top_p: flo
     rows, vocab = logits.shape
     real, whole = torch.zeros(rows, device="cuda"), torch.zeros(rows, dtype=torch.int32, device="cuda")
     seeds = torch.randint(-(2**31), 2**31, (rows, 2), device="cuda").int()
-    arguments = (real + temperature, whole + top_k, real + top_p, real, seeds, whole)
-    microseconds = median_us(lambda: _KERNEL.sample_rows(logits, *arguments))
+    arguments = (logits, real + temperature, whole + top_k, real + top_p, real, seeds, whole)
     shape = f"S={rows} V={vocab} {str(logits.dtype).removeprefix('torch.')}"
     moved = logits.itemsize * rows * vocab
-    report(f"{shape:<28} {name}", microseconds, moved=moved)
+    ours = bench(f"{shape:<28} {name}", _KERNEL.sample_rows, [arguments], moved=moved)
     if temperature and find_spec("flashinfer"):
         seed = whole[:1].long()
         theirs = median_us(lambda: _sample_theirs(logits, top_k, top_p, seed))
-        report(f"{shape:<28} FlashInfer, {theirs / microseconds:.2f} of our time", theirs, moved=moved)
+        report(f"{shape:<28} FlashInfer, {theirs / ours:.2f} of our time", theirs, moved=moved)
 
 
 def _sample_theirs(logits: Tensor, top_k: int, top_p: float, seed: Tensor) -> Tensor:

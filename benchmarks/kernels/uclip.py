@@ -3,19 +3,14 @@
 The first lines have article S4's sizes: clip, addition and next clip in one kernel, and in three.
 """
 
-from collections.abc import Callable
-from itertools import cycle
-
 import torch
 from torch import Tensor
 
 from benchmarks.kernels.inputs import randn
 from benchmarks.kernels.launchers import Launchers
-from benchmarks.kernels.table import compare, report
-from rosebatch_kernels.common.timing import median_us
-from rosebatch_kernels.uclip import reference
+from benchmarks.kernels.table import bench, compare
 
-_MODULES = (Launchers("uclip.kernel"), reference)
+_KERNEL = Launchers("uclip.kernel")
 _GAMMA = 0.5
 _POST_GAMMA = -1.5
 # HP1's hidden size.
@@ -41,36 +36,25 @@ def main() -> None:
 
 def _fused_and_apart(rows: int, size: int) -> None:
     """The same bytes for both: what three kernels write and read again in between is their loss."""
-    alpha, post_alpha = randn(size), randn(size)
-    inputs = [(randn(rows, size), randn(rows, size)) for _ in range(_TURNS)]
-
-    def fused(y: Tensor, residual: Tensor) -> None:
-        _MODULES[0].add_uclip_norm(y, residual, post_alpha, _POST_GAMMA, alpha, _GAMMA)
-
-    def apart(y: Tensor, residual: Tensor) -> None:
-        _MODULES[0].uclip_norm(residual + _MODULES[0].uclip_norm(y, post_alpha, _POST_GAMMA), alpha, _GAMMA)
-
-    for name, step in (("one kernel", fused), ("two kernels and an addition", apart)):
-        microseconds = median_us(_in_turns(step, inputs))
-        report(f"clip, add, clip  N={rows} H={size}  {name}", microseconds, moved=4 * 2 * rows * size)
+    weights = randn(size), _POST_GAMMA, randn(size), _GAMMA
+    inputs = [(randn(rows, size), randn(rows, size), *weights) for _ in range(_TURNS)]
+    for name, step in (("one kernel", _KERNEL.add_uclip_norm), ("two kernels and an addition", _apart)):
+        bench(f"clip, add, clip  N={rows} H={size}  {name}", step, inputs, moved=4 * 2 * rows * size)
 
 
-def _in_turns(step: Callable[[Tensor, Tensor], None], inputs: list[tuple[Tensor, Tensor]]) -> Callable[[], None]:
-    turns = cycle(inputs)
-    return lambda: step(*next(turns))
+def _apart(y: Tensor, residual: Tensor, post_alpha: Tensor, post_gamma: float, alpha: Tensor, gamma: float) -> object:
+    return _KERNEL.uclip_norm(residual + _KERNEL.uclip_norm(y, post_alpha, post_gamma), alpha, gamma)
 
 
 def _norms(tokens: int, size: int) -> None:
     pairs = [(randn(tokens, size), randn(tokens, size)) for _ in range(_TURNS)]
     alpha, post_alpha = randn(size), randn(size)
     shape, row = f"T={tokens} H={size}", 2 * tokens * size
-    compare("uclip_norm", shape, _MODULES, [(x, alpha, _GAMMA) for x, _ in pairs], moved=2 * row)
-    inputs = [(*pair, post_alpha, _POST_GAMMA, alpha, _GAMMA) for pair in pairs]
-    compare("add_uclip_norm", shape, _MODULES, inputs, moved=4 * row)
     gains = torch.full((size,), _GAMMA, device="cuda")
-    compare("uclip_norm", f"{shape} gains", _MODULES, [(x, alpha, gains) for x, _ in pairs], moved=2 * row)
-    with_gains = [(*pair, post_alpha, gains, alpha, gains) for pair in pairs]
-    compare("add_uclip_norm", f"{shape} gains", _MODULES, with_gains, moved=4 * row)
+    for name, gamma, post_gamma in ((shape, _GAMMA, _POST_GAMMA), (f"{shape} gains", gains, gains)):
+        compare("uclip", "uclip_norm", name, [(x, alpha, gamma) for x, _ in pairs], moved=2 * row)
+        inputs = [(*pair, post_alpha, post_gamma, alpha, gamma) for pair in pairs]
+        compare("uclip", "add_uclip_norm", name, inputs, moved=4 * row)
 
 
 def _parts(tokens: int, size: int) -> None:
@@ -78,7 +62,7 @@ def _parts(tokens: int, size: int) -> None:
     parts = [torch.randn(_PARTS, tokens, size, device="cuda") for _ in range(_TURNS)]
     inputs = [(y, randn(tokens, size), *weights) for y in parts]
     moved = parts[0].nbytes + 3 * 2 * tokens * size
-    compare("add_uclip_norm", f"T={tokens} H={size} S={_PARTS}", _MODULES, inputs, moved=moved)
+    compare("uclip", "add_uclip_norm", f"T={tokens} H={size} S={_PARTS}", inputs, moved=moved)
 
 
 def _head_norm(tokens: int, heads: int, head_dim: int, width: int) -> None:
@@ -87,7 +71,7 @@ def _head_norm(tokens: int, heads: int, head_dim: int, width: int) -> None:
     wide = [randn(tokens, width) for _ in range(_TURNS)]
     inputs = [(x[:, : heads * head_dim].view(tokens, heads, head_dim), alpha, _GAMMA) for x in wide]
     shape = f"T={tokens} {heads}x{head_dim}"
-    compare("uclip_norm", shape, _MODULES, inputs, moved=4 * tokens * heads * head_dim)
+    compare("uclip", "uclip_norm", shape, inputs, moved=4 * tokens * heads * head_dim)
 
 
 if __name__ == "__main__":
