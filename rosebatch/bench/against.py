@@ -80,19 +80,14 @@ def require_installed(peer: Peer) -> None:
     Raises:
         FlagError: the interpreter or the package is missing.
     """
-    code = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
+    find = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
+    unread = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
     with tempfile.TemporaryDirectory() as folder:
         try:
-            checked = subprocess.run(
-                [peer.python, "-c", code, peer.package],
-                env=_environment(peer, Path(folder)),
-                cwd=folder,
-                capture_output=True,
-                check=False,
-            )
+            code = _run(peer, Path(folder), "-c", find, peer.package, **unread)
         except OSError as error:
             raise FlagError(f"--peer-python {peer.python}: {error.strerror}") from None
-    if checked.returncode:
+    if code:
         raise FlagError(
             f"--against {peer.name}: {peer.python} has no {peer.package}; run pip install {peer.package}, best in an "
             f"environment of its own, and give that environment's Python: --peer-python {peer.name}=PATH"
@@ -181,15 +176,7 @@ def ask(peer: Peer, specify: Callable[[Path], dict[str, Any]]) -> dict[str, Any]
         log_file, log = tempfile.mkstemp(prefix=f"rosebatch-{peer.name}-", suffix=".log")
         # Files, not pipes: a process that the peer leaves running would keep a pipe open, and we would wait for it.
         with answer.open("wb") as out, os.fdopen(log_file, "wb") as errors:
-            code = subprocess.run(
-                [peer.python, "-m", peer.module, str(spec)],
-                env=_environment(peer, folder),
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=errors,
-                check=False,
-            ).returncode
+            code = _run(peer, folder, "-m", peer.module, str(spec), stdout=out, stderr=errors)
         try:
             values: dict[str, Any] = json.loads(answer.read_bytes())
         except ValueError:
@@ -197,6 +184,14 @@ def ask(peer: Peer, specify: Callable[[Path], dict[str, Any]]) -> dict[str, Any]
             raise UserError(f"{peer.name} ended with exit code {code}; its log is {log}: {cause}") from None
         Path(log).unlink()
         return values
+
+
+def _run(peer: Peer, folder: Path, *arguments: str, **streams: Any) -> int:
+    """Run the peer's interpreter in a folder; returns its exit code."""
+    environment, command = _environment(peer, folder), [peer.python, *arguments]
+    return subprocess.run(
+        command, env=environment, cwd=folder, stdin=subprocess.DEVNULL, check=False, **streams
+    ).returncode
 
 
 def _cause(log: str) -> str:

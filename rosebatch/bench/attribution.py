@@ -9,10 +9,10 @@ decide; a kernel without a partner is called by its own name only. On a CPU the 
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from difflib import SequenceMatcher
-from itertools import chain
+from itertools import chain, zip_longest
 from typing import Any
 
 import torch
@@ -21,7 +21,6 @@ from torch.profiler import record_function
 from rosebatch.bench.kernel_trace import (
     Events,
     KernelTime,
-    Steps,
     api_calls,
     has_feedback,
     kernel_times,
@@ -29,7 +28,7 @@ from rosebatch.bench.kernel_trace import (
     record,
     without_waiting,
 )
-from rosebatch.bench.parts import ranges
+from rosebatch.bench.parts import ranges, swap
 from rosebatch.core.request import Request
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.triton_runner.graphs import StepGraphs
@@ -63,10 +62,9 @@ def attribute(engine: Engine, requests: Callable[[int], Iterable[Request]], *, c
     if has_feedback(kernel_times(events)):
         events = _trace_beginning(engine, requests(3), cuda=cuda, host=False)
         steps = read_steps(events)
-    prompts = [
-        take_parts(timed, names) for timed, names in zip(steps.prompts, named.prompts, strict=False)
-    ] + steps.prompts[len(named.prompts) :]
-    step = _usual_named_step(steps, named)
+    none = list[KernelTime]()
+    prompts = [take_parts(*each) for each in zip_longest(steps.prompts, named.prompts, fillvalue=none)]
+    step = take_parts(usual_step(steps.decodes), usual_step(named.decodes))
     return {
         "num_layers": len(engine.runner.model.mixers),  # type: ignore[attr-defined]
         "prefill_us": _microseconds(list(chain.from_iterable(prompts))),
@@ -109,14 +107,10 @@ def _trace_beginning(engine: Engine, requests: Iterable[Request], **options: Any
 @contextmanager
 def launch_by_launch(engine: Engine) -> Iterator[None]:
     """Let steps run without their graphs for a while, so that a profiler sees every launch."""
-    graphs = _graphs(engine)
-    for each in graphs.values():
-        each.replaying = False
-    try:
+    with ExitStack() as stack:
+        for each in _graphs(engine).values():
+            swap(stack, each, "replaying", False)
         yield
-    finally:
-        for each in graphs.values():
-            each.replaying = True
 
 
 def time_replays(engine: Engine, requests: Iterable[Request]) -> dict[str, dict[str, float]]:
@@ -140,18 +134,14 @@ def time_replays(engine: Engine, requests: Iterable[Request]) -> dict[str, dict[
 
     if not graphs:
         return {}
-    before = {kind: each.replay for kind, each in graphs.items()}
-    for kind, each in graphs.items():
-        each.replay = timed(kind, each.replay)
-    try:
+    with ExitStack() as stack:
+        for kind, each in graphs.items():
+            swap(stack, each, "replay", timed(kind, each.replay))
         for request in requests:
             engine.add(request)
         while engine.has_unfinished:
             engine.step()
         torch.cuda.synchronize()
-    finally:
-        for kind, each in graphs.items():
-            each.replay = before[kind]
     times = {kind: [a.elapsed_time(b) * 1e3 for a, b in pairs] for kind, pairs in spans.items() if pairs}
     return {kind: {"number": len(us), "total_us": sum(us), "mean_us": sum(us) / len(us)} for kind, us in times.items()}
 
@@ -175,21 +165,16 @@ def take_parts(timed: Sequence[KernelTime], named: Sequence[KernelTime]) -> list
 
 
 def usual_step(steps: Sequence[list[KernelTime]]) -> list[KernelTime]:
-    """The step of median length, among those with the usual number of kernels.
+    """The step of median length, among those with the usual number of kernels; empty if there is none.
 
     Before some steps the host changes something, which takes further kernels.
     """
+    if not steps:
+        return []
     counts = Counter(map(len, steps))
     usual = max(counts, key=lambda length: (counts[length], -length))
     timed = sorted((step for step in steps if len(step) == usual), key=total)
     return timed[(len(timed) - 1) // 2]
-
-
-def _usual_named_step(steps: Steps, named: Steps) -> list[KernelTime]:
-    if not steps.decodes:
-        return []
-    step = usual_step(steps.decodes)
-    return take_parts(step, usual_step(named.decodes)) if named.decodes else step
 
 
 def total(times: Iterable[KernelTime]) -> float:

@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median_low
 
 import torch
 
@@ -88,5 +89,4 @@ def release_memory() -> None:
 
 def spread(values: Sequence[float]) -> dict[str, float]:
     """Median, minimum and maximum. For an even number of values the median is the lower of the middle two."""
-    ordered = sorted(values)
-    return {"median": ordered[(len(ordered) - 1) // 2], "min": ordered[0], "max": ordered[-1]}
+    return {"median": median_low(values), "min": min(values), "max": max(values)}

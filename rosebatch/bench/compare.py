@@ -65,13 +65,9 @@ def take_turns(on: Callable[[int], Run], off: Callable[[int], Run], repeats: int
     """
     for side in (on, off):
         side(0)
-    turns = Turns([], [])
-    for number in range(1, repeats + 1):
-        a, b = on(number), off(number)
-        assert a.tally.output_tokens == b.tally.output_tokens, "both sides do the same work"
-        turns.on.append(a)
-        turns.off.append(b)
-    return turns
+    turns = [(on(number), off(number)) for number in range(1, repeats + 1)]
+    assert all(a.tally.output_tokens == b.tally.output_tokens for a, b in turns), "both sides do the same work"
+    return Turns([a for a, _ in turns], [b for _, b in turns])
 
 
 def compare_switch(case: Case, switch: str, repeats: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import tempfile
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,6 +52,8 @@ _PARTS = {
     PRODUCTS: r"^_product|gemm|gemv|nvjet|cutlass|cublas|splitK",
 }
 _DECODES = re.compile(r"^_(gated_)?decode")
+# Categories of its calls.
+_API = ("cuda_runtime", "cuda_driver")
 _GRAPH_LAUNCH = "cudaGraphLaunch"
 # Called by the profiler and by ``record``, never by an engine.
 _NOT_THE_ENGINES = "cudaDeviceSynchronize"
@@ -76,11 +78,6 @@ class KernelTime:
     advances: float
     replayed: bool = True
     step: tuple[int, str] | None = None
-
-    @property
-    def waited(self) -> float:
-        """How long the GPU had nothing to do before the kernel."""
-        return max(self.advances - self.duration, 0.0)
 
 
 class Steps(NamedTuple):
@@ -130,21 +127,23 @@ def record(work: Callable[[], None], *, cuda: bool, host: bool, path: Path | Non
 def kernel_times(events: Events) -> list[KernelTime]:
     """The kernels among a Chrome trace's events, in the order in which they began."""
     kernels = sorted((e for e in events if e.get("cat") == "kernel"), key=lambda e: float(e["ts"]))
-    launches = {_correlation(e): e for e in events if e.get("cat") in ("cuda_runtime", "cuda_driver")}
+    launches = {_correlation(e): e for e in events if e.get("cat") in _API and _correlation(e) is not None}
     parts, steps = Ranges(events, PARTS), Ranges(events, STEPS)
     times, end = [], float(kernels[0]["ts"]) if kernels else 0.0
     for event in kernels:
-        launch = launches.get(_correlation(event)) if _correlation(event) is not None else None
-        at = None if launch is None else float(launch["ts"])
+        launch = launches.get(_correlation(event))
+        # Without a launch it is of no range.
+        at = -inf if launch is None else float(launch["ts"])
+        _, inside = parts.at(at) or (0, None)
         stop = float(event["ts"]) + float(event["dur"])
         times.append(
             KernelTime(
                 _short(event["name"]),
-                _part(event["name"], None if at is None else parts.name_at(at)),
+                _part(event["name"], inside),
                 float(event["dur"]),
                 max(stop - end, 0.0),
                 replayed=launch is None or launch["name"] == _GRAPH_LAUNCH,
-                step=None if at is None else steps.at(at),
+                step=steps.at(at),
             )
         )
         end = max(end, stop)
@@ -153,9 +152,7 @@ def kernel_times(events: Events) -> list[KernelTime]:
 
 def read_steps(events: Events) -> Steps:
     """The steps in a trace, by what the trace has: the feedback kernel, ranges of steps, or ranges and no kernels."""
-    times = kernel_times(events)
-    if not times:
-        return _steps_of_ranges(events)
+    times = kernel_times(events) or _range_times(events)
     return split_steps(times) if has_feedback(times) else _split_by_ranges(times)
 
 
@@ -190,32 +187,22 @@ def _split_by_ranges(times: Iterable[KernelTime]) -> Steps:
     for time in times:
         if time.step is not None:
             found.setdefault(time.step, []).append(without_waiting(time))
-    return _by_kind(found)
-
-
-def _steps_of_ranges(events: Events) -> Steps:
-    """On a CPU ranges take the place of kernels: each has the time that passed in it and in no range inside it."""
-    steps = Ranges(events, STEPS)
-    ranges = Ranges(events, (*PARTS, *STEPS))
-    found: dict[tuple[int, str], list[KernelTime]] = {}
-    for name, start, own in ranges.own_times():
-        step = steps.at(start)
-        if step is not None:
-            part = REST if name in STEPS else name
-            found.setdefault(step, []).append(KernelTime(part, part, own, own, replayed=False, step=step))
-    return _by_kind(found)
-
-
-def _by_kind(found: Mapping[tuple[int, str], list[KernelTime]]) -> Steps:
     decodes = [times for (_, name), times in found.items() if name == DECODE_STEP]
     return Steps([times for (_, name), times in found.items() if name != DECODE_STEP], decodes)
+
+
+def _range_times(events: Events) -> list[KernelTime]:
+    """On a CPU ranges take the place of kernels: each has the time that passed in it and in no range inside it."""
+    steps, ranges = Ranges(events, STEPS), Ranges(events, (*PARTS, *STEPS))
+    own = ((REST if name in STEPS else name, start, time) for name, start, time in ranges.own_times())
+    return [KernelTime(part, part, time, time, replayed=False, step=steps.at(start)) for part, start, time in own]
 
 
 def api_calls(events: Events) -> dict[str, Calls]:
     """The host's calls of CUDA's API by name, the longest first: number and microseconds."""
     found: dict[str, Calls] = {}
     for event in events:
-        if event.get("cat") in ("cuda_runtime", "cuda_driver") and event["name"] != _NOT_THE_ENGINES:
+        if event.get("cat") in _API and event["name"] != _NOT_THE_ENGINES:
             number, microseconds = found.get(event["name"], Calls(0, 0.0))
             found[event["name"]] = Calls(number + 1, microseconds + float(event["dur"]))
     return dict(sorted(found.items(), key=lambda item: -item[1].microseconds))
@@ -244,15 +231,10 @@ class Ranges:
         index = self._innermost(bisect_right(self.starts, moment) - 1, moment)
         return None if index < 0 else (index, self.names[index])
 
-    def name_at(self, moment: float) -> str | None:
-        """The name alone."""
-        found = self.at(moment)
-        return None if found is None else found[1]
-
     def own_times(self) -> list[tuple[str, float, float]]:
         """Name, start, and time outside of inner ranges, of each."""
         own = [end - start for start, end in zip(self.starts, self.ends, strict=True)]
-        for index, parent in zip(count(), self.parents):
+        for index, parent in enumerate(self.parents):
             if parent >= 0:
                 own[parent] -= self.ends[index] - self.starts[index]
         return list(zip(self.names, self.starts, own, strict=True))

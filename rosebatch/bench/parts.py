@@ -42,6 +42,12 @@ _OF_LAYERS = {"qkv": QKV, "router": ROUTER, "routed": EXPERTS, "shared": EXPERTS
 _LAST_PRODUCTS = ("project", "project_to_clip")
 
 
+def swap(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
+    """Give an attribute another value until the stack closes."""
+    stack.callback(setattr, owner, name, getattr(owner, name))
+    setattr(owner, name, value)
+
+
 @contextmanager
 def ranges(engine: Engine, mark: Mark) -> Iterator[None]:
     """Name the parts of all steps that the host launches inside the ``with``; ranges nest.
@@ -53,23 +59,18 @@ def ranges(engine: Engine, mark: Mark) -> Iterator[None]:
     model = runner.model
     outs = {id(layer.out if hasattr(layer, "out") else layer.attention.out) for layer in model.layers}
     with ExitStack() as stack:
-
-        def swap(owner: Any, name: str, value: Any) -> None:
-            stack.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, value)
-
         ops = _named_ops(model.ops, outs, mark)
-        swap(model, "ops", ops)
-        swap(model, "layers", [_named_layer(layer, ops, mark) for layer in model.layers])
-        swap(model, "forward", _with_named_attention(model.forward, mark))
-        swap(model, "logits", _named(model.logits, LOGITS, mark))
+        swap(stack, model, "ops", ops)
+        swap(stack, model, "layers", [_named_layer(layer, ops, mark) for layer in model.layers])
+        swap(stack, model, "forward", _with_named_attention(model.forward, mark))
+        swap(stack, model, "logits", _named(model.logits, LOGITS, mark))
         if isinstance(runner, TritonRunner):
             attention, samples = runner.steps.attention, runner.sampler
-            swap(runner.steps, "attention", replace(attention, ops=_named_ops(attention.ops, outs, mark)))
+            swap(stack, runner.steps, "attention", replace(attention, ops=_named_ops(attention.ops, outs, mark)))
         else:
             samples = runner
-        swap(samples, "ops", _named_ops(samples.ops, outs, mark))
-        swap(runner, "launch", _with_named_steps(runner.launch, mark))
+        swap(stack, samples, "ops", _named_ops(samples.ops, outs, mark))
+        swap(stack, runner, "launch", _with_named_steps(runner.launch, mark))
         yield
 
 

@@ -27,21 +27,17 @@ class Profile:
     output: Path
 
 
-def choose_profile(kind: str | None, output: Path, device: str) -> Profile | None:
+def choose_profile(kind: Literal["parts", "torch", "nvtx"] | None, output: Path, device: str) -> Profile | None:
     """From the command line. ``parts`` is no profile but an attribution of each case.
 
     Raises:
         FlagError: the device has no NVTX ranges, or the trace's folder does not exist.
     """
-    if kind == "nvtx":
-        if device != "cuda":
-            raise FlagError(f"--profile nvtx: there are no NVTX ranges on {device}; use --profile torch")
-        return Profile("nvtx", output)
-    if kind == "torch":
-        if not output.parent.is_dir():
-            raise FlagError(f"--profile-output {output}: {output.parent} is not a folder")
-        return Profile("torch", output)
-    return None
+    if kind == "nvtx" and device != "cuda":
+        raise FlagError(f"--profile nvtx: there are no NVTX ranges on {device}; use --profile torch")
+    if kind == "torch" and not output.parent.is_dir():
+        raise FlagError(f"--profile-output {output}: {output.parent} is not a folder")
+    return None if kind is None or kind == "parts" else Profile(kind, output)
 
 
 def attribute_case(case: Case) -> dict[str, Any]:

@@ -5,9 +5,8 @@ A request that comes waits for the decode windows that are planned. So a replay 
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,14 +24,6 @@ from rosebatch.launch.launch import launch
 
 # Decode steps that are planned together while requests may come.
 _STEPS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Clock:
-    """Time in seconds; tests have one of their own."""
-
-    now: Callable[[], float] = time.perf_counter
-    sleep: Callable[[float], None] = time.sleep
 
 
 def replay_case(case: Case, arrivals: Arrivals, scales: Sequence[float], import_seconds: float) -> list[dict[str, Any]]:
@@ -80,7 +71,7 @@ def short_windows(scheduler: Scheduler) -> Iterator[None]:
         scheduler.planner.policy = before
 
 
-def replay(engine: Engine, times: Sequence[float], requests: Sequence[Request], clock: Clock | None = None) -> Run:
+def replay(engine: Engine, times: Sequence[float], requests: Sequence[Request]) -> Run:
     """Run requests that come at their times.
 
     TTFT and E2E count from the time of arrival, also where the engine was busy then.
@@ -89,16 +80,14 @@ def replay(engine: Engine, times: Sequence[float], requests: Sequence[Request], 
         engine: with nothing else to do.
         times: seconds from now, in order.
         requests: one for each time.
-        clock: None is the real one.
     """
-    clock = clock or Clock()
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
     stats, tally = engine.restart_stats(), Tally()
-    started = clock.now()
+    started = time.perf_counter()
     waiting = deque(zip(times, requests, strict=True))
     while waiting or engine.has_unfinished:
-        since = clock.now() - started
+        since = time.perf_counter() - started
         while waiting and waiting[0][0] <= since:
             at, request = waiting.popleft()
             engine.add(request, arrival_time=started + at)
@@ -106,5 +95,5 @@ def replay(engine: Engine, times: Sequence[float], requests: Sequence[Request], 
             for completion in engine.step():
                 tally.add(completion)
         else:
-            clock.sleep(waiting[0][0] - since)
-    return Run(clock.now() - started, tally, stats)
+            time.sleep(waiting[0][0] - since)
+    return Run(time.perf_counter() - started, tally, stats)

@@ -112,15 +112,14 @@ def _time(case: Case, repeats: int, import_seconds: float) -> Entry:
 
 
 @contextmanager
-def _naming(case: Case, cases: Sequence[Case]) -> Iterator[None]:
+def _naming(case: Case, cases: Sequence[Case], smaller: str = "scenario, fewer prompts") -> Iterator[None]:
     """An error names its case where there are several, and says what mends a lack of GPU memory."""
     name = "" if len(cases) == 1 else f"{case.name}, {case.source.name}: "
     try:
         yield
     except torch.OutOfMemoryError as error:
         what = str(error).partition(". ")[0]
-        message = f"{name}{what}: choose a smaller scenario, fewer prompts or less --kv-cache-memory"
-        raise UserError(message) from None
+        raise UserError(f"{name}{what}: choose a smaller {smaller} or less --kv-cache-memory") from None
     except UserError as error:
         raise type(error)(f"{name}{error}") from None
 
@@ -146,11 +145,8 @@ def run_replays(
         require_installed(peer)
     require_fits(arrivals.workload(0), case.source.config.max_model_len)
     others = [(peer, _try_replay(peer, case, arrivals, scales)) for peer in peers]
-    try:
+    with _naming(case, [case], "model"):
         ours = replay_case(case, arrivals, scales, import_seconds)
-    except torch.OutOfMemoryError as error:
-        what = str(error).partition(". ")[0]
-        raise UserError(f"{what}: choose a smaller model or less --kv-cache-memory") from None
     for number, (scale, own) in enumerate(zip(scales, ours, strict=True)):
         yield own
         for peer, theirs in others:

@@ -4,10 +4,8 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-import msgspec
-
 from rosebatch.bench.case import Case, spread
-from rosebatch.bench.throughput import machine_versions
+from rosebatch.bench.throughput import machine_versions, of_runs
 from rosebatch.bench.workload import Workload, require_fits
 from rosebatch.core.errors import UserError
 from rosebatch.core.request import Request
@@ -70,10 +68,8 @@ def time_case_over(pool: Pool, case: Case, repeats: int, import_seconds: float) 
     startup = {"import": import_seconds, "load": served.load_seconds, "warm-up": warm_up}
     machine = {"gpu": served.gpu, "peak_memory_bytes": dict(served.peak_memory), "workers": [*served.workers]}
     report = build_report(task.tally, served.stats, dict(served.description), startup, median, machine=machine)
-    report |= {"graph_replays": served.stats.graph_replays, "graph_captures": served.stats.graph_captures}
     report |= {"idle_share": max(worker["waited_s"] for worker in served.workers) / median}
-    report |= {"kind": "run", "scenario": case.name, "model": case.source.name}
-    report |= {"workload": msgspec.to_builtins(case.scenario), "seconds": timed}
+    report |= of_runs(case, served.stats, timed)
     return report | {"versions": report["versions"] | machine_versions()}
 
 

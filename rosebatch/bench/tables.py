@@ -86,10 +86,8 @@ def _line(entry: Entry) -> dict[str, str]:
         return line | {"seconds (min-max)": "failed"}
     *before, warm_up = entry["startup_s"].values()
     return line | {
+        **_rates(entry),
         "seconds (min-max)": _spread(spread(entry["seconds"]), ".4f"),
-        "output tok/s": f"{entry['output_tokens_per_s']:.0f}",
-        "of floor": _share(entry),
-        "time/first": _over_first(entry),
         "ours/theirs": f"{entry['ratio']:.2f}" if "ratio" in entry else "",
         "start-up": f"{sum(before):.1f}",
         "first run": f"{warm_up:.2f}",
@@ -101,10 +99,8 @@ def _mean_line(means: dict[str, Any]) -> dict[str, str]:
     return {
         "scenario": "geometric mean",
         "engine": "rosebatch",
+        **_rates(means),
         "seconds (min-max)": f"{means['elapsed_s']:.4f}",
-        "output tok/s": f"{means['output_tokens_per_s']:.0f}",
-        "of floor": _share(means),
-        "time/first": _over_first(means),
         "ours/theirs": ", ".join(f"{name} {ratio:.2f}" for name, ratio in means["ratios"].items()),
     }
 
@@ -124,12 +120,8 @@ def _report(entry: Entry, about: str) -> list[tuple[str, str]]:
     rows = [("scenario", f"{entry['scenario']}: {about}" if about else entry["scenario"]), *table(entry)]
     if "cold_s" in entry:
         over = f"{entry['first_over_warm']:.2f}"
-        rows.append(
-            (
-                "cold",
-                f"{entry['cold_s']:.2f} s to the end of the first run, which took {over} times as long as later ones",
-            )
-        )
+        took = f"{entry['cold_s']:.2f} s to the end of the first run, which took {over} times as long as later ones"
+        rows.append(("cold", took))
     rows.append(("timed runs", f"{len(entry['seconds'])}, seconds {_spread(spread(entry['seconds']), '.4f')}"))
     rows.append(("graphs", f"{entry['graph_captures']} captured, {entry['graph_replays']} replays"))
     for worker in entry.get("workers", ()):
@@ -146,12 +138,13 @@ def _report(entry: Entry, about: str) -> list[tuple[str, str]]:
     return [*rows, ("versions", ", ".join(f"{name} {version}" for name, version in entry["versions"].items()))]
 
 
-def _share(values: dict[str, Any]) -> str:
-    return f"{values['share_of_floor']:.0%}" if "share_of_floor" in values else "-"
-
-
-def _over_first(values: Mapping[str, Any]) -> str:
-    return f"{values['time_over_first']:.2f}" if "time_over_first" in values else ""
+def _rates(values: Mapping[str, Any]) -> dict[str, str]:
+    """What a run and a mean have in common."""
+    return {
+        "output tok/s": f"{values['output_tokens_per_s']:.0f}",
+        "of floor": f"{values['share_of_floor']:.0%}" if "share_of_floor" in values else "-",
+        "time/first": f"{values['time_over_first']:.2f}" if "time_over_first" in values else "",
+    }
 
 
 def _spread(values: dict[str, float], form: str) -> str:

@@ -1,6 +1,7 @@
 """Timing one engine: a warm-up of the full shape, then timed runs. The report is that of the median run."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -69,10 +70,14 @@ def time_case(case: Case, repeats: int, import_seconds: float) -> dict[str, Any]
     report = build_report(median.tally, median.stats, launched.description, startup, median.seconds)
     del launched
     release_memory()
-    report |= {"graph_replays": median.stats.graph_replays, "graph_captures": median.stats.graph_captures}
-    report |= {"kind": "run", "scenario": case.name, "model": case.source.name}
-    report |= {"workload": msgspec.to_builtins(case.scenario)}
-    return report | {"seconds": seconds, "versions": report["versions"] | machine_versions()}
+    return report | of_runs(case, median.stats, seconds) | {"versions": report["versions"] | machine_versions()}
+
+
+def of_runs(case: Case, stats: EngineStats, seconds: Sequence[float]) -> dict[str, Any]:
+    """What a bench adds to the report of the median run; ``stats`` are that run's, ``seconds`` those of all."""
+    graphs = {"graph_replays": stats.graph_replays, "graph_captures": stats.graph_captures}
+    named = {"kind": "run", "scenario": case.name, "model": case.source.name}
+    return {**graphs, **named, "workload": msgspec.to_builtins(case.scenario), "seconds": seconds}
 
 
 def against_floor(case: Case, seconds: float, rates: Rates | None) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 import random
 from dataclasses import dataclass
 
+import msgspec
+
 from rosebatch.bench.scenario import Length, Range, Sampling, Scenario
 from rosebatch.core.errors import UserError
 from rosebatch.core.request import Request
@@ -28,20 +30,9 @@ class Workload:
 
     def requests(self, sampling: Sampling) -> list[Request]:
         """The requests for our engine. Each row has its own random numbers."""
+        values = msgspec.structs.asdict(sampling)
         return [
-            Request(
-                index,
-                tuple(prompt),
-                SamplingParams(
-                    temperature=sampling.temperature,
-                    top_k=sampling.top_k,
-                    top_p=sampling.top_p,
-                    min_p=sampling.min_p,
-                    max_tokens=length,
-                    seed=index,
-                    ignore_eos=True,
-                ),
-            )
+            Request(index, tuple(prompt), SamplingParams(**values, max_tokens=length, seed=index, ignore_eos=True))
             for index, (prompt, length) in enumerate(zip(self.prompts, self.output_lens, strict=True))
         ]
 

@@ -227,7 +227,7 @@ def test_replays_are_told_from_launches():
         events.append({"cat": "cuda_driver", "name": "cuLaunchKernelEx", "ts": number, "dur": 1, "args": args})
     (step,) = read_steps(events).decodes
     assert [time.replayed for time in step] == [True] * 3 + [False] * 2
-    assert [time.waited for time in step] == [0, 1, 1, 51, 1]
+    assert [time.advances - time.duration for time in step] == [0, 1, 1, 51, 1]
 
 
 def test_calls_of_cuda():

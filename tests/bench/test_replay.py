@@ -3,13 +3,12 @@
 import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from rosebatch.bench.against import Peer, replay_peer
 from rosebatch.bench.page import bench_page
-from rosebatch.bench.replay import Clock, replay, short_windows
+from rosebatch.bench.replay import replay, short_windows
 from rosebatch.bench.scenario import Sampling
 from rosebatch.bench.session import run_replays
 from rosebatch.bench.tables import print_replays, ranks
@@ -33,7 +32,7 @@ class VirtualTime:
         self.time = 100.0
         self.slept = []
 
-    def now(self):
+    def perf_counter(self):
         return self.time
 
     def sleep(self, seconds):
@@ -44,7 +43,8 @@ class VirtualTime:
 @pytest.fixture
 def virtual(monkeypatch):
     clock = VirtualTime()
-    monkeypatch.setattr("rosebatch.engine.engine.time", SimpleNamespace(perf_counter=clock.now))
+    for module in ("rosebatch.engine.engine", "rosebatch.bench.replay"):
+        monkeypatch.setattr(f"{module}.time", clock)
     return clock
 
 
@@ -59,7 +59,7 @@ def run(virtual, times, lengths, scale=1.0):
         Request(i, (65 + i, 66, 67, 68), SamplingParams(max_tokens=length, ignore_eos=True))
         for i, length in enumerate(lengths)
     ]
-    return replay(engine, [at / scale for at in times], requests, Clock(virtual.now, virtual.sleep))
+    return replay(engine, [at / scale for at in times], requests)
 
 
 def test_exact_figures(virtual):

@@ -52,13 +52,14 @@ class Streaming(NamedTuple):
 
 
 def serve(
-    load: Callable[[dict[str, Any]], Loaded], load_streaming: Callable[[dict[str, Any]], Awaitable[Streaming]]
+    load: Callable[[dict[str, Any]], Loaded],
+    load_streaming: Callable[[dict[str, Any]], Awaitable[Streaming]] | None = None,
 ) -> None:
     """Answer the specification whose path is this process's only argument.
 
     Args:
         load: imports the engine and builds it.
-        load_streaming: the same for an engine that streams.
+        load_streaming: the same for an engine that streams; None if it takes no request while others run.
     """
     spec = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     # Engines write to stdout from Python, from C and from processes that they start. So the answer gets a descriptor
@@ -67,6 +68,7 @@ def serve(
     os.dup2(2, 1)
     started = time.perf_counter()
     if "replays" in spec:
+        assert load_streaming is not None, "only engines that stream are given replays"
         found, close = asyncio.run(_replays(spec, load_streaming, started))
     else:
         engine = load(spec)

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from rosebatch.bench.peers.protocol import Loaded, Prompts, Streaming, serve
+from rosebatch.bench.peers.protocol import Loaded, Prompts, serve
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -67,10 +67,5 @@ def _generation(sampling: dict[str, Any]) -> dict[str, Any]:
     return {"do_sample": True, "top_k": 0, **sampling}
 
 
-async def load_streaming(spec: dict[str, Any]) -> Streaming:
-    """Nothing: ``generate`` takes no request while others run."""
-    raise NotImplementedError("transformers' generate takes no request while others run")
-
-
 if __name__ == "__main__":
-    serve(load, load_streaming)
+    serve(load)

@@ -6,7 +6,7 @@ Nothing is generated, so all ``output_lens`` are 0, and there is no ``sampling``
 from collections.abc import Callable
 from typing import Any
 
-from rosebatch.bench.peers.protocol import Loaded, Prompts, Streaming, serve
+from rosebatch.bench.peers.protocol import Loaded, Prompts, serve
 from rosebatch.bench.peers.vllm import engine_arguments
 
 
@@ -34,10 +34,5 @@ def _without_scores() -> None:
     factories.enable_scoring_api = lambda *_: False
 
 
-async def load_streaming(spec: dict[str, Any]) -> Streaming:
-    """Embeddings do not stream."""
-    raise NotImplementedError
-
-
 if __name__ == "__main__":
-    serve(load, load_streaming)
+    serve(load)
