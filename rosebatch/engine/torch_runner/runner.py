@@ -74,7 +74,7 @@ class TorchRunner:
 
     @torch.inference_mode()
     def _run(self, plan: PackedStep, masks: Masks) -> StepResult:
-        """Copy blocks, compute all chunks in one packed forward pass, sample the rows that are sampled."""
+        """Copy blocks, compute all chunks in one packed forward pass, and sample."""
         specs, blocks = self.tables.specs, self.tables.blocks
         self.tables.update(plan)
         self.pooling.update(plan)
