@@ -1,4 +1,4 @@
-"""The kernels that a rehearsal compiles are those that a run launches."""
+"""The kernels that the warm-up compiles are those that a run launches."""
 
 import os
 import subprocess
@@ -20,7 +20,9 @@ from rosebatch.launch.launch import launch
 
 compiled = []
 knobs.compilation.listener = lambda *, src, cache_hit, **_: cache_hit or compiled.append(src.fn.__name__)
-config = RunConfig.of(sys.argv[1], load_format="dummy", device="cuda", parallel_compile=True)
+# Not all of the GPU: other tests use it, too.
+options = dict(load_format="dummy", device="cuda", parallel_compile=True, kv_cache_memory=2**32)
+config = RunConfig.of(sys.argv[1], **options)
 engine = launch(config).engine
 loading, running = list(compiled), compiled
 del running[:]
@@ -30,7 +32,7 @@ print(len(loading), *running)
 
 
 def test_a_run_compiles_nothing_more(tmp_path):
-    """Where a launch has other arguments than in the rehearsal, the run would wait for the compiler."""
+    """Where a launch has other arguments than in the warm-up, the run would wait for the compiler."""
     path = python_path(os.environ.get("PYTHONPATH", ""))
     environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": path}
     command = [sys.executable, "-c", RUN, str(ROOT / "configs/models/gpt2.toml")]
