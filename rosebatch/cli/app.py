@@ -5,7 +5,7 @@ import sys
 import time
 import traceback
 from contextlib import suppress
-from typing import Annotated, Any, NoReturn, get_args
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -15,7 +15,7 @@ from rosebatch.cli.cache import cache
 from rosebatch.cli.closed_streams import fill_closed_streams
 from rosebatch.cli.embed import embed
 from rosebatch.cli.options import SamplingFlags, Source, takes
-from rosebatch.config.run import InputFormat, RunConfig
+from rosebatch.config.run import RunConfig
 from rosebatch.core.errors import FlagError, InterruptionError, UserError, printable
 from rosebatch.core.version import __version__
 from rosebatch.job.config import JobConfig
@@ -35,6 +35,8 @@ app = typer.Typer(
 
 # What only the serving of a file needs.
 _OF_JOBS = ("data_parallel_size", "ray", "worker_timeout")
+# What says how an input is read.
+_OF_INPUTS = ("input_format", "result_column", "prompt_column", "id_column", "columns")
 # What only files of rows need.
 _OF_ROWS = (
     "ray",
@@ -59,35 +61,14 @@ app.command(add_help_option=False)(embed)
 
 
 @app.command(add_help_option=False)
-@takes(run=RunConfig, sampling=SamplingFlags, without=_OF_JOBS)
+@takes(job=JobConfig, run=RunConfig, sampling=SamplingFlags, without=_OF_JOBS, only={"job": _OF_INPUTS})
 def check(
     source: Source,
-    input_format: Annotated[
-        InputFormat,
-        typer.Option(
-            "--input-format", metavar="|".join(get_args(InputFormat)), help="As for generate.", show_default=False
-        ),
-    ] = "auto",
-    result_column: Annotated[
-        str | None,
-        typer.Option("--result-column", metavar="NAME", help="As for generate.", show_default=False, hidden=True),
-    ] = None,
-    prompt_column: Annotated[
-        str | None,
-        typer.Option("--prompt-column", metavar="NAME", help="As for generate.", show_default=False, hidden=True),
-    ] = None,
-    id_column: Annotated[
-        str | None,
-        typer.Option("--id-column", metavar="NAME", help="As for generate.", show_default=False, hidden=True),
-    ] = None,
-    columns: Annotated[
-        str | None,
-        typer.Option("--columns", metavar="A,B,C", help="As for generate.", show_default=False, hidden=True),
-    ] = None,
     is_embed: Annotated[
         bool, typer.Option("--embed", metavar=" ", help="Rows are for embed.", show_default=False)
     ] = False,
     *,
+    job: dict[str, Any],
     run: dict[str, Any],
     sampling: dict[str, Any],
 ) -> None:
@@ -98,16 +79,7 @@ def check(
     from rosebatch.io.tasks.embed import Embed
     from rosebatch.io.tasks.generate import GENERATE
 
-    job = {
-        "input": source,
-        "input_format": input_format,
-        "result_column": result_column,
-        "prompt_column": prompt_column,
-        "id_column": id_column,
-        "columns": columns,
-        "task": Embed() if is_embed else GENERATE,
-    }
-    jobs.check(job, run, sampling)
+    jobs.check({"input": source, "task": Embed() if is_embed else GENERATE, **job}, run, sampling)
 
 
 @app.command(add_help_option=False)

@@ -1,11 +1,11 @@
 """Makes the flags of commands from the fields of configs: a field is declared once, with its help."""
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
-from types import NoneType, UnionType
+from types import MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
@@ -60,7 +60,11 @@ Source = Annotated[
 
 
 def takes(
-    *, unset: Iterable[str] = (), without: Iterable[str] = (), **groups: type
+    *,
+    unset: Iterable[str] = (),
+    without: Iterable[str] = (),
+    only: Mapping[str, Collection[str]] = MappingProxyType({}),
+    **groups: type,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorate a command so that the fields of each group are flags of it.
 
@@ -70,12 +74,20 @@ def takes(
     Args:
         unset: groups whose dictionaries hold only what was given, without defaults.
         without: fields that mean nothing to the command.
+        only: of some groups, the fields that are flags.
         groups: dataclasses by the name of the command's parameter.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = [p for p in inspect.signature(command).parameters.values() if p.name not in groups]
-        flags = {name: _parameters(group, without, unset=name in unset) for name, group in groups.items()}
+        flags = {
+            name: [
+                parameter
+                for parameter in _parameters(group, without, unset=name in unset)
+                if name not in only or parameter.name in only[name]
+            ]
+            for name, group in groups.items()
+        }
 
         @wraps(command)
         def with_flags(**values: Any) -> None:
