@@ -8,7 +8,6 @@ and number of rows. The number is at most ``TILE_ROWS``; a tile of 0 rows is pad
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -23,7 +22,7 @@ def prefill_arguments(
     q: Tensor, cache: Tensor, block_table: Tensor, tiles: Tensor, *, num_heads: int
 ) -> tuple[Tensor, dict[str, Any]]:
     """The result, and arguments of a kernel that computes it: the attention of tiles."""
-    out = torch.empty(len(q), num_heads * cache.shape[-1], dtype=q.dtype, device=q.device)
+    out = q.new_empty(len(q), num_heads * cache.shape[-1])
     return out, {
         "out": out,
         "q": q,

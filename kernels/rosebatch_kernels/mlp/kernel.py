@@ -92,7 +92,7 @@ def sigmoid_mul(x: Tensor, gate: Tensor, *, sizes: Sizes, device: Device) -> Ten
     """``x · sigmoid(gate)`` of ``[T, I]`` each, rows at any stride, rounded once; a gate may be ``[T, 1]``."""
     assert x.stride(-1) == gate.stride(-1) == 1, "the last axis is contiguous"
     tokens, size = x.shape
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
     grid, tile = _tiles(tokens, size, sizes=sizes, device=device)
     _sigmoid_mul[grid](
         x=x,
@@ -119,7 +119,7 @@ def _launch_activation(x: Tensor, bias: Tensor | None, name: str, *, sizes: Size
 def _launch_gated(gate_up: Tensor, name: str, *, sizes: Sizes, device: Device) -> Tensor:
     assert gate_up.stride(-1) == 1, "the last axis is contiguous"
     tokens, size = len(gate_up), gate_up.shape[-1] // 2
-    out = torch.empty(tokens, size, dtype=gate_up.dtype, device=gate_up.device)
+    out = gate_up.new_empty(tokens, size)
     grid, tile = _tiles(tokens, size, sizes=sizes, device=device)
     _activation_mul[grid](
         gate_up=gate_up, out=out, tokens=tokens, size=size, stride=gate_up.stride(0), NAME=GATES[name], **tile

@@ -167,8 +167,9 @@ def _launch(
     """The norm of ``kind``: ``layer``, ``rms`` or None. Without a residual, the second result is ``x``."""
     rows, size = rows_of(x, residual), x.shape[-1]
     like = x if residual is None else residual
-    total = x if residual is None else torch.empty(like.shape, dtype=like.dtype, device=x.device)
-    normed = total if kind is None else torch.empty(like.shape, dtype=like.dtype, device=x.device)
+    # ``empty_like`` takes the host a microsecond less than ``empty`` with its arguments.
+    total = x if residual is None else torch.empty_like(like, memory_format=torch.contiguous_format)
+    normed = total if kind is None else torch.empty_like(like, memory_format=torch.contiguous_format)
     block = triton.next_power_of_2(size)
     tile_rows = max(1, sizes.tile // block)
     _norm[(triton.cdiv(rows.number, tile_rows),)](

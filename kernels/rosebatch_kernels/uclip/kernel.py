@@ -85,7 +85,7 @@ def _launch(
     """Without a residual the second result is ``x``."""
     rows, size = rows_of(x, residual), x.shape[-1]
     like = x if residual is None else residual
-    normed = torch.empty(like.shape, dtype=like.dtype, device=x.device)
+    normed = torch.empty_like(like, memory_format=torch.contiguous_format)
     total = x if residual is None else torch.empty_like(normed)
     tile = sizes.few if rows.number * size <= sizes.one_wave else sizes.many
     columns = min(tile, sizes.columns, triton.next_power_of_2(size))
