@@ -35,7 +35,7 @@ def chosen_switches(names: Sequence[str], device: str, switches: Switches) -> li
     Args:
         names: as given.
         device: of the run.
-        toggles: of the run.
+        switches: of the run.
 
     Raises:
         FlagError: there is no such switch, or it does nothing on the device or beside a switch that is off.

@@ -60,7 +60,7 @@ def load_trace(path: Path, vocab_size: int, *, limit: int | None = None, seed: i
     Args:
         path: of a ``.csv`` file, or of JSONL.
         vocab_size: of the model.
-        most: requests to take, from the beginning; None takes all.
+        limit: requests to take, from the beginning; None takes all.
         seed: of the token ids, which are random.
 
     Raises:

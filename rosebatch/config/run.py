@@ -30,7 +30,7 @@ class Flag:
         help: one line for people.
         panel: of the help text.
         names: where the flag is not called like the field.
-        least: of a number.
+        minimum: of a number.
         metavar: of the value.
         rare: whether only ``--help-all`` shows it.
     """

@@ -154,7 +154,7 @@ def without_effect(requested: Mapping[str, bool | None], switches: Switches, dev
 
     Args:
         requested: as for ``Switches.resolve``.
-        toggles: what it returned.
+        switches: what it returned.
         device: the same.
     """
     found = []

@@ -22,7 +22,7 @@ LONG = b"long factors"
 class LongRope:
     """A ``rosebatch.engine.plan.RestartPolicy`` from the lengths of a model's rotary tables.
 
-    See ``rosebatch.model.layers.Rotary``.
+    See ``rosebatch.model.rope.Rotary``.
 
     Attributes:
         trained_len: most tokens that are computed with short factors.
@@ -35,14 +35,14 @@ class LongRope:
     def spec_for(self, spec: SequenceSpec, num_tokens: int) -> SequenceSpec:
         """The last token of a sequence is not computed, so one more than the trained length may be known."""
         if num_tokens > self.trained_len:
-            return replace(spec, salt=LONG, restart_len=None)
+            return replace(spec, salt=spec.salt.removesuffix(LONG) + LONG, restart_len=None)
         restart_len = self.trained_len + 1
         return replace(spec, restart_len=restart_len) if restart_len < spec.max_len else spec
 
     def rotary_rows(self, chunk: Chunk, spec: SequenceSpec) -> np.ndarray:
         """Decode steps need no long rows: their tokens with long factors are after the trained length."""
         rows = np.arange(chunk.start, chunk.end, dtype=np.int32)
-        if spec.salt == LONG:
+        if spec.salt.endswith(LONG):
             rows[rows < self.trained_len] += self.max_len
         return rows
 

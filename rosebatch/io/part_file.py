@@ -109,7 +109,7 @@ class PartFile:
 
         Args:
             path: of the file.
-            most: ignore the results of rows from this index on; None keeps all.
+            limit: ignore the results of rows from this index on; None keeps all.
 
         Returns:
             None if there is no file, or not even a whole manifest in it.

@@ -37,7 +37,7 @@ class LaunchPlan:
 
     Attributes:
         config: as it was given.
-        toggles: the switches, resolved for the device.
+        switches: resolved for the device.
         source: the model.
         tokenizer_folder: None for a .toml of shapes, which works on token ids.
         seconds: spent on deciding; downloading a model or converting a GGUF file counts.

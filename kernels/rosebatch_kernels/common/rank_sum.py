@@ -23,9 +23,9 @@ def sum_over_ranks(value, offset, inside, TILE: tl.constexpr, buffers, sums, sig
 
     Args:
         value: this rank's part.
-        offset: where it lies in the memory of all rows, a ``tile`` for each program; ``inside`` is its mask.
-        tile: numbers of a program.
-        buffers, sums, signals, rank: see ``AllReduce``.
+        offset: where it lies in the memory of all rows, a ``TILE`` for each program; ``inside`` is its mask.
+        TILE: numbers of a program.
+        buffers, sums, signals, RANK: see ``AllReduce``.
     """
     if sums is None:
         total = _in_one_shot(value, offset, inside, buffers, signals, RANK)

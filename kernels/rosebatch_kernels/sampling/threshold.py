@@ -65,7 +65,7 @@ def pick_kept(
     """Offset of the token that ``number`` picks among the tokens of a source that all filters keep.
 
     Args:
-        base, size, group: the source, which holds all logits >= bound.
+        base, size, GROUP: the source, which holds all logits >= bound.
         bound: at most the threshold of top-k; without top-k, at most that of top-p.
         least: the threshold of min-p.
         top, scale: of the weights.
@@ -73,9 +73,9 @@ def pick_kept(
         p: 1 keeps all.
         whole: sum of the weights of the whole row; used for top-p without top-k.
         number: in (0, 1).
-        blank_bits: number of lowest bits of the logits' fp32 form that are always 0.
-        tile: elements that are read at a time.
-        fits: whether one tile holds the source, which is then read once.
+        BLANK_BITS: number of lowest bits of the logits' fp32 form that are always 0.
+        TILE: elements that are read at a time.
+        FITS: whether one tile holds the source, which is then read once.
     """
     index = tl.arange(0, TILE)
     held = load(base, index, size, GROUP)
@@ -189,7 +189,7 @@ def lower_bound(maximum, total, whole, top, scale, k, p, vocab, index, segments,
         p: 1 keeps all.
         vocab: number of logits in the row.
         index: ``[block]``, 0 and up.
-        segment: number of logits in a segment.
+        SEGMENT: number of logits in a segment.
     """
     bound = top + float("-inf")
     # The weight that may be dropped, with a margin for the rounding of the sums.

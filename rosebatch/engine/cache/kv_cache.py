@@ -30,7 +30,7 @@ def bytes_for_longest(
         block_size: tokens of a block.
         dtype: of K and V.
         lengths: tokens of each sequence.
-        seats: sequences at a time.
+        slots: sequences at a time.
         chunk: most tokens of a step with prompts.
     """
     whole = sum(-(-length // block_size) + 1 for length in heapq.nlargest(slots, lengths))

@@ -77,8 +77,8 @@ def plan_memory(
         state_bytes: that a sequence's states take next to its blocks.
         windows: the sliding window of each layer; None for full attention in all.
         whole_prompts: whether a prompt is computed in one step, however long.
-        fused_sampler: without it, sampling takes several times the memory of the logits, so memory decides no seats.
-        least: the least of each number over the processes that hold the model: all make the same plan.
+        fused_sampler: without it, sampling takes several times the memory of the logits, so memory decides no slots.
+        minimum: the least of each number over the processes that hold the model: all make the same plan.
 
     Raises:
         FlagError: the KV cache has no room for a single block.

@@ -25,7 +25,7 @@ def max_blocks(window: int, block_size: int, *, longest: int, slots: int, chunk:
         window: of the group; 0 for full attention.
         block_size: tokens of a block.
         longest: tokens of a sequence.
-        seats: sequences at a time.
+        slots: sequences at a time.
         chunk: most tokens of a step with prompts. Their blocks come back after the step.
     """
     full = slots * -(-longest // block_size)

@@ -137,7 +137,7 @@ class DeviceState:
         }
 
     def penalties(self, columns: Tensor | slice) -> dict[str, Tensor]:
-        """The parameters of ``rosebatch_kernels.logits.adjust`` for these columns."""
+        """The parameters of ``rosebatch_kernels.logits.kernel.adjust`` for these columns."""
         fields = self.fields[:, columns]
         real = fields.view(torch.float32)
         return {

@@ -92,7 +92,7 @@ def horizontals(left: int, top: int, height: int, limit: float, label: Callable[
 
     Args:
         left, top, height: of the plot inside.
-        most: the value at its top.
+        limit: the value at its top.
         label: the text of a value.
     """
     parts = []
