@@ -14,7 +14,7 @@ def named(docstring, head):
     if section is None:
         return set()
     indent = re.match(" *", section[1])[0]
-    lines = re.findall(rf"^{indent}([\w*, ]+):", section[1], re.MULTILINE)
+    lines = re.findall(rf"^{indent}([\w*][\w*, ]*):", section[1], re.MULTILINE)
     names = {name.strip().lstrip("*") for line in lines for name in line.split(",")}
     return {name for name in names if name.isidentifier()}
 
