@@ -249,7 +249,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def kv_planes(self) -> tuple[tuple[Planes, ...], ...]:
-        """What each layer with a KV cache keeps there."""
+        """What each layer with a KV cache keeps there: the ``planes`` of the model's mixers, as a test checks."""
         if self.transformers is not None:
             return self.transformers.kv_planes
         return ((Planes(self.num_kv_heads, self.head_dim, 2),),) * (self.num_layers - self.num_state_layers)
@@ -268,11 +268,6 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def state_bytes(self, itemsize: int) -> int:
         """Bytes of a sequence's states in all layers, activations of ``itemsize``."""
         return self.num_state_layers * self.delta.state_bytes(itemsize) if self.delta else 0
-
-    @property
-    def num_expert_layers(self) -> int:
-        """Layers with routed experts."""
-        return sum(self.experts.layers) if self.experts else 0
 
     @property
     def kv_windows(self) -> list[int]:

@@ -239,8 +239,8 @@ class Engine:
         now = time.perf_counter()
         live = len(self.scheduler.queues.running)
         self.stats.record(plan, result, now, blocks_used=self.scheduler.blocks.num_used, live=live)
-        finished, waits = self.scheduler.commit(plan, result, now)
-        for seconds, count in waits.items():
+        finished, gaps = self.scheduler.commit(plan, result, now)
+        for seconds, count in gaps.items():
             self.stats.itl.add(seconds, count)
         for sequence in finished:
             self._constraints.pop(sequence.id, None)

@@ -42,29 +42,28 @@ def run_rows(
         check: called before every step; what it raises ends the loop there.
 
     Yields:
-        after every step. The end of this process then costs no result of it.
+        after every step, with its results flushed: a kill then loses none of them.
     """
     tally, progress = tally or Tally(), progress or Progress(None, enabled=False)
     tokenizer, grammars = (launched.tokenizer, launched.grammars) if serving.decode else (None, None)
     shape, counted = serving.shape, "prompt_tokens" if progress.counts == "prompt" else "output_tokens"
 
     def write(result: Result | FailedRow) -> None:
-        try:
-            if not isinstance(result, FailedRow):
+        if not isinstance(result, FailedRow):
+            try:
                 written = shape.result(result)
-        except Exception as error:
-            assert not isinstance(result, FailedRow)
-            result = result.row.failed(unexpected("telling the answer", error))
-        if isinstance(result, FailedRow):
-            sink.add(result.index, shape.failure(result), failed=True)
-            tally.add_error(result.error)
-            progress.advance(failed=True)
-            return
-        row, before = result.row, getattr(tally, counted)
-        sink.add(row.index, written, failed=False)
-        tally.add_row(result.completions, result.finish_reasons)
-        tally.add_fields(row.ignored, row.unclear)
-        progress.advance(tokens=getattr(tally, counted) - before)
+            except Exception as error:
+                result = result.row.failed(unexpected("telling the answer", error))
+            else:
+                row, before = result.row, getattr(tally, counted)
+                sink.add(row.index, written, failed=False)
+                tally.add_row(result.completions, result.finish_reasons)
+                tally.add_fields(row.ignored, row.unclear)
+                progress.advance(tokens=getattr(tally, counted) - before)
+                return
+        sink.add(result.index, shape.failure(result), failed=True)
+        tally.add_error(result.error)
+        progress.advance(failed=True)
 
     batches = serve(
         launched.engine,
@@ -83,7 +82,9 @@ def run_rows(
     with closing(batches):
         for batch in batches:
             with Stopwatch(tally.host_seconds, "writing"):
-                while batch:
-                    write(batch.pop(0))
+                for result in batch:
+                    write(result)
+                    # Before the next one is made.
+                    del result
                 sink.flush()
             yield

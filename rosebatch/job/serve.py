@@ -8,6 +8,7 @@ import gc
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 
 from rosebatch.engine.engine import Engine
 from rosebatch.host.threads import DaemonPool
@@ -22,7 +23,7 @@ from rosebatch.text.grammar import Grammars
 from rosebatch.text.tokenizer import Tokenizer
 
 # Rows that are added, and rows whose texts are decoded, between two steps: about what a decode window finishes. More
-# where seats would stay empty, or many rows have finished at once.
+# where slots would stay empty, or many rows have finished at once.
 _ROWS_A_STEP = 32
 # Rows that fail one after the other before the caller gets them.
 _MAX_FAILED = 1024
@@ -45,7 +46,7 @@ def serve(
     max_inflight_bytes: int = DEFAULT_BYTES,
     return_token_ids: bool = False,
     whole_texts: bool = False,
-) -> Generator[list[Result | FailedRow], None, None]:
+) -> Generator[Iterable[Result | FailedRow], None, None]:
     """Complete every row; a row that cannot be served becomes a failed one.
 
     Closing the iterator early drops what is unfinished, and leaves the engine ready for other work.
@@ -64,11 +65,12 @@ def serve(
         return_token_ids, whole_texts: see ``rosebatch.job.serving.Serving``.
 
     Yields:
-        after every step the rows that are finished, perhaps none; they come in any order.
+        after every step the rows that are finished, perhaps none, in any order. They are to be taken before the next
+        step, one by one.
     """
     seconds = defaultdict(float) if seconds is None else seconds
     # Twice what runs at a time: there is always a next sequence, and memory does not grow with the input.
-    window = 2 * engine.max_num_seqs
+    max_unfinished = 2 * engine.max_num_seqs
     # Half of the bytes are for the engine. A quarter is for rows that are sorted, and the rest for those around them.
     max_bytes = max_inflight_bytes
     # One encodes while the other decodes; each call uses all cores.
@@ -80,7 +82,7 @@ def serve(
         source = with_grammars(source, grammars, check, seconds, max_bytes // 8)
         tickets = Tickets(tokenizer, decoder, seconds, max_bytes // 2, check, return_token_ids, whole_texts)
         try:
-            yield from _steps(engine, source, tickets, window, paused, check)
+            yield from _steps(engine, source, tickets, max_unfinished, paused, check)
         except BaseException:
             engine.abort()
             raise
@@ -91,26 +93,26 @@ def _steps(
     engine: Engine,
     source: Iterator[Prepared | FailedRow | None],
     tickets: Tickets,
-    window: int,
+    max_unfinished: int,
     paused: Callable[[], bool],
     check: Callable[[], None],
-) -> Iterator[list[Result | FailedRow]]:
+) -> Iterator[Iterable[Result | FailedRow]]:
     exhausted = False
-    # A row for which there is no room yet.
-    kept: Prepared | None = None
-    while not exhausted or kept is not None or engine.has_unfinished:
+    no_room_yet: Prepared | None = None
+    while not exhausted or no_room_yet is not None or engine.has_unfinished:
         # By numbers alone, never by how far a thread happens to be: a second run takes the same steps. Only a few rows
-        # at a time, so that the device does not wait while many are replaced; all of them if seats would stay empty.
+        # at a time, so that the device does not wait while many are replaced; all of them if slots would stay empty.
         added, failed, failed_bytes = 0, list[Result | FailedRow](), 0
-        while kept or not exhausted:
-            if engine.num_unfinished >= (window if added < _ROWS_A_STEP else engine.max_num_seqs):
+        while no_room_yet or not exhausted:
+            limit = max_unfinished if added < _ROWS_A_STEP else engine.max_num_seqs
+            if engine.num_unfinished >= limit:
                 break
             check()
             if paused() and engine.has_unfinished:
                 break
             if len(failed) == _MAX_FAILED or failed_bytes > tickets.max_bytes // 8:
                 break
-            item, kept = kept or next(source, END), None
+            item, no_room_yet = no_room_yet or next(source, END), None
             if item is None:
                 # Nothing to read at the moment.
                 break
@@ -118,18 +120,18 @@ def _steps(
                 exhausted = True
                 break
             if isinstance(item, Prepared) and not tickets.has_room(item):
-                kept = item
+                no_room_yet = item
                 break
             refused = item if isinstance(item, FailedRow) else tickets.add(engine, item)
             if refused is not None:
                 failed.append(refused)
                 failed_bytes += size_of(refused)
             added += 1
-        # Nothing else may hold on to a row's bytes.
+        # Our references go: a row's bytes are freed when its result is written.
         item = refused = None
         check()
         tickets.take(engine.step() if engine.has_unfinished else ())
-        yield failed + tickets.finished(_ROWS_A_STEP)
+        yield chain(failed, tickets.finished(_ROWS_A_STEP))
 
 
 @contextmanager

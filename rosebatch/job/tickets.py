@@ -60,16 +60,16 @@ class Tickets:
     return_token_ids: bool
     whole_texts: bool
     _bytes: int = 0
-    _num_rows: Counter[Grammar] = field(default_factory=Counter)
+    _rows_of_grammar: Counter[Grammar] = field(default_factory=Counter)
     _ids: Iterator[int] = field(default_factory=count)
     _open: dict[int, _Ticket] = field(default_factory=dict)
-    _whole: deque[_Ticket] = field(default_factory=deque)
+    _complete: deque[_Ticket] = field(default_factory=deque)
     _decoding: tuple[list[_Ticket], Future[Sequence[_Text]]] | None = None
 
     def has_room(self, row: Prepared) -> bool:
         """Whether a row may be added now. Rows that share a grammar count it once; one that is too large runs alone."""
         size = row.size
-        if row.grammar is not None and row.grammar not in self._num_rows:
+        if row.grammar is not None and row.grammar not in self._rows_of_grammar:
             size += row.grammar.memory
         return not self._bytes or self._bytes + size <= self.max_bytes
 
@@ -78,11 +78,11 @@ class Tickets:
         self._bytes += sign * row.size
         if row.grammar is None:
             return
-        self._num_rows[row.grammar] += sign
-        if self._num_rows[row.grammar] == max(0, sign):
+        self._rows_of_grammar[row.grammar] += sign
+        if self._rows_of_grammar[row.grammar] == max(0, sign):
             self._bytes += sign * row.grammar.memory
-        if not self._num_rows[row.grammar]:
-            del self._num_rows[row.grammar]
+        if not self._rows_of_grammar[row.grammar]:
+            del self._rows_of_grammar[row.grammar]
 
     def add(self, engine: Engine, row: Prepared) -> FailedRow | None:
         """Queue all of a row; if the engine refuses any part, nothing, and the row has failed."""
@@ -95,10 +95,11 @@ class Tickets:
             Request(next(self._ids), prompt.token_ids, prompt.sampling, row.row.pooling) for prompt in row.prompts
         ]
         try:
+            constraints = [constraint_of(engine, tokenizer, row, prompt) for prompt in row.prompts]
+            # The engine checks the first one when it is added, before anything else is.
             for request in requests[1:]:
                 engine.require_servable(request)
-            for request, prompt in zip(requests, row.prompts, strict=True):
-                constraint = constraint_of(engine, tokenizer, row, prompt)
+            for request, constraint in zip(requests, constraints, strict=True):
                 engine.add(request, stop_matcher=matcher, constraint=constraint)
         except RowError as error:
             return row.failed(error)
@@ -113,64 +114,69 @@ class Tickets:
             ticket = self._open[completion.request.id]
             row = ticket.prepared
             if row.row.prompt_only:
+                # The engine always generates a token, which this row does not want.
                 completion = replace(completion, token_ids=(), logprobs=(), finish_reason="length")
             ticket.completions[completion.request.id, completion.sample] = completion
             if len(ticket.completions) == row.num_completions:
                 for request_id, _ in ticket.completions:
                     self._open.pop(request_id, None)
-                self._whole.append(ticket)
+                self._complete.append(ticket)
 
-    def finished(self, at_least: int) -> list[Result | FailedRow]:
-        """Rows whose texts were sent to be decoded last time; then some more are sent, so that few wait."""
-        done = self._decoded()
-        self._decode(max(at_least, len(self._whole) // 4))
+    def finished(self, at_least: int) -> Iterator[Result | FailedRow]:
+        """Rows whose texts were sent to be decoded last time; then some more are sent, so that few wait.
+
+        Each result is made when it is taken: those of all rows would be large, with log-probabilities.
+        """
+        done = self._collect()
+        self._submit(max(at_least, len(self._complete) // 4))
         return done
 
-    def rest(self) -> list[Result | FailedRow]:
+    def rest(self) -> Iterator[Result | FailedRow]:
         """All rows that are left."""
-        done = self._decoded()
-        self._decode(len(self._whole))
-        return done + self._decoded()
+        yield from self._collect()
+        self._submit(len(self._complete))
+        yield from self._collect()
 
-    def _decode(self, limit: int) -> None:
-        tickets = [self._whole.popleft() for _ in range(min(limit, len(self._whole)))]
+    def _submit(self, limit: int) -> None:
+        tickets = [self._complete.popleft() for _ in range(min(limit, len(self._complete)))]
         if tickets:
             # A chat is a row's only prompt.
             undecoded = [(done, ticket.prepared.prompts[0].reader) for ticket in tickets for done in ticket.ordered]
-            self._decoding = tickets, self.pool.submit(self._texts, undecoded)
+            self._decoding = tickets, self.pool.submit(self._decode, undecoded)
 
-    def _texts(self, undecoded: Sequence[tuple[Completion, ChatReader | None]]) -> Sequence[_Text]:
+    def _decode(self, undecoded: Sequence[tuple[Completion, ChatReader | None]]) -> Sequence[_Text]:
         """The texts of completions, with what reads those that are no plain text."""
         tokenizer = self.tokenizer
         if tokenizer is None:
             return [None] * len(undecoded)
-        plain: dict[bool, list[Sequence[int]]] = {True: [], False: []}
         with Stopwatch(self.seconds, "detokenizing"):
-            for done, reader in undecoded:
-                if reader is None or self.whole_texts:
-                    plain[done.request.sampling.skip_special_tokens].append(done.token_ids)
-            decoded = {
-                skip: iter(tokenizer.decode_batch(token_ids, skip_special_tokens=skip))
-                for skip, token_ids in plain.items()
-                if token_ids
-            }
-            texts: list[_Text] = []
-            for done, reader in undecoded:
-                is_plain = reader is None or self.whole_texts
-                text = next(decoded[done.request.sampling.skip_special_tokens]) if is_plain else None
-                texts.append(text if reader is None else _read(reader, done.token_ids, text))
-            return texts
+            whole: dict[int, str | RowError] = {}
+            for skip in (True, False):
+                plain = [
+                    (number, done.token_ids)
+                    for number, (done, reader) in enumerate(undecoded)
+                    if (reader is None or self.whole_texts) and done.request.sampling.skip_special_tokens is skip
+                ]
+                texts = tokenizer.decode_batch([token_ids for _, token_ids in plain], skip_special_tokens=skip)
+                whole |= {number: text for (number, _), text in zip(plain, texts, strict=True)}
+            return [
+                whole[number] if reader is None else _read(reader, done.token_ids, whole.get(number))
+                for number, (done, reader) in enumerate(undecoded)
+            ]
 
-    def _decoded(self) -> list[Result | FailedRow]:
+    def _collect(self) -> Iterator[Result | FailedRow]:
         if self._decoding is None:
-            return []
+            return iter(())
         tickets, decoded = self._decoding
         self._decoding = None
-        found = wait_for(decoded, self.check)
-        texts = iter(found)
+        texts = wait_for(decoded, self.check)
         for ticket in tickets:
             self._account(ticket.prepared, -1)
-        return [self._result(ticket, texts) for ticket in tickets]
+        return self._results(deque(tickets), iter(texts))
+
+    def _results(self, tickets: deque[_Ticket], texts: Iterator[_Text]) -> Iterator[Result | FailedRow]:
+        while tickets:
+            yield self._result(tickets.popleft(), texts)
 
     def _result(self, ticket: _Ticket, decoded: Iterator[_Text]) -> Result | FailedRow:
         row, completions = ticket.prepared, ticket.ordered

@@ -17,13 +17,7 @@ from rosebatch.core.errors import is_failure
 from rosebatch.core.sampling_params import GrammarSpec
 from rosebatch.host.threads import DaemonPool
 from rosebatch.text.grammar_check import GrammarLimits, Tried, start_process, try_grammar
-from rosebatch.text.grammar_source import (
-    compile_matcher,
-    load_tokens,
-    new_matcher,
-    serialize,
-    unusable,
-)
+from rosebatch.text.grammar_source import compile_matcher, load_tokens, new_matcher, serialize, unusable
 from rosebatch.text.mask_layout import MaskLayout
 from rosebatch.text.token_constraint import TokenConstraint
 from rosebatch.text.tokenizer import Tokenizer
@@ -154,7 +148,7 @@ class Grammar:
     def __init__(
         self,
         tokens: "LLTokenizer",
-        layout: "MaskLayout",
+        layout: MaskLayout,
         serialized: str,
         renewals: "_Renewals",
         memory: int,

@@ -2,16 +2,12 @@
 
 import json
 from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rosebatch.text.grammar_check import TokenTable
 from rosebatch.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    pass
 
 
 class MaskLayout:

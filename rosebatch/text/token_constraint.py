@@ -7,10 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from rosebatch.text.grammar_source import (
-    one_line,
-    without_excerpts,
-)
+from rosebatch.text.grammar_source import one_line, without_excerpts
 from rosebatch.text.mask_layout import MaskLayout
 
 if TYPE_CHECKING:
@@ -27,7 +24,7 @@ class TokenConstraint:
             a generated token. None if nothing went wrong, also if max_tokens or a stop string ended the completion.
     """
 
-    def __init__(self, grammar: "Grammar", layout: "MaskLayout", matcher: "LLMatcher") -> None:
+    def __init__(self, grammar: "Grammar", layout: MaskLayout, matcher: "LLMatcher") -> None:
         self._grammar = grammar
         self._layout = layout
         self._matcher = matcher

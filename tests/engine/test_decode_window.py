@@ -165,7 +165,7 @@ def test_the_time_between_tokens(fake_runner):
     waits = []
     for now in (1.0, 3.5, 4.0):
         plan = scheduler.schedule()
-        waits.append(scheduler.commit(plan, fake_runner.run(plan), now).waits)
+        waits.append(scheduler.commit(plan, fake_runner.run(plan), now).gaps)
     assert waits == [{}, {2.5: 2}, {0.5: 1}]
     assert list(a.token_times) == [1.0, 3.5, 3.5, 3.5]
     assert list(b.token_times) == [1.0, *[3.5] * 4, *[4.0] * 4]

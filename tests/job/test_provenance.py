@@ -3,7 +3,9 @@
 import subprocess
 import sys
 
+import rosebatch.job.report.provenance as provenance_module
 from rosebatch.job.report.provenance import git_revision, provenance
+from tests.helpers.checkout import ROOT
 
 
 def test_names_and_command_without_secrets(monkeypatch):
@@ -18,7 +20,11 @@ def test_names_and_command_without_secrets(monkeypatch):
 
 
 def test_the_commit_of_a_checkout(tmp_path):
-    """An installed package has none; a checkout with changes says so: its figures cannot be repeated."""
+    """An installed package has none; a checkout with changes says so: its figures cannot be repeated.
+
+    Reports looked for it in the package's folder once the file had moved, and named none.
+    """
+    assert provenance_module._ROOT == ROOT
     assert git_revision(tmp_path) is None
 
     def git(*args):

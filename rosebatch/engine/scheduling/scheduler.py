@@ -25,11 +25,11 @@ class Committed(NamedTuple):
 
     Attributes:
         finished: the sequences that finished.
-        waits: seconds between a sequence's last tokens and these, and how many sequences waited so long.
+        gaps: seconds between a sequence's last tokens and these, and how many sequences had such a gap.
     """
 
     finished: list[SequenceState]
-    waits: Mapping[float, int]
+    gaps: Mapping[float, int]
 
 
 class Scheduler:
@@ -120,12 +120,13 @@ class Scheduler:
         now = time.perf_counter() if now is None else now
         self.blocks.mark_launched()
         finished: list[SequenceState] = []
-        waits: Counter[float] = Counter()
+        gaps: Counter[float] = Counter()
         if isinstance(plan, PackedStep):
             finished += self._commit_prompts(plan, result, now)
             sampled = [(chunk.id, chunk.end - chunk.sampled, chunk.sampled) for chunk in plan.chunks if chunk.sampled]
         else:
             sampled = [(row.id, row.start, row.length) for row in plan.rows]
+        # Full blocks of packed steps were registered when planned. Those of a window hold tokens that come only now.
         registers = self.prefixes.enabled and isinstance(plan, DecodeWindow)
         all_logprobs = result.logprobs or [[]] * len(sampled)
         for (sequence_id, start, length), token_ids, logprobs in zip(
@@ -136,12 +137,13 @@ class Scheduler:
                 # An earlier result ended it when this plan was under way already.
                 continue
             sequence.num_pending_tokens -= length
-            last = sequence.token_times[-1] if sequence.token_times else None
+            last_time = sequence.token_times[-1] if sequence.token_times else None
             drafts = sequence.drafts
             kept = sequence.apply_token_ids(sequence.verify(token_ids) if drafts else token_ids, logprobs, now)
-            if kept and last is not None:
-                waits[now - last] += 1
+            if kept and last_time is not None:
+                gaps[now - last_time] += 1
             if drafts:
+                # Wrong drafts were computed for nothing.
                 sequence.num_computed_tokens = start + kept
             if registers or drafts:
                 self.prefixes.register(sequence, start, start + kept)
@@ -149,13 +151,13 @@ class Scheduler:
                 self._free(sequence)
                 finished.append(sequence)
         self.queues.finish(finished)
-        return Committed(finished, waits)
+        return Committed(finished, gaps)
 
     def _commit_prompts(self, plan: PackedStep, result: StepResult, now: float) -> list[SequenceState]:
         """Record log-probabilities and pooled states of prompts; returns the sequences that these finish."""
         for number, values in result.prompt_logprobs.items():
             scored = self.queues.started[plan.chunks[number].id]
-            # After a restart they may differ.
+            # A sequence that restarted may have them already.
             if scored.needs_prompt_logprobs:
                 scored.apply_prompt_logprobs(plan.chunks[number].start + 1, values)
         finished = []
@@ -176,6 +178,8 @@ class Scheduler:
     def propose(self, sequence: SequenceState, drafts: Sequence[int]) -> None:
         """Let the sequence's next chunk verify these tokens, which may follow those so far."""
         assert isinstance(self.planner.policy, MixedSteps), "decode windows verify nothing"
+        spec = sequence.spec
+        assert not spec.guided and not spec.sampling.adjusts, "the logits of a later token depend on the drafts"
         assert not sequence.num_pending_tokens, "drafts follow known tokens"
         sequence.drafts = tuple(drafts[: max(sequence.spec.decode_len - sequence.num_tokens - 1, 0)])
 

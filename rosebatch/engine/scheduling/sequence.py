@@ -95,6 +95,7 @@ class SequenceState:
         """
         prompt, sampling = request.prompt_token_ids, _sampling_of(request.sampling, sample)
         pooling = None if request.pooling is None else request.pooling.pooling
+        assert request.pooling is None or pooling, "the engine has resolved it"
         eos = frozenset() if sampling.ignore_eos else eos_token_ids
         spec = SequenceSpec(
             id=id,

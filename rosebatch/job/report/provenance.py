@@ -13,7 +13,7 @@ from rosebatch.core.errors import printable
 from rosebatch.core.version import __version__
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "flashinfer-python")
-_ROOT = Path(__file__).resolve().parents[2]
+_ROOT = Path(__file__).resolve().parents[3]
 
 
 def provenance(input: str | None = None, output: str | None = None) -> dict[str, Any]:

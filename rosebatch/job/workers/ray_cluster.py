@@ -91,8 +91,9 @@ class RayCluster:
         # After a signal there is no time for that: Ray does it itself when the process ends.
         if self._is_ours and not isinstance(sys.exc_info()[1], InterruptionError):
             # A thread that used Ray afterwards would connect to a new one.
+            end = time.monotonic() + _END_SECONDS
             for each in self._workers:
-                each.wait()
+                each.wait(end)
             self._ray.shutdown()
 
     def _warn_once(self) -> None:
@@ -153,9 +154,8 @@ class _RayWorker:
         with suppress(Exception):
             self._ray.kill(self._actor, no_restart=True)
 
-    def wait(self) -> None:
-        """Wait until its threads use Ray no more."""
-        end = time.monotonic() + _END_SECONDS
+    def wait(self, end: float) -> None:
+        """Wait until its threads use Ray no more, to a time of ``time.monotonic`` at most."""
         for thread in self._threads:
             if thread is not current_thread():
                 thread.join(max(0.0, end - time.monotonic()))
