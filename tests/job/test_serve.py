@@ -149,13 +149,13 @@ def test_good_rows_are_served_among_endless_bad_ones(serve_rows, text_of):
     require_clean(engine)
 
 
-def test_results_are_made_one_by_one(serve_rows, fake_model, monkeypatch):
+def test_results_are_made_one_by_one(serve_rows, monkeypatch):
     """Those of a whole step together took 47 MiB in place of 18 where rows had log-probabilities."""
     made = []
     monkeypatch.setattr("rosebatch.job.tickets.result_of", lambda *args, **kw: made.append(1) or result_of(*args, **kw))
     lines = [{"prompt": f"row {i}", "max_tokens": 3} for i in range(8)]
     taken, largest = 0, 0
-    for batch in serve_rows(make_engine(fake_model()), lines, in_order=True):
+    for batch in serve_rows(make_engine(FakeModel()), lines, in_order=True):
         before = taken
         for _ in batch:
             taken += 1
