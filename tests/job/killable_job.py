@@ -46,10 +46,7 @@ def with_full_disk(source: str, target: str, max_bytes: int) -> str | None:
     return None
 
 
-def peaks(*sources: str) -> list[int]:
-    """Run one job after the other; the most memory in KiB that the process has taken after each."""
-    taken = []
-    for source in sources:
-        main(source, f"{source}.jsonl")
-        taken.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-    return taken
+def peak(source: str) -> int:
+    """Run a job; the most memory in KiB that the process has taken."""
+    main(source, f"{source}.jsonl")
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
