@@ -26,7 +26,7 @@ from rosebatch.bench.scenario import configs_dir
 from rosebatch.config.switches import Switches
 from rosebatch.core.errors import UserError
 from rosebatch.engine.load import pick_device
-from rosebatch.model.layers import Model
+from rosebatch.model.contract import Model
 from rosebatch.model.mixers.hp1.mixer import HP1Spec
 from rosebatch.model.mixers.mixer import MixerSpec
 from rosebatch.model.registry import build_model
@@ -80,7 +80,7 @@ class CountingMlp:
 
 @dataclass(slots=True)
 class CountingAttention:
-    """Attention of whole prompts of one length, without a cache (see ``rosebatch.model.layers.Attention``).
+    """Attention of whole prompts of one length, without a cache (see ``rosebatch.model.contract.Attention``).
 
     Attributes:
         length: tokens of each prompt.

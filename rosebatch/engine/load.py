@@ -22,8 +22,8 @@ from rosebatch.engine.step_runner import StepRunner
 from rosebatch.engine.torch_runner.runner import TorchRunner
 from rosebatch.engine.triton_runner.runner import TritonRunner
 from rosebatch.engine.triton_runner.warm_up import compile_for, hash_compiler
+from rosebatch.model.contract import Model
 from rosebatch.model.fallback.load import Fallback
-from rosebatch.model.layers import Model
 from rosebatch.model.source import ModelSource
 from rosebatch.ops.device import device_ops
 from rosebatch.ops.ops import Ops

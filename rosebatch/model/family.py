@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rosebatch.config.model import ModelConfig
-from rosebatch.model.layers import Model
+from rosebatch.model.contract import Model
 from rosebatch.model.weights import WeightSource
 from rosebatch.ops.ops import Ops
 

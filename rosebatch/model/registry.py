@@ -7,8 +7,8 @@ from rosebatch.config.model import ModelConfig
 from rosebatch.core.errors import UserError
 from rosebatch.host.model_files import refusal, shown
 from rosebatch.model import families
+from rosebatch.model.contract import Model
 from rosebatch.model.family import Architecture, Family
-from rosebatch.model.layers import Model
 from rosebatch.model.weights import WeightSource
 from rosebatch.ops.ops import ACTIVATIONS, GATES, Ops
 

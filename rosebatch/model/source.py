@@ -19,9 +19,9 @@ from rosebatch.core.errors import FlagError, UserError
 from rosebatch.core.pooling_params import ModelPooling, NamedPrompts
 from rosebatch.host.model_files import require_file
 from rosebatch.model.content_digest import content_digests
+from rosebatch.model.contract import Model
 from rosebatch.model.hf_config import is_native, read_model_config
 from rosebatch.model.hub import HubModel, find_snapshot, name_of_snapshot, parse_hub_id
-from rosebatch.model.layers import Model
 from rosebatch.model.registry import build_model, check_config
 from rosebatch.model.sentence_transformers import longest_prompt, pooling_or_refusal, prompts_or_none
 from rosebatch.model.weights import RandomWeights, SafetensorsWeights, WeightSource, weight_files

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
-from rosebatch.model.layers import Attention
+from rosebatch.model.contract import Attention
 from rosebatch.model.lazy_tensor import join
 from rosebatch.model.mixers.mixer import MixerSpec
 from rosebatch.model.quantization.formats import load_weight

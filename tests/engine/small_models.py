@@ -18,9 +18,9 @@ from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.engine.scheduling.step_planner import SeparateDecodes
 from rosebatch.engine.torch_runner.runner import TorchRunner
 from rosebatch.engine.triton_runner.runner import TritonRunner
+from rosebatch.model.contract import rows_of
 from rosebatch.model.fallback.config import describe_config
 from rosebatch.model.fallback.load import load_fallback
-from rosebatch.model.layers import rows_of
 from rosebatch.model.mixers.softmax.mixer import SoftmaxSpec
 from rosebatch.model.registry import build_model
 from rosebatch.model.rope import rope_tables

@@ -20,7 +20,7 @@ from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.engine.scheduling.step_planner import SeparateDecodes
 from rosebatch.engine.torch_runner.runner import TorchRunner
 from rosebatch.engine.triton_runner.runner import TritonRunner
-from rosebatch.model.layers import rows_of
+from rosebatch.model.contract import rows_of
 from rosebatch.model.mixers.mixer import DeviceMixer, MixerSpec
 from rosebatch.model.mixers.softmax.mixer import SoftmaxSpec
 from rosebatch.ops.device import device_ops

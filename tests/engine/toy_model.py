@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rosebatch.config.model import RopeConfig
-from rosebatch.model.layers import Attention, rows_of
+from rosebatch.model.contract import Attention, rows_of
 from rosebatch.model.mixers.softmax.mixer import SoftmaxSpec
 from rosebatch.model.quantization.dense import DenseWeight
 from rosebatch.model.rope import rope_tables

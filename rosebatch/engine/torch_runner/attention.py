@@ -66,7 +66,7 @@ class _Group:
 
 
 class GatheredAttention:
-    """One step; callable by the model, once a layer, see ``rosebatch.model.layers.Attention``.
+    """One step; callable by the model, once a layer, see ``rosebatch.model.contract.Attention``.
 
     Args:
         batch: the step.
@@ -117,7 +117,7 @@ class GatheredAttention:
         self.inverse = None if ordered else self._tensor([inverse[row] for row in range(len(inverse))])
 
     def __call__(self, spec: MixerSpec, *inputs: Tensor, wanted: Tensor | None = None) -> Tensor:
-        """See ``rosebatch.model.layers.Attention``: tiles are always whole."""
+        """See ``rosebatch.model.contract.Attention``: tiles are always whole."""
         out = spec.gathered(self, inputs)
         return out if wanted is None else out[wanted]
 
@@ -131,7 +131,7 @@ class GatheredAttention:
         return self._states.layer(spec.layer)
 
     def rotation(self, rotary: Rotary | None) -> tuple[Tensor, Tensor] | None:
-        """See ``rosebatch.model.mixers.mixer.GatheredStep``."""
+        """See ``rosebatch.model.mixers.mixer.GatheredContext``."""
         if rotary is None:
             return None
         if rotary not in self._rotations:
@@ -140,11 +140,11 @@ class GatheredAttention:
         return self._rotations[rotary]
 
     def append_rows(self, spec: MixerSpec) -> tuple[Tensor, ...]:
-        """See ``rosebatch.model.mixers.mixer.GatheredStep``."""
+        """See ``rosebatch.model.mixers.mixer.GatheredContext``."""
         return self._append_rows[spec.planes, spec.window]
 
     def attend(self, spec: MixerSpec, q: Tensor, attend: Callable[[Tensor, GatheredTiles], Tensor]) -> Tensor:
-        """See ``rosebatch.model.mixers.mixer.GatheredStep``."""
+        """See ``rosebatch.model.mixers.mixer.GatheredContext``."""
         read = spec.planes, spec.window
         if self.order is not None:
             q = q.index_select(0, self.order)

@@ -20,7 +20,7 @@ from rosebatch.engine.staging import Staging
 from rosebatch.engine.step_runner import Masks
 from rosebatch.engine.torch_runner.attention import GatheredAttention
 from rosebatch.engine.torch_runner.batch import BlockTables, build_batch
-from rosebatch.model.layers import Model
+from rosebatch.model.contract import Model
 from rosebatch.ops.ops import Ops
 from rosebatch_kernels.common import host_waits
 

@@ -49,7 +49,7 @@ class SharedAttention:
 
 
 class _Step:
-    """What packed and decode steps have in common, see ``rosebatch.model.mixers.mixer.DeviceStep``.
+    """What packed and decode steps have in common, see ``rosebatch.model.mixers.mixer.DeviceContext``.
 
     Args:
         shared: by all steps of the run.
@@ -77,15 +77,15 @@ class _Step:
         return self._states.layer(spec.layer)
 
     def table(self, spec: MixerSpec) -> Tensor:
-        """See ``DeviceStep``."""
+        """See ``DeviceContext``."""
         return self._tables[self._cache.group_of[spec.layer]]
 
     def rows(self) -> Tensor:
-        """See ``DeviceStep``."""
+        """See ``DeviceContext``."""
         raise NotImplementedError
 
     def append_rows(self, spec: MixerSpec) -> tuple[Tensor, ...]:
-        """See ``DeviceStep``; once for all planes of a group with the same number of heads."""
+        """See ``DeviceContext``; once for all planes of a group with the same number of heads."""
         return tuple(self._rows_of(self._cache.group_of[spec.layer], plane) for plane in self.planes(spec))
 
     def _rows_of(self, group: int, plane: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ class _Step:
 
 
 class PackedAttention(_Step):
-    """A step over packed chunks; callable by the model, see ``rosebatch.model.layers.Attention``.
+    """A step over packed chunks; callable by the model, see ``rosebatch.model.contract.Attention``.
 
     Args:
         shared: by all steps of the run.
@@ -113,11 +113,11 @@ class PackedAttention(_Step):
         self._rows = inputs.rows
 
     def __call__(self, spec: MixerSpec, *inputs: Tensor, wanted: Tensor | None = None) -> Tensor:
-        """See ``rosebatch.model.layers.Attention``; ``wanted`` are the last rows."""
+        """See ``rosebatch.model.contract.Attention``; ``wanted`` are the last rows."""
         return self._mixers[type(spec)].packed(spec, self, inputs, wanted)
 
     def rows(self) -> Tensor:
-        """See ``DeviceStep``."""
+        """See ``DeviceContext``."""
         return self._rows
 
 
@@ -128,7 +128,7 @@ class DecodeAttention(_Step):
         shared: by all steps of the run.
         size: rows, those that are not live included.
         keys: that rows share; None if there are none.
-        divided: see ``rosebatch.model.mixers.mixer.DecodeStep``.
+        divided: see ``rosebatch.model.mixers.mixer.DecodeContext``.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class DecodeAttention(_Step):
         self._rows: Tensor | None = None
 
     def __call__(self, spec: MixerSpec, *inputs: Tensor, wanted: Tensor | None = None) -> Tensor:
-        """See ``rosebatch.model.layers.Attention``; each row is a sequence's last one."""
+        """See ``rosebatch.model.contract.Attention``; each row is a sequence's last one."""
         out = self._mixers[type(spec)].decode(spec, self, inputs)
         return out if wanted is None else out[wanted]
 

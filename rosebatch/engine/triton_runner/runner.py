@@ -35,7 +35,7 @@ from rosebatch.engine.triton_runner.state import DeviceState
 from rosebatch.engine.triton_runner.steps import DecodeKind, DeviceSteps, PackedKind
 from rosebatch.engine.triton_runner.token_sampler import Sampled, TokenSampler
 from rosebatch.engine.triton_runner.warm_up import warm_up_decodes, warm_up_tokens
-from rosebatch.model.layers import Model
+from rosebatch.model.contract import Model
 from rosebatch.model.mixers.mixer import DeviceSetup
 from rosebatch.ops.device import DeviceOps
 from rosebatch.ops.ops import Ops

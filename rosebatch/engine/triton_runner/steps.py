@@ -13,7 +13,7 @@ from rosebatch.engine.triton_runner.packing import MAX_PADDED_TOKENS, Layout, Pa
 from rosebatch.engine.triton_runner.prefix_groups import PrefixGroupState
 from rosebatch.engine.triton_runner.prefix_tiles import PrefixTile
 from rosebatch.engine.triton_runner.token_sampler import TokenSampler
-from rosebatch.model.layers import Model
+from rosebatch.model.contract import Model
 from rosebatch_kernels.feedback import layout
 
 

@@ -33,7 +33,7 @@ from rosebatch.ops.ops import Linear, Ops, Partial
 
 # Tokens of the trial run.
 _TOKENS = 6
-# Elements of a rotary table, see ``rosebatch.model.layers``.
+# Elements of a rotary table, see ``rosebatch.model.contract``.
 _MAX_ROTARY = 2**28
 _OUT = ("o_proj", "out_proj", "dense")
 

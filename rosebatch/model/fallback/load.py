@@ -9,6 +9,7 @@ from torch.nn import Module
 
 from rosebatch.config.model import ModelConfig
 from rosebatch.host.model_files import refusal
+from rosebatch.model.contract import Attention, rows_of
 from rosebatch.model.fallback.attention import Attending, running
 from rosebatch.model.fallback.check import close, require_tokenwise, waits_for_host
 from rosebatch.model.fallback.config import error_text
@@ -20,7 +21,6 @@ from rosebatch.model.fallback.network import (
     our_functions,
     require_decoder,
 )
-from rosebatch.model.layers import Attention, rows_of
 from rosebatch.model.weights import weight_files
 from rosebatch.ops.ops import Ops
 
@@ -32,7 +32,7 @@ _TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.3}
 
 
 class Fallback:
-    """A decoder of transformers' as a ``rosebatch.model.layers.Model``.
+    """A decoder of transformers' as a ``rosebatch.model.contract.Model``.
 
     Args:
         decoder: on its device.
@@ -53,12 +53,12 @@ class Fallback:
     def forward(
         self, input_ids: Tensor, positions: Tensor, attention: Attention, wanted: Tensor | None = None
     ) -> Tensor:
-        """See ``rosebatch.model.layers.Model``."""
+        """See ``rosebatch.model.contract.Model``."""
         with running(Attending(self.mixers, attention)):
             return rows_of(self.decoder.hidden(input_ids.long(), positions.long()), wanted)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """See ``rosebatch.model.layers.Model``."""
+        """See ``rosebatch.model.contract.Model``."""
         return self.decoder.logits(hidden)
 
 

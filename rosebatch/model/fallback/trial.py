@@ -94,7 +94,7 @@ class PerToken:
         self.positions = positions
 
     def __call__(self, spec: SoftmaxSpec, qkv: Tensor) -> Tensor:
-        """See ``rosebatch.model.layers.Attention``."""
+        """See ``rosebatch.model.contract.Attention``."""
         q, k, v = self.heads(spec, qkv)
         return (q + (k + v).repeat_interleave(spec.num_heads // spec.num_kv_heads, 1)).flatten(1)
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from rosebatch.config.model import ModelConfig
+from rosebatch.model.contract import Attention, load_embedding, load_head, rows_of
 from rosebatch.model.family import GGUF, Architecture, Family, GGUFModel
 from rosebatch.model.hf_fields import size, supported
-from rosebatch.model.layers import Attention, load_embedding, load_head, rows_of
 from rosebatch.model.mixers.softmax.mixer import SoftmaxSpec
 from rosebatch.model.sublayers import channels, columns, load_linear
 from rosebatch.model.weights import WeightSource
@@ -95,7 +95,7 @@ class GPT2:
     def forward(
         self, input_ids: Tensor, positions: Tensor, attention: Attention, wanted: Tensor | None = None
     ) -> Tensor:
-        """See ``rosebatch.model.layers.Model``."""
+        """See ``rosebatch.model.contract.Model``."""
         ops, eps = self.ops, self.config.norm_eps
         embedded = ops.embed(input_ids, self.embedding, self.config.vocab_size)
         residual = embedded + functional.embedding(positions, self.positions)
@@ -112,7 +112,7 @@ class GPT2:
         return normed
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """See ``rosebatch.model.layers.Model``."""
+        """See ``rosebatch.model.contract.Model``."""
         return self.head(hidden)
 
 

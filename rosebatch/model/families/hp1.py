@@ -29,10 +29,10 @@ import torch
 from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
+from rosebatch.model.contract import Attention, load_embedding, load_head, rows_of
 from rosebatch.model.family import Architecture, Family
 from rosebatch.model.hf_fields import refuse, size, supported
 from rosebatch.model.hf_rope import whole_rope
-from rosebatch.model.layers import Attention, load_embedding, load_head, rows_of
 from rosebatch.model.mixers.hp1.load import NUMBERS, load_gate, load_vector
 from rosebatch.model.mixers.hp1.mixer import HP1Spec
 from rosebatch.model.rope import rope_tables
@@ -143,7 +143,7 @@ class HP1:
     def forward(
         self, input_ids: Tensor, positions: Tensor, attention: Attention, wanted: Tensor | None = None
     ) -> Tensor:
-        """See ``rosebatch.model.layers.Model``."""
+        """See ``rosebatch.model.contract.Model``."""
         ops = self.ops
         residual = ops.embed(input_ids, self.embedding, self.config.vocab_size)
         normed = ops.uclip_norm(residual, *self.layers[0].input_norm)
@@ -158,7 +158,7 @@ class HP1:
         return normed
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """See ``rosebatch.model.layers.Model``."""
+        """See ``rosebatch.model.contract.Model``."""
         return self.head(hidden)
 
 

@@ -6,7 +6,7 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
-from rosebatch.model.layers import Attention, load_embedding, load_head, rows_of
+from rosebatch.model.contract import Attention, load_embedding, load_head, rows_of
 from rosebatch.model.mixers.softmax.sublayer import load_attention
 from rosebatch.model.rope import Rotary, layer_rotaries
 from rosebatch.model.sublayers import MLP, Mixer, load_gated_mlp
@@ -105,7 +105,7 @@ class LayerNormDecoder:
     def forward(
         self, input_ids: Tensor, positions: Tensor, attention: Attention, wanted: Tensor | None = None
     ) -> Tensor:
-        """See ``rosebatch.model.layers.Model``."""
+        """See ``rosebatch.model.contract.Model``."""
         ops, eps = self.ops, self.config.norm_eps
         residual = ops.embed(input_ids, self.embedding, self.config.vocab_size)
         normed = ops.layer_norm(residual, *self.layers[0].input_norm, eps)
@@ -125,5 +125,5 @@ class LayerNormDecoder:
         return normed
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """See ``rosebatch.model.layers.Model``."""
+        """See ``rosebatch.model.contract.Model``."""
         return self.head(hidden)

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
+from rosebatch.model.contract import Attention, load_embedding, load_head, rows_of
 from rosebatch.model.experts import ExpertNames, load_experts
 from rosebatch.model.family import GGUF, Architecture, Family, GGUFModel
 from rosebatch.model.hf_fields import decoder, decoder_values
 from rosebatch.model.hf_rope import whole_rope
-from rosebatch.model.layers import Attention, load_embedding, load_head, rows_of
 from rosebatch.model.mixers.softmax.sublayer import load_attention
 from rosebatch.model.rope import Rotary, layer_rotaries
 from rosebatch.model.sublayers import MLP, Mixer, load_gated_mlp
@@ -130,7 +130,7 @@ class Llama:
     def forward(
         self, input_ids: Tensor, positions: Tensor, attention: Attention, wanted: Tensor | None = None
     ) -> Tensor:
-        """See ``rosebatch.model.layers.Model``."""
+        """See ``rosebatch.model.contract.Model``."""
         residual = self._embed(input_ids)
         first = self.layers[0].input_norm
         normed = residual if first is None else self.ops.rms_norm(residual, first, self.config.norm_eps)
@@ -160,7 +160,7 @@ class Llama:
         return self.ops.add_rms_norm(partial, residual, norm, eps, scale, overwrite=True)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """See ``rosebatch.model.layers.Model``."""
+        """See ``rosebatch.model.contract.Model``."""
         return self.head(hidden)
 
 

@@ -65,7 +65,7 @@ class MixerSpec(ABC):
         return False
 
     @abstractmethod
-    def gathered(self, step: "GatheredStep", inputs: tuple[Tensor, ...]) -> Tensor:
+    def gathered(self, step: "GatheredContext", inputs: tuple[Tensor, ...]) -> Tensor:
         """The mixing of a step of the PyTorch runner: ``[T, ...]`` inputs of the layer to ``[T, out]``."""
 
     @classmethod
@@ -103,7 +103,7 @@ class GatheredTiles(NamedTuple):
     mask: Tensor
 
 
-class GatheredStep(Step, Protocol):
+class GatheredContext(Step, Protocol):
     """A step of the PyTorch runner.
 
     Attributes:
@@ -140,7 +140,7 @@ class DeviceSetup:
     switches: Switches
 
 
-class DeviceStep(Step, Protocol):
+class DeviceContext(Step, Protocol):
     """What packed and decode steps of the Triton runner have in common.
 
     Attributes:
@@ -160,11 +160,11 @@ class DeviceStep(Step, Protocol):
         ...
 
     def append_rows(self, spec: MixerSpec) -> tuple[Tensor, ...]:
-        """See ``GatheredStep``."""
+        """See ``GatheredContext``."""
         ...
 
 
-class PackedStep(DeviceStep, Protocol):
+class PackedContext(DeviceContext, Protocol):
     """A packed step of the Triton runner; see ``rosebatch.engine.triton_runner.packing.PackedInputs``."""
 
     tiles: Tensor
@@ -173,7 +173,7 @@ class PackedStep(DeviceStep, Protocol):
     chunks: PackedChunks
 
 
-class DecodeStep(DeviceStep, Protocol):
+class DecodeContext(DeviceContext, Protocol):
     """A decode step of the Triton runner.
 
     Attributes:
@@ -196,11 +196,11 @@ class DeviceMixer(ABC, Generic[SpecT]):
     """A kind in the Triton runner. Decode steps are captured as graphs: nothing in them depends on the host."""
 
     @abstractmethod
-    def packed(self, spec: SpecT, step: PackedStep, inputs: tuple[Tensor, ...], wanted: Tensor | None) -> Tensor:
+    def packed(self, spec: SpecT, step: PackedContext, inputs: tuple[Tensor, ...], wanted: Tensor | None) -> Tensor:
         """``[T, out]`` of packed chunks, or ``[S, out]`` of the rows ``wanted [S]``, which are chunks' last ones."""
 
     @abstractmethod
-    def decode(self, spec: SpecT, step: DecodeStep, inputs: tuple[Tensor, ...]) -> Tensor:
+    def decode(self, spec: SpecT, step: DecodeContext, inputs: tuple[Tensor, ...]) -> Tensor:
         """``[S, out]`` of the step's rows."""
 
     def undivided_keys(self, batch: int) -> int:

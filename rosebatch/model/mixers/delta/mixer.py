@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from rosebatch.model.mixers.mixer import (
-    DecodeStep,
+    DecodeContext,
     DeviceMixer,
     DeviceSetup,
-    GatheredStep,
+    GatheredContext,
     MixerSpec,
-    PackedStep,
+    PackedContext,
     StatePlane,
 )
 from rosebatch.ops.delta import DeltaState, DeltaWeights, delta_kernels, reference
@@ -49,7 +49,7 @@ class DeltaSpec(MixerSpec):
         memory = self.value_heads, self.key_dim, self.value_dim
         return StatePlane((taps, channels)), StatePlane(memory, torch.float32)
 
-    def gathered(self, step: GatheredStep, inputs: tuple[Tensor, ...]) -> Tensor:
+    def gathered(self, step: GatheredContext, inputs: tuple[Tensor, ...]) -> Tensor:
         """Continue each sequence's state by its new tokens."""
         (qkv, a, b), kernels = inputs, delta_kernels() if inputs[0].is_cuda else reference
         return kernels.prefill(qkv, a, b, DeltaState(*step.states(self)), step.chunks, self.weights)
@@ -66,12 +66,12 @@ class DeviceDelta(DeviceMixer[DeltaSpec]):
     def __init__(self) -> None:
         self.kernels = delta_kernels()
 
-    def packed(self, spec: DeltaSpec, step: PackedStep, inputs: tuple[Tensor, ...], wanted: Tensor | None) -> Tensor:
+    def packed(self, spec: DeltaSpec, step: PackedContext, inputs: tuple[Tensor, ...], wanted: Tensor | None) -> Tensor:
         """See ``DeviceMixer``."""
         out = self.kernels.prefill(*inputs, DeltaState(*step.states(spec)), step.chunks, spec.weights)
         return out if wanted is None else out[wanted]
 
-    def decode(self, spec: DeltaSpec, step: DecodeStep, inputs: tuple[Tensor, ...]) -> Tensor:
+    def decode(self, spec: DeltaSpec, step: DecodeContext, inputs: tuple[Tensor, ...]) -> Tensor:
         """See ``DeviceMixer``."""
         rows = step.state_slots, step.positions, step.limits
         return self.kernels.decode(*inputs, DeltaState(*step.states(spec)), *rows, spec.weights)

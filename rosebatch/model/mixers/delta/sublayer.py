@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
-from rosebatch.model.layers import Attention, rows_of
+from rosebatch.model.contract import Attention, rows_of
 from rosebatch.model.mixers.delta.mixer import DeltaSpec
 from rosebatch.model.sublayers import channels, columns, load_linear
 from rosebatch.model.weights import Take, WeightSource, lazy_tensor

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from rosebatch.model.mixers.attention import AttentionSpec, DeviceAttention
-from rosebatch.model.mixers.mixer import DecodeStep, DeviceSetup, GatheredTiles, PackedStep
+from rosebatch.model.mixers.kv_attention import AttentionSpec, DeviceAttention
+from rosebatch.model.mixers.mixer import DecodeContext, DeviceSetup, GatheredTiles, PackedContext
 from rosebatch.ops.hp1 import Gate, gathered, hp1_kernels
 
 
@@ -43,12 +43,14 @@ class DeviceHP1(DeviceAttention[HP1Spec]):
         super().__init__(setup)
         self.kernels = hp1_kernels(setup.max_num_seqs, {spec.heads for spec in specs}, setup.switches, setup.device)
 
-    def prefill(self, spec: HP1Spec, step: PackedStep, q: Tensor, cache: Tensor, tiles: Tensor) -> Tensor:
+    def prefill(self, spec: HP1Spec, step: PackedContext, q: Tensor, cache: Tensor, tiles: Tensor) -> Tensor:
         """See ``DeviceAttention``."""
         options = {"num_heads": spec.num_heads, "scale": spec.scale}
         return self.kernels.prefill(q, cache, step.table(spec), tiles, spec.gate, **options)
 
-    def attend(self, spec: HP1Spec, step: DecodeStep, qkv: Tensor, cache: Tensor, rotation: dict[str, Any]) -> Tensor:
+    def attend(
+        self, spec: HP1Spec, step: DecodeContext, qkv: Tensor, cache: Tensor, rotation: dict[str, Any]
+    ) -> Tensor:
         """See ``DeviceAttention``."""
         return self.kernels.decode(
             qkv,

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from rosebatch.model.mixers.attention import AttentionSpec, DeviceAttention
-from rosebatch.model.mixers.mixer import DecodeStep, DeviceSetup, GatheredTiles, PackedStep
+from rosebatch.model.mixers.kv_attention import AttentionSpec, DeviceAttention
+from rosebatch.model.mixers.mixer import DecodeContext, DeviceSetup, GatheredTiles, PackedContext
 from rosebatch.ops.attention import gathered, softmax_kernels
 
 
@@ -48,7 +48,7 @@ class DeviceSoftmax(DeviceAttention[SoftmaxSpec]):
         heads = {spec.heads for spec in specs}
         self.kernels = softmax_kernels(setup.max_num_seqs, heads, setup.switches, setup.dtype, setup.device)
 
-    def prefill(self, spec: SoftmaxSpec, step: PackedStep, q: Tensor, cache: Tensor, tiles: Tensor) -> Tensor:
+    def prefill(self, spec: SoftmaxSpec, step: PackedContext, q: Tensor, cache: Tensor, tiles: Tensor) -> Tensor:
         """See ``DeviceAttention``."""
         options = {"num_heads": spec.num_heads, "scale": spec.scale, "soft_cap": spec.soft_cap, "sinks": spec.sinks}
         if len(step.pieces):
@@ -56,7 +56,7 @@ class DeviceSoftmax(DeviceAttention[SoftmaxSpec]):
         return self.kernels.prefill(q, cache, step.table(spec), tiles, window=spec.window, **options)
 
     def attend(
-        self, spec: SoftmaxSpec, step: DecodeStep, qkv: Tensor, cache: Tensor, rotation: dict[str, Any]
+        self, spec: SoftmaxSpec, step: DecodeContext, qkv: Tensor, cache: Tensor, rotation: dict[str, Any]
     ) -> Tensor:
         """See ``DeviceAttention``."""
         keys, divided = step.keys, step.divided

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
-from rosebatch.model.layers import Attention, rows_of
+from rosebatch.model.contract import Attention, rows_of
 from rosebatch.model.mixers.softmax.mixer import SoftmaxSpec
 from rosebatch.model.rope import Rotary
 from rosebatch.model.sublayers import channels, columns, load_linear

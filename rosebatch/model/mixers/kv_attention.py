@@ -10,14 +10,14 @@ from torch import Tensor
 
 from rosebatch.config.model import Planes
 from rosebatch.model.mixers.mixer import (
-    DecodeStep,
+    DecodeContext,
+    DeviceContext,
     DeviceMixer,
     DeviceSetup,
-    DeviceStep,
-    GatheredStep,
+    GatheredContext,
     GatheredTiles,
     MixerSpec,
-    PackedStep,
+    PackedContext,
 )
 from rosebatch.ops.attention import qkv_kernels
 from rosebatch.ops.ops import Heads, QKNorm
@@ -61,7 +61,7 @@ class AttentionSpec(MixerSpec):
     def attend(self, q: Tensor, cache: Tensor, tiles: GatheredTiles) -> Tensor:
         """``[R, heads · D]`` of queries ``[R, heads, D]``; ``cache`` holds K and V."""
 
-    def gathered(self, step: GatheredStep, inputs: tuple[Tensor, ...]) -> Tensor:
+    def gathered(self, step: GatheredContext, inputs: tuple[Tensor, ...]) -> Tensor:
         """Append K and V of all sequences, then attend: a block filled in this step can be read in it."""
         (qkv,), (cache,) = inputs, step.planes(self)
         rotation = step.rotation(self.rotary)
@@ -73,7 +73,7 @@ class AttentionSpec(MixerSpec):
 SpecT = TypeVar("SpecT", bound=AttentionSpec)
 
 # Takes the spec, the projection, the layer's cache and the step; returns the first argument of the attention kernel.
-_Prepare = Callable[[AttentionSpec, Tensor, Tensor, DeviceStep], Tensor]
+_Prepare = Callable[[AttentionSpec, Tensor, Tensor, DeviceContext], Tensor]
 
 
 class DeviceAttention(DeviceMixer[SpecT]):
@@ -87,14 +87,14 @@ class DeviceAttention(DeviceMixer[SpecT]):
             self.prepare_decode = _leave_to_kernel if self.qkv.decode_rotates else _rotate_apart
 
     @abstractmethod
-    def prefill(self, spec: SpecT, step: PackedStep, q: Tensor, cache: Tensor, tiles: Tensor) -> Tensor:
+    def prefill(self, spec: SpecT, step: PackedContext, q: Tensor, cache: Tensor, tiles: Tensor) -> Tensor:
         """``[T, heads · D]``; only rows of these tiles are computed."""
 
     @abstractmethod
-    def attend(self, spec: SpecT, step: DecodeStep, qkv: Tensor, cache: Tensor, rotation: dict[str, Any]) -> Tensor:
+    def attend(self, spec: SpecT, step: DecodeContext, qkv: Tensor, cache: Tensor, rotation: dict[str, Any]) -> Tensor:
         """``[S, heads · D]`` of a decode step; ``rotation`` is what the kernel norms and rotates."""
 
-    def packed(self, spec: SpecT, step: PackedStep, inputs: tuple[Tensor, ...], wanted: Tensor | None) -> Tensor:
+    def packed(self, spec: SpecT, step: PackedContext, inputs: tuple[Tensor, ...], wanted: Tensor | None) -> Tensor:
         """See ``DeviceMixer``. K and V of all chunks are written before any is read."""
         # Each of the last rows has a tile of its own. Tiles that chunks share are faster.
         tiles = step.tiles if wanted is None or len(step.pieces) else step.last_tiles
@@ -103,7 +103,7 @@ class DeviceAttention(DeviceMixer[SpecT]):
         out = self.prefill(spec, step, self.prepare_packed(spec, qkv, cache, step), cache, tiles)
         return out if wanted is None else out[wanted]
 
-    def decode(self, spec: SpecT, step: DecodeStep, inputs: tuple[Tensor, ...]) -> Tensor:
+    def decode(self, spec: SpecT, step: DecodeContext, inputs: tuple[Tensor, ...]) -> Tensor:
         """See ``DeviceMixer``. The kernel does all of it, or attends to what was prepared."""
         (cache,) = step.planes(spec)
         spec, qkv = self._normed(spec, *inputs)
@@ -117,7 +117,7 @@ class DeviceAttention(DeviceMixer[SpecT]):
         qkv = self.qkv.norm_heads(qkv, spec.num_heads, spec.num_kv_heads, spec.qk_norm)
         return replace(spec, qk_norm=None), qkv
 
-    def _prepare_in_one(self, spec: AttentionSpec, qkv: Tensor, cache: Tensor, step: DeviceStep) -> Tensor:
+    def _prepare_in_one(self, spec: AttentionSpec, qkv: Tensor, cache: Tensor, step: DeviceContext) -> Tensor:
         """Norm, rotate and append by one kernel, q in place."""
         assert self.qkv.prepare is not None
         options = {"num_heads": spec.num_heads, "rotary_rows": step.rotary_rows, **_rotation(spec)}
@@ -125,25 +125,25 @@ class DeviceAttention(DeviceMixer[SpecT]):
         return qkv
 
 
-def _leave_to_kernel(spec: AttentionSpec, qkv: Tensor, cache: Tensor, step: DeviceStep) -> Tensor:
+def _leave_to_kernel(spec: AttentionSpec, qkv: Tensor, cache: Tensor, step: DeviceContext) -> Tensor:
     return qkv
 
 
-def _rotate_apart(spec: AttentionSpec, qkv: Tensor, cache: Tensor, step: DeviceStep) -> Tensor:
+def _rotate_apart(spec: AttentionSpec, qkv: Tensor, cache: Tensor, step: DeviceContext) -> Tensor:
     """Norm and rotate by separate operators; the decode kernel appends."""
     if spec.rotary is None and spec.qk_norm is None:
         return qkv
     return torch.cat(_heads(spec, qkv, step), 1).view(len(qkv), -1)
 
 
-def _prepare_apart(spec: AttentionSpec, qkv: Tensor, cache: Tensor, step: DeviceStep) -> Tensor:
+def _prepare_apart(spec: AttentionSpec, qkv: Tensor, cache: Tensor, step: DeviceContext) -> Tensor:
     """Norm, rotate and append by separate operators."""
     q, k, v = _heads(spec, qkv, step)
     step.ops.kv_append(cache, k, v, *step.append_rows(spec))
     return qkv if spec.rotary is None and spec.qk_norm is None else q.reshape(len(qkv), -1)
 
 
-def _heads(spec: AttentionSpec, qkv: Tensor, step: DeviceStep) -> tuple[Tensor, Tensor, Tensor]:
+def _heads(spec: AttentionSpec, qkv: Tensor, step: DeviceContext) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v, normed and rotated by separate operators: the way of ``--no-fused-rotary``."""
     rotary, rows = spec.rotary, step.positions if step.rotary_rows is None else step.rotary_rows
     rotation = None if rotary is None else (rotary.cos[rows][:, None], rotary.sin[rows][:, None])
