@@ -27,6 +27,7 @@ def test_figures_of_all_together(bench, tmp_path):
     assert 0 <= report["idle_share"] < 1
     assert report["engine"]["data_parallel_size"] == 2
     assert "floor" not in report
+    assert report["host_us_per_row"] == {}, "a bench reads no rows: workers waited for theirs"
 
 
 @pytest.mark.parametrize("flags", [["--compare", "all"], ["--against", "vllm"], ["--profile", "parts"]])
