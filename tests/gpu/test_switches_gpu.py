@@ -51,7 +51,7 @@ def test_paged_attention():
 
 
 def test_parallel_compile(tmp_path, monkeypatch):
-    """The first steps of a model are rehearsed once on a machine, or never."""
+    """The warm-up of a model runs once on a machine, or never."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     run("parallel_compile", False)
     assert list(tmp_path.glob("rosebatch-*")) == []
