@@ -39,7 +39,7 @@ SIZES = table(Sizes())
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, *, sizes: Sizes, device: Device) -> Tensor:
     """LayerNorm of ``x [T, H]``, rows at any stride, with ``weight`` and perhaps ``bias`` ``[H]``; same dtype out."""
-    normed, _ = _launch(x, None, None, weight, bias, eps, kind="layer", sizes=sizes, device=device)
+    normed, _ = _launch(x, None, weight, eps, "layer", None, None, sizes, device, bias=bias)
     return normed
 
 
@@ -60,9 +60,7 @@ def add_layer_norm(
     ``x`` is ``[T, H]``; or ``[S, T, H]`` fp32, parts to be added up first (see ``rosebatch_kernels.linear.kernel``).
     With ``all_reduce``, ``x`` is this rank's part of a sum over ranks.
     """
-    return _launch(
-        x, x_bias, residual, weight, bias, eps, kind="layer", all_reduce=all_reduce, sizes=sizes, device=device
-    )
+    return _launch(x, residual, weight, eps, "layer", x_bias, all_reduce, sizes, device, bias=bias)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, sizes: Sizes, device: Device) -> Tensor:
@@ -70,7 +68,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, sizes: Sizes, device: Dev
 
     The normalised value is rounded to the input's dtype before the weight is applied; with an fp32 weight it is not.
     """
-    normed, _ = _launch(x, None, None, weight, None, eps, kind="rms", sizes=sizes, device=device)
+    normed, _ = _launch(x, None, weight, eps, "rms", None, None, sizes, device)
     return normed
 
 
@@ -87,19 +85,7 @@ def add_rms_norm(
     device: Device,
 ) -> tuple[Tensor, Tensor]:
     """``residual + scale · (x + x_bias)`` and its RMSNorm: ``(normed [T, H], residual [T, H])``, both new."""
-    return _launch(
-        x,
-        x_bias,
-        residual,
-        weight,
-        None,
-        eps,
-        kind="rms",
-        scale=scale,
-        all_reduce=all_reduce,
-        sizes=sizes,
-        device=device,
-    )
+    return _launch(x, residual, weight, eps, "rms", x_bias, all_reduce, sizes, device, scale=scale)
 
 
 def add_post_norm(
@@ -119,19 +105,7 @@ def add_post_norm(
     Without a second weight, both results are the same new tensor.
     """
     kind = None if weight is None else "rms"
-    return _launch(
-        x,
-        x_bias,
-        residual,
-        weight,
-        None,
-        eps,
-        kind=kind,
-        post_weight=post_weight,
-        all_reduce=all_reduce,
-        sizes=sizes,
-        device=device,
-    )
+    return _launch(x, residual, weight, eps, kind, x_bias, all_reduce, sizes, device, post_weight=post_weight)
 
 
 def add(
@@ -144,25 +118,24 @@ def add(
     device: Device,
 ) -> Tensor:
     """``residual + (x + x_bias)``, a new ``[T, H]``; ``x`` as above."""
-    return _launch(x, x_bias, residual, None, None, 0.0, kind=None, all_reduce=all_reduce, sizes=sizes, device=device)[
-        1
-    ]
+    _, total = _launch(x, residual, None, 0.0, None, x_bias, all_reduce, sizes, device)
+    return total
 
 
 def _launch(
     x: Tensor,
-    x_bias: Tensor | None,
     residual: Tensor | None,
     weight: Tensor | None,
-    bias: Tensor | None,
     eps: float,
-    *,
     kind: str | None,
-    post_weight: Tensor | None = None,
-    scale: float = 1.0,
-    all_reduce: AllReduce | None = None,
+    x_bias: Tensor | None,
+    all_reduce: AllReduce | None,
     sizes: Sizes,
     device: Device,
+    *,
+    bias: Tensor | None = None,
+    post_weight: Tensor | None = None,
+    scale: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """The norm of ``kind``: ``layer``, ``rms`` or None. Without a residual, the second result is ``x``."""
     rows, size = rows_of(x, residual), x.shape[-1]
