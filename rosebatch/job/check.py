@@ -26,7 +26,7 @@ from rosebatch.job.config import JobConfig
 from rosebatch.job.prepare import prepare
 from rosebatch.job.prepared import Prepared
 from rosebatch.job.report.table import field_rows, print_table
-from rosebatch.job.run import check_sampling
+from rosebatch.job.sampling_defaults import check_sampling
 from rosebatch.launch.launch import LaunchPlan, default_sampling, grammar_limits, load_tokenizer, plan_launch
 from rosebatch.text.grammar import Grammars
 from rosebatch.text.grammar_check import GrammarLimits

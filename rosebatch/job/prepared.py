@@ -8,7 +8,7 @@ from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.io.rows import FailedRow, Row
 from rosebatch.job.memory_estimate import row_bytes
 from rosebatch.text.chat_parsers import ChatReader
-from rosebatch.text.grammar import Grammar
+from rosebatch.text.compiled_grammar import Grammar
 from rosebatch.text.grammar_check import Tried
 
 # What rows under way may take, see ``RunConfig.max_inflight_bytes``.

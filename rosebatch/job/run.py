@@ -10,14 +10,13 @@ from typing import Any
 
 from rosebatch.config.byte_sizes import in_bytes
 from rosebatch.config.run import RunConfig
-from rosebatch.core.errors import FlagError, InterruptionError, LostProcessError, RowError, UserError
+from rosebatch.core.errors import FlagError, InterruptionError, LostProcessError, UserError
 from rosebatch.io.columns import Columns
-from rosebatch.io.fields import SAMPLING_FIELDS
 from rosebatch.io.openai.lines import BatchShape
 from rosebatch.io.output import Output
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.results import PlainShape, Shape
-from rosebatch.io.sampling_fields import sampling_params, with_defaults
+from rosebatch.io.sampling_fields import with_defaults
 from rosebatch.job.config import JobConfig
 from rosebatch.job.destination import Destination, find_destination
 from rosebatch.job.manifest import build_manifest
@@ -27,10 +26,11 @@ from rosebatch.job.report.build import build_report, write_report
 from rosebatch.job.report.progress import Progress
 from rosebatch.job.report.table import print_report
 from rosebatch.job.report.tally import Tally
+from rosebatch.job.sampling_defaults import check_sampling
 from rosebatch.job.service import Loaded, Served, Service, Work
 from rosebatch.job.serving import Serving
 from rosebatch.job.shard import Shard
-from rosebatch.text.grammar_check import GrammarLimits, check_grammar
+from rosebatch.text.grammar_check import GrammarLimits
 
 # While it is entered, signals end the job where it may end: at each call of what it gives. It is told how to find out
 # where the results so far are.
@@ -193,28 +193,6 @@ def _machine(served: Served) -> dict[str, Any]:
     """Fields of the report from whoever served the rows."""
     fields = {"gpu": served.gpu, "peak_memory_bytes": dict(served.peak_memory)}
     return {**fields, "workers": [*served.workers]} if served.workers else fields
-
-
-def check_sampling(given: Mapping[str, Any], seed: int | None, limits: GrammarLimits | None = None) -> None:
-    """Check the defaults for all rows now: a bad one is one error, not one a row.
-
-    Args:
-        given: fields of a row.
-        seed: of the job.
-        limits: what compiling a grammar may take.
-
-    Raises:
-        FlagError: a value is impossible.
-    """
-    unknown = given.keys() - SAMPLING_FIELDS
-    if unknown:
-        raise FlagError(f"{min(unknown)} is no sampling field of a row")
-    try:
-        params = sampling_params(given if seed is None else {**given, "seed": seed})
-        if params.grammar is not None:
-            check_grammar(params.grammar, limits)
-    except RowError as error:
-        raise FlagError(error.message) from None
 
 
 def _service(model: RunConfig | Loaded, *, quiet: bool) -> AbstractContextManager[Service]:

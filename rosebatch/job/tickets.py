@@ -18,7 +18,7 @@ from rosebatch.job.prepared import Prepared
 from rosebatch.job.report.stopwatch import Stopwatch
 from rosebatch.job.results import result_of
 from rosebatch.text.chat_parsers import ChatReader, ChatText
-from rosebatch.text.grammar import Grammar
+from rosebatch.text.compiled_grammar import Grammar
 from rosebatch.text.stop_strings import StopStrings
 from rosebatch.text.tokenizer import Tokenizer
 

@@ -36,8 +36,8 @@ from rosebatch.io.results import Result
 from rosebatch.io.rows import FailedRow, Row
 from rosebatch.io.sampling_fields import fields_of, with_defaults
 from rosebatch.io.table_values import BadValues, rows_of
-from rosebatch.job.run import check_sampling
 from rosebatch.job.run_rows import run_rows
+from rosebatch.job.sampling_defaults import check_sampling
 from rosebatch.job.serving import Serving
 from rosebatch.launch.launch import Launched, default_sampling, launch
 from rosebatch.llm.vllm_names import own_names

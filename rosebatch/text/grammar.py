@@ -4,27 +4,24 @@ llguidance compiles and follows the grammars, and has the bytes of every token.
 """
 
 import os
-import resource
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Generic, TypeVar
-from weakref import WeakSet
 
 from rosebatch.core.errors import is_failure
 from rosebatch.core.sampling_params import GrammarSpec
 from rosebatch.host.threads import DaemonPool
+from rosebatch.text.compiled_grammar import Grammar, _Renewals
 from rosebatch.text.grammar_check import GrammarLimits, Tried, start_process, try_grammar
-from rosebatch.text.grammar_source import compile_matcher, load_tokens, new_matcher, serialize, unusable
+from rosebatch.text.grammar_source import load_tokens, serialize, unusable
 from rosebatch.text.mask_layout import MaskLayout
-from rosebatch.text.token_constraint import TokenConstraint
 from rosebatch.text.tokenizer import Tokenizer
 
 # Imported in the functions: it takes 50 ms, and most runs have no grammar.
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLTokenizer
 
 V = TypeVar("V")
 
@@ -32,14 +29,6 @@ V = TypeVar("V")
 _MAX_GRAMMARS = 128
 # Grammars that are tried or compiled at a time: a slow one must not hold up the others.
 _THREADS = max(2, min(4, os.cpu_count() or 1))
-
-# Another matcher is compiled for every this many completions, up to one for each core; none of a slow grammar.
-_COMPLETIONS_A_MATCHER = 16
-_MAX_MATCHERS = os.cpu_count() or 1
-_SLOW_SECONDS = 0.05
-
-# Of ``ru_maxrss``: macOS counts bytes, Linux KiB.
-_PEAK_UNIT = 1 if os.uname().sysname == "Darwin" else 1024
 
 
 class Grammars:
@@ -126,117 +115,6 @@ class Grammars:
             if not is_failure(error):
                 raise
             return Tried("invalid_grammar", unusable(spec, error))
-
-
-class Grammar:
-    """A compiled grammar.
-
-    Args:
-        tokens: of the tokenizer.
-        layout: the layout of the masks.
-        serialized: the grammar in llguidance's format.
-        renewals: of all grammars.
-        memory: see below.
-
-    Attributes:
-        memory: bytes that it takes, as far as that is known before a completion follows it.
-
-    Raises:
-        ValueError: the grammar does not compile, or nothing matches it.
-    """
-
-    def __init__(
-        self,
-        tokens: "LLTokenizer",
-        layout: MaskLayout,
-        serialized: str,
-        renewals: "_Renewals",
-        memory: int,
-    ) -> None:
-        self.memory = memory
-        self._tokens = tokens
-        self._layout = layout
-        self._serialized = serialized
-        self._renewals = renewals
-        started = time.perf_counter()
-        self._matchers = [compile_matcher(tokens, serialized)]
-        self._slow = time.perf_counter() - started > _SLOW_SECONDS
-        self._started = 0
-
-    @property
-    def renewal(self) -> int:
-        """Counts up when completions should follow the grammar with new matchers."""
-        return self._renewals.count
-
-    def start(self) -> "TokenConstraint":
-        """Start to follow the grammar through one completion.
-
-        Copies of a matcher share states under a lock. So completions are spread over several matchers, up to one for
-        each core, if there are enough completions to be worth compiling more.
-        """
-        return TokenConstraint(self, self._layout, self.matcher())
-
-    def matcher(self) -> "LLMatcher":
-        """A matcher for one completion, at the beginning."""
-        self._renewals.used(self)
-        wanted = 1 if self._slow else min(_MAX_MATCHERS, 1 + self._started // _COMPLETIONS_A_MATCHER)
-        if len(self._matchers) < wanted:
-            self._matchers.append(new_matcher(self._tokens, self._serialized))
-        matcher = self._matchers[self._started % len(self._matchers)]
-        self._started += 1
-        return matcher.deep_copy()
-
-    def look_at_memory(self) -> None:
-        """Find out whether matchers should be renewed."""
-        self._renewals.look()
-
-    def forget_matchers(self) -> None:
-        """Free the states that completions have found, as far as no completion follows them any more."""
-        self._matchers.clear()
-
-    def replace_matcher(self) -> "LLMatcher":
-        """A new matcher that shares no states with earlier ones. Later completions start from new matchers too."""
-        self._matchers.clear()
-        return new_matcher(self._tokens, self._serialized)
-
-
-class _Renewals:
-    """Counts how often all matchers had to be made anew, because the states that they find take too much memory.
-
-    llguidance does not state the size of a matcher. So the peak memory of the process decides. A new matcher allows the
-    same tokens as the one before it.
-
-    Args:
-        memory: bytes that the peak may grow by, from the first look on.
-    """
-
-    def __init__(self, memory: int) -> None:
-        self.count = 0
-        self._memory = memory
-        self._limit: int | None = None
-        # Those without a completion now are still remembered, with all of their states.
-        self._used: WeakSet[Grammar] = WeakSet()
-
-    def used(self, grammar: Grammar) -> None:
-        """Completions follow this grammar from now on."""
-        self._used.add(grammar)
-
-    def look(self) -> None:
-        """Compare the peak with what it may be."""
-        peak = _peak_memory()
-        if self._limit is None:
-            self._limit = peak + self._memory
-        elif peak > self._limit:
-            self.count += 1
-            for grammar in self._used:
-                grammar.forget_matchers()
-            self._used.clear()
-            # The memory that is freed now is used again. If the peak still grows, something else may be the reason.
-            self._limit = peak + self._memory // 4
-
-
-def _peak_memory() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _PEAK_UNIT
 
 
 class _Once(Generic[V]):

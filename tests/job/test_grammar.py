@@ -14,9 +14,9 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from rosebatch.core.errors import RowError
 from rosebatch.core.sampling_params import GrammarSpec
-from rosebatch.text.grammar import Grammar, Grammars
+from rosebatch.text.compiled_grammar import Grammar, TokenConstraint
+from rosebatch.text.grammar import Grammars
 from rosebatch.text.grammar_source import new_matcher
-from rosebatch.text.token_constraint import TokenConstraint
 from rosebatch.text.tokenizer import Tokenizer
 from tests.helpers.byte_tokenizer import EOS, byte_backend
 
@@ -471,7 +471,7 @@ def test_one_rows_excess_does_not_end_the_others(monkeypatch):
     replaced, replace_matcher = [], Grammar.replace_matcher
     monkeypatch.setattr(Grammar, "replace_matcher", lambda self: (replaced.append(self), replace_matcher(self))[1])
     monkeypatch.setattr("rosebatch.text.grammar_source.MAX_STATES", 5000)
-    monkeypatch.setattr("rosebatch.text.grammar._MAX_MATCHERS", 1)
+    monkeypatch.setattr("rosebatch.text.compiled_grammar._MAX_MATCHERS", 1)
     # This regex has as many states as there are strings of a and b.
     grammar = Grammars(Tokenizer(byte_backend()), VOCAB_SIZE, EOS_IDS).compile(spec("regex", "[ab]*a[ab]{30}"))
     bystander = grammar.start()
@@ -494,10 +494,10 @@ def test_one_rows_excess_does_not_end_the_others(monkeypatch):
 def test_many_completions_take_turns(monkeypatch):
     """Several matchers let threads work without waiting for each other: all must give the same masks."""
     compiled = []
-    for module in ("grammar", "grammar_source"):
+    for module in ("compiled_grammar", "grammar_source"):
         name = f"rosebatch.text.{module}.new_matcher"
         monkeypatch.setattr(name, lambda *args: compiled.append(new_matcher(*args)) or compiled[-1])
-    monkeypatch.setattr("rosebatch.text.grammar._MAX_MATCHERS", 3)
+    monkeypatch.setattr("rosebatch.text.compiled_grammar._MAX_MATCHERS", 3)
     grammar = Grammars(Tokenizer(byte_backend()), VOCAB_SIZE, EOS_IDS).compile(spec("regex", "a(b|cd)"))
     constraints = [grammar.start() for _ in range(16)]
     assert len(compiled) == 1, "few completions are not worth another compilation"
