@@ -48,7 +48,7 @@ def make_workload(tokenizer: Tokenizer, seed: int = 0) -> tuple[list[list[int]],
 def rosebatch_runner(prompts: list[list[int]], lengths: list[int]) -> Callable[[], float]:
     """A function that runs the workload on a fresh engine and returns the seconds, without loading."""
     device = pick_device("cpu")
-    source = find_model(None, "auto", "bfloat16", device)
+    source = find_model(RunConfig(dtype="bfloat16"), device)
 
     def run() -> float:
         engine = load_engine(source, RunConfig(), Switches.resolve({}, "cpu"), device).engine
@@ -75,7 +75,7 @@ def transformers_runner(folder: Path, prompts: list[list[int]], lengths: list[in
 def main() -> None:
     """Run both in turn, and print medians, spread and the ratio of the turns."""
     repeats = options(__doc__, repeats=5).repeats
-    source = find_model(None, "auto", "bfloat16", pick_device("cpu"))
+    source = find_model(RunConfig(dtype="bfloat16"), pick_device("cpu"))
     assert source.folder is not None, "the demo model has a folder"
     tokenizer = Tokenizer.load(source.folder)
     assert tokenizer is not None, "the demo model has a tokenizer"

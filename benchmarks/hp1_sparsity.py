@@ -23,6 +23,7 @@ from torch import Tensor
 
 from benchmarks.options import options
 from rosebatch.bench.scenario import configs_dir
+from rosebatch.config.run import RunConfig
 from rosebatch.config.switches import Switches
 from rosebatch.core.errors import UserError
 from rosebatch.engine.load import pick_device
@@ -130,7 +131,7 @@ def main() -> None:
     formats = {"choices": ["auto", "dummy"], "default": "dummy"}
     given = options(__doc__, model=model, load_format=formats, tokens=256, block=16)
     device = pick_device("auto")
-    source = find_model(given.model, given.load_format, "auto", device)
+    source = find_model(RunConfig(model=given.model, load_format=given.load_format), device)
     if source.config.family != "hp1":
         raise UserError(f"--model {Path(given.model).name} is not an HP1 model")
     width = source.config.intermediate_size

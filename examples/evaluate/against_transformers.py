@@ -18,6 +18,7 @@ import torch
 from evaluate import read_rows
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from rosebatch.config.run import RunConfig
 from rosebatch.model.source import find_model
 
 
@@ -29,7 +30,7 @@ def main() -> None:
     options = parser.parse_args()
     prompts, answers = (read_rows(options.out / name) for name in ("prompts.jsonl", "answers.jsonl"))
 
-    folder = find_model(options.model, "auto", "float32", torch.device("cpu")).folder
+    folder = find_model(RunConfig(model=options.model, dtype="float32"), torch.device("cpu")).folder
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     # Greedy, whatever sampling the model's authors recommend: only their end tokens stay.

@@ -60,16 +60,7 @@ def _case(chosen: Chosen, run: Mapping[str, Any], *, parts: bool) -> Case:
     }
     config = RunConfig(**given)
     device = pick_device(config.device)
-    source = find_model(
-        config.model,
-        config.load_format,
-        config.dtype,
-        device,
-        model_impl=config.model_impl,
-        revision=config.revision,
-        served_model_name=config.served_model_name,
-        max_model_len=config.max_model_len,
-    )
+    source = find_model(config, device)
     # A suite's attribution is of kernels. On a CPU it would only take time.
     is_one = config.data_parallel_size == config.tensor_parallel_size == 1
     attribution = parts or (chosen.attribution and device.type == "cuda" and is_one)

@@ -104,17 +104,7 @@ def plan_launch(config: RunConfig, *, quiet: bool = False) -> LaunchPlan:
         _warn_once(sentence)
     if (sentence_of_sizes := unmeasured_sizes(device)) is not None:
         _warn_once(sentence_of_sizes)
-    source = find_model(
-        config.model,
-        config.load_format,
-        config.dtype,
-        device,
-        model_impl=config.model_impl,
-        revision=config.revision,
-        served_model_name=config.served_model_name,
-        max_model_len=config.max_model_len,
-        quiet=quiet,
-    )
+    source = find_model(config, device, quiet=quiet)
     folder = find_tokenizer(config.tokenizer, quiet=quiet) if config.tokenizer is not None else source.folder
     if (ranks := config.tensor_parallel_size) > 1:
         require_divisible(source.config, ranks)

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import torch
 
 from rosebatch.config.model import ModelConfig
-from rosebatch.config.run import LoadFormat, ModelImpl
+from rosebatch.config.run import LoadFormat, RunConfig
 from rosebatch.config.toml_file import load_toml
 from rosebatch.core.errors import FlagError, UserError
 from rosebatch.core.pooling_params import ModelPooling, NamedPrompts
@@ -139,45 +139,32 @@ def _fingerprint(start: str, files: Sequence[Path]) -> str:
     return found.hexdigest()
 
 
-def find_model(
-    model: str | None,
-    load_format: LoadFormat,
-    dtype: str,
-    device: torch.device,
-    *,
-    model_impl: ModelImpl = "auto",
-    revision: str | None = None,
-    served_model_name: str | None = None,
-    max_model_len: int | None = None,
-    quiet: bool = False,
-) -> ModelSource:
+def find_model(settings: RunConfig, device: torch.device, *, quiet: bool = False) -> ModelSource:
     """Resolve ``--model``.
 
     A model is a transformers folder, a ``.gguf`` file (converted once), a ``.toml`` of shapes, or a Hugging Face id
-    ``ORG/NAME[@REVISION]`` (downloaded once). A path that exists is never taken for an id.
+    ``ORG/NAME[@REVISION]`` (downloaded once). A path that exists is never taken for an id. None is the demo model.
 
     Args:
-        model: path or id; None for the demo model.
-        load_format: ``dummy`` replaces the weights with random ones.
-        dtype: ``auto``, ``float32``, ``float16`` or ``bfloat16``.
-        device: of the run; ``auto`` depends on it.
-        model_impl: whose code runs it; ``auto`` is rosebatch's own if it has the architecture, else transformers'.
-        revision: branch, tag or commit hash of a Hugging Face id.
-        served_model_name: replaces the name, which is otherwise the id, or the name of the folder or file.
-        max_model_len: lowers the most tokens of prompt and completion together. None: an embedding model's own limit.
+        settings: ``model`` and what says how it is loaded. ``load_format`` ``dummy`` replaces the weights with random
+            ones. ``model_impl`` ``auto`` is rosebatch's own code if it has the architecture, else transformers'.
+            ``served_model_name`` replaces the name, which is otherwise the id, or the name of the folder or file.
+            ``max_model_len`` lowers the most tokens of prompt and completion together; None: an embedding model's own
+            limit.
+        device: of the run; a dtype ``auto`` depends on it.
         quiet: no download progress on stderr.
 
     Raises:
         UserError: the model is missing or unreadable, or rosebatch does not support it.
         FlagError: ``revision`` or ``max_model_len`` does not fit the model.
     """
-    found = _find(model, load_format, dtype, device, revision, quiet, _Impl(model_impl, max_model_len))
+    found = _find(settings, device, quiet)
     config = found.config
-    if max_model_len is not None:
-        config = _shorten(config, max_model_len)
+    if settings.max_model_len is not None:
+        config = _shorten(config, settings.max_model_len)
     elif found.folder is not None and (limit := longest_prompt(found.folder)) is not None:
         config = msgspec.structs.replace(config, max_model_len=min(config.max_model_len, limit))
-    return replace(found, name=served_model_name or found.name, config=config)
+    return replace(found, name=settings.served_model_name or found.name, config=config)
 
 
 def find_tokenizer(name: str, *, quiet: bool = False) -> Path:
@@ -193,71 +180,59 @@ def find_tokenizer(name: str, *, quiet: bool = False) -> Path:
     return path
 
 
-class _Impl(NamedTuple):
-    """Whose code is wanted, and the longest sequence: transformers' code may serve short ones only."""
-
-    name: ModelImpl
-    max_model_len: int | None
-
-    def read(self, folder: Path) -> tuple[Any, ModelConfig]:
-        """transformers' config of a folder, None if it is not needed, and the shape."""
-        if self.name == "rosebatch" or (self.name == "auto" and is_native(folder)):
-            return None, read_model_config(folder)
-        from rosebatch.model.fallback.config import read_any_config
-
-        return read_any_config(folder, self.max_model_len)
-
-    def of_shape(self, config: ModelConfig) -> tuple[Any, ModelConfig]:
-        """The same for a shape without a folder."""
-        if self.name != "transformers":
-            return None, config
-        from rosebatch.model.fallback.config import config_of_values
-        from rosebatch.model.hf_folder import hf_values
-
-        return config_of_values(hf_values(config), "--model-impl transformers")
-
-
-def _find(
-    model: str | None,
-    load_format: LoadFormat,
-    dtype: str,
-    device: torch.device,
-    revision: str | None,
-    quiet: bool,
-    impl: _Impl,
-) -> ModelSource:
+def _find(settings: RunConfig, device: torch.device, quiet: bool) -> ModelSource:
+    model, load_format, revision = settings.model, settings.load_format, settings.revision
     path = _demo_model() if model is None else Path(model).expanduser()
     hub_model = None if model is None else parse_hub_id(model)
     if hub_model is not None:
         folder = find_snapshot(_at(hub_model, revision), weights=load_format != "dummy", quiet=quiet)
-        return _in_folder(folder, hub_model.name, load_format, dtype, device, impl)
+        return _in_folder(folder, hub_model.name, settings, device)
     if not path.exists():
         raise UserError(f"{path}: no such model; {_KINDS}")
     if revision is not None:
         raise FlagError(f"--revision {revision} needs a Hugging Face id (ORG/NAME) as --model, {path} is a path")
     if path.is_dir():
-        return _in_folder(path, name_of_snapshot(path) or path.resolve().name, load_format, dtype, device, impl)
+        return _in_folder(path, name_of_snapshot(path) or path.resolve().name, settings, device)
     if path.suffix == ".toml":
         config = check_config(load_toml(path, ModelConfig), str(path))
         if load_format != "dummy":
             raise UserError(f"{path} holds shapes but no weights: add --load-format dummy for random weights")
-        hf_config, config = impl.of_shape(config)
-        return ModelSource(path.stem, config, None, load_format, resolve_dtype(dtype, config.dtype, device), hf_config)
+        hf_config, config = _of_shape(config, settings)
+        dtype = resolve_dtype(settings.dtype, config.dtype, device)
+        return ModelSource(path.stem, config, None, load_format, dtype, hf_config)
     if path.suffix != ".gguf":
         raise UserError(f"{path}: not a model; {_KINDS}")
     require_file(path)
     # Here and not above: gguf takes 0.2 s to import.
     from rosebatch.model.gguf_cache import converted_folder
 
-    folder = converted_folder(path, resolve_dtype(dtype, "bfloat16", device))
-    return _in_folder(folder, path.stem, load_format, dtype, device, impl)
+    folder = converted_folder(path, resolve_dtype(settings.dtype, "bfloat16", device))
+    return _in_folder(folder, path.stem, settings, device)
 
 
-def _in_folder(
-    folder: Path, name: str, load_format: LoadFormat, dtype: str, device: torch.device, impl: _Impl
-) -> ModelSource:
-    hf_config, config = impl.read(folder)
-    return ModelSource(name, config, folder, load_format, resolve_dtype(dtype, config.dtype, device), hf_config)
+def _in_folder(folder: Path, name: str, settings: RunConfig, device: torch.device) -> ModelSource:
+    hf_config, config = _read(folder, settings)
+    dtype = resolve_dtype(settings.dtype, config.dtype, device)
+    return ModelSource(name, config, folder, settings.load_format, dtype, hf_config)
+
+
+def _read(folder: Path, settings: RunConfig) -> tuple[Any, ModelConfig]:
+    """transformers' config of a folder, None if it is not needed, and the shape."""
+    if settings.model_impl == "rosebatch" or (settings.model_impl == "auto" and is_native(folder)):
+        return None, read_model_config(folder)
+    from rosebatch.model.fallback.config import read_any_config
+
+    return read_any_config(folder, settings.max_model_len)
+
+
+def _of_shape(config: ModelConfig, settings: RunConfig) -> tuple[Any, ModelConfig]:
+    """The same for a shape without a folder."""
+    if settings.model_impl != "transformers":
+        return None, config
+    from rosebatch.model.fallback.config import config_of_values
+    from rosebatch.model.hf_folder import hf_values
+
+    return config_of_values(hf_values(config), "--model-impl transformers")
 
 
 def _at(model: HubModel, revision: str | None) -> HubModel:

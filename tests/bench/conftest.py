@@ -43,7 +43,7 @@ def make_case(toy: Path) -> Callable[..., Case]:
             kv_cache_memory=2**20,
             prefix_cache=scenario.prefix_cache,
         )
-        source = find_model(config.model, "dummy", "auto", torch.device("cpu"))
+        source = find_model(config, torch.device("cpu"))
         return Case(name, scenario, config, source, "cpu")
 
     return make

@@ -42,7 +42,7 @@ def test_it_is_the_models_attention(model, prompts):
     with torch.inference_mode():
         hidden = model.forward(prompts.flatten(), torch.arange(40).repeat(3), attention)
         following = model.logits(hidden.view(3, 40, -1)[:, -1]).argmax(-1).tolist()
-    source = find_model(PATH, "dummy", "float32", CPU)
+    source = find_model(RunConfig(model=PATH, load_format="dummy", dtype="float32"), CPU)
     engine = load_engine(source, RunConfig(), Switches.resolve({}, "cpu"), CPU).engine
     sampling = SamplingParams(max_tokens=1, ignore_eos=True)
     requests = [Request(i, tuple(p), sampling) for i, p in enumerate(prompts.tolist())]

@@ -105,7 +105,7 @@ def test_no_bit_depends_on_the_schedule(name, dtype, pooling, goldens, make_engi
 def test_two_ranks(name, goldens, expected):
     """Hidden states are whole on rank 0; a part of one, or a sum that another rank keeps, would be another vector."""
     golden = goldens(name)
-    source = find_model(str(golden.folder), "auto", "float32", CPU)
+    source = find_model(RunConfig(model=str(golden.folder), dtype="float32"), CPU)
     limits = RunConfig(max_num_seqs=6, max_num_batched_tokens=24, kv_cache_memory=8 << 20, tensor_parallel_size=2)
     engine = make_tensor_parallel_engine(source, limits, Switches.resolve({}, "cpu"), 2)
     for pooling in POOLINGS:
@@ -117,7 +117,7 @@ def test_two_ranks(name, goldens, expected):
 def test_models_of_transformers_code(name, goldens, expected):
     """The fallback's layers hand out several tensors; the wrong one would be another vector."""
     golden = goldens(name)
-    source = find_model(str(golden.folder), "auto", "float32", CPU, model_impl="transformers")
+    source = find_model(RunConfig(model=str(golden.folder), dtype="float32", model_impl="transformers"), CPU)
     assert source.model_impl == "transformers"
     limits = RunConfig(max_num_seqs=6, max_num_batched_tokens=24, kv_cache_memory=8 << 20)
     engine = load_engine(source, limits, Switches.resolve({}, "cpu"), CPU).engine

@@ -120,7 +120,7 @@ def test_random_weights_are_alive(monkeypatch, greedy_tokens):
         return weights
 
     monkeypatch.setattr(torch_gathered, "probabilities", probabilities)
-    source = find_model(str(TINY), "dummy", "float32", CPU)
+    source = find_model(RunConfig(model=str(TINY), load_format="dummy", dtype="float32"), CPU)
     engine = load_engine(source, RunConfig(kv_cache_memory=1 << 24), Switches.resolve({}, "cpu"), CPU).engine
     prompts = [[(7 * i * i + 3 * k * i + k) % 1000 for i in range(64)] for k in range(10)]
     tokens = greedy_tokens(engine, prompts)

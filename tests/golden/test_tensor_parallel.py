@@ -24,7 +24,7 @@ def divided(goldens):
     """Makes an engine on a golden, held by so many ranks."""
 
     def make(name, size, *, seqs=64, chunk=8192, block_size=16, blocks=0, **switches):
-        source = find_model(str(goldens(name).folder), "auto", "float32", CPU)
+        source = find_model(RunConfig(model=str(goldens(name).folder), dtype="float32"), CPU)
         require_divisible(source.config, size)
         whole = blocks * bytes_per_block(source.config.kv_planes, block_size, source.dtype)
         memory = whole // min(size, source.config.num_kv_heads) or 64 << 20

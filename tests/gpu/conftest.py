@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from rosebatch.config.model import ModelConfig
+from rosebatch.config.run import RunConfig
 from rosebatch.engine.engine import Engine
 from rosebatch.model.source import find_model
 from tests.helpers.families import FAMILIES, MODELS, reference_options
@@ -84,7 +85,7 @@ def reference(
 @pytest.fixture(scope="session")
 def model_config(saved_model: Callable[[str], Path], device: torch.device) -> Callable[[str], ModelConfig]:
     """Family -> the shape of its model."""
-    return lambda family: find_model(str(saved_model(family)), "auto", "float32", device).config
+    return lambda family: find_model(RunConfig(model=str(saved_model(family)), dtype="float32"), device).config
 
 
 @pytest.fixture(scope="session")

@@ -48,7 +48,7 @@ def embed(engine, prompts, pooling):
 def expected(name, prompts, saved_model):
     """The plain runner's on a CPU in fp32, by pooling."""
     device = torch.device("cpu")
-    source = find_model(str(saved_model(name)), "auto", "float32", device)
+    source = find_model(RunConfig(model=str(saved_model(name)), dtype="float32"), device)
     engine = load_engine(source, RunConfig(kv_cache_memory=1 << 26), Switches.resolve({}, "cpu"), device).engine
     return {pooling: embed(engine, prompts, pooling) for pooling in ("last", "mean")}
 

@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 
+from rosebatch.config.run import RunConfig
 from rosebatch.config.switches import Switches
 from rosebatch.model.fallback.load import load_fallback
 from rosebatch.model.source import find_model
@@ -54,7 +55,7 @@ def test_greedy_equals_transformers(golden, batch, chunk, blocks):
 def test_steps_in_bf16_never_wait(family, transformers, tmp_path, device):
     """A step that waits for the host cannot be a graph: it would run at half the speed."""
     save_tiny_model(tiny_config(family), tmp_path)
-    source = find_model(str(tmp_path), "auto", "bfloat16", device, model_impl="transformers")
+    source = find_model(RunConfig(model=str(tmp_path), dtype="bfloat16", model_impl="transformers"), device)
     ops = select(Switches.resolve({}, "cuda"), "cuda")
     model = load_fallback(source.hf_config, source.config, source.folder, ops, torch.bfloat16, device)
     assert model.waits is None

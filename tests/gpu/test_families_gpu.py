@@ -72,7 +72,7 @@ def test_bf16_runs_close_to_transformers(golden, reference, make_engine):
 def test_two_ranks_on_one_gpu(golden, saved_model, device):
     """Kernels get odd shapes of a half model; the ranks are threads, which no graph can be captured over."""
     family, prompts, expected = golden
-    source = find_model(str(saved_model(family)), "auto", "float32", device)
+    source = find_model(RunConfig(model=str(saved_model(family)), dtype="float32"), device)
     limits = RunConfig(max_num_seqs=7, kv_cache_memory=1 << 27, tensor_parallel_size=2)
     engine = make_tensor_parallel_engine(source, limits, Switches.resolve({"cuda_graph": False}, "cuda"), 2, device)
     assert greedy(engine, prompts[:28], NEW_TOKENS) == expected[:28]
@@ -85,7 +85,7 @@ def test_ranks_on_gpus_of_their_own(ranks, golden, saved_model):
         pytest.skip(f"needs {ranks} GPUs")
     family, prompts, expected = golden
     if ranks == 4:
-        source = find_model(str(saved_model(family)), "auto", "float32", torch.device("cuda"))
+        source = find_model(RunConfig(model=str(saved_model(family)), dtype="float32"), torch.device("cuda"))
         try:
             require_divisible(source.config, ranks)
         except FlagError as error:

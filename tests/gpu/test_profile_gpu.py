@@ -24,7 +24,7 @@ def _case(device, model, **switches):
     config = RunConfig.of(
         path, load_format="dummy", dtype="bfloat16", prefix_cache=False, kv_cache_memory=2**28, **switches
     )
-    return Case("small", _SCENARIO, config, find_model(path, "dummy", "bfloat16", device), "cuda")
+    return Case("small", _SCENARIO, config, find_model(config, device), "cuda")
 
 
 def _warm(case):

@@ -44,7 +44,9 @@ def engine_of(
 ) -> Engine:
     """An engine on a model's folder, with ``blocks`` of KV cache; 0 gives plenty. Limits are of ``RunConfig``."""
     on = torch.device(device)
-    source = find_model(str(folder), "auto", dtype, on, max_model_len=max_model_len, model_impl=model_impl)
+    source = find_model(
+        RunConfig(model=str(folder), dtype=dtype, max_model_len=max_model_len, model_impl=model_impl), on
+    )
     block_size = limits.setdefault("block_size", 16)
     memory = blocks * bytes_per_block(source.config.kv_planes, block_size, source.dtype) or 1 << 26
     config = RunConfig(**{"kv_cache_memory": memory, **limits})

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from rosebatch.config.run import RunConfig
 from rosebatch.core.errors import UserError
 from rosebatch.engine.engine import Engine
 from rosebatch.model.source import find_model
@@ -109,7 +110,7 @@ def try_family(model_type: str, prompts: list[list[int]] | None = None) -> tuple
             expected = clear(*generate(save_tiny_model(config, folder), prompts, _NEW_TOKENS))
         except Exception as error:
             try:
-                find_model(str(folder), "auto", "float32", _CPU, model_impl="transformers")
+                find_model(RunConfig(model=str(folder), dtype="float32", model_impl="transformers"), _CPU)
             except UserError as refused:
                 if "not supported" in str(refused):
                     return "refused", str(refused).partition("not supported: ")[2]

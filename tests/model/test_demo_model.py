@@ -38,7 +38,7 @@ def cache(tmp_path_factory):
 @pytest.fixture(scope="module")
 def demo():
     """The model that is used without ``--model`` on this CPU."""
-    return find_model(None, "auto", "auto", torch.device("cpu"))
+    return find_model(RunConfig(), torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")

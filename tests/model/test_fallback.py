@@ -50,7 +50,7 @@ def config_folder(tmp_path):
 
 
 def find(folder, model_impl="auto", **options):
-    return find_model(str(folder), "auto", "float32", CPU, model_impl=model_impl, **options)
+    return find_model(RunConfig(model=str(folder), dtype="float32", model_impl=model_impl, **options), CPU)
 
 
 def decoder_of(model_type, **changes):
@@ -89,8 +89,9 @@ def test_rosebatch_alone_refuses_other_architectures(folder):
 
 def test_a_shape_without_a_folder():
     """A .toml of shapes must run by either code, with random weights: benches compare the two."""
-    source = find_model("configs/models/tiny-llama.toml", "dummy", "float32", CPU, model_impl="transformers")
-    native = find_model("configs/models/tiny-llama.toml", "dummy", "float32", CPU)
+    shape = "configs/models/tiny-llama.toml"
+    source = find(shape, "transformers", load_format="dummy")
+    native = find(shape, load_format="dummy")
     assert (source.model_impl, source.config.kv_planes) == ("transformers", native.config.kv_planes)
     assert source.config.vocab_size == native.config.vocab_size
     model = source.build(OPS, CPU)
