@@ -1,6 +1,6 @@
 """What the families' parsers share: fields that most configs have, checked, and options that are refused."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from rosebatch.config.limits import MAX_LAYERS, MAX_SIZE
@@ -19,16 +19,16 @@ def decoder(
     values: Mapping[str, Any],
     family: str,
     *,
-    eps: str = "rms_norm_eps",
+    eps: str | None = "rms_norm_eps",
     activation: str = "hidden_act",
-    activations: Mapping[str, str] = GATES,
+    activations: Collection[str] = GATES.keys(),
 ) -> dict[str, Any]:
     """The fields that all decoders have.
 
     Args:
         values: of config.json, completed by the architecture's defaults.
         family: see ``ModelConfig``.
-        eps, activation: names of these fields in config.json.
+        eps, activation: names of these fields in config.json; no ``eps`` if the norms have none.
         activations: those that are served, by transformers' names.
     """
     hidden, layers, heads = (size(values, name) for name in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
@@ -42,9 +42,25 @@ def decoder(
         "head_dim": values.get("head_dim") or hidden // heads,
         "intermediate_size": values["intermediate_size"],
         "max_model_len": values["max_position_embeddings"],
-        "norm_eps": values[eps],
+        "norm_eps": 0.0 if eps is None else values[eps],
         "activation": supported(activation, values[activation], activations),
         "tie_word_embeddings": values.get("tie_word_embeddings", False),
+    }
+
+
+def attention_biases(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Whether q, k, v and the projection after attention have biases: one option of config.json."""
+    bias = values.get("attention_bias", False)
+    return {"qkv_bias": bias, "out_bias": bias}
+
+
+def local_experts(values: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """The experts of a model that has them in all layers, with the names that Mixtral gave."""
+    return {
+        "layers": [True] * layers,
+        "num_experts": size(values, "num_local_experts"),
+        "experts_per_token": size(values, "num_experts_per_tok"),
+        "expert_size": size(values, "intermediate_size"),
     }
 
 

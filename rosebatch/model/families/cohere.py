@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rosebatch.model.families.layer_norm_decoder import LayerNormDecoder
 from rosebatch.model.family import Architecture, Family
-from rosebatch.model.hf_fields import decoder, every, layer_types, windows
+from rosebatch.model.hf_fields import attention_biases, decoder, every, layer_types, windows
 from rosebatch.model.hf_rope import whole_rope
 from rosebatch.model.rope import interleaved_qkv_order, pairs_to_halves
 from rosebatch.model.weights import WeightSource
@@ -67,10 +67,8 @@ def _parse_cohere2(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shared(values: Mapping[str, Any]) -> dict[str, Any]:
-    bias = values.get("attention_bias", False)
     return decoder(values, "cohere", eps="layer_norm_eps") | {
-        "qkv_bias": bias,
-        "out_bias": bias,
+        **attention_biases(values),
         "parallel_residual": True,
         "logit_multiplier": values["logit_scale"],
     }

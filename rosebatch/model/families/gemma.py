@@ -9,7 +9,7 @@ from torch import Tensor
 from rosebatch.config.model import ModelConfig
 from rosebatch.model.families.llama import Llama
 from rosebatch.model.family import Architecture, Family
-from rosebatch.model.hf_fields import decoder, decoder_values, every, layer_types, refuse, windows
+from rosebatch.model.hf_fields import attention_biases, decoder, decoder_values, every, layer_types, refuse, windows
 from rosebatch.model.hf_rope import ropes_by_type, whole_rope
 from rosebatch.model.weights import WeightSource
 
@@ -69,10 +69,9 @@ def _parse_gemma3(values: Mapping[str, Any]) -> dict[str, Any]:
 def _shared(values: Mapping[str, Any], interval: Any) -> dict[str, Any]:
     refuse(values, "use_bidirectional_attention")
     fields = decoder(values, "gemma", activation="hidden_activation")
-    bias, layers = values.get("attention_bias", False), fields["num_layers"]
+    layers = fields["num_layers"]
     return fields | {
-        "qkv_bias": bias,
-        "out_bias": bias,
+        **attention_biases(values),
         "sliding_windows": windows(values, layer_types(values, every(interval, layers))),
         "attention_scales": [values["query_pre_attn_scalar"] ** -0.5] * layers,
         "logit_soft_cap": values.get("final_logit_softcapping") or 0.0,

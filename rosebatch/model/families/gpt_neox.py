@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rosebatch.model.families.layer_norm_decoder import LayerNormDecoder
 from rosebatch.model.family import Architecture, Family
-from rosebatch.model.hf_fields import decoder
+from rosebatch.model.hf_fields import attention_biases, decoder
 from rosebatch.model.hf_rope import rope, rotary_dim, rotary_share
 from rosebatch.model.sublayers import MLP, load_plain_mlp
 from rosebatch.model.weights import WeightSource
@@ -54,8 +54,7 @@ def _parse(values: Mapping[str, Any]) -> dict[str, Any]:
     values = {**values, "num_key_value_heads": None, "head_dim": None}
     fields = decoder(values, "gpt_neox", eps="layer_norm_eps", activations=ACTIVATIONS)
     return fields | {
-        "qkv_bias": values["attention_bias"],
-        "out_bias": values["attention_bias"],
+        **attention_biases(values),
         "mlp_bias": True,
         "parallel_residual": values.get("use_parallel_residual", True),
         "rope": rope(values, theta_name="rotary_emb_base"),

@@ -14,9 +14,17 @@ from rosebatch.config.model import ModelConfig
 from rosebatch.model.experts import ExpertsMLP, make_router
 from rosebatch.model.families.llama import Llama
 from rosebatch.model.family import Architecture, Family
-from rosebatch.model.hf_fields import UnservedError, decoder, decoder_values, layer_types, size, supported, windows
+from rosebatch.model.hf_fields import (
+    UnservedError,
+    attention_biases,
+    decoder,
+    decoder_values,
+    layer_types,
+    local_experts,
+    supported,
+    windows,
+)
 from rosebatch.model.hf_rope import whole_rope
-from rosebatch.model.mixers.softmax.sublayer import load_attention
 from rosebatch.model.quantization.formats import load_weight
 from rosebatch.model.rope import Rotary
 from rosebatch.model.sublayers import Mixer
@@ -29,18 +37,8 @@ class GptOss(Llama):
 
     def load_mixer(self, index: int, prefix: str, rotary: Rotary | None, weights: WeightSource) -> Mixer:
         """See ``Llama``."""
-        return load_attention(
-            self.config,
-            self.ops,
-            weights,
-            index,
-            [prefix + name for name in self.qkv_names],
-            f"{prefix}self_attn.o_proj",
-            rotary=rotary,
-            qk_norm=None,
-            qkv_order=None,
-            sinks=self._load_sinks(prefix, weights),
-        )
+        sinks = self._load_sinks(prefix, weights)
+        return self.load_softmax(index, prefix, weights, rotary=rotary, qk_norm=None, sinks=sinks)
 
     def _load_sinks(self, prefix: str, weights: WeightSource) -> Tensor:
         heads = self.ops.shard.of(self.config.num_heads)
@@ -84,6 +82,7 @@ _DEFAULTS = {
     "head_dim": 64,
     "num_key_value_heads": 8,
     "hidden_act": "silu",
+    "attention_bias": True,
     "sliding_window": 128,
     "num_local_experts": 128,
     "num_experts_per_tok": 4,
@@ -114,21 +113,14 @@ def _parse(values: Mapping[str, Any]) -> dict[str, Any]:
     supported("hidden_act", values["hidden_act"], ("silu",))
     if not (values.get("rope_parameters") or values.get("rope_scaling")):
         values = {**values, "rope_scaling": _YARN}
-    fields, bias = decoder(values, "gpt_oss"), values.get("attention_bias", True)
+    fields = decoder(values, "gpt_oss")
     layers = fields["num_layers"]
     default = ["full_attention" if i % 2 else "sliding_attention" for i in range(layers)]
-    experts = {
-        "layers": [True] * layers,
-        "num_experts": size(values, "num_local_experts"),
-        "experts_per_token": size(values, "num_experts_per_tok"),
-        "expert_size": size(values, "intermediate_size"),
-    }
     return fields | {
-        "qkv_bias": bias,
-        "out_bias": bias,
+        **attention_biases(values),
         "rope": whole_rope({"rope_theta": _THETA, **values}),
         "sliding_windows": windows(values, layer_types(values, default)),
-        "experts": experts,
+        "experts": local_experts(values, layers),
     }
 
 

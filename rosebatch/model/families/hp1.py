@@ -31,7 +31,7 @@ from torch import Tensor
 from rosebatch.config.model import ModelConfig
 from rosebatch.model.contract import Attention, load_embedding, load_head, rows_of
 from rosebatch.model.family import Architecture, Family
-from rosebatch.model.hf_fields import refuse, size, supported
+from rosebatch.model.hf_fields import decoder, refuse
 from rosebatch.model.hf_rope import whole_rope
 from rosebatch.model.mixers.hp1.load import NUMBERS, load_gate, load_vector
 from rosebatch.model.mixers.hp1.mixer import HP1Spec
@@ -193,19 +193,7 @@ def _of_residual(added: int) -> float:
 def _parse(values: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of ``ModelConfig``."""
     refuse(values, "attention_bias", "mlp_bias", "use_sliding_window")
-    hidden, layers, heads = (size(values, name) for name in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
-    return {
-        "family": "hp1",
-        "vocab_size": values["vocab_size"],
-        "hidden_size": hidden,
-        "num_layers": layers,
-        "num_heads": heads,
-        "num_kv_heads": values.get("num_key_value_heads") or heads,
-        "head_dim": values.get("head_dim") or hidden // heads,
-        "intermediate_size": values["intermediate_size"],
-        "max_model_len": values["max_position_embeddings"],
-        "activation": supported("hidden_act", values.get("hidden_act", "relu"), ("relu",)),
-        "tie_word_embeddings": values.get("tie_word_embeddings", False),
+    return decoder(values, "hp1", eps=None, activations=("relu",)) | {
         "rope": whole_rope(values),
         "hp1": {name: values[name] for name in ("fir_k", "relu_pre", "clip_min", "clip_max") if name in values},
     }
@@ -220,7 +208,9 @@ def _check(config: ModelConfig) -> None:
 
 # transformers has no such class.
 ARCHITECTURES = {
-    "HP1ForCausalLM": Architecture("hp1", "[HP1](hp1.md), attention without softmax", _parse, fallback=False),
+    "HP1ForCausalLM": Architecture(
+        "hp1", "[HP1](hp1.md), attention without softmax", _parse, {"hidden_act": "relu"}, fallback=False
+    ),
 }
 FAMILY = Family(
     "hp1",

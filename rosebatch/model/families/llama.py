@@ -18,7 +18,7 @@ from rosebatch.config.model import ModelConfig
 from rosebatch.model.contract import Attention, load_embedding, load_head, rows_of
 from rosebatch.model.experts import ExpertNames, load_experts
 from rosebatch.model.family import GGUF, Architecture, Family, GGUFModel
-from rosebatch.model.hf_fields import decoder, decoder_values
+from rosebatch.model.hf_fields import attention_biases, decoder, decoder_values
 from rosebatch.model.hf_rope import whole_rope
 from rosebatch.model.mixers.softmax.sublayer import load_attention
 from rosebatch.model.rope import Rotary, layer_rotaries
@@ -115,17 +115,14 @@ class Llama:
 
     def load_mixer(self, index: int, prefix: str, rotary: Rotary | None, weights: WeightSource) -> Mixer:
         """The attention of the layer whose names begin with ``prefix``, or what replaces it."""
-        return load_attention(
-            self.config,
-            self.ops,
-            weights,
-            index,
-            [prefix + name for name in self.qkv_names],
-            f"{prefix}self_attn.o_proj",
-            rotary=rotary,
-            qk_norm=self.load_qk_norm(prefix, weights) if self.config.qk_norm else None,
-            qkv_order=self.qkv_order(),
-        )
+        qk_norm = self.load_qk_norm(prefix, weights) if self.config.qk_norm else None
+        return self.load_softmax(index, prefix, weights, rotary=rotary, qk_norm=qk_norm)
+
+    def load_softmax(self, index: int, prefix: str, weights: WeightSource, **options: Any) -> Mixer:
+        """Softmax attention with these options of ``load_attention``."""
+        names, out_name = [prefix + name for name in self.qkv_names], f"{prefix}self_attn.o_proj"
+        order = self.qkv_order()
+        return load_attention(self.config, self.ops, weights, index, names, out_name, qkv_order=order, **options)
 
     def forward(
         self, input_ids: Tensor, positions: Tensor, attention: Attention, wanted: Tensor | None = None
@@ -191,8 +188,7 @@ def parse_llama(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def biases(values: Mapping[str, Any]) -> dict[str, Any]:
     """Which projections have biases, as fields of ``ModelConfig``."""
-    attention = values.get("attention_bias", False)
-    return {"qkv_bias": attention, "out_bias": attention, "mlp_bias": values.get("mlp_bias", False)}
+    return attention_biases(values) | {"mlp_bias": values.get("mlp_bias", False)}
 
 
 def _hf_values(config: ModelConfig) -> dict[str, Any]:

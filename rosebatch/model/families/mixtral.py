@@ -7,7 +7,7 @@ from rosebatch.model.experts import ExpertNames
 from rosebatch.model.families.llama import Llama
 from rosebatch.model.families.mistral import MISTRAL_DEFAULTS, parse_mistral
 from rosebatch.model.family import Architecture, Family
-from rosebatch.model.hf_fields import size, supported
+from rosebatch.model.hf_fields import local_experts, supported
 from rosebatch.model.hf_rope import whole_rope
 from rosebatch.ops.ops import EXPERT_GATES
 
@@ -33,16 +33,10 @@ def _parse(values: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of ``ModelConfig``; experts in every layer."""
     fields = parse_mistral(values)
     supported("hidden_act", values["hidden_act"], EXPERT_GATES)
-    experts = {
-        "layers": [True] * fields["num_layers"],
-        "num_experts": size(values, "num_local_experts"),
-        "experts_per_token": size(values, "num_experts_per_tok"),
-        "expert_size": size(values, "intermediate_size"),
-    }
     return fields | {
         "family": "mixtral",
         "rope": whole_rope({"rope_theta": _THETA, **values}),
-        "experts": experts,
+        "experts": local_experts(values, fields["num_layers"]),
     }
 
 

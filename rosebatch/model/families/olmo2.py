@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rosebatch.model.families.llama import Llama
 from rosebatch.model.family import Architecture, Family
-from rosebatch.model.hf_fields import decoder, every, layer_types, windows
+from rosebatch.model.hf_fields import attention_biases, decoder, every, layer_types, windows
 from rosebatch.model.hf_rope import ropes_by_type, whole_rope
 from rosebatch.model.weights import WeightSource
 from rosebatch.ops.ops import WholeRMSNorm
@@ -64,8 +64,7 @@ def _parse_olmo3(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shared(values: Mapping[str, Any]) -> dict[str, Any]:
-    bias = values.get("attention_bias", False)
-    return decoder(values, "olmo2") | {"qkv_bias": bias, "out_bias": bias, "qk_norm": True}
+    return decoder(values, "olmo2") | attention_biases(values) | {"qk_norm": True}
 
 
 ARCHITECTURES = {

@@ -7,7 +7,7 @@ from typing import Any
 from rosebatch.host.model_files import shown
 from rosebatch.model.families.llama import LLAMA_GGUF
 from rosebatch.model.family import Architecture, GGUFModel
-from rosebatch.model.hf_fields import decoder, layer_types, size, supported, windows
+from rosebatch.model.hf_fields import attention_biases, decoder, layer_types, size, supported, windows
 from rosebatch.model.hf_rope import whole_rope
 from rosebatch.ops.ops import EXPERT_GATES
 
@@ -57,9 +57,8 @@ def _parse_qwen2(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _parse_qwen3(values: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of ``ModelConfig``; norms of q and k."""
-    bias = values.get("attention_bias", False)
-    fields = decoder(values, "llama") | {"qkv_bias": bias, "out_bias": bias, "qk_norm": True}
-    return fields | {"rope": whole_rope(values), "sliding_windows": _windows(values)}
+    fields = decoder(values, "llama") | attention_biases(values)
+    return fields | {"qk_norm": True, "rope": whole_rope(values), "sliding_windows": _windows(values)}
 
 
 def _parse_qwen2_moe(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,10 +10,9 @@ from rosebatch.host.model_files import shown
 from rosebatch.model.families.llama import Llama
 from rosebatch.model.families.qwen import qwen_experts
 from rosebatch.model.family import Architecture, Family
-from rosebatch.model.hf_fields import decoder, size, supported
+from rosebatch.model.hf_fields import attention_biases, decoder, size, supported
 from rosebatch.model.hf_rope import rope, rotary_dim, rotary_share
 from rosebatch.model.mixers.delta.sublayer import load_delta
-from rosebatch.model.mixers.softmax.sublayer import load_attention
 from rosebatch.model.rope import Rotary
 from rosebatch.model.sublayers import Mixer
 from rosebatch.model.weights import WeightSource
@@ -39,18 +38,8 @@ class Qwen3Next(Llama):
             return load_delta(
                 self.config, self.ops, weights, before, names, own, sizes=self.delta_sizes(), order=self.delta_order()
             )
-        return load_attention(
-            self.config,
-            self.ops,
-            weights,
-            index - before,
-            [prefix + name for name in self.qkv_names],
-            f"{prefix}self_attn.o_proj",
-            rotary=rotary,
-            qk_norm=self.load_qk_norm(prefix, weights),
-            qkv_order=None,
-            gated=True,
-        )
+        qk_norm = self.load_qk_norm(prefix, weights)
+        return self.load_softmax(index - before, prefix, weights, rotary=rotary, qk_norm=qk_norm, gated=True)
 
     def delta_sizes(self) -> tuple[int, ...]:
         """What each of the projections of ``delta_names`` puts out."""
@@ -110,10 +99,8 @@ def _parse(values: Mapping[str, Any]) -> dict[str, Any]:
 def parse_delta(values: Mapping[str, Any], family: str) -> dict[str, Any]:
     """Fields of ``ModelConfig`` without experts."""
     fields = decoder(values, family)
-    bias = values.get("attention_bias", False)
     return fields | {
-        "qkv_bias": bias,
-        "out_bias": bias,
+        **attention_biases(values),
         "qk_norm": True,
         "rope": rope(values),
         "rotary_dim": rotary_dim(fields["head_dim"], rotary_share(values, 0.25)),
