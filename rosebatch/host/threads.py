@@ -1,10 +1,11 @@
 """Work on threads that nobody waits for when the run ends."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Executor, Future, wait
-from queue import Empty, SimpleQueue
-from threading import Thread
+from contextlib import suppress
+from queue import Empty, Full, Queue, SimpleQueue
+from threading import Event, Thread
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -40,11 +41,9 @@ class DaemonPool(Executor):
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = True) -> None:
         """Drop the calls that have not begun. Threads end after those that have; a tenth of a second is waited."""
-        try:
+        with suppress(Empty):
             while job := self._jobs.get_nowait():
                 job[0].cancel()
-        except Empty:
-            pass
         for _ in self._threads:
             self._jobs.put(None)
         end = time.monotonic() + _PATIENCE_SECONDS
@@ -61,6 +60,48 @@ def in_background(call: Callable[[], T]) -> Callable[[], T]:
     future: Future[T] = Future()
     Thread(target=_finish, args=(future, call), daemon=True).start()
     return future.result
+
+
+def on_thread(items: Iterable[T], limit: int, patience: float, name: str) -> Generator[T | None, None, None]:
+    """Run an iterator on a thread, so many items ahead.
+
+    Yields:
+        Its items in order; None whenever none has come for ``patience`` seconds. Its exceptions are raised here.
+    """
+    ahead: Queue[tuple[T] | BaseException | None] = Queue(limit)
+    stopped = Event()
+
+    def put(found: tuple[T] | BaseException | None) -> bool:
+        while not stopped.is_set():
+            with suppress(Full):
+                ahead.put(found, timeout=_PATIENCE_SECONDS)
+                return True
+        return False
+
+    def work() -> None:
+        try:
+            for item in items:
+                if not put((item,)):
+                    return
+            put(None)
+        except BaseException as error:
+            put(error)
+
+    Thread(target=work, name=name, daemon=True).start()
+    try:
+        while True:
+            try:
+                found = ahead.get(timeout=patience)
+            except Empty:
+                yield None
+                continue
+            if isinstance(found, BaseException):
+                raise found
+            if found is None:
+                return
+            yield found[0]
+    finally:
+        stopped.set()
 
 
 def _work(jobs: SimpleQueue[_Job]) -> None:

@@ -1,9 +1,10 @@
 """Reading on a thread of its own, so that nothing waits for a slow disk or a slow pipe."""
 
-import queue
-import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import TypeVar
+
+from rosebatch.host.threads import on_thread
 
 T = TypeVar("T")
 
@@ -11,7 +12,7 @@ T = TypeVar("T")
 _GROUP = 64
 _GROUP_BYTES = 4 << 20
 _GROUPS_AHEAD = 2
-# Longest wait of either thread before it checks whether to continue.
+# Longest wait for a group before it is checked whether to continue.
 _PATIENCE_SECONDS = 0.1
 
 
@@ -39,39 +40,9 @@ def read_ahead(items: Iterator[T], check: Callable[[], None], size: Callable[[T]
         check: called again and again while no item has come; its exceptions are raised here.
         size: of an item in bytes.
     """
-    ahead: queue.Queue[list[T] | BaseException] = queue.Queue(maxsize=_GROUPS_AHEAD)
-    stopped = threading.Event()
-
-    def put(group: list[T] | BaseException) -> bool:
-        while not stopped.is_set():
-            try:
-                ahead.put(group, timeout=_PATIENCE_SECONDS)
-                return True
-            except queue.Full:
-                continue
-        return False
-
-    def work() -> None:
-        try:
-            for group in grouped(items, size):
-                if not put(group):
-                    return
-            put([])
-        except BaseException as error:
-            put(error)
-
-    threading.Thread(target=work, name="rosebatch-read", daemon=True).start()
-    try:
-        while True:
-            try:
-                group = ahead.get(timeout=_PATIENCE_SECONDS)
-            except queue.Empty:
+    with closing(on_thread(grouped(items, size), _GROUPS_AHEAD, _PATIENCE_SECONDS, "rosebatch-read")) as groups:
+        for group in groups:
+            if group is None:
                 check()
-                continue
-            if isinstance(group, BaseException):
-                raise group
-            if not group:
-                return
-            yield from group
-    finally:
-        stopped.set()
+            else:
+                yield from group

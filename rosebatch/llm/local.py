@@ -1,15 +1,14 @@
 """An engine in this process."""
 
 import gc
-import queue
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
+from rosebatch.host.threads import on_thread
 from rosebatch.io.rows import FailedRow, Row
 from rosebatch.job.local import LocalService
 from rosebatch.job.run_rows import run_rows
@@ -18,8 +17,6 @@ from rosebatch.job.serving import Serving
 from rosebatch.launch.launch import Launched, default_sampling
 from rosebatch.llm.backend import Outputs
 from rosebatch.llm.results import Collected
-
-T = TypeVar("T")
 
 # Between two looks at whether there is other work.
 _PATIENCE_SECONDS = 0.002
@@ -47,7 +44,7 @@ class LocalBackend:
 
     def stream(self, rows: Iterable[Row | FailedRow], serving: Serving) -> Outputs:
         """See ``Backend``."""
-        return self.complete(_live(rows), serving)
+        return self.complete(on_thread(rows, _MAX_WAITING, _PATIENCE_SECONDS, "rosebatch-stream"), serving)
 
     @contextmanager
     def service(self) -> Iterator[Service]:
@@ -60,44 +57,3 @@ class LocalBackend:
         gc.collect()
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
-
-
-def _live(rows: Iterable[T]) -> Iterator[T | None]:
-    """Read rows on a thread; None if there is none at the moment."""
-    ahead: queue.Queue[Callable[[], T] | None] = queue.Queue(maxsize=_MAX_WAITING)
-    stopped = threading.Event()
-
-    def put(item: Callable[[], T] | None) -> bool:
-        while not stopped.is_set():
-            try:
-                ahead.put(item, timeout=0.1)
-                return True
-            except queue.Full:
-                continue
-        return False
-
-    def read() -> None:
-        def fail(error: BaseException) -> T:
-            raise error
-
-        try:
-            for row in rows:
-                if not put(lambda row=row: row):  # type: ignore[misc]
-                    return
-            put(None)
-        except BaseException as error:
-            put(lambda error=error: fail(error))  # type: ignore[misc]
-
-    threading.Thread(target=read, name="rosebatch-stream", daemon=True).start()
-    try:
-        while True:
-            try:
-                item = ahead.get(timeout=_PATIENCE_SECONDS)
-            except queue.Empty:
-                yield None
-                continue
-            if item is None:
-                return
-            yield item()
-    finally:
-        stopped.set()

@@ -2,6 +2,7 @@
 
 import queue
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from rosebatch.core.errors import UserError
@@ -51,11 +52,9 @@ class ReadingProcess:
     def _receive(self, message: Any) -> None:
         """Hold the process up while enough waits: it blocks when its connection is full."""
         while not self._closed:
-            try:
+            with suppress(queue.Full):
                 self._ahead.put(message, timeout=_PATIENCE_SECONDS)
                 return
-            except queue.Full:
-                continue
 
 
 def main() -> NoReturn:
