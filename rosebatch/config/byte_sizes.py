@@ -1,7 +1,6 @@
 """Sizes in bytes, as people write them."""
 
 import re
-from typing import overload
 
 from rosebatch.core.errors import FlagError
 
@@ -20,19 +19,7 @@ def parse_size(text: str) -> int:
     return int(float(match[1]) * _UNITS[match[2] or ""])
 
 
-@overload
-def in_bytes(size: str | int) -> int: ...
-
-
-@overload
-def in_bytes(size: None) -> None: ...
-
-
-@overload
-def in_bytes(size: str | int | None) -> int | None: ...
-
-
-def in_bytes(size: str | int | None) -> int | None:
+def in_bytes(size: str | int) -> int:
     """A size as the command line or Python gives it, in bytes.
 
     Raises:

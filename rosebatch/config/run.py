@@ -198,7 +198,7 @@ class RunConfig:
     @property
     def kv_cache_bytes(self) -> int | None:
         """``kv_cache_memory`` in bytes."""
-        return in_bytes(self.kv_cache_memory)
+        return None if self.kv_cache_memory is None else in_bytes(self.kv_cache_memory)
 
 
 _KINDS = {f.name: f.type for f in fields(RunConfig)}
