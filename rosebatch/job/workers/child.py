@@ -158,18 +158,10 @@ def results_seconds(workers: int) -> float:
 
 
 def _reply(link: Link, question: m.CountBad | m.Fingerprint, plan: "LaunchPlan") -> None:
-    from rosebatch.io.reader import PromptReader
     from rosebatch.job.check import check_file
 
     if isinstance(question, m.CountBad):
-        reader = PromptReader(
-            question.source,
-            question.defaults,
-            question.input_format,
-            question.result_column,
-            question.columns,
-            question.task,
-        )
+        reader = question.make_reader()
         _answer(link, lambda: str(check_file(reader, plan, sys.stderr, strict=True).errors.total()))
     else:
         assert isinstance(question, m.Fingerprint), question

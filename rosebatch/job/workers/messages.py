@@ -1,21 +1,22 @@
 """The messages between the parent and its workers; see ``rosebatch.host.child_process``."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rosebatch.config.run import InputFormat, RunConfig
+from rosebatch.config.run import RunConfig
 from rosebatch.engine.metrics.stats import EngineStats
-from rosebatch.io.columns import Columns
 from rosebatch.io.output import Encode
 from rosebatch.io.parse import Record
-from rosebatch.io.tasks.task import Task
 from rosebatch.job.model_info import ModelInfo
 from rosebatch.job.report.tally import Tally
 from rosebatch.job.serving import Parse, Serving
 from rosebatch.job.workers.chunk import unpack
+
+if TYPE_CHECKING:
+    from rosebatch.io.reader import PromptReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +46,11 @@ class Fingerprint:
 class CountBad:
     """To a worker: name the rows that cannot be served on stderr, and send their number as ``Answer``.
 
-    Attributes as of ``rosebatch.io.reader.PromptReader``.
+    Attributes:
+        make_reader: opens the input in the worker.
     """
 
-    source: str
-    defaults: Mapping[str, Any]
-    input_format: InputFormat
-    result_column: str | None
-    columns: Columns
-    task: Task
+    make_reader: Callable[[], "PromptReader"]
 
 
 @dataclass(frozen=True, slots=True)

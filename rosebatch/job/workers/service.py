@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from rosebatch.config.run import RunConfig
 from rosebatch.io.reader import PromptReader
@@ -61,16 +62,8 @@ class Workers:
 
     def count_bad(self, reader: PromptReader) -> int:
         """See ``Service``."""
-        self._pool.ask(
-            m.CountBad(
-                reader.source,
-                dict(reader.defaults),
-                reader.input_format,
-                reader.result_column,
-                reader.columns,
-                reader.task,
-            )
-        )
+        shape = dict(reader.defaults), reader.input_format, reader.result_column, reader.columns, reader.task
+        self._pool.ask(m.CountBad(partial(PromptReader, reader.source, *shape)))
         return int(self._pool.answer())
 
     def load(self) -> None:
