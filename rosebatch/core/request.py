@@ -1,7 +1,7 @@
 """Requests to the engine and its completions: token ids in, token ids out. Neither has rows or texts."""
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import eq
 from typing import Any, NamedTuple, Protocol, Self, overload
@@ -114,6 +114,17 @@ class Constraint(Protocol):
     def feed(self, token_id: int) -> bool:
         """Take the next generated token; True if no token may follow it."""
         ...
+
+
+def fill_rows(constraints: Mapping[int, Constraint], masks: Any) -> None:
+    """Write the masks of these rows, those of a kind together; see ``Constraint.fill_all``."""
+    by_kind: dict[type[Constraint], list[int]] = {}
+    for row, each in constraints.items():
+        by_kind.setdefault(type(each), []).append(row)
+    for kind, rows in by_kind.items():
+        own = masks[rows]
+        kind.fill_all([constraints[row] for row in rows], own)
+        masks[rows] = own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rosebatch.core.request import Constraint
+from rosebatch.core.request import Constraint, fill_rows
 from rosebatch.text.tokenizer import Tokenizer
 
 
@@ -85,14 +85,7 @@ class BanConstraint:
     def fill_all(cls, constraints: "Sequence[BanConstraint]", masks: Any) -> None:
         """See ``Constraint``."""
         masks[:] = -1
-        by_kind: dict[type[Constraint], list[int]] = {}
-        for row, each in enumerate(constraints):
-            if each._inner is not None:
-                by_kind.setdefault(type(each._inner), []).append(row)
-        for kind, rows in by_kind.items():
-            own = np.zeros((len(rows), masks.shape[1]), np.int32)
-            kind.fill_all([inner for row in rows if (inner := constraints[row]._inner) is not None], own)
-            masks[rows] = own
+        fill_rows({row: each._inner for row, each in enumerate(constraints) if each._inner is not None}, masks)
         for mask, each in zip(masks, constraints, strict=True):
             mask &= each._bans.allowed
             for token_id in each._banned():

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rosebatch.core.request import Constraint
+from rosebatch.core.request import Constraint, fill_rows
 from rosebatch.text.reasoning.parser import Allowed, ReasoningFormat
 
 
@@ -56,13 +56,8 @@ class ReasoningConstraint:
     @classmethod
     def fill_all(cls, constraints: "Sequence[ReasoningConstraint]", masks: Any) -> None:
         """See ``Constraint``."""
-        bound = [(row, each) for row, each in enumerate(constraints) if each._follows_grammar]
-        if bound:
-            rows = [row for row, _ in bound]
-            grammars = [each._grammar for _, each in bound if each._grammar is not None]
-            own = np.zeros((len(rows), masks.shape[1]), np.int32)
-            type(grammars[0]).fill_all(grammars, own)
-            masks[rows] = own
+        bound = ((row, each._grammar) for row, each in enumerate(constraints) if each._follows_grammar)
+        fill_rows({row: grammar for row, grammar in bound if grammar is not None}, masks)
         for mask, each in zip(masks, constraints, strict=True):
             each._fill(mask)
 
