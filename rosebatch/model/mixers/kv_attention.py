@@ -79,7 +79,8 @@ _Prepare = Callable[[AttentionSpec, Tensor, Tensor, DeviceContext], Tensor]
 class DeviceAttention(DeviceMixer[SpecT]):
     """Attention by kernels that read K and V in their blocks, and the steps before them, as the switches say."""
 
-    def __init__(self, setup: DeviceSetup) -> None:
+    def __init__(self, setup: DeviceSetup, decode_kernel: Callable[..., Tensor]) -> None:
+        self.decode_kernel = decode_kernel
         self.qkv = qkv_kernels(setup.switches)
         self.prepare_packed: _Prepare = _prepare_apart if self.qkv.prepare is None else self._prepare_in_one
         self.prepare_decode = self.prepare_packed
@@ -91,8 +92,8 @@ class DeviceAttention(DeviceMixer[SpecT]):
         """``[T, heads · D]``; only rows of these tiles are computed."""
 
     @abstractmethod
-    def attend(self, spec: SpecT, step: DecodeContext, qkv: Tensor, cache: Tensor, rotation: dict[str, Any]) -> Tensor:
-        """``[S, heads · D]`` of a decode step; ``rotation`` is what the kernel norms and rotates."""
+    def decode_options(self, spec: SpecT, step: DecodeContext) -> dict[str, Any]:
+        """What the decode kernel of the kind takes besides what all of them take."""
 
     def packed(self, spec: SpecT, step: PackedContext, inputs: tuple[Tensor, ...], wanted: Tensor | None) -> Tensor:
         """See ``DeviceMixer``. K and V of all chunks are written before any is read."""
@@ -108,7 +109,9 @@ class DeviceAttention(DeviceMixer[SpecT]):
         (cache,) = step.planes(spec)
         spec, qkv = self._normed(spec, *inputs)
         qkv = self.prepare_decode(spec, qkv, cache, step)
-        return self.attend(spec, step, qkv, cache, _rotation(spec) if self.qkv.decode_rotates else {})
+        rows = step.table(spec), step.positions, step.limits
+        options = self.decode_options(spec, step) | (_rotation(spec) if self.qkv.decode_rotates else {})
+        return self.decode_kernel(qkv, cache, *rows, num_heads=spec.num_heads, scale=spec.scale, **options)
 
     def _normed(self, spec: SpecT, qkv: Tensor) -> tuple[SpecT, Tensor]:
         """q and k normed by kernels of their own, and a spec without a norm: where no other kernel norms them."""

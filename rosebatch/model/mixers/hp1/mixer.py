@@ -40,30 +40,17 @@ class DeviceHP1(DeviceAttention[HP1Spec]):
     """The kind in the Triton runner. Its decode kernel never divides a row by the row's own length."""
 
     def __init__(self, specs: Sequence[HP1Spec], setup: DeviceSetup) -> None:
-        super().__init__(setup)
         self.kernels = hp1_kernels(setup.max_num_seqs, {spec.heads for spec in specs}, setup.switches, setup.device)
+        super().__init__(setup, self.kernels.decode)
 
     def prefill(self, spec: HP1Spec, step: PackedContext, q: Tensor, cache: Tensor, tiles: Tensor) -> Tensor:
         """See ``DeviceAttention``."""
         options = {"num_heads": spec.num_heads, "scale": spec.scale}
         return self.kernels.prefill(q, cache, step.table(spec), tiles, spec.gate, **options)
 
-    def attend(
-        self, spec: HP1Spec, step: DecodeContext, qkv: Tensor, cache: Tensor, rotation: dict[str, Any]
-    ) -> Tensor:
+    def decode_options(self, spec: HP1Spec, step: DecodeContext) -> dict[str, Any]:
         """See ``DeviceAttention``."""
-        return self.kernels.decode(
-            qkv,
-            cache,
-            step.table(spec),
-            step.positions,
-            step.limits,
-            num_heads=spec.num_heads,
-            scale=spec.scale,
-            gate=spec.gate,
-            keys=step.keys,
-            **rotation,
-        )
+        return {"gate": spec.gate, "keys": step.keys}
 
     def decode_form(self, batch: int, *, divided: bool) -> Hashable:
         """See ``DeviceMixer``."""

@@ -44,9 +44,9 @@ class DeviceSoftmax(DeviceAttention[SoftmaxSpec]):
     """The kind in the Triton runner."""
 
     def __init__(self, specs: Sequence[SoftmaxSpec], setup: DeviceSetup) -> None:
-        super().__init__(setup)
         heads = {spec.heads for spec in specs}
         self.kernels = softmax_kernels(setup.max_num_seqs, heads, setup.switches, setup.dtype, setup.device)
+        super().__init__(setup, self.kernels.decode)
 
     def prefill(self, spec: SoftmaxSpec, step: PackedContext, q: Tensor, cache: Tensor, tiles: Tensor) -> Tensor:
         """See ``DeviceAttention``."""
@@ -55,29 +55,14 @@ class DeviceSoftmax(DeviceAttention[SoftmaxSpec]):
             return self.kernels.prefill_shared(q, cache, step.table(spec), tiles, step.pieces, **options)
         return self.kernels.prefill(q, cache, step.table(spec), tiles, window=spec.window, **options)
 
-    def attend(
-        self, spec: SoftmaxSpec, step: DecodeContext, qkv: Tensor, cache: Tensor, rotation: dict[str, Any]
-    ) -> Tensor:
+    def decode_options(self, spec: SoftmaxSpec, step: DecodeContext) -> dict[str, Any]:
         """See ``DeviceAttention``."""
         keys, divided = step.keys, step.divided
         if spec.window and keys is not None:
             # A key leaves the windows of rows at different times, so a row has all keys of its window here.
             keys, divided = None, spec.window > self.kernels.undivided_keys(len(step.positions))
-        return self.kernels.decode(
-            qkv,
-            cache,
-            step.table(spec),
-            step.positions,
-            step.limits,
-            num_heads=spec.num_heads,
-            scale=spec.scale,
-            keys=keys,
-            divided=divided,
-            window=spec.window,
-            soft_cap=spec.soft_cap,
-            sinks=spec.sinks,
-            **rotation,
-        )
+        of_spec = {"window": spec.window, "soft_cap": spec.soft_cap, "sinks": spec.sinks}
+        return {"keys": keys, "divided": divided, **of_spec}
 
     def undivided_keys(self, batch: int) -> int:
         """See ``DeviceMixer``."""
