@@ -40,7 +40,7 @@ def convert(path: Path, dtype: torch.dtype, folder: Path) -> None:
         fields = _Fields(path, reader)
         if fields.get("split.count", 1) > 1:
             raise refusal(path, "one of several parts: join them with llama-gguf-split --merge")
-        found = fields.text("general.architecture")
+        found = str(fields.need("general.architecture"))
         if found not in _ARCHITECTURES:
             known = ", ".join(_ARCHITECTURES)
             raise refusal(path, f"GGUF architecture {shown(found)} is not supported; supported are {known}")
@@ -82,9 +82,6 @@ class _Fields:
     def get(self, key: str, default: Any = None) -> Any:
         field = self._fields.get(key)
         return default if field is None else field.contents()
-
-    def text(self, key: str) -> str:
-        return str(self.need(key))
 
     def need(self, key: str) -> Any:
         if key not in self._fields:

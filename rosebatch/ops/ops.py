@@ -122,31 +122,24 @@ def _gated(kind: str, gate_up: Linear, x: Tensor) -> Tensor:
     return mlp.GATED[kind](gate_up(x))
 
 
-def _add_layer_norm(
-    partial: Partial, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor]:
-    return norm.add_layer_norm(partial.value, residual, weight, bias, eps, partial.bias)
+def _of_partial(operator: Callable[..., Any]) -> Callable[..., Any]:
+    """Takes a ``Partial``, where ``operator`` takes its tensor first and its bias last."""
+
+    def add(partial: Partial, residual: Tensor, *options: Any) -> Any:
+        return operator(partial.value, residual, *options, partial.bias)
+
+    return add
+
+
+_add = _of_partial(norm.add)
+_add_layer_norm = _of_partial(norm.add_layer_norm)
+_add_post_norm = _of_partial(norm.add_post_norm)
 
 
 def _add_rms_norm(
-    partial: Partial,
-    residual: Tensor,
-    weight: Tensor,
-    eps: float,
-    scale: float = 1.0,
-    overwrite: bool = False,
+    partial: Partial, residual: Tensor, weight: Tensor, eps: float, scale: float = 1.0, overwrite: bool = False
 ) -> tuple[Tensor, Tensor]:
     return norm.add_rms_norm(partial.value, residual, weight, eps, partial.bias, scale)
-
-
-def _add_post_norm(
-    partial: Partial, residual: Tensor, post_weight: Tensor, weight: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor]:
-    return norm.add_post_norm(partial.value, residual, post_weight, weight, eps, partial.bias)
-
-
-def _add(partial: Partial, residual: Tensor) -> Tensor:
-    return norm.add(partial.value, residual, partial.bias)
 
 
 def _add_uclip_norm(

@@ -139,7 +139,8 @@ def _mlp_ops(switches: Switches, device: Device) -> dict[str, Any]:
     return {"activated": activated, "gated": gated, "sigmoid_mul": sized(mlp_kernel, "sigmoid_mul", device)}
 
 
-def _product(projection: Linear, x: Tensor) -> Partial:
+def whole_product(projection: Linear, x: Tensor) -> Partial:
+    """The product, whose bias is left to the norm."""
     return Partial(projection.product(x), projection.bias)
 
 
@@ -147,7 +148,7 @@ def parts_or_product(projection: Linear, x: Tensor) -> Partial:
     """The product in parts if that is faster: the kernel of the norm sums them up."""
     if projection.divides(x):
         return Partial(projection.parts(x), projection.bias)
-    return _product(projection, x)
+    return whole_product(projection, x)
 
 
 def _biased_or_parts(projection: Linear, x: Tensor) -> Partial:
@@ -162,7 +163,7 @@ def _in_place_or_parts(projection: Linear, x: Tensor) -> Partial:
 
 def _multiplied(partial: Partial) -> Partial:
     """With the product computed, if it was left to the norm."""
-    return partial if partial.projection is None else _product(partial.projection, partial.value)
+    return partial if partial.projection is None else whole_product(partial.projection, partial.value)
 
 
 def _norm_ops(switches: Switches, device: Device) -> dict[str, Any]:
@@ -174,53 +175,37 @@ def _norm_ops(switches: Switches, device: Device) -> dict[str, Any]:
     if switches.fused_norm:
         from rosebatch_kernels.norm import kernel
 
-        add_plain, layer_norm, rms_norm = (sized(kernel, name, device) for name in ("add", "layer_norm", "rms_norm"))
-        names = "add_layer_norm", "add_rms_norm", "add_post_norm"
-        norms: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {name: sized(kernel, name, device) for name in names}
+        rms_norm, add_norm = sized(kernel, "rms_norm", device), sized(kernel, "add_rms_norm", device)
 
-        def add(partial: Partial, residual: Tensor) -> Tensor:
-            partial = _multiplied(partial)
-            total: Tensor = add_plain(partial.value, residual, partial.bias, partial.all_reduce)
-            return total
+        def of_partial(name: str) -> Callable[..., Any]:
+            operator = sized(kernel, name, device)
 
-        def add_layer_norm(
-            partial: Partial, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
-        ) -> tuple[Tensor, Tensor]:
-            partial = _multiplied(partial)
-            return norms["add_layer_norm"](partial.value, residual, weight, bias, eps, partial.bias, partial.all_reduce)
+            def add(partial: Partial, residual: Tensor, *options: Any) -> Any:
+                partial = _multiplied(partial)
+                return operator(partial.value, residual, *options, partial.bias, partial.all_reduce)
+
+            return add
 
         def add_rms_norm(
-            partial: Partial,
-            residual: Tensor,
-            weight: Tensor,
-            eps: float,
-            scale: float = 1.0,
-            overwrite: bool = False,
+            partial: Partial, residual: Tensor, weight: Tensor, eps: float, scale: float = 1.0, overwrite: bool = False
         ) -> tuple[Tensor, Tensor]:
             product = partial.projection
             if product is not None and overwrite and scale == 1.0:
                 total = product.add_(partial.value, residual)
                 return rms_norm(total, weight, eps), total
             partial = _multiplied(partial)
-            return norms["add_rms_norm"](partial.value, residual, weight, eps, partial.bias, scale, partial.all_reduce)
-
-        def add_post_norm(
-            partial: Partial, residual: Tensor, post_weight: Tensor, weight: Tensor | None, eps: float
-        ) -> tuple[Tensor, Tensor]:
-            partial = _multiplied(partial)
-            return norms["add_post_norm"](
-                partial.value, residual, post_weight, weight, eps, partial.bias, partial.all_reduce
+            out: tuple[Tensor, Tensor] = add_norm(
+                partial.value, residual, weight, eps, partial.bias, scale, partial.all_reduce
             )
+            return out
 
         return {
             "fuses_all_reduce": True,
             "project": _in_place_or_parts if switches.fused_mlp else _biased_or_parts,
-            "add": add,
-            "layer_norm": layer_norm,
-            "add_layer_norm": add_layer_norm,
+            "layer_norm": sized(kernel, "layer_norm", device),
             "rms_norm": rms_norm,
             "add_rms_norm": add_rms_norm,
-            "add_post_norm": add_post_norm,
+            **{name: of_partial(name) for name in ("add", "add_layer_norm", "add_post_norm")},
         }
     if not switches.fused_mlp:
         return {}
@@ -237,12 +222,7 @@ def _norm_ops(switches: Switches, device: Device) -> dict[str, Any]:
         return norm.layer_norm(total, weight, bias, eps), total
 
     def add_bias_then_rms_norm(
-        partial: Partial,
-        residual: Tensor,
-        weight: Tensor,
-        eps: float,
-        scale: float = 1.0,
-        overwrite: bool = False,
+        partial: Partial, residual: Tensor, weight: Tensor, eps: float, scale: float = 1.0, overwrite: bool = False
     ) -> tuple[Tensor, Tensor]:
         if partial.bias is None or scale != 1.0:
             return norm.add_rms_norm(partial.value, residual, weight, eps, partial.bias, scale)
@@ -250,7 +230,7 @@ def _norm_ops(switches: Switches, device: Device) -> dict[str, Any]:
         return norm.rms_norm(total, weight, eps), total
 
     return {
-        "project": _product,
+        "project": whole_product,
         "add_layer_norm": add_bias_then_layer_norm,
         "add_rms_norm": add_bias_then_rms_norm,
     }
@@ -270,15 +250,12 @@ def _clip_ops(switches: Switches, device: Device) -> dict[str, Any]:
         total = residual + uclip_norm(partial.value, post_alpha, post_gamma)
         return uclip_norm(total, alpha, gamma), total
 
-    def fused(
-        partial: Partial, residual: Tensor, post_alpha: Tensor, post_gamma: Gain, alpha: Tensor, gamma: Gain
-    ) -> tuple[Tensor, Tensor]:
-        out: tuple[Tensor, Tensor] = add_uclip_norm(partial.value, residual, post_alpha, post_gamma, alpha, gamma)
-        return out
+    def fused(partial: Partial, residual: Tensor, *norms: Any) -> Any:
+        return add_uclip_norm(partial.value, residual, *norms)
 
     in_parts = switches.fused_norm and switches.fused_peri_norm
     return {
         "uclip_norm": uclip_norm,
-        "project_to_clip": parts_or_product if in_parts else _product,
+        "project_to_clip": parts_or_product if in_parts else whole_product,
         "add_uclip_norm": fused if switches.fused_peri_norm else apart,
     }

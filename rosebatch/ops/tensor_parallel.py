@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rosebatch.ops.ops import AllReduce, Experts, Linear, Ops, Partial, RoutedExperts, WholeRMSNorm
-from rosebatch.ops.select import parts_or_product
+from rosebatch.ops.select import parts_or_product, whole_product
 from rosebatch.ops.shard import Shard
 
 
@@ -51,7 +51,7 @@ def divide(ops: Ops, group: Group) -> Ops:
     """The operators of a process of the group, made of those of a process that is alone."""
     shard = group.shard
 
-    product = parts_or_product if ops.fuses_all_reduce else _product
+    product = parts_or_product if ops.fuses_all_reduce else whole_product
 
     def summed(partial: Partial, x: Tensor) -> Partial:
         """All-reduce across ranks. All have the bias, so the norm adds it once."""
@@ -101,10 +101,6 @@ def divide(ops: Ops, group: Group) -> Ops:
         gather=gather,
         whole_norm=lambda projection, norm: _NormedProjection(projection, norm, group),
     )
-
-
-def _product(projection: Linear, x: Tensor) -> Partial:
-    return Partial(projection.product(x), projection.bias)
 
 
 @dataclass(slots=True)
