@@ -39,8 +39,7 @@ class SamplingFlags:
         float | None, Flag("Subtracted once for each occurrence of the token.", SAMPLING, rare=True)
     ] = None
     repetition_penalty: Annotated[
-        float | None,
-        Flag("Divides logits of tokens in prompt and answer; 1 changes nothing.", SAMPLING, rare=True),
+        float | None, Flag("Divides logits of tokens in prompt and answer; 1 changes nothing.", SAMPLING, rare=True)
     ] = None
     max_reasoning_tokens: Annotated[
         int | None, Flag("Max tokens of reasoning before the answer.", SAMPLING, rare=True)
@@ -54,8 +53,7 @@ class SamplingFlags:
 
 
 Source = Annotated[
-    str,
-    typer.Argument(metavar="INPUT", help="JSONL, OpenAI batch, CSV, Parquet or Arrow; - for stdin."),
+    str, typer.Argument(metavar="INPUT", help="JSONL, OpenAI batch, CSV, Parquet or Arrow; - for stdin.")
 ]
 
 

@@ -86,8 +86,7 @@ class RunConfig:
     )
     generation_config: Annotated[GenerationConfig, Flag("'auto': the model's defaults.", SAMPLING)] = "none"
     sampler: Annotated[
-        Sampler,
-        Flag("'flashinfer' needs that package. Sampled answers then depend on the batch.", SAMPLING, rare=True),
+        Sampler, Flag("'flashinfer' needs that package. Sampled answers then depend on the batch.", SAMPLING, rare=True)
     ] = "rosebatch"
     data_parallel_size: Annotated[
         int | Literal["auto"],
@@ -99,13 +98,7 @@ class RunConfig:
         ),
     ] = 1
     tensor_parallel_size: Annotated[
-        int,
-        Flag(
-            "GPUs per model. Default: 1.",
-            DEVICES,
-            ("--tensor-parallel-size", "-tp"),
-            metavar="N",
-        ),
+        int, Flag("GPUs per model. Default: 1.", DEVICES, ("--tensor-parallel-size", "-tp"), metavar="N")
     ] = 1
     ray: Annotated[
         str | None,
@@ -128,12 +121,10 @@ class RunConfig:
         Flag("Max concurrent sequences. Default: by memory; in bench 256.", LIMITS, metavar="N|auto"),
     ] = "auto"
     max_num_batched_tokens: Annotated[
-        int | None,
-        Flag("Max tokens in a step. Default: 16384 on a GPU, 1024 on a CPU.", LIMITS, rare=True),
+        int | None, Flag("Max tokens in a step. Default: 16384 on a GPU, 1024 on a CPU.", LIMITS, rare=True)
     ] = None
     block_size: Annotated[
-        int | None,
-        Flag("Tokens per KV cache block. Default: 64 on a GPU, 16 on a CPU.", LIMITS, rare=True),
+        int | None, Flag("Tokens per KV cache block. Default: 64 on a GPU, 16 on a CPU.", LIMITS, rare=True)
     ] = None
     kv_cache_memory: Annotated[
         str | int | None, Flag("Size of the KV cache, such as 4GiB.", LIMITS, metavar="SIZE")

@@ -55,10 +55,7 @@ class Switches:
     paged_attention: bool = _switch("Read K and V in their blocks, without a gather.", _CUDA, scenario="article-s0")
     cuda_graph: bool = _switch("Replay steps as CUDA graphs.", _CUDA, scenario="article-s3", needs=_PAGED)
     parallel_compile: bool = _switch(
-        "Compile the kernels of the first steps at once.",
-        _CUDA,
-        scenario="gpt2-sampled",
-        needs=("cuda_graph",),
+        "Compile the kernels of the first steps at once.", _CUDA, scenario="gpt2-sampled", needs=("cuda_graph",)
     )
     late_results: bool = _switch(
         "Read sampled tokens while the GPU runs the next step.", _CUDA, scenario="article-s3", needs=_PAGED
@@ -87,10 +84,7 @@ class Switches:
         "Decode attention splits a sequence's keys.", _CUDA, scenario="long_decode_b32", needs=_PAGED
     )
     shared_prefix_attention: bool = _switch(
-        "Attention reads a common prefix once for all rows.",
-        _CUDA,
-        scenario="shared-prefix",
-        needs=_PAGED,
+        "Attention reads a common prefix once for all rows.", _CUDA, scenario="shared-prefix", needs=_PAGED
     )
     fused_peri_norm: bool = _switch(
         "HP1: clip, residual addition, clip in one kernel.", _CUDA, scenario="article-s4", needs=("fused_norm",)

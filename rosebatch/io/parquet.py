@@ -113,10 +113,7 @@ def write_parquet_parts(
 
 
 def _write(
-    path: Path,
-    pairs: Iterable[_Pair],
-    info: _TableInfo,
-    make: Callable[[IO[bytes], pa.Schema], Any] = pq.ParquetWriter,
+    path: Path, pairs: Iterable[_Pair], info: _TableInfo, make: Callable[[IO[bytes], pa.Schema], Any] = pq.ParquetWriter
 ) -> None:
     # Opened here: Arrow takes no names that are not UTF-8.
     with path.open("wb") as file, make(file, info.schema) as writer:

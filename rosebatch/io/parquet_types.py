@@ -68,10 +68,7 @@ def _holds(make: Callable[[IO[bytes], pa.Schema], Any], schema: pa.Schema) -> bo
 
 
 def widen(
-    types: dict[str, pa.DataType | None],
-    exact: set[str],
-    rows: list[dict[str, msgspec.Raw]],
-    own: Container[str],
+    types: dict[str, pa.DataType | None], exact: set[str], rows: list[dict[str, msgspec.Raw]], own: Container[str]
 ) -> None:
     """Widen the types of carried columns until they fit more rows.
 

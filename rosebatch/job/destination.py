@@ -11,12 +11,7 @@ from rosebatch.io.files import is_table, is_url, require_writable_url
 from rosebatch.io.reader import PromptReader
 from rosebatch.job.config import JobConfig
 from rosebatch.job.output_manifest import manifest_path, require_can_keep
-from rosebatch.job.paths import (
-    Used,
-    require_apart,
-    require_not_read,
-    require_writable,
-)
+from rosebatch.job.paths import Used, require_apart, require_not_read, require_writable
 from rosebatch.job.shard import Shard
 from rosebatch.job.target import Target
 

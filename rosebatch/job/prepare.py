@@ -136,12 +136,7 @@ def _rendered(
 
 
 def _prepared(
-    read: _Read,
-    row: Row,
-    encoded: Sequence[Encoded],
-    tokenizer: Tokenizer | None,
-    seed: int | None,
-    max_model_len: int,
+    read: _Read, row: Row, encoded: Sequence[Encoded], tokenizer: Tokenizer | None, seed: int | None, max_model_len: int
 ) -> Prepared | FailedRow:
     try:
         prompts = _prompts_of(row, encoded, tokenizer, seed)

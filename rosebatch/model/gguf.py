@@ -154,9 +154,7 @@ def _write_weights(tensors: Iterator[tuple[str, Tensor]], folder: Path) -> None:
         shard[name] = tensor
         size += tensor.nbytes
     save_file(
-        shard,
-        folder / ("model.safetensors" if index == 1 else f"model-{index:05}.safetensors"),
-        {"format": "pt"},
+        shard, folder / ("model.safetensors" if index == 1 else f"model-{index:05}.safetensors"), {"format": "pt"}
     )
 
 

@@ -10,9 +10,7 @@ ResultT = TypeVar("ResultT")
 
 
 def batch_or_each(
-    work: Callable[[Sequence[ItemT]], list[ResultT]],
-    items: Sequence[ItemT],
-    failed: Callable[[BaseException], ResultT],
+    work: Callable[[Sequence[ItemT]], list[ResultT]], items: Sequence[ItemT], failed: Callable[[BaseException], ResultT]
 ) -> list[ResultT]:
     """The result of each item. If the call for all of them raises, each item gets a call of its own.
 

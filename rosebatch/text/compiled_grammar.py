@@ -162,12 +162,7 @@ class Grammar:
     """
 
     def __init__(
-        self,
-        tokens: "LLTokenizer",
-        layout: MaskLayout,
-        serialized: str,
-        renewals: "_Renewals",
-        memory: int,
+        self, tokens: "LLTokenizer", layout: MaskLayout, serialized: str, renewals: "_Renewals", memory: int
     ) -> None:
         self.memory = memory
         self._tokens = tokens

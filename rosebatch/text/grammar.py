@@ -44,11 +44,7 @@ class Grammars:
     """
 
     def __init__(
-        self,
-        tokenizer: Tokenizer,
-        vocab_size: int,
-        eos_token_ids: Iterable[int],
-        limits: GrammarLimits | None = None,
+        self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Iterable[int], limits: GrammarLimits | None = None
     ) -> None:
         self._limits = limits or GrammarLimits()
         # None of these holds ``self``: the threads end with the last reference to it.

@@ -8,14 +8,7 @@ import tokenizers
 
 from rosebatch.core.errors import RowError, UserError
 from rosebatch.core.pooling_params import NO_PROMPTS, NamedPrompts
-from rosebatch.host.model_files import (
-    read_json,
-    read_text,
-    refusal,
-    refused,
-    require_file,
-    shown,
-)
+from rosebatch.host.model_files import read_json, read_text, refusal, refused, require_file, shown
 from rosebatch.host.pretrained import load_pretrained_tokenizer
 from rosebatch.text import panics
 from rosebatch.text.batch_or_each import batch_or_each

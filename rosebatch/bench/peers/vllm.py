@@ -46,11 +46,7 @@ async def load_streaming(spec: dict[str, Any]) -> Streaming:
 
     async def stream(prompt: list[int], length: int, sampling: dict[str, Any]) -> AsyncIterator[int]:
         params = vllm.SamplingParams(
-            max_tokens=length,
-            ignore_eos=True,
-            detokenize=False,
-            output_kind=RequestOutputKind.DELTA,
-            **sampling,
+            max_tokens=length, ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.DELTA, **sampling
         )
         total = 0
         async for out in engine.generate({"prompt_token_ids": prompt}, params, request_id=str(next(numbers))):

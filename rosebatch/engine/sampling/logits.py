@@ -37,10 +37,7 @@ def adjust(logits: Tensor, rows: Sequence[SampledRow], ops: Ops) -> Tensor:
     bias = torch.zeros(len(numbers), vocab, dtype=torch.float32)
     chosen = [rows[number] for number in numbers]
     for place, row in enumerate(chosen):
-        for table, (ids, values) in (
-            (counts, count_cells(row.spec, row.output, vocab)),
-            (bias, bias_cells(row.spec)),
-        ):
+        for table, (ids, values) in ((counts, count_cells(row.spec, row.output, vocab)), (bias, bias_cells(row.spec))):
             table[place].index_add_(0, torch.from_numpy(ids), torch.from_numpy(values))
 
     def column(values: list[float], dtype: torch.dtype) -> Tensor:

@@ -77,12 +77,7 @@ class GatheredAttention:
     """
 
     def __init__(
-        self,
-        batch: StepBatch,
-        cache: KVCache,
-        specs: Sequence[MixerSpec],
-        ops: Ops,
-        states: StatePool | None = None,
+        self, batch: StepBatch, cache: KVCache, specs: Sequence[MixerSpec], ops: Ops, states: StatePool | None = None
     ) -> None:
         self.cache = cache
         self.ops = ops

@@ -34,13 +34,7 @@ class DeviceState:
     """
 
     def __init__(
-        self,
-        num_slots: int,
-        width: int,
-        window: int,
-        device: torch.device,
-        vocab_size: int = 0,
-        num_groups: int = 1,
+        self, num_slots: int, width: int, window: int, device: torch.device, vocab_size: int = 0, num_groups: int = 1
     ) -> None:
         cells = (layout.NUM_FIELDS + num_groups * width) * num_slots
         self._cells = torch.zeros(cells, dtype=torch.int32, device=device)

@@ -71,12 +71,7 @@ class Progress:
                 console=Console(stderr=True),
                 transient=True,
             )
-            self._task = self._bar.add_task(
-                self._doing,
-                total=self._total,
-                completed=self._rows,
-                rate="",
-            )
+            self._task = self._bar.add_task(self._doing, total=self._total, completed=self._rows, rate="")
             for place in self._places:
                 place.task = self._bar.add_task(place.name, total=self._total, rate="")
             self._bar.start()

@@ -39,10 +39,7 @@ def table(report: dict[str, Any]) -> list[tuple[str, str]]:
             f"{report['completed']} completed, {report['failed']} failed" + (f" ({errors})" if errors else ""),
         ),
         ("finished by", finished or "-"),
-        (
-            "prompt tokens",
-            f"{report['prompt_tokens']} ({report['cache_hit_rate']:.1%} from the prefix cache)",
-        ),
+        ("prompt tokens", f"{report['prompt_tokens']} ({report['cache_hit_rate']:.1%} from the prefix cache)"),
         ("output tokens", f"{report['output_tokens']}"),
         (
             "elapsed",

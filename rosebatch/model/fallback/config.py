@@ -13,13 +13,7 @@ from rosebatch.config.toml_file import convert
 from rosebatch.host.model_files import read_json, refusal, shown
 from rosebatch.host.pretrained import load_pretrained_config
 from rosebatch.model.fallback.attention import NAME, UnservedError
-from rosebatch.model.fallback.network import (
-    Decoder,
-    build_network,
-    fix_rope,
-    require_agreement,
-    require_layer_types,
-)
+from rosebatch.model.fallback.network import Decoder, build_network, fix_rope, require_agreement, require_layer_types
 from rosebatch.model.fallback.trial import TOKENS
 
 _META = torch.device("meta")

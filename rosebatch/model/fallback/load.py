@@ -14,13 +14,7 @@ from rosebatch.model.fallback.attention import Attending, running
 from rosebatch.model.fallback.check import close, require_tokenwise, waits_for_host
 from rosebatch.model.fallback.config import error_text
 from rosebatch.model.fallback.fusion import Fusion, spread_positions
-from rosebatch.model.fallback.network import (
-    Decoder,
-    build_network,
-    fix_rope,
-    our_functions,
-    require_decoder,
-)
+from rosebatch.model.fallback.network import Decoder, build_network, fix_rope, our_functions, require_decoder
 from rosebatch.model.weights import weight_files
 from rosebatch.ops.ops import Ops
 

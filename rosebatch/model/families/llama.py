@@ -144,11 +144,7 @@ class Llama:
         return embedded if self.config.embedding_multiplier == 1 else embedded.mul_(self.embedding_multiplier)
 
     def _add(
-        self,
-        partial: Partial,
-        residual: Tensor,
-        post_norm: Tensor | None,
-        norm: Tensor | None,
+        self, partial: Partial, residual: Tensor, post_norm: Tensor | None, norm: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """The residual with the sub-layer's result, normed and as it is."""
         eps, scale = self.config.norm_eps, self.config.residual_multiplier
