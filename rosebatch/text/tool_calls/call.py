@@ -8,6 +8,8 @@ import msgspec
 
 # A JSON schema.
 Schema = Mapping[str, Any]
+# The terminal of a mark, in a grammar.
+Terminal = Callable[[str], str]
 
 
 class ToolCall(NamedTuple):
@@ -54,9 +56,7 @@ class ToolCallFormat(Protocol):
         """
         ...
 
-    def grammar(
-        self, tools: Sequence["Offered"], mark: Callable[[str], str], *, parallel: bool, around: str | None = None
-    ) -> str:
+    def grammar(self, tools: Sequence["Offered"], mark: Terminal, *, parallel: bool, around: str | None = None) -> str:
         """A Lark grammar in llguidance's dialect: one call of any of the tools, or several.
 
         Args:
@@ -116,6 +116,18 @@ def call_at(text: str, begin: int, names: Collection[str]) -> tuple[ToolCall, in
         return None
     arguments = (bytes(written.arguments) or bytes(written.parameters) or b"{}").decode()
     return (ToolCall(written.name, arguments), end) if written.name in names and _is_object(arguments) else None
+
+
+def calls_from(text: str, begin: int, names: Collection[str], between: str) -> tuple[list[ToolCall], int]:
+    """Such calls one after the other, perhaps with ``between`` after each, and where the last one ends."""
+    calls: list[ToolCall] = []
+    end = at = begin
+    while (found := call_at(text, at, names)) is not None:
+        calls.append(found[0])
+        end = at = skip_space(text, found[1])
+        if text.startswith(between, at):
+            at = skip_space(text, at + len(between))
+    return calls, end
 
 
 def skip_space(text: str, at: int) -> int:

@@ -4,10 +4,10 @@ The form is harmony's: ``<|channel|>commentary to=functions.NAME <|constrain|>js
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from rosebatch.text.tool_calls import lark
-from rosebatch.text.tool_calls.call import Offered, Parsed, Schema, ToolCall, arguments_at, skip_space
+from rosebatch.text.tool_calls.call import Offered, Parsed, Schema, Terminal, ToolCall, arguments_at, skip_space
 
 MARKS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>")
 # The recipient follows the channel, or the role.
@@ -40,9 +40,7 @@ class GptOss:
             done = end.end()
         return Parsed("".join((*kept, text[done:])), tuple(calls))
 
-    def grammar(
-        self, tools: Sequence[Offered], mark: Callable[[str], str], *, parallel: bool, around: str | None = None
-    ) -> str:
+    def grammar(self, tools: Sequence[Offered], mark: Terminal, *, parallel: bool, around: str | None = None) -> str:
         """See ``ToolCallFormat``. There is one call only: its last token ends the answer."""
 
         def call(name: str, arguments: str) -> str:

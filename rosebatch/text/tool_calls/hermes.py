@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from rosebatch.text.tool_calls import lark
-from rosebatch.text.tool_calls.call import Offered, Parsed, Schema, ToolCall, call_at, skip_space
+from rosebatch.text.tool_calls.call import Offered, Parsed, Schema, Terminal, ToolCall, call_at, skip_space
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
@@ -18,9 +18,7 @@ class Hermes:
         """See ``ToolCallFormat``."""
         return parse_between(text, lambda at: call_at(text, at, tools))
 
-    def grammar(
-        self, tools: Sequence[Offered], mark: Callable[[str], str], *, parallel: bool, around: str | None = None
-    ) -> str:
+    def grammar(self, tools: Sequence[Offered], mark: Terminal, *, parallel: bool, around: str | None = None) -> str:
         """See ``ToolCallFormat``."""
 
         def call(name: str, arguments: str) -> str:

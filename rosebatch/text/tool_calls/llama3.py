@@ -1,9 +1,9 @@
 """Llama 3: ``{"name": ..., "parameters": {...}}``, perhaps after ``<|python_tag|>``; several with ``;`` between."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from rosebatch.text.tool_calls import lark
-from rosebatch.text.tool_calls.call import Offered, Parsed, Schema, call_at, skip_space
+from rosebatch.text.tool_calls.call import Offered, Parsed, Schema, Terminal, calls_from, skip_space
 
 _TAG = "<|python_tag|>"
 
@@ -17,21 +17,13 @@ class Llama3:
     def parse(self, text: str, tools: Mapping[str, Schema]) -> Parsed:
         """See ``ToolCallFormat``. Without the tag, the calls are all of the answer, or its beginning."""
         before, tag, _ = text.partition(_TAG)
-        begin = at = skip_space(text, len(before) + len(tag) if tag else 0)
-        calls = []
-        while (found := call_at(text, at, tools)) is not None:
-            calls.append(found[0])
-            begin = at = skip_space(text, found[1])
-            if text.startswith(";", at):
-                at = skip_space(text, at + 1)
+        calls, end = calls_from(text, skip_space(text, len(before) + len(tag) if tag else 0), tools, ";")
         if not calls:
             return Parsed(text, ())
-        content = (before if tag else "") + text[begin:].removeprefix(";")
+        content = (before if tag else "") + text[end:].removeprefix(";")
         return Parsed(content.strip(), tuple(calls))
 
-    def grammar(
-        self, tools: Sequence[Offered], mark: Callable[[str], str], *, parallel: bool, around: str | None = None
-    ) -> str:
+    def grammar(self, tools: Sequence[Offered], mark: Terminal, *, parallel: bool, around: str | None = None) -> str:
         """See ``ToolCallFormat``."""
 
         def call(name: str, arguments: str) -> str:

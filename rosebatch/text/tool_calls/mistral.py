@@ -1,10 +1,19 @@
 """Mistral: ``[TOOL_CALLS]`` and a JSON list of calls; newer models ``[TOOL_CALLS]name[ARGS]{...}`` for each call."""
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from rosebatch.text.tool_calls import lark
-from rosebatch.text.tool_calls.call import Offered, Parsed, Schema, ToolCall, arguments_at, call_at, skip_space
+from rosebatch.text.tool_calls.call import (
+    Offered,
+    Parsed,
+    Schema,
+    Terminal,
+    ToolCall,
+    arguments_at,
+    calls_from,
+    skip_space,
+)
 
 _CALLS, _ID, _ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _NAMED = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*(?=\{)")
@@ -37,9 +46,7 @@ class Mistral:
             kept.append(rest if found and not rest.strip() else _CALLS + rest)
         return Parsed("".join(kept).strip(), tuple(calls)) if calls else Parsed(text, ())
 
-    def grammar(
-        self, tools: Sequence[Offered], mark: Callable[[str], str], *, parallel: bool, around: str | None = None
-    ) -> str:
+    def grammar(self, tools: Sequence[Offered], mark: Terminal, *, parallel: bool, around: str | None = None) -> str:
         """See ``ToolCallFormat``."""
 
         def named(name: str, arguments: str) -> str:
@@ -58,13 +65,7 @@ class Mistral:
 
 def _listed(text: str, begin: int, names: Collection[str]) -> tuple[list[ToolCall], int]:
     """The calls of a list up to the first broken one, and where they end."""
-    calls: list[ToolCall] = []
-    end, at = begin, skip_space(text, begin + 1)
-    while (found := call_at(text, at, names)) is not None:
-        calls.append(found[0])
-        end = at = skip_space(text, found[1])
-        if text.startswith(",", at):
-            at = skip_space(text, at + 1)
+    calls, end = calls_from(text, skip_space(text, begin + 1), names, ",")
     return calls, end + text.startswith("]", end) if calls else begin
 
 

@@ -6,13 +6,13 @@ A text is written without quotes, anything else as JSON. The tool's schema says 
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import msgspec
 
 from rosebatch.text.tool_calls import lark
-from rosebatch.text.tool_calls.call import Offered, Parsed, Schema, ToolCall
+from rosebatch.text.tool_calls.call import Offered, Parsed, Schema, Terminal, ToolCall
 from rosebatch.text.tool_calls.hermes import CLOSE, OPEN, parse_between
 
 _FUNCTION = re.compile(r"<function=([^>\s]+)>\s*(.*?)\s*</function>", re.DOTALL)
@@ -71,9 +71,7 @@ class Qwen3Coder:
 
         return parse_between(text, call_from)
 
-    def grammar(
-        self, tools: Sequence[Offered], mark: Callable[[str], str], *, parallel: bool, around: str | None = None
-    ) -> str:
+    def grammar(self, tools: Sequence[Offered], mark: Terminal, *, parallel: bool, around: str | None = None) -> str:
         """See ``ToolCallFormat``. Parameters come in the order of the schema."""
 
         def call(name: str, arguments: str) -> str:
