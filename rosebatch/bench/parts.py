@@ -70,14 +70,16 @@ def ranges(engine: Engine, mark: Mark) -> Iterator[None]:
         else:
             samples = runner
         swap(stack, samples, "ops", _named_ops(samples.ops, outs, mark))
-        swap(stack, runner, "launch", _with_named_steps(runner.launch, mark))
+        swap(stack, runner, "launch", _named(runner.launch, _kind_of_step, mark))
         yield
 
 
-def _named(function: Callable[..., Any], name: str, mark: Mark) -> Callable[..., Any]:
+def _named(function: Callable[..., Any], name: str | Callable[..., str], mark: Mark) -> Callable[..., Any]:
+    """The function in a range of this name, or of the name that its arguments give."""
+
     @wraps(function)
     def inside(*args: Any, **options: Any) -> Any:
-        with mark(name):
+        with mark(name if isinstance(name, str) else name(*args)):
             return function(*args, **options)
 
     return inside
@@ -86,16 +88,11 @@ def _named(function: Callable[..., Any], name: str, mark: Mark) -> Callable[...,
 def _named_ops(ops: Ops, outs: set[int], mark: Mark) -> Ops:
     """The operators in ranges; ``outs`` are the ids of the attention's output projections."""
 
-    def last_product(project: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(project)
-        def inside(projection: Any, x: Any) -> Any:
-            with mark(OUT if id(projection) in outs else DOWN):
-                return project(projection, x)
-
-        return inside
+    def last_product(projection: Any, x: Any) -> str:
+        return OUT if id(projection) in outs else DOWN
 
     named: dict[str, Any] = {name: _named(getattr(ops, name), part, mark) for name, part in _OF_OPS.items()}
-    named |= {name: last_product(getattr(ops, name)) for name in _LAST_PRODUCTS}
+    named |= {name: _named(getattr(ops, name), last_product, mark) for name in _LAST_PRODUCTS}
     return replace(ops, **named)
 
 
@@ -117,12 +114,8 @@ def _with_named_attention(forward: Callable[..., Any], mark: Mark) -> Callable[.
     return lambda ids, positions, attention, *rest: forward(ids, positions, _named(attention, ATTENTION, mark), *rest)
 
 
-def _with_named_steps(launch: Callable[..., Any], mark: Mark) -> Callable[..., Any]:
-    def inside(plan: StepPlan, masks: Any) -> Any:
-        with mark(PROMPT_STEP if brings_prompts(plan) else DECODE_STEP):
-            return launch(plan, masks)
-
-    return inside
+def _kind_of_step(plan: StepPlan, masks: Any) -> str:
+    return PROMPT_STEP if brings_prompts(plan) else DECODE_STEP
 
 
 def brings_prompts(plan: StepPlan) -> bool:
