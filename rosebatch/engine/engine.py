@@ -124,10 +124,23 @@ class Engine:
         self.require_servable(request)
         if request.pooling is not None:
             request = replace(request, pooling=self.pooling.of(request.pooling))
-        now = time.perf_counter() if arrival_time is None else arrival_time
-        samples = range(request.sampling.n)
-        first, *forks = (self._start(request, sample, stop_matcher, constraint, now) for sample in samples)
-        first.forks = forks
+        now, sequences = time.perf_counter() if arrival_time is None else arrival_time, []
+        for sample in range(request.sampling.n):
+            sequence = SequenceState.start(
+                request,
+                id=self._num_started,
+                sample=sample,
+                max_model_len=self.max_model_len,
+                eos_token_ids=self.eos_token_ids,
+                stop_matcher=None if stop_matcher is None else stop_matcher(),
+                constraint=None if constraint is None else constraint(),
+                arrival_time=now,
+            )
+            self._num_started += 1
+            if sequence.constraint is not None:
+                self._constraints[sequence.id] = sequence.constraint
+            sequences.append(sequence)
+        first, *first.forks = sequences
         self.scheduler.add(first)
 
     def require_servable(self, request: Request) -> None:
@@ -190,29 +203,6 @@ class Engine:
         finally:
             self._constraints.clear()
             self.scheduler.abort()
-
-    def _start(
-        self,
-        request: Request,
-        sample: int,
-        stop_matcher: Callable[[], StopMatcher] | None,
-        constraint: Callable[[], Constraint] | None,
-        arrival_time: float,
-    ) -> SequenceState:
-        sequence = SequenceState.start(
-            request,
-            id=self._num_started,
-            sample=sample,
-            max_model_len=self.max_model_len,
-            eos_token_ids=self.eos_token_ids,
-            stop_matcher=None if stop_matcher is None else stop_matcher(),
-            constraint=None if constraint is None else constraint(),
-            arrival_time=arrival_time,
-        )
-        self._num_started += 1
-        if sequence.constraint is not None:
-            self._constraints[sequence.id] = sequence.constraint
-        return sequence
 
     def _launch_next(self) -> bool:
         """Launch what can be planned; returns whether anything could."""
