@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,37 +49,27 @@ class Call(NamedTuple):
     options: dict[str, Any]
 
 
-class Step(Protocol):
-    """What answers the layers of one run of a network, in their order."""
-
-    def call(self, call: Call) -> Tensor:
-        """The attention of a call, ``[1, T, H, D']``."""
-        ...
-
-    def project(self, qkv: Tensor) -> Tensor:
-        """The attention ``[T, H · D]`` of a layer whose norms and rotation are in its spec: ``qkv`` as projected."""
-        ...
+def _none_is_fused(qkv: Tensor) -> Tensor:
+    raise AssertionError("no layer is fused yet")
 
 
-class Attending:
-    """A run whose layers are known.
+class Step(NamedTuple):
+    """What answers the layers of one run of a network, in their order.
 
-    Args:
-        specs: of the layers.
-        attention: of the run.
+    Attributes:
+        call: the attention of a call, ``[1, T, H, D']``.
+        project: the attention ``[T, H · D]`` of a layer whose norms and rotation are in its spec, of ``qkv`` as
+            projected.
     """
 
-    def __init__(self, specs: Iterable[SoftmaxSpec], attention: Attend) -> None:
-        self._specs = iter(specs)
-        self._attention = attention
+    call: Callable[[Call], Tensor]
+    project: Callable[[Tensor], Tensor] = _none_is_fused
 
-    def call(self, call: Call) -> Tensor:
-        """See ``Step``."""
-        return attend(next(self._specs), call, self._attention)
 
-    def project(self, qkv: Tensor) -> Tensor:
-        """See ``Step``."""
-        return self._attention(next(self._specs), qkv)
+def attending(specs: Iterable[SoftmaxSpec], attention: Attend) -> Step:
+    """A run whose layers have these specs."""
+    left = iter(specs)
+    return Step(lambda call: attend(next(left), call, attention), lambda qkv: attention(next(left), qkv))
 
 
 def register(describe_mask: Callable[..., Tensor]) -> None:

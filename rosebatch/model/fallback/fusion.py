@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Module
 
-from rosebatch.model.fallback.attention import Call, attend, project, running
+from rosebatch.model.fallback.attention import Call, Step, attend, project, running
 from rosebatch.model.fallback.network import Decoder
 from rosebatch.model.fallback.parts import (
     GatedMLP,
@@ -248,16 +248,12 @@ def _watch(decoder: Decoder, positions: Tensor) -> tuple[dict[Module, Seen], lis
     def keep(module: Module, args: tuple[Any, ...], options: dict[str, Any], out: Any) -> None:
         seen[module] = Seen(args, options, out)
 
-    class Watching:
-        def call(self, call: Call) -> Tensor:
-            calls.append(call)
-            return attend(next(specs), call, PerToken(positions))
-
-        def project(self, qkv: Tensor) -> Tensor:
-            raise AssertionError("no layer is fused yet")
+    def watch(call: Call) -> Tensor:
+        calls.append(call)
+        return attend(next(specs), call, PerToken(positions))
 
     hooks = [m.register_forward_hook(keep, with_kwargs=True) for m in decoder.network.modules()]
-    with torch.no_grad(), running(Watching()):
+    with torch.no_grad(), running(Step(watch)):
         decoder.logits(decoder.hidden(ids, positions))
     for hook in hooks:
         hook.remove()

@@ -10,7 +10,7 @@ from torch.nn import Module
 from rosebatch.config.model import ModelConfig
 from rosebatch.host.model_files import refusal
 from rosebatch.model.contract import Attention, rows_of
-from rosebatch.model.fallback.attention import Attending, running
+from rosebatch.model.fallback.attention import attending, running
 from rosebatch.model.fallback.check import close, require_tokenwise, waits_for_host
 from rosebatch.model.fallback.config import error_text
 from rosebatch.model.fallback.fusion import Fusion, spread_positions
@@ -48,7 +48,7 @@ class Fallback:
         self, input_ids: Tensor, positions: Tensor, attention: Attention, wanted: Tensor | None = None
     ) -> Tensor:
         """See ``rosebatch.model.contract.Model``."""
-        with running(Attending(self.mixers, attention)):
+        with running(attending(self.mixers, attention)):
             return rows_of(self.decoder.hidden(input_ids.long(), positions.long()), wanted)
 
     def logits(self, hidden: Tensor) -> Tensor:

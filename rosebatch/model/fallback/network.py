@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from rosebatch.model.fallback.attention import NAME, Attending, UnservedError, running
+from rosebatch.model.fallback.attention import NAME, UnservedError, attending, running
 from rosebatch.model.fallback.attention import register as register_attention
 from rosebatch.model.fallback.experts import register as register_experts
 from rosebatch.model.fallback.trial import Layers, PerToken, describe_mask, find_layers
@@ -126,7 +126,7 @@ class Decoder:
 
     def hidden_per_token(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         """The same with every token by itself, for checks."""
-        with torch.no_grad(), running(Attending(self.layers.specs, PerToken(positions))):
+        with torch.no_grad(), running(attending(self.layers.specs, PerToken(positions))):
             return self.hidden(input_ids, positions)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from rosebatch.config.switches import Switches
-from rosebatch.model.fallback.attention import NAME, TRIAL, Call, UnservedError, attend, describe, running
+from rosebatch.model.fallback.attention import NAME, TRIAL, Call, Step, UnservedError, attend, describe, running
 from rosebatch.model.mixers.softmax.mixer import SoftmaxSpec
 from rosebatch.ops.select import select
 
@@ -49,17 +49,13 @@ def find_layers(network: Module) -> Layers:
     entered: list[Module] = []
     outputs: list[tuple[type, int]] = []
 
-    class Describing:
-        def call(self, call: Call) -> Tensor:
-            try:
-                specs.append(describe(call, len(specs)))
-            except UnservedError as error:
-                raise UnservedError(f"{names.get(call.module, 'a layer')} {error}") from None
-            modules.append(call.module)
-            return attend(specs[-1], call, PerToken(ids[0]))
-
-        def project(self, qkv: Tensor) -> Tensor:
-            raise AssertionError("no layer is fused yet")
+    def find(call: Call) -> Tensor:
+        try:
+            specs.append(describe(call, len(specs)))
+        except UnservedError as error:
+            raise UnservedError(f"{names.get(call.module, 'a layer')} {error}") from None
+        modules.append(call.module)
+        return attend(specs[-1], call, PerToken(ids[0]))
 
     def enter(module: Module, *_: Any) -> None:
         if not entered:
@@ -70,7 +66,7 @@ def find_layers(network: Module) -> Layers:
     ids = torch.arange(TOKENS, device=next(network.parameters()).device)[None]
     try:
         _choose(network, TRIAL)
-        with torch.no_grad(), running(Describing()):
+        with torch.no_grad(), running(Step(find)):
             network(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
     finally:
         _choose(network, NAME)
