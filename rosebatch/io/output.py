@@ -135,17 +135,14 @@ class StreamOutput(Output):
 
     def add_lines(self, indices: Sequence[int], lines: Sequence[bytes], failed: Collection[int]) -> None:
         """Write rows and those that waited for them, or hold them until their turn."""
+        self.num_rows += len(indices)
+        self.num_failed += len(failed)
         for index, line in zip(indices, lines, strict=True):
-            self._add(index, line, index in failed)
-
-    def _add(self, index: int, line: bytes, failed: bool) -> None:
-        self.num_rows += 1
-        self.num_failed += failed
-        self._held[index] = line, failed
-        self._held_bytes += len(line)
+            self._held[index] = line, index in failed
+            self._held_bytes += len(line)
         while self._next in self._held:
-            line, failed = self._held.pop(self._next)
-            (self._errors if failed else self._stream).write(line)
+            line, is_failed = self._held.pop(self._next)
+            (self._errors if is_failed else self._stream).write(line)
             self._held_bytes -= len(line)
             self._next += 1
 
