@@ -53,7 +53,7 @@ class GPT2:
         self.layers = [self._load_layer(i, weights) for i in range(config.num_layers)]
         self.mixers = [layer.attention for layer in self.layers]
         self.norm = self._load_norm("transformer.ln_f", weights)
-        self.head = load_head(config, ops, weights, self.embedding)
+        self.logits = load_head(config, ops, weights, self.embedding)
 
     def _load_norm(self, name: str, weights: WeightSource) -> _Norm:
         size = (self.config.hidden_size,)
@@ -110,10 +110,6 @@ class GPT2:
             hidden = ops.project(layer.down, ops.activated(self.config.activation, layer.up, normed))
             normed, residual = ops.add_layer_norm(hidden, residual, next_norm.weight, next_norm.bias, eps)
         return normed
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """See ``rosebatch.model.contract.Model``."""
-        return self.head(hidden)
 
 
 def _parse(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -89,7 +89,7 @@ class HP1:
         self.layers = [self._load_layer(i, weights) for i in range(config.num_layers)]
         self.mixers = [layer.attention for layer in self.layers]
         self.norm = _load_clip("model.norm", config.hidden_size, weights, _of_residual(2 * config.num_layers))
-        self.head = load_head(config, ops, weights, self.embedding)
+        self.logits = load_head(config, ops, weights, self.embedding)
 
     def _load_layer(self, index: int, weights: WeightSource) -> _Layer:
         c = self.config
@@ -156,10 +156,6 @@ class HP1:
             hidden = ops.project_to_clip(layer.down, ops.gated("relu_mul", layer.gate_up, normed))
             normed, residual = ops.add_uclip_norm(hidden, residual, *layer.post_mlp, *next_norm)
         return normed
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """See ``rosebatch.model.contract.Model``."""
-        return self.head(hidden)
 
 
 def _load_clip(name: str, size: int, weights: WeightSource, deviation: float, gamma: float = 1.0) -> _Clip:

@@ -58,7 +58,7 @@ class LayerNormDecoder:
         self.layers = [self._load_layer(i, rotary, weights) for i, rotary in enumerate(rotaries)]
         self.mixers = [layer.attention.spec for layer in self.layers]
         self.norm = self._load_norm(self.norm_name, weights)
-        self.head = load_head(config, ops, weights, self.embedding)
+        self.logits = load_head(config, ops, weights, self.embedding)
 
     def has_mlp_norm(self) -> bool:
         """Whether the MLP has a norm of its own."""
@@ -123,7 +123,3 @@ class LayerNormDecoder:
                 normed, residual = ops.add_layer_norm(attended, residual, *layer.mlp_norm, eps)
             normed, residual = ops.add_layer_norm(layer.mlp(normed), residual, *next_norm, eps)
         return normed
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """See ``rosebatch.model.contract.Model``."""
-        return self.head(hidden)

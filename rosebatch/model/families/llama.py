@@ -71,7 +71,7 @@ class Llama:
         self.layers = [self._load_layer(i, rotary, weights) for i, rotary in enumerate(rotaries)]
         self.mixers = [layer.attention.spec for layer in self.layers]
         self.norm = self.load_norm("model.norm", config.hidden_size, weights)
-        self.head = load_head(config, ops, weights, self.embedding)
+        self.logits = load_head(config, ops, weights, self.embedding)
 
     def load_norm(self, name: str, size: int, weights: WeightSource) -> Tensor:
         """The weight of an RMSNorm ``[size]``; an fp32 one is applied before the result is rounded."""
@@ -151,10 +151,6 @@ class Llama:
         if post_norm is not None:
             return self.ops.add_post_norm(partial, residual, post_norm, norm, eps)
         return self.ops.add_rms_norm(partial, residual, norm, eps, scale, overwrite=True)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """See ``rosebatch.model.contract.Model``."""
-        return self.head(hidden)
 
 
 # Defaults of transformers' config class.
