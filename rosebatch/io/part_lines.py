@@ -82,7 +82,8 @@ def claimed_index(line: bytes) -> int | None:
 
 def encode_manifest(manifest: dict[str, Any]) -> bytes:
     """The first line of a part file."""
-    return _sealed(_BEGIN + msgspec.json.encode(manifest))
+    line = _BEGIN + msgspec.json.encode(manifest)
+    return line + _seal(line)
 
 
 def decode_manifest(line: bytes, path: Path) -> dict[str, Any]:
@@ -119,9 +120,5 @@ def is_torn_manifest(content: bytes) -> bool:
     return begun.startswith(_BEGIN) or _BEGIN.startswith(begun)
 
 
-def _sealed(line: bytes, checksum: int = 0) -> bytes:
-    return line + _seal(line, checksum)
-
-
-def _seal(line: bytes, checksum: int = 0) -> bytes:
-    return _SEAL % crc32(line, checksum)
+def _seal(line: bytes) -> bytes:
+    return _SEAL % crc32(line)

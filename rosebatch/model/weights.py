@@ -86,22 +86,17 @@ class WeightSource(Protocol):
 
 
 def lazy_tensor(
-    weights: WeightSource,
-    name: str,
-    shape: tuple[int, ...],
-    *,
-    dtype: torch.dtype | None = None,
-    fill: float | None = None,
+    weights: WeightSource, name: str, shape: tuple[int, ...], *, dtype: torch.dtype | None = None
 ) -> LazyTensor:
     """A tensor of the source, see ``WeightSource.get``, of which only the part that is left is read."""
 
     def part(cuts: Cuts) -> Tensor:
         if not cuts:
-            return weights.get(name, shape, dtype=dtype, fill=fill)
+            return weights.get(name, shape, dtype=dtype)
         # The source cuts one dimension: the one of which the smallest share is wanted.
         dim = min(cuts, key=lambda dim: len(cuts[dim]) / shape[dim])
         ascending, places = np.unique(cuts[dim], return_inverse=True)
-        tensor = weights.get(name, shape, dtype=dtype, fill=fill, take=Take.of(dim, ascending, shape[dim]))
+        tensor = weights.get(name, shape, dtype=dtype, take=Take.of(dim, ascending, shape[dim]))
         return select(tensor, {**cuts, dim: places})
 
     return LazyTensor(shape, part)
