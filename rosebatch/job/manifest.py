@@ -10,6 +10,7 @@ import msgspec
 
 from rosebatch.core.errors import UserError
 from rosebatch.io.columns import Columns
+from rosebatch.job.config import JobConfig
 from rosebatch.job.model_info import ModelInfo
 
 _MISSING = "nothing"
@@ -18,19 +19,13 @@ _OF_ONE_RUN = {"created"}
 
 
 def build_manifest(
+    job: JobConfig,
     facts: ModelInfo,
     fingerprint: Callable[[], str],
     input_digest: str | None,
     *,
     input_format: str,
-    sampling: Mapping[str, Any],
-    seed: int | None,
-    result_column: str | None,
     columns: Columns,
-    return_token_ids: bool,
-    echo_model: bool,
-    shard: str | None = None,
-    task: Mapping[str, Any] = {},
 ) -> Callable[[], dict[str, Any]]:
     """Begin to make the manifest of a run. The returned function waits for the hash of the weights and gives it.
 
@@ -38,18 +33,12 @@ def build_manifest(
     others. Its values are as JSON gives them back, lists in place of tuples: another run's come from a file.
 
     Args:
+        job: with the run's sampling defaults.
         facts: of the model.
         fingerprint: waits for the hash of the weights, which others compute, so loading need not wait.
         input_digest: SHA-256 of the input; None for a stream.
         input_format: how it is read.
-        sampling: the run's defaults, as far as they were given.
-        seed: of the job.
-        result_column: the one field of a row that holds its result; None: its fields are fields of the row.
         columns: what the names of columns mean.
-        return_token_ids: whether rows have ``token_ids``.
-        echo_model: whether answers name the model of their request.
-        shard: which share of the rows the run has; None for all.
-        task: see ``rosebatch.io.tasks.task.Task.description``.
 
     Raises:
         UserError: ``SOURCE_DATE_EPOCH`` is no time.
@@ -60,16 +49,15 @@ def build_manifest(
         "input_format": input_format,
         "model": {"name": facts.name},
         **facts.identity,
-        "sampling": dict(sampling),
-        "seed": seed,
-        "result_column": result_column,
+        "sampling": dict(job.sampling),
+        "seed": job.seed,
+        "result_column": job.result_column,
         "columns": columns.as_dict(),
-        "return_token_ids": return_token_ids,
-        "echo_model": echo_model,
+        "return_token_ids": job.return_token_ids,
+        "echo_model": job.echo_model,
+        **({} if job.shard is None else {"shard": job.shard}),
+        **job.task.description(facts.pooling),
     }
-    if shard is not None:
-        values["shard"] = shard
-    values |= task
 
     def wait() -> dict[str, Any]:
         whole = {**values, "model": {"name": facts.name, "fingerprint": fingerprint()}}

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from rosebatch.config.byte_sizes import in_bytes
@@ -95,7 +94,11 @@ def run_job(
         if job.strict:
             _require_all_good(reader, service)
         _require_flags_apply(job, reader, destination)
-        manifest = partial(_manifest, job, reader, service)
+
+        def manifest(digest: str | None) -> Callable[[], dict[str, Any]]:
+            facts, wait = service.facts, service.fingerprint()
+            return build_manifest(job, facts, wait, digest, input_format=reader.kind, columns=reader.columns)
+
         if job.resume and not job.force_resume and shard is None:
             found = find_output_manifest(
                 destination.output, errors_of(destination, reader), lambda: manifest(reader.digest())()
@@ -207,25 +210,6 @@ def _service(model: RunConfig | Loaded, *, quiet: bool) -> AbstractContextManage
     from rosebatch.job.local import in_process
 
     return in_process(model, quiet=quiet)
-
-
-def _manifest(
-    job: JobConfig, reader: PromptReader, service: Service, input_digest: str | None
-) -> Callable[[], dict[str, Any]]:
-    return build_manifest(
-        service.facts,
-        service.fingerprint(),
-        input_digest,
-        input_format=reader.kind,
-        sampling=job.sampling,
-        seed=job.seed,
-        result_column=job.result_column,
-        columns=reader.columns,
-        return_token_ids=job.return_token_ids,
-        echo_model=job.echo_model,
-        shard=job.shard,
-        task=job.task.description(service.facts.pooling),
-    )
 
 
 def _already_complete(job: JobConfig, found: OutputManifest) -> JobResult:

@@ -10,6 +10,7 @@ import pytest
 from rosebatch.config.run import RunConfig
 from rosebatch.core.errors import UserError
 from rosebatch.io.columns import Columns
+from rosebatch.job.config import JobConfig
 from rosebatch.job.local import LocalService, model_info_of
 from rosebatch.job.manifest import build_manifest, differences, now
 from rosebatch.launch.launch import plan_launch
@@ -35,18 +36,15 @@ def manifest():
     ):
         options = {"model": str(TOML), "load_format": "dummy", "device": "cpu", **options}
         plan = plan_launch(RunConfig(**options))
-        wait = build_manifest(
-            model_info_of(plan),
-            LocalService(plan).fingerprint(),
-            input_digest,
-            input_format=input_format,
+        job = JobConfig(
+            input="in.jsonl",
             sampling=dict(sampling),
             seed=seed,
             result_column=result_column,
-            columns=columns,
             return_token_ids=return_token_ids,
-            echo_model=False,
         )
+        facts, fingerprint = model_info_of(plan), LocalService(plan).fingerprint()
+        wait = build_manifest(job, facts, fingerprint, input_digest, input_format=input_format, columns=columns)
         return json.loads(json.dumps(wait()))
 
     return make
@@ -150,16 +148,8 @@ def test_the_hash_does_not_delay_the_start(folder, monkeypatch):
         "rosebatch.model.source.content_digests", lambda paths: go.wait(PATIENCE_SECONDS) and ["x"] * len(paths)
     )
     plan = plan_launch(RunConfig(model=str(folder), device="cpu"))
-    given = {
-        "input_format": "jsonl",
-        "sampling": {},
-        "seed": None,
-        "return_token_ids": False,
-        "echo_model": False,
-        "result_column": None,
-    }
-    given["columns"] = NAMED
-    wait = build_manifest(model_info_of(plan), LocalService(plan).fingerprint(), None, **given)
+    job, fingerprint = JobConfig(input="-"), LocalService(plan).fingerprint()
+    wait = build_manifest(job, model_info_of(plan), fingerprint, None, input_format="jsonl", columns=NAMED)
     go.set()
     assert len(wait()["model"]["fingerprint"]) == 64
 
