@@ -20,6 +20,7 @@ from rosebatch.io.parquet_types import columns_without_a_type
 from rosebatch.io.part_file import PartFile
 from rosebatch.io.placement import Placement, jsonl_writer, replace_file, replace_folder
 from rosebatch.io.reader import PromptReader
+from rosebatch.job.config import JobConfig
 from rosebatch.job.destination import Destination
 from rosebatch.job.manifest import differences, now
 from rosebatch.job.output_manifest import forget, keep
@@ -30,47 +31,41 @@ _ROWS_PER_FILE = 1_000_000
 
 
 def open_output(
+    job: JobConfig,
     destination: Destination,
     reader: PromptReader,
     manifest: Callable[[str | None], Callable[[], dict[str, Any]]],
-    *,
-    resume: bool,
-    force: bool,
-    keep_manifest: bool = False,
-    rows_per_file: int | None = None,
-    shard: Shard | None = None,
+    shard: Shard | None,
 ) -> Output:
     """Open the output, or continue that of an earlier run.
 
     Args:
+        job: ``resume`` continues the part file, if there is one, ``force_resume`` even if it belongs to another run.
         destination: of the results.
         reader: of the input. A Parquet file keeps its columns.
         manifest: begins to make the run's manifest from the digest of its input, None for stdin.
-        resume: continue the part file, if there is one.
-        force: even if it belongs to another run.
-        keep_manifest: keep the manifest next to the output.
-        rows_per_file: most rows in each file of a folder.
-        shard: the share of the rows that this run has.
+        shard: the share of the rows that this run has; None for all.
 
     Raises:
         UserError: it cannot be written to, belongs to another run, or another process writes to it.
     """
     output = destination.output
-    placement = placement_of(destination, reader, rows_per_file)
+    placement = placement_of(destination, reader, job.rows_per_file)
     if output.kind == "stream":
         errors = placement.errors
         assert not isinstance(errors, Path), "a stream has its errors in a stream"
         stream = _open_stream(output)
         return StreamOutput(stream, now(), errors, partial(_close, stream, errors))
     digest = None if reader.source == "-" else reader.digest()
+    force = job.force_resume
     limit = max((row.index + 1 for row in reader), default=0) if force else None
     path = output.part if shard is None else shard.part(output.path)
-    part = _part_file(path, manifest(digest), resume=resume, force=force, limit=limit)
+    part = _part_file(path, manifest(digest), resume=job.resume or force, force=force, limit=limit)
     if shard is not None:
         return ShardOutput(part, placement)
 
     def appeared(part: PartFile) -> None:
-        if keep_manifest:
+        if job.keep_manifest:
             keep(output, errors_of(destination, reader), part.num_rows, part.num_failed, part.manifest)
         else:
             forget(output)

@@ -105,16 +105,7 @@ def run_job(
             )
             if found is not None:
                 return _already_complete(job, found)
-        results = open_output(
-            destination,
-            reader,
-            manifest,
-            resume=job.resume or job.force_resume,
-            force=job.force_resume,
-            keep_manifest=job.keep_manifest,
-            rows_per_file=job.rows_per_file,
-            shard=shard,
-        )
+        results = open_output(job, destination, reader, manifest, shard)
         resumed = results.num_rows
         tally, begun = _serve(job, reader, service, results, shard, listen)
         served = service.served()
