@@ -124,7 +124,8 @@ class Engine:
         self.require_servable(request)
         if request.pooling is not None:
             request = replace(request, pooling=self.pooling.of(request.pooling))
-        now, sequences = time.perf_counter() if arrival_time is None else arrival_time, []
+        now = time.perf_counter() if arrival_time is None else arrival_time
+        sequences = []
         for sample in range(request.sampling.n):
             sequence = SequenceState.start(
                 request,
@@ -140,7 +141,8 @@ class Engine:
             if sequence.constraint is not None:
                 self._constraints[sequence.id] = sequence.constraint
             sequences.append(sequence)
-        first, *first.forks = sequences
+        first, *forks = sequences
+        first.forks = forks
         self.scheduler.add(first)
 
     def require_servable(self, request: Request) -> None:
