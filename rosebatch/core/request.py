@@ -107,7 +107,7 @@ class Constraint(Protocol):
 
         Args:
             constraints: one for each of R sequences.
-            masks: numpy ``[R, ceil(V / 32)]`` int32; token 0 is the lowest bit of the first word.
+            masks: numpy ``[R, ceil(V / 32)]`` int32, written whole; token 0 is the lowest bit of the first word.
         """
         ...
 
