@@ -75,7 +75,8 @@ def test_windows_where_others_share_keys(window, divided):
     setup = DeviceSetup(2, BF16, CPU, Switches(fused_rotary=False))
     spec = SoftmaxSpec(layer=0, num_heads=2, num_kv_heads=1, head_dim=8, scale=1.0, window=window)
     mixers = device_mixers([spec], setup)
-    mixers[SoftmaxSpec].kernels = SimpleNamespace(decode=decode, undivided_keys=lambda batch: 1000)
+    mixers[SoftmaxSpec].decode_kernel = decode
+    mixers[SoftmaxSpec].kernels = SimpleNamespace(undivided_keys=lambda batch: 1000)
     state = SimpleNamespace(fields=torch.zeros(16, 2, dtype=torch.int32), block_tables=torch.zeros(1, 2, 1))
     cache = SimpleNamespace(layer=lambda layer: (torch.zeros(1, dtype=BF16),), group_of=[0])
     shared, keys = SharedAttention(cache, state, None, mixers), object()
