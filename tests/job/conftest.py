@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from rosebatch.engine.engine import Engine
-from rosebatch.io.openai.lines import BatchShape, parse_request
+from rosebatch.io.openai.lines import BatchShape
 from rosebatch.io.output import StreamOutput
 from rosebatch.io.results import PlainShape
 from rosebatch.io.rows import parse_row
@@ -24,6 +24,7 @@ from rosebatch.llm.run_file import run_file
 from rosebatch.text.tokenizer import Tokenizer
 from tests.helpers.byte_tokenizer import byte_backend
 from tests.job.fake_model import TEMPLATE, FakeModel, launch_fake, make_engine
+from tests.job.lines import requests
 
 
 class ListOutput(StreamOutput):
@@ -64,9 +65,8 @@ class Job:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-
-    def engine(self, model: FakeModel, **limits: int) -> Engine:
-        return make_engine(model, **limits)
+        # Of ``RunConfig``.
+        self.settings: dict[str, Any] = {}
 
     def rows(self, lines: Iterable[Any], **defaults: Any) -> Iterable[Any]:
         for index, values in enumerate(lines):
@@ -82,50 +82,44 @@ class Job:
         tokenizer: Tokenizer | None = None,
         without_tokenizer: bool = False,
         return_token_ids: bool = False,
-        output: Any = None,
+        output: ListOutput | None = None,
         shape: Any = None,
         defaults: dict[str, Any] | None = None,
-        progress: Any = None,
         **limits: int,
     ) -> tuple[list[dict[str, Any]], Tally, Engine]:
-        engine = self.engine(model or FakeModel(), **limits)
+        engine = make_engine(model or FakeModel(), **limits)
         output, tally = output or ListOutput(), Tally()
         serving = Serving(shape or PlainShape(), seed, return_token_ids=return_token_ids)
-        work = Work(Mock(), output, serving, tally, progress or Progress(None, enabled=False), lambda: None)
+        work = Work(Mock(), output, serving, tally, Progress(None, enabled=False), lambda: None)
         try:
             rows = self.rows(lines, **(defaults or {})) if rows is None else rows
-            launched = launch_fake(engine, None if without_tokenizer else tokenizer or self.tokenizer)
+            launched = launch_fake(engine, None if without_tokenizer else tokenizer or self.tokenizer, **self.settings)
             work.run(run_rows(rows, launched, work.serving, output, tally, work.progress))
         finally:
             require_clean(engine)
-        if isinstance(output, ListOutput):
-            assert output.finished
-            return output.rows, tally, engine
-        return [], tally, engine
+        assert output.finished
+        return output.rows, tally, engine
+
+    def results(self, lines: Iterable[Any] = (), **run: Any) -> list[dict[str, Any]]:
+        """The rows of the output alone."""
+        return self.run(lines, **run)[0]
 
     def run_file(
-        self, source: Path, target: Path, *, model: FakeModel | None = None, limits: dict[str, int], **options: Any
+        self, source: Path, target: Path, *, model: FakeModel | None = None, limits: Any = None, **options: Any
     ) -> tuple[JobResult, Engine]:
         """The whole job, from file to file."""
-        engine = self.engine(model or FakeModel(), **limits)
+        engine = make_engine(model or FakeModel(), **(limits or {}))
         try:
-            return run_file(source, target, model=LLM.of(launch_fake(engine, self.tokenizer)), **options), engine
+            launched = launch_fake(engine, self.tokenizer, **self.settings)
+            return run_file(source, target, model=LLM.of(launched), **options), engine
         finally:
             require_clean(engine)
 
     def answer(self, *bodies: dict[str, Any], **run: Any) -> list[dict[str, Any]]:
         """The lines that answer requests of a batch. Greedy, unless a request says otherwise."""
-        rows = [
-            parse_request(
-                {"custom_id": f"{index}", "body": body},
-                index=index,
-                where=f"line {index + 1}",
-                defaults={"temperature": 0.0, "max_tokens": 4},
-            )
-            for index, body in enumerate(bodies)
-        ]
-        answers, _, _ = self.run(rows=rows, shape=BatchShape("toy", 5), **run)
-        return answers
+        lines = ({"custom_id": f"{index}", "body": body} for index, body in enumerate(bodies))
+        rows = requests(lines, temperature=0.0, max_tokens=4)
+        return self.results(rows=rows, shape=BatchShape("toy", 5), **run)
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,6 @@
 """Runs a job over the fake model in a process of its own: what its rows take at most."""
 
 import gc
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from rosebatch.llm.run_file import run_file
 from rosebatch.text.tokenizer import Tokenizer
 from tests.helpers.byte_tokenizer import byte_backend
 from tests.helpers.forks import in_fork
+from tests.helpers.json_lines import write_lines
 from tests.job.fake_model import FakeModel, launch_fake, make_engine
 from tests.job.fuzz_lines import CHATTY
 
@@ -55,9 +55,7 @@ def _small(source: Path, given: dict[str, Any]) -> Path:
         rows = [{"custom_id": "a", "body": {"prompt": "x", "max_tokens": 2, "logprobs": 1}}, {"custom_id": "b"}]
     else:
         rows = [{"prompt": "x", "max_tokens": 2, "doc": [1], "logprobs": 1}, {}]
-    path = source.with_name(f"small-{source.name}")
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    return write_lines(source.with_name(f"small-{source.name}"), rows)
 
 
 def _kib(name: str) -> int:

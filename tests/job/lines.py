@@ -1,4 +1,12 @@
-"""Access to result lines: a single completion is on the line itself, several are under ``choices``."""
+"""Rows of batches, and access to result lines: one completion is on the line itself, several are under ``choices``."""
+
+from rosebatch.io.openai.lines import parse_request
+
+
+def requests(lines, **defaults):
+    """The rows of a batch's lines."""
+    for index, values in enumerate(lines):
+        yield parse_request(values, index=index, where=f"line {index + 1}", defaults=defaults)
 
 
 def usage(prompt, completion):

@@ -4,13 +4,13 @@ Each function writes an input into a folder, and returns its path and the option
 """
 
 import gzip
-import json
 import random
 from datetime import date
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tests.helpers.json_lines import write_lines
 from tests.job.tool_templates import tool
 
 ROWS = 100
@@ -140,9 +140,7 @@ def _text(i):
 
 
 def _save(folder, lines):
-    path = folder / "in.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
+    return write_lines(folder / "in.jsonl", lines)
 
 
 def _save_table(folder, rows):

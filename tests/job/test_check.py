@@ -10,10 +10,10 @@ from rosebatch.config.model import ModelConfig
 from rosebatch.config.run import RunConfig
 from rosebatch.config.toml_file import load_toml
 from rosebatch.engine.metrics.roofline import Floor, Rates, find_floor
-from rosebatch.io.openai.lines import parse_request
 from rosebatch.job.check import _summary, check_rows, time_range
 from rosebatch.launch.launch import plan_launch
 from tests.helpers.byte_tokenizer import EOS
+from tests.job.lines import requests
 
 TOML = Path(__file__).parents[2] / "configs" / "models" / "tiny-llama.toml"
 # The fake model's.
@@ -37,10 +37,19 @@ def check(job, tokenizer):
     return run
 
 
+def plan_of(model, dtype, **limits):
+    """A plan for a model on a CPU with two sequences at a time."""
+    own = {"load_format": "dummy", "device": "cpu", "max_num_seqs": 2}
+    return plan_launch(RunConfig(model=str(TOML.with_stem(model)), dtype=dtype, **own, **limits))
+
+
 @pytest.fixture
 def plan():
-    """A plan for a tiny model in fp32 with two sequences at a time."""
-    return plan_launch(RunConfig(model=str(TOML), load_format="dummy", device="cpu", dtype="float32", max_num_seqs=2))
+    return plan_of("tiny-llama", "float32")
+
+
+def summary(checked, plan):
+    return dict(_summary(checked, plan, 16, RATES))
 
 
 def test_rows_fail_as_they_would_in_a_run(check, job):
@@ -79,16 +88,15 @@ def test_several_completions_of_a_prompt(check):
     assert list(checked.output_lens) == [15, 192]
 
 
-def requests(*prompts):
+def batch(*prompts):
     """Rows of a batch."""
-    for index, prompt in enumerate(prompts):
-        values = {"custom_id": f"{index}", "body": {"prompt": prompt, "max_tokens": 5}}
-        yield parse_request(values, index=index, where=f"line {index + 1}", defaults={})
+    bodies = ({"prompt": prompt, "max_tokens": 5} for prompt in prompts)
+    return requests({"custom_id": f"{index}", "body": body} for index, body in enumerate(bodies))
 
 
 def test_rows_of_several_prompts(check):
     """Every prompt counts; if one cannot be served, the row is a single failure and none of it counts."""
-    checked, failed = check(rows=requests(["a", "bcd"], ["a", "x" * 100, "x" * 100], [[1], [VOCAB]], "good"))
+    checked, failed = check(rows=batch(["a", "bcd"], ["a", "x" * 100, "x" * 100], [[1], [VOCAB]], "good"))
     assert [(row.index, row.error.code) for row in failed] == [(1, "prompt_too_long"), (2, "invalid_token_id")]
     assert list(checked.prompt_lens) == [1, 3, 4]
     assert list(checked.output_lens) == [5, 5, 5]
@@ -96,16 +104,14 @@ def test_rows_of_several_prompts(check):
 
 def test_the_summary_counts_rows(check, plan):
     """Good and bad rows must add up to the lines of the file."""
-    checked, _ = check(rows=requests(["a", "bcd"], ["a", "x" * 100], "good"))
-    rows = dict(_summary(checked, plan, 16, RATES))
-    assert rows["rows"] == "2 can be served, 1 cannot (1 prompt_too_long)"
+    checked, _ = check(rows=batch(["a", "bcd"], ["a", "x" * 100], "good"))
+    assert summary(checked, plan)["rows"] == "2 can be served, 1 cannot (1 prompt_too_long)"
 
 
 def test_the_summary_of_several_prompts_a_row(check, plan):
     """A middle of all prompts by the number of rows was too low: here, that of the shortest one."""
-    checked, _ = check(rows=requests(["a", "bcd", "x" * 10]))
-    rows = dict(_summary(checked, plan, 16, RATES))
-    assert rows["prompt tokens"] == "14 (1 to 10 a prompt, median 3, p90 10)"
+    checked, _ = check(rows=batch(["a", "bcd", "x" * 10]))
+    assert summary(checked, plan)["prompt tokens"] == "14 (1 to 10 a prompt, median 3, p90 10)"
 
 
 def test_the_summary(check, plan):
@@ -114,18 +120,14 @@ def test_the_summary(check, plan):
     checked, _ = check([*lines, {}])
     config = plan.source.config
     block = 2 * config.num_layers * config.num_kv_heads * 16 * config.head_dim * 4
-    rows = dict(_summary(checked, plan, 16, RATES))
+    rows = summary(checked, plan)
     assert rows["rows"] == "4 can be served, 1 cannot (1 missing_prompt)"
     assert rows["prompt tokens"] == "64 (1 to 40 a prompt, median 3, p90 40)"
     assert rows["output tokens"] == "at most 26 (2 to 12 a prompt, median 4, p90 12)"
     assert rows["KV cache"].startswith(f"at most {((3 + 1) + (2 + 1)) * block / 2**30:.2f} GiB for the 2 longest rows")
-    assert [rows[f"prompts of {name} tokens"] for name in ("1-1", "2-3", "4-7", "16-31", "32-63")] == [
-        "1 " + "#" * 40,
-        "1 " + "#" * 40,
-        "0",
-        "1 " + "#" * 40,
-        "1 " + "#" * 40,
-    ]
+    bars = [rows[f"prompts of {name} tokens"] for name in ("1-1", "2-3", "4-7", "16-31", "32-63")]
+    one = "1 " + "#" * 40
+    assert bars == [one, one, "0", one, one]
     floor = find_floor(config, 4, [1, 20, 40, 3], [4, 12, 8, 2], max_num_seqs=2, rates=RATES)
     assert rows["time"] == time_range(floor, "cpu")
 
@@ -139,24 +141,18 @@ def test_the_range_of_time():
 
 def test_the_summary_of_a_model_with_states(check):
     """They lie beside the KV cache, whose blocks are those of a quarter of the layers."""
-    toml = TOML.with_name("qwen3.5-9b.toml")
-    config = RunConfig(model=str(toml), load_format="dummy", device="cpu", dtype="bfloat16", max_num_seqs=2)
     checked, _ = check([{"prompt": "x", "max_tokens": 4}] * 3)
-    rows = dict(_summary(checked, plan_launch(config), 16, RATES))
+    rows = summary(checked, plan_of("qwen3.5-9b", "bfloat16"))
     assert rows["states"] == f"{2 * 51_904_512 / 2**30:.2f} GiB for 2 rows at once"
     assert rows["KV cache"].startswith(f"at most {2 * 2 * 16 * 32_768 / 2**30:.2f} GiB")
 
 
 def test_the_summary_of_a_model_with_windows(check):
     """Layers with a window counted whole sequences: six times the memory that such rows take."""
-    toml = TOML.with_name("gemma-3-4b.toml")
-    config = RunConfig(
-        model=str(toml), load_format="dummy", device="cpu", dtype="bfloat16", max_num_seqs=2, max_num_batched_tokens=512
-    )
+    plan = plan_of("gemma-3-4b", "bfloat16", max_num_batched_tokens=512)
     checked, _ = check([{"prompt": "x" * 5, "max_tokens": 4}] * 2)
-    plan = plan_launch(config)
     checked.prompt_lens[:] = array("L", [8000, 8000])
-    rows = dict(_summary(checked, plan, 16, RATES))
+    rows = summary(checked, plan)
     windows, layer = plan.source.config.kv_windows, 2 * 16 * 4 * 256 * 2
     whole, window = 2 * (8004 // 16 + 2), 2 * (1024 // 16 + 2) + 512 // 16 + 2
     blocks = windows.count(0) * whole + windows.count(1024) * window

@@ -96,25 +96,14 @@ def test_token_ids_and_echo_of_each_choice(job):
     assert "token_ids" not in rows[0]
 
 
-def test_rows_and_tokens_are_counted_apart(job):
+def test_rows_and_tokens_are_counted_apart(job, monkeypatch):
     """A row counts once in progress and rates, its tokens over all completions; failed rows have no tokens."""
-
-    class Counted(Progress):
-        """Remembers every call."""
-
-        def __init__(self):
-            super().__init__(None, enabled=False)
-            self.told = []
-
-        def advance(self, **what):
-            self.told.append(what)
-
-    progress = Counted()
+    told = []
+    monkeypatch.setattr(Progress, "advance", lambda self, **what: told.append(what))
     lines = [{"prompt": "ab", "n": 3, "max_tokens": 4}, {"prompt": "c", "max_tokens": 2}, {"prompt": "d", "n": 0}]
-    _, tally, _ = job.run(lines, progress=progress)
-    assert sorted(progress.told, key=str) == [{"failed": True}, {"tokens": 12}, {"tokens": 2}]
-    assert (tally.completed, tally.failed) == (2, 1)
-    assert (tally.prompt_tokens, tally.output_tokens) == (3, 14)
+    _, tally, _ = job.run(lines)
+    assert sorted(told, key=str) == [{"failed": True}, {"tokens": 12}, {"tokens": 2}]
+    assert (tally.completed, tally.failed, tally.prompt_tokens, tally.output_tokens) == (2, 1, 3, 14)
     assert tally.finish_reasons == {"length": 4}
     assert (len(tally.ttft), len(tally.tpot), len(tally.e2e)) == (4, 4, 4)
 

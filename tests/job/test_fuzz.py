@@ -11,7 +11,8 @@ from rosebatch.io.reader import PromptReader
 from rosebatch.job.check import check_rows
 from rosebatch.text.tokenizer import Tokenizer
 from tests.helpers.byte_tokenizer import byte_backend
-from tests.job.fake_model import FakeModel, launch_fake
+from tests.helpers.json_lines import read_lines
+from tests.job.fake_model import FakeModel, launch_fake, make_engine
 from tests.job.fuzz_lines import BATCH, CHATTY, DEEP, FORESEEN, LIMIT, NUMBERS, PLAIN, SHORT, limit_lines, long_values
 from tests.job.lines import codes
 
@@ -20,18 +21,8 @@ LINES = 2_000
 VALUES = [
     *("null", "true", "0", "-1", "1e999", "-0.0", "1e-999", str(2**63), str(2**64), "9" * 400, "NaN", "Infinity"),
     *('""', '"\\u0000"', '"\\ud800"', '"\\udfff\\ud800"', '"\\ufeff"', '"\U0001f600"', '"' + "y" * 3000 + '"'),
-    *(
-        "[]",
-        "{}",
-        "[[]]",
-        '[""]',
-        "[null]",
-        "[1, -1]",
-        "[1.5]",
-        '{"a": 1}',
-        '[{"role": "user"}]',
-        "[" * 900 + "]" * 900,
-    ),
+    *("[]", "{}", "[[]]", '[""]', "[null]", "[1, -1]", "[1.5]", '{"a": 1}', '[{"role": "user"}]'),
+    "[" * 900 + "]" * 900,
     # Values for fields about several completions and grammars.
     *("2", "21", '{"5": "x", "y": 1e999}', '["a", "b", "c"]', '[[1], ["a"], "b"]', '"("', '"[ab]*a[ab]{30}"'),
     *('{"type": "json_object"}', '{"type": "objec"}', '{"$ref": "#"}', '{"json": "{"}', '{"regex": "a", "choice": []}'),
@@ -58,6 +49,26 @@ def mutate(line, rng):
     return line.replace(b"\n", b" ").replace(b"\r", b" ")
 
 
+def run(job, source, target, kind, **limits):
+    """Runs lines of a kind of file. Gives the result, and all rows in order, also those that failed."""
+    # A line whose logprobs became a list has the field of a result.
+    column = "out" if kind == "jsonl" else None
+    options = {"input_format": kind, "sampling": {"max_tokens": 3}, "result_column": column}
+    result, _ = job.run_file(source, target, limits={"seqs": 32, "budget": 1024, **limits}, **options)
+    # Requests that fail have a file of their own.
+    paths = [path for path in (target, target.with_name("out.errors.jsonl")) if path.exists()]
+    parts = [pq.read_table(path).to_pylist() if path.suffix == ".parquet" else read_lines(path) for path in paths]
+    if column:
+        (part,) = parts
+        rows = [row[column] for row in part]
+        assert [row["index"] for row in rows] == list(range(len(rows)))
+    else:
+        rows = list(heapq.merge(*parts, key=lambda row: int(row["id"].rpartition("_")[2])))
+        assert [row["id"] for row in rows] == [f"batch_req_{i}" for i in range(len(rows))]
+    assert len(rows) == result.report["completed"] + result.report["failed"]
+    return result, rows
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["jsonl", "openai"])
 def test_mutated_lines(job, tmp_path, kind):
@@ -73,28 +84,15 @@ def test_mutated_lines(job, tmp_path, kind):
     source.write_bytes(b"\n".join(lines) + b"\n")
     expected = PromptReader(str(source), {}, kind).count()
     assert expected > LINES * 0.9
-    limits = {"seqs": 32, "blocks": 1000, "budget": 1024}
-    # A line whose logprobs became a list has the field of a result.
-    column = "out" if kind == "jsonl" else None
-    options = {"input_format": kind, "sampling": {"max_tokens": 3}, "result_column": column}
-    result, _ = job.run_file(source, target, limits=limits, **options)
-    rows = [json.loads(line) for line in target.read_bytes().split(b"\n")[:-1]]
-    rows = [row[column] if column else row for row in rows]
-    if kind == "openai":
-        # Requests that fail have a file of their own.
-        errors = (tmp_path / "out.errors.jsonl").read_bytes().split(b"\n")[:-1]
-        rows = list(heapq.merge(rows, map(json.loads, errors), key=lambda row: int(row["id"].rpartition("_")[2])))
-    assert len(rows) == expected == result.report["completed"] + result.report["failed"]
+    result, rows = run(job, source, target, kind, blocks=1000)
+    assert len(rows) == expected
     failed = [code is not None for code in codes(rows)]
     assert sum(failed) == result.report["failed"] == result.num_failed
     assert 0.4 < sum(failed) / expected < 0.9
     if kind == "jsonl":
-        assert [row["index"] for row in rows] == list(range(expected))
         whole = [row.get("choices", [row]) for row, bad in zip(rows, failed, strict=True) if not bad]
         assert all(choice["finish_reason"] for choices in whole for choice in choices)
         assert {len(choices) for choices in whole} >= {1, 2}
-    else:
-        assert [row["id"] for row in rows] == [f"batch_req_{i}" for i in range(expected)]
     assert not failed[-1]
     assert set(result.report["errors"]) >= {"invalid_json", "invalid_field", "invalid_sampling", "invalid_grammar"}
 
@@ -104,31 +102,17 @@ def run_at_limits(job, tmp_path, lines, kind, target):
     job.tokenizer = Tokenizer(byte_backend(), CHATTY, {"eos_token": "<eos>"})
     good = json.dumps(PLAIN[0] if kind == "jsonl" else {"custom_id": "good", **BATCH[1]})
     between = [each.replace('"good"', f'"good {i}"') for i, line in enumerate(lines) for each in (line, good)]
-    source, at = tmp_path / "in.jsonl", tmp_path / target
+    source = tmp_path / "in.jsonl"
     source.write_text("\n".join(between), encoding="utf-8")
-    limits = {"seqs": 32, "blocks": 400, "budget": 1024, "max_model_len": LIMIT}
-    column = "out" if kind == "jsonl" else None
-    options = {"input_format": kind, "sampling": {"max_tokens": 3}, "result_column": column}
-    result, _ = job.run_file(source, at, limits=limits, **options)
-    assert result.report["completed"] + result.report["failed"] == len(between)
-    if at.suffix == ".parquet":
-        rows = pq.read_table(at).to_pylist()
-    else:
-        paths = [path for path in (at, tmp_path / "out.errors.jsonl") if path.exists()]
-        rows = [json.loads(line) for path in paths for line in path.read_bytes().split(b"\n")[:-1]]
-    rows = [row[column] if column else row for row in rows]
-    if kind == "openai":
-        rows.sort(key=lambda row: int(row["id"].rpartition("_")[2]))
-        assert [row["id"] for row in rows] == [f"batch_req_{i}" for i in range(len(between))]
-    else:
-        assert [row["index"] for row in rows] == list(range(len(between)))
+    _, rows = run(job, source, tmp_path / target, kind, blocks=400, max_model_len=LIMIT)
+    assert len(rows) == len(between)
     assert codes(rows[1::2]) == [None] * len(lines), "a good row pays for no other"
     return set(filter(None, codes(rows)))
 
 
 def checked(job, source):
     """Row and code of each line that ``check`` finds, with the limits of the run."""
-    config = launch_fake(job.engine(FakeModel(), max_model_len=LIMIT), job.tokenizer).plan.source.config
+    config = launch_fake(make_engine(FakeModel(), max_model_len=LIMIT), job.tokenizer).plan.source.config
     failed = []
     check_rows(PromptReader(str(source), {"max_tokens": 3}, "jsonl", "out"), job.tokenizer, config, failed.append)
     return {(row.index, row.error.code) for row in failed}
@@ -138,7 +122,7 @@ def test_check_finds_what_fails_at_the_limits(job, tmp_path):
     """A file that ``check`` calls good must have no error rows, and the other way round."""
     lines = limit_lines("jsonl", NUMBERS + SHORT + DEEP, 200)
     run_at_limits(job, tmp_path, lines, "jsonl", "out.jsonl")
-    rows = [json.loads(line)["out"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    rows = [row["out"] for row in read_lines(tmp_path / "out.jsonl")]
     failed = {(row["index"], row["error"]["code"]) for row in rows if "error" in row}
     assert checked(job, tmp_path / "in.jsonl") == failed
 

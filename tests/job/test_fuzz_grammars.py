@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.job.fake_model import launch_fake
+from tests.helpers.json_lines import read_lines
 from tests.job.job_memory import peak
 
 LARGE = 10_000_000
@@ -17,17 +17,8 @@ REST = 64 << 20
 COUNTS = [0, 1, 1000, 100_000, 2**31 - 1, 2**31, 2**32, 2**63, 2**64, 10**400]
 REGEXES = [
     *("a?" * 100_000, "(" * 10_000 + "a" + ")" * 10_000, "[" * 10_000, "a" * LARGE, "|" * LARGE, "(a|b" * 1000),
-    *(
-        "[ab]*a[ab]{30}",
-        "(.*a){40}",
-        "(((a{99}){99}){99}){99}",
-        "[^\\x00-\\U0010ffff]",
-        "[]",
-        "a{2,1}",
-        "(?=a)b",
-        "\\1",
-    ),
-    *("(?!a)", "a^", "$a", "\ud800", "\x00", "", "\\p{Greek}{1000}", "(?i)" + "k" * 5000),
+    *("[ab]*a[ab]{30}", "(.*a){40}", "(((a{99}){99}){99}){99}", "[^\\x00-\\U0010ffff]", "[]", "a{2,1}"),
+    *("(?=a)b", "\\1", "(?!a)", "a^", "$a", "\ud800", "\x00", "", "\\p{Greek}{1000}", "(?i)" + "k" * 5000),
     *(f"[ab]{{0,{count}}}" for count in COUNTS),
     *(f"[ab]{{{count}}}" for count in COUNTS),
     "|".join(f"{number:06}" for number in range(20_000)),
@@ -35,15 +26,7 @@ REGEXES = [
 PATTERNS = {"allOf": [{"type": "string", "pattern": f"a.{{{i}}}b"} for i in range(23)]}
 SCHEMAS = [
     *(json.dumps(PATTERNS), '{"not":' * 10_000 + "{}" + "}" * 10_000, '{"items":' * 400 + "{}" + "}" * 400, "true"),
-    *(
-        "false",
-        "{}",
-        '{"$ref": "#"}',
-        '{"$ref": "#/$defs/none"}',
-        '{"enum": []}',
-        '{"const": NaN}',
-        '{"type": "objec"}',
-    ),
+    *("false", "{}", '{"$ref": "#"}', '{"$ref": "#/$defs/none"}', '{"enum": []}', '{"const": NaN}'),
     *('{"type": "integer", "minimum": 5, "maximum": 4}', '{"type": "number", "multipleOf": 0}', '{"allOf": [false]}'),
     '{"type": "objec"}',
     *(f'{{"type": "number", "minimum": {text}}}' for text in ("NaN", "Infinity", "1e308", "1e309", "5e-324", "-0.0")),
@@ -75,16 +58,16 @@ def lines():
         yield json.dumps({"choice": choice})
 
 
-def run(job, tmp_path, monkeypatch, chosen):
+def run(job, tmp_path, chosen):
     """Run rows with grammars, and a good one after each; the error codes of the former."""
-    monkeypatch.setattr("tests.job.conftest.launch_fake", lambda *args: launch_fake(*args, **LIMITS))
+    job.settings = LIMITS
     good = ['{"prompt": "good", "max_tokens": 3}', '{"prompt": "g", "structured_outputs": {"choice": ["yes"]}}']
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     with source.open("w", encoding="utf-8") as file:
         for i, grammar in enumerate(chosen):
             file.write(f'{{"prompt": "row", "max_tokens": 40, "structured_outputs": {grammar}}}\n{good[i % 2]}\n')
     result, _ = job.run_file(source, target, limits=ENGINE)
-    rows = [json.loads(line) for line in target.read_bytes().splitlines()]
+    rows = read_lines(target)
     assert [row["index"] for row in rows] == list(range(2 * len(chosen)))
     assert result.report["completed"] + result.report["failed"] == len(rows)
     expected = [rows[1]["text"], "yes"]
@@ -92,17 +75,17 @@ def run(job, tmp_path, monkeypatch, chosen):
     return {row["error"]["code"] for row in rows[::2] if "error" in row}
 
 
-def test_some_grammars_at_their_limits(job, tmp_path, monkeypatch):
+def test_some_grammars_at_their_limits(job, tmp_path):
     """The quick ones: broken, empty, with values that no number type holds."""
     quick = [line for line in lines() if len(line) < 200 and "999" not in line and "allOf" not in line]
-    codes = run(job, tmp_path, monkeypatch, random.Random(0).sample(quick, 24))
+    codes = run(job, tmp_path, random.Random(0).sample(quick, 24))
     assert "invalid_grammar" in codes <= FORESEEN
 
 
 @pytest.mark.thorough
-def test_all_grammars_at_their_limits(job, tmp_path, monkeypatch):
+def test_all_grammars_at_their_limits(job, tmp_path):
     """None ends the job, hangs it, or harms a row beside it."""
-    codes = run(job, tmp_path, monkeypatch, shuffled())
+    codes = run(job, tmp_path, shuffled())
     assert {"invalid_grammar", "grammar_too_large"} <= codes <= FORESEEN
 
 

@@ -49,13 +49,13 @@ def test_a_grammar_beyond_the_limits_fails_alone(grammars, limits, message):
     assert own.compile(GrammarSpec("regex", "a+")).start().feed(ord("a")) is False
 
 
-def test_a_row_whose_grammar_is_too_large(job, monkeypatch):
+def test_a_row_whose_grammar_is_too_large(job):
     """The rows around it are served, and the error names the flag."""
-    monkeypatch.setattr("tests.job.conftest.launch_fake", lambda *args: launch_fake(*args, grammar_timeout=0.2))
+    job.settings = {"grammar_timeout": 0.2}
     lines = [{"prompt": f"row {i}", "max_tokens": 3} for i in range(4)]
     lines[1]["response_format"] = {"type": "json_schema", "json_schema": {"name": "any", "schema": PATTERNS}}
     lines[2]["structured_outputs"] = {"choice": ["yes"]}
-    rows, _, _ = job.run(lines)
+    rows = job.results(lines)
     assert codes(rows) == [None, "grammar_too_large", None, None]
     assert "--grammar-timeout" in rows[1]["error"]["message"]
     assert rows[2]["text"] == "yes"
@@ -70,7 +70,7 @@ def test_a_check_finds_it_too(job, tokenizer):
     assert (checked.num_good, [row.error.code for row in failed]) == (1, ["grammar_too_large"])
 
 
-def test_a_flag_has_the_limits(monkeypatch):
+def test_a_flag_has_the_limits():
     """``--json-schema`` hung before the run, where no signal ends it."""
     with pytest.raises(FlagError, match="--grammar-timeout"):
         check_sampling({"structured_outputs": {"json": PATTERNS}}, None, QUICK)
@@ -145,8 +145,7 @@ def test_rows_overtake_one_whose_grammar_is_slow(job, tokenizer, slow, monkeypat
     kinds = [{}, {"structured_outputs": {"regex": "slow"}}, {"structured_outputs": {"regex": "quick"}}, {}]
     rows = job.rows([{"prompt": f"row {i}", **kind} for i, kind in enumerate(kinds)])
     items = with_grammars(prepare(rows, tokenizer, slow, DaemonPool(1, "text")), slow, check)
-    order = [next(items).row.index for _ in range(3)]
-    assert order == [0, 2, 3]
+    assert [next(items).row.index for _ in range(3)] == [0, 2, 3]
     assert next(items) is None, "the loop goes on with what it has"
     slow.go.set()
     left = [item for item in items if item is not None]

@@ -10,7 +10,7 @@ from rosebatch.job.memory_estimate import prompt_bytes, row_bytes
 from rosebatch.job.order import in_good_order
 from rosebatch.job.prepared import Prepared, PreparedPrompt
 from rosebatch.job.serve import serve
-from tests.job.fake_model import FakeModel, launch_fake, make_engine
+from tests.job.fake_model import FakeModel, make_engine
 
 
 def prepared(index, size):
@@ -39,9 +39,9 @@ def test_a_window_of_large_rows_is_short():
 
 
 @pytest.mark.parametrize("kind", ["prompt", "metadata"])
-def test_large_rows_are_under_way_in_bounded_numbers(job, monkeypatch, kind):
+def test_large_rows_are_under_way_in_bounded_numbers(job, kind):
     """The engine took 512 rows whatever their size. The output is the same, and so are the steps of a second run."""
-    monkeypatch.setattr("tests.job.conftest.launch_fake", lambda *args: launch_fake(*args, max_inflight_bytes="4MiB"))
+    job.settings = {"max_inflight_bytes": "4MiB"}
     text = "x" * 200_000
     line = {"prompt": "short", "doc": text} if kind == "metadata" else {"prompt_token_ids": [1] * 4000}
     lines = [{**line, "max_tokens": 3, "id": i} for i in range(60)]
@@ -53,13 +53,13 @@ def test_large_rows_are_under_way_in_bounded_numbers(job, monkeypatch, kind):
     assert [row["id"] for row in rows] == list(range(60))
     assert engine.stats.max_running < 12
     running.clear()
-    assert job.run(lines, model=model, **limits)[0] == rows
+    assert job.results(lines, model=model, **limits) == rows
     assert running == first
 
 
-def test_a_row_above_the_bound_runs_alone(job, monkeypatch):
+def test_a_row_above_the_bound_runs_alone(job):
     """It must neither hang the job nor fail."""
-    monkeypatch.setattr("tests.job.conftest.launch_fake", lambda *args: launch_fake(*args, max_inflight_bytes="1MiB"))
+    job.settings = {"max_inflight_bytes": "1MiB"}
     lines = [{"prompt": "a", "n": 500, "logprobs": 20, "max_tokens": 9}] * 3 + [{"prompt": "b", "max_tokens": 2}] * 3
     rows, _, engine = job.run(lines, model=FakeModel(), seqs=2000, blocks=4000, budget=1 << 16)
     assert [len(row.get("choices", [1])) for row in rows] == [500] * 3 + [1] * 3
@@ -71,8 +71,7 @@ def test_failed_rows_keep_no_prompt(job, tokenizer):
     engine = make_engine(FakeModel(), max_model_len=50)
     rows = job.rows([{"prompt": "x" * 100}, {"prompt": ""}, {"prompt": "x", "max_tokens": "many"}])
     failed = [row for batch in serve(engine, tokenizer, None, rows) for row in batch]
-    codes = {row.error.code for row in failed}
-    assert codes == {"prompt_too_long", "empty_prompt", "invalid_field"}
+    assert {row.error.code for row in failed} == {"prompt_too_long", "empty_prompt", "invalid_field"}
     assert [row.error.__traceback__ for row in failed] == [None] * 3
     # Neither by the error that was being handled, whose traceback has the line.
     assert [row.error.__context__ for row in failed] == [None] * 3

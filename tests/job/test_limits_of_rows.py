@@ -179,7 +179,7 @@ def test_lines_that_are_nested_too_deeply(tmp_path, job):
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     lines = [b'{"prompt": "a", "max_tokens": 1, "x": %s}' % (b"[" * n + b"]" * n) for n in (1, 599, 600, 900, 10_000)]
     source.write_bytes(b"\n".join([*lines, b'{"prompt": "[[{{"}']))
-    job.run_file(source, target, limits={})
+    job.run_file(source, target)
     rows = target.read_text().splitlines()
     assert ["invalid_json" in row for row in rows] == [False, False, True, True, True, False]
 

@@ -14,6 +14,7 @@ import pytest
 from rosebatch.core.errors import FlagError, UserError
 from rosebatch.job.config import JobConfig
 from rosebatch.job.merge import merge_shards
+from tests.helpers.json_lines import write_lines
 from tests.job.fake_model import FakeModel
 
 ROWS = [{"prompt": f"row {number}", "max_tokens": 2, "x": number} for number in range(5)] + [{"prompt": "", "x": 5}]
@@ -22,17 +23,13 @@ ROWS = [{"prompt": f"row {number}", "max_tokens": 2, "x": number} for number in 
 @pytest.fixture
 def run(job, tmp_path):
     """Runs the job; returns its result, and how many steps the model took."""
-    source = tmp_path / "in.jsonl"
-    source.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    write_lines(tmp_path / "in.jsonl", ROWS)
 
     def run(output="out.jsonl", given="in.jsonl", **options):
         steps = []
         target = f"{tmp_path / output}/" if output == "answers" else output if "://" in output else tmp_path / output
-        options = {"keep_manifest": True, "resume": True} | options
-        result, _ = job.run_file(
-            tmp_path / given, target, model=FakeModel(before_step=steps.append), limits={}, **options
-        )
-        return result, len(steps)
+        options = {"model": FakeModel(before_step=steps.append), "keep_manifest": True, "resume": True} | options
+        return job.run_file(tmp_path / given, target, **options)[0], len(steps)
 
     return run
 
@@ -50,9 +47,8 @@ def test_a_finished_output_is_not_computed_again(run, tmp_path, capsys, output):
     assert tmp_path / f"{output}.manifest.json" in before
     again, steps = run(output, quiet=False)
     assert (steps, again.num_failed, again.report) == (0, first.num_failed, {})
-    assert capsys.readouterr().err.endswith(
-        f"{output}{'/' * (output == 'answers')} is already complete: 6 rows, 1 failed\n"
-    )
+    name = f"{output}/" if output == "answers" else output
+    assert capsys.readouterr().err.endswith(f"{name} is already complete: 6 rows, 1 failed\n")
     assert contents(tmp_path) == before
 
 

@@ -5,7 +5,8 @@ import openai.types.chat
 import openai.types.responses
 import pytest
 
-from rosebatch.io.openai.lines import BatchShape, parse_request
+from rosebatch.io.openai.lines import BatchShape
+from tests.job.lines import requests
 from tests.job.realistic_lines import bad_lines, good_lines
 
 TYPES = {
@@ -21,12 +22,7 @@ def answers(module_job):
     good, bad = good_lines(), bad_lines()
     lines = [line for number, each in enumerate(good) for line in ([bad.pop(), each] if number % 5 == 0 else [each])]
     assert not bad
-    rows = [
-        parse_request(values, index=index, where=f"line {index + 1}", defaults={"max_tokens": 8})
-        for index, values in enumerate(lines)
-    ]
-    found, _, _ = module_job.run(rows=rows, shape=BatchShape("toy", 5))
-    return found
+    return module_job.results(rows=requests(lines, max_tokens=8), shape=BatchShape("toy", 5))
 
 
 def test_good_lines_are_served_and_bad_ones_refused(answers):

@@ -1,7 +1,5 @@
 """Input fields of the names of a result's: refused before the run, or kept beside a result in one field of its own."""
 
-import json
-
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -9,27 +7,11 @@ import pytest
 from rosebatch.core.errors import FlagError
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.result_names import RESULT_FIELDS
+from tests.helpers.json_lines import read_lines, write_lines
 from tests.job.fake_model import FakeModel
 
-LIMITS = {}
-EARLIER = {
-    "text": "gold",
-    "index": 7,
-    "usage": None,
-    "error": "none",
-    "finish_reason": 1,
-    "choices": [],
-    "token_ids": 0,
-}
-
-
-def write(path, *rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-def read(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
+EARLIER = {"text": "gold", "index": 7, "usage": None, "error": "none"}
+EARLIER |= {"finish_reason": 1, "choices": [], "token_ids": 0}
 
 
 @pytest.fixture
@@ -38,9 +20,8 @@ def run(job, tmp_path):
 
     def run_rows(*rows, source="in.jsonl", target="out.jsonl", **options):
         at = tmp_path / target
-        write(tmp_path / source, *rows)
-        job.run_file(tmp_path / source, at, model=FakeModel({"x": b"answer"}), limits=LIMITS, **options)
-        return read(at) if at.suffix == ".jsonl" else pq.read_table(at).to_pylist()
+        job.run_file(write_lines(tmp_path / source, rows), at, model=FakeModel({"x": b"answer"}), **options)
+        return read_lines(at) if at.suffix == ".jsonl" else pq.read_table(at).to_pylist()
 
     return run_rows
 
@@ -65,7 +46,7 @@ def test_escaped_names_collide_too(run, tmp_path, job):
     """JSON may spell any letter by its number."""
     (tmp_path / "in.jsonl").write_text('\ufeff{"prompt": "x", "te\\u0078t": 1}\n')
     with pytest.raises(FlagError, match="too: text"):
-        job.run_file(tmp_path / "in.jsonl", tmp_path / "out.jsonl", limits=LIMITS)
+        job.run_file(tmp_path / "in.jsonl", tmp_path / "out.jsonl")
 
 
 def test_fields_of_requests_are_no_collision(run):
@@ -80,7 +61,7 @@ def test_lines_that_are_broken_fail_by_themselves(run, tmp_path, job):
     """Looking for names must not end the job, or find what no row has."""
     lines = [b"{", b"5", b"[]", b'"text"', b'{"prompt": "x", "text', b"\xff", b"[" * 5000, b'{"prompt": "x"}', b""]
     (tmp_path / "in.jsonl").write_bytes(b"\n".join(lines))
-    result, _ = job.run_file(tmp_path / "in.jsonl", tmp_path / "out.jsonl", limits=LIMITS)
+    result, _ = job.run_file(tmp_path / "in.jsonl", tmp_path / "out.jsonl")
     assert result.num_failed == 7
 
 
@@ -106,8 +87,8 @@ def test_a_result_column_in_parquet(run, tmp_path, job):
     table = pa.table({"prompt": ["x", ""], "text": pa.array([1, 2], pa.int8()), "logprobs": [0, None]})
     pq.write_table(table, tmp_path / "in.parquet")
     with pytest.raises(FlagError, match=r"in\.parquet: .* too: text\. "):
-        job.run_file(tmp_path / "in.parquet", tmp_path / "out.parquet", limits=LIMITS)
-    job.run_file(tmp_path / "in.parquet", tmp_path / "out.parquet", limits=LIMITS, result_column="out")
+        job.run_file(tmp_path / "in.parquet", tmp_path / "out.parquet")
+    job.run_file(tmp_path / "in.parquet", tmp_path / "out.parquet", result_column="out")
     written = pq.read_table(tmp_path / "out.parquet")
     assert written.select(table.column_names) == table
     assert written.column_names == [*table.column_names, "out"]
@@ -128,17 +109,16 @@ def test_lists_of_any_kind_are_those_of_results(tmp_path, kind):
 
 def test_a_result_column_of_jsonl_in_parquet(run):
     """Carried fields get types of their own, whatever their names."""
-    first, second = run(
-        {"prompt": "x", "text": 1.5}, {"prompt": "x", "index": "i"}, target="out.parquet", result_column="out"
-    )
+    rows = {"prompt": "x", "text": 1.5}, {"prompt": "x", "index": "i"}
+    first, second = run(*rows, target="out.parquet", result_column="out")
     assert (first["text"], first["index"], first["out"]["text"], first["out"]["index"]) == (1.5, None, "answer", 0)
     assert (second["text"], second["index"], second["out"]["index"]) == (None, "i", 1)
 
 
 def test_a_folder_of_parquet_with_a_result_column(job, tmp_path):
     """All its files have the same struct."""
-    source = write(tmp_path / "in.jsonl", *[{"prompt": "x", "text": i, "max_tokens": 1} for i in range(3)])
-    job.run_file(source, f"{tmp_path}/out/", limits=LIMITS, result_column="out", rows_per_file=2)
+    source = write_lines(tmp_path / "in.jsonl", [{"prompt": "x", "text": i, "max_tokens": 1} for i in range(3)])
+    job.run_file(source, f"{tmp_path}/out/", result_column="out", rows_per_file=2)
     tables = [pq.read_table(path) for path in sorted((tmp_path / "out").iterdir())]
     assert [table.column("text").to_pylist() for table in tables] == [[0, 1], [2]]
     assert tables[0].schema == tables[1].schema
@@ -155,7 +135,7 @@ def test_results_as_the_next_input(run, tmp_path):
 
 def test_rows_of_stdin_fail_one_by_one(tmp_path):
     """They cannot be looked at before the run."""
-    path = write(tmp_path / "in.jsonl", {"prompt": "x"}, {"prompt": "x", "text": "old"}, {"prompt": "x", "out": 1})
+    path = write_lines(tmp_path / "in.jsonl", [{"prompt": "x", **each} for each in ({}, {"text": "old"}, {"out": 1})])
     rows = list(PromptReader(str(path), {}))
     assert [getattr(row, "error", None) and row.error.code for row in rows] == [None, "name_collision", None]
     assert "--result-column NAME" in rows[1].error.message
@@ -166,7 +146,7 @@ def test_rows_of_stdin_fail_one_by_one(tmp_path):
 
 def test_another_result_column_is_another_run(job, tmp_path):
     """A resumed run would else mix rows of two forms."""
-    source, target = write(tmp_path / "in.jsonl", *[{"prompt": "x"}] * 50), tmp_path / "out.jsonl"
+    source, target = write_lines(tmp_path / "in.jsonl", [{"prompt": "x"}] * 50), tmp_path / "out.jsonl"
     steps = iter(range(60))
 
     def stop(plan):
@@ -176,16 +156,16 @@ def test_another_result_column_is_another_run(job, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         job.run_file(source, target, model=FakeModel(before_step=stop), limits={"seqs": 1}, sampling={"max_tokens": 2})
     with pytest.raises(FlagError, match="result_column was None, is out"):
-        job.run_file(source, target, limits=LIMITS, resume=True, result_column="out", sampling={"max_tokens": 2})
+        job.run_file(source, target, resume=True, result_column="out", sampling={"max_tokens": 2})
 
 
 def test_an_openai_batch_has_no_result_column(job, tmp_path):
     """Its answers have a form of their own, and no field collides."""
     request = {"custom_id": "a", "body": {"prompt": "x", "max_tokens": 1}, "text": "old", "usage": 1}
-    source = write(tmp_path / "in.jsonl", request)
-    job.run_file(source, tmp_path / "out.jsonl", limits=LIMITS)
+    source = write_lines(tmp_path / "in.jsonl", [request])
+    job.run_file(source, tmp_path / "out.jsonl")
     with pytest.raises(FlagError, match="--result-column has no meaning"):
-        job.run_file(source, tmp_path / "out.jsonl", limits=LIMITS, result_column="out")
+        job.run_file(source, tmp_path / "out.jsonl", result_column="out")
 
 
 def test_an_empty_name(run):

@@ -11,6 +11,7 @@ from rosebatch.core.sampling_params import GrammarSpec, SamplingParams
 from rosebatch.io.rows import FailedRow
 from rosebatch.text.tokenizer import Tokenizer
 from tests.helpers.byte_tokenizer import byte_backend
+from tests.helpers.json_lines import read_lines, write_lines
 from tests.helpers.waiting import no_thread_left
 from tests.job.conftest import ListOutput
 from tests.job.fake_model import FakeModel
@@ -339,8 +340,7 @@ def test_two_runs_give_the_same_bytes(job, tmp_path):
         for i in range(150)
     ]
     lines[10] = {"prompt": "x" * 5000}
-    source = tmp_path / "in.jsonl"
-    source.write_text("\n".join(map(json.dumps, lines)))
+    source = write_lines(tmp_path / "in.jsonl", lines)
     outputs, preemptions = [], []
     for name in ("one.jsonl", "two.jsonl"):
         _, engine = job.run_file(source, tmp_path / name, limits={"blocks": 30, "seqs": 8}, return_token_ids=True)
@@ -476,10 +476,10 @@ def test_a_suffix(job):
 )
 def test_sampling_defaults_of_every_kind(job, tmp_path, sampling, expected):
     """Grammars and biases that were given as parameters, or as plain values, were lost or ended the job."""
-    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_text('{"prompt": "a"}\n{"prompt": "b", "structured_outputs": {"choice": ["own"]}}\n')
-    result, _ = job.run_file(source, target, limits={}, sampling=sampling)
-    first, second = map(json.loads, target.read_text().splitlines())
+    rows = [{"prompt": "a"}, {"prompt": "b", "structured_outputs": {"choice": ["own"]}}]
+    source, target = write_lines(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
+    result, _ = job.run_file(source, target, sampling=sampling)
+    first, second = read_lines(target)
     assert result.num_failed == 0
     assert first["text"].startswith(expected or FakeModel().complete("a", 3))
     assert second["text"] == ("own" if expected else "own"[:3])
@@ -497,8 +497,7 @@ def test_sampling_defaults_of_every_kind(job, tmp_path, sampling, expected):
 )
 def test_impossible_sampling_defaults(job, tmp_path, sampling, message):
     """One error before anything runs, not one for each row, nor a traceback."""
-    source = tmp_path / "in.jsonl"
-    source.write_text('{"prompt": "a"}\n')
+    source = write_lines(tmp_path / "in.jsonl", [{"prompt": "a"}])
     with pytest.raises(ValueError, match=message):
-        job.run_file(source, tmp_path / "out.jsonl", limits={}, sampling=sampling)
+        job.run_file(source, tmp_path / "out.jsonl", sampling=sampling)
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]

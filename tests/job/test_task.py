@@ -1,6 +1,5 @@
 """A task that is defined here alone runs as the tasks of the package do."""
 
-import json
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -13,6 +12,7 @@ from rosebatch.io.tasks.task import Task
 from rosebatch.job.config import JobConfig
 from rosebatch.job.run import run_job
 from rosebatch.llm.llm import LLM
+from tests.helpers.json_lines import read_lines, write_lines
 from tests.job.fake_model import FakeModel, launch_fake, make_engine
 
 
@@ -42,8 +42,7 @@ ROWS[4] = {"prompt": "", "label": 4}
 @pytest.fixture
 def score(job, tmp_path):
     """Scores ``ROWS`` into a file of this name."""
-    source = tmp_path / "in.jsonl"
-    source.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    source = write_lines(tmp_path / "in.jsonl", ROWS)
 
     def run(name, before_step=None, **options):
         engine = make_engine(FakeModel(before_step=before_step), seqs=2)
@@ -56,7 +55,7 @@ def score(job, tmp_path):
 def test_a_task_is_a_class(score, tmp_path):
     """A kind of job that generic files name one by one would need a branch in each of them."""
     assert score("out.jsonl").num_failed == 1
-    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    lines = read_lines(tmp_path / "out.jsonl")
     assert [line["label"] for line in lines] == list(range(9))
     assert lines[4] == {"label": 4, "index": 4, "error": {"code": "empty_prompt", "message": "line 5: prompt is empty"}}
     assert all(set(line) == {"label", "index", "score"} for line in lines[:4] + lines[5:])
