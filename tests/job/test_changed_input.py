@@ -2,6 +2,7 @@
 
 import json
 import os
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -9,6 +10,7 @@ import pytest
 
 from rosebatch.core.errors import FlagError, UserError
 from rosebatch.io import files
+from tests.helpers.json_lines import read_lines
 from tests.job.fake_model import FakeModel
 
 LINES = [json.dumps({"prompt": f"row {i}", "max_tokens": 5}) for i in range(20)]
@@ -16,11 +18,12 @@ LINES = [json.dumps({"prompt": f"row {i}", "max_tokens": 5}) for i in range(20)]
 
 def jsonl(path, lines):
     path.write_text("\n".join(lines) + "\n")
+    return path
 
 
 def parquet(path, lines):
-    rows = [json.loads(line) for line in lines]
-    pq.write_table(pa.Table.from_pylist(rows), path)
+    pq.write_table(pa.Table.from_pylist([json.loads(line) for line in lines]), path)
+    return path
 
 
 @pytest.fixture
@@ -46,8 +49,7 @@ def run(job, tmp_path):
 @pytest.mark.parametrize(("name", "write"), [("in.jsonl", jsonl), ("in.parquet", parquet)])
 def test_an_input_that_changes_during_the_run(run, tmp_path, name, write):
     """The output had rows of the old and of the new contents, under the old input's digest."""
-    source, target, part = tmp_path / name, tmp_path / "out.jsonl", tmp_path / "out.jsonl.part"
-    write(source, LINES)
+    source, target, part = write(tmp_path / name, LINES), tmp_path / "out.jsonl", tmp_path / "out.jsonl.part"
     before = run(source)
     target.unlink()
     other = [line.replace("row 1", "row 7") for line in LINES]
@@ -64,8 +66,7 @@ def test_an_input_that_changes_during_the_run(run, tmp_path, name, write):
 
 def test_a_changed_input_that_is_accepted(run, tmp_path):
     """Who knows that the change is harmless need not compute all rows again."""
-    source = tmp_path / "in.jsonl"
-    jsonl(source, LINES)
+    source = jsonl(tmp_path / "in.jsonl", LINES)
     with pytest.raises(UserError, match="accept them with --force-resume"):
         run(source, lambda: jsonl(source, [*LINES[:-1], LINES[-1] + " "]))
     assert len(run(source, force_resume=True)) == 20
@@ -74,8 +75,7 @@ def test_a_changed_input_that_is_accepted(run, tmp_path):
 @pytest.mark.parametrize("replace", [True, False])
 def test_an_input_that_is_deleted_or_replaced_by_the_same(run, tmp_path, replace):
     """Another inode with the same contents is no change; a missing file cannot be compared."""
-    source = tmp_path / "in.jsonl"
-    jsonl(source, LINES)
+    source = jsonl(tmp_path / "in.jsonl", LINES)
 
     def between():
         source.unlink()
@@ -94,21 +94,16 @@ def test_an_input_that_is_deleted_or_replaced_by_the_same(run, tmp_path, replace
 def test_an_unchanged_input_is_hashed_once(run, tmp_path, monkeypatch, age, reads):
     """The plain case costs one stat; only a file written just before the run is read again."""
     monkeypatch.setattr("rosebatch.host.file_state._TICK_NS", -(10**9) if age else 10**12)
-    real, calls = files.digest, []
-    monkeypatch.setattr(
-        "rosebatch.io.input_files.digest", lambda paths, opened: calls.append(paths) or real(paths, opened)
-    )
-    source = tmp_path / "in.jsonl"
-    jsonl(source, LINES)
-    assert len(run(source)) == 20
-    assert len(calls) == reads
+    digest = Mock(side_effect=files.digest)
+    monkeypatch.setattr("rosebatch.io.input_files.digest", digest)
+    assert len(run(jsonl(tmp_path / "in.jsonl", LINES))) == 20
+    assert digest.call_count == reads
 
 
 def test_times_that_are_set_back(run, tmp_path, monkeypatch):
     """An edit that keeps inode, size and mtime is still a change."""
     monkeypatch.setattr("rosebatch.host.file_state._TICK_NS", -(10**9))
-    source = tmp_path / "in.jsonl"
-    jsonl(source, LINES)
+    source = jsonl(tmp_path / "in.jsonl", LINES)
     status = source.stat()
 
     def between():
@@ -138,10 +133,6 @@ def test_an_input_of_another_length_that_is_accepted(job, tmp_path, target, name
     assert 7 < kept < 20
     write(source, (LINES * 2)[:num_rows])
     result, _ = job.run_file(source, target, limits={"seqs": 2}, force_resume=True)
-    rows = (
-        pq.read_table(target).to_pylist()
-        if target.suffix == ".parquet"
-        else map(json.loads, target.read_text().splitlines())
-    )
+    rows = pq.read_table(target).to_pylist() if target.suffix == ".parquet" else read_lines(target)
     assert [row["index"] for row in rows] == list(range(num_rows))
     assert (result.report["completed"], result.report["resumed"]) == (max(0, num_rows - kept), min(num_rows, kept))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 
+import jsonschema
 import numpy as np
 import pytest
 import tokenizers
@@ -89,12 +90,15 @@ def any_grammars(request):
     return Grammars(tokenizer, size, [eos]), tokenizer, size, eos
 
 
+def tokens_of(mask):
+    return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+
+
 def allowed(constraint, vocab_size=VOCAB_SIZE):
     """The tokens that may come next. The mask starts with all bits set, so every bit must be written."""
     mask = np.full(-(-vocab_size // 32), -1, dtype=np.int32)
     constraint.fill(mask)
-    bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
-    return np.flatnonzero(bits).tolist()
+    return tokens_of(mask)
 
 
 def feed_text(constraint, text):
@@ -124,21 +128,6 @@ def walk(grammar, tokenizer, size, eos, seed, prefer=(), limit=400):
     return tokenizer.decode(chosen), len(chosen) < limit
 
 
-def is_number(value):
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def check_person(person):
-    assert set(person) <= set(PERSON["properties"])
-    assert len(person["name"]) <= 12
-    assert person["kind"] in PERSON["properties"]["kind"]["enum"]
-    assert isinstance(person.get("age", 0), int)
-    assert 0 <= person.get("age", 0) <= 130
-    assert len(person["scores"]) >= 1
-    assert all(is_number(number) for row in person["scores"] for number in row)
-    assert person.get("boss", {"name": "Ada"})["name"] == "Ada"
-
-
 def test_any_walk_matches_a_json_schema(any_grammars):
     """Whatever allowed tokens a model chooses, the answer is JSON of the schema, with any tokenizer."""
     grammars, *rest = any_grammars
@@ -147,7 +136,9 @@ def test_any_walk_matches_a_json_schema(any_grammars):
     for seed in range(12):
         text, ended = walk(grammar, *rest, seed)
         assert ended
-        check_person(json.loads(text))
+        person = json.loads(text)
+        jsonschema.validate(person, PERSON)
+        assert isinstance(person.get("age", 0), int), "5.0 passes for an integer"
         texts.append(text)
     assert len(set(texts)) == 12
 
@@ -162,16 +153,8 @@ def test_any_walk_of_json_object_is_one(any_grammars):
         assert isinstance(json.loads(text), dict)
 
 
-REGEXES = [
-    r"[0-9]{3}-[a-c]+",
-    r"(é|😀|x y)*z",
-    r"a/b(/c)?",
-    r"^(yes|no)$",
-    r"(?i)rose|\"q\"",
-    r"[a-z_]{2,5}\s[^\n]",
-    r"a\\",
-    "",
-]
+REGEXES = [r"[0-9]{3}-[a-c]+", r"(é|😀|x y)*z", r"a/b(/c)?", r"^(yes|no)$"]
+REGEXES += [r"(?i)rose|\"q\"", r"[a-z_]{2,5}\s[^\n]", r"a\\", ""]
 
 
 @pytest.mark.parametrize("regex", REGEXES)
@@ -190,8 +173,7 @@ def test_any_walk_is_a_choice(any_grammars):
     grammars, *rest = any_grammars
     choices = ["yes", "yes, sir", 'a "no"', "back\\slash\n", "naïve 😀", "/re/", " x"]
     grammar = grammars.compile(spec("choice", choices))
-    texts = {walk(grammar, *rest, seed)[0] for seed in range(200)}
-    assert texts == set(choices)
+    assert {walk(grammar, *rest, seed)[0] for seed in range(200)} == set(choices)
 
 
 @pytest.mark.parametrize("schema", [{"x-guidance": {"whitespace_flexible": True}}, {}])
@@ -338,12 +320,12 @@ def test_all_masks_where_one_cannot_be_made(monkeypatch):
     rng, masks = random.Random(0), np.zeros((2, -(-VOCAB_SIZE // 32)), np.int32)
     for _ in range(1000):
         TokenConstraint.fill_all([hard, easy], masks)
-        assert np.flatnonzero(np.unpackbits(masks[1].view(np.uint8), bitorder="little")).tolist() == [ord("y")]
+        assert tokens_of(masks[1]) == [ord("y")]
         if hard.error or hard.feed(rng.choice(b"ab")):
             break
     assert "too many states" in hard.error
     TokenConstraint.fill_all([hard, easy], masks)
-    assert np.flatnonzero(np.unpackbits(masks[0].view(np.uint8), bitorder="little")).tolist() == sorted(EOS_IDS)
+    assert tokens_of(masks[0]) == sorted(EOS_IDS)
     assert easy.error is None
 
 
@@ -364,7 +346,7 @@ def test_a_row_of_a_larger_array(byte_grammars):
     masks = np.full((3, -(-VOCAB_SIZE // 32)), -1, dtype=np.int32)
     byte_grammars.compile(spec("choice", ["x"])).start().fill(masks[1])
     assert (masks[[0, 2]] == -1).all()
-    assert np.flatnonzero(np.unpackbits(masks[1].view(np.uint8), bitorder="little")).tolist() == [ord("x")]
+    assert tokens_of(masks[1]) == [ord("x")]
 
 
 @pytest.mark.parametrize(
@@ -507,7 +489,7 @@ def test_many_completions_take_turns(monkeypatch):
     for token in b"acd":
         TokenConstraint.fill_all(constraints, masks)
         assert (masks == masks[0]).all()
-        assert np.flatnonzero(np.unpackbits(masks[0].view(np.uint8), bitorder="little"))[0] in (token, ord("b"))
+        assert tokens_of(masks[0])[0] in (token, ord("b"))
         assert {c.feed(token) for c in constraints} == {token == ord("d")}
 
 

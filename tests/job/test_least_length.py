@@ -6,7 +6,6 @@ import pytest
 
 from rosebatch.text.stop_strings import cut_at_stop
 from tests.job.fake_model import FakeModel
-from tests.job.lines import texts
 
 
 @pytest.mark.parametrize(
@@ -29,16 +28,15 @@ from tests.job.lines import texts
 def test_stop_strings_and_a_least_length(job, answer, min_tokens, stop, text, tokens):
     """Watching tokens and cutting the text must agree on which stop string counts."""
     line = {"prompt": "x", "min_tokens": min_tokens, "stop": stop}
-    rows, _, _ = job.run([line], model=FakeModel({"x": answer}))
-    assert (rows[0]["text"], rows[0]["finish_reason"]) == (text, "stop")
-    assert rows[0]["usage"]["completion_tokens"] == tokens
+    (row,) = job.results([line], model=FakeModel({"x": answer}))
+    assert (row["text"], row["finish_reason"], row["usage"]["completion_tokens"]) == (text, "stop", tokens)
 
 
 def test_a_protected_stop_string_beside_a_longer_one(job):
     """The text kept for a longer stop string still contains the protected shorter one."""
     line = {"prompt": "x", "min_tokens": 3, "stop": ["a", "abcdef"]}
-    rows, _, _ = job.run([line], model=FakeModel({"x": b"xxabbbbb"}))
-    assert (rows[0]["text"], rows[0]["usage"]["completion_tokens"]) == ("xxabbbbb", 9)
+    (row,) = job.results([line], model=FakeModel({"x": b"xxabbbbb"}))
+    assert (row["text"], row["usage"]["completion_tokens"]) == ("xxabbbbb", 9)
 
 
 def test_watching_agrees_with_cutting_behind_a_least_length(job, tokenizer):
@@ -55,7 +53,7 @@ def test_watching_agrees_with_cutting_behind_a_least_length(job, tokenizer):
             text = cut_at_stop(whole, stop, protected)
             if text != whole:
                 break
-        (row,), _, _ = job.run([line], model=FakeModel({"x": answer}))
+        (row,) = job.results([line], model=FakeModel({"x": answer}))
         assert (row["text"], row["usage"]["completion_tokens"]) == (text, end), (answer, stop, minimum)
 
 
@@ -67,11 +65,6 @@ def test_end_tokens_and_a_least_length(job):
         {"prompt": "x", "min_tokens": 2, "stop_token_ids": [ord("b")], "max_tokens": 8},
         {"prompt": "x", "min_tokens": 8, "max_tokens": 8},
     ]
-    rows, _, _ = job.run(lines, model=FakeModel({"x": b"abc"}), return_token_ids=True)
-    assert texts(rows[0]) == ["abc++"] * 2
-    assert [choice["finish_reason"] for choice in rows[0]["choices"]] == ["stop"] * 2
-    assert [(row["text"], row["finish_reason"]) for row in rows[1:]] == [
-        ("abc", "stop"),
-        ("a+c", "stop"),
-        ("abc+++++", "length"),
-    ]
+    first, *rows = job.results(lines, model=FakeModel({"x": b"abc"}))
+    found = [(choice["text"], choice["finish_reason"]) for choice in (*first["choices"], *rows)]
+    assert found == [*[("abc++", "stop")] * 2, ("abc", "stop"), ("a+c", "stop"), ("abc+++++", "length")]

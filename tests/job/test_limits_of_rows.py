@@ -11,6 +11,7 @@ from rosebatch.text.stop_strings import StopStrings
 from rosebatch.text.tokenizer import Tokenizer
 from tests.helpers.byte_tokenizer import byte_backend
 from tests.job.fake_model import TEMPLATE, FakeModel
+from tests.job.lines import codes
 
 GOOD = {"prompt": "good", "max_tokens": 2}
 
@@ -19,42 +20,31 @@ class PanicException(BaseException):
     """As the tokenizers library raises it: no Exception."""
 
 
-def failing(method, bad, error):
-    """A method of a backend that raises for a group with a bad item."""
-
-    def call(items, *args, **kwargs):
-        if any(bad in item for item in items):
-            raise error
-        return method(items, *args, **kwargs)
-
-    return call
-
-
 class Backend:
-    """A backend with some methods replaced."""
+    """A backend with one method replaced: it raises for a group with a bad item."""
 
-    def __init__(self, backend, **methods):
-        self._backend = backend
-        self.__dict__ |= methods
+    def __init__(self, name, bad, error):
+        self._backend = byte_backend()
+        method = getattr(self._backend, name)
+
+        def call(items, *args, **kwargs):
+            if any(bad in item for item in items):
+                raise error
+            return method(items, *args, **kwargs)
+
+        setattr(self, name, call)
 
     def __getattr__(self, name):
         return getattr(self._backend, name)
 
 
-def codes(rows):
-    return [row["error"]["code"] if "error" in row else "" for row in rows]
-
-
 @pytest.mark.parametrize("error", [PanicException("over"), ValueError("no"), MemoryError(), RecursionError("deep")])
 def test_a_prompt_that_the_tokenizer_cannot_encode(job, error):
     """A panic is no Exception, and its group was lost with it."""
-    backend = byte_backend()
-    tokenizer = Tokenizer(
-        Backend(backend, encode_batch_fast=failing(backend.encode_batch_fast, "bad", error)), TEMPLATE
-    )
+    tokenizer = Tokenizer(Backend("encode_batch_fast", "bad", error), TEMPLATE)
     chat = {"messages": [{"role": "user", "content": "bad"}]}
-    rows, _, _ = job.run([GOOD, {"prompt": "a bad one"}, chat, GOOD], tokenizer=tokenizer)
-    assert codes(rows) == ["", "invalid_prompt", "invalid_prompt", ""]
+    rows = job.results([GOOD, {"prompt": "a bad one"}, chat, GOOD], tokenizer=tokenizer)
+    assert codes(rows) == [None, "invalid_prompt", "invalid_prompt", None]
 
 
 def test_whoever_ends_the_process_is_heard():
@@ -69,10 +59,9 @@ def test_whoever_ends_the_process_is_heard():
 
 def test_an_answer_that_cannot_be_decoded(job):
     """decode_batch raised on another thread, and the job ended."""
-    backend = byte_backend()
-    tokenizer = Tokenizer(Backend(backend, decode_batch=failing(backend.decode_batch, ord("!"), OverflowError("big"))))
+    tokenizer = Tokenizer(Backend("decode_batch", ord("!"), OverflowError("big")))
     rows, tally, _ = job.run([GOOD, {"prompt": "x"}, GOOD], tokenizer=tokenizer, model=FakeModel({"x": b"a!b"}))
-    assert codes(rows) == ["", "unexpected_error", ""]
+    assert codes(rows) == [None, "unexpected_error", None]
     assert (tally.completed, tally.failed) == (2, 1)
 
 
@@ -81,7 +70,7 @@ def test_an_answer_that_cannot_be_told(job, monkeypatch):
     tokenizer = Tokenizer(byte_backend(), TEMPLATE)
     monkeypatch.setattr(tokenizer, "is_special", lambda token_id: 1 // 0)
     rows, tally, _ = job.run([GOOD, {**GOOD, "logprobs": 1}, GOOD], tokenizer=tokenizer)
-    assert codes(rows) == ["", "unexpected_error", ""]
+    assert codes(rows) == [None, "unexpected_error", None]
     assert rows[1]["error"]["message"].startswith("line 2: telling the answer failed: ZeroDivisionError")
     assert (tally.completed, tally.failed) == (2, 1)
 
@@ -107,24 +96,20 @@ def test_prompts_have_a_limit_in_bytes(job):
     tokenizer = Tokenizer(byte_backend(), TEMPLATE, {"eos_token": "<eos>"}, max_prompt_bytes=12)
     chat = {"messages": [{"role": "user", "content": "x" * 11}]}
     lines = [{"prompt": "x" * 12}, {"prompt": "é" * 6}, {"prompt": "é" * 6 + "x"}, {"prompt": "x" * 13}, chat]
-    rows, _, _ = job.run(lines, tokenizer=tokenizer)
-    assert codes(rows) == ["", "", *["prompt_too_long"] * 3]
+    rows = job.results(lines, tokenizer=tokenizer)
+    assert codes(rows) == [None, None, *["prompt_too_long"] * 3]
     assert "--max-prompt-bytes allows 12" in rows[2]["error"]["message"]
     # Not even looked at by the library.
-    backend = byte_backend()
-    tokenizer = Tokenizer(
-        Backend(backend, encode_batch_fast=failing(backend.encode_batch_fast, " " * 9, AssertionError()))
-    )
-    rows, _, _ = job.run([GOOD, {"prompt": " " * 11_000_000}, GOOD], tokenizer=tokenizer)
-    assert codes(rows) == ["", "prompt_too_long", ""]
+    tokenizer = Tokenizer(Backend("encode_batch_fast", " " * 9, AssertionError()))
+    rows = job.results([GOOD, {"prompt": " " * 11_000_000}, GOOD], tokenizer=tokenizer)
+    assert codes(rows) == [None, "prompt_too_long", None]
 
 
 @pytest.mark.parametrize("limit", [2**31 - 1, 2**31, 2**63, 2**64, 10**300])
 @pytest.mark.parametrize("name", ["max_tokens", "min_tokens", "top_k", "truncate_prompt_tokens"])
 def test_large_integers_mean_no_limit(job, name, limit):
     """min_tokens of 2^31 overflowed an int32 and ended the job, again at each --resume."""
-    line = {"prompt": "x", "max_tokens": limit, name: limit}
-    (row, after), _, _ = job.run([line, GOOD], max_model_len=20)
+    row, after = job.results([{"prompt": "x", "max_tokens": limit, name: limit}, GOOD], max_model_len=20)
     if "error" in row:
         assert row["error"]["code"] == "invalid_field"
         assert limit >= 2**64, "larger integers are no integers of JSON parsers"
@@ -159,18 +144,18 @@ def test_parameters_fit_a_devices_words():
         ({"repetition_penalty": 1e-300}, "invalid_sampling"),
         ({"repetition_penalty": 1e300}, "invalid_sampling"),
         ({"stop_token_ids": [-(2**63)]}, "invalid_sampling"),
-        ({"stop_token_ids": [2**31, 2**63]}, ""),
-        ({"temperature": 1e300, "seed": 1}, ""),
-        ({"temperature": 1e-300, "top_p": 1e-300, "min_p": 1e-300, "seed": 2**64 - 1}, ""),
+        ({"stop_token_ids": [2**31, 2**63]}, None),
+        ({"temperature": 1e300, "seed": 1}, None),
+        ({"temperature": 1e-300, "top_p": 1e-300, "min_p": 1e-300, "seed": 2**64 - 1}, None),
         ({"truncate_prompt_tokens": -(2**63)}, "invalid_field"),
-        ({"stop": "x" * 100_000}, ""),
+        ({"stop": "x" * 100_000}, None),
         ({"stop": ["", "y" * 100_000]}, "invalid_sampling"),
     ],
 )
 def test_values_past_their_limits(job, values, code):
     """Each costs its own row at most, and its message has a bounded size."""
-    rows, _, _ = job.run([GOOD, {**GOOD, **values}, GOOD])
-    assert codes(rows) == ["", code, ""]
+    rows = job.results([GOOD, {**GOOD, **values}, GOOD])
+    assert codes(rows) == [None, code, None]
     assert len(json.dumps(rows[1])) < 2000
 
 
@@ -190,5 +175,4 @@ def test_a_message_with_a_deep_field(job):
     for _ in range(490):
         deep = {"a": deep}
     lines = [GOOD, {"messages": [{"role": "user", "content": "x", "extra": deep}]}, GOOD]
-    rows, _, _ = job.run(lines)
-    assert codes(rows) in (["", "invalid_messages", ""], ["", "", ""])
+    assert codes(job.results(lines)) in ([None, "invalid_messages", None], [None] * 3)

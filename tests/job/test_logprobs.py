@@ -34,8 +34,7 @@ def test_logprobs_of_each_token(job, blocks):
 def test_logprobs_only_where_they_are_asked_for(job):
     """A neighbour's request must not add log-probabilities to a row."""
     lines = [{"prompt": "abc", "max_tokens": 2, **more} for more in ({}, {"logprobs": 0}, {"prompt_logprobs": 0})]
-    rows, _, _ = job.run(lines)
-    names = [{"logprobs", "prompt_logprobs"} & set(row) for row in rows]
+    names = [{"logprobs", "prompt_logprobs"} & set(row) for row in job.results(lines)]
     assert names == [set(), {"logprobs"}, {"prompt_logprobs"}]
 
 
@@ -44,9 +43,8 @@ def test_logprobs_of_the_prompt(job, budget):
     """Every prompt token but the first has one, in chunks or whole; cached tokens must be computed for it."""
     lines = [{"prompt": "0123456789", "max_tokens": 2, **more} for more in ({}, {"prompt_logprobs": 2}, {})]
     lines.append({**lines[1], "n": 2})
-    rows, _, _ = job.run(lines, budget=budget, seqs=1)
-    ids = list(b"0123456789")
-    expected = written([scored(token_id, at, 2) for at, token_id in enumerate(ids)])
+    rows = job.results(lines, budget=budget, seqs=1)
+    expected = written([scored(token_id, at, 2) for at, token_id in enumerate(b"0123456789")])
     expected[0] |= {"logprob": None, "top_logprobs": []}
     assert [row.get("prompt_logprobs") for row in rows] == [None, expected, None, expected]
 
@@ -89,9 +87,8 @@ def test_a_prompt_alone(job):
     assert [choice["logprobs"]["tokens"] for choice in body["choices"]] == [list("Say it:")] * 2
     assert {choice["finish_reason"] for choice in body["choices"]} == {"length"}
     assert body["usage"]["completion_tokens"] == 0
-    rows, tally, _ = job.run(
-        [{"prompt": "abc", "max_tokens": 0, "prompt_logprobs": 0}, {"prompt": "abc", "max_tokens": 0}]
-    )
+    alone = {"prompt": "abc", "max_tokens": 0}
+    rows, tally, _ = job.run([{**alone, "prompt_logprobs": 0}, alone])
     assert (rows[0]["text"], rows[0]["usage"]["completion_tokens"], len(rows[0]["prompt_logprobs"])) == ("", 0, 3)
     assert rows[1]["error"]["message"] == "line 2: max_tokens must be >= 1, got 0"
     assert tally.output_tokens == 0

@@ -51,14 +51,12 @@ def requests(count, body):
 
 
 def require_bounded(folder, content, name, kind, bound=128 << 20):
-    lines, limits, largest = content
-    limit = lines()
-    launch = {"max_inflight_bytes": bound}
-    options = {"input_format": kind, "sampling": {"max_tokens": 3}}
-    options |= {"result_column": "out"} if kind == "jsonl" else {}
-    settings = {"limits": limits, "launch": launch, "options": options}
-    alone = peak(folder, limit[:1] if largest is None else [json.dumps(largest)], name, settings)
-    taken = peak(folder, limit, name, settings)
+    make_lines, limits, largest = content
+    lines, column = make_lines(), "out" if kind == "jsonl" else None
+    options = {"input_format": kind, "sampling": {"max_tokens": 3}, "result_column": column}
+    settings = {"limits": limits, "launch": {"max_inflight_bytes": bound}, "options": options}
+    alone = peak(folder, lines[:1] if largest is None else [json.dumps(largest)], name, settings)
+    taken = peak(folder, lines, name, settings)
     # One row is prepared while another, which may be as large, is served.
     print(f"bound {bound >> 20} MiB, one row {alone >> 20} MiB, all rows {taken >> 20} MiB")  # noqa: T201
     assert taken <= bound + 2 * alone + REST

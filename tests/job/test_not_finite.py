@@ -40,7 +40,7 @@ def test_a_run_of_nothing_else_ends(job):
 
 
 def test_a_single_good_row_keeps_it_going(job):
-    rows, _, _ = job.run(lines("a", *["x"] * 200), model=BrokenModel())
+    rows = job.results(lines("a", *["x"] * 200), model=BrokenModel())
     assert codes(rows) == [None, *["non_finite_logits"] * 200]
 
 
@@ -49,5 +49,5 @@ def test_rows_that_fail_for_other_reasons_do_not_keep_it_going(job):
     with pytest.raises(UserError, match=r"^all [0-9]+ rows so far failed"):
         job.run([{"prompt": ""}, *lines(*["x"] * 1000)], model=BrokenModel())
     for good in ([], lines("x")):
-        rows, _, _ = job.run([{"prompt": ""}] * 3 + good, model=BrokenModel())
+        rows = job.results([{"prompt": ""}] * 3 + good, model=BrokenModel())
         assert codes(rows)[:3] == ["empty_prompt"] * 3

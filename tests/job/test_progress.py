@@ -45,24 +45,15 @@ def test_line_before_the_first_row(clock):
     assert progress.line() == "0/20 rows, 0 output tokens/s"
 
 
-def test_a_plain_line_every_ten_seconds(clock, capsys):
-    """Logs must not fill with one line for each row."""
-    with Progress(100) as progress:
+@pytest.mark.parametrize("enabled", [True, False], ids=["usual", "quiet"])
+def test_a_plain_line_every_ten_seconds(clock, capsys, enabled):
+    """Logs must not fill with one line for each row; --quiet prints nothing at all."""
+    with Progress(100, enabled=enabled) as progress:
         for _ in range(25):
             clock(1)
             progress.advance(tokens=4)
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err == "10/100 rows, 4 output tokens/s, ETA 90 s\n20/100 rows, 4 output tokens/s, ETA 80 s\n"
-
-
-def test_quiet(clock, capsys):
-    """--quiet prints nothing at all."""
-    with Progress(100, enabled=False) as progress:
-        for _ in range(25):
-            clock(1)
-            progress.advance(tokens=4)
-    assert capsys.readouterr() == ("", "")
+    told = "10/100 rows, 4 output tokens/s, ETA 90 s\n20/100 rows, 4 output tokens/s, ETA 80 s\n"
+    assert capsys.readouterr() == ("", told if enabled else "")
 
 
 def test_a_bar_on_a_terminal(monkeypatch, capsys):

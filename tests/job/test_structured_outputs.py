@@ -4,6 +4,7 @@ import json
 import random
 import re
 
+import jsonschema
 import pytest
 
 from tests.job.fake_model import FakeModel
@@ -25,14 +26,8 @@ SCHEMA = {
 def require_match(text):
     """Checks that a text is JSON of the schema."""
     value = json.loads(text)
-    assert set(value) == set(SCHEMA["properties"])
-    assert isinstance(value["name"], str)
-    assert len(value["name"]) <= 6
-    assert value["kind"] in ("friend", "foe")
-    assert isinstance(value["age"], int)
-    assert 0 <= value["age"] <= 130
-    assert len(value["tags"]) <= 2
-    assert all(isinstance(tag, bool) for tag in value["tags"])
+    jsonschema.validate(value, SCHEMA)
+    assert isinstance(value["age"], int), "5.0 passes for an integer"
 
 
 def wrapped(schema):
@@ -68,25 +63,23 @@ def test_every_answer_matches_its_grammar(job, blocks):
             elif i % 5 == 3:
                 assert choice["text"] in ("yes", "yes, sir", "né")
     assert len({text for row in rows[::5] for text in texts(row)}) > 8
-    assert job.run(lines, blocks=blocks)[0] == rows
+    assert job.results(lines, blocks=blocks) == rows
 
 
 def test_a_grammar_of_all_rows(job):
     """A grammar given by a flag applies to rows without one of their own."""
     flags = {"structured_outputs": {"json": SCHEMA}, "max_tokens": 150}
     lines = [{"prompt": "a"}, {"prompt": "b", "structured_outputs": {"choice": ["c"]}}, {"prompt": "d", "n": 2}]
-    rows, _, _ = job.run(lines, defaults=flags)
-    require_match(rows[0]["text"])
-    assert rows[1]["text"] == "c"
-    for text in texts(rows[2]):
+    first, own, several = job.results(lines, defaults=flags)
+    assert own["text"] == "c"
+    for text in (first["text"], *texts(several)):
         require_match(text)
 
 
 def test_answers_that_are_cut_short_by_their_length(job):
     """This is not an error: the finish reason already says that the answer may not match."""
-    rows, _, _ = job.run([{"prompt": "x", "max_tokens": 3, "response_format": wrapped(SCHEMA)}])
-    assert (rows[0]["finish_reason"], rows[0]["usage"]) == ("length", usage(1, 3))
-    assert rows[0]["text"].startswith("{")
+    (row,) = job.results([{"prompt": "x", "max_tokens": 3, "response_format": wrapped(SCHEMA)}])
+    assert (row["finish_reason"], row["usage"], row["text"][0]) == ("length", usage(1, 3), "{")
 
 
 def test_a_grammar_that_does_not_compile(job):
