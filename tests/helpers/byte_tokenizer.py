@@ -1,5 +1,9 @@
 """A tokenizer whose token i is byte i."""
 
+import json
+from pathlib import Path
+from typing import Any
+
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
@@ -24,3 +28,10 @@ def byte_backend(*extra: bytes, end: str = "<eos>") -> tokenizers.Tokenizer:
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([end])
     return backend
+
+
+def save_backend(backend: tokenizers.Tokenizer, folder: Path, **config: Any) -> Path:
+    """Save a tokenizer into a model's folder, as transformers does; the folder again."""
+    backend.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder

@@ -1,13 +1,12 @@
 """Folders of a model of two layers with random weights, and of its tokenizer."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tests.helpers.byte_tokenizer import EOS, byte_backend
+from tests.helpers.byte_tokenizer import EOS, byte_backend, save_backend
 
 VOCAB = 300
 TEMPLATE = (
@@ -39,6 +38,5 @@ def save_tokenizer(folder: Path) -> None:
     backend = byte_backend(end="<|end|>")
     marks = ["<|user|>", "<|assistant|>"]
     backend.add_special_tokens([*marks, *(f"<|unused {i}|>" for i in range(VOCAB - 257 - len(marks)))])
-    backend.save(str(folder / "tokenizer.json"))
     config = {"chat_template": TEMPLATE, "eos_token": "<|end|>", "tokenizer_class": "PreTrainedTokenizerFast"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    save_backend(backend, folder, **config)

@@ -3,13 +3,12 @@
 The templates are our own. Each uses the features that its family's templates use.
 """
 
-import json
-
 import pytest
 
 from rosebatch.core.errors import RowError
-from rosebatch.text.tokenizer import Tokenizer
+from rosebatch.text.chat_template import ChatTemplate
 from tests.helpers.byte_tokenizer import byte_backend
+from tests.job.tool_templates import both_tokenizers
 
 SYSTEM = {"role": "system", "content": "Be <b>brief</b>."}
 USER = {"role": "user", "content": "  2 + 2? \n"}
@@ -130,15 +129,8 @@ CHATS = ([USER], [SYSTEM, USER], [USER, ANSWER, MORE], [SYSTEM, USER, ANSWER, MO
 
 @pytest.fixture(scope="module", params=TEMPLATES)
 def both(request, tmp_path_factory):
-    """rosebatch's and transformers' tokenizer of one folder."""
-    import transformers
-
-    folder = tmp_path_factory.mktemp(request.param)
-    byte_backend().save(str(folder / "tokenizer.json"))
-    config = {"bos_token": "<s>", "eos_token": "<eos>", "tokenizer_class": "PreTrainedTokenizerFast"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    (folder / "chat_template.jinja").write_text(TEMPLATES[request.param])
-    return Tokenizer.load(folder), transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    """rosebatch's and transformers' tokenizer of a family."""
+    return both_tokenizers(tmp_path_factory.mktemp(request.param), byte_backend(), TEMPLATES[request.param])
 
 
 @pytest.mark.parametrize("options", [{}, {"add_generation_prompt": False}, {"enable_thinking": False}])
@@ -166,8 +158,6 @@ def test_tools_and_calls(both):
 
 def test_the_templates_own_refusal_is_the_rows_error():
     """Gemma's templates refuse roles that do not alternate."""
-    from rosebatch.text.chat_template import ChatTemplate
-
     error = ChatTemplate(TEMPLATES["gemma"], {"bos_token": "<s>"}).render([USER, MORE], {})
     assert isinstance(error, RowError)
     assert "roles must alternate" in error.message

@@ -10,7 +10,7 @@ from rosebatch.core.errors import FlagError
 from rosebatch.text.tokenizer import Tokenizer
 from tests.helpers.byte_tokenizer import byte_backend
 from tests.job.lines import choices_of, codes, usage
-from tests.job.test_tools import ROOM, SCHEMAS, SUM_TEXT, TOOLS, WIDTH, WRITTEN, Scripted
+from tests.job.test_tools import ROOM, SUM_TEXT, TOOLS, WIDTH, WRITTEN, Scripted, first_choices, require_valid, run
 from tests.job.tool_templates import TEMPLATES, chat_backend, chat_tokenizer
 
 LONG = "abcdefghij" * 5
@@ -19,35 +19,31 @@ THOUGHT = {
     "gpt_oss": "<|channel|>analysis<|message|>So it is.<|end|><|start|>assistant",
 }
 ANSWER = {"hermes": "Yes.", "gpt_oss": "<|channel|>final<|message|>Yes."}
+WHOLE = {form: THOUGHT[form] + ANSWER[form] for form in THOUGHT}
 NUMBER = {
     "type": "object",
     "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 9}},
     "required": ["a"],
     "additionalProperties": False,
 }
+FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "schema": NUMBER}}
 
 
 def line(text="Q1", **fields):
     return {"messages": [{"role": "user", "content": text}], "max_tokens": 400, **fields}
 
 
-def run(job, form, lines, answers=None, **options):
-    options = {"tokenizer": chat_tokenizer(form), **ROOM} | options
-    return job.run(lines, model=Scripted(answers or {}), **options)[0]
-
-
 @pytest.mark.parametrize("form", THOUGHT)
 def test_reasoning_is_told_apart(job, form):
     """The answer is the text alone, and white space around the marks belongs to neither."""
-    rows = run(job, form, [line(), line("Q2")], {"Q1": THOUGHT[form] + ANSWER[form], "Q2": ANSWER[form]})
+    rows = run(job, form, [line(), line("Q2")], {"Q1": WHOLE[form], "Q2": ANSWER[form]})
     assert [(row["text"], row.get("reasoning_content")) for row in rows] == [("Yes.", "So it is."), ("Yes.", None)]
     assert [row["finish_reason"] for row in rows] == ["stop"] * 2
 
 
 def test_a_prompt_that_opens_the_reasoning(job):
     """Some templates write the first mark themselves; others say that nothing is thought."""
-    options = [{"thinks": True}, {"enable_thinking": False}, {}]
-    lines = [line(chat_template_kwargs=each) for each in options]
+    lines = [line(chat_template_kwargs=each) for each in ({"thinks": True}, {"enable_thinking": False}, {})]
     rows = run(job, "hermes", lines, {"Q1": "Hm.\n</think>\nYes."})
     assert [row.get("reasoning_content") for row in rows] == ["Hm.", None, None]
     assert [row["text"] for row in rows] == ["Yes.", "Hm.\n\nYes.", "Hm.\n\nYes."]
@@ -64,27 +60,15 @@ def test_reasoning_that_is_cut_by_its_length(job, form):
 
 def test_stop_strings(job):
     """One ends the text where it appears, also within the reasoning."""
-    rows = run(
-        job,
-        "hermes",
-        [line(stop="it"), line(stop="es"), line(stop=["zz"])],
-        {"Q1": THOUGHT["hermes"] + ANSWER["hermes"]},
-    )
-    assert [(row["reasoning_content"], row["text"]) for row in rows] == [
-        ("So", ""),
-        ("So it is.", "Y"),
-        ("So it is.", "Yes."),
-    ]
-    assert [row["finish_reason"] for row in rows] == ["stop"] * 3
+    rows = run(job, "hermes", [line(stop="it"), line(stop="es"), line(stop=["zz"])], {"Q1": WHOLE["hermes"]})
+    expected = [("So", "", "stop"), ("So it is.", "Y", "stop"), ("So it is.", "Yes.", "stop")]
+    assert [(row["reasoning_content"], row["text"], row["finish_reason"]) for row in rows] == expected
 
 
 @pytest.mark.parametrize("form", THOUGHT)
 def test_reasoning_tokens_are_counted(job, form):
     """By tokens, without the marks: the text has white space cut off."""
-    body = {"messages": [{"role": "user", "content": "Q1"}], "max_tokens": 400}
-    (answer,) = job.answer(
-        body, model=Scripted({"Q1": THOUGHT[form] + ANSWER[form]}), tokenizer=chat_tokenizer(form), **ROOM
-    )
+    (answer,) = job.answer(line(), model=Scripted({"Q1": WHOLE[form]}), tokenizer=chat_tokenizer(form), **ROOM)
     message = choices_of(answer)[0]["message"]
     assert (message["content"], message["reasoning_content"]) == ("Yes.", "So it is.")
     details = answer["response"]["body"]["usage"]["completion_tokens_details"]
@@ -95,7 +79,7 @@ def test_parsers_by_name(job):
     """None leaves the text as it is without marks; a form whose tokens are missing is refused at once."""
     tokenizer = chat_tokenizer("hermes")
     tokenizer.parsers = tokenizer.choose_parsers("none")
-    (row,) = run(job, "hermes", [line()], {"Q1": THOUGHT["hermes"] + ANSWER["hermes"]}, tokenizer=tokenizer)
+    (row,) = run(job, "hermes", [line()], {"Q1": WHOLE["hermes"]}, tokenizer=tokenizer)
     assert (row["text"], row.get("reasoning_content")) == ("\nSo it is.\n\n\nYes.", None)
     with pytest.raises(FlagError, match="no token <think>"):
         Tokenizer(byte_backend(), TEMPLATES["hermes"]).choose_parsers("think")
@@ -105,9 +89,8 @@ def test_parsers_by_name(job):
 @pytest.mark.parametrize("form", THOUGHT)
 def test_prompts_that_are_no_chats_are_left_alone(job, form):
     """Their text is what it was, but for special tokens."""
-    lines = [{"prompt": "Q1", "max_tokens": 400}]
-    (row,) = run(job, form, lines, {"Q1": THOUGHT[form] + ANSWER[form]})
-    plain = chat_backend().decode(chat_backend().encode(THOUGHT[form] + ANSWER[form]).ids)
+    (row,) = run(job, form, [{"prompt": "Q1", "max_tokens": 400}], {"Q1": WHOLE[form]})
+    plain = chat_backend().decode(chat_backend().encode(WHOLE[form]).ids)
     assert (row["text"], "reasoning_content" in row) == (plain, False)
 
 
@@ -118,7 +101,7 @@ def test_a_budget(job, form, budget, blocks):
     """After so many tokens the end is forced, and the answer goes on to its own end; a shorter thought is free."""
     head = THOUGHT[form].partition("So")[0].removesuffix("\n")
     lines = [line("Q1", max_reasoning_tokens=budget, n=3, temperature=1), line("Q2", max_reasoning_tokens=50)]
-    answers = {"Q1": head + LONG, "Q2": THOUGHT[form] + ANSWER[form]}
+    answers = {"Q1": head + LONG, "Q2": WHOLE[form]}
     options = {"blocks": blocks, "block_size": 8, "max_model_len": 300, "return_token_ids": True}
     model, tokenizer = Scripted(answers), chat_tokenizer(form)
     rows, _, engine = job.run(lines, model=model, tokenizer=tokenizer, vocab_size=WIDTH, **options)
@@ -146,10 +129,9 @@ def test_a_budget_beside_rows_without_one(job):
 @pytest.mark.parametrize("form", THOUGHT)
 def test_a_grammar_begins_where_the_reasoning_ends(job, form):
     """Not before: the model would be kept from thinking. Thoughts that do not end leave half of the tokens for it."""
-    schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": NUMBER}}
-    bare = {"Q1": THOUGHT[form] + ANSWER[form], "Q2": THOUGHT[form].partition("So")[0].strip() + LONG * 10}
-    rows = run(job, form, [line(response_format=schema), line("Q2", response_format=schema)], bare)
-    rows += run(job, form, [line("Q2", response_format=schema, max_reasoning_tokens=5)], bare)
+    bare = {"Q1": WHOLE[form], "Q2": THOUGHT[form].partition("So")[0].strip() + LONG * 10}
+    rows = run(job, form, [line(response_format=FORMAT), line("Q2", response_format=FORMAT)], bare)
+    rows += run(job, form, [line("Q2", response_format=FORMAT, max_reasoning_tokens=5)], bare)
     for row in rows:
         jsonschema.validate(json.loads(row["text"]), NUMBER)
         assert row["finish_reason"] == "stop"
@@ -158,9 +140,8 @@ def test_a_grammar_begins_where_the_reasoning_ends(job, form):
 
 def test_an_answer_without_reasoning_matches_its_grammar_too(job):
     """Whether it thinks is left to the model, where the prompt does not say."""
-    schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": NUMBER}}
-    lines = [line("Q0", response_format=schema), line(response_format=schema, chat_template_kwargs={"thinks": True})]
-    lines += [line("Q0", response_format=schema, chat_template_kwargs={"enable_thinking": False})]
+    lines = [line("Q0", response_format=FORMAT), line(response_format=FORMAT, chat_template_kwargs={"thinks": True})]
+    lines += [line("Q0", response_format=FORMAT, chat_template_kwargs={"enable_thinking": False})]
     rows = run(job, "hermes", lines, {"Q1": "Hm.</think>", "Q0": "{"})
     for row in rows:
         jsonschema.validate(json.loads(row["text"]), NUMBER)
@@ -170,10 +151,8 @@ def test_an_answer_without_reasoning_matches_its_grammar_too(job):
 @pytest.mark.parametrize("form", THOUGHT)
 def test_calls_behind_reasoning(job, form):
     """Free ones are told apart from it; forced ones begin behind it, also if it has a budget."""
-    lines = [
-        line("Q1", tools=TOOLS),
-        line("Q2", tools=TOOLS, tool_choice="required", max_reasoning_tokens=6, n=2, temperature=1),
-    ]
+    forced = {"tool_choice": "required", "max_reasoning_tokens": 6, "n": 2, "temperature": 1}
+    lines = [line("Q1", tools=TOOLS), line("Q2", tools=TOOLS, **forced)]
     head = THOUGHT[form].partition("So")[0].removesuffix("\n")
     rows = run(job, form, lines, {"Q1": THOUGHT[form] + WRITTEN[form], "Q2": head + LONG})
     assert (rows[0]["reasoning_content"], rows[0]["text"]) == ("So it is.", "")
@@ -181,21 +160,20 @@ def test_calls_behind_reasoning(job, form):
     for choice in rows[1]["choices"]:
         assert (choice["reasoning_content"], choice["text"]) == (LONG[:6], "")
         for call in choice["tool_calls"]:
-            jsonschema.validate(json.loads(call["function"]["arguments"]), SCHEMAS[call["function"]["name"]])
+            require_valid(call)
 
 
 def test_a_budget_that_nobody_can_keep(job):
     """A model whose reasoning is not told apart would think on."""
-    rows, _, _ = job.run([{"prompt": "x", "max_reasoning_tokens": 5}, {"prompt": "y", "max_tokens": 2}])
+    rows = job.results([{"prompt": "x", "max_reasoning_tokens": 5}, {"prompt": "y", "max_tokens": 2}])
     assert codes(rows) == ["unsupported_field", None]
     assert rows[1]["usage"] == usage(1, 2)
 
 
 def test_a_budget_of_a_batch_by_its_other_name(job):
     """Other servers' clients send thinking_token_budget."""
-    body = {"messages": [{"role": "user", "content": "Q1"}], "max_tokens": 400, "thinking_token_budget": 4}
-    (answer,) = job.answer(body, model=Scripted({"Q1": "<think>" + LONG}), tokenizer=chat_tokenizer("hermes"), **ROOM)
-    assert choices_of(answer)[0]["message"]["reasoning_content"] == LONG[:4]
+    (choice,) = first_choices(job, "hermes", [line(thinking_token_budget=4)], {"Q1": "<think>" + LONG})
+    assert choice["message"]["reasoning_content"] == LONG[:4]
 
 
 def test_no_end_token_within_the_reasoning_of_a_grammar():

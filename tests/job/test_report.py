@@ -17,69 +17,22 @@ from rosebatch.job.report.table import print_report, table, throughput_line
 from rosebatch.job.report.tally import Tally
 
 FIELDS = {
-    "requests",
-    "completed",
-    "failed",
-    "resumed",
-    "resumed_exactly",
-    "errors",
-    "ignored_fields",
-    "unclear_fields",
-    "finish_reasons",
-    "prompt_tokens",
-    "cached_tokens",
-    "cache_hit_rate",
-    "output_tokens",
-    "elapsed_s",
-    "requests_per_s",
-    "prompt_tokens_per_s",
-    "output_tokens_per_s",
-    "total_tokens_per_s",
-    "prefill_s",
-    "decode_s",
-    "startup_s",
-    "steps",
-    "decode_steps",
-    "syncs",
-    "preemptions",
-    "copied_blocks",
-    "computed_tokens",
-    "max_running",
-    "max_blocks_used",
-    "ttft_s",
-    "tpot_s",
-    "itl_s",
-    "e2e_s",
-    "date",
-    "command",
-    "input",
-    "output",
-    "host",
-    "gpu",
-    "git_revision",
-    "host_us_per_row",
-    "timeline",
-    "peak_memory_bytes",
-    "engine",
-    "versions",
+    *("requests", "completed", "failed", "resumed", "resumed_exactly", "errors", "ignored_fields", "unclear_fields"),
+    *("finish_reasons", "prompt_tokens", "cached_tokens", "cache_hit_rate", "output_tokens"),
+    *("elapsed_s", "requests_per_s", "prompt_tokens_per_s", "output_tokens_per_s", "total_tokens_per_s"),
+    *("prefill_s", "decode_s", "startup_s", "ttft_s", "tpot_s", "itl_s", "e2e_s"),
+    *("steps", "decode_steps", "syncs", "preemptions", "copied_blocks", "computed_tokens"),
+    *("max_running", "max_blocks_used", "peak_memory_bytes", "host_us_per_row", "timeline"),
+    *("date", "command", "input", "output", "host", "gpu", "git_revision", "engine", "versions"),
 }
-ENGINE = {
-    "model": "toy",
-    "dtype": "float32",
-    "device": "cpu",
-    "sampler": "rosebatch",
-    "max_model_len": 100,
-    "max_sequence_len": 100,
-    "kv_cache_blocks": 32,
-    "toggles": {"prefix_cache": True, "chunked_prefill": True},
-}
+ENGINE = {"model": "toy", "dtype": "float32", "device": "cpu", "sampler": "rosebatch", "max_model_len": 100}
+ENGINE |= {"max_sequence_len": 100, "kv_cache_blocks": 32, "toggles": {"prefix_cache": True, "chunked_prefill": True}}
 
 
 def completion(prompt=4, tokens=3, cached=0, reason="length", times=(0.0, 1.0, 2.0), sample=0, n=1):
     arrival, first, finish = times
-    sampling = SamplingParams(n=n)
     return Completion(
-        request=Request(0, (1,) * prompt, sampling),
+        request=Request(0, (1,) * prompt, SamplingParams(n=n)),
         sample=sample,
         token_ids=(5,) * tokens,
         finish_reason=reason,
@@ -90,10 +43,12 @@ def completion(prompt=4, tokens=3, cached=0, reason="length", times=(0.0, 1.0, 2
     )
 
 
-def tally_of(*completions):
+def tally_of(*completions, errors=()):
     tally = Tally()
     for c in completions:
         tally.add(c)
+    for code in errors:
+        tally.add_error(RowError(code, "no"))
     return tally
 
 
@@ -116,17 +71,10 @@ def test_tally():
     tally = tally_of(
         completion(prompt=4, tokens=3, cached=2, times=(10.0, 10.5, 12.5)),
         completion(prompt=6, tokens=1, reason="stop", times=(10.0, 11.0, 11.0)),
+        errors=["some_code", "some_code", "other_code"],
     )
-    tally.add_error(RowError("some_code", "no"))
-    tally.add_error(RowError("some_code", "no"))
-    tally.add_error(RowError("other_code", "no"))
-    assert (tally.completed, tally.failed, tally.prompt_tokens, tally.cached_tokens, tally.output_tokens) == (
-        2,
-        3,
-        10,
-        2,
-        4,
-    )
+    tokens = (tally.prompt_tokens, tally.cached_tokens, tally.output_tokens)
+    assert (tally.completed, tally.failed, *tokens) == (2, 3, 10, 2, 4)
     assert (tally.finish_reasons, tally.errors) == ({"length": 1, "stop": 1}, {"some_code": 2, "other_code": 1})
     ends = [kind.percentiles((50, 100)) for kind in (tally.ttft, tally.tpot, tally.e2e)]
     assert ends == [
@@ -155,29 +103,14 @@ def test_tally_of_a_row_with_several_completions():
 
 def test_report_fields():
     """Scripts rely on these names, on rates by wall time, and on plain JSON."""
-    tally = tally_of(completion(prompt=6, tokens=4, cached=3), completion(prompt=2, tokens=2))
-    tally.add_error(RowError("some_code", "no"))
-    report = report_of(tally, seconds=4.0)
+    rows = completion(prompt=6, tokens=4, cached=3), completion(prompt=2, tokens=2)
+    report = report_of(tally_of(*rows, errors=["some_code"]), seconds=4.0)
     assert set(report) == FIELDS
     assert json.loads(json.dumps(report)) == report
-    expected = {
-        "requests": 3,
-        "completed": 2,
-        "failed": 1,
-        "errors": {"some_code": 1},
-        "finish_reasons": {"length": 2},
-        "prompt_tokens": 8,
-        "cached_tokens": 3,
-        "cache_hit_rate": 0.375,
-        "output_tokens": 6,
-        "elapsed_s": 4.0,
-        "requests_per_s": 0.5,
-        "prompt_tokens_per_s": 2.0,
-        "output_tokens_per_s": 1.5,
-        "total_tokens_per_s": 3.5,
-        "startup_s": {"load": 0.5},
-        "engine": ENGINE,
-    }
+    expected = {"requests": 3, "completed": 2, "failed": 1, "errors": {"some_code": 1}, "finish_reasons": {"length": 2}}
+    expected |= {"prompt_tokens": 8, "cached_tokens": 3, "cache_hit_rate": 0.375, "output_tokens": 6, "elapsed_s": 4.0}
+    expected |= {"requests_per_s": 0.5, "prompt_tokens_per_s": 2.0, "output_tokens_per_s": 1.5}
+    expected |= {"total_tokens_per_s": 3.5, "startup_s": {"load": 0.5}, "engine": ENGINE}
     assert {name: report[name] for name in expected} == expected
     assert report["peak_memory_bytes"]["host"] > 10 * 2**20
     assert {"rosebatch", "python", "torch"} <= set(report["versions"])
@@ -188,16 +121,9 @@ def test_report_of_a_run(job):
     lines = [{"prompt": "0123456", "max_tokens": 3}, {"prompt": "01234567", "max_tokens": 5}, {}]
     _, tally, engine = job.run(lines, seqs=1)
     report = report_of(tally, stats=engine.stats)
-    counted = ("steps", "decode_steps", "syncs", "computed_tokens", "max_running", "copied_blocks", "preemptions")
-    assert {name: report[name] for name in counted} == {
-        "steps": 8,
-        "decode_steps": 6,
-        "syncs": 8,
-        "computed_tokens": 9 + 8,
-        "max_running": 1,
-        "copied_blocks": 0,
-        "preemptions": 0,
-    }
+    expected = {"steps": 8, "decode_steps": 6, "syncs": 8, "computed_tokens": 9 + 8}
+    expected |= {"max_running": 1, "copied_blocks": 0, "preemptions": 0}
+    assert {name: report[name] for name in expected} == expected
     assert (report["cached_tokens"], report["cache_hit_rate"]) == (4, 4 / 15)
     assert 0 < report["prefill_s"] + report["decode_s"] < 60
     assert (len(tally.ttft), len(tally.tpot), len(tally.e2e)) == (2, 2, 2)
@@ -242,8 +168,7 @@ def test_what_a_kv_cache_with_windows_holds():
 
 def test_table():
     """It shows failures by code, switches that are off, another sampler, and a KV cache that limits the length."""
-    tally = tally_of(completion(prompt=8, cached=2, times=(0.0, 0.25, 0.5)))
-    tally.add_error(RowError("some_code", "no"))
+    tally = tally_of(completion(prompt=8, cached=2, times=(0.0, 0.25, 0.5)), errors=["some_code"])
     switches = {"prefix_cache": False, "chunked_prefill": True}
     shown = dict(table(report_of(tally, max_sequence_len=64, toggles=switches, sampler="flashinfer")))
     assert shown["model"] == "toy, float32 on cpu"
@@ -270,12 +195,10 @@ def test_switches_that_are_off_by_default(device):
 
 def test_a_run_without_completions():
     """Guards against a division by zero and percentiles of nothing."""
-    tally = Tally()
-    tally.add_error(RowError("some_code", "no"))
-    report = report_of(tally)
+    report = report_of(tally_of(errors=["some_code"]))
     assert (report["cache_hit_rate"], report["ttft_s"], report["tpot_s"]) == (0.0, {}, {})
-    assert dict(table(report))["TTFT mean/p50/p90/p95/p99"] == "-"
-    assert dict(table(report))["finished by"] == "-"
+    shown = dict(table(report))
+    assert (shown["TTFT mean/p50/p90/p95/p99"], shown["finished by"]) == ("-", "-")
 
 
 def test_print_report_to_a_file():
@@ -291,15 +214,10 @@ def test_print_report_to_a_file():
 
 def test_print_report_to_a_terminal():
     """The same values, aligned."""
-
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    stream = Terminal()
+    stream = io.StringIO()
+    stream.isatty = lambda: True
     print_report(report_of(tally_of(completion())), stream)
-    assert "Throughput:" in stream.getvalue()
-    assert "1 completed, 0 failed" in stream.getvalue()
+    assert "Throughput:" in stream.getvalue() and "1 completed, 0 failed" in stream.getvalue()
 
 
 def test_write_report(tmp_path):

@@ -2,7 +2,6 @@
 
 import contextlib
 import gzip
-import json
 import random
 import re
 import shutil
@@ -20,54 +19,30 @@ from rosebatch.io.part_file import PartFile
 from rosebatch.llm.llm import LLM
 from rosebatch.llm.run_file import run_file
 from tests.helpers.forks import FORKS, in_fork
-from tests.job import killable_job
+from tests.helpers.json_lines import write_lines
+from tests.job import killable_job, resumed_inputs
 from tests.job.fake_model import FakeModel, launch_fake, make_engine
-from tests.job.resumed_inputs import (
-    ROWS,
-    write_embedding_tables,
-    write_embeddings,
-    write_gzip,
-    write_jsonl,
-    write_n,
-    write_openai,
-    write_parquet,
-    write_responses,
-    write_structured,
-    write_tools,
-)
+from tests.job.resumed_inputs import ROWS
 
 
 @pytest.fixture
 def source(tmp_path):
-    path, _ = write_jsonl(tmp_path)
+    path, _ = resumed_inputs.write_jsonl(tmp_path)
     return path
 
 
-# How many kills in the fast tier, and what writes the input.
-KINDS = [
-    (3, write_jsonl, "out.jsonl"),
-    (0, write_parquet, "answers"),
-    (0, write_gzip, "out.jsonl.gz"),
-    (0, write_openai, "out.jsonl"),
-    (0, write_n, "out.jsonl"),
-    (0, write_structured, "out.jsonl"),
-    (0, write_tools, "out.jsonl"),
-    (0, write_responses, "out.jsonl"),
-    (0, write_embeddings, "out.jsonl"),
-    (0, write_embedding_tables, "answers"),
-]
+# What writes the input, and the output's name.
+KINDS = [("jsonl", "out.jsonl"), ("parquet", "answers"), ("gzip", "out.jsonl.gz"), ("embedding_tables", "answers")]
+KINDS += [(kind, "out.jsonl") for kind in ("openai", "n", "structured", "tools", "responses", "embeddings")]
 
 
 @pytest.mark.parametrize(
-    ("write", "name", "max_kills"),
-    [
-        *(pytest.param(write, name, few) for few, write, name in KINDS if few),
-        *(pytest.param(write, name, 20, marks=pytest.mark.thorough) for _, write, name in KINDS),
-    ],
+    ("kind", "name", "max_kills"),
+    [(*KINDS[0], 3), *(pytest.param(*each, 20, marks=pytest.mark.thorough) for each in KINDS)],
 )
-def test_killed_many_times(tmp_path, write, name, max_kills):
+def test_killed_many_times(tmp_path, kind, name, max_kills):
     """Killed at random moments, from before the first row to the final rename, the output has the same bytes."""
-    given, options = write(tmp_path)
+    given, options = getattr(resumed_inputs, f"write_{kind}")(tmp_path)
     whole, runs = tmp_path / "whole", tmp_path / "runs"
     target, part = runs / name, runs / f"{name}.part"
 
@@ -108,30 +83,27 @@ def test_killed_many_times(tmp_path, write, name, max_kills):
     took = time.monotonic() - begun
     expected = contents(whole)
     written = sum(len(each) for each in expected.values())
-    if write is write_jsonl:
+    if kind == "jsonl":
         assert expected[name].count(b"\n") == ROWS + 1
-    elif write is write_gzip:
+    elif kind == "gzip":
         assert sorted(expected) == ["failed.jsonl.gz", name, f"{name}.manifest.json"]
         assert [gzip.decompress(expected[each]).count(b"\n") for each in sorted(expected)[:2]] == [3, ROWS - 2]
-    elif write is write_parquet:
+    elif kind == "parquet":
         assert sorted(expected) == [f"answers/part-0000{i}.parquet" for i in range(5)]
-    elif write is write_openai:
+    elif kind == "openai":
         assert sorted(expected) == ["out.errors.jsonl", "out.jsonl"]
         assert expected["out.errors.jsonl"].count(b"\n") == 3
-    elif write is write_tools:
+    elif kind == "tools":
         assert expected[name].count(b'"finish_reason":"tool_calls"') == 25
-    elif write is write_embeddings:
+    elif kind == "embeddings":
         # Of 8 dimensions there are 9 lengths to ask for.
         assert expected[name].count(b'"embedding":[') == ROWS - ROWS // 9 - 1
     rng, kills, rounds, sizes = random.Random(1), 0, 0, set()
     while kills < max_kills or not rounds:
         # One in five comes at any time at all; the start-up has its share of them.
         anywhere = rng.random() < 0.2
-        if not run(
-            runs,
-            growth=None if anywhere else rng.uniform(1, written / 3),
-            seconds=rng.uniform(0.0, took if anywhere else 0.02),
-        ):
+        growth = None if anywhere else rng.uniform(1, written / 3)
+        if not run(runs, growth, seconds=rng.uniform(0.0, took if anywhere else 0.02)):
             kills += 1
             sizes.add(size())
             if target.is_file():
@@ -200,6 +172,27 @@ def test_a_resumed_run_computes_only_what_is_missing(job, source, tmp_path):
     assert (tmp_path / "out.jsonl").read_bytes().count(b"\n") == ROWS + 1
 
 
+@pytest.fixture
+def break_and_resume(job, tmp_path):
+    """Runs rows with a changed plan, breaks off after some steps and resumes; the report, and how to run once more."""
+
+    def call(rows, steps, change, *, pooling=None, **options):
+        source, left = write_lines(tmp_path / "in.jsonl", rows), list(range(steps))
+
+        def run(before_step=None, **options):
+            launched = launch_fake(make_engine(FakeModel(before_step=before_step), seqs=2), job.tokenizer)
+            llm = LLM.of(replace(launched, plan=change(launched.plan)))
+            return run_file(source, tmp_path / "out.jsonl", model=llm, pooling=pooling, **options)
+
+        with pytest.raises(IndexError):
+            run(lambda plan: left.pop())
+        report = run(**options).report
+        assert report["resumed"] > 0
+        return report, run
+
+    return call
+
+
 @pytest.mark.parametrize(
     ("device", "switches", "options", "exact"),
     [
@@ -209,22 +202,11 @@ def test_a_resumed_run_computes_only_what_is_missing(job, source, tmp_path):
         ("cpu", {}, {"force_resume": True}, False),
     ],
 )
-def test_whether_a_resumed_run_is_exact(job, tmp_path, device, switches, options, exact):
+def test_whether_a_resumed_run_is_exact(break_and_resume, device, switches, options, exact):
     """On a GPU a row computed again runs in another batch and may differ: the report must not hide it."""
-    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_text("".join(json.dumps({"prompt": f"row {i}", "max_tokens": 5}) + "\n" for i in range(9)))
-    # The engine ends in the middle.
-    steps = list(range(9))
-
-    def run(before_step=None, **options):
-        launched = launch_fake(make_engine(FakeModel(before_step=before_step), seqs=2), job.tokenizer)
-        plan = replace(launched.plan, device=torch.device(device), switches=Switches.resolve(switches, device))
-        return run_file(source, target, model=LLM.of(replace(launched, plan=plan)), **options)
-
-    with pytest.raises(IndexError):
-        run(lambda plan: steps.pop())
-    report = run(**options).report
-    assert report["resumed"] > 0
+    rows = [{"prompt": f"row {i}", "max_tokens": 5} for i in range(9)]
+    changes = {"device": torch.device(device), "switches": Switches.resolve(switches, device)}
+    report, run = break_and_resume(rows, 9, lambda plan: replace(plan, **changes), **options)
     assert report["resumed_exactly"] == exact
     assert run().report["resumed_exactly"], "nothing was resumed"
 
@@ -263,20 +245,12 @@ def test_memory_does_not_grow_with_the_file(tmp_path, ending):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_resumed_vectors_are_exact(job, tmp_path, dtype):
+def test_resumed_vectors_are_exact(break_and_resume, dtype):
     """Tokens hide the last bit of a state, and vectors show it: the report must not promise less than is true."""
-    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_text("".join(json.dumps({"prompt": f"row {i} " * 9}) + "\n" for i in range(9)))
-    steps = list(range(4))
 
-    def run(before_step=None, **options):
-        launched = launch_fake(make_engine(FakeModel(before_step=before_step), seqs=2), job.tokenizer)
-        plan = replace(launched.plan, source=replace(launched.plan.source, dtype=dtype))
-        llm = LLM.of(replace(launched, plan=plan))
-        return run_file(source, target, model=llm, pooling=PoolingParams(), **options)
+    def change(plan):
+        return replace(plan, source=replace(plan.source, dtype=dtype))
 
-    with pytest.raises(IndexError):
-        run(lambda plan: steps.pop())
-    report = run(resume=True).report
-    assert report["resumed"] > 0
+    rows = [{"prompt": f"row {i} " * 9} for i in range(9)]
+    report, _ = break_and_resume(rows, 4, change, pooling=PoolingParams(), resume=True)
     assert report["resumed_exactly"] is True

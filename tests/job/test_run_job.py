@@ -29,25 +29,17 @@ def test_output_order_is_input_order(job, lengths):
     """Whichever row finishes first, the n-th result belongs to the n-th row."""
     lines = [{"prompt": f"row {i}", "max_tokens": n, "id": i} for i, n in enumerate(lengths)]
     rows, tally, _ = job.run(lines)
-    expected = [
-        {
-            "id": i,
-            "index": i,
-            "text": FakeModel().complete(f"row {i}", n),
-            "finish_reason": "length",
-            "usage": usage(len(f"row {i}"), n),
-        }
-        for i, n in enumerate(lengths)
-    ]
-    assert rows == expected
+    for i, (row, n) in enumerate(zip(rows, lengths, strict=True)):
+        text, counts = FakeModel().complete(f"row {i}", n), usage(len(f"row {i}"), n)
+        assert row == {"id": i, "index": i, "text": text, "finish_reason": "length", "usage": counts}
     assert (tally.completed, tally.failed) == (40, 0)
 
 
 def test_keys_come_in_a_fixed_order(job):
     """Carried fields come before results, so that diffs of two outputs stay readable."""
-    rows, _, _ = job.run([{"zeta": 1, "prompt": "x", "alpha": 2, "max_tokens": 1}, {"b": 1}])
-    assert list(rows[0]) == ["zeta", "alpha", "index", "text", "finish_reason", "usage"]
-    assert list(rows[1]) == ["b", "index", "error"]
+    good, bad = job.results([{"zeta": 1, "prompt": "x", "alpha": 2, "max_tokens": 1}, {"b": 1}])
+    assert list(good) == ["zeta", "alpha", "index", "text", "finish_reason", "usage"]
+    assert list(bad) == ["b", "index", "error"]
 
 
 def test_error_rows_stand_in_their_place(job):
@@ -72,68 +64,45 @@ def test_error_rows_stand_in_their_place(job):
     ]
     lines = [line for values, _ in bad for line in (values, good)]
     rows, tally, _ = job.run(lines, max_model_len=100)
-    codes = [row["error"]["code"] if "error" in row else row["text"] for row in rows]
-    text = FakeModel().complete("good", 3)
-    assert codes == [code for _, expected in bad for code in (expected, text)]
+    assert codes(rows[::2]) == [code for _, code in bad]
+    assert {row["text"] for row in rows[1::2]} == {FakeModel().complete("good", 3)}
     assert [row["index"] for row in rows] == list(range(len(lines)))
-    assert rows[2] == {
-        "id": "no prompt",
-        "index": 2,
-        "error": {
-            "code": "missing_prompt",
-            "message": "line 3: expected one of prompt, messages, prompt_token_ids; got none",
-        },
-    }
+    message = "line 3: expected one of prompt, messages, prompt_token_ids; got none"
+    assert rows[2] == {"id": "no prompt", "index": 2, "error": {"code": "missing_prompt", "message": message}}
     assert (tally.completed, tally.failed) == (len(bad), len(bad))
     assert tally.errors["invalid_token_id"] == 4
 
 
-@pytest.mark.parametrize("token_id", [2**31, 2**63, 10**29, -(2**63) - 1])
-def test_token_ids_of_any_size_cost_one_row(job, token_id):
-    """64-bit arrays raise OverflowError, which would end the job on the reading thread."""
-    rows, _, _ = job.run([{"prompt": "a", "max_tokens": 1}, {"prompt_token_ids": [token_id]}])
-    assert rows[1]["error"]["code"] in ("invalid_token_id", "invalid_field")
-    assert "text" in rows[0]
-
-
-@pytest.mark.parametrize("token_id", [-1, 2**32])
-def test_token_ids_of_any_size_that_are_echoed(job, token_id):
-    """Echoing such ids must not end the job either."""
-    rows, _, _ = job.run([{"prompt": "a", "max_tokens": 1}, {"prompt_token_ids": [token_id], "echo": True}])
-    assert rows[1]["error"]["code"] == "invalid_token_id"
-    assert "text" in rows[0]
+@pytest.mark.parametrize("echo", [False, True])
+@pytest.mark.parametrize("token_id", [-1, 2**31, 2**32, 2**63, 10**29, -(2**63) - 1])
+def test_token_ids_of_any_size_cost_one_row(job, token_id, echo):
+    """64-bit arrays raise OverflowError, which would end the job on the reading thread; so would echoing such ids."""
+    rows = job.results([{"prompt": "a", "max_tokens": 1}, {"prompt_token_ids": [token_id], "echo": echo}])
+    assert codes(rows) == [None, "invalid_token_id"]
 
 
 def test_prompt_lengths_around_the_limit(job):
     """One token must fit after the prompt, and the completion ends at the model's limit."""
-    rows, _, _ = job.run([{"prompt": "x" * n} for n in (98, 99, 100)], max_model_len=100)
+    rows = job.results([{"prompt": "x" * n} for n in (98, 99, 100)], max_model_len=100)
     assert [row.get("usage") for row in rows] == [usage(98, 2), usage(99, 1), None]
-    assert rows[2]["error"] == {
-        "code": "prompt_too_long",
-        "message": "line 3: the prompt has 100 tokens; with at least one to generate, 100 are allowed",
-    }
+    message = "line 3: the prompt has 100 tokens; with at least one to generate, 100 are allowed"
+    assert rows[2]["error"] == {"code": "prompt_too_long", "message": message}
 
 
 def test_finish_reasons(job):
     """End token, stop token, stop string and length each give their reason; ignore_eos continues past the end token."""
-    model = FakeModel({"hello": b"good bye"})
-    lines = [
-        {"prompt": "hello"},
-        {"prompt": "hello", "stop_token_ids": [ord(" ")]},
-        {"prompt": "hello", "stop": "d b"},
-        {"prompt": "hello", "max_tokens": 3},
-        {"prompt": "hello", "ignore_eos": True, "max_tokens": 10},
-        {"prompt": "hello", "max_tokens": 9},
+    cases = [
+        ({}, ("good bye", "stop", 9)),
+        ({"stop_token_ids": [ord(" ")]}, ("good ", "stop", 5)),
+        ({"stop": "d b"}, ("goo", "stop", 6)),
+        ({"max_tokens": 3}, ("goo", "length", 3)),
+        ({"ignore_eos": True, "max_tokens": 10}, ("good bye", "length", 10)),
+        ({"max_tokens": 9}, ("good bye", "stop", 9)),
     ]
-    rows, tally, _ = job.run(lines, model=model)
-    assert [(row["text"], row["finish_reason"], row["usage"]["completion_tokens"]) for row in rows] == [
-        ("good bye", "stop", 9),
-        ("good ", "stop", 5),
-        ("goo", "stop", 6),
-        ("goo", "length", 3),
-        ("good bye", "length", 10),
-        ("good bye", "stop", 9),
-    ]
+    lines = [{"prompt": "hello", **fields} for fields, _ in cases]
+    rows, tally, _ = job.run(lines, model=FakeModel({"hello": b"good bye"}))
+    found = [(row["text"], row["finish_reason"], row["usage"]["completion_tokens"]) for row in rows]
+    assert found == [expected for _, expected in cases]
     assert tally.finish_reasons == {"stop": 4, "length": 2}
 
 
@@ -154,14 +123,14 @@ def test_finish_reasons(job):
 def test_stop_strings(job, stop, text):
     """Every byte is a token, so stop strings cross token borders; the text ends before the first match."""
     answer = "one two three é\U0001f600 end"
-    rows, _, _ = job.run([{"prompt": "x", "stop": stop}], model=FakeModel({"x": answer.encode()}))
-    assert (rows[0]["text"], rows[0]["finish_reason"]) == (text, "stop")
+    (row,) = job.results([{"prompt": "x", "stop": stop}], model=FakeModel({"x": answer.encode()}))
+    assert (row["text"], row["finish_reason"]) == (text, "stop")
 
 
 def test_a_stop_string_in_the_prompt_does_not_count(job):
     """Only generated text is searched, not even a match that begins in the prompt."""
-    rows, _, _ = job.run([{"prompt": "END E", "stop": ["END", "EN"]}], model=FakeModel({"END E": b"ND more"}))
-    assert rows[0]["text"] == "ND more"
+    (row,) = job.results([{"prompt": "END E", "stop": ["END", "EN"]}], model=FakeModel({"END E": b"ND more"}))
+    assert row["text"] == "ND more"
 
 
 def test_cached_tokens(job):
@@ -183,14 +152,14 @@ def test_a_preempted_row_is_not_counted_as_cached(job):
 
 def test_return_token_ids(job):
     """All generated tokens are returned, with the end token and those after a stop string."""
-    model = FakeModel({"x": b"ab"})
-    rows, _, _ = job.run([{"prompt": "x"}, {"prompt": "x", "stop": "a"}, {}], model=model, return_token_ids=True)
+    lines = [{"prompt": "x"}, {"prompt": "x", "stop": "a"}, {}]
+    rows = job.results(lines, model=FakeModel({"x": b"ab"}), return_token_ids=True)
     assert [row.get("token_ids") for row in rows] == [[97, 98, 256], [97], None]
     assert [row.get("text") for row in rows] == ["ab", "", None]
 
 
 def test_without_a_tokenizer(job):
-    """Token ids work and the text is null; rows that need text get an error."""
+    """Token ids work and the text is null; rows that need text get an error. Nothing is ignored silently."""
     ids = {"prompt_token_ids": [1, 2], "max_tokens": 2}
     lines = [
         ids,
@@ -200,40 +169,32 @@ def test_without_a_tokenizer(job):
         {"messages": [{"role": "user", "content": "x"}]},
         {**ids, "stop": "x"},
         {**ids, "logprobs": 0},
+        {**ids, "prompt_logprobs": 0},
         {**ids, "response_format": {"type": "json_object"}},
         {**ids, "structured_outputs": {"choice": ["a"]}},
     ]
-    rows, _, _ = job.run(lines, without_tokenizer=True)
-    assert rows[0] == {"index": 0, "text": None, "finish_reason": "length", "usage": usage(2, 2)}
+    one, two, *others = job.results(lines, without_tokenizer=True)
+    assert one == {"index": 0, "text": None, "finish_reason": "length", "usage": usage(2, 2)}
     choices = [{"index": i, "text": None, "finish_reason": "length"} for i in range(2)]
-    assert rows[1] == {"index": 1, "choices": choices, "usage": usage(2, 4)}
-    assert [row["error"]["code"] for row in rows[2:]] == ["no_tokenizer"] * 7
-
-
-def test_prompt_logprobs_without_a_tokenizer(job):
-    """Refused like those of the completion: nothing is ignored silently."""
-    rows, _, _ = job.run([{"prompt_token_ids": [1, 2], "prompt_logprobs": 0}], without_tokenizer=True)
-    assert rows[0]["error"]["code"] == "no_tokenizer"
+    assert two == {"index": 1, "choices": choices, "usage": usage(2, 4)}
+    assert codes(others) == ["no_tokenizer"] * 8
 
 
 def test_messages_go_through_the_template(job):
     """The template's special tokens are one token each, and the answer begins where the template says."""
-    model = FakeModel()
-    messages = [{"role": "user", "content": "hi"}]
-    rows, _, _ = job.run([{"messages": messages, "max_tokens": 1}, {"prompt_token_ids": [*b"u:hi", 256, *b"a:"]}])
-    assert rows[0]["usage"] == usage(7, 1)
-    assert rows[0]["text"] == rows[1]["text"][0]
-    assert model.next_token([*b"u:hi", 256, *b"a:"], [], None) == ord(rows[0]["text"])
+    ids = [*b"u:hi", 256, *b"a:"]
+    lines = [{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}, {"prompt_token_ids": ids}]
+    chat, by_ids = job.results(lines)
+    assert chat["usage"] == usage(7, 1)
+    assert chat["text"] == by_ids["text"][0] == chr(FakeModel().next_token(ids, [], None))
 
 
 def test_no_chat_template(job, tokenizer):
     """With a base model the error says what to give instead."""
-    plain = Tokenizer(tokenizer.backend)
-    rows, _, _ = job.run([{"messages": [{"role": "user", "content": "x"}]}], tokenizer=plain)
-    assert rows[0]["error"] == {
-        "code": "no_chat_template",
-        "message": "line 1: the model has no chat template: give prompt instead of messages",
-    }
+    chat = {"messages": [{"role": "user", "content": "x"}]}
+    (row,) = job.results([chat], tokenizer=Tokenizer(tokenizer.backend))
+    message = "line 1: the model has no chat template: give prompt instead of messages"
+    assert row["error"] == {"code": "no_chat_template", "message": message}
 
 
 def test_prompts_and_chats_in_one_group(job):
@@ -244,7 +205,7 @@ def test_prompts_and_chats_in_one_group(job):
         {"prompt_token_ids": [*b"u:hi", 256, *b"a:"]},
         {"messages": [{"role": "tool", "content": "hi"}]},
     ]
-    rows, _, _ = job.run([{**kinds[i % 4], "max_tokens": 5, "id": i} for i in range(200)])
+    rows = job.results([{**kinds[i % 4], "max_tokens": 5, "id": i} for i in range(200)])
     assert [row["id"] for row in rows] == list(range(200))
     assert len({row["text"] for i, row in enumerate(rows) if i % 4 != 3}) == 1
     assert all("error" in row for row in rows[3::4])
@@ -353,8 +314,7 @@ def test_two_runs_give_the_same_bytes(job, tmp_path):
 
 def sampled(job, lines, **run):
     """The texts of rows that are all sampled."""
-    rows, _, _ = job.run([{"temperature": 1, "max_tokens": 12, **line} for line in lines], **run)
-    return [row["text"] for row in rows]
+    return [row["text"] for row in job.results([{"temperature": 1, "max_tokens": 12, **line} for line in lines], **run)]
 
 
 def test_a_rows_own_seed_is_used_as_it_is(job):
@@ -383,8 +343,7 @@ def test_with_a_seed_the_order_does_not_matter(job):
     assert sampled(job, lines[::-1], seed=1) == texts[::-1]
     assert sampled(job, lines[7:8], seed=1) == texts[7:8]
     assert not set(sampled(job, lines, seed=2)) & set(texts)
-    alike = sampled(job, [{"prompt": "x"}] * 3, seed=1)
-    assert len(set(alike)) == 1
+    assert len(set(sampled(job, [{"prompt": "x"}] * 3, seed=1))) == 1
 
 
 def test_chats_and_token_ids_of_the_same_prompt_draw_the_same(job):
@@ -395,7 +354,7 @@ def test_chats_and_token_ids_of_the_same_prompt_draw_the_same(job):
 
 def test_defaults_of_the_run_reach_the_engine(job):
     """Flags apply where a line says nothing, and only there."""
-    rows, _, _ = job.run([{"prompt": "x"}, {"prompt": "x", "max_tokens": 2}], defaults={"max_tokens": 5})
+    rows = job.results([{"prompt": "x"}, {"prompt": "x", "max_tokens": 2}], defaults={"max_tokens": 5})
     assert [row["usage"]["completion_tokens"] for row in rows] == [5, 2]
 
 
@@ -410,13 +369,10 @@ def test_shared_prefixes_are_computed_once(job):
 
 def test_truncated_prompts(job):
     """The last tokens of the prompt are kept; a short prompt stays whole."""
-    rows, _, _ = job.run(
-        [{"prompt": "x" * 200 + "the end", "truncate_prompt_tokens": n, "max_tokens": 4} for n in (7, 3)]
-        + [{"prompt": "short", "truncate_prompt_tokens": 100, "max_tokens": 4}],
-        max_model_len=50,
-    )
-    prompts = ["the end", "end", "short"]
-    assert [row["text"] for row in rows] == [FakeModel().complete(prompt, 4) for prompt in prompts]
+    cases = [("x" * 200 + "the end", 7, "the end"), ("x" * 200 + "the end", 3, "end"), ("short", 100, "short")]
+    lines = [{"prompt": whole, "truncate_prompt_tokens": n, "max_tokens": 4} for whole, n, _ in cases]
+    rows = job.results(lines, max_model_len=50)
+    assert [row["text"] for row in rows] == [FakeModel().complete(left, 4) for _, _, left in cases]
     assert [row["usage"]["prompt_tokens"] for row in rows] == [7, 3, 5]
 
 
@@ -427,19 +383,18 @@ def test_echo(job):
         {"prompt_token_ids": list(b"ids"), "echo": True},
         {"prompt": "the end", "echo": True, "truncate_prompt_tokens": 3},
     ]
-    rows, _, _ = job.run([{**line, "max_tokens": 4} for line in lines])
+    rows = job.results([{**line, "max_tokens": 4} for line in lines])
     prompts = ["stop here", "ids", "end"]
     assert [row["text"] for row in rows] == [prompt + FakeModel().complete(prompt, 4) for prompt in prompts]
-    rows, _, _ = job.run([{"prompt_token_ids": [1], "echo": True}], without_tokenizer=True)
-    assert rows[0]["error"]["code"] == "no_tokenizer"
+    assert codes(job.results([{"prompt_token_ids": [1], "echo": True}], without_tokenizer=True)) == ["no_tokenizer"]
 
 
 def test_a_chat_that_goes_on(job):
     """The answer begins where the last message ends."""
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well, "}]
-    (row,), _, _ = job.run([{"messages": messages, "continue_final_message": True, "max_tokens": 3}])
+    (row,) = job.results([{"messages": messages, "continue_final_message": True, "max_tokens": 3}])
     prompt = [*b"u:hi", 256, *b"a:Well, "]
-    (expected,), _, _ = job.run([{"prompt_token_ids": prompt, "max_tokens": 3}])
+    (expected,) = job.results([{"prompt_token_ids": prompt, "max_tokens": 3}])
     assert row["text"] == expected["text"]
     assert row["usage"]["prompt_tokens"] == len(prompt)
 
@@ -452,13 +407,12 @@ def test_a_suffix(job):
     before, after, middle = (backend.token_to_id(mark) for mark in marks)
     lines = [{"prompt": "def f(", "suffix": "return x", "max_tokens": 4, "n": 2}, {"prompt": "def f(", "max_tokens": 4}]
     ids = [before, *b"def f(", after, *b"return x", middle]
-    rows, _, _ = job.run(
-        [*lines, {"prompt_token_ids": ids, "max_tokens": 4}], tokenizer=Tokenizer(backend), vocab_size=260
-    )
+    by_ids = {"prompt_token_ids": ids, "max_tokens": 4}
+    rows = job.results([*lines, by_ids], tokenizer=Tokenizer(backend), vocab_size=260)
     assert rows[0]["usage"]["prompt_tokens"] == len(ids)
     assert texts(rows[0]) == [rows[2]["text"]] * 2
     assert rows[1]["text"] == FakeModel().complete("def f(", 4)
-    refused, _, _ = job.run(lines)
+    refused = job.results(lines)
     assert codes(refused) == ["unsupported_field", None]
     assert "suffix" in refused[0]["error"]["message"]
 

@@ -30,13 +30,12 @@ def serve_rows(tokenizer):
     return run
 
 
-@pytest.fixture
-def text_of():
+def text_of(result):
     """The text of a row that was served."""
-    return lambda result: result.choices[0].text
+    return result.choices[0].text
 
 
-def test_rows_that_come_late_do_not_hold_back_finished_ones(serve_rows, text_of):
+def test_rows_that_come_late_do_not_hold_back_finished_ones(serve_rows):
     """An agent sends its second prompt when it has the answer to the first: neither may wait for the other."""
     engine, done = make_engine(FakeModel()), []
 
@@ -55,7 +54,7 @@ def test_rows_that_come_late_do_not_hold_back_finished_ones(serve_rows, text_of)
     require_clean(engine)
 
 
-def test_rows_that_come_late_join_those_that_run(serve_rows, text_of):
+def test_rows_that_come_late_join_those_that_run(serve_rows):
     """The first row runs on while there is nothing to read, and the second runs beside it."""
     engine = make_engine(FakeModel())
     lines = [{"prompt": "first", "max_tokens": 20}, *[None] * 5, {"prompt": "second", "max_tokens": 3}]
@@ -65,7 +64,7 @@ def test_rows_that_come_late_join_those_that_run(serve_rows, text_of):
 
 
 @pytest.mark.parametrize("steps", range(12))
-def test_closing_it_early_drops_what_is_unfinished(serve_rows, text_of, steps):
+def test_closing_it_early_drops_what_is_unfinished(serve_rows, steps):
     """A caller that takes no more rows must not find them in its next call, nor an engine that is full of them."""
     engine = make_engine(FakeModel(), blocks=24)
     kinds = [{"n": 3}, {"structured_outputs": {"regex": "[0-9]{9}"}}, {"stop": "never"}, {"logprobs": 1}]
@@ -83,7 +82,7 @@ def test_closing_it_early_drops_what_is_unfinished(serve_rows, text_of, steps):
 
 
 @pytest.mark.parametrize("step", [1, 2, 5])
-def test_a_step_that_fails_leaves_the_engine_usable(serve_rows, text_of, step):
+def test_a_step_that_fails_leaves_the_engine_usable(serve_rows, step):
     """Ctrl-C strikes inside a step; what that step was to compute must not be taken for cached after it."""
     numbers = itertools.count(1)
 
@@ -138,7 +137,7 @@ def test_endless_bad_rows_are_handed_out_in_bounded_batches(tokenizer, in_order)
     require_clean(engine)
 
 
-def test_good_rows_are_served_among_endless_bad_ones(serve_rows, text_of):
+def test_good_rows_are_served_among_endless_bad_ones(serve_rows):
     """Each batch of failures is followed by a step."""
     engine = make_engine(FakeModel())
     lines = itertools.chain([{"prompt": "good", "max_tokens": 3}], itertools.repeat({}))

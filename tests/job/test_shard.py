@@ -34,13 +34,8 @@ def test_neighbours_stay_together():
 
 def test_parts_of_another_output_are_not_found(tmp_path):
     """Two jobs may write to one folder."""
-    for name in (
-        "a.jsonl.1-of-2.part",
-        "a.jsonl.2-of-2.part",
-        "ba.jsonl.1-of-2.part",
-        "a.jsonl.part",
-        "a.jsonl.1-of-2",
-    ):
+    names = ["a.jsonl.1-of-2.part", "a.jsonl.2-of-2.part", "ba.jsonl.1-of-2.part", "a.jsonl.part", "a.jsonl.1-of-2"]
+    for name in names:
         (tmp_path / name).touch()
     assert {*find_parts(tmp_path / "a.jsonl")} == {Shard(1, 2), Shard(2, 2)}
     assert find_parts(Path("/nowhere/at/all")) == {}

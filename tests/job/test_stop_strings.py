@@ -19,25 +19,15 @@ def feed(tokenizer, stop, token_ids):
 
 
 @pytest.mark.parametrize(
-    ("text", "stop", "cut"),
-    [
-        ("abc", (), "abc"),
-        ("abc", ("x",), "abc"),
-        ("abcabc", ("c",), "ab"),
-        ("abcabc", ("ca", "b"), "a"),
-        ("abc", ("abc",), ""),
-        ("abc", ("bc", "abcd"), "a"),
-        ("", ("a",), ""),
-    ],
-)
-def test_cut_at_stop(text, stop, cut):
-    """The text is cut at the first match, not at the first stop string in the list."""
-    assert cut_at_stop(text, stop) == cut
-
-
-@pytest.mark.parametrize(
     ("text", "stop", "protected", "cut"),
     [
+        ("abc", (), 0, "abc"),
+        ("abc", ("x",), 0, "abc"),
+        ("abcabc", ("c",), 0, "ab"),
+        ("abcabc", ("ca", "b"), 0, "a"),
+        ("abc", ("abc",), 0, ""),
+        ("abc", ("bc", "abcd"), 0, "a"),
+        ("", ("a",), 0, ""),
         ("abcabc", ("c",), 2, "ab"),
         ("abcabc", ("c",), 3, "abcab"),
         ("abcabc", ("c",), 6, "abcabc"),
@@ -53,8 +43,11 @@ def test_cut_at_stop(text, stop, cut):
         ("ab", ("abcd",), 1, "ab"),
     ],
 )
-def test_cut_at_stop_behind_protected_characters(text, stop, protected, cut):
-    """A match inside the protected characters is text; one that ends after them cuts at its beginning."""
+def test_cut_at_stop(text, stop, protected, cut):
+    """The text is cut at the first match, not at the first stop string in the list.
+
+    A match inside the protected characters is text; one that ends after them cuts at its beginning.
+    """
     assert cut_at_stop(text, stop, protected) == cut
 
 
@@ -92,20 +85,11 @@ def test_special_tokens_of_a_text_that_shows_them(job):
     model = FakeModel()
     model.next_token = lambda token_ids, prompt, seed: answers[chr(prompt[0])][len(token_ids) - len(prompt)]
     line = {"max_tokens": 6, "ignore_eos": True, "skip_special_tokens": False}
-    rows, _, _ = job.run(
-        [
-            {**line, "prompt": "p", "stop": "END", "min_tokens": 4},
-            {**line, "prompt": "q", "stop": "<eos>"},
-            {**line, "prompt": "q", "stop": "ab"},
-        ],
-        model=model,
-        return_token_ids=True,
-    )
-    assert [(row["text"], row["finish_reason"], len(row["token_ids"])) for row in rows] == [
-        ("<eos>ENDxy", "length", 6),
-        ("a", "stop", 2),
-        ("a<eos>bcde", "length", 6),
-    ]
+    lines = [{"prompt": "p", "stop": "END", "min_tokens": 4}, {"prompt": "q", "stop": "<eos>"}]
+    lines = [{**line, **each} for each in (*lines, {"prompt": "q", "stop": "ab"})]
+    rows = job.results(lines, model=model, return_token_ids=True)
+    found = [(row["text"], row["finish_reason"], len(row["token_ids"])) for row in rows]
+    assert found == [("<eos>ENDxy", "length", 6), ("a", "stop", 2), ("a<eos>bcde", "length", 6)]
 
 
 def test_a_token_that_also_begins_the_next_character():

@@ -1,27 +1,20 @@
 """Tokenizer files of a model folder, encoding in groups, and chat templates."""
 
-import json
 import re
 import subprocess
 import sys
 
 import pytest
 import tokenizers
-from tokenizers import decoders, models
+from tokenizers import decoders, models, processors
 
 from rosebatch.core.errors import RowError, UserError
 from rosebatch.text.tokenizer import Tokenizer
-from tests.helpers.byte_tokenizer import byte_backend
+from tests.helpers.byte_tokenizer import byte_backend, save_backend
 from tests.helpers.waiting import PATIENCE_SECONDS
 
 TEMPLATE = "{{ bos_token }}!{{ messages[0].content }}"
 CHAT = [{"role": "user", "content": "hi"}]
-
-
-def write_folder(folder, backend, **config):
-    backend.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    return folder
 
 
 def code(result):
@@ -42,7 +35,7 @@ def test_padding_and_truncation_of_the_file_are_off(tmp_path):
     backend = byte_backend()
     backend.enable_truncation(3)
     backend.enable_padding(pad_id=256, pad_token="<eos>")
-    tokenizer = Tokenizer.load(write_folder(tmp_path, backend))
+    tokenizer = Tokenizer.load(save_backend(backend, tmp_path))
     assert tokenizer.encode(["abcdef", "a"]) == [[97, 98, 99, 100, 101, 102], [97]]
 
 
@@ -54,41 +47,32 @@ def test_text_that_is_not_unicode(tokenizer):
 
 def test_a_prompt_gets_the_models_bos_and_a_chat_only_the_templates(tmp_path):
     """A double BOS makes answers worse without any visible error."""
-    from tokenizers import processors
-
     backend = byte_backend()
     backend.post_processor = processors.TemplateProcessing(single="<eos> $A", special_tokens=[("<eos>", 256)])
     template = "{{ bos_token }}{{ messages[0].content }}"
-    folder = write_folder(tmp_path, backend, bos_token="<eos>", chat_template=template)
-    tokenizer = Tokenizer.load(folder)
+    tokenizer = Tokenizer.load(save_backend(backend, tmp_path, bos_token="<eos>", chat_template=template))
     assert tokenizer.encode(["hi"]) == [[256, *b"hi"]]
     assert tokenizer.encode_chats([CHAT]) == [[256, *b"hi"]]
 
 
 @pytest.mark.parametrize(
-    "config",
+    ("template", "bos"),
     [
-        {"chat_template": "{{ bos_token }}!{{ messages[0].content }}", "bos_token": "<eos>"},
-        {
-            "chat_template": "{{ bos_token }}!{{ messages[0].content }}",
-            "bos_token": {"content": "<eos>", "lstrip": False},
-        },
-        {
-            "chat_template": [{"name": "tool_use", "template": "wrong"}, {"name": "default", "template": TEMPLATE}],
-            "bos_token": "<eos>",
-        },
+        (TEMPLATE, "<eos>"),
+        (TEMPLATE, {"content": "<eos>", "lstrip": False}),
+        ([{"name": "tool_use", "template": "wrong"}, {"name": "default", "template": TEMPLATE}], "<eos>"),
     ],
     ids=["plain", "token-object", "named-templates"],
 )
-def test_chat_template_of_the_config(tmp_path, config):
+def test_chat_template_of_the_config(tmp_path, template, bos):
     """All forms that transformers has written over the years are read."""
-    tokenizer = Tokenizer.load(write_folder(tmp_path, byte_backend(), **config))
+    tokenizer = Tokenizer.load(save_backend(byte_backend(), tmp_path, chat_template=template, bos_token=bos))
     assert tokenizer.encode_chats([CHAT]) == [[256, *b"!hi"]]
 
 
 def test_chat_template_of_its_own_file(tmp_path):
     """The newer form replaces that of the config."""
-    folder = write_folder(tmp_path, byte_backend(), chat_template="old")
+    folder = save_backend(byte_backend(), tmp_path, chat_template="old")
     (folder / "chat_template.jinja").write_text("new {{ messages[0].content }}")
     assert Tokenizer.load(folder).encode_chats([CHAT]) == [list(b"new hi")]
 
@@ -132,15 +116,14 @@ def test_a_folder_without_tokenizer(tmp_path):
 )
 def test_a_broken_tokenizer(tmp_path, broken, content):
     """A truncated or wrong file gives an error that names the folder, without a traceback."""
-    write_folder(tmp_path, byte_backend())
-    (tmp_path / broken).write_bytes(content)
+    (save_backend(byte_backend(), tmp_path) / broken).write_bytes(content)
     with pytest.raises(UserError, match=re.escape(str(tmp_path))):
         Tokenizer.load(tmp_path)
 
 
 def test_a_template_of_ones_own(tmp_path):
     """It wins over the model's two places for one, with the model's special tokens and the library's own tags."""
-    folder = write_folder(tmp_path, byte_backend(), chat_template="old", eos_token="!")
+    folder = save_backend(byte_backend(), tmp_path, chat_template="old", eos_token="!")
     (folder / "chat_template.jinja").write_text("old{{ messages[0].content }}")
     template = tmp_path / "mine.txt"
     template.write_text("{% generation %}new{% endgeneration %}{{ eos_token }}{{ messages[0].content }}")
@@ -166,7 +149,7 @@ def test_a_template_for_a_model_without_tokenizer(tmp_path):
 )
 def test_a_broken_template_of_ones_own(tmp_path, content, message):
     """One error that names the file and the line, before the model is loaded; not one error a row."""
-    write_folder(tmp_path, byte_backend())
+    save_backend(byte_backend(), tmp_path)
     if content is not None:
         (tmp_path / "mine.jinja").write_bytes(content)
     with pytest.raises(UserError, match=message) as caught:
@@ -176,7 +159,7 @@ def test_a_broken_template_of_ones_own(tmp_path, content, message):
 
 def test_loading_is_quick(tmp_path):
     """The template engine takes 0.4 s to import, which plain prompts need not wait for."""
-    write_folder(tmp_path, byte_backend(), chat_template="x")
+    save_backend(byte_backend(), tmp_path, chat_template="x")
     program = (
         "import sys, pathlib; from rosebatch.text.tokenizer import Tokenizer;"
         f"Tokenizer.load(pathlib.Path({str(tmp_path)!r})); assert not {{'jinja2', 'transformers'}} & set(sys.modules)"
@@ -195,15 +178,14 @@ def test_variables_of_the_template():
     """A row's variables, such as enable_thinking, join the special tokens and override the generation prompt."""
     template = "{{ eos_token }}{{ style }}{% for m in messages %}{{ m.content }}{% endfor %}{{ add_generation_prompt }}"
     tokenizer = Tokenizer(byte_backend(), template, {"eos_token": "!"})
-    chat = [{"role": "user", "content": "hi"}]
     options = [{}, {"style": "brief "}, {"add_generation_prompt": False}]
-    encoded = tokenizer.encode_chats([chat] * 3, options)
+    encoded = tokenizer.encode_chats([CHAT] * 3, options)
     assert [tokenizer.decode(ids) for ids in encoded] == ["!hiTrue", "!brief hiTrue", "!hiFalse"]
 
 
 def test_going_on_with_the_last_message(tokenizer):
     """Nothing follows the message, and the row's own messages are not changed."""
-    chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well, "}]
+    chat = [*CHAT, {"role": "assistant", "content": "Well, "}]
     before = [dict(message) for message in chat]
     options = {"continue_final_message": True, "add_generation_prompt": False}
     (ids,) = tokenizer.encode_chats([chat], [options])
@@ -214,26 +196,14 @@ def test_going_on_with_the_last_message(tokenizer):
 @pytest.mark.parametrize("options", [{"messages": []}, {"chat_template": "x"}, {"conversations": []}])
 def test_variables_that_cannot_be_given(tokenizer, options):
     """Names that the renderer uses itself fail the row, without a crash or another template."""
-    (found,) = tokenizer.encode_chats([[{"role": "user", "content": "hi"}]], [options])
-    assert isinstance(found, RowError)
-    assert found.code == "invalid_messages"
+    (found,) = tokenizer.encode_chats([CHAT], [options])
+    assert code(found) == "invalid_messages"
 
 
 def metaspace_backend():
     """A tokenizer like that of Llama 2: a mark for the space, and byte tokens for text without a token."""
-    pieces = [
-        "<unk>",
-        "</s>",
-        "<0x00>",
-        "<0x0A>",
-        "<0xE2>",
-        "\u2581",
-        "\u2581the",
-        "a\u2581b",
-        "é",
-        "<0xE2>x",
-        "<0xG0>",
-    ]
+    pieces = ["<unk>", "</s>", "<0x00>", "<0x0A>", "<0xE2>", "<0xE2>x", "<0xG0>"]
+    pieces += ["\u2581", "\u2581the", "a\u2581b", "é"]
     vocab = {piece: number for number, piece in enumerate(pieces)}
     backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True, unk_token="<unk>"))
     spaces = decoders.Replace("\u2581", " ")

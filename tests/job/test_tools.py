@@ -4,7 +4,6 @@ import json
 
 import jsonschema
 import pytest
-import transformers
 
 from rosebatch.core.errors import RowError
 from rosebatch.text.chat_template import ChatTemplate
@@ -12,7 +11,7 @@ from rosebatch.text.tokenizer import Tokenizer
 from tests.helpers.byte_tokenizer import byte_backend
 from tests.job.fake_model import TEMPLATE, FakeModel
 from tests.job.lines import choices_of, codes
-from tests.job.tool_templates import TEMPLATES, chat_backend, chat_tokenizer, tool
+from tests.job.tool_templates import TEMPLATES, both_tokenizers, chat_backend, chat_tokenizer, tool
 
 CITY = {
     "type": "object",
@@ -87,19 +86,26 @@ def line(text="Q1", **fields):
 
 
 def run(job, form, lines, answers=None, **options):
-    return job.run(lines, model=Scripted(answers or {}), tokenizer=chat_tokenizer(form), **ROOM, **options)[0]
+    options = {"tokenizer": chat_tokenizer(form), **ROOM} | options
+    return job.results(lines, model=Scripted(answers or {}), **options)
+
+
+def first_choices(job, form, bodies, answers):
+    """The first answer to each request of a batch."""
+    lines = job.answer(*bodies, model=Scripted(answers), tokenizer=chat_tokenizer(form), **ROOM)
+    return [choices_of(line)[0] for line in lines]
+
+
+def require_valid(call):
+    """The arguments of a call match the schema of its tool."""
+    jsonschema.validate(json.loads(call["function"]["arguments"]), SCHEMAS[call["function"]["name"]])
 
 
 @pytest.mark.parametrize("chat", CHATS)
 @pytest.mark.parametrize("form", TEMPLATES)
 def test_prompts_are_those_of_transformers(tmp_path, form, chat):
     """A tool, a call or its result that is told otherwise than in training makes answers worse, without an error."""
-    chat_backend().save(str(tmp_path / "tokenizer.json"))
-    config = {"bos_token": "<s>", "eos_token": "<eos>", "tokenizer_class": "PreTrainedTokenizerFast"}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    (tmp_path / "chat_template.jinja").write_text(TEMPLATES[form])
-    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
-    ours = Tokenizer.load(tmp_path)
+    ours, theirs = both_tokenizers(tmp_path, chat_backend(), TEMPLATES[form])
     expected = theirs.apply_chat_template(CHATS[chat], tools=TOOLS, tokenize=False, add_generation_prompt=True)
     assert "get_weather" in expected or (form, chat) == ("mistral", "")
     assert ours.render([CHATS[chat]], [{"tools": TOOLS}]) == [expected]
@@ -149,11 +155,8 @@ def test_tool_choice_none(job, form):
 def test_required_always_gives_calls_that_their_schemas_accept(job, form, spare):
     """Sampled, several completions a row, with a named tool or any, and one call or several."""
     named = {"type": "function", "function": {"name": "get_weather"}}
-    kinds = [
-        {"tool_choice": "required"},
-        {"tool_choice": "required", "parallel_tool_calls": False},
-        {"tool_choice": named},
-    ]
+    kinds = [{}, {"parallel_tool_calls": False}, {"tool_choice": named}]
+    kinds = [{"tool_choice": "required", **kind} for kind in kinds]
     lines = [line(f"row {i}", temperature=1, n=3, **kinds[i % 3]) for i in range(9)]
     tokenizer = chat_tokenizer(form)
     (prompt,) = tokenizer.encode_chats([lines[0]["messages"]], [{"tools": TOOLS}])
@@ -167,9 +170,8 @@ def test_required_always_gives_calls_that_their_schemas_accept(job, form, spare)
             assert (choice["text"], choice["finish_reason"]) == ("", "tool_calls")
             assert len(choice["tool_calls"]) == 1 or i % 3 == 0
             for call in choice["tool_calls"]:
-                function = call["function"]
-                jsonschema.validate(json.loads(function["arguments"]), SCHEMAS[function["name"]])
-                names.add((i % 3, function["name"]))
+                require_valid(call)
+                names.add((i % 3, call["function"]["name"]))
     assert {name for kind, name in names if kind == 2} == {"get_weather"}
     assert len({name for kind, name in names if kind < 2}) > 1
 
@@ -180,18 +182,10 @@ def test_a_newer_mistral_writes_name_and_arguments(job):
     backend.add_special_tokens(["[ARGS]"])
     tokenizer = Tokenizer(backend, TEMPLATES["mistral"], {"bos_token": "<s>", "eos_token": "<eos>"})
     lines = [line("Q1", tool_choice="required", parallel_tool_calls=False)]
-    model = Scripted({})
-    (row,), _, _ = job.run(
-        lines,
-        model=model,
-        tokenizer=tokenizer,
-        vocab_size=WIDTH + 1,
-        blocks=600,
-        max_model_len=2000,
-        return_token_ids=True,
-    )
+    options = {"tokenizer": tokenizer, "vocab_size": WIDTH + 1, "return_token_ids": True}
+    (row,) = run(job, "mistral", lines, **options)
     (call,) = row["tool_calls"]
-    jsonschema.validate(json.loads(call["function"]["arguments"]), SCHEMAS[call["function"]["name"]])
+    require_valid(call)
     assert WIDTH in row["token_ids"]
 
 
@@ -217,22 +211,16 @@ def test_rows_that_cannot_be_served(job):
 def test_a_model_of_an_unknown_form(job):
     """Its calls would pass for text."""
     template = "{{ messages[0].content }}{% if tools %}{{ tools | tojson }}{% endif %}"
-    rows, _, _ = job.run([line()], tokenizer=Tokenizer(byte_backend(), template))
-    assert codes(rows) == ["unsupported_field"]
-    assert "--tool-call-parser" in rows[0]["error"]["message"]
+    (row,) = job.results([line()], tokenizer=Tokenizer(byte_backend(), template))
+    assert row["error"]["code"] == "unsupported_field"
+    assert "--tool-call-parser" in row["error"]["message"]
 
 
 def test_chat_completions(job):
     """Names and values of the API; content is null beside calls alone."""
-    tokenizer, two = chat_tokenizer("hermes"), "Well.\n" + WRITTEN["hermes"] + "\n" + WRITTEN["hermes"]
-    bodies = [
-        {"messages": [{"role": "user", "content": text}], "tools": TOOLS, "max_tokens": 400, **more}
-        for text, more in (("Q1", {}), ("Q2", {}), ("Q2", {"parallel_tool_calls": False}), ("Q3", {}))
-    ]
-    answers = job.answer(
-        *bodies, model=Scripted({"Q1": WRITTEN["hermes"], "Q2": two, "Q3": "No."}), tokenizer=tokenizer, **ROOM
-    )
-    told = [choices_of(each)[0] for each in answers]
+    answers = {"Q1": WRITTEN["hermes"], "Q2": "Well.\n" + WRITTEN["hermes"] + "\n" + WRITTEN["hermes"], "Q3": "No."}
+    bodies = [line("Q1"), line("Q2"), line("Q2", parallel_tool_calls=False), line("Q3")]
+    told = first_choices(job, "hermes", bodies, answers)
     assert [choice["finish_reason"] for choice in told] == ["tool_calls"] * 3 + ["stop"]
     assert [choice["message"]["content"] for choice in told] == [None, "Well.", "Well.", "No."]
     ids = [[call["id"] for call in choice["message"].get("tool_calls", [])] for choice in told]
@@ -250,11 +238,8 @@ def test_functions(job):
         "functions": [each["function"] for each in TOOLS],
         "max_tokens": 400,
     }
-    model, tokenizer = Scripted({"Q1": WRITTEN["hermes"]}), chat_tokenizer("hermes")
     forced = {**body, "function_call": {"name": "get_weather"}}
-    answers = job.answer(body, model=model, tokenizer=tokenizer, **ROOM)
-    answers += job.answer(forced, model=Scripted({}), tokenizer=tokenizer, **ROOM)
-    told = [choices_of(each)[0] for each in answers]
+    told = first_choices(job, "hermes", [body], {"Q1": WRITTEN["hermes"]}) + first_choices(job, "hermes", [forced], {})
     assert [choice["finish_reason"] for choice in told] == ["function_call"] * 2
     assert told[0]["message"]["function_call"] == {"name": "add", "arguments": SUM_TEXT}
     assert told[1]["message"]["function_call"]["name"] == "get_weather"
@@ -295,16 +280,11 @@ def test_strict_tools_where_the_model_decides(job, form, spare):
     assert len(names) > 1
 
 
-@pytest.mark.parametrize(
-    ("form", "more"),
-    [("llama3", {}), ("gpt_oss", {}), ("hermes", {"min_tokens": 3})],
-    ids=["llama3", "gpt_oss", "least"],
-)
-def test_strict_tools_that_cannot_be_kept(job, form, more):
+@pytest.mark.parametrize(("form", "min_tokens"), [("llama3", 0), ("gpt_oss", 0), ("hermes", 3)])
+def test_strict_tools_that_cannot_be_kept(job, form, min_tokens):
     """The row is served as if they were not strict, and the report says so."""
     strict = [{**each, "function": {**each["function"], "strict": True}} for each in TOOLS]
-    rows, tally, _ = job.run(
-        [line(tools=strict, **more)], model=Scripted({"Q1": WRITTEN[form]}), tokenizer=chat_tokenizer(form), **ROOM
-    )
+    options = {"model": Scripted({"Q1": WRITTEN[form]}), "tokenizer": chat_tokenizer(form), **ROOM}
+    rows, tally, _ = job.run([line(tools=strict, min_tokens=min_tokens)], **options)
     assert rows[0]["tool_calls"][0]["function"]["name"] == "add"
     assert tally.ignored == {"strict": 1}

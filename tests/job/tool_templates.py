@@ -3,10 +3,11 @@
 The templates are our own. Each uses the features that its family's templates use.
 """
 
+from pathlib import Path
 from typing import Any
 
 from rosebatch.text.tokenizer import Tokenizer
-from tests.helpers.byte_tokenizer import byte_backend
+from tests.helpers.byte_tokenizer import byte_backend, save_backend
 
 _HERMES = """
 {%- if tools %}
@@ -200,6 +201,16 @@ def chat_backend() -> Any:
 def chat_tokenizer(form: str) -> Tokenizer:
     """With the template of a family."""
     return Tokenizer(chat_backend(), TEMPLATES[form], {"bos_token": "<s>", "eos_token": "<eos>"})
+
+
+def both_tokenizers(folder: Path, backend: Any, template: str) -> tuple[Tokenizer, Any]:
+    """rosebatch's and transformers' tokenizer of one folder."""
+    import transformers
+
+    config = {"bos_token": "<s>", "eos_token": "<eos>", "tokenizer_class": "PreTrainedTokenizerFast"}
+    save_backend(backend, folder, **config)
+    (folder / "chat_template.jinja").write_text(template)
+    return Tokenizer.load(folder), transformers.PreTrainedTokenizerFast.from_pretrained(folder)
 
 
 def tool(name: str, parameters: dict[str, Any] | None = None) -> dict[str, Any]:
