@@ -12,6 +12,7 @@ import pytest
 
 from rosebatch.cli.app import main
 from tests.helpers.checkout import ROOT, environment
+from tests.helpers.json_lines import write_lines
 from tests.helpers.small_llama import save_llama, save_tokenizer
 from tests.helpers.waiting import PATIENCE_SECONDS
 
@@ -28,6 +29,15 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_llama(folder)
     save_tokenizer(folder)
     return folder
+
+
+def require_error(result: SimpleNamespace, code: int, *parts: str) -> None:
+    """The command ended with one line that has all of these parts, and printed nothing else."""
+    assert (result.code, result.out) == (code, ""), result.err
+    assert len(result.err.splitlines()) == 1, result.err
+    assert result.err.startswith("rosebatch: error: ") and result.err.endswith("\n")
+    for part in parts:
+        assert part in result.err
 
 
 @pytest.fixture
@@ -49,8 +59,7 @@ def generate(cli: Callable[..., Any], model_folder: Path, tmp_path: Path) -> Cal
     """Runs ``generate --quiet`` on some lines with the small model. ``rows`` of the result are its stdout."""
 
     def call(lines: list[dict[str, Any]], *flags: Any) -> SimpleNamespace:
-        source = tmp_path / "in.jsonl"
-        source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        source = write_lines(tmp_path / "in.jsonl", lines)
         result = cli("generate", source, "--model", model_folder, "--quiet", *flags)
         result.rows = [json.loads(line) for line in result.out.split("\n") if line]
         return result

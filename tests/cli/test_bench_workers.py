@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from tests.cli.conftest import require_error
+
 SMALL = ["--num-prompts", 10, "--input-len", 6, "--output-len", 3, "--repeats", 2, "--device", "cpu"]
 
 
@@ -33,9 +35,7 @@ def test_figures_of_all_together(bench, tmp_path):
 @pytest.mark.parametrize("flags", [["--compare", "all"], ["--against", "vllm"], ["--profile", "parts"]])
 def test_what_one_process_is_measured_by(bench, flags):
     """It would have measured the parent, or one process of several."""
-    result = bench(*flags)
-    assert result.code == 2
-    assert f"leave out {flags[0]}" in result.err
+    require_error(bench(*flags), 2, f"leave out {flags[0]}")
 
 
 def test_the_parent_leaves_the_gpu_alone(cli, bench, monkeypatch, tmp_path):

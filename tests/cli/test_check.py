@@ -7,6 +7,8 @@ import sys
 import pytest
 
 import rosebatch.launch.launch
+from tests.cli.conftest import require_error
+from tests.helpers.json_lines import write_lines
 
 
 @pytest.fixture
@@ -62,16 +64,15 @@ def test_check_of_other_formats_and_columns(cli, model_folder, tmp_path):
     assert result.code == 3
     assert result.out.startswith("row 2: invalid_field: ")
     assert "rows: 1 can be served, 1 cannot (1 invalid_field)" in result.out
-    result = cli(*command, "--prompt-column", "none")
-    assert result.code == 2
-    assert "--prompt-column none: " in result.err and "has no such column, but q, text, max_tokens" in result.err
+    parts = "--prompt-column none: ", "has no such column, but q, text, max_tokens"
+    require_error(cli(*command, "--prompt-column", "none"), 2, *parts)
 
 
 def test_check_of_a_batch(cli, model_folder, tmp_path):
     """Outputs are limited as in the API: as long as the model allows."""
     body = {"model": "any", "messages": [{"role": "user", "content": "hi"}]}
-    (tmp_path / "in.jsonl").write_text(json.dumps({"custom_id": "a", "body": body}))
-    result = cli("check", tmp_path / "in.jsonl", "--model", model_folder)
+    source = write_lines(tmp_path / "in.jsonl", [{"custom_id": "a", "body": body}])
+    result = cli("check", source, "--model", model_folder)
     assert "output tokens: at most 251 (251 to 251 a prompt, median 251, p90 251)" in result.out.splitlines()
 
 
@@ -97,21 +98,17 @@ def test_strict_with_a_good_file(cli, source, model_folder):
 def test_strict_from_stdin(cli, model_folder, monkeypatch):
     """stdin cannot be read twice, so it is refused."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"prompt":"a"}')))
-    result = cli("generate", "-", "--model", model_folder, "--strict")
-    assert result.code == 2
-    assert "--strict needs an input file" in result.err
+    require_error(cli("generate", "-", "--model", model_folder, "--strict"), 2, "--strict needs an input file")
 
 
 def test_check_of_rows_to_embed(cli, source, model_folder):
     """Rows of ``embed`` passed for bad ones, or for completions of 512 tokens."""
-    source.write_text(
-        '{"prompt":"hello","dimensions":4}\n{"prompt":"hello","dimensions":4000}\n{"prompt":"","text":"gold"}\n'
-    )
+    rows = [{"prompt": "hello", "dimensions": 4}, {"prompt": "hello", "dimensions": 4000}]
+    write_lines(source, [*rows, {"prompt": "", "text": "gold"}])
     result = cli("check", source, "--model", model_folder, "--embed")
     first, second, *lines = result.out.splitlines()
     assert result.code == 3
     assert first.startswith("line 2: invalid_dimensions: ") and second.startswith("line 3: empty_prompt: ")
     assert "rows: 1 can be served, 2 cannot (1 invalid_dimensions, 1 empty_prompt)" in lines
     assert not [line for line in lines if line.startswith("output tokens")]
-    result = cli("check", source, "--model", model_folder, "--embed", "--max-tokens", 3)
-    assert (result.code, "--max-tokens" in result.err) == (2, True)
+    require_error(cli("check", source, "--model", model_folder, "--embed", "--max-tokens", 3), 2, "--max-tokens")

@@ -1,8 +1,7 @@
 """``rosebatch check`` tells what becomes of each field of a batch line, as the page of the documentation says."""
 
-import json
-
 from rosebatch.io.openai.fields import IGNORED, REFUSED, GenerationBody
+from tests.helpers.json_lines import write_lines
 
 # A value of each field that is served, other than null.
 _SERVED = {
@@ -62,11 +61,9 @@ def test_check_tells_what_becomes_of_every_field(cli, model_folder, tmp_path):
     assert served.keys() | _BY_MODEL.keys() == set(GenerationBody.__struct_fields__) - {"messages"}
     names = [*served, *_BY_MODEL, *IGNORED, *REFUSED]
     values = {**dict.fromkeys([*IGNORED, *REFUSED], "x"), **served, **_BY_MODEL}
-    source = tmp_path / "in.jsonl"
-    with source.open("w") as file:
-        for name in names:
-            body = {"messages": [{"role": "user", "content": "Hi"}], name: values[name]}
-            file.write(json.dumps({"custom_id": name, "url": "/v1/chat/completions", "body": body}) + "\n")
+    bodies = {name: {"messages": [{"role": "user", "content": "Hi"}], name: values[name]} for name in names}
+    rows = [{"custom_id": name, "url": "/v1/chat/completions", "body": body} for name, body in bodies.items()]
+    source = write_lines(tmp_path / "in.jsonl", rows)
     lines = cli("check", source, "--model", model_folder, "--dtype", "float32").out.splitlines()
     place = {name: f"line {number}: " for number, name in enumerate(names, start=1)}
     # A chat reads both as tools before this rule holds.
@@ -78,12 +75,10 @@ def test_check_tells_what_becomes_of_every_field(cli, model_folder, tmp_path):
     }
     assert refused <= set(lines)
     budgets = [line for line in lines if "max_reasoning_tokens: how this model writes its reasoning is unknown" in line]
-    assert [line.partition(": ")[0] + ": " for line in budgets] == [
-        place[name] for name in ("max_reasoning_tokens", "thinking_token_budget")
-    ]
+    expected = [place[name] for name in ("max_reasoning_tokens", "thinking_token_budget")]
+    assert [line.partition(": ")[0] + ": " for line in budgets] == expected
     told = [line for line in lines if line.startswith("line ")]
     assert len(told) == len(refused) + len(budgets) + len(as_tools)
     (ignored,) = [line for line in lines if line.startswith("ignored fields: ")]
-    assert sorted(ignored.partition(": ")[2].split(", ")) == sorted(
-        f"{name} (1)" for name in (*IGNORED, "reasoning_effort", "verbosity")
-    )
+    expected = {f"{name} (1)" for name in (*IGNORED, "reasoning_effort", "verbosity")}
+    assert sorted(ignored.partition(": ")[2].split(", ")) == sorted(expected)

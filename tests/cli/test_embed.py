@@ -13,6 +13,9 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaModel
 
 from rosebatch import LLM, PoolingParams
+from tests.cli.conftest import require_error
+from tests.helpers.json_lines import read_lines, write_lines
+from tests.job.lines import codes
 
 TEXTS = ["a", "hello-there", "x" * 70, "hello-world", "0123456789" * 9]
 # Of vectors of length 1.
@@ -24,9 +27,7 @@ def source(tmp_path):
     """Texts, one as token ids, and a row that cannot be embedded."""
     rows = [{"id": i, "prompt": text} for i, text in enumerate(TEXTS)]
     rows += [{"prompt_token_ids": [1, 2, 3]}, {"prompt": ""}]
-    path = tmp_path / "in.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    return write_lines(tmp_path / "in.jsonl", rows)
 
 
 @pytest.fixture(scope="session")
@@ -50,10 +51,6 @@ def unit(vectors):
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
-def read(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 @pytest.fixture
 def embed(cli, source, model_folder, tmp_path):
     """Runs ``embed`` on the source; gives the rows of the output."""
@@ -62,7 +59,7 @@ def embed(cli, source, model_folder, tmp_path):
         target = tmp_path / "out.jsonl"
         result = cli("embed", source, "-o", target, "--model", model, "--dtype", "float32", "--quiet", *flags)
         assert (result.code, result.err) == (code, "")
-        return read(target)
+        return read_lines(target)
 
     return run
 
@@ -135,12 +132,11 @@ def encoder(model_folder, tmp_path):
 
 
 def _say(folder, *kinds):
-    modules = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]
-    for number, kind in enumerate(kinds, start=1):
-        path = f"{number}_{kind}"
-        modules.append(
-            {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        )
+    parts = [("", "Transformer"), *((f"{number}_{kind}", kind) for number, kind in enumerate(kinds, start=1))]
+    modules = [
+        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for number, (path, kind) in enumerate(parts)
+    ]
     (folder / "modules.json").write_text(json.dumps(modules))
 
 
@@ -160,22 +156,15 @@ def test_a_model_without_a_head_does_not_generate(cli, encoder, source, architec
     """Random logits, or a traceback at the end of a long load, would be worse; one line says what it can do."""
     config = json.loads((encoder / "config.json").read_text())
     (encoder / "config.json").write_text(json.dumps({**config, "architectures": [architecture]}))
-    result = cli("generate", source, "--model", encoder, "-q")
-    assert (result.code, result.out) == (1, "")
-    assert result.err == (
-        "rosebatch: error: encoder: the model has no output projection: it can embed, and not generate; "
-        "use rosebatch embed\n"
-    )
+    told = "encoder: the model has no output projection: it can embed, and not generate; use rosebatch embed\n"
+    require_error(cli("generate", source, "--model", encoder, "-q"), 1, f"rosebatch: error: {told}")
     assert cli("embed", source, "--model", encoder, "-q").code == 3
 
 
 def test_pooling_that_is_not_served(cli, embed, encoder, source):
     """Vectors without the last part of the model would compare badly, and nobody would know why."""
     _say(encoder, "Pooling", "Dense")
-    result = cli("embed", source, "--model", encoder, "-q")
-    assert (result.code, result.out) == (1, "")
-    assert result.err.count("\n") == 1
-    assert "'Dense', which is not supported" in result.err
+    require_error(cli("embed", source, "--model", encoder, "-q"), 1, "'Dense', which is not supported")
     assert len(embed("--pooling", "mean", model=encoder)) == 7
 
 
@@ -190,9 +179,7 @@ def _lines(tmp_path):
         {"custom_id": str(i), "method": "POST", "url": url, "body": {"model": "m", **body}}
         for i, (url, body) in enumerate(bodies)
     ]
-    path = tmp_path / "batch.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
+    return write_lines(tmp_path / "batch.jsonl", lines)
 
 
 @pytest.mark.parametrize("command", ["generate", "embed"])
@@ -201,15 +188,14 @@ def test_a_batch_of_several_endpoints(cli, model_folder, tmp_path, expected, com
     target = tmp_path / "out.jsonl"
     flags = ["-o", target, "--model", model_folder, "--dtype", "float32", "-q"]
     assert cli(command, _lines(tmp_path), *flags).code == 3
-    first, completion, several = (line["response"]["body"] for line in read(target))
+    first, completion, several = (line["response"]["body"] for line in read_lines(target))
     parsed = openai.types.CreateEmbeddingResponse.model_validate(first, strict=True)
     np.testing.assert_allclose(parsed.data[0].embedding, unit(expected("last")[1:2, :4])[0], rtol=0, atol=TOLERANCE)
     assert openai.types.Completion.model_validate(completion, strict=True).usage.completion_tokens == 3
     assert [len(b64decode(each["embedding"])) for each in several["data"]] == [4 * 32] * 2
     assert several["usage"] == {"prompt_tokens": 3, "total_tokens": 3}
-    (failed,) = read(tmp_path / "out.errors.jsonl")
-    error = failed["response"]["body"]["error"]
-    assert (failed["custom_id"], error["code"]) == ("3", "invalid_dimensions")
+    (failed,) = read_lines(tmp_path / "out.errors.jsonl")
+    assert (failed["custom_id"], failed["response"]["body"]["error"]["code"]) == ("3", "invalid_dimensions")
 
 
 @pytest.mark.parametrize(
@@ -222,9 +208,7 @@ def test_a_batch_of_several_endpoints(cli, model_folder, tmp_path, expected, com
 )
 def test_flags_that_are_refused(cli, source, model_folder, tmp_path, target, flags, message):
     """A mistake in a flag costs a line and no run."""
-    result = cli("embed", source, "-o", tmp_path / target, "--model", model_folder, "-q", *flags)
-    assert result.code == 2
-    assert message in result.err
+    require_error(cli("embed", source, "-o", tmp_path / target, "--model", model_folder, "-q", *flags), 2, message)
     assert not (tmp_path / target).exists()
 
 
@@ -234,13 +218,8 @@ def test_a_report_says_what_the_vectors_are(cli, encoder, source, tmp_path):
     result = cli("embed", source, "-o", tmp_path / "out.jsonl", "--model", encoder, "--report", report)
     assert "embedding: mean of all tokens, normalised" in result.err
     found = json.loads(report.read_text())
-    assert found["engine"]["embedding"] == {
-        "pooling": "mean",
-        "normalize": True,
-        "dimensions": None,
-        "prompt_name": None,
-        "encoding_format": "float",
-    }
+    expected = {"pooling": "mean", "normalize": True, "dimensions": None}
+    assert found["engine"]["embedding"] == {**expected, "prompt_name": None, "encoding_format": "float"}
     assert (found["output_tokens"], found["finish_reasons"]) == (0, {"embedded": 6})
     assert found["prompt_tokens"] == sum(map(len, TEXTS)) + 3
 
@@ -250,14 +229,13 @@ def test_prompts_of_the_model(cli, embed, encoder, tmp_path):
     prompts = {"prompts": {"query": "find: ", "document": ""}, "default_prompt_name": "document"}
     (encoder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
     ids = {"prompt_token_ids": [1, 2, 3]}
-    path = tmp_path / "mixed.jsonl"
     rows = [{"prompt": "a", "prompt_name": "query"}, {"prompt": "a"}, {"prompt": "find: a"}, ids]
-    path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"prompt": "a", "prompt_name": "title"}]))
+    path = write_lines(tmp_path / "mixed.jsonl", [*rows, {"prompt": "a", "prompt_name": "title"}])
 
     def run(*flags):
         target = tmp_path / "mixed.out.jsonl"
         assert cli("embed", path, "-o", target, "--model", encoder, "-q", *flags).code == 3
-        rows = read(target)
+        rows = read_lines(target)
         assert rows[4]["error"]["message"].endswith("no prompt 'title'; it has document, query")
         return [row["embedding"] for row in rows[:4]]
 
@@ -265,8 +243,8 @@ def test_prompts_of_the_model(cli, embed, encoder, tmp_path):
     assert query == spelled != plain
     told, named, twice, same = run("--prompt-name", "query")
     assert told == named == query and twice != spelled and same == by_ids
-    result = cli("embed", path, "--model", encoder, "--prompt-name", "title", "-q")
-    assert result.code == 2 and "--prompt-name title: the model has only document, query" in result.err
+    told = "--prompt-name title: the model has only document, query"
+    require_error(cli("embed", path, "--model", encoder, "--prompt-name", "title", "-q"), 2, told)
     with LLM(encoder) as llm:
         (output,) = llm.embed("a", PoolingParams(prompt_name="query"))
         np.testing.assert_allclose(output.outputs.embedding, query, rtol=0, atol=1e-6)
@@ -274,10 +252,8 @@ def test_prompts_of_the_model(cli, embed, encoder, tmp_path):
             llm.embed("a", PoolingParams(prompt_name="title"))
 
 
-def test_the_longest_prompt_of_an_embedding_model(cli, encoder, source):
+def test_the_longest_prompt_of_an_embedding_model(embed, encoder):
     """As elsewhere, a longer one is an error row and not cut; the flag raises the limit again."""
     (encoder / "sentence_bert_config.json").write_text('{"max_seq_length": 80}')
-    found = [json.loads(line) for line in cli("embed", source, "--model", encoder, "-q").out.splitlines()]
-    assert [row["error"]["code"] for row in found if "error" in row] == ["prompt_too_long", "empty_prompt"]
-    found = cli("embed", source, "--model", encoder, "-q", "--max-model-len", 200).out.splitlines()
-    assert [json.loads(line).get("error", {}).get("code") for line in found] == [None] * 6 + ["empty_prompt"]
+    assert [code for code in codes(embed(model=encoder)) if code] == ["prompt_too_long", "empty_prompt"]
+    assert codes(embed("--max-model-len", 200, model=encoder)) == [None] * 6 + ["empty_prompt"]

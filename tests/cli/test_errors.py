@@ -1,6 +1,7 @@
 """Every mistake of a user is one line on stderr with its own exit code: no stdout, no traceback."""
 
 import errno
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 import rosebatch.cli.jobs
 import rosebatch.launch.launch
 from rosebatch.core.errors import UserError
+from tests.cli.conftest import require_error as check
 
 ABORTED, USAGE = 1, 2
 
@@ -18,17 +20,6 @@ def source(tmp_path):
     path = tmp_path / "in.jsonl"
     path.write_text('{"prompt":"a","max_tokens":1}\n')
     return path
-
-
-def check(result, code, *parts):
-    """Requires exactly one line that says what is wrong."""
-    assert result.out == ""
-    assert len(result.err.splitlines()) == 1, result.err
-    assert result.err.startswith("rosebatch: error: ")
-    assert result.err.endswith("\n")
-    for part in parts:
-        assert part in result.err
-    assert result.code == code
 
 
 @pytest.mark.parametrize(
@@ -44,16 +35,6 @@ def check(result, code, *parts):
         (["--generation-config", "magic"], "--generation-config"),
         (["--max-tokens"], "--max-tokens"),
         (["another.jsonl"], "another.jsonl"),
-    ],
-)
-def test_flags_that_cannot_be_parsed(cli, source, model_folder, flags, part):
-    """Exit code 2, as for the shell's own tools."""
-    check(cli("generate", source, "--model", model_folder, *flags), USAGE, part)
-
-
-@pytest.mark.parametrize(
-    ("flags", "part"),
-    [
         (["--max-tokens", "0"], "max_tokens must be >= 1, got 0"),
         (["--temperature", "-1"], "temperature must be >= 0, got -1"),
         (["--temperature", "nan"], "temperature must be >= 0, got nan"),
@@ -74,10 +55,14 @@ def test_flags_that_cannot_be_parsed(cli, source, model_folder, flags, part):
         (["--kv-cache-memory", "lots"], "'lots' is no size in bytes"),
         (["--kv-cache-memory", "-1"], "'-1' is no size in bytes"),
         (["--kv-cache-memory", "4TB"], "'4TB' is no size in bytes"),
+        # Found here, not as a division by zero later.
+        (["--kv-cache-memory", "10"], "--kv-cache-memory 10"),
+        # A run must not fall back to another sampler silently.
+        (["--device", "cpu", "--sampler", "flashinfer"], "--sampler flashinfer has no meaning on cpu"),
     ],
 )
 def test_impossible_flags(cli, source, model_folder, flags, part):
-    """Exit code 2, as ``generate --help`` promises: found once and before loading, not in every row."""
+    """Exit code 2, as for the shell's own tools: found once and before loading, not in every row."""
     check(cli("generate", source, "--model", model_folder, *flags), USAGE, part)
 
 
@@ -188,12 +173,6 @@ def test_a_switch_that_the_device_cannot_serve(cli, source, model_folder, monkey
     check(result, USAGE, "--batch-invariant has no meaning on cuda")
 
 
-def test_a_sampler_that_the_device_cannot_serve(cli, source, model_folder):
-    """A run must not fall back to another sampler silently."""
-    result = cli("generate", source, "--model", model_folder, "--device", "cpu", "--sampler", "flashinfer")
-    check(result, USAGE, "--sampler flashinfer has no meaning on cpu")
-
-
 def test_a_sampler_that_is_not_installed(cli, source, model_folder, monkeypatch):
     """The message has the command to install it, instead of a ModuleNotFoundError after loading."""
     monkeypatch.setattr(rosebatch.launch.launch, "pick_device", lambda name: torch.device("cuda"))
@@ -208,12 +187,6 @@ def test_two_samplers(cli, source, model_folder, monkeypatch):
     monkeypatch.setattr(rosebatch.launch.launch, "find_spec", lambda name: object())
     result = cli("generate", source, "--model", model_folder, "--sampler", "flashinfer", "--fused-sampler")
     check(result, USAGE, "--fused-sampler is rosebatch's own")
-
-
-def test_a_kv_cache_without_room(cli, source, model_folder):
-    """Found here, not as a division by zero later."""
-    result = cli("generate", source, "--model", model_folder, "--kv-cache-memory", "10")
-    check(result, USAGE, "--kv-cache-memory 10")
 
 
 def test_bench_longer_than_the_model(cli, toy_toml):
@@ -259,11 +232,7 @@ def test_a_run_that_is_aborted_leaves_no_result(cli, source, tmp_path, name):
 )
 def test_whatever_ends_a_run(cli, monkeypatch, error, code, line):
     """Each end is one line; shells use 130 for Ctrl-C."""
-
-    def fail(*args):
-        raise error
-
-    monkeypatch.setattr(rosebatch.cli.jobs, "generate", fail)
+    monkeypatch.setattr(rosebatch.cli.jobs, "generate", Mock(side_effect=error))
     result = cli("generate", "in.jsonl")
     assert (result.code, result.out) == (code, "")
     assert result.err.lstrip("\n") == line

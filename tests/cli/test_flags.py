@@ -15,6 +15,7 @@ from rosebatch.cli.options import SamplingFlags
 from rosebatch.config.run import Flag, RunConfig
 from rosebatch.config.switches import Switches
 from rosebatch.job.config import JobConfig
+from tests.cli.conftest import require_error
 
 DEFAULTS = asdict(Switches.resolve({}, "cpu"))
 # One that waits to be measured is off by default.
@@ -33,10 +34,16 @@ def report(bench):
     """Runs ``bench --json`` and gives its only result."""
 
     def call(*flags):
-        (result,) = json.loads(bench("--json", *flags).out)["results"]
+        (result,) = results_of(bench("--json", *flags))
         return result
 
     return call
+
+
+def results_of(outcome):
+    """What a command without mistakes printed as JSON."""
+    assert (outcome.code, outcome.err) == (0, "")
+    return json.loads(outcome.out)["results"]
 
 
 def flag(name):
@@ -92,7 +99,7 @@ def test_a_trace(cli, toy_toml, tmp_path):
     assert one["itl_s"]["p99"] > 0
     assert (tmp_path / "r.html").read_text().count("<svg") == 5
     steps = ("--submit-interval-ms", 1, "--num-prompts", 3, "--input-len", 4, "--output-len", 2, "--json")
-    (result,) = json.loads(cli(*model[:-2], *steps).out)["results"]
+    (result,) = results_of(cli(*model[:-2], *steps))
     assert (result["kind"], result["scenario"], result["completed"]) == ("replay", "ad-hoc", 3)
 
 
@@ -168,9 +175,8 @@ def test_every_field_of_a_config_is_a_flag():
 @pytest.mark.parametrize("command", [app.generate, app.check, app.bench, app.cache])
 def test_flags_are_spelled_out(command):
     """Typer 0.27 made ``--DTYPE`` of a metavar, and ``--dtype`` was unknown."""
-    options = [
-        get_args(p.annotation)[1] for p in inspect.signature(command).parameters.values() if p.default is not p.empty
-    ]
+    parameters = inspect.signature(command).parameters.values()
+    options = [get_args(each.annotation)[1] for each in parameters if each.default is not each.empty]
     assert options
     # In an annotation, Typer keeps the first name as the default.
     assert all(str(option.default).startswith("--") for option in options)
@@ -201,9 +207,8 @@ def test_bench_prints_the_throughput_line(bench):
 def test_bench_as_json(bench):
     """One JSON object and nothing else; every completion has its full length."""
     result = bench("--json", "--seed", "3", "--top-k", "5", "--temperature", "0.5", "--repeats", "2")
-    assert (result.code, result.err) == (0, "")
     assert result.out.count("\n") == 1
-    (report,) = json.loads(result.out)["results"]
+    (report,) = results_of(result)
     sizes = {"input_len": 6, "output_len": 3, "num_prompts": 2, "seed": 3}
     assert {name: report["workload"][name] for name in sizes} == sizes
     assert report["workload"]["sampling"] == {"temperature": 0.5, "top_k": 5, "top_p": 1.0, "min_p": 0.0}
@@ -243,9 +248,7 @@ def test_a_scenario_brings_its_model(cli, toy_toml, tmp_path):
     """Its model has random weights without --load-format."""
     path = tmp_path / "mine.toml"
     path.write_text('model = "tiny-llama"\nnum_prompts = 2\ninput_len = 3\noutput_len = [1, 4]\n')
-    result = cli("bench", "--scenario", path, "--repeats", 1, "--json")
-    assert (result.code, result.err) == (0, "")
-    (report,) = json.loads(result.out)["results"]
+    (report,) = results_of(cli("bench", "--scenario", path, "--repeats", 1, "--json"))
     assert (report["scenario"], report["output_tokens"], report["engine"]["load_format"]) == ("mine", 5, "dummy")
 
 
@@ -265,23 +268,19 @@ def two_models(tmp_path):
 def test_a_suite_of_two_models(cli, two_models, flag):
     """Each scenario runs with each model, one after the other; on a CPU there is no attribution."""
     result = cli("bench", flag, two_models, "--repeats", 1, "--json")
-    assert (result.code, result.err) == (0, "")
-    report = json.loads(result.out)
-    entries = report["results"]
+    entries = results_of(result)
     names = [(entry["scenario"], entry["engine"]["model"], entry["completed"]) for entry in entries]
     assert names == [("a", "tiny-hp1", 2), ("a", "tiny-llama", 2), ("b", "tiny-hp1", 1), ("b", "tiny-llama", 1)]
     assert [entry["model"] for entry in entries] == ["tiny-hp1", "tiny-llama"] * 2
     assert entries[1]["time_over_first"] == entries[1]["elapsed_s"] / entries[0]["elapsed_s"]
-    assert report["geometric_means"].keys() == {"tiny-hp1", "tiny-llama"}
+    assert json.loads(result.out)["geometric_means"].keys() == {"tiny-hp1", "tiny-llama"}
     assert not any("attribution" in entry for entry in entries)
 
 
 def test_a_model_of_ones_own_in_a_suite(cli, two_models, toy_toml):
     """Without care, --model would run each scenario twice, once for each model of the suite."""
     model = ["--model", toy_toml, "--load-format", "dummy"]
-    result = cli("bench", "--suite", two_models, *model, "--repeats", 1, "--json")
-    assert (result.code, result.err) == (0, "")
-    entries = json.loads(result.out)["results"]
+    entries = results_of(cli("bench", "--suite", two_models, *model, "--repeats", 1, "--json"))
     assert [(entry["scenario"], entry["model"]) for entry in entries] == [("a", "tiny-llama"), ("b", "tiny-llama")]
 
 
@@ -329,37 +328,32 @@ def test_profiles_of_a_scenario(cli, toy_toml, tmp_path):
     output = tmp_path / "trace.json"
     bench = ["bench", "--model", toy_toml, "--load-format", "dummy", "--num-prompts", 2, "--input-len", 8]
     bench += ["--output-len", 4, "--repeats", 1, "--json", "--no-batch-invariant"]
-    parts = cli(*bench, "--profile", "parts")
-    trace = cli(*bench, "--profile", "torch", "--profile-output", output)
-    assert (parts.code, trace.code) == (0, 0)
-    _, attribution = json.loads(parts.out)["results"]
+    _, attribution = results_of(cli(*bench, "--profile", "parts"))
     assert (attribution["kind"], attribution["toggles"]["batch_invariant"]) == ("attribution", False)
     assert "qkv projection" in attribution["decode_step_us"]
-    _, profile = json.loads(trace.out)["results"]
+    _, profile = results_of(cli(*bench, "--profile", "torch", "--profile-output", output))
     assert profile["output"] == str(output)
     assert json.loads(output.read_bytes())["traceEvents"]
 
 
 def test_the_scenario_that_does_not_fit_is_named(cli, tmp_path):
     """Before anything runs. A suite of ten said only that prompt and output have too many tokens."""
-    sizes = {"fits": 4, "too-long": 4096}
-    for name, length in sizes.items():
-        (tmp_path / f"{name}.toml").write_text(
-            f'model = "tiny-llama"\nnum_prompts = 1\ninput_len = {length}\noutput_len = 2\n'
-        )
-    result = cli("bench", *(each for name in sizes for each in ("--scenario", tmp_path / f"{name}.toml")))
-    assert (result.code, result.out) == (1, "")
-    assert result.err.startswith("rosebatch: error: too-long, tiny-llama: prompt and output have 4098 tokens")
+    flags = []
+    for name, length in (("fits", 4), ("too-long", 4096)):
+        text = f'model = "tiny-llama"\nnum_prompts = 1\ninput_len = {length}\noutput_len = 2\n'
+        (tmp_path / f"{name}.toml").write_text(text)
+        flags += ["--scenario", tmp_path / f"{name}.toml"]
+    told = "rosebatch: error: too-long, tiny-llama: prompt and output have 4098 tokens"
+    require_error(cli("bench", *flags), 1, told)
 
 
 def test_benches_of_several_gpus_take_one_model(cli):
     """A profile ended in a traceback behind all timed runs; a comparison failed once a model was loaded."""
     for flags in (["--profile", "parts"], ["--compare", "chunked-prefill"]):
-        result = cli("bench", "-tp", 2, "--device", "cpu", *flags)
-        assert result.code == 2
-        assert f"--tensor-parallel-size: leave out {flags[0]}" in result.err
-    result = cli("bench", "-dp", 2, "--device", "cpu", "--submit-interval-ms", 0)
-    assert (result.code, "--data-parallel-size: leave out --submit-interval-ms" in result.err) == (2, True)
+        told = f"--tensor-parallel-size: leave out {flags[0]}"
+        require_error(cli("bench", "-tp", 2, "--device", "cpu", *flags), 2, told)
+    told = "--data-parallel-size: leave out --submit-interval-ms"
+    require_error(cli("bench", "-dp", 2, "--device", "cpu", "--submit-interval-ms", 0), 2, told)
 
 
 @pytest.mark.parametrize(
@@ -372,16 +366,15 @@ def test_benches_of_several_gpus_take_one_model(cli):
 )
 def test_benches_that_mean_nothing(cli, flags, message):
     """They ran, and their figures were wrong; or a flag was ignored."""
-    result = cli("bench", "--device", "cpu", *flags)
-    assert (result.code, message in result.err) == (2, True)
+    require_error(cli("bench", "--device", "cpu", *flags), 2, message)
 
 
 def test_two_scenarios_of_one_name(cli, tmp_path, toy_toml):
     """The second one was left out without a word."""
+    flags = ["--model", toy_toml, "--load-format", "dummy", "--device", "cpu"]
     for number in (1, 2):
-        (tmp_path / f"{number}").mkdir()
-        text = f"num_prompts = {number}\ninput_len = 8\noutput_len = 4\n"
-        (tmp_path / f"{number}" / "x.toml").write_text(text)
-    files = [part for number in (1, 2) for part in ("--scenario", tmp_path / f"{number}" / "x.toml")]
-    result = cli("bench", *files, "--model", toy_toml, "--load-format", "dummy", "--device", "cpu")
-    assert (result.code, "have the name x" in result.err) == (2, True)
+        path = tmp_path / f"{number}" / "x.toml"
+        path.parent.mkdir()
+        path.write_text(f"num_prompts = {number}\ninput_len = 8\noutput_len = 4\n")
+        flags += ["--scenario", path]
+    require_error(cli("bench", *flags), 2, "have the name x")

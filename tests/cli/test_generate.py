@@ -4,9 +4,16 @@ import io
 import json
 import sys
 
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from transformers import AutoModelForCausalLM
+
+from rosebatch.text.tokenizer import Tokenizer
+from tests.cli.conftest import require_error
+from tests.helpers import reference
+from tests.job.lines import codes
 
 CHAT = [{"role": "user", "content": "hi"}]
 
@@ -23,34 +30,21 @@ def test_results_on_stdout(generate):
 
 def test_greedy_tokens_are_transformers_own(generate, model_folder):
     """From end to end, tokenizer, template, engine and stop tokens give what transformers gives."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
     lines = [{"prompt": "hello"}, {"messages": CHAT}, {"prompt_token_ids": [7]}, {"prompt": "hello there"}]
     rows = generate(lines, "--max-tokens", 12, "--return-token-ids", "--dtype", "float32", "--block-size", 4).rows
-    from rosebatch.text.tokenizer import Tokenizer
-
     tokenizer = Tokenizer.load(model_folder)
     prompts = [*tokenizer.encode(["hello"]), *tokenizer.encode_chats([CHAT]), [7], *tokenizer.encode(["hello there"])]
     model = AutoModelForCausalLM.from_pretrained(model_folder).eval()
-    for row, prompt in zip(rows, prompts, strict=True):
-        ids = torch.tensor([prompt])
-        with torch.inference_mode():
-            expected = model.generate(
-                input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False, pad_token_id=0
-            )
-        assert row["token_ids"] == expected[0, len(prompt) :].tolist()
-        assert row["text"] == tokenizer.decode(row["token_ids"])
+    expected, _ = reference.generate(model, prompts, 12)
+    assert [row["token_ids"] for row in rows] == expected
+    assert [row["text"] for row in rows] == [tokenizer.decode(ids) for ids in expected]
 
 
 def test_failed_rows(generate):
     """The exit code is 3, the message names the line in the file, and the rows around it are served."""
-    result = generate(
-        [{"prompt": "a", "max_tokens": 1}, {"id": 1, "prompt": "x" * 400}, {"prompt": "b", "max_tokens": 1}]
-    )
+    result = generate([{"id": text[0], "prompt": text, "max_tokens": 1} for text in ("a", "x" * 400, "b")])
     assert result.code == 3
-    assert ["error" in row for row in result.rows] == [False, True, False]
-    assert result.rows[1]["error"]["code"] == "prompt_too_long"
+    assert codes(result.rows) == [None, "prompt_too_long", None]
     assert result.rows[1]["error"]["message"].startswith("line 2: ")
 
 
@@ -77,10 +71,8 @@ def test_parquet_to_parquet(cli, model_folder, tmp_path):
     assert written.column("index").to_pylist() == [0, 1]
     good, bad = written.to_pylist()
     assert (good["usage"]["completion_tokens"], good["error"]) == (2, None)
-    assert bad["error"] == {
-        "code": "missing_prompt",
-        "message": "row 2: expected one of prompt, messages, prompt_token_ids; got none",
-    }
+    message = "row 2: expected one of prompt, messages, prompt_token_ids; got none"
+    assert bad["error"] == {"code": "missing_prompt", "message": message}
 
 
 def test_jsonl_to_parquet_and_back(generate, cli, model_folder, tmp_path):
@@ -91,9 +83,7 @@ def test_jsonl_to_parquet_and_back(generate, cli, model_folder, tmp_path):
     again = first.append_column("prompt", pa.array(["x", "y"]))
     pq.write_table(again, tmp_path / "2.pq")
     command = ("generate", tmp_path / "2.pq", "-q", "--model", model_folder, "--max-tokens", 1)
-    result = cli(*command)
-    assert (result.code, result.out) == (2, "")
-    assert "too: index, text, finish_reason, usage, error. Give --result-column NAME" in result.err
+    require_error(cli(*command), 2, "too: index, text, finish_reason, usage, error. Give --result-column NAME")
     result = cli(*command, "--result-column", "again")
     assert result.code == 0
     rows = [json.loads(line) for line in result.out.split("\n")[:-1]]
@@ -124,14 +114,9 @@ def test_the_report_on_stderr(cli, model_folder, tmp_path):
     assert result.code == 3
     assert len(result.out.split("\n")[:-1]) == 2
     assert result.err.startswith("Throughput: ")
-    for line in (
-        "requests: 1 completed, 1 failed (1 missing_prompt)",
-        "finished by: 1 length",
-        "prompt tokens: 1 (0.0% from the prefix cache)",
-        "output tokens: 2",
-        "switched off: prefix-cache",
-    ):
-        assert line in result.err.splitlines()
+    told = {"requests: 1 completed, 1 failed (1 missing_prompt)", "finished by: 1 length", "output tokens: 2"}
+    told |= {"prompt tokens: 1 (0.0% from the prefix cache)", "switched off: prefix-cache"}
+    assert told <= {*result.err.splitlines()}
 
 
 def test_the_report_as_json(generate, model_folder, tmp_path):
@@ -143,37 +128,19 @@ def test_the_report_as_json(generate, model_folder, tmp_path):
     assert (result.code, result.err) == (3, "")
     assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
     report = json.loads((tmp_path / "report.json").read_text())
-    expected = {
-        "requests": 3,
-        "completed": 2,
-        "failed": 1,
-        "errors": {"missing_prompt": 1},
-        "finish_reasons": {"length": 2},
-        "prompt_tokens": 22,
-        "cached_tokens": 8,
-        "output_tokens": 6,
-        "max_running": 1,
-        "preemptions": 0,
-    }
+    expected = {"requests": 3, "completed": 2, "failed": 1, "errors": {"missing_prompt": 1}, "preemptions": 0}
+    expected |= {"prompt_tokens": 22, "cached_tokens": 8, "output_tokens": 6, "max_running": 1}
+    expected |= {"finish_reasons": {"length": 2}}
     assert {name: report[name] for name in expected} == expected
     assert set(report["startup_s"]) == {"import", "load", "first token"}
     assert set(report["ttft_s"]) == {"mean", "p50", "p90", "p95", "p99"}
     engine = report["engine"]
     block_bytes = 2 * 2 * 2 * 8 * 4 * 4
-    expected = {
-        "model": model_folder.name,
-        "load_format": "auto",
-        "device": "cpu",
-        "dtype": "float32",
-        "max_model_len": 256,
-        "max_num_seqs": 1,
-        "block_size": 4,
-        "kv_cache_blocks": 64 * 1024 // block_bytes,
-        "kv_cache_bytes": 64 * 1024,
-    }
+    expected = {"model": model_folder.name, "load_format": "auto", "device": "cpu", "dtype": "float32"}
+    expected |= {"max_model_len": 256, "max_num_seqs": 1, "block_size": 4}
+    expected |= {"kv_cache_blocks": 64 * 1024 // block_bytes, "kv_cache_bytes": 64 * 1024}
     assert {name: engine[name] for name in expected} == expected
-    assert engine["toggles"]["chunked_prefill"] is False
-    assert engine["toggles"]["prefix_cache"] is True
+    assert (engine["toggles"]["chunked_prefill"], engine["toggles"]["prefix_cache"]) == (False, True)
 
 
 def test_a_lines_own_sampling_wins_over_flags(generate):
@@ -252,8 +219,6 @@ def test_random_weights_for_a_folder(generate):
 
 def test_from_url_to_url(cli, model_folder, tmp_path, monkeypatch):
     """Results are complete at the URL, and nothing stays in the working directory."""
-    import fsspec
-
     monkeypatch.chdir(tmp_path)
     with fsspec.open("memory://bucket/in.jsonl", "wb") as file:
         file.write(b'{"prompt":"a","max_tokens":2}\n{}\n')

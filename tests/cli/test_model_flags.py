@@ -2,11 +2,13 @@
 
 import json
 import shutil
+from unittest.mock import Mock
 
 import pytest
 
 import rosebatch.launch.launch
 from rosebatch.text.tokenizer import Tokenizer
+from tests.cli.conftest import require_error
 from tests.helpers.hub_cache import add_snapshot, without_network
 from tests.helpers.small_llama import save_tokenizer
 
@@ -95,9 +97,7 @@ def test_revisions_of_an_id(report, hub, model_folder, copy_of):
 def test_ids_that_cannot_be_had(generate, hub, model_folder, flags, code, part):
     """One line that says what to type, with the network down."""
     hub(model_folder)
-    result = generate([{"prompt": "a"}], *flags)
-    assert (result.code, result.out, result.err.count("\n")) == (code, "", 1)
-    assert part in result.err
+    require_error(generate([{"prompt": "a"}], *flags), code, part)
 
 
 def test_a_process_reads_the_cache_of_its_environment(process, hub, model_folder, tmp_path):
@@ -157,17 +157,13 @@ def test_check_counts_by_the_models_defaults(cli, opinionated, tmp_path):
 
 def test_another_models_generation_config_stops_a_resumed_run(generate, opinionated, tmp_path, monkeypatch):
     """Half of the results sampled and half of them greedy would be one file of two kinds."""
-
-    def fail(*args):
-        raise OSError(5, "Input/output error")
-
     lines, flags = [{"prompt": "a", "max_tokens": 2}], ["-o", f"{tmp_path}/answers/", "--model", opinionated]
     with monkeypatch.context() as patch:
+        fail = Mock(side_effect=OSError(5, "Input/output error"))
         patch.setattr("rosebatch.job.open_output.replace_folder", fail)
         assert generate(lines, *flags).code == 1
     result = generate(lines, *flags, "--resume", "--generation-config", "auto")
-    assert result.code == 2
-    assert "sampling.temperature was nothing, is 1.3" in result.err
+    require_error(result, 2, "sampling.temperature was nothing, is 1.3")
     assert generate(lines, *flags, "--resume").code == 0
 
 
@@ -177,11 +173,10 @@ def test_another_models_generation_config_stops_a_resumed_run(generate, opiniona
 @pytest.mark.parametrize("name", ["gpt-4o-mini", "org/name"])
 def test_served_model_name(generate, model_folder, tmp_path, name):
     """Programs that read a batch's answers look for the name that they asked for."""
-    body = {"model": "any", "prompt": "Hello", "max_tokens": 2}
-    chat = {"model": "any", "messages": CHAT, "max_tokens": 2}
+    bodies = {"completions": {"prompt": "Hello"}, "chat/completions": {"messages": CHAT}}
     lines = [
-        {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body},
-        {"custom_id": "b", "method": "POST", "url": "/v1/chat/completions", "body": chat},
+        {"custom_id": kind, "method": "POST", "url": f"/v1/{kind}", "body": {"model": "any", "max_tokens": 2, **body}}
+        for kind, body in bodies.items()
     ]
     path = tmp_path / "report.json"
     for flags, expected in (([], model_folder.name), (["--served-model-name", name], name)):
@@ -204,9 +199,8 @@ def test_max_model_len(generate, report):
 
 def test_max_model_len_beyond_the_model(generate):
     """Positions that the model was never trained on would give nonsense."""
-    result = generate([{"prompt": "x"}], "--max-model-len", 257)
-    assert (result.code, result.out) == (2, "")
-    assert result.err == ("rosebatch: error: --max-model-len 257 must be between 2 and 256, the limit of the model\n")
+    told = "rosebatch: error: --max-model-len 257 must be between 2 and 256, the limit of the model\n"
+    require_error(generate([{"prompt": "x"}], "--max-model-len", 257), 2, told)
 
 
 @pytest.fixture
@@ -245,23 +239,18 @@ def test_a_tokenizer_for_a_model_without_one(generate, another, toy_toml):
 def test_chat_template(generate, tmp_path):
     """The given file replaces the template of the model."""
     (tmp_path / "template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
-    flags = ["--max-tokens", 6]
-    plain, chat = generate([{"prompt": "hi"}, {"messages": CHAT}], *flags).rows
+    command = [{"prompt": "hi"}, {"messages": CHAT}], "--max-tokens", 6
+    plain, chat = generate(*command).rows
     assert (plain["usage"]["prompt_tokens"], chat["usage"]["prompt_tokens"]) == (2, 5)
-    plain, chat = generate(
-        [{"prompt": "hi"}, {"messages": CHAT}], *flags, "--chat-template", tmp_path / "template.jinja"
-    ).rows
-    assert chat["text"] == plain["text"]
-    assert chat["usage"] == plain["usage"]
+    plain, chat = generate(*command, "--chat-template", tmp_path / "template.jinja").rows
+    assert (chat["text"], chat["usage"]) == (plain["text"], plain["usage"])
 
 
 @pytest.mark.parametrize("flag", ["--tokenizer", "--chat-template"])
 def test_files_that_are_missing(generate, tmp_path, monkeypatch, flag):
     """Not silently those of the model; found before the weights are loaded."""
     monkeypatch.setattr(rosebatch.launch.launch, "load_engine", None)
-    result = generate([{"messages": CHAT}], flag, tmp_path / "none")
-    assert (result.code, result.out, result.err.count("\n")) == (1, "", 1)
-    assert f"{tmp_path / 'none'}: " in result.err
+    require_error(generate([{"messages": CHAT}], flag, tmp_path / "none"), 1, f"{tmp_path / 'none'}: ")
 
 
 def test_a_word_in_place_of_a_number(report, generate):
@@ -272,13 +261,10 @@ def test_a_word_in_place_of_a_number(report, generate):
     rows, _ = report(lines, "-dp", "auto", "--device", "cpu", "--max-tokens", 1)
     assert [row["id"] for row in rows] == [1]
     for names in ("--max-num-seqs", "--data-parallel-size"):
-        result = generate(lines, names, "many")
-        assert result.code == 2
-        assert "'many' is neither a number nor auto" in result.err
+        require_error(generate(lines, names, "many"), 2, "'many' is neither a number nor auto")
 
 
 def test_bench_takes_a_number_of_sequences(cli, toy_toml):
     """Other engines are given it as well."""
     result = cli("bench", "--model", toy_toml, "--load-format", "dummy", "--max-num-seqs", "auto")
-    assert (result.code, result.out) == (2, "")
-    assert "max_num_seqs must be a number in a bench" in result.err
+    require_error(result, 2, "max_num_seqs must be a number in a bench")

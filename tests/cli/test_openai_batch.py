@@ -6,7 +6,10 @@ import fsspec
 import openai.types
 import pytest
 
+from tests.cli.conftest import require_error
+from tests.helpers.json_lines import read_lines, write_lines
 from tests.io.test_openai_batch import DOCUMENTED
+from tests.job.lines import codes
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -14,45 +17,35 @@ HELLO = [{"role": "user", "content": "Hello"}]
 @pytest.fixture
 def batch(tmp_path):
     """Two requests that can be served and three that cannot."""
-    lines = [
-        {"custom_id": "chat", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": HELLO, "seed": 1}},
-        {"custom_id": "bad", "method": "POST", "url": "/v1/moderations", "body": {"input": "x"}},
-        {
-            "custom_id": "text",
-            "method": "POST",
-            "url": "/v1/completions",
-            "body": {"prompt": "Hello", "temperature": 0},
-        },
-        {"custom_id": "chat", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": HELLO}},
+    requests = [
+        ("chat", "chat/completions", {"messages": HELLO, "seed": 1}),
+        ("bad", "moderations", {"input": "x"}),
+        ("text", "completions", {"prompt": "Hello", "temperature": 0}),
+        ("chat", "chat/completions", {"messages": HELLO}),
     ]
-    for line in lines:
-        line["body"] |= {"model": "gpt-of-another-house", "max_tokens": 5}
-    path = tmp_path / "in.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + "{broken\n")
+    common = {"model": "gpt-of-another-house", "max_tokens": 5}
+    lines = [
+        {"custom_id": name, "method": "POST", "url": f"/v1/{kind}", "body": body | common}
+        for name, kind, body in requests
+    ]
+    path = write_lines(tmp_path / "in.jsonl", lines)
+    path.write_text(path.read_text() + "{broken\n")
     return path
-
-
-def read(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_output_and_error_file(cli, batch, model_folder, tmp_path):
     """Answers and failures are in separate files, in the order of the requests; exit code 3 reports failures."""
     result = cli("generate", batch, "-o", tmp_path / "out.jsonl", "--model", model_folder, "--quiet")
     assert (result.code, result.out, result.err) == (3, "", "")
-    answers = read(tmp_path / "out.jsonl")
+    answers = read_lines(tmp_path / "out.jsonl")
     assert [line["custom_id"] for line in answers] == ["chat", "text"]
     chat = openai.types.chat.ChatCompletion.model_validate(answers[0]["response"]["body"], strict=True)
     text = openai.types.Completion.model_validate(answers[1]["response"]["body"], strict=True)
     assert chat.usage.completion_tokens == text.usage.completion_tokens == 5
     assert chat.model == text.model == model_folder.name
-    failures = read(tmp_path / "out.errors.jsonl")
+    failures = read_lines(tmp_path / "out.errors.jsonl")
     assert [line["custom_id"] for line in failures] == ["bad", "chat", None]
-    assert [line["response"]["body"]["error"]["code"] for line in failures] == [
-        "unsupported_url",
-        "duplicate_id",
-        "invalid_json",
-    ]
+    assert codes(failures) == ["unsupported_url", "duplicate_id", "invalid_json"]
     assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", "out.jsonl", "out.errors.jsonl"}
 
 
@@ -72,12 +65,11 @@ def test_documented_requests(cli, model_folder, tmp_path):
         for source, requests in DOCUMENTED.items()
         for line in requests
     ]
-    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    source, target = write_lines(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
     result = cli("generate", source, "-o", target, "--model", model_folder, "--quiet")
     assert (result.code, result.err) == (0, "")
     assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", "out.jsonl"}
-    answers = read(target)
+    answers = read_lines(target)
     assert [line["custom_id"] for line in answers] == [line["custom_id"] for line in lines]
     for line, answer in zip(lines, answers, strict=True):
         kind = openai.types.Completion if "prompt" in line["body"] else openai.types.chat.ChatCompletion
@@ -107,17 +99,16 @@ def test_the_same_bytes_each_time(cli, batch, model_folder, tmp_path, monkeypatc
     for name in ("one", "two"):
         cli("generate", batch, "-o", tmp_path / f"{name}.jsonl", "--model", model_folder, "--quiet", "--seed", 7)
     assert (tmp_path / "one.jsonl").read_bytes() == (tmp_path / "two.jsonl").read_bytes()
-    assert read(tmp_path / "one.jsonl")[0]["response"]["body"]["created"] == 1700000000
+    assert read_lines(tmp_path / "one.jsonl")[0]["response"]["body"]["created"] == 1700000000
 
 
 def test_errors_of_plain_rows(cli, model_folder, tmp_path):
     """--errors gives error rows of plain JSONL a file of their own."""
-    source = tmp_path / "in.jsonl"
-    source.write_text('{"prompt":"a","max_tokens":1}\n{"id":"no prompt"}\n')
+    source = write_lines(tmp_path / "in.jsonl", [{"prompt": "a", "max_tokens": 1}, {"id": "no prompt"}])
     flags = ["-o", tmp_path / "out.jsonl", "--errors", tmp_path / "bad.jsonl", "--model", model_folder, "--quiet"]
     assert cli("generate", source, *flags).code == 3
-    assert [row["index"] for row in read(tmp_path / "out.jsonl")] == [0]
-    assert [row["id"] for row in read(tmp_path / "bad.jsonl")] == ["no prompt"]
+    assert [row["index"] for row in read_lines(tmp_path / "out.jsonl")] == [0]
+    assert [row["id"] for row in read_lines(tmp_path / "bad.jsonl")] == ["no prompt"]
 
 
 def test_to_another_file_system(cli, batch, model_folder, tmp_path, monkeypatch):
@@ -137,6 +128,5 @@ def test_to_another_file_system(cli, batch, model_folder, tmp_path, monkeypatch)
 def test_impossible_outputs(cli, batch, model_folder, tmp_path, monkeypatch, flags):
     """Answers fit no table; errors beside stdout have no folder; one file cannot be both outputs."""
     monkeypatch.chdir(tmp_path)
-    result = cli("generate", batch, "--model", model_folder, "--quiet", *flags)
-    assert result.code == 2
+    require_error(cli("generate", batch, "--model", model_folder, "--quiet", *flags), 2)
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
