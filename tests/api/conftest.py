@@ -7,6 +7,7 @@ import pytest
 from huggingface_hub import constants
 
 from rosebatch import LLM
+from tests.helpers.hub_cache import add_snapshot
 from tests.helpers.small_llama import TEMPLATE, save_llama, save_tokenizer
 
 NAME, COMMIT = "Qwen/Qwen3-0.6B", "c0ffee"
@@ -18,15 +19,10 @@ VOCAB = 8000
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache that holds a model of 2 layers with a tokenizer of bytes, under a name that the docs use."""
     cache = tmp_path_factory.mktemp("hub")
-    model = cache / f"models--{NAME.replace('/', '--')}"
-    snapshot = model / "snapshots" / COMMIT
-    snapshot.mkdir(parents=True)
-    (model / "refs").mkdir()
-    (model / "refs" / "main").write_text(COMMIT)
+    snapshot = add_snapshot(cache, {}, name=NAME, commit=COMMIT)
     save_llama(snapshot, vocab_size=VOCAB, max_position_embeddings=4096)
     save_tokenizer(snapshot)
-    with_tools = "{% if tools %}{{ tools | tojson }}{% endif %}" + TEMPLATE
-    (snapshot / "chat_template.jinja").write_text(with_tools)
+    (snapshot / "chat_template.jinja").write_text("{% if tools %}{{ tools | tojson }}{% endif %}" + TEMPLATE)
     return cache
 
 
@@ -39,8 +35,14 @@ def offline(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
+@pytest.fixture(scope="session")
+def folder(hub: Path) -> Path:
+    """Of the model."""
+    return hub / "models--Qwen--Qwen3-0.6B" / "snapshots" / COMMIT
+
+
 @pytest.fixture(scope="module")
-def llm(hub: Path, one_thread: None) -> Iterator[LLM]:
+def llm(folder: Path, one_thread: None) -> Iterator[LLM]:
     """The model by its folder."""
-    with LLM(hub / "models--Qwen--Qwen3-0.6B" / "snapshots" / COMMIT, max_num_seqs=8) as llm:
+    with LLM(folder, max_num_seqs=8) as llm:
         yield llm

@@ -1,6 +1,5 @@
 """``LLM(data_parallel_size=N)``: the objects of one process, from several."""
 
-import json
 import os
 import signal
 import subprocess
@@ -11,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from rosebatch import LLM, GrammarSpec, SamplingParams, run_file
-from tests.api.conftest import COMMIT
+from tests.helpers.json_lines import write_lines
 from tests.helpers.waiting import PATIENCE_SECONDS
 
 KINDS = [
@@ -27,14 +26,8 @@ SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
-def folder(hub):
-    """The model of ``llm``."""
-    return hub / "models--Qwen--Qwen3-0.6B" / "snapshots" / COMMIT
-
-
-@pytest.fixture(scope="module")
 def several(folder):
-    """It in two processes."""
+    """The model of ``llm`` in two processes."""
     with LLM(folder, max_num_seqs=8, data_parallel_size=2, device="cpu") as llm:
         yield llm
 
@@ -82,12 +75,10 @@ def test_the_objects_of_one_process(llm, several, tmp_path):
     stream.close()
     assert plain(several.generate(["b"] * 5, SHORT)) == plain(llm.generate(["b"] * 5, SHORT))
 
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"prompt": f"p {i}"}) + "\n" for i in range(20)))
-    files = []
+    source = write_lines(tmp_path / "in.jsonl", [{"prompt": f"p {i}"} for i in range(20)])
     for name, model in (("one", llm), ("two", several)):
-        result = run_file(tmp_path / "in.jsonl", tmp_path / name, model=model, sampling={"max_tokens": 5}, strict=True)
-        files.append((tmp_path / name).read_bytes())
-    assert files[0] == files[1]
+        result = run_file(source, tmp_path / name, model=model, sampling={"max_tokens": 5}, strict=True)
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
     assert sum(worker["requests"] for worker in result.report["workers"]) == 20
     assert pids(several) == before
 
@@ -119,9 +110,8 @@ def test_a_share_for_each(several):
 def test_workers_that_die(llm, several):
     """A worker that dies between two calls, or in one, is replaced, and no prompt is lost."""
     os.kill(pids(several)[0], signal.SIGKILL)
-    assert plain(several.generate(PROMPTS, PARAMS, seed=1, on_error="return")) == plain(
-        llm.generate(PROMPTS, PARAMS, seed=1, on_error="return")
-    )
+    outputs = [model.generate(PROMPTS, PARAMS, seed=1, on_error="return") for model in (several, llm)]
+    assert plain(outputs[0]) == plain(outputs[1])
 
 
 @pytest.mark.thorough

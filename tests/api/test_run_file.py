@@ -7,25 +7,21 @@ import pytest
 from rosebatch import SamplingParams, run_file
 from rosebatch.core.errors import UserError
 from tests.api.conftest import NAME
+from tests.helpers.json_lines import read_lines, write_lines
+from tests.job.lines import codes
 
 
 @pytest.fixture
 def prompts(tmp_path):
-    path = tmp_path / "prompts.jsonl"
     rows = [{"id": n, "prompt": f"rose {n}", "max_tokens": 4} for n in range(5)] + [{"id": 5, "prompt": ""}]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-def rows_of(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return write_lines(tmp_path / "prompts.jsonl", rows)
 
 
 def test_a_job(prompts, tmp_path):
     """By hub id, without a network; the report names the model as it was asked for, never a cache's hash."""
     target, report = tmp_path / "answers.jsonl", tmp_path / "report.json"
     result = run_file(prompts, target, model=NAME, report=report, max_num_seqs=4)
-    rows = rows_of(target)
+    rows = read_lines(target)
     assert [row["id"] for row in rows] == list(range(6))
     assert rows[5]["error"]["code"] == "empty_prompt" and result.num_failed == 1
     assert result.report["completed"] == 5 and result.report["engine"]["model"] == NAME
@@ -47,10 +43,10 @@ def test_sampling_defaults(llm, prompts, tmp_path):
     """As fields of a row, or of SamplingParams those that are not the default; rows win."""
     target = tmp_path / "answers.jsonl"
     run_file(prompts, target, model=llm, sampling={"max_tokens": 2, "ignore_eos": True})
-    assert {row["usage"]["completion_tokens"] for row in rows_of(target)[:5]} == {4}
+    assert {row["usage"]["completion_tokens"] for row in read_lines(target)[:5]} == {4}
     prompts.write_text('{"prompt": "a"}\n')
     run_file(prompts, target, model=llm, sampling=SamplingParams(max_tokens=3, ignore_eos=True))
-    assert rows_of(target)[0]["usage"]["completion_tokens"] == 3
+    assert read_lines(target)[0]["usage"]["completion_tokens"] == 3
     with pytest.raises(ValueError, match="top_p must be in"):
         run_file(prompts, target, model=llm, sampling={"top_p": 2.0})
 
@@ -80,10 +76,9 @@ def test_values_past_the_devices_words_cost_one_row(tmp_path):
         {"repetition_penalty": 1e300},
     ]
     lines = [{"prompt": "a"}, *[{"prompt": "a", **values} for values in extremes], {"prompt": "a"}]
-    prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_lines(prompts, lines)
     run_file(prompts, target, model=NAME, max_model_len=24, max_num_seqs=4, sampling={"max_tokens": 2})
-    first, *rows, last = [json.loads(line) for line in target.read_text().splitlines()]
+    first, *rows, last = read_lines(target)
     assert {**first, "index": 8} == last
-    codes = [row["error"]["code"] if "error" in row else "" for row in rows]
-    assert codes == ["", "", "", "", "invalid_sampling", "invalid_token_id", "invalid_sampling"]
+    assert codes(rows) == [None, None, None, None, "invalid_sampling", "invalid_token_id", "invalid_sampling"]
     assert [rows[i]["usage"]["completion_tokens"] for i in (0, 1)] == [23, 23]

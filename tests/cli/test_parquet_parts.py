@@ -1,10 +1,15 @@
 """``rosebatch generate`` into a folder of Parquet files, and from one."""
 
 import json
+import shutil
+from unittest.mock import Mock
 
+import fsspec
 import pyarrow.parquet as pq
 import pytest
 from pyarrow import dataset
+
+from tests.cli.conftest import require_error
 
 USAGE = 2
 LINES = [{"prompt": f"row {i}", "max_tokens": 2, "late": None if i < 3 else "s"} for i in range(5)]
@@ -13,10 +18,6 @@ LINES[4] = {"prompt": ""}
 
 def names(folder):
     return sorted(path.name for path in folder.iterdir())
-
-
-def fail(whole, path):
-    raise OSError(5, "Input/output error")
 
 
 def test_a_folder_of_parts(generate, tmp_path):
@@ -37,8 +38,7 @@ def test_a_folder_that_is_there(generate, tmp_path, name):
     """Like a file it is replaced, with and without the slash; by default one part takes a million rows."""
     folder = tmp_path / "answers"
     folder.mkdir()
-    for lines, rows in ((LINES, 1), (LINES[:2], None)):
-        limit = [] if rows is None else ["--rows-per-file", rows]
+    for lines, limit in ((LINES, ["--rows-per-file", 1]), (LINES[:2], [])):
         assert generate(lines, "-o", f"{tmp_path}/{name}", *limit).code in (0, 3)
     assert names(folder) == ["part-00000.parquet"]
     assert names(tmp_path) == ["answers", "in.jsonl"]
@@ -65,8 +65,7 @@ def test_parts_as_the_input_of_another_run(generate, cli, model_folder, tmp_path
         assert {row["again"]["error"]["code"] for row in rows} == {"missing_prompt"}, "read, and without a prompt"
     before = {part: part.read_bytes() for part in (tmp_path / "answers").iterdir()}
     result = cli("generate", tmp_path / "answers", "-o", tmp_path / "answers", "--rows-per-file", 3, *flags)
-    assert result.code == USAGE
-    assert "part-00000.parquet lies in the output" in result.err
+    require_error(result, USAGE, "part-00000.parquet lies in the output")
     assert {part: part.read_bytes() for part in (tmp_path / "answers").iterdir()} == before
     result = cli("generate", tmp_path / "answers", "-o", f"{tmp_path}/again/", "--rows-per-file", 3, *flags)
     assert result.code == 3
@@ -83,14 +82,11 @@ def test_a_folder_with_something_else_in_it(generate, tmp_path):
         folder.mkdir()
         (folder / "part-00000.parquet").write_text("old")
         (folder / "thesis.tex").write_text("mine")
-        result = generate(LINES, "-o", f"{tmp_path}/answers/")
-        assert result.code == USAGE
-        assert f"{name}: holds thesis.tex, but a results folder may only hold part-NUMBER.parquet files" in result.err
+        told = f"{name}: holds thesis.tex, but a results folder may only hold part-NUMBER.parquet files"
+        require_error(generate(LINES, "-o", f"{tmp_path}/answers/"), USAGE, told)
         assert names(tmp_path) == [name, "in.jsonl"]
         assert names(folder) == ["part-00000.parquet", "thesis.tex"]
-        (folder / "thesis.tex").unlink()
-        (folder / "part-00000.parquet").unlink()
-        folder.rmdir()
+        shutil.rmtree(folder)
 
 
 def test_parts_of_another_tool(generate, tmp_path):
@@ -98,18 +94,15 @@ def test_parts_of_another_tool(generate, tmp_path):
     folder = tmp_path / "answers"
     folder.mkdir()
     (folder / "part-00000-1c9e0f7a.snappy.parquet").write_text("theirs")
-    result = generate(LINES, "-o", f"{folder}/")
-    assert result.code == USAGE
-    assert "answers: holds part-00000-1c9e0f7a.snappy.parquet" in result.err
+    told = "answers: holds part-00000-1c9e0f7a.snappy.parquet"
+    require_error(generate(LINES, "-o", f"{folder}/"), USAGE, told)
     assert names(folder) == ["part-00000-1c9e0f7a.snappy.parquet"]
 
 
 def test_a_file_of_the_name_of_the_folder(generate, tmp_path):
     """The slash asks for a folder: the file must not be overwritten."""
     (tmp_path / "answers").write_text("mine")
-    result = generate(LINES, "-o", f"{tmp_path}/answers/")
-    assert result.code == USAGE
-    assert "answers: is a file; choose another folder" in result.err
+    require_error(generate(LINES, "-o", f"{tmp_path}/answers/"), USAGE, "answers: is a file; choose another folder")
     assert (tmp_path / "answers").read_text() == "mine"
 
 
@@ -128,16 +121,14 @@ def test_rows_per_file_without_a_folder(generate, tmp_path, target):
     """The flag must not be ignored: the user would get one file of all rows."""
     output = [] if target is None else ["-o", target if target == "-" else tmp_path / target]
     result = generate(LINES, *output, "--rows-per-file", 5)
-    assert (result.code, result.out) == (USAGE, "")
-    assert "--rows-per-file needs an output folder: -o FOLDER/" in result.err
+    require_error(result, USAGE, "--rows-per-file needs an output folder: -o FOLDER/")
     assert names(tmp_path) == ["in.jsonl"]
 
 
 @pytest.mark.parametrize("flags", [["--rows-per-file", 0], ["--errors", "errors.jsonl"]])
 def test_what_a_folder_cannot_have(generate, tmp_path, flags):
     """Files of no rows, and error rows in another file, are refused."""
-    result = generate(LINES, "-o", f"{tmp_path}/answers/", *flags)
-    assert result.code == USAGE
+    require_error(generate(LINES, "-o", f"{tmp_path}/answers/", *flags), USAGE)
     assert names(tmp_path) == ["in.jsonl"]
 
 
@@ -145,16 +136,15 @@ def test_a_batch_is_written_as_jsonl(generate, tmp_path):
     """Answers of the API are not a table."""
     body = {"model": "m", "prompt": "a"}
     line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body}
-    result = generate([line], "-o", f"{tmp_path}/answers/")
-    assert result.code == USAGE
-    assert "answers: an OpenAI batch, or an output beside --errors, is written as JSONL" in result.err
+    told = "answers: an OpenAI batch, or an output beside --errors, is written as JSONL"
+    require_error(generate([line], "-o", f"{tmp_path}/answers/"), USAGE, told)
 
 
 @pytest.mark.parametrize("target", ["/", "..", "https://host/answers/", "memory://"])
 def test_folders_that_cannot_be_written(generate, tmp_path, monkeypatch, target):
     """Nothing can be renamed there: found before any work, not after hours of it."""
     monkeypatch.chdir(tmp_path)
-    assert generate(LINES, "-o", target).code == USAGE
+    require_error(generate(LINES, "-o", target), USAGE)
     assert names(tmp_path) == ["in.jsonl"]
 
 
@@ -165,13 +155,13 @@ def test_resume(generate, tmp_path, monkeypatch):
     expected = dataset.dataset(tmp_path / "answers").to_table()
     before = names(tmp_path / "answers")
     with monkeypatch.context() as patch:
+        fail = Mock(side_effect=OSError(5, "Input/output error"))
         patch.setattr("rosebatch.job.open_output.replace_folder", fail)
-        result = generate(LINES, *flags)
-    assert result.code == 1
-    assert f"5 rows are saved in {tmp_path}/answers.part; rerun with --resume to continue" in result.err
+        told = f"5 rows are saved in {tmp_path}/answers.part; rerun with --resume to continue"
+        require_error(generate(LINES, *flags), 1, told)
     assert names(tmp_path) == ["answers", "answers.part", "in.jsonl"]
-    result = generate(LINES, *flags)
-    assert (result.code, names(tmp_path / "answers")) == (USAGE, before)
+    require_error(generate(LINES, *flags), USAGE)
+    assert names(tmp_path / "answers") == before
     report = tmp_path / "report.json"
     assert generate(LINES, *flags, "--resume", "--report", report).code == 3
     assert json.loads(report.read_text())["resumed"] == 5
@@ -181,8 +171,6 @@ def test_resume(generate, tmp_path, monkeypatch):
 
 def test_a_folder_elsewhere(generate, tmp_path, monkeypatch):
     """Parts of a longer earlier output must not stay: a reader would take them for this one's."""
-    import fsspec
-
     monkeypatch.chdir(tmp_path)
     with fsspec.open("memory://bucket/answers/part-other.parquet", "wb") as file:
         file.write(b"another's")

@@ -3,9 +3,14 @@
 import json
 import os
 import shutil
+from unittest.mock import Mock
 
 import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+
+from tests.cli.conftest import require_error
 
 ROW = '{"prompt_token_ids":[1,2],"max_tokens":1}\n'
 REQUEST = '{"custom_id":"a","body":{"prompt":[1,2],"max_tokens":1}}\n'
@@ -62,33 +67,22 @@ def contents(folder):
 )
 def test_one_file_under_two_names(toy, toy_toml, tmp_path, args):
     """Most of these deleted or replaced the user's own file, exit code 0; others mixed two results."""
-    for name, text in (("in", ROW), ("batch", REQUEST), ("x.errors", REQUEST), ("q.jsonl.tmp", ROW)):
-        (tmp_path / (name if "." in name and name[0] == "q" else f"{name}.jsonl")).write_text(text)
-    (tmp_path / "q.jsonl.part").write_text(ROW)
+    for folder in ("sub", "links", "answers", "parts", "parts.old", "parts.tmp"):
+        (tmp_path / folder).mkdir()
+    texts = dict.fromkeys(("in.jsonl", "q.jsonl.tmp", "q.jsonl.part", "sub/a.jsonl"), ROW)
+    texts |= {"batch.jsonl": REQUEST, "x.errors.jsonl": REQUEST, "schema.json": "{}", "chat.jinja": "{{ messages }}"}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
     (tmp_path / "link.jsonl").symlink_to("in.jsonl")
     os.link(tmp_path / "in.jsonl", tmp_path / "hard.jsonl")
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "links").mkdir()
     (tmp_path / "links" / "loop").symlink_to("..")
-    (tmp_path / "sub" / "a.jsonl").write_text(ROW)
-    for folder in ("parts", "parts.old", "parts.tmp"):
-        (tmp_path / folder).mkdir()
-        _write_table(tmp_path / folder / "part-00000.parquet")
-    (tmp_path / "answers").mkdir()
-    (tmp_path / "schema.json").write_text("{}")
-    (tmp_path / "chat.jinja").write_text("{{ messages }}")
+    for folder in tmp_path.glob("parts*"):
+        pq.write_table(pa.table({"prompt_token_ids": [[1, 2]], "max_tokens": [1]}), folder / "part-00000.parquet")
     before = contents(tmp_path)
     result = toy(*(arg.format(cwd=tmp_path, model=toy_toml) for arg in args))
-    assert (result.code, result.out) == (2, "")
+    require_error(result, 2)
     assert "is the same file as" in result.err or "which is replaced: choose another folder" in result.err
     assert contents(tmp_path) == before
-
-
-def _write_table(path):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    pq.write_table(pa.table({"prompt_token_ids": [[1, 2]], "max_tokens": [1]}), path)
 
 
 @pytest.mark.parametrize("args", ["$IN >> $IN", pytest.param("- -o $IN < $IN", marks=pytest.mark.thorough)])
@@ -132,8 +126,7 @@ def test_an_output_that_the_next_run_would_read(toy, tmp_path, source, flags):
         file.write(ROW)
     before = contents(tmp_path)
     result = toy(source.format(own=own), *(flag.format(own=own) for flag in flags))
-    assert (result.code, result.out) == (2, "")
-    assert "would be found by the next run of" in result.err
+    require_error(result, 2, "would be found by the next run of")
     assert contents(tmp_path) == before
 
 
@@ -160,14 +153,10 @@ def test_a_url_that_cannot_be_written(toy, tmp_path, monkeypatch):
     assert toy("in.jsonl", "-o", f"{url}/out.jsonl").code == 0
     file_system = fsspec.filesystem("memory")
     assert file_system.ls(url, detail=False) == [f"/{tmp_path.name}/out.jsonl"]
-
-    def refuse(self, path, value, **options):
-        raise PermissionError(13, "Access Denied")
-
+    refuse = Mock(side_effect=PermissionError(13, "Access Denied"))
     monkeypatch.setattr(type(file_system), "pipe_file", refuse)
-    result = toy("in.jsonl", "-o", f"{url}/other.jsonl")
-    assert (result.code, result.out) == (1, "")
-    assert result.err == f"rosebatch: error: {url}/other.jsonl: cannot be written (Access Denied)\n"
+    told = f"rosebatch: error: {url}/other.jsonl: cannot be written (Access Denied)\n"
+    require_error(toy("in.jsonl", "-o", f"{url}/other.jsonl"), 1, told)
     assert toy("in.jsonl", "-o", "out.jsonl", "--errors", f"{url}/errors.jsonl").code == 1
     assert contents(tmp_path) == {"in.jsonl": REQUEST.encode()}
 
@@ -199,9 +188,8 @@ def test_a_foreign_part_file(toy, tmp_path, content, resume):
     """A file of one line was emptied without a word; of two lines, --resume cut the second off."""
     (tmp_path / "in.jsonl").write_text(ROW)
     (tmp_path / "out.jsonl.part").write_text(content)
-    result = toy("in.jsonl", "-o", "out.jsonl", *resume)
-    assert result.code == 2
-    assert "out.jsonl.part: is no part file of rosebatch" in result.err
+    told = "out.jsonl.part: is no part file of rosebatch"
+    require_error(toy("in.jsonl", "-o", "out.jsonl", *resume), 2, told)
     assert (tmp_path / "out.jsonl.part").read_text() == content
 
 
@@ -231,9 +219,7 @@ def test_something_foreign_in_the_place_of_a_temporary_file(toy, tmp_path, name)
     for make in makers:
         make(tmp_path / name)
         before = contents(tmp_path)
-        result = toy("in.jsonl", *flags)
-        assert result.code == 2, result.err
-        assert name in result.err
+        require_error(toy("in.jsonl", *flags), 2, name)
         assert contents(tmp_path) == before
         if (tmp_path / name).is_dir() and not (tmp_path / name).is_symlink():
             shutil.rmtree(tmp_path / name)

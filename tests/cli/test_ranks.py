@@ -10,6 +10,7 @@ import pytest
 from rosebatch import LLM, SamplingParams
 from rosebatch.config.run import RunConfig
 from rosebatch.launch.launch import launch
+from tests.cli.conftest import require_error
 from tests.cli.test_workers import are_gone, await_rows, children, expected, source, start  # noqa: F401 (fixtures)
 from tests.helpers.waiting import PATIENCE_SECONDS, until
 
@@ -31,14 +32,11 @@ def followers(job, count=1):
 
 
 def find_followers(job):
-    found = subprocess.run(
-        ["ps", "-ww", "-e", "-o", "pid=", "-o", "ppid=", "-o", "args="], capture_output=True, text=True, check=True
-    ).stdout
-    processes = [line.split(maxsplit=2) for line in found.splitlines()]
+    command = ["ps", "-ww", "-e", "-o", "pid=", "-o", "ppid=", "-o", "args="]
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     parents = {job.pid, *children(job)}
-    return [
-        int(pid) for pid, parent, args in processes if int(parent) in parents and "rosebatch.launch.tp_worker" in args
-    ]
+    processes = [line.split(maxsplit=2) for line in found.splitlines() if "rosebatch.launch.tp_worker" in line]
+    return [int(pid) for pid, parent, _ in processes if int(parent) in parents]
 
 
 def test_two_ranks_give_the_bytes_of_one_process(start, source, expected, tmp_path):  # noqa: F811
@@ -98,12 +96,10 @@ def test_workers_of_two_ranks_each(start, source, expected, tmp_path):  # noqa: 
 def test_sizes_that_are_impossible(cli, source, model_folder, tmp_path):  # noqa: F811
     """They were an error of a kernel, or of none."""
     command = ["generate", source, "-o", tmp_path / "out", "--model", model_folder, "--device", "cpu"]
-    result = cli(*command, "-tp", 3)
-    assert result.code == 2
-    assert "--tensor-parallel-size 3: the model has 4 heads, which cannot be divided by 3" in result.err
-    result = cli(*command, "-tp", 2, "--model-impl", "transformers")
-    assert result.code == 2
-    assert "transformers' own code runs this model" in result.err
+    told = "--tensor-parallel-size 3: the model has 4 heads, which cannot be divided by 3"
+    require_error(cli(*command, "-tp", 3), 2, told)
+    told = "transformers' own code runs this model"
+    require_error(cli(*command, "-tp", 2, "--model-impl", "transformers"), 2, told)
 
 
 @pytest.mark.thorough

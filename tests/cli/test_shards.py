@@ -7,6 +7,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.cli.conftest import require_error
+from tests.helpers.json_lines import write_lines
+
 
 @pytest.fixture
 def run(cli, model_folder, tmp_path):
@@ -26,9 +29,7 @@ def source(tmp_path):
     rows: list[dict[str, Any]] = [{"id": i, "prompt": f"row {i}", "temperature": i % 2} for i in range(200)]
     rows[70]["prompt"] = ""
     rows[150]["id"] = 3
-    path = tmp_path / "in.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    return write_lines(tmp_path / "in.jsonl", rows)
 
 
 def test_shards_give_the_bytes_of_one_run(run, cli, source, tmp_path):
@@ -85,8 +86,8 @@ def test_what_cannot_be_merged(run, cli, source, tmp_path):
     (tmp_path / "out.jsonl.1-of-2.part").unlink()
     run("1/4")
     run("3/4", "--top-k", 3)
-    problem = "out.jsonl.3-of-4.part and out.jsonl.1-of-4.part are of different runs: sampling.top_k was nothing, is 3"
-    assert merge() == problem
+    parts = "out.jsonl.3-of-4.part and out.jsonl.1-of-4.part"
+    assert merge() == f"{parts} are of different runs: sampling.top_k was nothing, is 3"
     part = tmp_path / "out.jsonl.3-of-4.part"
     part.unlink()
     run("3/4")
@@ -105,11 +106,9 @@ def test_what_cannot_be_merged(run, cli, source, tmp_path):
 def test_shards_and_other_flags(run, source, tmp_path, cli, model_folder):
     """A shard has no output of its own, and its part file is another one's than that of all rows."""
     result = cli("generate", source, "--model", model_folder, "--shard", "1/2")
-    assert (result.code, "--shard needs an input file and an output file" in result.err) == (2, True)
-    assert run("0/2").code == 2
+    require_error(result, 2, "--shard needs an input file and an output file")
+    require_error(run("0/2"), 2)
     assert run("1/2").code == 3
-    result = run("1/2")
-    assert result.code == 2
-    assert "holds results of an earlier run" in result.err
+    require_error(run("1/2"), 2, "holds results of an earlier run")
     assert run("1/2", "--resume").code == 3
     assert run(None).code == 3

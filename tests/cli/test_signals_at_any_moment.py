@@ -14,12 +14,10 @@ import pytest
 
 from tests.helpers.checkout import environment
 from tests.helpers.waiting import PATIENCE_SECONDS
-from tests.job.fuzz_lines import DEEP, NUMBERS, SHORT, limit_lines
+from tests.job.fuzz_lines import DEEP, NUMBERS, PATTERNS, SHORT, limit_lines
 
 # Of processor time: beside other work a second may take a minute.
 SECONDS = 2.0
-# Takes minutes to compile, and gigabytes.
-PATTERNS = {"allOf": [{"type": "string", "pattern": f"a.{{{i}}}b"} for i in range(23)]}
 FLAGS = ["--device", "cpu", "--quiet", "--temperature", "1", "--max-num-seqs", "8", "--result-column", "out"]
 FLAGS += ["--max-tokens", "20", "--grammar-timeout", "0.6", "--grammar-memory", "256MiB"]
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
@@ -48,12 +46,8 @@ def start(source, model_folder):
 
     def start(target, *more):
         command = [sys.executable, "-m", "rosebatch", "generate", source, "-o", target, "--model", model_folder]
-        return subprocess.Popen(
-            [str(part) for part in [*command, *FLAGS, *more]],
-            env=environment(),
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        command = [str(part) for part in [*command, *FLAGS, *more]]
+        return subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True)
 
     return start
 

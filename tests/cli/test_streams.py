@@ -4,11 +4,13 @@ import json
 import os
 import stat
 import threading
+from contextlib import contextmanager
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.cli.conftest import require_error
 from tests.helpers.waiting import PATIENCE_SECONDS
 
 LINES = ['{"prompt_token_ids":[1],"max_tokens":9}', "{", '{"prompt_token_ids":[2],"max_tokens":1}']
@@ -96,9 +98,7 @@ def test_what_a_stream_cannot_have(toy, source, tmp_path, flags):
     """Nothing can be resumed there; asking for it must not be ignored, nor block."""
     os.mkfifo(tmp_path / "fifo.parquet")
     for name in ("/dev/null", "/dev/stdout", "fifo.parquet"):
-        result = toy(source, "-o", name, *flags)
-        assert result.code == USAGE
-        assert "needs an output" in result.err
+        require_error(toy(source, "-o", name, *flags), USAGE, "needs an output")
     assert "Parquet and Arrow need a file" in toy(source, "-o", "fifo.parquet").err
 
 
@@ -150,33 +150,35 @@ def test_a_file_of_errors_that_cannot_be_written(toy, source, tmp_path, name):
 
 def test_a_file_system_that_is_unknown(toy, source):
     """Found before the run, not when its results are to be uploaded."""
-    result = toy(source, "-o", "nosuchsystem://a/b.jsonl")
-    assert (result.code, "nosuchsystem" in result.err) == (1, True)
+    require_error(toy(source, "-o", "nosuchsystem://a/b.jsonl"), 1, "nosuchsystem")
 
 
-def test_a_parquet_file_through_a_pipe(toy, tmp_path, monkeypatch):
+@contextmanager
+def pipe_of(content):
+    """The path of a pipe with this content."""
+    read_end, write_end = os.pipe()
+    os.write(write_end, content)
+    os.close(write_end)
+    try:
+        yield f"/dev/fd/{read_end}"
+    finally:
+        os.close(read_end)
+
+
+def test_a_parquet_file_through_a_pipe(toy, tmp_path):
     """It needs its end first: the pipe is copied. Without the flag its first bytes tell what it is."""
     pq.write_table(pa.table({"prompt_token_ids": [[1], [2]], "max_tokens": [1, 1]}), tmp_path / "in.parquet")
     for flags in (["--input-format", "parquet"], []):
-        read_end, write_end = os.pipe()
-        os.write(write_end, (tmp_path / "in.parquet").read_bytes())
-        os.close(write_end)
-        result = toy(f"/dev/fd/{read_end}", *flags)
-        os.close(read_end)
-        assert indices(result.out) == [0, 1]
+        with pipe_of((tmp_path / "in.parquet").read_bytes()) as path:
+            assert indices(toy(path, *flags).out) == [0, 1]
 
 
 def test_a_pipe_resumes_like_a_file(toy, source, tmp_path, monkeypatch):
     """Its contents are compared, as those of a file are."""
 
     def run(content):
-        read_end, write_end = os.pipe()
-        os.write(write_end, content)
-        os.close(write_end)
-        try:
-            return toy(f"/dev/fd/{read_end}", "-o", "out.jsonl", "--resume")
-        finally:
-            os.close(read_end)
+        with pipe_of(content) as path:
+            return toy(path, "-o", "out.jsonl", "--resume")
 
     with monkeypatch.context() as patch:
         patch.setattr("rosebatch.job.open_output.replace_file", lambda whole, path: 1 / 0)
@@ -196,9 +198,8 @@ def test_a_pipe_resumes_like_a_file(toy, source, tmp_path, monkeypatch):
 )
 def test_pipes_of_the_shell(process, toy_toml, source, name):
     """All rows were lost, exit code 0."""
-    result = process(
-        f"$PY -m rosebatch generate {name} --model $MODEL --load-format dummy -q", MODEL=toy_toml, IN=source
-    )
+    command = f"$PY -m rosebatch generate {name} --model $MODEL --load-format dummy -q"
+    result = process(command, MODEL=toy_toml, IN=source)
     assert (result.returncode, indices(result.stdout)) == (3, [0, 1, 2])
 
 

@@ -48,6 +48,8 @@ SHORT = ["null", "true", "false", '""', '" "', '"\\u0000"', '"\\ud800"', '"{}"']
 SHORT += ["[]", "{}", "[null]", '[""]', '{"a": 1}', '["x", 1]']
 DEEP = [f"{'[' * depth}1{']' * depth}" for depth in (15, 490, 590, 990, 10_000)]
 DEEP += ['{"a":' * depth + "1" + "}" * depth for depth in (15, 490, 590, 990, 10_000)]
+# Parsing this schema alone takes minutes and many GiB: llguidance looks for a text that all patterns match.
+PATTERNS = {"allOf": [{"type": "string", "pattern": f"a.{{{i}}}b"} for i in range(23)]}
 # Tokens of a sequence.
 LIMIT = 40
 # Grammars have limits of their own.

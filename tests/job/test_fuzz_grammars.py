@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from tests.helpers.json_lines import read_lines
+from tests.job.fuzz_lines import PATTERNS
 from tests.job.job_memory import peak
 
 LARGE = 10_000_000
@@ -23,7 +24,6 @@ REGEXES = [
     *(f"[ab]{{{count}}}" for count in COUNTS),
     "|".join(f"{number:06}" for number in range(20_000)),
 ]
-PATTERNS = {"allOf": [{"type": "string", "pattern": f"a.{{{i}}}b"} for i in range(23)]}
 SCHEMAS = [
     *(json.dumps(PATTERNS), '{"not":' * 10_000 + "{}" + "}" * 10_000, '{"items":' * 400 + "{}" + "}" * 400, "true"),
     *("false", "{}", '{"$ref": "#"}', '{"$ref": "#/$defs/none"}', '{"enum": []}', '{"const": NaN}'),

@@ -22,10 +22,9 @@ from rosebatch.text.grammar import Grammars
 from rosebatch.text.grammar_check import GrammarLimits, Tried, check_grammar, try_grammar
 from tests.helpers.byte_tokenizer import EOS
 from tests.job.fake_model import launch_fake, make_engine
+from tests.job.fuzz_lines import PATTERNS
 from tests.job.lines import codes
 
-# Parsing it alone takes minutes and many GiB: llguidance looks for a text that all patterns match.
-PATTERNS = {"allOf": [{"type": "string", "pattern": f"a.{{{i}}}b"} for i in range(23)]}
 EXPLOSION = GrammarSpec("json_schema", json.dumps(PATTERNS))
 QUICK = GrammarLimits(seconds=0.2)
 SMALL = GrammarLimits(seconds=600, memory=16 << 20)

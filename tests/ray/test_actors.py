@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from rosebatch.job.workers.ray_cluster import cpus_of_each, short_reason
+from tests.cli.conftest import require_error
 from tests.helpers.waiting import PATIENCE_SECONDS, until
 
 FLAGS = ("--ray", "local", "-dp", 2)
@@ -100,15 +101,13 @@ def test_ray_is_missing(cli, source, model_folder, tmp_path, monkeypatch):
     """It was a traceback."""
     monkeypatch.setitem(sys.modules, "ray", None)
     result = cli("generate", source, "-o", tmp_path / "out", "--model", model_folder, "--ray", "local")
-    assert result.code == 1
-    assert result.err.endswith("--ray: the package is not installed; pip install 'rosebatch[ray]'\n")
+    require_error(result, 1, "--ray: the package is not installed; pip install 'rosebatch[ray]'\n")
 
 
 def test_a_strict_check_by_another_machine(cli, source, model_folder, tmp_path):
     """It may not have the input, and its stderr is elsewhere."""
     result = cli("generate", source, "-o", tmp_path / "out", "--model", model_folder, "--ray", "local", "--strict")
-    assert result.code == 2
-    assert "use rosebatch check" in result.err
+    require_error(result, 2, "use rosebatch check")
 
 
 @pytest.mark.parametrize(

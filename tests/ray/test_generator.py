@@ -156,14 +156,8 @@ Engine.step = fail
 async def run(): return [r async for r in Generator({str(model_folder)!r}, device="cpu")(pa.table({{"prompt": ["a"]}}))]
 asyncio.run(run())
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        check=False,
-    )
+    options = {"env": environment(), "capture_output": True, "text": True, "timeout": PATIENCE_SECONDS}
+    done = subprocess.run([sys.executable, "-c", script], **options)
     assert done.returncode == 1
     assert "RuntimeError: the device is lost" in done.stderr
 
@@ -179,13 +173,12 @@ def test_the_example_interrupted_and_continued(rays, model_folder, tmp_path):
         rows = rows.append_column("id", pa.array(range(part * 40, part * 40 + 40)))
         pq.write_table(rows, tmp_path / "in" / f"{part}.parquet")
     flags = ["--model", model_folder, "--device", "cpu", "--batch-size", 4, "--max-tokens", 60, "--block-rows", 20]
-    command = [sys.executable, ROOT / "examples" / "ray_data.py", tmp_path / "in", tmp_path / "out", *flags]
+    script = ROOT / "examples" / "ray_data.py"
+    command = [str(part) for part in (sys.executable, script, tmp_path / "in", tmp_path / "out", *flags)]
 
     def begin():
         with (tmp_path / "log").open("a") as log:
-            return subprocess.Popen(
-                list(map(str, command)), stdout=log, stderr=log, cwd=tmp_path, start_new_session=True
-            )
+            return subprocess.Popen(command, stdout=log, stderr=log, cwd=tmp_path, start_new_session=True)
 
     job, kills = begin(), 0
     until(lambda: list((tmp_path / "out").glob("*.parquet")) or job.poll() is not None)
