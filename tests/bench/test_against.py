@@ -1,6 +1,5 @@
 """Other engines: what a peer process gets, and what its answer becomes. The peer here generates nothing."""
 
-import json
 import re
 import sys
 from dataclasses import replace
@@ -14,6 +13,7 @@ from rosebatch.bench.peers import transformers
 from rosebatch.bench.scenario import Range, Sampling
 from rosebatch.core.errors import FlagError
 from rosebatch.model.hf_folder import write_config
+from tests.helpers.json_lines import read_lines
 
 HERE = Path(__file__).parent
 
@@ -26,7 +26,7 @@ def fake(tmp_path):
     def make(**args):
         return Peer("fake", module="fake_peer", package="json", path=str(HERE), args={"log": str(log), **args})
 
-    make.processes = lambda: [json.loads(line) for line in log.read_text().splitlines()]
+    make.processes = lambda: read_lines(log)
     return make
 
 
@@ -56,20 +56,10 @@ def test_what_a_peer_is_told(fake, make_case):
     spec = process["spec"]
     assert spec.pop("args") == fake().args
     assert not Path(spec.pop("model")).exists(), "a temporary folder"
-    workload = {
-        "prompts": [case.workload(run).prompts for run in range(3)],
-        "output_lens": case.workload().output_lens,
-        "sampling": {"temperature": 1.0, "top_p": 0.9},
-    }
-    assert spec == {
-        "load_format": "dummy",
-        "device": "cpu",
-        "dtype": "float32",
-        "max_num_seqs": 2,
-        "prefix_cache": False,
-        "repeats": 2,
-        "workloads": [workload],
-    }
+    workload = {"prompts": [case.workload(run).prompts for run in range(3)], "output_lens": case.workload().output_lens}
+    workload["sampling"] = {"temperature": 1.0, "top_p": 0.9}
+    expected = {"load_format": "dummy", "device": "cpu", "dtype": "float32", "max_num_seqs": 2}
+    assert spec == {**expected, "prefix_cache": False, "repeats": 2, "workloads": [workload]}
     assert process["config"]["architectures"] == ["LlamaForCausalLM"]
 
 
@@ -156,9 +146,8 @@ def test_choose_peers(monkeypatch, tmp_path):
         ["./link", "sglang=/opt/python"],
         ["one", "vllm=two:/three", "sglang=x=y"],
     )
-    assert vllm == replace(
-        PEERS["vllm"], args={"a": 1, "b": "x=y"}, python=str(tmp_path / "link"), path=f"{tmp_path / 'two'}:/three"
-    )
+    own = {"args": {"a": 1, "b": "x=y"}, "python": str(tmp_path / "link"), "path": f"{tmp_path / 'two'}:/three"}
+    assert vllm == replace(PEERS["vllm"], **own)
     assert sglang == replace(PEERS["sglang"], args={"c": 2}, python="/opt/python", path=str(tmp_path / "x=y"))
     assert choose_peers(["sglang"], [], ["python3"], []) == [replace(PEERS["sglang"], python="python3")]
     assert choose_peers(["transformers"], [], [], []) == [PEERS["transformers"]]

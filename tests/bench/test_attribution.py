@@ -1,5 +1,7 @@
 """A trace of kernels -> where the time went. Tracing needs a GPU, but splitting and adding up does not."""
 
+from unittest.mock import Mock
+
 import pytest
 
 from rosebatch.bench import attribution
@@ -33,17 +35,9 @@ def durations(step):
 
 def test_prompts_and_decodes():
     """Both kinds of steps end with the feedback kernel: only the attention kernel tells them apart."""
-    softmax = ("_norm", "_decode", "_advance")
-    steps = split_steps(
-        kernel_times(
-            trace(
-                (PROMPT, (1, 2, 3, 4, 5, 6)),
-                (("_norm", "_prefill", "_advance"), (7, 7, 7)),
-                (DECODE, (1, 2, 3, 4, 5)),
-                (softmax, (8, 8, 8)),
-            )
-        )
-    )
+    prompts = (PROMPT, (1, 2, 3, 4, 5, 6)), (("_norm", "_prefill", "_advance"), (7, 7, 7))
+    decodes = (DECODE, (1, 2, 3, 4, 5)), (("_norm", "_decode", "_advance"), (8, 8, 8))
+    steps = split_steps(kernel_times(trace(*prompts, *decodes)))
     assert [durations(step) for step in steps.prompts] == [[1, 2, 3, 4, 5, 6], [7, 7, 7]]
     assert [durations(step) for step in steps.decodes] == [[1, 2, 3, 4, 5], [8, 8, 8]]
 
@@ -76,18 +70,9 @@ def test_waiting_within_a_prompt_step_is_nobodys():
 
 def test_the_usual_step():
     """A step that the profiler slowed down must not be taken, nor one with further kernels of the host."""
-    steps = split_steps(
-        kernel_times(
-            reversed(
-                trace(
-                    ((COPY, *DECODE), (1, 2, 5, 3, 1, 1)),
-                    (DECODE, (2, 5, 3, 1, 1)),
-                    (DECODE, (2, 5, 300, 1, 1)),
-                    (DECODE, (2, 4, 3, 1, 1)),
-                )
-            )
-        )
-    )
+    decodes = [(DECODE, durations) for durations in ((2, 5, 3, 1, 1), (2, 5, 300, 1, 1), (2, 4, 3, 1, 1))]
+    events = trace(((COPY, *DECODE), (1, 2, 5, 3, 1, 1)), *decodes)
+    steps = split_steps(kernel_times(reversed(events)))
     assert durations(usual_step(steps.decodes)) == [2, 5, 3, 1, 1]
     # One step of each kind: the host's further kernels are not part of the usual step.
     assert len(usual_step(steps.decodes[:2])) == len(DECODE)
@@ -95,19 +80,12 @@ def test_the_usual_step():
 
 def test_overlapping_kernels_add_up_to_the_step():
     """If a kernel begins before the last one has ended, only the time that it adds counts."""
-    names = ("_norm", "_decode", PRODUCT, "_advance")
-    starts = [(100, 10), (105, 10), (107, 2), (120, 1)]
-    events = [
-        {"cat": "kernel", "name": name, "ts": ts, "dur": dur} for name, (ts, dur) in zip(names, starts, strict=True)
-    ]
+    kernels = [("_norm", 100, 10), ("_decode", 105, 10), (PRODUCT, 107, 2), ("_advance", 120, 1)]
+    events = [{"cat": "kernel", "name": name, "ts": ts, "dur": dur} for name, ts, dur in kernels]
     (step,) = split_steps(kernel_times(events)).decodes
     assert [time.advances for time in step] == [10, 5, 0, 6]
-    assert by_key(step, "part") == {
-        "norms": (1, 10, 10),
-        "feedback": (1, 6, 1),
-        "attention": (1, 5, 10),
-        "matrix products": (1, 0, 2),
-    }
+    expected = {"norms": (1, 10, 10), "feedback": (1, 6, 1), "attention": (1, 5, 10), "matrix products": (1, 0, 2)}
+    assert by_key(step, "part") == expected
     assert by_key(step, "name")["Kernel2"] == (1, 0, 2)
 
 
@@ -118,10 +96,8 @@ def test_overlapping_kernels_add_up_to_the_step():
         ("norms", ["_norm", "_whole_norm", "_uclip"]),
         ("KV and rotary", ["_prepare", "_append", "_copy_blocks"]),
         ("activations", ["_activation", "_activation_mul", "_bias_residual"]),
-        (
-            "matrix products",
-            ["_product", "nvjet_tst_128x8", "sm90_xmma_gemm_bf16", "gemv2T", PRODUCT, "cublasSplitKParams"],
-        ),
+        ("matrix products", ["_product", "nvjet_tst_128x8", "sm90_xmma_gemm_bf16"]),
+        ("matrix products", ["gemv2T", PRODUCT, "cublasSplitKParams"]),
         ("logits", ["_scale_and_cap"]),
         ("sampling", ["_summarise", "_choose"]),
         ("feedback", ["_advance"]),
@@ -148,16 +124,11 @@ def launched_in_ranges(parts=HOST, step="decode step"):
     """A step as the host launches it: one kernel in each range, 5 µs late, all in the range of the step."""
     events, now = [], 100.0
     for number, (part, name) in enumerate(parts.items()):
+        args = {"correlation": number}
         events += [
             {"cat": "user_annotation", "name": part, "ts": now, "dur": 10.0},
-            {
-                "cat": "cuda_runtime",
-                "name": "cudaLaunchKernel",
-                "ts": now + 2,
-                "dur": 3.0,
-                "args": {"correlation": number},
-            },
-            {"cat": "kernel", "name": name, "ts": now + 7, "dur": 4.0, "args": {"correlation": number}},
+            {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": now + 2, "dur": 3.0, "args": args},
+            {"cat": "kernel", "name": name, "ts": now + 7, "dur": 4.0, "args": args},
         ]
         now += 20
     return [{"cat": "user_annotation", "name": step, "ts": 95.0, "dur": now - 95.0}, *events]
@@ -190,11 +161,8 @@ def test_the_innermost_range_counts():
 def test_steps_without_a_feedback_kernel():
     """The PyTorch runner has none: its ranges split the steps, and what no step launched is dropped."""
     prompt = launched_in_ranges(step="prompt step")
-    late = [
-        {**e, "ts": e["ts"] + 1000, "args": {"correlation": e["args"]["correlation"] + 50}}
-        for e in prompt
-        if "args" in e
-    ]
+    late = [{**event, "ts": event["ts"] + 1000} for event in prompt if "args" in event]
+    late = [{**event, "args": {"correlation": event["args"]["correlation"] + 50}} for event in late]
     decode = {"cat": "user_annotation", "name": "decode step", "ts": 1095.0, "dur": 90.0}
     steps = read_steps([*prompt, decode, *late])
     assert [len(step) for step in steps.prompts] == [len(HOST)]
@@ -232,13 +200,8 @@ def test_replays_are_told_from_launches():
 
 def test_calls_of_cuda():
     """The profiler's own wait at the end would be the longest call of all."""
-    names = [
-        ("cudaGraphLaunch", 5),
-        ("cudaEventSynchronize", 90),
-        ("cudaGraphLaunch", 6),
-        ("cudaDeviceSynchronize", 900),
-    ]
-    events = [{"cat": "cuda_runtime", "name": name, "ts": 0, "dur": dur} for name, dur in names]
+    calls = [("GraphLaunch", 5), ("EventSynchronize", 90), ("GraphLaunch", 6), ("DeviceSynchronize", 900)]
+    events = [{"cat": "cuda_runtime", "name": f"cuda{name}", "ts": 0, "dur": dur} for name, dur in calls]
     events.append({"cat": "kernel", "name": "_norm", "ts": 0, "dur": 7})
     assert api_calls(events) == {"cudaEventSynchronize": Calls(1, 90), "cudaGraphLaunch": Calls(2, 11)}
     assert list(api_calls(events)) == ["cudaEventSynchronize", "cudaGraphLaunch"]
@@ -272,21 +235,12 @@ def test_only_the_beginning_of_a_run_is_traced(engine, make_case, monkeypatch):
     assert not engine.has_unfinished
     assert engine.stats.decode_steps == 39
     # In a decode step the microsecond before each kernel counts, except before the first.
-    assert {name: found[name] for name in ("prefill_us", "decode_step_us", "decode_kernels")} == {
-        "prefill_us": {
-            "feedback": 12.0,
-            "sampling": 10.0,
-            "attention": 8.0,
-            "KV and rotary": 6.0,
-            "matrix products": 4.0,
-            "norms": 2.0,
-        },
-        "decode_step_us": {"feedback": 6.0, "sampling": 5.0, "attention": 4.0, "matrix products": 3.0, "norms": 1.0},
-        "decode_kernels": 5,
-    }
-    assert found["num_layers"] == 2
-    assert (found["replays"], found["decode_waiting_us"], found["api_decode_steps"]) == ({}, 0, 1)
-    assert found["api_us"] == {"cudaGraphLaunch": {"calls": 1, "us": 8}}
+    parts = ("feedback", "sampling", "attention", "KV and rotary", "matrix products", "norms")
+    decode = {"feedback": 6.0, "sampling": 5.0, "attention": 4.0, "matrix products": 3.0, "norms": 1.0}
+    expected = {"prefill_us": dict(zip(parts, (12.0, 10.0, 8.0, 6.0, 4.0, 2.0), strict=True)), "decode_step_us": decode}
+    expected |= {"decode_kernels": 5, "num_layers": 2, "replays": {}, "decode_waiting_us": 0, "api_decode_steps": 1}
+    expected |= {"api_us": {"cudaGraphLaunch": {"calls": 1, "us": 8}}}
+    assert {name: found[name] for name in expected} == expected
     attention = {"name": "_gated_decode", "part": "attention", "number": 1, "us": 4.0, "duration_us": 3.0}
     assert attention in found["decode_kernel_us"]
 
@@ -317,11 +271,7 @@ def test_a_cpu_has_all_parts(make_case, model):
 def test_an_error_in_a_traced_run_leaves_the_engine_without_ranges(engine, make_case, monkeypatch):
     """The next run would otherwise open the ranges of a profiler that has gone, and give other times."""
     before = engine.runner.model.ops, engine.runner.ops, engine.runner.model.layers
-
-    def broken_record(work, **options):
-        raise RuntimeError
-
-    monkeypatch.setattr(attribution, "record", broken_record)
+    monkeypatch.setattr(attribution, "record", Mock(side_effect=RuntimeError))
     with pytest.raises(RuntimeError):
         attribute(engine, requests_of(make_case()), cuda=True)
     assert not engine.has_unfinished

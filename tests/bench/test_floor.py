@@ -8,21 +8,11 @@ from rosebatch.config.delta import DeltaConfig
 from rosebatch.config.model import ExpertsConfig, ModelConfig
 from rosebatch.config.toml_file import load_toml
 from rosebatch.engine.metrics.roofline import Floor, Rates, find_floor, measure_rates
+from tests.helpers.model_configs import small_config
 
 H100 = Rates(copy=3.0e12, matmul=798e12)
-TINY = {
-    "family": "llama",
-    "vocab_size": 10,
-    "hidden_size": 8,
-    "num_layers": 3,
-    "num_heads": 4,
-    "num_kv_heads": 2,
-    "head_dim": 5,
-    "intermediate_size": 7,
-    "max_model_len": 100,
-    "norm_eps": 1e-5,
-    "activation": "silu",
-}
+TINY = {"vocab_size": 10, "hidden_size": 8, "num_layers": 3, "num_heads": 4, "num_kv_heads": 2}
+TINY |= {"head_dim": 5, "intermediate_size": 7, "max_model_len": 100}
 # q and o: 8 x 20, k and v: 8 x 10, MLP: 8 x 7.
 LAYERS, HEAD, TOKEN = 3 * (2 * 160 + 2 * 80 + 3 * 56), 80, 2 * 3 * 2 * 5 * 2
 # What the last layer does with the last token of a prompt alone; and operations of a query with a key in a layer.
@@ -30,11 +20,9 @@ LAST, PAIR = 2 * 160 + 3 * 56, 4 * 4 * 5
 
 
 def floor_of(prompt_lens, output_lens, seqs=10, itemsize=2, cached_prefix=0, **fields):
-    config = ModelConfig(**{**TINY, **fields})
-    rates = Rates(copy=1.0, matmul=1.0)
-    return find_floor(
-        config, itemsize, prompt_lens, output_lens, max_num_seqs=seqs, rates=rates, cached_prefix=cached_prefix
-    )
+    config = small_config(**{**TINY, **fields})
+    options = {"max_num_seqs": seqs, "rates": Rates(copy=1.0, matmul=1.0), "cached_prefix": cached_prefix}
+    return find_floor(config, itemsize, prompt_lens, output_lens, **options)
 
 
 @pytest.mark.parametrize(
@@ -56,9 +44,8 @@ def test_known_floors(name, tokens_per_s):
     scenario = chosen.scenario
     config = load_toml(configs_dir() / "models" / f"{scenario.model}.toml", ModelConfig)
     workload = make_workload(scenario, config.vocab_size)
-    floor = find_floor(
-        config, 2, workload.prompt_lens, workload.output_lens, max_num_seqs=scenario.max_num_seqs, rates=H100
-    )
+    lengths = workload.prompt_lens, workload.output_lens
+    floor = find_floor(config, 2, *lengths, max_num_seqs=scenario.max_num_seqs, rates=H100)
     assert sum(workload.output_lens) / floor.seconds == pytest.approx(tokens_per_s, rel=0.03)
 
 
@@ -95,11 +82,8 @@ def test_the_mlp_of_gpt2_has_two_matrices():
 )
 def test_steps(output_lens, seqs, steps):
     """A free place is taken at once, the longest first: in another order, a job was faster than its floor."""
-    minimum = floor_of([1] * len(output_lens), output_lens, seqs=100).decode_s
-    limit = max(output_lens) - 1
-    assert floor_of([1] * len(output_lens), output_lens, seqs=seqs).decode_s - minimum == (steps - limit) * 2 * (
-        LAYERS + HEAD
-    )
+    few, many = (floor_of([1] * len(output_lens), output_lens, seqs=limit).decode_s for limit in (seqs, 100))
+    assert few - many == (steps - (max(output_lens) - 1)) * 2 * (LAYERS + HEAD)
 
 
 def test_a_cached_prefix_counts_once():

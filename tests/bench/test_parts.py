@@ -21,14 +21,8 @@ OWN = {"qwen3_5": {"activations"}, "qwen3_moe": {"router", "experts"}, "qwen2_mo
 @pytest.mark.parametrize(
     ("name", "off"),
     [
-        ("qwen3_5", ()),
-        ("llama", ()),
-        ("gemma2", ()),
-        ("gpt_neox", ()),
-        ("qwen3_moe", ()),
-        ("qwen2_moe", ()),
-        ("gpt2", FUSED),
-        ("hp1", FUSED),
+        *((name, ()) for name in ("qwen3_5", "llama", "gemma2", "gpt_neox", "qwen3_moe", "qwen2_moe")),
+        *((name, FUSED) for name in ("gpt2", "hp1")),
     ],
 )
 def test_parts_of_kernels_and_of_operators(name, off):

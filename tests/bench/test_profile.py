@@ -29,9 +29,8 @@ def test_an_attribution_is_of_a_warm_engine(make_case, monkeypatch, fake_launch)
     names = {"kind": "attribution", "scenario": "small", "model": "tiny-llama", "toggles": {}}
     assert attribute_case(case) == {**names, "decode_kernels": 3, "cuda": False}
     assert [name for name, _ in fake_launch.ran] == [0, "attributed", "attributed"]
-    assert [ids for _, ids in fake_launch.ran] == [
-        [tuple(prompt) for prompt in case.workload(run).prompts] for run in range(3)
-    ]
+    expected = [[tuple(prompt) for prompt in case.workload(run).prompts] for run in range(3)]
+    assert [ids for _, ids in fake_launch.ran] == expected
 
 
 def test_a_trace_for_a_browser(make_case, tmp_path):
@@ -41,14 +40,8 @@ def test_a_trace_for_a_browser(make_case, tmp_path):
     events = json.loads(output.read_bytes())["traceEvents"]
     ranges = {event["name"] for event in events if event.get("cat") == "user_annotation"}
     assert {*PARTS, *STEPS} - {"activations", "router", "experts"} <= ranges
-    assert entry == {
-        "kind": "profile",
-        "scenario": "small",
-        "model": "tiny-llama",
-        "profile": "torch",
-        "output": str(output),
-        "events": len(events),
-    }
+    expected = {"kind": "profile", "scenario": "small", "model": "tiny-llama", "profile": "torch"}
+    assert entry == {**expected, "output": str(output), "events": len(events)}
     line = f"small, tiny-llama: {output}, {len(events)} events; open it in Perfetto or chrome://tracing\n"
     assert profile_text(entry) == line
 
@@ -59,10 +52,8 @@ def test_each_case_has_its_own_trace(make_case, tmp_path, monkeypatch):
     case = make_case()
     for each in (case, replace(case, name="a/b")):
         profile_case(each, Profile("torch", tmp_path / "trace.json"), alone=False)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "trace-a-b-tiny-llama.json",
-        "trace-small-tiny-llama.json",
-    ]
+    expected = ["trace-a-b-tiny-llama.json", "trace-small-tiny-llama.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == expected
 
 
 def test_a_trace_that_cannot_be_written(make_case, tmp_path):
@@ -86,13 +77,8 @@ def test_nvtx_ranges_of_one_run(make_case, monkeypatch):
     monkeypatch.setattr(torch.cuda.nvtx, "range", nvtx_range)
     entry = profile_case(make_case(output_len=3), Profile("nvtx", Path("unused")), alone=True)
     assert entry == {"kind": "profile", "scenario": "small", "model": "tiny-llama", "profile": "nvtx"}
-    assert [name for name in seen if name in ("start", "stop", *STEPS)] == [
-        "start",
-        "prompt step",
-        "decode step",
-        "decode step",
-        "stop",
-    ]
+    expected = ["start", "prompt step", "decode step", "decode step", "stop"]
+    assert [name for name in seen if name in expected] == expected
     assert {*PARTS} - {"activations", "router", "experts"} <= {*seen}
     assert "NVTX" in profile_text(entry)
 
@@ -106,9 +92,8 @@ def test_choosing_a_profile():
     assert choose_profile("nvtx", here, "cuda") == Profile("nvtx", here)
     with pytest.raises(FlagError, match=r"^--profile nvtx: there are no NVTX ranges on cpu; use --profile torch$"):
         choose_profile("nvtx", here, "cpu")
-    with pytest.raises(
-        FlagError, match=r"^--profile-output no-such-folder/trace\.json: no-such-folder is not a folder$"
-    ):
+    told = r"^--profile-output no-such-folder/trace\.json: no-such-folder is not a folder$"
+    with pytest.raises(FlagError, match=told):
         choose_profile("torch", nowhere, "cuda")
 
 
@@ -118,32 +103,18 @@ def test_ranges_nest_and_leave_nothing_behind(make_case):
     engine = launch(case.config).engine
     opened, depth = [], []
 
-    class Mark:
-        def __init__(self, name):
-            self.name = name
-
-        def __enter__(self):
-            opened.append((len(depth), self.name))
-            depth.append(self.name)
-
-        def __exit__(self, *_):
-            assert depth.pop() == self.name
+    @contextmanager
+    def mark(name):
+        opened.append((len(depth), name))
+        depth.append(name)
+        yield
+        assert depth.pop() == name
 
     requests = case.workload().requests(case.scenario.sampling)
-    with ranges(engine, Mark):
+    with ranges(engine, mark):
         (first,) = engine.run(requests)
-    layer = [
-        (1, "qkv projection"),
-        (1, "attention"),
-        (2, "KV and rotary"),
-        (2, "KV and rotary"),
-        (2, "attention"),
-        (1, "out projection"),
-        (1, "norms"),
-        (1, "gate, up projection"),
-        (1, "down projection"),
-        (1, "norms"),
-    ]
+    layer = [(1, "qkv projection"), (1, "attention"), (2, "KV and rotary"), (2, "KV and rotary"), (2, "attention")]
+    layer += [(1, "out projection"), (1, "norms"), (1, "gate, up projection"), (1, "down projection"), (1, "norms")]
     step = [(1, "norms"), *layer, *layer, (1, "logits"), (1, "sampling")]
     steps = [(0, "prompt step"), *step, (0, "decode step"), *step]
     # The calls of attention on gathered keys have no range of their own.

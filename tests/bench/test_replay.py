@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.engine.scheduling.step_planner import MIXED, SeparateDecodes
+from tests.bench.test_against import take_log
 from tests.job.fake_model import FakeModel, make_engine
 
 HERE = Path(__file__).parent
@@ -55,10 +57,8 @@ def run(virtual, times, lengths, scale=1.0):
         virtual.time += 1.0
 
     engine = make_engine(FakeModel(before_step=step), seqs=4, budget=64, blocks=64)
-    requests = [
-        Request(i, (65 + i, 66, 67, 68), SamplingParams(max_tokens=length, ignore_eos=True))
-        for i, length in enumerate(lengths)
-    ]
+    params = [SamplingParams(max_tokens=length, ignore_eos=True) for length in lengths]
+    requests = [Request(i, (65 + i, 66, 67, 68), each) for i, each in enumerate(params)]
     return replay(engine, [at / scale for at in times], requests)
 
 
@@ -99,17 +99,20 @@ def test_windows_are_short_meanwhile(policy, inside):
 
 
 @pytest.fixture
+def peer(tmp_path):
+    return Peer("fake", "fake_peer", "json", path=str(HERE), args={"log": str(tmp_path / "log")})
+
+
+@pytest.fixture
 def arrivals():
     return Arrivals("burst", [0.0, 0.0, 0.01], lambda run: Workload([[run + 1, 2, 3]] * 3, [4, 2, 1]))
 
 
-def test_what_a_peer_is_sent(tmp_path, make_case, arrivals):
+def test_what_a_peer_is_sent(peer, make_case, arrivals):
     """The same prompts at the same times, and its latencies in the names of ours."""
-    log = tmp_path / "processes"
-    peer = Peer("fake", module="fake_peer", package="json", path=str(HERE), args={"log": str(log)})
     case = make_case(sampling=Sampling(temperature=1.0))
     found = replay_peer(peer, case, arrivals, [1.0, 2.0])
-    spec = json.loads(log.read_text())["spec"]
+    spec = json.loads(Path(peer.args["log"]).read_text())["spec"]
     assert spec["replays"] == {
         "prompts": [arrivals.workload(i).prompts for i in range(3)],
         "output_lens": [4, 2, 1],
@@ -125,20 +128,18 @@ def test_what_a_peer_is_sent(tmp_path, make_case, arrivals):
         assert each["itl_s"].keys() == {"mean", "p50", "p90", "p95", "p99"}
 
 
-def test_a_peer_that_loses_tokens(tmp_path, make_case, arrivals):
+def test_a_peer_that_loses_tokens(peer, make_case, arrivals):
     """Fewer tokens would look like speed."""
-    args = {"log": str(tmp_path / "log"), "short_by": 1}
-    peer = Peer("fake", module="fake_peer", package="json", path=str(HERE), args=args)
+    peer = replace(peer, args={**peer.args, "short_by": 1})
     with pytest.raises(UserError, match="does not have the requested length") as caught:
         replay_peer(peer, make_case(), arrivals, [1.0])
-    Path(str(caught.value).split("its log is ")[1].split(": ")[0]).unlink()
+    take_log(caught.value)
 
 
-def test_ours_beside_peers(tmp_path, make_case, arrivals, capsys):
+def test_ours_beside_peers(peer, make_case, arrivals, capsys):
     """A line for each scale and engine, a page with four plots; a peer that fails costs its own lines only."""
-    good = Peer("fake", "fake_peer", "json", path=str(HERE), args={"log": str(tmp_path / "log")})
-    bad = Peer("bad", "fake_peer", "json", path=good.path, args={**good.args, "crash": True})
-    entries = list(run_replays(make_case(), arrivals, [1.0, 4.0], [good, bad], 0.5))
+    bad = replace(peer, name="bad", args={**peer.args, "crash": True})
+    entries = list(run_replays(make_case(), arrivals, [1.0, 4.0], [peer, bad], 0.5))
     names = [(entry["scale"], entry.get("peer", "rosebatch"), "error" in entry) for entry in entries]
     order = [("rosebatch", False), ("fake", False), ("bad", True)]
     assert names == [(scale, *each) for scale in (1.0, 4.0) for each in order]
@@ -156,9 +157,8 @@ def test_ours_beside_peers(tmp_path, make_case, arrivals, capsys):
     assert page.count("<polyline") == 4 * 2
     assert page.count("<circle") == 4 * 2 * 2 * 2
     assert page.count("rx=") == 4, "a bar for each result"
-    for entry in entries:
-        if "error" in entry:
-            Path(entry["error"].split("its log is ")[1].split(": ")[0]).unlink(missing_ok=True)
+    for error in {entry["error"] for entry in entries if "error" in entry}:
+        take_log(error)
 
 
 def test_latencies_keep_the_digits_that_are_read():

@@ -3,6 +3,7 @@
 import io
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,14 +15,8 @@ from rosebatch.bench.tables import print_results
 from rosebatch.core.errors import UserError
 from rosebatch.engine.metrics.roofline import Rates
 
-OURS = {
-    "kind": "run",
-    "model": "tiny-llama",
-    "elapsed_s": 2.0,
-    "seconds": [2.0, 1.5, 3.0],
-    "output_tokens_per_s": 60.0,
-    "startup_s": {"import": 1.0, "load": 0.5, "warm-up": 4.0},
-}
+OURS = {"kind": "run", "model": "tiny-llama", "elapsed_s": 2.0, "seconds": [2.0, 1.5, 3.0]}
+OURS |= {"output_tokens_per_s": 60.0, "startup_s": {"import": 1.0, "load": 0.5, "warm-up": 4.0}}
 THEIRS = {"version": "9.9", "startup_s": {"load": 40.0, "warm-up": 5.0}, "seconds": [4.0, 3.0, 5.0]}
 
 
@@ -64,20 +59,19 @@ def run(cases, switches=(), peers=()):
     return run_session(cases, repeats=3, switches=switches, peers=peers, import_seconds=1.0)
 
 
+def printed(results, cases):
+    """The lines of results, with a blank between two words."""
+    stream = io.StringIO()
+    print_results(results, cases, stream)
+    return [" ".join(line.split()) for line in stream.getvalue().splitlines()]
+
+
 def test_peers_come_first(stages, make_case):
     """Peers need the GPU's memory while we hold none, and only after all of them are known to be installed."""
     cases = [make_case("a"), make_case("b")]
     results = list(run(cases, ["prefix_cache"], ["vllm", "sglang"]))
-    assert stages.order == [
-        ("installed", "vllm"),
-        ("installed", "sglang"),
-        ("vllm", ["a", "b"]),
-        ("sglang", ["a", "b"]),
-        ("prefix_cache", "a"),
-        ("rosebatch", "a"),
-        ("prefix_cache", "b"),
-        ("rosebatch", "b"),
-    ]
+    first = [("installed", "vllm"), ("installed", "sglang"), ("vllm", ["a", "b"]), ("sglang", ["a", "b"])]
+    assert stages.order == first + [(stage, name) for name in "ab" for stage in ("prefix_cache", "rosebatch")]
     kinds = ["comparison", "run", "peer", "peer"]
     assert [(r["kind"], r["scenario"]) for r in results] == [(k, name) for name in "ab" for k in kinds]
 
@@ -133,11 +127,8 @@ def test_a_peer_that_fails_costs_itself_only(stages, make_case):
 
 def test_out_of_gpu_memory(stages, make_case, monkeypatch):
     """One line that says what to do, not a traceback."""
-
-    def no_room(*args):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB. GPU 0 has")
-
-    monkeypatch.setattr(session, "time_case", no_room)
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB. GPU 0 has")
+    monkeypatch.setattr(session, "time_case", Mock(side_effect=error))
     with pytest.raises(UserError, match=r"^CUDA out of memory: choose a smaller scenario"):
         list(run([make_case()]))
 
@@ -173,17 +164,11 @@ def test_models_side_by_side(stages, two_models):
     """A further model is compared with the first one on the same scenario, not with the last run."""
     stages.slower = {"tiny-llama": 1.5}
     results = list(run(two_models))
-    assert [(r["scenario"], r["model"], r.get("time_over_first")) for r in results] == [
-        ("a", "tiny-hp1", None),
-        ("a", "tiny-llama", 1.5),
-        ("b", "tiny-hp1", None),
-        ("b", "tiny-llama", 1.5),
-    ]
+    expected = [(name, *each) for name in "ab" for each in (("tiny-hp1", None), ("tiny-llama", 1.5))]
+    assert [(r["scenario"], r["model"], r.get("time_over_first")) for r in results] == expected
     means = summarize(results)
-    assert {model: values["elapsed_s"] for model, values in means.items()} == {
-        "tiny-hp1": pytest.approx(2.0),
-        "tiny-llama": pytest.approx(3.0),
-    }
+    seconds = {model: values["elapsed_s"] for model, values in means.items()}
+    assert seconds == pytest.approx({"tiny-hp1": 2.0, "tiny-llama": 3.0})
     assert means["tiny-llama"]["time_over_first"] == pytest.approx(1.5)
     assert "time_over_first" not in means["tiny-hp1"]
 
@@ -202,10 +187,8 @@ def test_peers_run_what_they_have(stages, two_models, monkeypatch):
     floor = two_models[1].floor(Rates(copy=1e6, matmul=1e6)).seconds
     assert {r["share_of_floor"] for r in peers} == {floor / 4.0}
     means = summarize(results)
-    assert {model: values["ratios"] for model, values in means.items()} == {
-        "tiny-hp1": {"vllm": pytest.approx(2.0)},
-        "tiny-llama": {"vllm": pytest.approx(1.6)},
-    }
+    expected = {"tiny-hp1": {"vllm": pytest.approx(2.0)}, "tiny-llama": {"vllm": pytest.approx(1.6)}}
+    assert {model: values["ratios"] for model, values in means.items()} == expected
 
 
 def test_peers_of_hp1_alone(stages, make_case, monkeypatch):
@@ -219,9 +202,7 @@ def test_peers_of_hp1_alone(stages, make_case, monkeypatch):
 def test_lines_of_several_models(stages, two_models):
     """Every line names its model, also the mean."""
     stages.slower = {"tiny-llama": 1.5}
-    stream = io.StringIO()
-    print_results(run(two_models, ["prefix_cache"], ["vllm"]), two_models, stream)
-    lines = [" ".join(line.split()) for line in stream.getvalue().splitlines()]
+    lines = printed(run(two_models, ["prefix_cache"], ["vllm"]), two_models)
     assert lines[0].startswith("a tiny-hp1 prefix-cache on 12")
     assert lines[1].startswith("scenario model engine seconds (min-max) output tok/s of floor time/first ours/theirs")
     assert lines[2] == "a tiny-hp1 rosebatch 2.0000 (1.5000-3.0000) 60 - 1.5 4.00"
@@ -236,22 +217,15 @@ def test_lines_of_several_models(stages, two_models):
 
 def test_lines_of_one_scenario_have_no_means(stages, two_models):
     """The mean of a single figure would repeat the line."""
-    stream = io.StringIO()
-    print_results(run(two_models[:2]), two_models[:2], stream)
-    assert "geometric" not in stream.getvalue()
+    assert "geometric" not in "\n".join(printed(run(two_models[:2]), two_models[:2]))
 
 
 def test_attributions_come_last(stages, make_case, monkeypatch):
     """A profiler that goes on working would slow down later timed runs; some cases have no attribution."""
     cases = [replace(make_case(name), attribution=name != "b") for name in "abc"]
-    found = {"kind": "attribution"}
-    monkeypatch.setattr(session, "attribute_case", lambda case: {**found, "scenario": case.name})
-    results = list(run(cases))
-    assert [(entry["kind"], entry["scenario"]) for entry in results] == [
-        *(("run", name) for name in "abc"),
-        ("attribution", "a"),
-        ("attribution", "c"),
-    ]
+    monkeypatch.setattr(session, "attribute_case", lambda case: {"kind": "attribution", "scenario": case.name})
+    expected = [*(("run", name) for name in "abc"), ("attribution", "a"), ("attribution", "c")]
+    assert [(entry["kind"], entry["scenario"]) for entry in run(cases)] == expected
 
 
 def test_lines_of_an_attribution(make_case):
@@ -270,10 +244,8 @@ def test_lines_of_an_attribution(make_case):
         "api_us": {"cudaGraphLaunch": {"calls": 8, "us": 1500.0}},
         "api_decode_steps": 40,
     }
-    stream = io.StringIO()
     results = [{**OURS, "scenario": "a"}, {**OURS, "scenario": "b"}, attribution]
-    print_results(results, [make_case("a"), make_case("b")], stream)
-    lines = [" ".join(line.split()) for line in stream.getvalue().splitlines()]
+    lines = printed(results, [make_case("a"), make_case("b")])
     assert lines[3:-1] == [
         "a, tiny-llama, 2 layers",
         "all prompt steps µs share a layer",
@@ -298,19 +270,16 @@ def test_lines(stages, make_case):
     """Results of several scenarios are lines under one header, with means at the end."""
     stages.failing = {"sglang"}
     cases = [make_case("a"), make_case("b")]
-    stream = io.StringIO()
     results = list(run(cases, ["prefix_cache"], ["vllm", "sglang"]))
-    print_results(results, cases, stream)
     assert [r["kind"] for r in results] == ["comparison", "run", "peer", "peer"] * 2
-    lines = [" ".join(line.split()) for line in stream.getvalue().splitlines()]
+    lines = printed(results, cases)
     assert lines[0] == "a prefix-cache on 12 (11-13) tok/s, off 12 (11-13) tok/s, on/off 1.250 (1.200-1.500)"
     assert lines[1].startswith("scenario engine seconds")
     assert lines[2] == "a rosebatch 2.0000 (1.5000-3.0000) 60 - 1.5 4.00"
     assert lines[3] == "a vllm 9.9 4.0000 (3.0000-5.0000) 30 - 2.00 40.0 5.00 45.0"
     assert lines[4] == "a sglang failed"
-    assert [line.split()[:2] for line in lines[5:9]] == [
-        ["b", n] for n in ("prefix-cache", "rosebatch", "vllm", "sglang")
-    ]
+    expected = [["b", name] for name in ("prefix-cache", "rosebatch", "vllm", "sglang")]
+    assert [line.split()[:2] for line in lines[5:9]] == expected
     assert lines[9:] == ["geometric mean rosebatch 2.0000 60 - vllm 2.00"]
 
 

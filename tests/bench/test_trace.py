@@ -2,7 +2,6 @@
 
 import json
 from itertools import pairwise
-from pathlib import Path
 from runpy import run_path
 
 import pytest
@@ -10,13 +9,10 @@ import pytest
 from rosebatch.bench.trace import equal_steps, load_trace
 from rosebatch.bench.workload import Workload
 from rosebatch.core.errors import FlagError, UserError
+from tests.helpers.checkout import ROOT
+from tests.helpers.json_lines import write_lines
 
 LINES = [(5.0, 3, 2), (2.5, 7, 1), (9.25, 1, 4)]
-
-
-def write(path, lines):
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
 
 
 def block_lines(size, unit=1.0):
@@ -37,7 +33,8 @@ def test_requests_by_time(tmp_path, name):
         rows = "".join(f"{at},x,{n},{m}\n" for at, n, m in LINES)
         path.write_text("\ufefftimestamp,model,input_length,output_length\n" + rows, encoding="utf-8")
     else:
-        write(path, [{"timestamp": at, "model": "x", "input_length": n, "output_length": m} for at, n, m in LINES])
+        lines = [{"timestamp": at, "model": "x", "input_length": n, "output_length": m} for at, n, m in LINES]
+        write_lines(path, lines)
     found = load_trace(path, 1000)
     assert (found.name, found.shares_prefixes) == ("trace", False)
     assert list(found.times) == [0.0, 2.5, 6.75]
@@ -52,7 +49,7 @@ def test_requests_by_time(tmp_path, name):
 @pytest.mark.parametrize(("size", "unit"), [(16, 1.0), (64, 1.0), (512, 1000.0)])
 def test_blocks_that_prompts_share(tmp_path, size, unit):
     """Equal ids are equal tokens. The public collection with blocks of 512 tokens counts milliseconds."""
-    found = load_trace(write(tmp_path / "t.jsonl", block_lines(size, unit)), 5000)
+    found = load_trace(write_lines(tmp_path / "t.jsonl", block_lines(size, unit)), 5000)
     assert found.shares_prefixes
     assert list(found.times) == [0.0, 1.0, 2.0]
     first, second, third = found.workload(1).prompts
@@ -102,7 +99,7 @@ def test_equal_steps():
 
 def test_the_example():
     """The trace beside its script is what the script makes: bursts, long tails, shared beginnings."""
-    folder = Path(__file__).resolve().parents[2] / "examples"
+    folder = ROOT / "examples"
     made = list(run_path(str(folder / "make_trace.py"))["requests"](40, 4.0, 480, 0))
     lines = [json.dumps(line, separators=(",", ":")) for line in made]
     assert lines == (folder / "trace.jsonl").read_text().splitlines()

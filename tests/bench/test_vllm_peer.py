@@ -4,7 +4,8 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
+
+from tests.helpers.checkout import ROOT
 
 # Like vLLM with several GPUs, it sends the function to a process whose main module is another one.
 _FAKE = """
@@ -57,15 +58,9 @@ def run_peer(module, folder):
     spec = {"model": "m", "load_format": "dummy", "dtype": "auto", "max_num_seqs": 1, "prefix_cache": False, "args": {}}
     spec |= {"repeats": 0, "workloads": [{"prompts": [[]], "output_lens": [], "sampling": {}}]}
     (folder / "spec.json").write_text(json.dumps(spec))
-    root = Path(__file__).resolve().parents[2]
-    return subprocess.run(
-        [sys.executable, "-m", f"rosebatch.bench.peers.{module}", str(folder / "spec.json")],
-        env=os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{root}"},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-m", f"rosebatch.bench.peers.{module}", str(folder / "spec.json")]
+    env = os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
+    return subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True)
 
 
 def test_its_worker_processes_can_load_what_changes_the_weights(tmp_path):

@@ -54,15 +54,11 @@ def test_beside_another_engine(run, monkeypatch, tmp_path):
     monkeypatch.setattr(embeddings, "require_installed", lambda peer: None)
     found = run("--vllm-python", "python", "--vllm-args", '{"enforce_eager": true}')
     ((peer, spec),) = seen
-    assert (peer.module, peer.python, spec["args"]) == (
-        "rosebatch.bench.peers.vllm_embed",
-        "python",
-        {"enforce_eager": True},
-    )
+    asked = ("rosebatch.bench.peers.vllm_embed", "python", {"enforce_eager": True})
+    assert (peer.module, peer.python, spec["args"]) == asked
     # A shape without a folder once went out by the name "None".
     assert json.loads((Path(spec["model"]) / "config.json").read_text())["vocab_size"] == 1000
     assert spec["repeats"] == 2
-    assert [list(map(len, run)) for run in spec["workloads"][0]["prompts"]] == [
-        list(map(len, embeddings.make_prompts(5, 3, 9, 1000, run))) for run in range(3)
-    ]
+    runs = [embeddings.make_prompts(5, 3, 9, 1000, run) for run in range(3)]
+    assert [list(map(len, run)) for run in spec["workloads"][0]["prompts"]] == [list(map(len, run)) for run in runs]
     assert found["ratio"]["min"] > 1

@@ -1,6 +1,7 @@
 """Sizes of kernels' programs, changed for a while."""
 
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -43,17 +44,22 @@ def test_changes_that_mean_nothing(text):
         parse_change(text)
 
 
+def prompts_of(**sizes):
+    """The prompts of each run of a timed engine."""
+    engine = plain_engine("llama")
+    engine.run = Mock(side_effect=engine.run)
+    step_sweep.time_steps(engine, steps=4, repeats=1, **sizes)
+    return [[request.prompt_token_ids for request in call.args[0]] for call in engine.run.call_args_list]
+
+
 def test_rows_share_the_prefix_alone():
     """Rows that were alike would share all of their keys."""
-    engine, seen = plain_engine("llama"), []
-    real = engine.run
-    engine.run = lambda requests: real(seen.append(requests) or requests)
-    step_sweep.time_steps(engine, rows=2, prompt_len=[3], shared_prefix_len=4, steps=4, repeats=1)
-    first, second = (request.prompt_token_ids for request in seen[-1])
+    runs = prompts_of(rows=2, prompt_len=[3], shared_prefix_len=4)
+    first, second = runs[-1]
     assert first[:4] == second[:4] == (1, 1, 1, 1)
     assert len(first) == len(second) == 7
     assert first[4:] != second[4:]
-    assert [request.prompt_token_ids for request in seen[0]] == [first, second]
+    assert runs[0] == [first, second]
 
 
 def test_each_change_is_a_line(capsys):
@@ -66,11 +72,7 @@ def test_each_change_is_a_line(capsys):
 
 
 def test_rows_take_the_lengths_in_turn():
-    engine, seen = plain_engine("llama"), []
-    real = engine.run
-    engine.run = lambda requests: real(seen.append(requests) or requests)
-    step_sweep.time_steps(engine, rows=3, prompt_len=[2, 5], steps=4, repeats=1)
-    assert [len(request.prompt_token_ids) for request in seen[-1]] == [2, 5, 2]
+    assert list(map(len, prompts_of(rows=3, prompt_len=[2, 5])[-1])) == [2, 5, 2]
 
 
 def test_a_change_that_breaks_a_row_is_no_figure():

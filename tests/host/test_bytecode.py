@@ -92,18 +92,17 @@ def test_the_command_keeps_it(tmp_path):
     """The call stands before all imports that take long: those of PyTorch, which come later, and of the flags."""
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("")
-    env = os.environ | {
-        "PYTHONPATH": python_path(tmp_path),
-        "XDG_CACHE_HOME": str(tmp_path),
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
-    command = [sys.executable, "-m", "rosebatch", "cache"]
-    first, second = (
-        subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout for _ in range(2)
-    )
+    env = os.environ | {"PYTHONPATH": python_path(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+
+    def run(*flags):
+        command = [sys.executable, "-m", "rosebatch", "cache", *flags]
+        options = {"env": env | {"XDG_CACHE_HOME": str(tmp_path)}, "capture_output": True, "text": True}
+        return subprocess.run(command, check=True, **options).stdout
+
+    first, second = run(), run()
     assert "Python's bytecode" in second
     cache = tmp_path / "rosebatch" / "bytecode"
     assert cache.is_dir(), first
     assert list(cache.rglob("rosebatch/cli/app.*.pyc"))
-    subprocess.run([*command, "--clear"], env=env, capture_output=True, check=True)
+    run("--clear")
     assert not cache.exists()

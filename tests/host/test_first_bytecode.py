@@ -52,14 +52,24 @@ def test_bytecode_that_is_there_stays(package):
     assert file.stat().st_mtime == 1
 
 
+@pytest.fixture
+def compile_beside(package, monkeypatch):
+    """Compiles that package into a folder, with so many cores."""
+
+    def call(folder, cores):
+        folder.mkdir(parents=True)
+        specs = {"torch": SimpleNamespace(submodule_search_locations=[str(package)])}
+        monkeypatch.setattr(first_bytecode, "find_spec", specs.get)
+        monkeypatch.setattr(os, "cpu_count", lambda: cores)
+        return first_bytecode.compile_beside(folder)
+
+    return call
+
+
 @pytest.mark.parametrize(("cores", "count"), [(1, 0), (2, 1), (4, 3), (64, 8), (None, 0)])
-def test_processes_for_the_cores_that_are_free(package, tmp_path, monkeypatch, cores, count):
+def test_processes_for_the_cores_that_are_free(package, compile_beside, tmp_path, cores, count):
     """The import needs one of them. Bytecode goes to the cache alone."""
-    specs = {"torch": SimpleNamespace(submodule_search_locations=[str(package)])}
-    monkeypatch.setattr(first_bytecode, "find_spec", specs.get)
-    monkeypatch.setattr(os, "cpu_count", lambda: cores)
-    (tmp_path / "cache").mkdir()
-    processes = first_bytecode.compile_beside(tmp_path / "cache")
+    processes = compile_beside(tmp_path / "cache", cores)
     assert [process.wait() for process in processes] == [0] * count
     assert compiled(package) == set()
     beside = tmp_path / "cache" / package.relative_to("/")
@@ -67,17 +77,13 @@ def test_processes_for_the_cores_that_are_free(package, tmp_path, monkeypatch, c
     assert made == ({"__init__", "a", "b", "c", "d", "e"} if count else set())
 
 
-def test_a_cache_that_is_still_filled_is_deleted(package, tmp_path, monkeypatch):
+def test_a_cache_that_is_still_filled_is_deleted(package, compile_beside, tmp_path, monkeypatch):
     """Processes that outlived the command before made the folder anew, in part."""
     for number in range(300):
         (package / f"more{number}.py").write_text("x = 1\n" * 200)
-    specs = {"torch": SimpleNamespace(submodule_search_locations=[str(package)])}
-    monkeypatch.setattr(first_bytecode, "find_spec", specs.get)
-    monkeypatch.setattr(os, "cpu_count", lambda: 3)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = bytecode.bytecode_folder()
-    folder.mkdir(parents=True)
-    processes = first_bytecode.compile_beside(folder)
+    processes = compile_beside(folder, 3)
     assert bytecode.clear_bytecode() > 0
     assert [process.wait() for process in processes] == [0, 0]
     assert not folder.exists()
