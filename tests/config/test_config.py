@@ -46,8 +46,7 @@ def test_models_that_ship(path):
     """Each is a model that could be built: positions fit the family, end tokens are in the vocabulary."""
     config = check_config(load_toml(path, ModelConfig), str(path))
     assert (config.rope is None) == (config.family == "gpt2")
-    gates = {"gpt2": ACTIVATIONS, "hp1": ("relu",)}
-    assert config.activation in gates.get(config.family, GATES)
+    assert config.activation in {"gpt2": ACTIVATIONS, "hp1": ("relu",)}.get(config.family, GATES)
     assert all(0 <= token < config.vocab_size for token in config.eos_token_ids)
     assert len(config.sliding_windows) in (0, config.num_layers)
     assert len(config.attention_scales) in (0, config.num_layers)
@@ -232,8 +231,7 @@ def test_settings_and_switches_by_name():
 
 def test_the_size_of_the_kv_cache():
     """In bytes, however it is given."""
-    sizes = [RunConfig(kv_cache_memory=size).kv_cache_bytes for size in (None, 2**20, "1MiB")]
-    assert sizes == [None, 2**20, 2**20]
+    assert [RunConfig(kv_cache_memory=size).kv_cache_bytes for size in (None, 2**20, "1MiB")] == [None, 2**20, 2**20]
 
 
 @pytest.mark.parametrize(

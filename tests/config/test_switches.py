@@ -35,8 +35,7 @@ def test_defaults_are_on_where_the_device_serves_them(device, requested):
 @pytest.mark.parametrize("name", NAMES)
 def test_off_is_always_possible_and_touches_no_other(device, name):
     switches = dataclasses.asdict(Switches.resolve({name: False}, device))
-    expected = {field.name: served(field, device) and field.default and field.name != name for field in FIELDS}
-    assert switches == expected
+    assert switches == {field.name: served(field, device) and field.default and field.name != name for field in FIELDS}
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -81,8 +81,7 @@ def test_given_are_the_fields_that_differ_from_their_defaults():
     """As the defaults of a file, all fields would override the model's own."""
     assert GREEDY.given() == {}
     assert SamplingParams(top_k=-1, stop=None, max_tokens=512).given() == {}
-    params = SamplingParams(temperature=0.5, stop="a", seed=0)
-    assert params.given() == {"temperature": 0.5, "stop": ("a",), "seed": 0}
+    assert SamplingParams(temperature=0.5, stop="a", seed=0).given() == {"temperature": 0.5, "stop": ("a",), "seed": 0}
 
 
 @pytest.mark.parametrize(

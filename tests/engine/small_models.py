@@ -225,9 +225,8 @@ def make_engine(name, runner_of, *, async_depth=0, blocks=60, **scheduling):
     runner = runner_of(config)
     pools = [BlockPool(blocks, BLOCK_SIZE, window) for window in _groups(runner.model)[0]]
     scheduling["restarts"] = runner.restarts
-    scheduler = Scheduler(*pools, max_num_seqs=SLOTS, max_num_batched_tokens=10, **scheduling)
     return Engine(
-        scheduler,
+        Scheduler(*pools, max_num_seqs=SLOTS, max_num_batched_tokens=10, **scheduling),
         runner,
         vocab_size=VOCAB,
         max_model_len=config.max_model_len,

@@ -40,8 +40,7 @@ def step(scheduler, runner):
 def assert_idle(scheduler):
     scheduler.check_integrity()
     assert not scheduler.has_unfinished
-    assert scheduler.num_unfinished == 0
-    assert scheduler.blocks.num_used == 0
+    assert (scheduler.num_unfinished, scheduler.blocks.num_used) == (0, 0)
 
 
 def starts(plan):
@@ -368,5 +367,4 @@ class TestOnADevice:
                 engine.abort()
             aborting = False
             assert_idle(engine.scheduler)
-        expected = test_device_runner.run("llama", plain_engine("llama"))
-        assert test_device_runner.run("llama", engine) == expected
+        assert test_device_runner.run("llama", engine) == test_device_runner.run("llama", plain_engine("llama"))

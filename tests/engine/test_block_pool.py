@@ -104,9 +104,7 @@ def test_share_revives_a_free_block_with_its_hash():
     pool.register(0, b"a")
     pool.free([0])
     pool.share([0])
-    assert pool.num_free == 1
-    assert pool.allocate(1) == [1]
-    assert pool.lookup(b"a") == 0
+    assert (pool.num_free, pool.allocate(1), pool.lookup(b"a")) == (1, [1], 0)
     pool.check_integrity([[0], [1]])
 
 
@@ -131,8 +129,7 @@ def test_register_keeps_the_first_block_of_equal_contents():
     assert pool.lookup(b"a") == 0
     pool.free([0, 1])
     # 1 has no hash, so it goes first, and taking it must not drop the entry of 0.
-    assert pool.allocate(1) == [1]
-    assert pool.lookup(b"a") == 0
+    assert (pool.allocate(1), pool.lookup(b"a")) == ([1], 0)
     pool.check_integrity([[1]])
 
 

@@ -74,8 +74,7 @@ def test_tokens_do_not_depend_on_how_far_plans_run_ahead(seed, async_depth):
         limit = min(limit, engine.max_model_len - len(prompt))
         for sample in range(sampling.n):
             own = SequenceState.start(request, id=0, sample=sample, max_model_len=24).sampling.seed
-            tokens = fake_completion(prompt, limit, frozenset({END} if ends else ()), own)
-            wanted[index, sample] = tuple(tokens)
+            wanted[index, sample] = tuple(fake_completion(prompt, limit, frozenset({END} if ends else ()), own))
     got = {}
     while engine.has_unfinished:
         got |= {(done.request.id, done.sample): done.token_ids for done in engine.step()}
@@ -137,8 +136,7 @@ def test_a_window_ends_where_a_sequence_starts_over(fake_runner):
     )
     # The last token of b is the first behind the trained length, which nobody computes.
     a, b = make_sequence([1, 2, 3, 4], max_tokens=9, id=0), make_sequence([5, 6, 7, 8, 9], max_tokens=2, id=1)
-    c = make_sequence([1, 2, 3, 4, 5, 6, 7], max_tokens=9, id=2)
-    for sequence in (a, b, c):
+    for sequence in (a, b, make_sequence([1, 2, 3, 4, 5, 6, 7], max_tokens=9, id=2)):
         scheduler.add(sequence)
     launch, commit = in_flight(scheduler, fake_runner)
 
@@ -219,8 +217,7 @@ def test_the_device_begins_before_all_prompts_are_queued():
             begun.append(len(runner.launched))
             yield Request(number, (number, 1, 2), SamplingParams(max_tokens=2, ignore_eos=True))
 
-    done = list(engine.run(requests()))
-    assert len(done) == 12
+    assert len(list(engine.run(requests()))) == 12
     # Three prompts of three tokens are an eighth of a step. Those without a slot are not worth steps of their own.
     assert begun == [0] * 3 + [1] * 3 + [2] * 6
 
@@ -250,7 +247,6 @@ def test_decode_steps_are_planned_while_the_last_prompts_run():
         engine.add(Request(number, (number, 1, 2, 3, 4, 5), SamplingParams(max_tokens=9, ignore_eos=True)))
     while engine.has_unfinished:
         engine.step()
-    kinds = [isinstance(plan, DecodeWindow) for plan in runner.launched]
-    assert kinds == [False] * 3 + [True] * 2
+    assert [isinstance(plan, DecodeWindow) for plan in runner.launched] == [False] * 3 + [True] * 2
     # Two plans were behind the first ones; as ever one is behind decode steps.
     assert runner.waited == [2, 2, 1, 1, 0]

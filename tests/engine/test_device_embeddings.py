@@ -81,8 +81,7 @@ def test_a_preempted_mean_starts_over(kind):
         Request(0, prompt_of(places[0]), sampling),
         *(Request(i, prompt_of(places[i]), pooling=PoolingParams(pooling="mean")) for i in (1, 2)),
     ]
-    engine = make("gpt2", blocks=9)
-    done = run(engine, requests)
+    done = run(make("gpt2", blocks=9), requests)
     roomy = run(make("gpt2"), requests)
     for i in (1, 2):
         np.testing.assert_allclose(done[i].pooled, roomy[i].pooled, rtol=0, atol=2e-5)

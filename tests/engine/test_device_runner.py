@@ -155,8 +155,7 @@ def pairs_share(monkeypatch):
 @pytest.mark.usefixtures("unwritten_is_nan", "few_programs")
 def test_tokens_of_rows_that_share_keys(name, off, expected, pairs_share):
     """By a prefix in common, or as forks of one prompt; layers with windows read their own keys beside."""
-    engine = device_engine(name, off)
-    assert run(name, engine) == expected[name]
+    assert run(name, device_engine(name, off)) == expected[name]
     shared, tiled = pairs_share
     assert ("prefix_cache" in off) == (not shared)
     # A layer with a window or a gate keeps the model's tiles apart: all models here but one have such a layer.

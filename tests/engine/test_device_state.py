@@ -96,8 +96,7 @@ def test_moves_come_before_cells(make_state, device, apply):
     assert state.fields[:, 1].tolist() == [1000 + field * SLOTS + 3 for field in range(layout.NUM_FIELDS)]
     assert state.block_tables[0, 0].tolist() == [77, 1001 + FIELD_VALUES + 4 * WIDTH, 1002 + FIELD_VALUES + 4 * WIDTH]
     moved = [1000 + FIELD_VALUES + TABLE_VALUES + 4 * WIDTH + column for column in range(WIDTH)]
-    assert state.block_tables[1, 0].tolist() == moved
-    assert contents(state) == apply_to_list(UNTOUCHED, write)
+    assert (state.block_tables[1, 0].tolist(), contents(state)) == (moved, apply_to_list(UNTOUCHED, write))
 
 
 @pytest.mark.parametrize("apply", WAYS)
@@ -142,8 +141,7 @@ def test_one_write_equals_cell_by_cell(make_state, device, seed):
         for state, apply in zip(states, WAYS, strict=True):
             apply(state, write, staging)
         expected = apply_to_list(expected, write)
-        assert contents(states[0]) == expected
-        assert contents(states[1]) == expected
+        assert (contents(states[0]), contents(states[1])) == (expected, expected)
 
 
 def test_sampling_parameters_of_a_request(make_state, device):
@@ -156,8 +154,7 @@ def test_sampling_parameters_of_a_request(make_state, device):
     specs = [make_sequence([1] * (i + 1), id=i, **kind).spec for i, kind in enumerate(kinds)]
     state = make_state()
     chunks = tuple(Chunk(spec.id, 0, array("I", spec.prompt_token_ids), 1) for spec in specs)
-    plan = PackedStep(chunks=chunks, started=tuple(specs))
-    state.apply(Slots(SLOTS, WIDTH).update(plan), Staging(device))
+    state.apply(Slots(SLOTS, WIDTH).update(PackedStep(chunks=chunks, started=tuple(specs))), Staging(device))
     for columns in (slice(3), torch.tensor([2, 0], device=device)):
         chosen = [0, 1, 2] if isinstance(columns, slice) else [2, 0]
         params = [specs[i].sampling for i in chosen]

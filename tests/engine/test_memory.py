@@ -134,8 +134,7 @@ def test_a_small_gpu_takes_smaller_steps(gpu):
 def test_limits_are_followed(size, gpu):
     gpu(6 * GIB)
     found = plan(RunConfig(max_num_batched_tokens=9999, kv_cache_memory=size, gpu_memory_utilization=0.01))
-    assert found.max_num_batched_tokens == 9999
-    assert found.groups[0].blocks == GIB // BLOCK
+    assert (found.max_num_batched_tokens, found.groups[0].blocks) == (9999, GIB // BLOCK)
 
 
 def test_no_more_than_all_sequences_at_full_length(gpu):
@@ -243,8 +242,7 @@ def test_scarce_memory_is_divided_evenly(gpu):
 def test_whole_prompts_fit_the_windows_blocks(gpu):
     """Without chunks a prompt has all its blocks at once, behind those of a full step, in layers with a window too."""
     gpu(60 * GIB)
-    limits = RunConfig(kv_cache_memory=40 * GIB, max_num_seqs=4)
-    _, window = windowed(limits, whole_prompts=True).groups
+    _, window = windowed(RunConfig(kv_cache_memory=40 * GIB, max_num_seqs=4), whole_prompts=True).groups
     assert window.blocks == 4 * 18 + (16384 + 131072) // 64 + 2
 
 
@@ -277,8 +275,7 @@ def test_a_plan_within_the_bytes_of_the_longest_rows_holds_them(gpu):
     config = msgspec.structs.replace(LARGE, sliding_windows=tuple(MIXED_WINDOWS))
     for length in (100, 900, 3000, 8128, 100000):
         needed = bytes_for_longest(config, 64, BF16, [length] * 8, 8, 1024)
-        limits = RunConfig(kv_cache_memory=needed, max_num_seqs=8, max_num_batched_tokens=1024)
-        full, window = windowed(limits).groups
+        full, window = windowed(RunConfig(kv_cache_memory=needed, max_num_seqs=8, max_num_batched_tokens=1024)).groups
         assert full.blocks >= 8 * -(-length // 64)
         assert window.blocks >= min(8 * -(-length // 64), 8 * 18 + 18)
 

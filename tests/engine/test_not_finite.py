@@ -64,8 +64,7 @@ def test_only_the_sequence_itself_fails(make, name):
     expected = run(make(name), requests(with_broken=False))
     found = run(make(name), requests(with_broken=True))
     failed = {number for number, completion in found.items() if completion.error is not None}
-    assert failed == {0, 3}
-    assert {found[number].error.code for number in failed} == {"non_finite_logits"}
+    assert (failed, {found[number].error.code for number in failed}) == ({0, 3}, {"non_finite_logits"})
     assert {n: c.token_ids for n, c in found.items() if n not in failed} == {
         n: c.token_ids for n, c in expected.items()
     }
@@ -124,8 +123,7 @@ def test_what_no_token_saw_of_a_long_prompt_spreads_to_nobody(make, monkeypatch)
     prompt = (BROKEN, *(i % 40 for i in range(30)))
     done = run(engine, [Request(0, prompt, SamplingParams(max_tokens=2, ignore_eos=True))])
     assert done[0].error is None, "or the test shows nothing"
-    again = run(engine, short)
-    assert {n: (c.token_ids, c.error) for n, c in again.items()} == {
+    assert {n: (c.token_ids, c.error) for n, c in run(engine, short).items()} == {
         n: (c.token_ids, None) for n, c in expected.items()
     }
 

@@ -47,8 +47,7 @@ def test_tokens_tiles_and_padding():
     inputs = layout.inputs(torch.from_numpy(pack(plan, slots, layout, tile_rows=2)))
     assert inputs.rows.tolist() == [2] * 5 + [0] * 3
     assert inputs.tiles.tolist() == tiles
-    assert inputs.last_rows.tolist() == [4]
-    assert inputs.last_tiles.tolist() == [[2, 4, 8, 1]]
+    assert (inputs.last_rows.tolist(), inputs.last_tiles.tolist()) == ([4], [[2, 4, 8, 1]])
 
 
 @pytest.mark.parametrize("states", [False, True])
@@ -102,5 +101,4 @@ def test_no_chunk_samples():
     plan = PackedStep(chunks=(chunk(0, 3, 5, sampled=0),))
     layout = Layout.exact(plan, tile_rows=4)
     inputs = layout.inputs(torch.from_numpy(pack(plan, slots, layout, tile_rows=4)))
-    assert inputs.last_rows.tolist() == [0]
-    assert inputs.last_tiles.tolist() == [[0, 0, 3, 1]]
+    assert (inputs.last_rows.tolist(), inputs.last_tiles.tolist()) == ([0], [[0, 0, 3, 1]])

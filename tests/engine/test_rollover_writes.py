@@ -57,9 +57,8 @@ def run(name, batched):
     scenario = chosen.scenario
     longest = scenario.input_len + scenario.output_len
     runner = WritingRunner(scenario.max_num_seqs, longest, batched)
-    pool = BlockPool(scenario.max_num_seqs * -(-longest // BLOCK_SIZE), BLOCK_SIZE)
     scheduler = Scheduler(
-        pool,
+        BlockPool(scenario.max_num_seqs * -(-longest // BLOCK_SIZE), BLOCK_SIZE),
         max_num_seqs=scenario.max_num_seqs,
         max_num_batched_tokens=BUDGET,
         policy=SeparateDecodes(WINDOW),

@@ -76,8 +76,7 @@ def test_each_row_gets_its_own_parameters():
 def test_greedy_tie_takes_the_lowest_id():
     logits = torch.zeros(3, 50)
     logits[:, [7, 20, 49]] = 1.0
-    params = [SamplingParams(), SamplingParams(temperature=1.0), SamplingParams()]
-    tokens = sample(logits, params, [1, 1, 1], OPS)
+    tokens = sample(logits, [SamplingParams(), SamplingParams(temperature=1.0), SamplingParams()], [1, 1, 1], OPS)
     assert (tokens[0], tokens[2]) == (7, 7)
     assert sample(logits, [SamplingParams()] * 3, [1, 1, 1], OPS) == [7, 7, 7]
 

@@ -15,8 +15,7 @@ from tests.helpers.checkout import python_path
 
 
 def make_scheduler(num_blocks=32, block_size=4, *, seqs=8, budget=64, **switches):
-    pool = BlockPool(num_blocks, block_size)
-    return Scheduler(pool, max_num_seqs=seqs, max_num_batched_tokens=budget, **switches)
+    return Scheduler(BlockPool(num_blocks, block_size), max_num_seqs=seqs, max_num_batched_tokens=budget, **switches)
 
 
 def add(scheduler, *sequences):
@@ -102,8 +101,7 @@ def test_plans_have_all_that_a_runner_needs(fake_runner):
         chunks=(Chunk(0, 6, array("I", [first]), 1), Chunk(1, 4, array("I", [4, 5]), 1, ((0, 0, 0), (0, 1, 2)))),
         started=(b.spec,),
     )
-    last = Chunk(0, 7, array("I", [second]), 1)
-    assert step(scheduler, fake_runner)[0] == PackedStep(chunks=(last,), released=(1,))
+    assert step(scheduler, fake_runner)[0] == PackedStep(chunks=(Chunk(0, 7, array("I", [second]), 1),), released=(1,))
     (c,) = add(scheduler, make_sequence(range(8), max_tokens=2, id=2))
     plan, _ = step(scheduler, fake_runner)
     assert (plan.started, plan.released) == ((c.spec,), (0,))
@@ -131,8 +129,7 @@ def test_a_running_sequence_tells_of_a_copy(fake_runner):
     add(scheduler, a)
     assert [chunk.blocks for chunk in step(scheduler, fake_runner)[0].chunks] == [((0, 0, 0), (0, 1, 1))]
     plan, _ = step(scheduler, fake_runner)
-    assert chunks(plan) == [(0, 6, 1, 1), (1, 5, 1, 1)]
-    assert plan.copies == ((0, 1, 2), (0, 1, 3))
+    assert (chunks(plan), plan.copies) == ([(0, 6, 1, 1), (1, 5, 1, 1)], ((0, 1, 2), (0, 1, 3)))
     assert [chunk.blocks for chunk in plan.chunks] == [((0, 1, 2),), ((0, 0, 0), (0, 1, 3))]
 
 
@@ -150,8 +147,7 @@ def test_generated_tokens_travel_only_where_logits_depend_on_them(fake_runner):
     assert [(chunk.id, chunk.output_token_ids) for chunk in plan.chunks] == [(0, (a.token_ids[1],)), (1, ())]
     add(scheduler, make_sequence([3], id=2))
     plan, _ = step(scheduler, fake_runner)
-    outputs = {chunk.id: len(chunk.output_token_ids) for chunk in plan.chunks}
-    assert outputs == {0: 2, 1: 1, 2: 0}
+    assert {chunk.id: len(chunk.output_token_ids) for chunk in plan.chunks} == {0: 2, 1: 1, 2: 0}
     plan, _ = step(scheduler, fake_runner)
     assert {chunk.id: len(chunk.output_token_ids) for chunk in plan.chunks} == {0: 3, 1: 2, 2: 0}
 
@@ -163,8 +159,7 @@ def test_chunked_prefill_beside_a_running_decode(fake_runner):
     add(scheduler, a)
     step(scheduler, fake_runner)
     add(scheduler, b)
-    seen = [chunks(step(scheduler, fake_runner)[0]) for _ in range(5)]
-    assert seen == [
+    assert [chunks(step(scheduler, fake_runner)[0]) for _ in range(5)] == [
         [(0, 3, 1, 1), (1, 0, 4, 0)],
         [(0, 4, 1, 1), (1, 4, 4, 0)],
         [(0, 5, 1, 1), (1, 8, 3, 1)],
@@ -203,8 +198,7 @@ def test_budget_ends_admission_in_order_of_arrival(fake_runner):
     add(scheduler, *(make_sequence(p, id=i) for i, p in enumerate(prompts)))
     plan, _ = step(scheduler, fake_runner)
     # The third gets the two tokens left; the short fourth does not overtake it.
-    assert chunks(plan) == [(0, 0, 4, 1), (1, 0, 4, 1), (2, 0, 2, 0)]
-    assert plan.num_tokens == 10
+    assert (chunks(plan), plan.num_tokens) == ([(0, 0, 4, 1), (1, 0, 4, 1), (2, 0, 2, 0)], 10)
     plan, _ = step(scheduler, fake_runner)
     assert chunks(plan) == [(0, 4, 1, 1), (1, 4, 1, 1), (3, 0, 1, 1), (2, 2, 3, 1)]
 
@@ -243,11 +237,9 @@ def test_prefix_hit_takes_whole_blocks(fake_runner):
     step(scheduler, fake_runner)
     (b,) = add(scheduler, make_sequence([*range(10), 40, 41, 42], max_tokens=1, id=1))
     plan = scheduler.schedule()
-    assert chunks(plan) == [(1, 8, 5, 1)]
-    assert plan.copies == ()
+    assert (chunks(plan), plan.copies) == ([(1, 8, 5, 1)], ())
     # Block 2 of the finished one had no hash, so it is the first to be taken again.
-    assert b.block_ids == [0, 1, 2, 3]
-    assert b.num_cached_tokens == 8
+    assert (b.block_ids, b.num_cached_tokens) == ([0, 1, 2, 3], 8)
 
 
 def test_prefix_hit_ends_at_the_first_difference(fake_runner):
@@ -255,8 +247,7 @@ def test_prefix_hit_ends_at_the_first_difference(fake_runner):
     scheduler = make_scheduler()
     add(scheduler, make_sequence(range(13), max_tokens=1, id=0))
     step(scheduler, fake_runner)
-    tokens = [0, 1, 2, 3, 4, 5, 6, 99, 8, 9, 10, 11, 12]
-    add(scheduler, make_sequence(tokens, max_tokens=1, id=1))
+    add(scheduler, make_sequence([0, 1, 2, 3, 4, 5, 6, 99, 8, 9, 10, 11, 12], max_tokens=1, id=1))
     assert chunks(scheduler.schedule()) == [(1, 4, 9, 1)]
 
 
@@ -265,8 +256,7 @@ def test_prefix_cache_off_shares_nothing(fake_runner):
     a, b = add(scheduler, *(make_sequence(range(9), id=i) for i in range(2)))
     plan, _ = step(scheduler, fake_runner)
     assert chunks(plan) == [(0, 0, 9, 1), (1, 0, 9, 1)]
-    assert (a.block_ids, b.block_ids) == ([0, 1, 2], [3, 4, 5])
-    assert (a.block_hashes, b.num_cached_tokens) == ([], 0)
+    assert (a.block_ids, b.block_ids, a.block_hashes, b.num_cached_tokens) == ([0, 1, 2], [3, 4, 5], [], 0)
 
 
 def test_prompt_cached_to_its_end_copies_one_block_and_computes_one_token(fake_runner):
@@ -276,10 +266,8 @@ def test_prompt_cached_to_its_end_copies_one_block_and_computes_one_token(fake_r
     (b,) = add(scheduler, make_sequence(range(8), max_tokens=2, id=1))
     plan = scheduler.schedule()
     scheduler.check_integrity()
-    assert plan.copies == ((0, 1, 2),)
-    assert chunks(plan) == [(1, 7, 1, 1)]
-    assert b.block_ids == [0, 2]
-    assert b.num_cached_tokens == 7
+    assert (plan.copies, chunks(plan)) == (((0, 1, 2),), [(1, 7, 1, 1)])
+    assert (b.block_ids, b.num_cached_tokens) == ([0, 2], 7)
     # The source is held until the copy has run, else this very step could hand it out.
     assert scheduler.pool.num_free == 3
     scheduler.commit(plan, fake_runner.run(plan))
@@ -300,8 +288,7 @@ def test_two_prompts_cached_to_their_end_copy_the_same_source(fake_runner):
     step(scheduler, fake_runner)
     b, c = add(scheduler, *(make_sequence(range(4), max_tokens=4, id=i) for i in (1, 2)))
     plan, _ = step(scheduler, fake_runner)
-    assert plan.copies == ((0, 0, 1), (0, 0, 2))
-    assert chunks(plan) == [(1, 3, 1, 1), (2, 3, 1, 1)]
+    assert (plan.copies, chunks(plan)) == (((0, 0, 1), (0, 0, 2)), [(1, 3, 1, 1), (2, 3, 1, 1)])
     assert (b.block_ids, c.block_ids) == ([1], [2])
 
 
@@ -312,8 +299,7 @@ def test_copy_of_a_block_that_a_running_sequence_holds(fake_runner):
     (b,) = add(scheduler, make_sequence(range(8), max_tokens=6, id=1))
     plan, _ = step(scheduler, fake_runner)
     # a rolls over into 2, b copies block 1 into 3.
-    assert plan.copies == ((0, 1, 3),)
-    assert chunks(plan) == [(0, 8, 1, 1), (1, 7, 1, 1)]
+    assert (plan.copies, chunks(plan)) == (((0, 1, 3),), [(0, 8, 1, 1), (1, 7, 1, 1)])
     assert (a.block_ids, b.block_ids) == ([0, 1, 2], [0, 3])
     done, plans = drain(scheduler, fake_runner)
     assert done == dict.fromkeys((0, 1), fake_completion(range(8), 6))
@@ -325,10 +311,8 @@ def test_same_prompts_in_one_step_share_blocks_in_flight(fake_runner):
     scheduler = make_scheduler()
     a, b = add(scheduler, *(make_sequence(range(10), max_tokens=2, id=i) for i in range(2)))
     plan, _ = step(scheduler, fake_runner)
-    assert chunks(plan) == [(0, 0, 10, 1), (1, 8, 2, 1)]
-    assert plan.copies == ()
-    assert (a.block_ids, b.block_ids) == ([0, 1, 2], [0, 1, 3])
-    assert (a.num_cached_tokens, b.num_cached_tokens) == (0, 8)
+    assert (chunks(plan), plan.copies) == ([(0, 0, 10, 1), (1, 8, 2, 1)], ())
+    assert (a.block_ids, b.block_ids, a.num_cached_tokens, b.num_cached_tokens) == ([0, 1, 2], [0, 1, 3], 0, 8)
     done, _ = drain(scheduler, fake_runner)
     assert done == dict.fromkeys((0, 1), fake_completion(range(10), 2))
 
@@ -338,8 +322,7 @@ def test_a_block_in_flight_is_never_copied(fake_runner):
     scheduler = make_scheduler()
     a, b = add(scheduler, *(make_sequence(range(8), id=i) for i in range(2)))
     plan, _ = step(scheduler, fake_runner)
-    assert chunks(plan) == [(0, 0, 8, 1), (1, 4, 4, 1)]
-    assert plan.copies == ()
+    assert (chunks(plan), plan.copies) == ([(0, 0, 8, 1), (1, 4, 4, 1)], ())
     assert (a.block_ids, b.block_ids) == ([0, 1], [0, 2])
     # One step later it is complete, and is copied.
     (c,) = add(scheduler, make_sequence(range(8), id=2))
@@ -353,8 +336,7 @@ def test_one_block_in_flight_is_left_out_entirely(fake_runner):
     scheduler = make_scheduler()
     a, b = add(scheduler, *(make_sequence(range(4), id=i) for i in range(2)))
     plan, _ = step(scheduler, fake_runner)
-    assert chunks(plan) == [(0, 0, 4, 1), (1, 0, 4, 1)]
-    assert (plan.copies, a.block_ids, b.block_ids) == ((), [0], [1])
+    assert (chunks(plan), plan.copies, a.block_ids, b.block_ids) == ([(0, 0, 4, 1), (1, 0, 4, 1)], (), [0], [1])
 
 
 def test_decodes_in_one_batch_step_roll_over_into_new_blocks(fake_runner):
@@ -381,8 +363,7 @@ def test_shared_full_last_block_gets_a_successor_for_each_and_no_copy(fake_runne
     assert a.block_ids == [0]
     plan = scheduler.schedule()
     scheduler.pool.check_integrity([[0, 1], [0, 2]])
-    assert chunks(plan) == [(0, 4, 1, 1), (1, 4, 1, 1)]
-    assert plan.copies == ()
+    assert (chunks(plan), plan.copies) == ([(0, 4, 1, 1), (1, 4, 1, 1)], ())
     assert (a.block_ids, b.block_ids) == ([0, 1], [0, 2])
 
 
@@ -398,8 +379,7 @@ def test_preemption_takes_the_youngest_and_resumes_it_first(fake_runner):
     # 7 tokens: a needs a fourth block.
     plan = scheduler.schedule()
     scheduler.check_integrity()
-    assert (plan.num_preempted, plan.released) == (1, (b.id,))
-    assert chunks(plan) == [(0, 6, 1, 1)]
+    assert (plan.num_preempted, plan.released, chunks(plan)) == (1, (b.id,), [(0, 6, 1, 1)])
     assert (b.status, b.block_ids, b.num_computed_tokens) == (Status.WAITING, [], 0)
     # Before c, which has waited longer than it.
     assert list(scheduler.queues.waiting) == [b, c]
@@ -428,8 +408,7 @@ def test_a_sequence_preempts_itself_when_it_is_the_youngest(fake_runner):
     assert (a.block_ids, b.block_ids) == ([0, 3], [1, 2])
     plan, _ = step(scheduler, fake_runner)
     # a still has room for its fourth token, b has none for its fifth.
-    assert (plan.num_preempted, plan.released) == (1, (b.id,))
-    assert chunks(plan) == [(0, 3, 1, 1)]
+    assert (plan.num_preempted, plan.released, chunks(plan)) == (1, (b.id,), [(0, 3, 1, 1)])
     done, _ = drain(scheduler, fake_runner)
     assert done == {0: fake_completion([0], 6), 1: fake_completion([1, 1], 6)}
 
@@ -442,8 +421,7 @@ def test_no_admission_in_a_step_that_preempts(fake_runner):
         step(scheduler, fake_runner)
     add(scheduler, make_sequence([2], id=2))
     plan, _ = step(scheduler, fake_runner)
-    assert (plan.num_preempted, plan.released) == (1, (b.id,))
-    assert [c.id for c in plan.chunks] == [a.id]
+    assert (plan.num_preempted, plan.released, [c.id for c in plan.chunks]) == (1, (b.id,), [a.id])
 
 
 @pytest.mark.parametrize("exact", [False, True])
@@ -571,8 +549,7 @@ def test_with_exact_prefixes_generated_tokens_are_found_behind_a_prompt_of_the_s
         # As after a preemption: all of a's tokens are known.
         sequence.token_ids = a.token_ids[:]
     add(scheduler, same, longer)
-    plan = scheduler.schedule()
-    assert chunks(plan) == [(1, 12, 1, 1), (2, 4, 9, 1)]
+    assert chunks(scheduler.schedule()) == [(1, 12, 1, 1), (2, 4, 9, 1)]
     assert (same.block_ids, longer.block_ids) == ([0, 1, 2, 3], [0, 4, 5, 6])
 
 
@@ -594,8 +571,7 @@ def test_a_partly_computed_prompt_is_findable_up_to_its_last_full_block(fake_run
     # The first fills blocks 1 and 2 in this step; its budget leaves none for the second.
     assert chunks(step(scheduler, fake_runner)[0]) == [(0, 6, 6, 1)]
     plan, _ = step(scheduler, fake_runner)
-    assert chunks(plan) == [(0, 12, 1, 1), (1, 11, 1, 1)]
-    assert plan.copies == ((0, 2, 4),)
+    assert (chunks(plan), plan.copies) == ([(0, 12, 1, 1), (1, 11, 1, 1)], ((0, 2, 4),))
 
 
 def test_commit_hands_tokens_to_the_chunks_that_sample():
@@ -622,11 +598,9 @@ def test_finished_sequences_leave_at_once():
         make_sequence([2], max_tokens=5, id=1),
         make_sequence([3], max_tokens=1, id=2),
     )
-    plan = scheduler.schedule()
-    assert scheduler.commit(plan, StepResult([[9], [9], [9]])).finished == [a, c]
+    assert scheduler.commit(scheduler.schedule(), StepResult([[9], [9], [9]])).finished == [a, c]
     assert (a.finish_reason, b.finish_reason, c.finish_reason) == ("stop", None, "length")
-    assert scheduler.queues.running == [b]
-    assert scheduler.pool.num_free == 31
+    assert (scheduler.queues.running, scheduler.pool.num_free) == ([b], 31)
     scheduler.check_integrity()
 
 

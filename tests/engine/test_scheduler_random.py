@@ -185,8 +185,7 @@ def run_once(seed):
         restarts=LongRope(trained_len, 10**6) if trained_len else None,
     )
     capacity = scheduler.max_sequence_len or num_blocks * block_size
-    windows = [pool.window for pool in pools]
-    runner = CheckingRunner(block_size, scheduler.prefixes.exact, windows, trained_len)
+    runner = CheckingRunner(block_size, scheduler.prefixes.exact, [pool.window for pool in pools], trained_len)
     prompts = random_prompts(rng, longest=min(capacity - 1, 40))
     stop = frozenset({0}) if rng.random() < 0.5 else frozenset()
     max_samples = rng.choice([1, 1, 2, 5])

@@ -93,10 +93,9 @@ def test_kernels_serve_layers_that_differ(off, expected):
     ops = select(switches, "cuda")
     model = ToyModel(ops)
     layers = [spec.planes for spec in model.mixers]
-    cache = KVCache(layers, [BLOCKS + 1] * len(WINDOWS), BLOCK_SIZE, torch.float32, CPU, ops, GROUP_OF)
     runner = TritonRunner(
         model,
-        cache,
+        KVCache(layers, [BLOCKS + 1] * len(WINDOWS), BLOCK_SIZE, torch.float32, CPU, ops, GROUP_OF),
         ops,
         device_ops(switches),
         switches,

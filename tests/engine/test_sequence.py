@@ -146,8 +146,7 @@ def test_a_new_sequence():
     assert sequence.num_cached_tokens is None
     # The request keeps its own prompt.
     sequence.apply_token_ids([9])
-    assert sequence.request.prompt_token_ids == (1, 2, 3)
-    assert sequence.output_token_ids == [9]
+    assert (sequence.request.prompt_token_ids, sequence.output_token_ids) == ((1, 2, 3), [9])
 
 
 @pytest.mark.parametrize(
@@ -155,8 +154,7 @@ def test_a_new_sequence():
 )
 def test_length_is_bounded_by_the_request_and_by_the_model(max_tokens, max_model_len, generated):
     sequence = start(max_tokens=max_tokens, max_model_len=max_model_len)
-    assert feed(sequence, range(10, 80)) == generated
-    assert sequence.finish_reason == "length"
+    assert (feed(sequence, range(10, 80)), sequence.finish_reason) == (generated, "length")
     assert sequence.output_token_ids == list(range(10, 10 + generated))
 
 
@@ -180,8 +178,7 @@ def test_length_is_bounded_by_the_request_and_by_the_model(max_tokens, max_model
 )
 def test_why_and_when_a_sequence_ends(options, count, reason):
     sequence = start(max_tokens=6, **options)
-    assert feed(sequence, range(10, 30)) == count
-    assert sequence.finish_reason == reason
+    assert (feed(sequence, range(10, 30)), sequence.finish_reason) == (count, reason)
     # The token that ends it is part of it.
     assert sequence.output_token_ids == list(range(10, 10 + count))
 
@@ -200,15 +197,13 @@ def test_why_and_when_a_sequence_ends(options, count, reason):
 def test_a_least_length(options, count, reason):
     """Off by one, an end token that the sampler still bars would be waited for, or one that it lets through be lost."""
     sequence = start(max_tokens=6, min_tokens=3, **options)
-    assert feed(sequence, range(10, 30)) == count
-    assert sequence.finish_reason == reason
+    assert (feed(sequence, range(10, 30)), sequence.finish_reason) == (count, reason)
 
 
 def test_a_least_length_that_does_not_fit():
     """The model ends before it: no error, and not for ever."""
     sequence = start(max_tokens=50, min_tokens=50, max_model_len=10, eos=frozenset(range(100)))
-    assert feed(sequence, range(10, 80)) == 7
-    assert sequence.finish_reason == "length"
+    assert (feed(sequence, range(10, 80)), sequence.finish_reason) == (7, "length")
 
 
 @pytest.mark.parametrize(
@@ -219,8 +214,7 @@ def test_a_complete_grammar_ends_it(count, options, tokens, reason):
     """With the token that completes it, not one later: nothing may follow that one."""
     constraint = CompleteAt(count)
     sequence = start(max_tokens=6, constraint=constraint, **options)
-    assert feed(sequence, range(10, 30)) == tokens
-    assert sequence.finish_reason == reason
+    assert (feed(sequence, range(10, 30)), sequence.finish_reason) == (tokens, reason)
     assert constraint.fed == list(range(10, 10 + tokens)), "each token once, the last one too"
 
 
@@ -231,8 +225,7 @@ def test_tokens_behind_the_one_that_ends_it():
     logprobs = [Logprobs(token, -float(token)) for token in range(10, 16)]
     assert sequence.apply_token_ids([10], logprobs[:1]) == 1
     assert sequence.apply_token_ids([11, 12, 13, 14], logprobs[1:5]) == 2
-    assert sequence.output_token_ids == [10, 11, 12]
-    assert sequence.logprobs == logprobs[:3]
+    assert (sequence.output_token_ids, sequence.logprobs) == ([10, 11, 12], logprobs[:3])
     assert matcher.fed == constraint.fed == [10, 11, 12]
 
 
@@ -281,8 +274,7 @@ def test_every_token_has_its_time():
     assert sequence.finish_time is None
     sequence.apply_token_ids([2, 3], (), 2.0)
     sequence.apply_token_ids([4, 5], (), 3.0)
-    assert list(sequence.token_times) == [1.0, 2.0, 2.0, 3.0]
-    assert sequence.finish_time == 3.0
+    assert (list(sequence.token_times), sequence.finish_time) == ([1.0, 2.0, 2.0, 3.0], 3.0)
 
 
 def test_uncomputed_tokens_while_decoding():

@@ -89,8 +89,7 @@ def test_everything_about_a_prompt_that_samples():
     slots = Slots(SLOTS, WIDTH)
     sampling = {"temperature": 0.7, "top_k": 2**40, "top_p": 0.9, "min_p": 0.05, "seed": 2**64 - 2**32 + 2**31 - 1}
     sampling |= {"presence_penalty": 0.5, "frequency_penalty": -0.25, "repetition_penalty": 1.1, "min_tokens": 4}
-    sequence = make_sequence([4, 5, 6, 7, 8], 6, **sampling)
-    write = slots.update(prompts(sequence, blocks=[[30, 20]]))
+    write = slots.update(prompts(make_sequence([4, 5, 6, 7, 8], 6, **sampling), blocks=[[30, 20]]))
     assert write.moves == []
     assert write.cells == {
         cell(layout.POSITION, 0): 4,
@@ -120,8 +119,7 @@ def test_chunks_of_a_prompt_write_their_blocks_and_the_last_one_the_rest():
     slots = Slots(SLOTS, WIDTH)
     sequence = make_sequence(range(9), 2, ignore_eos=True)
     chunk = Chunk(0, 0, array("I", range(4)), 0, ((0, 0, 5),))
-    first = slots.update(PackedStep(chunks=(chunk,), started=(sequence.spec,)))
-    assert first.cells == block_cells(0, _0=5)
+    assert slots.update(PackedStep(chunks=(chunk,), started=(sequence.spec,))).cells == block_cells(0, _0=5)
     last = slots.update(PackedStep(chunks=(Chunk(0, 4, array("I", range(4, 9)), 1, ((0, 1, 6), (0, 2, 7))),)))
     expected = {layout.POSITION: 8, layout.NEXT: 9, layout.LIMIT: 10, layout.STOPS: 0}
     assert (
@@ -153,8 +151,7 @@ def test_a_released_sequence_leaves_its_slot(filled):
     slots, _ = filled
     newcomer = make_sequence([1, 2], id=9)
     write = slots.update(prompts(newcomer, blocks=[[10, 50]], sampled=0, released=(2, 0)))
-    assert slots.slot_of == {1: 1, 3: 3, 9: 0}
-    assert slots.specs.keys() == {1, 3, 9}
+    assert (slots.slot_of, slots.specs.keys()) == ({1: 1, 3: 3, 9: 0}, {1, 3, 9})
     assert slots.specs[9] is newcomer.spec
     assert write.cells == {cell(layout.LIMIT, 0): 0, cell(layout.LIMIT, 2): 0} | block_cells(0, _0=10, _1=50)
 
@@ -196,8 +193,7 @@ def test_last_rows_move_into_gaps_of_a_smaller_bucket(filled):
     # Row 0 takes the place of row 3's states too, and leaves its own.
     assert slots.state_of == [3, 1, 2, 0]
     assert write.rollovers == block_cells(0, _1=70)
-    assert slots.slot_of == {1: 1, 3: 0}
-    assert slots.bucket([1, 3]) == 2
+    assert (slots.slot_of, slots.bucket([1, 3])) == ({1: 1, 3: 0}, 2)
     write = slots.update(decodes(1, 3))
     assert (write.moves, write.cells) == ([], {})
 
@@ -231,9 +227,7 @@ def test_a_reset_frees_all_slots(filled):
     slots.slot_of.pop(2)
     newcomer = make_sequence([1, 2], 5, id=9)
     write = slots.update(prompts(newcomer, blocks=[[10]], reset=True))
-    assert slots.slot_of == {9: 0}
-    assert slots.specs == {9: newcomer.spec}
+    assert (slots.slot_of, slots.specs) == ({9: 0}, {9: newcomer.spec})
     assert [write.cells[cell(layout.LIMIT, slot)] for slot in range(SLOTS)] == [2 + 5 - 1, 0, 0, 0]
-    others = [make_sequence([1], id=20 + i) for i in range(3)]
-    slots.update(prompts(*others, blocks=[[1], [2], [3]]))
+    slots.update(prompts(*[make_sequence([1], id=20 + i) for i in range(3)], blocks=[[1], [2], [3]]))
     assert slots.slot_of == {9: 0, 20: 1, 21: 2, 22: 3}

@@ -45,8 +45,7 @@ MIXED = [
 
 def test_numbers_of_all_kinds_in_one_copy(device):
     """Block ids are int64, random numbers fp64: a sampled step sends them beside fp32 parameters."""
-    sent = Staging(device).send(*MIXED)
-    for tensor, array in zip(sent, MIXED, strict=True):
+    for tensor, array in zip(Staging(device).send(*MIXED), MIXED, strict=True):
         assert tensor.cpu().numpy().dtype == array.dtype
         assert np.array_equal(tensor.cpu().numpy(), array)
 

@@ -84,11 +84,9 @@ def test_a_plan_has_all_that_it_reads():
     runner = make_runner(scheduler)
     (a,) = add(scheduler, make_sequence(range(24), max_tokens=1))
     step(scheduler, runner)
-    plan = scheduler.schedule()
     # Token 8 sees 3 to 7: block 0 of the table is read by this plan, and free after it.
-    assert [chunk.blocks for chunk in plan.chunks] == [((0, 2, 2), (0, 3, 3))]
-    assert a.tables == [[GONE, GONE, 2, 3]]
-    assert runner.blocks[a.id][0][:2] == [0, 1]
+    assert [chunk.blocks for chunk in scheduler.schedule().chunks] == [((0, 2, 2), (0, 3, 3))]
+    assert (a.tables, runner.blocks[a.id][0][:2]) == ([[GONE, GONE, 2, 3]], [0, 1])
 
 
 def test_a_sequence_far_longer_than_the_pool_of_its_window():
@@ -239,8 +237,7 @@ def test_a_prompt_cached_to_its_end_copies_its_last_block_in_every_group():
     fill(scheduler, runner, 16)
     (b,) = add(scheduler, make_sequence(range(16), max_tokens=2, id=1))
     plan, _ = step(scheduler, runner)
-    assert chunks(plan) == [(1, 15, 1, True)]
-    assert plan.copies == ((0, 3, 4), (1, 3, 4))
+    assert (chunks(plan), plan.copies) == ([(1, 15, 1, True)], ((0, 3, 4), (1, 3, 4)))
     # The next token, 16, sees 11 to 15.
     assert b.tables == [[0, 1, 2, 4], [GONE, GONE, 2, 4]]
 
@@ -255,8 +252,7 @@ def test_a_block_in_flight_in_one_group_is_not_copied():
     # Full layers have the prompt, windows compute it anew in this step; the second cannot copy what is under way.
     add(scheduler, *(make_sequence(range(16), max_tokens=2, id=i) for i in (1, 2)))
     plan = scheduler.schedule()
-    assert chunks(plan) == [(1, 0, 16, True), (2, 12, 4, True)]
-    assert plan.copies == ()
+    assert (chunks(plan), plan.copies) == ([(1, 0, 16, True), (2, 12, 4, True)], ())
 
 
 @pytest.mark.parametrize("budget", [64, 5])
@@ -304,8 +300,7 @@ def test_a_group_that_is_short_shortens_the_window():
     add(scheduler, *(make_sequence([i] * 4, max_tokens=30, id=i) for i in range(2)))
     step(scheduler, runner)
     plan, _ = step(scheduler, runner)
-    assert (plan.steps, [row.length for row in plan.rows]) == (4, [4, 4])
-    assert plan.num_preempted == 0
+    assert (plan.steps, [row.length for row in plan.rows], plan.num_preempted) == (4, [4, 4], 0)
 
 
 def test_one_group_gives_the_same_plans_beside_another():
@@ -363,8 +358,7 @@ def test_an_abort_forgets_what_was_in_flight_in_all_groups():
     add(scheduler, make_sequence(range(12), id=0))
     scheduler.schedule()
     scheduler.abort()
-    assert scheduler.blocks.num_used == 0
-    assert [pool.by_hash for pool in scheduler.blocks.pools] == [{}, {}]
+    assert (scheduler.blocks.num_used, [pool.by_hash for pool in scheduler.blocks.pools]) == (0, [{}, {}])
 
 
 def test_a_sequence_that_failed_taints_all_groups():

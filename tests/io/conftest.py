@@ -137,8 +137,7 @@ def write_table(tmp_path: Path, encode: Callable[..., Any]) -> Callable[..., pa.
             if index in errors:
                 result: dict[str, Any] = {"error": {"code": "some_code", "message": "line 1: no"}}
             else:
-                usage = {"prompt_tokens": 2, "completion_tokens": 3}
-                result = {"text": "t", "finish_reason": "stop", "usage": usage}
+                result = {"text": "t", "finish_reason": "stop", "usage": {"prompt_tokens": 2, "completion_tokens": 3}}
             results.append({"index": index, **result, **(extra or {}).get(index, {})})
         if columns is None:
             write_parquet(path, encode([{**each, **result} for each, result in zip(carried, results, strict=True)]))

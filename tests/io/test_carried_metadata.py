@@ -46,8 +46,7 @@ def write(tmp_path):
         table = pa.table(
             {"prompt": ["a", "b"], "logprobs": [1, 2], "price": pa.array([1, 0]), "__index_level_0__": [5, 7]}
         )
-        fields = [field.with_metadata(column_metadata) for field in table.schema]
-        schema = pa.schema(fields, metadata)
+        schema = pa.schema([field.with_metadata(column_metadata) for field in table.schema], metadata)
         line = {
             "text": "t",
             "finish_reason": "stop",
@@ -60,8 +59,7 @@ def write(tmp_path):
         kept = [{n: v for n, v in row.items() if result_column or n != "logprobs"} for row in table.to_pylist()]
         path = tmp_path / "out.parquet"
         rows = [json.dumps(each).encode() for each in lines]
-        carried = Carried(schema, lambda: iter(kept))
-        write_parquet(path, lambda: iter(rows), carried, result_column=result_column)
+        write_parquet(path, lambda: iter(rows), Carried(schema, lambda: iter(kept)), result_column=result_column)
         return path
 
     return results
@@ -73,8 +71,7 @@ def notes(path, name):
 
 def test_what_the_schema_notes_is_kept(write):
     """pandas' index came back as a column, and datasets' labels as numbers."""
-    metadata = {b"pandas": json.dumps(PANDAS), b"huggingface": json.dumps(HUGGINGFACE), b"mine": b"\xff any"}
-    path = write(metadata, "out")
+    path = write({b"pandas": json.dumps(PANDAS), b"huggingface": json.dumps(HUGGINGFACE), b"mine": b"\xff any"}, "out")
     assert pq.read_schema(path).metadata[b"mine"] == b"\xff any"
     assert notes(path, b"pandas") == PANDAS
     assert notes(path, b"huggingface") == HUGGINGFACE

@@ -28,8 +28,7 @@ def write(request, tmp_path):
 
 
 def read(path, **names):
-    columns = Columns.of(names.get("prompt"), names.get("id"), names.get("columns"))
-    reader = PromptReader(str(path), {}, columns=columns)
+    reader = PromptReader(str(path), {}, columns=Columns.of(names.get("prompt"), names.get("id"), names.get("columns")))
     reader.require_free_names()
     return list(reader)
 
@@ -47,8 +46,7 @@ def test_a_prompt_column(write):
 def test_what_a_prompt_column_holds(write, value, field):
     """Its values tell what it is."""
     (row,) = read(write([{"x": value}]), prompt="x")
-    expected = (1, 2) if field == "prompt_token_ids" else value
-    assert getattr(row, field) == expected
+    assert getattr(row, field) == ((1, 2) if field == "prompt_token_ids" else value)
 
 
 def test_rows_without_the_prompt_column(write):
@@ -69,8 +67,7 @@ def test_an_id_column(write):
 def test_carried_columns(write):
     """Those that were named, known fields too, and no others; settings count all the same."""
     rows = read(write([{"prompt": "a", "max_tokens": 7, "x": 1, "y": 2}]), columns="y,prompt")
-    assert dict(rows[0].metadata) == {"y": 2, "prompt": "a"}
-    assert rows[0].sampling.max_tokens == 7
+    assert (dict(rows[0].metadata), rows[0].sampling.max_tokens) == ({"y": 2, "prompt": "a"}, 7)
 
 
 def test_no_carried_columns(write):

@@ -36,8 +36,7 @@ def test_all_members_are_read(tmp_path, ending, parts):
     """Of files that cat, pzstd or a rotating log put together, other readers take the first member alone."""
     path, size = tmp_path / f"in.jsonl.{ending}", len(LINES) // parts + 1
     path.write_bytes(b"".join(PACK[ending](LINES[start : start + size]) for start in range(0, len(LINES), size)))
-    reader = PromptReader(str(path), {})
-    assert reader.count() == 3000
+    assert PromptReader(str(path), {}).count() == 3000
     assert prompts(path) == [str(number) for number in range(3000)]
 
 

@@ -153,8 +153,7 @@ def test_a_column_of_results():
         "embedding": "own",
         "found": {"index": 3, "embedding": [1.0], "usage": {"prompt_tokens": 5}},
     }
-    row = parse({"prompt": "", "embedding": "own"}, result_column="found")
-    assert shape.failure(row) == {
+    assert shape.failure(parse({"prompt": "", "embedding": "own"}, result_column="found")) == {
         "embedding": "own",
         "found": {"index": 3, "error": {"code": "empty_prompt", "message": "line 4: prompt is empty"}},
     }

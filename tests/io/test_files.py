@@ -49,8 +49,7 @@ def test_files_of_a_folder_in_the_order_of_their_names(folder, pattern):
     if pattern == "/*.jsonl":
         fsspec.filesystem(folder.partition("://")[0] if "://" in folder else "file").rm(f"{folder}/_hidden.jsonl")
     reader = PromptReader(folder + pattern, {})
-    names = [path.rpartition("/")[2] for path in reader.paths]
-    assert names == ["a.jsonl", "b.jsonl"]
+    assert [path.rpartition("/")[2] for path in reader.paths] == ["a.jsonl", "b.jsonl"]
     assert reader.count() == (None if "://" in folder else 4)
     a, b = reader.paths
     expected = [(0, f"{a} line 1", "a1"), (1, f"{a} line 3", "a2"), (2, f"{b} line 1", "b1"), (3, f"{b} line 3", "b2")]
@@ -66,8 +65,7 @@ def test_ids_are_unique_over_all_files(tmp_path):
     """Two files with the same id must not give two results of that id."""
     for name in "ab":
         (tmp_path / f"{name}.jsonl").write_text('{"prompt":"x","id":1}\n')
-    rows = list(PromptReader(str(tmp_path), {}))
-    assert rows[1].error.code == "duplicate_id"
+    assert list(PromptReader(str(tmp_path), {}))[1].error.code == "duplicate_id"
 
 
 def test_parquet_files_are_one_table(tmp_path, remote):
@@ -206,8 +204,7 @@ def test_files_that_hold_no_lines(tmp_path, name, content, kind, pattern):
 
 def test_stdin_that_holds_no_lines(monkeypatch):
     """The same for a spreadsheet on stdin."""
-    stdin = io.TextIOWrapper(io.BytesIO(b"PK\x03\x04\x14\x00\n\x00"))
-    monkeypatch.setattr("sys.stdin", stdin)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"PK\x03\x04\x14\x00\n\x00")))
     with pytest.raises(UserError, match="stdin is a zip archive"):
         list(PromptReader("-", {}))
 

@@ -57,8 +57,7 @@ def test_the_line_of_several_choices_is_the_clients_type(url):
     body, _ = parsed(url, *choices, completion_tokens=9)
     assert [choice.index for choice in body.choices] == [0, 1, 2]
     assert [choice.finish_reason for choice in body.choices] == ["stop", "length", "stop"]
-    texts = [choice.message.content if url == CHAT else choice.text for choice in body.choices]
-    assert texts == ["a", "b", ""]
+    assert [choice.message.content if url == CHAT else choice.text for choice in body.choices] == ["a", "b", ""]
     assert (body.usage.completion_tokens, body.usage.total_tokens) == (9, 14)
 
 
@@ -100,8 +99,7 @@ def test_a_token_that_is_half_a_character():
     body, _ = parsed(CHAT, Choice(text="\U0001f600", finish_reason="stop", logprobs=tokens))
     content = body.choices[0].logprobs.content
     assert bytes(b for token in content for b in token.bytes).decode() == body.choices[0].message.content
-    assert bytes(content[0].top_logprobs[0].bytes) == b"\xf0\x9f"
-    assert set(content[0].token) == {"\ufffd"}
+    assert (bytes(content[0].top_logprobs[0].bytes), set(content[0].token)) == (b"\xf0\x9f", {"\ufffd"})
 
 
 def test_logprobs_of_a_completion_are_the_clients_type():
@@ -123,8 +121,7 @@ def test_logprobs_of_an_echoed_prompt_come_first():
     body = BatchShape("toy", 5).result(answer(TEXT, choice))["response"]["body"]
     logprobs = body["choices"][0]["logprobs"]
     assert logprobs["tokens"] == ["Say", " it:", "Hi", " there", "!"]
-    assert logprobs["token_logprobs"] == [0.0, -4.0, -0.5, -2.0, 0.0]
-    assert logprobs["top_logprobs"][0] == {}
+    assert (logprobs["token_logprobs"], logprobs["top_logprobs"][0]) == ([0.0, -4.0, -0.5, -2.0, 0.0], {})
     assert logprobs["text_offset"] == [0, 3, 7, 9, 15]
     openai.types.Completion.model_validate(body, strict=True)
 

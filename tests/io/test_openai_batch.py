@@ -38,8 +38,7 @@ def parse(values, **defaults):
 
 def test_a_chat():
     """Without fields in the body the API's defaults apply: sampled, and as long as the model allows."""
-    row = parse(chat())
-    assert row == Row(
+    assert parse(chat()) == Row(
         index=3,
         where="line 4",
         metadata={"custom_id": "request-1", "url": "/v1/chat/completions", "model": "some-model"},
@@ -70,8 +69,7 @@ def test_every_sampling_field():
         "logprobs": True,
         "top_logprobs": 4,
     }
-    row = parse(chat(**fields, max_completion_tokens=9))
-    assert row.sampling == SamplingParams(
+    assert parse(chat(**fields, max_completion_tokens=9)).sampling == SamplingParams(
         temperature=0.5,
         top_p=0.9,
         top_k=0,
@@ -166,14 +164,12 @@ def test_prompts_of_completions(prompt, expected):
 def test_several_prompts(prompt, expected):
     """Each text or list of token ids is a prompt of its own."""
     row = parse(text(prompt))
-    assert row.prompts == expected
-    assert (row.prompt, row.prompt_token_ids, row.messages) == (None, None, None)
+    assert (row.prompts, row.prompt, row.prompt_token_ids, row.messages) == (expected, None, None, None)
 
 
 def test_a_suffix_of_several_prompts():
     """The suffix must not be dropped silently."""
-    row = parse(text(["a", "b"], suffix="c"))
-    assert isinstance(row, FailedRow)
+    assert isinstance(parse(text(["a", "b"], suffix="c")), FailedRow)
 
 
 def test_without_method_and_url():

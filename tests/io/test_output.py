@@ -168,8 +168,7 @@ def test_a_folder_appears_whole_in_the_place_of_another(tmp_path, open_parts):
         assert before == (None if len(rows) == 7 else list(range(7)))
         output.finish()
         output.close()
-        assert indices(tmp_path / "answers") == list(rows)
-        assert names(tmp_path) == ["answers"]
+        assert (indices(tmp_path / "answers"), names(tmp_path)) == (list(rows), ["answers"])
     assert names(tmp_path / "answers") == ["part-00000.parquet", "part-00001.parquet"]
 
 
@@ -183,8 +182,7 @@ def test_every_part_is_on_the_disk_before_the_folder_is_there(tmp_path, open_par
     add(output, 0, 1, 2)
     output.finish()
     made = calls[calls.index("answers.part") + 1 : calls.index("answers.tmp -> answers")]
-    assert sorted(made[:-1]) == ["part-00000.parquet", "part-00001.parquet"]
-    assert made[-1] == "answers.tmp"
+    assert (sorted(made[:-1]), made[-1]) == (["part-00000.parquet", "part-00001.parquet"], "answers.tmp")
 
 
 def test_a_folder_on_a_disk_that_is_full(tmp_path, open_parts, monkeypatch):
@@ -203,12 +201,10 @@ def test_a_folder_on_a_disk_that_is_full(tmp_path, open_parts, monkeypatch):
     with pytest.raises(UserError, match=r"No space left on device: 3 rows are saved in .*answers.part; rerun"):
         output.finish()
     output.close()
-    assert names(tmp_path) == ["answers", "answers.part"]
-    assert indices(tmp_path / "answers") == [0]
+    assert (names(tmp_path), indices(tmp_path / "answers")) == (["answers", "answers.part"], [0])
     monkeypatch.undo()
     open_parts(resume=True).finish()
-    assert indices(tmp_path / "answers") == [0, 1, 2]
-    assert names(tmp_path) == ["answers"]
+    assert (indices(tmp_path / "answers"), names(tmp_path)) == ([0, 1, 2], ["answers"])
 
 
 class KilledError(BaseException):
@@ -241,19 +237,14 @@ def test_a_run_that_dies_while_it_replaces_a_folder(tmp_path, open_parts, monkey
             output.finish()
     output.close()
     assert (tmp_path / "answers.part").exists()
-    left = {name: indices(tmp_path / name) for name in names(tmp_path) if name != "answers.part"}
-    assert (
-        left
-        == {
-            "answers": {"answers": [0], "answers.tmp": [0, 1, 2]},
-            "answers.tmp": {"answers.old": [0], "answers.tmp": [0, 1, 2]},
-            "answers.old": {"answers": [0, 1, 2], "answers.old": [0]},
-        }[last]
-    )
+    assert {name: indices(tmp_path / name) for name in names(tmp_path) if name != "answers.part"} == {
+        "answers": {"answers": [0], "answers.tmp": [0, 1, 2]},
+        "answers.tmp": {"answers.old": [0], "answers.tmp": [0, 1, 2]},
+        "answers.old": {"answers": [0, 1, 2], "answers.old": [0]},
+    }[last]
     output = open_parts(resume=True)
     output.finish()
-    assert names(tmp_path) == ["answers"]
-    assert indices(tmp_path / "answers") == [0, 1, 2]
+    assert (names(tmp_path), indices(tmp_path / "answers")) == (["answers"], [0, 1, 2])
 
 
 def test_what_is_put_into_a_folder_during_the_run(tmp_path, open_parts):
@@ -263,8 +254,7 @@ def test_what_is_put_into_a_folder_during_the_run(tmp_path, open_parts):
     add(output, 0)
     (tmp_path / "answers" / "notes.txt").write_text("mine")
     output.finish()
-    assert indices(tmp_path / "answers") == [0]
-    assert names(tmp_path) == ["answers", "answers.old"]
+    assert (indices(tmp_path / "answers"), names(tmp_path)) == ([0], ["answers", "answers.old"])
     assert (tmp_path / "answers.old" / "notes.txt").read_text() == "mine"
 
 
@@ -288,8 +278,7 @@ def test_a_folder_that_cannot_take_its_place(tmp_path, open_parts, monkeypatch):
         with pytest.raises(UserError, match="Input/output error: 3 rows are saved"):
             output.finish()
     output.close()
-    assert names(tmp_path) == ["answers", "answers.part"]
-    assert indices(tmp_path / "answers") == [0]
+    assert (names(tmp_path), indices(tmp_path / "answers")) == (["answers", "answers.part"], [0])
     open_parts(resume=True).finish()
     assert indices(tmp_path / "answers") == [0, 1, 2]
     assert stat.S_IMODE((tmp_path / "answers").stat().st_mode) == 0o700

@@ -72,8 +72,7 @@ def test_parquet_result_columns(write_table):
     """Types must not depend on failed rows, or two runs' files cannot be read as one table."""
     good = write_table([{}, {}])
     mixed = write_table([{}, {}], errors=(1,))
-    empty = write_table([])
-    assert columns(good) == columns(mixed) == columns(empty) == RESULTS
+    assert columns(good) == columns(mixed) == columns(write_table([])) == RESULTS
     assert mixed.to_pylist() == [
         {
             "index": 0,
@@ -98,8 +97,7 @@ def test_optional_columns(write_table, name, schema):
     """A column exists if any row has it, even the last of many; its type does not depend on the values."""
     value = OPTIONAL[name]
     carried = [{"a": 1}] * 1025
-    without = write_table(carried, columns=schema)
-    assert columns(without) == [("a", pa.int64()), *RESULTS]
+    assert columns(write_table(carried, columns=schema)) == [("a", pa.int64()), *RESULTS]
     for last in (value, value[-1:], []):
         table = write_table(carried, columns=schema, extra={1024: {name: last}})
         assert columns(table) == [("a", pa.int64()), *RESULTS[:4], (name, TYPES[name]), RESULTS[4]]
@@ -125,8 +123,7 @@ def test_a_row_of_choices_alone(tmp_path, encode):
 def test_every_result_field_has_a_type(write_table):
     """A result field without a fixed type would be taken for a carried one."""
     call = {"id": "call_0_0_0", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    told = {"reasoning_content": "so", "tool_calls": [call]}
-    table = write_table([{}], extra={0: OPTIONAL | told})
+    table = write_table([{}], extra={0: OPTIONAL | {"reasoning_content": "so", "tool_calls": [call]}})
     assert table.column("tool_calls").to_pylist() == [[call]]
     assert set(RESULT_FIELDS) <= set(table.column_names)
 
@@ -185,8 +182,7 @@ def test_parquet_column_of_the_name_of_a_result(write_table):
     """The result replaces the column, as in JSONL, and its old type goes."""
     schema = pa.schema([("text", pa.int64()), ("error", pa.string()), ("token_ids", pa.string()), ("a", pa.int64())])
     table = write_table([{"a": 1}], columns=schema)
-    assert columns(table) == [("a", pa.int64()), *RESULTS]
-    assert table.column("text").to_pylist() == ["t"]
+    assert (columns(table), table.column("text").to_pylist()) == ([("a", pa.int64()), *RESULTS], ["t"])
 
 
 def test_deep_columns_of_parquet_keep_their_type(carry_through):
@@ -274,8 +270,7 @@ def test_carried_values_without_a_common_type_become_json_text(write_table, json
     rows = [{"mixed": value} for value in values]
     expected = [None if value is None else json_text(value) for value in values]
     table = write_table(rows)
-    assert table.schema.field("mixed").type == pa.string()
-    assert table.column("mixed").to_pylist() == expected
+    assert (table.schema.field("mixed").type, table.column("mixed").to_pylist()) == (pa.string(), expected)
 
 
 @pytest.mark.parametrize(
@@ -312,8 +307,7 @@ def test_types_that_differ_far_apart_in_the_file(write_table, json_text, first, 
 def test_types_that_widen_far_apart_in_the_file(write_table):
     """Later chunks may widen nulls, lists, structs and integers of the first."""
     first = {"a": None, "b": [], "c": {"x": 1}, "d": 1}
-    second = {"a": "s", "b": [1], "c": {"y": 2}, "d": 0.5}
-    table = write_table([first] * 1024 + [second])
+    table = write_table([first] * 1024 + [{"a": "s", "b": [1], "c": {"y": 2}, "d": 0.5}])
     rows = table.select(["a", "b", "c", "d"]).to_pylist()
     assert rows[0] == {"a": None, "b": [], "c": {"x": 1, "y": None}, "d": 1.0}
     assert rows[1024] == {"a": "s", "b": [1], "c": {"x": None, "y": 2}, "d": 0.5}
@@ -344,8 +338,7 @@ def test_deep_carried_values_can_be_read_again(write_table, depth):
 def test_integers_of_64_bits_are_exact(write_table):
     """Floats cannot hold the ends of the range."""
     values = [2**63 - 1, -(2**63)]
-    table = write_table([{"a": value} for value in values])
-    assert table.column("a").to_pylist() == values
+    assert write_table([{"a": value} for value in values]).column("a").to_pylist() == values
 
 
 def test_parquet_over_several_groups_of_rows(write_table):
@@ -362,8 +355,7 @@ def test_parquet_bytes_are_the_same_each_time(tmp_path, encode):
         write_parquet(tmp_path / "out.parquet", encode(rows))
         contents.append((tmp_path / "out.parquet").read_bytes())
     assert contents[0] == contents[1]
-    names = pq.read_table(tmp_path / "out.parquet").column_names
-    assert names[:20] == [f"column_{n}" for n in range(20)]
+    assert pq.read_table(tmp_path / "out.parquet").column_names[:20] == [f"column_{n}" for n in range(20)]
 
 
 def test_all_parts_have_one_schema(tmp_path, encode):
@@ -387,8 +379,7 @@ def test_all_parts_have_one_schema(tmp_path, encode):
 )
 def test_parts_hold_the_rows_in_order(tmp_path, encode, num_rows, rows_per_file, sizes):
     """No row is lost, doubled or misplaced where parts meet; only an output without rows has an empty part."""
-    rows = [{"index": index} for index in range(num_rows)]
-    write_parquet_parts(tmp_path / "out", encode(rows), rows_per_file)
+    write_parquet_parts(tmp_path / "out", encode([{"index": index} for index in range(num_rows)]), rows_per_file)
     tables = [pq.read_table(path) for path in sorted((tmp_path / "out").iterdir())]
     assert [table.num_rows for table in tables] == sizes
     assert [index for table in tables for index in table.column("index").to_pylist()] == list(range(num_rows))

@@ -95,8 +95,7 @@ def test_a_power_cut_may_leave_zeros(path):
     """The file may have its new size without its new contents."""
     whole = write(path, [(0, False)])
     path.write_bytes(whole + bytes(100))
-    part = PartFile.reopen(path)
-    assert read(part) == expected(0)
+    assert read(PartFile.reopen(path)) == expected(0)
     assert path.read_bytes() == whole
 
 
@@ -219,8 +218,7 @@ def test_a_row_is_with_the_system_after_flush(path):
     part = PartFile.create(path, manifest)
     part.append(0, {}, failed=False)
     part.flush()
-    line = path.read_bytes().splitlines(keepends=True)[-1]
-    assert re.fullmatch(rb'\[0,0,\{\},"[0-9a-f]{8}"\]\n', line)
+    assert re.fullmatch(rb'\[0,0,\{\},"[0-9a-f]{8}"\]\n', path.read_bytes().splitlines(keepends=True)[-1])
 
 
 @pytest.mark.parametrize(("rows", "seconds"), [(1024, 0), (1, 3)])

@@ -255,8 +255,7 @@ def test_parquet_message_parts(read_table):
     """Parts have every key, null where absent: they must not count as non-text; the column stays unchanged."""
     messages = [{"role": "user", "content": [{"type": "text", "text": "one"}]}]
     (row,) = read_table(pa.table({"messages": [messages]}))
-    assert row.messages == [{"role": "user", "content": "one"}]
-    assert row.metadata == {"messages": messages}
+    assert (row.messages, row.metadata) == ([{"role": "user", "content": "one"}], {"messages": messages})
 
 
 def test_parquet_over_several_batches(read_table):

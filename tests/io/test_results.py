@@ -75,8 +75,7 @@ def test_the_line_of_one_completion():
 
 def test_the_line_of_several_completions():
     """``choices`` replaces the text. What concerns the prompt is there only once."""
-    plain = Choice(text="cd", finish_reason="length")
-    line = result(CHOICE, plain)
+    line = result(CHOICE, Choice(text="cd", finish_reason="length"))
     assert list(line) == ["index", "choices", "usage", "prompt_logprobs"]
     assert line["usage"] == {"prompt_tokens": 2, "completion_tokens": 4}
     first, second = line["choices"]
@@ -90,23 +89,19 @@ def test_the_results_of_an_earlier_run_as_input(choices):
     """Their fields were lost without a word. In a result column they stay, and old lists request nothing."""
     earlier = {**result(*choices, id="a", topic="t"), "prompt": "x", "max_tokens": 3}
     refused = parse_row(earlier, index=0, where="line 1", defaults={})
-    assert refused.error.code == "name_collision"
-    assert refused.metadata == {"id": "a", "topic": "t"}
+    assert (refused.error.code, refused.metadata) == ("name_collision", {"id": "a", "topic": "t"})
     row = parse_row(earlier, index=0, where="line 1", defaults={}, result_column="again")
     assert isinstance(row, Row)
-    assert row.sampling == SamplingParams(max_tokens=3)
-    assert row.metadata == result(*choices, id="a", topic="t")
+    assert (row.sampling, row.metadata) == (SamplingParams(max_tokens=3), result(*choices, id="a", topic="t"))
 
 
 def test_a_table_of_an_earlier_runs_results_as_input():
     """The same for Parquet, whose own columns are carried through."""
     earlier = {**result(CHOICE), "prompt": "x", "n": 2}
-    refused = parse_row(earlier, index=0, where="row 1", defaults={}, keep_prompt=True)
-    assert refused.error.code == "name_collision"
+    assert parse_row(earlier, index=0, where="row 1", defaults={}, keep_prompt=True).error.code == "name_collision"
     row = parse_row(earlier, index=0, where="row 1", defaults={}, keep_prompt=True, result_column="again")
     assert isinstance(row, Row)
-    assert row.sampling == SamplingParams(n=2)
-    assert row.metadata == earlier
+    assert (row.sampling, row.metadata) == (SamplingParams(n=2), earlier)
 
 
 def test_a_result_in_one_field():

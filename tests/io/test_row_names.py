@@ -34,8 +34,7 @@ from rosebatch.io.rows import FailedRow
 def test_other_names(parse, values, field, expected):
     """A row written for another tool was carried through, and ran with the defaults; nulls made it an error row."""
     row = parse({"prompt": "x", **values})
-    assert getattr(row.sampling, field) == expected
-    assert (row.metadata, row.unclear) == ({}, ())
+    assert (getattr(row.sampling, field), row.metadata, row.unclear) == (expected, {}, ())
 
 
 @pytest.mark.parametrize(

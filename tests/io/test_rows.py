@@ -238,8 +238,7 @@ def test_a_lines_own_fields_win_over_defaults(parse):
 def test_fields_of_choices_penalties_and_logprobs(parse, values, expected):
     """The ends of the ranges are allowed, a count of 0 is a request, and no such field is carried through."""
     row = parse({"prompt": "x", **values})
-    assert row.sampling == SamplingParams(**expected)
-    assert row.metadata == {}
+    assert (row.sampling, row.metadata) == (SamplingParams(**expected), {})
 
 
 SCHEMA = {"type": "object", "properties": {"é": {"type": "number"}}}
@@ -325,8 +324,7 @@ def test_a_lines_own_grammar_replaces_the_runs(parse):
     assert parse({"prompt": "x"}, **flags).sampling.grammar == GrammarSpec("regex", "a+")
     assert parse({"prompt": "x", **own}, **flags).sampling.grammar == GrammarSpec("json_object")
     assert parse({"prompt": "x", "response_format": {"type": "text"}}, **flags).sampling.grammar is None
-    with_null = parse({"prompt": "x", "structured_outputs": None}, **flags)
-    assert with_null.sampling.grammar == GrammarSpec("regex", "a+")
+    assert parse({"prompt": "x", "structured_outputs": None}, **flags).sampling.grammar == GrammarSpec("regex", "a+")
 
 
 def test_fields_with_values_that_change_nothing(parse):
@@ -347,9 +345,7 @@ def test_fields_with_values_that_change_nothing(parse):
     }
     row = parse({"prompt": "x", "id": 7, **neutral})
     assert isinstance(row, Row)
-    assert row.metadata == {"id": 7}
-    assert row.sampling == SamplingParams()
-    assert row.options == PromptOptions()
+    assert (row.metadata, row.sampling, row.options) == ({"id": 7}, SamplingParams(), PromptOptions())
 
 
 def test_best_of_is_refused(parse):
@@ -360,8 +356,7 @@ def test_best_of_is_refused(parse):
 def test_carried_fields_are_untouched(parse):
     """Unknown fields come through unchanged, with numbers of any size and all nesting."""
     extra = {"id": "a", "big": 123456789012345678901234567890, "nested": {"a": [1, None, {"b": "é"}]}, "": 0}
-    row = parse({**extra, "prompt": "x", "temperature": 1.0, "stop": "s", "logprobs": False})
-    assert row.metadata == extra
+    assert parse({**extra, "prompt": "x", "temperature": 1.0, "stop": "s", "logprobs": False}).metadata == extra
 
 
 def test_a_failed_row_keeps_its_carried_fields(parse):
@@ -415,8 +410,7 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 def test_options_of_the_prompt(parse, values, expected):
     """Options are applied, and not carried through to the result."""
     row = parse(values)
-    assert row.options == PromptOptions(**expected)
-    assert row.metadata == {}
+    assert (row.options, row.metadata) == (PromptOptions(**expected), {})
 
 
 @pytest.mark.parametrize(

@@ -74,8 +74,7 @@ def test_an_unreadable_arrow_file(tmp_path, content):
 def test_a_truncated_arrow_file(tmp_path):
     """The end of the file names its batches, so it cannot be missing."""
     write_arrow(tmp_path / "in.arrow")
-    content = (tmp_path / "in.arrow").read_bytes()
-    (tmp_path / "in.arrow").write_bytes(content[:-20])
+    (tmp_path / "in.arrow").write_bytes((tmp_path / "in.arrow").read_bytes()[:-20])
     with pytest.raises(UserError, match=r"in\.arrow: unreadable Arrow file"):
         read(tmp_path / "in.arrow")
 

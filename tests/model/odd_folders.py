@@ -158,8 +158,7 @@ def outcome(model: Path, **options: Any) -> str | None:
     before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, _PATIENCE)
     try:
-        config = RunConfig(model=str(model), device="cpu", kv_cache_memory="1MiB", max_num_seqs=2, **options)
-        plan = plan_launch(config)
+        plan = plan_launch(RunConfig(model=str(model), device="cpu", kv_cache_memory="1MiB", max_num_seqs=2, **options))
         default_sampling(plan)
         launched = load(plan)
         if launched.tokenizer is not None:

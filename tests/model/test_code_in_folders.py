@@ -132,8 +132,7 @@ def test_the_command_line_reads_no_answer(folder, file, tmp_path):
     if file == "tokenizer.json":
         assert done.returncode == 0, done.stderr
     else:
-        assert done.returncode == 1
-        assert done.stderr.count("\n") == 1
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1)
         assert done.stderr.startswith("rosebatch: error: ")
 
 

@@ -42,8 +42,7 @@ def config_folder(tmp_path):
     """Writes the config of a tiny model, with changes; no weights."""
 
     def make(model_type, **changes):
-        values = {**tiny_config(model_type).to_dict(), **changes}
-        (tmp_path / "config.json").write_text(json.dumps(values, default=str))
+        (tmp_path / "config.json").write_text(json.dumps({**tiny_config(model_type).to_dict(), **changes}, default=str))
         return tmp_path
 
     return make
@@ -231,8 +230,7 @@ def test_the_form_of_gelu_is_the_models_own(act, kind):
 def test_attention_that_treats_late_positions_otherwise_stays():
     """Ministral scales queries past a length: agreement on the first positions proves nothing."""
     rope = {**tiny_config("ministral3").rope_parameters, "original_max_position_embeddings": 64}
-    decoder = decoder_of("ministral3", rope_parameters=rope)
-    fusion = Fusion(decoder, OPS, 256)
+    fusion = Fusion(decoder_of("ministral3", rope_parameters=rope), OPS, 256)
     with torch.no_grad():
         fusion.run()
     assert (len(fusion.attention), len(fusion.mlps)) == (0, 4)

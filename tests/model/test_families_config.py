@@ -106,8 +106,7 @@ def test_gemma_3_of_transformers_4(name):
     assert config.sliding_windows == (1024, 1024, 0) * 4
     assert config.layer_rope(2) == RopeConfig(theta=1e6, scaling="linear", factor=8.0)
     assert config.layer_rope(0) == RopeConfig(theta=1e4)
-    assert (config.eos_token_ids, config.dtype) == ((1, 106), "bfloat16")
-    assert config.attention_scale(0) == 1 / 16
+    assert (config.eos_token_ids, config.dtype, config.attention_scale(0)) == ((1, 106), "bfloat16", 1 / 16)
 
 
 def test_a_part_that_is_no_object_is_refused():
@@ -125,8 +124,7 @@ def test_phi_3s_long_positions(kind, beside):
     config = parse("Phi3ForCausalLM", max_position_embeddings=16384, rope_scaling=scaling, **trained)
     original = 1024 if beside else 4096
     assert (config.rope.scaling, config.rope.original_max_position_embeddings) == ("longrope", original)
-    expected = math.sqrt(1 + math.log(16384 / original) / math.log(original))
-    assert config.rope.attention_factor == pytest.approx(expected)
+    assert config.rope.attention_factor == pytest.approx(math.sqrt(1 + math.log(16384 / original) / math.log(original)))
 
 
 def test_phi_4_minis_window_of_more_than_all_tokens():

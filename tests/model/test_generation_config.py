@@ -72,8 +72,7 @@ def test_what_the_fields_mean(read, stored, expected):
 
 def test_numbers_have_the_type_of_the_field(read):
     """Files say 1 for 1.0, and a manifest compares what they say with what another run was given."""
-    found = read({"do_sample": True, "temperature": 1, "top_p": 1})
-    assert [type(value) for value in found.values()] == [float, float]
+    assert [type(value) for value in read({"do_sample": True, "temperature": 1, "top_p": 1}).values()] == [float, float]
 
 
 @pytest.mark.parametrize(

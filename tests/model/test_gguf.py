@@ -28,8 +28,7 @@ def logits(model, token_ids):
 
 def greedy(path, prompts, count):
     """What rosebatch generates in fp32."""
-    config = RunConfig(model=str(path), device="cpu", dtype="float32", block_size=4, max_num_seqs=8)
-    engine = launch(config).engine
+    engine = launch(RunConfig(model=str(path), device="cpu", dtype="float32", block_size=4, max_num_seqs=8)).engine
     sampling = SamplingParams(max_tokens=count, ignore_eos=True)
     requests = [Request(i, tuple(prompt), sampling) for i, prompt in enumerate(prompts)]
     return {c.request.id: list(c.token_ids) for c in engine.run(requests)}
@@ -109,8 +108,7 @@ def test_both_end_tokens_end(write_gguf, toy):
     """Chat models have an end of turn and an end of text: generation stops at either."""
     folder = converted_folder(write_gguf("llama", toy, eot=302), torch.float32)
     assert json.loads((folder / "generation_config.json").read_text()) == {"eos_token_id": [END, 302]}
-    engine = launch(RunConfig(model=str(folder), device="cpu")).engine
-    assert engine.eos_token_ids == {END, 302}
+    assert launch(RunConfig(model=str(folder), device="cpu")).engine.eos_token_ids == {END, 302}
 
 
 # Files that cannot be used

@@ -234,8 +234,7 @@ def test_everything_is_on_the_disk_before_the_folder_has_its_name(file, fake_con
     for module in (checksums, gguf_cache):
         monkeypatch.setattr(module, "sync", lambda path: (done.append(("sync", path.name)), sync(path)))
     monkeypatch.setattr(Path, "rename", lambda self, to: (done.append(("rename", to.name)), rename(self, to))[1])
-    folder = converted_folder(file, torch.float32)
-    named = done.index(("rename", folder.name))
+    named = done.index(("rename", converted_folder(file, torch.float32).name))
     assert {("sync", "config.json"), ("sync", SUMS)} <= set(done[:named])
     assert done[named - 1][1].startswith(".tmp-")
     assert done[named + 1] == ("sync", cache.name)

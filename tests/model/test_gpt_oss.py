@@ -63,8 +63,7 @@ def test_both_forms_give_the_same_matrices(tmp_path):
             "stacked": (weight.stack([weight]), torch.stack([dense, dense])),
         }
         for case, (found, expected) in each.items():
-            assert found.shape == expected.shape
-            assert found.dense().dtype == torch.bfloat16
+            assert (found.shape, found.dense().dtype) == (expected.shape, torch.bfloat16)
             assert torch.equal(found.dense(), expected), (form, case)
 
 

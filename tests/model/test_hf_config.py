@@ -185,8 +185,7 @@ def test_hp1_is_complete_without_what_has_a_default():
 def test_mistral():
     """It is a Llama with a sliding window in every layer."""
     config = parse(of("MistralForCausalLM", sliding_window=7))
-    assert config.family == "llama"
-    assert config.sliding_windows == (7, 7, 7)
+    assert (config.family, config.sliding_windows) == ("llama", (7, 7, 7))
     assert (config.qkv_bias, config.out_bias, config.mlp_bias) == (False, False, False)
 
 
@@ -269,8 +268,7 @@ def test_rope_theta_of_transformers_4_and_5(options):
 )
 def test_llama3_rope_of_transformers_4_and_5(options):
     """The two versions write it in different places, under two names."""
-    expected = RopeConfig(theta=500000.0, scaling="llama3", **LLAMA3_ROPE)
-    assert parse({**LLAMA, **options}).rope == expected
+    assert parse({**LLAMA, **options}).rope == RopeConfig(theta=500000.0, scaling="llama3", **LLAMA3_ROPE)
 
 
 @pytest.mark.parametrize(

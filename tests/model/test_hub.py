@@ -63,8 +63,7 @@ def failed(model=MODEL, **options):
     ],
 )
 def test_ids(hub, text, name, revision):
-    assert parse_hub_id(text) == HubModel(name, revision)
-    assert str(parse_hub_id(text)) == text
+    assert (parse_hub_id(text), str(parse_hub_id(text))) == (HubModel(name, revision), text)
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,9 @@ _PACKAGE = "sentence_transformers.models"
 @pytest.fixture
 def folder(tmp_path):
     def make(pooling, *further):
-        modules = [("", "Transformer"), ("1_Pooling", "Pooling"), *further]
         listed = [
             {"idx": i, "name": str(i), "path": path, "type": f"{_PACKAGE}.{kind}"}
-            for i, (path, kind) in enumerate(modules)
+            for i, (path, kind) in enumerate([("", "Transformer"), ("1_Pooling", "Pooling"), *further])
         ]
         (tmp_path / "modules.json").write_text(json.dumps(listed))
         (tmp_path / "1_Pooling").mkdir()

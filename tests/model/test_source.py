@@ -158,8 +158,7 @@ def test_a_file_that_is_no_model(tmp_path):
 def test_a_lower_length(llama):
     """Nothing else changes."""
     config = find(llama).config
-    lowered = find(llama, max_model_len=64).config
-    assert (config.max_model_len, lowered.max_model_len) == (LENGTH, 64)
+    assert (config.max_model_len, find(llama, max_model_len=64).config.max_model_len) == (LENGTH, 64)
     assert find(llama, max_model_len=LENGTH).config == config
     assert find(TOML, "dummy", max_model_len=64).config.max_model_len == 64
 

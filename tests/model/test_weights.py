@@ -195,8 +195,7 @@ def test_random_weights_differ_by_name_and_seed():
 def test_random_weights_are_those_of_fp32_rounded():
     """Runs in two dtypes must be the same model."""
     wide = RandomWeights(torch.float32, CPU).get("a.weight", (63, 64))
-    narrow = RandomWeights(torch.bfloat16, CPU).get("a.weight", (63, 64))
-    assert torch.equal(narrow, wide.to(torch.bfloat16))
+    assert torch.equal(RandomWeights(torch.bfloat16, CPU).get("a.weight", (63, 64)), wide.to(torch.bfloat16))
 
 
 def test_random_weights_have_a_models_scale():
@@ -212,8 +211,7 @@ def test_random_weights_have_a_models_scale():
 def test_random_weights_that_are_filled():
     """Norms and the like are filled, in the run's dtype or one of their own."""
     weights = RandomWeights(torch.bfloat16, CPU)
-    filled = weights.get("model.norm.weight", (9,), fill=1.5)
-    assert torch.equal(filled, torch.full((9,), 1.5, dtype=torch.bfloat16))
+    assert torch.equal(weights.get("model.norm.weight", (9,), fill=1.5), torch.full((9,), 1.5, dtype=torch.bfloat16))
     assert torch.equal(weights.get("sigma", (3,), dtype=torch.float32, fill=1.4), torch.full((3,), 1.4))
     assert weights.get("sigma", (3,), dtype=torch.float32).dtype == torch.float32
 
@@ -238,8 +236,7 @@ def test_a_dtype_of_its_own(tmp_path):
 @pytest.mark.parametrize("dim", [0, 1])
 def test_a_part_of_a_tensor(tmp_path, dim, indices):
     """One of several processes reads its own rows; random ones are those of the whole tensor."""
-    tensor = torch.randn(5, 6, 2)
-    save_file({"m": tensor}, tmp_path / "model.safetensors")
+    save_file({"m": torch.randn(5, 6, 2)}, tmp_path / "model.safetensors")
     for weights in (source(tmp_path), RandomWeights(torch.float32, CPU)):
         whole = weights.get("m", (5, 6, 2))
         part = weights.get("m", (5, 6, 2), take=Take(dim, indices))
