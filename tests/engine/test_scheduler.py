@@ -14,19 +14,38 @@ from tests.engine.fake_runner import fake_completion, make_sequence
 from tests.helpers.checkout import python_path
 
 
-def make_scheduler(num_blocks=32, block_size=4, *, seqs=8, budget=64, **switches):
-    return Scheduler(BlockPool(num_blocks, block_size), max_num_seqs=seqs, max_num_batched_tokens=budget, **switches)
-
-
 def add(scheduler, *sequences):
     for sequence in sequences:
         scheduler.add(sequence)
     return sequences
 
 
+def make_scheduler(*sequences, num_blocks=32, block_size=4, seqs=8, budget=64, **switches):
+    """One with these sequences waiting."""
+    pool = BlockPool(num_blocks, block_size)
+    scheduler = Scheduler(pool, max_num_seqs=seqs, max_num_batched_tokens=budget, **switches)
+    add(scheduler, *sequences)
+    return scheduler
+
+
+def serving(*sequences, **options):
+    """A scheduler with these sequences waiting, and they themselves."""
+    return make_scheduler(*sequences, **options), *sequences
+
+
 def chunks(plan):
     """Each chunk as (sequence id, start, length, samples)."""
     return [(c.id, c.start, len(c.token_ids), c.sampled) for c in plan.chunks]
+
+
+def next_chunks(scheduler, runner, steps):
+    """The chunks of each of so many steps."""
+    return [chunks(step(scheduler, runner)[0]) for _ in range(steps)]
+
+
+def tables_told(plan):
+    """What a plan says of each chunk's block table."""
+    return [chunk.blocks for chunk in plan.chunks]
 
 
 def step(scheduler, runner):
@@ -69,8 +88,7 @@ def test_scheduling_does_not_import_torch(module):
 
 
 def test_one_sequence_from_prompt_to_end(fake_runner):
-    scheduler = make_scheduler()
-    (a,) = add(scheduler, make_sequence(range(6), max_tokens=3))
+    scheduler, a = serving(make_sequence(range(6), max_tokens=3))
     assert scheduler.has_unfinished
     plan, finished = step(scheduler, fake_runner)
     assert chunks(plan) == [(0, 0, 6, 1)]
@@ -78,24 +96,20 @@ def test_one_sequence_from_prompt_to_end(fake_runner):
     assert (a.block_ids, a.num_computed_tokens, len(a.token_ids)) == ([0, 1], 6, 7)
     assert chunks(step(scheduler, fake_runner)[0]) == [(0, 6, 1, 1)]
     plan, finished = step(scheduler, fake_runner)
-    assert chunks(plan) == [(0, 7, 1, 1)]
-    assert finished == [a]
+    assert (chunks(plan), finished) == ([(0, 7, 1, 1)], [a])
     assert a.output_token_ids == fake_completion(range(6), 3)
     assert (a.finish_reason, a.status, a.block_ids, a.num_cached_tokens) == ("length", Status.FINISHED, [], 0)
-    assert not scheduler.has_unfinished
-    assert scheduler.pool.num_free == 32
+    assert (scheduler.has_unfinished, scheduler.pool.num_free) == (False, 32)
 
 
 def test_plans_have_all_that_a_runner_needs(fake_runner):
     """Specs once, tokens by value, block tables as changes: a runner that lives elsewhere has nothing else."""
-    scheduler = make_scheduler()
-    a, b = make_sequence(range(6), max_tokens=3, id=0), make_sequence(range(6), max_tokens=1, id=1)
-    add(scheduler, a)
+    scheduler, a = serving(make_sequence(range(6), max_tokens=3, id=0))
     first, second = fake_completion(range(6), 2)
     assert step(scheduler, fake_runner)[0] == PackedStep(
         chunks=(Chunk(0, 0, array("I", range(6)), 1, ((0, 0, 0), (0, 1, 1))),), started=(a.spec,)
     )
-    add(scheduler, b)
+    (b,) = add(scheduler, make_sequence(range(6), max_tokens=1, id=1))
     # b's table begins with the block that a filled.
     assert step(scheduler, fake_runner)[0] == PackedStep(
         chunks=(Chunk(0, 6, array("I", [first]), 1), Chunk(1, 4, array("I", [4, 5]), 1, ((0, 0, 0), (0, 1, 2)))),
@@ -109,57 +123,48 @@ def test_plans_have_all_that_a_runner_needs(fake_runner):
 
 def test_changes_of_a_block_table(fake_runner):
     """The copy of a block takes its place, a rollover adds one; a step without either says nothing."""
-    scheduler = make_scheduler()
-    add(scheduler, make_sequence(range(8), id=0))
+    scheduler = make_scheduler(make_sequence(range(8), id=0))
     step(scheduler, fake_runner)
     add(scheduler, make_sequence(range(8), id=1))
     plan, _ = step(scheduler, fake_runner)
     assert plan.copies == ((0, 1, 3),)
-    assert [chunk.blocks for chunk in plan.chunks] == [((0, 2, 2),), ((0, 0, 0), (0, 1, 3))]
-    plan, _ = step(scheduler, fake_runner)
-    assert [chunk.blocks for chunk in plan.chunks] == [(), ((0, 2, 4),)]
-    assert [chunk.blocks for chunk in step(scheduler, fake_runner)[0].chunks] == [(), ()]
+    assert tables_told(plan) == [((0, 2, 2),), ((0, 0, 0), (0, 1, 3))]
+    assert tables_told(step(scheduler, fake_runner)[0]) == [(), ((0, 2, 4),)]
+    assert tables_told(step(scheduler, fake_runner)[0]) == [(), ()]
 
 
 def test_a_running_sequence_tells_of_a_copy(fake_runner):
     """It shares its prompt's last block with a fork, so both go on in copies: of its table one entry changes."""
-    scheduler = make_scheduler(prefix_cache=False)
     a, fork = make_sequence(range(6), id=0), make_sequence(range(6), id=1, sample=1)
     a.forks = [fork]
-    add(scheduler, a)
-    assert [chunk.blocks for chunk in step(scheduler, fake_runner)[0].chunks] == [((0, 0, 0), (0, 1, 1))]
+    scheduler = make_scheduler(a, prefix_cache=False)
+    assert tables_told(step(scheduler, fake_runner)[0]) == [((0, 0, 0), (0, 1, 1))]
     plan, _ = step(scheduler, fake_runner)
     assert (chunks(plan), plan.copies) == ([(0, 6, 1, 1), (1, 5, 1, 1)], ((0, 1, 2), (0, 1, 3)))
-    assert [chunk.blocks for chunk in plan.chunks] == [((0, 1, 2),), ((0, 0, 0), (0, 1, 3))]
+    assert tables_told(plan) == [((0, 1, 2),), ((0, 0, 0), (0, 1, 3))]
 
 
 def test_generated_tokens_travel_only_where_logits_depend_on_them(fake_runner):
     """Left out, a penalty would forget the answer so far; sent for all, plans would grow with every answer."""
-    scheduler = make_scheduler(budget=4, prefix_cache=False)
-    a, _ = add(
-        scheduler,
-        make_sequence([1], id=0, presence_penalty=1.0),
-        make_sequence([2, 2, 2, 2, 2], id=1, frequency_penalty=1.0),
-    )
-    plan, _ = step(scheduler, fake_runner)
-    assert [(chunk.id, chunk.output_token_ids) for chunk in plan.chunks] == [(0, ()), (1, ())]
-    plan, _ = step(scheduler, fake_runner)
-    assert [(chunk.id, chunk.output_token_ids) for chunk in plan.chunks] == [(0, (a.token_ids[1],)), (1, ())]
+    a, b = make_sequence([1], id=0, presence_penalty=1.0), make_sequence([2] * 5, id=1, frequency_penalty=1.0)
+    scheduler = make_scheduler(a, b, budget=4, prefix_cache=False)
+
+    def told():
+        return {chunk.id: list(chunk.output_token_ids) for chunk in step(scheduler, fake_runner)[0].chunks}
+
+    assert told() == {0: [], 1: []}
+    assert told() == {0: [a.token_ids[1]], 1: []}
     add(scheduler, make_sequence([3], id=2))
-    plan, _ = step(scheduler, fake_runner)
-    assert {chunk.id: len(chunk.output_token_ids) for chunk in plan.chunks} == {0: 2, 1: 1, 2: 0}
-    plan, _ = step(scheduler, fake_runner)
-    assert {chunk.id: len(chunk.output_token_ids) for chunk in plan.chunks} == {0: 3, 1: 2, 2: 0}
+    assert told() == {0: list(a.token_ids[1:3]), 1: [b.token_ids[5]], 2: []}
+    assert told() == {0: list(a.token_ids[1:4]), 1: list(b.token_ids[5:7]), 2: []}
 
 
 def test_chunked_prefill_beside_a_running_decode(fake_runner):
     """The decode keeps its token in every step, the prompt takes what the budget leaves; it samples at its end."""
-    scheduler = make_scheduler(budget=5, prefix_cache=False)
-    a, b = make_sequence([1, 2, 3], 8, id=0), make_sequence(range(10, 21), 2, id=1)
-    add(scheduler, a)
+    scheduler, a = serving(make_sequence([1, 2, 3], 8, id=0), budget=5, prefix_cache=False)
     step(scheduler, fake_runner)
-    add(scheduler, b)
-    assert [chunks(step(scheduler, fake_runner)[0]) for _ in range(5)] == [
+    (b,) = add(scheduler, make_sequence(range(10, 21), 2, id=1))
+    assert next_chunks(scheduler, fake_runner, steps=5) == [
         [(0, 3, 1, 1), (1, 0, 4, 0)],
         [(0, 4, 1, 1), (1, 4, 4, 0)],
         [(0, 5, 1, 1), (1, 8, 3, 1)],
@@ -174,8 +179,7 @@ def test_chunked_prefill_beside_a_running_decode(fake_runner):
 
 def test_blocks_are_reserved_chunk_by_chunk(fake_runner):
     """A chunk reserves only what it writes: a long prompt must not hold blocks for later chunks."""
-    scheduler = make_scheduler(budget=5)
-    (a,) = add(scheduler, make_sequence(range(14)))
+    scheduler, a = serving(make_sequence(range(14)), budget=5)
     held = []
     for _ in range(3):
         step(scheduler, fake_runner)
@@ -193,29 +197,25 @@ def test_single_tokens_stand_before_chunks(fake_runner):
 
 
 def test_budget_ends_admission_in_order_of_arrival(fake_runner):
-    scheduler = make_scheduler(budget=10)
     prompts = [range(4), range(10, 14), range(20, 25), range(30, 31)]
-    add(scheduler, *(make_sequence(p, id=i) for i, p in enumerate(prompts)))
+    scheduler = make_scheduler(*(make_sequence(p, id=i) for i, p in enumerate(prompts)), budget=10)
     plan, _ = step(scheduler, fake_runner)
     # The third gets the two tokens left; the short fourth does not overtake it.
     assert (chunks(plan), plan.num_tokens) == ([(0, 0, 4, 1), (1, 0, 4, 1), (2, 0, 2, 0)], 10)
-    plan, _ = step(scheduler, fake_runner)
-    assert chunks(plan) == [(0, 4, 1, 1), (1, 4, 1, 1), (3, 0, 1, 1), (2, 2, 3, 1)]
+    assert chunks(step(scheduler, fake_runner)[0]) == [(0, 4, 1, 1), (1, 4, 1, 1), (3, 0, 1, 1), (2, 2, 3, 1)]
 
 
 def test_budget_smaller_than_the_running_decodes(fake_runner):
     """The oldest go on, the youngest wait for their turn, and everyone gets the right tokens."""
     scheduler = make_scheduler(budget=2, prefix_cache=False)
     add(scheduler, *(make_sequence([i], max_tokens=3, id=i) for i in range(3)))
-    assert chunks(step(scheduler, fake_runner)[0]) == [(0, 0, 1, 1), (1, 0, 1, 1)]
-    assert chunks(step(scheduler, fake_runner)[0]) == [(0, 1, 1, 1), (1, 1, 1, 1)]
+    assert next_chunks(scheduler, fake_runner, steps=2) == [[(0, i, 1, 1), (1, i, 1, 1)] for i in range(2)]
     done, _ = drain(scheduler, fake_runner)
     assert done == {i: fake_completion([i], 3) for i in range(3)}
 
 
 def test_max_num_seqs(fake_runner):
-    scheduler = make_scheduler(seqs=2)
-    add(scheduler, *(make_sequence([i], max_tokens=2 + i, id=i) for i in range(4)))
+    scheduler = make_scheduler(*(make_sequence([i], max_tokens=2 + i, id=i) for i in range(4)), seqs=2)
     done, plans = drain(scheduler, fake_runner)
     assert [chunks(p) for p in plans] == [
         [(0, 0, 1, 1), (1, 0, 1, 1)],
@@ -232,8 +232,7 @@ def test_max_num_seqs(fake_runner):
 
 def test_prefix_hit_takes_whole_blocks(fake_runner):
     """10 tokens in common are two whole blocks of 4: the hit begins at 8, in the finished sequence's blocks."""
-    scheduler = make_scheduler()
-    add(scheduler, make_sequence(range(10), max_tokens=1, id=0))
+    scheduler = make_scheduler(make_sequence(range(10), max_tokens=1, id=0))
     step(scheduler, fake_runner)
     (b,) = add(scheduler, make_sequence([*range(10), 40, 41, 42], max_tokens=1, id=1))
     plan = scheduler.schedule()
@@ -244,24 +243,21 @@ def test_prefix_hit_takes_whole_blocks(fake_runner):
 
 def test_prefix_hit_ends_at_the_first_difference(fake_runner):
     """Equal blocks behind a different one are no hit: their K and V depend on everything before."""
-    scheduler = make_scheduler()
-    add(scheduler, make_sequence(range(13), max_tokens=1, id=0))
+    scheduler = make_scheduler(make_sequence(range(13), max_tokens=1, id=0))
     step(scheduler, fake_runner)
     add(scheduler, make_sequence([0, 1, 2, 3, 4, 5, 6, 99, 8, 9, 10, 11, 12], max_tokens=1, id=1))
     assert chunks(scheduler.schedule()) == [(1, 4, 9, 1)]
 
 
 def test_prefix_cache_off_shares_nothing(fake_runner):
-    scheduler = make_scheduler(prefix_cache=False)
-    a, b = add(scheduler, *(make_sequence(range(9), id=i) for i in range(2)))
+    scheduler, a, b = serving(*(make_sequence(range(9), id=i) for i in range(2)), prefix_cache=False)
     plan, _ = step(scheduler, fake_runner)
     assert chunks(plan) == [(0, 0, 9, 1), (1, 0, 9, 1)]
     assert (a.block_ids, b.block_ids, a.block_hashes, b.num_cached_tokens) == ([0, 1, 2], [3, 4, 5], [], 0)
 
 
 def test_prompt_cached_to_its_end_copies_one_block_and_computes_one_token(fake_runner):
-    scheduler = make_scheduler(num_blocks=6)
-    add(scheduler, make_sequence(range(8), max_tokens=1, id=0))
+    scheduler = make_scheduler(make_sequence(range(8), max_tokens=1, id=0), num_blocks=6)
     step(scheduler, fake_runner)
     (b,) = add(scheduler, make_sequence(range(8), max_tokens=2, id=1))
     plan = scheduler.schedule()
@@ -283,8 +279,7 @@ def test_prompt_cached_to_its_end_copies_one_block_and_computes_one_token(fake_r
 
 def test_two_prompts_cached_to_their_end_copy_the_same_source(fake_runner):
     """Both in one step, beside the finished one: two copies of one source, no block source and copy at once."""
-    scheduler = make_scheduler(num_blocks=6)
-    add(scheduler, make_sequence(range(4), max_tokens=1, id=0))
+    scheduler = make_scheduler(make_sequence(range(4), max_tokens=1, id=0), num_blocks=6)
     step(scheduler, fake_runner)
     b, c = add(scheduler, *(make_sequence(range(4), max_tokens=4, id=i) for i in (1, 2)))
     plan, _ = step(scheduler, fake_runner)
@@ -293,8 +288,7 @@ def test_two_prompts_cached_to_their_end_copy_the_same_source(fake_runner):
 
 
 def test_copy_of_a_block_that_a_running_sequence_holds(fake_runner):
-    scheduler = make_scheduler()
-    (a,) = add(scheduler, make_sequence(range(8), max_tokens=6, id=0))
+    scheduler, a = serving(make_sequence(range(8), max_tokens=6, id=0))
     step(scheduler, fake_runner)
     (b,) = add(scheduler, make_sequence(range(8), max_tokens=6, id=1))
     plan, _ = step(scheduler, fake_runner)
@@ -308,8 +302,7 @@ def test_copy_of_a_block_that_a_running_sequence_holds(fake_runner):
 
 def test_same_prompts_in_one_step_share_blocks_in_flight(fake_runner):
     """K and V of a layer are written before any is read, so a block may be shared in the step that fills it."""
-    scheduler = make_scheduler()
-    a, b = add(scheduler, *(make_sequence(range(10), max_tokens=2, id=i) for i in range(2)))
+    scheduler, a, b = serving(*(make_sequence(range(10), max_tokens=2, id=i) for i in range(2)))
     plan, _ = step(scheduler, fake_runner)
     assert (chunks(plan), plan.copies) == ([(0, 0, 10, 1), (1, 8, 2, 1)], ())
     assert (a.block_ids, b.block_ids, a.num_cached_tokens, b.num_cached_tokens) == ([0, 1, 2], [0, 1, 3], 0, 8)
@@ -319,8 +312,7 @@ def test_same_prompts_in_one_step_share_blocks_in_flight(fake_runner):
 
 def test_a_block_in_flight_is_never_copied(fake_runner):
     """Copies run before the first layer, so the block would be copied empty: the hit leaves it out."""
-    scheduler = make_scheduler()
-    a, b = add(scheduler, *(make_sequence(range(8), id=i) for i in range(2)))
+    scheduler, a, b = serving(*(make_sequence(range(8), id=i) for i in range(2)))
     plan, _ = step(scheduler, fake_runner)
     assert (chunks(plan), plan.copies) == ([(0, 0, 8, 1), (1, 4, 4, 1)], ())
     assert (a.block_ids, b.block_ids) == ([0, 1], [0, 2])
@@ -333,16 +325,14 @@ def test_a_block_in_flight_is_never_copied(fake_runner):
 
 
 def test_one_block_in_flight_is_left_out_entirely(fake_runner):
-    scheduler = make_scheduler()
-    a, b = add(scheduler, *(make_sequence(range(4), id=i) for i in range(2)))
+    scheduler, a, b = serving(*(make_sequence(range(4), id=i) for i in range(2)))
     plan, _ = step(scheduler, fake_runner)
     assert (chunks(plan), plan.copies, a.block_ids, b.block_ids) == ([(0, 0, 4, 1), (1, 0, 4, 1)], (), [0], [1])
 
 
 def test_decodes_in_one_batch_step_roll_over_into_new_blocks(fake_runner):
     """The step at the block boundary is a step like any other: one batch, one new block each."""
-    scheduler = make_scheduler(prefix_cache=False)
-    a, b = add(scheduler, *(make_sequence([i, i, i], id=i) for i in range(2)))
+    scheduler, a, b = serving(*(make_sequence([i, i, i], id=i) for i in range(2)), prefix_cache=False)
     held = []
     for _ in range(4):
         plan, _ = step(scheduler, fake_runner)
@@ -352,15 +342,10 @@ def test_decodes_in_one_batch_step_roll_over_into_new_blocks(fake_runner):
 
 def test_shared_full_last_block_gets_a_successor_for_each_and_no_copy(fake_runner):
     """Article S1's case: two holders, block full. Neither writes into it, so neither needs a copy of it."""
-    scheduler = make_scheduler(budget=4)
-    a, b = add(
-        scheduler,
-        make_sequence([1, 2, 3, 4, 5], max_tokens=2, id=0),
-        make_sequence([1, 2, 3, 4, 6], max_tokens=2, id=1),
-    )
+    prompts = [1, 2, 3, 4, 5], [1, 2, 3, 4, 6]
+    scheduler, a, b = serving(*(make_sequence(prompts[i], max_tokens=2, id=i) for i in range(2)), budget=4)
     plan, _ = step(scheduler, fake_runner)
-    assert chunks(plan) == [(0, 0, 4, 0)]
-    assert a.block_ids == [0]
+    assert (chunks(plan), a.block_ids) == ([(0, 0, 4, 0)], [0])
     plan = scheduler.schedule()
     scheduler.pool.check_integrity([[0, 1], [0, 2]])
     assert (chunks(plan), plan.copies) == ([(0, 4, 1, 1), (1, 4, 1, 1)], ())
@@ -402,9 +387,8 @@ def test_preemption_takes_the_youngest_and_resumes_it_first(fake_runner):
 def test_a_sequence_preempts_itself_when_it_is_the_youngest(fake_runner):
     scheduler = make_scheduler(num_blocks=4, block_size=2, prefix_cache=False)
     a, b = add(scheduler, make_sequence([0], max_tokens=6, id=0), make_sequence([1, 1], max_tokens=6, id=1))
-    step(scheduler, fake_runner)
-    step(scheduler, fake_runner)
-    step(scheduler, fake_runner)
+    for _ in range(3):
+        step(scheduler, fake_runner)
     assert (a.block_ids, b.block_ids) == ([0, 3], [1, 2])
     plan, _ = step(scheduler, fake_runner)
     # a still has room for its fourth token, b has none for its fifth.
@@ -446,55 +430,43 @@ def test_admission_leaves_a_block_for_everyone_running(fake_runner):
     """Else the newcomer would be preempted in the next step, its prefill wasted."""
     scheduler = make_scheduler(num_blocks=4, block_size=2, prefix_cache=False)
     add(scheduler, make_sequence([0, 0], max_tokens=2, id=0), make_sequence([1] * 5, max_tokens=2, id=1))
-    assert chunks(step(scheduler, fake_runner)[0]) == [(0, 0, 2, 1)]
-    assert chunks(step(scheduler, fake_runner)[0]) == [(0, 2, 1, 1)]
-    assert chunks(step(scheduler, fake_runner)[0]) == [(1, 0, 5, 1)]
+    assert next_chunks(scheduler, fake_runner, steps=3) == [[(0, 0, 2, 1)], [(0, 2, 1, 1)], [(1, 0, 5, 1)]]
 
 
 def test_a_failed_admission_gives_its_hits_back(fake_runner):
-    scheduler = make_scheduler(num_blocks=4, block_size=2)
-    (a,) = add(scheduler, make_sequence([0, 0, 0], max_tokens=4, id=0))
+    scheduler, a = serving(make_sequence([0, 0, 0], max_tokens=4, id=0), num_blocks=4, block_size=2)
     step(scheduler, fake_runner)
     (b,) = add(scheduler, make_sequence([0, 0, 1, 1, 1, 1, 1], max_tokens=1, id=1))
     plan, _ = step(scheduler, fake_runner)
-    assert chunks(plan) == [(0, 3, 1, 1)]
-    assert (b.block_ids, b.num_computed_tokens, b.status) == ([], 0, Status.WAITING)
-    assert b.num_cached_tokens is None
-    assert scheduler.pool.num_free == 2
-    assert a.block_ids == [0, 1]
+    assert (chunks(plan), a.block_ids, scheduler.pool.num_free) == ([(0, 3, 1, 1)], [0, 1], 2)
+    assert (b.block_ids, b.num_computed_tokens, b.status, b.num_cached_tokens) == ([], 0, Status.WAITING, None)
 
 
 def test_prompt_that_fills_the_whole_cache(fake_runner):
     """The last free block is the copy that a prompt cached to its end needs: the engine must not get stuck."""
-    scheduler = make_scheduler(num_blocks=3, block_size=4)
-    prompt = list(range(8))
-    add(scheduler, *(make_sequence(prompt, max_tokens=4, id=i) for i in range(3)))
+    scheduler = make_scheduler(*(make_sequence(range(8), max_tokens=4, id=i) for i in range(3)), num_blocks=3)
     done, plans = drain(scheduler, fake_runner)
-    assert done == dict.fromkeys(range(3), fake_completion(prompt, 4))
+    assert done == dict.fromkeys(range(3), fake_completion(range(8), 4))
     # The second one's third block is the source of its copy, so the third one finds half of the prompt only.
     assert [plan.copies for plan in plans if plan.copies] == [((0, 1, 2),)]
 
 
 def test_without_chunking_a_prompt_is_computed_whole_above_the_budget(fake_runner):
-    scheduler = make_scheduler(budget=8, chunked_prefill=False)
-    (a,) = add(scheduler, make_sequence(range(20), id=0))
-    plan, _ = step(scheduler, fake_runner)
-    assert chunks(plan) == [(0, 0, 20, 1)]
+    scheduler, a = serving(make_sequence(range(20), id=0), budget=8, chunked_prefill=False)
+    assert chunks(step(scheduler, fake_runner)[0]) == [(0, 0, 20, 1)]
     assert a.block_ids == [0, 1, 2, 3, 4]
 
 
 def test_without_chunking_only_the_first_of_a_step_may_exceed_the_budget(fake_runner):
     scheduler = make_scheduler(budget=8, chunked_prefill=False)
     add(scheduler, *(make_sequence(range(20 * i, 20 * i + 20), id=i) for i in range(2)))
-    assert chunks(step(scheduler, fake_runner)[0]) == [(0, 0, 20, 1)]
-    assert chunks(step(scheduler, fake_runner)[0]) == [(0, 20, 1, 1), (1, 0, 20, 1)]
+    assert next_chunks(scheduler, fake_runner, steps=2) == [[(0, 0, 20, 1)], [(0, 20, 1, 1), (1, 0, 20, 1)]]
 
 
 def test_without_chunking_a_prompt_waits_until_it_fits_the_rest_of_the_budget(fake_runner):
     scheduler = make_scheduler(budget=8, chunked_prefill=False)
     add(scheduler, make_sequence(range(5), id=0), make_sequence(range(10, 16), id=1))
-    assert chunks(step(scheduler, fake_runner)[0]) == [(0, 0, 5, 1)]
-    assert chunks(step(scheduler, fake_runner)[0]) == [(0, 5, 1, 1), (1, 0, 6, 1)]
+    assert next_chunks(scheduler, fake_runner, steps=2) == [[(0, 0, 5, 1)], [(0, 5, 1, 1), (1, 0, 6, 1)]]
     # A long one comes second: it may exceed the budget only if it is the first admitted.
     add(scheduler, make_sequence(range(20, 24), id=2), make_sequence(range(30, 50), id=3))
     assert chunks(step(scheduler, fake_runner)[0]) == [(0, 6, 1, 1), (1, 6, 1, 1), (2, 0, 4, 1)]
@@ -512,8 +484,7 @@ def test_without_chunking_a_resumed_sequence_is_computed_whole(fake_runner):
 
 def test_generated_blocks_are_findable(fake_runner):
     """The next turn of a conversation starts behind the last one's answer."""
-    scheduler = make_scheduler()
-    (a,) = add(scheduler, make_sequence([1, 2, 3], max_tokens=6, id=0))
+    scheduler, a = serving(make_sequence([1, 2, 3], max_tokens=6, id=0))
     drain(scheduler, fake_runner)
     assert list(a.token_ids) == [1, 2, 3, *fake_completion([1, 2, 3], 6)]
     (b,) = add(scheduler, make_sequence([*a.token_ids, 7, 7], max_tokens=1, id=1))
@@ -527,8 +498,7 @@ def test_with_exact_prefixes_a_prompt_finds_no_generated_tokens(length, fake_run
 
     So the next turn of a conversation finds the last turn's prompt only, up to the block in which the answer begins.
     """
-    scheduler = make_scheduler(exact_prefixes=True)
-    (a,) = add(scheduler, make_sequence(range(length), max_tokens=13 - length, id=0))
+    scheduler, a = serving(make_sequence(range(length), max_tokens=13 - length, id=0), exact_prefixes=True)
     drain(scheduler, fake_runner)
     (b,) = add(scheduler, make_sequence([*a.token_ids, 7, 7], max_tokens=1, id=1))
     assert chunks(step(scheduler, fake_runner)[0]) == [(1, 4, 11, 1)]
@@ -541,22 +511,18 @@ def test_with_exact_prefixes_a_prompt_finds_no_generated_tokens(length, fake_run
 
 def test_with_exact_prefixes_generated_tokens_are_found_behind_a_prompt_of_the_same_length(fake_runner):
     """What a resumed sequence computes again has the shapes of the first time; an equal one's blocks do as well."""
-    scheduler = make_scheduler(exact_prefixes=True)
-    (a,) = add(scheduler, make_sequence(range(6), max_tokens=7, id=0))
+    scheduler, a = serving(make_sequence(range(6), max_tokens=7, id=0), exact_prefixes=True)
     drain(scheduler, fake_runner)
-    same, longer = make_sequence(range(6), id=1), make_sequence(a.token_ids[:7], id=2)
-    for sequence in (same, longer):
-        # As after a preemption: all of a's tokens are known.
-        sequence.token_ids = a.token_ids[:]
-    add(scheduler, same, longer)
+    same, longer = add(scheduler, make_sequence(range(6), id=1), make_sequence(a.token_ids[:7], id=2))
+    # As after a preemption: all of a's tokens are known.
+    same.token_ids, longer.token_ids = a.token_ids[:], a.token_ids[:]
     assert chunks(scheduler.schedule()) == [(1, 12, 1, 1), (2, 4, 9, 1)]
     assert (same.block_ids, longer.block_ids) == ([0, 1, 2, 3], [0, 4, 5, 6])
 
 
 def test_last_token_of_a_completion_is_not_findable(fake_runner):
     """Its K and V were never computed: a block that it would fill is not full."""
-    scheduler = make_scheduler()
-    (a,) = add(scheduler, make_sequence([1, 2, 3], max_tokens=5, id=0))
+    scheduler, a = serving(make_sequence([1, 2, 3], max_tokens=5, id=0))
     drain(scheduler, fake_runner)
     assert len(a.token_ids) == 8
     (b,) = add(scheduler, make_sequence([*a.token_ids, 7], max_tokens=1, id=1))
@@ -565,19 +531,16 @@ def test_last_token_of_a_completion_is_not_findable(fake_runner):
 
 
 def test_a_partly_computed_prompt_is_findable_up_to_its_last_full_block(fake_runner):
-    scheduler = make_scheduler(budget=6)
-    add(scheduler, make_sequence(range(12), id=0), make_sequence(range(12), id=1))
-    assert chunks(step(scheduler, fake_runner)[0]) == [(0, 0, 6, 0)]
-    # The first fills blocks 1 and 2 in this step; its budget leaves none for the second.
-    assert chunks(step(scheduler, fake_runner)[0]) == [(0, 6, 6, 1)]
+    scheduler = make_scheduler(make_sequence(range(12), id=0), make_sequence(range(12), id=1), budget=6)
+    # The first fills blocks 1 and 2 in the second step; its budget leaves none for the other one.
+    assert next_chunks(scheduler, fake_runner, steps=2) == [[(0, 0, 6, 0)], [(0, 6, 6, 1)]]
     plan, _ = step(scheduler, fake_runner)
     assert (chunks(plan), plan.copies) == ([(0, 12, 1, 1), (1, 11, 1, 1)], ((0, 2, 4),))
 
 
 def test_commit_hands_tokens_to_the_chunks_that_sample():
     """A chunk that does not reach the end of its prompt takes no token: the next one's must not slip to it."""
-    scheduler = make_scheduler(budget=6, prefix_cache=False)
-    a, b = add(scheduler, make_sequence([1, 2], id=0), make_sequence(range(9), id=1))
+    scheduler, a, b = serving(make_sequence([1, 2], id=0), make_sequence(range(9), id=1), budget=6, prefix_cache=False)
     plan = scheduler.schedule()
     assert chunks(plan) == [(0, 0, 2, 1), (1, 0, 4, 0)]
     scheduler.commit(plan, StepResult([[41]]))
@@ -591,13 +554,9 @@ def test_commit_hands_tokens_to_the_chunks_that_sample():
 
 def test_finished_sequences_leave_at_once():
     """Reasons stop and length; blocks are free in the same commit, the others run on in order."""
-    scheduler = make_scheduler(prefix_cache=False)
-    a, b, c = add(
-        scheduler,
-        make_sequence([1], max_tokens=5, id=0, eos=frozenset({9})),
-        make_sequence([2], max_tokens=5, id=1),
-        make_sequence([3], max_tokens=1, id=2),
-    )
+    a = make_sequence([1], max_tokens=5, id=0, eos=frozenset({9}))
+    b, c = make_sequence([2], max_tokens=5, id=1), make_sequence([3], max_tokens=1, id=2)
+    scheduler = make_scheduler(a, b, c, prefix_cache=False)
     assert scheduler.commit(scheduler.schedule(), StepResult([[9], [9], [9]])).finished == [a, c]
     assert (a.finish_reason, b.finish_reason, c.finish_reason) == ("stop", None, "length")
     assert (scheduler.queues.running, scheduler.pool.num_free) == ([b], 31)
@@ -605,8 +564,7 @@ def test_finished_sequences_leave_at_once():
 
 
 def test_check_integrity_notices_a_lost_block(fake_runner):
-    scheduler = make_scheduler()
-    (a,) = add(scheduler, make_sequence(range(6)))
+    scheduler, a = serving(make_sequence(range(6)))
     step(scheduler, fake_runner)
     a.block_ids.pop()
     with pytest.raises(AssertionError, match="block 1"):
