@@ -12,8 +12,6 @@ import pytest
 from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.engine import Engine
-from rosebatch.engine.plan import DecodeWindow
-from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.engine.scheduling.step_planner import MIXED, SeparateDecodes
 from rosebatch.engine.torch_runner.batch import BlockTables
@@ -21,26 +19,17 @@ from tests.engine import test_device_runner
 from tests.engine.constraint import EveryThird
 from tests.engine.fake_runner import VOCAB, FakeRunner, fake_completion, make_sequence, random_pools
 from tests.engine.small_models import device_engine, plain_engine
+from tests.engine.test_scheduler import add, drain, make_scheduler, step
 from tests.helpers.marks import needs_interpreter
 
 
-def make_scheduler(num_blocks=16, *, seqs=8, budget=64, policy=MIXED, **switches):
-    pool = BlockPool(num_blocks, 4)
-    return Scheduler(pool, max_num_seqs=seqs, max_num_batched_tokens=budget, policy=policy, **switches)
-
-
-def step(scheduler, runner):
-    plan = scheduler.schedule()
-    result = runner.run(plan)
-    runner.check(scheduler)
-    scheduler.commit(plan, result)
-    return plan
+def make_engine(scheduler, runner, async_depth=0):
+    return Engine(scheduler, runner, vocab_size=VOCAB, max_model_len=24, async_depth=async_depth)
 
 
 def assert_idle(scheduler):
     scheduler.check_integrity()
-    assert not scheduler.has_unfinished
-    assert (scheduler.num_unfinished, scheduler.blocks.num_used) == (0, 0)
+    assert (scheduler.has_unfinished, scheduler.num_unfinished, scheduler.blocks.num_used) == (False, 0, 0)
 
 
 def starts(plan):
@@ -49,44 +38,41 @@ def starts(plan):
 
 def test_every_kind_of_sequence_is_dropped(fake_runner):
     """Decoding, in the middle of its prompt, preempted, and waiting."""
-    scheduler = make_scheduler(num_blocks=4, budget=6, prefix_cache=False)
-    scheduler.add(make_sequence([1, 1, 1, 1, 1], id=0))
-    scheduler.add(make_sequence([2, 2, 2], id=1))
-    scheduler.add(make_sequence(range(8), id=2))
+    prompts = [1] * 5, [2] * 3, range(8)
+    sequences = (make_sequence(prompt, id=i) for i, prompt in enumerate(prompts))
+    scheduler = make_scheduler(*sequences, num_blocks=4, budget=6, prefix_cache=False)
     for _ in range(3):
-        plan = step(scheduler, fake_runner)
+        plan, _ = step(scheduler, fake_runner)
     assert starts(plan) == [(0, 6), (1, 3)]
     assert [s.id for s in scheduler.queues.waiting] == [2]
     while not plan.num_preempted:
-        plan = step(scheduler, fake_runner)
+        plan, _ = step(scheduler, fake_runner)
     scheduler.add(make_sequence([3], id=3))
     scheduler.abort()
     assert_idle(scheduler)
     # A runner forgets all of them with the next plan, and is told so once.
     scheduler.add(make_sequence([4, 4], max_tokens=3, id=4))
-    plan = step(scheduler, fake_runner)
+    plan, _ = step(scheduler, fake_runner)
     assert (plan.reset, plan.released, plan.num_preempted, starts(plan)) == (True, (), 0, [(4, 0)])
-    assert not step(scheduler, fake_runner).reset
+    assert not step(scheduler, fake_runner)[0].reset
 
 
 def test_a_prompt_half_computed_is_dropped(fake_runner):
-    scheduler = make_scheduler(budget=6)
-    scheduler.add(make_sequence(range(20), id=0))
+    scheduler = make_scheduler(make_sequence(range(20), id=0), budget=6)
     step(scheduler, fake_runner)
     scheduler.abort()
     assert_idle(scheduler)
     # What was computed is still findable.
     scheduler.add(make_sequence(range(20), id=1))
-    assert starts(step(scheduler, fake_runner)) == [(1, 4)]
+    assert starts(step(scheduler, fake_runner)[0]) == [(1, 4)]
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2])
 def test_forks_are_dropped(steps, fake_runner):
     """Before their prompt is computed, right after that, and while they wait for slots and hold blocks."""
-    scheduler = make_scheduler(seqs=2)
     first, *forks = (make_sequence(range(6), id=i, sample=i) for i in range(4))
     first.forks = forks
-    scheduler.add(first)
+    scheduler = make_scheduler(first, seqs=2)
     for _ in range(steps):
         step(scheduler, fake_runner)
     assert scheduler.num_unfinished == 4
@@ -98,18 +84,15 @@ def test_forks_are_dropped(steps, fake_runner):
     again.forks = [fork]
     scheduler.add(again)
     assert scheduler.num_unfinished == 2
-    while scheduler.has_unfinished:
-        step(scheduler, fake_runner)
+    drain(scheduler, fake_runner)
     assert_idle(scheduler)
 
 
 def test_blocks_of_a_plan_that_was_not_committed_are_not_findable(fake_runner):
     """A forward pass was interrupted, and the next prompt with this prefix read keys that were never written."""
-    scheduler = make_scheduler()
-    scheduler.add(make_sequence(range(8), max_tokens=1, id=0))
+    scheduler = make_scheduler(make_sequence(range(8), max_tokens=1, id=0))
     step(scheduler, fake_runner)
-    scheduler.add(make_sequence([*range(8), *range(20, 30)], id=1))
-    scheduler.add(make_sequence(range(8), id=2))
+    add(scheduler, make_sequence([*range(8), *range(20, 30)], id=1), make_sequence(range(8), id=2))
     plan = scheduler.schedule()
     assert starts(plan) == [(2, 7), (1, 8)]
     # The source of this copy is held until a commit that never comes.
@@ -132,10 +115,8 @@ class InterruptedRunner(FakeRunner):
 
     def __init__(self, scheduler, at, where):
         super().__init__(len(scheduler.blocks.pools))
-        self.scheduler = scheduler
-        self.at, self.where = at, where
+        self.scheduler, self.at, self.where = scheduler, at, where
         self.launches = 0
-        self.windows = 0
 
     def launch(self, plan, masks):
         assert pickle.loads(pickle.dumps(plan)) == plan
@@ -149,7 +130,6 @@ class InterruptedRunner(FakeRunner):
             self.specs.pop(next(iter(self.specs)))
             raise Interruption
         self.check(self.scheduler)
-        self.windows += isinstance(plan, DecodeWindow)
 
         def interruptible():
             if interrupted == "wait":
@@ -174,7 +154,7 @@ def test_an_engine_goes_on_after_an_abort(seed, policy):
         prefix_cache=rng.random() < 0.7,
     )
     runner = InterruptedRunner(scheduler, at=rng.randint(1, 12), where=rng.choice([None, "before", "during", "wait"]))
-    engine = Engine(scheduler, runner, vocab_size=VOCAB, max_model_len=24, async_depth=async_depth)
+    engine = make_engine(scheduler, runner, async_depth)
     trunk = [rng.randrange(VOCAB) for _ in range(12)]
     requests = []
     for index in range(rng.randint(2, 10)):
@@ -203,20 +183,18 @@ def test_an_engine_goes_on_after_an_abort(seed, policy):
 
 def test_a_runner_forgets_what_was_aborted():
     """No plan releases them any more: their tables stayed for ever, and on a device their slots."""
-    tables, scheduler = BlockTables(), make_scheduler()
-    scheduler.add(make_sequence(range(6), id=0))
+    tables, scheduler = BlockTables(), make_scheduler(make_sequence(range(6), id=0))
     tables.update(scheduler.schedule())
     assert tables.blocks == {0: [[0, 1]]}
     scheduler.abort()
-    other = make_sequence(range(3), id=1)
-    scheduler.add(other)
+    (other,) = add(scheduler, make_sequence(range(3), id=1))
     tables.update(scheduler.schedule())
     assert (tables.blocks, tables.specs) == ({1: other.tables}, {1: other.spec})
 
 
 def test_grammars_are_dropped():
     """Each holds a parser and a mask: those of aborted requests would stay as long as the engine."""
-    engine = Engine(make_scheduler(), FakeRunner(), vocab_size=VOCAB, max_model_len=24)
+    engine = make_engine(make_scheduler(), FakeRunner())
     kept = weakref.WeakSet()
 
     def constraint():
@@ -235,7 +213,7 @@ def test_an_abort_that_is_interrupted_itself():
     """It waits for the oldest of two plans. The other one's result would be recorded for sequences that are gone."""
     scheduler = make_scheduler(policy=SeparateDecodes(4))
     runner = InterruptedRunner(scheduler, at=1, where="wait")
-    engine = Engine(scheduler, runner, vocab_size=VOCAB, max_model_len=24, async_depth=2)
+    engine = make_engine(scheduler, runner, async_depth=2)
     request = Request(0, (1, 2), SamplingParams(max_tokens=12))
     engine.add(request)
     assert engine.step() == engine.step() == []
@@ -253,9 +231,7 @@ def test_an_error_in_a_result_that_nobody_reads():
             wait = super().launch(plan, masks)
             return (lambda: 1 // 0) if plan.started and plan.started[0].id == 0 else wait
 
-    engine = Engine(
-        make_scheduler(policy=SeparateDecodes(4)), Failing(), vocab_size=VOCAB, max_model_len=24, async_depth=1
-    )
+    engine = make_engine(make_scheduler(policy=SeparateDecodes(4)), Failing(), async_depth=1)
     request = Request(0, (1, 2), SamplingParams(max_tokens=6))
     engine.add(request)
     assert engine.step() == []
@@ -265,7 +241,7 @@ def test_an_error_in_a_result_that_nobody_reads():
 
 
 def test_an_abort_of_an_idle_engine():
-    engine = Engine(make_scheduler(), FakeRunner(), vocab_size=VOCAB, max_model_len=24)
+    engine = make_engine(make_scheduler(), FakeRunner())
     engine.abort()
     (done,) = engine.run([Request(0, (1, 2), SamplingParams(max_tokens=2))])
     engine.abort()
@@ -279,7 +255,7 @@ def test_an_error_while_results_are_recorded():
         def feed(self, token_id):
             raise ZeroDivisionError
 
-    engine = Engine(make_scheduler(), FakeRunner(), vocab_size=VOCAB, max_model_len=24)
+    engine = make_engine(make_scheduler(), FakeRunner())
     engine.add(Request(0, (1, 2), SamplingParams(max_tokens=1)))
     engine.add(Request(1, (3, 4)), stop_matcher=Broken)
     with pytest.raises(ZeroDivisionError):

@@ -10,11 +10,11 @@ from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.long_rope import LongRope
 from rosebatch.engine.plan import DecodeRow, DecodeWindow
-from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.engine.scheduling.sequence import SequenceState
 from rosebatch.engine.scheduling.step_planner import SeparateDecodes
 from tests.engine.fake_runner import VOCAB, FakeRunner, fake_completion, make_sequence, random_pools
+from tests.engine.test_scheduler import make_scheduler, serving
 
 END = 3
 
@@ -44,6 +44,12 @@ class AheadRunner(FakeRunner):
             is_long = bool(self.specs[each.id].salt)
             assert is_long or end <= trained_len
             assert not is_long or len(self.tokens[each.id]) > trained_len
+
+
+def two_sequences():
+    """A scheduler whose windows have up to four steps, and two sequences that it serves."""
+    a, b = make_sequence([1, 2, 3], max_tokens=4, id=0), make_sequence([4, 5, 6, 7, 8], max_tokens=9, id=1)
+    return serving(a, b, num_blocks=8, seqs=4, policy=SeparateDecodes(4))
 
 
 @pytest.mark.parametrize("async_depth", [0, 1])
@@ -104,10 +110,7 @@ def in_flight(scheduler, runner):
 
 def test_windows_block_by_block(fake_runner):
     """Rows with the blocks of the whole window; a slot is released with the window that plans the last token."""
-    scheduler = Scheduler(BlockPool(8, 4), max_num_seqs=4, max_num_batched_tokens=64, policy=SeparateDecodes(4))
-    a, b = make_sequence([1, 2, 3], max_tokens=4, id=0), make_sequence([4, 5, 6, 7, 8], max_tokens=9, id=1)
-    scheduler.add(a)
-    scheduler.add(b)
+    scheduler, a, b = two_sequences()
     launch, commit = in_flight(scheduler, fake_runner)
 
     assert launch().started == (a.spec, b.spec)
@@ -119,25 +122,17 @@ def test_windows_block_by_block(fake_runner):
     assert commit() == [a]
     assert scheduler.schedule() is None
     assert commit() == [b]
-    assert not scheduler.has_unfinished
-    assert scheduler.pool.num_free == 8
+    assert (scheduler.has_unfinished, scheduler.pool.num_free) == (False, 8)
     scheduler.add(make_sequence([9], max_tokens=1, id=2))
     assert launch().released == (1,)
 
 
 def test_a_window_ends_where_a_sequence_starts_over(fake_runner):
     """Other rows go on. It starts over once its tokens are known; one that ends there does not."""
-    scheduler = Scheduler(
-        BlockPool(16, 4),
-        max_num_seqs=4,
-        max_num_batched_tokens=64,
-        policy=SeparateDecodes(4),
-        restarts=LongRope(6, 100),
-    )
     # The last token of b is the first behind the trained length, which nobody computes.
     a, b = make_sequence([1, 2, 3, 4], max_tokens=9, id=0), make_sequence([5, 6, 7, 8, 9], max_tokens=2, id=1)
-    for sequence in (a, b, make_sequence([1, 2, 3, 4, 5, 6, 7], max_tokens=9, id=2)):
-        scheduler.add(sequence)
+    c = make_sequence([1, 2, 3, 4, 5, 6, 7], max_tokens=9, id=2)
+    scheduler = make_scheduler(a, b, c, num_blocks=16, seqs=4, policy=SeparateDecodes(4), restarts=LongRope(6, 100))
     launch, commit = in_flight(scheduler, fake_runner)
 
     assert [bool(spec.salt) for spec in launch().started] == [False, False, True]
@@ -148,18 +143,14 @@ def test_a_window_ends_where_a_sequence_starts_over(fake_runner):
     assert scheduler.schedule() is None
     assert commit() == [b]
     plan = launch()
-    assert (plan.released, plan.num_preempted) == ((2, 0), 0)
-    assert plan.started == (a.spec,) and a.spec.salt
+    assert (plan.released, plan.num_preempted, plan.started) == ((2, 0), 0, (a.spec,)) and a.spec.salt
     # The block of c has the same tokens and long factors.
     assert [(chunk.id, chunk.start, chunk.end) for chunk in plan.chunks] == [(0, 4, 7)]
 
 
 def test_the_time_between_tokens(fake_runner):
     """A reader sees the tokens of a window together, so it counts once; nothing is counted before a first token."""
-    scheduler = Scheduler(BlockPool(8, 4), max_num_seqs=4, max_num_batched_tokens=64, policy=SeparateDecodes(4))
-    a, b = make_sequence([1, 2, 3], max_tokens=4, id=0), make_sequence([4, 5, 6, 7, 8], max_tokens=9, id=1)
-    scheduler.add(a)
-    scheduler.add(b)
+    scheduler, a, b = two_sequences()
     waits = []
     for now in (1.0, 3.5, 4.0):
         plan = scheduler.schedule()
@@ -187,29 +178,26 @@ class Watched(FakeRunner):
         return watched
 
 
-def watched_engine(runner, *, max_num_batched_tokens, slots=4):
-    scheduler = Scheduler(
-        BlockPool(64, 4), max_num_seqs=slots, max_num_batched_tokens=max_num_batched_tokens, policy=SeparateDecodes(4)
-    )
+def watched_engine(runner, *, budget, slots=4):
+    scheduler = make_scheduler(num_blocks=64, seqs=slots, budget=budget, policy=SeparateDecodes(4))
     return Engine(scheduler, runner, vocab_size=VOCAB, max_model_len=24, async_depth=1)
 
 
 def test_the_device_always_has_a_plan_behind_the_one_that_is_waited_for():
     """Sequences that all end at once kept their slots until their last tokens were known, and the device stood idle."""
     runner = Watched()
-    engine = watched_engine(runner, max_num_batched_tokens=640)
-    launched, waited = runner.launched, runner.waited
+    engine = watched_engine(runner, budget=640)
     sampling = SamplingParams(max_tokens=9, ignore_eos=True)
     done = list(engine.run(Request(i, (i, 1, 2), sampling) for i in range(12)))
     assert [len(completion.token_ids) for completion in done] == [9] * 12
-    assert [isinstance(plan, DecodeWindow) for plan in launched] == [False, True, True] * 3
-    assert waited == [1] * 8 + [0]
+    assert [isinstance(plan, DecodeWindow) for plan in runner.launched] == [False, True, True] * 3
+    assert runner.waited == [1] * 8 + [0]
 
 
 def test_the_device_begins_before_all_prompts_are_queued():
     """It stood idle while 256 prompts were checked, hashed and planned: a tenth of a short run."""
     runner = Watched()
-    engine = watched_engine(runner, max_num_batched_tokens=64, slots=8)
+    engine = watched_engine(runner, budget=64, slots=8)
     begun = []
 
     def requests():
@@ -224,7 +212,7 @@ def test_the_device_begins_before_all_prompts_are_queued():
 
 def test_the_device_works_while_thousands_of_prompts_are_queued():
     """All were queued before the next step: 2,000 rows behind 1,792 tokens took 0.1 s, and the device waited."""
-    engine = watched_engine(Watched(), max_num_batched_tokens=64, slots=4)
+    engine = watched_engine(Watched(), budget=64)
     read = 0
 
     def requests():
@@ -242,7 +230,7 @@ def test_the_device_works_while_thousands_of_prompts_are_queued():
 def test_decode_steps_are_planned_while_the_last_prompts_run():
     """A short last step of prompts was through before its decode steps were launched."""
     runner = Watched()
-    engine = watched_engine(runner, max_num_batched_tokens=8)
+    engine = watched_engine(runner, budget=8)
     for number in range(4):
         engine.add(Request(number, (number, 1, 2, 3, 4, 5), SamplingParams(max_tokens=9, ignore_eos=True)))
     while engine.has_unfinished:

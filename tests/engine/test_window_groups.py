@@ -28,6 +28,12 @@ def make_runner(scheduler):
     return FakeRunner(len(scheduler.blocks.pools))
 
 
+def serving(pools, *sequences, **options):
+    """A scheduler with these sequences waiting, a runner for its plans, and the sequences."""
+    scheduler = make_scheduler(*pools, **options)
+    return scheduler, make_runner(scheduler), *add(scheduler, *sequences)
+
+
 def used(scheduler):
     return [pool.num_blocks - pool.num_free for pool in scheduler.blocks.pools]
 
@@ -56,33 +62,27 @@ def needed(position, window):
 @pytest.mark.parametrize("window", [1, 2, 4, 5, 6, 9])
 def test_decode_frees_each_block_that_left_the_window(window):
     """Windows kept all blocks of a sequence, and a model with many such layers served few sequences."""
-    scheduler = make_scheduler((0, 32), (window, 32))
-    runner = make_runner(scheduler)
-    (a,) = add(scheduler, make_sequence(range(3), max_tokens=40))
+    scheduler, runner, a = serving([(0, 32), (window, 32)], make_sequence(range(3), max_tokens=40))
     for position in range(3, 42):
         step(scheduler, runner)
-        assert a.num_computed_tokens == position
         # The scheduler has planned ``position`` tokens: what the token at this position sees is held, and no more.
-        assert used(scheduler) == [-(-position // SIZE), needed(position, window)]
+        held = [-(-position // SIZE), needed(position, window)]
+        assert (a.num_computed_tokens, used(scheduler)) == (position, held)
         assert a.tables[1].count(GONE) == len(a.tables[0]) - needed(position, window)
 
 
 def test_chunks_of_a_prompt_free_what_the_next_chunk_does_not_see():
     """A long prompt held its blocks in all layers until it ended."""
-    scheduler = make_scheduler((0, 32), (6, 32), budget=10)
-    runner = make_runner(scheduler)
-    (a,) = add(scheduler, make_sequence(range(33), max_tokens=2))
+    scheduler, runner, a = serving([(0, 32), (6, 32)], make_sequence(range(33), max_tokens=2), budget=10)
     for position in (10, 20, 30, 33):
         step(scheduler, runner)
-        assert a.num_computed_tokens == position
-        assert used(scheduler) == [-(-position // SIZE), needed(position, 6)]
+        held = [-(-position // SIZE), needed(position, 6)]
+        assert (a.num_computed_tokens, used(scheduler)) == (position, held)
 
 
 def test_a_plan_has_all_that_it_reads():
     """A block freed before its plan was made could be handed out within it, and be written before it is read."""
-    scheduler = make_scheduler((6, 8), budget=8)
-    runner = make_runner(scheduler)
-    (a,) = add(scheduler, make_sequence(range(24), max_tokens=1))
+    scheduler, runner, a = serving([(6, 8)], make_sequence(range(24), max_tokens=1), budget=8)
     step(scheduler, runner)
     # Token 8 sees 3 to 7: block 0 of the table is read by this plan, and free after it.
     assert [chunk.blocks for chunk in scheduler.schedule().chunks] == [((0, 2, 2), (0, 3, 3))]
@@ -91,24 +91,21 @@ def test_a_plan_has_all_that_it_reads():
 
 def test_a_sequence_far_longer_than_the_pool_of_its_window():
     """It was refused, or preempted itself for ever: 400 tokens with room for 24 in the layers with a window."""
-    scheduler = make_scheduler((0, 100), (6, 6), budget=64)
+    scheduler, runner, _ = serving([(0, 100), (6, 6)], make_sequence(range(200), max_tokens=200))
     assert scheduler.max_sequence_len == 400
-    add(scheduler, make_sequence(range(200), max_tokens=200))
-    done, plans, limit = drain(scheduler, make_runner(scheduler))
+    done, plans, limit = drain(scheduler, runner)
     assert done[0] == fake_completion(range(200), 200)
     # A token of window 6 sees keys of at most three blocks. With them, a copy and the chunk's blocks have to fit.
     assert blocks_of_window(6, SIZE) == 3
     assert max(len(chunk.token_ids) for plan in plans for chunk in plan.chunks) == (6 - 3 - 1) * SIZE
-    assert limit[1] <= 3
-    assert sum(plan.num_preempted for plan in plans) == 0
+    assert limit[1] <= 3 and sum(plan.num_preempted for plan in plans) == 0
 
 
 def test_windows_alone_limit_no_length():
     """Mistral's kind: all layers have the window, so its blocks are all that a sequence of any length takes."""
-    scheduler = make_scheduler((6, 6), budget=64)
+    scheduler, runner, _ = serving([(6, 6)], make_sequence(range(100), max_tokens=60))
     assert scheduler.max_sequence_len is None
-    add(scheduler, make_sequence(range(100), max_tokens=60))
-    assert drain(scheduler, make_runner(scheduler))[0] == {0: fake_completion(range(100), 60)}
+    assert drain(scheduler, runner)[0] == {0: fake_completion(range(100), 60)}
 
 
 @pytest.mark.parametrize(
@@ -143,9 +140,8 @@ def test_preemption_in_any_group(pools, policy):
 
 def test_a_sequence_whose_blocks_ended_ones_held_goes_on():
     """Preempted while nothing else ran, it was not admitted again: "a step must make progress"."""
-    pools = [BlockPool(64, 1), BlockPool(8, 1, 5)]
-    policy = SeparateDecodes(1)
-    scheduler = Scheduler(*pools, max_num_seqs=8, max_num_batched_tokens=8, policy=policy, prefix_cache=False)
+    pools, options = [BlockPool(64, 1), BlockPool(8, 1, 5)], {"policy": SeparateDecodes(1), "prefix_cache": False}
+    scheduler = Scheduler(*pools, max_num_seqs=8, max_num_batched_tokens=8, **options)
     runner = make_runner(scheduler)
     add(scheduler, make_sequence(range(5), max_tokens=20, id=0))
     for _ in range(4):
@@ -163,9 +159,8 @@ def test_a_sequence_whose_blocks_ended_ones_held_goes_on():
 
 def test_nobody_is_admitted_behind_a_part_of_a_prompt():
     """A window's pool cuts chunks. Who came in behind one took blocks that its rest needs, and both were preempted."""
-    scheduler = make_scheduler((0, 12), (6, 6))
-    runner = make_runner(scheduler)
-    add(scheduler, make_sequence(range(40), max_tokens=2, id=0), make_sequence(range(50, 70), max_tokens=2, id=1))
+    a, b = make_sequence(range(40), max_tokens=2, id=0), make_sequence(range(50, 70), max_tokens=2, id=1)
+    scheduler, runner, *_ = serving([(0, 12), (6, 6)], a, b)
     done, plans, _ = drain(scheduler, runner)
     assert [chunks(plan) for plan in plans[:5]] == [[(0, 8 * i, 8, i == 4)] for i in range(5)]
     assert len(done) == 2 and sum(plan.num_preempted for plan in plans) == 0
@@ -173,9 +168,7 @@ def test_nobody_is_admitted_behind_a_part_of_a_prompt():
 
 def test_a_chunk_is_cut_to_the_blocks_that_others_left():
     """A long prompt that runs was preempted for a whole chunk's blocks, though a part of them was free."""
-    scheduler = make_scheduler((0, 64), (6, 12), budget=24)
-    runner = make_runner(scheduler)
-    (a,) = add(scheduler, make_sequence(range(96), max_tokens=2, id=0))
+    scheduler, runner, a = serving([(0, 64), (6, 12)], make_sequence(range(96), max_tokens=2, id=0), budget=24)
     step(scheduler, runner)
     held = scheduler.blocks.pools[1].allocate(6)
     plan = scheduler.schedule()
@@ -188,27 +181,24 @@ def test_a_chunk_is_cut_to_the_blocks_that_others_left():
 # Prefixes.
 
 
-def fill(scheduler, runner, length):
-    """Compute a prompt of so many tokens to its end, and free it."""
-    add(scheduler, make_sequence(range(length), max_tokens=1, id=100))
-    while scheduler.has_unfinished:
-        step(scheduler, runner)
+def filled(length):
+    """A scheduler that computed a prompt of so many tokens to its end, and freed it; and its runner."""
+    scheduler, runner, _ = serving([(0, 32), (6, 32)], make_sequence(range(length), max_tokens=1, id=100))
+    drain(scheduler, runner)
+    return scheduler, runner
 
 
 def test_a_hit_holds_all_blocks_of_full_layers_and_the_last_window_of_others():
     """Holding all would keep blocks that nobody reads; holding too few, the first new token misses keys."""
-    scheduler = make_scheduler((0, 32), (6, 32))
-    runner = make_runner(scheduler)
-    fill(scheduler, runner, 20)
+    scheduler, _ = filled(20)
     (b,) = add(scheduler, make_sequence([*range(20), 7], id=1))
     plan = scheduler.schedule()
     # Token 20 sees 15 to 19, which lie in blocks 3 and 4 of the table; then only 16 to 20 are seen.
     assert chunks(plan) == [(1, 20, 1, True)]
     full, window = ([change for change in plan.chunks[0].blocks if change[0] == group] for group in (0, 1))
     assert [block for *_, block in full[:5]] == [0, 1, 2, 3, 4]
-    assert [block for *_, block in window[:3]] == [GONE] * 3 and [block for *_, block in window[3:5]] == [3, 4]
-    assert [index for _, index, _ in window] == list(range(6))
-    assert b.num_cached_tokens == 20
+    assert [block for *_, block in window[:5]] == [GONE, GONE, GONE, 3, 4]
+    assert ([index for _, index, _ in window], b.num_cached_tokens) == (list(range(6)), 20)
 
 
 @pytest.mark.parametrize(
@@ -217,24 +207,19 @@ def test_a_hit_holds_all_blocks_of_full_layers_and_the_last_window_of_others():
 )
 def test_a_prefix_ends_where_a_whole_window_is_left(lost, cached):
     """Full layers have all of it, but a lost block of a window held another's K and V, or nothing, by then."""
-    scheduler = make_scheduler((0, 32), (6, 32))
-    runner = make_runner(scheduler)
-    fill(scheduler, runner, 32)
-    window = scheduler.blocks.pools[1]
+    scheduler, runner = filled(32)
     # Block ids are the table's indices here. The token at 4 · end sees the five in front of it.
     for block in lost:
-        window.forget(block)
+        scheduler.blocks.pools[1].forget(block)
     (b,) = add(scheduler, make_sequence([*range(32), 7], max_tokens=3, id=1))
-    plan, _ = step(scheduler, runner)
-    assert (chunks(plan), b.num_cached_tokens) == ([(1, cached, 33 - cached, True)], cached)
+    assert chunks(step(scheduler, runner)[0]) == [(1, cached, 33 - cached, True)]
+    assert b.num_cached_tokens == cached
     drain(scheduler, runner)
 
 
 def test_a_prompt_cached_to_its_end_copies_its_last_block_in_every_group():
     """Copied in one group only, the others' shared block would be written."""
-    scheduler = make_scheduler((0, 32), (6, 32))
-    runner = make_runner(scheduler)
-    fill(scheduler, runner, 16)
+    scheduler, runner = filled(16)
     (b,) = add(scheduler, make_sequence(range(16), max_tokens=2, id=1))
     plan, _ = step(scheduler, runner)
     assert (chunks(plan), plan.copies) == ([(1, 15, 1, True)], ((0, 3, 4), (1, 3, 4)))
@@ -244,11 +229,9 @@ def test_a_prompt_cached_to_its_end_copies_its_last_block_in_every_group():
 
 def test_a_block_in_flight_in_one_group_is_not_copied():
     """Copies run before the first layer: one group's source would be copied before it is computed."""
-    scheduler = make_scheduler((0, 32), (6, 16))
-    runner = make_runner(scheduler)
-    fill(scheduler, runner, 16)
+    scheduler, _ = filled(16)
     window = scheduler.blocks.pools[1]
-    window.free(window.allocate(16))
+    window.free(window.allocate(32))
     # Full layers have the prompt, windows compute it anew in this step; the second cannot copy what is under way.
     add(scheduler, *(make_sequence(range(16), max_tokens=2, id=i) for i in (1, 2)))
     plan = scheduler.schedule()
@@ -258,11 +241,9 @@ def test_a_block_in_flight_in_one_group_is_not_copied():
 @pytest.mark.parametrize("budget", [64, 5])
 def test_completions_of_one_prompt_share_its_window(budget):
     """Forks took the blocks of the whole prompt, or those that had left the window when the prompt was computed."""
-    scheduler = make_scheduler((0, 32), (6, 32), budget=budget)
-    runner = make_runner(scheduler)
     first, *forks = (make_sequence(range(18), max_tokens=12, id=i, sample=i, seed=i) for i in range(4))
     first.forks = forks
-    add(scheduler, first)
+    scheduler, runner, _ = serving([(0, 32), (6, 32)], first, budget=budget)
     while scheduler.queues.running or scheduler.queues.waiting:
         step(scheduler, runner)
         if scheduler.queues.forked:
@@ -273,8 +254,7 @@ def test_completions_of_one_prompt_share_its_window(budget):
     done, plans, _ = drain(scheduler, runner)
     assert done == {i: fake_completion(range(18), 12, seed=s.sampling.seed) for i, s in enumerate((first, *forks))}
     # All write in one step: each has a copy of the last block, in each group.
-    copies = [copy for plan in plans for copy in plan.copies]
-    assert sorted(copy[:2] for copy in copies) == [(0, 4)] * 4 + [(1, 4)] * 4
+    assert sorted(copy[:2] for plan in plans for copy in plan.copies) == [(0, 4)] * 4 + [(1, 4)] * 4
 
 
 # Plans.
@@ -282,22 +262,20 @@ def test_completions_of_one_prompt_share_its_window(budget):
 
 def test_decode_windows_of_several_steps():
     """A window's rows have the blocks of all their steps in all groups; what left is freed once they are planned."""
-    scheduler = make_scheduler((0, 16), (6, 16), policy=SeparateDecodes(8))
-    runner = make_runner(scheduler)
-    (a,) = add(scheduler, make_sequence(range(10), max_tokens=30))
+    a = make_sequence(range(10), max_tokens=30)
+    scheduler, runner, _ = serving([(0, 16), (6, 16)], a, policy=SeparateDecodes(8))
     step(scheduler, runner)
     assert a.tables == [[0, 1, 2], [GONE, 1, 2]]
-    plan, _ = step(scheduler, runner)
     # Block 0 of the second group is free again, and handed out last.
-    assert plan == DecodeWindow(rows=(DecodeRow(0, 10, 8, ((0, 3, 3), (0, 4, 4), (1, 3, 3), (1, 4, 4))),), steps=8)
+    row = DecodeRow(0, 10, 8, ((0, 3, 3), (0, 4, 4), (1, 3, 3), (1, 4, 4)))
+    assert step(scheduler, runner)[0] == DecodeWindow(rows=(row,), steps=8)
     assert a.tables == [[0, 1, 2, 3, 4], [GONE, GONE, GONE, 3, 4]]
 
 
 def test_a_group_that_is_short_shortens_the_window():
     """The full layers have room for eight steps, the window's for four: planned for eight, the pool raised."""
-    scheduler = make_scheduler((0, 16), (6, 5), policy=SeparateDecodes(8))
-    runner = make_runner(scheduler)
-    add(scheduler, *(make_sequence([i] * 4, max_tokens=30, id=i) for i in range(2)))
+    a, b = (make_sequence([i] * 4, max_tokens=30, id=i) for i in range(2))
+    scheduler, runner, *_ = serving([(0, 16), (6, 5)], a, b, policy=SeparateDecodes(8))
     step(scheduler, runner)
     plan, _ = step(scheduler, runner)
     assert (plan.steps, [row.length for row in plan.rows], plan.num_preempted) == (4, [4, 4], 0)
@@ -340,9 +318,7 @@ def test_one_group_gives_the_same_plans_beside_another():
 
 def test_a_reader_of_plans_is_not_told_what_is_gone():
     """Each block that leaves would be a write to the device's state; nobody reads these entries."""
-    scheduler = make_scheduler((6, 16))
-    runner = make_runner(scheduler)
-    add(scheduler, make_sequence(range(3), max_tokens=30))
+    scheduler, runner, _ = serving([(6, 16)], make_sequence(range(3), max_tokens=30))
     told = []
     while scheduler.has_unfinished:
         plan = scheduler.schedule()
@@ -354,8 +330,7 @@ def test_a_reader_of_plans_is_not_told_what_is_gone():
 
 def test_an_abort_forgets_what_was_in_flight_in_all_groups():
     """A plan that was never carried out left blocks findable in the second group."""
-    scheduler = make_scheduler((0, 16), (6, 16))
-    add(scheduler, make_sequence(range(12), id=0))
+    scheduler, *_ = serving([(0, 16), (6, 16)], make_sequence(range(12), id=0))
     scheduler.schedule()
     scheduler.abort()
     assert (scheduler.blocks.num_used, [pool.by_hash for pool in scheduler.blocks.pools]) == (0, [{}, {}])
@@ -363,12 +338,10 @@ def test_an_abort_forgets_what_was_in_flight_in_all_groups():
 
 def test_a_sequence_that_failed_taints_all_groups():
     """NaN in blocks of the second group spread to whoever got them next."""
-    scheduler = make_scheduler((0, 4), (6, 4), prefix_cache=False)
-    (a,) = add(scheduler, make_sequence(range(9), id=0))
+    scheduler, _, a = serving([(0, 4), (6, 4)], make_sequence(range(9), id=0), prefix_cache=False)
     plan = scheduler.schedule()
     assert a.tables == [[0, 1, 2], [GONE, 1, 2]]
     scheduler.commit(plan, StepResult([[NOT_FINITE]]))
     add(scheduler, make_sequence(range(16), id=1))
-    plan = scheduler.schedule()
     # Block 0 of the second group had left the window: no token's logits speak for it.
-    assert sorted(plan.wipes) == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
+    assert sorted(scheduler.schedule().wipes) == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
