@@ -181,26 +181,26 @@ def assert_exact(stream, specs, positions=slice(None)):
         torch.testing.assert_close(outputs[positions].double(), exact, rtol=tolerance, atol=atol)
 
 
+def assert_exact_in_chunks(stream, machine, sizes):
+    for start, length in cut(stream.length, sizes):
+        machine.step((stream, start, length))
+    assert_exact(stream, machine.specs)
+
+
 @pytest.mark.parametrize("window", [0, 1, 5, 100])
 @pytest.mark.parametrize("block_size", [1, 7, 16, 48])
 @pytest.mark.parametrize("sizes", [[200], [1], [64], [63, 2, 7], [1, 128, 3]])
 def test_a_prompt_in_chunks_of_any_size(sizes, block_size, window):
     """Chunks that begin and end inside, at and across the edges of tiles and blocks."""
     specs = make_specs(window)
-    stream, machine = Stream(150, 150, seed=1, specs=specs), Machine(specs, block_size)
-    for start, length in cut(150, sizes):
-        machine.step((stream, start, length))
-    assert_exact(stream, specs)
+    assert_exact_in_chunks(Stream(150, 150, seed=1, specs=specs), Machine(specs, block_size), sizes)
 
 
 @pytest.mark.parametrize("sizes", [[150], [1], [63, 2, 7], [1, 128, 3]])
 def test_a_prompt_in_chunks_of_any_size_with_a_gate(sizes):
     """Its filter looks back across the edges of chunks and tiles, and sees nothing before the first key."""
     specs = make_specs(gate=GATE)
-    stream, machine = Stream(150, 150, seed=1, specs=specs), Machine(specs, block_size=7)
-    for start, length in cut(150, sizes):
-        machine.step((stream, start, length))
-    assert_exact(stream, specs)
+    assert_exact_in_chunks(Stream(150, 150, seed=1, specs=specs), Machine(specs, block_size=7), sizes)
 
 
 @pytest.mark.parametrize("kind", ["cap", "sinks", "cap and sinks"])
@@ -209,20 +209,15 @@ def test_a_prompt_in_chunks_of_any_size_with_a_gate(sizes):
 def test_soft_caps_and_sinks(dtype, kv_heads, kind):
     """A sink of another head, a cap behind the mask, or a sink counted for each tile would change every row."""
     specs = make_specs(window=9, kv_heads=kv_heads, **SOFTMAXES[kind])
-    stream, machine = Stream(100, 130, seed=2, specs=specs, dtype=dtype), Machine(specs, 7, dtype=dtype)
-    for start, length in cut(130, [63, 2, 60, 1]):
-        machine.step((stream, start, length))
-    assert_exact(stream, specs)
+    stream = Stream(100, 130, seed=2, specs=specs, dtype=dtype)
+    assert_exact_in_chunks(stream, Machine(specs, 7, dtype=dtype), [63, 2, 60, 1])
 
 
 @pytest.mark.parametrize("size", [2, 4, 6, 8])
 def test_rotation_of_the_first_channels(size):
     """The others pass through; a pair lies half of the rotated channels apart, not half of the head."""
     specs = make_specs(window=9, rotary=rotary(size))
-    stream, machine = Stream(70, 90, seed=3, specs=specs), Machine(specs, 16)
-    for start, length in cut(90, [50, 30, 1]):
-        machine.step((stream, start, length))
-    assert_exact(stream, specs)
+    assert_exact_in_chunks(Stream(70, 90, seed=3, specs=specs), Machine(specs, 16), [50, 30, 1])
 
 
 @pytest.mark.parametrize("kind", [HeadRMSNorm, HeadLayerNorm, WholeRMSNorm])
@@ -234,10 +229,7 @@ def test_norms_of_q_and_k(kind):
         for seed, shape in enumerate(shapes.get(kind, [(HEADS * SIZE,), (KV_HEADS * SIZE,)]))
     )
     specs = make_specs(window=9, rotary=rotary(4), qk_norm=kind(q_weight, k_weight, 1e-2))
-    stream, machine = Stream(70, 90, seed=5, specs=specs), Machine(specs, 16)
-    for start, length in cut(90, [50, 30, 1]):
-        machine.step((stream, start, length))
-    assert_exact(stream, specs)
+    assert_exact_in_chunks(Stream(70, 90, seed=5, specs=specs), Machine(specs, 16), [50, 30, 1])
 
 
 @pytest.mark.parametrize("more", [{"soft_cap": 1.0}, {"sinks": SINKS}])
@@ -271,10 +263,7 @@ def test_a_chunk_of_prompt_and_generated_tokens():
     """What a sequence that resumes after a preemption computes: across the end of its prompt."""
     specs = make_specs(window=6)
     for prompt in (1, 40, 64, 70):
-        stream, machine = Stream(prompt, 90, seed=prompt, specs=specs), Machine(specs, block_size=16)
-        for start, length in cut(90, [37, 60]):
-            machine.step((stream, start, length))
-        assert_exact(stream, specs)
+        assert_exact_in_chunks(Stream(prompt, 90, seed=prompt, specs=specs), Machine(specs, block_size=16), [37, 60])
 
 
 def test_shared_blocks_written_in_the_same_step():
@@ -344,13 +333,12 @@ def test_layers_that_differ():
 def test_a_models_attention_is_what_its_config_says():
     """Of each layer: the scale is by the head's size if the config has none, the window is the layer's own."""
     for config in MODELS["llama"], MODELS["gpt2"], MODELS["hp1"]:
+        kind = HP1Spec if config.family == "hp1" else SoftmaxSpec
         model = build_model(config, OPS, RandomWeights(torch.float32, CPU))
-        assert [spec.layer for spec in model.mixers] == [0, 1]
-        assert {spec.heads for spec in model.mixers} == {(2, config.num_kv_heads, 16)}
-        assert [spec.planes for spec in model.mixers] == list(config.kv_planes)
-        assert [spec.scale for spec in model.mixers] == [16**-0.5] * 2
-        assert [spec.window for spec in model.mixers] == [config.sliding_window(layer) for layer in (0, 1)]
-        assert {type(spec) for spec in model.mixers} == {HP1Spec if config.family == "hp1" else SoftmaxSpec}
+        for layer, spec in zip(range(2), model.mixers, strict=True):
+            assert (spec.layer, spec.scale, type(spec)) == (layer, 16**-0.5, kind)
+            assert (spec.heads, spec.planes) == ((2, config.num_kv_heads, 16), config.kv_planes[layer])
+            assert spec.window == config.sliding_window(layer)
         scaled = msgspec.structs.replace(config, attention_scales=(0.5, 0.25))
         scales = [spec.scale for spec in build_model(scaled, OPS, RandomWeights(torch.float32, CPU)).mixers]
         assert scales == [0.5, 0.25]
@@ -409,8 +397,8 @@ def test_groups_that_are_too_large_to_gather_are_split(monkeypatch):
     def outputs():
         streams = [Stream(70, 75, seed=i, specs=specs) for i in range(5)]
         machine = Machine(specs, block_size=16)
-        machine.step(*((s, 0, 74) for s in streams))
-        machine.step(*((s, 74, 1) for s in streams))
+        for start, length in (0, 74), (74, 1):
+            machine.step(*((s, start, length) for s in streams))
         return torch.stack([torch.stack(s.outputs) for s in streams])
 
     whole = outputs()

@@ -7,19 +7,24 @@ import pytest
 from rosebatch.engine.scheduling.block_pool import BlockPool, hash_block, token_bytes
 
 
+def taken(num_blocks, count, *names):
+    """A pool whose first blocks are taken, and registered under names as far as there are any."""
+    pool = BlockPool(num_blocks, block_size=2)
+    assert pool.allocate(count) == list(range(count))
+    for block, name in enumerate(names):
+        assert pool.register(block, name)
+    return pool
+
+
 def test_allocate_hands_out_blocks_in_order():
     pool = BlockPool(num_blocks=4, block_size=2)
-    assert pool.allocate(3) == [0, 1, 2]
-    assert pool.num_free == 1
-    assert pool.allocate(0) == []
-    assert pool.allocate(1) == [3]
-    assert pool.num_free == 0
+    assert (pool.allocate(3), pool.num_free) == ([0, 1, 2], 1)
+    assert (pool.allocate(0), pool.allocate(1), pool.num_free) == ([], [3], 0)
     pool.check_integrity([[0, 1, 2], [3]])
 
 
 def test_allocating_too_many_takes_nothing():
-    pool = BlockPool(num_blocks=2, block_size=2)
-    pool.allocate(1)
+    pool = taken(2, 1)
     with pytest.raises(ValueError, match="2 blocks asked for, 1 free"):
         pool.allocate(2)
     assert pool.num_free == 1
@@ -36,57 +41,42 @@ def test_unhashed_blocks_are_reused_first_and_latest_first():
 
 
 def test_hashed_blocks_are_evicted_last_and_least_recently_freed_first():
-    pool = BlockPool(num_blocks=4, block_size=2)
-    for block, name in zip(pool.allocate(3), (b"a", b"b", b"c"), strict=True):
-        assert pool.register(block, name)
-    pool.free([1])
-    pool.free([0])
-    pool.free([2])
+    pool = taken(4, 3, b"a", b"b", b"c")
+    for block in (1, 0, 2):
+        pool.free([block])
     # 3 was never used; then in the order in which the holders let go.
     assert pool.allocate(4) == [3, 1, 0, 2]
 
 
 def test_hashed_and_unhashed_mixed():
     """Freed after a hashed block, an unhashed one still goes first."""
-    pool = BlockPool(num_blocks=4, block_size=2)
-    pool.allocate(4)
+    pool = taken(4, 4)
     pool.register(0, b"a")
     pool.register(2, b"c")
-    pool.free([0])
-    pool.free([1])
-    pool.free([2])
-    pool.free([3])
+    for block in range(4):
+        pool.free([block])
     assert pool.allocate(4) == [3, 1, 0, 2]
 
 
 def test_tail_of_a_sequence_is_evicted_before_its_head():
     """A hit needs an unbroken chain from the start: losing the head first would make the tail useless."""
-    pool = BlockPool(num_blocks=3, block_size=2)
-    blocks = pool.allocate(3)
-    names = [b"a", b"b", b"c"]
-    for block, name in zip(blocks, names, strict=True):
-        pool.register(block, name)
-    pool.free(blocks)
-    assert pool.allocate(1) == [2]
-    assert [pool.lookup(name) for name in names] == [0, 1, None]
-    assert pool.allocate(1) == [1]
-    assert [pool.lookup(name) for name in names] == [0, None, None]
-    assert pool.allocate(1) == [0]
-    assert [pool.lookup(name) for name in names] == [None, None, None]
+    names = b"a", b"b", b"c"
+    pool = taken(3, 3, *names)
+    pool.free([0, 1, 2])
+    for block, left in (2, [0, 1, None]), (1, [0, None, None]), (0, [None, None, None]):
+        assert pool.allocate(1) == [block]
+        assert [pool.lookup(name) for name in names] == left
 
 
 def test_unhashed_tail_goes_first_then_unhashed_head():
-    pool = BlockPool(num_blocks=3, block_size=2)
-    blocks = pool.allocate(3)
-    pool.register(0, b"a")
-    pool.free(blocks)
+    pool = taken(3, 3, b"a")
+    pool.free([0, 1, 2])
     # 2 became free first, then 1 in front of it; the hashed head stays behind both.
     assert pool.allocate(3) == [1, 2, 0]
 
 
 def test_a_shared_block_is_free_after_its_last_holder_only():
-    pool = BlockPool(num_blocks=2, block_size=2)
-    pool.allocate(1)
+    pool = taken(2, 1)
     pool.share([0])
     pool.check_integrity([[0], [0]])
     pool.free([0])
@@ -99,9 +89,7 @@ def test_a_shared_block_is_free_after_its_last_holder_only():
 
 def test_share_revives_a_free_block_with_its_hash():
     """A cached block taken over again must leave the free list, or it would be handed out under its holder."""
-    pool = BlockPool(num_blocks=2, block_size=2)
-    pool.allocate(1)
-    pool.register(0, b"a")
+    pool = taken(2, 1, b"a")
     pool.free([0])
     pool.share([0])
     assert (pool.num_free, pool.allocate(1), pool.lookup(b"a")) == (1, [1], 0)
@@ -110,10 +98,7 @@ def test_share_revives_a_free_block_with_its_hash():
 
 def test_sharing_renews_a_block():
     """Freed again, a revived block is the most recently used one."""
-    pool = BlockPool(num_blocks=2, block_size=2)
-    pool.allocate(2)
-    pool.register(0, b"a")
-    pool.register(1, b"b")
+    pool = taken(2, 2, b"a", b"b")
     pool.free([0])
     pool.free([1])
     pool.share([0])
@@ -122,8 +107,7 @@ def test_sharing_renews_a_block():
 
 
 def test_register_keeps_the_first_block_of_equal_contents():
-    pool = BlockPool(num_blocks=2, block_size=2)
-    pool.allocate(2)
+    pool = taken(2, 2)
     assert pool.register(0, b"a") is True
     assert pool.register(1, b"a") is False
     assert pool.lookup(b"a") == 0
@@ -134,38 +118,30 @@ def test_register_keeps_the_first_block_of_equal_contents():
 
 
 def test_a_block_has_one_hash():
-    pool = BlockPool(num_blocks=1, block_size=2)
-    pool.allocate(1)
-    pool.register(0, b"a")
+    pool = taken(1, 1, b"a")
     with pytest.raises(AssertionError, match="block 0 registered twice"):
         pool.register(0, b"b")
 
 
 def test_a_reused_block_is_forgotten_and_can_be_registered_again():
-    pool = BlockPool(num_blocks=1, block_size=2)
-    pool.allocate(1)
-    pool.register(0, b"a")
+    pool = taken(1, 1, b"a")
     pool.free([0])
     pool.allocate(1)
     assert pool.lookup(b"a") is None
-    assert pool.register(0, b"b")
-    assert pool.lookup(b"b") == 0
+    assert pool.register(0, b"b") and pool.lookup(b"b") == 0
     pool.check_integrity([[0]])
 
 
 def test_double_free_asserts():
-    pool = BlockPool(num_blocks=2, block_size=2)
-    pool.allocate(1)
+    pool = taken(2, 1)
     pool.free([0])
-    with pytest.raises(AssertionError, match="block 0 freed more often than held"):
-        pool.free([0])
-    with pytest.raises(AssertionError, match="block 1 freed more often than held"):
-        pool.free([1])
+    for block in range(2):
+        with pytest.raises(AssertionError, match=f"block {block} freed more often than held"):
+            pool.free([block])
 
 
 def test_writable_needs_one_holder_and_no_hash():
-    pool = BlockPool(num_blocks=2, block_size=2)
-    pool.allocate(1)
+    pool = taken(2, 1)
     assert pool.writable(0)
     pool.share([0])
     assert not pool.writable(0)
@@ -196,7 +172,6 @@ def test_hash_depends_on_all_tokens_before():
 
 @pytest.mark.parametrize(("holders", "message"), [([], "block 0"), ([[0], [0]], "block 0"), ([[0], [1]], "block 1")])
 def test_check_integrity_notices_wrong_holders(holders, message):
-    pool = BlockPool(num_blocks=2, block_size=2)
-    pool.allocate(1)
+    pool = taken(2, 1)
     with pytest.raises(AssertionError, match=message):
         pool.check_integrity(holders)

@@ -43,17 +43,10 @@ class MatchAt:
         return len(self.fed) == self.count
 
 
-class CompleteAt:
+class CompleteAt(MatchAt):
     """A grammar that is complete with the n-th token."""
 
     error = None
-
-    def __init__(self, count):
-        self.count, self.fed = count, []
-
-    def feed(self, token_id):
-        self.fed.append(token_id)
-        return len(self.fed) == self.count
 
 
 @pytest.mark.parametrize("seed", [None, 0, 5, 2**64 - 1])
@@ -80,10 +73,9 @@ def test_only_the_first_sample_reports_on_the_prompt():
 
 def test_what_a_runner_knows():
     """All of it, as plain values."""
-    sampling = SamplingParams(max_tokens=5, stop_token_ids=(8,), seed=3)
-    assert start(eos=frozenset({9}), max_tokens=5, stop_token_ids=(8,), seed=3).spec == SequenceSpec(
-        id=70, prompt_token_ids=(1, 2, 3), sampling=sampling, max_len=8, stop_ids=frozenset({8, 9})
-    )
+    given = {"max_tokens": 5, "stop_token_ids": (8,), "seed": 3}
+    spec = SequenceSpec(70, (1, 2, 3), SamplingParams(**given), max_len=8, stop_ids=frozenset({8, 9}))
+    assert start(eos=frozenset({9}), **given).spec == spec
     assert start(eos=frozenset({9}), ignore_eos=True, stop_token_ids=(8,)).spec.stop_ids == {8}
     assert start(max_model_len=6).spec.max_len == 6
     assert start(constraint=CompleteAt(2)).spec.guided
@@ -142,8 +134,8 @@ def test_a_new_sequence():
     sequence = start()
     assert (sequence.token_ids, sequence.output_token_ids) == (array("I", [1, 2, 3]), [])
     assert (sequence.num_prompt_tokens, sequence.num_computed_tokens, sequence.num_uncomputed_tokens) == (3, 0, 3)
-    assert (sequence.status, sequence.finish_reason, sequence.block_ids) == (Status.WAITING, None, [])
-    assert sequence.num_cached_tokens is None
+    assert (sequence.status, sequence.block_ids) == (Status.WAITING, [])
+    assert sequence.finish_reason is sequence.num_cached_tokens is None
     # The request keeps its own prompt.
     sequence.apply_token_ids([9])
     assert (sequence.request.prompt_token_ids, sequence.output_token_ids) == ((1, 2, 3), [9])
@@ -247,9 +239,8 @@ def test_logprobs_of_the_prompt_computed_twice():
     sequence.apply_prompt_logprobs(1, found[:3])
     sequence.apply_prompt_logprobs(4, found[3:])
     assert sequence.prompt_logprobs == found
-    assert not sequence.needs_prompt_logprobs
-    assert not start().needs_prompt_logprobs
-    assert not start(prompt=(1,), prompt_logprobs=5).needs_prompt_logprobs
+    for done in sequence, start(), start(prompt=(1,), prompt_logprobs=5):
+        assert not done.needs_prompt_logprobs
     sequence.apply_token_ids([1])
     assert sequence.completion().prompt_logprobs == tuple(found)
 
