@@ -11,10 +11,9 @@ from tests.engine.small_models import MODELS, SLOTS, VOCAB, device_engine, plain
 from tests.helpers import running
 from tests.helpers.marks import ON_DEVICE_PATH
 
-pytestmark = [
-    pytest.mark.matrix,
-    *ON_DEVICE_PATH,
-]
+pytestmark = [pytest.mark.matrix, *ON_DEVICE_PATH]
+ENGINES = pytest.mark.parametrize("make", [plain_engine, device_engine], ids=["plain", "device"])
+LAST, MEAN = PoolingParams(pooling="last"), PoolingParams(pooling="mean")
 # Longer than a step, with a common prefix, cached to the very end, and more of them than slots.
 PLACES = [range(14), range(9), range(8), range(8), range(3, 5), range(13)]
 
@@ -44,43 +43,30 @@ def test_kernels_give_the_plain_vectors(name, pooling):
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("kind", ["plain", "device"])
-def test_steps_that_sample_and_pool(kind):
+@ENGINES
+def test_steps_that_sample_and_pool(make):
     """Rows that are sampled and rows that are pooled come from one forward pass: either could take the other's."""
-    make = {"plain": plain_engine, "device": device_engine}[kind]
-    kinds = [
-        SamplingParams(max_tokens=5, ignore_eos=True),
-        PoolingParams(pooling="last"),
-        PoolingParams(pooling="mean"),
-    ]
-    requests = [
-        Request(i, prompt_of(range(i, i + 4)), own)
-        if isinstance(own, SamplingParams)
-        else Request(i, prompt_of(range(i, i + 4)), pooling=own)
-        for i, own in enumerate(kinds * 2)
-    ]
+    kinds = {"sampling": SamplingParams(max_tokens=5, ignore_eos=True)}, {"pooling": LAST}, {"pooling": MEAN}
+    requests = [Request(i, prompt_of(range(i, i + 4)), **kinds[i % 3]) for i in range(6)]
     engine = make("llama")
     mixed = run(engine, requests)
     alone = {request.id: run(make("llama"), [request])[request.id] for request in requests}
     assert engine.stats.max_running == SLOTS
     for i, one in alone.items():
         assert mixed[i].token_ids == one.token_ids
-        assert (mixed[i].pooled is None) == (one.pooled is None) == isinstance(kinds[i % 3], SamplingParams)
+        assert (mixed[i].pooled is None) == (one.pooled is None) == (i % 3 == 0)
         if one.pooled is not None:
             np.testing.assert_allclose(mixed[i].pooled, one.pooled, rtol=0, atol=2e-5)
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("kind", ["plain", "device"])
-def test_a_preempted_mean_starts_over(kind):
+@ENGINES
+def test_a_preempted_mean_starts_over(make):
     """A sum that outlived the blocks of its prompt would count tokens twice."""
-    make = {"plain": plain_engine, "device": device_engine}[kind]
     places = [range(4), range(2, 22), range(5, 22)]
     sampling = SamplingParams(max_tokens=12, ignore_eos=True)
-    requests = [
-        Request(0, prompt_of(places[0]), sampling),
-        *(Request(i, prompt_of(places[i]), pooling=PoolingParams(pooling="mean")) for i in (1, 2)),
-    ]
+    pooled = [Request(i, prompt_of(places[i]), pooling=MEAN) for i in (1, 2)]
+    requests = [Request(0, prompt_of(places[0]), sampling), *pooled]
     done = run(make("gpt2", blocks=9), requests)
     roomy = run(make("gpt2"), requests)
     for i in (1, 2):

@@ -14,11 +14,7 @@ from tests.engine.constraint import EveryThird
 from tests.engine.small_models import VOCAB, device_engine, plain_engine
 from tests.helpers.marks import ON_DEVICE_PATH
 
-pytestmark = [
-    pytest.mark.matrix,
-    *ON_DEVICE_PATH,
-    pytest.mark.usefixtures("few_programs"),
-]
+pytestmark = [pytest.mark.matrix, *ON_DEVICE_PATH, pytest.mark.usefixtures("few_programs")]
 TRUNK = [(7 * i * i + 3 * i + 1) % VOCAB for i in range(12)]
 
 
@@ -77,12 +73,10 @@ def expected():
 def assert_same(actual, expected):
     """Tokens exactly; log-probabilities as the two paths round them."""
     assert actual[0] == expected[0]
-    assert len(actual[1]) == len(expected[1])
-    for (key, token, logprob, top), (other_key, other_token, other, other_top) in zip(
-        *[a[1] for a in (actual, expected)], strict=True
-    ):
+    for found, other in zip(actual[1], expected[1], strict=True):
+        (key, token, logprob, top), (other_key, other_token, other_logprob, other_top) = found, other
         assert (key, token, [i for i, _ in top]) == (other_key, other_token, [i for i, _ in other_top])
-        assert [logprob, *(p for _, p in top)] == pytest.approx([other, *(p for _, p in other_top)], abs=1e-4)
+        assert [logprob, *(p for _, p in top)] == pytest.approx([other_logprob, *(p for _, p in other_top)], abs=1e-4)
 
 
 def test_the_rows_differ_from_what_they_were_without(expected):

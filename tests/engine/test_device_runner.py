@@ -18,10 +18,7 @@ from tests.helpers import running
 from tests.helpers.marks import ON_DEVICE_PATH
 from tests.helpers.sizes import change_table
 
-pytestmark = [
-    pytest.mark.matrix,
-    *ON_DEVICE_PATH,
-]
+pytestmark = [pytest.mark.matrix, *ON_DEVICE_PATH]
 
 # Tokens that the models do generate.
 STOP_TOKENS = {"llama": 7, "gpt2": 15, "hp1": 10, "uneven": 40, "softmaxes": 24}
@@ -162,10 +159,11 @@ def test_tokens_of_rows_that_share_keys(name, off, expected, pairs_share):
     assert (max(tiled, default=1) > 1) == (name == "gpt2")
     shared.clear()
     forks = Request(0, tuple(range(3, 14)), SamplingParams(max_tokens=6, n=3, temperature=0.7, seed=5, ignore_eos=True))
-    tokens = []
-    for each in (plain_engine(name), device_engine(name, off)):
-        tokens.append({completion.sample: completion.token_ids for completion in each.run([forks])})
-    assert tokens[0] == tokens[1] and len(set(tokens[0].values())) == 3
+    plain, found = (
+        {completion.sample: completion.token_ids for completion in engine.run([forks])}
+        for engine in (plain_engine(name), device_engine(name, off))
+    )
+    assert plain == found and len(set(plain.values())) == 3
     assert 3 in shared
 
 
@@ -183,17 +181,17 @@ def noted_kinds(monkeypatch):
     return kinds
 
 
-def tokens(engine, prompts, **sampling):
+def assert_plain_tokens(prompts, **sampling):
     rows = [Request(i, tuple(p), SamplingParams(ignore_eos=True, **sampling)) for i, p in enumerate(prompts)]
-    return {each.request.id: each.token_ids for each in engine.run(rows)}
+    found, expected = (running.run(make("llama"), rows) for make in (device_engine, plain_engine))
+    assert {i: each.token_ids for i, each in found.items()} == {i: each.token_ids for i, each in expected.items()}
 
 
 @pytest.mark.usefixtures("unwritten_is_nan")
 def test_graphs_have_splits_once_a_row_is_long_enough(noted_kinds):
     """128 short rows spent 3 % of a step on programs without work. The first row to be divided ends that."""
     prompts = [(3 + i, 5, 7) for i in range(2)]
-    found, expected = (tokens(make("llama"), prompts, max_tokens=30) for make in (device_engine, plain_engine))
-    assert found == expected
+    assert_plain_tokens(prompts, max_tokens=30)
     # Windows of four steps from position 3 on; a program attends to 16 keys.
     assert noted_kinds == [(False, False)] * 12 + [(False, True)] * 17
 
@@ -202,6 +200,5 @@ def test_graphs_have_splits_once_a_row_is_long_enough(noted_kinds):
 def test_keys_that_rows_share_are_not_divided_for_any(noted_kinds):
     """256 rows with 1,024 keys in common and few of their own had three idle programs for each that worked."""
     prompts = [(*range(3, 15), 20 + i) for i in range(3)]
-    found, expected = (tokens(make("llama"), prompts, max_tokens=8) for make in (device_engine, plain_engine))
-    assert found == expected
+    assert_plain_tokens(prompts, max_tokens=8)
     assert noted_kinds == [(True, False)] * 7

@@ -63,10 +63,8 @@ def test_a_new_state_decodes_nothing(device):
     # Only the places of states are told apart.
     assert state.fields[layout.STATE].tolist() == list(range(SLOTS))
     state.fields[layout.STATE] = 0
-    assert set(contents(state)) == {0}
-    assert state.history.shape == (WINDOW, SLOTS)
-    assert set(state.history.flatten().tolist()) == {-1}
-    assert state.step.tolist() == [0]
+    assert (set(contents(state)), state.step.tolist()) == ({0}, [0])
+    assert state.history.tolist() == [[-1] * SLOTS] * WINDOW
     assert {t.dtype for t in (state.fields, state.block_tables, state.history, state.step)} == {torch.int32}
 
 
@@ -111,10 +109,7 @@ def test_blocks_of_a_sequence_in_all_groups(make_state, device):
     state, slots = make_state(), Slots(SLOTS, WIDTH)
     a, b = (make_sequence([1] * 6, id=i).spec for i in range(2))
     tables = ((0, 0, 4), (0, 1, 5), (1, 0, GONE), (1, 1, 2), (2, 0, GONE), (2, 1, 0))
-    chunks = (
-        Chunk(0, 0, array("I", [1]), 0, ((0, 0, 7), (1, 0, 8), (2, 0, 9))),
-        Chunk(1, 5, array("I", [1]), 1, tables),
-    )
+    chunks = Chunk(0, 0, array("I", [1]), 0, ((0, 0, 7), (1, 0, 8), (2, 0, 9))), Chunk(1, 5, array("I", [1]), 1, tables)
     state.apply(slots.update(PackedStep(chunks=chunks, started=(a, b))), Staging(device))
     assert state.block_tables[:, 0, 0].tolist() == [7, 8, 9]
     assert state.block_tables[:, 1, :2].tolist() == [[4, 5], [GONE, 2], [GONE, 0]]
@@ -129,8 +124,7 @@ def test_blocks_of_a_sequence_in_all_groups(make_state, device):
 @pytest.mark.parametrize("seed", range(20))
 def test_one_write_equals_cell_by_cell(make_state, device, seed):
     rng = random.Random(seed)
-    states, expected = (make_state(), make_state()), UNTOUCHED
-    staging = Staging(device)
+    states, expected, staging = (make_state(), make_state()), UNTOUCHED, Staging(device)
     for _ in range(6):
         rows = rng.sample(range(SLOTS), 4)
         moves = list(zip(rows[:2], rows[2:], strict=True))[: rng.randrange(3)]
@@ -138,10 +132,10 @@ def test_one_write_equals_cell_by_cell(make_state, device, seed):
         values = {index: rng.randrange(-(2**31), 2**31) for index in chosen}
         blocks = {index: values.pop(index) for index in chosen[::3]}
         write = StateWrite(moves, values, blocks)
+        expected = apply_to_list(expected, write)
         for state, apply in zip(states, WAYS, strict=True):
             apply(state, write, staging)
-        expected = apply_to_list(expected, write)
-        assert (contents(states[0]), contents(states[1])) == (expected, expected)
+            assert contents(state) == expected
 
 
 def test_sampling_parameters_of_a_request(make_state, device):

@@ -7,10 +7,7 @@ from tests.engine.small_models import VOCAB, device_engine, plain_engine
 from tests.helpers.marks import ON_DEVICE_PATH
 from tests.helpers.running import greedy
 
-pytestmark = [
-    pytest.mark.matrix,
-    *ON_DEVICE_PATH,
-]
+pytestmark = [pytest.mark.matrix, *ON_DEVICE_PATH]
 _PROMPTS = [range(14), range(9), range(3, 5)]
 
 

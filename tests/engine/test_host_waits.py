@@ -33,8 +33,7 @@ def test_every_read_is_counted(batched):
     engine = plain_engine("llama")
     engine.runner.batched_sampling = batched
     with HostReads() as reads:
-        completions = list(engine.run(REQUESTS))
-    assert len(completions) == 6
+        assert len(list(engine.run(REQUESTS))) == 6
     assert engine.stats.syncs == len(reads.reads) > engine.stats.steps
 
 
@@ -55,8 +54,7 @@ def test_one_wait_a_step_or_one_a_row():
 @pytest.mark.usefixtures("few_programs")
 def test_one_wait_a_window(monkeypatch):
     """The tokens of all steps of a window are read at once."""
-    engine = device_engine("llama")
-    plans = []
+    engine, plans = device_engine("llama"), []
     launch = engine.runner.launch
     monkeypatch.setattr(engine.runner, "launch", lambda plan, masks: plans.append(plan) or launch(plan, masks))
     list(engine.run(GREEDY))
@@ -109,8 +107,7 @@ def test_threads_count_for_themselves():
 )
 def test_each_way_to_read(read, expected):
     before = host_waits.count()
-    assert read() == expected
-    assert host_waits.count() == before + 1
+    assert (read(), host_waits.count()) == (expected, before + 1)
 
 
 def test_nothing_is_read_past_the_counter():

@@ -75,8 +75,8 @@ def test_memory_decides_how_many_sequences_run(free, slots, gpu):
     """More at a time share the reading of the weights; with fewer than 1,024 tokens each, they would be preempted."""
     gpu(free=free * GIB, total=(free + 16) * GIB, taken=16 * GIB)
     found = plan()
-    assert found.max_num_seqs == slots
     tokens = found.groups[0].blocks * 64
+    assert found.max_num_seqs == slots
     assert slots == 256 or 1024 * slots <= tokens
     assert slots == 1024 or tokens < 1024 * (slots + 64)
 
@@ -84,9 +84,8 @@ def test_memory_decides_how_many_sequences_run(free, slots, gpu):
 def test_a_given_number_of_sequences_is_kept(gpu, host):
     gpu(free=400 * GIB)
     host(free=400 * GIB)
-    assert plan(RunConfig(max_num_seqs=7)).max_num_seqs == 7
-    assert plan(RunConfig(kv_cache_memory=300 * 16 * BLOCK)).max_num_seqs == 256
-    assert plan(RunConfig(kv_cache_memory=330 * 16 * BLOCK)).max_num_seqs == 320
+    limits = {"max_num_seqs": 7}, {"kv_cache_memory": 300 * 16 * BLOCK}, {"kv_cache_memory": 330 * 16 * BLOCK}
+    assert [plan(RunConfig(**limit)).max_num_seqs for limit in limits] == [7, 256, 320]
     assert plan(device=CPU).max_num_seqs == 256
 
 
@@ -224,11 +223,8 @@ def test_windows_take_what_all_seats_use_and_full_layers_the_rest(gpu):
     full, window = windowed(RunConfig(kv_cache_memory=40 * GIB, max_num_seqs=64)).groups
     # 1023 keys in front of a token lie in at most 17 blocks; one to spare for each, and a step's new blocks.
     assert window == (1024, WINDOW_LAYERS, 64 * 18 + 16384 // 64 + 2)
-    assert full == (
-        0,
-        FULL_LAYERS,
-        (40 * GIB - window.blocks * WINDOW_LAYERS * LAYER_BLOCK) // (FULL_LAYERS * LAYER_BLOCK),
-    )
+    rest = 40 * GIB - window.blocks * WINDOW_LAYERS * LAYER_BLOCK
+    assert full == (0, FULL_LAYERS, rest // (FULL_LAYERS * LAYER_BLOCK))
     assert full.blocks > 2 * plan(RunConfig(kv_cache_memory=40 * GIB)).groups[0].blocks
 
 

@@ -15,15 +15,16 @@ from tests.helpers.running import run, run_choices
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
+
+def grouped_engine(name, **options):
+    return device_engine(name, ("fused_sampler",), **options)
+
+
 BROKEN = 48
 ENGINES = [
     pytest.param(plain_engine, id="plain"),
     pytest.param(device_engine, id="device", marks=needs_interpreter),
-    pytest.param(
-        lambda name, **options: device_engine(name, ("fused_sampler",), **options),
-        id="grouped",
-        marks=needs_interpreter,
-    ),
+    pytest.param(grouped_engine, id="grouped", marks=needs_interpreter),
 ]
 
 
@@ -65,9 +66,8 @@ def test_only_the_sequence_itself_fails(make, name):
     found = run(make(name), requests(with_broken=True))
     failed = {number for number, completion in found.items() if completion.error is not None}
     assert (failed, {found[number].error.code for number in failed}) == ({0, 3}, {"non_finite_logits"})
-    assert {n: c.token_ids for n, c in found.items() if n not in failed} == {
-        n: c.token_ids for n, c in expected.items()
-    }
+    whole = {n: c.token_ids for n, c in found.items() if n not in failed}
+    assert whole == {n: c.token_ids for n, c in expected.items()}
     assert all(completion.error is None for completion in expected.values())
 
 
@@ -123,9 +123,8 @@ def test_what_no_token_saw_of_a_long_prompt_spreads_to_nobody(make, monkeypatch)
     prompt = (BROKEN, *(i % 40 for i in range(30)))
     done = run(engine, [Request(0, prompt, SamplingParams(max_tokens=2, ignore_eos=True))])
     assert done[0].error is None, "or the test shows nothing"
-    assert {n: (c.token_ids, c.error) for n, c in run(engine, short).items()} == {
-        n: (c.token_ids, None) for n, c in expected.items()
-    }
+    found = {n: (c.token_ids, c.error) for n, c in run(engine, short).items()}
+    assert found == {n: (c.token_ids, None) for n, c in expected.items()}
 
 
 def test_a_stop_string_before_counts():

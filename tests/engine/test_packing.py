@@ -74,10 +74,8 @@ def test_rows_of_the_rotary_tables(padded):
     specs = [long_rope.spec_for(make_sequence([1] * 9, id=i).spec, known) for i, known in enumerate((5, 4))]
     slots = Slots(3, 8)
     slots.slot_of, slots.specs = {0: 2, 1: 0}, {spec.id: spec for spec in specs}
-    if padded:
-        layout = Layout.padded(10, tile_rows=2, num_slots=3, restarts=long_rope)
-    else:
-        layout = Layout.exact(plan, tile_rows=2, restarts=long_rope)
+    exact = Layout.exact(plan, tile_rows=2, restarts=long_rope)
+    layout = Layout.padded(10, tile_rows=2, num_slots=3, restarts=long_rope) if padded else exact
     cells = pack(plan, slots, layout, tile_rows=2)
     assert len(cells) == layout.num_cells
     inputs = layout.inputs(torch.from_numpy(cells))

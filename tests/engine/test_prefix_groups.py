@@ -41,10 +41,8 @@ def test_rows_that_begin_alike():
     four, three = range(4), range(3)
     mixed = [four if row % 2 else () for row in range(32)]
     assert found(tables(*mixed), [600] * 32) == [(list(range(1, 32, 2)), 0, 512)]
-    assert found(tables(*mixed[:31]), [600] * 31) == []
-    assert found(tables(*[three] * 32), [600] * 32) == []
-    assert found(tables(*[four] * 32), [511] * 32) == []
-    assert found(tables(*[four] * 15), [600] * 15) == []
+    for prefixes, position in (mixed[:31], 600), ([three] * 32, 600), ([four] * 32, 511), ([four] * 15, 600):
+        assert found(tables(*prefixes), [position] * len(prefixes)) == []
 
 
 def test_only_whole_blocks_in_front_of_a_position():
@@ -59,10 +57,9 @@ def test_groups_inside_of_groups():
     """Examples behind a system prompt; two sets of them, and rows that have the system prompt alone."""
     system = list(range(5))
     one, other = [*system, *range(50, 54)], [*system, *range(60, 68)]
-    made = tables(*[one, other, system] * 16)
-    expected = [(list(range(48)), 0, 640), (list(range(1, 48, 3)), 640, 1664), (list(range(0, 48, 3)), 640, 1152)]
-    assert sorted(found(made, [4000] * 48)) == sorted(expected)
-    assert found(made, [4000] * 48)[0] == expected[0]
+    first, *others = found(tables(*[one, other, system] * 16), [4000] * 48)
+    assert first == (list(range(48)), 0, 640)
+    assert sorted(others) == [(list(range(0, 48, 3)), 640, 1152), (list(range(1, 48, 3)), 640, 1664)]
 
 
 def test_a_short_beginning_belongs_to_the_groups_inside():
@@ -73,9 +70,8 @@ def test_a_short_beginning_belongs_to_the_groups_inside():
 
 
 def items_of(groups, batch, wanted=8, limit=100):
-    return divide(
-        [Group(np.array(rows), first, end) for rows, first, end in groups], np.arange(batch), batch, wanted, limit
-    )
+    groups = [Group(np.array(rows), first, end) for rows, first, end in groups]
+    return divide(groups, np.arange(batch), batch, wanted, limit)
 
 
 def test_keys_are_divided_among_as_many_items_as_are_wanted():
@@ -109,12 +105,8 @@ def test_nothing_to_divide():
 
 
 def test_items_leave_a_part_of_a_gpu_to_the_decode_kernel():
-    assert [items_wanted(*heads, sizes=SIZES.measured) for heads in ((16, 8), (12, 12), (32, 8), (64, 1))] == [
-        12,
-        8,
-        6,
-        3,
-    ]
+    heads = (16, 8), (12, 12), (32, 8), (64, 1)
+    assert [items_wanted(*each, sizes=SIZES.measured) for each in heads] == [12, 8, 6, 3]
 
 
 class SharingDevice(ListDevice):
@@ -180,10 +172,8 @@ class SharingDevice(ListDevice):
 @pytest.fixture
 def small_groups(monkeypatch):
     """Two rows are a group, two keys worth it, three rows an item, and there is room for few items."""
-    monkeypatch.setattr(prefix_groups, "MIN_ROWS", 2)
-    monkeypatch.setattr(prefix_groups, "MIN_KEYS", 2)
-    monkeypatch.setattr(prefix_groups, "MEMBERS", 3)
-    monkeypatch.setattr(prefix_groups, "_UNIT", 3)
+    for name, value in {"MIN_ROWS": 2, "MIN_KEYS": 2, "MEMBERS": 3, "_UNIT": 3}.items():
+        monkeypatch.setattr(prefix_groups, name, value)
     monkeypatch.setattr(prefix_groups, "max_items", lambda batch: 2 + batch // 2)
     monkeypatch.setattr(prefix_groups, "items_wanted", lambda *_, **__: 6)
 
@@ -214,10 +204,8 @@ def test_every_key_is_read_once():
         prefixes = [(), system, [*system, 1, 2, 3], [*system, 1, 4, 4, 4], [*system, 1, 2, 3, 5, 5, 5]]
         for index in range(rng.randint(4, 50)):
             ids = (*rng.choice(prefixes), *(rng.randrange(20) for _ in range(rng.randint(1, 3))))
-            sampling = SamplingParams(
-                max_tokens=rng.randint(1, 10), ignore_eos=rng.random() < 0.5, n=rng.choice([1, 1, 3])
-            )
-            engine.add(Request(index, ids, sampling))
+            limit, ignores, n = rng.randint(1, 10), rng.random() < 0.5, rng.choice([1, 1, 3])
+            engine.add(Request(index, ids, SamplingParams(max_tokens=limit, ignore_eos=ignores, n=n)))
         while engine.has_unfinished:
             engine.step()
         shared += device.shared

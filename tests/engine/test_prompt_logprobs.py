@@ -7,11 +7,7 @@ from rosebatch.core.sampling_params import SamplingParams
 from tests.engine.family_models import FAMILIES
 from tests.engine.small_models import VOCAB, device_engine, plain_engine
 from tests.helpers.marks import needs_interpreter
-
-
-def run(engine, requests):
-    """Completions by id."""
-    return {completion.request.id: completion for completion in engine.run(requests)}
+from tests.helpers.running import run
 
 
 @needs_interpreter
