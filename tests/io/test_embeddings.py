@@ -16,11 +16,11 @@ from rosebatch.io.parquet import write_parquet
 from rosebatch.io.parse import Record, RowParser
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.results import PlainShape
-from rosebatch.io.rows import FailedRow, Row
+from rosebatch.io.rows import Row
 from rosebatch.io.table_values import BadValues, TextValues
 from rosebatch.io.tasks.embed import Embed
 from rosebatch.io.tasks.generate import GENERATE
-from tests.helpers.results import make_result
+from tests.helpers.results import assert_failed, make_result
 
 
 def parse(values, **options):
@@ -28,22 +28,14 @@ def parse(values, **options):
 
 
 def answer_of(vector, **metadata):
-    return make_result(
-        index=3,
-        metadata=metadata,
-        choices=[],
-        prompt_tokens=5,
-        completion_tokens=0,
-        cached_tokens=0,
-        pooled=[array("f", vector)],
-    )
+    counts = {"prompt_tokens": 5, "completion_tokens": 0, "cached_tokens": 0}
+    return make_result(index=3, metadata=metadata, pooled=[array("f", vector)], **counts)
 
 
 def test_a_row():
     """What an embedding has no use for is the user's own, and stays beside the vector."""
-    row = parse(
-        {"prompt": "a", "id": "x", "dimensions": 7, "temperature": "hot", "text": "t", "truncate_prompt_tokens": 3}
-    )
+    values = {"prompt": "a", "id": "x", "dimensions": 7, "temperature": "hot", "text": "t"}
+    row = parse({**values, "truncate_prompt_tokens": 3})
     assert isinstance(row, Row)
     assert (row.prompt, row.id, row.pooling) == ("a", "x", PoolingParams(dimensions=7))
     assert row.options.truncate_prompt_tokens == 3
@@ -112,10 +104,7 @@ def test_a_chat_is_closed():
 )
 def test_refused(values, code, message):
     """A row that cannot be embedded says which field is to blame."""
-    row = parse(values)
-    assert isinstance(row, FailedRow)
-    assert row.error.code == code
-    assert message in row.error.message
+    assert_failed(parse(values), code, message)
 
 
 def test_flags_are_for_what_a_row_leaves_open():

@@ -19,14 +19,8 @@ from tests.helpers.forks import FORKS
 
 ROWS = 24
 # The functions of ``os`` behind each call. pathlib uses them too.
-CALLS = {
-    "write": ["write"],
-    "fsync": ["fsync"],
-    "rename": ["rename", "replace"],
-    "unlink": ["unlink", "rmdir"],
-    "mkdir": ["mkdir"],
-    "ftruncate": ["ftruncate"],
-}
+CALLS = {name: [name] for name in ("write", "fsync", "mkdir", "ftruncate")}
+CALLS |= {"rename": ["rename", "replace"], "unlink": ["unlink", "rmdir"]}
 
 
 class Faults:
@@ -39,10 +33,7 @@ class Faults:
     """
 
     def __init__(self, kind, number, error):
-        self.kind = kind
-        self.number = number
-        self.error = error
-        self.count = 0
+        self.kind, self.number, self.error, self.count = kind, number, error, 0
 
     def install(self, patch):
         """Put the fault into the functions of ``os`` and into files that ``Path.open`` opens for writing."""

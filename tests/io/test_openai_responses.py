@@ -14,20 +14,17 @@ from rosebatch.io.openai.responses_request import IGNORED as OWN_IGNORED
 from rosebatch.io.openai.responses_request import REFUSED as OWN_REFUSED
 from rosebatch.io.openai.responses_request import as_chat
 from rosebatch.io.results import Choice, ScoredToken
-from rosebatch.io.rows import FailedRow
 from rosebatch.io.tools import ToolCall
-from tests.helpers.results import make_result
+from tests.helpers.results import assert_failed, make_result
 
 URL = "/v1/responses"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "openai_batch.md"
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 TOOL = {"type": "function", "name": "look", "description": "Looks.", "parameters": SCHEMA, "strict": True}
-SERVED = frozenset(
-    {
-        *("include", "input", "instructions", "max_output_tokens", "model", "parallel_tool_calls", "reasoning"),
-        *("temperature", "text", "tool_choice", "tools", "top_logprobs", "top_p"),
-    }
-)
+SERVED = {
+    *("include", "input", "instructions", "max_output_tokens", "model", "parallel_tool_calls", "reasoning"),
+    *("temperature", "text", "tool_choice", "tools", "top_logprobs", "top_p"),
+}
 
 
 def line(**body):
@@ -182,10 +179,7 @@ def test_logprobs():
 )
 def test_refused(body, code, message):
     """In one line, with the name of what is meant."""
-    row = line(**body)
-    assert isinstance(row, FailedRow)
-    assert row.error.code == code
-    assert message in row.error.message
+    assert_failed(line(**body), code, message)
 
 
 @pytest.mark.parametrize("name", OWN_REFUSED)

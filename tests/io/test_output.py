@@ -30,6 +30,34 @@ def add(output, *indices):
         output.add(index, {"index": index}, failed=False)
 
 
+def finish(output, *indices):
+    add(output, *indices)
+    output.finish()
+
+
+def fail_fsync(monkeypatch, name):
+    """The disk is full once a file of this name is brought to it."""
+    real = os.fsync
+
+    def full(descriptor):
+        if Path(f"/proc/self/fd/{descriptor}").resolve().name == name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+
+
+def fail_rename(patch, name, error):
+    rename = Path.rename
+
+    def fails(path, to):
+        if path.name == name:
+            raise error
+        return rename(path, to)
+
+    patch.setattr(Path, "rename", fails)
+
+
 def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
@@ -59,16 +87,8 @@ def test_jsonl_of_values_that_only_parquet_has(write_jsonl_rows):
         "map": [("a", 1)],
         "nan": float("nan"),
     }
-    assert write_jsonl_rows([carried]) == [
-        {
-            "day": "2024-02-29",
-            "when": "2024-02-29T12:00:00Z",
-            "price": "1.50",
-            "raw": "/wA=",
-            "map": [["a", 1]],
-            "nan": None,
-        }
-    ]
+    written = {"day": "2024-02-29", "when": "2024-02-29T12:00:00Z", "price": "1.50", "raw": "/wA="}
+    assert write_jsonl_rows([carried]) == [{**written, "map": [["a", 1]], "nan": None}]
 
 
 def test_a_file_appears_whole_under_its_name(tmp_path, open_jsonl):
@@ -123,8 +143,7 @@ def test_given_up_a_file_keeps_its_results(tmp_path, open_jsonl):
     output = open_jsonl("some.jsonl", resume=True)
     assert [index in output for index in range(4)] == [True, False, True, False]
     assert output.kept == f": 2 rows are saved in {tmp_path / 'some.jsonl.part'}; rerun with --resume to continue"
-    add(output, 1)
-    output.finish()
+    finish(output, 1)
     assert (tmp_path / "some.jsonl").read_text() == '{"index":0}\n{"index":1}\n{"index":2}\n'
 
 
@@ -140,21 +159,13 @@ def test_a_disk_that_is_full_at_the_end(tmp_path, open_jsonl, monkeypatch):
     """Without room for the finished file, the results stay in the part file and no half file is left."""
     output = open_jsonl()
     add(output, 0, 1)
-    real = os.fsync
-
-    def full(descriptor):
-        if Path(f"/proc/self/fd/{descriptor}").resolve().suffix == ".tmp":
-            raise OSError(errno.ENOSPC, "No space left on device")
-        real(descriptor)
-
-    monkeypatch.setattr(os, "fsync", full)
+    fail_fsync(monkeypatch, "out.jsonl.tmp")
     with pytest.raises(UserError, match=r"No space left on device: 2 rows are saved in .*; rerun with --resume"):
         output.finish()
     output.close()
     assert names(tmp_path) == ["out.jsonl.part"]
     monkeypatch.undo()
-    output = open_jsonl(resume=True)
-    output.finish()
+    open_jsonl(resume=True).finish()
     assert (tmp_path / "out.jsonl").read_text() == '{"index":0}\n{"index":1}\n'
 
 
@@ -178,26 +189,17 @@ def test_every_part_is_on_the_disk_before_the_folder_is_there(tmp_path, open_par
     sync, rename = os.fsync, Path.rename
     monkeypatch.setattr(os, "fsync", lambda fd: (calls.append(Path(f"/proc/self/fd/{fd}").resolve().name), sync(fd)))
     monkeypatch.setattr(Path, "rename", lambda path, to: (calls.append(f"{path.name} -> {to.name}"), rename(path, to)))
-    output = open_parts()
-    add(output, 0, 1, 2)
-    output.finish()
+    finish(open_parts(), 0, 1, 2)
     made = calls[calls.index("answers.part") + 1 : calls.index("answers.tmp -> answers")]
     assert (sorted(made[:-1]), made[-1]) == (["part-00000.parquet", "part-00001.parquet"], "answers.tmp")
 
 
 def test_a_folder_on_a_disk_that_is_full(tmp_path, open_parts, monkeypatch):
     """The old folder stays, and no half folder is left."""
-    output = open_parts()
-    add(output, 0)
-    output.finish()
+    finish(open_parts(), 0)
     output = open_parts()
     add(output, 0, 1, 2)
-
-    def full(descriptor):
-        if Path(f"/proc/self/fd/{descriptor}").resolve().name == "part-00001.parquet":
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
+    fail_fsync(monkeypatch, "part-00001.parquet")
     with pytest.raises(UserError, match=r"No space left on device: 3 rows are saved in .*answers.part; rerun"):
         output.finish()
     output.close()
@@ -214,9 +216,7 @@ class KilledError(BaseException):
 @pytest.mark.parametrize("last", ["answers", "answers.tmp", "answers.old"])
 def test_a_run_that_dies_while_it_replaces_a_folder(tmp_path, open_parts, monkeypatch, last):
     """Killed at any rename or deletion, old or new rows are there, and --resume cleans up."""
-    output = open_parts()
-    add(output, 0)
-    output.finish()
+    finish(open_parts(), 0)
     output = open_parts()
     add(output, 0, 1, 2)
     output.flush()
@@ -224,14 +224,7 @@ def test_a_run_that_dies_while_it_replaces_a_folder(tmp_path, open_parts, monkey
         # A killed process removes nothing.
         patch.setattr("rosebatch.io.placement._remove", lambda path: None)
         if last != "answers.old":
-            rename = Path.rename
-
-            def dies(path, to):
-                if path.name == last:
-                    raise KilledError
-                return rename(path, to)
-
-            patch.setattr(Path, "rename", dies)
+            fail_rename(patch, last, KilledError())
         with pytest.raises(KilledError) if last != "answers.old" else contextlib.nullcontext():
             patch.setattr(output._part, "remove", lambda: None)
             output.finish()
@@ -242,8 +235,7 @@ def test_a_run_that_dies_while_it_replaces_a_folder(tmp_path, open_parts, monkey
         "answers.tmp": {"answers.old": [0], "answers.tmp": [0, 1, 2]},
         "answers.old": {"answers": [0, 1, 2], "answers.old": [0]},
     }[last]
-    output = open_parts(resume=True)
-    output.finish()
+    open_parts(resume=True).finish()
     assert (names(tmp_path), indices(tmp_path / "answers")) == (["answers"], [0, 1, 2])
 
 
@@ -260,21 +252,12 @@ def test_what_is_put_into_a_folder_during_the_run(tmp_path, open_parts):
 
 def test_a_folder_that_cannot_take_its_place(tmp_path, open_parts, monkeypatch):
     """Between the two renames nothing stood under the name, and an error left it so."""
-    output = open_parts()
-    add(output, 0)
-    output.finish()
+    finish(open_parts(), 0)
     (tmp_path / "answers").chmod(0o700)
-    rename = Path.rename
-
-    def fails(path, to):
-        if path.name == "answers.tmp":
-            raise OSError(errno.EIO, "Input/output error")
-        return rename(path, to)
-
     output = open_parts()
     add(output, 0, 1, 2)
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "rename", fails)
+        fail_rename(patch, "answers.tmp", OSError(errno.EIO, "Input/output error"))
         with pytest.raises(UserError, match="Input/output error: 3 rows are saved"):
             output.finish()
     output.close()
@@ -331,11 +314,10 @@ def test_names_that_are_not_utf8(tmp_path, name):
     path = tmp_path / os.fsdecode(name.rstrip(b"/"))
     part = PartFile.create(Path(f"{path}.part"), lambda: {"made by": "a test"})
     if name.endswith(b"/"):
-        output = FileOutput(part, Placement(path, partial(write_parquet_parts, rows_per_file=2), place=replace_folder))
+        placement = Placement(path, partial(write_parquet_parts, rows_per_file=2), place=replace_folder)
     else:
-        output = FileOutput(part, Placement(path, write_parquet if name.endswith(b"parquet") else write_jsonl))
-    add(output, 0)
-    output.finish()
+        placement = Placement(path, write_parquet if name.endswith(b"parquet") else write_jsonl)
+    finish(FileOutput(part, placement), 0)
     assert path.exists()
 
 
