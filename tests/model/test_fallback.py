@@ -169,6 +169,13 @@ def test_layers_that_mix_tokens_are_refused():
         require_tokenwise(decoder, 211)
 
 
+def fused(decoder):
+    fusion = Fusion(decoder, OPS, 256)
+    with torch.no_grad():
+        fusion.run()
+    return fusion
+
+
 def hidden(decoder):
     ids = torch.arange(9) * 5
     with torch.no_grad():
@@ -180,9 +187,7 @@ def test_layers_are_fused(model_type, norms, mlps, layers):
     """Without it the fallback would launch three times as many kernels as rosebatch's own models."""
     decoder = decoder_of(model_type)
     before = hidden(decoder)
-    fusion = Fusion(decoder, OPS, 256)
-    with torch.no_grad():
-        fusion.run()
+    fusion = fused(decoder)
     assert (len(fusion.norms), len(fusion.mlps), len(fusion.attention)) == (norms, mlps, 4)
     assert sum("forward" in vars(layer) for layer in decoder.network.model.layers) == layers
     assert all(spec.rotary is not None and spec.qk_norm is not None for spec in decoder.layers.specs)
@@ -199,8 +204,7 @@ def test_a_layer_of_another_kind_between_fused_ones():
             torch.nn.init.normal_(parameter, 1.0, 0.5)
     decoder.network.model.layers[1].extra = torch.nn.Identity()
     before = hidden(decoder)
-    with torch.no_grad():
-        Fusion(decoder, OPS, 256).run()
+    fused(decoder)
     assert ["forward" in vars(layer) for layer in decoder.network.model.layers] == [True, False, True, True]
     torch.testing.assert_close(hidden(decoder), before, rtol=1e-4, atol=1e-4)
 
@@ -209,10 +213,7 @@ def test_a_part_that_only_looks_alike_stays():
     """Names are hints: an MLP of this shape with another activation is not ours to replace."""
     decoder = decoder_of("llama")
     decoder.network.model.layers[0].mlp.act_fn = torch.nn.Tanh()
-    fusion = Fusion(decoder, OPS, 256)
-    with torch.no_grad():
-        fusion.run()
-    assert len(fusion.mlps) == 3
+    assert len(fused(decoder).mlps) == 3
 
 
 @pytest.mark.parametrize(("act", "kind"), [("gelu", "gelu_erf_mul"), ("gelu_pytorch_tanh", "gelu_tanh_mul")])
@@ -221,18 +222,13 @@ def test_the_form_of_gelu_is_the_models_own(act, kind):
     decoder = decoder_of("llama", hidden_act=act)
     for layer in decoder.network.model.layers:
         layer.mlp.gate_proj.weight.mul_(0.1)
-    fusion = Fusion(decoder, OPS, 256)
-    with torch.no_grad():
-        fusion.run()
-    assert {mlp.kind for mlp in fusion.mlps.values()} == {kind}
+    assert {mlp.kind for mlp in fused(decoder).mlps.values()} == {kind}
 
 
 def test_attention_that_treats_late_positions_otherwise_stays():
     """Ministral scales queries past a length: agreement on the first positions proves nothing."""
     rope = {**tiny_config("ministral3").rope_parameters, "original_max_position_embeddings": 64}
-    fusion = Fusion(decoder_of("ministral3", rope_parameters=rope), OPS, 256)
-    with torch.no_grad():
-        fusion.run()
+    fusion = fused(decoder_of("ministral3", rope_parameters=rope))
     assert (len(fusion.attention), len(fusion.mlps)) == (0, 4)
 
 

@@ -91,10 +91,8 @@ def test_who_says_whether_embeddings_are_tied(name, text):
 @pytest.mark.parametrize("name", ["Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"])
 def test_gemma_3_of_transformers_4(name):
     """Its folders leave out sizes, and write positions and windows by other names than those of transformers 5."""
-    text = {
-        "hidden_size": 2560,
-        "intermediate_size": 10240,
-        "num_hidden_layers": 12,
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 12}
+    text |= {
         "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
         "sliding_window": 1024,
         "sliding_window_pattern": 3,
@@ -216,21 +214,10 @@ ROPES = (
     {"type": "yarn", "factor": 2.0, "mscale": 1.0, "mscale_all_dim": 0.5, "beta_fast": 32, "beta_slow": 1},
     {"rope_type": "longrope", **FACTORS, "factor": 4.0, "attention_factor": 1.1},
 )
-OPTIONS = {
-    "rope_theta": 1e4,
-    "rope_local_base_freq": 1e4,
-    "partial_rotary_factor": 0.5,
-    "sliding_window": 7,
-    "sliding_window_pattern": 2,
-    "use_sliding_window": True,
-    "layer_types": ["full_attention"] * 8,
-    "no_rope_layers": [1] * 8,
-    "no_rope_layer_interval": 2,
-    "embedding_multiplier": 2.0,
-    "attention_multiplier": 2.0,
-    "logits_scaling": 2.0,
-    "text_config": SIZES,
-}
+OPTIONS = {"rope_theta": 1e4, "rope_local_base_freq": 1e4, "partial_rotary_factor": 0.5, "text_config": SIZES}
+OPTIONS |= {"sliding_window": 7, "sliding_window_pattern": 2, "use_sliding_window": True}
+OPTIONS |= {"layer_types": ["full_attention"] * 8, "no_rope_layers": [1] * 8, "no_rope_layer_interval": 2}
+OPTIONS |= {"embedding_multiplier": 2.0, "attention_multiplier": 2.0, "logits_scaling": 2.0}
 
 
 @pytest.mark.parametrize("name", [n for n in ARCHITECTURES if n not in ("GPT2LMHeadModel", "HP1ForCausalLM")])

@@ -25,44 +25,32 @@ def test_a_folder_without_the_file(tmp_path):
     assert sampling_defaults(tmp_path) == {}
 
 
+# Of which only sampling is ours.
+QWEN3 = {"bos_token_id": 151643, "eos_token_id": [151645, 151643], "pad_token_id": 151643, "do_sample": True}
+QWEN3 |= {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "transformers_version": "4.51.0"}
+
+
 @pytest.mark.parametrize(
     ("stored", "expected"),
     [
-        # Qwen3's, of which only sampling is ours.
-        (
-            {
-                "bos_token_id": 151643,
-                "do_sample": True,
-                "eos_token_id": [151645, 151643],
-                "pad_token_id": 151643,
-                "temperature": 0.6,
-                "top_k": 20,
-                "top_p": 0.95,
-                "transformers_version": "4.51.0",
-            },
-            {"temperature": 0.6, "top_k": 20, "top_p": 0.95},
+        pytest.param(QWEN3, {"temperature": 0.6, "top_k": 20, "top_p": 0.95}, id="qwen3"),
+        pytest.param({"eos_token_id": 2, "max_length": 4096, "typical_p": 0.9}, {}, id="nothing-known"),
+        pytest.param({"do_sample": True, "min_p": 0.1}, {"min_p": 0.1, "temperature": 1.0}, id="no-temperature"),
+        pytest.param({"do_sample": True}, {"temperature": 1.0}, id="sample-alone"),
+        pytest.param({"do_sample": False}, {"temperature": 0.0}, id="greedy"),
+        pytest.param(
+            {"do_sample": False, "temperature": 0.9, "top_p": 0.6},
+            {"temperature": 0.0, "top_p": 0.6},
+            id="greedy-and-fields",
         ),
-        ({"eos_token_id": 2, "max_length": 4096, "typical_p": 0.9}, {}),
-        ({"do_sample": True, "min_p": 0.1}, {"min_p": 0.1, "temperature": 1.0}),
-        ({"do_sample": True}, {"temperature": 1.0}),
-        ({"do_sample": False}, {"temperature": 0.0}),
-        ({"do_sample": False, "temperature": 0.9, "top_p": 0.6}, {"temperature": 0.0, "top_p": 0.6}),
-        ({"temperature": 0.9, "top_p": 0.6}, {"temperature": 0.9, "top_p": 0.6}),
-        ({"top_p": 0.8}, {"top_p": 0.8, "temperature": 1.0}),
-        ({"repetition_penalty": 1.05, "max_new_tokens": 2048}, {"repetition_penalty": 1.05, "max_tokens": 2048}),
-        ({"do_sample": None, "temperature": None, "top_k": None, "max_new_tokens": None}, {}),
-    ],
-    ids=[
-        "qwen3",
-        "nothing-known",
-        "no-temperature",
-        "sample-alone",
-        "greedy",
-        "greedy-and-fields",
-        "sample-left-out",
-        "filter-alone",
-        "other-fields",
-        "nulls",
+        pytest.param({"temperature": 0.9, "top_p": 0.6}, {"temperature": 0.9, "top_p": 0.6}, id="sample-left-out"),
+        pytest.param({"top_p": 0.8}, {"top_p": 0.8, "temperature": 1.0}, id="filter-alone"),
+        pytest.param(
+            {"repetition_penalty": 1.05, "max_new_tokens": 2048},
+            {"repetition_penalty": 1.05, "max_tokens": 2048},
+            id="other-fields",
+        ),
+        pytest.param({"do_sample": None, "temperature": None, "top_k": None, "max_new_tokens": None}, {}, id="nulls"),
     ],
 )
 def test_what_the_fields_mean(read, stored, expected):

@@ -48,6 +48,12 @@ HP1 = {
 LLAMA3_ROPE = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 4096}
 
 
+# Of LLAMA and HP1, as rosebatch calls them.
+SHAPE = {"vocab_size": 49152, "hidden_size": 576, "num_layers": 3, "num_heads": 9, "num_kv_heads": 3}
+SHAPE |= {"intermediate_size": 1536, "max_model_len": 8192, "tie_word_embeddings": True}
+SHAPE |= {"eos_token_ids": (2,), "dtype": "bfloat16"}
+
+
 def of(architecture, **changes):
     """A Llama config under another architecture's name, with changes; None removes a key."""
     values = {**LLAMA, "architectures": [architecture], "model_type": None, **changes}
@@ -91,9 +97,8 @@ def test_gpt2_is_complete_without_what_has_a_default():
 
 def test_gpt2_options():
     """Rarely used options must not be ignored."""
-    config = parse(
-        {**GPT2, "n_inner": 100, "activation_function": "relu", "tie_word_embeddings": False, "n_positions": 77}
-    )
+    options = {"n_inner": 100, "activation_function": "relu", "tie_word_embeddings": False, "n_positions": 77}
+    config = parse({**GPT2, **options})
     assert (config.intermediate_size, config.activation) == (100, "relu")
     assert (config.tie_word_embeddings, config.max_model_len) == (False, 77)
 
@@ -116,21 +121,7 @@ def test_gpt2_attention_scales(options, scales):
 def test_llama():
     """Every field of a Llama config arrives."""
     assert parse(LLAMA) == ModelConfig(
-        family="llama",
-        vocab_size=49152,
-        hidden_size=576,
-        num_layers=3,
-        num_heads=9,
-        num_kv_heads=3,
-        head_dim=64,
-        intermediate_size=1536,
-        max_model_len=8192,
-        norm_eps=1e-5,
-        activation="silu",
-        tie_word_embeddings=True,
-        rope=RopeConfig(theta=10000.0),
-        eos_token_ids=(2,),
-        dtype="bfloat16",
+        family="llama", head_dim=64, norm_eps=1e-5, activation="silu", rope=RopeConfig(theta=10000.0), **SHAPE
     )
 
 
@@ -156,20 +147,11 @@ def test_hp1():
     config = parse({**HP1, "rope_theta": 500.0, "fir_k": 5, "relu_pre": False, "clip_min": -1, "clip_max": 2.5})
     assert config == ModelConfig(
         family="hp1",
-        vocab_size=49152,
-        hidden_size=576,
-        num_layers=3,
-        num_heads=9,
-        num_kv_heads=3,
         head_dim=128,
-        intermediate_size=1536,
-        max_model_len=8192,
         activation="relu",
-        tie_word_embeddings=True,
         rope=RopeConfig(theta=500.0),
         hp1=HP1Config(fir_k=5, relu_pre=False, clip_min=-1.0, clip_max=2.5),
-        eos_token_ids=(2,),
-        dtype="bfloat16",
+        **SHAPE,
     )
 
 
@@ -197,10 +179,9 @@ def test_mistral_window():
 
 def test_mistral_defaults():
     """A missing number of KV heads is 8, and null means one for each head, as in transformers."""
-    config = parse(of("MistralForCausalLM", num_key_value_heads=None, num_attention_heads=16, head_dim=36))
-    assert config.num_kv_heads == 8
-    config = parse({**of("MistralForCausalLM"), "num_key_value_heads": None})
-    assert config.num_kv_heads == 9
+    values = of("MistralForCausalLM", num_key_value_heads=None, num_attention_heads=16, head_dim=36)
+    assert parse(values).num_kv_heads == 8
+    assert parse({**of("MistralForCausalLM"), "num_key_value_heads": None}).num_kv_heads == 9
 
 
 def test_qwen2():

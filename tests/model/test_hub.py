@@ -44,8 +44,7 @@ def failed(model=MODEL, **options):
     with pytest.raises(UserError) as caught:
         find_snapshot(model, **options)
     message = str(caught.value)
-    assert "\n" not in message
-    assert message.startswith(f"{model}: ")
+    assert "\n" not in message and message.startswith(f"{model}: ")
     assert "hf download org/name" in message
     return message
 
@@ -69,21 +68,8 @@ def test_ids(hub, text, name, revision):
 @pytest.mark.parametrize(
     "text",
     [
-        "/org/name",
-        "./org/name",
-        "../org/name",
-        "~/name",
-        "org/name/",
-        "org/name/model",
-        "org/model.gguf",
-        "org/shapes.toml",
-        "org/model.SAFETENSORS",
-        "org/na me",
-        "org/name@",
-        "s3://org/name",
-        ".",
-        "",
-        "gpt2",
+        *("/org/name", "./org/name", "../org/name", "~/name", "org/name/", "org/name/model", "org/model.gguf"),
+        *("org/shapes.toml", "org/model.SAFETENSORS", "org/na me", "org/name@", "s3://org/name", ".", "", "gpt2"),
         "model.gguf",
     ],
 )
@@ -115,8 +101,7 @@ def test_a_bare_name_is_an_id_if_it_is_cached(add):
 def test_a_cached_model_needs_no_network(add, download):
     """No call to the library either: a job on a cluster would wait for a timeout at every start."""
     snapshot = add(WHOLE)
-    assert find_snapshot(MODEL) == snapshot
-    assert download.calls == []
+    assert (find_snapshot(MODEL), download.calls) == (snapshot, [])
 
 
 def test_revisions(add, download):
@@ -138,24 +123,16 @@ def test_a_revision_that_is_not_cached(add, download):
 @pytest.mark.parametrize(
     "files",
     [
-        {},
-        SMALL,
-        {**SMALL, "model.safetensors.index.json": INDEX, "model-00001-of-00002.safetensors": ""},
-        {**SMALL, "model-00001-of-00002.safetensors": ""},
-        {**SMALL, "model.safetensors.index.json": "{"},
-        {**SMALL, "pytorch_model.bin": ""},
-        {"model.safetensors": ""},
-        {"config.json": "{}", "model.safetensors": ""},
-    ],
-    ids=[
-        "empty",
-        "no-weights",
-        "missing-shard",
-        "missing-shard-and-index",
-        "broken-index",
-        "other-weights",
-        "no-config",
-        "no-tokenizer",
+        pytest.param({}, id="empty"),
+        pytest.param(SMALL, id="no-weights"),
+        pytest.param(
+            {**SMALL, "model.safetensors.index.json": INDEX, "model-00001-of-00002.safetensors": ""}, id="missing-shard"
+        ),
+        pytest.param({**SMALL, "model-00001-of-00002.safetensors": ""}, id="missing-shard-and-index"),
+        pytest.param({**SMALL, "model.safetensors.index.json": "{"}, id="broken-index"),
+        pytest.param({**SMALL, "pytorch_model.bin": ""}, id="other-weights"),
+        pytest.param({"model.safetensors": ""}, id="no-config"),
+        pytest.param({"config.json": "{}", "model.safetensors": ""}, id="no-tokenizer"),
     ],
 )
 def test_an_incomplete_snapshot_is_downloaded(add, download, files):
@@ -187,8 +164,7 @@ def test_a_link_to_a_blob_that_was_deleted(add, download, missing):
 def test_complete_snapshots(add, download, files):
     """Each must do without a network."""
     snapshot = add(files)
-    assert find_snapshot(MODEL) == snapshot
-    assert download.calls == []
+    assert (find_snapshot(MODEL), download.calls) == (snapshot, [])
 
 
 def test_random_weights_need_no_weights(add, download):
@@ -208,16 +184,14 @@ def test_offline(add, download, monkeypatch):
     """A cached model is used, even one without a tokenizer: token ids can still be worked on."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     snapshot = add({"config.json": "{}", "model.safetensors": ""})
-    assert find_snapshot(MODEL) == snapshot
-    assert download.calls == []
+    assert (find_snapshot(MODEL), download.calls) == (snapshot, [])
 
 
 def test_offline_and_not_cached(hub, download, monkeypatch):
     """With the way out, for this revision."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     message = failed(HubModel("org/name", "v1"))
-    assert "is not in the Hugging Face cache" in message
-    assert "HF_HUB_OFFLINE" in message
+    assert "is not in the Hugging Face cache" in message and "HF_HUB_OFFLINE" in message
     assert message.endswith("hf download org/name --revision v1")
     assert download.calls == []
 
@@ -270,30 +244,14 @@ def test_what_is_downloaded(hub, download, kept):
     ((name, options),) = download.calls
     assert (name, options["revision"]) == ("org/name", None)
     wanted = [
-        "config.json",
-        "generation_config.json",
-        "model-00001-of-00002.safetensors",
-        "model.safetensors.index.json",
-        "tokenizer.json",
-        "tokenizer.model",
-        "tokenizer_config.json",
-        "merges.txt",
-        "vocab.json",
+        *("config.json", "generation_config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json"),
+        *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "merges.txt", "vocab.json"),
         "chat_template.jinja",
     ]
     unwanted = [
-        "original/consolidated.00.pth",
-        "original/params.json",
-        "original/tokenizer.model",
-        "consolidated.safetensors",
-        "onnx/model.onnx",
-        "onnx/config.json",
-        "unet/diffusion.safetensors",
-        "pytorch_model.bin",
-        "model-q4.gguf",
-        "model.pt",
-        "README.md",
-        "tf_model.h5",
+        *("original/consolidated.00.pth", "original/params.json", "original/tokenizer.model"),
+        *("consolidated.safetensors", "onnx/model.onnx", "onnx/config.json", "unet/diffusion.safetensors"),
+        *("pytorch_model.bin", "model-q4.gguf", "model.pt", "README.md", "tf_model.h5"),
     ]
     assert kept(wanted + unwanted, options) == wanted
 
@@ -354,8 +312,7 @@ def test_a_full_disk(hub, download):
 def test_no_network(hub):
     """The library itself, up to the socket."""
     message = failed()
-    assert "cannot be reached" in message
-    assert "the network is down" in message
+    assert "cannot be reached" in message and "the network is down" in message
 
 
 def test_no_network_and_an_incomplete_snapshot(add):
@@ -382,8 +339,7 @@ def test_a_repository_without_weights_that_can_be_read(hub, download, files):
     """Of GGUF files or of pickled weights, say."""
     download.files = files
     message = failed()
-    assert "lacks config.json or .safetensors weights" in message
-    assert "GGUF" in message
+    assert "lacks config.json or .safetensors weights" in message and "GGUF" in message
 
 
 # Names

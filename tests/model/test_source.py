@@ -26,20 +26,21 @@ def find(model, load_format="auto", **options):
     return find_model(RunConfig(model=str(model), load_format=load_format, dtype="float32", **options), CPU)
 
 
+def saved(folder, name):
+    random_model(name).save_pretrained(folder / f"small-{name}")
+    return folder / f"small-{name}"
+
+
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory):
     """A model folder."""
-    folder = tmp_path_factory.mktemp("models") / "small-llama"
-    random_model("llama").save_pretrained(folder)
-    return folder
+    return saved(tmp_path_factory.mktemp("models"), "llama")
 
 
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory):
     """A model folder with learned positions."""
-    folder = tmp_path_factory.mktemp("models") / "small-gpt2"
-    random_model("gpt2").save_pretrained(folder)
-    return folder
+    return saved(tmp_path_factory.mktemp("models"), "gpt2")
 
 
 @pytest.fixture
@@ -78,10 +79,9 @@ def test_two_revisions(cached):
 
 def test_a_revision_of_a_path(llama):
     """A folder has one state only."""
-    with pytest.raises(FlagError, match="--revision v1 needs a Hugging Face id"):
-        find(llama, revision="v1")
-    with pytest.raises(FlagError, match="--revision v1 needs a Hugging Face id"):
-        find(TOML, "dummy", revision="v1")
+    for model, load_format in (llama, "auto"), (TOML, "dummy"):
+        with pytest.raises(FlagError, match="--revision v1 needs a Hugging Face id"):
+            find(model, load_format, revision="v1")
 
 
 def test_random_weights_of_a_hub_id(add, llama):
@@ -94,10 +94,8 @@ def test_random_weights_of_a_hub_id(add, llama):
 def test_names(llama, cached, write_gguf, monkeypatch):
     """Folders and files by their own name, snapshots by their id."""
     gguf = write_gguf("llama", random_model("llama"), file="small.Q8_0.gguf")
-    assert find(llama).name == "small-llama"
-    assert find(f"{llama}/").name == "small-llama"
-    assert find(cached).name == "org/llama"
-    assert find(gguf).name == "small.Q8_0"
+    names = [find(model).name for model in (llama, f"{llama}/", cached, gguf)]
+    assert names == ["small-llama", "small-llama", "org/llama", "small.Q8_0"]
     assert find(TOML, "dummy").name == "tiny-llama"
     monkeypatch.chdir(llama)
     assert find(".").name == "small-llama"
@@ -105,9 +103,8 @@ def test_names(llama, cached, write_gguf, monkeypatch):
 
 def test_a_name_of_ones_own(llama, cached):
     """What results and reports say, whatever the model is called."""
-    assert find(llama, served_model_name="mine").name == "mine"
-    assert find("org/llama", served_model_name="mine").name == "mine"
-    assert find(TOML, "dummy", served_model_name="mine").name == "mine"
+    for model, load_format in (llama, "auto"), ("org/llama", "auto"), (TOML, "dummy"):
+        assert find(model, load_format, served_model_name="mine").name == "mine"
 
 
 def test_the_home_folder(llama, monkeypatch):

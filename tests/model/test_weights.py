@@ -77,11 +77,8 @@ def test_weights_come_in_the_dtype_of_the_run(tmp_path, dtype):
 
 def test_a_bare_transformer_has_no_first_part(tmp_path):
     """GPT2Model's own checkpoints say wte.weight; a full name still comes first."""
-    bare = {
-        "wte.weight": torch.randn(5, 3),
-        "transformer.wpe.weight": torch.randn(7, 3),
-        "wpe.weight": torch.ones(7, 3),
-    }
+    bare = {"wte.weight": torch.randn(5, 3), "transformer.wpe.weight": torch.randn(7, 3)}
+    bare["wpe.weight"] = torch.ones(7, 3)
     save_file(bare, tmp_path / "model.safetensors")
     weights = source(tmp_path)
     assert torch.equal(weights.get("transformer.wte.weight", (5, 3)), bare["wte.weight"])
@@ -116,9 +113,8 @@ def test_missing_shard_without_an_index(tmp_path, missing):
 def test_more_positions_than_the_run_has(tmp_path):
     """A lower --max-model-len takes the first rows of a table of learned positions, and of no other tensor."""
     table = torch.randn(7, 3)
-    save_file(
-        {"transformer.wpe.weight": table, "transformer.wte.weight": table.clone()}, tmp_path / "model.safetensors"
-    )
+    tables = {"transformer.wpe.weight": table, "transformer.wte.weight": table.clone()}
+    save_file(tables, tmp_path / "model.safetensors")
     weights = source(tmp_path)
     assert torch.equal(weights.get("transformer.wpe.weight", (5, 3)), table[:5])
     for name, shape in (("wpe", (8, 3)), ("wpe", (5, 2)), ("wpe", (5,)), ("wte", (5, 3))):
