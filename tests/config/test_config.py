@@ -16,26 +16,10 @@ from rosebatch.model.registry import check_config
 from rosebatch.ops.ops import ACTIVATIONS, GATES
 
 MODELS = sorted((Path(__file__).resolve().parents[2] / "configs" / "models").glob("*.toml"))
-SHAPE = {
-    "family": "llama",
-    "vocab_size": 100,
-    "hidden_size": 16,
-    "num_layers": 2,
-    "num_heads": 4,
-    "num_kv_heads": 2,
-    "head_dim": 4,
-    "intermediate_size": 32,
-    "max_model_len": 64,
-    "norm_eps": 1e-5,
-    "activation": "silu",
-}
-HP1_SHAPE = {
-    **{key: value for key, value in SHAPE.items() if key != "norm_eps"},
-    "family": "hp1",
-    "activation": "relu",
-    "rope": RopeConfig(),
-    "hp1": HP1Config(),
-}
+SIZES = {"vocab_size": 100, "hidden_size": 16, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 4}
+SIZES |= {"intermediate_size": 32, "max_model_len": 64}
+SHAPE = {**SIZES, "family": "llama", "norm_eps": 1e-5, "activation": "silu"}
+HP1_SHAPE = {**SIZES, "family": "hp1", "activation": "relu", "rope": RopeConfig(), "hp1": HP1Config()}
 DELTA = DeltaConfig(layers=(True, False), key_heads=2, value_heads=4, key_dim=8, value_dim=8)
 EXPERTS = ExpertsConfig(layers=(True, True), num_experts=4, experts_per_token=2, expert_size=8)
 DELTA_SHAPE = {**SHAPE, "family": "qwen3_5", "delta": DELTA}
@@ -48,15 +32,11 @@ def test_models_that_ship(path):
     assert (config.rope is None) == (config.family == "gpt2")
     assert config.activation in {"gpt2": ACTIVATIONS, "hp1": ("relu",)}.get(config.family, GATES)
     assert all(0 <= token < config.vocab_size for token in config.eos_token_ids)
-    assert len(config.sliding_windows) in (0, config.num_layers)
-    assert len(config.attention_scales) in (0, config.num_layers)
+    assert {len(config.sliding_windows), len(config.attention_scales)} <= {0, config.num_layers}
     assert config.head_dim % 2 == 0
     if config.family == "gpt2":
-        assert config.num_heads * config.head_dim == config.hidden_size
-        assert config.num_kv_heads == config.num_heads
-        assert config.qkv_bias
-        assert config.out_bias
-        assert config.mlp_bias
+        assert (config.num_heads * config.head_dim, config.num_kv_heads) == (config.hidden_size, config.num_heads)
+        assert config.qkv_bias and config.out_bias and config.mlp_bias
 
 
 def test_models_ship():

@@ -11,10 +11,7 @@ from rosebatch.core.errors import FlagError, InterruptionError, UserError, print
         ("s3://key:p@ss@bucket/a.jsonl: no", "s3://bucket/a.jsonl: no"),
         ("https://host/a.jsonl?Signature=a%2Fb/c+d=&Expires=1: no", "https://host/a.jsonl?…: no"),
         ("(403, url='https://u:p@host/a?sig=x')", "(403, url='https://host/a?…')"),
-        (
-            "the input https://h/a?s=1 and the output https://h/b?s=2.",
-            "the input https://h/a?… and the output https://h/b?….",
-        ),
+        ("from https://h/a?s=1 and to https://h/b?s=2.", "from https://h/a?… and to https://h/b?…."),
         ("data/what?.jsonl: no such file", "data/what?.jsonl: no such file"),
         ("two  spaces", "two  spaces"),
         ("one\n  two\r\nthree\n", "one two three"),
@@ -32,10 +29,8 @@ def test_what_is_printed(text, expected):
 
 def test_a_signal():
     """Its message has the name of a file too."""
-    assert (
-        str(InterruptionError(2, ": 5 rows are saved in \x1b.part"))
-        == "ended by SIGINT: 5 rows are saved in \\x1b.part"
-    )
+    error = InterruptionError(2, ": 5 rows are saved in \x1b.part")
+    assert str(error) == "ended by SIGINT: 5 rows are saved in \\x1b.part"
 
 
 def test_long_texts():

@@ -19,6 +19,7 @@ from rosebatch.io.sampling_fields import fields_of, sampling_params
         ({"stop_token_ids": [5, 6]}, {"stop_token_ids": (5, 6)}),
         ({"stop_token_ids": None}, {}),
         ({"logit_bias": {5: 1.5, 6: -2}}, {"logit_bias": ((5, 1.5), (6, -2))}),
+        ({"logit_bias": {5: 1.5, "7": -2}}, {"logit_bias": ((5, 1.5), (7, -2))}),
         ({"logit_bias": {"5": 1.5}}, {"logit_bias": ((5, 1.5),)}),
         ({"logit_bias": None}, {}),
         ({"top_k": -1}, {"top_k": 0}),
@@ -78,7 +79,7 @@ def test_wrong_types(name, value, rule):
 
 
 def test_given_are_the_fields_that_differ_from_their_defaults():
-    """As the defaults of a file, all fields would override the model's own."""
+    """As the defaults of a file, all fields would override the model's own; and reports name these alone."""
     assert GREEDY.given() == {}
     assert SamplingParams(top_k=-1, stop=None, max_tokens=512).given() == {}
     assert SamplingParams(temperature=0.5, stop="a", seed=0).given() == {"temperature": 0.5, "stop": ("a",), "seed": 0}
