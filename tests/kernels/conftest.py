@@ -19,6 +19,7 @@ _TOLERANCES = {
     torch.bfloat16: {"rtol": 4 * 2.0**-7, "atol": 4 * 2.0**-7},
 }
 DTYPES = list(_TOLERANCES)
+_MAX_KEPT_BYTES = 2**30
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -65,6 +66,14 @@ def device(request: pytest.FixtureRequest) -> str:
         if is_cut_off(params):
             pytest.skip("the interpreter cuts bf16 numbers off instead of rounding them")
     return str(request.param)
+
+
+@pytest.fixture(autouse=True)
+def memory_for_others() -> Iterator[None]:
+    """PyTorch keeps the memory that a test took, where tests in other processes ran out of it."""
+    yield
+    if torch.cuda.is_initialized() and torch.cuda.memory_reserved() > _MAX_KEPT_BYTES:
+        torch.cuda.empty_cache()
 
 
 @pytest.fixture
