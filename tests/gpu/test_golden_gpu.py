@@ -16,7 +16,11 @@ NEW_TOKENS = 16
 DEFAULTS = {f.name: f.default for f in fields(Switches) if "cuda" in f.metadata["devices"]}
 
 
-@pytest.fixture(scope="module", params=["GPT2", "Llama", "Mistral", "Qwen2", "Qwen3", "HP1", "HP1 options"])
+# The reference of HP1 takes minutes: one process computes it for all tests.
+_SLOW = (pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ("HP1", "HP1 options"))
+
+
+@pytest.fixture(scope="module", params=["GPT2", "Llama", "Mistral", "Qwen2", "Qwen3", *_SLOW])
 def golden(request, model_config, reference):
     """A family, prompts, and transformers' tokens for each of them."""
     vocab, numbers = model_config(request.param).vocab_size, random.Random(0)
