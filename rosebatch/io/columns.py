@@ -120,8 +120,16 @@ def _prompt_field(prompt: Any) -> str:
 
 
 def with_integers(values: dict[str, Any]) -> dict[str, Any]:
-    """A table's row, with integers where it has floats in place of them. Without any, it is the same object."""
-    found = {name: integer(values[name]) for name in INTEGERS.intersection(values) if type(values[name]) is float}
+    """A table's row, with integers where it has floats in place of them. Without any, it is the same object.
+
+    Keys of ``logit_bias`` are texts, as in JSON: a map may have numbers.
+    """
+    found: dict[str, Any] = {
+        name: integer(values[name]) for name in INTEGERS.intersection(values) if type(values[name]) is float
+    }
+    bias = values.get("logit_bias")
+    if isinstance(bias, dict) and not all(type(key) is str for key in bias):
+        found["logit_bias"] = {str(key): value for key, value in bias.items()}
     return {**values, **found} if found else values
 
 

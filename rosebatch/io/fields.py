@@ -198,14 +198,19 @@ def _with_integers(values: Any, levels: int = _NUMBERS_LEVELS) -> Any:
 
 
 def plain_message(message: dict[str, Any]) -> dict[str, Any]:
-    """A message with its content as one string: text parts are joined by line breaks. Other nulls are left out.
+    """A message with its content as one string: text parts are joined by line breaks.
+
+    No content is None. Other nulls are left out, and so is an empty list of calls: templates ask whether there is one.
 
     Raises:
         RowError: a part is not text.
     """
-    if None in message.values():
-        message = {name: value for name, value in message.items() if value is not None or name == "content"}
     content = message.get("content")
+    if None in message.values() or content is None or message.get("tool_calls") == []:
+        message = {name: value for name, value in message.items() if value is not None or name == "content"}
+        message.setdefault("content", None)
+        if message.get("tool_calls") == []:
+            del message["tool_calls"]
     if not isinstance(content, list):
         return message
     texts = [

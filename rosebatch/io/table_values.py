@@ -1,6 +1,7 @@
 """Rows of a table as Python values. A value that Python cannot hold fails its row only."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -25,27 +26,69 @@ class TextValues(NamedTuple):
 
 
 def rows_of(batch: pa.RecordBatch) -> Iterator[dict[str, Any] | BadValues]:
-    """The rows of some columns. Nanoseconds are integers: Python's own types stop at microseconds."""
+    """The rows of some columns, with the values that JSON has in place of Arrow's.
+
+    A struct has the keys of all rows, so a null in one is a key that the row does not have. A map is an object, whose
+    nulls stay. Nanoseconds are integers: Python's own types stop at microseconds.
+    """
+    names = batch.schema.names
     try:
-        yield from _python_types(batch).to_pylist()
+        columns = [_values(column) for column in batch.columns]
     except _UNREADABLE:
         for number in range(batch.num_rows):
             yield _row(batch.slice(number, 1))
+    else:
+        for row in zip(*columns, strict=True):
+            yield dict(zip(names, row, strict=True))
 
 
 def _row(batch: pa.RecordBatch) -> dict[str, Any] | BadValues:
     values, error = {}, None
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         try:
-            (values[name],) = column.cast(_without_nanoseconds(column.type)).to_pylist()
+            (values[name],) = _values(column)
         except _UNREADABLE as reason:
             error = error or RowError("invalid_value", f"column {name} has a value that cannot be read ({reason})")
     return values if error is None else BadValues(values, error)
 
 
-def _python_types(batch: pa.RecordBatch) -> pa.RecordBatch:
-    columns = [column.cast(_without_nanoseconds(column.type)) for column in batch.columns]
-    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+def _values(column: pa.Array) -> list[Any]:
+    values: list[Any] = column.cast(_without_nanoseconds(column.type)).to_pylist()
+    change = _change(column.type)
+    return values if change is None else [None if value is None else change(value) for value in values]
+
+
+def _change(kind: pa.DataType) -> Callable[[Any], Any] | None:
+    """What makes Arrow's Python value of a type JSON's. None: they are the same."""
+    if pa.types.is_struct(kind):
+        return partial(_object, {field.name: _change(field.type) for field in kind})
+    if pa.types.is_map(kind):
+        return partial(_mapping, _change(kind.item_type))
+    if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
+        return _change(kind.value_type)
+    if pa.types.is_nested(kind) and kind.num_fields == 1:
+        inner = _change(kind.field(0).type)
+        return inner and partial(_list, inner)
+    return None
+
+
+def _object(changes: dict[str, Callable[[Any], Any] | None], value: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: each if (change := changes[name]) is None else change(each)
+        for name, each in value.items()
+        if each is not None
+    }
+
+
+def _mapping(change: Callable[[Any], Any] | None, items: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    found = {key: each if change is None or each is None else change(each) for key, each in items}
+    if len(found) != len(items):
+        raise ValueError("a map has one key twice")
+    return found
+
+
+def _list(change: Callable[[Any], Any], values: list[Any]) -> list[Any]:
+    return [None if each is None else change(each) for each in values]
 
 
 def _without_nanoseconds(kind: pa.DataType) -> pa.DataType:

@@ -198,7 +198,7 @@ def test_nanoseconds_inside_other_types_are_carried_through(carry_through):
     [
         (pa.large_list(pa.timestamp("ns")), [1_123_456_789]),
         (pa.list_(pa.timestamp("ns"), 1), [1_123_456_789]),
-        (pa.map_(pa.string(), pa.duration("ns")), [("a", 1_123_456_789)]),
+        (pa.map_(pa.string(), pa.duration("ns")), {"a": 1_123_456_789}),
     ],
 )
 def test_nanoseconds_inside_lists_of_all_kinds_and_maps(read_table, kind, value):
