@@ -262,12 +262,12 @@ def _parse(parser: RowParser, record: Record) -> Row | FailedRow:
 
 
 def _plain(value: Any) -> Any:
-    """A value of a numpy batch as Python's own."""
+    """A value of a numpy batch as Python's own; objects were structs, see ``rosebatch.io.table_values.rows_of``."""
     if isinstance(value, np.ndarray):
         return [_plain(each) for each in value]
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
+        return {name: plain for name, each in value.items() if (plain := _plain(each)) is not None}
     # What was null in a column of numbers.
     return None if isinstance(value, float) and value != value else value

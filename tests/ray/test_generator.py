@@ -76,6 +76,10 @@ def test_the_other_format(generator):
     assert list(chats["error"]) == [None, None]
     (ids,) = run(generator, {"prompt_token_ids": np.array([[5, 6], [7, 8]])})
     assert list(ids["prompt_tokens"]) == [2, 2]
+    # A struct has the keys of all rows.
+    bias = np.array([{"5": 1.0, "6": None}, {"5": None, "6": 1.0}], dtype=object)
+    (biased,) = run(generator, {"prompt": np.array(["a", "b"]), "logit_bias": bias})
+    assert list(biased["error"]) == [None, None]
 
 
 def test_an_empty_batch(generator):
