@@ -20,6 +20,7 @@ from rosebatch.io.table_values import BadValues, rows_of
 # Rows that are decoded at once, and their bytes. A file's dictionary of long values may hide how long its rows are.
 _MAX_ROWS = 256
 _MAX_BYTES = 4 << 20
+_BYTES = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}
 _NAMES: dict[Kind, str] = {"parquet": "Parquet", "arrow": "Arrow", "csv": "CSV"}
 
 Wanted = Callable[[str], bool]
@@ -60,10 +61,12 @@ def open_table(raw: IO[bytes], path: str, kind: Kind) -> Iterator[Table]:
                 yield _parquet(file, path)
         else:
             yield _csv(raw, path) if kind == "csv" else _arrow(raw, path)
-    except (OSError, ValueError, OverflowError, csv.Error, pa.ArrowException) as error:
+    except (OSError, ValueError, OverflowError, csv.Error, pa.ArrowException, MemoryError) as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f"{path}: unreadable {_NAMES[kind]} file ({error})") from None
+        # A damaged length asks for more memory than there is.
+        reason = str(error) or type(error).__name__
+        raise UserError(f"{path}: unreadable {_NAMES[kind]} file ({reason})") from None
 
 
 def _distinct(names: Iterable[str], path: str) -> list[str]:
@@ -111,11 +114,20 @@ def _arrow(raw: IO[bytes], path: str) -> Table:
     def rows(wanted: Wanted) -> Iterator[tuple[Content, int]]:
         _distinct(filter(wanted, reader.schema.names), path)
         for batch in batches:
+            _require_valid(batch)
             step = _max_rows(batch.nbytes // max(batch.num_rows, 1))
             for start in range(0, batch.num_rows, step):
                 yield from _batch_rows(batch.slice(start, step), wanted)
 
     return Table(_plain(reader.schema), None, rows)
+
+
+def _require_valid(batch: pa.RecordBatch) -> None:
+    """Arrow itself checks no offset that it reads, and a wrong one leads to any byte of the process."""
+    for column in batch.columns:
+        kind = _BYTES.get(column.type)
+        # A text that is not UTF-8 fails its row alone, later.
+        (column if kind is None else column.view(kind)).validate(full=True)
 
 
 def _plain(schema: pa.Schema) -> pa.Schema:

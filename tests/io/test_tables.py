@@ -3,6 +3,7 @@
 import datetime
 import gzip
 import io
+import struct
 import sys
 from importlib import import_module
 
@@ -77,6 +78,47 @@ def test_a_truncated_arrow_file(tmp_path):
     (tmp_path / "in.arrow").write_bytes((tmp_path / "in.arrow").read_bytes()[:-20])
     with pytest.raises(UserError, match=r"in\.arrow: unreadable Arrow file"):
         read(tmp_path / "in.arrow")
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["file", "stream"])
+@pytest.mark.parametrize(
+    "offsets", [[0, 11, 22, 2**30], [0, 22, 11, 33], [0, -11, 22, 33]], ids=["past", "back", "negative"]
+)
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array([b"a" * 11] * 3),
+        pa.array(["a" * 11] * 3),
+        pa.array([[1] * 11] * 3, pa.list_(pa.int8())),
+        pa.array([[(str(key), 1) for key in range(11)]] * 3, pa.map_(pa.string(), pa.int8())),
+        pa.array([{"a": "a" * 11}] * 3),
+    ],
+    ids=["binary", "string", "list", "map", "struct"],
+)
+def test_offsets_outside_of_an_arrow_file(tmp_path, values, offsets, stream):
+    """The process's own memory was read as the row's bytes, and carried to the results; or a signal ended the job."""
+    sink = io.BytesIO()
+    table = pa.table({"prompt": ["a"] * 3, "x": values})
+    with (pa.ipc.new_stream if stream else pa.ipc.new_file)(sink, table.schema) as writer:
+        writer.write_table(table)
+    right, wrong = (struct.pack("<4i", *numbers) for numbers in ([0, 11, 22, 33], offsets))
+    assert sink.getvalue().count(right) == 1
+    path = tmp_path / "in.arrow"
+    path.write_bytes(sink.getvalue().replace(right, wrong))
+    with pytest.raises(UserError, match=r"in\.arrow: unreadable Arrow file \([^\n]*\)$"):
+        read(path)
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()], ids=str)
+def test_a_text_that_is_not_utf8_in_an_arrow_file(tmp_path, kind):
+    """Its row fails alone."""
+    binary = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}[kind]
+    column = pa.array([b"good", b"bad \xff, and longer than a view holds"], binary).view(kind)
+    path = tmp_path / "in.arrow"
+    feather.write_feather(pa.table({"prompt": ["a", "b"], "x": column}), str(path), compression="uncompressed")
+    good, bad = read(path)
+    assert good.metadata["x"] == "good"
+    assert isinstance(bad, FailedRow) and bad.error.code == "invalid_value"
 
 
 @pytest.mark.parametrize(("name", "kind"), [("in.parquet.gz", "auto"), ("in.gz", "auto"), ("in.gz", "parquet")])
