@@ -66,9 +66,9 @@ def fake_worker() -> None:
     connection = Connection(int(sys.argv[1]))
     size, batch = int(os.environ[_RESULT_BYTES]), int(os.environ[_BATCH])
     connection.recv()
-    connection.send(m.Planned(ModelInfo("fake", {}, {}, True)))
+    connection.send(m.Planned(ModelInfo("fake", {}, {}, True), "as found"))
     while not isinstance(connection.recv(), m.Load):
-        connection.send(m.Answer("0" * 64))
+        connection.send(m.Identified("0" * 64))
     connection.send(m.Ready(_SLOTS, {"model": "fake", "kv_cache_blocks": 0, "kv_cache_bytes": 0}, 0.0))
     encode = connection.recv().encode
     line = json.dumps({"text": "", "finish_reason": "length", "usage": {"prompt_tokens": 9, "completion_tokens": 8}})

@@ -95,7 +95,7 @@ def load_engine(
         drive: makes the driver's runner, given that of its own shard; None for a worker or a whole model.
 
     Raises:
-        UserError: a weight is missing.
+        UserError: a weight is missing, or the model's files changed.
         FlagError: the KV cache has no room for a single block.
     """
     assert limits.sampler == "rosebatch" or not switches.fused_sampler, "the fused sampler is rosebatch's own"
@@ -106,6 +106,7 @@ def load_engine(
             group.prepare(batched_tokens(limits, device.type), source.config.hidden_size, source.dtype)
     hashed = hash_compiler() if device.type == "cuda" else None
     model = source.build(ops, device)
+    source.require_unchanged()
     waits = model.waits if isinstance(model, Fallback) else None
     if waits is not None:
         switches = replace(switches, cuda_graph=False)

@@ -24,9 +24,10 @@ class Ranks:
     Args:
         config: of the run.
         port: of the store where the processes find each other.
+        state: of the model's files.
     """
 
-    def __init__(self, config: RunConfig, port: int) -> None:
+    def __init__(self, config: RunConfig, port: int, state: str) -> None:
         self._size = config.tensor_parallel_size
         self._changed = Condition()
         self._ready = 0
@@ -39,7 +40,7 @@ class Ranks:
             # Their threads must not keep this object alive.
             receive = partial(_receive, weakref.ref(self), rank)
             self._processes.append(ChildProcess("rosebatch.launch.tp_worker", {}, receive, loud=False))
-            self._processes[-1].send(m.Setup(config, Shard(rank, self._size), port))
+            self._processes[-1].send(m.Setup(config, Shard(rank, self._size), port, state))
         weakref.finalize(self, _end, self._endings, self._processes)
 
     def await_ready(self) -> None:

@@ -211,7 +211,7 @@ def _load_tensor_parallel(plan: LaunchPlan) -> LoadedEngine:
 
     size = plan.config.tensor_parallel_size
     store = open_store(size)
-    ranks = Ranks(plan.config, store.port)
+    ranks = Ranks(plan.config, store.port, plan.source.state)
     split_threads(plan)
     ranks.await_ready()
     group = TorchGroup(Shard(0, size), store, plan.device)

@@ -16,11 +16,13 @@ class Setup:
         config: of the run.
         shard: of the process.
         port: of the store where the processes find each other.
+        state: of the model's files, see ``rosebatch.model.source.ModelSource``.
     """
 
     config: RunConfig
     shard: Shard
     port: int
+    state: str
 
 
 class Launch(NamedTuple):

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from rosebatch.core.errors import UserError
 from rosebatch.host.child_process import Failed, ParentLink, run_child
 from rosebatch.launch import messages as m
 
@@ -31,6 +32,8 @@ def _load_and_follow(link: ParentLink) -> None:
     from rosebatch.launch.launch import plan_launch, split_threads
 
     plan = plan_launch(setup.config, quiet=True)
+    if plan.source.state != setup.state:
+        raise UserError(f"{plan.source.name}: the model's files changed while its ranks loaded them")
     split_threads(plan)
     store = find_store(setup.port, setup.shard.size)
     link.send(m.Ready())

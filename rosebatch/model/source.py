@@ -3,7 +3,8 @@
 import hashlib
 import importlib.util
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +18,7 @@ from rosebatch.config.run import LoadFormat, RunConfig
 from rosebatch.config.toml_file import load_toml
 from rosebatch.core.errors import FlagError, UserError
 from rosebatch.core.pooling_params import ModelPooling, NamedPrompts
+from rosebatch.host.file_state import FileState
 from rosebatch.host.model_files import require_file
 from rosebatch.model.content_digest import content_digests
 from rosebatch.model.contract import Model
@@ -115,9 +117,31 @@ class ModelSource:
         Raises:
             UserError: a file is missing or unreadable.
         """
+        return _fingerprint(repr(self.config), self._files())
+
+    @cached_property
+    def state(self) -> str:
+        """What changes with the files of ``fingerprint``, found out without reading them; as ``find_model`` saw it."""
+        return self._state()
+
+    def require_unchanged(self) -> None:
+        """Check that the files are those that ``find_model`` saw.
+
+        Raises:
+            UserError: they are not.
+        """
+        if self._state() != self.state:
+            raise UserError(f"{self.name}: the model's files changed while they were loaded")
+
+    def _files(self) -> list[Path]:
         small = [] if self.folder is None else _small_files(self.folder)
         weights = [] if self.folder is None or self.load_format == "dummy" else weight_files(self.folder)
-        return _fingerprint(repr(self.config), [*small, *weights])
+        return [*small, *weights]
+
+    def _state(self) -> str:
+        with _naming_files():
+            states = [(path.name, *FileState.of(path)) for path in self._files()]
+        return hashlib.sha256(repr((self.config, states)).encode()).hexdigest()
 
 
 def tokenizer_fingerprint(folder: Path) -> str:
@@ -131,12 +155,19 @@ def _small_files(folder: Path) -> list[Path]:
 
 def _fingerprint(start: str, files: Sequence[Path]) -> str:
     found = hashlib.sha256(start.encode())
-    try:
+    with _naming_files():
         for path, content in zip(files, content_digests(files), strict=True):
             found.update(b" %s %s" % (os.fsencode(path.name), content.encode()))
+    return found.hexdigest()
+
+
+@contextmanager
+def _naming_files() -> Iterator[None]:
+    """An error of the system is the user's, by the name of the file."""
+    try:
+        yield
     except OSError as error:
         raise UserError(f"{error.filename}: {error.strerror}") from None
-    return found.hexdigest()
 
 
 def find_model(settings: RunConfig, device: torch.device, *, quiet: bool = False) -> ModelSource:
@@ -164,7 +195,10 @@ def find_model(settings: RunConfig, device: torch.device, *, quiet: bool = False
         config = _shorten(config, settings.max_model_len)
     elif found.folder is not None and (limit := longest_prompt(found.folder)) is not None:
         config = msgspec.structs.replace(config, max_model_len=min(config.max_model_len, limit))
-    return replace(found, name=settings.served_model_name or found.name, config=config)
+    source = replace(found, name=settings.served_model_name or found.name, config=config)
+    # Kept: whoever loads the model compares.
+    _ = source.state
+    return source
 
 
 def find_tokenizer(name: str, *, quiet: bool = False) -> Path:

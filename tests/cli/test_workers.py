@@ -5,6 +5,7 @@ import gzip
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -108,8 +109,8 @@ def start(model_folder, tmp_path):
     """Starts ``generate`` on the small model as a process group of its own, stderr in a file; ends what still runs."""
     jobs: list[subprocess.Popen[str]] = []
 
-    def run(*args, **variables):
-        command = [sys.executable, "-m", "rosebatch", "generate", *map(str, args), "--model", str(model_folder)]
+    def run(*args, model=model_folder, **variables):
+        command = [sys.executable, "-m", "rosebatch", "generate", *map(str, args), "--model", str(model)]
         options = {"env": environment(**variables), "cwd": tmp_path, "text": True, "start_new_session": True}
         with (tmp_path / "stderr").open("w") as stderr:
             jobs.append(subprocess.Popen(command, stderr=stderr, **options))
@@ -232,6 +233,29 @@ def test_a_row_that_kills_each_worker(start, source, expected, tmp_path):
     assert (error["code"], error["message"][:9]) == ("worker_died", "line 21: ")
     del others[20]
     assert found == others
+
+
+@pytest.mark.thorough
+def test_a_worker_that_would_load_another_model(start, source, expected, model_folder, tmp_path):
+    """The folder got other weights while the job ran. The next process loaded them: one output had two models."""
+    model = shutil.copytree(model_folder, tmp_path / "model")
+    weights = (model / "model.safetensors").read_bytes()
+    (tmp_path / "other").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
+    other, own = str(tmp_path / "other"), str(model / "model.safetensors")
+    replaced = f"os.path.exists({other!r}) and os.replace({other!r}, {own!r})"
+    (tmp_path / "sitecustomize.py").write_text(DEADLY_ROW.replace("os.kill(", f"{replaced}; os.kill("))
+    target = tmp_path / "out.jsonl"
+    job = start(source, "-o", target, "-dp", 2, model=model, PYTHONPATH=python_path(tmp_path))
+    assert job.wait(PATIENCE_SECONDS) == 1
+    told = (tmp_path / "stderr").read_text().splitlines()
+    assert any("the model's files are not those that the run began with" in line for line in told), told
+    part = target.with_name("out.jsonl.part")
+    assert not target.exists() and part.exists()
+    # With the weights of before, the run goes on.
+    (model / "model.safetensors").write_bytes(weights)
+    (tmp_path / "sitecustomize.py").unlink()
+    assert start(source, "-o", target, "--resume", model=model).wait(PATIENCE_SECONDS) == 3
+    assert target.read_bytes() == expected
 
 
 @pytest.mark.thorough

@@ -10,6 +10,7 @@ from huggingface_hub import constants
 from rosebatch.config.run import RunConfig
 from rosebatch.config.switches import Switches
 from rosebatch.core.errors import FlagError, UserError
+from rosebatch.engine.load import load_engine
 from rosebatch.model.registry import build_model
 from rosebatch.model.source import find_model
 from rosebatch.ops.select import select
@@ -174,3 +175,26 @@ def test_a_lower_length_of_learned_positions(gpt2):
     )
     assert whole.positions.shape[0] == LENGTH
     assert torch.equal(lowered.positions, whole.positions[:32])
+
+
+# Whether it is still the model that was found
+
+
+@pytest.mark.parametrize(("name", "end"), [("model.safetensors", b"\x01"), ("config.json", b"} ")])
+def test_files_that_change_before_they_are_loaded(llama, tmp_path, name, end):
+    """Other weights than the manifest's were loaded, or those of one model with another's shape."""
+    folder = shutil.copytree(llama, tmp_path / "model")
+    source = find(folder)
+    state = source.state
+    source.require_unchanged()
+    (folder / name).write_bytes((folder / name).read_bytes().rstrip()[:-1] + end)
+    assert find(folder).state != state == source.state
+    with pytest.raises(UserError, match=r"^model: the model's files changed while they were loaded$"):
+        load_engine(source, RunConfig(), Switches.resolve({}, "cpu"), CPU)
+
+
+def test_a_copy_has_another_state(llama, tmp_path):
+    """States are of files: only hashes of their contents tell whether a copy on another machine is the same."""
+    copy = find(shutil.copytree(llama, tmp_path / llama.name))
+    assert copy.state != find(llama).state
+    assert copy.fingerprint() == find(llama).fingerprint()

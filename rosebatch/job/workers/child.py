@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from rosebatch.core.errors import LostProcessError, UserError
 from rosebatch.host.child_process import Failed, ParentLink, run_child
+from rosebatch.host.threads import in_background
 from rosebatch.io.output import Encode, Sink
 from rosebatch.io.rows import FailedRow, Row
 from rosebatch.job.report.tally import Tally
@@ -19,6 +20,7 @@ from rosebatch.job.workers import messages as m
 
 if TYPE_CHECKING:
     from rosebatch.launch.launch import LaunchPlan
+    from rosebatch.model.source import ModelSource
 
 # Between two signs of life.
 _BEAT_SECONDS = 1.0
@@ -122,10 +124,13 @@ def _work(link: Link) -> None:
     from rosebatch.launch.launch import load, plan_launch
 
     plan = plan_launch(setup.config, quiet=setup.quiet)
-    link.send(m.Planned(model_info_of(plan), plan.tokenizer_folder))
+    link.send(m.Planned(model_info_of(plan), plan.source.state, plan.tokenizer_folder))
     while not isinstance(question := link.receive(), m.Load):
         _reply(link, question, plan)
+    found = in_background(plan.source.fingerprint) if question.fingerprint is not None else None
     launched = load(plan)
+    if found is not None and found() != question.fingerprint:
+        raise UserError(f"{plan.source.name}: the model's files are not those that the run began with")
     engine = launched.engine
     if plan.device.type == "cuda" and not launched.is_compiled:
         compile_kernels(engine)
@@ -162,17 +167,20 @@ def _reply(link: Link, question: m.CountBad | m.Fingerprint, plan: "LaunchPlan")
 
     if isinstance(question, m.CountBad):
         reader = question.make_reader()
-        _answer(link, lambda: str(check_file(reader, plan, sys.stderr, strict=True).errors.total()))
+        try:
+            link.send(m.Answer(str(check_file(reader, plan, sys.stderr, strict=True).errors.total())))
+        except UserError as error:
+            link.send(m.Answer(str(error), is_error=True))
     else:
         assert isinstance(question, m.Fingerprint), question
-        Thread(target=_answer, args=(link, plan.source.fingerprint), daemon=True).start()
+        Thread(target=_identify, args=(link, plan.source), daemon=True).start()
 
 
-def _answer(link: Link, find: Callable[[], str]) -> None:
+def _identify(link: Link, source: "ModelSource") -> None:
     try:
-        link.send(m.Answer(find()))
+        link.send(m.Identified(source.fingerprint()))
     except UserError as error:
-        link.send(m.Answer(str(error), is_error=True))
+        link.send(Failed.of(error))
 
 
 def _rows(link: Link, parser: Parse, output: "_Pipe", busy: Callable[[], bool]) -> Iterator[Row | FailedRow | None]:

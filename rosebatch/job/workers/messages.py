@@ -34,12 +34,18 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """To a worker: load the model."""
+    """To a worker: load the model.
+
+    Attributes:
+        fingerprint: that its files must have; None if they are known to be those that the run began with.
+    """
+
+    fingerprint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """To a worker: send the hash of the weights as ``Answer``."""
+    """To a worker: send the hash of the model's files as ``Identified``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +94,24 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """From a worker: what the job needs of the model."""
+    """From a worker: what the job needs of the model.
+
+    Attributes:
+        facts: of the model.
+        state: of its files, see ``rosebatch.model.source.ModelSource``.
+        tokenizer_folder: None for a model that works on token ids.
+    """
 
     facts: ModelInfo
+    state: str
     tokenizer_folder: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Identified:
+    """From a worker: the hash of the model's files."""
+
+    fingerprint: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,8 @@ class Worker:
         process: None once the worker is given up.
         life: number of the process; messages of earlier ones are ignored.
         planned: whether the process has found the model.
+        is_same: whether the model's files are in the state of those that the first process found.
+        loads: whether it was told to load them.
         ready: its message when the model was loaded.
         lost: why it cannot go on, if it has sent that.
         joined: when the last task was sent to it, on the clock of ``time.perf_counter``.
@@ -58,6 +60,8 @@ class Worker:
     process: Process | None = None
     life: int = 0
     planned: bool = False
+    is_same: bool = False
+    loads: bool = False
     ready: m.Ready | None = None
     lost: str | None = None
     joined: float = 0.0
@@ -143,6 +147,12 @@ class Pool:
         self._inbox: SimpleQueue[_Message] = SimpleQueue()
         self._taken: deque[_Message] = deque()
         self._may_load = False
+        # The state of the files of the model that the run began with; their hash, if somebody asked; and the process
+        # that computes it.
+        self._state: str | None = None
+        self._fingerprint: str | None = None
+        self._wants_fingerprint = False
+        self._identifying: tuple[int, int] | None = None
         self._task: Task | None = None
         # Whether workers that become ready still take part in the task.
         self._task_is_open = False
@@ -169,9 +179,7 @@ class Pool:
         """Wait until one worker can serve; the others follow while rows are served."""
         if not self._may_load:
             self._may_load = True
-            for number, worker in enumerate(self.workers):
-                if worker.planned:
-                    self.send(number, m.Load())
+            self._load_planned()
         self.wait(lambda: any(worker.ready for worker in self.workers))
 
     def load_all(self) -> None:
@@ -202,6 +210,21 @@ class Pool:
         if self._answer.is_error:
             raise UserError(self._answer.value)
         return self._answer.value
+
+    def identify(self) -> None:
+        """Have one worker hash the files of the model; see ``fingerprint``."""
+        self._wants_fingerprint = True
+        self._ask_for_fingerprint()
+
+    def fingerprint(self) -> str:
+        """Wait for the hash.
+
+        Raises:
+            UserError: a file is unreadable.
+        """
+        self.wait(lambda: self._fingerprint is not None)
+        assert self._fingerprint is not None
+        return self._fingerprint
 
     def begin(self, task: Task) -> None:
         """Serve a task: all workers that are loaded take part, others once they are."""
@@ -297,6 +320,9 @@ class Pool:
             worker.ready, worker.false_starts = message, 0
             if self._task_is_open:
                 self._join(number)
+        elif isinstance(message, m.Identified):
+            self._fingerprint = message.fingerprint
+            self._load_planned()
         elif isinstance(message, m.Answer):
             self._answer, self._question = message, None
         elif isinstance(message, m.Lost):
@@ -311,7 +337,7 @@ class Pool:
     def _spawn(self, number: int) -> None:
         worker = self.workers[number]
         worker.life += 1
-        worker.planned, worker.ready, worker.lost, worker.begun = False, None, None, False
+        worker.planned, worker.loads, worker.ready, worker.lost, worker.begun = False, False, None, None, False
         worker.last_message = time.perf_counter()
         life = worker.life
         worker.process = self._hosts.start(
@@ -328,14 +354,42 @@ class Pool:
         self.send(number, self._question)
 
     def _plan(self, number: int, message: m.Planned) -> None:
-        self.workers[number].planned, self.facts = True, message.facts
-        self.workers[number].name = self._hosts.names[number]
+        worker = self.workers[number]
+        worker.name = self._hosts.names[number]
         if self._task is not None:
-            self._task.rename(number, self._hosts.names[number])
-        self.tokenizer_folder = message.tokenizer_folder
+            self._task.rename(number, worker.name)
+        if self._state is None:
+            self._state, self.facts, self.tokenizer_folder = message.state, message.facts, message.tokenizer_folder
+        elif message.facts != self.facts:
+            raise UserError(f"{worker.name}: {self.facts.name} is not the model that the run began with")
+        worker.planned, worker.is_same = True, message.state == self._state
         self._put_question(number)
-        if self._may_load:
-            self.send(number, m.Load())
+        self._ask_for_fingerprint()
+        self._load_planned()
+
+    def _load_planned(self) -> None:
+        """Have processes load the model that the run began with: others may have it in other files."""
+        for number, worker in enumerate(self.workers):
+            if not self._may_load or not worker.planned or worker.loads:
+                continue
+            if not worker.is_same and self._fingerprint is None:
+                self.identify()
+                if self._identifying is None:
+                    raise UserError(f"{worker.name}: the files of {self.facts.name} changed after the run began")
+                continue
+            worker.loads = True
+            self.send(number, m.Load(None if worker.is_same else self._fingerprint))
+
+    def _ask_for_fingerprint(self) -> None:
+        """Ask a process that has the files of the first one, unless another one is about to answer."""
+        if not self._wants_fingerprint or self._fingerprint is not None:
+            return
+        if self._identifying is not None and self.workers[self._identifying[0]].life == self._identifying[1]:
+            return
+        number = next((n for n, worker in enumerate(self.workers) if worker.planned and worker.is_same), None)
+        self._identifying = None if number is None else (number, self.workers[number].life)
+        if number is not None:
+            self.send(number, m.Fingerprint())
 
     def _join(self, number: int) -> None:
         assert self._task is not None, "there is something to join"

@@ -57,8 +57,8 @@ class Workers:
 
     def fingerprint(self) -> Callable[[], str]:
         """See ``Service``."""
-        self._pool.ask(m.Fingerprint())
-        return self._pool.answer
+        self._pool.identify()
+        return self._pool.fingerprint
 
     def count_bad(self, reader: PromptReader) -> int:
         """See ``Service``."""

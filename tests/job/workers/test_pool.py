@@ -1,15 +1,19 @@
 """A pool of workers, without processes."""
 
 import time
+from dataclasses import replace
 
 import pytest
 
 from rosebatch.config.run import RunConfig
+from rosebatch.core.errors import UserError
 from rosebatch.engine.metrics.stats import EngineStats
+from rosebatch.job.model_info import ModelInfo
 from rosebatch.job.workers import messages as m
 from rosebatch.job.workers.pool import Pool
 
 READY = m.Ready(4, {}, 0.0)
+PLANNED = m.Planned(ModelInfo("fake", {}, {}, True), "state")
 
 
 class Process:
@@ -20,6 +24,7 @@ class Process:
 
     def send(self, message):
         self.told.append(type(message))
+        self.last = message
 
     def kill(self):
         self.killed = True
@@ -53,8 +58,9 @@ class Task:
 def pool():
     """Two workers, of which the first one is loaded."""
     pool = Pool(RunConfig(device="cpu", data_parallel_size=2, worker_timeout=3.0), quiet=True)
-    for worker in pool.workers:
-        worker.process, worker.planned = Process(), True
+    for number, worker in enumerate(pool.workers):
+        worker.process = Process()
+        pool._receive(number, PLANNED)
     pool.workers[0].ready = READY
     return pool
 
@@ -117,6 +123,51 @@ def test_a_model_is_loaded_once(pool):
     pool.load()
     pool.load()
     assert (told(pool, 0), told(pool, 1)) == ([m.Load], [m.Load])
+
+
+def replace_process(pool, number, planned):
+    """The worker's process died, and another one has found the model."""
+    pool.workers[number].process, pool.workers[number].ready = Process(), None
+    pool.workers[number].life += 1
+    pool.workers[number].planned = pool.workers[number].loads = False
+    pool._receive(number, planned)
+
+
+def test_a_process_that_finds_other_files(pool):
+    """A replaced worker loaded what the folder held by then: one output had answers of two models."""
+    pool.load()
+    replace_process(pool, 1, replace(PLANNED, state="other"))
+    assert (told(pool, 0), told(pool, 1)) == ([m.Load, m.Fingerprint], []), "it may be a copy: it waits for the hash"
+    pool._receive(0, m.Identified("hash"))
+    assert (told(pool, 1), pool.workers[1].process.last) == ([m.Load], m.Load("hash"))
+    replace_process(pool, 1, PLANNED)
+    assert pool.workers[1].process.last == m.Load()
+    assert (pool.fingerprint(), told(pool, 0)) == ("hash", [m.Load, m.Fingerprint])
+
+
+def test_a_process_that_finds_other_files_when_all_others_are_gone(pool):
+    """Nobody can tell what the files were: nothing may be loaded."""
+    pool.load()
+    pool.workers[0].planned = False
+    with pytest.raises(UserError, match=r"^CPU 1: the files of fake changed after the run began$"):
+        replace_process(pool, 1, replace(PLANNED, state="other"))
+
+
+def test_a_process_that_finds_another_model(pool):
+    """The manifest names what decides results, such as versions and a tokenizer; nodes may differ."""
+    other = replace(PLANNED.facts, identity={"versions": {"torch": "0.1"}})
+    with pytest.raises(UserError, match=r"^CPU 1: fake is not the model that the run began with$"):
+        replace_process(pool, 1, replace(PLANNED, facts=other))
+
+
+def test_the_process_that_hashes_dies(pool):
+    """Another one with the same files is asked; the run waited for the dead one."""
+    pool.identify()
+    replace_process(pool, 0, replace(PLANNED))
+    pool.identify()
+    assert (told(pool, 0), told(pool, 1)) == ([m.Fingerprint], [])
+    pool._receive(0, m.Identified("hash"))
+    assert pool.fingerprint() == "hash"
 
 
 def test_the_clock_of_another_machine(pool):
