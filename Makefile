@@ -17,7 +17,7 @@ test: .venv/.installed-dev
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal && \
 	echo "make test: green in $$(( $$(date +%s) - start )) s"
 
-# What takes long: hundreds of kills, all pairs of the kernels' parameters, the wheel.
+# What takes long: two hundred kills, the interpreter's pairs of parameters, the wheel.
 thorough: .venv/.installed-dev .venv/.floor-triton/.installed
 	@start=$$(date +%s); \
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'thorough and not gpu' && \

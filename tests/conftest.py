@@ -27,7 +27,7 @@ import pytest
 # files would be quicker and wrong: under CUDA_VISIBLE_DEVICES="", or beside a build of PyTorch without CUDA.
 import torch
 
-from tests.helpers.variants import runs_kernels, with_all_pairs
+from tests.helpers.variants import runs_on_cpu, with_all_pairs
 
 gc.disable()
 
@@ -71,31 +71,30 @@ _MAX_VARIANTS = 2
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Divide the matrices: every test runs in the fast tier, the whole of each matrix in the thorough one.
 
     Slow tests of other folders join them by the mark ``matrix``. Tests marked ``whole`` keep all of their variants.
-    Tests of kernels try each pair of two parameters' values with each implementation on each device.
+    Where kernels run in the interpreter, each pair of two parameters' values is tried with each
+    implementation; a GPU tries all products.
     """
     variants: dict[str, list[pytest.Item]] = {}
-    of_kernels: dict[object, list[pytest.Function]] = {}
+    on_cpu: dict[object, list[pytest.Function]] = {}
     for item in items:
-        name = item.nodeid.partition("[")[0]
-        if isinstance(item, pytest.Function) and runs_kernels(item):
-            params = item.callspec.params
-            of_kernels.setdefault((name, params["device"], params.get("implementation")), []).append(item)
+        if isinstance(item, pytest.Function) and "TRITON_INTERPRET" in os.environ and runs_on_cpu(item):
+            key = item.nodeid.partition("[")[0], item.callspec.params.get("implementation")
+            on_cpu.setdefault(key, []).append(item)
         in_folder = item.path.parent.name in _MATRICES
         if (in_folder or item.get_closest_marker("matrix")) and not item.get_closest_marker("whole"):
-            variants.setdefault(name, []).append(item)
+            variants.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for members in variants.values():
         for item in members[1:-1] if len(members) > _MAX_VARIANTS else ():
             item.add_marker("thorough")
-    left_out: set[pytest.Item] = set()
-    for functions in of_kernels.values():
+    for functions in on_cpu.values():
         chosen = with_all_pairs([function.callspec.params for function in functions])
-        left_out.update(function for number, function in enumerate(functions) if number not in chosen)
-    items[:] = [item for item in items if item not in left_out]
-    config.hook.pytest_deselected(items=sorted(left_out, key=lambda item: item.nodeid))
+        for number, function in enumerate(functions):
+            if number not in chosen:
+                function.add_marker("gpu")
 
 
 def pytest_collection_finish() -> None:

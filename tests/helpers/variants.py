@@ -1,4 +1,4 @@
-"""Which variants of a kernel's test run: in Triton's interpreter on a CPU, compiled on a GPU."""
+"""Which variants of a kernel's test run in Triton's interpreter."""
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
@@ -7,10 +7,10 @@ import pytest
 import torch
 
 
-def runs_kernels(item: pytest.Function) -> bool:
-    """Whether a variant runs a kernel on the fixture ``device`` of ``tests/kernels``, and is not skipped there."""
+def runs_on_cpu(item: pytest.Function) -> bool:
+    """Whether a variant runs a kernel on the CPU and has a twin on a GPU. See ``device`` of ``tests/kernels``."""
     params = item.callspec.params if hasattr(item, "callspec") else {}
-    return "device" in params and (params["device"] == "cuda" or not is_cut_off(params))
+    return params.get("device") == "cpu" and not is_cut_off(params)
 
 
 def is_cut_off(params: Mapping[str, object]) -> bool:
