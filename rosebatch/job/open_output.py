@@ -81,11 +81,12 @@ def errors_of(destination: Destination, reader: PromptReader) -> Path | None:
     return errors.path
 
 
-def placement_of(destination: Destination, reader: PromptReader, rows_per_file: int | None = None) -> Placement:
+def placement_of(destination: Destination, reader: PromptReader, rows_per_file: int | None) -> Placement:
     """How the results of a job appear; a stream of errors is opened.
 
     Args:
-        destination, reader, rows_per_file: as of ``open_output``.
+        destination, reader: as of ``open_output``.
+        rows_per_file: most rows in each file of a folder; None: a million.
 
     Raises:
         FlagError: the format has no type for some columns of the input.

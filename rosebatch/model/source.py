@@ -231,7 +231,7 @@ def _find(settings: RunConfig, device: torch.device, quiet: bool) -> ModelSource
         config = check_config(load_toml(path, ModelConfig), str(path))
         if load_format != "dummy":
             raise UserError(f"{path} holds shapes but no weights: add --load-format dummy for random weights")
-        hf_config, config = _of_shape(config, settings)
+        hf_config, config = _config_of_shape(config, settings)
         dtype = resolve_dtype(settings.dtype, config.dtype, device)
         return ModelSource(path.stem, config, None, load_format, dtype, hf_config)
     if path.suffix != ".gguf":
@@ -245,13 +245,13 @@ def _find(settings: RunConfig, device: torch.device, quiet: bool) -> ModelSource
 
 
 def _in_folder(folder: Path, name: str, settings: RunConfig, device: torch.device) -> ModelSource:
-    hf_config, config = _read(folder, settings)
+    hf_config, config = _config_of_folder(folder, settings)
     dtype = resolve_dtype(settings.dtype, config.dtype, device)
     return ModelSource(name, config, folder, settings.load_format, dtype, hf_config)
 
 
-def _read(folder: Path, settings: RunConfig) -> tuple[Any, ModelConfig]:
-    """transformers' config of a folder, None if it is not needed, and the shape."""
+def _config_of_folder(folder: Path, settings: RunConfig) -> tuple[Any, ModelConfig]:
+    """transformers' config of a folder, None if it is not needed, and the model's shape."""
     if settings.model_impl == "rosebatch" or (settings.model_impl == "auto" and is_native(folder)):
         return None, read_model_config(folder)
     from rosebatch.model.fallback.config import read_any_config
@@ -259,8 +259,8 @@ def _read(folder: Path, settings: RunConfig) -> tuple[Any, ModelConfig]:
     return read_any_config(folder, settings.max_model_len)
 
 
-def _of_shape(config: ModelConfig, settings: RunConfig) -> tuple[Any, ModelConfig]:
-    """The same for a shape without a folder."""
+def _config_of_shape(config: ModelConfig, settings: RunConfig) -> tuple[Any, ModelConfig]:
+    """The same of a shape without a folder."""
     if settings.model_impl != "transformers":
         return None, config
     from rosebatch.model.fallback.config import config_of_values
@@ -279,7 +279,7 @@ def _at(model: HubModel, revision: str | None) -> HubModel:
 
 
 def _shorten(config: ModelConfig, max_model_len: int) -> ModelConfig:
-    if not 2 <= max_model_len <= config.max_model_len:
+    if max_model_len > config.max_model_len:
         raise FlagError(
             f"--max-model-len {max_model_len} must be between 2 and {config.max_model_len}, the limit of the model"
         )

@@ -123,12 +123,12 @@ def _gated(kind: str, gate_up: Linear, x: Tensor) -> Tensor:
 
 
 def _of_partial(operator: Callable[..., Any]) -> Callable[..., Any]:
-    """Takes a ``Partial``, where ``operator`` takes its tensor first and its bias last."""
+    """Takes a ``Partial``: ``operator`` takes its tensor, the residual, the options, and its bias last."""
 
-    def add(partial: Partial, residual: Tensor, *options: Any) -> Any:
+    def added(partial: Partial, residual: Tensor, *options: Any) -> Any:
         return operator(partial.value, residual, *options, partial.bias)
 
-    return add
+    return added
 
 
 _add = _of_partial(norm.add)

@@ -180,11 +180,12 @@ def _norm_ops(switches: Switches, device: Device) -> dict[str, Any]:
         def of_partial(name: str) -> Callable[..., Any]:
             operator = sized(kernel, name, device)
 
-            def add(partial: Partial, residual: Tensor, *options: Any) -> Any:
+            # Options stand between the residual and the bias.
+            def added(partial: Partial, residual: Tensor, *options: Any) -> Any:
                 partial = _multiplied(partial)
                 return operator(partial.value, residual, *options, partial.bias, partial.all_reduce)
 
-            return add
+            return added
 
         def add_rms_norm(
             partial: Partial, residual: Tensor, weight: Tensor, eps: float, scale: float = 1.0, overwrite: bool = False

@@ -9,7 +9,7 @@ import torch
 import rosebatch.cli.jobs
 import rosebatch.launch.launch
 from rosebatch.core.errors import UserError
-from tests.cli.conftest import require_error as check
+from tests.cli.conftest import require_error
 
 ABORTED, USAGE = 1, 2
 
@@ -63,7 +63,7 @@ def source(tmp_path):
 )
 def test_impossible_flags(cli, source, model_folder, flags, part):
     """Exit code 2, as for the shell's own tools: found once and before loading, not in every row."""
-    check(cli("generate", source, "--model", model_folder, *flags), USAGE, part)
+    require_error(cli("generate", source, "--model", model_folder, *flags), USAGE, part)
 
 
 @pytest.mark.parametrize("flag", ["--num-prompts", "--input-len", "--output-len"])
@@ -71,19 +71,19 @@ def test_impossible_flags_of_bench(cli, toy_toml, flag):
     """The same for bench."""
     name = flag.removeprefix("--").replace("-", "_")
     result = cli("bench", "--model", toy_toml, "--load-format", "dummy", flag, 0)
-    check(result, USAGE, f"{name} must be >= 1, got 0")
+    require_error(result, USAGE, f"{name} must be >= 1, got 0")
 
 
 @pytest.mark.parametrize("flag", ["--scenario", "--suite"])
 def test_what_is_no_scenario(cli, flag):
     """Found before the first model is loaded. Both names are one flag, so either takes a scenario or a suite."""
-    check(cli("bench", flag, "nope"), USAGE, "nope: no such scenario or suite; give a .toml file or one of ")
+    require_error(cli("bench", flag, "nope"), USAGE, "nope: no such scenario or suite; give a .toml file or one of ")
 
 
 @pytest.mark.parametrize("args", [["generate"], ["nonsense"], ["--nonsense"]])
 def test_incomplete_commands(cli, args):
     """A missing argument and an unknown command get one line too."""
-    check(cli(*args), USAGE)
+    require_error(cli(*args), USAGE)
 
 
 def test_without_arguments(cli):
@@ -95,31 +95,37 @@ def test_without_arguments(cli):
 
 def test_a_missing_input(cli, model_folder, tmp_path):
     """The message has the file's name."""
-    check(cli("generate", tmp_path / "none.jsonl", "--model", model_folder), ABORTED, "none.jsonl: no such file")
+    require_error(
+        cli("generate", tmp_path / "none.jsonl", "--model", model_folder), ABORTED, "none.jsonl: no such file"
+    )
 
 
 def test_an_unreadable_parquet_input(cli, model_folder, tmp_path):
     """Arrow's messages have several lines, ours must have one."""
     (tmp_path / "in.parquet").write_bytes(b"no parquet")
-    check(cli("generate", tmp_path / "in.parquet", "--model", model_folder), ABORTED, "in.parquet: unreadable Parquet")
+    require_error(
+        cli("generate", tmp_path / "in.parquet", "--model", model_folder), ABORTED, "in.parquet: unreadable Parquet"
+    )
 
 
 def test_a_missing_model(cli, source, tmp_path):
     """The message says what --model accepts."""
-    check(cli("generate", source, "--model", tmp_path / "none"), ABORTED, "none: no such model", ".gguf", ".toml")
+    require_error(
+        cli("generate", source, "--model", tmp_path / "none"), ABORTED, "none: no such model", ".gguf", ".toml"
+    )
 
 
 def test_a_model_folder_without_config(cli, source, tmp_path):
     """An empty folder, or the folder above or below the right one."""
     (tmp_path / "model").mkdir()
-    check(cli("generate", source, "--model", tmp_path / "model"), ABORTED, "config.json: no such file")
+    require_error(cli("generate", source, "--model", tmp_path / "model"), ABORTED, "config.json: no such file")
 
 
 def test_a_model_folder_without_weights(cli, source, model_folder, tmp_path):
     """A download may stop after the small files."""
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text((model_folder / "config.json").read_text())
-    check(cli("generate", source, "--model", tmp_path / "model"), ABORTED, "no .safetensors weights")
+    require_error(cli("generate", source, "--model", tmp_path / "model"), ABORTED, "no .safetensors weights")
 
 
 @pytest.mark.parametrize(
@@ -138,39 +144,41 @@ def test_a_model_folder_without_weights(cli, source, model_folder, tmp_path):
 def test_a_config_that_cannot_be_used(cli, source, tmp_path, content, part):
     """The message says what is supported or what is missing."""
     (tmp_path / "config.json").write_text(content)
-    check(cli("generate", source, "--model", tmp_path), ABORTED, part)
+    require_error(cli("generate", source, "--model", tmp_path), ABORTED, part)
 
 
 @pytest.mark.parametrize("name", ["model.gguf", "model.bin", "model.toml"])
 def test_a_file_that_is_no_model(cli, source, tmp_path, name):
     """Garbage under each kind of name gives one line."""
     (tmp_path / name).write_bytes(b"\xff\x00garbage")
-    check(cli("generate", source, "--model", tmp_path / name), ABORTED, name)
+    require_error(cli("generate", source, "--model", tmp_path / name), ABORTED, name)
 
 
 def test_shapes_without_load_format_dummy(cli, source, toy_toml):
     """Random weights must be requested; the message says how."""
-    check(cli("generate", source, "--model", toy_toml), ABORTED, "--load-format dummy")
+    require_error(cli("generate", source, "--model", toy_toml), ABORTED, "--load-format dummy")
 
 
 def test_shapes_with_an_unknown_key(cli, source, toy_toml, tmp_path):
     """A misspelt key must not fall back to a default."""
     (tmp_path / "model.toml").write_text("hiden_size = 5\n" + toy_toml.read_text())
-    check(cli("generate", source, "--model", tmp_path / "model.toml", "--load-format", "dummy"), ABORTED, "hiden_size")
+    require_error(
+        cli("generate", source, "--model", tmp_path / "model.toml", "--load-format", "dummy"), ABORTED, "hiden_size"
+    )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_cuda_without_a_device(cli, source, model_folder):
     """A run must not fall back to the CPU silently."""
     result = cli("generate", source, "--model", model_folder, "--device", "cuda")
-    check(result, USAGE, "--device cuda: PyTorch sees no CUDA device here")
+    require_error(result, USAGE, "--device cuda: PyTorch sees no CUDA device here")
 
 
 def test_a_switch_that_the_device_cannot_serve(cli, source, model_folder, monkeypatch):
     """A switch given by name must not be ignored."""
     monkeypatch.setattr(rosebatch.launch.launch, "pick_device", lambda name: torch.device("cuda"))
     result = cli("generate", source, "--model", model_folder, "--batch-invariant")
-    check(result, USAGE, "--batch-invariant has no meaning on cuda")
+    require_error(result, USAGE, "--batch-invariant has no meaning on cuda")
 
 
 def test_a_sampler_that_is_not_installed(cli, source, model_folder, monkeypatch):
@@ -178,7 +186,7 @@ def test_a_sampler_that_is_not_installed(cli, source, model_folder, monkeypatch)
     monkeypatch.setattr(rosebatch.launch.launch, "pick_device", lambda name: torch.device("cuda"))
     monkeypatch.setattr(rosebatch.launch.launch, "find_spec", lambda name: None)
     result = cli("generate", source, "--model", model_folder, "--sampler", "flashinfer")
-    check(result, USAGE, "pip install 'rosebatch[flashinfer]'")
+    require_error(result, USAGE, "pip install 'rosebatch[flashinfer]'")
 
 
 def test_two_samplers(cli, source, model_folder, monkeypatch):
@@ -186,13 +194,13 @@ def test_two_samplers(cli, source, model_folder, monkeypatch):
     monkeypatch.setattr(rosebatch.launch.launch, "pick_device", lambda name: torch.device("cuda"))
     monkeypatch.setattr(rosebatch.launch.launch, "find_spec", lambda name: object())
     result = cli("generate", source, "--model", model_folder, "--sampler", "flashinfer", "--fused-sampler")
-    check(result, USAGE, "--fused-sampler is rosebatch's own")
+    require_error(result, USAGE, "--fused-sampler is rosebatch's own")
 
 
 def test_bench_longer_than_the_model(cli, toy_toml):
     """Input and output lengths are added up."""
     result = cli("bench", "--model", toy_toml, "--load-format", "dummy", "--input-len", 500, "--output-len", 20)
-    check(result, ABORTED, "520 tokens", "512")
+    require_error(result, ABORTED, "520 tokens", "512")
 
 
 @pytest.mark.parametrize(
@@ -202,7 +210,7 @@ def test_bench_longer_than_the_model(cli, toy_toml):
 def test_an_output_that_cannot_be_written(cli, source, model_folder, tmp_path, monkeypatch, target, code):
     """A missing folder, or a folder that cannot be replaced."""
     monkeypatch.chdir(tmp_path)
-    check(cli("generate", source, "--model", model_folder, "-o", target), code)
+    require_error(cli("generate", source, "--model", model_folder, "-o", target), code)
 
 
 def test_a_report_that_cannot_be_written(cli, source, model_folder, tmp_path):
@@ -210,14 +218,14 @@ def test_a_report_that_cannot_be_written(cli, source, model_folder, tmp_path):
     flags = ["-q", "-o", tmp_path / "out.jsonl", "--report"]
     for report in (tmp_path / "none" / "report.json", tmp_path, tmp_path / ("x" * 300)):
         result = cli("generate", source, "--model", model_folder, *flags, report)
-        check(result, ABORTED, f"--report {report}: ")
+        require_error(result, ABORTED, f"--report {report}: ")
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
 def test_a_run_that_is_aborted_leaves_no_result(cli, source, tmp_path, name):
     """The final name has a whole result or none, and no empty .part stays either."""
-    check(cli("generate", source, "--model", tmp_path / "none", "-o", tmp_path / name), ABORTED)
+    require_error(cli("generate", source, "--model", tmp_path / "none", "-o", tmp_path / name), ABORTED)
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
 
@@ -246,4 +254,4 @@ def test_an_unexpected_exception(cli, monkeypatch):
 
     monkeypatch.setattr(rosebatch.cli.jobs, "generate", fail)
     result = cli("generate", "in.jsonl")
-    check(result, ABORTED, "please report it", "ZeroDivisionError: of what", "test_errors.py:")
+    require_error(result, ABORTED, "please report it", "ZeroDivisionError: of what", "test_errors.py:")

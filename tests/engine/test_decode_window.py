@@ -143,7 +143,8 @@ def test_a_window_ends_where_a_sequence_starts_over(fake_runner):
     assert scheduler.schedule() is None
     assert commit() == [b]
     plan = launch()
-    assert (plan.released, plan.num_preempted, plan.started) == ((2, 0), 0, (a.spec,)) and a.spec.salt
+    assert (plan.released, plan.num_preempted, plan.started) == ((2, 0), 0, (a.spec,))
+    assert a.spec.salt
     # The block of c has the same tokens and long factors.
     assert [(chunk.id, chunk.start, chunk.end) for chunk in plan.chunks] == [(0, 4, 7)]
 

@@ -135,7 +135,7 @@ def test_a_new_sequence():
     assert (sequence.token_ids, sequence.output_token_ids) == (array("I", [1, 2, 3]), [])
     assert (sequence.num_prompt_tokens, sequence.num_computed_tokens, sequence.num_uncomputed_tokens) == (3, 0, 3)
     assert (sequence.status, sequence.block_ids) == (Status.WAITING, [])
-    assert sequence.finish_reason is sequence.num_cached_tokens is None
+    assert (sequence.finish_reason, sequence.num_cached_tokens) == (None, None)
     # The request keeps its own prompt.
     sequence.apply_token_ids([9])
     assert (sequence.request.prompt_token_ids, sequence.output_token_ids) == ((1, 2, 3), [9])

@@ -14,4 +14,6 @@ def write_lines(path: Path, rows: Iterable[Any]) -> Path:
 
 def read_lines(path: Path) -> list[Any]:
     """The rows of a file."""
-    return [json.loads(line) for line in path.read_bytes().splitlines()]
+    content = path.read_bytes()
+    assert not content or content.endswith(b"\n"), "the last line has an end"
+    return [json.loads(line) for line in content.splitlines()]

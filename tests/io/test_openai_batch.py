@@ -339,7 +339,10 @@ DOCUMENTED = {
         {
             "model": "gpt-4o-2024-08-06",
             "messages": SOLVE,
-            "response_format": {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": STEPS}},
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "math_reasoning", "strict": True, "schema": STEPS},
+            },
         },
     ),
     "the API's cookbook of batches": [

@@ -87,6 +87,7 @@ def manifest_of(manifest, folder):
     return lambda **options: manifest(**{"model": str(folder), "load_format": "auto", **options})
 
 
+# One bit: the last digit of config.json is 16's, which becomes 17.
 @pytest.mark.parametrize(
     ("changed", "at"),
     [("config.json", -2), ("tokenizer.json", -1), ("model.safetensors", -1), ("model.safetensors", 2**19)],

@@ -188,7 +188,8 @@ def test_no_end_token_within_the_reasoning_of_a_grammar():
     bound = ReasoningConstraint(form, [1], 9, lambda: EveryThird(WIDTH), calls=False, vocab_size=WIDTH, end_ids=[256])
     for constraint in (free, bound):
         constraint.feed(start)
-    masks = np.zeros((2, -(-WIDTH // 32)), np.int32)
+    # Whatever they held before.
+    masks = np.full((2, -(-WIDTH // 32)), -1, np.int32)
     ReasoningConstraint.fill_all([free, bound], masks)
     allowed = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little").astype(bool)
     assert allowed[0].nonzero()[0].tolist() == list(range(WIDTH))

@@ -62,8 +62,16 @@ class Workers:
 
     def count_bad(self, reader: PromptReader) -> int:
         """See ``Service``."""
-        shape = dict(reader.defaults), reader.input_format, reader.result_column, reader.columns, reader.task
-        self._pool.ask(m.CountBad(partial(PromptReader, reader.source, *shape)))
+        make_reader = partial(
+            PromptReader,
+            reader.source,
+            dict(reader.defaults),
+            reader.input_format,
+            result_column=reader.result_column,
+            columns=reader.columns,
+            task=reader.task,
+        )
+        self._pool.ask(m.CountBad(make_reader))
         return int(self._pool.answer())
 
     def load(self) -> None:
