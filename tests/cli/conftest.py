@@ -31,15 +31,6 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def require_error(result: SimpleNamespace, code: int, *parts: str) -> None:
-    """The command ended with one line that has all of these parts, and printed nothing else."""
-    assert (result.code, result.out) == (code, ""), result.err
-    assert len(result.err.splitlines()) == 1, result.err
-    assert result.err.startswith("rosebatch: error: ") and result.err.endswith("\n")
-    for part in parts:
-        assert part in result.err
-
-
 @pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str]) -> Callable[..., SimpleNamespace]:
     """Calls the command line and gives its exit code, stdout and stderr."""

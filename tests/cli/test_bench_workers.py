@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.cli.conftest import require_error
+from tests.helpers.command_errors import require_error
 
 SMALL = ["--num-prompts", 10, "--input-len", 6, "--output-len", 3, "--repeats", 2, "--device", "cpu"]
 

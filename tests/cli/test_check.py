@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import rosebatch.launch.launch
-from tests.cli.conftest import require_error
+from tests.helpers.command_errors import require_error
 from tests.helpers.json_lines import write_lines
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaModel
 
 from rosebatch import LLM, PoolingParams
-from tests.cli.conftest import require_error
+from tests.helpers.command_errors import require_error
 from tests.helpers.json_lines import read_lines, write_lines
 from tests.job.lines import codes
 

@@ -9,7 +9,7 @@ import torch
 import rosebatch.cli.jobs
 import rosebatch.launch.launch
 from rosebatch.core.errors import UserError
-from tests.cli.conftest import require_error
+from tests.helpers.command_errors import require_error
 
 ABORTED, USAGE = 1, 2
 

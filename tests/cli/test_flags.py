@@ -15,7 +15,7 @@ from rosebatch.cli.options import SamplingFlags
 from rosebatch.config.run import Flag, RunConfig
 from rosebatch.config.switches import Switches
 from rosebatch.job.config import JobConfig
-from tests.cli.conftest import require_error
+from tests.helpers.command_errors import require_error
 
 DEFAULTS = asdict(Switches.resolve({}, "cpu"))
 # One that waits to be measured is off by default.

@@ -11,8 +11,8 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from rosebatch.text.tokenizer import Tokenizer
-from tests.cli.conftest import require_error
 from tests.helpers import reference
+from tests.helpers.command_errors import require_error
 from tests.job.lines import codes
 
 CHAT = [{"role": "user", "content": "hi"}]

@@ -8,7 +8,7 @@ import pytest
 
 import rosebatch.launch.launch
 from rosebatch.text.tokenizer import Tokenizer
-from tests.cli.conftest import require_error
+from tests.helpers.command_errors import require_error
 from tests.helpers.hub_cache import add_snapshot, without_network
 from tests.helpers.small_llama import save_tokenizer
 

@@ -6,7 +6,7 @@ import fsspec
 import openai.types
 import pytest
 
-from tests.cli.conftest import require_error
+from tests.helpers.command_errors import require_error
 from tests.helpers.json_lines import read_lines, write_lines
 from tests.io.test_openai_batch import DOCUMENTED
 from tests.job.lines import codes

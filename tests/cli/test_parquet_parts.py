@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import dataset
 
-from tests.cli.conftest import require_error
+from tests.helpers.command_errors import require_error
 
 USAGE = 2
 LINES = [{"prompt": f"row {i}", "max_tokens": 2, "late": None if i < 3 else "s"} for i in range(5)]

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.cli.conftest import require_error
+from tests.helpers.command_errors import require_error
 
 ROW = '{"prompt_token_ids":[1,2],"max_tokens":1}\n'
 REQUEST = '{"custom_id":"a","body":{"prompt":[1,2],"max_tokens":1}}\n'

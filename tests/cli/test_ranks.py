@@ -10,8 +10,8 @@ import pytest
 from rosebatch import LLM, SamplingParams
 from rosebatch.config.run import RunConfig
 from rosebatch.launch.launch import launch
-from tests.cli.conftest import require_error
 from tests.cli.test_workers import are_gone, await_rows, children, expected, source, start  # noqa: F401 (fixtures)
+from tests.helpers.command_errors import require_error
 from tests.helpers.waiting import PATIENCE_SECONDS, until
 
 

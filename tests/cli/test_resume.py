@@ -14,8 +14,8 @@ import pytest
 from rosebatch.core.errors import UserError
 from rosebatch.engine.engine import Engine
 from rosebatch.io.output import FileOutput
-from tests.cli.conftest import require_error
 from tests.helpers.checkout import environment
+from tests.helpers.command_errors import require_error
 from tests.helpers.json_lines import write_lines
 from tests.helpers.waiting import until
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.cli.conftest import require_error
+from tests.helpers.command_errors import require_error
 from tests.helpers.json_lines import write_lines
 
 

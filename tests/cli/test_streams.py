@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.cli.conftest import require_error
+from tests.helpers.command_errors import require_error
 from tests.helpers.waiting import PATIENCE_SECONDS
 
 LINES = ['{"prompt_token_ids":[1],"max_tokens":9}', "{", '{"prompt_token_ids":[2],"max_tokens":1}']

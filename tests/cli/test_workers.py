@@ -19,8 +19,8 @@ import pytest
 
 from rosebatch.job.workers import service
 from rosebatch.job.workers.reading import ReadingProcess
-from tests.cli.conftest import require_error
 from tests.helpers.checkout import environment, python_path
+from tests.helpers.command_errors import require_error
 from tests.helpers.json_lines import write_lines
 from tests.helpers.waiting import PATIENCE_SECONDS, until
 

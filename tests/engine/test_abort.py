@@ -18,8 +18,8 @@ from rosebatch.engine.torch_runner.batch import BlockTables
 from tests.engine import test_device_runner
 from tests.engine.constraint import EveryThird
 from tests.engine.fake_runner import VOCAB, FakeRunner, fake_completion, make_sequence, random_pools
+from tests.engine.schedulers import add, drain, make_scheduler, step
 from tests.engine.small_models import device_engine, plain_engine
-from tests.engine.test_scheduler import add, drain, make_scheduler, step
 from tests.helpers.marks import needs_interpreter
 
 

@@ -14,7 +14,7 @@ from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.engine.scheduling.sequence import SequenceState
 from rosebatch.engine.scheduling.step_planner import SeparateDecodes
 from tests.engine.fake_runner import VOCAB, FakeRunner, fake_completion, make_sequence, random_pools
-from tests.engine.test_scheduler import make_scheduler, serving
+from tests.engine.schedulers import make_scheduler, serving
 
 END = 3
 

@@ -7,7 +7,7 @@ import pytest
 from rosebatch.engine.plan import Chunk
 from rosebatch.engine.scheduling.block_pool import hash_block, token_bytes
 from tests.engine.fake_runner import VOCAB, fake_completion, make_sequence
-from tests.engine.test_scheduler import add, drain, make_scheduler, step
+from tests.engine.schedulers import add, drain, make_scheduler, step
 
 PROMPT = [7, 1, 8, 2, 8]
 

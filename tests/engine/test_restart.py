@@ -6,7 +6,7 @@ import pytest
 
 from rosebatch.engine.scheduling.step_planner import MIXED, SeparateDecodes
 from tests.engine.fake_runner import FakeRunner, make_sequence, next_token
-from tests.engine.test_scheduler import add, chunks, drain, make_scheduler, step
+from tests.engine.schedulers import add, chunks, drain, make_scheduler, step
 
 PROMPT = range(9)
 SALT = b"another model"

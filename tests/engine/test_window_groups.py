@@ -13,7 +13,7 @@ from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.engine.scheduling.step_planner import MIXED, SeparateDecodes
 from tests.engine.fake_runner import VOCAB, FakeRunner, fake_completion, make_sequence
-from tests.engine.test_scheduler import add, chunks, step
+from tests.engine.schedulers import add, chunks, step
 
 SIZE = 4
 

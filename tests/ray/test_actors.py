@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from rosebatch.job.workers.ray_cluster import cpus_of_each, short_reason
-from tests.cli.conftest import require_error
+from tests.helpers.command_errors import require_error
 from tests.helpers.waiting import PATIENCE_SECONDS, until
 
 FLAGS = ("--ray", "local", "-dp", 2)
