@@ -6,13 +6,14 @@ sums in one shot and in two, also where a run would not.
 
 import sys
 from functools import partial
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import Tensor, multiprocessing
 
 from benchmarks.kernels.launchers import Launchers
-from rosebatch.launch.group import TorchGroup, find_store, open_store
+from rosebatch.launch.group import TorchGroup, open_store
 from rosebatch.launch.symmetric import AllReduceBuffers
 from rosebatch.ops.shard import Shard
 from rosebatch_kernels.common.timing import median_us
@@ -27,13 +28,13 @@ _Sum = tuple[Tensor, Tensor]
 def main() -> None:
     """Start a process for each GPU."""
     size = int(sys.argv[1]) if len(sys.argv) > 1 else torch.cuda.device_count()
-    store = open_store(size)
-    multiprocessing.spawn(_run, (size, store.port), nprocs=size)  # type: ignore[attr-defined, no-untyped-call, unused-ignore]
+    with TemporaryDirectory() as folder:
+        multiprocessing.spawn(_run, (size, f"{folder}/store"), nprocs=size)  # type: ignore[attr-defined, no-untyped-call, unused-ignore]
 
 
-def _run(rank: int, size: int, port: int) -> None:
+def _run(rank: int, size: int, store: str) -> None:
     torch.cuda.set_device(rank)
-    group = TorchGroup(Shard(rank, size), find_store(port, size), torch.device("cuda"))
+    group = TorchGroup(Shard(rank, size), open_store(store, size), torch.device("cuda"))
     for columns in _SIZES:
         limit, like = max(_ROWS), (columns, torch.bfloat16, torch.device("cuda"))
         # A sum of one row is always in one shot.

@@ -23,11 +23,11 @@ class Ranks:
 
     Args:
         config: of the run.
-        port: of the store where the processes find each other.
+        store: path of the store where the processes find each other.
         state: of the model's files.
     """
 
-    def __init__(self, config: RunConfig, port: int, state: str) -> None:
+    def __init__(self, config: RunConfig, store: str, state: str) -> None:
         self._size = config.tensor_parallel_size
         self._changed = Condition()
         self._ready = 0
@@ -40,7 +40,7 @@ class Ranks:
             # Their threads must not keep this object alive.
             receive = partial(_receive, weakref.ref(self), rank)
             self._processes.append(ChildProcess("rosebatch.launch.tp_worker", {}, receive, loud=False))
-            self._processes[-1].send(m.Setup(config, Shard(rank, self._size), port, state))
+            self._processes[-1].send(m.Setup(config, Shard(rank, self._size), store, state))
         weakref.finalize(self, _end, self._endings, self._processes)
 
     def await_ready(self) -> None:

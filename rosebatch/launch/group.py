@@ -2,20 +2,20 @@
 
 import gc
 import os
+import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from threading import Event, Lock, Thread
 
 import torch
 from torch import Tensor, distributed
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import FileStore  # type: ignore[attr-defined]
 
 from rosebatch.core.errors import FlagError
 from rosebatch.launch.symmetric import AllReduceBuffers
 from rosebatch.ops.ops import AllReduce
 from rosebatch.ops.shard import Shard
 
-_HOST = "127.0.0.1"
 # The others import PyTorch meanwhile, and a slow disk may hold it.
 _TO_JOIN = timedelta(minutes=10)
 # Of a collective. A process that dies is noticed at once, by the end of its connection.
@@ -40,7 +40,7 @@ class TorchGroup:
         device: of this process.
     """
 
-    def __init__(self, shard: Shard, store: TCPStore, device: torch.device) -> None:
+    def __init__(self, shard: Shard, store: FileStore, device: torch.device) -> None:
         self.shard = shard
         self._device = device
         self._all_reduces: AllReduceBuffers | None = None
@@ -51,8 +51,10 @@ class TorchGroup:
         if distributed.is_initialized():
             raise FlagError(f"--tensor-parallel-size {shard.size}: this process has another divided model already")
         on_gpu = device.type == "cuda"
-        # All processes are on one machine.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        # All processes are on one machine, and nobody else has anything to say.
+        loopback = "lo0" if sys.platform == "darwin" else "lo"
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ.setdefault(name, loopback)
         # Multicast over NVLink needs rights that containers often lack, and NCCL fails without them.
         os.environ |= {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
         if on_gpu:
@@ -120,11 +122,11 @@ class TorchGroup:
                 distributed.distributed_c10d._abort_process_group()
 
 
-def open_store(size: int) -> TCPStore:
-    """A store for so many processes, at a free port of this machine."""
-    return TCPStore(_HOST, 0, size, is_master=True, timeout=_TO_JOIN, wait_for_workers=False)
+def open_store(path: str, size: int) -> FileStore:
+    """A store for so many processes, in a file that only their user can open.
 
-
-def find_store(port: int, size: int) -> TCPStore:
-    """The store that another process has opened."""
-    return TCPStore(_HOST, port, size, is_master=False, timeout=_TO_JOIN)
+    PyTorch's store over TCP listens on all interfaces, and whoever connects may read and write.
+    """
+    store = FileStore(path, size)
+    store.set_timeout(_TO_JOIN)
+    return store

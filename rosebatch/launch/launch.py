@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -210,8 +211,11 @@ def _load_tensor_parallel(plan: LaunchPlan) -> LoadedEngine:
     from rosebatch.launch.group import TorchGroup, open_store
 
     size = plan.config.tensor_parallel_size
-    store = open_store(size)
-    ranks = Ranks(plan.config, store.port, plan.source.state)
+    folder = TemporaryDirectory(prefix="rosebatch-", ignore_cleanup_errors=True)
+    path = str(Path(folder.name) / "store")
+    store = open_store(path, size)
+    ranks = Ranks(plan.config, path, plan.source.state)
+    ranks.at_end(folder.cleanup)
     split_threads(plan)
     ranks.await_ready()
     group = TorchGroup(Shard(0, size), store, plan.device)

@@ -15,13 +15,13 @@ class Setup:
     Attributes:
         config: of the run.
         shard: of the process.
-        port: of the store where the processes find each other.
+        store: path of the store where the processes find each other.
         state: of the model's files, see ``rosebatch.model.source.ModelSource``.
     """
 
     config: RunConfig
     shard: Shard
-    port: int
+    store: str
     state: str
 
 

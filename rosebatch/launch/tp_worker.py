@@ -28,14 +28,14 @@ def _work(link: ParentLink) -> None:
 def _load_and_follow(link: ParentLink) -> None:
     setup: m.Setup = link.receive()
     from rosebatch.engine.load import load_engine
-    from rosebatch.launch.group import TorchGroup, find_store
+    from rosebatch.launch.group import TorchGroup, open_store
     from rosebatch.launch.launch import plan_launch, split_threads
 
     plan = plan_launch(setup.config, quiet=True)
     if plan.source.state != setup.state:
         raise UserError(f"{plan.source.name}: the model's files changed while its ranks loaded them")
     split_threads(plan)
-    store = find_store(setup.port, setup.shard.size)
+    store = open_store(setup.store, setup.shard.size)
     link.send(m.Ready())
     group = TorchGroup(setup.shard, store, plan.device)
     engine = load_engine(plan.source, plan.config, plan.switches, plan.device, group).engine

@@ -135,7 +135,7 @@ def test_other_errors_stay_what_they_are(monkeypatch):
     from rosebatch.config.run import RunConfig
 
     with pytest.raises(ValueError, match="own"):
-        Ranks(RunConfig(), 0).explain(ValueError("own"))
+        Ranks(RunConfig(), "store", "state").explain(ValueError("own"))
 
 
 def test_results_without_a_rank_are_refused():
@@ -163,7 +163,7 @@ def test_what_is_freed_at_the_end_comes_in_turn():
     from rosebatch.config.run import RunConfig
 
     ended = []
-    ranks = Ranks(RunConfig(), 0)
+    ranks = Ranks(RunConfig(), "store", "state")
     ranks.at_end(lambda: ended.append("group"))
     ranks.at_end(lambda: ended.append("graphs"))
     assert ended == []
@@ -176,7 +176,7 @@ def test_the_end_comes_while_a_loss_is_dealt_with():
     from rosebatch.config.run import RunConfig
 
     begun, freed = Event(), Event()
-    ranks = Ranks(RunConfig(), 0)
+    ranks = Ranks(RunConfig(), "store", "state")
     ranks.at_end(freed.set)
     ranks.on_loss(lambda: begun.set() or freed.wait(PATIENCE_SECONDS))
     ranks._processes.append(Gone())
