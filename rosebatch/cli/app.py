@@ -18,6 +18,7 @@ from rosebatch.cli.options import SamplingFlags, Source, takes
 from rosebatch.config.run import RunConfig
 from rosebatch.core.errors import FlagError, InterruptionError, UserError, printable
 from rosebatch.core.version import __version__
+from rosebatch.host.openmp import wait_passively
 from rosebatch.job.config import JobConfig
 
 EXIT_USAGE = 2
@@ -151,9 +152,7 @@ def run() -> NoReturn:
 
 def main(args: list[str] | None = None) -> NoReturn:
     """Run the command line; every mistake of a user is one line on stderr, never a traceback."""
-    # Read when torch loads: OpenMP's threads should not spin while they wait. Beside another busy process, spinning
-    # makes a CPU run 15 times slower (benchmarks/NOTEBOOK/2026-11.md).
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    wait_passively()
     try:
         code: Any = app(args=args, standalone_mode=False)
         if sys.stdout is not None:

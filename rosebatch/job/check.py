@@ -215,7 +215,8 @@ def time_range(floor: Floor, device: str) -> str:
     """
     (limit, minimum), (quick, slow) = _SHARES[device], _START_SECONDS[device]
     low, high = quick + floor.prefill_s / limit, slow + floor.seconds / minimum
-    return f"about {low:.0f} s to {high:.0f} s: answers may end early; {floor.seconds:.1f} s is the floor if none does"
+    ends = f"about {low:.0f} s if answers end at once, {high:.0f} s if all reach their limits"
+    return f"{ends}; the hardware's limit for those is {floor.seconds:.1f} s"
 
 
 def _histogram(lens: Iterable[int]) -> list[tuple[str, str]]:

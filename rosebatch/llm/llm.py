@@ -10,6 +10,7 @@ from rosebatch.config.run import RunConfig
 from rosebatch.core.errors import FlagError, RowError
 from rosebatch.core.pooling_params import PoolingParams
 from rosebatch.core.sampling_params import GREEDY, SamplingParams
+from rosebatch.host.openmp import wait_passively
 from rosebatch.host.pretrained import load_pretrained_tokenizer
 from rosebatch.io.fields import PromptOptions, plain_message
 from rosebatch.io.rows import FailedRow, Row
@@ -54,6 +55,7 @@ class LLM:
     """
 
     def __init__(self, model: str | Path | None = None, **settings: Any) -> None:
+        wait_passively()
         config = RunConfig.of(None if model is None else str(model), **own_names(settings))
         self._start(_backend(config))
 

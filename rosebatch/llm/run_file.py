@@ -8,6 +8,7 @@ from rosebatch.config.run import InputFormat, RunConfig
 from rosebatch.core.errors import FlagError
 from rosebatch.core.pooling_params import EncodingFormat, PoolingParams
 from rosebatch.core.sampling_params import SamplingParams
+from rosebatch.host.openmp import wait_passively
 from rosebatch.io.sampling_fields import fields_of
 from rosebatch.io.tasks.embed import Embed
 from rosebatch.io.tasks.generate import GENERATE
@@ -81,6 +82,7 @@ def run_file(
         UserError: the job is impossible; nothing was written to ``output``.
         ValueError: a parameter is impossible, alone or with the others.
     """
+    wait_passively()
     if columns is not None and not isinstance(columns, str) and any("," in name for name in columns):
         raise FlagError("columns: a name with a comma cannot be chosen")
     given = fields_of(sampling) if isinstance(sampling, SamplingParams) else sampling

@@ -135,8 +135,9 @@ def test_the_summary(check, plan):
 def test_the_range_of_time():
     """A floor alone was read as an estimate: 13 to 15 s were promised, and the run took 47."""
     floor = Floor(prefill_s=1.7, decode_s=10.3)
-    assert time_range(floor, "cuda") == "about 5 s to 63 s: answers may end early; 12.0 s is the floor if none does"
-    assert time_range(floor, "cpu") == "about 3 s to 88 s: answers may end early; 12.0 s is the floor if none does"
+    rest = " if all reach their limits; the hardware's limit for those is 12.0 s"
+    assert time_range(floor, "cuda") == f"about 5 s if answers end at once, 63 s{rest}"
+    assert time_range(floor, "cpu") == f"about 3 s if answers end at once, 88 s{rest}"
 
 
 def test_the_summary_of_a_model_with_states(check):
