@@ -21,7 +21,7 @@ from rosebatch.io.fields import (
     tools_of,
 )
 from rosebatch.io.result_names import LISTS_IN_RESULTS, RESULT_FIELDS, require_no_collision
-from rosebatch.io.row_names import NESTED, SAME_AS, unclear_names, with_own_names
+from rosebatch.io.row_names import NESTED, SAME_AS, require_text, unclear_names, with_own_names
 from rosebatch.io.sampling_fields import given_sampling, sampling_params, split_prompt_only, with_defaults
 from rosebatch.io.tools import ToolUse
 
@@ -118,6 +118,7 @@ def parse_row(
         return FailedRow(index=index, where=where, metadata={}, error=error)
     metadata = carried_fields(values, keep_prompt, result_column)
     try:
+        require_text(values)
         named = with_own_names(values)
         line = _check(named)
         require_no_collision(values, result_column)

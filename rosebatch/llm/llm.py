@@ -100,7 +100,7 @@ class LLM:
             one output for each prompt, in order.
 
         Raises:
-            ValueError: with ``on_error="raise"``: a prompt cannot be served. It is named by its number.
+            ValueError: with ``on_error="raise"``: a prompt cannot be served. It is named by its place, from 0.
         """
         several: Any = [prompts] if is_single(prompts) else prompts
         return self._run([prompt_fields(each) for each in several], sampling_params, seed, on_error, use_tqdm)
@@ -169,7 +169,7 @@ class LLM:
             one output for each prompt, in order.
 
         Raises:
-            ValueError: with ``on_error="raise"``: a prompt cannot be served. It is named by its number.
+            ValueError: with ``on_error="raise"``: a prompt cannot be served. It is named by its place, from 0.
         """
         several: Any = [prompts] if is_single(prompts) else prompts
         pooling = one_for_each("pooling_params", pooling_params, PoolingParams(), len(several))
@@ -202,6 +202,7 @@ class LLM:
             pairs: Iterable[tuple[Prompt, Any]] = ((prompt, sampling_params) for prompt in prompts)
         else:
             pairs = zip(prompts, sampling_params, strict=True)  # type: ignore[arg-type]
+        first = self._num_prompts
         rows = (self._row(prompt_fields(prompt), params or self._default) for prompt, params in pairs)
         _check_on_error(on_error)
         with (
@@ -209,7 +210,7 @@ class LLM:
             closing(backend.stream(rows, serving(Completions(), seed, in_order=True))) as outputs,
         ):
             for output in outputs:
-                yield _checked(output, on_error)
+                yield _checked(output, on_error, first)
                 # The caller may have closed it meanwhile.
                 self._running()
 
@@ -303,7 +304,7 @@ class LLM:
         ):
             for output in found:
                 self._running()
-                outputs.append(_checked(output, on_error))
+                outputs.append(_checked(output, on_error, rows[0].index))
                 progress.advance(tokens=output.num_generated_tokens, failed=output.error is not None)
         return sorted(outputs, key=lambda output: int(output.request_id))
 
@@ -351,7 +352,8 @@ def _check_on_error(on_error: OnError) -> None:
         raise ValueError(f"on_error must be raise or return, got {on_error!r}")
 
 
-def _checked(output: Any, on_error: OnError) -> Any:
+def _checked(output: Any, on_error: OnError, first: int) -> Any:
+    """The output; ``first`` is the number of the call's first prompt among all."""
     if output.error is not None and on_error == "raise":
-        raise FlagError(f"prompt {output.request_id}: {output.error}")
+        raise FlagError(f"prompt {int(output.request_id) - first}: {output.error}")
     return output

@@ -6,11 +6,13 @@ from typing import Any
 
 from rosebatch.core.errors import FlagError, RowError
 from rosebatch.io.fields import RequestFields, to_struct, tools_of
+from rosebatch.io.row_names import require_text
 from rosebatch.io.tools import ToolUse
 
 # A text, its token ids, or either in a mapping: ``{"prompt": ...}``, ``{"prompt_token_ids": [...]}``.
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Message = Mapping[str, Any]
+_PROMPT_KEYS = ("prompt", "prompt_token_ids")
 
 
 def tool_use_of(
@@ -34,8 +36,10 @@ def one_for_each(name: str, given: Any, default: Any, count: int) -> list[Any]:
     """Parameters of each prompt, from those of all or a list.
 
     Raises:
-        ValueError: the list has another length.
+        ValueError: the list has another length, or it is none.
     """
+    if isinstance(given, Mapping | str):
+        raise ValueError(f"{name} must be {type(default).__name__}, got {type(given).__name__}")
     if given is None or isinstance(given, type(default)):
         return [default if given is None else given] * count
     params = list(given)
@@ -51,19 +55,29 @@ def is_single(prompts: Any) -> bool:
     return isinstance(prompts, Sequence) and bool(prompts) and all(type(each) is int for each in prompts)
 
 
+def _require_known(prompt: Mapping[str, Any]) -> None:
+    require_text(prompt)
+    given = [name for name, value in prompt.items() if value is not None]
+    if not set(_PROMPT_KEYS).intersection(given):
+        raise RowError("missing_prompt", f"expected prompt or prompt_token_ids, got {', '.join(given) or 'nothing'}")
+    if unknown := [name for name in given if name not in _PROMPT_KEYS]:
+        raise RowError("unsupported_field", f"{unknown[0]}: a prompt's mapping has prompt or prompt_token_ids alone")
+
+
 def prompt_fields(prompt: Prompt) -> dict[str, Any]:
     """The fields of a row; an ``error`` if it is no prompt."""
     if isinstance(prompt, str):
         return {"prompt": prompt} if prompt else {"error": RowError("empty_prompt", "prompt is empty")}
     if isinstance(prompt, Mapping):
-        known = [name for name in ("prompt", "prompt_token_ids") if prompt.get(name) is not None]
-        if "prompt_token_ids" in known:
-            return prompt_fields(prompt["prompt_token_ids"])
-        if known and isinstance(prompt["prompt"], str):
-            return prompt_fields(prompt["prompt"])
-        error = RowError("missing_prompt", f"expected prompt or prompt_token_ids, got {', '.join(prompt) or 'nothing'}")
-        return {"error": error}
-    if isinstance(prompt, Iterable):
+        try:
+            _require_known(prompt)
+        except RowError as error:
+            return {"error": error}
+        ids = prompt.get("prompt_token_ids")
+        if ids is not None or isinstance(prompt["prompt"], str):
+            return prompt_fields(prompt["prompt"] if ids is None else ids)
+        prompt = prompt["prompt"]
+    elif isinstance(prompt, Iterable):
         ids = tuple(prompt)
         if all(isinstance(each, int) and not isinstance(each, bool) for each in ids):
             return {"prompt_token_ids": ids}

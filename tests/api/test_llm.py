@@ -145,6 +145,11 @@ def test_one_call_at_a_time(llm):
         ("x" * 5000, "prompt_too_long"),
         ([10**6], "invalid_token_id"),
         ({"text": "x"}, "missing_prompt"),
+        # The text alone was answered, with other parameters than asked for.
+        ({"prompt": "x", "multi_modal_data": {"image": "x.png"}}, "unsupported_field"),
+        ({"prompt": "x", "max_tokens": 1}, "unsupported_field"),
+        ({"prompt": "x", "tpyo": 1}, "unsupported_field"),
+        ({"prompt": 5}, "invalid_prompt"),
         (3.5, "invalid_prompt"),
         (["a"], "invalid_prompt"),
     ],
@@ -154,9 +159,27 @@ def test_a_bad_prompt_costs_itself(llm, prompt, code):
     good, bad = llm.generate(["good", prompt], SHORT, on_error="return")
     assert good.error is None and good.outputs
     assert bad.error_code == code and bad.error and bad.outputs == []
-    with pytest.raises(ValueError, match="prompt"):
+    # Its place in this call, not among all prompts that the model has had.
+    with pytest.raises(ValueError, match=r"prompt 1\b"):
         llm.generate(["good", prompt], SHORT)
     assert llm.generate("good", SHORT), "the model goes on"
+
+
+def test_a_mapping_is_a_good_prompt(llm):
+    """Other libraries' scripts leave keys without a value in it."""
+    plain, mapped, ids = llm.generate(
+        ["ab", {"prompt": "ab", "multi_modal_data": None}, {"prompt_token_ids": [97, 98], "prompt": None}], SHORT
+    )
+    assert plain.outputs[0].token_ids == mapped.outputs[0].token_ids
+    assert ids.prompt_token_ids == [97, 98]
+
+
+@pytest.mark.parametrize("given", [{"max_tokens": 2}, {"max_tokens": 2, "temperature": 0}, "greedy"])
+def test_parameters_of_another_type(llm, given):
+    """It said "got str", or that a dict has two entries for one prompt."""
+    name = type(given).__name__
+    with pytest.raises(ValueError, match=f"^sampling_params must be SamplingParams, got {name}$"):
+        llm.generate("a", given)
 
 
 def test_bad_chats_cost_themselves(llm):

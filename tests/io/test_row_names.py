@@ -75,3 +75,13 @@ def test_carried_fields_are_told(parse):
     """They are carried as ever."""
     row = parse({"prompt": "x", "top_K": 5, "label": "a"})
     assert (row.unclear, row.metadata, row.sampling.top_k) == (("top_K",), {"top_K": 5, "label": "a"}, 0)
+
+
+@pytest.mark.parametrize("name", ["image", "images", "image_url", "audio", "input_audio", "video", "multi_modal_data"])
+def test_inputs_that_are_not_text(parse, name):
+    """They were carried, and the text alone was answered. A null is none."""
+    row = parse({"prompt": "What is on it?", name: "cat.png"})
+    assert isinstance(row, FailedRow) and row.error.code == "unsupported_field"
+    assert row.error.message.startswith(f"{name}: only text is served")
+    assert row.metadata == {name: "cat.png"}
+    assert not isinstance(parse({"prompt": "a", name: None}), FailedRow)

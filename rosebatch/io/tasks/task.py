@@ -12,6 +12,7 @@ from rosebatch.core.sampling_params import GREEDY
 from rosebatch.io.fields import Message, plain_message, prompt_options, to_struct
 from rosebatch.io.result_names import require_no_collision, reserved_names
 from rosebatch.io.results import Result
+from rosebatch.io.row_names import require_text
 from rosebatch.io.rows import PROMPT_FIELDS, FailedRow, Row
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ class Task:
             return FailedRow(index=index, where=where, metadata={}, error=error)
         metadata = self.carried(values, keep_prompt, result_column)
         try:
+            require_text(values)
             require_no_collision(values, result_column, self.result_fields)
             line = to_struct(values, self.fields)
             # Nothing answers the chat.
