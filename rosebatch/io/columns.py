@@ -16,11 +16,13 @@ INTEGERS = frozenset(
     {
         *("id", "max_tokens", "min_tokens", "top_k", "seed", "n", "best_of", "truncate_prompt_tokens"),
         *("logprobs", "top_logprobs", "prompt_logprobs", "max_reasoning_tokens", "dimensions"),
-        *("max_completion_tokens", "max_new_tokens", "min_new_tokens", "num_return_sequences"),
+        *("max_completion_tokens", "max_new_tokens", "max_output_tokens", "min_new_tokens", "n_predict"),
+        *("num_return_sequences", "sampling_seed", "thinking_token_budget"),
     }
 )
 # Fields whose CSV cells are JSON. All others are texts.
-_JSON = (REQUEST_FIELDS | {"dimensions"}) - {"id", "prompt", "suffix"}
+_TEXTS = {"id", "prompt", "suffix", "guided_grammar", "guided_regex", "regex", "reasoning_effort", "verbosity"}
+_JSON = (REQUEST_FIELDS | {"dimensions"}) - _TEXTS
 
 
 @dataclass(frozen=True, slots=True)

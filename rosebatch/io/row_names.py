@@ -15,17 +15,45 @@ from rosebatch.io.fields import OPTION_FIELDS, SAMPLING_FIELDS, TOOL_FIELDS
 SAME_AS = {
     "max_completion_tokens": "max_tokens",
     "max_new_tokens": "max_tokens",
+    "max_output_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
+    "n_predict": "max_tokens",
+    "no_stop_trim": "include_stop_str_in_output",
     "num_return_sequences": "n",
+    "repeat_penalty": "repetition_penalty",
+    "sampling_seed": "seed",
     "stop_strings": "stop",
+    "thinking_token_budget": "max_reasoning_tokens",
 }
+# Names that they have for what ``structured_outputs`` holds.
+GRAMMARS = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "json_schema": "json",
+    "regex": "regex",
+}
+# Variables of chat templates that they have as fields. A template that does not name them ignores them.
+TEMPLATE_FIELDS = ("reasoning_effort", "verbosity", "enable_thinking")
 # An object of sampling fields.
 NESTED = "sampling_params"
-_OTHER_NAMES = frozenset({*SAME_AS, NESTED})
-_KNOWN = frozenset({*OPTION_FIELDS, *SAMPLING_FIELDS, *TOOL_FIELDS, *_OTHER_NAMES})
+OTHER_NAMES = frozenset({*SAME_AS, *GRAMMARS, *TEMPLATE_FIELDS, NESTED})
+_KNOWN = frozenset({*OPTION_FIELDS, *SAMPLING_FIELDS, *TOOL_FIELDS, *OTHER_NAMES})
 # Settings of other tools that mean nothing here.
 _ELSEWHERE = frozenset(
-    {"do_sample", "max_length", "min_length", "num_beams", "stop_sequences", "stream", "system_prompt"}
+    {
+        *("do_sample", "max_length", "min_length", "num_beams", "stop_sequences", "stream", "system_prompt"),
+        *("add_special_tokens", "bad_words_ids", "chat_template", "custom_logit_processor"),
+        *("custom_params", "early_stopping", "ebnf", "eos_token_id", "extra_body"),
+        *("function_call", "functions", "generation_config", "generation_kwargs", "grammar", "guided_decoding"),
+        *("guided_decoding_backend", "guided_whitespace_pattern", "include_reasoning", "length_penalty"),
+        *("logit_processors", "logits_processors", "lora_request", "max_gen_toks", "max_tokens_to_sample"),
+        *("mirostat", "mirostat_eta", "mirostat_tau", "modalities", "no_repeat_ngram_size", "num_predict"),
+        *("parameters", "random_seed", "reasoning", "repeat_last_n", "return_token_ids", "sampling", "stop_regex"),
+        *("structural_tag", "structured_output", "tfs_z", "thinking", "thinking_budget", "truncation_side"),
+        *("typical_p", "until", "use_beam_search"),
+    }
 )
 # Inputs that are not text, as other tools name them.
 _NO_TEXT = frozenset(
@@ -44,6 +72,8 @@ def require_text(values: Mapping[str, Any]) -> None:
     Raises:
         RowError: it has: the answer would be to the text alone.
     """
+    if _NO_TEXT.isdisjoint(values):
+        return
     for name in sorted(_NO_TEXT.intersection(values)):
         if values[name] is not None:
             raise RowError("unsupported_field", f"{name}: only text is served; without it, the row is a text alone")
@@ -55,10 +85,10 @@ def with_own_names(values: dict[str, Any]) -> dict[str, Any]:
     Raises:
         RowError: a field and another name of it differ, or ``sampling_params`` is no object of sampling fields.
     """
-    if _OTHER_NAMES.isdisjoint(values):
+    if OTHER_NAMES.isdisjoint(values):
         return values
     nested = values.get(NESTED)
-    own = _with_own_names({name: value for name, value in values.items() if name != NESTED})
+    own = _for_template(_with_own_names({name: value for name, value in values.items() if name != NESTED}))
     if isinstance(nested, str):
         # So a table may have it.
         with suppress(msgspec.DecodeError):
@@ -78,7 +108,23 @@ def _with_own_names(values: Mapping[str, Any]) -> dict[str, Any]:
     for name, meaning in SAME_AS.items():
         if name in found and (value := found.pop(name)) != found.setdefault(meaning, value):
             raise RowError("invalid_field", f"{name} is another name of {meaning}: keep one of them")
+    grammars = [name for name in (*GRAMMARS, "structured_outputs", "response_format") if name in found]
+    if len(grammars) > 1 and not GRAMMARS.keys().isdisjoint(grammars):
+        raise RowError("invalid_field", f"an answer can have one grammar: keep one of {', '.join(grammars)}")
+    if grammars and (name := grammars[0]) in GRAMMARS:
+        found["structured_outputs"] = {GRAMMARS[name]: found.pop(name)}
     return found
+
+
+def _for_template(values: dict[str, Any]) -> dict[str, Any]:
+    """With the variables of the chat template where they belong. Those that are there already win."""
+    given = {name: values.pop(name) for name in TEMPLATE_FIELDS if name in values}
+    if values.get("messages") is None and any(given.values()):
+        raise RowError("invalid_field", f"{next(iter(given))} needs messages: the chat template reads it")
+    kwargs = values.get("chat_template_kwargs")
+    if given and isinstance(kwargs, Mapping | None):
+        values["chat_template_kwargs"] = {**given, **(kwargs or {})}
+    return values
 
 
 def unclear_names(names: Iterable[str]) -> tuple[str, ...]:

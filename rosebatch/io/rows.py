@@ -21,7 +21,7 @@ from rosebatch.io.fields import (
     tools_of,
 )
 from rosebatch.io.result_names import LISTS_IN_RESULTS, RESULT_FIELDS, require_no_collision
-from rosebatch.io.row_names import NESTED, SAME_AS, require_text, unclear_names, with_own_names
+from rosebatch.io.row_names import OTHER_NAMES, require_text, unclear_names, with_own_names
 from rosebatch.io.sampling_fields import given_sampling, sampling_params, split_prompt_only, with_defaults
 from rosebatch.io.tools import ToolUse
 
@@ -90,7 +90,7 @@ class _Fields(RequestFields):
 
 _RESULT_FIELDS = frozenset(RESULT_FIELDS)
 PROMPT_FIELDS = ("prompt", "messages", "prompt_token_ids")
-REQUEST_FIELDS = OPTION_FIELDS | SAMPLING_FIELDS | TOOL_FIELDS | {*PROMPT_FIELDS, *SAME_AS, NESTED, "best_of"}
+REQUEST_FIELDS = OPTION_FIELDS | SAMPLING_FIELDS | TOOL_FIELDS | {*PROMPT_FIELDS, *OTHER_NAMES, "best_of"}
 _NOT_CARRIED = REQUEST_FIELDS | _RESULT_FIELDS
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from rosebatch.core.sampling_params import GrammarSpec
 from rosebatch.io.row_names import unclear_names
 from rosebatch.io.rows import FailedRow
 
@@ -16,6 +17,16 @@ from rosebatch.io.rows import FailedRow
         ({"min_new_tokens": 2}, "min_tokens", 2),
         ({"stop_strings": ["a"]}, "stop", ("a",)),
         ({"num_return_sequences": 3.0}, "n", 3),
+        ({"max_output_tokens": 7}, "max_tokens", 7),
+        ({"n_predict": 7}, "max_tokens", 7),
+        ({"sampling_seed": 7}, "seed", 7),
+        ({"repeat_penalty": 1.5}, "repetition_penalty", 1.5),
+        ({"thinking_token_budget": 7}, "max_reasoning_tokens", 7),
+        ({"no_stop_trim": True, "stop": "a"}, "include_stop_str_in_output", True),
+        ({"guided_choice": ["a", "b"]}, "grammar", GrammarSpec("choice", '["a","b"]')),
+        ({"guided_regex": "a+"}, "grammar", GrammarSpec("regex", "a+")),
+        ({"regex": "a+"}, "grammar", GrammarSpec("regex", "a+")),
+        ({"sampling_params": {"guided_regex": "a+"}}, "grammar", GrammarSpec("regex", "a+")),
         ({"sampling_params": {"temperature": 0.5}}, "temperature", 0.5),
         ({"sampling_params": {"max_new_tokens": 9}}, "max_tokens", 9),
         ({"sampling_params": {"temperature": 0.5}, "temperature": 1}, "temperature", 1),
@@ -45,6 +56,9 @@ def test_other_names(parse, values, field, expected):
         ({"sampling_params": {"temprature": 1}}, "sampling_params: temprature is no sampling field"),
         ({"sampling_params": {"max_new_tokens": 7, "max_tokens": 8}}, "another name of max_tokens"),
         ({"sampling_params": "greedy"}, "sampling_params: expected an object, got str"),
+        ({"regex": "a", "guided_choice": ["a"]}, "one grammar: keep one of guided_choice, regex"),
+        ({"regex": "a", "response_format": {"type": "json_object"}}, "one grammar: keep one of regex, response_format"),
+        ({"reasoning_effort": "low"}, "reasoning_effort needs messages"),
     ],
 )
 def test_names_that_contradict(parse, values, message):
@@ -52,6 +66,15 @@ def test_names_that_contradict(parse, values, message):
     row = parse({"prompt": "x", **values})
     assert isinstance(row, FailedRow)
     assert (row.error.code, message in row.error.message) == ("invalid_field", True)
+
+
+def test_variables_of_a_chat_template(parse):
+    """Rows of reasoning models have them as fields; they were carried, and the model thought as ever."""
+    chat = {"messages": [{"role": "user", "content": "x"}]}
+    row = parse({**chat, "enable_thinking": False, "reasoning_effort": "low", "verbosity": None})
+    assert row.options.chat_template_kwargs == {"enable_thinking": False, "reasoning_effort": "low"}
+    row = parse({**chat, "reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}})
+    assert (row.options.chat_template_kwargs, row.metadata) == ({"reasoning_effort": "high"}, {})
 
 
 def test_what_looks_like_a_setting_is_told():
@@ -67,6 +90,10 @@ def test_what_looks_like_a_setting_is_told():
         "stream",
         "do_sample",
         "ignore-eos",
+        "use_beam_search",
+        "no_repeat_ngram_size",
+        "generation_config",
+        "parameters",
     ]
     assert unclear_names([*clear, *unclear, "temperature"]) == tuple(unclear)
 

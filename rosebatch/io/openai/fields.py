@@ -14,6 +14,7 @@ import msgspec
 from rosebatch.core.errors import RowError
 from rosebatch.core.sampling_params import MAX_TOKENS
 from rosebatch.io.fields import RequestFields, StructuredOutputs, prompt_options, to_struct, tools_of
+from rosebatch.io.row_names import GRAMMARS
 from rosebatch.io.sampling_fields import given_sampling, sampling_params, split_prompt_only, with_defaults
 
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
@@ -111,15 +112,6 @@ _SAME_AS = {
     "sampling_seed": "seed",
     "thinking_token_budget": "max_reasoning_tokens",
 }
-# Other names of what ``structured_outputs`` holds.
-_GRAMMARS = {
-    "guided_json": "json",
-    "guided_regex": "regex",
-    "guided_choice": "choice",
-    "guided_grammar": "grammar",
-    "json_schema": "json",
-    "regex": "regex",
-}
 # For the chat template. One that does not name them ignores them.
 TEMPLATE_FIELDS = ("reasoning_effort", "verbosity")
 
@@ -171,7 +163,7 @@ def generation_fields(
     for name, meaning in _SAME_AS.items() if not _SAME_AS.keys().isdisjoint(values) else ():
         if (value := getattr(body, name)) is not None:
             own.setdefault(meaning, value)
-    if not _GRAMMARS.keys().isdisjoint(values):
+    if not GRAMMARS.keys().isdisjoint(values):
         _add_grammar(own, body)
     if own.get("seed") is not None:
         # The API allows negative seeds.
@@ -206,10 +198,10 @@ def _add_grammar(own: dict[str, Any], body: GenerationBody) -> None:
     Raises:
         RowError: there are several grammars.
     """
-    given = {name: value for name in _GRAMMARS if (value := getattr(body, name)) is not None}
+    given = {name: value for name in GRAMMARS if (value := getattr(body, name)) is not None}
     if not given:
         return
     if len(given) > 1 or "structured_outputs" in own:
         raise RowError("invalid_field", f"an answer can have one grammar: keep one of {', '.join(given)}")
     ((name, value),) = given.items()
-    own["structured_outputs"] = StructuredOutputs(**{_GRAMMARS[name]: value})
+    own["structured_outputs"] = StructuredOutputs(**{GRAMMARS[name]: value})
