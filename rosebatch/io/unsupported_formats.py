@@ -7,6 +7,8 @@ from rosebatch.io.formats import COMPRESSIONS, READ, table_of
 
 _PACKED = (".bgz", ".lz4", ".br", ".snappy", ".zip", ".tar", ".tgz", ".7z")
 _TABLES = (".xls", ".xlsx", ".ods", ".orc", ".avro")
+# What an output cannot be named after: it would be plain JSONL under that name.
+NOT_WRITTEN = (*_PACKED, *_TABLES)
 _OTHER_JSON = (".json", ".ndjson", ".jsonlines")
 
 # How files begin that hold no lines of text.

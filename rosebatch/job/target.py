@@ -12,6 +12,7 @@ from rosebatch.host.paths import descriptor_of, takes_rows_in_order
 from rosebatch.io.files import as_path, file_name, is_url, url_identity
 from rosebatch.io.formats import named
 from rosebatch.io.placement import aside, beside, require_parts
+from rosebatch.io.unsupported_formats import NOT_WRITTEN
 from rosebatch.job.paths import (
     Used,
     require_creatable,
@@ -80,7 +81,8 @@ class Target:
         """
         found = named(self.path.name)
         is_table = found.kind in ("parquet", "arrow")
-        if self.kind == "file" and (found.kind == "csv" or (is_table and (found.compression or not tables))):
+        is_other = found.kind == "csv" or self.path.name.lower().endswith(NOT_WRITTEN)
+        if self.kind == "file" and (is_other or (is_table and (found.compression or not tables))):
             forms = "JSONL (also .gz, .zst, .bz2, .xz)" + (", .parquet or .arrow" if tables else "")
             raise FlagError(f"{flag} {self.name}: is written as {forms}; name such a file")
 

@@ -1,5 +1,6 @@
 """The library: a model that completes prompts, chats and streams of them."""
 
+import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -74,6 +75,7 @@ class LLM:
         self._default = SamplingParams(**backend.sampling)
         self._num_prompts = 0
         self._lock = threading.Lock()
+        self._process = os.getpid()
 
     def generate(
         self,
@@ -269,6 +271,9 @@ class LLM:
     def _running(self) -> Backend:
         if self._backend is None:
             raise RuntimeError("this LLM is closed")
+        if os.getpid() != self._process:
+            # Neither its threads nor its connections are in a forked process.
+            raise RuntimeError("this LLM belongs to the process that made it: make one in this process")
         return self._backend
 
     @contextmanager

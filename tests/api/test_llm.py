@@ -127,6 +127,13 @@ def test_streamed_parameters(llm):
     assert [len(outputs[prompt].outputs[0].token_ids) for prompt in "ab"] == [3, 1]
 
 
+def test_a_forked_process(llm, monkeypatch):
+    """It has neither the threads nor the connections of its parent: its first call waited for ever."""
+    monkeypatch.setattr("os.getpid", lambda: 0)
+    with pytest.raises(RuntimeError, match="belongs to the process that made it"):
+        llm.generate("a", SHORT)
+
+
 def test_one_call_at_a_time(llm):
     """A second call while a stream is open would mix their sequences."""
     stream = llm.stream(iter(["a", "b"]), SHORT)

@@ -132,10 +132,12 @@ def test_where_no_manifest_can_be(run, options, message):
         run(**options)
 
 
-@pytest.mark.parametrize("name", ["out.csv", "out.tsv.gz", "out.arrow.zst", "out.parquet.gz"])
+@pytest.mark.parametrize(
+    "name", ["out.csv", "out.tsv.gz", "out.arrow.zst", "out.parquet.gz", "out.jsonl.lz4", "out.ZIP", "out.xlsx"]
+)
 @pytest.mark.parametrize("flag", ["output", "errors"])
 def test_formats_that_are_not_written(run, tmp_path, name, flag):
-    """Lines of JSON in a file called .csv helped nobody."""
+    """Lines of JSON in a file called .csv or .zip helped nobody."""
     options = {"output": name} if flag == "output" else {"errors": str(tmp_path / name)}
     with pytest.raises(FlagError, match=rf"{name}: is written as JSONL \(also .gz, .zst, .bz2, .xz\)"):
         run(**options)
