@@ -16,7 +16,7 @@ from rosebatch.config.byte_sizes import in_bytes
 from rosebatch.config.model import ModelConfig
 from rosebatch.config.run import RunConfig
 from rosebatch.config.switches import Switches, flag, without_effect
-from rosebatch.core.errors import FlagError
+from rosebatch.core.errors import FlagError, UserError
 from rosebatch.engine.cache.memory import KVGroup
 from rosebatch.engine.cache.windows import blocks_of_window
 from rosebatch.engine.engine import Engine
@@ -128,7 +128,7 @@ def load_tokenizer(plan: LaunchPlan) -> Tokenizer | None:
     if plan.tokenizer_folder is None:
         return None
     template = plan.config.chat_template
-    return Tokenizer.load(
+    found = Tokenizer.load(
         plan.tokenizer_folder,
         None if template is None else Path(template).expanduser(),
         in_bytes(plan.config.max_prompt_bytes),
@@ -136,6 +136,9 @@ def load_tokenizer(plan: LaunchPlan) -> Tokenizer | None:
         tool_call_parser=plan.config.tool_call_parser,
         prompts=plan.source.prompts,
     )
+    if found is None and plan.config.tokenizer is not None:
+        raise UserError(f"--tokenizer {plan.config.tokenizer}: has no tokenizer")
+    return found
 
 
 def default_sampling(plan: LaunchPlan) -> dict[str, Any]:

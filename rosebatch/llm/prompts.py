@@ -71,8 +71,8 @@ def prompt_fields(prompt: Prompt) -> dict[str, Any]:
     if isinstance(prompt, Mapping):
         try:
             _require_known(prompt)
-        except RowError as error:
-            return {"error": error}
+        except RowError as refused:
+            return {"error": refused}
         ids = prompt.get("prompt_token_ids")
         if ids is not None or isinstance(prompt["prompt"], str):
             return prompt_fields(prompt["prompt"] if ids is None else ids)

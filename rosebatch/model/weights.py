@@ -115,11 +115,18 @@ class SafetensorsWeights:
         self.device = device
         # The file of each tensor, open.
         self._files: dict[str, tuple[Path, Any]] = {}
+        index = _weight_map(folder)
         for path in weight_files(folder):
             require_file(path)
             with refused(path, "unreadable weights"):
                 handle = safe_open(str(path), framework="pt")
-                self._files.update(dict.fromkeys(handle.keys(), (path, handle)))
+                names = list(handle.keys())
+            for name in names:
+                if index.get(name, path.name) != path.name:
+                    continue
+                if name in self._files:
+                    raise refusal(folder, f"tensor {name!r} is in {self._files[name][0].name} and in {path.name}")
+                self._files[name] = path, handle
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """See ``WeightSource``."""
@@ -185,15 +192,7 @@ def weight_files(folder: Path) -> list[Path]:
     Raises:
         UserError: there are none, some are missing, or the index is unreadable.
     """
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        weight_map = read_json(index).get("weight_map")
-        if not isinstance(weight_map, dict) or not weight_map:
-            raise refusal(index, "unreadable index: weight_map is no object of file names")
-        for name in weight_map.values():
-            # Nothing outside of the folder is read.
-            if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-                raise refusal(index, f"unreadable index: {shown(name)} is no .safetensors file beside it")
+    if weight_map := _weight_map(folder):
         names = sorted(set(weight_map.values()))
         missing = [name for name in names if not _exists(folder / name)]
         if missing:
@@ -206,9 +205,26 @@ def weight_files(folder: Path) -> list[Path]:
     if not files:
         raise UserError(f"{folder}: no .safetensors weights in this folder")
     totals = [int(match[1]) for path in files if (match := _SHARD.fullmatch(path.name))]
+    if len(set(totals)) > 1:
+        raise UserError(f"{folder}: weight files of several sets, of {' and of '.join(map(str, sorted(set(totals))))}")
     if totals and len(totals) < totals[0]:
         raise UserError(f"{folder}: {totals[0] - len(totals)} of {totals[0]} weight files are missing")
     return files
+
+
+def _weight_map(folder: Path) -> dict[str, str]:
+    """The file of each tensor by the index; empty without one."""
+    index = folder / "model.safetensors.index.json"
+    if not index.exists():
+        return {}
+    found = read_json(index).get("weight_map")
+    if not isinstance(found, dict) or not found:
+        raise refusal(index, "unreadable index: weight_map is no object of file names")
+    for name in found.values():
+        # Nothing outside of the folder is read.
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+            raise refusal(index, f"unreadable index: {shown(name)} is no .safetensors file beside it")
+    return found
 
 
 def _exists(path: Path) -> bool:

@@ -253,6 +253,13 @@ def test_files_that_are_missing(generate, tmp_path, monkeypatch, flag):
     require_error(generate([{"messages": CHAT}], flag, tmp_path / "none"), 1, f"{tmp_path / 'none'}: ")
 
 
+def test_a_tokenizer_folder_without_a_tokenizer(generate, tmp_path):
+    """Every text was null, with exit code 0."""
+    require_error(
+        generate([{"prompt": "x"}], "--tokenizer", tmp_path / ""), 1, f"--tokenizer {tmp_path}: has no tokenizer"
+    )
+
+
 def test_a_word_in_place_of_a_number(report, generate):
     """``auto`` was documented for the number of processes, and refused as no number."""
     lines = [{"id": 1, "prompt": "x"}]

@@ -54,6 +54,27 @@ def test_shards_without_an_index(tmp_path):
     assert_all_there(source(tmp_path))
 
 
+def test_a_tensor_in_two_shards(tmp_path):
+    """The last file by name won. The index decides; without one, nobody can."""
+    write_shards(tmp_path)
+    save_file({**SECOND, "model.norm.weight": torch.zeros(3)}, tmp_path / "model-00002-of-00002.safetensors")
+    with pytest.raises(
+        UserError, match=r"'model.norm.weight' is in model-00001-of-00002.* and in model-00002-of-00002"
+    ):
+        source(tmp_path)
+    write_index(tmp_path)
+    assert_all_there(source(tmp_path))
+
+
+def test_shards_of_two_sets(tmp_path):
+    """A folder that was written twice was read as one model of both."""
+    write_shards(tmp_path)
+    for number in (1, 2, 3):
+        save_file(SECOND, tmp_path / f"model-0000{number}-of-00003.safetensors")
+    with pytest.raises(UserError, match=r"weight files of several sets, of 2 and of 3$"):
+        source(tmp_path)
+
+
 @pytest.mark.parametrize("sharded", [False, True])
 def test_other_files_beside_the_model_are_left_alone(tmp_path, sharded):
     """Mistral's folders hold all weights twice under other names, and adapters may be there."""
