@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 
 from rosebatch.core.errors import RowError
 from rosebatch.core.request import Constraint
@@ -9,6 +10,7 @@ from rosebatch.engine.engine import Engine
 from rosebatch.io.rows import Row
 from rosebatch.job.prepared import Prepared, PreparedPrompt
 from rosebatch.text.reasoning.constraint import ReasoningConstraint
+from rosebatch.text.reasoning.parser import ReasoningFormat
 from rosebatch.text.token_bans import BanConstraint, find_bans
 from rosebatch.text.tokenizer import Tokenizer
 
@@ -42,6 +44,9 @@ def _grammar_constraint(
     """
     grammar = None if row.grammar is None else row.grammar.start
     form = None if tokenizer is None else tokenizer.parsers.reasoning
+    if form is not None and _largest(form) >= engine.vocab_size:
+        # The tokenizer has marks of thoughts that the model has no logits for.
+        form = None
     budget = prompt.sampling.max_reasoning_tokens
     thinks = form is not None and not form.has_ended(prompt.token_ids)
     if form is None or not thinks or (budget is None and (grammar is None or row.row.messages is None)):
@@ -59,6 +64,12 @@ def _grammar_constraint(
         vocab_size=engine.vocab_size,
         end_ids=(*engine.eos_token_ids, *prompt.sampling.stop_token_ids),
     )
+
+
+def _largest(form: ReasoningFormat) -> int:
+    """Of the tokens that it names."""
+    marks = chain(form.reserved, *form.begin, *form.end, () if form.start is None else (form.start,))
+    return max(marks, default=0)
 
 
 def _may_be_text(row: Row) -> bool:

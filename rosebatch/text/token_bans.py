@@ -60,7 +60,8 @@ def find_bans(
             words[tuple(tokenizer.backend.encode(text, add_special_tokens=False).ids)] = None
     ends = np.zeros_like(allowed)
     ends[[i for i in end_ids if 0 <= i < vocab_size]] = True
-    return Bans(_packed(allowed), _packed(ends), tuple(filter(None, words)))
+    # A tokenizer may have more tokens than the model has logits: such a word cannot come.
+    return Bans(_packed(allowed), _packed(ends), tuple(word for word in words if word and max(word) < vocab_size))
 
 
 class BanConstraint:

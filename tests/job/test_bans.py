@@ -73,6 +73,13 @@ def test_rows_that_cannot_be_served(job):
     assert codes(job.results([ids], without_tokenizer=True)) == ["no_tokenizer"]
 
 
+def test_words_of_tokens_that_the_model_lacks(job):
+    """Gemma 3's tokenizer has a token more than its logits. Such a row ended the job, and each resume of it."""
+    line = {**LINE, "prompt": "ABC"}
+    rows = job.results([{**line, "bad_words": ["~", "A"]}, line], vocab_size=ord("Z"))
+    assert codes(rows) == [None, None]
+
+
 def test_where_nothing_is_left(tokenizer):
     """A mask without a token would leave the sampler without a choice: the answer ends."""
     bans = find_bans(tokenizer, ("a",), (ord("a"),), 257, frozenset({256}))

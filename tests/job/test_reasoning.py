@@ -1,6 +1,7 @@
 """Reasoning: told apart, counted by tokens, kept within a budget, and followed by what a grammar asks for."""
 
 import json
+import re
 
 import jsonschema
 import numpy as np
@@ -194,3 +195,10 @@ def test_no_end_token_within_the_reasoning_of_a_grammar():
     allowed = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little").astype(bool)
     assert allowed[0].nonzero()[0].tolist() == list(range(WIDTH))
     assert allowed[1].nonzero()[0].tolist() == [i for i in range(WIDTH) if i not in (256, start)]
+
+
+def test_marks_of_thoughts_that_the_model_lacks(job):
+    """The tokenizer alone has them: a mark was forced for which there are no logits."""
+    line = {"prompt": "ABC", "max_tokens": 6, "max_reasoning_tokens": 1, "structured_outputs": {"regex": "[ab]{3}"}}
+    (row,) = job.results([line], tokenizer=chat_tokenizer("gpt_oss"), vocab_size=257)
+    assert re.fullmatch("[ab]{3}", row.get("text", "")), row
