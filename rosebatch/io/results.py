@@ -16,21 +16,27 @@ class ScoredToken(NamedTuple):
     """A token with its log-probability. The first token of a prompt has None.
 
     Attributes:
-        raw: its bytes, perhaps only a part of a character. For a special token, its name, which no text contains.
+        raw: its bytes, perhaps only a part of a character. For a special token, its name, which no text contains. None
+            without a tokenizer.
         top: the likeliest tokens in its place.
         special: whether it is a special token.
     """
 
     token_id: int
-    raw: bytes
+    raw: bytes | None
     logprob: float | None
     top: tuple["ScoredToken", ...] = ()
     special: bool = False
 
     @property
-    def text(self) -> str:
+    def text(self) -> str | None:
         """The bytes as text."""
-        return self.raw.decode("utf-8", errors="replace")
+        return None if self.raw is None else self.raw.decode("utf-8", errors="replace")
+
+    @property
+    def label(self) -> str:
+        """The text; without a tokenizer the id, as vLLM's server writes it on request."""
+        return f"token_id:{self.token_id}" if self.text is None else self.text
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):

@@ -161,11 +161,8 @@ def _prompts_of(
         RowError: one of them cannot be served.
     """
     sampling, options = row.sampling, row.options
-    reports = sampling.logprobs is not None or sampling.prompt_logprobs is not None
-    if tokenizer is None and (sampling.stop or options.echo or sampling.grammar or reports or sampling.bad_words):
-        raise RowError(
-            "no_tokenizer", "stop strings, bad_words, echo, logprobs and grammars need a model with a tokenizer"
-        )
+    if tokenizer is None and (sampling.stop or options.echo or sampling.grammar or sampling.bad_words):
+        raise RowError("no_tokenizer", "stop strings, bad_words, echo and grammars need a model with a tokenizer")
     prompts = []
     for number, (prompt, text) in enumerate(encoded):
         if isinstance(prompt, RowError):

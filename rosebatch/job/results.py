@@ -75,11 +75,11 @@ def _choice(
         finish_reason = "stop" if ended.cut else finish_reason
         if ended.calls and finish_reason == "stop":
             finish_reason = "tool_calls"
-        if sampling.logprobs is not None:
-            logprobs = [_scored(*scored, tokenizer) for scored in completion.logprobs]
-        if sampling.prompt_logprobs is not None:
-            prompt_logprobs = [_scored(prompt.token_ids[0], None, (), tokenizer)]
-            prompt_logprobs += [_scored(*scored, tokenizer) for scored in first.prompt_logprobs]
+    if sampling.logprobs is not None:
+        logprobs = [_scored(*scored, tokenizer) for scored in completion.logprobs]
+    if sampling.prompt_logprobs is not None:
+        prompt_logprobs = [_scored(prompt.token_ids[0], None, (), tokenizer)]
+        prompt_logprobs += [_scored(*scored, tokenizer) for scored in first.prompt_logprobs]
     return Choice(
         text=None if content.text is None else prompt.echo + content.text,
         finish_reason=finish_reason,
@@ -142,8 +142,10 @@ def _parse_chat(whole: ChatText, reader: ChatReader, stop: Sequence[str], protec
 
 
 def _scored(
-    token_id: int, logprob: float | None, top: Iterable[tuple[int, float]], tokenizer: Tokenizer
+    token_id: int, logprob: float | None, top: Iterable[tuple[int, float]], tokenizer: Tokenizer | None
 ) -> ScoredToken:
+    if tokenizer is None:
+        return ScoredToken(token_id, None, logprob, tuple(ScoredToken(other, None, value) for other, value in top))
     likeliest = tuple(ScoredToken(other, tokenizer.token_bytes(other), value) for other, value in top)
     return ScoredToken(
         token_id, tokenizer.token_bytes(token_id), logprob, likeliest, special=tokenizer.is_special(token_id)

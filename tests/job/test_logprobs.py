@@ -60,6 +60,22 @@ def test_an_echoed_prompt_with_its_logprobs(job):
     assert choice["logprobs"]["top_logprobs"][0] == {}
 
 
+def test_logprobs_without_a_tokenizer(job):
+    """Ids in, ids and numbers out, as reinforcement learning needs them, was refused."""
+    line = {"prompt_token_ids": [*b"01234"], "max_tokens": 2, "logprobs": 1, "prompt_logprobs": 1}
+    (row,), (plain,) = job.results([line], without_tokenizer=True), job.results([line])
+    for name in ("logprobs", "prompt_logprobs"):
+        for token, expected in zip(row[name], plain[name], strict=True):
+            assert token == expected | {"token": None, "top_logprobs": token["top_logprobs"]}
+            assert [each["token"] for each in token["top_logprobs"]] == [None] * len(expected["top_logprobs"])
+            numbers = [[(e["token_id"], e["logprob"]) for e in t["top_logprobs"]] for t in (token, expected)]
+            assert numbers[0] == numbers[1]
+    (answer,) = job.answer({"prompt": [*b"01234"], "logprobs": 1, "max_tokens": 2}, without_tokenizer=True)
+    (choice,) = choices_of(answer)
+    assert choice["logprobs"]["tokens"] == [f"token_id:{token['token_id']}" for token in row["logprobs"]]
+    assert choice["logprobs"]["text_offset"] == [0, 0]
+
+
 def test_each_choice_echoes_the_prompts_logprobs(job):
     """Each choice's text begins with the prompt, so its lists must too."""
     (line,) = job.answer({"prompt": "Say it:", "echo": True, "logprobs": 1, "n": 2, "max_tokens": 3})

@@ -47,7 +47,7 @@ def _body(result: Result, model: str, created: int) -> dict[str, Any]:
 
 def _choice(choice: Choice, result: Result, index: int) -> dict[str, Any]:
     def scored(token: ScoredToken) -> dict[str, Any]:
-        return {"token": token.text, "logprob": token.logprob, "bytes": list(token.raw)}
+        return {"token": token.label, "logprob": token.logprob, "bytes": list(token.raw or b"")}
 
     logprobs = None
     if choice.logprobs is not None:

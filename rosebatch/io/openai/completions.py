@@ -71,7 +71,7 @@ def _choice(choice: Choice) -> dict[str, Any]:
     if choice.logprobs is not None:
         tokens = [*(choice.prompt_logprobs or [] if choice.echo else []), *choice.logprobs]
         logprobs = {
-            "tokens": [token.text for token in tokens],
+            "tokens": [token.label for token in tokens],
             # The first token of a prompt has none; the client's type has no null.
             "token_logprobs": [token.logprob or 0.0 for token in tokens],
             "top_logprobs": [_likeliest(token) for token in tokens],
@@ -89,14 +89,14 @@ def _likeliest(token: ScoredToken) -> dict[str, float]:
     logprobs: dict[str, float] = {}
     for each in (*token.top, token):
         if each.logprob is not None:
-            logprobs.setdefault(each.text, each.logprob)
+            logprobs.setdefault(each.label, each.logprob)
     return logprobs
 
 
 def _offsets(tokens: Sequence[ScoredToken], text: str) -> list[int]:
     """The place in the text where each token begins."""
     decoder = getincrementaldecoder("utf-8")(errors="replace")
-    pieces = ["" if token.special else decoder.decode(token.raw) for token in tokens]
+    pieces = ["" if token.special else decoder.decode(token.raw or b"") for token in tokens]
     # Some tokenizers drop the space before a text's first word.
     shift = int("".join(pieces).startswith(" ") and not text.startswith(" "))
     return [max(0, offset - shift) for offset in accumulate(map(len, pieces[:-1]), initial=0)]

@@ -95,7 +95,7 @@ def _items(choice: Choice, index: int, status: str) -> list[dict[str, Any]]:
 
 def _scored(token: ScoredToken) -> dict[str, Any]:
     def one(each: ScoredToken) -> dict[str, Any]:
-        return {"token": each.text, "bytes": list(each.raw), "logprob": each.logprob}
+        return {"token": each.label, "bytes": list(each.raw or b""), "logprob": each.logprob}
 
     return {**one(token), "top_logprobs": [one(other) for other in token.top]}
 
