@@ -65,7 +65,7 @@ class Columns:
         return {"prompt": self.prompt, "id": self.id, "carried": None if self.carried is None else list(self.carried)}
 
     def require_in(self, names: Collection[str], path: str) -> None:
-        """Check that a table has the columns that were named.
+        """Check that a table has the columns that were named, and one for prompts.
 
         Raises:
             FlagError: it lacks one.
@@ -74,6 +74,10 @@ class Columns:
         for flag, name in (*named, *(("--columns", each) for each in self.carried or ())):
             if name and name not in names:
                 raise FlagError(f"{flag} {name}: {path} has no such column, but {', '.join(names)}")
+        if self.prompt is None and not set(PROMPT_FIELDS).intersection(names):
+            hint = "; columns are separated by commas, in a .tsv by tabs" if any(";" in name for name in names) else ""
+            message = f"{path}: has none of the columns {', '.join(PROMPT_FIELDS)}, but {', '.join(names)}"
+            raise FlagError(f"{message}: --prompt-column NAME says which has the prompts{hint}")
 
     def needs(self, name: str, asked: Container[str]) -> bool:
         """Whether a column of a table is read at all; ``asked`` as of ``request``."""

@@ -106,6 +106,8 @@ def plan_launch(config: RunConfig, *, quiet: bool = False) -> LaunchPlan:
     if (sentence_of_sizes := unmeasured_sizes(device)) is not None:
         _warn_once(sentence_of_sizes)
     source = find_model(config, device, quiet=quiet)
+    # Kept: whoever loads the model compares.
+    _ = source.state
     folder = find_tokenizer(config.tokenizer, quiet=quiet) if config.tokenizer is not None else source.folder
     if (ranks := config.tensor_parallel_size) > 1:
         require_divisible(source.config, ranks)

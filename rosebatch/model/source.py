@@ -121,11 +121,11 @@ class ModelSource:
 
     @cached_property
     def state(self) -> str:
-        """What changes with the files of ``fingerprint``, found out without reading them; as ``find_model`` saw it."""
+        """What changes with the files of ``fingerprint``, found without reading them, when first asked for."""
         return self._state()
 
     def require_unchanged(self) -> None:
-        """Check that the files are those that ``find_model`` saw.
+        """Check that the files are in the same ``state`` as ever.
 
         Raises:
             UserError: they are not.
@@ -195,10 +195,7 @@ def find_model(settings: RunConfig, device: torch.device, *, quiet: bool = False
         config = _shorten(config, settings.max_model_len)
     elif found.folder is not None and (limit := longest_prompt(found.folder)) is not None:
         config = msgspec.structs.replace(config, max_model_len=min(config.max_model_len, limit))
-    source = replace(found, name=settings.served_model_name or found.name, config=config)
-    # Kept: whoever loads the model compares.
-    _ = source.state
-    return source
+    return replace(found, name=settings.served_model_name or found.name, config=config)
 
 
 def find_tokenizer(name: str, *, quiet: bool = False) -> Path:

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from rosebatch.core.errors import UserError
+from rosebatch.core.errors import FlagError, UserError
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.rows import FailedRow
 
@@ -229,8 +229,9 @@ def test_a_folder_of_several_formats(tmp_path):
     pq.write_table(pa.table({"prompt": ["two"], "b": [2.5]}), tmp_path / "2.parquet")
     (tmp_path / "3.csv").write_text("prompt,c\nthree,3\n")
     (tmp_path / "4.jsonl.gz").write_bytes(gzip.compress(b'{"prompt": "four"}\n{"prompt": "five", "id": 1}\n'))
-    with (tmp_path / "5.arrow").open("wb") as file, pa.ipc.new_file(file, pa.schema([("id", pa.int64())])) as writer:
-        writer.write_table(pa.table({"id": [1]}))
+    table = pa.table({"id": [1], "prompt": pa.nulls(1, pa.string())})
+    with (tmp_path / "5.arrow").open("wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
     reader = PromptReader(str(tmp_path), {})
     rows = list(reader)
     assert [(row.index, dict(row.metadata)) for row in rows] == [
@@ -239,11 +240,25 @@ def test_a_folder_of_several_formats(tmp_path):
         (2, {"prompt": "three", "c": "3"}),
         (3, {}),
         (4, {"id": 1}),
-        (5, {"id": 1}),
+        (5, {"id": 1, "prompt": None}),
     ]
     assert rows[1].where.endswith("2.parquet row 1") and rows[4].where.endswith("4.jsonl.gz line 2")
     assert rows[5].error.code == "missing_prompt"
     assert (reader.count(), reader.schema, reader.kind) == (6, None, "auto")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("in.csv", "question,answer\na,b\n", "prompt_token_ids, but question, answer: --prompt-column NAME says which"),
+        ("in.csv", "id;prompt\n1;a\n", "but id;prompt: .*; columns are separated by commas, in a .tsv by tabs$"),
+    ],
+)
+def test_a_table_without_prompts(tmp_path, name, text, message):
+    """The model was loaded, and every row failed."""
+    (tmp_path / name).write_text(text)
+    with pytest.raises(FlagError, match=f"{name}: has none of the columns prompt, messages, .*{message}"):
+        read(tmp_path / name)
 
 
 def test_a_batch_beside_a_table(tmp_path):

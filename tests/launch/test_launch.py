@@ -18,7 +18,7 @@ def on_cuda(monkeypatch):
     monkeypatch.setattr(
         launch,
         "find_model",
-        lambda *args, **options: SimpleNamespace(folder=None, config=SimpleNamespace(num_state_layers=0)),
+        lambda *args, **options: SimpleNamespace(folder=None, config=SimpleNamespace(num_state_layers=0), state=""),
     )
     yield launch.plan_launch
     launch._warn_once.cache_clear()
