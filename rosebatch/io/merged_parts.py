@@ -2,7 +2,6 @@
 
 import heapq
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 
 from rosebatch.io.part_file import PartFile
 
@@ -31,9 +30,3 @@ class MergedParts:
         """See ``PartFile.rows``."""
         sorted_rows = heapq.merge(*(part.numbered_rows(failed=failed) for part in self._parts))
         return (row for _, row in sorted_rows)
-
-    def remove(self) -> None:
-        """Delete all files, also where one of them cannot be deleted."""
-        with ExitStack() as stack:
-            for part in self._parts:
-                stack.callback(part.remove)

@@ -144,6 +144,18 @@ def replace_file(whole: Path, path: Path) -> None:
     whole.replace(path)
 
 
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a small file that is on the disk whole, or not there.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    beside(path).write_bytes(content)
+    sync(beside(path))
+    replace_file(beside(path), path)
+    sync(path.parent)
+
+
 def replace_folder(whole: Path, path: Path) -> None:
     """Move a folder of parts to its path, with the mode of the one that it replaces.
 

@@ -33,13 +33,16 @@ class Destination:
     to_table: bool = False
 
 
-def find_destination(job: JobConfig, reader: PromptReader, model: RunConfig | None = None) -> Destination:
+def find_destination(
+    job: JobConfig, reader: PromptReader, model: RunConfig | None = None, *, part: Path | None = None
+) -> Destination:
     """Where the results of a job go, once all its paths are checked. Nothing is opened for writing yet.
 
     Args:
         job: names the files.
         reader: of the input.
         model: names files of the model that is to be loaded.
+        part: the part file that an earlier try has left; None: as the job names it.
 
     Raises:
         FlagError: two paths of the job are one file, or flags exclude each other.
@@ -70,7 +73,7 @@ def find_destination(job: JobConfig, reader: PromptReader, model: RunConfig | No
         errors = Target.of(output.default_errors())
     if errors is not None and errors.kind == "folder":
         raise FlagError(f"--errors {errors.name}: is a folder, name a JSONL file")
-    part = output.part
+    part = part or output.part
     if job.shard is not None:
         if output.kind == "stream" or reader.source == "-":
             raise FlagError("--shard needs an input file and an output file: -o FILE")

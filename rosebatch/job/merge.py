@@ -12,6 +12,7 @@ from rosebatch.io.tasks.tasks import described_by
 from rosebatch.job.config import JobConfig
 from rosebatch.job.destination import find_destination
 from rosebatch.job.manifest import differences
+from rosebatch.job.merged import delete_merged, mark_merged
 from rosebatch.job.open_output import placement_of
 from rosebatch.job.output_manifest import forget
 from rosebatch.job.shard import Shard, find_parts
@@ -25,7 +26,7 @@ _OF_A_SHARD = {"shard", "created"}
 def merge_shards(job: JobConfig) -> tuple[int, int]:
     """Write the output of a job whose shards have all run; returns its rows, and those of them that failed.
 
-    The part files of the shards are deleted at the end.
+    The part files of the shards are deleted at the end. A merge that was killed, wherever, can be repeated.
 
     Args:
         job: names input and output; the shards have the rest.
@@ -34,7 +35,10 @@ def merge_shards(job: JobConfig) -> tuple[int, int]:
         UserError: a shard is missing or incomplete, they are of different runs, or the input has changed.
     """
     target = Target.of(job.output or "-")
+    done = delete_merged(target.path)
     found = find_parts(target.path)
+    if done is not None and not found:
+        return done
     _require_all(target.path, found)
     shards = sorted(found, key=lambda shard: shard.number)
     parts: list[PartFile] = []
@@ -57,14 +61,15 @@ def merge_shards(job: JobConfig) -> tuple[int, int]:
         for shard, part in zip(shards, parts, strict=True):
             _require_complete(shard, part, total)
         merged = MergedParts(parts)
-        placement_of(find_destination(job, reader), reader, job.rows_per_file).appear(merged)
+        destination = find_destination(job, reader, part=parts[0].path)
+        placement_of(destination, reader, job.rows_per_file).appear(merged)
         forget(target)
-        num_rows, num_failed = merged.num_rows, merged.num_failed
-        merged.remove()
+        mark_merged(target.path, merged.num_rows, merged.num_failed, found.values())
+        delete_merged(target.path)
+        return merged.num_rows, merged.num_failed
     finally:
         for part in parts:
             part.close()
-    return num_rows, num_failed
 
 
 def _require_all(path: Path, found: dict[Shard, Path]) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 
 from rosebatch.core.errors import FlagError, UserError
-from rosebatch.host.sync import sync
 from rosebatch.io.files import digest, is_url
-from rosebatch.io.placement import beside, replace_file
+from rosebatch.io.placement import beside, write_whole
 from rosebatch.job.manifest import differences
+from rosebatch.job.paths import require_creatable
 from rosebatch.job.target import Target
 
 
@@ -42,10 +42,12 @@ def require_can_keep(output: Target) -> None:
 
     Raises:
         FlagError: it is a stream or at a URL, or another file has the manifest's name.
+        UserError: the manifest's name is too long.
     """
     if output.kind == "stream" or is_url(output.name):
         raise FlagError("--keep-manifest needs an output file or folder on this machine: -o FILE")
     path = manifest_path(output)
+    require_creatable(beside(path), str(path))
     if path.exists() and _read(path) is None:
         raise FlagError(f"{path}: is no manifest of rosebatch, but --keep-manifest needs this name; rename it or -o")
 
@@ -65,10 +67,7 @@ def keep(output: Target, errors: Path | None, rows: int, failed: int, run: dict[
         run=run,
     )
     try:
-        beside(path).write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
-        sync(beside(path))
-        replace_file(beside(path), path)
-        sync(path.parent)
+        write_whole(path, msgspec.json.format(msgspec.json.encode(found)) + b"\n")
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}") from None
 
@@ -76,7 +75,7 @@ def keep(output: Target, errors: Path | None, rows: int, failed: int, run: dict[
 def forget(output: Target) -> None:
     """Delete the manifest of an older output, if there is one."""
     path = manifest_path(output)
-    if output.kind != "stream" and not is_url(output.name) and path.is_file() and _read(path) is not None:
+    if output.kind != "stream" and not is_url(output.name) and _read(path) is not None:
         path.unlink()
 
 

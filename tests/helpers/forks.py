@@ -8,7 +8,8 @@ from typing import Any
 FORKS = multiprocessing.get_context("forkserver")
 # Behind the job are what its parts import at their first use.
 _LAZILY = ("llguidance.numpy", "pyarrow.dataset", "transformers.utils.chat_template_utils")
-FORKS.set_forkserver_preload(["tests.io.test_faults", "tests.job.killable_job", *_LAZILY])
+_OURS = ("tests.helpers.faults", "tests.io.test_faults", "tests.job.killable_job", "rosebatch.job.merge")
+FORKS.set_forkserver_preload([*_OURS, *_LAZILY])
 
 
 def in_fork(function: Callable[..., Any], *args: Any, **options: Any) -> Any:

@@ -1,12 +1,10 @@
 """Every call to the system may fail, or be the last one: a resumed run ends like one without a break."""
 
 import errno
-import io
 import os
 import random
 import signal
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -15,63 +13,10 @@ from rosebatch.io.output import FileOutput
 from rosebatch.io.parquet import write_parquet_parts
 from rosebatch.io.part_file import PartFile
 from rosebatch.io.placement import Placement, replace_folder, write_jsonl
+from tests.helpers.faults import CALLS, Faults, call_with_faults
 from tests.helpers.forks import FORKS
 
 ROWS = 24
-# The functions of ``os`` behind each call. pathlib uses them too.
-CALLS = {name: [name] for name in ("write", "fsync", "mkdir", "ftruncate")}
-CALLS |= {"rename": ["rename", "replace"], "unlink": ["unlink", "rmdir"]}
-
-
-class Faults:
-    """Lets one call fail: the one of this number, counted over the functions of a kind.
-
-    Args:
-        kind: a key of ``CALLS``.
-        number: from 0.
-        error: the error number; None for SIGKILL.
-    """
-
-    def __init__(self, kind, number, error):
-        self.kind, self.number, self.error, self.count = kind, number, error, 0
-
-    def install(self, patch):
-        """Put the fault into the functions of ``os`` and into files that ``Path.open`` opens for writing."""
-        for name in CALLS[self.kind]:
-            patch.setattr(os, name, partial(self._call, getattr(os, name)))
-        if self.kind == "write":
-            real = Path.open
-            patch.setattr(Path, "open", lambda path, mode="r", **rest: _open(self, real, path, mode, **rest))
-
-    def strike(self):
-        """Count a call; the chosen one fails."""
-        self.count += 1
-        if self.count - 1 == self.number:
-            if self.error is None:
-                os.kill(os.getpid(), signal.SIGKILL)
-            else:
-                raise OSError(self.error, os.strerror(self.error))
-
-    def _call(self, real, *args, **options):
-        # Half of what was to be written is there, as on a full disk.
-        if self.kind == "write" and self.count == self.number:
-            real(args[0], args[1][: len(args[1]) // 2])
-        self.strike()
-        return real(*args, **options)
-
-
-def _open(faults, real, path, mode="r", **options):
-    if mode != "wb":
-        return real(path, mode, **options)
-
-    class Raw(io.FileIO):
-        def write(self, data):
-            if faults.count == faults.number:
-                super().write(data[: len(data) // 2])
-            faults.strike()
-            return super().write(data)
-
-    return io.BufferedWriter(Raw(path, "w"), 100)
 
 
 def compute(index):
@@ -114,13 +59,6 @@ def run(path):
         output.close()
 
 
-def run_with_faults(path, faults):
-    """The same in a process that is killed."""
-    with pytest.MonkeyPatch.context() as patch:
-        faults.install(patch)
-        run(path)
-
-
 def contents(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
@@ -148,7 +86,7 @@ def calls(start):
 
     def count(name, kind):
         faults = Faults(kind, -1, None)
-        run_with_faults(start(name), faults)
+        call_with_faults(faults, run, start(name))
         return faults.count
 
     return count
@@ -189,7 +127,7 @@ def test_calls_that_are_the_last(start, calls, name, kind):
     expected = contents(whole.parent)
     for number in range(calls(name, kind)):
         path = start(name)
-        job = FORKS.Process(target=run_with_faults, args=(path, Faults(kind, number, None)))
+        job = FORKS.Process(target=call_with_faults, args=(Faults(kind, number, None), run, path))
         job.start()
         job.join()
         assert job.exitcode == -signal.SIGKILL

@@ -132,6 +132,25 @@ def test_where_no_manifest_can_be(run, options, message):
         run(**options)
 
 
+def long_name(size):
+    return "o" * (size - 6) + ".jsonl"
+
+
+@pytest.mark.parametrize("size", [242, 250])
+def test_a_name_that_is_too_long_for_a_manifest(run, tmp_path, size):
+    """All rows were computed, then the run failed with a bare OSError over a manifest that nobody wanted."""
+    result, _ = run(long_name(size), keep_manifest=False)
+    assert (result.num_failed, {path.name for path in tmp_path.iterdir()}) == (1, {"in.jsonl", long_name(size)})
+
+
+@pytest.mark.parametrize("size", [238, 242, 251])
+def test_a_name_that_is_too_long_for_what_the_run_needs(run, tmp_path, size):
+    """It failed at the end of the run, and left its part file: --resume failed too."""
+    with pytest.raises(UserError, match=r"jsonl(\.manifest\.json)?: File name too long"):
+        run(long_name(size))
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
 @pytest.mark.parametrize(
     "name", ["out.csv", "out.tsv.gz", "out.arrow.zst", "out.parquet.gz", "out.jsonl.lz4", "out.ZIP", "out.xlsx"]
 )

@@ -1,0 +1,105 @@
+"""A merge that is killed can be repeated, wherever that was: the same command gives what an unbroken one gives."""
+
+import shutil
+import signal
+
+import pytest
+
+from rosebatch.core.errors import FlagError, UserError
+from rosebatch.job.config import JobConfig
+from rosebatch.job.merge import merge_shards
+from rosebatch.job.merged import mark_merged
+from tests.helpers.faults import CALLS, Faults, call_with_faults
+from tests.helpers.forks import FORKS
+from tests.helpers.json_lines import write_lines
+
+ROWS = [{"prompt": f"row {number}", "max_tokens": 1} for number in range(150)]
+ROWS[70] = {"prompt": ""}
+# Outputs, whether their error rows have a file of their own, and whether there are any.
+FORMS = {
+    "out.jsonl": ("out.jsonl", "bad.jsonl", ROWS),
+    "no errors": ("out.jsonl", "bad.jsonl", ROWS[:70]),
+    "folder": ("answers/", None, ROWS),
+}
+
+
+@pytest.fixture
+def shards(job, tmp_path, request):
+    """A folder with an input, two shards, and older outputs; and the merge of it in any other folder."""
+    output, errors, rows = FORMS[request.param]
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    write_lines(folder / "in.jsonl", rows)
+    for number in (1, 2):
+        given = None if errors is None else str(folder / errors)
+        job.run_file(folder / "in.jsonl", f"{folder}/{output}", shard=f"{number}/2", errors=given)
+    if output == "answers/":
+        (folder / "answers").mkdir()
+    (folder / ("answers/part-00000.parquet" if errors is None else output)).write_bytes(b"old")
+    (folder / (errors or "other")).write_bytes(b"old")
+    return folder, output, errors
+
+
+def merge(folder, output, errors):
+    """The merge of the shards in a folder."""
+    given = None if errors is None else str(folder / errors)
+    return merge_shards(JobConfig(input=str(folder / "in.jsonl"), output=f"{folder}/{output}", errors=given))
+
+
+def contents(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("shards", FORMS, indirect=True)
+@pytest.mark.parametrize("kind", [*sorted(CALLS.keys() - {"write"}), pytest.param("write", marks=pytest.mark.thorough)])
+def test_a_killed_merge_is_repeated(shards, tmp_path, kind):
+    """Leftovers were called foreign, an output was new beside old errors, and a deleted shard was missed."""
+    source, *names = shards
+    whole = tmp_path / "whole"
+    shutil.copytree(source, whole)
+    faults = Faults(kind, -1, None)
+    counts = call_with_faults(faults, merge, whole, *names)
+    expected = contents(whole)
+    assert not [name for name in expected if ".part" in name and "answers" not in name]
+    for number in range(faults.count):
+        folder = tmp_path / f"{number}"
+        shutil.copytree(source, folder)
+        killed = FORKS.Process(target=call_with_faults, args=(Faults(kind, number, None), merge, folder, *names))
+        killed.start()
+        killed.join()
+        assert killed.exitcode == -signal.SIGKILL
+        assert merge(folder, *names) == counts
+        assert contents(folder) == expected
+
+
+@pytest.mark.parametrize("shards", ["out.jsonl"], indirect=True)
+def test_shards_of_a_later_run_stay(shards):
+    """A note of an earlier merge does not delete part files that came after it."""
+    folder, *names = shards
+    parts = sorted(folder.glob("*.part"))
+    mark_merged(folder / "out.jsonl", 9, 9, parts)
+    for path in parts:
+        content = path.read_bytes()
+        path.unlink()
+        path.write_bytes(content)
+    assert merge(folder, *names) == (150, 1)
+    assert (folder / "out.jsonl").read_bytes().count(b"\n") == 149
+    assert sorted(path.name for path in folder.iterdir()) == ["bad.jsonl", "in.jsonl", "out.jsonl"]
+
+
+@pytest.mark.parametrize("shards", ["out.jsonl"], indirect=True)
+def test_a_foreign_note(shards):
+    """A file of that name is nobody's to replace."""
+    folder, *names = shards
+    (folder / "out.jsonl.merged").write_text("mine")
+    with pytest.raises(FlagError, match=r"out\.jsonl\.merged: was not left by a merge"):
+        merge(folder, *names)
+
+
+@pytest.mark.parametrize("shards", ["out.jsonl"], indirect=True)
+def test_a_missing_shard_is_still_missed(shards):
+    """Without a note of a merge, an older output does not stand for the shards."""
+    folder, *names = shards
+    (folder / "out.jsonl.1-of-2.part").unlink()
+    with pytest.raises(UserError, match="shard 1 of 2 is missing"):
+        merge(folder, *names)
