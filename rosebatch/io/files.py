@@ -5,7 +5,6 @@ import glob
 import hashlib
 import os
 import re
-import secrets
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -156,7 +155,8 @@ def require_writable_url(url: str) -> None:
         return
     file_system, inside = _remote(url)
     folder = inside.rstrip("/") if url.endswith("/") else inside.rpartition("/")[0]
-    trial = f"{folder}/.rosebatch-{secrets.token_hex(8)}"
+    # Always the same: the next run deletes what a killed one leaves.
+    trial = f"{folder}/.rosebatch-try"
     # Each file system has errors of its own.
     try:
         file_system.pipe_file(trial, b"")

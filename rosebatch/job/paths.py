@@ -1,7 +1,6 @@
 """Before a run: no two of its paths are one file, nothing foreign is in its way, and all can be written."""
 
 import os
-import secrets
 import stat
 from collections.abc import Iterable
 from contextlib import suppress
@@ -16,6 +15,8 @@ from rosebatch.io.part_lines import begins_part_file
 
 # Bytes of a file that show whose it is.
 _HEAD = 64
+# The end of the name of a file that is made to see whether one can be made.
+_TRIAL = "~try"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ def require_writable(path: Path, shown: str) -> None:
 def require_creatable(path: Path, shown: str) -> None:
     """Check that a file of this length of name can be made in this folder, without touching that very name.
 
-    Another run may be about to make it.
+    Another run may be about to make it. A run that is killed here leaves an empty file, which the next one deletes.
 
     Args:
         path: of at least four characters.
@@ -106,7 +107,15 @@ def require_creatable(path: Path, shown: str) -> None:
     Raises:
         UserError: it cannot.
     """
-    require_writable(path.with_name(path.name[:-4] + secrets.token_hex(2)), shown)
+    trial = path.with_name(path.name[:-4] + _TRIAL)
+    try:
+        os.close(os.open(trial, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666))
+    except OSError as error:
+        raise UserError(f"{shown}: {error.strerror}") from None
+    # Another run may try the same.
+    with suppress(FileNotFoundError):
+        if not trial.stat().st_size:
+            trial.unlink()
 
 
 def require_replaceable_file(path: Path) -> None:
