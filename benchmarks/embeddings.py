@@ -21,7 +21,8 @@ from rosebatch.config.run import RunConfig
 from rosebatch.core.pooling_params import PoolingParams
 from rosebatch.core.request import Request
 from rosebatch.job.report.provenance import gpu_name
-from rosebatch.launch.launch import LaunchPlan, load, plan_launch
+from rosebatch.launch.launch import load
+from rosebatch.launch.plan import LaunchPlan, plan_launch
 
 
 def make_prompts(count: int, shortest: int, longest: int, vocab_size: int, run: int) -> list[list[int]]:

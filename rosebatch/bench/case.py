@@ -14,7 +14,7 @@ from rosebatch.config.switches import Switches
 from rosebatch.engine.cache.kv_cache import bytes_for_longest
 from rosebatch.engine.cache.memory import batched_tokens
 from rosebatch.engine.metrics.roofline import Floor, Rates, find_floor
-from rosebatch.launch.launch import resolve_switches
+from rosebatch.launch.plan import resolve_switches
 from rosebatch.model.source import ModelSource
 
 # The estimate counts KV blocks of at least this size, whatever the engine's: too large an estimate does no harm.

@@ -11,7 +11,8 @@ from rosebatch.bench.throughput import Run, machine_versions, run_once
 from rosebatch.config.switches import Switches, flag, hiding, missing
 from rosebatch.core.errors import FlagError
 from rosebatch.job.report.provenance import gpu_name
-from rosebatch.launch.launch import launch, resolve_switches
+from rosebatch.launch.launch import launch
+from rosebatch.launch.plan import resolve_switches
 
 ALL = "all"
 

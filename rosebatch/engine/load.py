@@ -11,7 +11,7 @@ from rosebatch.config.switches import Switches
 from rosebatch.core.errors import FlagError
 from rosebatch.core.pooling_params import PLAIN_POOLING, ModelPooling
 from rosebatch.engine.cache.kv_cache import KVCache
-from rosebatch.engine.cache.memory import KVGroup, batched_tokens, plan_memory
+from rosebatch.engine.cache.memory import KVGroup, batched_tokens, memory_of, plan_memory
 from rosebatch.engine.cache.state_pool import StatePool, state_bytes
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.long_rope import restart_policy
@@ -185,7 +185,7 @@ def build_engine(
         block_size,
         dtype,
         kv_dtype,
-        device,
+        memory_of(device),
         state_bytes(state_layers, dtype),
         windows=[spec.window for spec in cached],
         whole_prompts=not switches.chunked_prefill,

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TextIO
 
+from msgspec.structs import replace
+
 from rosebatch.config.model import ModelConfig
 from rosebatch.config.run import RunConfig
 from rosebatch.config.switches import flag
@@ -14,7 +16,7 @@ from rosebatch.core.request import Request
 from rosebatch.engine.cache.kv_cache import bytes_for_longest
 from rosebatch.engine.cache.memory import batched_tokens, min_slots
 from rosebatch.engine.load import choose_block_size
-from rosebatch.engine.metrics.roofline import Floor, Rates, find_floor, measure_host_rates, measure_rates, weight_bytes
+from rosebatch.engine.metrics.roofline import Floor, Rates, find_floor, measure_host_rates, measure_rates
 from rosebatch.engine.scheduling.servable import require_servable
 from rosebatch.host.threads import DaemonPool
 from rosebatch.io.columns import Columns
@@ -27,7 +29,8 @@ from rosebatch.job.prepare import prepare
 from rosebatch.job.prepared import Prepared
 from rosebatch.job.report.table import field_rows, print_table
 from rosebatch.job.sampling_defaults import check_sampling
-from rosebatch.launch.launch import LaunchPlan, default_sampling, grammar_limits, load_tokenizer, plan_launch
+from rosebatch.launch.launch import default_sampling, grammar_limits, load_tokenizer
+from rosebatch.launch.plan import LaunchPlan, plan_fitting
 from rosebatch.text.grammar import Grammars
 from rosebatch.text.grammar_check import GrammarLimits
 from rosebatch.text.tokenizer import Tokenizer
@@ -65,7 +68,7 @@ def check_job(job: JobConfig, config: RunConfig, stream: TextIO) -> int:
     Raises:
         UserError: the input or the model is missing or unreadable, or a flag is impossible.
     """
-    plan, task = plan_launch(config), job.task
+    plan, task = plan_fitting(config, weights=False), job.task
     if job.sampling and not task.samples:
         given = ", ".join(map(flag, job.sampling))
         raise FlagError(f"--{task.name}: nothing is generated, so {given} have no meaning")
@@ -90,10 +93,13 @@ def check_file(reader: PromptReader, plan: LaunchPlan, stream: TextIO, *, strict
         stream: for people.
         strict: whether a carried field whose name looks like a setting is a mistake.
     """
+    config = plan.source.config
+    if plan.fit is not None:
+        config = replace(config, max_model_len=plan.fit.longest)
     return check_rows(
         reader,
         load_tokenizer(plan),
-        plan.source.config,
+        config,
         lambda row: stream.write(printable(f"{row.where}: {row.error.code}: {row.error.message}") + "\n"),
         grammar_limits(plan.config),
         strict=strict,
@@ -196,7 +202,8 @@ def _summary(checked: Checked, plan: LaunchPlan, block_size: int, rates: Rates) 
     totals = map(sum, zip(checked.prompt_lens, checked.output_lens, strict=True))
     chunk = batched_tokens(plan.config, plan.device.type)
     cache = bytes_for_longest(config, block_size, plan.source.dtype, totals, slots, chunk)
-    lines.append(("weights", _gib(weight_bytes(config, itemsize))))
+    if plan.fit is not None:
+        lines.append(("memory", str(plan.fit)))
     lines.append(("KV cache", f"at most {_gib(cache)} for the {min(slots, good)} longest rows at once; less is enough"))
     states = min(slots, good) * config.state_bytes(itemsize)
     if states:

@@ -23,7 +23,8 @@ from rosebatch.job.report.build import peak_memory
 from rosebatch.job.report.provenance import gpu_name
 from rosebatch.job.run_rows import run_rows
 from rosebatch.job.service import Served, Work
-from rosebatch.launch.launch import Launched, LaunchPlan, default_sampling, load, plan_launch
+from rosebatch.launch.launch import Launched, default_sampling, load
+from rosebatch.launch.plan import LaunchPlan, plan_fitting
 
 
 @contextmanager
@@ -37,7 +38,7 @@ def in_process(config: RunConfig, *, quiet: bool) -> "Iterator[LocalService]":
     Raises:
         UserError: something that was asked for is missing, unreadable or impossible.
     """
-    yield LocalService(plan_launch(config, quiet=quiet))
+    yield LocalService(plan_fitting(config, quiet=quiet))
 
 
 class LocalService:
@@ -107,7 +108,14 @@ def model_info_of(plan: LaunchPlan) -> ModelInfo:
     refused = refusals(plan.source.name, pooling, has_head=plan.source.has_head)
     names = sorted(plan.source.prompts.by_name)
     return ModelInfo(
-        plan.source.name, identity, default_sampling(plan), independent, asdict(pooling.params), refused, names
+        plan.source.name,
+        identity,
+        default_sampling(plan),
+        independent,
+        asdict(pooling.params),
+        refused,
+        names,
+        fit=str(plan.fit or ""),
     )
 
 

@@ -17,6 +17,7 @@ class ModelInfo:
         prompt_names: of the model's own texts that may precede a prompt.
         refused: why the model cannot do a task, by the task's name.
         independent: whether no completion depends on its batch.
+        fit: what the model takes of the device, in one line; not of the model, so it may differ.
     """
 
     name: str
@@ -26,3 +27,4 @@ class ModelInfo:
     pooling: Mapping[str, Any] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
     prompt_names: Sequence[str] = ()
+    fit: str = field(default="", compare=False)

@@ -107,6 +107,8 @@ def run_job(
                 return _already_complete(job, found)
         results = open_output(job, destination, reader, manifest, shard)
         resumed = results.num_rows
+        if isinstance(model, RunConfig) and not job.quiet:
+            sys.stderr.write(f"rosebatch: {service.facts.name} {service.facts.fit}\n")
         tally, begun = _serve(job, reader, service, results, shard, listen)
         served = service.served()
     startup = {} if started is None else {"import": imported - started}

@@ -1,11 +1,8 @@
 """From a run's config to an engine and a tokenizer that are ready to run."""
 
 import os
-import sys
 import time
 from dataclasses import asdict, dataclass, replace
-from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,47 +12,19 @@ import torch
 from rosebatch.config.byte_sizes import in_bytes
 from rosebatch.config.model import ModelConfig
 from rosebatch.config.run import RunConfig
-from rosebatch.config.switches import Switches, flag, without_effect
-from rosebatch.core.errors import FlagError, UserError
+from rosebatch.core.errors import UserError
 from rosebatch.engine.cache.memory import KVGroup
 from rosebatch.engine.cache.windows import blocks_of_window
 from rosebatch.engine.engine import Engine
-from rosebatch.engine.load import LoadedEngine, load_engine, pick_device
+from rosebatch.engine.load import LoadedEngine, load_engine
 from rosebatch.engine.step_runner import StepRunner
 from rosebatch.engine.triton_runner.runner import TritonRunner
+from rosebatch.launch.plan import LaunchPlan, plan_fitting, switched_off_by, warn_once
 from rosebatch.model.generation_config import sampling_defaults
-from rosebatch.model.source import ModelSource, find_model, find_tokenizer, tokenizer_fingerprint
-from rosebatch.ops.device import unmeasured_sizes
-from rosebatch.ops.shard import Shard, require_divisible
+from rosebatch.ops.shard import Shard
 from rosebatch.text.grammar import Grammars
 from rosebatch.text.grammar_check import GrammarLimits
 from rosebatch.text.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchPlan:
-    """What is decided before anything is loaded.
-
-    Attributes:
-        config: as it was given.
-        switches: resolved for the device.
-        source: the model.
-        tokenizer_folder: None for a .toml of shapes, which works on token ids.
-        seconds: spent on deciding; downloading a model or converting a GGUF file counts.
-    """
-
-    config: RunConfig
-    device: torch.device
-    switches: Switches
-    source: ModelSource
-    tokenizer_folder: Path | None
-    seconds: float
-
-    def tokenizer_identity(self) -> dict[str, str] | None:
-        """Name and fingerprint of the tokenizer of ``--tokenizer``; None for the model's own."""
-        if self.config.tokenizer is None or self.tokenizer_folder is None:
-            return None
-        return {"name": self.config.tokenizer, "fingerprint": tokenizer_fingerprint(self.tokenizer_folder)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,40 +54,7 @@ def launch(config: RunConfig) -> Launched:
     Raises:
         UserError: something that was asked for is missing, unreadable or impossible.
     """
-    return load(plan_launch(config))
-
-
-def plan_launch(config: RunConfig, *, quiet: bool = False) -> LaunchPlan:
-    """Find the model; decide on device, dtype and switches.
-
-    Args:
-        config: of the run.
-        quiet: no progress of a download on stderr.
-
-    Raises:
-        UserError: as ``launch``.
-    """
-    started = time.perf_counter()
-    device = pick_device(config.device)
-    switches = resolve_switches(config, device.type)
-    for sentence in without_effect(config.switches, switches, device.type):
-        _warn_once(sentence)
-    if (sentence_of_sizes := unmeasured_sizes(device)) is not None:
-        _warn_once(sentence_of_sizes)
-    source = find_model(config, device, quiet=quiet)
-    # Kept: whoever loads the model compares.
-    _ = source.state
-    folder = find_tokenizer(config.tokenizer, quiet=quiet) if config.tokenizer is not None else source.folder
-    if (ranks := config.tensor_parallel_size) > 1:
-        require_divisible(source.config, ranks)
-        if device.type == "cuda" and (count := torch.cuda.device_count()) < ranks:
-            raise FlagError(f"--tensor-parallel-size {ranks}: this process sees {count} GPUs")
-    off = switched_off_by(source.config)
-    for name, reason in off.items():
-        if config.switches.get(name):
-            _warn_once(f"{flag(name)} has no effect: {reason}")
-    switches = replace(switches, **dict.fromkeys(off, False))
-    return LaunchPlan(config, device, switches, source, folder, time.perf_counter() - started)
+    return load(plan_fitting(config))
 
 
 def load_tokenizer(plan: LaunchPlan) -> Tokenizer | None:
@@ -183,7 +119,7 @@ def load(plan: LaunchPlan) -> Launched:
         else load_engine(source, config, switches, plan.device)
     )
     if loaded.waits is not None and switches.cuda_graph:
-        _warn_once(f"no CUDA graphs, because the model waits for the host: {loaded.waits}")
+        warn_once(f"no CUDA graphs, because the model waits for the host: {loaded.waits}")
         switches = replace(switches, cuda_graph=False)
     description = {
         "model": source.name,
@@ -251,34 +187,3 @@ def _describe_group(group: KVGroup, block_size: int) -> dict[str, int]:
     if group.window:
         described["sequences"] = group.blocks // blocks_of_window(group.window, block_size)
     return described
-
-
-@cache
-def _warn_once(sentence: str) -> None:
-    """Once a process: a comparison launches two engines, a session many."""
-    sys.stderr.write(f"rosebatch: warning: {sentence}\n")
-
-
-def switched_off_by(model: ModelConfig) -> dict[str, str]:
-    """Switches that a model cannot have, and why."""
-    if not model.num_state_layers:
-        return {}
-    return {"prefix_cache": "a prefix of this model is a state, which blocks do not hold"}
-
-
-def resolve_switches(config: RunConfig, device: str) -> Switches:
-    """The switches of a run on ``device``; other samplers run outside of the graph.
-
-    Raises:
-        FlagError: a switch or the sampler cannot be had there.
-    """
-    if config.sampler == "rosebatch":
-        return Switches.resolve(config.switches, device)
-    sampler = f"--sampler {config.sampler}"
-    if device != "cuda":
-        raise FlagError(f"{sampler} has no meaning on {device}: leave it out or choose another --device")
-    if find_spec("flashinfer") is None:
-        raise FlagError(f"{sampler}: the package is not installed; pip install 'rosebatch[flashinfer]'")
-    if config.switches.get("fused_sampler"):
-        raise FlagError(f"--fused-sampler is rosebatch's own: leave it or {sampler} out")
-    return Switches.resolve({**config.switches, "fused_sampler": False}, device)

@@ -29,7 +29,8 @@ def _load_and_follow(link: ParentLink) -> None:
     setup: m.Setup = link.receive()
     from rosebatch.engine.load import load_engine
     from rosebatch.launch.group import TorchGroup, open_store
-    from rosebatch.launch.launch import plan_launch, split_threads
+    from rosebatch.launch.launch import split_threads
+    from rosebatch.launch.plan import plan_launch
 
     plan = plan_launch(setup.config, quiet=True)
     if plan.source.state != setup.state:

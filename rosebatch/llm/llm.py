@@ -26,7 +26,8 @@ from rosebatch.llm.results import serving
 from rosebatch.llm.vllm_names import own_names
 
 if TYPE_CHECKING:
-    from rosebatch.launch.launch import Launched, LaunchPlan
+    from rosebatch.launch.launch import Launched
+    from rosebatch.launch.plan import LaunchPlan
 
 # What becomes of a prompt that cannot be served.
 OnError = Literal["raise", "return"]

@@ -170,7 +170,7 @@ def _naming_files() -> Iterator[None]:
         raise UserError(f"{error.filename}: {error.strerror}") from None
 
 
-def find_model(settings: RunConfig, device: torch.device, *, quiet: bool = False) -> ModelSource:
+def find_model(settings: RunConfig, device: torch.device, *, quiet: bool = False, weights: bool = True) -> ModelSource:
     """Resolve ``--model``.
 
     A model is a transformers folder, a ``.gguf`` file (converted once), a ``.toml`` of shapes, or a Hugging Face id
@@ -184,12 +184,13 @@ def find_model(settings: RunConfig, device: torch.device, *, quiet: bool = False
             limit.
         device: of the run; a dtype ``auto`` depends on it.
         quiet: no download progress on stderr.
+        weights: whether those of a Hub model are downloaded.
 
     Raises:
         UserError: the model is missing or unreadable, or rosebatch does not support it.
         FlagError: ``revision`` or ``max_model_len`` does not fit the model.
     """
-    found = _find(settings, device, quiet)
+    found = _find(settings, device, quiet, weights)
     config = found.config
     if settings.max_model_len is not None:
         config = _shorten(config, settings.max_model_len)
@@ -211,12 +212,13 @@ def find_tokenizer(name: str, *, quiet: bool = False) -> Path:
     return path
 
 
-def _find(settings: RunConfig, device: torch.device, quiet: bool) -> ModelSource:
+def _find(settings: RunConfig, device: torch.device, quiet: bool, weights: bool) -> ModelSource:
     model, load_format, revision = settings.model, settings.load_format, settings.revision
     path = _demo_model() if model is None else Path(model).expanduser()
     hub_model = None if model is None else parse_hub_id(model)
     if hub_model is not None:
-        folder = find_snapshot(_at(hub_model, revision), weights=load_format != "dummy", quiet=quiet)
+        weights = weights and load_format != "dummy"
+        folder = find_snapshot(_at(hub_model, revision), weights=weights, quiet=quiet)
         return _in_folder(folder, hub_model.name, settings, device)
     if not path.exists():
         raise UserError(f"{path}: no such model; {_KINDS}")

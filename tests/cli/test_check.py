@@ -30,14 +30,14 @@ def test_check(cli, source, model_folder, monkeypatch):
     assert "rows: 1 can be served, 2 cannot (1 invalid_sampling, 1 invalid_json)" in lines
     assert "prompt tokens: 5 (5 to 5 a prompt, median 5, p90 5)" in lines
     labels = [line.partition(": ")[0] for line in lines[3:]]
-    assert labels[-3:] == ["weights", "KV cache", "time"]
+    assert labels[-3:] == ["memory", "KV cache", "time"]
 
 
 def test_check_names_whose_code_runs(cli, source, model_folder):
     """A user must see that a model runs by transformers' code, before it does."""
     result = cli("check", source, "--model", model_folder, "--dtype", "float32", "--model-impl", "transformers")
     assert f"{source}: {model_folder.name} by transformers, cpu" in result.out.splitlines()
-    assert "weights: " in result.out
+    assert "memory: fits: " in result.out
 
 
 def test_check_of_a_good_file(cli, source, model_folder):

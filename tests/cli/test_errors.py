@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import rosebatch.cli.jobs
-import rosebatch.launch.launch
+import rosebatch.launch.plan
 from rosebatch.core.errors import UserError
 from tests.helpers.command_errors import require_error
 
@@ -176,23 +176,23 @@ def test_cuda_without_a_device(cli, source, model_folder):
 
 def test_a_switch_that_the_device_cannot_serve(cli, source, model_folder, monkeypatch):
     """A switch given by name must not be ignored."""
-    monkeypatch.setattr(rosebatch.launch.launch, "pick_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(rosebatch.launch.plan, "pick_device", lambda name: torch.device("cuda"))
     result = cli("generate", source, "--model", model_folder, "--batch-invariant")
     require_error(result, USAGE, "--batch-invariant has no meaning on cuda")
 
 
 def test_a_sampler_that_is_not_installed(cli, source, model_folder, monkeypatch):
     """The message has the command to install it, instead of a ModuleNotFoundError after loading."""
-    monkeypatch.setattr(rosebatch.launch.launch, "pick_device", lambda name: torch.device("cuda"))
-    monkeypatch.setattr(rosebatch.launch.launch, "find_spec", lambda name: None)
+    monkeypatch.setattr(rosebatch.launch.plan, "pick_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(rosebatch.launch.plan, "find_spec", lambda name: None)
     result = cli("generate", source, "--model", model_folder, "--sampler", "flashinfer")
     require_error(result, USAGE, "pip install 'rosebatch[flashinfer]'")
 
 
 def test_two_samplers(cli, source, model_folder, monkeypatch):
     """The fused sampler is ours: comparing it with itself must not pass for comparing two samplers."""
-    monkeypatch.setattr(rosebatch.launch.launch, "pick_device", lambda name: torch.device("cuda"))
-    monkeypatch.setattr(rosebatch.launch.launch, "find_spec", lambda name: object())
+    monkeypatch.setattr(rosebatch.launch.plan, "pick_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(rosebatch.launch.plan, "find_spec", lambda name: object())
     result = cli("generate", source, "--model", model_folder, "--sampler", "flashinfer", "--fused-sampler")
     require_error(result, USAGE, "--fused-sampler is rosebatch's own")
 

@@ -113,7 +113,8 @@ def test_the_report_on_stderr(cli, model_folder, tmp_path):
     result = cli("generate", tmp_path / "in.jsonl", "--model", model_folder, "--max-tokens", 2, "--no-prefix-cache")
     assert result.code == 3
     assert len(result.out.split("\n")[:-1]) == 2
-    assert result.err.startswith("Throughput: ")
+    first, second, *_ = result.err.splitlines()
+    assert first.startswith(f"rosebatch: {model_folder.name} fits: ") and second.startswith("Throughput: ")
     told = {"requests: 1 completed, 1 failed (1 missing_prompt)", "finished by: 1 length", "output tokens: 2"}
     told |= {"prompt tokens: 1 (0.0% from the prefix cache)", "switched off: prefix-cache"}
     assert told <= {*result.err.splitlines()}

@@ -7,9 +7,8 @@ import torch
 from rosebatch.config.model import ModelConfig, Planes
 from rosebatch.config.run import RunConfig
 from rosebatch.core.errors import FlagError
-from rosebatch.engine.cache import memory
 from rosebatch.engine.cache.kv_cache import bytes_for_longest, bytes_per_block
-from rosebatch.engine.cache.memory import plan_memory, share_memory, step_bytes
+from rosebatch.engine.cache.memory import DeviceMemory, plan_memory, share_memory, step_bytes
 
 # Of the size of Llama-3.1-8B.
 LARGE = ModelConfig(
@@ -25,36 +24,32 @@ LARGE = ModelConfig(
     norm_eps=1e-5,
     activation="silu",
 )
-CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 GIB = 1 << 30
 BF16 = torch.bfloat16
 
 
-@pytest.fixture
-def gpu(monkeypatch):
-    """Set what a GPU has: bytes that are free, all of them (those, if not given), and what this process has taken."""
-
-    def set_memory(free, total=None, taken=0):
-        found = memory._GPUMemory(free, free if total is None else total, taken)
-        monkeypatch.setattr(memory, "_gpu_memory", lambda device: found)
-
-    return set_memory
+# What the devices of a test have.
+MEMORIES = {}
 
 
-@pytest.fixture
-def host(monkeypatch):
-    """Set what is free on the host."""
-    return lambda free: monkeypatch.setattr(memory, "_free_host_memory", lambda: free)
+def gpu(free, total=None, taken=0):
+    """A GPU has bytes that are free, all of them (those, if not given), and what this process has taken."""
+    MEMORIES["cuda"] = DeviceMemory("cuda", free, free if total is None else total, taken)
 
 
-def plan(limits=None, block_size=64, device=CUDA, kv_dtype=BF16, layers=LARGE.kv_planes):
-    return plan_memory(LARGE, layers, limits or RunConfig(), block_size, BF16, kv_dtype, device)
+def host(free):
+    """So much is free on the host."""
+    MEMORIES["cpu"] = DeviceMemory("cpu", free, free)
+
+
+def plan(limits=None, block_size=64, device="cuda", kv_dtype=BF16, layers=LARGE.kv_planes):
+    return plan_memory(LARGE, layers, limits or RunConfig(), block_size, BF16, kv_dtype, MEMORIES[device])
 
 
 BLOCK = bytes_per_block(LARGE.kv_planes, 64, BF16)
 
 
-def test_a_large_gpu(gpu):
+def test_a_large_gpu():
     """The default share of all of it, but for the weights and what a step allocates."""
     gpu(free=64 * GIB, total=80 * GIB, taken=16 * GIB)
     found = plan()
@@ -62,16 +57,16 @@ def test_a_large_gpu(gpu):
     assert found.groups[0].blocks == (int(0.9 * 80 * GIB - 16 * GIB) - step_bytes(LARGE, 16384, 384, BF16)) // BLOCK
 
 
-def test_states_come_out_of_the_same_memory(gpu):
+def test_states_come_out_of_the_same_memory():
     """States of all slots are in memory next to the blocks: there must be room for both."""
     gpu(free=64 * GIB, total=80 * GIB, taken=16 * GIB)
     rest = int(0.9 * 80 * GIB - 16 * GIB) - step_bytes(LARGE, 16384, 256, BF16) - 256 * 50_000_000
-    found = plan_memory(LARGE, LARGE.kv_planes, RunConfig(), 64, BF16, BF16, CUDA, 50_000_000)
+    found = plan_memory(LARGE, LARGE.kv_planes, RunConfig(), 64, BF16, BF16, MEMORIES["cuda"], 50_000_000)
     assert found.groups[0].blocks == rest // BLOCK
 
 
 @pytest.mark.parametrize(("free", "slots"), [(64, 384), (24, 256), (400, 1024)])
-def test_memory_decides_how_many_sequences_run(free, slots, gpu):
+def test_memory_decides_how_many_sequences_run(free, slots):
     """More at a time share the reading of the weights; with fewer than 1,024 tokens each, they would be preempted."""
     gpu(free=free * GIB, total=(free + 16) * GIB, taken=16 * GIB)
     found = plan()
@@ -81,31 +76,31 @@ def test_memory_decides_how_many_sequences_run(free, slots, gpu):
     assert slots == 1024 or tokens < 1024 * (slots + 64)
 
 
-def test_a_given_number_of_sequences_is_kept(gpu, host):
+def test_a_given_number_of_sequences_is_kept():
     gpu(free=400 * GIB)
     host(free=400 * GIB)
     limits = {"max_num_seqs": 7}, {"kv_cache_memory": 300 * 16 * BLOCK}, {"kv_cache_memory": 330 * 16 * BLOCK}
     assert [plan(RunConfig(**limit)).max_num_seqs for limit in limits] == [7, 256, 320]
-    assert plan(device=CPU).max_num_seqs == 256
+    assert plan(device="cpu").max_num_seqs == 256
 
 
-def test_sampling_by_pytorch_keeps_to_few_sequences(gpu):
+def test_sampling_by_pytorch_keeps_to_few_sequences():
     """It sorts the logits, several times their memory, which the plan does not count."""
     gpu(free=400 * GIB)
-    kinds = (LARGE, LARGE.kv_planes, RunConfig(), 64, BF16, BF16, CUDA)
+    kinds = (LARGE, LARGE.kv_planes, RunConfig(), 64, BF16, BF16, MEMORIES["cuda"])
     assert plan_memory(*kinds).max_num_seqs == 1024
     assert plan_memory(*kinds, fused_sampler=False).max_num_seqs == 256
 
 
-def test_states_count_for_the_number_of_sequences(gpu):
+def test_states_count_for_the_number_of_sequences():
     gpu(free=400 * GIB)
-    found = plan_memory(LARGE, LARGE.kv_planes, RunConfig(), 64, BF16, BF16, CUDA, 5 * 10**8)
+    found = plan_memory(LARGE, LARGE.kv_planes, RunConfig(), 64, BF16, BF16, MEMORIES["cuda"], 5 * 10**8)
     assert found.max_num_seqs == 576
     assert found.groups[0].blocks * BLOCK + 576 * 5 * 10**8 <= 0.9 * 400 * GIB
 
 
 @pytest.mark.parametrize("share", [0.5, 0.9, 1.0])
-def test_the_share_is_of_the_whole_gpu(share, gpu):
+def test_the_share_is_of_the_whole_gpu(share):
     """What this process has taken counts: weights and cache together take the share, however large the weights are."""
     gpu(free=64 * GIB, total=80 * GIB, taken=16 * GIB)
     found = plan(RunConfig(gpu_memory_utilization=share))
@@ -114,14 +109,14 @@ def test_the_share_is_of_the_whole_gpu(share, gpu):
 
 
 @pytest.mark.parametrize("share", [0.5, 0.9, 1.0])
-def test_other_processes_keep_what_they_have(share, gpu):
+def test_other_processes_keep_what_they_have(share):
     """Half of the GPU is another's: the share is then of what is free, or the cache would not fit."""
     gpu(free=24 * GIB, total=80 * GIB, taken=16 * GIB)
     memory = int(min(share * 24 * GIB, share * 80 * GIB - 16 * GIB)) - step_bytes(LARGE, 16384, 256, BF16)
     assert plan(RunConfig(gpu_memory_utilization=share)).groups[0].blocks == memory // BLOCK
 
 
-def test_a_small_gpu_takes_smaller_steps(gpu):
+def test_a_small_gpu_takes_smaller_steps():
     gpu(6 * GIB)
     found = plan()
     assert found.max_num_batched_tokens == 4096
@@ -130,18 +125,18 @@ def test_a_small_gpu_takes_smaller_steps(gpu):
 
 
 @pytest.mark.parametrize("size", [GIB, "1GiB"])
-def test_limits_are_followed(size, gpu):
+def test_limits_are_followed(size):
     gpu(6 * GIB)
     found = plan(RunConfig(max_num_batched_tokens=9999, kv_cache_memory=size, gpu_memory_utilization=0.01))
     assert (found.max_num_batched_tokens, found.groups[0].blocks) == (9999, GIB // BLOCK)
 
 
-def test_no_more_than_all_sequences_at_full_length(gpu):
+def test_no_more_than_all_sequences_at_full_length():
     gpu(60 * GIB)
     assert plan(RunConfig(max_num_seqs=1)).groups[0].blocks == 131072 // 64
 
 
-def test_blocks_are_as_large_as_their_layers_and_dtype(gpu):
+def test_blocks_are_as_large_as_their_layers_and_dtype():
     """K and V in 8 bits take half, the activations of a step do not; layers may differ."""
     gpu(60 * GIB)
     half = RunConfig(kv_cache_memory=GIB)
@@ -150,23 +145,23 @@ def test_blocks_are_as_large_as_their_layers_and_dtype(gpu):
     assert plan(half, layers=layers).groups[0].blocks == GIB // (2 * 64 * 2 * (30 * 8 * 128 + 2 * 2 * 256))
 
 
-def test_a_cpu_takes_a_quarter_and_at_most_4_gib(host):
+def test_a_cpu_takes_a_quarter_and_at_most_4_gib():
     block = bytes_per_block(LARGE.kv_planes, 16, BF16)
     for size, taken in ((8 * GIB, 2 * GIB), (100 * GIB, 4 * GIB)):
         host(size)
-        found = plan(block_size=16, device=CPU)
+        found = plan(block_size=16, device="cpu")
         assert (found.groups[0].blocks, found.max_num_batched_tokens) == (taken // block, 1024)
 
 
-@pytest.mark.parametrize("device", [CPU, CUDA])
-def test_no_room_for_a_block(gpu, host, device):
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_no_room_for_a_block(device):
     gpu(1 << 20)
     host(1 << 20)
     with pytest.raises(FlagError, match="a block of 64 tokens takes 8388608 bytes"):
         plan(device=device)
 
 
-def test_the_weights_alone_exceed_the_share(gpu):
+def test_the_weights_alone_exceed_the_share():
     """The message, and no cache of a negative size."""
     gpu(free=20 * GIB, total=80 * GIB, taken=60 * GIB)
     with pytest.raises(FlagError, match=r"utilization 0\.5 leaves 0 .* a block of 64 tokens takes 8388608 bytes"):
@@ -180,18 +175,18 @@ def test_the_weights_alone_exceed_the_share(gpu):
         (RunConfig(gpu_memory_utilization=0.1, kv_cache_memory=1), r"^--kv-cache-memory 1: a block of 64 tokens takes"),
     ],
 )
-def test_no_room_names_the_flag_that_left_none(limits, message, gpu):
+def test_no_room_names_the_flag_that_left_none(limits, message):
     """The message was "--kv-cache-memory 0" for a flag that nobody gave."""
     gpu(free=10 * GIB, total=80 * GIB, taken=70 * GIB)
     with pytest.raises(FlagError, match=message):
         plan(limits)
 
 
-def test_no_room_on_a_cpu(host):
+def test_no_room_on_a_cpu():
     """There the share is fixed, and the flag that mends it is the cache's own."""
     host(1000)
     with pytest.raises(FlagError, match=r"^the free memory leaves 250 bytes .*: give --kv-cache-memory"):
-        plan(device=CPU)
+        plan(device="cpu")
 
 
 # Groups of layers with windows.
@@ -203,10 +198,10 @@ LAYER_BLOCK = BLOCK // 32
 
 
 def windowed(limits, windows=MIXED_WINDOWS, **options):
-    return plan_memory(LARGE, LARGE.kv_planes, limits, 64, BF16, BF16, CUDA, windows=windows, **options)
+    return plan_memory(LARGE, LARGE.kv_planes, limits, 64, BF16, BF16, MEMORIES["cuda"], windows=windows, **options)
 
 
-def test_one_group_is_planned_as_ever(gpu):
+def test_one_group_is_planned_as_ever():
     """Full attention, windows as long as the model, and one window for all: as many blocks as without groups."""
     gpu(60 * GIB)
     expected = plan()
@@ -217,7 +212,7 @@ def test_one_group_is_planned_as_ever(gpu):
     assert windowed(few, [4096] * 32).groups == ((4096, 32, plan(few).groups[0].blocks),)
 
 
-def test_windows_take_what_all_seats_use_and_full_layers_the_rest(gpu):
+def test_windows_take_what_all_seats_use_and_full_layers_the_rest():
     """All layers had blocks for whole sequences: two thirds of the memory held keys that nobody reads."""
     gpu(60 * GIB)
     full, window = windowed(RunConfig(kv_cache_memory=40 * GIB, max_num_seqs=64)).groups
@@ -228,14 +223,14 @@ def test_windows_take_what_all_seats_use_and_full_layers_the_rest(gpu):
     assert full.blocks > 2 * plan(RunConfig(kv_cache_memory=40 * GIB)).groups[0].blocks
 
 
-def test_scarce_memory_is_divided_evenly(gpu):
+def test_scarce_memory_is_divided_evenly():
     """A window group with fewer blocks than the full one would stop short sequences that fitted before."""
     gpu(60 * GIB)
     limits = RunConfig(kv_cache_memory=GIB)
     assert {group.blocks for group in windowed(limits).groups} == {plan(limits).groups[0].blocks}
 
 
-def test_whole_prompts_fit_the_windows_blocks(gpu):
+def test_whole_prompts_fit_the_windows_blocks():
     """Without chunks a prompt has all its blocks at once, behind those of a full step, in layers with a window too."""
     gpu(60 * GIB)
     _, window = windowed(RunConfig(kv_cache_memory=40 * GIB, max_num_seqs=4), whole_prompts=True).groups
@@ -265,7 +260,7 @@ def test_the_longest_rows_take_windows_only():
     assert bytes_for_longest(config, 64, BF16, [100] * 9, 8, 1024) == 8 * 3 * BLOCK
 
 
-def test_a_plan_within_the_bytes_of_the_longest_rows_holds_them(gpu):
+def test_a_plan_within_the_bytes_of_the_longest_rows_holds_them():
     """An estimate that the division then spends on windows left full layers short, and a timed run preempted."""
     gpu(60 * GIB)
     config = msgspec.structs.replace(LARGE, sliding_windows=tuple(MIXED_WINDOWS))
@@ -276,10 +271,10 @@ def test_a_plan_within_the_bytes_of_the_longest_rows_holds_them(gpu):
         assert window.blocks >= min(8 * -(-length // 64), 8 * 18 + 18)
 
 
-def test_processes_share_the_memory_of_a_host(host):
+def test_processes_share_the_memory_of_a_host():
     """Each of four took a quarter of what was free: together all of it."""
     host(8 * GIB)
-    alone, together = (plan(RunConfig(data_parallel_size=size), 16, CPU).groups[0].blocks for size in (1, 4))
+    alone, together = (plan(RunConfig(data_parallel_size=size), 16, "cpu").groups[0].blocks for size in (1, 4))
     assert together == alone // 4
     limited = RunConfig(data_parallel_size=4, kv_cache_memory="1GiB")
-    assert plan(limited, 16, CPU) == plan(RunConfig(kv_cache_memory="1GiB"), 16, CPU), "that is for each"
+    assert plan(limited, 16, "cpu") == plan(RunConfig(kv_cache_memory="1GiB"), 16, "cpu"), "that is for each"

@@ -7,7 +7,7 @@ from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.cache.kv_cache import bytes_per_block
 from rosebatch.engine.cache.state_pool import StatePool, state_bytes
-from rosebatch.launch.launch import plan_launch
+from rosebatch.launch.plan import plan_launch
 from tests.helpers.running import run_choices
 
 NEW_TOKENS = 12

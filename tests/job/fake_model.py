@@ -18,7 +18,8 @@ from rosebatch.engine.plan import Chunk, PackedStep, SequenceSpec, StepPlan, Ste
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.engine.step_runner import Masks
-from rosebatch.launch.launch import Launched, LaunchPlan, make_grammars
+from rosebatch.launch.launch import Launched, make_grammars
+from rosebatch.launch.plan import LaunchPlan
 from rosebatch.model.source import ModelSource
 from rosebatch.text.tokenizer import Tokenizer
 from tests.helpers.byte_tokenizer import BYTES, EOS

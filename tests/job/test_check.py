@@ -11,7 +11,7 @@ from rosebatch.config.run import RunConfig
 from rosebatch.config.toml_file import load_toml
 from rosebatch.engine.metrics.roofline import Floor, Rates, find_floor
 from rosebatch.job.check import _summary, check_rows, time_range
-from rosebatch.launch.launch import plan_launch
+from rosebatch.launch.plan import plan_launch
 from tests.helpers.byte_tokenizer import EOS
 from tests.job.lines import requests
 

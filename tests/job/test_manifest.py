@@ -14,7 +14,7 @@ from rosebatch.io.columns import Columns
 from rosebatch.job.config import JobConfig
 from rosebatch.job.local import LocalService, model_info_of
 from rosebatch.job.manifest import build_manifest, differences, now
-from rosebatch.launch.launch import plan_launch
+from rosebatch.launch.plan import plan_launch
 from tests.helpers.waiting import PATIENCE_SECONDS
 
 NAMED = Columns()

@@ -15,7 +15,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from rosebatch.config.run import RunConfig
 from rosebatch.config.switches import Switches
 from rosebatch.core.errors import UserError
-from rosebatch.launch.launch import default_sampling, load, plan_launch
+from rosebatch.launch.launch import default_sampling, load
+from rosebatch.launch.plan import plan_launch
 from rosebatch.model.hf_config import parse_model_config
 from rosebatch.model.registry import build_model
 from rosebatch.model.weights import RandomWeights

@@ -1,6 +1,5 @@
 """Divides a device's memory, once the weights are in it, between the KV cache and what a step needs."""
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -12,6 +11,7 @@ from rosebatch.config.run import RunConfig
 from rosebatch.core.errors import FlagError
 from rosebatch.engine.cache.kv_cache import bytes_per_block
 from rosebatch.engine.cache.windows import max_blocks, window_groups
+from rosebatch.host.memory import host_memory
 
 # Default tokens of a step. On a CPU, a step's activations should fit its caches: 1024 tokens at a time prefill
 # 1.4 times as fast as 4096 (benchmarks/NOTEBOOK/2026-11.md).
@@ -25,6 +25,26 @@ _MIN_SLOTS, _MAX_SLOTS = 256, 1024
 # Share of a CPU's free memory that the KV cache takes.
 _CPU_SHARE = 0.25
 _CPU_MOST = 4 << 30
+
+
+class DeviceMemory(NamedTuple):
+    """Bytes of a device.
+
+    Attributes:
+        device: ``cuda`` or ``cpu``.
+        free: by this moment.
+        total: all of it.
+        taken: by this process on a GPU, the weights included.
+    """
+
+    device: str
+    free: int
+    total: int
+    taken: int = 0
+
+    def after(self, weights: int) -> "DeviceMemory":
+        """As it will be once so many bytes of weights are loaded."""
+        return self._replace(free=self.free - weights, taken=self.taken + weights)
 
 
 class KVGroup(NamedTuple):
@@ -57,7 +77,7 @@ def plan_memory(
     block_size: int,
     dtype: torch.dtype,
     kv_dtype: torch.dtype,
-    device: torch.device,
+    device: DeviceMemory,
     state_bytes: int = 0,
     windows: Sequence[int] | None = None,
     whole_prompts: bool = False,
@@ -73,7 +93,7 @@ def plan_memory(
         block_size: tokens of a KV cache block.
         dtype: of activations.
         kv_dtype: of K and V.
-        device: where the weights already are.
+        device: with the weights in it.
         state_bytes: that a sequence's states take next to its blocks.
         windows: the sliding window of each layer; None for full attention in all.
         whole_prompts: whether a prompt is computed in one step, however long.
@@ -83,18 +103,17 @@ def plan_memory(
     Raises:
         FlagError: the KV cache has no room for a single block.
     """
-    gpu = _gpu_memory(device) if device.type == "cuda" else None
-    free = gpu.free if gpu else _free_host_memory()
-    tokens = batched_tokens(limits, device.type)
+    free = device.free
+    tokens = batched_tokens(limits, device.device)
     slots = min_slots(limits)
-    if gpu:
+    if device.device == "cuda":
         step = step_bytes(config, tokens, slots, dtype)
         while not limits.max_num_batched_tokens and tokens > _FEWEST_TOKENS and step > _STEP_SHARE * free:
             tokens //= 2
             step = step_bytes(config, tokens, slots, dtype)
         # The share of the whole GPU, less what this process has taken; and never more than that share of what is free.
         share = limits.gpu_memory_utilization
-        usable = int(min(share * gpu.total - gpu.taken, share * free))
+        usable = int(min(share * device.total - device.taken, share * free))
         if fused_sampler and limits.max_num_seqs == "auto":
             row = -(-_SLOT_TOKENS // block_size) * bytes_per_block(layers, block_size, kv_dtype) + state_bytes
             left = limits.kv_cache_bytes or usable - step_bytes(config, tokens, _MAX_SLOTS, dtype)
@@ -112,7 +131,7 @@ def plan_memory(
     sizes = [bytes_per_block(each, block_size, kv_dtype) for each in members]
     blocks = share_memory(memory, sizes, [max_blocks(window, block_size, **limit) for window in windows])
     if min(blocks) < 1 or min(blocks) * block_size < 2:
-        raise FlagError(_no_room(limits, device, memory, block_size, sum(sizes)))
+        raise FlagError(_no_room(limits, device.device, memory, block_size, sum(sizes)))
     groups = tuple(map(KVGroup, windows, map(len, members), blocks))
     return MemoryPlan(groups, group_of, tokens, slots)
 
@@ -143,12 +162,12 @@ def share_memory(memory: int, sizes: Sequence[int], limits: Sequence[int]) -> li
     return counts
 
 
-def _no_room(limits: RunConfig, device: torch.device, memory: int, block_size: int, block: int) -> str:
+def _no_room(limits: RunConfig, device: str, memory: int, block_size: int, block: int) -> str:
     """Which limit left no room for a block, and what to change."""
     needed = f"a block of {block_size} tokens takes {block} bytes"
     if limits.kv_cache_bytes:
         return f"--kv-cache-memory {memory}: {needed}"
-    if device.type == "cuda":
+    if device == "cuda":
         left = f"--gpu-memory-utilization {limits.gpu_memory_utilization} leaves {memory} bytes for the KV cache"
         return f"{left}, {needed}: raise it, or lower --max-num-batched-tokens or --max-num-seqs"
     return f"the free memory leaves {memory} bytes for the KV cache, {needed}: give --kv-cache-memory"
@@ -166,25 +185,14 @@ def step_bytes(config: ModelConfig, tokens: int, seqs: int, dtype: torch.dtype) 
     return 2 * (tokens * wide + seqs * config.vocab_size) * dtype.itemsize
 
 
-class _GPUMemory(NamedTuple):
-    """Bytes of a GPU: free, all, and taken by this process, the weights included."""
-
-    free: int
-    total: int
-    taken: int
-
-
-def _gpu_memory(device: torch.device) -> _GPUMemory:
-    return _GPUMemory(*torch.cuda.mem_get_info(device), torch.cuda.memory_reserved(device))
+def memory_of(device: torch.device) -> DeviceMemory:
+    """The memory of this process' device as it is now."""
+    if device.type == "cuda":
+        return DeviceMemory("cuda", *torch.cuda.mem_get_info(device), torch.cuda.memory_reserved(device))
+    return DeviceMemory("cpu", *host_memory())
 
 
 def _sharers(limits: RunConfig) -> int:
     """Processes of a run that share the host's memory."""
     replicas = 1 if limits.data_parallel_size == "auto" else limits.data_parallel_size
     return replicas * limits.tensor_parallel_size
-
-
-def _free_host_memory() -> int:
-    if "SC_AVPHYS_PAGES" not in os.sysconf_names:
-        return int(_CPU_MOST / _CPU_SHARE)
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -19,7 +19,7 @@ from rosebatch.job.serving import Parse
 from rosebatch.job.workers import messages as m
 
 if TYPE_CHECKING:
-    from rosebatch.launch.launch import LaunchPlan
+    from rosebatch.launch.plan import LaunchPlan
     from rosebatch.model.source import ModelSource
 
 # Between two signs of life.
@@ -121,9 +121,10 @@ def _work(link: Link) -> None:
     from rosebatch.job.report.provenance import gpu_name
     from rosebatch.job.run_rows import run_rows
     from rosebatch.job.workers.first_compile import compile_kernels
-    from rosebatch.launch.launch import load, plan_launch
+    from rosebatch.launch.launch import load
+    from rosebatch.launch.plan import plan_fitting
 
-    plan = plan_launch(setup.config, quiet=setup.quiet)
+    plan = plan_fitting(setup.config, quiet=setup.quiet)
     link.send(m.Planned(model_info_of(plan), plan.source.state, plan.tokenizer_folder))
     while not isinstance(question := link.receive(), m.Load):
         _reply(link, question, plan)

@@ -1,0 +1,255 @@
+"""Whether a model, its longest row and the sequences at a time fit a device: found before anything is loaded."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from rosebatch.config.model import ModelConfig, Planes
+from rosebatch.config.run import RunConfig
+from rosebatch.config.switches import Switches
+from rosebatch.core.errors import FlagError
+from rosebatch.engine.cache.kv_cache import bytes_per_block
+from rosebatch.engine.cache.memory import DeviceMemory, MemoryPlan, min_slots, plan_memory, step_bytes
+from rosebatch.engine.metrics.roofline import weight_bytes
+from rosebatch.engine.scheduling.block_groups import BlockGroups
+from rosebatch.engine.scheduling.block_pool import BlockPool
+from rosebatch.ops.shard import require_divisible
+
+_GIB = 1 << 30
+_MOST_RANKS = 64
+_HIGHEST_SHARE = 0.97
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A model, and how it is to run.
+
+    Attributes:
+        name: of the model, for people.
+        dtype: of weights, activations, K and V.
+        gpus: that this machine has.
+    """
+
+    name: str
+    config: ModelConfig
+    dtype: torch.dtype
+    block_size: int
+    limits: RunConfig
+    switches: Switches
+    gpus: int = 0
+
+    @property
+    def weights(self) -> int:
+        """Bytes of weights in each process."""
+        return -(-weight_bytes(self.config, self.dtype.itemsize) // self.limits.tensor_parallel_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What a model that fits takes of a device, in bytes, and what then has room there.
+
+    Attributes:
+        longest: tokens of a row that has the KV cache for itself.
+        together: sequences at a time; where they do not fit, some wait.
+    """
+
+    wanted: Wanted
+    memory: DeviceMemory
+    cache: int
+    longest: int
+    together: int
+
+    def __str__(self) -> str:
+        """One line for people."""
+        wanted, model = self.wanted, self.wanted.config.max_model_len
+        weights = f"{_gib(wanted.weights)} of weights ({_named(wanted.dtype)})"
+        rows = f"a row of up to {self.longest} tokens" + (
+            f" (the model allows {model})" if self.longest < model else ""
+        )
+        room = f"{_gib(self.cache)} of KV cache for {rows}, at most {self.together} rows at once"
+        return f"fits: {weights} and {room}, in {_free(self.memory)}{_ranks(wanted)}"
+
+
+def find_fit(wanted: Wanted, memory: DeviceMemory) -> Fit:
+    """What a run takes of its device.
+
+    Args:
+        wanted: the model and its limits.
+        memory: of the device, before the weights are loaded.
+
+    Raises:
+        FlagError: it does not fit; the message says what does.
+    """
+    fit = _fit(wanted, memory)
+    if fit is None:
+        raise FlagError(f"{wanted.name} does not fit: {_need(wanted, memory)}; {_ways(wanted, memory)}")
+    asked = wanted.limits.max_model_len
+    # Who gives the size of the cache knows that it bounds a row.
+    if asked is not None and fit.longest < asked and wanted.limits.kv_cache_memory is None:
+        room = f"{_gib(fit.cache)} of KV cache are left beside {_gib(wanted.weights)} of weights{_ranks(wanted)}"
+        ways = " or ".join([f"--max-model-len {fit.longest}", *_longer(wanted, memory)])
+        raise FlagError(f"--max-model-len {asked}: a row of so many tokens does not fit: {room}; {ways} would")
+    return fit
+
+
+def _fit(wanted: Wanted, memory: DeviceMemory) -> Fit | None:
+    config, limits = wanted.config, wanted.limits
+    left = memory.after(wanted.weights)
+    if memory.device == "cpu":
+        # Its processes have the memory together. Other workers may have loaded theirs already.
+        if _all_weights(wanted) > memory.total:
+            return None
+        left = memory.after(wanted.weights * limits.tensor_parallel_size)
+    try:
+        plan = _plan(wanted, left)
+    except FlagError:
+        if limits.kv_cache_memory is None:
+            return None
+        raise
+    cache = sum(group.blocks * size for group, size in zip(plan.groups, _block_sizes(wanted, plan), strict=True))
+    step = step_bytes(config, plan.max_num_batched_tokens, plan.max_num_seqs, wanted.dtype)
+    states = plan.max_num_seqs * _state_bytes(wanted)
+    if cache + step + states > left.free:
+        return None
+    pools = (BlockPool(group.blocks, wanted.block_size, group.window) for group in plan.groups)
+    tokens = BlockGroups([*pools]).max_sequence_len(chunked=wanted.switches.chunked_prefill)
+    return Fit(wanted, memory, cache, min(tokens or config.max_model_len, config.max_model_len), plan.max_num_seqs)
+
+
+def _plan(wanted: Wanted, left: DeviceMemory) -> MemoryPlan:
+    """As the engine will make it, of the shape alone."""
+    return plan_memory(
+        wanted.config,
+        _planes(wanted),
+        wanted.limits,
+        wanted.block_size,
+        wanted.dtype,
+        wanted.dtype,
+        left,
+        _state_bytes(wanted),
+        wanted.config.kv_windows,
+        whole_prompts=not wanted.switches.chunked_prefill,
+        fused_sampler=wanted.switches.fused_sampler,
+    )
+
+
+def _planes(wanted: Wanted) -> list[tuple[Planes, ...]]:
+    """Of each layer, in one process."""
+    ranks = wanted.limits.tensor_parallel_size
+    return [
+        tuple(planes._replace(heads=max(planes.heads // ranks, 1)) for planes in layer)
+        for layer in wanted.config.kv_planes
+    ]
+
+
+def _block_sizes(wanted: Wanted, plan: MemoryPlan) -> list[int]:
+    """Bytes of a block in the layers of each group."""
+    planes = list(zip(_planes(wanted), plan.group_of, strict=True))
+    members = ([layer for layer, group in planes if group == number] for number in range(len(plan.groups)))
+    return [bytes_per_block(layers, wanted.block_size, wanted.dtype) for layers in members]
+
+
+def _state_bytes(wanted: Wanted) -> int:
+    return wanted.config.state_bytes(wanted.dtype.itemsize) // wanted.limits.tensor_parallel_size
+
+
+def _all_weights(wanted: Wanted) -> int:
+    """Bytes of weights of all workers on this machine."""
+    limits = wanted.limits
+    alone = limits.data_parallel_size == "auto" or limits.ray is not None
+    return wanted.weights * limits.tensor_parallel_size * (1 if alone else limits.data_parallel_size)  # type: ignore
+
+
+def _need(wanted: Wanted, memory: DeviceMemory) -> str:
+    """What is too much, in words."""
+    limits, weights = wanted.limits, f"{_gib(wanted.weights)} of weights in {_named(wanted.dtype)}{_ranks(wanted)}"
+    workers = limits.data_parallel_size
+    if memory.device == "cpu" and workers != 1 and _all_weights(wanted) > memory.total >= wanted.weights:
+        return f"{workers} workers take {weights} each, the machine has {_gib(memory.total)}"
+    rest = "" if wanted.weights > memory.free else ", and a step and a row beside them"
+    share = limits.gpu_memory_utilization
+    used = f", of which --gpu-memory-utilization {share} may be used" if memory.device == "cuda" else ""
+    return f"{weights}{rest}, in {_free(memory)}{used}"
+
+
+def _ways(wanted: Wanted, memory: DeviceMemory) -> str:
+    """What would fit, in words."""
+    found = [way for way, other in _others(wanted, memory) if _fits(other, memory)]
+    if found:
+        return f"{' or '.join(found)} would fit"
+    where = "GPUs" if memory.device == "cuda" else "a machine"
+    return f"take a smaller model, or {where} with more memory"
+
+
+def _others(wanted: Wanted, memory: DeviceMemory) -> Iterator[tuple[str, Wanted]]:
+    """Other flags, and what they make of it."""
+    limits = wanted.limits
+    if memory.device == "cuda" and (divided := _divided(wanted, memory)) is not None:
+        yield divided
+    if wanted.dtype == torch.float32:
+        yield "--dtype bfloat16", replace(wanted, dtype=torch.bfloat16)
+    seqs = min_slots(limits)
+    while seqs > 1:
+        seqs //= 2
+        fewer = replace(wanted, limits=replace(limits, max_num_seqs=seqs))
+        if _fits(fewer, memory):
+            yield f"--max-num-seqs {seqs}", fewer
+            break
+    if memory.device == "cuda" and limits.gpu_memory_utilization < _HIGHEST_SHARE:
+        share = replace(limits, gpu_memory_utilization=_HIGHEST_SHARE)
+        yield f"--gpu-memory-utilization {_HIGHEST_SHARE}", replace(wanted, limits=share)
+    if limits.kv_cache_memory is not None:
+        yield "no --kv-cache-memory", replace(wanted, limits=replace(limits, kv_cache_memory=None))
+    if memory.device == "cpu" and limits.data_parallel_size not in (1, "auto"):
+        yield "-dp 1", replace(wanted, limits=replace(limits, data_parallel_size=1))
+
+
+def _divided(wanted: Wanted, memory: DeviceMemory) -> tuple[str, Wanted] | None:
+    """The fewest GPUs that hold it together."""
+    for size in range(wanted.limits.tensor_parallel_size + 1, _MOST_RANKS + 1):
+        other = replace(wanted, limits=replace(wanted.limits, tensor_parallel_size=size))
+        try:
+            require_divisible(wanted.config, size)
+        except FlagError:
+            continue
+        if _fits(other, memory):
+            there = "" if size <= wanted.gpus else f" (with {size} such GPUs; this process sees {wanted.gpus})"
+            return f"-tp {size}{there}", other
+    return None
+
+
+def _longer(wanted: Wanted, memory: DeviceMemory) -> Iterator[str]:
+    """Flags with which a row of the asked length fits."""
+    asked = wanted.limits.max_model_len or 0
+    for way, other in _others(wanted, memory):
+        fit = _fit(other, memory)
+        if fit is not None and fit.longest >= asked:
+            yield way
+    if memory.device == "cpu":
+        blocks = -(-asked // wanted.block_size)
+        size = -(-blocks * bytes_per_block(_planes(wanted), wanted.block_size, wanted.dtype) // _GIB)
+        given = replace(wanted, limits=replace(wanted.limits, kv_cache_memory=f"{size}GiB"))
+        if (fit := _fit(given, memory)) is not None and fit.longest >= asked:
+            yield f"--kv-cache-memory {size}GiB"
+
+
+def _fits(wanted: Wanted, memory: DeviceMemory) -> bool:
+    return _fit(wanted, memory) is not None
+
+
+def _ranks(wanted: Wanted) -> str:
+    ranks = wanted.limits.tensor_parallel_size
+    return "" if ranks == 1 else f" on each of {ranks} ranks"
+
+
+def _free(memory: DeviceMemory) -> str:
+    return f"{_gib(memory.free)} of free {'GPU ' if memory.device == 'cuda' else ''}memory"
+
+
+def _named(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _gib(size: int) -> str:
+    return f"{size / _GIB:.2f} GiB" if size >= _GIB // 10 else f"{size / 2**20:.1f} MiB"

@@ -1,0 +1,142 @@
+"""What is decided before anything is loaded: the model, its device, its switches, and whether it fits."""
+
+import sys
+import time
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+from rosebatch.config.model import ModelConfig
+from rosebatch.config.run import RunConfig
+from rosebatch.config.switches import Switches, flag, without_effect
+from rosebatch.core.errors import FlagError, UserError
+from rosebatch.engine.cache.memory import memory_of
+from rosebatch.engine.load import choose_block_size, pick_device
+from rosebatch.launch.fit import Fit, Wanted, find_fit
+from rosebatch.model.hub import parse_hub_id
+from rosebatch.model.source import ModelSource, find_model, find_tokenizer, tokenizer_fingerprint
+from rosebatch.ops.device import unmeasured_sizes
+from rosebatch.ops.shard import require_divisible
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPlan:
+    """What is decided before anything is loaded.
+
+    Attributes:
+        config: as it was given.
+        switches: resolved for the device.
+        source: the model.
+        tokenizer_folder: None for a .toml of shapes, which works on token ids.
+        seconds: spent on deciding; downloading a model or converting a GGUF file counts.
+        fit: what it takes of the device; None if that was not looked at.
+    """
+
+    config: RunConfig
+    device: torch.device
+    switches: Switches
+    source: ModelSource
+    tokenizer_folder: Path | None
+    seconds: float
+    fit: Fit | None = None
+
+    def tokenizer_identity(self) -> dict[str, str] | None:
+        """Name and fingerprint of the tokenizer of ``--tokenizer``; None for the model's own."""
+        if self.config.tokenizer is None or self.tokenizer_folder is None:
+            return None
+        return {"name": self.config.tokenizer, "fingerprint": tokenizer_fingerprint(self.tokenizer_folder)}
+
+
+def plan_fitting(config: RunConfig, *, quiet: bool = False, weights: bool = True) -> LaunchPlan:
+    """``plan_launch`` of a model that fits the device, which is found before its weights are downloaded.
+
+    Args:
+        config: of the run.
+        quiet: no progress of a download on stderr.
+        weights: whether they are needed; else those of a Hub model are not downloaded.
+
+    Raises:
+        UserError: as ``launch``.
+    """
+    started = time.perf_counter()
+    plan = plan_launch(config, quiet=quiet, weights=False)
+    source, gpus = plan.source, torch.cuda.device_count()
+    block_size = choose_block_size(config, plan.device)
+    wanted = Wanted(source.name, source.config, source.dtype, block_size, config, plan.switches, gpus)
+    fit = find_fit(wanted, memory_of(plan.device))
+    if weights or config.model is None or parse_hub_id(config.model) is None:
+        try:
+            _ = source.state
+        except UserError:
+            # They are missing, or to be downloaded.
+            plan = plan_launch(config, quiet=quiet)
+    return replace(plan, fit=fit, seconds=time.perf_counter() - started)
+
+
+def plan_launch(config: RunConfig, *, quiet: bool = False, weights: bool = True) -> LaunchPlan:
+    """Find the model; decide on device, dtype and switches.
+
+    Args:
+        config: of the run.
+        quiet: no progress of a download on stderr.
+        weights: see ``plan_fitting``.
+
+    Raises:
+        UserError: as ``launch``.
+    """
+    started = time.perf_counter()
+    device = pick_device(config.device)
+    switches = resolve_switches(config, device.type)
+    for sentence in without_effect(config.switches, switches, device.type):
+        warn_once(sentence)
+    if (sentence_of_sizes := unmeasured_sizes(device)) is not None:
+        warn_once(sentence_of_sizes)
+    source = find_model(config, device, quiet=quiet, weights=weights)
+    if weights:
+        # Kept: whoever loads the model compares.
+        _ = source.state
+    folder = find_tokenizer(config.tokenizer, quiet=quiet) if config.tokenizer is not None else source.folder
+    if (ranks := config.tensor_parallel_size) > 1:
+        require_divisible(source.config, ranks)
+        if device.type == "cuda" and (count := torch.cuda.device_count()) < ranks:
+            raise FlagError(f"--tensor-parallel-size {ranks}: this process sees {count} GPUs")
+    off = switched_off_by(source.config)
+    for name, reason in off.items():
+        if config.switches.get(name):
+            warn_once(f"{flag(name)} has no effect: {reason}")
+    switches = replace(switches, **dict.fromkeys(off, False))
+    return LaunchPlan(config, device, switches, source, folder, time.perf_counter() - started)
+
+
+@cache
+def warn_once(sentence: str) -> None:
+    """Once a process: a comparison launches two engines, a session many."""
+    sys.stderr.write(f"rosebatch: warning: {sentence}\n")
+
+
+def switched_off_by(model: ModelConfig) -> dict[str, str]:
+    """Switches that a model cannot have, and why."""
+    if not model.num_state_layers:
+        return {}
+    return {"prefix_cache": "a prefix of this model is a state, which blocks do not hold"}
+
+
+def resolve_switches(config: RunConfig, device: str) -> Switches:
+    """The switches of a run on ``device``; other samplers run outside of the graph.
+
+    Raises:
+        FlagError: a switch or the sampler cannot be had there.
+    """
+    if config.sampler == "rosebatch":
+        return Switches.resolve(config.switches, device)
+    sampler = f"--sampler {config.sampler}"
+    if device != "cuda":
+        raise FlagError(f"{sampler} has no meaning on {device}: leave it out or choose another --device")
+    if find_spec("flashinfer") is None:
+        raise FlagError(f"{sampler}: the package is not installed; pip install 'rosebatch[flashinfer]'")
+    if config.switches.get("fused_sampler"):
+        raise FlagError(f"--fused-sampler is rosebatch's own: leave it or {sampler} out")
+    return Switches.resolve({**config.switches, "fused_sampler": False}, device)

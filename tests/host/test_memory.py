@@ -1,0 +1,53 @@
+"""The memory that a process may use: the machine's, or its control groups'."""
+
+import pytest
+
+from rosebatch.host.memory import host_memory
+
+MIB = 1 << 20
+MEMINFO = "MemTotal:       8388608 kB\nMemFree:          1024 kB\nMemAvailable:   4194304 kB\n"
+
+
+def machine(root, files):
+    """A file system with these files."""
+    for name, text in {"proc/meminfo": MEMINFO, **files}.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return host_memory(root)
+
+
+def group(folder, limit, used, *, v1=False):
+    """The files of a control group, MiB; 100 of what it uses are pages of files."""
+    limit_name, used_name = (
+        ("memory.limit_in_bytes", "memory.usage_in_bytes") if v1 else ("memory.max", "memory.current")
+    )
+    prefix = "total_" if v1 else ""
+    return {
+        f"sys/fs/cgroup/{folder}/{limit_name}": f"{limit * MIB if isinstance(limit, int) else limit}\n",
+        f"sys/fs/cgroup/{folder}/{used_name}": f"{used * MIB}\n",
+        f"sys/fs/cgroup/{folder}/memory.stat": (
+            f"anon 5\n{prefix}inactive_file {60 * MIB}\n{prefix}active_file {40 * MIB}\n"
+        ),
+    }
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, (4096, 8192)),
+        ({"proc/self/cgroup": "0::/job\n", **group("job", 1000, 300)}, (800, 1000)),
+        ({"proc/self/cgroup": "0::/job/step\n", **group("job/step", "max", 5), **group("job", 1000, 300)}, (800, 1000)),
+        ({"proc/self/cgroup": "0::/\n", **group("", 1000, 300)}, (800, 1000)),
+        ({"proc/self/cgroup": "0::/of/the/host\n", **group("", 1000, 300)}, (800, 1000)),
+        ({"proc/self/cgroup": "0::/job\n", **group("job", 9000, 300)}, (4096, 8192)),
+        ({"proc/self/cgroup": "0::/job\n", **group("job", 1000, 2000)}, (0, 1000)),
+        ({"proc/self/cgroup": "4:memory:/a\n0::/\n", **group("memory/a", 1000, 300, v1=True)}, (800, 1000)),
+        ({"proc/self/cgroup": "4:memory:/gone\n", **group("memory", 1000, 300, v1=True)}, (800, 1000)),
+        ({"proc/self/cgroup": "4:memory:/a\n", **group("memory/a", (1 << 43) - 1, 300, v1=True)}, (4096, 8192)),
+        ({"proc/self/cgroup": "4:cpu:/a\n", **group("cpu/a", 1000, 300)}, (4096, 8192)),
+    ],
+    ids=["none", "v2", "parent", "namespace", "foreign path", "wide", "full", "v1", "v1 mount", "v1 none", "other"],
+)  # fmt: skip
+def test_free_and_all_memory(tmp_path, files, expected):
+    """Free pages alone left out the cache of files; a container's limit was not read, and the process was killed."""
+    assert machine(tmp_path, files) == tuple(size * MIB for size in expected)

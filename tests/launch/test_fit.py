@@ -1,0 +1,114 @@
+"""Whether a model fits is said before anything is loaded, and what would if it does not."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from rosebatch.config.model import ModelConfig
+from rosebatch.config.run import RunConfig
+from rosebatch.config.switches import Switches
+from rosebatch.config.toml_file import load_toml
+from rosebatch.core.errors import FlagError
+from rosebatch.engine.cache.memory import DeviceMemory
+from rosebatch.launch.fit import Wanted, find_fit
+
+CONFIGS = Path(__file__).parents[2] / "configs" / "models"
+GIB = 1 << 30
+BLOCK = {"cuda": 64, "cpu": 16}
+
+
+def gpu(total, free=None):
+    return DeviceMemory("cuda", int((total if free is None else free) * GIB), int(total * GIB))
+
+
+def host(free, total=None):
+    return DeviceMemory("cpu", int(free * GIB), int((free if total is None else total) * GIB))
+
+
+def wanted(model, device, dtype=torch.bfloat16, gpus=1, **limits):
+    config = load_toml(CONFIGS / f"{model}.toml", ModelConfig)
+    if "max_model_len" in limits:
+        config = msgspec.structs.replace(config, max_model_len=limits["max_model_len"])
+    switches = Switches.resolve({}, device)
+    return Wanted(model, config, dtype, BLOCK[device], RunConfig(**limits), switches, gpus)
+
+
+def fit(model, memory, **options):
+    return find_fit(wanted(model, memory.device, **options), memory)
+
+
+@pytest.mark.parametrize(
+    ("model", "memory", "options", "message"),
+    [
+        ("llama-3.3-70b", host(23), {}, "does not fit: 131.41 GiB of weights in bfloat16, in 23.00 GiB of free memory; "
+         "take a smaller model, or a machine with more memory"),
+        ("llama-3.1-8b", host(23), {"dtype": torch.float32}, "29.91 GiB of weights in float32, in 23.00 GiB of free "
+         "memory; --dtype bfloat16 would fit"),
+        ("llama-3.3-70b", gpu(80), {"gpus": 8}, "in 80.00 GiB of free GPU memory, of which "
+         "--gpu-memory-utilization 0.9 may be used; -tp 2 would fit"),
+        ("llama-3.3-70b", gpu(80), {}, "-tp 2 (with 2 such GPUs; this process sees 1) would fit"),
+        ("llama-3.3-70b", gpu(24), {"gpus": 8}, "-tp 8 would fit"),
+        ("llama-3.3-70b", gpu(24), {"gpus": 8, "tensor_parallel_size": 2},
+         "65.71 GiB of weights in bfloat16 on each of 2 ranks"),
+        ("llama-3.1-8b", gpu(16.6), {"gpu_memory_utilization": 0.9}, "--gpu-memory-utilization 0.97 would fit"),
+        ("qwen3.5-9b", host(23), {}, "16.68 GiB of weights in bfloat16, and a step and a row beside them, in 23.00 GiB "
+         "of free memory; --max-num-seqs 32 would fit"),
+        ("llama-3.1-8b", host(60, 64), {"data_parallel_size": 8}, "8 workers take 14.96 GiB of weights in bfloat16 "
+         "each, the machine has 64.00 GiB; -dp 1 would fit"),
+        ("llama-3.1-8b", host(23), {"kv_cache_memory": "16GiB"}, "no --kv-cache-memory would fit"),
+        ("llama-3.1-8b", host(23), {"max_model_len": 100_000}, "--max-model-len 100000: a row of so many tokens does "
+         "not fit: 2.01 GiB of KV cache are left beside 14.96 GiB of weights; --max-model-len 16464 would"),
+        ("llama-3.1-8b", host(40), {"max_model_len": 100_000}, "--max-model-len 32768 or --kv-cache-memory 13GiB "
+         "would"),
+        ("llama-3.1-8b", gpu(24), {"max_model_len": 131_072, "gpus": 8}, "or -tp 2 would"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_names_what_does(model, memory, options, message):
+    """A model of 131 GiB loaded on 23 GiB for 90 seconds, then died of an "unexpected" error of the allocator."""
+    with pytest.raises(FlagError) as raised:
+        fit(model, memory, **options)
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "memory", "options", "changed"),
+    [
+        ("llama-3.1-8b", host(23), {"dtype": torch.float32}, {"dtype": torch.bfloat16}),
+        ("llama-3.3-70b", gpu(80), {}, {"tensor_parallel_size": 2}),
+        ("llama-3.3-70b", gpu(24), {}, {"tensor_parallel_size": 8}),
+        ("llama-3.1-8b", gpu(16.6), {}, {"gpu_memory_utilization": 0.97}),
+        ("qwen3.5-9b", host(23), {}, {"max_num_seqs": 32}),
+        ("llama-3.1-8b", host(60, 64), {"data_parallel_size": 8}, {"data_parallel_size": 1}),
+        ("llama-3.1-8b", host(23), {"max_model_len": 100_000}, {"max_model_len": 16464}),
+        ("llama-3.1-8b", host(40), {"max_model_len": 100_000}, {"kv_cache_memory": "13GiB"}),
+    ],
+)
+def test_the_way_out_is_one(model, memory, options, changed):
+    """The flag that a refusal names must not be refused."""
+    fit(model, memory, **(options | changed))
+
+
+def test_the_line_of_a_model_that_fits():
+    """Weights, the longest row and the sequences at a time, worked out by hand: 128 KiB of K and V a token."""
+    found = fit("llama-3.1-8b", host(23))
+    assert str(found) == (
+        "fits: 14.96 GiB of weights (bfloat16) and 2.01 GiB of KV cache for a row of up to 16464 tokens "
+        "(the model allows 131072), at most 256 rows at once, in 23.00 GiB of free memory"
+    )
+    assert found.longest == (23 * GIB - found.wanted.weights) // 4 // (16 * 2**17) * 16
+    divided = str(fit("llama-3.1-8b", gpu(24), tensor_parallel_size=2, max_num_seqs=7, max_model_len=4096))
+    assert divided.startswith("fits: 7.48 GiB of weights (bfloat16) and 1.75 GiB of KV cache for a row of up to 4096 ")
+    assert divided.endswith("tokens, at most 7 rows at once, in 24.00 GiB of free GPU memory on each of 2 ranks")
+
+
+def test_workers_that_have_loaded_do_not_count_twice():
+    """A second worker starts beside the first one's weights: it needs its own."""
+    assert fit("llama-3.1-8b", host(20, 36), data_parallel_size=2).longest > 0
+
+
+def test_windows_bound_no_row():
+    """Layers with a window give blocks back, so the full ones alone limit a row."""
+    found = fit("gemma-3-4b", host(64), max_num_seqs=4)
+    assert found.longest == 131072 and found.cache < 4 * GIB

@@ -1,0 +1,101 @@
+"""What is said before anything is loaded."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import huggingface_hub
+import pytest
+import torch
+
+from rosebatch.config.run import RunConfig
+from rosebatch.core.errors import FlagError
+from rosebatch.engine.cache.memory import DeviceMemory
+from rosebatch.launch import plan
+from rosebatch_kernels.common.device import Device
+from tests.helpers.hub_cache import add_snapshot, without_network
+from tests.helpers.small_llama import save_llama, save_tokenizer
+
+
+@pytest.fixture
+def on_cuda(monkeypatch):
+    """Plans for a GPU, wherever the test runs, and finds a model that nobody loads."""
+    plan.warn_once.cache_clear()
+    monkeypatch.setattr(plan, "pick_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(
+        plan,
+        "find_model",
+        lambda *args, **options: SimpleNamespace(folder=None, config=SimpleNamespace(num_state_layers=0), state=""),
+    )
+    yield plan.plan_launch
+    plan.warn_once.cache_clear()
+
+
+def test_one_line_about_a_switch_without_effect(on_cuda, capsys):
+    """``--no-batched-sampling`` beside the fused sampler ran the same code in silence. Two engines need one line."""
+    for _ in range(2):
+        assert on_cuda(RunConfig.of("any", batched_sampling=False)).switches.batched_sampling is False
+    line = "rosebatch: warning: --no-batched-sampling has no effect while --fused-sampler is on\n"
+    assert capsys.readouterr() == ("", line)
+
+
+def test_nothing_is_said_of_switches_that_act(on_cuda, capsys):
+    on_cuda(RunConfig.of("any", batched_sampling=False, fused_sampler=False, prefix_cache=True))
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("arch", "said"),
+    [
+        (89, "this GPU is sm_89: kernel sizes are smaller ones that fit its shared memory; they were measured"),
+        (100, "this GPU is sm_100: kernel sizes are an H100's; they were measured"),
+        (90, ""),
+    ],
+)
+def test_one_line_about_a_gpu_whose_sizes_were_not_measured(on_cuda, capsys, monkeypatch, arch, said):
+    """A user who sees no speed must know that nobody has tuned the kernels for this card."""
+    monkeypatch.setattr("rosebatch.ops.device.device_of", lambda device: Device.of_arch(arch, 100))
+    for _ in range(2):
+        on_cuda(RunConfig.of("any"))
+    _, err = capsys.readouterr()
+    assert err == (f"rosebatch: warning: {said} on an H100 only\n" if said else "")
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    """A small model that is on the Hub only. Gives the patterns of each download."""
+    folder, downloads = tmp_path / "model", []
+    folder.mkdir()
+    save_llama(folder)
+    save_tokenizer(folder)
+    cache = without_network(monkeypatch, tmp_path / "cache")
+
+    def snapshot_download(name, *, allow_patterns, **options):
+        downloads.append(allow_patterns)
+        files = {path.name: path.read_bytes() for path in folder.iterdir() if any(map(path.match, allow_patterns))}
+        return str(add_snapshot(cache, files, commit=f"{len(downloads):040}"))
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    return downloads
+
+
+def test_weights_are_downloaded_once_the_model_fits(repository):
+    """What is loaded is of the commit that the weights came with."""
+    found = plan.plan_fitting(RunConfig(model="org/name", device="cpu"))
+    assert ["*.safetensors" in patterns for patterns in repository] == [False, True]
+    assert (found.source.folder.name, found.fit.longest) == (f"{2:040}", 256)
+    assert all(map(Path.exists, found.source._files()))
+
+
+def test_check_downloads_no_weights(repository):
+    """``check`` fetched all of a model of any size, to count the tokens of some rows."""
+    found = plan.plan_fitting(RunConfig(model="org/name", device="cpu"), weights=False)
+    assert ["*.safetensors" in patterns for patterns in repository] == [False]
+    assert found.fit.wanted.weights > 0 and not list(found.source.folder.glob("*.safetensors"))
+
+
+def test_a_model_that_does_not_fit_is_not_downloaded(repository, monkeypatch):
+    """The refusal must come before 131 GiB do."""
+    monkeypatch.setattr(plan, "memory_of", lambda device: DeviceMemory("cpu", 1000, 1000))
+    with pytest.raises(FlagError, match=r"org/name does not fit: 0\.1 MiB of weights in float32, in 0\.0 MiB of free"):
+        plan.plan_fitting(RunConfig(model="org/name", device="cpu"))
+    assert ["*.safetensors" in patterns for patterns in repository] == [False]
