@@ -5,7 +5,7 @@ from dataclasses import replace
 from msgspec import structs
 
 from rosebatch.core.errors import RowError
-from rosebatch.io.openai.fields import TEMPLATE_FIELDS
+from rosebatch.io.row_names import TEMPLATE_FIELDS
 from rosebatch.io.rows import FailedRow, Row
 from rosebatch.text.chat_parsers import unknown_calls
 from rosebatch.text.tokenizer import Tokenizer

@@ -14,7 +14,7 @@ import msgspec
 from rosebatch.core.errors import RowError
 from rosebatch.core.sampling_params import MAX_TOKENS
 from rosebatch.io.fields import RequestFields, StructuredOutputs, prompt_options, to_struct, tools_of
-from rosebatch.io.row_names import GRAMMARS
+from rosebatch.io.row_names import GRAMMARS, SAME_AS, TEMPLATE_FIELDS
 from rosebatch.io.sampling_fields import given_sampling, sampling_params, split_prompt_only, with_defaults
 
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
@@ -104,16 +104,9 @@ class GenerationBody(RequestFields):
     thinking_token_budget: int | None = None
 
 
-# Other names of sampling fields. The field itself wins, except over the API's own newer name.
-_SAME_AS = {
-    "max_new_tokens": "max_tokens",
-    "min_new_tokens": "min_tokens",
-    "no_stop_trim": "include_stop_str_in_output",
-    "sampling_seed": "seed",
-    "thinking_token_budget": "max_reasoning_tokens",
-}
-# For the chat template. One that does not name them ignores them.
-TEMPLATE_FIELDS = ("reasoning_effort", "verbosity")
+# The names of rows that bodies have too. The field itself wins, except over the API's own newer name.
+_SAME_AS = {name: meaning for name, meaning in SAME_AS.items() if name in GenerationBody.__struct_fields__}
+_TEMPLATE_FIELDS = tuple(name for name in TEMPLATE_FIELDS if name in GenerationBody.__struct_fields__)
 
 
 def checked(values: dict[str, Any], kind: type[BodyT]) -> BodyT:
@@ -174,7 +167,7 @@ def generation_fields(
     sampling, prompt_only = split_prompt_only(sampling, echo=bool(body.echo))
     options = prompt_options(body, values, chat=chat)
     if chat and (body.reasoning_effort or body.verbosity):
-        for_template = {name: value for name in TEMPLATE_FIELDS if (value := getattr(body, name))}
+        for_template = {name: value for name in _TEMPLATE_FIELDS if (value := getattr(body, name))}
         options = replace(options, chat_template_kwargs={**for_template, **options.chat_template_kwargs})
     return {
         "sampling": sampling_params(sampling),
