@@ -1,9 +1,13 @@
 """How the tokens of a completion are chosen, and when it ends."""
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from operator import index
 from typing import Any, Literal
+
+from rosebatch.core.plain import plain
 
 MAX_LOGPROBS = 20
 MAX_SAMPLES = 1024
@@ -15,6 +19,7 @@ _HOTTEST = 1e30
 # Beyond these, logits would overflow.
 _MAX_BIAS = 1e28
 _PENALTIES = (1e-9, 1e9)
+_TOKEN_ID = re.compile(r"-?(0|[1-9][0-9]*)")
 
 GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
 
@@ -64,7 +69,7 @@ class SamplingParams:
         prompt_logprobs: the same for the prompt's tokens from the second on.
         grammar: what the completion has to match.
         bad_words: texts that are never generated, alone or after a space, as the tokenizer writes them.
-        allowed_token_ids: the only tokens that may be generated; empty allows all.
+        allowed_token_ids: the only tokens that may be generated; None allows all.
         skip_special_tokens: leave special tokens out of the text.
         include_stop_str_in_output: the text ends after the stop string, not before it.
         max_reasoning_tokens: most tokens that the model may think before it answers; needs a model whose reasoning can
@@ -93,7 +98,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     grammar: GrammarSpec | None = None
     bad_words: tuple[str, ...] = ()
-    allowed_token_ids: tuple[int, ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     max_reasoning_tokens: int | None = None
@@ -107,9 +112,12 @@ class SamplingParams:
             raise ValueError("min_tokens and a grammar exclude each other: the grammar says where it may end")
 
     def _normalize(self) -> None:
-        """Take what scripts pass: one stop string or a list, a mapping of biases, ``top_k`` -1, ``max_tokens`` None."""
+        """Take what scripts pass: NumPy's numbers, one stop string or a list, ``top_k`` -1, ``max_tokens`` None."""
         for name, (kinds, what) in _KINDS.items():
             value = getattr(self, name)
+            if not isinstance(value, kinds):
+                value = plain(value)
+                object.__setattr__(self, name, value)
             if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
                 raise ValueError(f"{name} must be {what}, got {value!r}")
         loose: dict[str, Any] = {}
@@ -117,9 +125,11 @@ class SamplingParams:
             loose["stop"] = (self.stop,)
         elif not isinstance(self.stop, tuple):
             loose["stop"] = tuple(self.stop or ())
-        for name in ("stop_token_ids", "bad_words", "allowed_token_ids"):
-            if not isinstance(value := getattr(self, name), tuple):
-                loose[name] = tuple(value or ())
+        for name in ("stop_token_ids", "bad_words"):
+            if (value := getattr(self, name)) or not isinstance(value, tuple):
+                loose[name] = tuple(map(plain, value or ()))
+        if self.allowed_token_ids is not None:
+            loose["allowed_token_ids"] = tuple(map(plain, self.allowed_token_ids))
         if self.logit_bias or not isinstance(self.logit_bias, tuple):
             loose["logit_bias"] = _bias_pairs(self.logit_bias or ())
         if self.top_k == -1:
@@ -156,8 +166,10 @@ class SamplingParams:
             yield "stop_token_ids", "made of integers >= 0"
         if not all(isinstance(each, str) and each.strip() for each in self.bad_words):
             yield "bad_words", "made of texts with more than white space"
-        if any(type(token_id) is not int or token_id < 0 for token_id in self.allowed_token_ids):
-            yield "allowed_token_ids", "made of integers >= 0"
+        if self.allowed_token_ids is not None and (
+            not self.allowed_token_ids or any(type(each) is not int or each < 0 for each in self.allowed_token_ids)
+        ):
+            yield "allowed_token_ids", "made of integers >= 0, at least one"
         if not 1 <= self.n <= MAX_SAMPLES:
             yield "n", f"in [1, {MAX_SAMPLES}]"
         if not 0 <= self.min_tokens <= self.max_tokens:
@@ -228,12 +240,17 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
 def _bias_pairs(given: Any) -> tuple[tuple[int, float], ...]:
     pairs = given.items() if isinstance(given, Mapping) else given
     try:
-        found = tuple((int(token_id), bias) for token_id, bias in pairs)
+        found = tuple((_token_id(token_id), plain(bias)) for token_id, bias in pairs)
         if all(isinstance(bias, _NUMBER) for _, bias in found):
             return found
     except (TypeError, ValueError, OverflowError):
         pass
     raise ValueError(f"logit_bias must be {_KINDS['logit_bias'][1]}, got {given!r}")
+
+
+def _token_id(key: Any) -> int:
+    """A key of ``logit_bias``; JSON has texts there. Python's own reading takes ``1_0`` and digits of all scripts."""
+    return int(key) if isinstance(key, str) and _TOKEN_ID.fullmatch(key) else index(key)
 
 
 # The defaults.

@@ -107,8 +107,6 @@ def _params(given: Mapping[str, Any]) -> SamplingParams:
         values["stop"] = (values["stop"],)
     if values.get("top_k") == -1:
         values["top_k"] = 0
-    if "logit_bias" in values:
-        values["logit_bias"] = _logit_bias(values["logit_bias"])
     values["logprobs"] = _logprobs(values.get("logprobs"), values.pop("top_logprobs", None))
     # A row's are structs already, the defaults of a run come as plain values.
     plain = {name: value for name in _GRAMMAR_FIELDS if isinstance(value := values.get(name), dict)}
@@ -140,13 +138,6 @@ def fields_of(params: SamplingParams) -> dict[str, Any]:
             value = True
         given["structured_outputs"] = {_OUTPUTS_BY_KIND.get(spec.kind, spec.kind): value}
     return given
-
-
-def _logit_bias(given: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
-    try:
-        return tuple((int(token_id), bias) for token_id, bias in given.items())
-    except ValueError:
-        raise RowError("invalid_sampling", "the keys of logit_bias must be token ids") from None
 
 
 def _logprobs(logprobs: bool | int | None, top_logprobs: int | None) -> int | None:

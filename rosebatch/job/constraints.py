@@ -26,7 +26,7 @@ def constraint_of(
     inner, sampling = _grammar_constraint(engine, tokenizer, row, prompt), prompt.sampling
     if not sampling.bans:
         return inner
-    if max(sampling.allowed_token_ids, default=0) >= engine.vocab_size:
+    if max(sampling.allowed_token_ids or (0,)) >= engine.vocab_size:
         raise RowError(
             "invalid_token_id", f"allowed_token_ids must be below {engine.vocab_size}, the model's vocabulary"
         )

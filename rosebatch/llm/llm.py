@@ -21,7 +21,7 @@ from rosebatch.job.serving import Serving
 from rosebatch.llm.backend import Backend
 from rosebatch.llm.embeddings import EmbeddingRequestOutput, Embeddings
 from rosebatch.llm.outputs import Completions, RequestOutput
-from rosebatch.llm.prompts import Message, Prompt, is_single, one_for_each, prompt_fields, tool_use_of
+from rosebatch.llm.prompts import Message, Prompt, one_for_each, prompt_fields, several, tool_use_of
 from rosebatch.llm.results import serving
 from rosebatch.llm.vllm_names import own_names
 
@@ -105,8 +105,7 @@ class LLM:
         Raises:
             ValueError: with ``on_error="raise"``: a prompt cannot be served. It is named by its place, from 0.
         """
-        several: Any = [prompts] if is_single(prompts) else prompts
-        return self._run([prompt_fields(each) for each in several], sampling_params, seed, on_error, use_tqdm)
+        return self._run([prompt_fields(each) for each in several(prompts)], sampling_params, seed, on_error, use_tqdm)
 
     def chat(
         self,
@@ -174,11 +173,11 @@ class LLM:
         Raises:
             ValueError: with ``on_error="raise"``: a prompt cannot be served. It is named by its place, from 0.
         """
-        several: Any = [prompts] if is_single(prompts) else prompts
-        pooling = one_for_each("pooling_params", pooling_params, PoolingParams(), len(several))
+        given = several(prompts)
+        pooling = one_for_each("pooling_params", pooling_params, PoolingParams(), len(given))
         rows = [
             self._row({**prompt_fields(prompt), "pooling": own}, GREEDY)
-            for prompt, own in zip(several, pooling, strict=True)
+            for prompt, own in zip(given, pooling, strict=True)
         ]
         return self._served(rows, serving(Embeddings()), on_error, use_tqdm)
 

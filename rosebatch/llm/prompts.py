@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from rosebatch.core.errors import FlagError, RowError
+from rosebatch.core.plain import plain
 from rosebatch.io.fields import RequestFields, to_struct, tools_of
 from rosebatch.io.row_names import require_text
 from rosebatch.io.tools import ToolUse
@@ -48,11 +49,13 @@ def one_for_each(name: str, given: Any, default: Any, count: int) -> list[Any]:
     return params
 
 
-def is_single(prompts: Any) -> bool:
-    """Whether it is one prompt and no list of them: token ids are one."""
-    if isinstance(prompts, str | Mapping):
-        return True
-    return isinstance(prompts, Sequence) and bool(prompts) and all(type(each) is int for each in prompts)
+def several(prompts: Any) -> Any:
+    """The prompts of a call: one prompt, such as token ids in a list or an array, is a list of one."""
+    prompts = plain(prompts)
+    is_one = isinstance(prompts, str | Mapping) or (
+        isinstance(prompts, Sequence) and bool(prompts) and all(type(plain(each)) is int for each in prompts)
+    )
+    return [prompts] if is_one else prompts
 
 
 def _require_known(prompt: Mapping[str, Any]) -> None:
@@ -78,7 +81,9 @@ def prompt_fields(prompt: Prompt) -> dict[str, Any]:
             return prompt_fields(prompt["prompt"] if ids is None else ids)
         prompt = prompt["prompt"]
     elif isinstance(prompt, Iterable):
-        ids = tuple(prompt)
+        ids = tuple(plain(prompt))
+        if ids and hasattr(ids[0], "tolist"):
+            ids = tuple(map(plain, ids))
         if all(isinstance(each, int) and not isinstance(each, bool) for each in ids):
             return {"prompt_token_ids": ids}
     error = RowError("invalid_prompt", f"a prompt is a text, token ids or a mapping, got {type(prompt).__name__}")

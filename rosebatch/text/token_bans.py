@@ -36,7 +36,7 @@ class Bans:
 def find_bans(
     tokenizer: Tokenizer | None,
     bad_words: tuple[str, ...],
-    allowed_token_ids: tuple[int, ...],
+    allowed_token_ids: tuple[int, ...] | None,
     vocab_size: int,
     end_ids: frozenset[int],
 ) -> Bans:
@@ -45,12 +45,12 @@ def find_bans(
     Args:
         tokenizer: needed for words.
         bad_words: each is ruled out as it is encoded alone, and after a space.
-        allowed_token_ids: empty for all.
+        allowed_token_ids: None for all.
         vocab_size: width of the model's logits.
         end_ids: the model's end tokens.
     """
     allowed = np.ones(-(-vocab_size // 32) * 32, bool)
-    if allowed_token_ids:
+    if allowed_token_ids is not None:
         allowed[:] = False
         allowed[list(allowed_token_ids)] = True
     words: dict[tuple[int, ...], None] = {}

@@ -6,6 +6,7 @@ import threading
 import time
 import weakref
 
+import numpy as np
 import pytest
 import torch
 
@@ -48,9 +49,12 @@ def test_text_ids_and_mappings_mix(llm):
     """Each kind of prompt gives the completion of the same tokens."""
     by_text = llm.generate("red roses", SHORT)[0]
     ids = by_text.prompt_token_ids
-    others = llm.generate([{"prompt": "red roses"}, {"prompt_token_ids": ids}, ids, "red roses"], SHORT)
-    assert texts(others) == [by_text.outputs[0].text] * 4
-    assert [output.prompt for output in others] == ["red roses", None, None, "red roses"]
+    arrays = [np.array(ids), list(map(np.int32, ids)), {"prompt_token_ids": torch.tensor(ids)}]
+    others = llm.generate([{"prompt": "red roses"}, {"prompt_token_ids": ids}, ids, "red roses", *arrays], SHORT)
+    others += llm.generate(np.array(ids), SHORT) + llm.generate(arrays[1], SHORT) + llm.generate(np.array([ids]), SHORT)
+    assert texts(others) == [by_text.outputs[0].text] * 10
+    assert [output.prompt for output in others[:5]] == ["red roses", None, None, "red roses", None]
+    assert others[4].prompt_token_ids == ids
     assert texts(llm.generate(ids, SHORT)) == [by_text.outputs[0].text], "a list of ids is one prompt"
 
 

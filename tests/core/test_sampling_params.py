@@ -1,12 +1,18 @@
 """What scripts pass as sampling parameters: loose values mean what they mean elsewhere, wrong types are named."""
 
+import json
 import math
 
+import msgspec
+import numpy as np
 import pytest
 
 from rosebatch.core.errors import RowError
 from rosebatch.core.sampling_params import GREEDY, MAX_TOKENS, GrammarSpec, SamplingParams
 from rosebatch.io.sampling_fields import fields_of, sampling_params
+
+STOPS = {"stop_token_ids": (5,), "allowed_token_ids": (3,)}
+BIAS = {"logit_bias": ((5, 1.5),), "ignore_eos": True}
 
 
 @pytest.mark.parametrize(
@@ -25,11 +31,19 @@ from rosebatch.io.sampling_fields import fields_of, sampling_params
         ({"top_k": -1}, {"top_k": 0}),
         ({"max_tokens": None}, {"max_tokens": MAX_TOKENS}),
         ({"temperature": 1}, {"temperature": 1.0}),
+        ({"temperature": np.float32(0.5), "max_tokens": np.int64(7)}, {"temperature": 0.5, "max_tokens": 7}),
+        ({"stop_token_ids": np.array([5, 6])}, {"stop_token_ids": (5, 6)}),
+        ({"stop_token_ids": (np.int32(5),), "allowed_token_ids": [np.int8(3)]}, STOPS),
+        ({"logit_bias": {np.int64(5): np.float16(1.5)}, "ignore_eos": np.True_}, BIAS),
     ],
 )
 def test_loose_values(loose, strict):
-    """Scripts written for other libraries pass these, and parameters that mean the same must be equal and hashable."""
+    """Scripts written for other libraries pass these, and parameters that mean the same must be equal and hashable.
+
+    Row fields are made of them too: JSON has no numbers of NumPy's.
+    """
     assert SamplingParams(**loose) == SamplingParams(**strict)
+    assert json.loads(msgspec.json.encode(SamplingParams(**loose)))
     assert hash(SamplingParams(**loose)) == hash(SamplingParams(**strict))
 
 

@@ -149,12 +149,15 @@ def test_an_impossible_sampling_value(parse, field, value):
     assert code == "invalid_sampling" and message.startswith(f"{field} must be ")
 
 
+# Python's int() takes all but the first three, and the last two would be two biases of one token.
+NO_TOKEN_IDS = ("a", "", "1.5", "10_0", "\u0661\u0660", " 7 ", "+7", "07", "05")
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"logit_bias": {"a": 1}}, "keys of logit_bias"),
-        ({"logit_bias": {"": 1}}, "keys of logit_bias"),
-        ({"logit_bias": {"5": 1, "1.5": 1}}, "keys of logit_bias"),
+        *(({"logit_bias": {"5": 1, key: 1}}, "logit_bias must be a mapping of token ids") for key in NO_TOKEN_IDS),
+        ({"allowed_token_ids": []}, "allowed_token_ids must be made of integers >= 0, at least one"),
         ({"top_logprobs": 2}, "top_logprobs needs logprobs"),
         ({"top_logprobs": 2, "logprobs": False}, "top_logprobs needs logprobs"),
         ({"top_logprobs": 21, "logprobs": True}, "logprobs must be in"),

@@ -88,7 +88,7 @@ def test_where_nothing_is_left(tokenizer):
 
 def test_a_word_behind_a_space(tokenizer):
     """Most words of a text stand behind one, and are other tokens then."""
-    bans = find_bans(tokenizer, ("ab",), (), 257, frozenset({256}))
+    bans = find_bans(tokenizer, ("ab",), None, 257, frozenset({256}))
     assert sorted(bans.words) == [(ord(" "), ord("a"), ord("b")), (ord("a"), ord("b"))]
     constraint = BanConstraint(bans, None)
     assert ord("b") in allowed(constraint, 257)
