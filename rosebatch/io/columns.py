@@ -20,6 +20,7 @@ INTEGERS = frozenset(
         *("num_return_sequences", "sampling_seed", "thinking_token_budget"),
     }
 )
+_JSON_IDS = {str, int, float, type(None)}
 # Fields whose CSV cells are JSON. All others are texts.
 _TEXTS = {"id", "prompt", "suffix", "guided_grammar", "guided_regex", "regex", "reasoning_effort", "verbosity"}
 _JSON = (REQUEST_FIELDS | {"dimensions"}) - _TEXTS
@@ -125,18 +126,26 @@ def _prompt_field(prompt: Any) -> str:
     return "messages" if isinstance(prompt[0], Mapping) else "prompt_token_ids"
 
 
-def with_integers(values: dict[str, Any]) -> dict[str, Any]:
-    """A table's row, with integers where it has floats in place of them. Without any, it is the same object.
+def as_in_json(values: dict[str, Any]) -> dict[str, Any]:
+    """A table's row as JSON would have it. If nothing differs, it is the same object.
 
-    Keys of ``logit_bias`` are texts, as in JSON: a map may have numbers.
+    Floats in place of integers are integers. An id that is no text or number, such as a UUID or a date, is the text
+    that results have for it. Keys of ``logit_bias`` are texts: a map may have numbers.
     """
     found: dict[str, Any] = {
         name: integer(values[name]) for name in INTEGERS.intersection(values) if type(values[name]) is float
     }
+    if type(id := values.get("id")) not in _JSON_IDS:
+        found["id"] = written(id)
     bias = values.get("logit_bias")
     if isinstance(bias, dict) and not all(type(key) is str for key in bias):
         found["logit_bias"] = {str(key): value for key, value in bias.items()}
     return {**values, **found} if found else values
+
+
+def written(value: Any) -> Any:
+    """A value as a JSONL result has it: a UUID, decimal, date or time is a text."""
+    return msgspec.to_builtins(value, enc_hook=str)
 
 
 def integer(value: float) -> float | int | None:

@@ -4,8 +4,8 @@
 """
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, fields
+from decimal import Decimal
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -179,15 +179,18 @@ def to_struct(values: object, kind: type[FieldsT]) -> FieldsT:
     """
     try:
         return msgspec.convert(values, kind)
-    except (msgspec.ValidationError, OverflowError) as error:
+    except (msgspec.ValidationError, OverflowError):
         # Some writers have no integers: 4.0 is 4.
-        with suppress(msgspec.ValidationError, OverflowError):
+        try:
             return msgspec.convert(_with_integers(values), kind)
-        raise RowError("invalid_field", str(error).replace("`$.", "`")) from None
+        except (msgspec.ValidationError, OverflowError) as error:
+            raise RowError("invalid_field", str(error).replace("`$.", "`")) from None
 
 
 def _with_integers(values: Any, levels: int = _NUMBERS_LEVELS) -> Any:
-    """The same with integers in place of floats that are integral, so many levels deep."""
+    """The same with integers in place of floats and decimals that are integral, so many levels deep."""
+    if isinstance(values, Decimal):
+        values = float(values) if values % 1 else int(values)
     if isinstance(values, float) and values.is_integer():
         return int(values)
     if isinstance(values, list) and levels:

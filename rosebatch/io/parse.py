@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from rosebatch.core.errors import RowError, unexpected
-from rosebatch.io.columns import Columns, from_text, with_integers
+from rosebatch.io.columns import Columns, as_in_json, from_text, written
 from rosebatch.io.depth import is_deeper
 from rosebatch.io.openai.lines import parse_request
 from rosebatch.io.rows import FailedRow, Row
@@ -59,6 +59,7 @@ def _id(found: Any) -> str | int | None:
     """An id, if it is one. 4.0 is 4, as in every field of integers."""
     if isinstance(found, float) and found.is_integer():
         return int(found)
+    found = written(found)
     return found if isinstance(found, str | int) and not isinstance(found, bool) else None
 
 
@@ -146,7 +147,7 @@ class RowParser:
         if isinstance(content, TextValues):
             return self._renamed_row(content.values, from_text(content.values), index, where)
         if isinstance(content, dict):
-            request = with_integers(content)
+            request = as_in_json(content)
             if self._is_plain and request is content:
                 return self._plain_row(content, index, where, is_table=True)
             return self._renamed_row(content, request, index, where)
@@ -184,7 +185,7 @@ class RowParser:
             request = self.columns.request(request, self._asked, is_table=is_table)
         except RowError as error:
             return FailedRow(index=index, where=where, metadata=carried, error=error)
-        row = self._plain_row(with_integers(request) if is_table else request, index, where, is_table=is_table)
+        row = self._plain_row(as_in_json(request) if is_table else request, index, where, is_table=is_table)
         return replace(row, metadata=carried)
 
     def _carried(self, values: dict[str, Any], *, is_table: bool = True) -> dict[str, Any]:

@@ -1,8 +1,12 @@
 """Columns of other names than a row's own fields, and integers that pandas made floats of."""
 
+import datetime
 import json
 import math
+import uuid
+from decimal import Decimal
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -159,3 +163,52 @@ def test_integers_that_pandas_made_floats(tmp_path):
     assert (two.sampling.max_tokens, two.sampling.top_k) == (512, 2)
     assert (three.error.code, three.metadata["max_tokens"]) == ("invalid_field", 4.5)
     assert type(one.metadata["max_tokens"]) is float
+
+
+DAY = datetime.date(2024, 1, 2)
+
+
+@pytest.mark.parametrize("id_column", [None, "key"])
+@pytest.mark.parametrize(
+    ("values", "ids"),
+    [
+        (pa.array([Decimal(7), Decimal(10**37)], pa.decimal128(38, 0)), ["7", str(10**37)]),
+        (pa.array([DAY, None]), ["2024-01-02", None]),
+        (pa.array([datetime.datetime(2024, 1, 2, 3)] * 2), ["2024-01-02T03:00:00", None]),
+        (pa.array([datetime.time(3, 4), datetime.time(5)]), ["03:04:00", "05:00:00"]),
+        (pa.array([uuid.UUID(int=1).bytes, None], pa.uuid()), [str(uuid.UUID(int=1)), None]),
+        (pa.array([b"ab", b"c"]), ["YWI=", "Yw=="]),
+    ],
+    ids=["decimal", "date", "timestamp", "time", "uuid", "binary"],
+)
+def test_ids_that_json_has_no_type_for(tmp_path, id_column, values, ids):
+    """Every row of such a table failed, though its results hold the same ids as texts. Seeds depend on the ids."""
+    path = tmp_path / "in.parquet"
+    pq.write_table(pa.table({"prompt": ["a", "b"], id_column or "id": values}), path)
+    rows = read(path, id=id_column)
+    assert [getattr(row, "id", None) for row in rows] == ids
+    assert [row.metadata[id_column or "id"] for row in rows] == values.to_pylist()
+    line = msgspec.json.encode(rows[0].metadata)
+    assert json.loads(line)[id_column or "id"] == ids[0], "as in the result"
+    assert [row.error.code for row in rows if isinstance(row, FailedRow)] == ["duplicate_id"] * (len(set(values)) == 1)
+
+
+def test_an_id_that_is_no_scalar(tmp_path):
+    """It is no id: the row's error names it, whatever else the row has."""
+    pq.write_table(pa.table({"prompt": ["a"], "id": [[1]], "seed": [Decimal(2)]}), tmp_path / "in.parquet")
+    (row,) = read(tmp_path / "in.parquet")
+    assert row.error.message == "Expected `int | str | null`, got `array` - at `id`"
+
+
+def test_settings_that_are_decimals(tmp_path):
+    """Databases have no floats for them, nor unsigned integers. Every row of such a table failed."""
+    columns = {"temperature": Decimal("0.5"), "max_tokens": Decimal(7), "seed": Decimal(2**64 - 1), "n": None}
+    nested = {"top_p": Decimal("0.25"), "stop_token_ids": [Decimal(3)]}
+    pq.write_table(
+        pa.table({"prompt": ["a"], **{k: [v] for k, v in columns.items()}, "sampling_params": [nested]}),
+        tmp_path / "in.parquet",
+    )
+    (row,) = read(tmp_path / "in.parquet")
+    expected = {"temperature": 0.5, "max_tokens": 7, "seed": 2**64 - 1, "top_p": 0.25, "stop_token_ids": (3,)}
+    assert row.sampling == SamplingParams(**expected)
+    assert row.metadata["temperature"] == Decimal("0.5")
