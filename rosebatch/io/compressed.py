@@ -21,7 +21,7 @@ _READ_BYTES = 1 << 18
 _PADDING = 4
 
 
-def decompressed(raw: IO[bytes], compression: Compression) -> IO[bytes]:
+def decompressed(raw: IO[bytes], compression: Compression) -> io.BufferedReader:
     """The contents of a compressed file. Closing them closes the file.
 
     Damage raises OSError where it is met, with what is wrong as its text.

@@ -21,23 +21,45 @@ class CsvTable:
         separator: of the cells.
 
     Raises:
-        UserError: it has no names of columns.
-        csv.Error: it is no CSV.
+        UserError: it has no names of columns, or they are not UTF-8.
+        csv.Error: its first row is no CSV.
     """
 
     def __init__(self, raw: IO[bytes], path: str, separator: str) -> None:
         csv.field_size_limit(_MAX_CHARACTERS)
         text = io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape", newline="")
         self._rows = csv.reader(text, delimiter=separator, strict=True)
+        self._path = path
         self.names = next(self._rows, [])
         # Else the end of the wrapper would close the file.
         self._text = text
         if not self.names:
             raise UserError(f"{path}: is empty, but the first row of a CSV file has the names of its columns")
+        if not all(map(_is_text, self.names)):
+            raise UserError(
+                f"{path}: the names of its columns are not UTF-8; convert it, such as from Windows: "
+                "iconv -f cp1252 -t utf-8"
+            )
 
     def rows(self) -> Iterator[tuple[TextValues | BadValues, int]]:
-        """Each row with its bytes. A row with too many or too few cells, or with bad text, fails by itself."""
-        for cells in self._rows:
+        """Each row with its bytes. One that is no CSV, has too many or too few cells, or bad text, fails by itself.
+
+        Raises:
+            UserError: a quote is never closed: it swallowed the rest of the file.
+        """
+        while True:
+            begin = self._rows.line_num + 1
+            try:
+                cells = next(self._rows, None)
+            except csv.Error as error:
+                if "unexpected end of data" in str(error):
+                    raise UserError(f"{self._path}: a quote of the row in line {begin} is never closed") from None
+                # The reader goes on behind the line.
+                message = f"no CSV in line {self._rows.line_num}: {error}; a quote inside of a cell is written twice"
+                yield BadValues({}, RowError("invalid_value", message)), 0
+                continue
+            if cells is None:
+                return
             if cells:
                 yield self._row(cells)
 

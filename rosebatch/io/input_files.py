@@ -12,6 +12,7 @@ from rosebatch.io.compressed import decompressed
 from rosebatch.io.files import as_path, digest, file_name, find_files, is_url, open_file
 from rosebatch.io.formats import MAGIC_BYTES, compression_of, named, table_of
 from rosebatch.io.piped import Copied
+from rosebatch.io.transcoded import is_utf16, transcoded
 
 # Of a file that is not on this machine, read at once.
 _REMOTE_BYTES = 1 << 18
@@ -43,7 +44,7 @@ class InputFiles:
         return self.source != "-" and all(is_url(path) or not is_stream(path) for path in self.paths)
 
     def open(self, path: str) -> IO[bytes]:
-        """The contents of a file, decompressed.
+        """The contents of a file, decompressed; text as UTF-8.
 
         Raises:
             UserError: it cannot be opened.
@@ -54,14 +55,15 @@ class InputFiles:
         file = raw if isinstance(raw, io.BufferedReader) else io.BufferedReader(raw, _REMOTE_BYTES)  # type: ignore[type-var]
         try:
             head = file.peek(MAGIC_BYTES)
-        except OSError as error:
+            if not head and named(file_name(path)).compression:
+                raise UserError(f"{path}: is empty; also without rows, a compressed file has some bytes")
+            if compression := compression_of(head):
+                file = decompressed(file, compression)
+                head = file.peek(MAGIC_BYTES)
+        except (OSError, UserError) as error:
             file.close()
-            raise UserError(f"{path}: {error.strerror or error}") from None
-        compression = compression_of(head)
-        if not head and named(file_name(path)).compression:
-            file.close()
-            raise UserError(f"{path}: is empty; also without rows, a compressed file has some bytes")
-        return file if compression is None else decompressed(file, compression)
+            raise error if isinstance(error, UserError) else UserError(f"{path}: {error.strerror or error}") from None
+        return transcoded(file) if is_utf16(head) else file
 
     def head(self, path: str) -> bytes:
         """The first bytes of a file, decompressed; none of a URL, which would cost a request."""
@@ -87,8 +89,8 @@ class InputFiles:
             self._copied["-"] = Copied.of(sys.stdin.buffer, "stdin", head)
 
     def copy_stdin_unless_text(self, line: bytes) -> bool:
-        """Copy stdin if its first line shows that it is compressed or a table; returns whether it does."""
-        if compression_of(line) is None and table_of(line) is None:
+        """Copy stdin if its first line shows that it is compressed, a table or UTF-16; returns whether it does."""
+        if compression_of(line) is None and table_of(line) is None and not is_utf16(line):
             return False
         self.copy_stdin(line)
         return True

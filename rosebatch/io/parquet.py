@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rosebatch.io.parquet_types import OPTIONAL_FIELDS, RESULT_TYPES, Types, as_json, widen
-from rosebatch.io.schema_metadata import kept_metadata
+from rosebatch.io.schemas import kept_metadata
 
 # Each call gives all rows again, as JSON.
 Rows = Callable[[], Iterator[bytes]]

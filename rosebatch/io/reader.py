@@ -21,7 +21,7 @@ from rosebatch.io.openai.lines import is_request
 from rosebatch.io.parse import Content, Record, RowParser
 from rosebatch.io.read_ahead import grouped, read_ahead
 from rosebatch.io.rows import FailedRow, Row
-from rosebatch.io.schema_metadata import kept_metadata
+from rosebatch.io.schemas import joined, kept_metadata
 from rosebatch.io.seen_ids import SeenIds
 from rosebatch.io.tables import open_table
 from rosebatch.io.tasks.generate import GENERATE
@@ -126,7 +126,7 @@ class PromptReader:
                 first = firsts.setdefault(kind, path)
                 schema, count = found.get(kind, (table.schema, 0))
                 if not schema.equals(table.schema):
-                    raise UserError(f"{path}: its columns differ from those of {first}")
+                    schema = joined(schema, table.schema, first, path)
                 self.columns.require_in(schema.names, path)
                 found[kind] = schema, None if count is None or table.num_rows is None else count + table.num_rows
         return found

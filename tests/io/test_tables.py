@@ -8,6 +8,7 @@ import sys
 from importlib import import_module
 
 import pyarrow as pa
+import pyarrow.csv as csv
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
@@ -182,11 +183,60 @@ def test_bad_rows_of_a_csv_file_fail_alone(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("broken", "line", "behind"),
+    [
+        (b'2,"a"b\n', 4, "d"),
+        (b'2,"a\nb"c,"d\n', 5, "d"),
+        (b'2,"a\r\nb" \r\n', 5, "d"),
+    ],
+    ids=["one line", "two lines", "crlf"],
+)
+def test_a_row_that_is_no_csv(tmp_path, broken, line, behind):
+    """One quote refused the whole file, without its place. The line counts line breaks inside of cells."""
+    (tmp_path / "in.csv").write_bytes(b'id,prompt\n1,"two\nlines"\n' + broken + b"3,d\n")
+    reader = PromptReader(str(tmp_path / "in.csv"), {})
+    first, bad, last = reader
+    assert (reader.count(), first.prompt, last.prompt, last.id) == (3, "two\nlines", behind, "3")
+    assert (bad.where, bad.error.code, bad.metadata) == ("row 2", "invalid_value", {})
+    assert bad.error.message.startswith(f"no CSV in line {line}: ")
+
+
+UTF16 = "\ufeffid,prompt\n1,r\u00e9sum\u00e9 \U0001f339\n"
+
+
+@pytest.mark.parametrize("order", ["utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_utf16(tmp_path, monkeypatch, order, packed):
+    """Spreadsheets and PowerShell write it: the header failed as "surrogates not allowed", each line as no JSON."""
+    long = UTF16 + "".join(f"{number},\u20ac{number}\U0001f339\n" for number in range(2, 40_000))
+    for name, text in (("in.csv", long), ("in.jsonl", '\ufeff{"id": "1", "prompt": "r\u00e9sum\u00e9 \U0001f339"}\n')):
+        content = text.encode(order)
+        (tmp_path / name).write_bytes(gzip.compress(content) if packed else content)
+        rows = read(tmp_path / name)
+        assert (rows[0].id, rows[0].prompt) == ("1", "r\u00e9sum\u00e9 \U0001f339")
+        assert [row.prompt for row in rows[1:]] == [f"\u20ac{n}\U0001f339" for n in range(2, 40_000)][: len(rows) - 1]
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO((tmp_path / name).read_bytes())))
+        kind = "csv" if name == "in.csv" else "auto"
+        assert [row.prompt for row in PromptReader("-", {}, kind)] == [row.prompt for row in rows]
+    assert len(read(tmp_path / "in.csv")) == 39_999
+
+
+def test_damaged_utf16(tmp_path):
+    """A half character at the end, or half of a pair."""
+    for content in (UTF16.encode("utf-16-le")[:-1], UTF16.encode("utf-16-le") + b"\x00\xd8,\0"):
+        (tmp_path / "in.csv").write_bytes(content)
+        with pytest.raises(UserError, match=r"in\.csv: unreadable CSV file \(damaged UTF-16: "):
+            read(tmp_path / "in.csv")
+
+
+@pytest.mark.parametrize(
     ("content", "message"),
     [
         (b"", "is empty, but the first row"),
+        (b"id,pr\xe9nom,prompt\n1,x,a\n", "the names of its columns are not UTF-8; convert it, .*iconv -f cp1252"),
         (b"prompt,x,x\na,1,2\n", "has two columns 'x'"),
-        (b'prompt\n"a\nb\nc', "unreadable CSV file .unexpected end of data"),
+        (b'prompt\n"a\nb\nc', "a quote of the row in line 2 is never closed$"),
+        (b'prompt\n"a\nb"\n\n"c\n', "a quote of the row in line 5 is never closed$"),
     ],
 )
 def test_an_unreadable_csv_file(tmp_path, content, message):
@@ -245,6 +295,46 @@ def test_a_folder_of_several_formats(tmp_path):
     assert rows[1].where.endswith("2.parquet row 1") and rows[4].where.endswith("4.jsonl.gz line 2")
     assert rows[5].error.code == "missing_prompt"
     assert (reader.count(), reader.schema, reader.kind) == (6, None, "auto")
+
+
+@pytest.mark.parametrize("ending", ["parquet", "arrow", "csv"])
+def test_columns_in_another_order(tmp_path, ending):
+    """A folder was refused, though rows have columns by name. A file may lack all values of a column, and its type."""
+    tables = [
+        pa.table({"prompt": ["a"], "n": pa.array([1], pa.int32()), "note": ["x"]}),
+        pa.table({"note": pa.nulls(1), "prompt": ["b"], "n": pa.array([2], pa.int32())}),
+    ]
+    for number, table in enumerate(tables):
+        path = tmp_path / f"{number}.{ending}"
+        if ending == "parquet":
+            pq.write_table(table, path)
+        elif ending == "arrow":
+            feather.write_feather(table, str(path))
+        else:
+            csv.write_csv(table, path)
+    reader = PromptReader(str(tmp_path), {})
+    assert [row.metadata for row in reader] == (
+        [{"prompt": "a", "n": "1", "note": "x"}, {"prompt": "b", "n": "2", "note": None}]
+        if ending == "csv"
+        else [*tables[0].to_pylist(), *tables[1].to_pylist()]
+    )
+    assert reader.schema.names == ["prompt", "n", "note"] and reader.schema.field("note").type == pa.string()
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"prompt": ["b"]}, "only .*0.parquet has n$"),
+        ({"prompt": ["b"], "n": [1], "m": [1]}, "only .*1.parquet has m$"),
+        ({"prompt": ["b"], "n": ["1"]}, "n is int64 there, string here$"),
+    ],
+)
+def test_columns_that_differ(tmp_path, other, message):
+    """The message named no column."""
+    pq.write_table(pa.table({"n": [1], "prompt": ["a"]}), tmp_path / "0.parquet")
+    pq.write_table(pa.table(other), tmp_path / "1.parquet")
+    with pytest.raises(UserError, match=f"1.parquet: its columns differ from those of .*0.parquet: {message}"):
+        read(tmp_path)
 
 
 @pytest.mark.parametrize(
