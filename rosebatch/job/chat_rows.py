@@ -25,7 +25,7 @@ def _with_ignored(row: Row, tokenizer: Tokenizer | None) -> Row:
     """The row, with the fields that its chat template has no use for among the ignored ones."""
     if not row.options.chat_template_kwargs:
         return row
-    template = None if tokenizer is None else tokenizer.chat_template
+    template = None if tokenizer is None else tokenizer.chat_template(tools=row.tool_use is not None)
     given = [name for name in TEMPLATE_FIELDS if name in row.options.chat_template_kwargs]
     unused = [name for name in given if template is None or name not in template.source]
     return structs.replace(row, ignored=(*row.ignored, *unused)) if unused else row

@@ -150,7 +150,8 @@ def tokenizer_fingerprint(folder: Path) -> str:
 
 
 def _small_files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.suffix in _SMALL_FILES and path.is_file())
+    files = [*folder.iterdir(), *(folder / "additional_chat_templates").glob("*")]
+    return sorted(path for path in files if path.suffix in _SMALL_FILES and path.is_file())
 
 
 def _fingerprint(start: str, files: Sequence[Path]) -> str:

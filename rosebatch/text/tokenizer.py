@@ -8,12 +8,13 @@ import tokenizers
 
 from rosebatch.core.errors import RowError, UserError
 from rosebatch.core.pooling_params import NO_PROMPTS, NamedPrompts
-from rosebatch.host.model_files import read_json, read_text, refusal, refused, require_file, shown
+from rosebatch.host.model_files import refused, require_file
 from rosebatch.host.pretrained import load_pretrained_tokenizer
 from rosebatch.text import panics
 from rosebatch.text.batch_or_each import batch_or_each
 from rosebatch.text.chat_parsers import ChatParsers
 from rosebatch.text.chat_template import ChatTemplate
+from rosebatch.text.tokenizer_files import TokenizerFiles
 from rosebatch.text.vocabulary import Vocabulary
 
 # The tokens before the prefix, before the suffix, and before the middle: of Qwen Coder, StarCoder, DeepSeek Coder and
@@ -26,7 +27,6 @@ _MIDDLE_TOKENS = (
 )
 # A tokenizer's search through longer prompts can end in a panic, or take minutes.
 _MAX_PROMPT_BYTES = 8 * 2**20
-_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 class Tokenizer(Vocabulary):
@@ -35,6 +35,7 @@ class Tokenizer(Vocabulary):
     Args:
         backend: encodes and decodes.
         chat_template: a Jinja template; None if the model has no template.
+        tool_template: another one for chats with tools; None if the model has none.
         special_tokens: named tokens for the template, such as ``eos_token``.
         max_prompt_bytes: longer prompts are refused.
 
@@ -49,12 +50,14 @@ class Tokenizer(Vocabulary):
         chat_template: str | None = None,
         special_tokens: dict[str, str] | None = None,
         max_prompt_bytes: int = _MAX_PROMPT_BYTES,
+        *,
+        tool_template: str | None = None,
     ) -> None:
         backend.no_padding()
         backend.no_truncation()
         super().__init__(backend)
         self.special_tokens = special_tokens or {}
-        self.chat_template = None if chat_template is None else ChatTemplate(chat_template, self.special_tokens)
+        self.set_templates(chat_template, tool_template)
         self.max_prompt_bytes = max_prompt_bytes
         self.parsers = self.choose_parsers()
         self.prompts = NO_PROMPTS
@@ -90,38 +93,49 @@ class Tokenizer(Vocabulary):
         if found is not None:
             found.max_prompt_bytes, found.prompts = max_prompt_bytes, prompts
             if template is not None:
-                found.chat_template = ChatTemplate(template, found.special_tokens)
+                found.set_templates(template)
             found.parsers = found.choose_parsers(reasoning_parser, tool_call_parser)
         return found
 
     @classmethod
     def _load(cls, folder: Path) -> "Tokenizer | None":
-        file, config_file = folder / "tokenizer.json", folder / "tokenizer_config.json"
-        if not file.exists():
-            has_other = any((folder / name).exists() for name in ("tokenizer.model", "vocab.json"))
-            return cls._convert(folder) if has_other else None
-        require_file(file)
-        config = read_json(config_file) if config_file.exists() else {}
-        template = _chat_template(folder, config_file, config)
-        special_tokens = _special_tokens(config_file, config)
-        with refused(file, "unreadable tokenizer"), panics.unreported():
-            found = cls(tokenizers.Tokenizer.from_file(str(file)), template, special_tokens)
-            # Some mistakes show only here; later, each row would fail.
-            found.backend.encode("a")
-        return found
+        file = folder / "tokenizer.json"
+        if not file.exists() and not any((folder / name).exists() for name in ("tokenizer.model", "vocab.json")):
+            return None
+        files = TokenizerFiles(folder)
+        templates = files.chat_templates()
 
-    @classmethod
-    def _convert(cls, folder: Path) -> "Tokenizer":
-        """Load an older tokenizer format through transformers, which takes longer."""
-        with refused(folder, "unreadable tokenizer"):
+        def made(backend: tokenizers.Tokenizer, special_tokens: dict[str, str]) -> Tokenizer:
+            return cls(backend, templates.get("default"), special_tokens, tool_template=templates.get("tool_use"))
+
+        if file.exists():
+            require_file(file)
+            with refused(file, "unreadable tokenizer"), panics.unreported():
+                backend = tokenizers.Tokenizer.from_file(str(file))
+                # Some mistakes show only here; later, each row would fail.
+                backend.encode("a")
+            if not files.change(backend):
+                return made(backend, files.special_tokens)
+        # Older formats, and files that change tokenizer.json. This takes longer.
+        with refused(folder, "unreadable tokenizer"), panics.unreported():
             converted = load_pretrained_tokenizer(folder)
-            template = converted.chat_template
-            return cls(converted.backend_tokenizer, template, dict(converted.special_tokens_map))
+            return made(converted.backend_tokenizer, dict(converted.special_tokens_map))
 
     def choose_parsers(self, reasoning: str = "auto", calls: str = "auto") -> ChatParsers:
         """The parsers of these names; see ``ChatParsers.choose``."""
-        source = "" if self.chat_template is None else self.chat_template.source
+        source = "\n".join(each.source for each in (self._chat_template, self._tool_template) if each is not None)
         return ChatParsers.choose(self, source, reasoning, calls)
+
+    def set_templates(self, chat_template: str | None, tool_template: str | None = None) -> None:
+        """Take other templates; see the arguments of the class."""
+        self._chat_template, self._tool_template = (
+            None if source is None else ChatTemplate(source, self.special_tokens)
+            for source in (chat_template, tool_template)
+        )
+
+    def chat_template(self, *, tools: bool) -> ChatTemplate | None:
+        """The template of chats with or without tools; None if there is none."""
+        return self._tool_template if tools and self._tool_template is not None else self._chat_template
 
     def encode(self, texts: Sequence[str]) -> list[list[int] | RowError]:
         """Token ids of each text, with the tokens that the model adds to a prompt (such as a BOS).
@@ -148,10 +162,14 @@ class Tokenizer(Vocabulary):
         self, chats: Sequence[list[dict[str, Any]]], options: Sequence[Mapping[str, Any]]
     ) -> list[str | RowError]:
         """The text of each conversation; arguments as for ``encode_chats``. This holds the GIL, encoding does not."""
-        if self.chat_template is None:
-            error = RowError("no_chat_template", "the model has no chat template: give prompt instead of messages")
-            return [error] * len(chats)
-        return [self.chat_template.render(messages, given) for messages, given in zip(chats, options, strict=True)]
+
+        def rendered(messages: list[dict[str, Any]], given: Mapping[str, Any]) -> str | RowError:
+            template = self.chat_template(tools=bool(given.get("tools")))
+            if template is None:
+                return RowError("no_chat_template", "the model has no chat template: give prompt instead of messages")
+            return template.render(messages, given)
+
+        return [rendered(messages, given) for messages, given in zip(chats, options, strict=True)]
 
     def encode_rendered(self, rendered: Sequence[str | RowError]) -> list[list[int] | RowError]:
         """Token ids of rendered conversations. No special tokens are added: the template writes them."""
@@ -211,26 +229,3 @@ def _read_template(path: Path) -> str:
         where = "" if line is None else f", line {line}"
         raise UserError(f"{path}{where}: not a valid Jinja chat template ({error})") from None
     return template
-
-
-def _chat_template(folder: Path, config_file: Path, config: dict[str, Any]) -> str | None:
-    file = folder / "chat_template.jinja"
-    if file.exists():
-        return read_text(file)
-    template = config.get("chat_template")
-    if isinstance(template, list):
-        with refused(config_file, "chat_template is no list of named templates"):
-            template = {entry["name"]: entry["template"] for entry in template}.get("default")
-    if not isinstance(template, str | None):
-        raise refusal(config_file, f"chat_template is no text: {shown(template)}")
-    return template
-
-
-def _special_tokens(config_file: Path, config: dict[str, Any]) -> dict[str, str]:
-    """Named tokens. A value is a string or, in older files, an object with ``content``."""
-    tokens = {name: config.get(name) for name in _SPECIAL_TOKENS}
-    found: dict[str, Any] = {n: t.get("content") if isinstance(t, dict) else t for n, t in tokens.items() if t}
-    for name, token in found.items():
-        if not isinstance(token, str):
-            raise refusal(config_file, f"{name} is no text: {shown(token)}")
-    return found

@@ -139,7 +139,7 @@ def test_chats(both, options):
     ours, theirs = both
     for chat in CHATS:
         expected = theirs.apply_chat_template(chat, tokenize=False, **{"add_generation_prompt": True, **options})
-        assert ours.chat_template.render(chat, options) == expected
+        assert ours.chat_template(tools=False).render(chat, options) == expected
 
 
 def test_tools_and_calls(both):
@@ -147,7 +147,7 @@ def test_tools_and_calls(both):
     ours, theirs = both
     chat = [SYSTEM, USER, CALL, RESULT]
     for messages, options in ((chat[:2], {"tools": TOOLS}), (chat, {})):
-        rendered = ours.chat_template.render(messages, options)
+        rendered = ours.chat_template(tools=False).render(messages, options)
         # A template without a place for calls is refused, see test_chat_template.
         if not isinstance(rendered, RowError):
             more = {"add_generation_prompt": True, **options}
