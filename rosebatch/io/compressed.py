@@ -7,27 +7,38 @@ would take it for the end.
 import gzip
 import io
 import lzma
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import pyarrow as pa
 
 from rosebatch.io.formats import Compression
 
 _READ_BYTES = 1 << 18
-# The padding of xz comes in groups of so many zeros.
-_PADDING = 4
+# Of a first frame of zstd: what says how far it refers back.
+_FRAME_HEADER = 18
+_LARGEST_WINDOW = 1 << 27
+_LONGEST_WINDOW_LOG = 31
+_LONG_WINDOW = "its zstd window is larger than 128 MiB"
 
 
-def decompressed(raw: IO[bytes], compression: Compression) -> io.BufferedReader:
+def decompressed(raw: io.BufferedReader, compression: Compression) -> io.BufferedReader:
     """The contents of a compressed file. Closing them closes the file.
 
     Damage raises OSError where it is met, with what is wrong as its text.
     """
-    source = _Xz(raw) if compression == "xz" else pa.CompressedInputStream(pa.PythonFile(raw, "r"), compression)
-    return io.BufferedReader(_Checked(source, raw, compression), _READ_BYTES)
+    make: dict[str, Callable[[], Any]] = {
+        "gzip": lambda: _Members(raw, _Gzip, 1),
+        "zstd": lambda: _zstd(raw),
+        "bz2": lambda: pa.CompressedInputStream(pa.PythonFile(raw, "r"), "bz2"),
+        "xz": lambda: _Members(raw, partial(lzma.LZMADecompressor, lzma.FORMAT_XZ), 4),
+    }
+    return io.BufferedReader(_Checked(make[compression](), raw, compression), _READ_BYTES)
 
 
 def open_compressed(path: Path, compression: Compression | None) -> IO[bytes]:
@@ -62,10 +73,12 @@ class _Checked(io.RawIOBase):
     def readinto(self, buffer: "memoryview") -> int:  # type: ignore[override]
         try:
             data = self._source.read(len(buffer))
-        except (OSError, EOFError, lzma.LZMAError, pa.ArrowException) as error:
+        except (OSError, EOFError, lzma.LZMAError, zlib.error, pa.ArrowException) as error:
             if getattr(error, "errno", None) is not None:
                 raise
             what = "it ends too early" if "runcated" in str(error) else str(error)
+            if "too much memory" in what:
+                what = f"{_LONG_WINDOW} behind its first frame"
             raise OSError(f"damaged {self._compression} data: {what}") from None
         buffer[: len(data)] = data
         return len(data)
@@ -78,12 +91,20 @@ class _Checked(io.RawIOBase):
         super().close()
 
 
-class _Xz:
-    """The streams of an xz file, one after the other."""
+class _Members:
+    """The members of a gzip or xz file, one after the other. Zeros may stand behind each, as on tapes and in blocks.
 
-    def __init__(self, raw: IO[bytes]) -> None:
+    Args:
+        raw: the file.
+        make: a decompressor of one member, as of ``lzma``.
+        padding: zeros come in groups of so many.
+    """
+
+    def __init__(self, raw: IO[bytes], make: Callable[[], Any], padding: int) -> None:
         self._raw = raw
-        self._stream = lzma.LZMADecompressor(lzma.FORMAT_XZ)
+        self._make = make
+        self._padding = padding
+        self._stream = make()
 
     def read(self, size: int) -> bytes:
         while True:
@@ -91,28 +112,74 @@ class _Xz:
                 rest = self._without_padding(self._stream.unused_data)
                 if not rest:
                     return b""
-                self._stream = lzma.LZMADecompressor(lzma.FORMAT_XZ)
+                self._stream = self._make()
             else:
                 rest = self._raw.read(_READ_BYTES) if self._stream.needs_input else b""
                 if not rest and self._stream.needs_input:
                     raise EOFError("truncated")
             if data := self._stream.decompress(rest, size):
-                return data
+                return cast(bytes, data)
 
     def _without_padding(self, data: bytes) -> bytes:
-        """What follows the zeros between two streams; empty at the end of the file."""
+        """What follows the zeros between two members; empty at the end of the file."""
         zeros = 0
         while True:
             rest = data.lstrip(b"\0")
             zeros += len(data) - len(rest)
             if rest or not (data := self._raw.read(_READ_BYTES)):
                 break
-        if zeros % _PADDING:
+        if zeros % self._padding:
             raise EOFError("truncated")
         return rest
 
     def close(self) -> None:
         self._raw.close()
+
+
+class _Gzip:
+    """A member of a gzip file, with the methods of ``lzma.LZMADecompressor``."""
+
+    needs_input = True
+
+    def __init__(self) -> None:
+        self._stream = zlib.decompressobj(zlib.MAX_WBITS | 16)
+
+    @property
+    def eof(self) -> bool:
+        return self._stream.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._stream.unused_data
+
+    def decompress(self, data: bytes, size: int) -> bytes:
+        found = self._stream.decompress(self._stream.unconsumed_tail + data, size)
+        # A full buffer may have left some behind, inside of the decompressor too.
+        self.needs_input = len(found) < size and not self._stream.unconsumed_tail
+        return found
+
+
+def _zstd(raw: io.BufferedReader) -> Any:
+    """A reader of zstd. PyArrow's refuses a frame that refers further back than 128 MiB, as ``zstd --long`` makes."""
+    if _window(raw.peek(_FRAME_HEADER)) <= _LARGEST_WINDOW:
+        return pa.CompressedInputStream(pa.PythonFile(raw, "r"), "zstd")
+    for name in ("compression.zstd", "backports.zstd"):
+        with suppress(ImportError):
+            zstd = import_module(name)
+            return zstd.ZstdFile(raw, options={zstd.DecompressionParameter.window_log_max: _LONGEST_WINDOW_LOG})
+    raise OSError(f"{_LONG_WINDOW}: pip install backports.zstd, or pack it again without --long")
+
+
+def _window(head: bytes) -> int:
+    """The bytes that a first frame of zstd refers back (RFC 8878, 3.1.1.1); 0 if it says none."""
+    if len(head) < _FRAME_HEADER or not head.startswith(b"\x28\xb5\x2f\xfd"):
+        return 0
+    flags, window = head[4:6]
+    if flags & 0x20:
+        start, size = 5 + (0, 1, 2, 4)[flags & 3], (1, 2, 4, 8)[flags >> 6]
+        return int.from_bytes(head[start : start + size], "little")
+    size = 1 << (10 + (window >> 3))
+    return size + size // 8 * (window & 7)
 
 
 class _Packing(io.RawIOBase):

@@ -2,8 +2,10 @@
 
 import bz2
 import gzip
+import importlib
 import io
 import lzma
+import random
 import sys
 import uuid
 from pathlib import Path
@@ -28,6 +30,17 @@ LINES = b"".join(b'{"prompt":"%d"}\n' % number for number in range(3000))
 
 def prompts(source):
     return [row.prompt for row in PromptReader(str(source), {})]
+
+
+def unpacked(content, compression):
+    return decompressed(io.BufferedReader(io.BytesIO(content)), compression).read()
+
+
+def importable(name):
+    try:
+        return bool(importlib.import_module(name))
+    except ImportError:
+        return False
 
 
 @pytest.mark.parametrize("ending", PACK)
@@ -78,9 +91,47 @@ def test_flipped_bits_are_an_error(tmp_path, ending):
 def test_padding_of_xz():
     """Streams may have zeros between them, in groups of four."""
     one = lzma.compress(b"a")
-    assert decompressed(io.BytesIO(one + bytes(8) + one + bytes(4)), "xz").read() == b"aa"
+    assert unpacked(one + bytes(8) + one + bytes(4), "xz") == b"aa"
     with pytest.raises(OSError, match="ends too early"):
-        decompressed(io.BytesIO(one + bytes(3)), "xz").read()
+        unpacked(one + bytes(3), "xz")
+
+
+@pytest.mark.parametrize("size", [0, 1, 1 << 18, (1 << 18) + 1, 3_000_000])
+def test_padding_of_gzip(size):
+    """Tapes and some object stores fill the last block with zeros: gunzip takes them, and we called it damage.
+
+    The text ends inside of a buffer, with it and behind it.
+    """
+    text = random.Random(size).randbytes(size // 2) + bytes(size - size // 2)
+    one = gzip.compress(text)
+    assert unpacked(one + bytes(5) + one + bytes(1000), "gzip") == text + text
+    with pytest.raises(OSError, match="damaged gzip data"):
+        unpacked(one + bytes(5) + b"a", "gzip")
+
+
+# Made by zstd --long=28: a window, or the size of the one segment.
+LONG = "28b52ffd0490150100c07b226964223a2261222c2270726f6d70747d0a6262227d0a0300808b9d89433b97baf68059"
+LONG_SEGMENT = "28b52ffda00100001001000000000000000000000000"
+
+
+def test_a_zstd_window_past_128_mib(tmp_path):
+    """The message called the file damaged. With Python 3.14, or its backport, it is read."""
+    (tmp_path / "in.jsonl.zst").write_bytes(bytes.fromhex(LONG))
+    (tmp_path / "segment.jsonl.zst").write_bytes(bytes.fromhex(LONG_SEGMENT))
+    message = r"{}.jsonl.zst: its zstd window is larger than 128 MiB: pip install backports.zstd, or pack it again"
+    if importable("compression.zstd") or importable("backports.zstd"):
+        assert prompts(tmp_path / "in.jsonl.zst") == ["a", "b"]
+    else:
+        for name in ("in", "segment"):
+            with pytest.raises(UserError, match=message.format(name)):
+                prompts(tmp_path / f"{name}.jsonl.zst")
+
+
+def test_a_zstd_window_past_128_mib_behind_others(tmp_path):
+    """The first frame says nothing of it."""
+    (tmp_path / "in.jsonl.zst").write_bytes(PACK["zst"](b'{"prompt": "a"}\n') + bytes.fromhex(LONG))
+    with pytest.raises(UserError, match="its zstd window is larger than 128 MiB behind its first frame$"):
+        prompts(tmp_path / "in.jsonl.zst")
 
 
 def test_a_frame_of_zstd_that_is_skipped(tmp_path):
@@ -120,7 +171,7 @@ def test_written_bytes_are_always_the_same(tmp_path, ending):
                 file.write(LINES[start : start + step])
         found.append((tmp_path / name).read_bytes())
     assert found[0] == found[1]
-    assert decompressed(io.BytesIO(found[0]), NAMES[ending]).read() == LINES
+    assert unpacked(found[0], NAMES[ending]) == LINES
     assert len(found[0]) < len(LINES) // 2
 
 
