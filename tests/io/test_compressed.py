@@ -130,7 +130,7 @@ def test_a_zstd_window_past_128_mib(tmp_path):
 def test_a_zstd_window_past_128_mib_behind_others(tmp_path):
     """The first frame says nothing of it."""
     (tmp_path / "in.jsonl.zst").write_bytes(PACK["zst"](b'{"prompt": "a"}\n') + bytes.fromhex(LONG))
-    with pytest.raises(UserError, match="its zstd window is larger than 128 MiB behind its first frame$"):
+    with pytest.raises(UserError, match=r"its zstd window is larger than 128 MiB behind its first frame$"):
         prompts(tmp_path / "in.jsonl.zst")
 
 
