@@ -11,7 +11,7 @@ from weakref import WeakSet
 import numpy as np
 from numpy.typing import NDArray
 
-from rosebatch.text.grammar_source import compile_matcher, new_matcher, one_line, without_excerpts
+from rosebatch.text.grammar_source import compile_matcher, new_matcher, one_line, without_excerpts, without_forcing
 from rosebatch.text.mask_layout import MaskLayout
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class TokenConstraint:
         self._matcher = matcher
         self._renewal = grammar.renewal
         self._alone = False
+        self._forces = True
         self._token_ids: list[int] = []
         self._ended = False
         self.error: str | None = None
@@ -53,12 +54,11 @@ class TokenConstraint:
         Args:
             mask: [ceil(vocab_size / 32)] int32, overwritten. Token 0 is the lowest bit of the first word.
         """
-        found = None if self._ended else self._allowed()
-        if found is None:
+        words = None if self._ended else self._allowed()
+        if words is None:
             none = np.zeros(self._layout.num_tokenizer_words, np.int32)
             self._layout.write(mask[None], none[None], [True])
         else:
-            words = np.frombuffer(found, "<i4", count=self._layout.num_tokenizer_words)
             self._layout.write(mask[None], words[None], [self._matcher.is_accepting()])
 
     @classmethod
@@ -79,6 +79,9 @@ class TokenConstraint:
         live = [(constraint._matcher, row) for row, constraint in enumerate(constraints) if not constraint._ended]
         if live:
             fill_next_token_bitmask_par(_executor(), live, words)
+            for row, token_id in layout.forced(words):
+                if not constraints[row]._takes(token_id):
+                    words[row] = constraints[row]._unforced()
         layout.write(masks, words, [c._ended or c._matcher.is_accepting() for c in constraints])
         for mask, constraint in zip(masks, constraints, strict=True):
             if not constraint._ended and constraint._matcher.is_error():
@@ -102,23 +105,45 @@ class TokenConstraint:
                 self._fail(self._matcher.get_error())
         return self._ended
 
-    def _allowed(self) -> bytes | None:
+    def _allowed(self) -> NDArray[np.int32] | None:
         """One bit for each token; None if the grammar cannot be followed further."""
-        words = self._matcher.compute_bitmask()
+        words = self._words()
         if self._matcher.is_error() and self._start_over():
-            words = self._matcher.compute_bitmask()
+            words = self._words()
         if self._matcher.is_error():
             self._fail(self._matcher.get_error())
             return None
-        return words
+        forced = self._layout.forced(words[None])
+        return words if not forced or self._takes(forced[0][1]) else self._unforced()
+
+    def _words(self) -> NDArray[np.int32]:
+        return np.frombuffer(self._matcher.compute_bitmask(), "<i4", count=self._layout.num_tokenizer_words)
+
+    def _takes(self, token_id: int) -> bool:
+        """Whether the grammar means this token, and not the text that it spells."""
+        if token_id in self._layout.eos_token_ids:
+            return self._matcher.is_accepting()
+        return token_id < self._layout.known and self._matcher.validate_tokens([token_id]) == 1
+
+    def _unforced(self) -> NDArray[np.int32]:
+        """The mask where any tokens may spell the text that must come, for the rest of the completion.
+
+        llguidance forces the tokens that encoding gives, and encoding takes the name of an added token for that token.
+        """
+        self._forces = False
+        self._follow_again()
+        return self._words()
 
     def _renew(self) -> None:
         """Follow the tokens so far again with a new matcher, if those of all grammars have grown too large."""
         if self._renewal == self._grammar.renewal or self._ended:
             return
         self._renewal = self._grammar.renewal
-        self._matcher = self._grammar.matcher()
-        self._matcher.consume_tokens(self._token_ids)
+        self._follow_again()
+
+    def _follow_again(self) -> bool:
+        self._matcher = self._grammar.matcher(forces=self._forces)
+        return self._matcher.consume_tokens(self._token_ids)
 
     def _start_over(self) -> bool:
         """Follow the tokens so far again, with a matcher of its own; False if that fails too.
@@ -129,7 +154,7 @@ class TokenConstraint:
         if self._alone:
             return False
         self._alone = True
-        self._matcher = self._grammar.replace_matcher()
+        self._matcher = self._grammar.replace_matcher(forces=self._forces)
         return self._matcher.consume_tokens(self._token_ids)
 
     def _fail(self, reason: str) -> None:
@@ -170,7 +195,8 @@ class Grammar:
         self._serialized = serialized
         self._renewals = renewals
         started = time.perf_counter()
-        self._matchers = [compile_matcher(tokens, serialized)]
+        # By whether they force the tokens of text that must come.
+        self._matchers: dict[bool, list[LLMatcher]] = {True: [compile_matcher(tokens, serialized)], False: []}
         self._slow = time.perf_counter() - started > _SLOW_SECONDS
         self._started = 0
 
@@ -187,15 +213,23 @@ class Grammar:
         """
         return TokenConstraint(self, self._layout, self.matcher())
 
-    def matcher(self) -> "LLMatcher":
-        """A matcher for one completion, at the beginning."""
+    def matcher(self, *, forces: bool = True) -> "LLMatcher":
+        """A matcher for one completion, at the beginning.
+
+        Args:
+            forces: whether text that must come is made of the tokens that encoding gives, or of any.
+        """
         self._renewals.used(self)
         wanted = 1 if self._slow else min(_MAX_MATCHERS, 1 + self._started // _COMPLETIONS_A_MATCHER)
-        if len(self._matchers) < wanted:
-            self._matchers.append(new_matcher(self._tokens, self._serialized))
-        matcher = self._matchers[self._started % len(self._matchers)]
+        matchers = self._matchers[forces]
+        if len(matchers) < wanted:
+            matchers.append(self._new_matcher(forces))
+        matcher = matchers[self._started % len(matchers)]
         self._started += 1
         return matcher.deep_copy()
+
+    def _new_matcher(self, forces: bool) -> "LLMatcher":
+        return new_matcher(self._tokens, self._serialized if forces else without_forcing(self._serialized))
 
     def look_at_memory(self) -> None:
         """Find out whether matchers should be renewed."""
@@ -203,12 +237,13 @@ class Grammar:
 
     def forget_matchers(self) -> None:
         """Free the states that completions have found, as far as no completion follows them any more."""
-        self._matchers.clear()
+        for matchers in self._matchers.values():
+            matchers.clear()
 
-    def replace_matcher(self) -> "LLMatcher":
+    def replace_matcher(self, *, forces: bool) -> "LLMatcher":
         """A new matcher that shares no states with earlier ones. Later completions start from new matchers too."""
-        self._matchers.clear()
-        return new_matcher(self._tokens, self._serialized)
+        self._matchers[forces].clear()
+        return self._new_matcher(forces)
 
 
 class _Renewals:

@@ -48,7 +48,7 @@ class Grammars:
     ) -> None:
         self._limits = limits or GrammarLimits()
         # None of these holds ``self``: the threads end with the last reference to it.
-        layout = _Once(lambda: MaskLayout(tokenizer.backend.get_vocab().values(), vocab_size, eos_token_ids))
+        layout = _Once(lambda: _layout(tokenizer, vocab_size, eos_token_ids))
         table = _Once(lambda: layout().table(tokenizer))
         self._layout, self._table = layout, table
         self._tokens = _Once(lambda: load_tokens(table().tokenizer, table().ends))
@@ -111,6 +111,11 @@ class Grammars:
             if not is_failure(error):
                 raise
             return Tried("invalid_grammar", unusable(spec, error))
+
+
+def _layout(tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Iterable[int]) -> MaskLayout:
+    backend = tokenizer.backend
+    return MaskLayout(backend.get_vocab().values(), vocab_size, eos_token_ids, backend.get_added_tokens_decoder())
 
 
 class _Once(Generic[V]):

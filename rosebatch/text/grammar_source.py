@@ -118,6 +118,13 @@ def new_matcher(tokens: "LLTokenizer", serialized: str) -> "LLMatcher":
     return LLMatcher(tokens, serialized, log_level=0, limits=limits)
 
 
+def without_forcing(serialized: str) -> str:
+    """The same grammar, where any tokens may spell the text that must come: an option that one of its parts may set."""
+    is_lark = not serialized.lstrip().startswith("{")
+    grammars = [{"lark_grammar": serialized}] if is_lark else json.loads(serialized)["grammars"]
+    return json.dumps({"grammars": [*grammars, {"lark_grammar": '%llguidance {"no_forcing": true}\nstart: ""'}]})
+
+
 def unusable(spec: GrammarSpec, reason: object) -> str:
     """The message for a grammar that cannot be used."""
     return one_line(f"the {_NAMES[spec.kind]} cannot be used: {reason}")
