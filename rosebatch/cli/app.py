@@ -37,7 +37,7 @@ app = typer.Typer(
 # What only the serving of a file needs.
 _OF_JOBS = ("data_parallel_size", "ray", "worker_timeout")
 # What says how an input is read.
-_OF_INPUTS = ("input_format", "result_column", "prompt_column", "id_column", "columns")
+_OF_INPUTS = ("input_format", "result_column", "prompt_column", "id_column", "columns", "max_row_bytes")
 # What only files of rows need.
 _OF_ROWS = (
     "ray",

@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 # Items in a group, and groups that may wait. Threads hand over whole groups. One ends early if it has so many bytes.
 _GROUP = 64
-_GROUP_BYTES = 4 << 20
+GROUP_BYTES = 4 << 20
 _GROUPS_AHEAD = 2
 # Longest wait for a group before it is checked whether to continue.
 _PATIENCE_SECONDS = 0.1
@@ -23,7 +23,7 @@ def grouped(items: Iterator[T], size: Callable[[T], int], limit: int = _GROUP) -
     for item in items:
         group.append(item)
         total += size(item)
-        if len(group) == limit or total >= _GROUP_BYTES:
+        if len(group) == limit or total >= GROUP_BYTES:
             yield group
             group, total = [], 0
     if group:

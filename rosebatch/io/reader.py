@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
-from itertools import chain, islice
+from io import BytesIO
+from itertools import chain, islice, takewhile
 from operator import attrgetter
-from typing import IO, Any
+from typing import Any, cast
 
 import msgspec
 import pyarrow as pa
@@ -17,17 +18,21 @@ from rosebatch.io.files import as_path, file_name, is_url
 from rosebatch.io.formats import Kind, named, table_of
 from rosebatch.io.free_names import TakenNames
 from rosebatch.io.input_files import InputFiles
+from rosebatch.io.lines import LINE_END, bounded_lines, skip_line
 from rosebatch.io.openai.lines import is_request
 from rosebatch.io.parse import Content, Record, RowParser
-from rosebatch.io.read_ahead import grouped, read_ahead
+from rosebatch.io.read_ahead import GROUP_BYTES, grouped, read_ahead
 from rosebatch.io.rows import FailedRow, Row
 from rosebatch.io.schemas import joined, kept_metadata
 from rosebatch.io.seen_ids import SeenIds
+from rosebatch.io.table_values import BadValues
 from rosebatch.io.tables import open_table
 from rosebatch.io.tasks.generate import GENERATE
 from rosebatch.io.tasks.task import Task
 from rosebatch.io.unsupported_formats import kind_of, require_lines
 
+# Four times what a prompt may have: JSON may write a byte of text as three.
+MAX_ROW_BYTES = 32 << 20
 # Lines of a file that may be looked at to recognize an OpenAI batch.
 _MAX_PEEKED = 100
 _BOM = b"\xef\xbb\xbf"
@@ -55,6 +60,7 @@ class PromptReader:
         result_column: the one field of a result next to the carried ones, see ``rosebatch.io.result_names``.
         columns: what the names of columns or fields mean.
         task: what the job makes of each row.
+        max_row_bytes: a longer row fails before it is parsed, and is read past.
 
     Raises:
         FlagError: a column that was named is missing.
@@ -69,9 +75,11 @@ class PromptReader:
         result_column: str | None = None,
         columns: Columns | None = None,
         task: Task = GENERATE,
+        max_row_bytes: int = MAX_ROW_BYTES,
     ) -> None:
         self.source = as_path(source)
         self.defaults = defaults
+        self.max_row_bytes = max_row_bytes
         self.result_column = result_column
         self.columns = columns or Columns()
         self.task = task
@@ -80,7 +88,7 @@ class PromptReader:
         self.input_format = input_format
         self._files = InputFiles(self.source)
         # Lines of stdin that were looked at before reading began.
-        self._peeked: list[bytes] = []
+        self._peeked: list[bytes | BadValues] = []
         if self.source != "-":
             by_name = input_format == "auto"
             heads = {path: self._files.head(path) for path in self._paths_of_lines}
@@ -106,12 +114,18 @@ class PromptReader:
         if given not in (None, "lines"):
             self._files.copy_stdin()
             return given
-        with_first = next(_lines(self._files.open("-"), "stdin"), b"")
-        if self._files.copy_stdin_unless_text(with_first):
+        stdin = self._files.open("-")
+        try:
+            first = stdin.readline(self.max_row_bytes + LINE_END)
+        except OSError as error:
+            raise UserError(f"stdin: {error.strerror or error}") from None
+        if self._files.copy_stdin_unless_text(first):
             return given or table_of(self._files.head("-")) or "lines"
-        if with_first:
-            require_lines({"stdin": kind_of("", with_first, by_name=False)})
-            self._peeked.append(with_first)
+        if first:
+            require_lines({"stdin": kind_of("", first, by_name=False)})
+            self._peeked += bounded_lines(BytesIO(first), "stdin", self.max_row_bytes)
+            if len(first) == self.max_row_bytes + LINE_END and not first.endswith(b"\n"):
+                skip_line(stdin)
         return "lines"
 
     @cached_property
@@ -173,7 +187,10 @@ class PromptReader:
         return self._files.can_move
 
     def count(self) -> int | None:
-        """The number of rows; None for stdin, and for text at a URL, which would be fetched twice."""
+        """The number of rows.
+
+        None for stdin, for text at a URL, which would be fetched twice, and where a line is read past.
+        """
         if self.source == "-":
             return None
         counts = [count for _, count in self._schemas.values()]
@@ -181,20 +198,25 @@ class PromptReader:
             return sum(counts)  # type: ignore[arg-type]
         if is_url(self.source):
             return None
-        return sum(self._count(path, kind) for path, kind in zip(self.paths, self.kinds, strict=True))
+        found = [self._count(path, kind) for path, kind in zip(self.paths, self.kinds, strict=True)]
+        return None if None in found else sum(found)  # type: ignore[arg-type]
 
-    def _count(self, path: str, kind: Kind) -> int:
-        with self._files.open(path) as raw:
-            if kind == "lines":
-                return sum(1 for line in _lines(raw, path) if _stripped(line))
-            with open_table(raw, path, kind) as table:
-                return table.num_rows if table.num_rows is not None else sum(1 for _ in table.rows(lambda name: False))
+    def _count(self, path: str, kind: Kind) -> int | None:
+        if kind == "lines":
+            number = 0
+            for _, content, _ in self._json_lines(path):
+                if not isinstance(content, bytes):
+                    return None
+                number += 1
+            return number
+        with self._files.open(path) as raw, open_table(raw, path, kind) as table:
+            return table.num_rows if table.num_rows is not None else sum(1 for _ in table.rows(lambda name: False))
 
     def require_free_names(self) -> None:
         """Check that results overwrite no field of the input.
 
         This reads files once more. Rows of stdin, and of JSONL at a URL, can be read once only: each that has such a
-        field fails by itself.
+        field fails by itself. So do rows after a line that is read past.
 
         Raises:
             FlagError: they would. All names are in the message.
@@ -207,7 +229,8 @@ class PromptReader:
         if "lines" in self.kinds and not is_url(self.source) and not self.is_batch:
             for path in self._paths_of_lines:
                 where = self._where(path, "line")
-                taken.add_lines((line, f"{where}{number}") for number, line, _ in self._json_lines(path))
+                whole = takewhile(lambda line: isinstance(line[1], bytes), self._json_lines(path))
+                taken.add_lines((cast(bytes, line), f"{where}{number}") for number, line, _ in whole)
         taken.require_none(self.source, self.paths[0])
 
     def __iter__(self) -> Iterator[Row | FailedRow]:
@@ -267,9 +290,12 @@ class PromptReader:
             streamed = path == "-" and not self._files.can_reopen(path)
             seen = list(self._peeked) if streamed else []
             try:
-                for number, line in enumerate(islice(chain(seen, _lines(file, path)), _MAX_PEEKED)):
+                lines = chain(seen, bounded_lines(file, path, self.max_row_bytes))
+                for number, line in enumerate(islice(lines, _MAX_PEEKED)):
                     if streamed and number >= len(seen):
                         self._peeked.append(line)
+                    if not isinstance(line, bytes):
+                        continue
                     try:
                         return is_request(msgspec.json.decode(_stripped(line)))
                     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -296,25 +322,20 @@ class PromptReader:
                 yield Record(index, f"{where}{number}", content, size)
                 index += 1
 
-    def _json_lines(self, path: str) -> Iterator[tuple[int, bytes, int]]:
+    def _json_lines(self, path: str) -> Iterator[tuple[int, bytes | BadValues, int]]:
         with self._files.open(path) as file:
-            for number, line in enumerate(chain(self._peeked, _lines(file, path)), start=1):
-                if text := _stripped(line):
+            lines = chain(self._peeked, bounded_lines(file, path, self.max_row_bytes))
+            for number, line in enumerate(lines, start=1):
+                if not isinstance(line, bytes):
+                    # Of this size, it goes on at once, with the rows before it.
+                    yield number, line, GROUP_BYTES
+                elif text := _stripped(line):
                     yield number, text, len(text)
 
     def _table_rows(self, path: str, kind: Kind) -> Iterator[tuple[int, Content, int]]:
         with self._files.open(path) as raw, open_table(raw, path, kind) as table:
             for number, (content, size) in enumerate(table.rows(self.parser.needs), start=1):
                 yield number, content, size
-
-
-def _lines(file: IO[bytes], path: str) -> Iterator[bytes]:
-    try:
-        # Not ``yield from``: that would close the file together with this generator.
-        for line in file:  # noqa: UP028
-            yield line
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror or error}") from None
 
 
 def _stripped(line: bytes) -> bytes:

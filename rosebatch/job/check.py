@@ -8,6 +8,7 @@ from typing import TextIO
 
 from msgspec.structs import replace
 
+from rosebatch.config.byte_sizes import in_bytes
 from rosebatch.config.model import ModelConfig
 from rosebatch.config.run import RunConfig
 from rosebatch.config.switches import flag
@@ -75,7 +76,8 @@ def check_job(job: JobConfig, config: RunConfig, stream: TextIO) -> int:
     check_sampling(job.sampling, None, grammar_limits(config))
     defaults = with_defaults(job.sampling, default_sampling(plan) if task.samples else {})
     columns = Columns.of(job.prompt_column, job.id_column, job.columns)
-    reader = PromptReader(job.input, defaults, job.input_format, job.result_column, columns, task)
+    limit = in_bytes(job.max_row_bytes)
+    reader = PromptReader(job.input, defaults, job.input_format, job.result_column, columns, task, limit)
     checked = check_file(reader, plan, stream)
     rates = measure_rates(plan.device.type) or measure_host_rates(plan.source.dtype)
     rows = _summary(checked, plan, choose_block_size(plan.config, plan.device), rates)

@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from rosebatch.config.byte_sizes import in_bytes
 from rosebatch.config.run import Flag, InputFormat
+from rosebatch.core.errors import FlagError
 
 if TYPE_CHECKING:
     from rosebatch.io.tasks.task import Task
@@ -61,6 +63,10 @@ class JobConfig:
     columns: Annotated[
         str | None, Flag("Columns or fields that results keep. Default: all.", FILES, metavar="A,B,C", rare=True)
     ] = None
+    max_row_bytes: Annotated[
+        str | int,
+        Flag("Max size of a row before it is parsed. Default: 32MiB.", FILES, metavar="SIZE", rare=True),
+    ] = "32MiB"
     echo_model: Annotated[
         bool, Flag("Answers of an OpenAI batch repeat the request's model name.", FILES, rare=True)
     ] = False
@@ -83,3 +89,7 @@ class JobConfig:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     settings: tuple[Path, ...] = ()
     task: "Task" = field(default_factory=_generate)
+
+    def __post_init__(self) -> None:
+        if in_bytes(self.max_row_bytes) < 1:
+            raise FlagError(f"--max-row-bytes must be >= 1, got {self.max_row_bytes}")

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from rosebatch.config.byte_sizes import in_bytes
 from rosebatch.core.errors import UserError
 from rosebatch.io.columns import Columns
 from rosebatch.job.config import JobConfig
@@ -53,6 +54,7 @@ def build_manifest(
         "seed": job.seed,
         "result_column": job.result_column,
         "columns": columns.as_dict(),
+        "max_row_bytes": in_bytes(job.max_row_bytes),
         "return_token_ids": job.return_token_ids,
         "echo_model": job.echo_model,
         **({} if job.shard is None else {"shard": job.shard}),

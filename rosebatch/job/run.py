@@ -77,7 +77,8 @@ def run_job(
         raise FlagError("--strict with --ray is not supported: another machine may lack the input; use rosebatch check")
     # Read before the model is looked for: a missing file is the likelier mistake.
     columns = Columns.of(job.prompt_column, job.id_column, job.columns)
-    reader = PromptReader(job.input, job.sampling, job.input_format, job.result_column, columns, job.task)
+    limit = in_bytes(job.max_row_bytes)
+    reader = PromptReader(job.input, job.sampling, job.input_format, job.result_column, columns, job.task, limit)
     shard = None if job.shard is None else Shard.parse(job.shard)
     if shard is not None:
         reader.serves = shard.has

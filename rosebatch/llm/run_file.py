@@ -32,6 +32,7 @@ def run_file(
     prompt_column: str | None = None,
     id_column: str | None = None,
     columns: str | Sequence[str] | None = None,
+    max_row_bytes: str | int = "32MiB",
     return_token_ids: bool = False,
     resume: bool = False,
     force_resume: bool = False,
@@ -65,6 +66,7 @@ def run_file(
         echo_model: answers of an OpenAI batch name the model of their request.
         prompt_column, id_column: columns or fields of prompts and ids, where they have other names.
         columns: those that results keep, as names or as one text with commas; None for all.
+        max_row_bytes: a larger row fails before it is parsed.
         return_token_ids: add ``token_ids`` to the results.
         resume: continue the run that left ``OUTPUT.part``; start if there is none.
         force_resume: continue it even if input, model or settings have changed.
@@ -97,6 +99,7 @@ def run_file(
         prompt_column=prompt_column,
         id_column=id_column,
         columns=columns if columns is None or isinstance(columns, str) else ",".join(columns),
+        max_row_bytes=max_row_bytes,
         return_token_ids=return_token_ids,
         resume=resume,
         force_resume=force_resume,

@@ -134,8 +134,8 @@ class Endless:
     def __init__(self, lines):
         self._lines = lines
 
-    def __iter__(self):
-        return self._lines
+    def readline(self, size):
+        return next(self._lines)
 
     def __enter__(self):
         return self

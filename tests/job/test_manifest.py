@@ -19,7 +19,7 @@ from tests.helpers.waiting import PATIENCE_SECONDS
 
 NAMED = Columns()
 # Options of the job; all others are the run's.
-OF_JOB = {"sampling", "seed", "result_column", "return_token_ids"}
+OF_JOB = {"sampling", "seed", "result_column", "return_token_ids", "max_row_bytes"}
 TOML = Path(__file__).parents[2] / "configs" / "models" / "tiny-llama.toml"
 
 
@@ -54,6 +54,7 @@ def test_the_same_run_has_no_differences(manifest):
         ({"seed": 1}, "seed was None, is 1"),
         ({"result_column": "out"}, "result_column was None, is out"),
         ({"max_prompt_bytes": "1KiB"}, "max_prompt_bytes was 8388608, is 1024"),
+        ({"max_row_bytes": "1MiB"}, "max_row_bytes was 33554432, is 1048576"),
         ({"return_token_ids": True}, "return_token_ids was False, is True"),
         ({"dtype": "float16"}, "dtype was float32, is float16"),
         ({"switches": {"prefix_cache": False}}, "toggles.prefix_cache was True, is False"),

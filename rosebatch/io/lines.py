@@ -1,0 +1,50 @@
+"""Lines of a file. One that is too long is an error, and memory never holds more of it than the limit."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import IO
+
+from rosebatch.core.errors import RowError, UserError
+from rosebatch.io.table_values import BadValues
+
+# Most bytes of the end of a line. The limit is without it.
+LINE_END = 2
+# Of a line that is read past, at once.
+_SKIPPED_BYTES = 1 << 20
+
+
+def bounded_lines(file: IO[bytes], path: str, limit: int) -> Iterator[bytes | BadValues]:
+    """The lines, with their ends.
+
+    A line that is too long is there before it is read past: rows before it need not wait for that.
+
+    Args:
+        file: stays open.
+        path: for messages.
+        limit: most bytes of a line.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    try:
+        for line in iter(partial(file.readline, limit + LINE_END), b""):
+            if len(line) <= limit:
+                yield line
+                continue
+            is_whole = len(line) < limit + LINE_END or line.endswith(b"\n")
+            yield line if is_whole and len(line.rstrip(b"\r\n")) <= limit else BadValues({}, too_long(limit))
+            if not is_whole:
+                skip_line(file)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or error}") from None
+
+
+def skip_line(file: IO[bytes]) -> None:
+    """Read past the rest of a line."""
+    while (rest := file.readline(_SKIPPED_BYTES)) and not rest.endswith(b"\n"):
+        pass
+
+
+def too_long(limit: int) -> RowError:
+    """The error of a row that has more bytes than it may have."""
+    return RowError("row_too_long", f"the row has more than {limit} bytes; --max-row-bytes sets another limit")
