@@ -139,6 +139,7 @@ class Completion:
         token_times: when each token was known to the host. Tokens of one decode window have the same time.
         prompt_logprobs: of the prompt's tokens from the second on; only the first sample has them.
         finish_reason: ``stop``, ``length``, ``error``, or ``embedded``.
+        has_end_token: whether the last token ended it: an end token, or one of ``stop_token_ids``.
         pooled: the vector of the prompt, fp32, if its states are pooled.
         error: why it cannot be used: it does not match its grammar, or its logits are not finite. None if it can.
     """
@@ -147,6 +148,7 @@ class Completion:
     sample: int
     token_ids: tuple[int, ...]
     finish_reason: str
+    has_end_token: bool = False
     cached_tokens: int
     arrival_time: float
     finish_time: float
@@ -155,6 +157,12 @@ class Completion:
     prompt_logprobs: tuple[Logprobs, ...] = ()
     pooled: "array[float] | None" = None
     error: RowError | None = None
+
+    @property
+    def text_token_ids(self) -> tuple[int, ...]:
+        """Those that its text is of: not the end token, unless the request includes what stops it."""
+        left_out = self.has_end_token and not self.request.sampling.include_stop_str_in_output
+        return self.token_ids[:-1] if left_out else self.token_ids
 
     @property
     def first_token_time(self) -> float:

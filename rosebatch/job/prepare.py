@@ -198,7 +198,8 @@ def _reader(row: Row, prompt: tuple[int, ...], tokenizer: Tokenizer | None) -> C
 
 def _decoded(token_ids: Sequence[int], tokenizer: Tokenizer) -> str:
     try:
-        return tokenizer.decode(token_ids)
+        text: str = tokenizer.backend.decode(list(token_ids))
+        return text
     except OverflowError:
         # No token ids of any model: the engine refuses them.
         return ""

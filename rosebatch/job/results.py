@@ -69,8 +69,9 @@ def _choice(
         if isinstance(text, ChatText):
             reasoning_tokens = text.reasoning_tokens
             if text.whole is not None:
-                ended = _parse(text.whole, prompt, token_ids, tokenizer)
-                whole = ended.text
+                before = _length_before_answer(text, text.whole, prompt, token_ids, tokenizer)
+                ended = _parse(text.whole[before:], prompt, token_ids, tokenizer, before)
+                whole = text.whole[:before] + (ended.text or "")
         # Only the whole text shows a stop string in the last characters of a completion that reached its length.
         finish_reason = "stop" if ended.cut else finish_reason
         if ended.calls and finish_reason == "stop":
@@ -81,7 +82,7 @@ def _choice(
         prompt_logprobs = [_scored(prompt.token_ids[0], None, (), tokenizer)]
         prompt_logprobs += [_scored(*scored, tokenizer) for scored in first.prompt_logprobs]
     return Choice(
-        text=None if content.text is None else prompt.echo + content.text,
+        text=_with_echo(content, prompt, completion, tokenizer),
         finish_reason=finish_reason,
         token_ids=token_ids if return_token_ids else None,
         logprobs=logprobs,
@@ -92,6 +93,18 @@ def _choice(
         tool_calls=content.calls,
         whole=whole,
     )
+
+
+def _with_echo(
+    content: "_Content", prompt: PreparedPrompt, completion: Completion, tokenizer: Tokenizer | None
+) -> str | None:
+    if content.text is None or not prompt.echo:
+        return content.text
+    # A prompt of token ids may end within a character.
+    if prompt.echo.endswith("\ufffd") and not content.cut and tokenizer is not None:
+        whole: str = tokenizer.backend.decode([*prompt.token_ids, *completion.text_token_ids])
+        return whole
+    return prompt.echo + content.text
 
 
 class _Content(NamedTuple):
@@ -106,16 +119,39 @@ class _Content(NamedTuple):
 _NOTHING = _Content(None)
 
 
-def _parse(text: str | ChatText, prompt: PreparedPrompt, token_ids: Sequence[int], tokenizer: Tokenizer) -> _Content:
-    """The parts of a completion from its text, stop strings included."""
+def _parse(
+    text: str | ChatText, prompt: PreparedPrompt, token_ids: Sequence[int], tokenizer: Tokenizer, before: int = 0
+) -> _Content:
+    """The parts of a completion from its text, stop strings included.
+
+    Args:
+        text: of the completion, or of its answer alone.
+        prompt: of the completion.
+        token_ids: of the completion.
+        tokenizer: of the model.
+        before: characters of the completion before the text.
+    """
     sampling, protected = prompt.sampling, 0
-    if sampling.stop and sampling.min_tokens:
-        skip = sampling.skip_special_tokens or not isinstance(text, str)
-        protected = len(tokenizer.decode(token_ids[: sampling.min_tokens], skip_special_tokens=skip))
+    first = token_ids[: sampling.min_tokens] if sampling.stop else ()
     if isinstance(text, str):
-        return _parse_plain(text, sampling, protected)
+        if first:
+            protected = len(tokenizer.decode(first, skip_special_tokens=sampling.skip_special_tokens)) - before
+        return _parse_plain(text, sampling, max(0, protected))
     assert prompt.reader is not None, "it has read the answer"
+    if first:
+        protected = len(prompt.reader.read(first).rest)
     return _parse_chat(text, prompt.reader, sampling.stop, protected, keep=sampling.include_stop_str_in_output)
+
+
+def _length_before_answer(
+    text: ChatText, whole: str, prompt: PreparedPrompt, token_ids: Sequence[int], tokenizer: Tokenizer
+) -> int:
+    """Characters of a whole text that no stop string ends: those of its thoughts."""
+    if not prompt.sampling.stop or not text.tokens_before:
+        return 0
+    skip = prompt.sampling.skip_special_tokens
+    begin = len(tokenizer.decode(token_ids[: text.tokens_before], skip_special_tokens=skip))
+    return len(whole) - len(whole[begin:].lstrip())
 
 
 def _parse_plain(whole: str, sampling: SamplingParams, protected: int) -> _Content:
@@ -131,11 +167,7 @@ def _parse_plain(whole: str, sampling: SamplingParams, protected: int) -> _Conte
 
 
 def _parse_chat(whole: ChatText, reader: ChatReader, stop: Sequence[str], protected: int, *, keep: bool) -> _Content:
-    """An answer up to its first stop string, which may be in the reasoning."""
-    reasoning = whole.reasoning or ""
-    if cut_at_stop(reasoning, stop, protected) != reasoning:
-        return _Content("", cut_at_stop(reasoning, stop, protected, keep=keep).strip() or None, (), True)
-    protected = max(0, protected - len(reasoning))
+    """An answer up to its first stop string. Thoughts are no part of the answer."""
     cut = cut_at_stop(whole.rest, stop, protected) != whole.rest
     parsed = reader.parse(cut_at_stop(whole.rest, stop, protected, keep=keep), thought=whole.reasoning_tokens > 0)
     return _Content(parsed.content, whole.reasoning, parsed.calls, cut)

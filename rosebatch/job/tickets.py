@@ -9,6 +9,7 @@ from itertools import count, islice
 
 from rosebatch.core.errors import RowError, unexpected
 from rosebatch.core.request import Completion, Request
+from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.engine import Engine
 from rosebatch.host.threads import wait_for
 from rosebatch.io.results import Result
@@ -88,9 +89,7 @@ class Tickets:
         """Queue all of a row; if the engine refuses any part, nothing, and the row has failed."""
         tokenizer, sampling, matcher = self.tokenizer, row.row.sampling, None
         if sampling.stop and tokenizer:
-            # A chat's text without its reasoning has no special tokens.
-            skip = sampling.skip_special_tokens or (row.prompts[0].reader is not None and not self.whole_texts)
-            matcher = partial(StopStrings, tokenizer, sampling.stop, sampling.min_tokens, skip_special_tokens=skip)
+            matcher = partial(self._stop_strings, tokenizer, sampling, row.prompts[0].reader)
         requests = [
             Request(next(self._ids), prompt.token_ids, prompt.sampling, row.row.pooling) for prompt in row.prompts
         ]
@@ -108,6 +107,12 @@ class Tickets:
         self._open.update((request.id, ticket) for request in requests)
         return None
 
+    def _stop_strings(self, tokenizer: Tokenizer, sampling: SamplingParams, reader: ChatReader | None) -> StopStrings:
+        # A chat's text without its reasoning has no special tokens.
+        skip = sampling.skip_special_tokens or (reader is not None and not self.whole_texts)
+        thinking = None if reader is None else reader.follow()
+        return StopStrings(tokenizer, sampling.stop, sampling.min_tokens, skip_special_tokens=skip, thinking=thinking)
+
     def take(self, completions: Iterable[Completion]) -> None:
         """Take what a step has finished."""
         for completion in completions:
@@ -115,7 +120,7 @@ class Tickets:
             row = ticket.prepared
             if row.row.prompt_only:
                 # The engine always generates a token, which this row does not want.
-                completion = replace(completion, token_ids=(), logprobs=(), finish_reason="length")
+                completion = replace(completion, token_ids=(), logprobs=(), finish_reason="length", has_end_token=False)
             ticket.completions[completion.request.id, completion.sample] = completion
             if len(ticket.completions) == row.num_completions:
                 for request_id, _ in ticket.completions:
@@ -153,14 +158,14 @@ class Tickets:
             whole: dict[int, str | RowError] = {}
             for skip in (True, False):
                 plain = [
-                    (number, done.token_ids)
+                    (number, done.text_token_ids)
                     for number, (done, reader) in enumerate(undecoded)
                     if (reader is None or self.whole_texts) and done.request.sampling.skip_special_tokens is skip
                 ]
                 texts = tokenizer.decode_batch([token_ids for _, token_ids in plain], skip_special_tokens=skip)
                 whole |= {number: text for (number, _), text in zip(plain, texts, strict=True)}
             return [
-                whole[number] if reader is None else _read(reader, done.token_ids, whole.get(number))
+                whole[number] if reader is None else _read(reader, done.text_token_ids, whole.get(number))
                 for number, (done, reader) in enumerate(undecoded)
             ]
 

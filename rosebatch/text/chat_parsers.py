@@ -7,7 +7,7 @@ from typing import NamedTuple
 from rosebatch.core.errors import FlagError, RowError
 from rosebatch.core.sampling_params import GrammarSpec
 from rosebatch.text.reasoning.harmony import Harmony, Tokens
-from rosebatch.text.reasoning.parser import ReasoningFormat
+from rosebatch.text.reasoning.parser import ReasoningFormat, Thinking
 from rosebatch.text.reasoning.tags import Tags
 from rosebatch.text.tool_calls import lark
 from rosebatch.text.tool_calls.call import Offered, Parsed, Schema, ToolCallFormat
@@ -38,12 +38,14 @@ class ChatText(NamedTuple):
         reasoning: None if the model did not think.
         reasoning_tokens: how many tokens that took, the marks around them left out.
         rest: of the text, with the marks of tool calls.
+        tokens_before: how many tokens come before those of the rest, if the model thought.
         whole: the text with the reasoning; None if nobody needs it.
     """
 
     reasoning: str | None
     reasoning_tokens: int
     rest: str
+    tokens_before: int = 0
     whole: str | None = None
 
 
@@ -122,7 +124,7 @@ class ChatReader:
 
     def read(self, token_ids: Sequence[int]) -> ChatText:
         """Decode an answer."""
-        parsers, reasoning, count = self.parsers, None, 0
+        parsers, reasoning, count, before = self.parsers, None, 0, 0
         rest: Sequence[int] = token_ids
         marks: tuple[str, ...] = parsers.calls.marks if parsers.calls is not None and self.tools else ()
         if parsers.reasoning is not None:
@@ -130,7 +132,15 @@ class ChatReader:
             thoughts, rest = parsers.reasoning.split(self.prompt, token_ids)
             if thoughts is not None:
                 reasoning, count = parsers.vocabulary.decode(thoughts).strip() or None, len(thoughts)
-        return ChatText(reasoning, count, parsers.vocabulary.decode_with_marks(rest, marks))
+                before = len(token_ids) - len(rest)
+        text = parsers.vocabulary.decode_with_marks(rest, marks)
+        # Between thoughts and answer is white space, which is of neither.
+        return ChatText(reasoning, count, text.lstrip() if before else text, before)
+
+    def follow(self) -> Thinking | None:
+        """Follow an answer's thoughts; None if there can be none."""
+        form = self.parsers.reasoning
+        return None if form is None or form.has_ended(self.prompt) else form.follow(self.prompt)
 
     def parse(self, rest: str, *, thought: bool) -> Parsed:
         """Content and calls of an answer.

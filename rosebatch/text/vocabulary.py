@@ -5,10 +5,12 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 import tokenizers
+from tokenizers.decoders import DecodeStream
 
 from rosebatch.core.errors import RowError, unexpected
 from rosebatch.text.batch_or_each import batch_or_each
 
+_WORD = re.compile("\u2581[a-zA-Z]+")
 _BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
 _PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
 # Byte-level vocabularies write each byte as a character: a printable byte as itself, the others from 256 on.
@@ -29,8 +31,9 @@ class Vocabulary:
         self._token_bytes: dict[int, bytes] = {}
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of generated tokens."""
-        return self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        """The text of generated tokens, as it goes on behind a prompt: also a space that it begins with."""
+        text: str = self.backend.decode([*self._lead, *token_ids], skip_special_tokens=skip_special_tokens)
+        return text[self._lead_length :]
 
     def decode_batch(
         self, token_ids: Sequence[Sequence[int]], *, skip_special_tokens: bool = True
@@ -38,7 +41,10 @@ class Vocabulary:
         """``decode`` for each sequence, on all cores; a RowError for tokens that have no text."""
 
         def decode(group: Sequence[Sequence[int]]) -> list[str | RowError]:
-            return list(self.backend.decode_batch([*map(list, group)], skip_special_tokens=skip_special_tokens))
+            lead, length = self._lead, self._lead_length
+            given = [[*lead, *each] for each in group]
+            texts = self.backend.decode_batch(given, skip_special_tokens=skip_special_tokens)
+            return [text[length:] for text in texts] if length else list(texts)
 
         return batch_or_each(decode, token_ids, lambda error: unexpected("decoding the answer", error))
 
@@ -46,7 +52,19 @@ class Vocabulary:
         """The text of generated tokens, without special tokens but these."""
         kept = {self.backend.token_to_id(mark) for mark in marks}
         shown = [token_id for token_id in token_ids if token_id in kept or not self.is_special(token_id)]
-        return self.backend.decode(shown, skip_special_tokens=False)
+        return self.decode(shown, skip_special_tokens=False)
+
+    def stream(self, *, skip_special_tokens: bool) -> DecodeStream:
+        """Decodes generated tokens one by one, to the text of ``decode``."""
+        found = DecodeStream(skip_special_tokens=skip_special_tokens)
+        for token_id in self._lead:
+            found.step(self.backend, token_id)
+        return found
+
+    def special_ids(self, texts: Iterable[str]) -> frozenset[int]:
+        """Ids of the texts that are special tokens."""
+        found = map(self.backend.token_to_id, texts)
+        return frozenset(token_id for token_id in found if token_id is not None and self.is_special(token_id))
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token, which may end within a character. A special token gives its name."""
@@ -69,6 +87,19 @@ class Vocabulary:
         """Whether ``decode`` omits the token."""
         added = self._added.get(token_id)
         return added is not None and added.special
+
+    @cached_property
+    def _lead(self) -> tuple[int, ...]:
+        """A word to decode before generated tokens, if the decoder drops the space that a text begins with."""
+        if not any(each in repr(self.backend.decoder) for each in ("Strip(", "Metaspace(")):
+            return ()
+        ids = range(self.backend.get_vocab_size())
+        found = next((i for i in ids if _WORD.fullmatch(self.backend.id_to_token(i) or "")), None)
+        return () if found is None else (found,)
+
+    @cached_property
+    def _lead_length(self) -> int:
+        return len(self.backend.decode(list(self._lead)))
 
     @cached_property
     def _added(self) -> dict[int, tokenizers.AddedToken]:

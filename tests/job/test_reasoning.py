@@ -60,9 +60,9 @@ def test_reasoning_that_is_cut_by_its_length(job, form):
 
 
 def test_stop_strings(job):
-    """One ends the text where it appears, also within the reasoning."""
+    """One ends the answer where it appears. Within the reasoning, it does not count."""
     rows = run(job, "hermes", [line(stop="it"), line(stop="es"), line(stop=["zz"])], {"Q1": WHOLE["hermes"]})
-    expected = [("So", "", "stop"), ("So it is.", "Y", "stop"), ("So it is.", "Yes.", "stop")]
+    expected = [("So it is.", "Yes.", "stop"), ("So it is.", "Y", "stop"), ("So it is.", "Yes.", "stop")]
     assert [(row["reasoning_content"], row["text"], row["finish_reason"]) for row in rows] == expected
 
 

@@ -93,7 +93,7 @@ def test_finish_reasons(job):
     """End token, stop token, stop string and length each give their reason; ignore_eos continues past the end token."""
     cases = [
         ({}, ("good bye", "stop", 9)),
-        ({"stop_token_ids": [ord(" ")]}, ("good ", "stop", 5)),
+        ({"stop_token_ids": [ord(" ")]}, ("good", "stop", 5)),
         ({"stop": "d b"}, ("goo", "stop", 6)),
         ({"max_tokens": 3}, ("goo", "length", 3)),
         ({"ignore_eos": True, "max_tokens": 10}, ("good bye", "length", 10)),

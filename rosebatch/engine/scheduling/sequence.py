@@ -67,6 +67,7 @@ class SequenceState:
     decoding: bool = False
     drafts: tuple[int, ...] = ()
     finish_reason: str | None = None
+    has_end_token: bool = False
     not_finite: bool = False
     pooled: "array[float] | None" = None
     arrival_time: float = 0.0
@@ -229,7 +230,8 @@ class SequenceState:
         for count, token_id in enumerate(token_ids[: self.spec.max_len - len(self.token_ids)], start=1):
             matched = self.stop_matcher is not None and self.stop_matcher.feed(token_id)
             complete = self.constraint is not None and self.constraint.feed(token_id)
-            if complete or (count > protected and (matched or token_id in self.spec.stop_ids)):
+            self.has_end_token = count > protected and token_id in self.spec.stop_ids
+            if complete or self.has_end_token or (count > protected and matched):
                 return count
         return None
 
@@ -252,6 +254,7 @@ class SequenceState:
             sample=self.sample,
             token_ids=tuple(self.output_token_ids),
             finish_reason=self.finish_reason,
+            has_end_token=self.has_end_token,
             cached_tokens=self.num_cached_tokens or 0,
             arrival_time=self.arrival_time,
             finish_time=self.finish_time,

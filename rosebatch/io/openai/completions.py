@@ -1,8 +1,7 @@
 """``/v1/completions``."""
 
 from codecs import getincrementaldecoder
-from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rosebatch.core.errors import RowError
@@ -95,11 +94,22 @@ def _likeliest(token: ScoredToken) -> dict[str, float]:
 
 def _offsets(tokens: Sequence[ScoredToken], text: str) -> list[int]:
     """The place in the text where each token begins."""
-    decoder = getincrementaldecoder("utf-8")(errors="replace")
-    pieces = ["" if token.special else decoder.decode(token.raw or b"") for token in tokens]
+    pieces = [b"" if token.special else token.raw or b"" for token in tokens]
     # Some tokenizers drop the space before a text's first word.
-    shift = int("".join(pieces).startswith(" ") and not text.startswith(" "))
-    return [max(0, offset - shift) for offset in accumulate(map(len, pieces[:-1]), initial=0)]
+    shift = int(b"".join(pieces).startswith(b" ") and not text.startswith(" "))
+    return [max(0, offset - shift) for offset in _character_offsets(pieces)]
+
+
+def _character_offsets(pieces: Sequence[bytes]) -> Iterator[int]:
+    """Characters before each piece of a text in UTF-8. What is no whole character is one, U+FFFD."""
+    decoder, length = getincrementaldecoder("utf-8")(errors="replace"), 0
+    for piece in pieces:
+        pending = decoder.getstate()[0]
+        first = decoder.decode(piece[:1])
+        # The piece does not go on with the bytes before it: these are a character of their own.
+        is_broken = bool(pending and first) and (len(first) > 1 or bool(decoder.getstate()[0]))
+        yield length + is_broken
+        length += len(first) + len(decoder.decode(piece[1:]))
 
 
 COMPLETIONS = Endpoint("/v1/completions", _parse, _body, lambda body: not has_any(body, ["input"]))
