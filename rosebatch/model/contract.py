@@ -3,15 +3,18 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
 from rosebatch.model.mixers.mixer import MixerSpec
 from rosebatch.model.quantization.dense import DenseWeight
-from rosebatch.model.quantization.formats import load_weight
+from rosebatch.model.quantization.formats import is_stored, load_weight
 from rosebatch.model.weights import WeightSource
 from rosebatch.ops.ops import Ops
 from rosebatch.ops.weight import Weight
+
+_HEAD = "lm_head.weight"
 
 
 class Attention(Protocol):
@@ -59,23 +62,30 @@ def rows_of(x: Tensor, rows: Tensor | None) -> Tensor:
 
 
 def load_embedding(config: ModelConfig, ops: Ops, weights: WeightSource, name: str) -> Tensor:
-    """This process's rows of the table of embeddings ``[V, H]``, for ``Ops.embed``."""
-    whole = load_weight(weights, f"{name}.weight", (config.vocab_size, config.hidden_size))
-    return whole.rows(ops.shard.vocabulary(config.vocab_size)).dense()
+    """This process's rows of the table of embeddings ``[V, H]``, for ``Ops.embed``.
+
+    A checkpoint with tied weights may have them by the name of the head alone.
+    """
+    shape, name = (config.vocab_size, config.hidden_size), f"{name}.weight"
+    if config.tie_word_embeddings and not is_stored(weights, name, shape) and is_stored(weights, _HEAD, shape):
+        name = _HEAD
+    return load_weight(weights, name, shape).rows(ops.shard.vocabulary(config.vocab_size)).dense()
 
 
 def load_head(config: ModelConfig, ops: Ops, weights: WeightSource, embedding: Tensor) -> Callable[[Tensor], Tensor]:
     """What makes logits of hidden states: a product, and the model's scale and soft cap if it has them.
 
-    The product's weight is its own, or the embedding ``[V, H]``; each process has its rows of it. A model without one
-    makes none.
+    The product's weight is its own, or the embedding ``[V, H]``; each process has its rows of it. A weight of its own
+    that is stored and differs wins over a config that says tied, as in transformers. A model without one makes none.
     """
     if not config.head:
         return _no_head
+    shape, tied = (config.vocab_size, config.hidden_size), config.tie_word_embeddings
     weight: Weight = DenseWeight.of(embedding)
-    if not config.tie_word_embeddings:
-        whole = load_weight(weights, "lm_head.weight", (config.vocab_size, config.hidden_size))
-        weight = whole.rows(ops.shard.vocabulary(config.vocab_size))
+    if not tied or is_stored(weights, _HEAD, shape):
+        stored = load_weight(weights, _HEAD, shape).rows(ops.shard.vocabulary(config.vocab_size))
+        if not tied or not torch.equal(stored.dense(), embedding):
+            weight = stored
     own, scale, cap = ops.head(weight), config.logit_multiplier, config.logit_soft_cap
     divided = ops.shard.size > 1
     head = (lambda hidden: ops.gather(own(hidden), config.vocab_size)) if divided else own
