@@ -139,7 +139,10 @@ def _load_matrices(
     assert config.experts is not None
     (rows, width), count = shape, config.experts.num_experts
     if not is_stored(weights, f"{prefix}{names.expert}.0.{parts[0]}.weight", shape):
-        return load_weight(weights, f"{prefix}{_WHOLE.expert}.{whole}", (count, len(parts) * rows, width))
+        name, of_all = f"{prefix}{_WHOLE.expert}.{whole}", (count, len(parts) * rows, width)
+        # Qwen3-VL's files have them turned.
+        turned = weights.shape(name) == (count, width, len(parts) * rows) != of_all
+        return load_weight(weights, name, of_all, transposed=turned)
     matrices = []
     for expert in range(count):
         own = f"{prefix}{names.expert}.{expert}."

@@ -63,7 +63,6 @@ class Architecture:
         models: that have it, for people.
         parse: config.json, completed by ``defaults`` -> fields of ``ModelConfig``; raises ValueError or KeyError.
         defaults: of fields that config.json leaves out: those of transformers' config class.
-        part: the object of config.json that holds the language model; empty if that is all of it.
         window: whether models of it may have sliding windows.
         experts: whether its MLPs are mixtures of experts.
         quantized: transformers' names of the formats that are served; others are refused.
@@ -75,7 +74,6 @@ class Architecture:
     models: str
     parse: Callable[[Mapping[str, Any]], dict[str, Any]]
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    part: str = ""
     window: bool = False
     experts: bool = False
     quantized: tuple[str, ...] = ()

@@ -10,10 +10,11 @@ from rosebatch.host.model_files import read_json, refusal, shown
 from rosebatch.model.family import Architecture
 from rosebatch.model.hf_fields import UnservedError
 from rosebatch.model.registry import ARCHITECTURES, check_config
+from rosebatch.model.text_parts import WHOLES, text_values
 
 # How transformers names the class of all layers, and the one with an output projection as well.
 _BARE, _WHOLE = "Model", ("ForCausalLM", "LMHeadModel")
-_BY_MODEL_TYPE = {architecture.model_type: name for name, architecture in ARCHITECTURES.items()}
+_BY_MODEL_TYPE = {each.model_type: name for table in (ARCHITECTURES, WHOLES) for name, each in table.items()}
 
 
 def read_model_config(folder: Path) -> ModelConfig:
@@ -37,20 +38,26 @@ def is_native(folder: Path) -> bool:
     path = folder / "config.json"
     if not path.exists():
         return True
-    found = _with_head(_named_architecture(read_json(path)))
+    values = read_json(path)
+    try:
+        found = _with_head(_of_text(_named_architecture(values), values)[0])
+    except UnservedError:
+        return False
+    except (KeyError, ValueError):
+        return True
     return isinstance(found, str) and found in ARCHITECTURES
 
 
 def parse_model_config(values: Mapping[str, Any], source: str) -> ModelConfig:
     """Like ``read_model_config``, but from parsed JSON. Errors start with ``source``."""
-    name = _named_architecture(values)
-    architecture = _architecture(name, source)
-    quantization = values.get("quantization_config")
-    method = quantization.get("quant_method") if isinstance(quantization, dict) else None
-    if quantization and method not in architecture.quantized:
-        raise refusal(source, "quantized checkpoints are not supported: use the 16-bit weights of the model")
     try:
-        values = {**architecture.defaults, **_of_text(values, architecture.part)}
+        name, values = _of_text(_named_architecture(values), values)
+        architecture = _architecture(name, source)
+        quantization = values.get("quantization_config")
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+        if quantization and method not in architecture.quantized:
+            raise refusal(source, "quantized checkpoints are not supported: use the 16-bit weights of the model")
+        values = {**architecture.defaults, **values}
         fields = architecture.parse(values)
         if _is_bare(name):
             fields["head"] = False
@@ -66,15 +73,10 @@ def parse_model_config(values: Mapping[str, Any], source: str) -> ModelConfig:
     return check_config(convert({**fields, "eos_token_ids": eos_ids, "dtype": dtype}, ModelConfig, source), source)
 
 
-def _of_text(values: Mapping[str, Any], part: str) -> Mapping[str, Any]:
-    """The language model's fields. The whole model's values of these four win, as in transformers."""
-    if not part:
-        return values
-    own = values[part]
-    if not isinstance(own, dict):
-        raise ValueError(f"{part} is no object: {shown(own)}")
-    names = ("eos_token_id", "dtype", "torch_dtype", "tie_word_embeddings")
-    return {**own, **{name: values[name] for name in names if values.get(name) is not None}}
+def _of_text(name: Any, values: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+    """The class and the values of the language model, which may be a part of the whole."""
+    whole = WHOLES.get(name) if isinstance(name, str) else None
+    return (name, values) if whole is None else text_values(whole, values)
 
 
 def _named_architecture(values: Mapping[str, Any]) -> Any:

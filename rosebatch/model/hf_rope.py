@@ -7,7 +7,7 @@ from typing import Any
 from rosebatch.host.model_files import shown
 from rosebatch.model.hf_fields import UnservedError, supported
 
-_KINDS = ("default", "linear", "llama3", "yarn", "dynamic", "longrope")
+_KINDS = ("default", "linear", "llama3", "yarn", "dynamic", "longrope", "mrope")
 _THETA = 10000.0
 
 
@@ -92,6 +92,9 @@ def _trained(stored: Mapping[str, Any], values: Mapping[str, Any]) -> Any:
 
 def _fields(stored: Mapping[str, Any], values: Mapping[str, Any], theta: Any, trained: Any) -> dict[str, Any]:
     kind = supported("rope_type", stored.get("rope_type") or stored.get("type") or "default", _KINDS)
+    if kind == "mrope":
+        # Sections of time, height and width: all alike in text.
+        kind = "default"
     fields: dict[str, Any] = {"theta": theta, "scaling": kind}
     if kind == "default":
         return fields

@@ -140,7 +140,8 @@ class SafetensorsWeights:
     def _stored_name(self, name: str) -> str:
         """The name in this checkpoint: other versions of transformers, and models of more than text, have prefixes."""
         bare = name.partition(".")[2]
-        others = (bare, f"language_model.{name}", f"model.language_model.{bare}", _FORMER_NAMES.get(name, name))
+        parts = (f"language_model.{name}", f"model.language_model.{bare}", f"model.text_model.{bare}")
+        others = (bare, *parts, _FORMER_NAMES.get(name, name))
         return next((other for other in (name, *others) if other in self._files), name)
 
     def get(

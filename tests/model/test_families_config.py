@@ -11,6 +11,7 @@ from rosebatch.config.model import RopeConfig
 from rosebatch.core.errors import UserError
 from rosebatch.model.hf_config import parse_model_config
 from rosebatch.model.registry import ARCHITECTURES
+from rosebatch.model.text_parts import TEXT_DEFAULTS, WHOLES
 from tests.model.odd_folders import ODD_VALUES
 
 SIZES = {
@@ -78,14 +79,44 @@ def test_defaults_are_transformers_own(name):
         assert experts.normalize == getattr(expected, "norm_topk_prob", True)
 
 
-@pytest.mark.parametrize("name", [name for name, each in ARCHITECTURES.items() if each.part])
-@pytest.mark.parametrize("text", [{}, {"tie_word_embeddings": True}, {"tie_word_embeddings": False}])
-def test_who_says_whether_embeddings_are_tied(name, text):
-    """transformers asks the whole model's config: by that of its text part alone, a head was missing or ignored."""
-    for tied in (True, False):
-        assert parse(name, tie_word_embeddings=tied, text_config={**SIZES, **text}).tie_word_embeddings is tied
-    if text:
-        assert parse(name, tie_word_embeddings=None, text_config={**SIZES, **text}).tie_word_embeddings in text.values()
+@pytest.mark.parametrize("name", WHOLES)
+@pytest.mark.parametrize("of_text", [None, True, False])
+def test_who_says_whether_embeddings_are_tied(name, of_text):
+    """transformers asks the whole model's config. A folder whose text part alone says so may have no head."""
+    text = SIZES if of_text is None else {**SIZES, "tie_word_embeddings": of_text}
+    for tied in (None, True, False):
+        expected = WHOLES[name].tied if tied is None else tied
+        config = parse(name, tie_word_embeddings=tied, text_config=text)
+        assert config.tie_word_embeddings is (expected or bool(of_text))
+
+
+@pytest.mark.parametrize("kind", TEXT_DEFAULTS)
+def test_sizes_that_a_text_part_leaves_out(kind):
+    """LLaVA's folders hold only what differs from the default of the part's config class."""
+    import transformers
+
+    expected = transformers.CONFIG_MAPPING[kind]()
+    config = parse("LlavaForConditionalGeneration", text_config={"model_type": kind})
+    assert (config.vocab_size, config.hidden_size) == (expected.vocab_size, expected.hidden_size)
+    assert (config.num_layers, config.num_heads) == (expected.num_hidden_layers, expected.num_attention_heads)
+    assert config.num_kv_heads == expected.num_key_value_heads
+    assert config.head_dim == (getattr(expected, "head_dim", None) or config.hidden_size // config.num_heads)
+    assert config.intermediate_size == getattr(expected, "intermediate_size", expected.hidden_size)
+    assert config.max_model_len == expected.max_position_embeddings
+    assert config.norm_eps == getattr(expected, "rms_norm_eps", 1e-5)
+    assert config.rope.theta == expected.rope_parameters["rope_theta"]
+    eos = getattr(expected, "eos_token_id", None)
+    assert config.eos_token_ids == (() if eos is None else (eos,))
+    if config.experts:
+        experts = expected.num_experts, expected.num_experts_per_tok
+        assert (config.experts.num_experts, config.experts.experts_per_token) == experts
+
+
+@pytest.mark.parametrize("kind", ["gemma", 3, ["llama"], "gpt_bigcode"])
+def test_a_text_part_of_another_type_is_refused_by_name(kind):
+    """It was "no causal language model of this type", which is said of the whole."""
+    with pytest.raises(UserError, match=r"text_config of type .* is not supported"):
+        parse("LlavaForConditionalGeneration", text_config={"model_type": kind})
 
 
 @pytest.mark.parametrize("name", ["Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"])

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from rosebatch.model.registry import ARCHITECTURES
+from rosebatch.model.text_parts import WHOLES
 from tests.helpers.families import FAMILIES, MODELS
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
@@ -30,5 +31,11 @@ def test_every_architecture_is_compared_with_transformers():
 
     kinds = {kind for kind, _ in (*MODELS.values(), *FAMILIES.values())} - {"HP1"}
     tested = {"hp1", *(getattr(transformers, kind).model_type for kind in kinds)}
-    # With images: see test_the_text_part_of_a_model_with_images.
-    assert tested | {"gemma3", "qwen3_5", "qwen3_5_moe"} == {a.model_type for a in ARCHITECTURES.values()}
+    assert tested == {a.model_type for a in ARCHITECTURES.values()}
+
+
+def test_the_table_of_models_with_a_text_part():
+    """As above, of the models whose text part alone is served."""
+    rows = [f"| `{name}` | {whole.models} | `{whole.text_type}` |" for name, whole in WHOLES.items()]
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if line.startswith("| `") and line.split("`")[1] in WHOLES] == rows

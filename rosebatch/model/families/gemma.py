@@ -101,9 +101,5 @@ def _hf_values(config: ModelConfig) -> dict[str, Any]:
 ARCHITECTURES = {
     "Gemma2ForCausalLM": Architecture("gemma2", "Gemma 2", _parse_gemma2, _GEMMA2_DEFAULTS, window=True),
     "Gemma3ForCausalLM": Architecture("gemma3_text", "Gemma 3", _parse_gemma3, _GEMMA3_DEFAULTS, window=True),
-    # Its folders may hold a model of text and images: the text part is read.
-    "Gemma3ForConditionalGeneration": Architecture(
-        "gemma3", "Gemma 3 with images: text only", _parse_gemma3, _GEMMA3_DEFAULTS, "text_config", window=True
-    ),
 }
 FAMILY = Family("gemma", Gemma, hf_values=_hf_values)

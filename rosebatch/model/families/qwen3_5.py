@@ -1,4 +1,4 @@
-"""Qwen3.5: Qwen3-Next with other names of projections. Folders may hold a model of text and images: text is read."""
+"""Qwen3.5: Qwen3-Next with other names of projections."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -80,20 +80,8 @@ def _hf_values(config: ModelConfig) -> dict[str, Any]:
 
 ARCHITECTURES = {
     "Qwen3_5ForCausalLM": Architecture("qwen3_5_text", "Qwen3.5", _parse, _DEFAULTS, fallback=False),
-    "Qwen3_5ForConditionalGeneration": Architecture(
-        "qwen3_5", "Qwen3.5 with images: text only", _parse, _DEFAULTS, "text_config", fallback=False
-    ),
     "Qwen3_5MoeForCausalLM": Architecture(
         "qwen3_5_moe_text", "Qwen3.5 with experts", _parse_moe, _MOE_DEFAULTS, experts=True, fallback=False
-    ),
-    "Qwen3_5MoeForConditionalGeneration": Architecture(
-        "qwen3_5_moe",
-        "Qwen3.5 with experts and images: text only",
-        _parse_moe,
-        _MOE_DEFAULTS,
-        "text_config",
-        experts=True,
-        fallback=False,
     ),
 }
 FAMILY = Family(

@@ -1,0 +1,90 @@
+"""Tiny random models of more than text, by transformers' classes."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rosebatch.model.text_parts import WHOLES
+
+_TEXT: dict[str, Any] = {
+    "vocab_size": 211,
+    "hidden_size": 64,
+    "intermediate_size": 88,
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "sliding_window": 24,
+    "num_experts": 5,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 28,
+    "shared_expert_intermediate_size": 36,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 20,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "mlp_only_layers": [],
+    "layer_types": None,
+}
+# Sections of a head's rotated channel pairs.
+_SECTIONS = {"qwen2_vl_text": [2, 3, 3], "qwen2_5_vl_text": [2, 3, 3], "qwen3_vl_text": [4, 2, 2]}
+# Of all kinds of towers; no token of theirs is tried.
+_OTHERS: dict[str, Any] = {
+    **dict.fromkeys(("hidden_size", "embed_dim", "d_model", "projection_dim"), 32),
+    **dict.fromkeys(("intermediate_size", "encoder_ffn_dim"), 48),
+    **dict.fromkeys(("num_hidden_layers", "depth", "encoder_layers"), 1),
+    **dict.fromkeys(("num_attention_heads", "num_heads", "encoder_attention_heads", "mlp_ratio"), 2),
+    "out_hidden_size": 64,
+    "image_size": 28,
+    "patch_size": 14,
+    "num_position_embeddings": 16,
+    "deepstack_visual_indexes": [0],
+    "fullatt_block_indexes": [0],
+    "max_source_positions": 50,
+    "num_embeddings": 16,
+}
+_MARKS = ("image_token_id", "image_token_index", "video_token_id", "video_token_index", "audio_token_id")
+
+
+def tiny_whole(name: str, tied: bool | None = None, text_type: str | None = None, **text: Any) -> Any:
+    """A random model of a class; its text part may be of another type than usual, with further values."""
+    import transformers
+    from transformers import AutoConfig
+
+    whole = AutoConfig.for_model(WHOLES[name].model_type)
+    values = {key: 210 for key in (*_MARKS, "vision_start_token_id", "vision_end_token_id") if hasattr(whole, key)}
+    values |= {key: _TEXT[key] for key in ("vocab_size", "hidden_size") if hasattr(whole, key)}
+    for key, part in vars(whole).items():
+        if isinstance(part, transformers.PreTrainedConfig):
+            own = text_type or WHOLES[name].text_type if key == "text_config" else part.model_type
+            values[key] = _small(own, _TEXT | text if key == "text_config" else _OTHERS)
+    if tied is not None:
+        values["tie_word_embeddings"] = tied
+    torch.manual_seed(0)
+    model = getattr(transformers, name)(type(whole)(**values)).eval()
+    for key, parameter in model.named_parameters():
+        mean = 1.0 if parameter.ndim == 1 and key.endswith("weight") else 0.0
+        torch.nn.init.normal_(parameter, mean, 0.1)
+    return model
+
+
+def _small(model_type: str, table: dict[str, Any]) -> dict[str, Any]:
+    from transformers import AutoConfig
+
+    own = AutoConfig.for_model(model_type).to_dict()
+    values = {key: value for key, value in table.items() if key in own or key == "num_experts"}
+    if model_type in _SECTIONS:
+        values["rope_parameters"] = {"rope_type": "default", "mrope_section": _SECTIONS[model_type]}
+    return {**values, "model_type": model_type}
+
+
+def save(model: Any, folder: Path) -> Any:
+    """Write a model's folder, and read it back: what it holds is what is compared."""
+    model.save_pretrained(folder)
+    return type(model).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
