@@ -20,12 +20,16 @@ if TYPE_CHECKING:
     from rosebatch.core.pooling_params import PoolingParams as PoolingParams
     from rosebatch.core.sampling_params import GrammarSpec as GrammarSpec
     from rosebatch.core.sampling_params import SamplingParams as SamplingParams
+    from rosebatch.core.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
     from rosebatch.llm.embeddings import EmbeddingOutput as EmbeddingOutput
     from rosebatch.llm.embeddings import EmbeddingRequestOutput as EmbeddingRequestOutput
     from rosebatch.llm.llm import LLM as LLM
     from rosebatch.llm.outputs import CompletionOutput as CompletionOutput
     from rosebatch.llm.outputs import Logprob as Logprob
+    from rosebatch.llm.outputs import RequestMetrics as RequestMetrics
     from rosebatch.llm.outputs import RequestOutput as RequestOutput
+    from rosebatch.llm.prompts import TextPrompt as TextPrompt
+    from rosebatch.llm.prompts import TokensPrompt as TokensPrompt
     from rosebatch.llm.run_file import JobResult as JobResult
     from rosebatch.llm.run_file import run_file as run_file
 
@@ -34,6 +38,9 @@ _PLACES = {
     "LLM": "rosebatch.llm.llm",
     "SamplingParams": "rosebatch.core.sampling_params",
     "GrammarSpec": "rosebatch.core.sampling_params",
+    "StructuredOutputsParams": "rosebatch.core.structured_outputs",
+    "TextPrompt": "rosebatch.llm.prompts",
+    "TokensPrompt": "rosebatch.llm.prompts",
     "run_file": "rosebatch.llm.run_file",
     "JobResult": "rosebatch.llm.run_file",
     "RequestOutput": "rosebatch.llm.outputs",
@@ -42,6 +49,7 @@ _PLACES = {
     "EmbeddingRequestOutput": "rosebatch.llm.embeddings",
     "EmbeddingOutput": "rosebatch.llm.embeddings",
     "Logprob": "rosebatch.llm.outputs",
+    "RequestMetrics": "rosebatch.llm.outputs",
     "UserError": "rosebatch.core.errors",
 }
 __all__ = ["__version__", *_PLACES]

@@ -1,6 +1,6 @@
 """How a run is set up, and how its settings look on the command line."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -43,6 +43,8 @@ class Flag:
     rare: bool = False
 
 
+# Said where nobody chose a model.
+DEMO_ANSWERS = "the demo model answers, which is for trying out"
 # A day. Longer ones would overflow a timer.
 MAX_GRAMMAR_SECONDS = 86_400
 # Workers show a sign of life once a second.
@@ -167,8 +169,13 @@ class RunConfig:
             parse_size(self.kv_cache_memory)
 
     @classmethod
-    def of(cls, model: str | None, **settings: Any) -> "RunConfig":
+    def of(cls, model: str | None, also: Iterable[str] = (), **settings: Any) -> "RunConfig":
         """From keywords: fields, and switches by name.
+
+        Args:
+            model: see the field.
+            also: parameters of the caller, one of which may have been meant.
+            settings: the keywords.
 
         Raises:
             ValueError: there is no such setting, or its value is impossible.
@@ -178,7 +185,7 @@ class RunConfig:
         unknown = settings.keys() - own - switches.keys()
         if unknown:
             name = min(unknown)
-            near = get_close_matches(name, [*own, *SWITCH_NAMES], n=1)
+            near = get_close_matches(name, [*own, *SWITCH_NAMES, *also], n=1)
             raise ValueError(f"unknown setting {name}" + (f"; did you mean {near[0]}?" if near else ""))
         for name, value in switches.items():
             if not isinstance(value, bool | None):

@@ -29,15 +29,22 @@ class Request:
 
 
 class Logprobs(NamedTuple):
-    """The log-probability of one token, and the likeliest tokens at its position with theirs, likeliest first."""
+    """The log-probability of one token, and the likeliest tokens at its position with theirs, likeliest first.
+
+    Attributes:
+        rank: one more than the number of likelier tokens; 0 where nobody counted.
+    """
 
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    rank: int = 0
 
 
 # Of a token with its log-probability, or one of its likeliest tokens, in ``PackedLogprobs``.
 LOGPROB_BYTES = 8
+# Of a token's rank there.
+RANK_BYTES = 4
 
 
 class PackedLogprobs(Sequence[Logprobs]):
@@ -49,13 +56,15 @@ class PackedLogprobs(Sequence[Logprobs]):
     def __init__(self, logprobs: Iterable[Logprobs] = ()) -> None:
         self._ids = array("i")
         self._values = array("f")
+        self._ranks = array("i")
         self._width = 1
         self.extend(logprobs)
 
     def extend(self, logprobs: Iterable[Logprobs]) -> None:
         """Append those of further tokens."""
-        for token_id, logprob, top in logprobs:
+        for token_id, logprob, top, rank in logprobs:
             self._width = 1 + len(top)
+            self._ranks.append(rank)
             self._ids.append(token_id)
             self._values.append(logprob)
             for other, value in top:
@@ -63,7 +72,7 @@ class PackedLogprobs(Sequence[Logprobs]):
                 self._values.append(value)
 
     def __len__(self) -> int:
-        return len(self._ids) // self._width
+        return len(self._ranks)
 
     @overload
     def __getitem__(self, at: int) -> Logprobs: ...
@@ -77,7 +86,7 @@ class PackedLogprobs(Sequence[Logprobs]):
         number = range(len(self))[at]
         own = slice(number * self._width, (number + 1) * self._width)
         ids, values = self._ids[own], self._values[own]
-        return Logprobs(ids[0], values[0], tuple(zip(ids[1:], values[1:], strict=True)))
+        return Logprobs(ids[0], values[0], tuple(zip(ids[1:], values[1:], strict=True)), self._ranks[number])
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and len(self) == len(other) and all(map(eq, self, other))

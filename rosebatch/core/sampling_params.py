@@ -3,11 +3,12 @@
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import InitVar, dataclass, fields, replace
 from operator import index
-from typing import Any, Literal
+from typing import Any, Self
 
 from rosebatch.core.plain import plain
+from rosebatch.core.structured_outputs import GrammarKind, StructuredOutputsParams, grammars_of
 
 MAX_LOGPROBS = 20
 MAX_SAMPLES = 1024
@@ -21,7 +22,15 @@ _MAX_BIAS = 1e28
 _PENALTIES = (1e-9, 1e9)
 _TOKEN_ID = re.compile(r"-?(0|[1-9][0-9]*)")
 
-GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
+# vLLM's parameters that change nothing here, with the values that change nothing.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "best_of": (None, 1),
+    "detokenize": (True, False),
+    "spaces_between_special_tokens": (True, False),
+    "flat_logprobs": (False,),
+    "logits_processors": (None, []),
+    "extra_args": (None, {}),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +84,12 @@ class SamplingParams:
         max_reasoning_tokens: most tokens that the model may think before it answers; needs a model whose reasoning can
             be parsed. None for no limit.
 
+    Args:
+        structured_outputs: the grammar as vLLM's ``StructuredOutputsParams``, or as a mapping of its fields.
+        guided_decoding: an older name of that.
+
+    Others are vLLM's parameters that change nothing here.
+
     Raises:
         ValueError: a value outside its range, named in the message.
     """
@@ -102,14 +117,37 @@ class SamplingParams:
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     max_reasoning_tokens: int | None = None
+    structured_outputs: InitVar[Any] = None
+    guided_decoding: InitVar[Any] = None
+    best_of: InitVar[int | None] = None
+    detokenize: InitVar[bool] = True
+    spaces_between_special_tokens: InitVar[bool] = True
+    flat_logprobs: InitVar[bool] = False
+    logits_processors: InitVar[Any] = None
+    extra_args: InitVar[Any] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, structured_outputs: Any, guided_decoding: Any, *neutral: Any) -> None:
+        if neutral != _NOTHING_ASKED:
+            _require_neutral(neutral)
+        if structured_outputs is not None or guided_decoding is not None:
+            self._take_grammar(structured_outputs, guided_decoding)
         self._normalize()
         for name, rule in self._broken_rules():
             value = getattr(self, name)
             raise ValueError(f"{name} must be {rule}, got {list(value) if isinstance(value, tuple) else value!r}")
         if self.grammar is not None and self.min_tokens:
             raise ValueError("min_tokens and a grammar exclude each other: the grammar says where it may end")
+
+    def _take_grammar(self, *given: Any) -> None:
+        """Make the grammar of what has other names."""
+        several = [each for each in (self.grammar, *given) if each is not None]
+        if len(several) > 1:
+            raise ValueError("an answer can have one grammar: keep one of grammar, structured_outputs, guided_decoding")
+        params = StructuredOutputsParams(**several[0]) if isinstance(several[0], Mapping) else several[0]
+        if not isinstance(params, StructuredOutputsParams):
+            raise ValueError(f"structured_outputs must be StructuredOutputsParams, got {type(params).__name__}")
+        ((kind, source),) = grammars_of(params)
+        object.__setattr__(self, "grammar", GrammarSpec(kind, source))
 
     def _normalize(self) -> None:
         """Take what scripts pass: NumPy's numbers, one stop string or a list, ``top_k`` -1, ``max_tokens`` None."""
@@ -156,7 +194,7 @@ class SamplingParams:
             yield "top_p", "in (0, 1]"
         if not 0 <= self.min_p <= 1:
             yield "min_p", "in [0, 1]"
-        if self.max_tokens < 1:
+        if self.max_tokens < 1 and (self.max_tokens < 0 or self.prompt_logprobs is None):
             yield "max_tokens", ">= 1"
         if self.seed is not None and not 0 <= self.seed < 2**64:
             yield "seed", "in [0, 2^64)"
@@ -188,6 +226,10 @@ class SamplingParams:
             yield "prompt_logprobs", f"in [0, {MAX_LOGPROBS}]"
         if self.max_reasoning_tokens is not None and self.max_reasoning_tokens < 0:
             yield "max_reasoning_tokens", ">= 0"
+
+    def clone(self) -> Self:
+        """A copy, for scripts that make one. It cannot be changed either: use ``dataclasses.replace``."""
+        return replace(self)
 
     def given(self) -> dict[str, Any]:
         """The fields that differ from their defaults."""
@@ -235,6 +277,15 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "logit_bias": ((tuple, Mapping, type(None)), "a mapping of token ids to numbers"),
     "grammar": ((GrammarSpec, type(None)), "a GrammarSpec or None"),
 }
+
+
+_NOTHING_ASKED = tuple(values[0] for values in _NEUTRAL.values())
+
+
+def _require_neutral(given: tuple[Any, ...]) -> None:
+    for (name, values), value in zip(_NEUTRAL.items(), given, strict=True):
+        if value not in values:
+            raise ValueError(f"{name}={value!r} is not served")
 
 
 def _bias_pairs(given: Any) -> tuple[tuple[int, float], ...]:

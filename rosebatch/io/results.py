@@ -20,6 +20,7 @@ class ScoredToken(NamedTuple):
             without a tokenizer.
         top: the likeliest tokens in its place.
         special: whether it is a special token.
+        rank: see ``rosebatch.core.request.Logprobs``; only of a token that was chosen.
     """
 
     token_id: int
@@ -27,6 +28,7 @@ class ScoredToken(NamedTuple):
     logprob: float | None
     top: tuple["ScoredToken", ...] = ()
     special: bool = False
+    rank: int = 0
 
     @property
     def text(self) -> str | None:
@@ -44,6 +46,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         text: None for a model without a tokenizer. It has no reasoning and tool calls that were parsed.
+        stop_reason: the stop string that ended it; None if none did.
         token_ids: None if not requested.
         logprobs: of each token; None if not requested.
         prompt_logprobs: of each token of the prompt; None if not requested.
@@ -56,6 +59,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
     text: str | None
     finish_reason: str
+    stop_reason: str | None = None
     token_ids: list[int] | None = None
     logprobs: list[ScoredToken] | None = None
     prompt_logprobs: list[ScoredToken] | None = None

@@ -9,6 +9,7 @@ import msgspec
 
 from rosebatch.core.errors import RowError
 from rosebatch.core.sampling_params import GrammarSpec, SamplingParams
+from rosebatch.core.structured_outputs import grammars_of
 from rosebatch.io.fields import SAMPLING_FIELDS, ResponseFormat, SamplingFields, StructuredOutputs, to_struct
 
 _GRAMMAR_FIELDS = ("response_format", "structured_outputs")
@@ -163,17 +164,7 @@ def _grammar(response_format: ResponseFormat | None, structured: StructuredOutpu
             raise RowError("invalid_field", "response_format of type json_schema needs json_schema.schema")
         specs.append(GrammarSpec("json_schema", _json(response_format.json_schema.schema)))
     if structured is not None:
-        if structured.json is not None:
-            given = structured.json
-            specs.append(GrammarSpec("json_schema", given if isinstance(given, str) else _json(given)))
-        if structured.regex is not None:
-            specs.append(GrammarSpec("regex", structured.regex))
-        if structured.choice is not None:
-            specs.append(GrammarSpec("choice", _json(structured.choice)))
-        if structured.grammar is not None:
-            specs.append(GrammarSpec("lark", structured.grammar))
-        if structured.json_object:
-            specs.append(GrammarSpec("json_object"))
+        specs += [GrammarSpec(kind, source) for kind, source in grammars_of(structured)]
     if len(specs) > 1:
         raise RowError("invalid_field", f"an answer can have one grammar, but {len(specs)} are given: keep one")
     return specs[0] if specs else None

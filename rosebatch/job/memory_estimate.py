@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from sys import getsizeof
 
-from rosebatch.core.request import LOGPROB_BYTES
+from rosebatch.core.request import LOGPROB_BYTES, RANK_BYTES
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.io.rows import FailedRow, Row
 
@@ -45,7 +45,7 @@ def prompt_bytes(sampling: SamplingParams, num_tokens: int, max_model_len: int) 
     size = num_tokens * (_PROMPT_TOKEN + _COPIED_TOKEN * (sampling.n - 1))
     if sampling.logprobs is not None:
         limit = max(0, min(sampling.max_tokens, max_model_len - num_tokens))
-        size += sampling.n * limit * LOGPROB_BYTES * (1 + sampling.logprobs)
+        size += sampling.n * limit * (LOGPROB_BYTES * (1 + sampling.logprobs) + RANK_BYTES)
     if sampling.prompt_logprobs is not None:
         size += num_tokens * (_SCORED_TOKEN + _LIKELY_TOKEN * sampling.prompt_logprobs)
     return size

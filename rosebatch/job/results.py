@@ -8,7 +8,7 @@ from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.io.results import Choice, Result, ScoredToken
 from rosebatch.job.prepared import Prepared, PreparedPrompt
 from rosebatch.text.chat_parsers import ChatReader, ChatText
-from rosebatch.text.stop_strings import cut_at_stop
+from rosebatch.text.stop_strings import cut_at_stop, find_stop
 from rosebatch.text.tokenizer import Tokenizer
 from rosebatch.text.tool_calls.call import ToolCall
 
@@ -63,7 +63,7 @@ def _choice(
 ) -> Choice:
     token_ids, sampling = list(completion.token_ids), prompt.sampling
     content, finish_reason, logprobs, prompt_logprobs = _NOTHING, completion.finish_reason, None, None
-    whole, reasoning_tokens = None, 0
+    whole, reasoning_tokens, stop_reason = None, 0, None
     if tokenizer is not None and text is not None:
         content = ended = _parse(text, prompt, token_ids, tokenizer)
         if isinstance(text, ChatText):
@@ -74,16 +74,18 @@ def _choice(
                 whole = text.whole[:before] + (ended.text or "")
         # Only the whole text shows a stop string in the last characters of a completion that reached its length.
         finish_reason = "stop" if ended.cut else finish_reason
+        stop_reason = ended.cut
         if ended.calls and finish_reason == "stop":
             finish_reason = "tool_calls"
     if sampling.logprobs is not None:
         logprobs = [_scored(*scored, tokenizer) for scored in completion.logprobs]
     if sampling.prompt_logprobs is not None:
-        prompt_logprobs = [_scored(prompt.token_ids[0], None, (), tokenizer)]
+        prompt_logprobs = [_scored(prompt.token_ids[0], None, (), 0, tokenizer)]
         prompt_logprobs += [_scored(*scored, tokenizer) for scored in first.prompt_logprobs]
     return Choice(
         text=_with_echo(content, prompt, completion, tokenizer),
         finish_reason=finish_reason,
+        stop_reason=stop_reason,
         token_ids=token_ids if return_token_ids else None,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
@@ -108,12 +110,12 @@ def _with_echo(
 
 
 class _Content(NamedTuple):
-    """The parts of a completion; ``cut`` is whether a stop string ended it."""
+    """The parts of a completion; ``cut`` is the stop string that ended it."""
 
     text: str | None
     reasoning: str | None = None
     calls: tuple[ToolCall, ...] = ()
-    cut: bool = False
+    cut: str | None = None
 
 
 _NOTHING = _Content(None)
@@ -156,29 +158,27 @@ def _length_before_answer(
 
 def _parse_plain(whole: str, sampling: SamplingParams, protected: int) -> _Content:
     """A text up to its first stop string."""
-    if not sampling.stop:
+    found = find_stop(whole, sampling.stop, protected) if sampling.stop else None
+    if found is None:
         return _Content(whole)
-    text = cut_at_stop(whole, sampling.stop, protected)
-    if text == whole:
-        return _Content(whole)
-    if sampling.include_stop_str_in_output:
-        text = cut_at_stop(whole, sampling.stop, protected, keep=True)
-    return _Content(text, cut=True)
+    at, string = found
+    return _Content(whole[: at + len(string)] if sampling.include_stop_str_in_output else whole[:at], cut=string)
 
 
 def _parse_chat(whole: ChatText, reader: ChatReader, stop: Sequence[str], protected: int, *, keep: bool) -> _Content:
     """An answer up to its first stop string. Thoughts are no part of the answer."""
-    cut = cut_at_stop(whole.rest, stop, protected) != whole.rest
+    found = find_stop(whole.rest, stop, protected)
     parsed = reader.parse(cut_at_stop(whole.rest, stop, protected, keep=keep), thought=whole.reasoning_tokens > 0)
-    return _Content(parsed.content, whole.reasoning, parsed.calls, cut)
+    return _Content(parsed.content, whole.reasoning, parsed.calls, found and found[1])
 
 
 def _scored(
-    token_id: int, logprob: float | None, top: Iterable[tuple[int, float]], tokenizer: Tokenizer | None
+    token_id: int, logprob: float | None, top: Iterable[tuple[int, float]], rank: int, tokenizer: Tokenizer | None
 ) -> ScoredToken:
     if tokenizer is None:
-        return ScoredToken(token_id, None, logprob, tuple(ScoredToken(other, None, value) for other, value in top))
+        likeliest = tuple(ScoredToken(other, None, value) for other, value in top)
+        return ScoredToken(token_id, None, logprob, likeliest, rank=rank)
     likeliest = tuple(ScoredToken(other, tokenizer.token_bytes(other), value) for other, value in top)
     return ScoredToken(
-        token_id, tokenizer.token_bytes(token_id), logprob, likeliest, special=tokenizer.is_special(token_id)
+        token_id, tokenizer.token_bytes(token_id), logprob, likeliest, tokenizer.is_special(token_id), rank
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rosebatch.config.byte_sizes import in_bytes
-from rosebatch.config.run import RunConfig
+from rosebatch.config.run import DEMO_ANSWERS, RunConfig
 from rosebatch.core.errors import FlagError, InterruptionError, LostProcessError, UserError
 from rosebatch.io.columns import Columns
 from rosebatch.io.openai.lines import BatchShape
@@ -68,7 +68,7 @@ def run_job(
     limits = None
     if isinstance(model, RunConfig):
         if model.model is None and not job.quiet:
-            sys.stderr.write("rosebatch: no --model given: the demo model answers, which is for trying out\n")
+            sys.stderr.write(f"rosebatch: no --model given: {DEMO_ANSWERS}\n")
         limits = GrammarLimits(model.grammar_timeout, in_bytes(model.grammar_memory))
     check_sampling(job.sampling, job.seed, limits)
     if job.result_column == "":

@@ -1,29 +1,32 @@
 """The library: a model that completes prompts, chats and streams of them."""
 
 import os
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from rosebatch.config.run import RunConfig
+from rosebatch.config.run import DEMO_ANSWERS, RunConfig
 from rosebatch.core.errors import FlagError, RowError
 from rosebatch.core.pooling_params import PoolingParams
 from rosebatch.core.sampling_params import GREEDY, SamplingParams
 from rosebatch.host.openmp import wait_passively
 from rosebatch.host.pretrained import load_pretrained_tokenizer
-from rosebatch.io.fields import PromptOptions, plain_message
+from rosebatch.io.fields import PromptOptions
 from rosebatch.io.rows import FailedRow, Row
 from rosebatch.job.report.progress import Progress
+from rosebatch.job.seeds import row_seed
 from rosebatch.job.service import Service
 from rosebatch.job.serving import Serving
 from rosebatch.llm.backend import Backend
 from rosebatch.llm.embeddings import EmbeddingRequestOutput, Embeddings
 from rosebatch.llm.outputs import Completions, RequestOutput
-from rosebatch.llm.prompts import Message, Prompt, one_for_each, prompt_fields, several, tool_use_of
+from rosebatch.llm.prompts import Prompt, chat_fields, chats_of, one_for_each, prompt_fields, several, tool_use_of
 from rosebatch.llm.results import serving
-from rosebatch.llm.vllm_names import own_names
+from rosebatch.llm.vllm_names import own_names, require_neutral
 
 if TYPE_CHECKING:
     from rosebatch.launch.launch import Launched
@@ -48,6 +51,8 @@ class LLM:
     Args:
         model: hub id ``ORG/NAME[@REVISION]``, model folder, ``.gguf`` file, or ``.toml`` of shapes; None for the demo
             model.
+        seed: base seed of prompts that sample without a seed of their own: two processes that make the same calls get
+            the same results. None and 0 do so, too.
         settings: fields of ``rosebatch.config.run.RunConfig`` and of ``config.switches.Switches`` by name, such
             as ``max_model_len=4096`` or ``prefix_cache=False``. vLLM's names of the same things work too.
 
@@ -56,10 +61,12 @@ class LLM:
         UserError: the model is missing or unreadable.
     """
 
-    def __init__(self, model: str | Path | None = None, **settings: Any) -> None:
+    def __init__(self, model: str | Path | None = None, *, seed: int | None = None, **settings: Any) -> None:
         wait_passively()
         config = RunConfig.of(None if model is None else str(model), **own_names(settings))
-        self._start(_backend(config))
+        if model is None:
+            sys.stderr.write(f"rosebatch: no model given: {DEMO_ANSWERS}\n")
+        self._start(_backend(config), seed)
 
     @classmethod
     def of(cls, launched: "Launched") -> "LLM":
@@ -70,8 +77,9 @@ class LLM:
         llm._start(LocalBackend(launched))
         return llm
 
-    def _start(self, backend: Backend) -> None:
+    def _start(self, backend: Backend, seed: int | None = None) -> None:
         self._backend: Backend | None = backend
+        self._seed = seed
         # Of prompts without parameters.
         self._default = SamplingParams(**backend.sampling)
         self._num_prompts = 0
@@ -86,6 +94,7 @@ class LLM:
         seed: int | None = None,
         on_error: OnError = "raise",
         use_tqdm: bool = False,
+        **vllm: Any,
     ) -> list[RequestOutput]:
         """Complete prompts.
 
@@ -98,6 +107,7 @@ class LLM:
             on_error: whether a prompt that cannot be served raises, before anything runs if possible, or returns an
                 output with its ``error``.
             use_tqdm: show progress on stderr.
+            vllm: its other parameters, as long as they ask for nothing.
 
         Returns:
             one output for each prompt, in order.
@@ -105,11 +115,12 @@ class LLM:
         Raises:
             ValueError: with ``on_error="raise"``: a prompt cannot be served. It is named by its place, from 0.
         """
+        require_neutral("generate", vllm)
         return self._run([prompt_fields(each) for each in several(prompts)], sampling_params, seed, on_error, use_tqdm)
 
     def chat(
         self,
-        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         add_generation_prompt: bool = True,
@@ -121,6 +132,7 @@ class LLM:
         seed: int | None = None,
         on_error: OnError = "raise",
         use_tqdm: bool = False,
+        **vllm: Any,
     ) -> list[RequestOutput]:
         """Answer chats through the model's chat template.
 
@@ -133,7 +145,7 @@ class LLM:
             tools: that the model may call, as the chat API writes them.
             tool_choice: ``auto``, ``none``, ``required``, or the one to call, as the chat API writes it.
             parallel_tool_calls: whether an answer may have several calls.
-            seed, on_error, use_tqdm: as for ``generate``.
+            seed, on_error, use_tqdm, vllm: as for ``generate``.
 
         Returns:
             one output for each conversation, in order. The ``text`` of a completion is all of the answer; its
@@ -142,14 +154,14 @@ class LLM:
         Raises:
             ValueError: the tools cannot be used; with ``on_error="raise"``: a chat cannot be served.
         """
-        chats: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        require_neutral("chat", vllm)
         options = PromptOptions(
             add_generation_prompt=add_generation_prompt and not continue_final_message,
             continue_final_message=continue_final_message,
             chat_template_kwargs=dict(chat_template_kwargs or {}),
         )
         use = tool_use_of(tools, tool_choice, parallel=parallel_tool_calls)
-        rows = [{"messages": list(map(dict, chat)), "options": options, "tool_use": use} for chat in chats]
+        rows = [{**chat_fields(chat), "options": options, "tool_use": use} for chat in chats_of(messages)]
         return self._run(rows, sampling_params, seed, on_error, use_tqdm)
 
     def embed(
@@ -159,13 +171,14 @@ class LLM:
         *,
         on_error: OnError = "raise",
         use_tqdm: bool = False,
+        **vllm: Any,
     ) -> list[EmbeddingRequestOutput]:
         """Embed prompts.
 
         Args:
             prompts: as for ``generate``.
             pooling_params: for all, or one for each; None, and fields of None, leave it to the model.
-            on_error, use_tqdm: as for ``generate``.
+            on_error, use_tqdm, vllm: as for ``generate``.
 
         Returns:
             one output for each prompt, in order.
@@ -173,6 +186,7 @@ class LLM:
         Raises:
             ValueError: with ``on_error="raise"``: a prompt cannot be served. It is named by its place, from 0.
         """
+        require_neutral("embed", vllm)
         given = several(prompts)
         pooling = one_for_each("pooling_params", pooling_params, PoolingParams(), len(given))
         rows = [
@@ -215,6 +229,10 @@ class LLM:
                 yield _checked(output, on_error, first)
                 # The caller may have closed it meanwhile.
                 self._running()
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Those of prompts without parameters. They cannot be changed: use ``dataclasses.replace``."""
+        return self._default
 
     def get_tokenizer(self) -> Any:
         """transformers' tokenizer of the model, for scripts that want one.
@@ -322,14 +340,14 @@ class LLM:
         where = f"prompt {index}"
         if isinstance(error := prompt.get("error"), RowError):
             return FailedRow(index=index, where=where, metadata={}, error=error)
+        if self._seed and sampling.seed is None and not sampling.greedy:
+            sampling = replace(sampling, seed=row_seed(None, index, self._seed, ()))
+        if sampling.max_tokens == 0:
+            # The engine always generates a token, which is dropped.
+            sampling, prompt = replace(sampling, max_tokens=1), {**prompt, "prompt_only": True}
         fields = dict(prompt)
         if not isinstance(fields.get("pooling"), PoolingParams | None):
             raise ValueError(f"pooling_params must be PoolingParams, got {type(fields['pooling']).__name__}")
-        if "messages" in fields:
-            try:
-                fields["messages"] = [plain_message(message) for message in fields["messages"]]
-            except RowError as error:
-                return FailedRow(index=index, where=where, metadata={}, error=error)
         return Row(index=index, where=where, metadata={}, sampling=sampling, **fields)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from rosebatch.core.request import Completion
 from rosebatch.io.results import Choice, Result, ScoredToken
@@ -14,13 +14,28 @@ class Logprob(NamedTuple):
     """A token's log-probability, by the model's own logits.
 
     Attributes:
-        rank: 1 for the likeliest token; None for a chosen token beyond the ones asked for.
+        rank: 1 for the likeliest token.
         decoded_token: its text; a part of a character becomes a replacement mark.
     """
 
     logprob: float
     rank: int | None = None
     decoded_token: str | None = None
+
+
+class RequestMetrics(NamedTuple):
+    """When things happened to a request, in seconds; the times are of one clock that has no date.
+
+    Attributes:
+        first_token_latency: from the arrival to the first token of any completion.
+        num_generation_tokens: of all completions.
+    """
+
+    arrival_time: float
+    first_token_ts: float
+    last_token_ts: float
+    first_token_latency: float
+    num_generation_tokens: int
 
 
 # Of one token: the chosen one and the likeliest ones, by token id.
@@ -36,6 +51,7 @@ class CompletionOutput:
         text: up to the first stop string; empty without a tokenizer.
         token_ids: all generated tokens, the end token or those of a stop string included.
         finish_reason: ``stop`` or ``length``.
+        stop_reason: the stop string, or the one of ``stop_token_ids``, that ended it; None for anything else.
         logprobs: for each token, if asked for.
         cumulative_logprob: their sum over the chosen tokens, if asked for.
         token_times: seconds from the request's arrival to each token. Tokens of one decode window came together.
@@ -48,6 +64,7 @@ class CompletionOutput:
     text: str
     token_ids: list[int]
     finish_reason: str
+    stop_reason: str | int | None = None
     logprobs: list[TokenLogprobs] | None = None
     cumulative_logprob: float | None = None
     token_times: Sequence[float] = ()
@@ -68,6 +85,8 @@ class RequestOutput:
         error: why the prompt could not be served; None if it was.
         error_code: the same as a stable snake_case word.
         finished: always True.
+        metrics: its times; None for a prompt that failed.
+        lora_request: always None.
     """
 
     request_id: str
@@ -79,6 +98,8 @@ class RequestOutput:
     error: str | None = None
     error_code: str | None = None
     finished: bool = True
+    metrics: RequestMetrics | None = None
+    lora_request: ClassVar[None] = None
 
     @property
     def num_generated_tokens(self) -> int:
@@ -103,6 +124,7 @@ class Completions:
                     text=(choice.text if choice.whole is None else choice.whole) or "",
                     token_ids=choice.token_ids or [],
                     finish_reason=choice.finish_reason,
+                    stop_reason=_stop_reason(choice, done),
                     logprobs=None if choice.logprobs is None else [_by_id(token) for token in choice.logprobs],
                     cumulative_logprob=_sum(done) if choice.logprobs is not None else None,
                     token_times=[time - done.arrival_time for time in done.token_times],
@@ -112,6 +134,7 @@ class Completions:
             ],
             prompt_logprobs=None if scored is None else _of_prompt(scored),
             num_cached_tokens=result.cached_tokens,
+            metrics=_metrics(result.completions),
         )
 
     def failure(self, row: FailedRow) -> RequestOutput:
@@ -124,6 +147,20 @@ class Completions:
             error=row.error.message,
             error_code=row.error.code,
         )
+
+
+def _metrics(completions: Sequence[Completion]) -> RequestMetrics:
+    arrival = completions[0].arrival_time
+    first = min(done.first_token_time for done in completions)
+    last = max(done.token_times[-1] if done.token_times else done.finish_time for done in completions)
+    return RequestMetrics(arrival, first, last, first - arrival, sum(len(done.token_ids) for done in completions))
+
+
+def _stop_reason(choice: Choice, completion: Completion) -> str | int | None:
+    ends = completion.request.sampling.stop_token_ids
+    if choice.stop_reason is None and ends and completion.finish_reason == "stop" and completion.token_ids[-1] in ends:
+        return completion.token_ids[-1]
+    return choice.stop_reason
 
 
 def _message(choice: Choice, row: int, number: int) -> dict[str, Any]:
@@ -143,7 +180,7 @@ def _by_id(token: ScoredToken) -> TokenLogprobs:
         for rank, each in enumerate(token.top, start=1)
         if each.logprob is not None
     }
-    found.setdefault(token.token_id, Logprob(token.logprob, None, token.text))
+    found.setdefault(token.token_id, Logprob(token.logprob, token.rank or None, token.text))
     return found
 
 

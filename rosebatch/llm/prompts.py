@@ -2,17 +2,29 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypedDict
 
 from rosebatch.core.errors import FlagError, RowError
 from rosebatch.core.plain import plain
-from rosebatch.io.fields import RequestFields, to_struct, tools_of
+from rosebatch.io.fields import RequestFields, plain_message, to_struct, tools_of
 from rosebatch.io.row_names import require_text
 from rosebatch.io.tools import ToolUse
 
+
+class TextPrompt(TypedDict):
+    """A text."""
+
+    prompt: str
+
+
+class TokensPrompt(TypedDict):
+    """Token ids."""
+
+    prompt_token_ids: Sequence[int]
+
+
 # A text, its token ids, or either in a mapping: ``{"prompt": ...}``, ``{"prompt_token_ids": [...]}``.
 Prompt = str | Sequence[int] | Mapping[str, Any]
-Message = Mapping[str, Any]
 _PROMPT_KEYS = ("prompt", "prompt_token_ids")
 
 
@@ -31,6 +43,33 @@ def tool_use_of(
         raise FlagError(error.message) from None
     # Scripts for other engines' libraries find calls of any form in the text themselves.
     return None if use is None else replace(use, may_stay_text=True)
+
+
+def chats_of(messages: Any) -> list[Any]:
+    """The conversations of a call, from one or several.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
+        example = '[{"role": "user", "content": "Hi"}]'
+        raise FlagError(f"messages must be a list such as {example}, got {type(messages).__name__}")
+    return [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+
+
+def chat_fields(chat: Any) -> dict[str, Any]:
+    """The fields of a row; an ``error`` if it is no chat."""
+    try:
+        if isinstance(chat, str) or not isinstance(chat, Sequence):
+            raise RowError("invalid_messages", f"a chat is a list of messages, got {type(chat).__name__}")
+        if not chat:
+            raise RowError("empty_prompt", "messages is empty")
+        messages = [dict(each) if isinstance(each, Mapping) else each for each in chat]
+        to_struct({"messages": messages}, RequestFields)
+        return {"messages": list(map(plain_message, messages))}
+    except RowError as refused:
+        code = "invalid_messages" if refused.code == "invalid_field" else refused.code
+        return {"error": RowError(code, refused.message)}
 
 
 def one_for_each(name: str, given: Any, default: Any, count: int) -> list[Any]:

@@ -1,5 +1,6 @@
 """The library's way to run a whole job: parameters in place of flags."""
 
+import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from rosebatch.job.config import JobConfig
 from rosebatch.job.run import JobResult as JobResult
 from rosebatch.job.run import run_job
 from rosebatch.job.service import Loaded
+from rosebatch.llm.vllm_names import own_names
 
 
 def run_file(
@@ -85,6 +87,9 @@ def run_file(
         ValueError: a parameter is impossible, alone or with the others.
     """
     wait_passively()
+    if not isinstance(input, str | Path):
+        kind = type(input).__name__
+        raise FlagError(f"input must be one path: of a file, a folder, or a glob such as 'data/*.jsonl'; got {kind}")
     if columns is not None and not isinstance(columns, str) and any("," in name for name in columns):
         raise FlagError("columns: a name with a comma cannot be chosen")
     given = fields_of(sampling) if isinstance(sampling, SamplingParams) else sampling
@@ -116,4 +121,5 @@ def run_file(
         if engine:
             raise ValueError(f"{', '.join(engine)}: the model is loaded already, with settings of its own")
         return run_job(job, model)
-    return run_job(job, RunConfig.of(None if model is None else str(model), **engine))
+    path = None if model is None else str(model)
+    return run_job(job, RunConfig.of(path, inspect.signature(run_file).parameters, **own_names(engine)))

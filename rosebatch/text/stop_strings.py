@@ -87,17 +87,23 @@ class StopStrings:
         return self._vocabulary.decode(token_ids, skip_special_tokens=self._skip)
 
 
-def cut_at_stop(text: str, stop: Sequence[str], protected: int = 0, *, keep: bool = False) -> str:
-    """The text up to its first stop string.
+def find_stop(text: str, stop: Sequence[str], protected: int = 0) -> tuple[int, str] | None:
+    """Where the first stop string of a text begins, and which one it is; the shortest of several.
 
     Args:
         text: of the whole completion.
         stop: the strings.
         protected: those that end within so many characters do not count.
-        keep: whether the text ends after the string.
     """
     places = [(text.find(each, max(0, protected - len(each) + 1) if protected else 0), each) for each in stop]
-    found = min(((at, len(each)) for at, each in places if at >= 0), default=None)
+    return min(
+        ((at, each) for at, each in places if at >= 0), key=lambda found: (found[0], len(found[1])), default=None
+    )
+
+
+def cut_at_stop(text: str, stop: Sequence[str], protected: int = 0, *, keep: bool = False) -> str:
+    """The text up to its first stop string, see ``find_stop``; with ``keep``, the string too."""
+    found = find_stop(text, stop, protected)
     if found is None:
         return text
-    return text[: found[0] + (found[1] if keep else 0)]
+    return text[: found[0] + (len(found[1]) if keep else 0)]

@@ -39,6 +39,7 @@ def plain(outputs):
             output,
             request_id="",
             num_cached_tokens=0,
+            metrics=None,
             error=output.error,
             outputs=[replace(each, token_times=()) for each in output.outputs],
         )

@@ -82,3 +82,19 @@ def test_values_past_the_devices_words_cost_one_row(tmp_path):
     assert {**first, "index": 8} == last
     assert codes(rows) == [None, None, None, None, "invalid_sampling", "invalid_token_id", "invalid_sampling"]
     assert [rows[i]["usage"]["completion_tokens"] for i in (0, 1)] == [23, 23]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"prompt_colum": "a"}, r"^unknown setting prompt_colum; did you mean prompt_column\?$"),
+        ({"max_model_length": 5}, r"^unknown setting max_model_length; did you mean max_model_len\?$"),
+        ({"input": ["a.jsonl", "b.jsonl"]}, r"^input must be one path: of a file, a folder, or a glob .*; got list$"),
+        ({"kv_cache_dtype": "fp8"}, "^kv_cache_dtype='fp8' is not served$"),
+    ],
+)
+def test_parameters_that_are_no_parameters(tmp_path, given, message):
+    """One misspelt was compared with settings of the engine alone; a list was a file of that name."""
+    (tmp_path / "a.jsonl").write_text('{"prompt": "a"}\n')
+    with pytest.raises(ValueError, match=message):
+        run_file(**{"input": tmp_path / "a.jsonl", "output": tmp_path / "o.jsonl", "model": NAME, **given})

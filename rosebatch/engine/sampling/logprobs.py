@@ -1,7 +1,7 @@
 """Log-probabilities of tokens by the model's own logits, as rows of int32 that travel like tokens do.
 
-A row holds the log-probability of the token, ``MAX_LOGPROBS`` ids of likeliest tokens, and their log-probabilities.
-Real numbers are stored as the bits of fp32.
+A row holds the log-probability of the token, its rank, ``MAX_LOGPROBS`` ids of likeliest tokens, and their
+log-probabilities. Real numbers are stored as the bits of fp32.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,8 +16,9 @@ from rosebatch.core.sampling_params import MAX_LOGPROBS
 from rosebatch.engine.plan import Chunk, SequenceSpec
 from rosebatch.engine.staging import Staging
 
-ROW = 1 + 2 * MAX_LOGPROBS
-_IDS = slice(1, 1 + MAX_LOGPROBS)
+ROW = 2 + 2 * MAX_LOGPROBS
+# Where ids and log-probabilities of likeliest tokens begin.
+_IDS, _TOPS = 2, 2 + MAX_LOGPROBS
 # Rows of prompt logits in memory at once: those of a whole prompt may be larger than everything else.
 _PROMPT_ROWS = 128
 
@@ -29,12 +30,14 @@ def logprob_rows(logits: Tensor, tokens: Tensor, limit: int) -> Tensor:
     """
     logprobs = torch.log_softmax(logits.float(), dim=-1)
     rows = torch.zeros(len(logits), ROW, dtype=torch.int32, device=logits.device)
-    rows[:, 0] = logprobs.gather(1, tokens.long().clamp_min(0)[:, None])[:, 0].view(torch.int32)
+    chosen = logprobs.gather(1, tokens.long().clamp_min(0)[:, None])
+    rows[:, 0] = chosen[:, 0].view(torch.int32)
+    rows[:, 1] = 1 + (logprobs > chosen).sum(1)
     limit = min(limit, logits.shape[1])
     if limit:
         values, ids = logprobs.topk(limit)
-        rows[:, 1 : 1 + limit] = ids.int()
-        rows[:, 1 + MAX_LOGPROBS : 1 + MAX_LOGPROBS + limit] = values.contiguous().view(torch.int32)
+        rows[:, _IDS : _IDS + limit] = ids.int()
+        rows[:, _TOPS : _TOPS + limit] = values.contiguous().view(torch.int32)
     return rows
 
 
@@ -108,9 +111,9 @@ def read_logprobs(rows: np.ndarray, token_ids: Sequence[int], limit: int) -> lis
     There are fewer tokens than rows if the sequence ended earlier.
     """
     rows = np.ascontiguousarray(rows[: len(token_ids)])
-    ids, reals = rows[:, _IDS][:, :limit].tolist(), rows.view(np.float32)
-    chosen, tops = reals[:, 0].tolist(), reals[:, 1 + MAX_LOGPROBS :][:, :limit].tolist()
+    ids, reals = rows[:, _IDS : _IDS + limit].tolist(), rows.view(np.float32)
+    chosen, tops = reals[:, 0].tolist(), reals[:, _TOPS : _TOPS + limit].tolist()
     return [
-        Logprobs(token_id, logprob, tuple(zip(top_ids, top, strict=True)))
-        for token_id, logprob, top_ids, top in zip(token_ids, chosen, ids, tops, strict=True)
+        Logprobs(token_id, logprob, tuple(zip(top_ids, top, strict=True)), rank)
+        for token_id, logprob, top_ids, top, rank in zip(token_ids, chosen, ids, tops, rows[:, 1].tolist(), strict=True)
     ]

@@ -1,0 +1,69 @@
+"""What an answer has to match, as rows and vLLM's users write it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
+
+_NOT_SERVED = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern", "structural_tag")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOutputsParams:
+    """What a completion has to match. Names and meanings as in vLLM; exactly one of the first five is given.
+
+    Attributes:
+        json: a JSON schema, as an object or as its text.
+        regex: a regular expression.
+        choice: texts, one of which is the answer.
+        grammar: in llguidance's dialect of Lark.
+        json_object: True for any JSON object.
+        backend: has no effect.
+
+    Raises:
+        ValueError: none or several are given, or one that is not served.
+    """
+
+    json: dict[str, Any] | str | bool | None = None
+    regex: str | None = None
+    choice: list[str] | tuple[str, ...] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+    structural_tag: str | None = None
+    backend: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in _NOT_SERVED:
+            if value := getattr(self, name):
+                raise ValueError(f"{name}={value!r} is not served")
+        for name in ("regex", "grammar"):
+            if not isinstance(value := getattr(self, name), str | None):
+                raise ValueError(f"{name} must be a text, got {value!r}")
+        if isinstance(self.choice, str) or not all(isinstance(each, str) for each in self.choice or ()):
+            raise ValueError(f"choice must be a list of texts, got {self.choice!r}")
+        if (count := len(list(grammars_of(self)))) != 1:
+            raise ValueError(f"give one of json, regex, choice, grammar, json_object; got {count or 'none'}")
+
+
+def grammars_of(given: Any) -> Iterator[tuple[GrammarKind, str]]:
+    """Kind and source (see ``GrammarSpec``) of each grammar that an object gives by these names."""
+    if given.json is not None:
+        yield "json_schema", given.json if isinstance(given.json, str) else _json(given.json)
+    if given.regex is not None:
+        yield "regex", given.regex
+    if given.choice is not None:
+        yield "choice", _json(given.choice)
+    if given.grammar is not None:
+        yield "lark", given.grammar
+    if given.json_object:
+        yield "json_object", ""
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()

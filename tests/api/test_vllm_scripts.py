@@ -1,0 +1,203 @@
+"""Scripts of each kind that vLLM's users write, with the import changed alone."""
+
+import sys
+from dataclasses import FrozenInstanceError, replace
+
+import pytest
+
+import rosebatch
+from rosebatch import LLM, GrammarSpec, SamplingParams, StructuredOutputsParams, TokensPrompt
+from tests.api.conftest import NAME
+
+
+def test_structured_outputs(llm):
+    """``structured_outputs`` and ``guided_decoding`` were unexpected keyword arguments."""
+    given = (
+        (StructuredOutputsParams(choice=["Positive", "Negative"]), GrammarSpec("choice", '["Positive","Negative"]')),
+        (StructuredOutputsParams(regex="[0-9]{3}"), GrammarSpec("regex", "[0-9]{3}")),
+        (StructuredOutputsParams(json={"type": "null"}), GrammarSpec("json_schema", '{"type":"null"}')),
+        (StructuredOutputsParams(json='{"const": 5}'), GrammarSpec("json_schema", '{"const": 5}')),
+        (StructuredOutputsParams(grammar='start: "a"'), GrammarSpec("lark", 'start: "a"')),
+        (StructuredOutputsParams(json_object=True, backend="xgrammar"), GrammarSpec("json_object")),
+        ({"regex": "b+"}, GrammarSpec("regex", "b+")),
+    )
+    for params, spec in given:
+        assert SamplingParams(structured_outputs=params).grammar == spec
+        assert SamplingParams(guided_decoding=params).grammar == spec
+    params = [SamplingParams(structured_outputs=params, max_tokens=12) for params, _ in given[:3]]
+    (color, number, nothing) = [output.outputs[0].text for output in llm.generate(["a", "b", "c"], params)]
+    assert color in ("Positive", "Negative") and len(number) == 3 and number.isdigit() and nothing == "null"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: StructuredOutputsParams(), "give one of json, regex, choice, grammar, json_object; got none"),
+        (lambda: StructuredOutputsParams(regex="a", choice=["b"]), "give one of .* got 2"),
+        (lambda: StructuredOutputsParams(choice="ab"), "choice must be a list of texts, got 'ab'"),
+        (lambda: StructuredOutputsParams(json={}, whitespace_pattern=" "), "whitespace_pattern=' ' is not served"),
+        (lambda: SamplingParams(structured_outputs="a"), "structured_outputs must be StructuredOutputsParams, got str"),
+        (
+            lambda: SamplingParams(guided_decoding={"regex": "a"}, grammar=GrammarSpec("json_object")),
+            "one grammar: keep one of grammar, structured_outputs, guided_decoding",
+        ),
+        (lambda: SamplingParams(best_of=3), "best_of=3 is not served"),
+        (lambda: SamplingParams(logits_processors=[print]), "logits_processors=.* is not served"),
+        (lambda: SamplingParams(extra_args={"a": 1}), "extra_args={'a': 1} is not served"),
+    ],
+)
+def test_parameters_that_are_not_served(make, message):
+    """One line with the name of what is not."""
+    with pytest.raises(ValueError, match=message) as told:
+        make()
+    assert "\n" not in str(told.value)
+
+
+def test_parameters_that_ask_for_nothing(llm):
+    """They were unexpected keyword arguments."""
+    params = SamplingParams(
+        max_tokens=3, best_of=1, detokenize=True, spaces_between_special_tokens=False, logits_processors=None
+    )
+    assert params.clone() == params == SamplingParams(max_tokens=3)
+    (plain,) = llm.generate("a", params)
+    (same,) = llm.generate("a", params, use_tqdm=False, lora_request=None, priority=[0])
+    chat = [{"role": "user", "content": "Hi"}]
+    (answer,) = llm.chat(chat, params, lora_request=None, chat_template=None, chat_template_content_format="auto")
+    assert same.outputs[0].text == plain.outputs[0].text and answer.outputs
+    assert llm.embed("a", lora_request=None)[0].outputs
+    assert plain.lora_request is None
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"lora_request": object()}, ValueError, "^lora_request=<object .*> is not served$"),
+        ({"priority": [1, 2]}, ValueError, r"^priority=\[1, 2\] is not served$"),
+        ({"use_tdqm": True}, TypeError, r"^generate\(\) got an unexpected keyword argument 'use_tdqm'$"),
+    ],
+)
+def test_calls_that_are_not_served(llm, given, error, message):
+    with pytest.raises(error, match=message):
+        llm.generate(["a"] * len(given.get("priority", [0])), **given)
+
+
+def test_what_vllm_has_and_we_do_not(llm):
+    """Each is refused by its name."""
+    for name in ("beam_search", "classify", "score", "sleep", "llm_engine", "apply_model"):
+        with pytest.raises(AttributeError, match=name):
+            getattr(llm, name)
+    with pytest.raises(ImportError, match="EngineArgs"):
+        from rosebatch import EngineArgs  # noqa: F401
+
+
+def test_default_parameters_are_replaced(llm):
+    """vLLM's can be assigned to; ours cannot, and say so by the field's name."""
+    params = llm.get_default_sampling_params()
+    with pytest.raises(FrozenInstanceError, match="max_tokens"):
+        params.max_tokens = 3
+    assert len(llm.generate("a", replace(params, max_tokens=3, ignore_eos=True))[0].outputs[0].token_ids) == 3
+
+
+def test_why_a_completion_ended(llm):
+    """``stop_reason`` is the stop string or the stop token, and None for the length: it did not exist."""
+    (plain,) = llm.generate("roses", SamplingParams(max_tokens=12, ignore_eos=True))
+    ids = plain.outputs[0].token_ids
+    string = next(each for each in plain.outputs[0].text if plain.outputs[0].text.count(each))
+    by_string, by_token, by_length = llm.generate(
+        ["roses"] * 3,
+        [
+            SamplingParams(max_tokens=12, ignore_eos=True, stop=["never", string]),
+            SamplingParams(max_tokens=12, ignore_eos=True, stop_token_ids=[ids[2]]),
+            SamplingParams(max_tokens=1, ignore_eos=True),
+        ],
+    )
+    told = [(output.outputs[0].finish_reason, output.outputs[0].stop_reason) for output in (by_string, by_token)]
+    assert told == [("stop", string), ("stop", ids[2])]
+    assert by_length.outputs[0].finish_reason == "length" and by_length.outputs[0].stop_reason is None
+
+
+def test_metrics(llm):
+    """They count all completions of a request, and their times are in order."""
+    (output,) = llm.generate("a", SamplingParams(max_tokens=4, ignore_eos=True, n=3, temperature=1.0))
+    metrics = output.metrics
+    assert metrics.num_generation_tokens == 12
+    assert metrics.arrival_time < metrics.first_token_ts <= metrics.last_token_ts
+    assert metrics.first_token_latency == metrics.first_token_ts - metrics.arrival_time
+    assert metrics.first_token_latency == min(each.token_times[0] for each in output.outputs)
+    (failed,) = llm.generate([""], on_error="return")
+    assert failed.metrics is None
+
+
+def test_ranks_of_chosen_tokens(llm):
+    """A chosen token beyond the likeliest ones had no rank."""
+    params = SamplingParams(temperature=5.0, seed=1, max_tokens=8, ignore_eos=True)
+    (top,) = llm.generate("abc", replace(params, logprobs=20, prompt_logprobs=20))
+    (alone,) = llm.generate("abc", replace(params, logprobs=0, prompt_logprobs=0))
+    for many, one in zip(top.outputs[0].logprobs, alone.outputs[0].logprobs, strict=True):
+        ((token, own),) = one.items()
+        assert own.rank == many[token].rank
+        assert own.rank > 20 or own.rank <= sum(1 for each in many.values() if each.rank <= 20)
+    assert any(rank.rank > 20 for scored in alone.outputs[0].logprobs for rank in scored.values())
+    for many, one in zip(top.prompt_logprobs[1:], alone.prompt_logprobs[1:], strict=True):
+        ((token, own),) = one.items()
+        assert own.rank == many[token].rank >= 1
+
+
+def test_scoring_a_prompt_alone(llm):
+    """``max_tokens=0`` was refused though rows take it."""
+    (output,) = llm.generate("abc", SamplingParams(max_tokens=0, prompt_logprobs=1))
+    (completion,) = output.outputs
+    assert (completion.token_ids, completion.text, completion.finish_reason) == ([], "", "length")
+    assert len(output.prompt_logprobs) == 3
+    with pytest.raises(ValueError, match="max_tokens must be >= 1, got 0"):
+        SamplingParams(max_tokens=0)
+
+
+def test_a_seed_of_the_model(folder):
+    """Calls sample anew, and a second process that makes the same calls gets the same; other seeds, others."""
+    sampled = SamplingParams(temperature=1.0, max_tokens=8, ignore_eos=True)
+
+    def calls(**seed):
+        with LLM(folder, **seed) as llm:
+            return [[each.outputs[0].token_ids for each in llm.generate(["a", "a"], sampled)] for _ in range(2)]
+
+    one = calls(seed=1)
+    assert one == calls(seed=1) != calls(seed=2)
+    assert len({tuple(ids) for call in one for ids in call}) == 4
+
+
+def test_the_demo_model_says_so(folder, monkeypatch, capsys):
+    """``LLM()`` took it silently."""
+    monkeypatch.setattr("rosebatch.model.source._demo_model", lambda: folder)
+    LLM().close()
+    told = "rosebatch: no model given: the demo model answers, which is for trying out\n"
+    assert capsys.readouterr().err == told
+    LLM(NAME).close()
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("chat", "message"),
+    [
+        ("hi", r'^messages must be a list such as \[{"role": "user", "content": "Hi"}\], got str$'),
+        ({"role": "user", "content": "a"}, "messages must be a list .* got dict$"),
+        ([[{"role": "user", "content": "a"}], "hi"], "^prompt 1: a chat is a list of messages, got str$"),
+        ([[]], "^prompt 0: messages is empty$"),
+        ([{"role": "user", "content": "a"}, "b"], r"^prompt 0: Expected `object`, got `str` - at `messages\[1\]`$"),
+        ([{"content": "a"}], "^prompt 0: Object missing required field `role`"),
+        ([{"role": "user", "content": 5}], "^prompt 0: .*messages.*content"),
+    ],
+)
+def test_what_is_no_chat(llm, chat, message):
+    """It said "dictionary update sequence element #0 has length 1", or rendered what it got."""
+    with pytest.raises(ValueError, match=message):
+        llm.chat(chat, SamplingParams(max_tokens=1))
+
+
+def test_prompts_of_tokens(llm):
+    """``TokensPrompt`` and ``TextPrompt`` are mappings."""
+    by_ids, by_text = llm.generate(
+        [TokensPrompt(prompt_token_ids=[97, 98]), rosebatch.TextPrompt(prompt="ab")], SamplingParams(max_tokens=3)
+    )
+    assert by_ids.outputs[0].token_ids == by_text.outputs[0].token_ids
+    assert "vllm" not in sys.modules
