@@ -114,7 +114,7 @@ def describe(call: Call, layer: int) -> SoftmaxSpec:
     unknown = [name for name, value in options.items() if value is not None and name not in _KNOWN]
     if unknown:
         raise UnservedError(f"needs {unknown[0]}")
-    window = 0 if call.mask is None else getattr(call.mask, "rosebatch_window", None)
+    window = 0 if call.mask is None else _window(call.mask)
     if window is None:
         raise UnservedError("builds a mask of its own")
     if options.get("is_causal") is False or getattr(call.module, "is_causal", True) is False:
@@ -138,6 +138,12 @@ def describe(call: Call, layer: int) -> SoftmaxSpec:
         soft_cap=options.get("softcap") or 0.0,
         sinks=None if sinks is None else sinks.detach().reshape(-1),
     )
+
+
+def _window(mask: Tensor) -> int | None:
+    """The window of a mask that ``describe_mask`` made; layers that share keys get a slice of it. None for others."""
+    found = getattr(mask, "rosebatch_window", None)
+    return found if found is not None or mask._base is None else getattr(mask._base, "rosebatch_window", None)
 
 
 def _heads(x: Tensor) -> list[int]:
