@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rosebatch.core.errors import is_failure
 from rosebatch.core.sampling_params import GrammarSpec
+from rosebatch.text.json_schema import kept_schema
 
 # Imported in the functions: it takes 50 ms, and most runs have no grammar.
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ _NAMES = {
 # One line, with at most one space after a comma or colon, as json.dumps and most models write it. The library's default
 # allows any white space, so a weak model may write white space until max_tokens. Pretty-printed JSON would need that.
 _JSON_FORMAT = {"item_separator": ", ?", "key_separator": ": ?", "whitespace_flexible": False}
+# Escapes that strings may have: with \u, a further key could be one of the named ones in another spelling.
+_ESCAPES = 'nrbtf\\"'
+_CONTROL = re.compile(r"\\u00[01][0-9a-f]")
 
 # Options that a schema may set in "x-guidance": they relax keywords that llguidance would refuse.
 _JSON_LENIENCIES = ("coerce_one_of", "lenient")
@@ -156,4 +160,8 @@ def formatted_schema(schema: object) -> str:
         raise ValueError(f"expected a JSON object or a boolean, got {type(schema).__name__}")
     own: Any = schema.get("x-guidance")
     lenient = {name: True for name in _JSON_LENIENCIES if isinstance(own, dict) and own.get(name) is True}
-    return json.dumps({**schema, "x-guidance": {**_JSON_FORMAT, **lenient}}, allow_nan=False)
+    kept = kept_schema(schema, lenient="lenient" in lenient)
+    # Only a schema with a control character needs \u to write it.
+    escapes = _ESCAPES + "u" * bool(_CONTROL.search(json.dumps(kept)))
+    form = {**_JSON_FORMAT, "json_allowed_escapes": escapes, **lenient}
+    return json.dumps({**kept, "x-guidance": form}, allow_nan=False)

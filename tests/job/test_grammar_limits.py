@@ -192,9 +192,9 @@ def test_grammars_without_completions_are_renewed_too(grammars, monkeypatch):
     own = grammars(GrammarLimits(memory=1 << 30))
     idle, busy = (own.compile(GrammarSpec("regex", pattern)) for pattern in ("a+", "b+"))
     idle.start()
-    constraint, before = busy.start(), idle._matchers[0]
+    constraint, before = busy.start(), idle._matchers[True][0]
     masks = np.zeros((1, 9), np.int32)
     for _ in range(2):
         TokenConstraint.fill_all([constraint], masks)
-    assert idle._matchers == []
+    assert idle._matchers == {True: [], False: []}
     assert idle.start()._matcher is not before
