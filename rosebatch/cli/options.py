@@ -52,9 +52,7 @@ class SamplingFlags:
     regex: Annotated[str | None, Flag("Answers match this pattern.", SAMPLING)] = None
 
 
-Source = Annotated[
-    str, typer.Argument(metavar="INPUT", help="JSONL, OpenAI batch, CSV, Parquet or Arrow; - for stdin.")
-]
+Source = Annotated[str, typer.Argument(metavar="INPUT", help="JSON, OpenAI batch, CSV, Parquet or Arrow; - for stdin.")]
 
 
 def takes(

@@ -1,22 +1,13 @@
 """Files by path or URL. URLs are read and written through fsspec."""
 
-import fnmatch
-import glob
 import hashlib
-import os
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
 from rosebatch.core.errors import UserError
-from rosebatch.io.formats import READ, named
-from rosebatch.io.unsupported_formats import is_unsupported_data, is_visible, require_all_read
-
-_WILD = "*?["
-# A whole repository. Splits and configurations have folders of their own there.
-_DATASET = re.compile(r"hf://datasets/[^/]+/[^/]+/?")
+from rosebatch.io.formats import named
 
 
 def is_url(path: str) -> bool:
@@ -35,7 +26,7 @@ def url_identity(url: str) -> str:
     Raises:
         UserError: the file system is unknown.
     """
-    file_system, inside = _remote(url)
+    file_system, inside = remote(url)
     return str(file_system.unstrip_protocol(inside))
 
 
@@ -49,29 +40,6 @@ def is_table(path: str) -> bool:
     return named(file_name(path)).kind in ("parquet", "arrow")
 
 
-def find_files(source: str) -> list[str]:
-    """The files of a source, in the order of their names.
-
-    Args:
-        source: a path or URL of a file, a folder or a glob; ``-`` for stdin. A folder means the files in it that
-            are read, without those whose names begin with ``.`` or ``_``; a data set on the Hub, for those at any
-            depth.
-
-    Raises:
-        UserError: there are no files, or a folder has data in files that are not read.
-    """
-    source = as_path(source)
-    paths = _find_remote(source) if is_url(source) else _find_local(source)
-    if paths is None:
-        return [source]
-    if not paths:
-        raise UserError(
-            f"{source}: no files found; a folder needs .jsonl, .csv, .parquet or .arrow files, "
-            "a pattern must match some"
-        )
-    return sorted(paths)
-
-
 def open_file(path: str) -> IO[bytes]:
     """Open a file for reading, in binary.
 
@@ -81,32 +49,13 @@ def open_file(path: str) -> IO[bytes]:
     try:
         if not is_url(path):
             return Path(path).open("rb")
-        file_system, inside = _remote(path)
+        file_system, inside = remote(path)
         return cast(IO[bytes], file_system.open(inside, "rb"))
     except UserError:
         raise
     # Each file system has errors of its own.
     except Exception as error:
         raise UserError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
-
-
-def would_find(source: str, path: str) -> bool:
-    """Whether a folder or glob would read a file, once it is there, or refuse it. Both are local, or both are URLs."""
-    source = as_path(source)
-    if is_url(source):
-        source, path = source.rstrip("/"), url_identity(path)
-        is_folder = not any(mark in source.partition("?")[0] for mark in _WILD)
-        source = url_identity(source)
-    else:
-        is_folder = Path(source).is_dir()
-        if not is_folder and Path(source).exists():
-            return False
-        source, path = _real_pattern(source), os.path.realpath(path)
-    if not is_folder:
-        return _matches(path.split("/"), source.split("/"))
-    inside = path.removeprefix(f"{source}/").split("/")
-    skipped = len(inside) == 1 and is_unsupported_data(inside[0])
-    return path.startswith(f"{source}/") and all(map(is_visible, inside)) and (skipped or _is_data(inside[-1]))
 
 
 def digest(paths: Sequence[str], opened: Callable[[str], IO[bytes]] | None = None) -> str:
@@ -135,7 +84,7 @@ def upload(path: Path, url: str) -> None:
     Raises:
         OSError: the URL cannot be written.
     """
-    file_system, inside = _remote(url)
+    file_system, inside = remote(url)
     # Presigned URLs for uploads expect PUT.
     options = {"method": "put"} if url.startswith(("http://", "https://")) else {}
     file_system.put_file(str(path), inside, **options)
@@ -153,7 +102,7 @@ def require_writable_url(url: str) -> None:
     """
     if url.startswith(("http://", "https://")):
         return
-    file_system, inside = _remote(url)
+    file_system, inside = remote(url)
     folder = inside.rstrip("/") if url.endswith("/") else inside.rpartition("/")[0]
     # Always the same: the next run deletes what a killed one leaves.
     trial = f"{folder}/.rosebatch-try"
@@ -173,13 +122,17 @@ def remove_url(url: str) -> None:
         OSError: it cannot be deleted.
     """
     if not url.startswith(("http://", "https://")):
-        file_system, inside = _remote(url)
+        file_system, inside = remote(url)
         with suppress(FileNotFoundError):
             file_system.rm_file(inside)
 
 
-def _remote(url: str) -> tuple[Any, str]:
-    """The file system of a URL, and the path inside it."""
+def remote(url: str) -> tuple[Any, str]:
+    """The file system of a URL, and the path inside it.
+
+    Raises:
+        UserError: the file system is unknown.
+    """
     from fsspec.core import url_to_fs
 
     try:
@@ -187,103 +140,3 @@ def _remote(url: str) -> tuple[Any, str]:
     except (ImportError, ValueError) as error:
         raise UserError(f"{url}: {error}") from None
     return file_system, inside
-
-
-def _find_local(source: str) -> list[str] | None:
-    """The files that a path names; None if the source is itself a file, a pipe or a device."""
-    path = Path(source)
-    if path.is_dir():
-        names = [each.name for each in path.iterdir()]
-        folders = [name for name in names if is_visible(name) and _holds_data(os.walk(path / name))]
-        wanted = [name for name in names if name not in folders and _wanted(name)]
-        require_all_read(source, names, folders, _pattern(str(path), wanted))
-        return [str(path / name) for name in wanted]
-    if source == "-" or path.exists():
-        return None
-    if any(mark in source for mark in _WILD):
-        # pathlib's glob refuses absolute patterns.
-        return [each for each in glob.glob(source, recursive=True) if not Path(each).is_dir()]  # noqa: PTH207
-    raise UserError(f"{source}: no such file or folder")
-
-
-def _find_remote(source: str) -> list[str] | None:
-    """The same for a URL."""
-    file_system, inside = _remote(source)
-    try:
-        if any(mark in source.partition("?")[0] for mark in _WILD):
-            # Like a shell's pattern, it does not match hidden files.
-            paths = [each for each in file_system.glob(inside) if not each.rpartition("/")[2].startswith(".")]
-        elif file_name(source).lower().endswith(READ) and file_system.exists(inside):
-            return None
-        elif _DATASET.fullmatch(source):
-            paths = [path for path in file_system.find(inside) if _in_dataset(path.removeprefix(inside).strip("/"))]
-        elif file_system.isdir(inside):
-            found = {each["name"].rstrip("/"): each["type"] for each in file_system.ls(inside, detail=True)}
-            names = {path: path.rpartition("/")[2] for path in found}
-            folders = [
-                names[path]
-                for path, kind in found.items()
-                if kind == "directory" and is_visible(names[path]) and _holds_data(file_system.walk(path))
-            ]
-            paths = [path for path in found if found[path] != "directory" and _wanted(names[path])]
-            require_all_read(source, names.values(), folders, _pattern(source.rstrip("/"), paths))
-        else:
-            # Unlike exists(), it raises if the file system cannot be reached.
-            with suppress(FileNotFoundError):
-                file_system.info(inside)
-                return None
-            raise UserError(f"{source}: no such file or folder")
-    except UserError:
-        raise
-    # Each file system has errors of its own.
-    except Exception as error:
-        raise UserError(f"{source}: {getattr(error, 'strerror', None) or error}") from None
-    return [file_system.unstrip_protocol(each) for each in paths]
-
-
-def _in_dataset(path: str) -> bool:
-    """Whether a file of a data set's repository holds rows, by its path there."""
-    return all(map(is_visible, path.split("/"))) and _wanted(path.rpartition("/")[2])
-
-
-def _wanted(name: str) -> bool:
-    return name.lower().endswith(READ) and is_visible(name)
-
-
-def _is_data(name: str) -> bool:
-    """Whether a file in an inner folder is rows of a user, rather than the settings of a model."""
-    return _wanted(name) or (is_unsupported_data(name) and not name.lower().endswith(".json"))
-
-
-def _holds_data(walked: Iterable[tuple[str, list[str], list[str]]]) -> bool:
-    """Whether a folder has data at any depth, from what ``os.walk`` gives for it. It ends with the first file."""
-    for _, folders, names in walked:
-        folders[:] = filter(is_visible, folders)
-        if any(map(_is_data, names)):
-            return True
-    return False
-
-
-def _pattern(folder: str, wanted: Sequence[str]) -> str:
-    """A pattern of the files that are read, for messages."""
-    first = min(wanted, default=".jsonl").lower()
-    return f"'{folder}/*{next((each for each in READ if first.endswith(each)), '.jsonl')}'"
-
-
-def _real_pattern(pattern: str) -> str:
-    """A local pattern with links followed, as far as it names a folder."""
-    parts = os.path.abspath(pattern).split("/")  # noqa: PTH100
-    wild = next((place for place, part in enumerate(parts) if any(mark in part for mark in _WILD)), len(parts))
-    return "/".join([os.path.realpath("/".join(parts[:wild]) or "/").rstrip("/"), *parts[wild:]])
-
-
-def _matches(parts: list[str], pattern: list[str]) -> bool:
-    """Whether a glob matches a path, both split at slashes. Only a part with a leading dot matches hidden names."""
-    if not pattern:
-        return not parts
-    if pattern[0] == "**":
-        hidden = next((place for place, part in enumerate(parts) if part.startswith(".")), len(parts))
-        return any(_matches(parts[place:], pattern[1:]) for place in range(hidden + 1))
-    if not parts or (parts[0].startswith(".") and not pattern[0].startswith(".")):
-        return False
-    return fnmatch.fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])

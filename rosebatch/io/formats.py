@@ -2,9 +2,11 @@
 
 from typing import Literal, NamedTuple
 
-Kind = Literal["lines", "parquet", "arrow", "csv"]
+Kind = Literal["lines", "json", "parquet", "arrow", "csv"]
 Compression = Literal["gzip", "zstd", "bz2", "xz"]
 
+# What holds JSON: lines, or with "json" perhaps an array.
+JSON_KINDS: tuple[Kind, ...] = ("lines", "json")
 COMPRESSIONS: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
 _PACKED: dict[bytes, Compression] = {
     b"\x1f\x8b": "gzip",
@@ -20,15 +22,17 @@ MAGIC_BYTES = 8
 PARQUET = (".parquet", ".pq")
 ARROW = (".arrow", ".feather", ".ipc")
 CSV = (".csv", ".tsv")
-JSONL = (".jsonl",)
+JSONL = (".jsonl", ".ndjson", ".jsonlines")
+JSON = (".json",)
 _KINDS: dict[str, Kind] = {
     **dict.fromkeys(JSONL, "lines"),
+    **dict.fromkeys(JSON, "json"),
     **dict.fromkeys(PARQUET, "parquet"),
     **dict.fromkeys(ARROW, "arrow"),
     **dict.fromkeys(CSV, "csv"),
 }
 # Text can be compressed as a whole; Parquet and Arrow compress their own columns.
-READ = (*_KINDS, *(text + packed for text in (*JSONL, *CSV) for packed in COMPRESSIONS))
+READ = (*_KINDS, *(text + packed for text in (*JSONL, *JSON, *CSV) for packed in COMPRESSIONS))
 
 
 class Named(NamedTuple):

@@ -3,13 +3,14 @@
 import io
 import sys
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, cast
 
 from rosebatch.core.errors import UserError
 from rosebatch.host.file_state import FileState
 from rosebatch.host.paths import is_stream
 from rosebatch.io.compressed import decompressed
-from rosebatch.io.files import as_path, digest, file_name, find_files, is_url, open_file
+from rosebatch.io.files import as_path, digest, file_name, is_url, open_file
+from rosebatch.io.find_files import find_files
 from rosebatch.io.formats import MAGIC_BYTES, compression_of, named, table_of
 from rosebatch.io.piped import Copied
 from rosebatch.io.transcoded import is_utf16, transcoded
@@ -43,16 +44,16 @@ class InputFiles:
         """Whether another process can read the same: neither stdin nor another pipe, which can be read once."""
         return self.source != "-" and all(is_url(path) or not is_stream(path) for path in self.paths)
 
-    def open(self, path: str) -> IO[bytes]:
+    def open(self, path: str) -> io.BufferedReader:
         """The contents of a file, decompressed; text as UTF-8.
 
         Raises:
             UserError: it cannot be opened.
         """
-        raw = self._raw(path)
+        raw: Any = self._raw(path)
         if raw is sys.stdin.buffer:
-            return raw
-        file = raw if isinstance(raw, io.BufferedReader) else io.BufferedReader(raw, _REMOTE_BYTES)  # type: ignore[type-var]
+            return cast(io.BufferedReader, raw)
+        file = raw if isinstance(raw, io.BufferedReader) else io.BufferedReader(raw, _REMOTE_BYTES)
         try:
             head = file.peek(MAGIC_BYTES)
             if not head and named(file_name(path)).compression:

@@ -1,6 +1,6 @@
 """Files of prompts -> rows: JSONL of rosebatch's own fields or of an OpenAI batch, and tables."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cached_property
 from io import BytesIO
 from itertools import chain, islice, takewhile
@@ -15,9 +15,11 @@ from rosebatch.config.run import InputFormat
 from rosebatch.core.errors import UserError, printable
 from rosebatch.io.columns import Columns
 from rosebatch.io.files import as_path, file_name, is_url
-from rosebatch.io.formats import Kind, named, table_of
+from rosebatch.io.formats import JSON_KINDS, Kind, named, table_of
 from rosebatch.io.free_names import TakenNames
+from rosebatch.io.hive import partitions, row_with_keys, text_with_keys, with_columns
 from rosebatch.io.input_files import InputFiles
+from rosebatch.io.json_texts import lines_or_items, stripped
 from rosebatch.io.lines import LINE_END, bounded_lines, skip_line
 from rosebatch.io.openai.lines import is_request
 from rosebatch.io.parse import Content, Record, RowParser
@@ -35,12 +37,14 @@ from rosebatch.io.unsupported_formats import kind_of, require_lines
 MAX_ROW_BYTES = 32 << 20
 # Lines of a file that may be looked at to recognize an OpenAI batch.
 _MAX_PEEKED = 100
-_BOM = b"\xef\xbb\xbf"
 _SIZE = attrgetter("size")
 # Rows that are read together. Of files, more: a large group takes less time for each row.
 _GROUP, _LARGE_GROUP = 64, 256
+# The rows of JSON, undecoded.
+_TEXTS = {"lines": bounded_lines, "json": lines_or_items}
 _KINDS: dict[InputFormat, Kind] = {
     "jsonl": "lines",
+    "json": "json",
     "openai": "lines",
     "parquet": "parquet",
     "arrow": "arrow",
@@ -91,7 +95,7 @@ class PromptReader:
         self._peeked: list[bytes | BadValues] = []
         if self.source != "-":
             by_name = input_format == "auto"
-            heads = {path: self._files.head(path) for path in self._paths_of_lines}
+            heads = {path: self._files.head(path) for path in self._json_paths}
             require_lines({path: kind_of(path, head, by_name=by_name) for path, head in heads.items()})
             _ = self._schemas
 
@@ -106,8 +110,10 @@ class PromptReader:
         given = _KINDS.get(self.input_format)
         if self.source == "-":
             return [self._kind_of_stdin(given)]
-        if given is not None:
+        if given not in (None, "lines"):
             return [given] * len(self.paths)
+        if given is not None:
+            return ["json" if named(file_name(path)).kind == "json" else given for path in self.paths]
         return [named(file_name(path)).kind or table_of(self._files.head(path)) or "lines" for path in self.paths]
 
     def _kind_of_stdin(self, given: Kind | None) -> Kind:
@@ -129,18 +135,28 @@ class PromptReader:
         return "lines"
 
     @cached_property
+    def _keys(self) -> pa.Table:
+        """What the names of folders say of each file."""
+        return partitions(self.source, self.paths)
+
+    def _keys_of(self, path: str) -> dict[str, Any]:
+        """The same of one file, by name."""
+        return {name: self._keys[name][self.paths.index(path)].as_py() for name in self._keys.column_names}
+
+    @cached_property
     def _schemas(self) -> dict[Kind, tuple[pa.Schema, int | None]]:
         """Of each kind of table, the columns and the number of rows, as far as the files say."""
         found: dict[Kind, tuple[pa.Schema, int | None]] = {}
         firsts: dict[Kind, str] = {}
         for path, kind in zip(self.paths, self.kinds, strict=True):
-            if kind == "lines":
+            if kind in JSON_KINDS:
                 continue
             with self._files.open(path) as raw, open_table(raw, path, kind) as table:
                 first = firsts.setdefault(kind, path)
-                schema, count = found.get(kind, (table.schema, 0))
-                if not schema.equals(table.schema):
-                    schema = joined(schema, table.schema, first, path)
+                own = with_columns(table.schema, self._keys.schema)
+                schema, count = found.get(kind, (own, 0))
+                if not schema.equals(own):
+                    schema = joined(schema, own, first, path)
                 self.columns.require_in(schema.names, path)
                 found[kind] = schema, None if count is None or table.num_rows is None else count + table.num_rows
         return found
@@ -148,7 +164,7 @@ class PromptReader:
     @property
     def schema(self) -> pa.Schema | None:
         """Names and types of the columns that results may carry; None unless all files are tables of one kind."""
-        if len(set(self.kinds)) != 1 or "lines" in self.kinds:
+        if len(set(self.kinds)) != 1 or self._json_paths:
             return None
         ((schema, _),) = self._schemas.values()
         carried = [field for field in schema if self.columns.carries(field.name, is_table=True)]
@@ -172,7 +188,7 @@ class PromptReader:
             UserError: there are tables next to the batch.
         """
         is_batch = self._looks_like_a_batch() if self.input_format == "auto" else self.input_format == "openai"
-        if is_batch and set(self.kinds) != {"lines"}:
+        if is_batch and self._json_paths != self.paths:
             raise UserError(f"{self.source}: has an OpenAI batch beside tables; choose one kind by a pattern")
         return is_batch
 
@@ -194,7 +210,7 @@ class PromptReader:
         if self.source == "-":
             return None
         counts = [count for _, count in self._schemas.values()]
-        if "lines" not in self.kinds and None not in counts:
+        if not self._json_paths and None not in counts:
             return sum(counts)  # type: ignore[arg-type]
         if is_url(self.source):
             return None
@@ -202,9 +218,9 @@ class PromptReader:
         return None if None in found else sum(found)  # type: ignore[arg-type]
 
     def _count(self, path: str, kind: Kind) -> int | None:
-        if kind == "lines":
+        if kind in JSON_KINDS:
             number = 0
-            for _, content, _ in self._json_lines(path):
+            for _, content, _ in self._json_rows(path, kind):
                 if not isinstance(content, bytes):
                     return None
                 number += 1
@@ -226,11 +242,11 @@ class PromptReader:
         taken = TakenNames(self.result_column, self.columns, self.task.result_fields)
         for kind, (schema, _) in self._schemas.items():
             taken.add_table(schema, self.paths[self.kinds.index(kind)])
-        if "lines" in self.kinds and not is_url(self.source) and not self.is_batch:
-            for path in self._paths_of_lines:
-                where = self._where(path, "line")
-                whole = takewhile(lambda line: isinstance(line[1], bytes), self._json_lines(path))
-                taken.add_lines((cast(bytes, line), f"{where}{number}") for number, line, _ in whole)
+        if self._json_paths and not is_url(self.source) and not self.is_batch:
+            for path, kind in self._each(JSON_KINDS):
+                where = self._where(path, kind)
+                whole = takewhile(lambda text: isinstance(text[1], bytes), self._json_rows(path, kind))
+                taken.add_lines((cast(bytes, text), f"{where}{number}") for number, text, _ in whole)
         taken.require_none(self.source, self.paths[0])
 
     def __iter__(self) -> Iterator[Row | FailedRow]:
@@ -279,25 +295,29 @@ class PromptReader:
         """See ``InputFiles.require_unchanged``."""
         self._files.require_unchanged()
 
-    @property
-    def _paths_of_lines(self) -> list[str]:
-        return [path for path, kind in zip(self.paths, self.kinds, strict=True) if kind == "lines"]
+    def _each(self, kinds: Collection[Kind]) -> Iterator[tuple[str, Kind]]:
+        """The files of some kinds."""
+        return ((path, kind) for path, kind in zip(self.paths, self.kinds, strict=True) if kind in kinds)
+
+    @cached_property
+    def _json_paths(self) -> list[str]:
+        return [path for path, _ in self._each(JSON_KINDS)]
 
     def _looks_like_a_batch(self) -> bool:
         """Decide by the first line that is JSON, among the first few of each file. Lines of stdin are kept."""
-        for path in self._paths_of_lines:
+        for path, kind in self._each(JSON_KINDS):
             file = self._files.open(path)
             streamed = path == "-" and not self._files.can_reopen(path)
             seen = list(self._peeked) if streamed else []
             try:
-                lines = chain(seen, bounded_lines(file, path, self.max_row_bytes))
+                lines = chain(seen, _TEXTS[kind](file, path, self.max_row_bytes))
                 for number, line in enumerate(islice(lines, _MAX_PEEKED)):
                     if streamed and number >= len(seen):
                         self._peeked.append(line)
                     if not isinstance(line, bytes):
                         continue
                     try:
-                        return is_request(msgspec.json.decode(_stripped(line)))
+                        return is_request(msgspec.json.decode(stripped(line)))
                     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                         continue
             finally:
@@ -305,8 +325,9 @@ class PromptReader:
                     file.close()
         return False
 
-    def _where(self, path: str, what: str) -> str:
+    def _where(self, path: str, kind: Kind) -> str:
         """Names the place of a row, followed by its number."""
+        what = "line" if kind == "lines" else "row"
         return f"{what} " if len(self.paths) == 1 else f"{printable(path)} {what} "
 
     def _records(self) -> Iterator[Record]:
@@ -315,29 +336,26 @@ class PromptReader:
         index = 0
         for path, kind in zip(self.paths, self.kinds, strict=True):
             rows: Iterator[tuple[int, Content, int]] = (
-                self._json_lines(path) if kind == "lines" else self._table_rows(path, kind)
+                self._json_rows(path, kind) if kind in JSON_KINDS else self._table_rows(path, kind)
             )
-            where = self._where(path, "line" if kind == "lines" else "row")
+            where = self._where(path, kind)
             for number, content, size in rows:
                 yield Record(index, f"{where}{number}", content, size)
                 index += 1
 
-    def _json_lines(self, path: str) -> Iterator[tuple[int, bytes | BadValues, int]]:
+    def _json_rows(self, path: str, kind: Kind) -> Iterator[tuple[int, bytes | BadValues, int]]:
+        keys = {} if self.is_batch else self._keys_of(path)
         with self._files.open(path) as file:
-            lines = chain(self._peeked, bounded_lines(file, path, self.max_row_bytes))
-            for number, line in enumerate(lines, start=1):
-                if not isinstance(line, bytes):
+            texts = chain(self._peeked, _TEXTS[kind](file, path, self.max_row_bytes))
+            for number, text in enumerate(texts, start=1):
+                if not isinstance(text, bytes):
                     # Of this size, it goes on at once, with the rows before it.
-                    yield number, line, GROUP_BYTES
-                elif text := _stripped(line):
-                    yield number, text, len(text)
+                    yield number, text, GROUP_BYTES
+                elif text := stripped(text):
+                    yield number, (text_with_keys(text, keys) if keys else text), len(text)
 
     def _table_rows(self, path: str, kind: Kind) -> Iterator[tuple[int, Content, int]]:
         with self._files.open(path) as raw, open_table(raw, path, kind) as table:
+            keys = {name: value for name, value in self._keys_of(path).items() if name not in table.schema.names}
             for number, (content, size) in enumerate(table.rows(self.parser.needs), start=1):
-                yield number, content, size
-
-
-def _stripped(line: bytes) -> bytes:
-    """A line without byte order mark and surrounding white space; empty for a blank line."""
-    return line.removeprefix(_BOM).strip()
+                yield number, (row_with_keys(content, keys) if keys else content), size

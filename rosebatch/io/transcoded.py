@@ -15,7 +15,7 @@ def is_utf16(head: bytes) -> bool:
     return head.startswith(_MARKS)
 
 
-def transcoded(raw: IO[bytes]) -> IO[bytes]:
+def transcoded(raw: IO[bytes]) -> io.BufferedReader:
     """The contents of a file in UTF-16 as UTF-8. Closing them closes the file. Bad text raises OSError."""
     return io.BufferedReader(_Utf8(raw), _READ_BYTES)
 

@@ -9,7 +9,6 @@ _PACKED = (".bgz", ".lz4", ".br", ".snappy", ".zip", ".tar", ".tgz", ".7z")
 _TABLES = (".xls", ".xlsx", ".ods", ".orc", ".avro")
 # What an output cannot be named after: it would be plain JSONL under that name.
 NOT_WRITTEN = (*_PACKED, *_TABLES)
-_OTHER_JSON = (".json", ".ndjson", ".jsonlines")
 
 # How files begin that hold no lines of text.
 _MAGIC = {
@@ -22,7 +21,7 @@ _MAGIC = {
 
 _MAX_NAMES = 5
 _WAY_OUT = "convert them to .jsonl or .parquet"
-_ARE_READ = "only JSONL, CSV, Parquet and Arrow are read, text also as .gz, .zst, .bz2 or .xz"
+_ARE_READ = "only JSON, CSV, Parquet and Arrow are read, text also as .gz, .zst, .bz2 or .xz"
 
 
 def is_visible(name: str) -> bool:
@@ -33,11 +32,7 @@ def is_visible(name: str) -> bool:
 def is_unsupported_data(name: str) -> bool:
     """Whether a file holds data in a format that is not read."""
     name = name.lower()
-    return (
-        is_visible(name)
-        and not name.endswith(READ)
-        and name.endswith((*COMPRESSIONS, *_PACKED, *_TABLES, *_OTHER_JSON))
-    )
+    return is_visible(name) and not name.endswith(READ) and name.endswith((*COMPRESSIONS, *_PACKED, *_TABLES))
 
 
 def require_all_read(source: str, names: Iterable[str], folders: Iterable[str], pattern: str) -> None:

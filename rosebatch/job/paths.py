@@ -10,7 +10,8 @@ from typing import Any
 
 from rosebatch.core.errors import FlagError, UserError
 from rosebatch.host import paths
-from rosebatch.io.files import is_url, url_identity, would_find
+from rosebatch.io.files import is_url, url_identity
+from rosebatch.io.find_files import would_find
 from rosebatch.io.part_lines import begins_part_file
 
 # Bytes of a file that show whose it is.

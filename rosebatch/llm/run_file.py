@@ -55,7 +55,7 @@ def run_file(
         run_file("prompts.jsonl", "answers.jsonl", model="Qwen/Qwen3-0.6B", resume=True)
 
     Args:
-        input: path, URL, folder or glob of JSONL, OpenAI batch, CSV, Parquet or Arrow files; ``-`` for stdin.
+        input: path, URL, folder or glob of JSON, OpenAI batch, CSV, Parquet or Arrow files; ``-`` for stdin.
         output: JSONL file, compressed if it ends in ``.gz``, ``.zst``, ``.bz2`` or ``.xz``; Parquet or Arrow file,
             or a folder of Parquet files (ends in ``/``); None for JSONL on stdout.
         model: hub id or path; or a ``rosebatch.LLM``, which stays loaded.

@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from rosebatch.core.errors import UserError
-from rosebatch.io.files import digest, file_name, find_files, is_table, open_file, upload
+from rosebatch.io.files import digest, file_name, is_table, open_file, upload
+from rosebatch.io.find_files import find_files
 from rosebatch.io.piped import Copied
 from rosebatch.io.reader import PromptReader
 
@@ -90,7 +91,7 @@ def test_parquet_files_that_differ(tmp_path):
 @pytest.mark.parametrize(
     ("make", "source", "message"),
     [
-        (["a.txt"], "", "no files found; a folder needs .jsonl, .csv, .parquet or .arrow files"),
+        (["a.txt"], "", "no files found; a folder needs .jsonl, .json, .csv, .parquet or .arrow files"),
         (["a.txt"], "/*.jsonl", "no files found; .*, a pattern must match some"),
         ([], "/none.jsonl", "no such file or folder"),
     ],
@@ -148,7 +149,7 @@ def test_a_pipe_larger_than_the_temporary_folder(tmp_path, monkeypatch):
     os.close(both_ends)
 
 
-@pytest.mark.parametrize("name", ["b.jsonl.lz4", "b.orc", "b.JSON", "b.xlsx", "b.parquet.zst", "b.json.gz"])
+@pytest.mark.parametrize("name", ["b.jsonl.lz4", "b.orc", "b.xlsx", "b.parquet.zst"])
 def test_data_of_a_folder_that_would_be_skipped(folder, name):
     """Its rows were missing from the results, exit code 0."""
     with fsspec.open(f"{folder}/{name}", "wb") as file:
@@ -198,7 +199,7 @@ def test_many_files_that_would_be_skipped(tmp_path):
 def test_files_that_hold_no_lines(tmp_path, name, content, kind, pattern):
     """A spreadsheet gave an empty result, others an error row for each of their lines of gibberish."""
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(UserError, match=rf"{name} is {kind}: only JSONL, CSV, Parquet and Arrow are read"):
+    with pytest.raises(UserError, match=rf"{name} is {kind}: only JSON, CSV, Parquet and Arrow are read"):
         PromptReader(str(tmp_path / pattern.format(name)), {})
 
 

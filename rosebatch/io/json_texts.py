@@ -1,0 +1,91 @@
+"""The rows of a file of JSON, undecoded: its lines, or the items of an array. One row at a time is in memory."""
+
+import io
+import re
+from collections.abc import Iterator
+from typing import IO
+
+import msgspec
+
+from rosebatch.core.errors import UserError
+from rosebatch.io.lines import bounded_lines, too_long
+from rosebatch.io.table_values import BadValues
+
+_BOM = b"\xef\xbb\xbf"
+_BLANK = b" \t\r\n" + _BOM
+_READ_BYTES = 1 << 18
+# A string as far as it is there, with its end; or what divides and nests.
+_MARK = re.compile(rb'"(?:[^"\\]++|\\.)*+("?)|[\[\]{},]', re.DOTALL)
+_QUOTE, _END = b'"]'
+_OPENING, _CLOSING, _DIVIDING = b"[{", b"]}", b",]"
+
+
+def stripped(line: bytes) -> bytes:
+    """A line without byte order mark and surrounding white space; empty for a blank line."""
+    return line.removeprefix(_BOM).strip()
+
+
+def lines_or_items(file: io.BufferedReader, path: str, limit: int) -> Iterator[bytes | BadValues]:
+    """The items of an array, or the lines of a file that is none; arguments as of ``bounded_lines``.
+
+    Raises:
+        UserError: it is neither, or cannot be read.
+    """
+    try:
+        while (head := file.peek(1)[:1]) and head in _BLANK:
+            file.read(1)
+        if head == b"[":
+            file.read(1)
+            yield from _items(file, path, limit)
+            return
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or error}") from None
+    for number, line in enumerate(bounded_lines(file, path, limit)):
+        if not number and isinstance(line, bytes):
+            _require_whole(line, path)
+        yield line
+
+
+def _require_whole(line: bytes, path: str) -> None:
+    try:
+        msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        # Other damage is the row's.
+        if "truncated" in str(error):
+            message = "is neither an array of objects nor one object per line; put [ and ] around a single object"
+            raise UserError(f"{path}: {message}") from None
+
+
+def _items(file: IO[bytes], path: str, limit: int) -> Iterator[bytes | BadValues]:
+    """The items of an array whose bracket was read. One that is too long is read past."""
+    buffer, begin, place, depth, is_long = b"", 0, 0, 0, False
+    while True:
+        for mark in _MARK.finditer(buffer, place):
+            place = mark.start()
+            kind = buffer[place]
+            if kind == _QUOTE and not mark[1]:
+                if mark.end() - begin > limit:
+                    # The string goes on: with the half of an escape, if there is one.
+                    is_long, buffer, begin, place = True, b'"' + buffer[mark.end() :], 0, 0
+                break
+            place = mark.end()
+            if kind in _OPENING:
+                depth += 1
+            elif kind in _DIVIDING and not depth:
+                text = buffer[begin : mark.start()].strip()
+                yield BadValues({}, too_long(limit)) if is_long or len(text) > limit else text
+                begin, is_long = place, False
+                if kind == _END:
+                    if (buffer[place:] + file.read(_READ_BYTES)).strip():
+                        raise UserError(f"{path}: goes on behind the end of its array")
+                    return
+            elif kind in _CLOSING and depth:
+                depth -= 1
+        if place - begin > limit:
+            is_long, begin = True, place
+        # A long string is looked at again from its start, but with twice as much.
+        more = file.read(max(_READ_BYTES, len(buffer) - begin))
+        if not more:
+            raise UserError(f"{path}: ends inside of its array")
+        buffer = buffer[begin:] + more
+        begin, place = 0, place - begin

@@ -1,0 +1,108 @@
+"""Folders whose names hold a key and its value: the key is a column of their rows."""
+
+import json
+
+import fsspec
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+
+from rosebatch.core.errors import FlagError, UserError
+from rosebatch.io.columns import Columns
+from rosebatch.io.find_files import find_files
+from rosebatch.io.reader import PromptReader
+from rosebatch.io.rows import FailedRow
+
+FOLDERS = ["year=2024/day=01", "year=2025/day=a%20b%2F", "year=__HIVE_DEFAULT_PARTITION__/day=2", "k=-5/day=é"]
+
+
+@pytest.fixture(params=["local", "memory"])
+def root(request, tmp_path):
+    return str(tmp_path / "in") if request.param == "local" else f"memory://{tmp_path.name}"
+
+
+def write(root, name, content):
+    with fsspec.open(f"{root}/{name}", "wb", auto_mkdir=True) as file:
+        if isinstance(content, dict):
+            pq.write_table(pa.table(content), file)
+        else:
+            file.write(content)
+
+
+@pytest.mark.parametrize("source", ["", "/**/*.parquet"])
+def test_keys_are_columns_as_pyarrow_reads_them(tmp_path, root, source):
+    """A folder was refused, and a pattern lost the keys. Types, nulls and escaped characters are PyArrow's."""
+    for number, folder in enumerate(FOLDERS):
+        write(root, f"{folder}/a.parquet", {"prompt": [f"p{number}"]})
+        write(tmp_path / "oracle", f"{folder}/a.parquet", {"prompt": [f"p{number}"]})
+    write(root, "year=2024/_SUCCESS", b"")
+    write(root, "year=2024/day=01/.a.parquet.crc", b"crc")
+    expected = ds.dataset(tmp_path / "oracle", partitioning="hive").to_table()
+    reader = PromptReader(root + source, {})
+    rows = sorted((row.metadata for row in reader), key=lambda row: row["prompt"])
+    names = ["prompt", "year", "day", "k"]
+    assert rows == expected.select(names).sort_by("prompt").to_pylist()
+    assert {field.name: field.type for field in reader.schema} == {n: expected.schema.field(n).type for n in names}
+    assert not any(isinstance(row, FailedRow) for row in reader)
+
+
+def test_a_key_that_the_source_names(root):
+    """Whoever names one folder or pattern knows its key; what the pattern leaves open is a column."""
+    write(root, "year=2024/day=1/a.parquet", {"prompt": ["a"]})
+    for source in (f"{root}/year=2024", f"{root}/year=2024/*/*.parquet"):
+        assert [row.metadata for row in PromptReader(source, {})] == [{"prompt": "a", "day": 1}]
+
+
+def test_keys_of_other_formats(tmp_path):
+    """Lines, arrays and CSV carry them too. What a row has itself wins; a broken line stays an error of its own."""
+    write(tmp_path, "day=1/a.jsonl", b'{"prompt": "a", "id": 1}\n{"prompt": "b", "day": "own"}\n{}\n[1]\nbad\n')
+    write(tmp_path, "day=2/b.json", b'[{"prompt": "c"}]')
+    write(tmp_path, "day=3/c.csv", b"prompt,x\nd,1\n")
+    write(tmp_path, "d.csv", b"prompt,x\ne\n")
+    rows = list(PromptReader(str(tmp_path), {}))
+    assert [row.metadata for row in rows] == [
+        {"prompt": "e", "day": None},
+        {"day": 1, "id": 1},
+        {"day": "own"},
+        {"day": 1},
+        {},
+        {},
+        {"day": 2},
+        {"prompt": "d", "x": "1", "day": 3},
+    ]
+    codes = [row.error.code for row in rows if isinstance(row, FailedRow)]
+    assert codes == ["invalid_value", "missing_prompt", "invalid_line", "invalid_json"]
+
+
+def test_a_column_in_the_files_wins(tmp_path):
+    """Some writers keep it there too."""
+    write(tmp_path, "day=1/a.parquet", {"prompt": ["a"], "day": ["Monday"]})
+    reader = PromptReader(str(tmp_path), {})
+    assert [row.metadata for row in reader] == [{"prompt": "a", "day": "Monday"}]
+    assert reader.schema.field("day").type == pa.string()
+
+
+def test_keys_are_columns_for_flags(tmp_path):
+    """They can be chosen, and their names may not be those of results."""
+    write(tmp_path, "text=1/a.parquet", {"prompt": ["a"], "x": [1]})
+    (row,) = PromptReader(str(tmp_path), {}, result_column="r", columns=Columns.of(None, None, "text"))
+    assert row.metadata == {"text": 1}
+    with pytest.raises(FlagError, match=r"results have fields of these names too: text\."):
+        PromptReader(str(tmp_path), {}).require_free_names()
+
+
+def test_an_openai_batch_has_no_columns(tmp_path):
+    """Its requests would have an unknown field."""
+    request = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"model": "m", "prompt": "x"}}
+    write(tmp_path, "day=1/a.jsonl", json.dumps(request).encode())
+    reader = PromptReader(str(tmp_path), {})
+    assert reader.is_batch and [row.prompt for row in reader] == ["x"]
+
+
+def test_a_folder_without_a_key_among_those_with_keys(root):
+    """Its rows would be missing."""
+    write(root, "day=1/a.jsonl", b"{}\n")
+    write(root, "day=1/more/b.jsonl", b"{}\n")
+    with pytest.raises(UserError, match=r"day=1: more/ would not be read"):
+        find_files(root)

@@ -1,0 +1,155 @@
+"""Files named .json: an array of rows, or lines after all."""
+
+import gzip
+import io
+import itertools
+import json
+import random
+import sys
+import tracemalloc
+
+import pytest
+
+from rosebatch.core.errors import UserError
+from rosebatch.io import json_texts
+from rosebatch.io.json_texts import lines_or_items
+from rosebatch.io.reader import PromptReader
+from rosebatch.io.rows import FailedRow
+
+ROWS = [
+    {"prompt": 'b]},{"\\', "x": [1, {"y": [[], {}]}], "\\": "\\\\"},
+    {"prompt": "é\n\u2028", "n": 1.5e10, "deep": {"a": {"b": "]"}}},
+    {"prompt": "", "t": '\\"'},
+]
+
+
+def items(content, limit=1 << 20):
+    return list(filter(None, lines_or_items(io.BufferedReader(io.BytesIO(content)), "in.json", limit)))
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("read_bytes", [1, 2, 3, 7, 64, 1 << 18])
+def test_items(monkeypatch, indent, read_bytes):
+    """A string or a mark may end at any byte of what is read at once."""
+    monkeypatch.setattr(json_texts, "_READ_BYTES", read_bytes)
+    text = "\ufeff \n" + json.dumps(ROWS, indent=indent, ensure_ascii=False) + " \n"
+    assert list(map(json.loads, items(text.encode()))) == ROWS
+
+
+def test_random_arrays(monkeypatch):
+    """Each item comes back byte for byte."""
+    draw = random.Random(5)
+    for _ in range(300):
+        monkeypatch.setattr(json_texts, "_READ_BYTES", draw.randint(1, 40))
+        strings = ["".join(draw.choices('\\"[]{},:a é', k=draw.randint(0, 9))) for _ in range(4)]
+        rows = [
+            {strings[0]: strings[1], "x": draw.choice([[], {}, strings[2:], 1, None])}
+            for _ in range(draw.randint(0, 4))
+        ]
+        texts = [json.dumps(row, ensure_ascii=draw.random() < 0.5).encode() for row in rows]
+        assert items(b"[" + b" ,\n".join(texts) + b"]") == texts
+
+
+@pytest.mark.parametrize("name", ["in.json", "in.json.gz", "stdin", "in.txt"])
+def test_a_file(tmp_path, monkeypatch, name):
+    """Broken items fail alone, with their place; JSON's comma at the end is taken."""
+    content = b'[{"prompt": "a", "id": 1},\n{bad},\n{"prompt": "c"},\n5,]'
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+    named = name.startswith("in.json")
+    reader = PromptReader("-" if name == "stdin" else str(path), {}, "auto" if named else "json")
+    rows = list(reader)
+    assert [row.prompt for row in rows if not isinstance(row, FailedRow)] == ["a", "c"]
+    failed = [(row.where, row.error.code) for row in rows if isinstance(row, FailedRow)]
+    assert failed == [("row 2", "invalid_json"), ("row 4", "invalid_line")]
+    assert (reader.kind, reader.count()) == ("json", None if name == "stdin" else 4)
+
+
+class Repeated:
+    """A file whose array is on one line and never whole in memory."""
+
+    def __init__(self, first, part, times, last):
+        self.parts = iter([b"[", first, *itertools.repeat(part, times), last])
+
+    def peek(self, size):
+        return b"["
+
+    def read(self, size):
+        return next(self.parts, b"")
+
+
+def test_memory_holds_one_item():
+    """An array is mostly one line, which may be larger than memory."""
+    item = json.dumps({"prompt": "]" * 30_000}).encode()
+    tracemalloc.start()
+    try:
+        assert sum(map(len, lines_or_items(Repeated(item, b"," + item, 499, b"]"), "in.json", 1 << 20))) == 500 * len(
+            item
+        )
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("read_bytes", [1, 5, 1 << 18])
+@pytest.mark.parametrize("long", ['{"prompt": "%s"}' % ('\\\\\\"' * 20), '{"x": [%s]}' % ('{"a": 1},' * 9), " 1" * 40])
+def test_an_item_that_is_too_long(monkeypatch, read_bytes, long):
+    """It is an error, and is read past: the items behind it are whole."""
+    monkeypatch.setattr(json_texts, "_READ_BYTES", read_bytes)
+    first, bad, last = items(f'[{{"prompt": "a"}}, {long}, {{"prompt": "]"}}]'.encode(), limit=30)
+    assert (first, last) == (b'{"prompt": "a"}', b'{"prompt": "]"}')
+    assert bad.error.code == "row_too_long"
+
+
+def test_memory_holds_no_item_that_is_too_long():
+    """Neither a long string nor a long list: each is 240 KB or more here."""
+    for first, part, last in ((b'{"a": "', b'\\"xyz' * 10**4, b'"}]'), (b'{"a": [', b"[]," * 10**4, b"1]}]")):
+        tracemalloc.start()
+        try:
+            (bad,) = lines_or_items(Repeated(first, part, 8, last), "in.json", 10**4)
+            assert bad.error.code == "row_too_long"
+            assert tracemalloc.get_traced_memory()[1] < 200_000
+        finally:
+            tracemalloc.stop()
+
+
+@pytest.mark.parametrize("kind", ["auto", "openai"])
+def test_an_openai_batch(tmp_path, kind):
+    """Recognized by its first item; --input-format openai takes both forms."""
+    request = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"model": "m", "prompt": "x"}}
+    (tmp_path / "in.json").write_text(json.dumps([request], indent=1))
+    reader = PromptReader(str(tmp_path / "in.json"), {}, kind)
+    assert reader.is_batch and [row.prompt for row in reader] == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'[{"prompt": "a"}', "ends inside of its array"),
+        (b'[{"prompt": "a"}, {"prompt": "b', "ends inside of its array"),
+        (b'[{"prompt": "a"}] x', "goes on behind the end of its array"),
+        (b'{\n "prompt": "a"\n}\n', "is neither an array of objects nor one object per line; put [ and ] around"),
+    ],
+)
+def test_a_file_that_is_no_array(tmp_path, content, message):
+    """Its rows, or those that are missing, would not be known."""
+    (tmp_path / "in.json").write_bytes(content)
+    with pytest.raises(UserError, match=r"in\.json: ") as found:
+        list(PromptReader(str(tmp_path / "in.json"), {}))
+    assert message in str(found.value)
+
+
+@pytest.mark.parametrize("content", [b"", b" \n", b"[]", b"[ ]\n"])
+def test_no_rows(tmp_path, content):
+    """No rows are no error."""
+    (tmp_path / "in.json").write_bytes(content)
+    assert list(PromptReader(str(tmp_path / "in.json"), {})) == []
+
+
+def test_a_folder_of_data_has_no_descriptions(tmp_path):
+    """Files of JSON in a folder are rows; what describes a data set is not."""
+    (tmp_path / "train.json").write_text('[{"prompt": "a"}]')
+    (tmp_path / "dataset_infos.json").write_text("{}")
+    (tmp_path / "more.ndjson").write_text('{"prompt": "b"}\n')
+    assert [row.prompt for row in PromptReader(str(tmp_path), {})] == ["b", "a"]
