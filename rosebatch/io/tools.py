@@ -104,12 +104,13 @@ def tool_use(
     Raises:
         RowError: names repeat or are impossible, or a tool must be called that is not there.
     """
-    names = [tool.function.name for tool in tools or ()]
-    for number, name in enumerate(names):
+    names: set[str] = set()
+    for name in (tool.function.name for tool in tools or ()):
         if not _NAME.fullmatch(name):
             raise RowError("invalid_field", f"tools: a name has 1 to 64 letters, digits, _, . and -, not {name!r}")
-        if name in names[:number]:
+        if name in names:
             raise RowError("invalid_field", f"tools: the name {name} is used twice")
+        names.add(name)
     named = choice.function.name if isinstance(choice, NamedTool) else None
     if named is not None and named not in names:
         raise RowError("invalid_field", f"tool_choice: there is no tool {named}")

@@ -1,5 +1,6 @@
 """Kinds of chats, and marks in place of what a chat says, to see whether a template leaves anything out."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -8,6 +9,8 @@ Message = Mapping[str, Any]
 # Digits pass through what templates do to contents: trimming, changes of case, JSON.
 _MARK = "7350924681"
 _TOOL_MARK = "7350924682"
+# Also behind a digit of the template's own.
+_MARKS = re.compile(rf"(?=((?:{_MARK}|{_TOOL_MARK})[0-9]{{8}}))")
 _LONGEST_OPTION = 64
 
 
@@ -60,6 +63,12 @@ def marked_tools(tools: Sequence[Any]) -> tuple[list[Any], dict[str, str]]:
         return with_call_parts(tool, {**parts, "name": found})
 
     return [mark(tool) for tool in tools], marks
+
+
+def left_out(marks: Mapping[str, str], text: str) -> str | None:
+    """What the first mark means that is not in a text; None if all are."""
+    found = set(_MARKS.findall(text))
+    return next((what for mark, what in marks.items() if mark not in found), None)
 
 
 def says_something(message: Message) -> bool:

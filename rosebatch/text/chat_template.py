@@ -14,6 +14,7 @@ from rosebatch.text.chat_marks import (
     Message,
     call_parts,
     kind_of,
+    left_out,
     marked,
     marked_tools,
     says_something,
@@ -25,6 +26,8 @@ _NO_ROLE = "\ue000"
 # Every template has a place for these.
 _BASIC_ROLES = ("user", "assistant")
 _MAX_KINDS = 4096
+# Of one chat: each is a rendering more.
+_MAX_ROLES = 32
 
 
 class _Spelling(NamedTuple):
@@ -122,7 +125,7 @@ class ChatTemplate:
             except Exception:
                 # Whether the template also refuses the chat itself will show.
                 continue
-            missing = next((what for mark, what in marks.items() if mark not in text), None)
+            missing = left_out(marks, text)
             if missing is None:
                 return self._role_error(spelled, options, text) or spelling
             lost = lost or RowError("invalid_messages", f"the chat template leaves out {missing}")
@@ -138,7 +141,10 @@ class ChatTemplate:
             except Exception:
                 return True
 
-        for role in dict.fromkeys(message.get("role") for message in messages if says_something(message)):
+        roles = dict.fromkeys(message.get("role") for message in messages if says_something(message))
+        if len(roles) > _MAX_ROLES:
+            return RowError("invalid_messages", f"the messages have {len(roles)} roles, more than {_MAX_ROLES}")
+        for role in roles:
             if not isinstance(role, str) or role in _BASIC_ROLES or tells_apart(role, _NO_ROLE):
                 continue
             # Some templates render whatever is neither the user's nor the assistant's as a system message.

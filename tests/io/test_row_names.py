@@ -112,3 +112,9 @@ def test_inputs_that_are_not_text(parse, name):
     assert row.error.message.startswith(f"{name}: only text is served")
     assert row.metadata == {name: "cat.png"}
     assert not isinstance(parse({"prompt": "a", name: None}), FailedRow)
+
+
+def test_a_row_of_very_many_names():
+    """Each was compared with all known names: a row of a million took minutes, and all others waited."""
+    names = [f"column_{number}" for number in range(300)]
+    assert unclear_names(["temprature", *names, "temprature", "top_K", "stream"]) == ("temprature", "top_K", "stream")

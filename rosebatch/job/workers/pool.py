@@ -20,6 +20,8 @@ from rosebatch.job.workers.hosts import Hosts, Process
 
 # How often the parent looks for signals and for silent workers while no message comes.
 _PATIENCE_SECONDS = 0.1
+# Of the time between two such looks, what counts as a worker's silence.
+_MAX_PASSED_SECONDS = 1.0
 # A worker whose processes die so often, with no row answered in between, is given up.
 _MAX_DEATHS = 8
 # Processes that die while they load the model, one after the other, before the job is given up.
@@ -50,7 +52,7 @@ class Worker:
         joined: when the last task was sent to it, on the clock of ``time.perf_counter``.
         begun: whether it works on a task, and has not sent ``Done`` yet.
         done: its message at the end of the last task; the first token's time is on this process's clock.
-        last_message: when the process last sent something.
+        silence: seconds since the process sent something, as far as this one could listen.
         deaths: of processes since the last answer.
         false_starts: processes in a row that died before the model was loaded.
         restarts: processes that died, ever.
@@ -67,7 +69,7 @@ class Worker:
     joined: float = 0.0
     begun: bool = False
     done: m.Done | None = None
-    last_message: float = 0.0
+    silence: float = 0.0
     deaths: int = 0
     false_starts: int = 0
     restarts: int = 0
@@ -283,7 +285,6 @@ class Pool:
             raise RuntimeError("the worker processes are closed")
         if self._task is not None:
             self._task.turn()
-        self._end_silent()
         try:
             self._take_messages()
             # One that raises leaves those after it for the next turn.
@@ -293,6 +294,7 @@ class Pool:
                     message()
                 elif life == self.workers[number].life:
                     self._receive(number, message)
+            self._end_silent()
         finally:
             if self._task is not None:
                 self._task.flush()
@@ -306,7 +308,7 @@ class Pool:
 
     def _receive(self, number: int, message: Any) -> None:
         worker = self.workers[number]
-        worker.last_message = time.perf_counter()
+        worker.silence = 0.0
         if message is None:
             self._bury(number)
         elif isinstance(message, m.Results):
@@ -338,11 +340,14 @@ class Pool:
         worker = self.workers[number]
         worker.life += 1
         worker.planned, worker.loads, worker.ready, worker.lost, worker.begun = False, False, None, None, False
-        worker.last_message = time.perf_counter()
+        worker.silence = 0.0
         life = worker.life
-        worker.process = self._hosts.start(
-            number, lambda message: self._inbox.put((number, life, message)), loud=number == 0 and life == 1
-        )
+        try:
+            worker.process = self._hosts.start(
+                number, lambda message: self._inbox.put((number, life, message)), loud=number == 0 and life == 1
+            )
+        except OSError as error:
+            raise LostProcessError(f"{worker.name}: a worker process cannot be started ({error.strerror})") from None
         worker.process.send(m.Setup(self._config, quiet=self._quiet or number > 0))
 
     def _put_question(self, number: int) -> None:
@@ -395,18 +400,23 @@ class Pool:
         assert self._task is not None, "there is something to join"
         worker = self.workers[number]
         worker.begun = True
-        worker.joined = worker.last_message = time.perf_counter()
+        worker.joined, worker.silence = time.perf_counter(), 0.0
         self.send(number, self._task.message)
         self._task.join(number)
 
     def _end_silent(self) -> None:
-        """A worker that shows no sign of life in a task hangs: it is as good as dead. An idle one shows none."""
+        """A worker that shows no sign of life in a task hangs: it is as good as dead. An idle one shows none.
+
+        This process may have been stopped, and its workers too. So a long time between two looks counts as a short one.
+        """
         now = time.perf_counter()
-        if now - self._looked < _PATIENCE_SECONDS:
+        passed = now - self._looked
+        if passed < _PATIENCE_SECONDS:
             return
         self._looked = now
         for worker in self.workers:
-            if worker.begun and worker.process is not None and now - worker.last_message > self._config.worker_timeout:
+            worker.silence += min(passed, _MAX_PASSED_SECONDS)
+            if worker.begun and worker.process is not None and worker.silence > self._config.worker_timeout:
                 worker.process.kill()
 
     def _bury(self, number: int) -> None:
@@ -419,7 +429,7 @@ class Pool:
         if was_ready is None:
             worker.false_starts += 1
             if worker.false_starts >= _MAX_FALSE_STARTS:
-                raise UserError(f"{worker.name}: the worker process ends before the model is loaded ({how})")
+                raise LostProcessError(f"{worker.name}: the worker process ends before the model is loaded ({how})")
         elif self._task is not None and had_begun:
             self._task.died(number, how)
         worker.deaths += 1

@@ -197,11 +197,17 @@ class _RayWorker:
         receive(None)
 
     def _started(self) -> Any:
+        self._require_nodes()
         begun = self._actor.start.remote(self._environment, str(Path.cwd()))
-        done, _ = self._ray.wait([begun], timeout=_PLACING_SECONDS)
-        if not done:
+        while not self._ray.wait([begun], timeout=_PLACING_SECONDS)[0]:
+            self._require_nodes()
             self._is_late()
         return self._ray.get(begun)
+
+    def _require_nodes(self) -> None:
+        """Without a node, Ray would wait for one for ever."""
+        if not any(node["Alive"] for node in self._ray.nodes()):
+            raise UserError("the Ray cluster has no node left")
 
 
 def cpus_of_each(nodes: Sequence[int], workers: int) -> int:

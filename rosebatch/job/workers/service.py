@@ -70,6 +70,7 @@ class Workers:
             result_column=reader.result_column,
             columns=reader.columns,
             task=reader.task,
+            max_row_bytes=reader.max_row_bytes,
         )
         self._pool.ask(m.CountBad(make_reader))
         return int(self._pool.answer())

@@ -59,6 +59,7 @@ def test_no_thread_is_left():
     ray = SimpleNamespace(
         exceptions=SimpleNamespace(RayError=RayError),
         wait=lambda references, timeout: (references, []),
+        nodes=lambda: [{"Alive": True}],
         get=get,
         kill=lambda actor, no_restart: dead.set(),
     )

@@ -1,5 +1,6 @@
 """A pool of workers, without processes."""
 
+import itertools
 import time
 from dataclasses import replace
 
@@ -72,7 +73,7 @@ def told(pool, number):
 def look(pool):
     """Look for silent workers, who were all heard long ago."""
     for worker in pool.workers:
-        worker.last_message = time.perf_counter() - 9
+        worker.silence = 9
     pool._looked = 0.0
     pool._end_silent()
     return [worker.process.killed for worker in pool.workers]
@@ -81,7 +82,7 @@ def look(pool):
 def test_a_silent_worker_beside_a_busy_one(pool, monkeypatch):
     """It was looked for only while no message came, and so never beside others that work."""
     for worker in pool.workers:
-        worker.ready, worker.begun, worker.last_message = READY, True, time.perf_counter() - 9
+        worker.ready, worker.begun, worker.silence = READY, True, 9
     receive = pool._receive
 
     def and_again(number, message):
@@ -93,6 +94,22 @@ def test_a_silent_worker_beside_a_busy_one(pool, monkeypatch):
     rounds = iter(range(1000))
     pool.wait(lambda: pool.workers[0].process.killed or next(rounds) == 999)
     assert [worker.process.killed for worker in pool.workers] == [True, False]
+
+
+def test_a_run_that_was_suspended(pool, monkeypatch):
+    """Its workers were suspended with it, and killed as silent ones before a message of theirs was heard."""
+    clock = itertools.count(1000, 1000)
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    for worker in pool.workers:
+        worker.begun, worker.silence = True, 2.5
+    pool._inbox.put((0, 0, m.Beat()))
+    pool.turn()
+    assert [worker.process.killed for worker in pool.workers] == [False, True]
+    for _ in range(2):
+        pool._end_silent()
+    assert not pool.workers[0].process.killed
+    pool._end_silent()
+    assert pool.workers[0].process.killed
 
 
 def test_an_idle_worker_is_silent(pool):
@@ -231,7 +248,7 @@ def test_a_worker_that_waited_for_another(pool):
     pool.workers[1].ready = READY
     pool.begin(Task())
     for worker in pool.workers:
-        worker.begun, worker.last_message = False, time.perf_counter() - 9
+        worker.begun, worker.silence = False, 9
     pool.begin(Task())
     pool._looked = 0.0
     pool._end_silent()
