@@ -1,9 +1,11 @@
 """``--ray``: actors give the bytes of one process, whatever happens to them."""
 
+import importlib.util
 import json
 import os
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -51,6 +53,20 @@ def test_an_actor_that_dies_or_hangs(rays, start, source, expected, tmp_path, ho
     assert target.read_bytes() == expected
     assert "another one computes its rows again" in (tmp_path / "stderr").read_text()
     assert (tmp_path / "stdout").read_text() == ""
+
+
+@pytest.mark.thorough
+def test_a_cluster_without_a_node(rays, start, source, tmp_path):
+    """Ray waits for a node for ever, and so did the job."""
+    job = start(source, "-o", tmp_path / "out.jsonl", *FLAGS, "--max-num-seqs", 2)
+    until(lambda: has_rows(tmp_path / "out.jsonl"))
+    raylet = Path(importlib.util.find_spec("ray").origin).with_name("core") / "src/ray/raylet/raylet"
+    for each in (*rays.processes(str(raylet)), *rays.processes("ray::WorkerActor")):
+        os.kill(each, signal.SIGKILL)
+    assert job.wait(PATIENCE_SECONDS) == 1
+    last = (tmp_path / "stderr").read_text().splitlines()[-1]
+    assert "the Ray cluster has no node left" in last
+    assert "rerun with --resume to continue" in last
 
 
 @pytest.mark.thorough
