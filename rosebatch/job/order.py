@@ -2,7 +2,7 @@
 
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from rosebatch.io.rows import FailedRow
@@ -14,10 +14,16 @@ _MAX_AHEAD = 3072
 
 
 def in_job_order(
-    items: Iterator[Prepared | FailedRow | None], slots: int, max_bytes: int = DEFAULT_BYTES, *, shares: bool = True
+    items: Iterator[Prepared | FailedRow | None],
+    slots: int,
+    max_bytes: int = DEFAULT_BYTES,
+    *,
+    shares: bool = True,
+    expects_rows: Callable[[], bool] = lambda: True,
 ) -> Iterator[Prepared | FailedRow | None]:
     """``in_good_order`` for an engine that runs so many sequences at a time: twice as many rows are a window."""
-    return in_good_order(items, 2 * slots, max_bytes, min(ROWS_AHEAD * slots, _MAX_AHEAD), shares=shares)
+    ahead = min(ROWS_AHEAD * slots, _MAX_AHEAD)
+    return in_good_order(items, 2 * slots, max_bytes, ahead, shares=shares, expects_rows=expects_rows)
 
 
 def in_good_order(
@@ -27,6 +33,7 @@ def in_good_order(
     ahead: int = 0,
     *,
     shares: bool = True,
+    expects_rows: Callable[[], bool] = lambda: True,
 ) -> Iterator[Prepared | FailedRow | None]:
     """Reorder a window of rows at a time, so that prompts with the same beginning follow each other.
 
@@ -40,21 +47,22 @@ def in_good_order(
     the first window is handed out, two rows are read for each, until ``ahead`` are held.
 
     Where prompts do not share what is computed for their beginnings (``shares``), only this second rule counts.
+
+    A source that has None and ``expects_rows`` no more is like one that has ended, until it has a row again.
     """
     held = handed = 0
-    ended = False
+    ended = last = False
     limit = max(ahead, window)
     # Read, and in no window yet.
     waiting: deque[_Held] = deque()
 
     def read(count: int) -> None:
-        nonlocal held, ended
+        nonlocal held, ended, last
         while count > 0 and held < max_bytes and not ended:
             item = next(items, END)
-            if item is None:
-                break
-            if isinstance(item, End):
-                ended = True
+            ended = isinstance(item, End)
+            last = ended or (item is None and not expects_rows())
+            if item is None or isinstance(item, End):
                 break
             # Now, not when rows are sorted: for thousands of long prompts that takes longer than launched steps.
             waiting.append(_Held(item, _beginning(item) if shares else b""))
@@ -67,8 +75,8 @@ def in_good_order(
             yield None
             read(window)
             continue
-        count = len(waiting) if ended else min(window, len(waiting))
-        left = _ordered([waiting.popleft() for _ in range(count)], longest_first=ended)
+        count = len(waiting) if last else min(window, len(waiting))
+        left = _ordered([waiting.popleft() for _ in range(count)], longest_first=last)
         while left:
             row = left.popleft()
             held -= row.size
@@ -77,9 +85,10 @@ def in_good_order(
             del row
             if ended:
                 continue
+            was_last = last
             wanted = 2 if handed > window or len(waiting) + len(left) < window - 1 else 1
             read(min(wanted, limit - len(left) - len(waiting)))
-            if ended:
+            if last and (waiting or not was_last):
                 left = _ordered([*left, *waiting], longest_first=True)
                 waiting.clear()
 

@@ -27,6 +27,7 @@ def run_rows(
     tally: Tally | None = None,
     progress: Progress | None = None,
     check: Callable[[], None] = lambda: None,
+    expects_rows: Callable[[], bool] = lambda: True,
 ) -> Generator[None, None, None]:
     """Serve rows. A sink has each result as soon as it is ready.
 
@@ -40,6 +41,7 @@ def run_rows(
         tally: counts them.
         progress: counts them, too.
         check: called before every step; what it raises ends the loop there.
+        expects_rows: see ``rosebatch.job.order.in_good_order``.
 
     Yields:
         after every step, with its results flushed: a kill then loses none of them.
@@ -75,6 +77,7 @@ def run_rows(
         seconds=tally.host_seconds,
         paused=lambda: sink.full,
         check=check,
+        expects_rows=expects_rows,
         max_inflight_bytes=in_bytes(launched.plan.config.max_inflight_bytes),
         return_token_ids=serving.return_token_ids,
         whole_texts=serving.whole_texts,

@@ -43,6 +43,7 @@ def serve(
     seconds: defaultdict[str, float] | None = None,
     paused: Callable[[], bool] = lambda: False,
     check: Callable[[], None] = lambda: None,
+    expects_rows: Callable[[], bool] = lambda: True,
     max_inflight_bytes: int = DEFAULT_BYTES,
     return_token_ids: bool = False,
     whole_texts: bool = False,
@@ -61,6 +62,7 @@ def serve(
         seconds: host time by kind of work is added there.
         paused: whether the caller wants rows finished before more are begun.
         check: called before every step, and while texts or grammars keep it waiting; what it raises ends the loop.
+        expects_rows: see ``rosebatch.job.order.in_good_order``.
         max_inflight_bytes: about what rows may take from being read to being handed out. A larger row runs alone.
         return_token_ids, whole_texts: see ``rosebatch.job.serving.Serving``.
 
@@ -78,7 +80,9 @@ def serve(
     with encoder, decoder, _few_collections():
         source = prepare(rows, tokenizer, grammars, encoder, seed, seconds, check, max_bytes, engine.max_model_len)
         if not in_order:
-            source = in_job_order(source, engine.max_num_seqs, max_bytes // 4, shares=engine.prefix_cache)
+            source = in_job_order(
+                source, engine.max_num_seqs, max_bytes // 4, shares=engine.prefix_cache, expects_rows=expects_rows
+            )
         source = with_grammars(source, grammars, check, seconds, max_bytes // 8)
         tickets = Tickets(tokenizer, decoder, seconds, max_bytes // 2, check, return_token_ids, whole_texts)
         try:

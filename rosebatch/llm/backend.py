@@ -1,16 +1,14 @@
 """What an ``LLM`` needs of whatever computes its prompts."""
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
+from rosebatch.io.output import Sink
 from rosebatch.io.rows import FailedRow, Row
 from rosebatch.job.service import Service
 from rosebatch.job.serving import Serving
-
-# Results, as they are ready; closing the generator drops what is unfinished.
-Outputs = Generator[Any, None, None]
 
 
 class Backend(Protocol):
@@ -26,12 +24,22 @@ class Backend(Protocol):
         """None for a model that works on token ids."""
         ...
 
-    def complete(self, rows: Sequence[Row | FailedRow], serving: Serving) -> Outputs:
-        """The results of rows, in any order."""
+    @property
+    def joins(self) -> bool:
+        """Whether rows of several calls can be served together: those that come later begin at the next step."""
         ...
 
-    def stream(self, rows: Iterable[Row | FailedRow], serving: Serving) -> Outputs:
-        """The results of rows as they come; they are read on a thread."""
+    def run(
+        self, rows: Iterable[Row | FailedRow | None], serving: Serving, sink: Sink, expects_rows: Callable[[], bool]
+    ) -> Generator[None, None, None]:
+        """Serve rows, a step at a time; closing the generator drops what is unfinished.
+
+        Args:
+            rows: perhaps a sequence; None says that there is none at the moment.
+            serving: how.
+            sink: takes the results.
+            expects_rows: whether a row may come after a None.
+        """
         ...
 
     def service(self) -> AbstractContextManager[Service]:

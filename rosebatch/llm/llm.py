@@ -1,11 +1,12 @@
 """The library: a model that completes prompts, chats and streams of them."""
 
+import asyncio
 import os
 import sys
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -15,23 +16,27 @@ from rosebatch.core.pooling_params import PoolingParams
 from rosebatch.core.sampling_params import GREEDY, SamplingParams
 from rosebatch.host.openmp import wait_passively
 from rosebatch.host.pretrained import load_pretrained_tokenizer
-from rosebatch.io.fields import PromptOptions
+from rosebatch.host.threads import on_thread
+from rosebatch.io.results import Shape
 from rosebatch.io.rows import FailedRow, Row
 from rosebatch.job.report.progress import Progress
 from rosebatch.job.seeds import row_seed
 from rosebatch.job.service import Service
-from rosebatch.job.serving import Serving
+from rosebatch.llm.awaited import AwaitedCalls
 from rosebatch.llm.backend import Backend
+from rosebatch.llm.call import Call
+from rosebatch.llm.calls import Calls
 from rosebatch.llm.embeddings import EmbeddingRequestOutput, Embeddings
 from rosebatch.llm.outputs import Completions, RequestOutput
-from rosebatch.llm.prompts import Prompt, chat_fields, chats_of, one_for_each, prompt_fields, several, tool_use_of
-from rosebatch.llm.results import serving
+from rosebatch.llm.prompts import Prompt, chats_fields, one_for_each, prompt_fields, several
 from rosebatch.llm.vllm_names import own_names, require_neutral
 
 if TYPE_CHECKING:
     from rosebatch.launch.launch import Launched
     from rosebatch.launch.plan import LaunchPlan
 
+# Prompts of a stream that are read ahead.
+_MAX_WAITING = 64
 # What becomes of a prompt that cannot be served.
 OnError = Literal["raise", "return"]
 
@@ -82,8 +87,9 @@ class LLM:
         self._seed = seed
         # Of prompts without parameters.
         self._default = SamplingParams(**backend.sampling)
-        self._num_prompts = 0
-        self._lock = threading.Lock()
+        self._numbers = count()
+        self._calls = Calls(backend)
+        self._awaited = AwaitedCalls(self._calls, Completions())
         self._process = os.getpid()
 
     def generate(
@@ -116,7 +122,8 @@ class LLM:
             ValueError: with ``on_error="raise"``: a prompt cannot be served. It is named by its place, from 0.
         """
         require_neutral("generate", vllm)
-        return self._run([prompt_fields(each) for each in several(prompts)], sampling_params, seed, on_error, use_tqdm)
+        rows = self._rows(map(prompt_fields, several(prompts)), sampling_params)
+        return self._served(rows, Completions(), seed, on_error, use_tqdm)
 
     def chat(
         self,
@@ -155,14 +162,16 @@ class LLM:
             ValueError: the tools cannot be used; with ``on_error="raise"``: a chat cannot be served.
         """
         require_neutral("chat", vllm)
-        options = PromptOptions(
-            add_generation_prompt=add_generation_prompt and not continue_final_message,
+        chats = chats_fields(
+            messages,
+            add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
-            chat_template_kwargs=dict(chat_template_kwargs or {}),
+            chat_template_kwargs=chat_template_kwargs,
+            tools=tools,
+            tool_choice=tool_choice,
+            parallel_tool_calls=parallel_tool_calls,
         )
-        use = tool_use_of(tools, tool_choice, parallel=parallel_tool_calls)
-        rows = [{**chat_fields(chat), "options": options, "tool_use": use} for chat in chats_of(messages)]
-        return self._run(rows, sampling_params, seed, on_error, use_tqdm)
+        return self._served(self._rows(chats, sampling_params), Completions(), seed, on_error, use_tqdm)
 
     def embed(
         self,
@@ -193,7 +202,7 @@ class LLM:
             self._row({**prompt_fields(prompt), "pooling": own}, GREEDY)
             for prompt, own in zip(given, pooling, strict=True)
         ]
-        return self._served(rows, serving(Embeddings()), on_error, use_tqdm)
+        return self._served(rows, Embeddings(), None, on_error, use_tqdm)
 
     def stream(
         self,
@@ -218,17 +227,51 @@ class LLM:
             pairs: Iterable[tuple[Prompt, Any]] = ((prompt, sampling_params) for prompt in prompts)
         else:
             pairs = zip(prompts, sampling_params, strict=True)  # type: ignore[arg-type]
-        first = self._num_prompts
-        rows = (self._row(prompt_fields(prompt), params or self._default) for prompt, params in pairs)
         _check_on_error(on_error)
-        with (
-            self._in_use() as backend,
-            closing(backend.stream(rows, serving(Completions(), seed, in_order=True))) as outputs,
-        ):
-            for output in outputs:
-                yield _checked(output, on_error, first)
+        backend = self._running()
+        rows: Iterator[Row | FailedRow | None]
+        rows = (self._row(prompt_fields(prompt), params or self._default) for prompt, params in pairs)
+        if backend.joins:
+            rows = on_thread(rows, _MAX_WAITING, 0, "rosebatch-stream")
+        with closing(self._calls.outputs(Call(rows, Completions(), seed))) as outputs:
+            for place, output in outputs:
+                yield _checked(output, on_error, place)
                 # The caller may have closed it meanwhile.
                 self._running()
+
+    async def agenerate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        on_error: OnError = "raise",
+        **vllm: Any,
+    ) -> list[RequestOutput]:
+        """``generate`` for coroutines. Prompts of all calls under way run together."""
+        require_neutral("agenerate", vllm)
+        rows = self._rows(map(prompt_fields, several(prompts)), sampling_params)
+        return await self._await(rows, on_error)
+
+    async def achat(
+        self,
+        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        on_error: OnError = "raise",
+        **chat: Any,
+    ) -> list[RequestOutput]:
+        """``chat`` for coroutines, with the same parameters of chats."""
+        return await self._await(self._rows(chats_fields(messages, **chat), sampling_params), on_error)
+
+    async def aembed(self, *args: Any, **kwargs: Any) -> list[EmbeddingRequestOutput]:
+        """``embed`` for coroutines."""
+        return await asyncio.to_thread(self.embed, *args, **kwargs)
+
+    async def _await(self, rows: Sequence[Row | FailedRow], on_error: OnError) -> list[RequestOutput]:
+        _check_on_error(on_error)
+        self._running()
+        outputs = await self._awaited.outputs(rows)
+        return [_checked(output, on_error, place) for place, output in enumerate(outputs)]
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Those of prompts without parameters. They cannot be changed: use ``dataclasses.replace``."""
@@ -252,7 +295,8 @@ class LLM:
         Raises:
             RuntimeError: it is in use, closed, or in other processes.
         """
-        with self._in_use() as backend:
+        backend = self._running()
+        with self._calls.alone():
             yield _launched(backend)
 
     @contextmanager
@@ -262,7 +306,8 @@ class LLM:
         Raises:
             RuntimeError: it is in use, or closed.
         """
-        with self._in_use() as backend, backend.service() as service:
+        backend = self._running()
+        with self._calls.alone(), backend.service() as service:
             yield service
 
     def close(self) -> None:
@@ -294,47 +339,33 @@ class LLM:
             raise RuntimeError("this LLM belongs to the process that made it: make one in this process")
         return self._backend
 
-    @contextmanager
-    def _in_use(self) -> Iterator[Backend]:
-        backend = self._running()
-        if not self._lock.acquire(blocking=False):
-            raise RuntimeError("this LLM is busy: finish or close its other call first")
-        try:
-            yield backend
-        finally:
-            self._lock.release()
-
-    def _run(
-        self,
-        prompts: Sequence[Mapping[str, Any]],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-        seed: int | None,
-        on_error: OnError,
-        use_tqdm: bool,
-    ) -> list[RequestOutput]:
+    def _rows(
+        self, prompts: Iterable[Mapping[str, Any]], sampling_params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[Row | FailedRow]:
+        prompts = list(prompts)
         params = one_for_each("sampling_params", sampling_params, self._default, len(prompts))
-        rows = [self._row(prompt, own) for prompt, own in zip(prompts, params, strict=True)]
-        return self._served(rows, serving(Completions(), seed), on_error, use_tqdm)
+        return [self._row(prompt, own) for prompt, own in zip(prompts, params, strict=True)]
 
-    def _served(self, rows: Sequence[Row | FailedRow], how: Serving, on_error: OnError, use_tqdm: bool) -> list[Any]:
+    def _served(
+        self, rows: Sequence[Row | FailedRow], shape: Shape, seed: int | None, on_error: OnError, use_tqdm: bool
+    ) -> list[Any]:
         """The outputs of rows, in order."""
         _check_on_error(on_error)
-        outputs: list[Any] = []
+        self._running()
+        outputs: list[Any] = [None] * len(rows)
         with (
-            self._in_use() as backend,
             Progress(len(rows), enabled=use_tqdm) as progress,
-            closing(backend.complete(rows, how)) as found,
+            closing(self._calls.outputs(Call(rows, shape, seed))) as found,
         ):
-            for output in found:
+            for place, output in found:
                 self._running()
-                outputs.append(_checked(output, on_error, rows[0].index))
+                outputs[place] = _checked(output, on_error, place)
                 progress.advance(tokens=output.num_generated_tokens, failed=output.error is not None)
-        return sorted(outputs, key=lambda output: int(output.request_id))
+        return outputs
 
     def _row(self, prompt: Mapping[str, Any], sampling: SamplingParams) -> Row | FailedRow:
         """A prompt as the job's rows are, numbered in the order of all calls."""
-        index = self._num_prompts
-        self._num_prompts += 1
+        index = next(self._numbers)
         if not isinstance(sampling, SamplingParams):
             raise ValueError(f"sampling_params must be SamplingParams, got {type(sampling).__name__}")
         where = f"prompt {index}"
@@ -375,8 +406,8 @@ def _check_on_error(on_error: OnError) -> None:
         raise ValueError(f"on_error must be raise or return, got {on_error!r}")
 
 
-def _checked(output: Any, on_error: OnError, first: int) -> Any:
-    """The output; ``first`` is the number of the call's first prompt among all."""
+def _checked(output: Any, on_error: OnError, place: int) -> Any:
+    """The output of a prompt at a place of its call."""
     if output.error is not None and on_error == "raise":
-        raise FlagError(f"prompt {int(output.request_id) - first}: {output.error}")
+        raise FlagError(f"prompt {place}: {output.error}")
     return output

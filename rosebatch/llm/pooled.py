@@ -1,12 +1,13 @@
 """Worker processes, each with the whole model. The parent does not import PyTorch."""
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rosebatch.config.run import RunConfig
+from rosebatch.io.output import Sink
 from rosebatch.io.parse import Record
 from rosebatch.io.rows import FailedRow, Row
 from rosebatch.job.memory_estimate import row_bytes
@@ -17,8 +18,7 @@ from rosebatch.job.workers.chunk import Chunk
 from rosebatch.job.workers.pool import Pool
 from rosebatch.job.workers.service import Workers
 from rosebatch.job.workers.task import RowTask
-from rosebatch.llm.backend import Outputs
-from rosebatch.llm.results import Collected, pickled
+from rosebatch.llm.results import pickled
 
 
 class PooledBackend:
@@ -31,6 +31,7 @@ class PooledBackend:
         UserError: something that was asked for is missing, unreadable or impossible.
     """
 
+    joins = False
     task: RowTask
 
     def __init__(self, config: RunConfig) -> None:
@@ -46,25 +47,19 @@ class PooledBackend:
         self.sampling: Mapping[str, Any] = self._pool.facts.sampling
         self.tokenizer_folder: Path | None = self._pool.tokenizer_folder
 
-    def complete(self, rows: Sequence[Row | FailedRow], serving: Serving) -> Outputs:
+    def run(
+        self, rows: Iterable[Row | FailedRow | None], serving: Serving, sink: Sink, expects_rows: Callable[[], bool]
+    ) -> Generator[None, None, None]:
         """See ``Backend``."""
-        outputs, task = self._task(serving)
-        return outputs.after(task.serve_all(list(map(_record, rows))))
-
-    def stream(self, rows: Iterable[Row | FailedRow], serving: Serving) -> Outputs:
-        """See ``Backend``."""
-        outputs, task = self._task(serving)
-        return outputs.after(task.serve([Chunk.of([_record(row)])] for row in rows))
+        self.task = RowTask(self._pool, m.Begin(Parsed(), pickled, serving), sink)
+        if isinstance(rows, Sequence):
+            return self.task.serve_all([_record(row) for row in rows if row is not None])
+        return self.task.serve([Chunk.of([_record(row)])] for row in rows if row is not None)
 
     @contextmanager
     def service(self) -> Iterator[Service]:
         """See ``Backend``."""
         yield Workers(self._pool)
-
-    def _task(self, serving: Serving) -> tuple[Collected, RowTask]:
-        outputs = Collected()
-        self.task = RowTask(self._pool, m.Begin(Parsed(), pickled, serving), outputs)
-        return outputs, self.task
 
 
 def _record(row: Row | FailedRow) -> Record:

@@ -6,7 +6,7 @@ from typing import Any, TypedDict
 
 from rosebatch.core.errors import FlagError, RowError
 from rosebatch.core.plain import plain
-from rosebatch.io.fields import RequestFields, plain_message, to_struct, tools_of
+from rosebatch.io.fields import PromptOptions, RequestFields, plain_message, to_struct, tools_of
 from rosebatch.io.row_names import require_text
 from rosebatch.io.tools import ToolUse
 
@@ -28,7 +28,7 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 _PROMPT_KEYS = ("prompt", "prompt_token_ids")
 
 
-def tool_use_of(
+def _tool_use_of(
     tools: Sequence[Mapping[str, Any]] | None, choice: str | Mapping[str, Any], *, parallel: bool
 ) -> ToolUse | None:
     """What a chat may call.
@@ -45,20 +45,36 @@ def tool_use_of(
     return None if use is None else replace(use, may_stay_text=True)
 
 
-def chats_of(messages: Any) -> list[Any]:
-    """The conversations of a call, from one or several.
+def chats_fields(
+    messages: Any,
+    *,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    tool_choice: str | Mapping[str, Any] = "auto",
+    parallel_tool_calls: bool = True,
+) -> list[dict[str, Any]]:
+    """The fields of a row for each conversation of a call; see ``LLM.chat``.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: there is neither one conversation nor several, or the tools cannot be used.
     """
+    options = PromptOptions(
+        add_generation_prompt=add_generation_prompt and not continue_final_message,
+        continue_final_message=continue_final_message,
+        chat_template_kwargs=dict(chat_template_kwargs or {}),
+    )
+    use = _tool_use_of(tools, tool_choice, parallel=parallel_tool_calls)
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
         example = '[{"role": "user", "content": "Hi"}]'
         raise FlagError(f"messages must be a list such as {example}, got {type(messages).__name__}")
-    return [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+    chats = [messages] if messages and isinstance(messages[0], Mapping) else messages
+    return [{**_chat_fields(chat), "options": options, "tool_use": use} for chat in chats]
 
 
-def chat_fields(chat: Any) -> dict[str, Any]:
-    """The fields of a row; an ``error`` if it is no chat."""
+def _chat_fields(chat: Any) -> dict[str, Any]:
+    """The messages of a chat; an ``error`` if it is none."""
     try:
         if isinstance(chat, str) or not isinstance(chat, Sequence):
             raise RowError("invalid_messages", f"a chat is a list of messages, got {type(chat).__name__}")

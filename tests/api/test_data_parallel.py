@@ -1,10 +1,12 @@
 """``LLM(data_parallel_size=N)``: the objects of one process, from several."""
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -74,7 +76,16 @@ def test_the_objects_of_one_process(llm, several, tmp_path):
     with pytest.raises(RuntimeError, match="busy"):
         several.generate("b", SHORT)
     stream.close()
-    assert plain(several.generate(["b"] * 5, SHORT)) == plain(llm.generate(["b"] * 5, SHORT))
+    expected = plain(llm.generate(["b"] * 5, SHORT))
+    assert plain(several.generate(["b"] * 5, SHORT)) == expected
+    # Calls of threads take turns, those of coroutines are one stream.
+    with ThreadPoolExecutor(3) as threads:
+        found = list(threads.map(lambda _: several.generate(["b"] * 5, SHORT), range(3)))
+
+    async def main():
+        return await asyncio.gather(*(several.agenerate(["b"] * 5, SHORT) for _ in range(3)))
+
+    assert [plain(outputs) for outputs in [*found, *asyncio.run(main())]] == [expected] * 6
 
     source = write_lines(tmp_path / "in.jsonl", [{"prompt": f"p {i}"} for i in range(20)])
     for name, model in (("one", llm), ("two", several)):

@@ -138,16 +138,6 @@ def test_a_forked_process(llm, monkeypatch):
         llm.generate("a", SHORT)
 
 
-def test_one_call_at_a_time(llm):
-    """A second call while a stream is open would mix their sequences."""
-    stream = llm.stream(iter(["a", "b"]), SHORT)
-    next(stream)
-    with pytest.raises(RuntimeError, match="busy"):
-        llm.generate("c", SHORT)
-    stream.close()
-    assert llm.generate("c", SHORT)
-
-
 @pytest.mark.parametrize(
     ("prompt", "code"),
     [

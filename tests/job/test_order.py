@@ -1,6 +1,6 @@
 """The order in which rows reach the engine, and when they are read."""
 
-from itertools import count, pairwise
+from itertools import chain, count, islice, pairwise, repeat
 
 from rosebatch.core.errors import RowError
 from rosebatch.core.sampling_params import SamplingParams
@@ -53,6 +53,16 @@ def test_the_last_rows_go_by_their_length():
     items = in_good_order((row(i, (i,), limit) for i, limit in enumerate(lengths)), 4)
     # Three were left when the end was seen.
     assert [lengths[item.row.index] for item in items] == [9, 1, 500, 8, 1, 7, 64, 300, 70, 2]
+
+
+def test_a_source_that_expects_no_row_is_like_one_that_has_ended():
+    """Calls of other threads may join at any moment: without this, no call's last rows would be sorted."""
+    lengths = [9, 1, 500, 8, 1, 7, 64, 2, 70, 300]
+    rows = [row(i, (i,), limit) for i, limit in enumerate(lengths)]
+    ended = [item.row.index for item in in_good_order(iter(rows), 4)]
+    items = in_good_order(chain(rows, repeat(None)), 4, expects_rows=lambda: False)
+    assert [item.row.index for item in islice(items, len(rows))] == ended
+    assert next(items) is None
 
 
 def test_a_long_row_at_the_end_begins_early(job):

@@ -1,0 +1,106 @@
+"""Calls of coroutines: a thread serves all of them as one stream, whose rows run together."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from threading import Lock, Thread
+from typing import Any
+
+from rosebatch.io.results import Shape
+from rosebatch.io.rows import FailedRow, Row
+from rosebatch.llm.call import Call
+from rosebatch.llm.calls import Calls
+
+# How long the thread waits for another call before it ends.
+_IDLE_SECONDS = 1.0
+
+
+class _Awaited:
+    """A call of a coroutine."""
+
+    def __init__(self, rows: Sequence[Row | FailedRow]) -> None:
+        self.rows = rows
+        self.loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[list[Any]] = self.loop.create_future()
+        self.outputs: list[Any] = [None] * len(rows)
+        self.left = len(rows)
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """Wake the coroutine, unless its loop is closed or it was cancelled."""
+        with suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(self._set, error)
+
+    def _set(self, error: BaseException | None) -> None:
+        if self.future.done():
+            return
+        if error is not None:
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(self.outputs)
+
+
+class AwaitedCalls:
+    """Serves calls of coroutines, with results of one shape."""
+
+    def __init__(self, calls: Calls, shape: Shape) -> None:
+        self._calls = calls
+        self._shape = shape
+        self._inbox: SimpleQueue[_Awaited] = SimpleQueue()
+        # Place in the stream -> call, and place there.
+        self._pending: dict[int, tuple[_Awaited, int]] = {}
+        self._lock = Lock()
+        self._thread: Thread | None = None
+
+    async def outputs(self, rows: Sequence[Row | FailedRow]) -> list[Any]:
+        """The results of rows, in order. Rows of a call that is cancelled are computed, and their results dropped."""
+        if not rows:
+            return []
+        awaited = _Awaited(rows)
+        with self._lock:
+            self._inbox.put(awaited)
+            if self._thread is None:
+                self._thread = Thread(target=self._serve, name="rosebatch-await", daemon=True)
+                self._thread.start()
+        return await awaited.future
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                first = self._inbox.get(timeout=_IDLE_SECONDS)
+            except Empty:
+                with self._lock:
+                    if self._inbox.empty():
+                        self._thread = None
+                        return
+                continue
+            try:
+                for place, output in self._calls.outputs(Call(self._rows(first), self._shape)):
+                    self._take(place, output)
+            except BaseException as error:
+                for awaited in {awaited for awaited, _ in self._pending.values()} or {first}:
+                    awaited.finish(error)
+                self._pending.clear()
+
+    def _take(self, place: int, output: Any) -> None:
+        awaited, own = self._pending.pop(place)
+        awaited.outputs[own] = output
+        awaited.left -= 1
+        if not awaited.left:
+            awaited.finish()
+
+    def _rows(self, awaited: _Awaited | None) -> Iterator[Row | FailedRow | None]:
+        """The rows of all calls, until none is left, or another one waits for this stream to end."""
+        place = 0
+        while awaited is not None or self._pending:
+            if awaited is not None:
+                for own, row in enumerate(awaited.rows):
+                    self._pending[place] = awaited, own
+                    place += 1
+                    yield row
+            awaited = None
+            if not self._calls.others_wait:
+                with suppress(Empty):
+                    awaited = self._inbox.get(block=False)
+            if awaited is None:
+                yield None

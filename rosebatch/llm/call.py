@@ -1,0 +1,107 @@
+"""The rows of one call of an ``LLM``, and their results."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from queue import SimpleQueue
+from threading import get_ident
+from typing import Any
+
+from rosebatch.io.results import Shape
+from rosebatch.io.rows import FailedRow, Row
+from rosebatch.job.prepared import END, End
+
+# Results of a call that nobody has taken, before its rows wait.
+_MAX_UNTAKEN = 1024
+
+
+class Call:
+    """The rows of a call, and their results.
+
+    Args:
+        rows: a sequence, or an iterator, which may have None: there is none at the moment.
+        shape: of the results.
+        seed: see ``rosebatch.job.serving.Serving``.
+        alone: nobody else uses the model meanwhile; it has no rows.
+    """
+
+    def __init__(
+        self,
+        rows: Iterable[Row | FailedRow | None] = (),
+        shape: Shape | None = None,
+        seed: int | None = None,
+        *,
+        alone: bool = False,
+    ) -> None:
+        self.rows = rows
+        self.shape = shape
+        self.seed = seed
+        self.alone = alone
+        self.thread = get_ident()
+        self.wake: SimpleQueue[None] = SimpleQueue()
+        self.exhausted = False
+        self._iterator = iter(rows)
+        self._found: deque[tuple[int, Any]] = deque()
+        # A backend may draw rows on another thread than the one that takes results.
+        self._drawn = self._answered = 0
+        self._ended = False
+        self._error: BaseException | None = None
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether its rows come by and by."""
+        return not isinstance(self.rows, Sequence)
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is something to take, or will never be."""
+        return bool(self._found) or self.done
+
+    @property
+    def done(self) -> bool:
+        """Whether no further result will come."""
+        return self._ended or (self.exhausted and self._answered == self._drawn)
+
+    @property
+    def over(self) -> bool:
+        """Whether all results were taken, and an error was raised."""
+        return self.done and not self._found and self._error is None
+
+    @property
+    def expects_rows(self) -> bool:
+        """Whether there may be another row."""
+        return not (self.exhausted or self._ended)
+
+    def draw(self) -> tuple[Row | FailedRow, int] | None:
+        """The next row, and its place in the call; None if there is none now, or too many results wait."""
+        if not self.expects_rows or len(self._found) >= _MAX_UNTAKEN:
+            return None
+        try:
+            row = next(self._iterator, END)
+        except BaseException as error:
+            self.end(error)
+            return None
+        if isinstance(row, End):
+            self.exhausted = True
+            return None
+        if row is None:
+            return None
+        self._drawn += 1
+        return row, self._drawn - 1
+
+    def put(self, place: int, result: Any) -> None:
+        """A row has its result."""
+        if not self._ended:
+            self._found.append((place, result))
+        self._answered += 1
+
+    def end(self, error: BaseException | None = None) -> None:
+        """No further result will come, or is wanted."""
+        self._error, self._ended = self._error or error, True
+
+    def take(self) -> Iterator[tuple[int, Any]]:
+        """The results so far. An error comes after them."""
+        while self._found:
+            yield self._found.popleft()
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error

@@ -1,0 +1,229 @@
+"""Calls of several threads that share a model: whoever waits for results takes the next step for all."""
+
+import pickle
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from threading import Lock
+from typing import Any
+
+from rosebatch.io.output import Sink
+from rosebatch.io.results import Result, Shape
+from rosebatch.io.rows import FailedRow, Row
+from rosebatch.llm.backend import Backend
+from rosebatch.llm.call import Call
+from rosebatch.llm.results import serving
+
+# Between two looks at whether a stream has another row, if there is nothing else to do.
+_PATIENCE_SECONDS = 0.002
+
+
+class Calls(Sink):
+    """Gives rows of calls to a backend, in turns, and results to the calls. It is the shape of these results, too.
+
+    A call joins those under way if the backend can do that and its seed is theirs. Else it waits until they are done,
+    and calls that come later wait behind it.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._lock = Lock()
+        self._waiting: deque[Call] = deque()
+        self._open: list[Call] = []
+        self._steps: Generator[None, None, None] | None = None
+        self._stepping = False
+        self._asleep: list[Call] = []
+        self._places: dict[int, tuple[Call, int]] = {}
+        self._turn = 0
+
+    @property
+    def others_wait(self) -> bool:
+        """Whether a call waits for those under way to end."""
+        return bool(self._waiting)
+
+    def outputs(self, call: Call) -> Generator[tuple[int, Any], None, None]:
+        """The results of a call as they are ready, each with its row's place. Closing drops what is unfinished.
+
+        Raises:
+            RuntimeError: it would wait for another call of this thread.
+        """
+        try:
+            self._waiting.append(call)
+            while not call.over:
+                self._wait_until(call, lambda: call.ready)
+                yield from call.take()
+        finally:
+            self._leave(call)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Nobody else uses the model meanwhile.
+
+        Raises:
+            RuntimeError: it would wait for another call of this thread.
+        """
+        call = Call(alone=True)
+        try:
+            self._waiting.append(call)
+            self._wait_until(call, lambda: call in self._open)
+            yield
+        finally:
+            self._leave(call)
+
+    def _wait_until(self, call: Call, ready: Callable[[], bool]) -> None:
+        """Take steps, or sleep while another thread does, until something is so."""
+        while True:
+            with self._lock:
+                self._admit()
+                if ready():
+                    # This thread may be away for long.
+                    self._wake_one()
+                    return
+                if call not in self._open and any(each.thread == call.thread for each in self._open):
+                    raise RuntimeError("this LLM is busy: finish or close its other call first")
+                leads = self._steps is not None and not self._stepping
+                if leads:
+                    self._stepping = True
+                else:
+                    self._asleep.append(call)
+            if leads:
+                self._step()
+            else:
+                call.wake.get()
+
+    def _admit(self) -> None:
+        """Let calls begin whose turn it is."""
+        while self._waiting:
+            call, first = self._waiting[0], self._open[0] if self._open else None
+            if first is None and self._steps is not None:
+                # What others have left behind ends first.
+                return
+            alone = call.alone or (first is not None and first.alone) or not self._backend.joins
+            if first is not None and (alone or call.seed != first.seed):
+                return
+            self._open.append(self._waiting.popleft())
+            if self._steps is None and not call.alone:
+                self._steps = self._begin(call)
+
+    def _begin(self, call: Call) -> Generator[None, None, None]:
+        if self._backend.joins:
+            how = serving(self, call.seed, in_order=call.is_stream)
+            return self._backend.run(self._rows(), how, self, lambda: any(each.expects_rows for each in self._open))
+        assert call.shape is not None, "it has rows"
+        rows: Iterable[Row | FailedRow | None] = self._rows_of(call)
+        if not call.is_stream:
+            rows = [row for row in rows if row is not None]
+        return self._backend.run(rows, serving(call.shape, call.seed, in_order=call.is_stream), self, lambda: True)
+
+    def _rows(self) -> Iterator[Row | FailedRow | None]:
+        """One of each call, in turns; None if there is none at the moment."""
+        for turn in count():
+            calls = self._open[:]
+            if not calls:
+                return
+            order = (calls[(turn + each) % len(calls)] for each in range(len(calls)))
+            row = next((row for call in order if (row := self._draw(call)) is not None), None)
+            if row is None and not self._places:
+                time.sleep(_PATIENCE_SECONDS)
+            yield row
+
+    def _rows_of(self, call: Call) -> Iterator[Row | FailedRow | None]:
+        while call.expects_rows:
+            row = self._draw(call)
+            if row is None and call.expects_rows:
+                time.sleep(_PATIENCE_SECONDS)
+            yield row
+
+    def _draw(self, call: Call) -> Row | FailedRow | None:
+        if (found := call.draw()) is None:
+            return None
+        row, place = found
+        self._places[row.index] = call, place
+        return row
+
+    def _step(self) -> None:
+        """Take one step for all calls under way. If it fails, it fails for all."""
+        steps, error = self._steps, None
+        assert steps is not None, "there is something to do"
+        try:
+            if self._open:
+                next(steps)
+            else:
+                self._finish(steps)
+        except StopIteration:
+            self._end_run()
+        except BaseException as failure:
+            error = failure
+            others = RuntimeError("this call ended with another one, which was interrupted")
+            self._end_run(failure if isinstance(failure, Exception) else others)
+        finally:
+            with self._lock:
+                self._stepping = False
+                for call in [each for each in self._asleep if each.ready]:
+                    self._wake(call)
+        if error is not None and not isinstance(error, Exception):
+            raise error
+
+    def _finish(self, steps: Generator[None, None, None]) -> None:
+        """End what calls that have left have begun."""
+        if self._places:
+            steps.close()
+        else:
+            for _ in steps:
+                pass
+        self._end_run()
+
+    def _end_run(self, error: Exception | None = None) -> None:
+        with self._lock:
+            for call in self._open:
+                call.end(error)
+            self._steps = None
+            self._open.clear()
+            self._places.clear()
+
+    def _leave(self, call: Call) -> None:
+        call.end()
+        with self._lock:
+            for calls in (self._waiting, self._open, self._asleep):
+                if call in calls:
+                    calls.remove(call)
+            over = self._steps is not None and not (self._open or self._stepping)
+            self._stepping |= over
+        if over:
+            self._step()
+        with self._lock:
+            self._wake_one()
+
+    def _wake_one(self) -> None:
+        """Somebody has to take the next step."""
+        if self._asleep and not self._stepping:
+            self._wake(self._asleep[0])
+
+    def _wake(self, call: Call) -> None:
+        self._asleep.remove(call)
+        call.wake.put(None)
+
+    def add(self, index: int, row: Any, *, failed: bool) -> None:
+        """See ``Sink``."""
+        call, place = self._places.pop(index)
+        call.put(place, row)
+
+    def add_lines(self, indices: Sequence[int], lines: Sequence[bytes], failed: Collection[int]) -> None:
+        """See ``Sink``."""
+        for index, line in zip(indices, lines, strict=True):
+            self.add(index, pickle.loads(line), failed=False)
+
+    def result(self, result: Result) -> Any:
+        """See ``Shape``."""
+        return self._shape_of(result.row.index).result(result)
+
+    def failure(self, row: FailedRow) -> Any:
+        """See ``Shape``."""
+        return self._shape_of(row.index).failure(row)
+
+    def _shape_of(self, index: int) -> Shape:
+        shape = self._places[index][0].shape
+        assert shape is not None, "it has rows"
+        return shape

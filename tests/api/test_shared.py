@@ -1,0 +1,208 @@
+"""Calls of several threads and of coroutines share one model: their prompts run together."""
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from rosebatch import LLM, SamplingParams
+from tests.helpers.waiting import PATIENCE_SECONDS
+from tests.job.fake_model import FakeModel, launch_fake, make_engine
+
+SHORT = SamplingParams(max_tokens=6, ignore_eos=True)
+LONG = SamplingParams(max_tokens=60, ignore_eos=True)
+
+
+def tokens(outputs):
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def most_running(llm):
+    with llm.exclusive() as launched:
+        return launched.engine.stats.max_running
+
+
+@pytest.fixture
+def fresh(llm):
+    """A model whose counts begin now."""
+    with llm.exclusive() as launched:
+        launched.engine.restart_stats()
+    return llm
+
+
+def in_threads(calls):
+    """All calls at once; their results, or what they raised."""
+    barrier = threading.Barrier(len(calls))
+
+    def run(call):
+        barrier.wait(PATIENCE_SECONDS)
+        try:
+            return call()
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return list(pool.map(run, calls, timeout=PATIENCE_SECONDS))
+
+
+def test_threads_run_together(fresh):
+    """A second thread was told that the model is busy."""
+    prompts = [f"rose {number}" for number in range(6)]
+    alone = [tokens(fresh.generate(prompt, LONG)) for prompt in prompts]
+    with fresh.exclusive() as launched:
+        launched.engine.restart_stats()
+    outputs = in_threads([lambda prompt=prompt: fresh.generate(prompt, LONG) for prompt in prompts])
+    assert [[output.prompt for output in each] for each in outputs] == [[prompt] for prompt in prompts]
+    assert [tokens(each) for each in outputs] == alone
+    assert most_running(fresh) > 1
+
+
+def test_kinds_of_calls_run_together(llm):
+    """Completions, chats, streams and vectors, each with outputs of its own kind."""
+    chat = [{"role": "user", "content": "Hi"}]
+    completed, answered, streamed, embedded = in_threads(
+        [
+            lambda: llm.generate(["a", "b"], SHORT),
+            lambda: llm.chat(chat, SHORT),
+            lambda: list(llm.stream(iter(["c", "d"]), SHORT)),
+            lambda: llm.embed(["e", "f"]),
+        ]
+    )
+    assert [output.prompt for output in completed] == ["a", "b"]
+    assert answered[0].outputs[0].message["role"] == "assistant"
+    assert sorted(output.prompt for output in streamed) == ["c", "d"]
+    assert [output.outputs.hidden_size for output in embedded] == [32, 32]
+
+
+def test_a_bad_call_costs_itself(llm):
+    """It raises in its own thread, with the prompt's place in its own call."""
+    good, bad = in_threads([lambda: llm.generate(["a"] * 4, SHORT), lambda: llm.generate(["b", ""], SHORT)])
+    assert len(good) == 4
+    assert str(bad).startswith("prompt 1: ")
+
+
+def test_base_seeds_wait_for_their_turn(llm):
+    """A call with another base seed runs after those under way, and gets what it gets alone."""
+    sampled = SamplingParams(temperature=1.0, max_tokens=8, ignore_eos=True)
+    alone = [tokens(llm.generate(["a", "b"], sampled, seed=seed)) for seed in range(3)]
+    calls = [lambda seed=seed: llm.generate(["a", "b"], sampled, seed=seed) for seed in range(3)]
+    assert [tokens(each) for each in in_threads(calls)] == alone
+
+
+def test_a_call_inside_of_a_stream(llm):
+    """It was refused. What cannot run beside the stream of its own thread still is: it would wait for ever."""
+    stream = llm.stream(iter(["a", "b", "c"]), SHORT)
+    first = next(stream)
+    (inner,) = llm.generate("inner", SHORT)
+    assert inner.prompt == "inner"
+    with pytest.raises(RuntimeError, match="busy"):
+        llm.generate("c", SHORT, seed=1)
+    with pytest.raises(RuntimeError, match="busy"), llm.exclusive():
+        pass
+    assert {output.prompt for output in [first, *stream]} == {"a", "b", "c"}
+    assert llm.generate("c", SHORT, seed=1)
+
+
+def test_a_reader_that_is_away_holds_nobody_up(llm):
+    """The thread of an open stream may do other things; calls of others go on, and the stream's results wait."""
+    stream = llm.stream((f"rose {number}" for number in range(20)), SHORT)
+    first = next(stream)
+    ((other,),) = in_threads([lambda: llm.generate("other", LONG)])
+    assert other.prompt == "other"
+    assert len([first, *stream]) == 20
+
+
+def test_closing_a_stream_leaves_others_alone(llm):
+    """Results of a stream that was closed are nobody's."""
+    stream = llm.stream((f"rose {number}" for number in range(20)), LONG)
+    next(stream)
+    other = llm.stream(iter(["a", "b"]), SHORT)
+    next(other)
+    stream.close()
+    assert len(list(other)) == 1
+    with llm.exclusive() as launched:
+        assert not launched.engine.has_unfinished
+
+
+def test_an_engine_that_fails_fails_for_all(monkeypatch):
+    """Nobody waits for results that will never come."""
+    engine = make_engine(FakeModel(), vocab_size=256)
+    llm = LLM.of(launch_fake(engine, None))
+    monkeypatch.setattr(engine, "step", lambda: 1 / 0)
+    found = in_threads([lambda: llm.generate([[1, 2]], SHORT)] * 3)
+    assert all(isinstance(error, ZeroDivisionError) for error in found)
+
+
+def test_coroutines_run_together(fresh):
+    """``asyncio`` has as many calls under way as it likes."""
+    prompts = [f"rose {number}" for number in range(30)]
+    alone = tokens(fresh.generate(prompts, SHORT))
+    with fresh.exclusive() as launched:
+        launched.engine.restart_stats()
+
+    async def main():
+        return await asyncio.gather(*(fresh.agenerate(prompt, SHORT) for prompt in prompts))
+
+    found = asyncio.run(main())
+    assert [tokens(each)[0] for each in found] == alone
+    assert most_running(fresh) == 8
+
+
+def test_coroutines_of_each_kind(llm):
+    """Chats, vectors, errors and empty calls."""
+
+    async def main():
+        chats = llm.achat([{"role": "user", "content": "Hi"}], SHORT, add_generation_prompt=False)
+        return await asyncio.gather(
+            chats,
+            llm.aembed("a"),
+            llm.agenerate([]),
+            llm.agenerate(["a", ""], SHORT, on_error="return"),
+            llm.agenerate(["a", ""], SHORT),
+            llm.agenerate("a", lora_request=1),
+            return_exceptions=True,
+        )
+
+    chat, vector, nothing, some, bad, refused = asyncio.run(main())
+    assert chat[0].prompt == "<|user|>Hi<|end|>"
+    assert vector[0].outputs.hidden_size == 32
+    assert nothing == []
+    assert [output.error_code for output in some] == [None, "empty_prompt"]
+    assert str(bad).startswith("prompt 1: ")
+    assert str(refused) == "lora_request=1 is not served"
+
+
+def test_a_coroutine_that_is_cancelled(llm):
+    """The others get their results."""
+
+    async def main():
+        gone = asyncio.create_task(llm.agenerate("a", LONG))
+        kept = asyncio.create_task(llm.agenerate("b", LONG))
+        await asyncio.sleep(0)
+        gone.cancel()
+        return await kept
+
+    assert asyncio.run(main())[0].prompt == "b"
+
+
+def test_coroutines_and_threads_take_turns(llm):
+    """A call that cannot join waits for coroutines under way, not for those that come later."""
+    sampled = SamplingParams(temperature=1.0, max_tokens=8, ignore_eos=True)
+    alone = tokens(llm.generate("a", sampled, seed=3))
+
+    async def main():
+        stop = asyncio.Event()
+
+        async def again():
+            while not stop.is_set():
+                await llm.agenerate("b", SHORT)
+
+        tasks = [asyncio.create_task(again()) for _ in range(3)]
+        await asyncio.sleep(0)
+        found = await asyncio.wait_for(asyncio.to_thread(llm.generate, "a", sampled, seed=3), PATIENCE_SECONDS)
+        stop.set()
+        await asyncio.gather(*tasks)
+        return found
+
+    assert tokens(asyncio.run(main())) == alone
