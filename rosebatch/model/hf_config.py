@@ -50,6 +50,7 @@ def is_native(folder: Path) -> bool:
 
 def parse_model_config(values: Mapping[str, Any], source: str) -> ModelConfig:
     """Like ``read_model_config``, but from parsed JSON. Errors start with ``source``."""
+    architecture = None
     try:
         name, values = _of_text(_named_architecture(values), values)
         architecture = _architecture(name, source)
@@ -64,7 +65,8 @@ def parse_model_config(values: Mapping[str, Any], source: str) -> ModelConfig:
     except KeyError as error:
         raise refusal(source, f"{error.args[0]!r} is missing") from None
     except UnservedError as error:
-        raise refusal(source, f"{error}; --model-impl transformers may run it") from None
+        hint = "; --model-impl transformers may run it" if architecture and architecture.fallback else ""
+        raise refusal(source, f"{error}{hint}") from None
     except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise refusal(source, error) from None
     eos = values.get("eos_token_id")

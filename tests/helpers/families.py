@@ -144,6 +144,21 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "logits_scaling": 0.5,
         },
     ),
+    "granite4": (
+        "GraniteMoeHybridConfig",
+        {
+            **_SIZES,
+            "num_local_experts": 0,
+            "shared_intermediate_size": 72,
+            "layer_types": ["full_attention"] * 3,
+            "position_embedding_type": "rope",
+            "rope_parameters": {"rope_theta": 500.0},
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4,
+            "attention_multiplier": 0.1,
+            "logits_scaling": 0.5,
+        },
+    ),
     "smollm3": (
         "SmolLM3Config",
         {
@@ -208,6 +223,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "granite-biases": (
         "GraniteConfig",
         {**_SIZES, "attention_bias": True, "mlp_bias": True, "residual_multiplier": 0.3, "head_dim": 20},
+    ),
+    "granite4-nope": (
+        "GraniteMoeHybridConfig",
+        {
+            **_SIZES,
+            "num_local_experts": 0,
+            "layer_types": ["full_attention"] * 3,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
     ),
     "olmo2-biases": ("Olmo2Config", {**_SIZES, "attention_bias": True, "num_key_value_heads": 1}),
     "smollm3-biases": ("SmolLM3Config", {**_SIZES, "attention_bias": True, "no_rope_layers": [0, 1, 1]}),

@@ -41,8 +41,9 @@ def theirs(architecture, **values):
 @pytest.mark.parametrize("name", [n for n in ARCHITECTURES if n not in ("GPT2LMHeadModel", "HP1ForCausalLM")])
 def test_defaults_are_transformers_own(name):
     """With only the sizes given, all other values equal those of transformers' config class."""
-    expected = theirs(name)
-    config = parse(name, text_config=SIZES)
+    served = {"num_local_experts": 0, "layer_types": ["full_attention"] * 8} if "Hybrid" in name else {}
+    expected = theirs(name, **served)
+    config = parse(name, **served)
     heads = expected.num_attention_heads
     assert config.num_kv_heads == (getattr(expected, "num_key_value_heads", None) or heads)
     assert config.head_dim == (getattr(expected, "head_dim", None) or expected.hidden_size // heads)
@@ -228,6 +229,8 @@ def test_what_is_not_served_says_what_may_serve_it(name, options, message):
         ("StableLmForCausalLM", {"partial_rotary_factor": 0.001}, "leaves no channel of 64 to rotate"),
         ("GPTNeoXForCausalLM", {"rotary_pct": 1.5}, "rotary_pct must be in (0, 1], got 1.5"),
         ("GraniteForCausalLM", {"logits_scaling": 0}, "division by zero"),
+        ("GraniteMoeHybridForCausalLM", {}, "layer_types 'mamba' is not supported; supported are attention"),
+        ("GraniteMoeHybridForCausalLM", {"layer_types": ["attention"]}, "num_local_experts is not supported"),
         ("GraniteForCausalLM", {"residual_multiplier": float("nan")}, "residual_multiplier must be finite"),
         ("Gemma2ForCausalLM", {"final_logit_softcapping": -1.0}, "logit_soft_cap must be a number >= 0, got -1.0"),
         ("LlamaForCausalLM", {"rope_scaling": {"type": "yarn", "factor": 2.0}, "rope_theta": 1.0}, "theta must not"),

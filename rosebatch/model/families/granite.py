@@ -1,10 +1,28 @@
-"""Granite 3.x: a Llama with multipliers in four places."""
+"""Granite 3.x and 4: a Llama with multipliers in four places. Of Granite 4, models without states and experts."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from rosebatch.model.families.llama import LLAMA_DEFAULTS, parse_llama
-from rosebatch.model.family import Architecture
+from rosebatch.model.families.llama import LLAMA_DEFAULTS, Llama, parse_llama
+from rosebatch.model.family import Architecture, Family
+from rosebatch.model.hf_fields import refuse, size, supported
+from rosebatch.model.sublayers import MLP, load_gated_mlp
+from rosebatch.model.weights import WeightSource
+
+
+class Granite4(Llama):
+    """See ``Llama``: its MLP is what its other models have beside experts, with gate and up as one tensor."""
+
+    def load_mlp(self, index: int, prefix: str, weights: WeightSource) -> MLP:
+        """See ``Llama``."""
+        names, down = [f"{prefix}shared_mlp.input_linear"], f"{prefix}shared_mlp.output_linear"
+        return load_gated_mlp(self.config, self.ops, weights, names, down)
+
+
+# Default of transformers' config class.
+_GRANITE_4_DEFAULTS = {**LLAMA_DEFAULTS, "num_local_experts": 8, "shared_intermediate_size": 1024}
+# Names of versions of transformers.
+_ATTENTION = ("attention", "full_attention")
 
 
 def _parse(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -18,4 +36,20 @@ def _parse(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-ARCHITECTURES = {"GraniteForCausalLM": Architecture("granite", "Granite 3.x", _parse, LLAMA_DEFAULTS)}
+def _parse_granite_4(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of ``ModelConfig``; rotary positions or none."""
+    layers = size(values, "num_hidden_layers")
+    for kind in values.get("layer_types") or values.get("layers_block_type") or ["mamba"] * layers:
+        supported("layer_types", kind, _ATTENTION)
+    refuse(values, "num_local_experts")
+    fields = _parse({**values, "intermediate_size": size(values, "shared_intermediate_size"), "mlp_bias": False})
+    return fields | {"family": "granite4", "rotary_layers": [values.get("position_embedding_type") == "rope"] * layers}
+
+
+ARCHITECTURES = {
+    "GraniteForCausalLM": Architecture("granite", "Granite 3.x", _parse, LLAMA_DEFAULTS),
+    "GraniteMoeHybridForCausalLM": Architecture(
+        "granitemoehybrid", "Granite 4 without Mamba layers", _parse_granite_4, _GRANITE_4_DEFAULTS, fallback=False
+    ),
+}
+FAMILY = Family("granite4", Granite4)
