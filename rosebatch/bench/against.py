@@ -16,7 +16,7 @@ from rosebatch.bench.case import Case
 from rosebatch.bench.scenario import Sampling
 from rosebatch.bench.trace import Arrivals
 from rosebatch.bench.workload import require_fits
-from rosebatch.core.errors import FlagError, UserError
+from rosebatch.core.errors import FailedRunError, FlagError, UserError
 from rosebatch.engine.metrics.durations import Durations
 from rosebatch.model.hf_folder import write_config
 from rosebatch.model.source import ModelSource
@@ -181,7 +181,7 @@ def ask(peer: Peer, specify: Callable[[Path], dict[str, Any]]) -> dict[str, Any]
             values: dict[str, Any] = json.loads(answer.read_bytes())
         except ValueError:
             cause = _cause(Path(log).read_text(encoding="utf-8", errors="replace"))
-            raise UserError(f"{peer.name} ended with exit code {code}; its log is {log}: {cause}") from None
+            raise FailedRunError(f"{peer.name} ended with exit code {code}; its log is {log}: {cause}") from None
         Path(log).unlink()
         return values
 

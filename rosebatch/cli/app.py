@@ -16,7 +16,7 @@ from rosebatch.cli.closed_streams import fill_closed_streams
 from rosebatch.cli.embed import embed
 from rosebatch.cli.options import SamplingFlags, Source, takes
 from rosebatch.config.run import RunConfig
-from rosebatch.core.errors import FlagError, InterruptionError, UserError, printable
+from rosebatch.core.errors import InterruptionError, UserError, printable
 from rosebatch.core.version import __version__
 from rosebatch.host.openmp import wait_passively
 from rosebatch.job.config import JobConfig
@@ -51,7 +51,8 @@ _OF_ROWS = (
 def generate(source: Source, *, job: dict[str, Any], run: dict[str, Any], sampling: dict[str, Any]) -> None:
     """Generate a completion for every prompt of a file.
 
-    Exit code: 0 all completed, 3 some rows failed, 2 bad flags, 1 aborted, 130 and 143 ended by a signal.
+    Exit code: 0 all completed, 3 some rows failed, 2 the command or its input is wrong, 1 the run failed, 130 and
+    143 ended by a signal.
     """
     started = time.perf_counter()
     jobs.prepare_device(run)
@@ -75,7 +76,7 @@ def check(
 ) -> None:
     """Read and tokenize a file without running it: bad rows, lengths, memory and time.
 
-    Exit code: 0 all rows can be served, 3 some cannot.
+    Exit code: 0 all rows can be served, 3 some cannot, 2 nothing can.
     """
     from rosebatch.io.tasks.embed import Embed
     from rosebatch.io.tasks.generate import GENERATE
@@ -112,7 +113,7 @@ def merge(
 ) -> None:
     """Join the results of all runs with --shard to the output.
 
-    Exit code: 0 all completed, 3 some rows failed, 1 a shard or a row is missing.
+    Exit code: 0 all completed, 3 some rows failed, 2 a shard or a row is missing.
     """
     from rosebatch.job.merge import merge_shards
 
@@ -158,10 +159,8 @@ def main(args: list[str] | None = None) -> NoReturn:
         if sys.stdout is not None:
             # What cannot be written is an error; later, nobody would see it.
             sys.stdout.flush()
-    except FlagError as error:
-        _fail(str(error), EXIT_USAGE)
     except UserError as error:
-        _fail(str(error), EXIT_ABORTED)
+        _fail(str(error), error.exit_code)
     except InterruptionError as error:
         _fail(str(error), error.exit_code)
     except BrokenPipeError:

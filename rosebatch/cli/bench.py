@@ -23,7 +23,7 @@ from rosebatch.bench.tables import print_replays, print_results
 from rosebatch.bench.trace import equal_steps, load_trace
 from rosebatch.cli.bench_options import BenchFlags
 from rosebatch.cli.early_signals import SIGNALS, is_ignored
-from rosebatch.core.errors import FlagError, InterruptionError, UserError
+from rosebatch.core.errors import FailedRunError, FlagError, InterruptionError
 from rosebatch.host.paths import takes_rows_in_order
 from rosebatch.job.paths import require_writable
 from rosebatch.job.report.build import write_text
@@ -45,7 +45,7 @@ def bench(work: BenchFlags, run: dict[str, Any], started: float) -> None:
         started: when the process began.
 
     Raises:
-        UserError: also after everything was printed, if a peer failed.
+        FailedRunError: after everything was printed, if a peer failed.
     """
     imported = time.perf_counter()
     # A signal ends a peer's process and deletes its files, too.
@@ -75,7 +75,7 @@ def bench(work: BenchFlags, run: dict[str, Any], started: float) -> None:
             _write_reports(work.report, entries)
     errors = dict.fromkeys(entry["error"] for entry in entries if "error" in entry)
     if errors:
-        raise UserError("; ".join(errors))
+        raise FailedRunError("; ".join(errors))
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:

@@ -32,17 +32,28 @@ class UserError(Exception):
 
     The command line prints the message as one line on stderr. It says what is wrong and what mends it. Secrets of URLs
     and control characters are not in it, whoever made the message.
+
+    Attributes:
+        exit_code: of the command: 2 if the command or its input is wrong, 1 if rows were served before that showed.
     """
+
+    exit_code = 2
 
     def __init__(self, message: str) -> None:
         super().__init__(printable(message))
 
 
 class FlagError(UserError, ValueError):
-    """A flag or parameter that is impossible, alone or together with others. The exit code is then 2."""
+    """A flag or parameter that is impossible, alone or together with others."""
 
 
-class LostProcessError(UserError):
+class FailedRunError(UserError):
+    """The run failed on the way, and neither the command nor its input is wrong."""
+
+    exit_code = 1
+
+
+class LostProcessError(FailedRunError):
     """A process that the run cannot go on without is gone. What the run has written stays."""
 
 

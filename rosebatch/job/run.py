@@ -9,7 +9,7 @@ from typing import Any
 
 from rosebatch.config.byte_sizes import in_bytes
 from rosebatch.config.run import DEMO_ANSWERS, RunConfig
-from rosebatch.core.errors import FlagError, InterruptionError, LostProcessError, UserError
+from rosebatch.core.errors import FailedRunError, FlagError, InterruptionError, LostProcessError, UserError
 from rosebatch.io.columns import Columns
 from rosebatch.io.openai.lines import BatchShape
 from rosebatch.io.output import Output
@@ -144,9 +144,10 @@ def _serve(
 
     Raises:
         InterruptionError: a signal ended the job.
-        UserError: it is impossible.
+        UserError: it is impossible, or it fails.
     """
     tally, resumed = Tally(), results.num_rows
+    begun: float | None = None
     try:
         service.load()
         # This may wait for the hash of the weights. Here a signal ends the wait at once.
@@ -173,7 +174,11 @@ def _serve(
         raise InterruptionError(interrupted.number, results.kept) from None
     except LostProcessError as lost:
         results.flush()
-        raise UserError(f"{lost}{results.kept}") from None
+        raise FailedRunError(f"{lost}{results.kept}") from None
+    except UserError as error:
+        if begun is not None:
+            error.exit_code = FailedRunError.exit_code
+        raise
     finally:
         results.close()
     return tally, begun

@@ -157,14 +157,14 @@ def test_a_model_without_a_head_does_not_generate(cli, encoder, source, architec
     config = json.loads((encoder / "config.json").read_text())
     (encoder / "config.json").write_text(json.dumps({**config, "architectures": [architecture]}))
     told = "encoder: the model has no output projection: it can embed, and not generate; use rosebatch embed\n"
-    require_error(cli("generate", source, "--model", encoder, "-q"), 1, f"rosebatch: error: {told}")
+    require_error(cli("generate", source, "--model", encoder, "-q"), 2, f"rosebatch: error: {told}")
     assert cli("embed", source, "--model", encoder, "-q").code == 3
 
 
 def test_pooling_that_is_not_served(cli, embed, encoder, source):
     """Vectors without the last part of the model would compare badly, and nobody would know why."""
     _say(encoder, "Pooling", "Dense")
-    require_error(cli("embed", source, "--model", encoder, "-q"), 1, "'Dense', which is not supported")
+    require_error(cli("embed", source, "--model", encoder, "-q"), 2, "'Dense', which is not supported")
     assert len(embed("--pooling", "mean", model=encoder)) == 7
 
 

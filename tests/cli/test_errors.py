@@ -8,10 +8,10 @@ import torch
 
 import rosebatch.cli.jobs
 import rosebatch.launch.plan
-from rosebatch.core.errors import UserError
+from rosebatch.core.errors import FailedRunError, UserError
 from tests.helpers.command_errors import require_error
 
-ABORTED, USAGE = 1, 2
+FAILED, USAGE = 1, 2
 
 
 @pytest.fixture
@@ -95,37 +95,33 @@ def test_without_arguments(cli):
 
 def test_a_missing_input(cli, model_folder, tmp_path):
     """The message has the file's name."""
-    require_error(
-        cli("generate", tmp_path / "none.jsonl", "--model", model_folder), ABORTED, "none.jsonl: no such file"
-    )
+    require_error(cli("generate", tmp_path / "none.jsonl", "--model", model_folder), USAGE, "none.jsonl: no such file")
 
 
 def test_an_unreadable_parquet_input(cli, model_folder, tmp_path):
     """Arrow's messages have several lines, ours must have one."""
     (tmp_path / "in.parquet").write_bytes(b"no parquet")
     require_error(
-        cli("generate", tmp_path / "in.parquet", "--model", model_folder), ABORTED, "in.parquet: unreadable Parquet"
+        cli("generate", tmp_path / "in.parquet", "--model", model_folder), USAGE, "in.parquet: unreadable Parquet"
     )
 
 
 def test_a_missing_model(cli, source, tmp_path):
     """The message says what --model accepts."""
-    require_error(
-        cli("generate", source, "--model", tmp_path / "none"), ABORTED, "none: no such model", ".gguf", ".toml"
-    )
+    require_error(cli("generate", source, "--model", tmp_path / "none"), USAGE, "none: no such model", ".gguf", ".toml")
 
 
 def test_a_model_folder_without_config(cli, source, tmp_path):
     """An empty folder, or the folder above or below the right one."""
     (tmp_path / "model").mkdir()
-    require_error(cli("generate", source, "--model", tmp_path / "model"), ABORTED, "config.json: no such file")
+    require_error(cli("generate", source, "--model", tmp_path / "model"), USAGE, "config.json: no such file")
 
 
 def test_a_model_folder_without_weights(cli, source, model_folder, tmp_path):
     """A download may stop after the small files."""
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text((model_folder / "config.json").read_text())
-    require_error(cli("generate", source, "--model", tmp_path / "model"), ABORTED, "no .safetensors weights")
+    require_error(cli("generate", source, "--model", tmp_path / "model"), USAGE, "no .safetensors weights")
 
 
 @pytest.mark.parametrize(
@@ -144,26 +140,26 @@ def test_a_model_folder_without_weights(cli, source, model_folder, tmp_path):
 def test_a_config_that_cannot_be_used(cli, source, tmp_path, content, part):
     """The message says what is supported or what is missing."""
     (tmp_path / "config.json").write_text(content)
-    require_error(cli("generate", source, "--model", tmp_path), ABORTED, part)
+    require_error(cli("generate", source, "--model", tmp_path), USAGE, part)
 
 
 @pytest.mark.parametrize("name", ["model.gguf", "model.bin", "model.toml"])
 def test_a_file_that_is_no_model(cli, source, tmp_path, name):
     """Garbage under each kind of name gives one line."""
     (tmp_path / name).write_bytes(b"\xff\x00garbage")
-    require_error(cli("generate", source, "--model", tmp_path / name), ABORTED, name)
+    require_error(cli("generate", source, "--model", tmp_path / name), USAGE, name)
 
 
 def test_shapes_without_load_format_dummy(cli, source, toy_toml):
     """Random weights must be requested; the message says how."""
-    require_error(cli("generate", source, "--model", toy_toml), ABORTED, "--load-format dummy")
+    require_error(cli("generate", source, "--model", toy_toml), USAGE, "--load-format dummy")
 
 
 def test_shapes_with_an_unknown_key(cli, source, toy_toml, tmp_path):
     """A misspelt key must not fall back to a default."""
     (tmp_path / "model.toml").write_text("hiden_size = 5\n" + toy_toml.read_text())
     require_error(
-        cli("generate", source, "--model", tmp_path / "model.toml", "--load-format", "dummy"), ABORTED, "hiden_size"
+        cli("generate", source, "--model", tmp_path / "model.toml", "--load-format", "dummy"), USAGE, "hiden_size"
     )
 
 
@@ -200,17 +196,17 @@ def test_two_samplers(cli, source, model_folder, monkeypatch):
 def test_bench_longer_than_the_model(cli, toy_toml):
     """Input and output lengths are added up."""
     result = cli("bench", "--model", toy_toml, "--load-format", "dummy", "--input-len", 500, "--output-len", 20)
-    require_error(result, ABORTED, "520 tokens", "512")
+    require_error(result, USAGE, "520 tokens", "512")
 
 
 @pytest.mark.parametrize(
-    ("target", "code"),
-    [("none/out.jsonl", ABORTED), ("none/out.parquet", ABORTED), ("none/out/", ABORTED), (".", USAGE)],
+    "target",
+    ["none/out.jsonl", "none/out.parquet", "none/out/", "."],
 )
-def test_an_output_that_cannot_be_written(cli, source, model_folder, tmp_path, monkeypatch, target, code):
+def test_an_output_that_cannot_be_written(cli, source, model_folder, tmp_path, monkeypatch, target):
     """A missing folder, or a folder that cannot be replaced."""
     monkeypatch.chdir(tmp_path)
-    require_error(cli("generate", source, "--model", model_folder, "-o", target), code)
+    require_error(cli("generate", source, "--model", model_folder, "-o", target), USAGE)
 
 
 def test_a_report_that_cannot_be_written(cli, source, model_folder, tmp_path):
@@ -218,25 +214,26 @@ def test_a_report_that_cannot_be_written(cli, source, model_folder, tmp_path):
     flags = ["-q", "-o", tmp_path / "out.jsonl", "--report"]
     for report in (tmp_path / "none" / "report.json", tmp_path, tmp_path / ("x" * 300)):
         result = cli("generate", source, "--model", model_folder, *flags, report)
-        require_error(result, ABORTED, f"--report {report}: ")
+        require_error(result, USAGE, f"--report {report}: ")
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
 def test_a_run_that_is_aborted_leaves_no_result(cli, source, tmp_path, name):
     """The final name has a whole result or none, and no empty .part stays either."""
-    require_error(cli("generate", source, "--model", tmp_path / "none", "-o", tmp_path / name), ABORTED)
+    require_error(cli("generate", source, "--model", tmp_path / "none", "-o", tmp_path / name), USAGE)
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
 
 @pytest.mark.parametrize(
     ("error", "code", "line"),
     [
-        (UserError("one\n  two"), 1, "rosebatch: error: one two\n"),
+        (UserError("one\n  two"), 2, "rosebatch: error: one two\n"),
+        (FailedRunError("all died"), 1, "rosebatch: error: all died\n"),
         (OSError(errno.ENOSPC, "No space left on device"), 1, "rosebatch: error: [Errno 28] No space left on device\n"),
         (KeyboardInterrupt(), 130, "rosebatch: error: interrupted\n"),
     ],
-    ids=["message-of-two-lines", "full-disk", "ctrl-c"],
+    ids=["message-of-two-lines", "failed", "full-disk", "ctrl-c"],
 )
 def test_whatever_ends_a_run(cli, monkeypatch, error, code, line):
     """Each end is one line; shells use 130 for Ctrl-C."""
@@ -254,4 +251,4 @@ def test_an_unexpected_exception(cli, monkeypatch):
 
     monkeypatch.setattr(rosebatch.cli.jobs, "generate", fail)
     result = cli("generate", "in.jsonl")
-    require_error(result, ABORTED, "please report it", "ZeroDivisionError: of what", "test_errors.py:")
+    require_error(result, FAILED, "please report it", "ZeroDivisionError: of what", "test_errors.py:")

@@ -344,7 +344,7 @@ def test_the_scenario_that_does_not_fit_is_named(cli, tmp_path):
         (tmp_path / f"{name}.toml").write_text(text)
         flags += ["--scenario", tmp_path / f"{name}.toml"]
     told = "rosebatch: error: too-long, tiny-llama: prompt and output have 4098 tokens"
-    require_error(cli("bench", *flags), 1, told)
+    require_error(cli("bench", *flags), 2, told)
 
 
 def test_benches_of_several_gpus_take_one_model(cli):

@@ -87,8 +87,8 @@ def test_revisions_of_an_id(report, hub, model_folder, copy_of):
 @pytest.mark.parametrize(
     ("flags", "code", "part"),
     [
-        (["--model", "org/other"], 1, "hf download org/other"),
-        (["--model", "org/name", "--revision", "v2"], 1, "hf download org/name --revision v2"),
+        (["--model", "org/other"], 2, "hf download org/other"),
+        (["--model", "org/name", "--revision", "v2"], 2, "hf download org/name --revision v2"),
         (["--model", "org/name@v1", "--revision", "v2"], 2, "contradicts --model org/name@v1"),
         (["--revision", "v1"], 2, "--revision v1 needs a Hugging Face id"),
     ],
@@ -250,13 +250,13 @@ def test_chat_template(generate, tmp_path):
 def test_files_that_are_missing(generate, tmp_path, monkeypatch, flag):
     """Not silently those of the model; found before the weights are loaded."""
     monkeypatch.setattr(rosebatch.launch.launch, "load_engine", None)
-    require_error(generate([{"messages": CHAT}], flag, tmp_path / "none"), 1, f"{tmp_path / 'none'}: ")
+    require_error(generate([{"messages": CHAT}], flag, tmp_path / "none"), 2, f"{tmp_path / 'none'}: ")
 
 
 def test_a_tokenizer_folder_without_a_tokenizer(generate, tmp_path):
     """Every text was null, with exit code 0."""
     require_error(
-        generate([{"prompt": "x"}], "--tokenizer", tmp_path / ""), 1, f"--tokenizer {tmp_path}: has no tokenizer"
+        generate([{"prompt": "x"}], "--tokenizer", tmp_path / ""), 2, f"--tokenizer {tmp_path}: has no tokenizer"
     )
 
 

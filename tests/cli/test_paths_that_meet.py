@@ -156,8 +156,8 @@ def test_a_url_that_cannot_be_written(toy, tmp_path, monkeypatch):
     refuse = Mock(side_effect=PermissionError(13, "Access Denied"))
     monkeypatch.setattr(type(file_system), "pipe_file", refuse)
     told = f"rosebatch: error: {url}/other.jsonl: cannot be written (Access Denied)\n"
-    require_error(toy("in.jsonl", "-o", f"{url}/other.jsonl"), 1, told)
-    assert toy("in.jsonl", "-o", "out.jsonl", "--errors", f"{url}/errors.jsonl").code == 1
+    require_error(toy("in.jsonl", "-o", f"{url}/other.jsonl"), 2, told)
+    assert toy("in.jsonl", "-o", "out.jsonl", "--errors", f"{url}/errors.jsonl").code == 2
     assert contents(tmp_path) == {"in.jsonl": REQUEST.encode()}
 
 

@@ -71,7 +71,8 @@ def test_a_pipe_from_end_to_end(process, toy_toml):
     assert [row["index"] for row in rows] == [0, 1, 2]
     assert [row.get("finish_reason") for row in rows] == ["length", None, "length"]
     assert rows[1]["error"]["code"] == "invalid_json"
-    assert result.stderr.startswith("Throughput: ")
+    fit, line, *_ = result.stderr.splitlines()
+    assert fit.startswith("rosebatch: tiny-llama fits: ") and line.startswith("Throughput: ")
     assert "Traceback" not in result.stderr
     assert result.returncode == 3
 

@@ -166,7 +166,7 @@ def test_a_build_time_that_is_no_number(cli, source, model_folder, tmp_path, mon
     monkeypatch.chdir(tmp_path)
     result = cli("generate", source, "-o", target, "--model", model_folder, *FLAGS)
     told = "SOURCE_DATE_EPOCH=abc: must be whole seconds since 1970, such as 1700000000"
-    require_error(result, 1, f"rosebatch: error: {told}\n")
+    require_error(result, 2, f"rosebatch: error: {told}\n")
     assert not list(tmp_path.glob("*out*"))
 
 

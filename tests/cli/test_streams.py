@@ -150,7 +150,7 @@ def test_a_file_of_errors_that_cannot_be_written(toy, source, tmp_path, name):
 
 def test_a_file_system_that_is_unknown(toy, source):
     """Found before the run, not when its results are to be uploaded."""
-    require_error(toy(source, "-o", "nosuchsystem://a/b.jsonl"), 1, "nosuchsystem")
+    require_error(toy(source, "-o", "nosuchsystem://a/b.jsonl"), 2, "nosuchsystem")
 
 
 @contextmanager

@@ -319,7 +319,7 @@ def test_settings_that_are_impossible(cli, toy_toml, tmp_path):
     command = ["generate", tmp_path / "in.jsonl", "--model", toy_toml, "--load-format", "dummy", "--device", "cpu"]
     for value in (0, "none", 1.5):
         require_error(cli(*command, "-dp", value), 2)
-    require_error(cli(*command, "-dp", 2, "--chat-template", tmp_path / "none"), 1, f"{tmp_path / 'none'}: ")
+    require_error(cli(*command, "-dp", 2, "--chat-template", tmp_path / "none"), 2, f"{tmp_path / 'none'}: ")
 
 
 @pytest.mark.thorough

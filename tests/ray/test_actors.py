@@ -117,7 +117,7 @@ def test_ray_is_missing(cli, source, model_folder, tmp_path, monkeypatch):
     """It was a traceback."""
     monkeypatch.setitem(sys.modules, "ray", None)
     result = cli("generate", source, "-o", tmp_path / "out", "--model", model_folder, "--ray", "local")
-    require_error(result, 1, "--ray: the package is not installed; pip install 'rosebatch[ray]'\n")
+    require_error(result, 2, "--ray: the package is not installed; pip install 'rosebatch[ray]'\n")
 
 
 def test_a_strict_check_by_another_machine(cli, source, model_folder, tmp_path):

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rosebatch.core.errors import UserError
+from rosebatch.core.errors import FailedRunError
 from rosebatch.engine.metrics.stats import EngineStats
 from rosebatch.host.paths import open_stream, takes_rows_in_order
 from rosebatch.job.report.provenance import provenance
@@ -93,7 +93,7 @@ def write_report(report: dict[str, Any], path: Path) -> None:
     """Write the report: a page if the name ends in ``.html``, else JSON. A pipe, device or descriptor is a stream.
 
     Raises:
-        UserError: the file cannot be written.
+        FailedRunError: the file cannot be written.
     """
     if path.suffix.lower() in (".html", ".htm"):
         from rosebatch.job.report.page import page
@@ -108,7 +108,7 @@ def write_text(path: Path, content: str) -> None:
     """Write a file. A pipe, device or descriptor is a stream.
 
     Raises:
-        UserError: it cannot be written.
+        FailedRunError: it cannot be written.
     """
     try:
         if takes_rows_in_order(path):
@@ -117,7 +117,7 @@ def write_text(path: Path, content: str) -> None:
         else:
             path.write_text(content, encoding="utf-8")
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from None
+        raise FailedRunError(f"{path}: {error.strerror}") from None
 
 
 def peak_memory() -> dict[str, int]:
