@@ -5,6 +5,7 @@ import sys
 import time
 import traceback
 from contextlib import suppress
+from dataclasses import fields
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -15,6 +16,7 @@ from rosebatch.cli.cache import cache
 from rosebatch.cli.closed_streams import fill_closed_streams
 from rosebatch.cli.embed import embed
 from rosebatch.cli.options import SamplingFlags, Source, takes
+from rosebatch.cli.other_names import by_flag, explained
 from rosebatch.config.run import RunConfig
 from rosebatch.core.errors import InterruptionError, UserError, printable
 from rosebatch.core.version import __version__
@@ -34,6 +36,7 @@ app = typer.Typer(
 )
 
 
+_FIELDS = {field.name for group in (RunConfig, JobConfig, SamplingFlags, BenchFlags) for field in fields(group)}
 # What only the serving of a file needs.
 _OF_JOBS = ("data_parallel_size", "ray", "worker_timeout")
 # What says how an input is read.
@@ -160,7 +163,7 @@ def main(args: list[str] | None = None) -> NoReturn:
             # What cannot be written is an error; later, nobody would see it.
             sys.stdout.flush()
     except UserError as error:
-        _fail(str(error), error.exit_code)
+        _fail(by_flag(str(error), _FIELDS), error.exit_code)
     except InterruptionError as error:
         _fail(str(error), error.exit_code)
     except BrokenPipeError:
@@ -175,7 +178,7 @@ def main(args: list[str] | None = None) -> NoReturn:
         # Typer has shipped click's errors from two packages: known by what they can do, not by class.
         message = getattr(error, "format_message", None)
         if message is not None:
-            _fail(message(), EXIT_USAGE)
+            _fail(explained(message(), _flags_of(error)), EXIT_USAGE)
         place = traceback.extract_tb(error.__traceback__)[-1]
         what = f"{type(error).__name__}: {error}"
         _fail(f"unexpected, please report it: {what} ({place.filename}:{place.lineno})", EXIT_ABORTED)
@@ -183,6 +186,12 @@ def main(args: list[str] | None = None) -> NoReturn:
         # Typer turns Ctrl-C into this exit code.
         _fail("interrupted", code)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _flags_of(error: Any) -> list[str]:
+    """All flags of the command whose flags are wrong; none if it has not come to a command."""
+    parameters = error.ctx.command.params if getattr(error, "ctx", None) is not None else ()
+    return [name for each in parameters for name in (*each.opts, *each.secondary_opts)]
 
 
 def _fail(message: str, code: int) -> NoReturn:

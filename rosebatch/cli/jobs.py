@@ -17,7 +17,7 @@ EXIT_ROWS_FAILED = 3
 def generate(source: str, job: dict[str, Any], run: dict[str, Any], sampling: dict[str, Any], started: float) -> None:
     """Complete the rows of a file; see ``serve_file``."""
     schema = sampling.get("json_schema")
-    settings = () if schema is None else (schema,)
+    settings = () if schema is None or _is_json(schema) else (Path(schema),)
     serve_file(JobConfig(input=source, sampling=_defaults(sampling), settings=settings, **job), run, started)
 
 
@@ -87,14 +87,21 @@ def _defaults(flags: dict[str, Any]) -> dict[str, Any]:
     given = {name: value for name, value in flags.items() if value not in (None, ())}
     structured = {"regex": given.pop("regex")} if "regex" in given else {}
     if "json_schema" in given:
-        structured["json"] = _read(given.pop("json_schema"))
+        schema = given.pop("json_schema")
+        structured["json"] = schema if _is_json(schema) else _read(Path(schema))
     if structured:
         given["structured_outputs"] = structured
     return given
+
+
+def _is_json(schema: str) -> bool:
+    """Whether the flag has the schema itself, and not the name of its file."""
+    return schema.lstrip().startswith("{")
 
 
 def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeError) as error:
-        raise FlagError(f"--json-schema {path}: unreadable ({error})") from None
+        what = getattr(error, "strerror", None) or error
+        raise FlagError(f"--json-schema {path}: {what}; give a file, or the schema itself in quotes: '{{…}}'") from None

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from rosebatch.core.errors import RowError, unexpected
 from rosebatch.io.columns import Columns, as_in_json, from_text, written
 from rosebatch.io.depth import is_deeper
+from rosebatch.io.json_hints import hint
 from rosebatch.io.openai.lines import parse_request
 from rosebatch.io.rows import FailedRow, Row
 from rosebatch.io.table_values import BadValues, TextValues
@@ -154,7 +155,7 @@ class RowParser:
         try:
             values = msgspec.json.decode(content)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            failure = RowError("invalid_json", f"not valid JSON: {error}")
+            failure = RowError("invalid_json", f"not valid JSON: {error}{hint(content)}")
             return FailedRow(index=index, where=where, metadata={}, error=failure)
         if (
             len(content) > _DEEPEST

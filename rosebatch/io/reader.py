@@ -1,7 +1,8 @@
 """Files of prompts -> rows: JSONL of rosebatch's own fields or of an OpenAI batch, and tables."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from functools import cached_property
+from contextlib import suppress
+from functools import cached_property, partial
 from io import BytesIO
 from itertools import chain, islice, takewhile
 from operator import attrgetter
@@ -24,19 +25,20 @@ from rosebatch.io.lines import LINE_END, bounded_lines, skip_line
 from rosebatch.io.openai.lines import is_request
 from rosebatch.io.parse import Content, Record, RowParser
 from rosebatch.io.read_ahead import GROUP_BYTES, grouped, read_ahead
-from rosebatch.io.rows import FailedRow, Row
+from rosebatch.io.rows import PROMPT_FIELDS, FailedRow, Row
 from rosebatch.io.schemas import joined, kept_metadata
 from rosebatch.io.seen_ids import SeenIds
 from rosebatch.io.table_values import BadValues
 from rosebatch.io.tables import open_table
 from rosebatch.io.tasks.generate import GENERATE
 from rosebatch.io.tasks.task import Task
-from rosebatch.io.unsupported_formats import kind_of, require_lines
+from rosebatch.io.unsupported_formats import kind_of, require_lines, require_no_csv, require_objects
 
 # Four times what a prompt may have: JSON may write a byte of text as three.
 MAX_ROW_BYTES = 32 << 20
 # Lines of a file that may be looked at to recognize an OpenAI batch.
 _MAX_PEEKED = 100
+_PEEKED_BYTES = 4096
 _SIZE = attrgetter("size")
 # Rows that are read together. Of files, more: a large group takes less time for each row.
 _GROUP, _LARGE_GROUP = 64, 256
@@ -97,6 +99,9 @@ class PromptReader:
             by_name = input_format == "auto"
             heads = {path: self._files.head(path) for path in self._json_paths}
             require_lines({path: kind_of(path, head, by_name=by_name) for path, head in heads.items()})
+            for path, kind in zip(self.paths, self.kinds, strict=True):
+                if kind == "lines" and not is_url(path):
+                    require_objects(path, self._first_lines(path))
             _ = self._schemas
 
     @property
@@ -129,6 +134,7 @@ class PromptReader:
             return given or table_of(self._files.head("-")) or "lines"
         if first:
             require_lines({"stdin": kind_of("", first, by_name=False)})
+            require_no_csv(first, {*PROMPT_FIELDS, self.columns.prompt or "prompt"})
             self._peeked += bounded_lines(BytesIO(first), "stdin", self.max_row_bytes)
             if len(first) == self.max_row_bytes + LINE_END and not first.endswith(b"\n"):
                 skip_line(stdin)
@@ -324,6 +330,13 @@ class PromptReader:
                 if not streamed:
                     file.close()
         return False
+
+    def _first_lines(self, path: str) -> list[bytes]:
+        """The first lines that are not blank, or their beginnings; none of a file that is damaged there."""
+        with self._files.open(path) as file, suppress(OSError, EOFError):
+            lines = map(stripped, islice(iter(partial(file.readline, _PEEKED_BYTES), b""), _MAX_PEEKED))
+            return list(filter(None, lines))
+        return []
 
     def _where(self, path: str, kind: Kind) -> str:
         """Names the place of a row, followed by its number."""

@@ -17,6 +17,17 @@ _MAGIC = {
     b"7z\xbc\xaf": "a 7z archive",
     b"\xd0\xcf\x11\xe0": "an old spreadsheet",
     b"Obj\x01": "Avro",
+    b"\x89PNG": "a PNG image",
+    b"\xff\xd8\xff": "a JPEG image",
+    b"GIF8": "a GIF image",
+    b"%PDF": "a PDF",
+    b"SQLite f": "an SQLite database",
+    b"\x93NUMPY": "a NumPy array",
+    b"\x89HDF": "HDF5",
+    b"GGUF": "a model in GGUF",
+    b"<!DOCTYP": "an HTML page",
+    b"<html": "an HTML page",
+    b"<?xml": "XML",
 }
 
 _MAX_NAMES = 5
@@ -89,6 +100,40 @@ def require_lines(kinds: Mapping[str, str | None]) -> None:
     unread = [f"{path} is {kind}" for path, kind in kinds.items() if kind]
     if unread:
         raise UserError(f"{_listed(unread)}: {_ARE_READ}; {_WAY_OUT}")
+
+
+def require_objects(path: str, lines: Iterable[bytes]) -> None:
+    """Check that a file of text may have rows: that some of its first lines begin as JSON objects or arrays do.
+
+    Args:
+        path: of the file.
+        lines: the first ones that are not blank.
+
+    Raises:
+        UserError: none does, or the first object is on several lines.
+    """
+    lines = list(lines)
+    if lines[:1] == [b"{"]:
+        whole = f"jq -c . {path} > prompts.jsonl"
+        raise UserError(f"{path}: is JSON on several lines, but a row is one JSON object on a line: {whole}")
+    if lines and not any(line.startswith((b"{", b"[")) for line in lines):
+        if any(b"\0" in line for line in lines):
+            raise UserError(f"{path} is no text: {_ARE_READ}; {_WAY_OUT}")
+        raw = "" if lines[0].startswith(b'"') else "R"
+        way = f"if each line is a prompt: jq -c{raw} '{{prompt: .}}' {path} > prompts.jsonl"
+        raise UserError(f'{path}: has no JSON objects, but a row is one on a line: {{"prompt": "…"}}; {way}')
+
+
+def require_no_csv(first: bytes, columns: Iterable[str]) -> None:
+    """Check that the first line of stdin is not the header of a CSV file with one of these columns.
+
+    Raises:
+        UserError: it is.
+    """
+    text = first.decode("utf-8", "replace").strip()
+    cells = {cell.strip(' "') for cell in text.replace(";", ",").replace("\t", ",").split(",")}
+    if not text.startswith("{") and cells & set(columns):
+        raise UserError("stdin: begins like CSV; if it is, give --input-format csv")
 
 
 def _listed(names: list[str]) -> str:

@@ -126,4 +126,4 @@ def _digest(path: str | None) -> str | None:
     try:
         return hashlib.sha256(Path(path).expanduser().read_bytes()).hexdigest()
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from None
+        raise UserError(f"--chat-template {path}: {error.strerror}") from None

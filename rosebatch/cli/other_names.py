@@ -1,0 +1,109 @@
+"""What users of other tools type, and what that is here."""
+
+import re
+from collections.abc import Collection
+from pathlib import Path
+
+# By what to do here: flags of vLLM, SGLang, llama.cpp, transformers, and of habit.
+_FLAGS = {
+    "use --model": "-m --model-path --model-name --model-id --hf-model --hf-repo",
+    "the input has no flag, use rosebatch generate INPUT": (
+        "-i -f --input --input-file --input-path --file --prompts --dataset"
+    ),
+    "give a file of prompts, or - and one JSON object a line on stdin": "-p --prompt",
+    "use --output (-o)": "--out --output-file --output-path --output-dir --save-path --results",
+    "use --tensor-parallel-size (-tp): GPUs that hold one model together": "--tp --tp-size --tensor-parallel",
+    "use --data-parallel-size (-dp): workers with a model each": (
+        "--dp --dp-size --data-parallel --workers --num-workers -j -w"
+    ),
+    "use -dp N for a model on each GPU, or -tp N for one over all": "-g --num-gpus --gpus --num-gpu --ngpus",
+    "use -tp N, which divides each layer": "-pp --pp --pp-size --pipeline-parallel-size",
+    "set CUDA_VISIBLE_DEVICES in front of the command": "--gpu-ids --gpu-id --base-gpu-id",
+    "use --device cuda": "--gpu --cuda",
+    "use --device cpu": "--cpu",
+    "use --dtype float16": "--half --fp16 --float16",
+    "use --dtype bfloat16": "--bf16 --bfloat16",
+    "use --dtype": "--torch-dtype --precision",
+    "leave it out, no code of a model folder is ever run": "--trust-remote-code",
+    "leave it out, the checkpoint says how its weights are stored": (
+        "--quantization --quantize --load-in-4bit --load-in-8bit"
+    ),
+    "use --max-model-len": "-c --context-length --ctx-size --n-ctx --max-seq-len --max-sequence-length",
+    "use --max-num-seqs": ("-b --batch-size --max-batch-size --max-running-requests --concurrency --max-concurrency"),
+    "use --max-num-batched-tokens": "--chunked-prefill-size --max-prefill-tokens --max-num-tokens",
+    "use --gpu-memory-utilization": "--mem-fraction-static --gpu-memory --gpu-mem-util",
+    "use --kv-cache-memory": "--kv-cache-memory-bytes",
+    "use --block-size": "--page-size",
+    "use --no-cuda-graph": "--enforce-eager --disable-cuda-graph",
+    "use --no-prefix-cache": "--disable-radix-cache --no-enable-prefix-caching",
+    "use --no-chunked-prefill": "--no-enable-chunked-prefill",
+    "leave it out, it is so by default": (
+        "--enable-prefix-caching --enable-chunked-prefill --enable-auto-tool-choice --enable-reasoning"
+    ),
+    "leave it out, there is one choice": "--guided-decoding-backend --grammar-backend --attention-backend",
+    "use --max-tokens": "--max-new-tokens --max-length --n-predict --num-predict --max-output-tokens",
+    "use --temperature": "-t --temp",
+    "use --seed": "-s --random-seed",
+    "use --n": "-n --num-samples --num-return-sequences --n-samples",
+    "use --repetition-penalty": "--repeat-penalty",
+    "use --json-schema": "--guided-json --schema --response-format",
+    "use --regex": "--guided-regex --pattern",
+    "use --tokenizer": "--tokenizer-path --tokenizer-name",
+    "use --chat-template": "--template --jinja-template",
+    "use --quiet (-q)": "--disable-log-stats --disable-log-requests --no-progress --silent",
+    "leave it out, progress and a report are shown unless --quiet is given": "-v --verbose --debug --log-level",
+    "leave it out, a run without --resume replaces the output": "-y --overwrite --force",
+    "use --resume": "--continue --restart",
+    "give fewer lines, head -n N FILE | rosebatch generate -": "--limit --max-samples --head",
+    "leave it out, rosebatch reads files and serves no port": "--host --port --api-key",
+    "leave it out, rosebatch has no such feature": (
+        "--kv-cache-dtype --swap-space --cpu-offload-gb --enable-lora --lora-modules --lora-paths --speculative-config"
+    ),
+}
+_COMMANDS = {
+    "generate": "run-batch run gen batch infer inference predict complete chat",
+    "generate, which reads a file and serves no port": "serve server launch_server",
+    "embed": "embeddings embedding encode",
+    "bench": "benchmark throughput",
+    "check": "validate lint test",
+    "merge": "join concat",
+    "--help": "help",
+    "--version": "version",
+}
+FLAGS = {name: hint for hint, names in _FLAGS.items() for name in names.split()}
+COMMANDS = {name: hint for hint, names in _COMMANDS.items() for name in names.split()}
+
+_NO_OPTION = re.compile(r"No such option: (\S+)")
+_NO_COMMAND = re.compile(r"No such command '([^']*)'")
+_FIELD = re.compile(r"([a-z][a-z_]*)(?= must |: )")
+_SEVERAL = re.compile(r"Got unexpected extra argument\(?s?\)? \((.*)\)")
+
+
+def explained(message: str, flags: Collection[str]) -> str:
+    """The message of a command line that cannot be read, with what the user probably meant.
+
+    Args:
+        message: of the parser.
+        flags: names of all flags.
+    """
+    if match := _NO_OPTION.match(message):
+        name = match[1]
+        own = name.replace("_", "-").lower()
+        hint = f"use {own}" if own in flags else FLAGS.get(own)
+        return f"{name} is no flag here: {hint}" if hint else f"{message}; --help-all lists all flags"
+    if match := _NO_COMMAND.match(message):
+        name = match[1]
+        meant = f"generate {name}" if Path(name).exists() else COMMANDS.get(name)
+        return f"{name} is no command: use rosebatch {meant}" if meant else f"{message} rosebatch --help lists them"
+    if match := _SEVERAL.match(message):
+        several = "a folder or a pattern in quotes stands for several files, --model names the model"
+        return f"{match[1]}: a command takes one INPUT: {several}"
+    return message
+
+
+def by_flag(message: str, fields: Collection[str]) -> str:
+    """A message about a field, by its flag: ``top_p must be …`` as ``--top-p must be …``."""
+    match = _FIELD.match(message)
+    if match is None or match[1] not in fields:
+        return message
+    return f"--{match[1].replace('_', '-')}{message[match.end() :]}"

@@ -1,0 +1,166 @@
+"""What a newcomer types wrong: one line says what it is and the way out, with exit code 2."""
+
+import json
+import shlex
+
+import pytest
+from typer.main import get_command
+
+from rosebatch.cli.app import app
+from rosebatch.cli.other_names import COMMANDS, FLAGS
+from tests.helpers.command_errors import require_error
+
+FILES = {
+    "in.jsonl": b'{"prompt":"a","max_tokens":1}\n',
+    "pretty.json": b'{\n  "prompt": "a"\n}\n',
+    "pretty.jsonl": b'{\n  "prompt": "a"\n}\n',
+    "plain.txt": b"What is 2+2?\n\nWho are you?\n",
+    "plain.jsonl": b"What is 2+2?\nWho are you?\n",
+    "texts.jsonl": b'"What is 2+2?"\n"Who are you?"\n',
+    "numbers.jsonl": b"1\n2\n",
+    "rows.yaml": b"- prompt: a\n- prompt: b\n",
+    "image.jsonl": b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\n",
+    "photo.jpg": b"\xff\xd8\xff\xe0\x00\x10JFIF\n",
+    "paper.pdf": b"%PDF-1.7\n1 0 obj\n",
+    "page.html": b"<!DOCTYPE html>\n<p>a</p>\n",
+    "rows.db": b"SQLite format 3\x00" + bytes(84),
+    "array.npy": b"\x93NUMPY\x01\x00v\x00{'descr': '<i8'}\n",
+    "rows.pkl": b"\x80\x04\x95\x0e\x00\x00\x00]\x94}\n",
+    "book.xlsx": b"PK\x03\x04" + bytes(20),
+    "old.csv": b"question,answer\na,b\n",
+    "semicolons.csv": b"prompt;id\na;1\n",
+    "broken.parquet": b"no parquet",
+    "schema.json": b'{"type": "objec"}',
+    "model.bin": b"\x80\x02",
+    "folder/notes.md": b"# a\n",
+}
+# What follows "rosebatch"; M is a model folder. Then parts of the line.
+INVOCATIONS = [
+    # Commands.
+    ("serve M", "serve is no command: use rosebatch generate, which reads a file and serves no port"),
+    ("run-batch -i in.jsonl", "run-batch is no command: use rosebatch generate"),
+    ("in.jsonl --model M", "in.jsonl is no command: use rosebatch generate in.jsonl"),
+    ("genrate in.jsonl", "No such command 'genrate'. Did you mean 'generate'? rosebatch --help lists them"),
+    ("--model M in.jsonl", "No such option: --model"),
+    ("generate", "Missing argument 'INPUT'"),
+    ("generate in.jsonl plain.txt --model M", "plain.txt: a command takes one INPUT: a folder or a pattern in quotes"),
+    ("check", "Missing argument 'INPUT'"),
+    ("merge in.jsonl", "Missing option '--output'"),
+    # Flags of other tools.
+    ("generate in.jsonl -m M", "-m is no flag here: use --model"),
+    ("generate --input-file in.jsonl --model M", "the input has no flag, use rosebatch generate INPUT"),
+    ("generate in.jsonl --model M --num-gpus 2", "use -dp N for a model on each GPU, or -tp N for one over all"),
+    ("generate in.jsonl --model M --tp 2", "--tp is no flag here: use --tensor-parallel-size (-tp)"),
+    ("generate in.jsonl --model M --trust-remote-code", "no code of a model folder is ever run"),
+    ("generate in.jsonl --model M --enforce-eager", "use --no-cuda-graph"),
+    ("generate in.jsonl --model M --mem-fraction-static .8", "use --gpu-memory-utilization"),
+    ("generate in.jsonl --model M --context-length 99", "use --max-model-len"),
+    ("generate in.jsonl --model M --max-new-tokens 9", "use --max-tokens"),
+    ("generate in.jsonl --model M --max_tokens 9", "--max_tokens is no flag here: use --max-tokens"),
+    ("generate in.jsonl --model M --batch-size 9", "use --max-num-seqs"),
+    ("generate in.jsonl --model M --output-file out.jsonl", "use --output (-o)"),
+    ("generate in.jsonl --model M --fp16", "use --dtype float16"),
+    ("generate in.jsonl --model M -n 2", "-n is no flag here: use --n"),
+    ("check in.jsonl --model M --limit 9", "head -n N FILE | rosebatch generate -"),
+    ("bench --batch-size 9", "use --max-num-seqs"),
+    ("generate in.jsonl --model M --frobnicate", "No such option: --frobnicate", "--help-all lists all flags"),
+    # Values.
+    ("generate in.jsonl --model M --max-tokens many", "--max-tokens"),
+    ("generate in.jsonl --model M --max-tokens", "--max-tokens"),
+    ("generate in.jsonl --model M --max-tokens 0", "--max-tokens must be >= 1, got 0"),
+    ("generate in.jsonl --model M --temperature -1", "--temperature must be >= 0, got -1"),
+    ("generate in.jsonl --model M --top-p 90", "--top-p must be in (0, 1], got 90"),
+    ("generate in.jsonl --model M --seed -1", "--seed must be in [0, 2^64), got -1"),
+    ("generate in.jsonl --model M --dtype int8", "--dtype", "'float32', 'float16', 'bfloat16'"),
+    ("generate in.jsonl --model M --device gpu", "--device", "'cuda'"),
+    ("generate in.jsonl --model M --gpu-memory-utilization 90", "--gpu-memory-utilization must be in (0, 1], got 90"),
+    ("generate in.jsonl --model M --kv-cache-memory 4TB", "'4TB' is no size in bytes: write it like 512MiB or 4GiB"),
+    ("generate in.jsonl --model M --max-model-len 99999", "--max-model-len 99999 must be between 2 and 256"),
+    ("generate in.jsonl --model M -dp 0", "--data-parallel-size must be >= 1, got 0"),
+    ("generate in.jsonl --model M -tp 3", "--tensor-parallel-size 3: the model has 4 heads, which cannot be divided"),
+    ("generate in.jsonl --model M --stop ''", "--stop must be made of non-empty strings"),
+    ("generate in.jsonl --model M --regex '('", "the regex cannot be used"),
+    ("generate in.jsonl --model M --json-schema none.json", "--json-schema none.json: No such file", "'{…}'"),
+    ("generate in.jsonl --model M --json-schema schema.json", "the JSON schema cannot be used: Invalid type: objec"),
+    ("generate in.jsonl --model M --json-schema '{\"type\":'", "the JSON schema cannot be used: Expecting value"),
+    ("generate in.jsonl --model M --chat-template none.jinja", "--chat-template none.jinja: No such file"),
+    ("generate in.jsonl --model M --no-such-cache", "No such option: --no-such-cache"),
+    ("generate old.csv --model M --prompt-column quest", "has no such column, but question, answer"),
+    ("check in.jsonl --model M --embed --top-k 3", "nothing is generated, so --top-k have no meaning"),
+    # Models.
+    ("generate in.jsonl --model none", "none: no such model; give a model folder, a .gguf file, a .toml"),
+    ("generate in.jsonl --model model.bin", "model.bin: not a model; give a model folder, a .gguf file"),
+    ("generate in.jsonl --model folder", "config.json: no such file"),
+    ("generate in.jsonl --model M --revision main", "--revision main needs a Hugging Face id (ORG/NAME)"),
+    ("generate in.jsonl --model M --tokenizer none", "--tokenizer none: no such folder"),
+    # Inputs.
+    ("generate none.jsonl --model M", "none.jsonl: no such file or folder"),
+    ("generate 'none/*.jsonl' --model M", "none/*.jsonl"),
+    ("generate folder --model M", "folder: no files found; a folder needs .jsonl"),
+    ("generate pretty.json --model M", "is neither an array of objects nor one object per line; put [ and"),
+    ("generate pretty.jsonl --model M", "is JSON on several lines", "jq -c . pretty.jsonl > prompts.jsonl"),
+    ("generate plain.txt --model M", "a row is one on a line", "jq -cR '{prompt: .}' plain.txt > prompts.jsonl"),
+    ("check plain.jsonl --model M", "plain.jsonl: has no JSON objects"),
+    ("generate texts.jsonl --model M", "jq -c '{prompt: .}' texts.jsonl > prompts.jsonl"),
+    ("generate numbers.jsonl --model M", "numbers.jsonl: has no JSON objects"),
+    ("generate rows.yaml --model M", "rows.yaml: has no JSON objects"),
+    ("embed image.jsonl --model M", "image.jsonl is a PNG image: only JSON, CSV, Parquet and Arrow are read"),
+    ("generate photo.jpg --model M", "photo.jpg is a JPEG image"),
+    ("generate paper.pdf --model M", "paper.pdf is a PDF"),
+    ("generate page.html --model M", "page.html is an HTML page"),
+    ("generate rows.db --model M", "rows.db is an SQLite database"),
+    ("generate array.npy --model M", "array.npy is a NumPy array"),
+    ("generate rows.pkl --model M", "rows.pkl is no text: only JSON, CSV, Parquet and Arrow are read"),
+    ("generate book.xlsx --model M", "book.xlsx is a zip archive or a spreadsheet"),
+    ("generate old.csv --model M", "old.csv: has none of the columns prompt", "question, answer"),
+    ("generate semicolons.csv --model M", "semicolons.csv: has none of the columns prompt"),
+    ("generate broken.parquet --model M", "broken.parquet: unreadable Parquet"),
+    ("generate in.jsonl --input-format xml --model M", "--input-format"),
+    # Outputs.
+    ("generate in.jsonl --model M -o none/out.jsonl", "none"),
+    ("generate in.jsonl --model M -o out.xlsx", "-o out.xlsx: is written as JSONL"),
+    ("generate in.jsonl --model M -o in.jsonl", "in.jsonl"),
+    ("generate in.jsonl --model M --resume", "-o FILE"),
+    ("generate in.jsonl --model M --report none/r.html", "--report none/r.html: "),
+    ("bench --scenario none", "none: no such scenario or suite"),
+    ("bench --against vlm", "--against vlm: no such engine; choose from vllm"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("newcomer")
+    for name, content in FILES.items():
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_bytes(content)
+    return root
+
+
+@pytest.mark.parametrize(("command", "parts"), [(command, parts) for command, *parts in INVOCATIONS])
+def test_one_line_and_the_way_out(cli, model_folder, folder, monkeypatch, command, parts):
+    """Tracebacks, "No such option" and 4,000 rows of "invalid character (byte 0)" left newcomers where they were."""
+    monkeypatch.chdir(folder)
+    before = sorted(folder.rglob("*"))
+    arguments = [str(model_folder) if each == "M" else each for each in shlex.split(command)]
+    require_error(cli(*arguments), 2, *parts)
+    assert sorted(folder.rglob("*")) == before, "nothing is left behind"
+
+
+def test_a_schema_on_the_command_line(cli, model_folder, folder, monkeypatch):
+    """It was looked for as a file. Two slashes in it are no path's."""
+    monkeypatch.chdir(folder)
+    schema = json.dumps({"const": "a//b"})
+    result = cli("generate", "in.jsonl", "--model", model_folder, "-q", "--json-schema", schema, "--temperature", 0)
+    assert result.code == 0 and json.loads(result.out)["text"].startswith('"')
+
+
+def test_names_of_other_tools_are_none_of_ours():
+    """A flag or command that rosebatch gets one day is no longer explained away."""
+    commands = {command.name or command.callback.__name__ for command in app.registered_commands}
+    assert not commands & COMMANDS.keys()
+    parameters = [each for command in get_command(app).commands.values() for each in command.params]
+    own = {name for each in parameters for name in (*each.opts, *each.secondary_opts)}
+    assert not own & FLAGS.keys()
+    hints = " ".join([*FLAGS.values(), *COMMANDS.values()])
+    named = {word.strip("(),:") for word in hints.split() if word.startswith("-") and len(word.strip("(),:")) > 1}
+    assert named - own == {"--version", "-n"}
