@@ -50,17 +50,21 @@ class Message(msgspec.Struct):
     content: str | list[dict[str, Any]] | None = None
 
 
-class JsonSchema(msgspec.Struct):
-    """A schema as the API wraps it. Its name has no effect, and it is always enforced strictly."""
+class JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
+    """A schema as the API wraps it. The other fields have no effect: it is always enforced strictly."""
 
     schema: dict[str, Any] | bool | None = None
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
 
 
-class ResponseFormat(msgspec.Struct):
-    """The format of an answer, as the API spells it."""
+class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
+    """The format of an answer, as the API spells it. Other servers take the schema beside the type."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    schema: dict[str, Any] | bool | None = None
 
 
 class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):

@@ -156,18 +156,32 @@ def _logprobs(logprobs: bool | int | None, top_logprobs: int | None) -> int | No
 
 
 def _grammar(response_format: ResponseFormat | None, structured: StructuredOutputs | None) -> GrammarSpec | None:
-    specs: list[GrammarSpec] = []
-    if response_format is not None and response_format.type == "json_object":
-        specs.append(GrammarSpec("json_object"))
-    if response_format is not None and response_format.type == "json_schema":
-        if response_format.json_schema is None or response_format.json_schema.schema is None:
-            raise RowError("invalid_field", "response_format of type json_schema needs json_schema.schema")
-        specs.append(GrammarSpec("json_schema", _json(response_format.json_schema.schema)))
+    specs = [] if response_format is None else _of_format(response_format)
     if structured is not None:
         specs += [GrammarSpec(kind, source) for kind, source in grammars_of(structured)]
     if len(specs) > 1:
         raise RowError("invalid_field", f"an answer can have one grammar, but {len(specs)} are given: keep one")
     return specs[0] if specs else None
+
+
+def _of_format(given: ResponseFormat) -> list[GrammarSpec]:
+    """The grammar of a response format; several if it has several schemas."""
+    wrapped = None if given.json_schema is None else given.json_schema.schema
+    schemas = [schema for schema in (wrapped, given.schema) if schema is not None]
+    if given.type == "text":
+        return []
+    if given.type == "json_schema" and not schemas:
+        raise RowError("invalid_field", "response_format of type json_schema needs json_schema.schema")
+    if given.type == "json_object":
+        if not schemas:
+            return [GrammarSpec("json_object")]
+        schemas = [_of_object(schema) for schema in schemas]
+    return [GrammarSpec("json_schema", _json(schema)) for schema in schemas]
+
+
+def _of_object(schema: dict[str, Any] | bool) -> dict[str, Any] | bool:
+    """A schema that takes objects only, unless it says what else."""
+    return {"type": "object", **({} if schema is True else schema)} if schema is not False else False
 
 
 def _json(value: Any) -> str:

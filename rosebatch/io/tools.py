@@ -32,11 +32,11 @@ class Tool(msgspec.Struct):
     function: ToolFunction
 
 
-class _Named(msgspec.Struct):
+class _Named(msgspec.Struct, forbid_unknown_fields=True):
     name: str
 
 
-class NamedTool(msgspec.Struct):
+class NamedTool(msgspec.Struct, forbid_unknown_fields=True):
     """The one tool that must be called, as the chat API writes it."""
 
     type: Literal["function"]

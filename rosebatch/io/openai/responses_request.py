@@ -42,13 +42,25 @@ _OF_CHATS = ("messages", "max_tokens", "max_completion_tokens", "response_format
 _TEXTS = frozenset({"input_text", "output_text", "text", "refusal"})
 
 
+class _Text(msgspec.Struct, forbid_unknown_fields=True):
+    format: dict[str, Any] | None = None
+    verbosity: str | None = None
+
+
+class _Reasoning(msgspec.Struct, forbid_unknown_fields=True):
+    # Summaries of the reasoning are not made: it is in the answer as it is.
+    effort: str | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
 class _Body(msgspec.Struct):
     input: str | list[dict[str, Any]] | None = None
     instructions: str | None = None
     include: list[str] | None = None
     max_output_tokens: int | None = None
-    reasoning: dict[str, Any] | None = None
-    text: dict[str, Any] | None = None
+    reasoning: _Reasoning | None = None
+    text: _Text | None = None
     tool_choice: str | dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
     top_logprobs: int | None = None
@@ -70,10 +82,10 @@ def as_chat(values: dict[str, Any]) -> dict[str, Any]:
     chat = {name: value for name, value in values.items() if name not in _OWN and name not in _OF_CHATS}
     chat["messages"] = _messages(body)
     chat["max_tokens"] = body.max_output_tokens
-    text, reasoning = body.text or {}, body.reasoning or {}
-    chat["response_format"] = _response_format(text.get("format"))
-    chat["verbosity"] = text.get("verbosity")
-    chat["reasoning_effort"] = reasoning.get("effort")
+    text, reasoning = body.text or _Text(), body.reasoning or _Reasoning()
+    chat["response_format"] = _response_format(text.format)
+    chat["verbosity"] = text.verbosity
+    chat["reasoning_effort"] = reasoning.effort
     chat["tools"] = [_tool(tool) for tool in body.tools or ()]
     chat["tool_choice"] = _tool_choice(body.tool_choice)
     _add_logprobs(chat, body)
@@ -132,8 +144,8 @@ def _content(content: Any, where: str) -> str:
     return "\n".join(texts)
 
 
-def _response_format(given: Any) -> Any:
-    if not isinstance(given, Mapping) or given.get("type") != "json_schema":
+def _response_format(given: dict[str, Any] | None) -> dict[str, Any] | None:
+    if given is None or given.get("type") != "json_schema":
         return given
     return {"type": "json_schema", "json_schema": {name: given[name] for name in given if name != "type"}}
 
@@ -147,7 +159,7 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 def _tool_choice(given: str | dict[str, Any] | None) -> Any:
     if isinstance(given, dict) and given.get("type") == "function":
-        return {"type": "function", "function": {"name": given.get("name")}}
+        return {"type": "function", "function": {name: value for name, value in given.items() if name != "type"}}
     return given
 
 
