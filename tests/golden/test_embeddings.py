@@ -1,5 +1,8 @@
 """Embeddings in fp32 equal transformers' hidden states, pooled, whatever the schedule was."""
 
+import functools
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -42,23 +45,41 @@ def embed(engine, prompts, pooling, **params):
 
 @pytest.fixture(scope="session")
 def expected(transformers, goldens):
-    """transformers' own hidden states of each prompt, pooled and normalised: ``[N, H]``."""
-    made = {}
+    """transformers' own hidden states of each prompt in fp64, pooled and normalised: ``[N, H]``.
+
+    NaN where its own fp32 is half of the tolerance away: other instructions round such a prompt across it.
+    """
+
+    @functools.cache
+    def states(name, dtype):
+        own = {"dtype": dtype, "experts_implementation": "eager"}
+        model = transformers.AutoModel.from_pretrained(goldens(name).folder, **own).eval()
+        with torch.inference_mode():
+            return [
+                model(torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long))
+                .last_hidden_state[0]
+                .double()
+                for prompt in prompts_of(goldens(name))
+            ]
 
     def pooled(name, pooling):
-        if name not in made:
-            model = transformers.AutoModel.from_pretrained(goldens(name).folder, dtype=torch.float32).eval()
-            with torch.inference_mode():
-                made[name] = [
-                    model(torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long))
-                    .last_hidden_state[0]
-                    .double()
-                    for prompt in prompts_of(goldens(name))
-                ]
-        vectors = torch.stack([states[-1] if pooling == "last" else states.mean(0) for states in made[name]])
-        return torch.nn.functional.normalize(vectors, dim=1).numpy()
+        exact, rounded = (
+            torch.nn.functional.normalize(
+                torch.stack([each[-1] if pooling == "last" else each.mean(0) for each in states(name, dtype)])
+            )
+            for dtype in (torch.float64, torch.float32)
+        )
+        unsure = (exact - rounded).abs().amax(1) > TOLERANCE / 2
+        assert unsure.sum() <= 4, "too many prompts are decided by rounding"
+        return exact.masked_fill(unsure[:, None], math.nan).numpy()
 
     return pooled
+
+
+def require_close(found, right):
+    """The rows that rounding does not decide are equal."""
+    sure = ~np.isnan(right).any(1)
+    np.testing.assert_allclose(found[sure], right[sure], rtol=0, atol=TOLERANCE)
 
 
 @pytest.mark.whole
@@ -72,7 +93,7 @@ def test_whole_chunked_and_from_the_prefix_cache(name, goldens, expected, make_e
     for pooling in POOLINGS:
         right = expected(name, pooling)
         for engine in (whole, chunked, chunked):
-            np.testing.assert_allclose(embed(engine, prompts, pooling), right, rtol=0, atol=TOLERANCE)
+            require_close(embed(engine, prompts, pooling), right)
 
 
 @pytest.fixture(params=[1, 2])
@@ -110,7 +131,7 @@ def test_two_ranks(name, goldens, expected):
     engine = make_tensor_parallel_engine(source, limits, Switches.resolve({}, "cpu"), 2)
     for pooling in POOLINGS:
         found = embed(engine, prompts_of(golden), pooling)
-        np.testing.assert_allclose(found, expected(name, pooling), rtol=0, atol=TOLERANCE)
+        require_close(found, expected(name, pooling))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma3", pytest.param("gpt_oss", marks=pytest.mark.thorough)])
@@ -123,7 +144,7 @@ def test_models_of_transformers_code(name, goldens, expected):
     engine = load_engine(source, limits, Switches.resolve({}, "cpu"), CPU).engine
     for pooling in POOLINGS:
         found = embed(engine, prompts_of(golden), pooling)
-        np.testing.assert_allclose(found, expected(name, pooling), rtol=0, atol=TOLERANCE)
+        require_close(found, expected(name, pooling))
 
 
 def test_a_mean_takes_no_cached_tokens(goldens, make_engine):
@@ -143,8 +164,8 @@ def test_dimensions_and_length(goldens, expected, make_engine):
     prompts, whole = prompts_of(golden), expected("qwen3", "last")
     engine = make_engine(golden.folder)
     cut = embed(engine, prompts, "last", dimensions=5)
-    np.testing.assert_allclose(cut, whole[:, :5] / np.linalg.norm(whole[:, :5], axis=1)[:, None], rtol=0, atol=1e-5)
+    require_close(cut, whole[:, :5] / np.linalg.norm(whole[:, :5], axis=1)[:, None])
     plain = embed(engine, prompts, "last", normalize=False)
     lengths = np.linalg.norm(plain, axis=1)
-    np.testing.assert_allclose(plain / lengths[:, None], whole, rtol=0, atol=TOLERANCE)
+    require_close(plain / lengths[:, None], whole)
     assert not np.isclose(lengths, 1).any()
