@@ -57,6 +57,28 @@ def test_whoever_ends_the_process_is_heard():
         batch_or_each(interrupted, [1, 2], lambda error: RowError("x", "x"))
 
 
+# Fields that name token ids: a value for an id, and what ids below zero and past the logits are called.
+ID_FIELDS = {
+    "prompt_token_ids": (lambda token_id: [token_id], "invalid_token_id", "invalid_token_id"),
+    "stop_token_ids": (lambda token_id: [token_id], "invalid_sampling", None),
+    "allowed_token_ids": (lambda token_id: [token_id], "invalid_sampling", "invalid_token_id"),
+    "logit_bias": (lambda token_id: {str(token_id): 1}, "invalid_token_id", "invalid_token_id"),
+}
+
+
+@pytest.mark.parametrize("name", ID_FIELDS)
+@pytest.mark.parametrize("vocab_size", [120, 257, 300])
+def test_token_ids_around_the_logits_and_the_tokenizer(job, name, vocab_size):
+    """Tokenizers of 257 tokens have more than a model's logits, or fewer. An id past either ended the job."""
+    value, below, past = ID_FIELDS[name]
+    ids = sorted({-1, 0, 256, 257, vocab_size - 1, vocab_size, 2**31, 2**63, 10**29})
+    prompt = {} if name == "prompt_token_ids" else {"prompt": "good"}
+    rows = job.results([GOOD, *({**prompt, "max_tokens": 2, name: value(each)} for each in ids)], vocab_size=vocab_size)
+    expected = [below if each < 0 else past if each >= vocab_size else None for each in ids]
+    assert codes(rows) == [None, *expected]
+    assert rows[0]["text"] == FakeModel().complete("good", 2)
+
+
 def test_an_answer_that_cannot_be_decoded(job):
     """decode_batch raised on another thread, and the job ended."""
     tokenizer = Tokenizer(Backend("decode_batch", ord("!"), OverflowError("big")))
