@@ -132,7 +132,7 @@ def test_signals_at_random_moments(cli, start, source, model_folder, tmp_path, n
     output = f"{target}/" if more else target
     codes = set()
     # Early ones first, while there is work left.
-    for moment in sorted(rng.uniform(0, seconds) for _ in range(9)):
+    for moment in sorted(rng.uniform(0, seconds) for _ in range(6)):
         number = rng.choice([signal.SIGINT, signal.SIGTERM])
         code, after = end_at(start(output, *more, "--resume"), number, moment)
         assert after < used / 4, f"{signal.Signals(number).name} after {moment:.2f} s took {after:.2f} of {used:.2f} s"
