@@ -8,9 +8,12 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from rosebatch.text.grammar import Grammars
+from rosebatch.text.grammar_source import compile_matcher, load_tokens, serialize
 from rosebatch.text.tokenizer import Tokenizer
+from rosebatch.text.tool_calls.call import Offered
 from tests.helpers.byte_tokenizer import EOS, byte_backend
 from tests.helpers.grammars import EOS_IDS, VOCAB_SIZE
+from tests.job.tool_templates import chat_backend
 
 SHORT_WORDS = [b'": ', b'", "', b'{"', b"]}", b"  ", b"\n\n", b"abc", b'"}', b"12", b" ", b" 1", b", "]
 
@@ -59,3 +62,19 @@ def any_grammars(request):
         tokenizer = Tokenizer(byte_backend(*(SHORT_WORDS if request.param == "words" else ())))
         size, eos = VOCAB_SIZE, EOS
     return Grammars(tokenizer, size, [eos]), tokenizer, size, eos
+
+
+@pytest.fixture(scope="module")
+def accepts():
+    """Whether an answer may be written under the grammar of forced calls."""
+    backend = chat_backend()
+    tokens = load_tokens(backend.to_str(), [256])
+    forms = Tokenizer(backend).choose_parsers(calls="qwen3_coder")
+
+    def check(schema, text, *, must_call=True):
+        spec = forms.grammar([Offered("add", schema)], parallel=True, must_call=must_call)
+        matcher = compile_matcher(tokens, serialize(spec))
+        ids = backend.encode(text).ids
+        return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+    return check

@@ -30,6 +30,9 @@ class GptOss:
         calls: list[ToolCall] = []
         kept, done = [], 0
         for header in _HEADER.finditer(text):
+            if header.start() < done:
+                # It is in the arguments of a call.
+                continue
             name = header[1] or header[2]
             found = arguments_at(text, skip_space(text, header.end())) if name in tools else None
             end = None if found is None else _END.match(text, found[1])

@@ -16,12 +16,16 @@ class Llama3:
 
     def parse(self, text: str, tools: Mapping[str, Schema]) -> Parsed:
         """See ``ToolCallFormat``. Without the tag, the calls are all of the answer, or its beginning."""
-        before, tag, _ = text.partition(_TAG)
-        calls, end = calls_from(text, skip_space(text, len(before) + len(tag) if tag else 0), tools, ";")
+        at = text.find(_TAG)
+        calls, end = calls_from(text, skip_space(text, 0), tools, ";")
+        before = ""
+        # A tag in the arguments of a call is none.
+        if at >= end or (at >= 0 and not calls):
+            before = text[:at]
+            calls, end = calls_from(text, skip_space(text, at + len(_TAG)), tools, ";")
         if not calls:
             return Parsed(text, ())
-        content = (before if tag else "") + text[end:].removeprefix(";")
-        return Parsed(content.strip(), tuple(calls))
+        return Parsed((before + text[end:].removeprefix(";")).strip(), tuple(calls))
 
     def grammar(self, tools: Sequence[Offered], mark: Terminal, *, parallel: bool, around: str | None = None) -> str:
         """See ``ToolCallFormat``."""

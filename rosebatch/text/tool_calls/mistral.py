@@ -34,14 +34,17 @@ class Mistral:
 
     def parse(self, text: str, tools: Mapping[str, Schema]) -> Parsed:
         """See ``ToolCallFormat``."""
-        before, *pieces = text.split(_CALLS)
+        at = text.find(_CALLS)
         calls: list[ToolCall] = []
-        kept = [before]
-        for piece in pieces:
-            begin = skip_space(piece, 0)
-            found, end = _listed(piece, begin, tools) if piece.startswith("[", begin) else _named(piece, tools)
+        kept = [text[:at]]
+        while at >= 0:
+            begin = skip_space(text, at + len(_CALLS))
+            found, end = _listed(text, begin, tools) if text.startswith("[", begin) else _named(text, begin, tools)
             calls += found
-            rest = piece[end:]
+            # A mark in the arguments of a call is none.
+            end = end if found else at + len(_CALLS)
+            at = text.find(_CALLS, end)
+            rest = text[end : at if at >= 0 else len(text)]
             # What is left of a broken list keeps its mark.
             kept.append(rest if found and not rest.strip() else _CALLS + rest)
         return Parsed("".join(kept).strip(), tuple(calls)) if calls else Parsed(text, ())
@@ -66,11 +69,11 @@ class Mistral:
 def _listed(text: str, begin: int, names: Collection[str]) -> tuple[list[ToolCall], int]:
     """The calls of a list up to the first broken one, and where they end."""
     calls, end = calls_from(text, skip_space(text, begin + 1), names, ",")
-    return calls, end + text.startswith("]", end) if calls else begin
+    return calls, end + text.startswith("]", end)
 
 
-def _named(text: str, names: Collection[str]) -> tuple[list[ToolCall], int]:
+def _named(text: str, begin: int, names: Collection[str]) -> tuple[list[ToolCall], int]:
     """One call, and where it ends."""
-    match = _NAMED.match(text)
+    match = _NAMED.match(text, begin)
     found = arguments_at(text, match.end()) if match is not None and match[1] in names else None
-    return ([ToolCall(match[1], found[0])], found[1]) if match is not None and found is not None else ([], 0)
+    return ([ToolCall(match[1], found[0])], found[1]) if match is not None and found is not None else ([], begin)

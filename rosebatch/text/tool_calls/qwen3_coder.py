@@ -14,13 +14,20 @@ import msgspec
 from rosebatch.text.tool_calls import lark
 from rosebatch.text.tool_calls.call import Offered, Parsed, Schema, Terminal, ToolCall
 from rosebatch.text.tool_calls.hermes import CLOSE, OPEN, parse_between
+from rosebatch.text.tool_calls.schema_kinds import ALL, TEXT, SchemaKinds, choices, kinds_of_value, resolved
 
-_FUNCTION = re.compile(r"<function=([^>\s]+)>\s*(.*?)\s*</function>", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>\s*", re.DOTALL)
+_BEGIN, _END = re.compile(r"<function=([^>\s]+)>\s*"), "</function>"
+# The mark of an end is one before the next parameter or the end of the call; elsewhere it is a part of the value.
+_PARAMETER = re.compile(
+    r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>\s*(?=<parameter=[^>\s]+>|</function>)", re.DOTALL
+)
+# A line of a value that begins a parameter: the one before was not closed.
+_UNCLOSED = re.compile(r"^<parameter=[^>\s]+>", re.MULTILINE)
 _KEY = re.compile(r"[^<>\s]+")
 _VALUE_END = "\n</parameter>"
-# No value has an end mark in it.
-_UNBROKEN = r"~/(?s:.)*<\/parameter>(?s:.)+/ & ~/(?s:.)*<\/function>(?s:.)*/"
+# Values that are generated have no mark in them.
+_UNBROKEN = r"~/(?s:.)*<\/parameter>(?s:.)+/ & ~/(?s:.)*<\/function>(?s:.)*/ & ~/(?s:.)*<parameter=(?s:.)*/"
+_MARKS = ("</", "<parameter=")
 
 _ANNOTATIONS = {"$id", "$schema", "default", "deprecated", "description", "examples", "title"}
 _DEFINITIONS = {"$defs", "definitions"}
@@ -28,15 +35,6 @@ _DEFINITIONS = {"$defs", "definitions"}
 _OF_OBJECTS = _ANNOTATIONS | _DEFINITIONS | {"additionalProperties", "properties", "required", "type"}
 _OF_TEXTS = _ANNOTATIONS | {"const", "enum", "maxLength", "minLength", "type"}
 
-_KINDS: dict[type, set[str]] = {
-    bool: {"boolean"},
-    int: {"integer", "number"},
-    float: {"number"},
-    str: {"string"},
-    list: {"array"},
-    dict: {"object"},
-    type(None): {"null"},
-}
 # As Python writes them, and so the model at times.
 _WORDS = {"true": ("boolean", True), "false": ("boolean", False), "none": ("null", None)}
 
@@ -61,13 +59,19 @@ class Qwen3Coder:
         """See ``ToolCallFormat``. A value without a schema is JSON if it can be, and a text otherwise."""
 
         def call_from(at: int) -> tuple[ToolCall, int] | None:
-            match = _FUNCTION.match(text, at)
-            if match is None or match[1] not in tools or _PARAMETER.sub("", match[2]):
+            begin = _BEGIN.match(text, at)
+            if begin is None or begin[1] not in tools:
                 return None
-            schemas = tools[match[1]].get("properties")
-            known = schemas if isinstance(schemas, dict) else {}
-            values = {key: _value(written, known.get(key)) for key, written in _PARAMETER.findall(match[2])}
-            return ToolCall(match[1], _arguments(values)), match.end()
+            kinds, members, end = SchemaKinds(tools[begin[1]]), [], begin.end()
+            while (parameter := _PARAMETER.match(text, end)) is not None:
+                key, written = parameter.groups()
+                if _UNCLOSED.search(written):
+                    return None
+                members.append(f"{_json(key)}: {_value(written, kinds.of_member(key))}")
+                end = parameter.end()
+            if not text.startswith(_END, end):
+                return None
+            return ToolCall(begin[1], f"{{{', '.join(members)}}}"), end + len(_END)
 
         return parse_between(text, call_from)
 
@@ -93,6 +97,7 @@ def _parameters(rule: str, tool: Offered) -> list[str]:
     if unknown := set(given.required) - given.properties.keys():
         raise ValueError(f"{tool.name} requires {min(unknown)}, which is no parameter")
     definitions = {name: tool.schema[name] for name in _DEFINITIONS & tool.schema.keys()}
+    kinds = SchemaKinds(tool.schema)
     parts, rules = [], []
     if tool.schema == {"type": "object"}:
         parts.append(f"({rule}_name {rule}_value {lark.text(chr(10))})*")
@@ -103,20 +108,44 @@ def _parameters(rule: str, tool: Offered) -> list[str]:
         value = f"{rule}_{number}"
         part = f"{lark.text(f'<parameter={key}>' + chr(10))} {value} {lark.text(chr(10))}"
         parts.append(part if key in given.required else f"({part})?")
-        if _is_text(schema):
-            rules.append(_text_rule(value, schema, f"{tool.name}: {key}"))
+        if kinds.of(schema) == TEXT:
+            forms = _text_forms(schema, tool.schema, set())
+            rules.append(f"{value}: {' | '.join(f'{value}_{i}' for i in range(len(forms)))}")
+            rules += [_text_rule(f"{value}_{i}", form, f"{tool.name}: {key}") for i, form in enumerate(forms)]
         else:
             whole = {**(schema if isinstance(schema, dict) else {"allOf": [schema]}), **definitions}
             rules += [f"{value}: {value}_json {lark.text(_VALUE_END)}", lark.json_rule(f"{value}_json", whole)]
     return [f"{rule}: {' '.join(parts) or lark.text('')}", *rules]
 
 
+def _text_forms(schema: Schema, root: Schema, referred: set[str]) -> list[Schema]:
+    """The forms that a text may have: each a schema without references and alternatives, as far as possible.
+
+    Args:
+        schema: takes texts alone.
+        root: references refer to it.
+        referred: references whose forms are there already.
+    """
+    match {name: value for name, value in schema.items() if name not in _ANNOTATIONS}:
+        case {"$ref": reference, **rest} if not rest:
+            if reference in referred:
+                return []
+            referred.add(reference)
+            return _text_forms(resolved(reference, root), root, referred)
+        case {"anyOf": list(forms), **rest} | {"oneOf": list(forms), **rest} if not rest:
+            return [each for form in forms for each in _text_forms(form, root, referred)]
+        case {"allOf": [form], **rest} if not rest:
+            return _text_forms(form, root, referred)
+    return [schema]
+
+
 def _text_rule(rule: str, schema: Schema, where: str) -> str:
     """The rule of a text with the mark at its end."""
     _require_known(schema, _OF_TEXTS, where)
     given = msgspec.convert(schema, _Text)
-    if choices := _choices(schema):
-        able = [c for c in choices if "</" not in c and len(c) >= given.minLength]
+    if listed := choices(schema):
+        able = [c for c in listed if isinstance(c, str) and len(c) >= given.minLength]
+        able = [c for c in able if not any(mark in c for mark in _MARKS)]
         able = [c for c in able if given.maxLength is None or len(c) <= given.maxLength]
         if not able:
             raise ValueError(f"{where} has no possible value")
@@ -130,43 +159,20 @@ def _require_known(schema: Schema, known: set[str], where: str) -> None:
         raise ValueError(f"{where}: {min(unknown)} cannot be kept in the form of this model's calls")
 
 
-def _is_text(schema: object) -> bool:
-    """Whether values of a schema are texts and nothing else."""
-    if not isinstance(schema, dict):
-        return False
-    choices = _choices(schema)
-    return schema.get("type", "string" if choices else None) == "string" and all(isinstance(c, str) for c in choices)
-
-
-def _choices(schema: Schema) -> list[Any]:
-    """What values a schema lists; empty for none."""
-    listed = schema.get("enum")
-    return [schema["const"]] if "const" in schema else listed if isinstance(listed, list) else []
-
-
-def _arguments(values: Mapping[str, Any]) -> str:
-    """Values as JSON text."""
-    text = json.dumps(values, ensure_ascii=False)
+def _value(written: str, kinds: frozenset[str]) -> str:
+    """What a value means, as JSON text; a number keeps its digits."""
+    if kinds == TEXT:
+        return _json(written)
     try:
-        text.encode()
-    except UnicodeEncodeError:
-        # The model escaped half a character, which UTF-8 cannot hold: it stays an escape.
-        return json.dumps(values)
-    return text
-
-
-def _value(written: str, schema: object) -> Any:
-    """What a value means."""
-    if _is_text(schema):
-        return written
-    given = schema.get("type") if isinstance(schema, dict) else None
-    kinds = {each for each in (given if isinstance(given, list) else [given]) if isinstance(each, str)}
-    try:
-        value = json.loads(written, parse_constant=_refuse, parse_float=_finite)
+        found = kinds_of_value(json.loads(written, parse_constant=_refuse, parse_float=_finite))
     except (ValueError, RecursionError):
         kind, value = _WORDS.get(written.lower(), ("", written))
-        return value if kind in kinds else written
-    return written if "string" in kinds and not _KINDS[type(value)] & kinds else value
+        return _json(value if kind in kinds and kinds != ALL else written)
+    return _json(written) if "string" in kinds and not found & kinds else written.strip()
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _refuse(constant: str) -> NoReturn:

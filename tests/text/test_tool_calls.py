@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from rosebatch.core.errors import RowError
 from rosebatch.text.grammar_source import compile_matcher, load_tokens, serialize
 from rosebatch.text.tokenizer import Tokenizer
 from rosebatch.text.tool_calls.call import Offered, ToolCall
@@ -14,28 +13,8 @@ from rosebatch.text.tool_calls.llama3 import Llama3
 from rosebatch.text.tool_calls.mistral import Mistral
 from rosebatch.text.tool_calls.qwen3_coder import Qwen3Coder
 from tests.helpers.byte_tokenizer import byte_backend
+from tests.helpers.tool_calls import ADD, TOOLS, WEATHER, coder, hermes, message, written
 from tests.job.tool_templates import chat_backend
-
-TOOLS = {"add": {"properties": {}}, "get_weather": {}}
-ADD, WEATHER = ToolCall("add", '{"a": 1, "b": [2, {"c": "}"}]}'), ToolCall("get_weather", '{"city": "Zürich"}')
-
-
-def written(call, key="arguments"):
-    return f'{{"name": "{call.name}", "{key}": {call.arguments}}}'
-
-
-def hermes(*calls):
-    return "\n".join(f"<tool_call>\n{written(call)}\n</tool_call>" for call in calls)
-
-
-def coder(name, **values):
-    parameters = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
-    return f"<tool_call>\n<function={name}>\n{parameters}</function>\n</tool_call>"
-
-
-def message(call, header="<|channel|>commentary to=functions.{} <|constrain|>json", end="<|call|>"):
-    return f"{header.format(call.name)}<|message|>{call.arguments}{end}"
-
 
 WHOLE = [
     (Hermes(), hermes(ADD), "", [ADD]),
@@ -103,6 +82,9 @@ BROKEN = [
     (Qwen3Coder(), coder("other", a=1)),
     (Qwen3Coder(), coder("add", a=1)[:-30]),
     (Qwen3Coder(), "<tool_call>\n<function=add>\nwords\n</function>\n</tool_call>"),
+    (Qwen3Coder(), coder("add", a=1, b=2).replace("\n</parameter>", "", 1)),
+    (Qwen3Coder(), coder("add", a="", b=2).replace("\n\n</parameter>", "", 1)),
+    (Qwen3Coder(), coder("add", a=1).replace("</parameter>\n", "</parameter>\nwords\n")),
 ]
 
 
@@ -128,111 +110,24 @@ def test_a_broken_call_beside_a_whole_one(form, text, content, calls):
     assert (parsed.content.strip(), list(parsed.calls)) == (content, calls)
 
 
-@pytest.mark.parametrize(
-    ("schema", "written", "value"),
-    [
-        ({"type": "string"}, "5", "5"),
-        ({"type": "string"}, '"quoted"', '"quoted"'),
-        ({"enum": ["1", "2"]}, "2", "2"),
-        ({"type": "string"}, "\n\ntwo\n", "\n\ntwo\n"),
-        ({"type": "string"}, "", ""),
-        ({"type": "integer"}, "5", 5),
-        ({"type": ["string", "null"]}, "5", "5"),
-        ({"type": ["string", "null"]}, "null", None),
-        ({"type": ["string", "null"]}, "None", None),
-        ({"type": "boolean"}, "True", True),
-        ({"type": "string"}, "True", "True"),
-        ({"type": "number"}, "NaN", "NaN"),
-        ({"type": "array"}, "[1, {}]", [1, {}]),
-        ({}, "5", 5),
-        (True, "five", "five"),
-        ({"type": [3, None]}, "5", 5),
-    ],
-)
-def test_the_schema_says_what_a_value_is(schema, written, value):
-    """A text of digits became a number, Python's True a text, and NaN no JSON at all."""
-    tools = {"add": {"properties": {"a": schema}}}
-    (call,) = Qwen3Coder().parse(coder("add", a=written), tools).calls
-    assert json.loads(call.arguments, parse_constant=pytest.fail) == {"a": value}
-
-
-@pytest.mark.parametrize("schema", [{"properties": []}, {"properties": None}, {"properties": {"a": {"enum": 3}}}])
-def test_values_of_a_broken_schema(schema):
-    """What the schema says is unclear then, and the call is there all the same."""
-    (call,) = Qwen3Coder().parse(coder("add", a=1), {"add": schema}).calls
-    assert json.loads(call.arguments) == {"a": 1}
-
-
-TEXTS = {
-    "type": "object",
-    "properties": {
-        "code": {"type": "string"},
-        "word": {"type": "string", "minLength": 2, "maxLength": 4},
-        "unit": {"enum": ["C", "</x>", "F"]},
-        "n": {"$ref": "#/$defs/n"},
-        "any": True,
-    },
-    "required": ["code", "n"],
-    "$defs": {"n": {"type": "integer", "maximum": 99}},
-}
-
-
-@pytest.fixture(scope="module")
-def accepts():
-    """Whether an answer may be written under the grammar of forced calls."""
-    backend = chat_backend()
-    tokens = load_tokens(backend.to_str(), [256])
-    forms = Tokenizer(backend).choose_parsers(calls="qwen3_coder")
-
-    def check(schema, text, *, must_call=True):
-        spec = forms.grammar([Offered("add", schema)], parallel=True, must_call=must_call)
-        matcher = compile_matcher(tokens, serialize(spec))
-        ids = backend.encode(text).ids
-        return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
-
-    return check
+MARKED = {"s": "[TOOL_CALLS] <|python_tag|>", "t": message(ADD), "u": f"{hermes(ADD)}\n{coder('add')}"}
+IN_TEXT = ToolCall("add", json.dumps(MARKED))
 
 
 @pytest.mark.parametrize(
-    ("values", "is_accepted"),
+    ("form", "text"),
     [
-        ({"code": "if a < b:\n\n    </b>\n", "n": 5}, True),
-        ({"code": "", "word": "é\n", "unit": "F", "n": 5, "any": "[1]"}, True),
-        ({"code": "x", "n": 500}, False),
-        ({"code": "x"}, False),
-        ({"code": "x", "word": "a", "n": 5}, False),
-        ({"code": "x", "word": "abcde", "n": 5}, False),
-        ({"code": "x", "unit": "K", "n": 5}, False),
-        ({"code": "x</parameter>y", "n": 5}, False),
-        ({"code": "x</function>y", "n": 5}, False),
+        (Hermes(), hermes(IN_TEXT, IN_TEXT)),
+        (Llama3(), "; ".join(2 * [written(IN_TEXT, "parameters")])),
+        (Llama3(), "<|python_tag|>" + "; ".join(2 * [written(IN_TEXT, "parameters")])),
+        (Mistral(), f"[TOOL_CALLS][{written(IN_TEXT)}, {written(IN_TEXT)}]"),
+        (Mistral(), 2 * f"[TOOL_CALLS]add[ARGS]{IN_TEXT.arguments}"),
+        (GptOss(), message(IN_TEXT) + message(IN_TEXT)),
     ],
 )
-def test_forced_texts_without_quotes(accepts, values, is_accepted):
-    """What the grammar takes, the parser reads as it was meant: no text ends its parameter or its call."""
-    text = coder("add", **values)
-    assert accepts(TEXTS, text) is is_accepted
-    if is_accepted:
-        (call,) = Qwen3Coder().parse(text, {"add": TEXTS}).calls
-        told = json.loads(call.arguments)
-        assert {**told, "any": None} == {**values, "any": None}
-
-
-@pytest.mark.parametrize(
-    ("schema", "message"),
-    [
-        ({"properties": {"a": {"type": "string", "pattern": "a+"}}}, "add: a: pattern cannot be kept"),
-        ({"properties": {}, "minProperties": 1}, "add: minProperties cannot be kept"),
-        ({"properties": {"a b": {}}}, "'a b' is no name"),
-        ({"properties": {}, "required": ["z"]}, "requires z"),
-        ({"properties": {"a": {"enum": ["</parameter>"]}}}, "no possible value"),
-        ({"properties": {"a": {"type": "string", "minLength": "2"}}}, "Expected"),
-        ({"properties": [1]}, "Expected"),
-    ],
-)
-def test_schemas_that_have_no_form(accepts, schema, message):
-    """One line that says what it is, instead of arguments that do not match."""
-    with pytest.raises(RowError, match=message):
-        accepts(schema, "")
+def test_marks_in_the_arguments_of_a_call(form, text):
+    """They are text there: such a call was lost, or a call was found inside of its own arguments."""
+    assert form.parse(text, TOOLS) == ("", (IN_TEXT, IN_TEXT))
 
 
 @pytest.mark.parametrize(
