@@ -121,3 +121,19 @@ def test_a_grammar_that_fails_on_the_way(job, monkeypatch):
     assert re.match("line 2: .*too many states", rows[1]["error"]["message"])
     assert rows[3]["text"] == "yes"
     assert (tally.completed, tally.output_tokens, tally.errors) == (2, 2 + 3, {"grammar_failed": 2})
+
+
+@pytest.mark.parametrize(
+    ("stop", "text", "whole"),
+    [
+        ({"stop_token_ids": [ord("b")]}, "aa", "aab"),
+        ({"stop": "b"}, "aa", "aab"),
+        ({"stop_token_ids": [ord("c")]}, "aab", "aabc"),
+        ({"stop_token_ids": [ord("x")]}, "aabc", "aabc"),
+    ],
+)
+def test_stop_tokens_of_a_row_with_a_grammar(job, stop, text, whole):
+    """They end the answer as stop strings do: where the grammar lets them come, also if it ends there itself."""
+    line = {"prompt": "x", "structured_outputs": {"choice": ["aabc"]}, **stop}
+    rows = job.results([line, {**line, "include_stop_str_in_output": True}])
+    assert [(row["text"], row["finish_reason"]) for row in rows] == [(text, "stop"), (whole, "stop")]
