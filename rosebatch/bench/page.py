@@ -9,6 +9,7 @@ from rosebatch.bench.tables import LATENCIES, engine_name, ranks
 from rosebatch.job.report.html import (
     COLORS,
     WIDTH,
+    columns,
     document,
     duration,
     grid,
@@ -24,7 +25,7 @@ from rosebatch.job.report.table import provenance_rows
 Entry = Mapping[str, Any]
 
 _HEIGHT, _LEFT, _TOP, _BOTTOM = 240, 74, 10, 26
-_BAR, _GAP = 18, 10
+_BAR = 18
 _NAMES = {
     "ttft": "Time to first token (TTFT)",
     "tpot": "Time per output token (TPOT)",
@@ -119,23 +120,23 @@ def _bars(title: str, entries: Sequence[Entry], label: Callable[[Entry], str]) -
     groups: dict[str, list[Entry]] = {}
     for entry in entries:
         groups.setdefault(label(entry), []).append(entry)
-    parts, y = [], 0.0
+    plots = []
     for name, members in groups.items():
-        parts.append(f'<text x="0" y="{y + 15:.0f}">{escape(name)}</text>')
-        y += 21
+        parts, y = [], 0
         for entry in members:
             rate = entry["output_tokens_per_s"]
             width = (WIDTH - 90) * rate / limit
             about = escape(f"{engine_name(entry)}: {rate:,.0f} output tokens/s")
             parts.append(
-                f'<rect x="0" y="{y:.0f}" width="{width:.1f}" height="{_BAR}" rx="2" '
+                f'<rect x="0" y="{y}" width="{width:.1f}" height="{_BAR}" rx="2" '
                 f'fill="var(--{colors[engine_name(entry)]})"><title>{about}</title></rect>'
             )
-            parts.append(f'<text x="{width + 6:.1f}" y="{y + 14:.0f}">{short(rate)}</text>')
+            parts.append(f'<text x="{width + 6:.1f}" y="{y + 14}">{short(rate)}</text>')
             y += _BAR + 2
-        y += _GAP
-    svg = f'<svg viewBox="0 0 {WIDTH} {y:.0f}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
-    return panel(title, svg + _legend(colors))
+        about = f'role="img" aria-label="{escape(f"{title}: {name}")}"'
+        plots.append(f'<div class="key">{escape(name)}</div>')
+        plots.append(f'<svg viewBox="0 0 {WIDTH} {y}" {about}>{"".join(parts)}</svg>')
+    return panel(title, "".join(plots) + _legend(colors))
 
 
 def _latency_table(entries: Sequence[Entry]) -> str:
@@ -149,7 +150,7 @@ def _latency_table(entries: Sequence[Entry]) -> str:
         ]
         for entry in entries
     ]
-    return _table(head, rows)
+    return columns(head, rows)
 
 
 def _run_table(entries: Sequence[Entry]) -> str:
@@ -165,7 +166,7 @@ def _run_table(entries: Sequence[Entry]) -> str:
         ]
         for entry in entries
     ]
-    return _table(["scenario", "model", "engine", "seconds", "output tok/s", "of floor", "ours/theirs"], rows)
+    return columns(["scenario", "model", "engine", "seconds", "output tok/s", "of floor", "ours/theirs"], rows)
 
 
 def _comparisons(entries: Sequence[Entry]) -> str:
@@ -178,10 +179,4 @@ def _comparisons(entries: Sequence[Entry]) -> str:
         ]
         for entry in entries
     ]
-    return _table(["switch", "scenario", "on tok/s", "off tok/s", "on/off"], rows)
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    first = "".join(f"<th>{escape(name)}</th>" for name in head)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<div class="wide"><table><tr>{first}</tr>{body}</table></div>'
+    return columns(["switch", "scenario", "on tok/s", "off tok/s", "on/off"], rows)

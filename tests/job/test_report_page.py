@@ -8,6 +8,7 @@ import pytest
 
 from rosebatch.engine.metrics.stats import EngineStats
 from rosebatch.job.report.build import build_report, write_report
+from rosebatch.job.report.html import columns
 from rosebatch.job.report.page import page
 from rosebatch.job.report.table import table, throughput_line
 from rosebatch.job.report.tally import Tally
@@ -85,6 +86,26 @@ def test_a_run_without_results():
     report = build_report(Tally(), EngineStats(), ENGINE, {}, 1.0)
     _, found = outline(report)
     assert found.texts.count("nothing was run") == 4
+
+
+def test_all_latencies_are_in_a_narrow_table(report):
+    """Five columns beside long labels: p99 was past the edge at 1280 px, and most of them at 390."""
+    for kind, seconds in (("ttft_s", 0.0125), ("tpot_s", 1.5), ("itl_s", 99.994), ("e2e_s", 12345.6)):
+        report[kind] = dict.fromkeys(("mean", "p50", "p90", "p95", "p99"), seconds)
+    text, found = outline(report)
+    first = found.texts.index("TTFT")
+    assert found.texts[first : first + 4] == ["TTFT", "TPOT", "ITL", "E2E"]
+    for rank in ("mean", "p50", "p90", "p95", "p99"):
+        place = found.texts.index(rank)
+        assert found.texts[place + 1 : place + 5] == ["12.5 ms", "1.50 s", "99.99 s", "12,346 s"]
+    assert "white-space: nowrap" not in text.split("max-width: 640px", 1)[1].split("</style>")[0]
+
+
+def test_cells_bring_their_labels():
+    """On a phone a row of many cells is a list of label and value, so no cell may lack its label."""
+    found = Outline(columns(["engine", "tok/s"], [["<ours>", "12"], ["theirs", "9"]]))
+    assert [value for name, value in found.attributes if name == "data-label"] == ["engine", "tok/s"] * 2
+    assert found.texts == ["engine", "tok/s", "<ours>", "12", "theirs", "9"]
 
 
 def test_colours_for_light_and_dark(report):

@@ -17,11 +17,11 @@ body { margin: 0 auto; max-width: 1000px; padding: 28px 20px 48px; background: v
 h1 { font-size: 22px; margin: 0 0 2px; } h2 { font-size: 15px; margin: 0 0 8px; }
 p { margin: 0 0 20px; color: var(--dim); }
 .tiles, .plots { display: grid; gap: 14px; margin-bottom: 14px; }
-.tiles { grid-template-columns: repeat(auto-fit, minmax(128px, 1fr)); }
+.tiles { grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); }
 .plots { grid-template-columns: repeat(auto-fit, minmax(min(440px, 100%), 1fr)); }
 .panel { background: var(--panel); border: 1px solid var(--line); border-radius: 8px; padding: 14px 16px;
          min-width: 0; }
-.tile b { display: block; font-size: 22px; line-height: 1.25; font-variant-numeric: tabular-nums; }
+.tile b { display: block; font-size: 20px; line-height: 1.25; font-variant-numeric: tabular-nums; }
 .tile span, .key { color: var(--dim); font-size: 13px; }
 svg { display: block; width: 100%; height: auto; overflow: visible; }
 svg text { fill: var(--dim); font-size: 11px; font-family: inherit; font-variant-numeric: tabular-nums; }
@@ -32,10 +32,19 @@ svg text { fill: var(--dim); font-size: 11px; font-family: inherit; font-variant
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 td, th { text-align: left; padding: 4px 12px 4px 0; border-top: 1px solid var(--line); vertical-align: top; }
 th { font-weight: normal; color: var(--dim); } tr:first-child > * { border-top: 0; }
-body > .panel { margin-bottom: 14px; } td { overflow-wrap: anywhere; } th { white-space: nowrap; }
-.wide { overflow-x: auto; } .wide td { white-space: nowrap; }
-td.number { text-align: right; white-space: nowrap; }
-@media (max-width: 500px) { svg text { font-size: 18px; } }
+body > .panel { margin-bottom: 14px; } td, h1, p { overflow-wrap: break-word; } .labels th { white-space: nowrap; }
+.labels, .numbers { table-layout: fixed; } .labels th { width: 17em; }
+.numbers { font-size: 13px; } .numbers td, .numbers thead th { text-align: right; padding: 4px 0; }
+.numbers th:first-child { width: 3em; }
+.rows { font-size: 13px; } .wide { overflow-x: auto; }
+/* On a phone, labels stand above their values, and rows of many cells are cards. */
+@media (max-width: 640px) {
+  body { padding: 16px 12px 32px; } .panel { padding: 12px; } svg text { font-size: 20px; }
+  .labels th, .labels td, .labels tr, .rows tr { display: block; width: auto; } .labels :is(th, td) { padding: 0; }
+  .labels td, .rows td { border-top: 0; } .labels tr { padding: 4px 0; } .key span { white-space: normal; }
+  .rows tr { padding: 6px 0; } .rows thead { display: none; }
+  .rows td { display: grid; grid-template-columns: 8em 1fr; padding: 0; }
+  .rows td::before { content: attr(data-label); color: var(--dim); } }
 """
 
 COLORS = ("a", "b", "c", "d", "e")
@@ -78,7 +87,19 @@ def grid(panels: Sequence[str]) -> str:
 def labelled(rows: Sequence[tuple[str, str]]) -> str:
     """A table of labels and values."""
     inner = "".join(f"<tr><th>{escape(label)}</th><td>{escape(value)}</td></tr>" for label, value in rows)
-    return f"<table>{inner}</table>"
+    return f'<table class="labels">{inner}</table>'
+
+
+def columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table with a head; on a narrow screen each row is a list of head and cell."""
+    first = "".join(f"<th>{escape(name)}</th>" for name in head)
+    cells = (zip(head, row, strict=True) for row in rows)
+    body = "".join(
+        "<tr>" + "".join(f'<td data-label="{escape(name)}">{escape(cell)}</td>' for name, cell in row) + "</tr>"
+        for row in cells
+    )
+    inner = f"<thead><tr>{first}</tr></thead><tbody>{body}</tbody>"
+    return f'<div class="wide"><table class="rows">{inner}</table></div>'
 
 
 def key(entries: Sequence[tuple[str, str]]) -> str:
@@ -116,8 +137,10 @@ def round_up(value: float) -> float:
 
 
 def duration(seconds: float) -> str:
-    """Milliseconds below a second."""
-    return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:,.2f} s"
+    """Milliseconds below a second; whole seconds where fractions say nothing."""
+    if seconds >= 100:
+        return f"{seconds:,.0f} s"
+    return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
 
 
 def short(value: float) -> str:

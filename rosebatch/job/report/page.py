@@ -95,18 +95,16 @@ def _plot(values: Sequence[float], seconds: float, color: str, unit: str) -> str
 
 
 def _latencies(report: Mapping[str, Any]) -> str:
-    kinds = {
-        "to the first token (TTFT)": "ttft_s",
-        "a further token (TPOT)": "tpot_s",
-        "between two arrivals (ITL)": "itl_s",
-        "to the last token (E2E)": "e2e_s",
-    }
+    kinds = ("ttft", "tpot", "itl", "e2e")
+    head = "".join(f"<th>{kind.upper()}</th>" for kind in kinds)
     rows = []
-    for label, name in kinds.items():
-        values = "".join(f'<td class="number">{duration(value)}</td>' for value in report[name].values())
-        rows.append(f"<tr><th>{label}</th>{values or '<td>-</td>'}</tr>")
-    head = "<tr><th></th>" + "".join(f'<td class="number key">{name}</td>' for name in report["e2e_s"]) + "</tr>"
-    return panel("Latency of a row", f"<table>{head}{''.join(rows)}</table>")
+    for rank in report["e2e_s"]:
+        values = (report[f"{kind}_s"].get(rank) for kind in kinds)
+        cells = "".join(f"<td>{'-' if value is None else duration(value)}</td>" for value in values)
+        rows.append(f"<tr><th>{rank}</th>{cells}</tr>")
+    about = "To the first token, for each further token, between two arrivals, to the last token."
+    inner = f'<table class="numbers"><thead><tr><th></th>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
+    return panel("Latency of a row", f'{inner}<div class="key">{about}</div>')
 
 
 def _time_spent(report: Mapping[str, Any]) -> str:
