@@ -159,7 +159,9 @@ class TokenConstraint:
 
     def _fail(self, reason: str) -> None:
         self._ended = True
-        self.error = one_line(without_excerpts(reason))
+        self.error = one_line(
+            without_excerpts(reason).replace("NoExtensionBias", "the model has no token that may follow")
+        )
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from rosebatch.core.errors import is_failure
@@ -30,7 +31,10 @@ _NAMES = {
 _JSON_FORMAT = {"item_separator": ", ?", "key_separator": ": ?", "whitespace_flexible": False}
 # Escapes that strings may have: with \u, a further key could be one of the named ones in another spelling.
 _ESCAPES = 'nrbtf\\"'
-_CONTROL = re.compile(r"\\u00[01][0-9a-f]")
+_CONTROL = re.compile(r"\\(u00|x)[017][0-9a-f]|\x7f", re.IGNORECASE)
+
+# Where a schema begins in a Lark grammar.
+_SCHEMA = re.compile(r"%json\s*(?=\{)")
 
 # Options that a schema may set in "x-guidance": they relax keywords that llguidance would refuse.
 _JSON_LENIENCIES = ("coerce_one_of", "lenient")
@@ -61,7 +65,20 @@ def serialize(spec: GrammarSpec) -> str:
                 raise ValueError("expected a list of strings, at least one and none empty")
             return grammar_from("choice", spec.source)
         case "lark":
-            return LLMatcher.grammar_from_lark(spec.source)
+            return LLMatcher.grammar_from_lark(_with_kept_schemas(spec.source))
+
+
+def _with_kept_schemas(lark: str) -> str:
+    """A Lark grammar whose JSON schemas llguidance can keep. Their white space is the grammar's own."""
+    parts, done = [], 0
+    for mark in _SCHEMA.finditer(lark):
+        with suppress(json.JSONDecodeError):
+            given, end = json.JSONDecoder().raw_decode(lark, mark.end())
+            # As texts: 2.0 == 2.
+            if mark.start() >= done and (kept := json.dumps(_kept(given))) != json.dumps(given):
+                parts += [lark[done : mark.end()], kept]
+                done = end
+    return "".join((*parts, lark[done:]))
 
 
 def validate(spec: GrammarSpec) -> None:
@@ -160,8 +177,13 @@ def formatted_schema(schema: object) -> str:
         raise ValueError(f"expected a JSON object or a boolean, got {type(schema).__name__}")
     own: Any = schema.get("x-guidance")
     lenient = {name: True for name in _JSON_LENIENCIES if isinstance(own, dict) and own.get(name) is True}
-    kept = kept_schema(schema, lenient="lenient" in lenient)
+    kept = _kept(schema)
     # Only a schema with a control character needs \u to write it.
     escapes = _ESCAPES + "u" * bool(_CONTROL.search(json.dumps(kept)))
     form = {**_JSON_FORMAT, "json_allowed_escapes": escapes, **lenient}
     return json.dumps({**kept, "x-guidance": form}, allow_nan=False)
+
+
+def _kept(schema: Any) -> Any:
+    own = schema.get("x-guidance") if isinstance(schema, dict) else None
+    return kept_schema(schema, lenient=isinstance(own, dict) and own.get("lenient") is True)

@@ -41,7 +41,7 @@ def with_kept_bounds(schema: dict[str, Any]) -> dict[str, Any]:
     """A schema with bounds that llguidance keeps. They are as wide as the given ones, or narrower.
 
     Raises:
-        ValueError: a bound is infinite.
+        ValueError: no number between the bounds can be kept, or one of them is infinite.
     """
     given = {name: schema[name] for name in _BOUNDS if name in schema}
     if not given or not all(_is_bound(name, value) for name, value in given.items()):
@@ -52,7 +52,14 @@ def with_kept_bounds(schema: dict[str, Any]) -> dict[str, Any]:
         if found is not None:
             bound, excluded = found
             kept[f"exclusiveM{name}" if excluded else f"m{name}"] = _plain(bound * sign)
+    if _is_empty(kept) and not _is_empty(given):
+        raise ValueError(f"no number with {', '.join(f'{name} {value}' for name, value in given.items())} can be kept")
     return kept
+
+
+def _is_empty(bounds: dict[str, Any]) -> bool:
+    least, most = bounds.get("minimum"), bounds.get("maximum")
+    return least is not None and most is not None and least > most
 
 
 def require_kept_multiple(value: int | float) -> Decimal:

@@ -97,8 +97,10 @@ def test_a_key_in_another_spelling(byte_grammars, key):
     assert takes(grammar, '{"other":2}')
 
 
-@pytest.mark.parametrize("text", ["a\x01b", "\x1f", "\x00"])
+@pytest.mark.parametrize("text", ["a\x01b", "\x1f", "\x00", "\x7f"])
 def test_control_characters(byte_grammars, text):
     """JSON has no other way to write them than ``\\u0001``."""
     grammar = byte_grammars.compile(spec("json_schema", {"enum": [text]}))
     assert takes(grammar, '"' + "".join(c if c.isalpha() else f"\\u{ord(c):04x}" for c in text) + '"')
+    pattern = "^" + "".join(f"\\x{ord(character):02x}" for character in text) + "$"
+    byte_grammars.compile(spec("json_schema", {"type": "string", "pattern": pattern}))
