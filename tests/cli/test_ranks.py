@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -14,10 +13,8 @@ from rosebatch.config.run import RunConfig
 from rosebatch.launch.launch import launch
 from tests.cli.test_workers import are_gone, await_rows, children, expected, source, start  # noqa: F401 (fixtures)
 from tests.helpers.command_errors import require_error
+from tests.helpers.listening import LOOPBACK, addresses
 from tests.helpers.waiting import PATIENCE_SECONDS, until
-
-# As /proc/net/tcp has them: the state of a socket, and 127.0.0.1.
-_LISTENS, _LOOPBACK = "0A", "0100007F"
 
 
 def rows(output):
@@ -53,19 +50,6 @@ def test_two_ranks_give_the_bytes_of_one_process(start, source, expected, tmp_pa
     assert json.loads(report.read_text())["engine"]["tensor_parallel_size"] == 2
 
 
-def addresses(pids):
-    """Where these processes listen: as the kernel has them, in hexadecimal."""
-    found = []
-    for pid in pids:
-        links = (str(entry.readlink()) for entry in Path(f"/proc/{pid}/fd").iterdir())
-        own = {link[8:-1] for link in links if link.startswith("socket:[")}
-        for table in ("tcp", "tcp6"):
-            lines = Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]
-            fields = [line.split() for line in lines]
-            found += [each[1].split(":")[0] for each in fields if each[3] == _LISTENS and each[9] in own]
-    return found
-
-
 @pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_ranks_listen_to_this_machine_alone(start, source, tmp_path):  # noqa: F811
@@ -73,7 +57,7 @@ def test_ranks_listen_to_this_machine_alone(start, source, tmp_path):  # noqa: F
     job = start(source, "-o", tmp_path / "out.jsonl", "-tp", 2, "--max-num-seqs", 1)
     found = followers(job)
     await_rows(job, tmp_path / "out.jsonl")
-    assert set(addresses([job.pid, *found])) <= {_LOOPBACK}
+    assert addresses([job.pid, *found]) <= LOOPBACK
 
 
 @pytest.mark.thorough

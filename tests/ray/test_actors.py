@@ -11,6 +11,7 @@ import pytest
 
 from rosebatch.job.workers.ray_cluster import cpus_of_each, short_reason
 from tests.helpers.command_errors import require_error
+from tests.helpers.listening import LOOPBACK, addresses
 from tests.helpers.waiting import PATIENCE_SECONDS, until
 
 FLAGS = ("--ray", "local", "-dp", 2)
@@ -31,6 +32,17 @@ def test_two_actors_give_the_bytes_of_one_process(rays, start, source, expected,
     workers = json.loads(report.read_text())["workers"]
     assert sum(worker["requests"] for worker in workers) == 91
     assert [worker["device"] for worker in workers] == [f"{os.uname().nodename} CPU {number}" for number in range(2)]
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_ray_of_our_own_listens_to_this_machine_alone(rays, start, source, tmp_path):
+    """Its processes listened on all interfaces, and run what they are sent."""
+    start(source, "-o", tmp_path / "out.jsonl", *FLAGS, "--max-num-seqs", 2)
+    until(lambda: has_rows(tmp_path / "out.jsonl"))
+    found = addresses(rays.processes())
+    assert found
+    assert found <= LOOPBACK
 
 
 @pytest.mark.thorough

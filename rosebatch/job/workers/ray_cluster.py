@@ -3,6 +3,7 @@
 import os
 import pickle
 import re
+import secrets
 import signal
 import sys
 import time
@@ -47,7 +48,7 @@ class RayCluster:
 
     def __init__(self, config: RunConfig) -> None:
         assert config.ray is not None
-        self._ray = _import_ray()
+        self._ray = _import_ray(config.ray)
         self._workers: list[_RayWorker] = []
         self._is_ours = not self._ray.is_initialized()
         if self._is_ours:
@@ -237,9 +238,16 @@ def _count(size: int | Literal["auto"], places: int) -> int:
     return places
 
 
-def _import_ray() -> Any:
+def _import_ray(address: str) -> Any:
     # Read when Ray is imported. Else a Ray that we start would report each run to its makers.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    own = {"RAY_USAGE_STATS_ENABLED": "0"}
+    if address == LOCAL:
+        # Its processes run what they are sent: they listen on loopback, as on systems where Ray has no clusters, and
+        # take no message without this token.
+        own |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
+        own |= {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    for name, value in own.items():
+        os.environ.setdefault(name, value)
     try:
         import ray
     except ImportError:
