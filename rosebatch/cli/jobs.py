@@ -33,6 +33,9 @@ def serve_file(job: JobConfig, run: dict[str, Any], started: float) -> None:
     interrupts, config = Interrupts(), _run_config(run)
     with interrupts.watch():
         failed = run_job(job, config, listen=interrupts.listen, started=started).num_failed
+    if failed and job.quiet:
+        rows = "1 row" if failed == 1 else f"{failed} rows"
+        sys.stderr.write(f"rosebatch: {rows} failed: an error is in place of the result\n")
     exit_if(failed)
 
 

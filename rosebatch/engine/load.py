@@ -63,8 +63,10 @@ def pick_device(name: str) -> torch.device:
     """``auto``, ``cpu`` or ``cuda`` -> a device.
 
     Raises:
-        FlagError: ``cuda`` was asked for and there is none.
+        FlagError: ``cuda`` was asked for and there is none, or PyTorch is one for AMD's GPUs, which pass for CUDA.
     """
+    if name != "cpu" and torch.version.hip is not None:
+        raise FlagError(f"this PyTorch is for AMD GPUs (ROCm {torch.version.hip}), which are not served: --device cpu")
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
         raise FlagError("--device cuda: PyTorch sees no CUDA device here")

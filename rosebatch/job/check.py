@@ -45,7 +45,14 @@ _START_SECONDS = {"cuda": (3, 15), "cpu": (1, 8)}
 
 @dataclass(slots=True)
 class Checked:
-    """The rows of a file: how many can be served, the tokens of their prompts, and most tokens of their outputs."""
+    """The rows of a file: how many can be served, the tokens of their prompts, and most tokens of their outputs.
+
+    Attributes:
+        beginning: id and text of the token that the tokenizer puts in front of each prompt; None if it puts none.
+        doubled: prompts whose text begins with it too.
+    """
+
+    beginning: tuple[int, str] | None = None
 
     num_good: int = 0
     prompt_lens: "array[int]" = field(default_factory=lambda: array("L"))
@@ -53,6 +60,7 @@ class Checked:
     errors: Counter[str] = field(default_factory=Counter)
     ignored: Counter[str] = field(default_factory=Counter)
     unclear: Counter[str] = field(default_factory=Counter)
+    doubled: int = 0
 
 
 def check_job(job: JobConfig, config: RunConfig, stream: TextIO) -> int:
@@ -127,7 +135,7 @@ def check_rows(
         limits: what compiling a grammar may take.
         strict: see ``check_file``.
     """
-    checked = Checked()
+    checked = Checked(beginning=None if tokenizer is None else tokenizer.beginning)
     grammars = None if tokenizer is None else Grammars(tokenizer, config.vocab_size, config.eos_token_ids, limits)
     with DaemonPool(1, "rosebatch-text") as pool:
         for item in with_grammars(prepare(rows, tokenizer, grammars, pool), grammars, in_order=True):
@@ -156,6 +164,8 @@ def _count(
         return
     for prompt in item.prompts:
         length, sampling = len(prompt.token_ids), prompt.sampling
+        if checked.beginning is not None and prompt.token_ids[:2] == (checked.beginning[0],) * 2:
+            checked.doubled += 1
         checked.prompt_lens.append(length)
         limit = 0 if item.row.pooling is not None else min(sampling.max_tokens, config.max_model_len - length)
         checked.output_lens.append(sampling.n * limit)
@@ -190,6 +200,11 @@ def _summary(checked: Checked, plan: LaunchPlan, block_size: int, rates: Rates) 
     lines += field_rows(checked.ignored, checked.unclear)
     if not good:
         return lines
+    if checked.doubled and checked.beginning is not None:
+        mark = checked.beginning[1]
+        lines.append(
+            ("begin twice", f"{checked.doubled} prompts: the tokenizer adds {mark} to a text that has it already")
+        )
     config, itemsize, slots = plan.source.config, plan.source.dtype.itemsize, min_slots(plan.config)
     for name, lens in (("prompt", checked.prompt_lens), ("output", checked.output_lens)):
         if not any(lens):

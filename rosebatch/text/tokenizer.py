@@ -137,6 +137,14 @@ class Tokenizer(Vocabulary):
         """The template of chats with or without tools; None if there is none."""
         return self._tool_template if tools and self._tool_template is not None else self._chat_template
 
+    @property
+    def beginning(self) -> tuple[int, str] | None:
+        """Id and text of the token that ``encode`` puts in front of each text; None if it puts none there."""
+        encoded = self.backend.encode("a")
+        if not encoded.ids or not encoded.special_tokens_mask[0]:
+            return None
+        return encoded.ids[0], encoded.tokens[0]
+
     def encode(self, texts: Sequence[str]) -> list[list[int] | RowError]:
         """Token ids of each text, with the tokens that the model adds to a prompt (such as a BOS).
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaModel
 
 from rosebatch import LLM, PoolingParams
-from tests.helpers.command_errors import require_error
+from tests.helpers.command_errors import failed_rows, require_error
 from tests.helpers.json_lines import read_lines, write_lines
 from tests.job.lines import codes
 
@@ -58,8 +58,9 @@ def embed(cli, source, model_folder, tmp_path):
     def run(*flags, model=model_folder, code=3):
         target = tmp_path / "out.jsonl"
         result = cli("embed", source, "-o", target, "--model", model, "--dtype", "float32", "--quiet", *flags)
-        assert (result.code, result.err) == (code, "")
-        return read_lines(target)
+        rows = read_lines(target)
+        assert (result.code, result.err) == (code, failed_rows(sum("error" in row for row in rows)))
+        return rows
 
     return run
 

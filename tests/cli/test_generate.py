@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from rosebatch.text.tokenizer import Tokenizer
 from tests.helpers import reference
-from tests.helpers.command_errors import require_error
+from tests.helpers.command_errors import failed_rows, require_error
 from tests.job.lines import codes
 
 CHAT = [{"role": "user", "content": "hi"}]
@@ -53,7 +53,7 @@ def test_to_jsonl(generate, tmp_path):
     lines = [{"prompt": "hello", "max_tokens": 3}, {"prompt": ""}]
     shown = generate(lines)
     result = generate(lines, "-o", tmp_path / "out.jsonl")
-    assert (result.code, result.out, result.err) == (3, "", "")
+    assert (result.code, result.out, result.err) == (3, "", failed_rows())
     assert (tmp_path / "out.jsonl").read_text() == shown.out
     assert sorted(p.name for p in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
 
@@ -63,7 +63,7 @@ def test_parquet_to_parquet(cli, model_folder, tmp_path):
     table = pa.table({"prompt": ["a", None], "score": pa.array([1, None], pa.int8()), "max_tokens": [2, 2]})
     pq.write_table(table, tmp_path / "in.parquet")
     result = cli("generate", tmp_path / "in.parquet", "-o", tmp_path / "out.parquet", "-q", "--model", model_folder)
-    assert (result.code, result.out, result.err) == (3, "", "")
+    assert (result.code, result.out, result.err) == (3, "", failed_rows())
     written = pq.read_table(tmp_path / "out.parquet")
     results = ["index", "text", "finish_reason", "usage", "error"]
     assert written.column_names == ["prompt", "score", "max_tokens", *results]
@@ -126,7 +126,7 @@ def test_the_report_as_json(generate, model_folder, tmp_path):
     flags = ["--max-num-seqs", 1, "--block-size", 4, "--kv-cache-memory", "64KiB", "--dtype", "float32"]
     reports = ["--report", tmp_path / "report.json", "--report", tmp_path / "report.html"]
     result = generate(lines, *reports, "--no-chunked-prefill", *flags)
-    assert (result.code, result.err) == (3, "")
+    assert (result.code, result.err) == (3, failed_rows())
     assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
     report = json.loads((tmp_path / "report.json").read_text())
     expected = {"requests": 3, "completed": 2, "failed": 1, "errors": {"missing_prompt": 1}, "preemptions": 0}

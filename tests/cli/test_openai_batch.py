@@ -6,7 +6,7 @@ import fsspec
 import openai.types
 import pytest
 
-from tests.helpers.command_errors import require_error
+from tests.helpers.command_errors import failed_rows, require_error
 from tests.helpers.json_lines import read_lines, write_lines
 from tests.io.test_openai_batch import DOCUMENTED
 from tests.job.lines import codes
@@ -36,7 +36,7 @@ def batch(tmp_path):
 def test_output_and_error_file(cli, batch, model_folder, tmp_path):
     """Answers and failures are in separate files, in the order of the requests; exit code 3 reports failures."""
     result = cli("generate", batch, "-o", tmp_path / "out.jsonl", "--model", model_folder, "--quiet")
-    assert (result.code, result.out, result.err) == (3, "", "")
+    assert (result.code, result.out, result.err) == (3, "", failed_rows(3))
     answers = read_lines(tmp_path / "out.jsonl")
     assert [line["custom_id"] for line in answers] == ["chat", "text"]
     chat = openai.types.chat.ChatCompletion.model_validate(answers[0]["response"]["body"], strict=True)

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import dataset
 
-from tests.helpers.command_errors import require_error
+from tests.helpers.command_errors import failed_rows, require_error
 
 USAGE = 2
 LINES = [{"prompt": f"row {i}", "max_tokens": 2, "late": None if i < 3 else "s"} for i in range(5)]
@@ -24,7 +24,7 @@ def test_a_folder_of_parts(generate, tmp_path):
     """Together the parts equal the single file, with one schema even if a column is null in the first parts."""
     assert generate(LINES, "-o", tmp_path / "one.parquet").code == 3
     result = generate(LINES, "-o", f"{tmp_path}/answers/", "--rows-per-file", 2)
-    assert (result.code, result.out, result.err) == (3, "", "")
+    assert (result.code, result.out, result.err) == (3, "", failed_rows())
     assert names(tmp_path) == ["answers", "in.jsonl", "one.parquet"]
     parts = sorted((tmp_path / "answers").iterdir())
     assert [part.name for part in parts] == [f"part-0000{number}.parquet" for number in range(3)]

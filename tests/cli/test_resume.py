@@ -15,7 +15,7 @@ from rosebatch.core.errors import UserError
 from rosebatch.engine.engine import Engine
 from rosebatch.io.output import FileOutput
 from tests.helpers.checkout import environment
-from tests.helpers.command_errors import require_error
+from tests.helpers.command_errors import failed_rows, require_error
 from tests.helpers.json_lines import write_lines
 from tests.helpers.waiting import until
 
@@ -86,7 +86,7 @@ def test_a_signal_and_then_resume(cli, source, end_early, model_folder, tmp_path
     command = ["generate", source, "--model", model_folder, *FLAGS]
     report = tmp_path / "report.json"
     result = cli(*command, "-o", target, "--resume", "--report", report)
-    assert (result.code, result.out, result.err) == (3, "", ""), "a row that failed in the first run counts"
+    assert (result.code, result.out, result.err) == (3, "", failed_rows()), "a row that failed in the first run counts"
     counts = json.loads(report.read_text())
     assert (counts["resumed"], counts["requests"]) == (rows, 80 - rows)
     assert cli(*command, "-o", whole, "--resume").code == 3, "where there is nothing to resume, it starts"
@@ -144,7 +144,7 @@ def test_a_damaged_part_file(cli, source, model_folder, tmp_path, monkeypatch):
     report = tmp_path / "report.json"
     result = cli(*command, "-o", target, "--resume", "--report", report)
     expected = f"{part}: 2 damaged lines are ignored; rows without a result are computed again"
-    assert (result.code, result.err) == (3, f"rosebatch: warning: {expected}\n")
+    assert (result.code, result.err) == (3, f"rosebatch: warning: {expected}\n{failed_rows()}")
     assert json.loads(report.read_text())["resumed"] == 80 - 2
     assert target.read_bytes() == whole.read_bytes()
 

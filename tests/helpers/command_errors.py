@@ -10,3 +10,9 @@ def require_error(result: SimpleNamespace, code: int, *parts: str) -> None:
     assert result.err.startswith("rosebatch: error: ") and result.err.endswith("\n")
     for part in parts:
         assert part in result.err
+
+
+def failed_rows(count: int = 1) -> str:
+    """What ``--quiet`` leaves on stderr if so many rows failed."""
+    rows = "1 row" if count == 1 else f"{count} rows"
+    return f"rosebatch: {rows} failed: an error is in place of the result\n" if count else ""

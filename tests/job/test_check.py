@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from rosebatch.config.model import ModelConfig
 from rosebatch.config.run import RunConfig
@@ -12,7 +13,8 @@ from rosebatch.config.toml_file import load_toml
 from rosebatch.engine.metrics.roofline import Floor, Rates, find_floor
 from rosebatch.job.check import _summary, check_rows, time_range
 from rosebatch.launch.plan import plan_launch
-from tests.helpers.byte_tokenizer import EOS
+from rosebatch.text.tokenizer import Tokenizer
+from tests.helpers.byte_tokenizer import EOS, byte_backend
 from tests.job.lines import requests
 
 TOML = Path(__file__).parents[2] / "configs" / "models" / "tiny-llama.toml"
@@ -86,6 +88,21 @@ def test_several_completions_of_a_prompt(check):
     checked, _ = check([{"prompt": "good", "max_tokens": 5, "n": 3}, {"prompt": "good", "max_tokens": 200, "n": 2}])
     assert list(checked.prompt_lens) == [4, 4]
     assert list(checked.output_lens) == [15, 192]
+
+
+def test_a_beginning_that_is_there_twice(job, plan):
+    """A text that begins with BOS gets a second one: the model answers worse, and nothing said so."""
+    backend = byte_backend()
+    backend.post_processor = TemplateProcessing(single="<eos> $A", special_tokens=[("<eos>", EOS)])
+    tokenizer = Tokenizer(backend, None, {})
+    rows = job.rows([{"prompt": "<eos>a"}, {"prompt": "a"}, {"prompt": "a<eos>"}, {"prompt_token_ids": [EOS, 1]}])
+    config = msgspec.structs.replace(plan.source.config, vocab_size=VOCAB)
+    checked = check_rows(rows, tokenizer, config, pytest.fail)
+    assert (checked.beginning, checked.doubled) == ((EOS, "<eos>"), 1)
+    told = "1 prompts: the tokenizer adds <eos> to a text that has it already"
+    assert summary(checked, plan)["begin twice"] == told
+    checked = check_rows(job.rows([{"prompt": "<eos><eos>a"}]), job.tokenizer, config, pytest.fail)
+    assert (checked.beginning, checked.doubled) == (None, 0)
 
 
 def batch(*prompts):
