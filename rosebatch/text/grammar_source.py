@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from rosebatch.core.errors import is_failure
@@ -32,6 +33,8 @@ _JSON_FORMAT = {"item_separator": ", ?", "key_separator": ": ?", "whitespace_fle
 # Escapes that strings may have: with \u, a further key could be one of the named ones in another spelling.
 _ESCAPES = 'nrbtf\\"'
 _CONTROL = re.compile(r"\\(u00|x)[017][0-9a-f]|\x7f", re.IGNORECASE)
+
+_LONGEST_REMEMBERED = 16_384
 
 # Where a schema begins in a Lark grammar.
 _SCHEMA = re.compile(r"%json\s*(?=\{)")
@@ -166,22 +169,29 @@ def one_line(message: str) -> str:
 
 
 def formatted_schema(schema: object) -> str:
-    """A JSON schema with our white space rules instead of its own.
+    """A JSON schema that llguidance can keep, with our white space rules instead of its own.
 
     Raises:
-        ValueError: not a schema.
+        ValueError: not a schema, or one that cannot be kept.
     """
     if isinstance(schema, bool):
         schema = {"allOf": [schema]}
     if not isinstance(schema, dict):
         raise ValueError(f"expected a JSON object or a boolean, got {type(schema).__name__}")
+    text = json.dumps(schema, allow_nan=False)
+    return _formatted(text) if len(text) <= _LONGEST_REMEMBERED else _formatted.__wrapped__(text)
+
+
+@lru_cache(256)
+def _formatted(text: str) -> str:
+    """Remembered, for many rows offer the same tools."""
+    schema = json.loads(text)
     own: Any = schema.get("x-guidance")
     lenient = {name: True for name in _JSON_LENIENCIES if isinstance(own, dict) and own.get(name) is True}
     kept = _kept(schema)
     # Only a schema with a control character needs \u to write it.
-    escapes = _ESCAPES + "u" * bool(_CONTROL.search(json.dumps(kept)))
-    form = {**_JSON_FORMAT, "json_allowed_escapes": escapes, **lenient}
-    return json.dumps({**kept, "x-guidance": form}, allow_nan=False)
+    escapes = _ESCAPES + "u" * bool(_CONTROL.search(text))
+    return json.dumps({**kept, "x-guidance": {**_JSON_FORMAT, "json_allowed_escapes": escapes, **lenient}})
 
 
 def _kept(schema: Any) -> Any:
