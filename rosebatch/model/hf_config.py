@@ -8,7 +8,7 @@ from rosebatch.config.model import ModelConfig
 from rosebatch.config.toml_file import convert
 from rosebatch.host.model_files import read_json, refusal, shown
 from rosebatch.model.family import Architecture
-from rosebatch.model.hf_fields import UnservedError
+from rosebatch.model.hf_fields import UnservedError, run_dtype
 from rosebatch.model.registry import ARCHITECTURES, check_config
 from rosebatch.model.text_parts import WHOLES, text_values
 
@@ -45,7 +45,17 @@ def is_native(folder: Path) -> bool:
         return False
     except (KeyError, ValueError):
         return True
-    return isinstance(found, str) and found in ARCHITECTURES
+    return isinstance(found, str) and found in ARCHITECTURES and not _is_of_another_type(found, values)
+
+
+def _is_of_another_type(name: str, values: Mapping[str, Any]) -> bool:
+    """Whether transformers reads config.json as another type than the class's; its tensors may have other names."""
+    kind = values.get("model_type")
+    if not isinstance(kind, str) or kind == ARCHITECTURES[name].model_type or "text_config" in values:
+        return False
+    from transformers import CONFIG_MAPPING
+
+    return kind in CONFIG_MAPPING
 
 
 def parse_model_config(values: Mapping[str, Any], source: str) -> ModelConfig:
@@ -71,7 +81,7 @@ def parse_model_config(values: Mapping[str, Any], source: str) -> ModelConfig:
         raise refusal(source, error) from None
     eos = values.get("eos_token_id")
     eos_ids = [] if eos is None else eos if isinstance(eos, list) else [eos]
-    dtype = values.get("dtype") or values.get("torch_dtype") or "float32"
+    dtype = run_dtype(values.get("dtype") or values.get("torch_dtype") or "float32")
     return check_config(convert({**fields, "eos_token_ids": eos_ids, "dtype": dtype}, ModelConfig, source), source)
 
 

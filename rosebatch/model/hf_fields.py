@@ -8,6 +8,8 @@ from rosebatch.config.model import ModelConfig
 from rosebatch.host.model_files import shown
 from rosebatch.ops.ops import GATES
 
+# Dtypes of checkpoints that no run has -> those of their runs.
+_RUN_DTYPES = {"float64": "float32", "float8_e4m3fn": "bfloat16", "float8_e5m2": "bfloat16"}
 _LAYER_TYPES = ("sliding_attention", "full_attention")
 
 
@@ -46,6 +48,11 @@ def decoder(
         "activation": supported(activation, values[activation], activations),
         "tie_word_embeddings": values.get("tie_word_embeddings", False),
     }
+
+
+def run_dtype(dtype: Any) -> Any:
+    """The dtype of a run, by that of its checkpoint."""
+    return _RUN_DTYPES.get(dtype, dtype) if isinstance(dtype, str) else dtype
 
 
 def attention_biases(values: Mapping[str, Any]) -> dict[str, Any]:

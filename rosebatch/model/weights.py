@@ -20,6 +20,10 @@ DEVIATION = 0.02
 # Names of other versions of transformers.
 _FORMER_NAMES = {"lm_head.weight": "embed_out.weight"}
 _FLOATS = {"F64", "F32", "F16", "BF16"}
+_NARROW_FLOATS = {"F8_E4M3", "F8_E5M2"}
+# What follows the name of a tensor, or of its module, where values are to be multiplied.
+_SCALES = ("weight_scale", "weight_scale_inv", "scale_weight", "weight_scale_2", "input_scale")
+_CONSOLIDATED = "consolidated"
 _SHARD = re.compile(r".*-\d{5}-of-(\d{5})\.safetensors")
 
 
@@ -144,6 +148,10 @@ class SafetensorsWeights:
         others = (bare, *parts, _FORMER_NAMES.get(name, name))
         return next((other for other in (name, *others) if other in self._files), name)
 
+    def _has_scale(self, name: str) -> bool:
+        module = name.rpartition(".")[0]
+        return any(f"{module}.{scale}" in self._files for scale in _SCALES)
+
     def get(
         self,
         name: str,
@@ -169,7 +177,8 @@ class SafetensorsWeights:
             is_longer = name.endswith("wpe.weight") and len(found) == len(shape) and found[0] > shape[0]
             if (shape[0], *found[1:]) != shape if is_longer else found != shape:
                 raise refusal(path, f"tensor {name!r} has shape {shown(found)}, config says {shape}")
-            if kind not in _FLOATS and (kind, dtype) != ("U8", torch.uint8):
+            plain = _FLOATS if self._has_scale(name) else _FLOATS | _NARROW_FLOATS
+            if kind not in plain and (kind, dtype) != ("U8", torch.uint8):
                 raise refusal(path, f"tensor {name!r} holds {shown(kind)}: use the 16-bit weights of the model")
             tensor = stored[: shape[0]] if is_longer else _read(stored, handle, name, take)
         return tensor.to(self.device, dtype or self.dtype)
@@ -188,7 +197,8 @@ def _read(stored: Any, handle: Any, name: str, take: Take | None) -> Tensor:
 def weight_files(folder: Path) -> list[Path]:
     """The weight files of a model folder.
 
-    These are the files in the index; without an index ``model.safetensors``, or else every ``.safetensors`` file.
+    These are the files in the index; without an index ``model.safetensors``, or else every ``.safetensors`` file but
+    those with Mistral's own names of tensors, ``consolidated*``.
 
     Raises:
         UserError: there are none, some are missing, or the index is unreadable.
@@ -202,9 +212,11 @@ def weight_files(folder: Path) -> list[Path]:
     whole = folder / "model.safetensors"
     if whole.exists():
         return [whole]
-    files = sorted(path for path in folder.glob("*.safetensors") if path.exists())
+    every = sorted(path for path in folder.glob("*.safetensors") if path.exists())
+    files = [path for path in every if not path.name.startswith(_CONSOLIDATED)]
     if not files:
-        raise UserError(f"{folder}: no .safetensors weights in this folder")
+        what = f"{every[0].name} has Mistral's own names of tensors: use" if every else "no .safetensors weights: use"
+        raise UserError(f"{folder}: {what} the model's transformers files, such as model.safetensors")
     totals = [int(match[1]) for path in files if (match := _SHARD.fullmatch(path.name))]
     if len(set(totals)) > 1:
         raise UserError(f"{folder}: weight files of several sets, of {' and of '.join(map(str, sorted(set(totals))))}")

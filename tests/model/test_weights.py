@@ -259,3 +259,19 @@ def test_a_part_of_a_tensor(tmp_path, dim, indices):
         part = weights.get("m", (5, 6, 2), take=Take(dim, indices))
         assert torch.equal(part, whole.index_select(dim, torch.tensor(indices, dtype=torch.long)))
     assert Take.of(dim, range(5), 5) is None
+
+
+@pytest.mark.parametrize("scale", ["weight_scale", "weight_scale_inv", "input_scale"])
+def test_scaled_8_bit_floats_are_refused(tmp_path, scale):
+    """Read as plain numbers, they would be another model; config.json may not say that they are quantized."""
+    tensors = {"x.weight": torch.ones(2, 2).to(torch.float8_e4m3fn), f"x.{scale}": torch.ones(1)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=r"'x\.weight' holds 'F8_E4M3': use the 16-bit weights of the model"):
+        source(tmp_path).get("x.weight", (2, 2))
+
+
+def test_mistrals_own_form_alone_is_named(tmp_path):
+    """The line was that there is no output projection: its tensors have other names."""
+    save_file({"output.weight": torch.zeros(2)}, tmp_path / "consolidated.safetensors")
+    with pytest.raises(UserError, match=r"consolidated\.safetensors has Mistral's own names of tensors"):
+        source(tmp_path)

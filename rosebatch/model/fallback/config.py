@@ -15,6 +15,7 @@ from rosebatch.host.pretrained import load_pretrained_config
 from rosebatch.model.fallback.attention import NAME, UnservedError
 from rosebatch.model.fallback.network import Decoder, build_network, fix_rope, require_agreement, require_layer_types
 from rosebatch.model.fallback.trial import TOKENS
+from rosebatch.model.hf_fields import run_dtype
 
 _META = torch.device("meta")
 # Where configs say how long a sequence may be, and how many experts a token has.
@@ -80,7 +81,7 @@ def describe_config(config: Any, source: str, max_model_len: int | None, eos: An
     except Exception as error:
         raise refusal(source, f"{name} is not supported: {error_text(error)}") from None
     values["eos_token_ids"] = [] if eos is None else eos if isinstance(eos, list) else [eos]
-    values["dtype"] = str(dtype).removeprefix("torch.")
+    values["dtype"] = run_dtype(str(dtype).removeprefix("torch."))
     return convert(values, ModelConfig, source)
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import Module
 
@@ -115,11 +116,15 @@ def _random(hf_config: Any, dtype: torch.dtype, device: torch.device) -> Module:
 
 
 def _load(hf_config: Any, folder: Path, dtype: torch.dtype, device: torch.device) -> Module:
-    from transformers import AutoModelForCausalLM
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
-    weight_files(folder)
-    network, info = AutoModelForCausalLM.from_pretrained(
-        str(folder),
+    files, whole = weight_files(folder), folder / "model.safetensors"
+    # transformers finds one file, or those of an index.
+    shards = None if whole in files or whole.with_name(f"{whole.name}.index.json").exists() else files
+    kind = AutoModelForCausalLM if shards is None else MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)]
+    network, info = kind.from_pretrained(
+        str(folder) if shards is None else None,
+        state_dict=None if shards is None else {k: v for file in shards for k, v in load_file(file).items()},
         config=hf_config,
         dtype=dtype,
         local_files_only=True,
@@ -128,7 +133,7 @@ def _load(hf_config: Any, folder: Path, dtype: torch.dtype, device: torch.device
         output_loading_info=True,
         **our_functions(),
     )
-    for kind in ("missing_keys", "mismatched_keys", "error_msgs"):
-        if info.get(kind):
-            raise ValueError(f"weights have {kind.replace('_', ' ')}: {sorted(map(str, info[kind]))[0]}")
+    for what in ("missing_keys", "mismatched_keys", "error_msgs"):
+        if info.get(what):
+            raise ValueError(f"weights have {what.replace('_', ' ')}: {sorted(map(str, info[what]))[0]}")
     return require_decoder(network.to(device))
