@@ -1,11 +1,11 @@
 """The sampling defaults of a model, from its generation_config.json."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from rosebatch.config.toml_file import convert
 from rosebatch.core.sampling_params import SamplingParams
-from rosebatch.host.model_files import read_json
+from rosebatch.host.model_files import read_json, refusal
 
 # Our names; all but the last are transformers' names too.
 _SAMPLED = ("temperature", "top_k", "top_p", "min_p")
@@ -35,5 +35,10 @@ def sampling_defaults(folder: Path) -> dict[str, Any]:
         found.setdefault("temperature", 1.0)
     elif "do_sample" in stored:
         found["temperature"] = 0.0
-    checked = convert(found, SamplingParams, str(path))
-    return {name: getattr(checked, name) for name in found}
+    types = get_type_hints(SamplingParams)
+    typed = {name: convert(value, types[name], f"{path}: {name}") for name, value in found.items()}
+    try:
+        SamplingParams(**typed)
+    except ValueError as error:
+        raise refusal(path, error) from None
+    return typed
