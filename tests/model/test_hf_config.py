@@ -285,6 +285,8 @@ def test_eos_is_a_number_a_list_or_nothing(stored, ids):
         ({"dtype": None, "torch_dtype": "float16"}, "float16"),
         ({"dtype": "bfloat16", "torch_dtype": "float16"}, "bfloat16"),
         ({"dtype": None}, "float32"),
+        ({"dtype": "float64"}, "float32"),
+        ({"dtype": None, "torch_dtype": "float8_e4m3fn"}, "bfloat16"),
     ],
 )
 def test_dtype_by_its_new_and_old_name(options, dtype):
@@ -347,7 +349,7 @@ def test_an_empty_config_is_refused():
         ({**LLAMA, "hidden_size": "576"}, "config.json"),
         ({**LLAMA, "vocab_size": 1.5}, "vocab_size"),
         ({**LLAMA, "eos_token_id": "</s>"}, "eos_token_ids"),
-        ({**LLAMA, "dtype": "float64"}, "dtype"),
+        ({**LLAMA, "dtype": "int8"}, "dtype"),
         ({**HP1, "hidden_act": "silu"}, "hidden_act 'silu' is not supported; supported are relu"),
         ({**HP1, "attention_bias": True}, "attention_bias is not supported"),
         ({**HP1, "use_sliding_window": True}, "use_sliding_window is not supported"),
