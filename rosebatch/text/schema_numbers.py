@@ -5,8 +5,9 @@ end admit that end where both ends have the same integer part.
 """
 
 import math
+from collections import Counter
 from decimal import ROUND_CEILING, Context, Decimal
-from itertools import combinations
+from itertools import combinations_with_replacement
 from typing import Any
 
 # Integers up to here, multiples of this step, and fractions of at most so many places are kept.
@@ -15,6 +16,7 @@ _STEP_BEYOND = 11
 _MOST_PLACES = 18
 _DIGITS = 15
 _LARGEST_MULTIPLE = Decimal(2**32)
+_MOST_MULTIPLES = 64
 # Of bounds: llguidance makes ranges of 64-bit integers.
 _LARGEST_BOUND = Decimal(9_223_372 * 10**12)
 _CONTEXT = Context(prec=400)
@@ -81,11 +83,14 @@ def require_kept_together(multiples: list[Decimal]) -> None:
     """Check several ``multipleOf`` that may hold for one number.
 
     Raises:
-        ValueError: their common multiple is too large.
+        ValueError: they are too many, or their common multiple is too large.
     """
-    for one, other in combinations(multiples, 2):
+    counts = Counter(multiples)
+    if len(counts) > _MOST_MULTIPLES:
+        raise ValueError(f"more than {_MOST_MULTIPLES} kinds of multipleOf in one schema cannot be kept")
+    for one, other in combinations_with_replacement(counts, 2):
         places = max(_places(one), _places(other))
-        if one * other * Decimal(10) ** (2 * places) >= _LARGEST_MULTIPLE:
+        if (one != other or counts[one] > 1) and one * other * Decimal(10) ** (2 * places) >= _LARGEST_MULTIPLE:
             raise ValueError(f"multiples of {one} and of {other} in one schema cannot be kept")
 
 

@@ -81,6 +81,9 @@ def test_a_schema_of_many_references(accepts):
     (call,) = Qwen3Coder().parse(coder("add", a="1"), tools).calls
     assert json.loads(call.arguments) == {"a": "1"}
     assert accepts(tools["add"], coder("add", a="1"))
+    deep = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(20_000)}
+    (call,) = Qwen3Coder().parse(coder("add", a="1"), {"add": {**tools["add"], "$defs": deep}}).calls
+    assert json.loads(call.arguments) == {"a": 1}, "too deep to tell"
 
 
 @pytest.mark.parametrize("number", ["123456789012345678901234567890", "0.12345678901234567890", "1.50", "-0", "1E5"])

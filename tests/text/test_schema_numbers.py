@@ -138,6 +138,9 @@ def test_multiples_that_hold_together(byte_grammars):
         compiled(byte_grammars, {"type": "integer", "allOf": two})
     apart = {"properties": {"a": two[0] | {"type": "integer"}, "b": two[1] | {"type": "integer"}}}
     assert takes(compiled(byte_grammars, apart), json.dumps({"a": 140000, "b": 70000}))
+    many = [{"multipleOf": step} for step in range(1, 66)]
+    with pytest.raises(RowError, match="more than 64 kinds"):
+        compiled(byte_grammars, {"type": "integer", "anyOf": many})
     small = compiled(byte_grammars, {"type": "number", "allOf": [{"multipleOf": 0.3}, {"multipleOf": 0.2}]})
     assert [number for number in ("0", "0.6", "1.2", "0.3", "0.2") if takes(small, number)] == ["0", "0.6", "1.2"]
 

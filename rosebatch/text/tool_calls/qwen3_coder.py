@@ -17,10 +17,9 @@ from rosebatch.text.tool_calls.hermes import CLOSE, OPEN, parse_between
 from rosebatch.text.tool_calls.schema_kinds import ALL, TEXT, SchemaKinds, choices, kinds_of_value, resolved
 
 _BEGIN, _END = re.compile(r"<function=([^>\s]+)>\s*"), "</function>"
-# The mark of an end is one before the next parameter or the end of the call; elsewhere it is a part of the value.
-_PARAMETER = re.compile(
-    r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>\s*(?=<parameter=[^>\s]+>|</function>)", re.DOTALL
-)
+_PARAMETER, _CLOSE = re.compile(r"<parameter=([^>\s]+)>\n?"), "</parameter>"
+# What follows the mark that ends a value. Elsewhere, the mark is a part of the value.
+_NEXT = re.compile(r"\s*(?=<parameter=[^>\s]+>|</function>)")
 # A line of a value that begins a parameter: the one before was not closed.
 _UNCLOSED = re.compile(r"^<parameter=[^>\s]+>", re.MULTILINE)
 _KEY = re.compile(r"[^<>\s]+")
@@ -63,12 +62,9 @@ class Qwen3Coder:
             if begin is None or begin[1] not in tools:
                 return None
             kinds, members, end = SchemaKinds(tools[begin[1]]), [], begin.end()
-            while (parameter := _PARAMETER.match(text, end)) is not None:
-                key, written = parameter.groups()
-                if _UNCLOSED.search(written):
-                    return None
+            while (parameter := _parameter_at(text, end)) is not None:
+                key, written, end = parameter
                 members.append(f"{_json(key)}: {_value(written, kinds.of_member(key))}")
-                end = parameter.end()
             if not text.startswith(_END, end):
                 return None
             return ToolCall(begin[1], f"{{{', '.join(members)}}}"), end + len(_END)
@@ -84,6 +80,19 @@ class Qwen3Coder:
 
         between = lark.text("\n") if parallel else None
         return lark.calls(tools, call, between=between, around=around, arguments=_parameters)
+
+
+def _parameter_at(text: str, begin: int) -> tuple[str, str, int] | None:
+    """Name and value of the parameter that begins there, and where it ends; None if it is broken."""
+    mark = _PARAMETER.match(text, begin)
+    close = -1 if mark is None else text.find(_CLOSE, mark.end())
+    while mark is not None and close >= 0:
+        following = _NEXT.match(text, close + len(_CLOSE))
+        if following is not None:
+            written = text[mark.end() : close].removesuffix("\n")
+            return None if _UNCLOSED.search(written) else (mark[1], written, following.end())
+        close = text.find(_CLOSE, close + 1)
+    return None
 
 
 def _parameters(rule: str, tool: Offered) -> list[str]:

@@ -56,7 +56,10 @@ class SchemaKinds:
 
     def of_member(self, name: str) -> frozenset[str]:
         """Kinds that a member of the objects may have that the whole schema takes."""
-        return self._of(self._root, name)
+        try:
+            return self._of(self._root, name)
+        except RecursionError:
+            return ALL
 
     def _of(self, schema: object, member: str | None) -> frozenset[str]:
         """Of a schema, or of a member of its objects."""
