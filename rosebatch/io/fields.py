@@ -122,8 +122,6 @@ class RequestFields(SamplingFields):
     parallel_tool_calls: bool | None = None
 
 
-# Kinds of the parts of a message that are text, and the names of their texts.
-_TEXTS = ("text", "refusal")
 _CHAT_OPTIONS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 OPTION_FIELDS = frozenset(option.name for option in fields(PromptOptions))
 SAMPLING_FIELDS = frozenset(SamplingFields.__struct_fields__)
@@ -202,29 +200,3 @@ def _with_integers(values: Any, levels: int = _NUMBERS_LEVELS) -> Any:
     if isinstance(values, dict) and levels:
         return {name: _with_integers(each, levels - 1) for name, each in values.items()}
     return values
-
-
-def plain_message(message: dict[str, Any]) -> dict[str, Any]:
-    """A message with its content as one string: text parts are joined by line breaks.
-
-    No content is None. Other nulls are left out, and so is an empty list of calls: templates ask whether there is one.
-
-    Raises:
-        RowError: a part is not text.
-    """
-    content = message.get("content")
-    if None in message.values() or content is None or message.get("tool_calls") == []:
-        message = {name: value for name, value in message.items() if value is not None or name == "content"}
-        message.setdefault("content", None)
-        if message.get("tool_calls") == []:
-            del message["tool_calls"]
-    if not isinstance(content, list):
-        return message
-    texts = [
-        part[kind]
-        for part in content
-        if isinstance(part, dict) and (kind := part.get("type")) in _TEXTS and isinstance(part.get(kind), str)
-    ]
-    if len(texts) != len(content):
-        raise RowError("invalid_messages", "only text parts are supported in message content")
-    return {**message, "content": "\n".join(texts)}

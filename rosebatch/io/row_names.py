@@ -56,30 +56,10 @@ _ELSEWHERE = frozenset(
         *("typical_p", "until", "use_beam_search"),
     }
 )
-# Inputs that are not text, as other tools name them.
-_NO_TEXT = frozenset(
-    {
-        *("image", "images", "image_url", "image_urls", "video", "videos", "video_url", "audio", "audios", "audio_url"),
-        *("input_audio", "multi_modal_data", "multimodal_data", "mm_data", "pixel_values"),
-    }
-)
 # A carried field may well be called "prompts" or "temperature_c".
 _SIMILAR = 0.94
 # Names of a row that are compared with all that are known: each takes some 0.1 ms.
 _MAX_COMPARED = 256
-
-
-def require_text(values: Mapping[str, Any]) -> None:
-    """Check that a row, or a prompt's mapping, has nothing that a model would have to see or hear.
-
-    Raises:
-        RowError: it has: the answer would be to the text alone.
-    """
-    if _NO_TEXT.isdisjoint(values):
-        return
-    for name in sorted(_NO_TEXT.intersection(values)):
-        if values[name] is not None:
-            raise RowError("unsupported_field", f"{name}: only text is served; without it, the row is a text alone")
 
 
 def with_own_names(values: dict[str, Any]) -> dict[str, Any]:

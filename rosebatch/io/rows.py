@@ -15,14 +15,14 @@ from rosebatch.io.fields import (
     TOOL_FIELDS,
     PromptOptions,
     RequestFields,
-    plain_message,
     prompt_options,
     to_struct,
     tools_of,
 )
 from rosebatch.io.result_names import LISTS_IN_RESULTS, RESULT_FIELDS, require_no_collision
-from rosebatch.io.row_names import OTHER_NAMES, require_text, unclear_names, with_own_names
+from rosebatch.io.row_names import OTHER_NAMES, unclear_names, with_own_names
 from rosebatch.io.sampling_fields import given_sampling, sampling_params, split_prompt_only, with_defaults
+from rosebatch.io.text_only import plain_message, require_text
 from rosebatch.io.tools import ToolUse
 
 

@@ -6,8 +6,8 @@ from typing import Any, TypedDict
 
 from rosebatch.core.errors import FlagError, RowError
 from rosebatch.core.plain import plain
-from rosebatch.io.fields import PromptOptions, RequestFields, plain_message, to_struct, tools_of
-from rosebatch.io.row_names import require_text
+from rosebatch.io.fields import PromptOptions, RequestFields, to_struct, tools_of
+from rosebatch.io.text_only import plain_message, require_text
 from rosebatch.io.tools import ToolUse
 
 

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from rosebatch.core.errors import RowError
-from rosebatch.io.fields import plain_message
 from rosebatch.io.openai.endpoint import Endpoint, ParsedBody, additions, has_any, usage
 from rosebatch.io.openai.fields import GenerationBody, checked, generation_fields
 from rosebatch.io.openai.legacy_functions import as_tools, message_as_tools
 from rosebatch.io.results import Choice, Result, ScoredToken
+from rosebatch.io.text_only import plain_message
 from rosebatch.io.tools import call_fields
 
 # The key in the metadata: whether calls are written as functions.

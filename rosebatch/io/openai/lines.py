@@ -29,6 +29,9 @@ class _Line(msgspec.Struct):
     url: str | None = None
 
 
+_FIELDS = frozenset(_Line.__struct_fields__)
+
+
 def is_request(values: object) -> bool:
     """Whether a decoded line is a request of a batch file."""
     return isinstance(values, dict) and "custom_id" in values and "body" in values
@@ -43,17 +46,19 @@ def parse_request(values: object, *, index: int, where: str, defaults: Mapping[s
         where: the line's place, for error messages.
         defaults: sampling fields for what the body leaves open. They replace the API's own defaults.
     """
-    metadata = {"custom_id": values.get("custom_id") if isinstance(values, dict) else None}
+    given = values if isinstance(values, dict) else {}
+    metadata = {"custom_id": given.get("custom_id")}
     try:
         line = to_struct(values, _Line)
         endpoint = _endpoint(line)
         asked = endpoint.parse(line.body, defaults)
+        beside = [name for name, value in given.items() if value is not None and name not in _FIELDS]
         return Row(
             index=index,
             where=where,
             metadata={"custom_id": line.custom_id, "url": endpoint.url, **_model(line.body), **asked.metadata},
             id=line.custom_id,
-            **asked.fields,
+            **{**asked.fields, "ignored": (*asked.fields["ignored"], *beside)},
         )
     except RowError as error:
         return FailedRow(index=index, where=where, metadata=metadata, error=error)

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from rosebatch.core.errors import RowError
-from rosebatch.io.fields import plain_message
 from rosebatch.io.openai.endpoint import Endpoint, ParsedBody, has_any
 from rosebatch.io.openai.fields import GenerationBody, checked, generation_fields, ignored_fields
 from rosebatch.io.openai.responses_request import IGNORED, as_chat
 from rosebatch.io.results import Choice, Result, ScoredToken
+from rosebatch.io.text_only import plain_message
 from rosebatch.io.tools import call_fields
 
 # Fields of its request that a response repeats.

@@ -9,11 +9,11 @@ import msgspec
 
 from rosebatch.core.errors import RowError, UserError
 from rosebatch.core.sampling_params import GREEDY
-from rosebatch.io.fields import Message, plain_message, prompt_options, to_struct
+from rosebatch.io.fields import Message, prompt_options, to_struct
 from rosebatch.io.result_names import require_no_collision, reserved_names
 from rosebatch.io.results import Result
-from rosebatch.io.row_names import require_text
 from rosebatch.io.rows import PROMPT_FIELDS, FailedRow, Row
+from rosebatch.io.text_only import plain_message, require_text
 
 if TYPE_CHECKING:
     import pyarrow as pa

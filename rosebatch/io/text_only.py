@@ -1,0 +1,62 @@
+"""What a model of text can be given: a row, or a message, with anything to see or hear is an error."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rosebatch.core.errors import RowError
+
+# Inputs that are not text, as other tools name them.
+_NO_TEXT = frozenset(
+    {
+        *("image", "images", "image_url", "image_urls", "video", "videos", "video_url", "audio", "audios", "audio_url"),
+        *("input_audio", "multi_modal_data", "multimodal_data", "mm_data", "pixel_values"),
+    }
+)
+# Kinds of the parts of a message that are text, and the names of their texts.
+_TEXTS = ("text", "refusal")
+# What else such a part may have: it says how a server keeps the text, or where an answer has it from.
+_OF_A_PART = {"type", "id", "cache_control", "prompt_cache_breakpoint", "annotations", "logprobs"}
+
+
+def require_text(values: Mapping[str, Any]) -> None:
+    """Check that a row, a message, or a prompt's mapping has nothing that a model would have to see or hear.
+
+    Raises:
+        RowError: it has: the answer would be to the text alone.
+    """
+    if _NO_TEXT.isdisjoint(values):
+        return
+    for name in sorted(_NO_TEXT.intersection(values)):
+        if values[name] is not None:
+            raise RowError("unsupported_field", f"{name}: only text is served; without it, this is a text alone")
+
+
+def plain_message(message: dict[str, Any]) -> dict[str, Any]:
+    """A message with its content as one string: text parts are joined by line breaks.
+
+    No content is None. Other nulls are left out, and so is an empty list of calls: templates ask whether there is one.
+
+    Raises:
+        RowError: a part is not text, or something else is in the message.
+    """
+    require_text(message)
+    content = message.get("content")
+    if None in message.values() or content is None or message.get("tool_calls") == []:
+        message = {name: value for name, value in message.items() if value is not None or name == "content"}
+        message.setdefault("content", None)
+        if message.get("tool_calls") == []:
+            del message["tool_calls"]
+    if not isinstance(content, list):
+        return message
+    return {**message, "content": "\n".join(map(_text, content))}
+
+
+def _text(part: Any) -> str:
+    """The text of a part of a message."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind not in _TEXTS or not isinstance(text := part.get(kind), str):
+        raise RowError("invalid_messages", "only text parts are supported in message content")
+    for name, value in part.items():
+        if value is not None and name not in _OF_A_PART and name != kind:
+            raise RowError("invalid_messages", f"a {kind} part of a message's content has an unknown field: {name}")
+    return text
