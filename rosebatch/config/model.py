@@ -248,6 +248,15 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return channels + channels % 2
 
     @property
+    def longest(self) -> int:
+        """Most tokens that ``--max-model-len`` may ask for: scaled positions reach past the length in config.json."""
+        rope = self.rope
+        if rope is None or rope.scaling not in ("linear", "yarn"):
+            return self.max_model_len
+        trained = self.max_model_len if rope.scaling == "linear" else rope.original_max_position_embeddings
+        return min(max(self.max_model_len, int(rope.factor * trained)), MAX_SIZE)
+
+    @property
     def kv_planes(self) -> tuple[tuple[Planes, ...], ...]:
         """What each layer with a KV cache keeps there: the ``planes`` of the model's mixers, as a test checks."""
         if self.transformers is not None:

@@ -181,7 +181,7 @@ def find_model(settings: RunConfig, device: torch.device, *, quiet: bool = False
         settings: ``model`` and what says how it is loaded. ``load_format`` ``dummy`` replaces the weights with random
             ones. ``model_impl`` ``auto`` is rosebatch's own code if it has the architecture, else transformers'.
             ``served_model_name`` replaces the name, which is otherwise the id, or the name of the folder or file.
-            ``max_model_len`` lowers the most tokens of prompt and completion together; None: an embedding model's own
+            ``max_model_len`` replaces the most tokens of prompt and completion together; None: an embedding model's own
             limit.
         device: of the run; a dtype ``auto`` depends on it.
         quiet: no download progress on stderr.
@@ -194,7 +194,7 @@ def find_model(settings: RunConfig, device: torch.device, *, quiet: bool = False
     found = _find(settings, device, quiet, weights)
     config = found.config
     if settings.max_model_len is not None:
-        config = _shorten(config, settings.max_model_len)
+        config = _of_length(config, settings.max_model_len)
     elif found.folder is not None and (limit := longest_prompt(found.folder)) is not None:
         config = msgspec.structs.replace(config, max_model_len=min(config.max_model_len, limit))
     return replace(found, name=settings.served_model_name or found.name, config=config)
@@ -278,10 +278,10 @@ def _at(model: HubModel, revision: str | None) -> HubModel:
     return HubModel(model.name, revision)
 
 
-def _shorten(config: ModelConfig, max_model_len: int) -> ModelConfig:
-    if max_model_len > config.max_model_len:
+def _of_length(config: ModelConfig, max_model_len: int) -> ModelConfig:
+    if max_model_len > config.longest:
         raise FlagError(
-            f"--max-model-len {max_model_len} must be between 2 and {config.max_model_len}, the limit of the model"
+            f"--max-model-len {max_model_len} must be between 2 and {config.longest}, the limit of the model"
         )
     return msgspec.structs.replace(config, max_model_len=max_model_len)
 

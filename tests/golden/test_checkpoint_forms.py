@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from rosebatch.core.errors import FlagError, RowError
 from tests.helpers.against import assert_same
 from tests.helpers.tiny_families import save_tiny_model, tiny_config
 
@@ -54,3 +55,21 @@ def test_a_class_and_a_type_that_disagree(tmp_path, transformers):
     values = json.loads((tmp_path / "config.json").read_text())
     assert (values["architectures"], values["model_type"]) == (["LlamaForCausalLM"], "exaone")
     assert_same(model, tmp_path)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("rope_type", ["linear", "yarn"])
+@pytest.mark.parametrize("impl", ["auto", "transformers"])
+def test_scaled_positions_past_the_length_in_the_config(rope_type, impl, tmp_path, transformers):
+    """Qwen2.5 reaches 128 k by a factor of 4 on 32 k, which its config.json has as its length."""
+    config = tiny_config("llama")
+    config.max_position_embeddings = 48
+    config.rope_parameters = {"rope_type": rope_type, "rope_theta": 500.0, "factor": 4.0}
+    if rope_type == "yarn":
+        config.rope_parameters["original_max_position_embeddings"] = 48
+    model = save_tiny_model(config, tmp_path)
+    assert_same(model, tmp_path, model_impl=impl, max_model_len=192, lengths=(40, 185))
+    with pytest.raises(FlagError, match="--max-model-len 193 must be between 2 and 192"):
+        assert_same(model, tmp_path, model_impl=impl, max_model_len=193)
+    with pytest.raises(RowError, match="48 are allowed"):
+        assert_same(model, tmp_path, model_impl=impl, lengths=(60,))

@@ -1,6 +1,7 @@
 """A folder's answers beside those of a model of transformers: greedy tokens, and their log-probabilities."""
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,20 @@ _LENGTHS = (1, 5, 20, 41)
 _NEW_TOKENS = 6
 
 
-def assert_same(model: Any, folder: Path, *, scale: float = 1.0, **options: Any) -> None:
+def assert_same(
+    model: Any, folder: Path, *, scale: float = 1.0, lengths: Sequence[int] = _LENGTHS, **options: Any
+) -> None:
     """Check that a folder answers as a model does: each token is the likeliest, with its log-probability to 1e-4.
 
     Args:
         model: of transformers, in fp32.
         folder: whose answers are tried, in chunks with few seats.
         scale: on the model's logits.
+        lengths: of prompts.
         options: of ``engine_of``.
     """
     numbers = random.Random(0)
-    prompts = [tuple(numbers.randrange(3, 200) for _ in range(length)) for length in _LENGTHS * 2]
+    prompts = [tuple(numbers.randrange(3, 200) for _ in range(length)) for length in (*lengths, *lengths)]
     engine = engine_of(folder, max_num_seqs=3, max_num_batched_tokens=16, block_size=4, **options)
     sampling = SamplingParams(max_tokens=_NEW_TOKENS, ignore_eos=True, logprobs=0)
     done = run(engine, [Request(i, prompt, sampling) for i, prompt in enumerate(prompts)])

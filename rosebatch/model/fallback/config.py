@@ -29,7 +29,7 @@ def read_any_config(folder: Path, max_model_len: int | None) -> tuple[Any, Model
 
     Args:
         folder: with config.json; the end tokens in generation_config.json win.
-        max_model_len: lowers the most tokens of prompt and completion together.
+        max_model_len: the most tokens of prompt and completion together, if that is not the model's own.
 
     Raises:
         UserError: a file is broken, or the model cannot be served.
@@ -106,7 +106,7 @@ def _fields(config: Any, name: str, max_model_len: int | None) -> dict[str, Any]
         **dict(zip(("num_heads", "num_kv_heads", "head_dim"), max(spec.heads for spec in specs), strict=True)),
         "intermediate_size": _widest(decoder, text),
         "sliding_windows": [spec.window for spec in specs],
-        "max_model_len": length,
+        "max_model_len": max(length, min(max_model_len or 0, _scaled_length(text, length))),
         "norm_eps": 1e-6,
         "activation": "",
         "tie_word_embeddings": bool(getattr(text, "tie_word_embeddings", False)),
@@ -137,6 +137,15 @@ def _architecture(config: Any) -> str:
 def _first(config: Any, names: Sequence[str]) -> int | None:
     found = (getattr(config, name, None) for name in names)
     return next((value for value in found if type(value) is int and value > 0), None)
+
+
+def _scaled_length(config: Any, length: int) -> int:
+    """Most tokens by the scaling of rotary positions; see ``ModelConfig.longest``."""
+    rope = getattr(config, "rope_parameters", None)
+    if not isinstance(rope, dict) or rope.get("rope_type") not in ("linear", "yarn"):
+        return length
+    trained = rope.get("original_max_position_embeddings") if rope["rope_type"] == "yarn" else None
+    return int((rope.get("factor") or 1) * (trained or length))
 
 
 def _count_weights(network: Any, text: Any) -> tuple[int, int]:
