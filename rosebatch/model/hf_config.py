@@ -8,7 +8,7 @@ from rosebatch.config.model import ModelConfig
 from rosebatch.config.toml_file import convert
 from rosebatch.host.model_files import read_json, refusal, shown
 from rosebatch.model.family import Architecture
-from rosebatch.model.hf_fields import UnservedError, run_dtype
+from rosebatch.model.hf_fields import UnservedError, end_tokens, run_dtype, unserved_quantization
 from rosebatch.model.registry import ARCHITECTURES, check_config
 from rosebatch.model.text_parts import WHOLES, text_values
 
@@ -23,14 +23,43 @@ def read_model_config(folder: Path) -> ModelConfig:
     Raises:
         UserError: a file is missing or broken, or rosebatch does not support the architecture or one of its options.
     """
-    path = folder / "config.json"
-    if not path.exists():
-        raise refusal(path, "no such file; a model folder holds config.json and .safetensors weights")
-    values = read_json(path)
-    generation = folder / "generation_config.json"
-    if generation.exists():
-        values = {**values, **{k: v for k, v in read_json(generation).items() if k == "eos_token_id" and v is not None}}
+    path = require_config(folder)
+    values, own = read_json(path), generation_end_tokens(folder)
+    if own is not None:
+        values = {**values, "eos_token_id": own}
     return parse_model_config(values, str(path))
+
+
+def require_config(folder: Path) -> Path:
+    """A folder's config.json.
+
+    Raises:
+        UserError: there is none; the message says what the folder holds in its place.
+    """
+    path = folder / "config.json"
+    if path.exists():
+        return path
+    adapter = folder / "adapter_config.json"
+    if adapter.exists():
+        base = shown(read_json(adapter).get("base_model_name_or_path"))
+        raise refusal(path, f"no such file; the folder holds an adapter alone: merge it into its model, {base}")
+    if (folder / "params.json").exists():
+        raise refusal(path, "no such file; params.json is Mistral's own form: use the model's transformers files")
+    raise refusal(path, "no such file; a model folder holds config.json and .safetensors weights")
+
+
+def generation_end_tokens(folder: Path) -> list[int] | None:
+    """The end tokens of generation_config.json; None if it names none.
+
+    Raises:
+        UserError: they are no token ids.
+    """
+    path = folder / "generation_config.json"
+    value = read_json(path).get("eos_token_id") if path.exists() else None
+    try:
+        return None if value is None else end_tokens(value)
+    except ValueError as error:
+        raise refusal(path, error) from None
 
 
 def is_native(folder: Path) -> bool:
@@ -67,9 +96,9 @@ def parse_model_config(values: Mapping[str, Any], source: str) -> ModelConfig:
         quantization = values.get("quantization_config")
         method = quantization.get("quant_method") if isinstance(quantization, dict) else None
         if quantization and method not in architecture.quantized:
-            raise refusal(source, "quantized checkpoints are not supported: use the 16-bit weights of the model")
+            raise refusal(source, unserved_quantization(quantization))
         values = {**architecture.defaults, **values}
-        fields = architecture.parse(values)
+        fields = {**architecture.parse(values), "eos_token_ids": end_tokens(values.get("eos_token_id"))}
         if _is_bare(name):
             fields["head"] = False
     except KeyError as error:
@@ -79,10 +108,8 @@ def parse_model_config(values: Mapping[str, Any], source: str) -> ModelConfig:
         raise refusal(source, f"{error}{hint}") from None
     except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise refusal(source, error) from None
-    eos = values.get("eos_token_id")
-    eos_ids = [] if eos is None else eos if isinstance(eos, list) else [eos]
     dtype = run_dtype(values.get("dtype") or values.get("torch_dtype") or "float32")
-    return check_config(convert({**fields, "eos_token_ids": eos_ids, "dtype": dtype}, ModelConfig, source), source)
+    return check_config(convert({**fields, "dtype": dtype}, ModelConfig, source), source)
 
 
 def _of_text(name: Any, values: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:

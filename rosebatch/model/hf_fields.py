@@ -50,6 +50,20 @@ def decoder(
     }
 
 
+def end_tokens(value: Any) -> list[int]:
+    """``eos_token_id`` of a file: an id, several or none."""
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if any(type(token_id) is not int for token_id in ids):
+        raise ValueError(f"eos_token_id must be a token id or a list of them, got {shown(value)}")
+    return ids
+
+
+def unserved_quantization(found: Any) -> str:
+    """Why a quantized checkpoint is refused."""
+    method = found.get("quant_method") if isinstance(found, dict) else found
+    return f"quantized checkpoints are not supported ({shown(method)}): use the 16-bit weights of the model"
+
+
 def run_dtype(dtype: Any) -> Any:
     """The dtype of a run, by that of its checkpoint."""
     return _RUN_DTYPES.get(dtype, dtype) if isinstance(dtype, str) else dtype

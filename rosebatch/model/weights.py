@@ -148,9 +148,27 @@ class SafetensorsWeights:
         others = (bare, *parts, _FORMER_NAMES.get(name, name))
         return next((other for other in (name, *others) if other in self._files), name)
 
-    def _has_scale(self, name: str) -> bool:
-        module = name.rpartition(".")[0]
-        return any(f"{module}.{scale}" in self._files for scale in _SCALES)
+    def require_plain_matrices(self) -> None:
+        """Check all of them: transformers loads integers and scaled floats without a word.
+
+        Raises:
+            UserError: see ``require_plain``.
+        """
+        for name in self._files:
+            if name.endswith("weight") and len(self.shape(name) or ()) > 1:
+                self.require_plain(name)
+
+    def require_plain(self, name: str) -> None:
+        """Check that a tensor's numbers are its values.
+
+        Raises:
+            UserError: they are integers, or to be multiplied.
+        """
+        path, handle = self._files[name]
+        kind, module = handle.get_slice(name).get_dtype(), name.rpartition(".")[0]
+        is_scaled = any(f"{module}.{scale}" in self._files for scale in _SCALES)
+        if kind not in _FLOATS and (is_scaled or kind not in _NARROW_FLOATS):
+            raise refusal(path, f"tensor {name!r} holds {shown(kind)}: use the 16-bit weights of the model")
 
     def get(
         self,
@@ -177,9 +195,8 @@ class SafetensorsWeights:
             is_longer = name.endswith("wpe.weight") and len(found) == len(shape) and found[0] > shape[0]
             if (shape[0], *found[1:]) != shape if is_longer else found != shape:
                 raise refusal(path, f"tensor {name!r} has shape {shown(found)}, config says {shape}")
-            plain = _FLOATS if self._has_scale(name) else _FLOATS | _NARROW_FLOATS
-            if kind not in plain and (kind, dtype) != ("U8", torch.uint8):
-                raise refusal(path, f"tensor {name!r} holds {shown(kind)}: use the 16-bit weights of the model")
+            if (kind, dtype) != ("U8", torch.uint8):
+                self.require_plain(name)
             tensor = stored[: shape[0]] if is_longer else _read(stored, handle, name, take)
         return tensor.to(self.device, dtype or self.dtype)
 

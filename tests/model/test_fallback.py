@@ -130,6 +130,37 @@ def test_quantized_checkpoints_are_refused(config_folder):
         find(config_folder("arcee", quantization_config={"quant_method": "gptq"}))
 
 
+def test_a_layer_that_needs_weights_is_named(config_folder):
+    """It was "Tensor.item() cannot be called on meta tensors", of no layer."""
+    with pytest.raises(UserError, match=r"fails in or after model\.[\w.]+: it needs values of tensors$"):
+        find(config_folder("lfm2"))
+
+
+def test_a_package_that_is_missing_is_named(config_folder):
+    """transformers' line begins with a line break, so all that was left of it was "ImportError:"."""
+    with pytest.raises(UserError, match=r"ImportError: TimmWrapperModel requires the \w+ library"):
+        find(config_folder("gemma3n", text_config={}))
+
+
+@pytest.mark.parametrize("task", ["SequenceClassification", "TokenClassification", "RewardModel"])
+@pytest.mark.parametrize("model_impl", ["auto", "transformers"])
+def test_classes_with_another_head_are_refused_by_it(config_folder, task, model_impl):
+    """It was "missing keys: lm_head.weight", as if the folder were damaged."""
+    place = config_folder("qwen2", architectures=[f"Qwen2For{task}"])
+    with pytest.raises(UserError, match=f"it has a head for {task} in place of an output projection"):
+        find(place, model_impl)
+
+
+def test_integers_are_no_weights(folder, tmp_path):
+    """transformers loads them as numbers, and the answers were another model's."""
+    (tmp_path / "config.json").write_bytes((folder("arcee") / "config.json").read_bytes())
+    tensors = load_file(folder("arcee") / "model.safetensors")
+    tensors = {name: tensor.to(torch.int8) if tensor.ndim > 1 else tensor for name, tensor in tensors.items()}
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=r"tensor '[\w.]+weight' holds 'I8': use the 16-bit weights of the model"):
+        find(tmp_path).build(OPS, CPU)
+
+
 def test_code_of_a_folder_never_runs(tmp_path):
     """An unknown model type with code of its own: one line, and the code stays asleep."""
     (tmp_path / "config.json").write_text(

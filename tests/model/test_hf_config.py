@@ -342,13 +342,17 @@ def test_an_empty_config_is_refused():
         ({**LLAMA, "hidden_act": "relu6"}, "hidden_act 'relu6' is not supported; supported are silu"),
         ({**GPT2, "activation_function": "swish"}, "activation_function 'swish' is not supported; supported are gelu"),
         ({**LLAMA, "quantization_config": {"bits": 4}}, "quantized checkpoints are not supported"),
+        (
+            {**LLAMA, "quantization_config": {"quant_method": "fp8"}},
+            "not supported ('fp8'): use the 16-bit weights",
+        ),
         ({k: v for k, v in LLAMA.items() if k != "hidden_size"}, "'hidden_size' is missing"),
         ({k: v for k, v in GPT2.items() if k != "n_head"}, "'n_head' is missing"),
         ({**GPT2, "n_head": 0}, "config.json"),
         ({**LLAMA, "num_attention_heads": 8, "num_key_value_heads": 3}, "num_heads 8 is no multiple"),
         ({**LLAMA, "hidden_size": "576"}, "config.json"),
         ({**LLAMA, "vocab_size": 1.5}, "vocab_size"),
-        ({**LLAMA, "eos_token_id": "</s>"}, "eos_token_ids"),
+        ({**LLAMA, "eos_token_id": "2"}, "eos_token_id must be a token id or a list of them, got '2'"),
         ({**LLAMA, "dtype": "int8"}, "dtype"),
         ({**HP1, "hidden_act": "silu"}, "hidden_act 'silu' is not supported; supported are relu"),
         ({**HP1, "attention_bias": True}, "attention_bias is not supported"),
@@ -368,6 +372,29 @@ def test_what_is_wrong_is_a_user_error_that_says_so(values, message):
     assert message in str(caught.value)
     assert str(caught.value).startswith("config.json: ")
     assert "\n" not in str(caught.value)
+
+
+def test_end_tokens_of_generation_config_are_named_by_its_file(tmp_path):
+    """config.json was blamed."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": ["2"]}))
+    with pytest.raises(UserError, match=r"generation_config\.json: eos_token_id must be a token id or a list of them"):
+        read_model_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("adapter_config.json", r"an adapter alone: merge it into its model, 'org/base'"),
+        ("params.json", r"params\.json is Mistral's own form"),
+        ("model.safetensors", r"a model folder holds config\.json"),
+    ],
+)
+def test_folders_without_a_config_say_what_they_are(tmp_path, file, message):
+    """ "No such file" sent people to look for a file that there never was."""
+    (tmp_path / file).write_text(json.dumps({"base_model_name_or_path": "org/base"}))
+    with pytest.raises(UserError, match=message):
+        read_model_config(tmp_path)
 
 
 def test_folder(tmp_path):

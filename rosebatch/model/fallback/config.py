@@ -15,8 +15,11 @@ from rosebatch.host.pretrained import load_pretrained_config
 from rosebatch.model.fallback.attention import NAME, UnservedError
 from rosebatch.model.fallback.network import Decoder, build_network, fix_rope, require_agreement, require_layer_types
 from rosebatch.model.fallback.trial import TOKENS
-from rosebatch.model.hf_fields import run_dtype
+from rosebatch.model.hf_config import generation_end_tokens, require_config
+from rosebatch.model.hf_fields import run_dtype, unserved_quantization
 
+# Ends of transformers' names of classes without an output projection.
+_OTHER_TASKS = ("Classification", "RewardModel", "Answering", "MaskedLM", "Choice")
 _META = torch.device("meta")
 # Where configs say how long a sequence may be, and how many experts a token has.
 _LENGTHS = ("max_position_embeddings", "max_sequence_length", "seq_length", "n_ctx", "max_seq_len")
@@ -34,17 +37,15 @@ def read_any_config(folder: Path, max_model_len: int | None) -> tuple[Any, Model
     Raises:
         UserError: a file is broken, or the model cannot be served.
     """
-    path = folder / "config.json"
+    path = require_config(folder)
     values = read_json(path)
-    if values.get("quantization_config"):
-        raise refusal(path, "quantized checkpoints are not supported: use the 16-bit weights of the model")
+    if quantization := values.get("quantization_config"):
+        raise refusal(path, unserved_quantization(quantization))
     try:
         config = load_pretrained_config(folder)
     except Exception as error:
         raise refusal(path, _unread(values, error)) from None
-    generation = folder / "generation_config.json"
-    eos = read_json(generation).get("eos_token_id") if generation.exists() else None
-    return config, describe_config(config, str(path), max_model_len, eos)
+    return config, describe_config(config, str(path), max_model_len, generation_end_tokens(folder))
 
 
 def _unread(values: Mapping[str, Any], error: Exception) -> str:
@@ -73,6 +74,8 @@ def describe_config(config: Any, source: str, max_model_len: int | None, eos: An
         UserError: it cannot be served; the message starts with ``source`` and says which layer and why.
     """
     name = _architecture(config)
+    if (task := _other_task(name)) is not None:
+        raise refusal(source, f"{name} is not supported: it has a head for {task} in place of an output projection")
     try:
         values = _fields(config, name, max_model_len)
         text = config.get_text_config(decoder=True)
@@ -125,13 +128,20 @@ def error_text(error: Exception) -> str:
         return str(error)
     if isinstance(error, KeyError) and error.args == (NAME,):
         return "its attention does not go through transformers' attention interface"
-    first = str(error).partition("\n")[0]
-    return f"a trial run fails: {type(error).__name__}: {first}"
+    return f"a trial run fails: {type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _architecture(config: Any) -> str:
     named = getattr(config, "architectures", None)
     return str(named[0]) if isinstance(named, list) and named else type(config).__name__.removesuffix("Config")
+
+
+def _other_task(name: str) -> str | None:
+    """What a class of transformers is for, if that is no text: it has no output projection."""
+    task = name.rpartition("For")[2]
+    return (
+        task if any(word in task for word in ("Classification", "Reward", "Answering", "MaskedLM", "Choice")) else None
+    )
 
 
 def _first(config: Any, names: Sequence[str]) -> int | None:

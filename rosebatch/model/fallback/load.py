@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from rosebatch.config.model import ModelConfig
+from rosebatch.core.errors import UserError
 from rosebatch.host.model_files import refusal
 from rosebatch.model.contract import Attention, rows_of
 from rosebatch.model.fallback.attention import attending, running
@@ -16,7 +17,7 @@ from rosebatch.model.fallback.check import close, require_tokenwise, waits_for_h
 from rosebatch.model.fallback.config import error_text
 from rosebatch.model.fallback.fusion import Fusion, spread_positions
 from rosebatch.model.fallback.network import Decoder, build_network, fix_rope, our_functions, require_decoder
-from rosebatch.model.weights import weight_files
+from rosebatch.model.weights import SafetensorsWeights, weight_files
 from rosebatch.ops.ops import Ops
 
 _SEED = 0
@@ -81,6 +82,8 @@ def load_fallback(
         decoder = Decoder(network)
         require_tokenwise(decoder, config.vocab_size)
         _fuse_if_same(decoder, config, ops)
+    except UserError:
+        raise
     except Exception as error:
         raise refusal(place, f"{config.transformers.architecture} is not supported: {error_text(error)}") from None
     if device.type == "cuda":
@@ -118,6 +121,7 @@ def _random(hf_config: Any, dtype: torch.dtype, device: torch.device) -> Module:
 def _load(hf_config: Any, folder: Path, dtype: torch.dtype, device: torch.device) -> Module:
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
+    SafetensorsWeights(folder, dtype, device).require_plain_matrices()
     files, whole = weight_files(folder), folder / "model.safetensors"
     # transformers finds one file, or those of an index.
     shards = None if whole in files or whole.with_name(f"{whole.name}.index.json").exists() else files

@@ -28,7 +28,9 @@ def build_network(config: Any, dtype: torch.dtype, device: torch.device) -> Modu
     if getattr(config, "is_encoder_decoder", False):
         raise UnservedError("it has an encoder")
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise UnservedError("transformers has no causal language model of this type")
+        text = config.get_text_config(decoder=True)
+        part = "" if text is config else f" with a text part of type {text.model_type}"
+        raise UnservedError(f"transformers has no causal language model of type {config.model_type}{part}")
     with torch.device(device):
         network = AutoModelForCausalLM.from_config(config, dtype=dtype, **our_functions())
     return require_decoder(network)

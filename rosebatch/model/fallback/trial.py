@@ -68,6 +68,10 @@ def find_layers(network: Module) -> Layers:
         _choose(network, TRIAL)
         with torch.no_grad(), running(Step(find)):
             network(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
+    except (ArithmeticError, AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+        place = names[entered[-1]] if entered else "the model"
+        reason = "it needs values of tensors" if "meta tensor" in str(error) else " ".join(str(error).split())
+        raise UnservedError(f"a trial run without weights fails in or after {place}: {reason}") from error
     finally:
         _choose(network, NAME)
         for hook in hooks:
