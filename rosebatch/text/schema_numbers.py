@@ -17,7 +17,8 @@ _MOST_PLACES = 18
 _DIGITS = 15
 _LARGEST_MULTIPLE = Decimal(2**32)
 _MOST_MULTIPLES = 64
-# Of bounds: llguidance makes ranges of 64-bit integers.
+# Of bounds: llguidance makes ranges of 64-bit integers, and fails at -2**63.
+_END = 2**63
 _LARGEST_BOUND = Decimal(9_223_372 * 10**12)
 _CONTEXT = Context(prec=400)
 _BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
@@ -49,8 +50,10 @@ def with_kept_bounds(schema: dict[str, Any]) -> dict[str, Any]:
     if not given or not all(_is_bound(name, value) for name, value in given.items()):
         return schema
     kept = {name: value for name, value in schema.items() if name not in given}
+    types = schema.get("type")
+    integers = types == "integer" or (isinstance(types, list) and "integer" in types and "number" not in types)
     for name, sign in (("inimum", 1), ("aximum", -1)):
-        found = _lower(given.get(f"m{name}"), given.get(f"exclusiveM{name}"), sign)
+        found = _lower(given.get(f"m{name}"), given.get(f"exclusiveM{name}"), sign, integers)
         if found is not None:
             bound, excluded = found
             kept[f"exclusiveM{name}" if excluded else f"m{name}"] = _plain(bound * sign)
@@ -98,18 +101,30 @@ def require_kept_together(multiples: list[Decimal]) -> None:
 _Bound = tuple[Decimal, bool]
 
 
-def _lower(inclusive: bool | int | float | None, exclusive: bool | int | float | None, sign: int) -> _Bound | None:
+def _lower(
+    inclusive: bool | int | float | None, exclusive: bool | int | float | None, sign: int, integers: bool
+) -> _Bound | None:
     """The lower bound for a sign of 1. For a sign of -1, the upper one with its sign reversed."""
     # Draft 4 has a boolean here.
     if isinstance(exclusive, bool):
         inclusive, exclusive = (None, inclusive) if exclusive else (inclusive, None)
     bounds = [(_decimal(each), each is exclusive) for each in (inclusive, exclusive) if each is not None]
-    found = [_inside(each if sign > 0 else each.copy_negate(), excluded) for each, excluded in bounds]
+    signed = [(each if sign > 0 else each.copy_negate(), excluded) for each, excluded in bounds]
+    if any(bound >= _END for bound, _ in signed):
+        raise ValueError("no number past 64 bits can be kept")
+    found = [_integer_inside(*each) if integers and abs(each[0]) > _LARGEST_INT else _inside(*each) for each in signed]
     return max(found, default=None)
 
 
 def _is_bound(name: str, value: object) -> bool:
     return isinstance(value, int | float) and not (isinstance(value, bool) and name in ("minimum", "maximum"))
+
+
+def _integer_inside(bound: Decimal, excluded: bool) -> _Bound:
+    """The same for integers past 2**53: the next one that is a float64."""
+    least = max(int(bound.to_integral_value(ROUND_CEILING)) + (excluded and bound == int(bound)), 1 - _END)
+    found = float(least)
+    return Decimal(int(found if found >= least else math.nextafter(found, math.inf))), False
 
 
 def _inside(bound: Decimal, excluded: bool) -> _Bound:
