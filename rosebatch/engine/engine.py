@@ -9,6 +9,7 @@ from itertools import islice
 
 from rosebatch.core.pooling_params import PLAIN_POOLING, ModelPooling
 from rosebatch.core.request import Completion, Constraint, Request, StopMatcher
+from rosebatch.engine.metrics.outlook import Outlook
 from rosebatch.engine.metrics.stats import EngineStats
 from rosebatch.engine.plan import PackedStep, StepPlan, StepResult
 from rosebatch.engine.sampling.masks import fill_masks
@@ -96,6 +97,32 @@ class Engine:
     def num_unfinished(self) -> int:
         """Completions that are waiting or running."""
         return self.scheduler.num_unfinished
+
+    def outlook(self) -> Outlook:
+        """What was done since ``restart_stats``, and what is left to do. It takes a look at every sequence."""
+        stats, queues = self.stats, self.scheduler.queues
+        requests = begun = prompt_left = generated = room = 0
+        for sequence in queues:
+            requests += sequence.sample == 0
+            lacking = max(0, sequence.num_prompt_tokens - sequence.num_computed_tokens)
+            begun += not lacking
+            prompt_left += lacking
+            generated += sequence.num_tokens - sequence.num_prompt_tokens
+            room += sequence.num_remaining_tokens * (1 + len(sequence.forks))
+        return Outlook(
+            max(requests, 1),
+            len(queues),
+            begun,
+            prompt_left,
+            generated,
+            room,
+            stats.finished,
+            stats.stopped,
+            stats.prompt_tokens,
+            stats.output_tokens,
+            stats.prefill_seconds,
+            stats.decode_seconds,
+        )
 
     def restart_stats(self) -> EngineStats:
         """Count from zero; returns the new counters, which the engine fills as it runs."""
@@ -236,4 +263,6 @@ class Engine:
             self.stats.itl.add(seconds, count)
         for sequence in finished:
             self._constraints.pop(sequence.id, None)
+            self.stats.stopped += sequence.finish_reason == "stop"
+        self.stats.finished += len(finished)
         return finished

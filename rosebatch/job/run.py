@@ -161,6 +161,7 @@ def _serve(
                 total,
                 resumed=resumed,
                 enabled=not job.quiet,
+                bar=job.output is not None or not sys.stdout.isatty(),
                 places=service.places,
                 counts=job.task.counts,
                 doing=job.task.doing,

@@ -82,6 +82,7 @@ def run_rows(
         return_token_ids=serving.return_token_ids,
         whole_texts=serving.whole_texts,
     )
+    progress.watch(launched.engine.outlook)
     with closing(batches):
         for batch in batches:
             with Stopwatch(tally.host_seconds, "writing"):
@@ -90,4 +91,5 @@ def run_rows(
                     # Before the next one is made.
                     del result
                 sink.flush()
+            progress.tick()
             yield

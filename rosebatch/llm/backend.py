@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
+from rosebatch.engine.metrics.outlook import Outlook
 from rosebatch.io.output import Sink
 from rosebatch.io.rows import FailedRow, Row
 from rosebatch.job.service import Service
@@ -22,6 +23,10 @@ class Backend(Protocol):
     @property
     def tokenizer_folder(self) -> Path | None:
         """None for a model that works on token ids."""
+        ...
+
+    def outlook(self) -> Outlook:
+        """What was done, and what is under way."""
         ...
 
     @property

@@ -9,6 +9,7 @@ from typing import Any
 from rosebatch.io.results import Shape
 from rosebatch.io.rows import FailedRow, Row
 from rosebatch.job.prepared import END, End
+from rosebatch.job.report.progress import Progress
 
 # Results of a call that nobody has taken, before its rows wait.
 _MAX_UNTAKEN = 1024
@@ -22,6 +23,7 @@ class Call:
         shape: of the results.
         seed: see ``rosebatch.job.serving.Serving``.
         alone: nobody else uses the model meanwhile; it has no rows.
+        progress: told of every step.
     """
 
     def __init__(
@@ -31,11 +33,13 @@ class Call:
         seed: int | None = None,
         *,
         alone: bool = False,
+        progress: Progress | None = None,
     ) -> None:
         self.rows = rows
         self.shape = shape
         self.seed = seed
         self.alone = alone
+        self.progress = progress or Progress(None, enabled=False)
         self.thread = get_ident()
         self.wake: SimpleQueue[None] = SimpleQueue()
         self.exhausted = False

@@ -106,6 +106,7 @@ class Calls(Sink):
             self._open.append(self._waiting.popleft())
             if self._steps is None and not call.alone:
                 self._steps = self._begin(call)
+            call.progress.watch(self._backend.outlook)
 
     def _begin(self, call: Call) -> Generator[None, None, None]:
         if self._backend.joins:
@@ -150,6 +151,8 @@ class Calls(Sink):
         try:
             if self._open:
                 next(steps)
+                for call in self._open:
+                    call.progress.tick()
             else:
                 self._finish(steps)
         except StopIteration:

@@ -355,7 +355,7 @@ class LLM:
         outputs: list[Any] = [None] * len(rows)
         with (
             Progress(len(rows), enabled=use_tqdm) as progress,
-            closing(self._calls.outputs(Call(rows, shape, seed))) as found,
+            closing(self._calls.outputs(Call(rows, shape, seed, progress=progress))) as found,
         ):
             for place, output in found:
                 self._running()

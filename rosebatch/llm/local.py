@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from rosebatch.engine.metrics.outlook import Outlook
 from rosebatch.io.output import Sink
 from rosebatch.io.rows import FailedRow, Row
 from rosebatch.job.local import LocalService
@@ -32,6 +33,10 @@ class LocalBackend:
         """The engine."""
         assert self._launched is not None, "it is not closed"
         return self._launched
+
+    def outlook(self) -> Outlook:
+        """See ``Backend``."""
+        return self.launched.engine.outlook()
 
     def run(
         self, rows: Iterable[Row | FailedRow | None], serving: Serving, sink: Sink, expects_rows: Callable[[], bool]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rosebatch.config.run import RunConfig
+from rosebatch.engine.metrics.outlook import Outlook
 from rosebatch.io.output import Sink
 from rosebatch.io.parse import Record
 from rosebatch.io.rows import FailedRow, Row
@@ -32,7 +33,7 @@ class PooledBackend:
     """
 
     joins = False
-    task: RowTask
+    task: RowTask | None = None
 
     def __init__(self, config: RunConfig) -> None:
         self._pool = Pool(config, quiet=False)
@@ -46,6 +47,10 @@ class PooledBackend:
             raise
         self.sampling: Mapping[str, Any] = self._pool.facts.sampling
         self.tokenizer_folder: Path | None = self._pool.tokenizer_folder
+
+    def outlook(self) -> Outlook:
+        """See ``Backend``: of the call that is served."""
+        return Outlook() if self.task is None else self.task.outlook()
 
     def run(
         self, rows: Iterable[Row | FailedRow | None], serving: Serving, sink: Sink, expects_rows: Callable[[], bool]

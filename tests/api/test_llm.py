@@ -305,3 +305,13 @@ def test_prompts_that_cannot_be_embedded(llm):
     assert good.outputs.hidden_size == 32
     with pytest.raises(ValueError, match="pooling_params must be PoolingParams"):
         llm.embed(["a"], [SamplingParams()])
+
+
+def test_progress_of_a_call(llm, monkeypatch, capsys):
+    """One line after the first prompts were finished, and no more: tokens count as they come."""
+    monkeypatch.setattr("rosebatch.job.report.progress._PLAIN_SECONDS", 0)
+    llm.generate(["a", "b"], SamplingParams(max_tokens=5, ignore_eos=True), use_tqdm=True)
+    told = [line.split(", ") for line in capsys.readouterr().err.splitlines()]
+    assert [rows for rows, *_ in told][:5] == ["0/2 rows"] * 5
+    assert [int(tokens.split()[0]) for _, tokens, *_ in told][:5] == [2, 4, 6, 8, 10]
+    assert all(left.endswith(" left") for *_, left in told)

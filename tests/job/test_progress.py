@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from rosebatch.engine.metrics.outlook import Outlook
 from rosebatch.job.report.progress import Progress
 
 
@@ -27,7 +28,7 @@ def test_line(clock):
         progress.advance(tokens=50)
     clock(10)
     progress.advance(failed=True)
-    assert progress.line() == "4/20 rows, 15 output tokens/s, 1 failed, ETA 40 s"
+    assert progress.line() == "4/20 rows, 150 output tokens, 15/s, 1 failed, 0:00:40 left"
 
 
 def test_line_without_a_total(clock):
@@ -35,14 +36,14 @@ def test_line_without_a_total(clock):
     progress = Progress(None)
     progress.advance(tokens=30)
     clock(3)
-    assert progress.line() == "1 rows, 10 output tokens/s"
+    assert progress.line() == "1 rows, 30 output tokens, 10/s"
 
 
 def test_line_before_the_first_row(clock):
     """Guards against a division by zero rows."""
     progress = Progress(20)
     clock(1)
-    assert progress.line() == "0/20 rows, 0 output tokens/s"
+    assert progress.line() == "0/20 rows, 0 output tokens, 0/s"
 
 
 @pytest.mark.parametrize("enabled", [True, False], ids=["usual", "quiet"])
@@ -52,7 +53,8 @@ def test_a_plain_line_every_ten_seconds(clock, capsys, enabled):
         for _ in range(25):
             clock(1)
             progress.advance(tokens=4)
-    told = "10/100 rows, 4 output tokens/s, ETA 90 s\n20/100 rows, 4 output tokens/s, ETA 80 s\n"
+            progress.tick()
+    told = "10/100 rows, 40 output tokens, 4/s, 0:01:30 left\n20/100 rows, 80 output tokens, 4/s, 0:01:20 left\n"
     assert capsys.readouterr() == ("", told if enabled else "")
 
 
@@ -71,13 +73,39 @@ def test_a_line_of_several_devices(clock):
     clock(2)
     progress.advance(3, tokens=30, place=0)
     progress.advance(1, tokens=10, failed=1, place=1)
-    assert progress.line() == "4/20 rows, 20 output tokens/s, 1 failed, ETA 8 s, GPU 0 15 + GPU 1 5"
+    assert progress.line() == "4/20 rows, 40 output tokens, 20/s, 1 failed, 0:00:08 left, GPU 0 15 + GPU 1 5"
 
 
-def test_a_bar_for_each_device(monkeypatch, capsys):
+def test_a_bar_for_each_device(monkeypatch, capsys, clock):
     """Rows count once for all and once for their device."""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with Progress(20, places=["GPU 0", "GPU 1"]) as progress:
+        clock(1)
         progress.advance(3, tokens=4, place=1)
-        assert [task.completed for task in progress._bar.tasks] == [3, 0, 3]
+        progress.tick()
+        assert [task.completed for task in progress._bar.tasks] == pytest.approx([3 / 20, 0, 3])
+        assert progress._bar.tasks[0].fields["told"] == "3/20 rows, 4 output tokens, 4/s, 0:00:06 left"
     assert capsys.readouterr().out == ""
+
+
+def test_tokens_count_as_they_come(clock):
+    """Where all rows finish together it said 0/400 and no rate for as long as they ran."""
+    progress = Progress(400)
+    done = Outlook(finished=7, output_tokens=900, prompt_tokens=500, prefill_seconds=3.0, decode_seconds=5.0)
+    progress.watch(lambda: done)
+    clock(11)
+    # Of 512 tokens each, 52 are there; prompts took a second and a token 20 ms.
+    running = Outlook(400, 400, 400, 0, 400 * 52, 400 * 460, 0, 0, 8000, 400 * 52, 1.0, 10.2)
+    progress.watch(lambda: Outlook().plus(done, 1).done)
+    progress._look = lambda: done.plus(running)
+    assert progress.line() == "0/400 rows, 20800 output tokens, 1891/s, 0:01:30 left"
+
+
+def test_no_bar_where_results_are_printed(monkeypatch, capsys, clock):
+    """Without an output file, a result began in the middle of the bar's line."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with Progress(4, bar=False) as progress:
+        clock(10)
+        progress.advance(tokens=20)
+        progress.tick()
+    assert capsys.readouterr().err == "1/4 rows, 20 output tokens, 2/s, 0:00:30 left\n"

@@ -8,6 +8,7 @@ from rosebatch.engine.plan import DecodeWindow, StepPlan, StepResult
 
 _COUNTS = (
     *("steps", "decode_steps", "syncs", "graph_replays", "graph_captures", "preemptions", "computed_tokens"),
+    *("finished", "stopped", "prompt_tokens", "output_tokens"),
     *("copied_blocks", "max_running", "max_blocks_used", "prefill_seconds", "decode_seconds"),
 )
 
@@ -17,6 +18,9 @@ class EngineStats:
     """Counters over all steps; seconds are those in which the device was busy.
 
     Attributes:
+        finished: sequences.
+        stopped: those of them that ended before they had to.
+        prompt_tokens, output_tokens: those that are counted as prefill, and those that were sampled.
         first_token_time: on the clock of ``time.perf_counter``; None before it.
         itl: inter-token latency, seconds between two moments at which tokens of a completion were known. The tokens of
             one decode window are known together and count once.
@@ -29,6 +33,10 @@ class EngineStats:
     graph_captures: int = 0
     preemptions: int = 0
     computed_tokens: int = 0
+    finished: int = 0
+    stopped: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
     copied_blocks: int = 0
     max_running: int = 0
     max_blocks_used: int = 0
@@ -59,15 +67,18 @@ class EngineStats:
             steps = plan.steps
         else:
             lengths = [len(chunk.token_ids) for chunk in plan.chunks if len(chunk.token_ids) > 1]
+        prompt_tokens, output_tokens = sum(lengths), sum(map(len, result.token_ids))
         self.timeline.add(
             now - self._began,
-            prompt_tokens=sum(lengths),
-            output_tokens=sum(map(len, result.token_ids)),
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
             live=live,
             blocks=blocks_used,
         )
+        self.prompt_tokens += prompt_tokens
+        self.output_tokens += output_tokens
         self.steps += steps
-        prefill = result.seconds * sum(lengths) / plan.num_tokens
+        prefill = result.seconds * prompt_tokens / plan.num_tokens
         self.prefill_seconds += prefill
         self.decode_seconds += result.seconds - prefill
         if not lengths:

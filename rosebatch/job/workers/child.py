@@ -10,6 +10,7 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rosebatch.core.errors import LostProcessError, UserError
+from rosebatch.engine.metrics.outlook import Outlook
 from rosebatch.host.child_process import Failed, ParentLink, run_child
 from rosebatch.host.threads import in_background
 from rosebatch.io.output import Encode, Sink
@@ -47,6 +48,7 @@ class Link(ABC):
     def __init__(self) -> None:
         self._inbox: SimpleQueue[Any] = SimpleQueue()
         self._beaten = 0.0
+        self.look: Callable[[], Outlook | None] = lambda: None
         # Whether the end of a task has come that drops its rows, and whether the last message received is an end.
         self._dropped = Event()
         self._at_end = True
@@ -88,7 +90,7 @@ class Link(ABC):
         now = time.monotonic()
         if now - self._beaten >= _BEAT_SECONDS:
             self._beaten = now
-            self.send(m.Beat())
+            self.send(m.Beat(self.look()))
 
 
 class _PipeLink(Link):
@@ -133,6 +135,7 @@ def _work(link: Link) -> None:
     if found is not None and found() != question.fingerprint:
         raise UserError(f"{plan.source.name}: the model's files are not those that the run began with")
     engine = launched.engine
+    link.look = engine.outlook
     if plan.device.type == "cuda" and not launched.is_compiled:
         compile_kernels(engine)
     link.send(m.Ready(engine.max_num_seqs, launched.description, launched.load_seconds))

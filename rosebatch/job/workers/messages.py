@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rosebatch.config.run import RunConfig
+from rosebatch.engine.metrics.outlook import Outlook
 from rosebatch.engine.metrics.stats import EngineStats
 from rosebatch.io.output import Encode
 from rosebatch.io.parse import Record
@@ -147,7 +148,13 @@ class Results(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """From a worker, every second: it is alive."""
+    """From a worker, every second: it is alive.
+
+    Attributes:
+        outlook: of its engine; None before the model is loaded.
+    """
+
+    outlook: Outlook | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from rosebatch.config.byte_sizes import in_bytes
 from rosebatch.config.run import RunConfig
 from rosebatch.core.errors import LostProcessError, UserError
+from rosebatch.engine.metrics.outlook import Outlook
 from rosebatch.host.child_process import Failed
 from rosebatch.job.model_info import ModelInfo
 from rosebatch.job.workers import messages as m
@@ -97,6 +98,10 @@ class Task(Protocol):
 
     def take_results(self, number: int, results: m.Results) -> None:
         """A worker has served rows."""
+        ...
+
+    def hear(self, number: int, outlook: Outlook) -> None:
+        """A worker is alive, and has this before it."""
         ...
 
     def died(self, number: int, how: str) -> None:
@@ -316,6 +321,9 @@ class Pool:
             if self._task is not None:
                 self._task.take_results(number, message)
                 worker.deaths = 0
+        elif isinstance(message, m.Beat):
+            if self._task is not None and message.outlook is not None:
+                self._task.hear(number, message.outlook)
         elif isinstance(message, m.Planned):
             self._plan(number, message)
         elif isinstance(message, m.Ready):

@@ -4,11 +4,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
 from threading import Semaphore, Thread
 from typing import Any
 
 from rosebatch.core.errors import RowError
+from rosebatch.engine.metrics.outlook import Outlook
 from rosebatch.engine.metrics.stats import EngineStats
 from rosebatch.io.output import Sink
 from rosebatch.io.parse import Record
@@ -38,6 +39,7 @@ class _Account:
     rows: int = 0
     output_tokens: int = 0
     last_answer: float = 0.0
+    outlook: Outlook = field(default_factory=Outlook)
 
 
 @dataclass(slots=True)
@@ -99,6 +101,7 @@ class RowTask:
         try:
             pool.begin(self)
             self._began = time.perf_counter()
+            self.progress.watch(self.outlook)
             while not self._dispatcher.finished:
                 pool.turn()
                 yield
@@ -150,9 +153,18 @@ class RowTask:
             "given_up": worker.process is None,
         }
 
+    def outlook(self) -> Outlook:
+        """Of all workers, as they last said."""
+        return reduce(Outlook.plus, (account.outlook for account in self._accounts), Outlook())
+
+    def hear(self, number: int, outlook: Outlook) -> None:
+        """See ``Task``."""
+        self._accounts[number].outlook = outlook
+
     def turn(self) -> None:
         """See ``Task``."""
         self.check()
+        self.progress.tick()
         self._hand_out()
 
     def flush(self) -> None:

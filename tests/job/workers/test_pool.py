@@ -8,10 +8,14 @@ import pytest
 
 from rosebatch.config.run import RunConfig
 from rosebatch.core.errors import UserError
+from rosebatch.engine.metrics.outlook import Outlook
 from rosebatch.engine.metrics.stats import EngineStats
 from rosebatch.job.model_info import ModelInfo
+from rosebatch.job.serving import Parsed
 from rosebatch.job.workers import messages as m
+from rosebatch.job.workers.child import Link
 from rosebatch.job.workers.pool import Pool
+from rosebatch.job.workers.task import RowTask
 
 READY = m.Ready(4, {}, 0.0)
 PLANNED = m.Planned(ModelInfo("fake", {}, {}, True), "state")
@@ -40,7 +44,10 @@ class Task:
     message = m.Begin(None, None, None)
 
     def __init__(self):
-        self.joined = []
+        self.joined, self.heard = [], []
+
+    def hear(self, number, outlook):
+        self.heard.append((number, outlook))
 
     def turn(self):
         pass
@@ -94,6 +101,37 @@ def test_a_silent_worker_beside_a_busy_one(pool, monkeypatch):
     rounds = iter(range(1000))
     pool.wait(lambda: pool.workers[0].process.killed or next(rounds) == 999)
     assert [worker.process.killed for worker in pool.workers] == [True, False]
+
+
+class Told(Link):
+    """Keeps what a worker sends."""
+
+    def __init__(self):
+        super().__init__()
+        self.sent = []
+
+    def send(self, message):
+        self.sent.append(message)
+
+
+def test_what_a_worker_has_before_it(pool):
+    """Rates of workers counted finished rows alone, so nothing was told for as long as the first ones ran."""
+    link, outlook = Told(), Outlook(requests=3, sequences=3, output_tokens=40)
+    link.check()
+    assert link.sent == [m.Beat(None)]
+    link = Told()
+    link.look = lambda: outlook
+    link.check()
+    link.check()
+    assert link.sent == [m.Beat(outlook)], "once a second"
+    pool._task = Task()
+    for message in (m.Beat(None), *link.sent):
+        pool._receive(1, message)
+    assert pool._task.heard == [(1, outlook)]
+    task = RowTask(pool, m.Begin(Parsed(), None, None), None)
+    for number in range(2):
+        task.hear(number, outlook)
+    assert task.outlook() == Outlook(requests=6, sequences=6, output_tokens=80)
 
 
 def test_a_run_that_was_suspended(pool, monkeypatch):
