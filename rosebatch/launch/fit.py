@@ -19,6 +19,8 @@ from rosebatch.ops.shard import require_divisible
 _GIB = 1 << 30
 _MOST_RANKS = 64
 _HIGHEST_SHARE = 0.97
+# The trial of ``--batch-invariant`` in front of the first bf16 product with the output projection takes so many of it.
+_TRIAL_HEADS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +41,18 @@ class Wanted:
     switches: Switches
     gpus: int = 0
 
-    @property
-    def weights(self) -> int:
+    def weights(self, device: str) -> int:
         """Bytes of weights in each process."""
-        return -(-weight_bytes(self.config, self.dtype.itemsize) // self.limits.tensor_parallel_size)
+        size = weight_bytes(self.config, self.dtype.itemsize)
+        if device == "cpu" and self.config.tie_word_embeddings and self.config.head:
+            # Its rows are read one by one as the embedding, and its products are in a layout of their own.
+            size += self.head
+        return -(-size // self.limits.tensor_parallel_size)
+
+    @property
+    def head(self) -> int:
+        """Bytes of the output projection."""
+        return self.config.vocab_size * self.config.hidden_size * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +61,8 @@ class Fit:
 
     Attributes:
         longest: tokens of a row that has the KV cache for itself.
-        together: sequences at a time; where they do not fit, some wait.
+        together: sequences at a time.
+        longest_together: of them, those of the longest length; further ones wait.
     """
 
     wanted: Wanted
@@ -59,15 +70,16 @@ class Fit:
     cache: int
     longest: int
     together: int
+    longest_together: int
 
     def __str__(self) -> str:
         """One line for people."""
         wanted, model = self.wanted, self.wanted.config.max_model_len
-        weights = f"{_gib(wanted.weights)} of weights ({_named(wanted.dtype)})"
-        rows = f"a row of up to {self.longest} tokens" + (
-            f" (the model allows {model})" if self.longest < model else ""
-        )
-        room = f"{_gib(self.cache)} of KV cache for {rows}, at most {self.together} rows at once"
+        weights = f"{_gib(wanted.weights(self.memory.device))} of weights ({_named(wanted.dtype)})"
+        allowed = f" (the model allows {model})" if self.longest < model else ""
+        few = f", {self.longest_together} of that length" if self.longest_together < self.together else ""
+        room = f"{_gib(self.cache)} of KV cache for a row of up to {self.longest} tokens{allowed}"
+        room += f", at most {self.together} rows at once{few}"
         return f"fits: {weights} and {room}, in {_free(self.memory)}{_ranks(wanted)}"
 
 
@@ -87,7 +99,8 @@ def find_fit(wanted: Wanted, memory: DeviceMemory) -> Fit:
     asked = wanted.limits.max_model_len
     # Who gives the size of the cache knows that it bounds a row.
     if asked is not None and fit.longest < asked and wanted.limits.kv_cache_memory is None:
-        room = f"{_gib(fit.cache)} of KV cache are left beside {_gib(wanted.weights)} of weights{_ranks(wanted)}"
+        weights = f"{_gib(wanted.weights(memory.device))} of weights{_ranks(wanted)}"
+        room = f"{_gib(fit.cache)} of KV cache are left beside {weights}"
         ways = " or ".join([f"--max-model-len {fit.longest}", *_longer(wanted, memory)])
         raise FlagError(f"--max-model-len {asked}: a row of so many tokens does not fit: {room}; {ways} would")
     return fit
@@ -95,12 +108,13 @@ def find_fit(wanted: Wanted, memory: DeviceMemory) -> Fit:
 
 def _fit(wanted: Wanted, memory: DeviceMemory) -> Fit | None:
     config, limits = wanted.config, wanted.limits
-    left = memory.after(wanted.weights)
+    weights = wanted.weights(memory.device)
+    left = memory.after(weights)
     if memory.device == "cpu":
         # Its processes have the memory together. Other workers may have loaded theirs already.
         if _all_weights(wanted) > memory.total:
             return None
-        left = memory.after(wanted.weights * limits.tensor_parallel_size)
+        left = memory.after(weights * limits.tensor_parallel_size)
     try:
         plan = _plan(wanted, left)
     except FlagError:
@@ -110,11 +124,15 @@ def _fit(wanted: Wanted, memory: DeviceMemory) -> Fit | None:
     cache = sum(group.blocks * size for group, size in zip(plan.groups, _block_sizes(wanted, plan), strict=True))
     step = step_bytes(config, plan.max_num_batched_tokens, plan.max_num_seqs, wanted.dtype)
     states = plan.max_num_seqs * _state_bytes(wanted)
-    if cache + step + states > left.free:
+    # The trial ends before a row fills its blocks.
+    tries = wanted.switches.batch_invariant and wanted.dtype == torch.bfloat16 and config.head
+    trial = _TRIAL_HEADS * wanted.head // limits.tensor_parallel_size if tries else 0
+    if max(cache + step + states, trial) > left.free:
         return None
     pools = (BlockPool(group.blocks, wanted.block_size, group.window) for group in plan.groups)
     tokens = BlockGroups([*pools]).max_sequence_len(chunked=wanted.switches.chunked_prefill)
-    return Fit(wanted, memory, cache, min(tokens or config.max_model_len, config.max_model_len), plan.max_num_seqs)
+    longest, slots = min(tokens or config.max_model_len, config.max_model_len), plan.max_num_seqs
+    return Fit(wanted, memory, cache, longest, slots, min(tokens // longest, slots) if tokens else slots)
 
 
 def _plan(wanted: Wanted, left: DeviceMemory) -> MemoryPlan:
@@ -158,16 +176,19 @@ def _all_weights(wanted: Wanted) -> int:
     """Bytes of weights of all workers on this machine."""
     limits = wanted.limits
     alone = limits.data_parallel_size == "auto" or limits.ray is not None
-    return wanted.weights * limits.tensor_parallel_size * (1 if alone else limits.data_parallel_size)  # type: ignore
+    return wanted.weights("cpu") * limits.tensor_parallel_size * (1 if alone else limits.data_parallel_size)  # type: ignore
 
 
 def _need(wanted: Wanted, memory: DeviceMemory) -> str:
     """What is too much, in words."""
-    limits, weights = wanted.limits, f"{_gib(wanted.weights)} of weights in {_named(wanted.dtype)}{_ranks(wanted)}"
+    limits, weights = (
+        wanted.limits,
+        f"{_gib(wanted.weights(memory.device))} of weights in {_named(wanted.dtype)}{_ranks(wanted)}",
+    )
     workers = limits.data_parallel_size
-    if memory.device == "cpu" and workers != 1 and _all_weights(wanted) > memory.total >= wanted.weights:
+    if memory.device == "cpu" and workers != 1 and _all_weights(wanted) > memory.total >= wanted.weights("cpu"):
         return f"{workers} workers take {weights} each, the machine has {_gib(memory.total)}"
-    rest = "" if wanted.weights > memory.free else ", and a step and a row beside them"
+    rest = "" if wanted.weights(memory.device) > memory.free else ", and a step and a row beside them"
     share = limits.gpu_memory_utilization
     used = f", of which --gpu-memory-utilization {share} may be used" if memory.device == "cuda" else ""
     return f"{weights}{rest}, in {_free(memory)}{used}"
@@ -189,6 +210,8 @@ def _others(wanted: Wanted, memory: DeviceMemory) -> Iterator[tuple[str, Wanted]
         yield divided
     if wanted.dtype == torch.float32:
         yield "--dtype bfloat16", replace(wanted, dtype=torch.bfloat16)
+    if wanted.switches.batch_invariant:
+        yield "--no-batch-invariant", replace(wanted, switches=replace(wanted.switches, batch_invariant=False))
     seqs = min_slots(limits)
     while seqs > 1:
         seqs //= 2

@@ -53,8 +53,10 @@ def fit(model, memory, **options):
         ("llama-3.3-70b", gpu(24), {"gpus": 8, "tensor_parallel_size": 2},
          "65.71 GiB of weights in bfloat16 on each of 2 ranks"),
         ("llama-3.1-8b", gpu(16.6), {"gpu_memory_utilization": 0.9}, "--gpu-memory-utilization 0.97 would fit"),
-        ("qwen3.5-9b", host(23), {}, "16.68 GiB of weights in bfloat16, and a step and a row beside them, in 23.00 GiB "
+        ("qwen3.5-9b", host(26), {}, "16.68 GiB of weights in bfloat16, and a step and a row beside them, in 26.00 GiB "
          "of free memory; --max-num-seqs 32 would fit"),
+        ("llama-3.1-8b", host(17), {}, "in 17.00 GiB of free memory; --no-batch-invariant would fit"),
+        ("gemma-3-4b", host(10), {}, "8.48 GiB of weights in bfloat16, and a step"),
         ("llama-3.1-8b", host(60, 64), {"data_parallel_size": 8}, "8 workers take 14.96 GiB of weights in bfloat16 "
          "each, the machine has 64.00 GiB; -dp 1 would fit"),
         ("llama-3.1-8b", host(23), {"kv_cache_memory": "16GiB"}, "no --kv-cache-memory would fit"),
@@ -79,7 +81,7 @@ def test_what_does_not_fit_names_what_does(model, memory, options, message):
         ("llama-3.3-70b", gpu(80), {}, {"tensor_parallel_size": 2}),
         ("llama-3.3-70b", gpu(24), {}, {"tensor_parallel_size": 8}),
         ("llama-3.1-8b", gpu(16.6), {}, {"gpu_memory_utilization": 0.97}),
-        ("qwen3.5-9b", host(23), {}, {"max_num_seqs": 32}),
+        ("qwen3.5-9b", host(26), {}, {"max_num_seqs": 32}),
         ("llama-3.1-8b", host(60, 64), {"data_parallel_size": 8}, {"data_parallel_size": 1}),
         ("llama-3.1-8b", host(23), {"max_model_len": 100_000}, {"max_model_len": 16464}),
         ("llama-3.1-8b", host(40), {"max_model_len": 100_000}, {"kv_cache_memory": "13GiB"}),
@@ -95,11 +97,13 @@ def test_the_line_of_a_model_that_fits():
     found = fit("llama-3.1-8b", host(23))
     assert str(found) == (
         "fits: 14.96 GiB of weights (bfloat16) and 2.01 GiB of KV cache for a row of up to 16464 tokens "
-        "(the model allows 131072), at most 256 rows at once, in 23.00 GiB of free memory"
+        "(the model allows 131072), at most 256 rows at once, 1 of that length, in 23.00 GiB of free memory"
     )
-    assert found.longest == (23 * GIB - found.wanted.weights) // 4 // (16 * 2**17) * 16
+    assert found.longest == (23 * GIB - found.wanted.weights("cpu")) // 4 // (16 * 2**17) * 16
     divided = str(fit("llama-3.1-8b", gpu(24), tensor_parallel_size=2, max_num_seqs=7, max_model_len=4096))
     assert divided.startswith("fits: 7.48 GiB of weights (bfloat16) and 1.75 GiB of KV cache for a row of up to 4096 ")
+    many = str(fit("llama-3.1-8b", host(23), max_model_len=4096, max_num_seqs=64))
+    assert "a row of up to 4096 tokens, at most 64 rows at once, 4 of that length, in" in many
     assert divided.endswith("tokens, at most 7 rows at once, in 24.00 GiB of free GPU memory on each of 2 ranks")
 
 
@@ -112,3 +116,11 @@ def test_windows_bound_no_row():
     """Layers with a window give blocks back, so the full ones alone limit a row."""
     found = fit("gemma-3-4b", host(64), max_num_seqs=4)
     assert found.longest == 131072 and found.cache < 4 * GIB
+
+
+@pytest.mark.parametrize(("model", "copies"), [("gemma-3-4b", 2), ("llama-3.1-8b", 1)])
+def test_a_cpu_has_a_tied_projection_twice(model, copies):
+    """Rows of the embedding and the projection's layout: Qwen3-0.6B took 1.4 GiB for weights of 1.1."""
+    found = wanted(model, "cpu")
+    assert found.weights("cpu") - found.weights("cuda") == (copies - 1) * found.head
+    assert found.head == found.config.vocab_size * found.config.hidden_size * 2

@@ -90,7 +90,7 @@ def test_check_downloads_no_weights(repository):
     """``check`` fetched all of a model of any size, to count the tokens of some rows."""
     found = plan.plan_fitting(RunConfig(model="org/name", device="cpu"), weights=False)
     assert ["*.safetensors" in patterns for patterns in repository] == [False]
-    assert found.fit.wanted.weights > 0 and not list(found.source.folder.glob("*.safetensors"))
+    assert found.fit.wanted.weights("cpu") > 0 and not list(found.source.folder.glob("*.safetensors"))
 
 
 def test_a_model_that_does_not_fit_is_not_downloaded(repository, monkeypatch):
