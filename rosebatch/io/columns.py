@@ -133,7 +133,7 @@ def as_in_json(values: dict[str, Any]) -> dict[str, Any]:
     that results have for it. Keys of ``logit_bias`` are texts: a map may have numbers.
     """
     found: dict[str, Any] = {
-        name: integer(values[name]) for name in INTEGERS.intersection(values) if type(values[name]) is float
+        name: integer(value) for name, value in values.items() if type(value) is float and name in INTEGERS
     }
     if type(id := values.get("id")) not in _JSON_IDS:
         found["id"] = written(id)

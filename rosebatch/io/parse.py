@@ -58,6 +58,8 @@ _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 def _id(found: Any) -> str | int | None:
     """An id, if it is one. 4.0 is 4, as in every field of integers."""
+    if type(found) in _ID_TYPES:
+        return found  # type: ignore[no-any-return]
     if isinstance(found, float) and found.is_integer():
         return int(found)
     found = written(found)
@@ -119,7 +121,7 @@ class RowParser:
                 found = [_PLAIN_ID.decode(line).id for line in lines]
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return [self.identity(line) for line in lines]
-        return [each if type(each) in _ID_TYPES else _id(each) for each in found]
+        return list(map(_id, found))
 
     def _id_of(self, line: bytes) -> Any:
         if self.is_batch:

@@ -1,6 +1,6 @@
 """Other names of a row's fields, and carried fields whose names look like settings."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from functools import lru_cache
@@ -110,8 +110,10 @@ def _for_template(values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def unclear_names(names: Iterable[str]) -> tuple[str, ...]:
+def unclear_names(names: Collection[str]) -> tuple[str, ...]:
     """Those of some carried fields that look like settings. Of very many, only the first may be misspelt ones."""
+    if len(names) <= _MAX_COMPARED:
+        return tuple(filter(_looks_like_a_setting, names))
     left = iter(names)
     found = [name for name in islice(left, _MAX_COMPARED) if _looks_like_a_setting(name)]
     return (*found, *filter(_is_a_setting, left))

@@ -38,7 +38,7 @@ def with_defaults(own: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[s
     if not own:
         return dict(defaults)
     for together in (_GRAMMAR_FIELDS, _LOGPROB_FIELDS):
-        if any(name in own for name in together):
+        if not own.keys().isdisjoint(together):
             defaults = {name: value for name, value in defaults.items() if name not in together}
     return {**defaults, **own}
 
