@@ -37,6 +37,9 @@ app = typer.Typer(
 
 
 _FIELDS = {field.name for group in (RunConfig, JobConfig, SamplingFlags, BenchFlags) for field in fields(group)}
+# What PyTorch's errors say of a GPU and of a CPU.
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory")
+_LESS_MEMORY = "end other processes, or give a smaller --kv-cache-memory, --max-num-seqs or --max-num-batched-tokens"
 # What only the serving of a file needs.
 _OF_JOBS = ("data_parallel_size", "ray", "worker_timeout")
 # What says how an input is read.
@@ -179,6 +182,8 @@ def main(args: list[str] | None = None) -> NoReturn:
         message = getattr(error, "format_message", None)
         if message is not None:
             _fail(explained(message(), _flags_of(error)), EXIT_USAGE)
+        if isinstance(error, MemoryError) or any(told in str(error) for told in _OUT_OF_MEMORY):
+            _fail(f"out of memory: {_LESS_MEMORY}", EXIT_ABORTED)
         place = traceback.extract_tb(error.__traceback__)[-1]
         what = f"{type(error).__name__}: {error}"
         _fail(f"unexpected, please report it: {what} ({place.filename}:{place.lineno})", EXIT_ABORTED)

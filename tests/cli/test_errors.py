@@ -12,6 +12,10 @@ from rosebatch.core.errors import FailedRunError, UserError
 from tests.helpers.command_errors import require_error
 
 FAILED, USAGE = 1, 2
+OUT_OF_MEMORY = (
+    "rosebatch: error: out of memory: end other processes, or give a smaller --kv-cache-memory, --max-num-seqs or "
+    "--max-num-batched-tokens\n"
+)
 
 
 @pytest.fixture
@@ -231,8 +235,15 @@ def test_a_run_that_is_aborted_leaves_no_result(cli, source, tmp_path, name):
         (FailedRunError("all died"), 1, "rosebatch: error: all died\n"),
         (OSError(errno.ENOSPC, "No space left on device"), 1, "rosebatch: error: [Errno 28] No space left on device\n"),
         (KeyboardInterrupt(), 130, "rosebatch: error: interrupted\n"),
+        (MemoryError(), 1, OUT_OF_MEMORY),
+        (
+            RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: 9"),
+            1,
+            OUT_OF_MEMORY,
+        ),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), 1, OUT_OF_MEMORY),
     ],
-    ids=["message-of-two-lines", "failed", "full-disk", "ctrl-c"],
+    ids=["message-of-two-lines", "failed", "full-disk", "ctrl-c", "memory", "cpu", "gpu"],
 )
 def test_whatever_ends_a_run(cli, monkeypatch, error, code, line):
     """Each end is one line; shells use 130 for Ctrl-C."""

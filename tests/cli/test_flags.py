@@ -97,7 +97,7 @@ def test_a_trace(cli, toy_toml, tmp_path):
     (one, other) = json.loads((tmp_path / "r.json").read_text())["results"]
     assert (one["scale"], other["scale"], one["completed"]) == (1.0, 2.5, 2)
     assert one["itl_s"]["p99"] > 0
-    assert (tmp_path / "r.html").read_text().count("<svg") == 5
+    assert (tmp_path / "r.html").read_text().count("<svg") == 6
     steps = ("--submit-interval-ms", 1, "--num-prompts", 3, "--input-len", 4, "--output-len", 2, "--json")
     (result,) = results_of(cli(*model[:-2], *steps))
     assert (result["kind"], result["scenario"], result["completed"]) == ("replay", "ad-hoc", 3)
