@@ -5,7 +5,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import count
 from threading import Lock
 from typing import Any
 
@@ -120,15 +119,17 @@ class Calls(Sink):
 
     def _rows(self) -> Iterator[Row | FailedRow | None]:
         """One of each call, in turns; None if there is none at the moment."""
-        for turn in count():
-            calls = self._open[:]
-            if not calls:
-                return
-            order = (calls[(turn + each) % len(calls)] for each in range(len(calls)))
-            row = next((row for call in order if (row := self._draw(call)) is not None), None)
-            if row is None and not self._places:
-                time.sleep(_PATIENCE_SECONDS)
-            yield row
+        turn = 0
+        while calls := self._open[:]:
+            for _ in calls:
+                turn += 1
+                if (row := self._draw(calls[turn % len(calls)])) is not None:
+                    yield row
+                    break
+            else:
+                if not self._places:
+                    time.sleep(_PATIENCE_SECONDS)
+                yield None
 
     def _rows_of(self, call: Call) -> Iterator[Row | FailedRow | None]:
         while call.expects_rows:

@@ -21,9 +21,19 @@ BLOCKS = [
 def test_examples_run(page, number, code, tmp_path, monkeypatch):
     """A renamed parameter or result would leave the docs behind."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "prompts.jsonl").write_text('{"prompt": "The capital of France is", "max_tokens": 3}\n')
-    exec(code, {"prompts_without_end": lambda: (f"Number {i} is" for i in range(3))})
+    if page != "README.md":
+        # What stands there can be pasted anywhere.
+        (tmp_path / "prompts.jsonl").write_text('{"prompt": "The capital of France is", "max_tokens": 3}\n')
+    exec(code, {})
     assert len(list(tmp_path.iterdir())) > 1 or "run_file" not in code
+
+
+def test_the_rows_of_the_readme_are_rows(llm, tmp_path):
+    """What a row looks like is shown by three lines, which are served."""
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    shown = re.search(r'```\n((?:{"[^\n]*\n){3})```', page)[1]
+    (tmp_path / "prompts.jsonl").write_text(shown)
+    assert rosebatch.run_file(tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl", model=llm).num_failed == 0
 
 
 def test_every_public_name_is_on_the_page():
