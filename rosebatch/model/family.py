@@ -1,6 +1,6 @@
 """What a file of ``rosebatch.model.families`` defines. ``rosebatch.model.registry`` lists these files."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -30,8 +30,12 @@ class GGUFModel(Protocol):
         """The metadata ``ARCHITECTURE.key``, or the default."""
         ...
 
-    def stored(self, name: str) -> NDArray[Any]:
-        """A tensor as the file has it."""
+    def require(self, key: str, *neutral: Any) -> None:
+        """Raise UserError if there is the metadata ``ARCHITECTURE.key``, with none of these values."""
+        ...
+
+    def values(self, name: str) -> NDArray[np.float32] | None:
+        """A tensor that is part of the config, dequantized; None if there is none."""
         ...
 
 
@@ -42,7 +46,9 @@ class GGUF:
     Attributes:
         architecture: their name of it.
         layers: the first part of transformers' names in a layer, before its number.
-        names: GGUF's names of tensors -> transformers' names, both without prefix and suffix.
+        names: GGUF's names of tensors outside of layers -> transformers' names, both without suffix.
+        layer_names: the same of a layer's tensors, without prefix.
+        biases: config.json -> GGUF's names of those with a bias. All have a weight.
         config: the fields of config.json that are not those of all architectures.
         values: transformers' name of a tensor, its values and config.json -> its values as transformers stores them.
     """
@@ -50,6 +56,8 @@ class GGUF:
     architecture: str
     layers: str
     names: Mapping[str, str]
+    layer_names: Mapping[str, str]
+    biases: Callable[[Mapping[str, Any]], Collection[str]]
     config: Callable[[GGUFModel], dict[str, Any]]
     values: Callable[[str, NDArray[np.float32], Mapping[str, Any]], NDArray[np.float32]] = lambda _, values, __: values
 

@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ from torch import Tensor
 
 from rosebatch.host.model_files import refusal, refused, require_file, shown
 from rosebatch.model.family import GGUF
-from rosebatch.model.gguf_tokenizer import write_tokenizer
+from rosebatch.model.gguf_metadata import Metadata, Reader
+from rosebatch.model.gguf_tokenizer import read_tokenizer
 from rosebatch.model.hf_config import parse_model_config
 from rosebatch.model.registry import ARCHITECTURES
 
 # Part of the cache key: raise it when the conversion changes.
-CONVERTER_VERSION = 4
+CONVERTER_VERSION = 5
 
 _SHARD_BYTES = 2 << 30
 
@@ -36,8 +38,8 @@ def convert(path: Path, dtype: torch.dtype, folder: Path) -> None:
     """
     require_file(path)
     with refused(path, "not a readable GGUF file"):
-        reader = _Reader(path)
-        fields = _Fields(path, reader)
+        reader = Reader(path)
+        fields = Metadata(path, reader)
         if fields.get("split.count", 1) > 1:
             raise refusal(path, "one of several parts: join them with llama-gguf-split --merge")
         found = str(fields.need("general.architecture"))
@@ -49,54 +51,28 @@ def convert(path: Path, dtype: torch.dtype, folder: Path) -> None:
         config = {"architectures": [hf_class], "model_type": architecture.model_type, **_shared_config(model)}
         config |= form.config(model)
         config["dtype"] = str(dtype).removeprefix("torch.")
-        # Its mistakes are those of the GGUF file: found here, they are reported under its name.
+        # All mistakes are those of the GGUF file: found before weights are written, they are reported under its name.
+        tokenizer = read_tokenizer(fields, path)
+        config["eos_token_id"] = tokenizer.end_ids
+        fields.require_understood(found)
         parse_model_config(config, str(path))
+        names = _tensor_names(form, config, model.need("block_count"))
+        _require_tensors(path, model, names)
         _write_json(folder / "config.json", config)
-        _write_json(folder / "generation_config.json", {"eos_token_id": config["eos_token_id"]})
-        _write_weights(_tensors(form, config, reader, dtype), folder)
-        write_tokenizer(fields.get, path, folder)
-
-
-class _Reader(gguf.GGUFReader):  # type: ignore[misc]
-    """The library reads nothing where a file has ended, for as many times as the file says."""
-
-    def _get(self, offset: int, dtype: Any, count: int = 1, *args: Any, **kwargs: Any) -> Any:
-        found = super()._get(offset, dtype, count, *args, **kwargs)
-        if len(found) < count:
-            raise ValueError("the file ends too early")
-        return found
-
-    def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
-        if raw_type == gguf.GGUFValueType.ARRAY and int(self._get(orig_offs + 4, np.uint64)[0]) > len(self.data):
-            raise ValueError("an array is longer than the file")
-        return super()._get_field_parts(orig_offs, raw_type)
-
-
-class _Fields:
-    """The metadata of a file. Fields are read on demand, because the token lists are long."""
-
-    def __init__(self, path: Path, reader: gguf.GGUFReader) -> None:
-        self._path = path
-        self._fields = reader.fields
-
-    def get(self, key: str, default: Any = None) -> Any:
-        field = self._fields.get(key)
-        return default if field is None else field.contents()
-
-    def need(self, key: str) -> Any:
-        if key not in self._fields:
-            raise refusal(self._path, f"GGUF metadata {key!r} is missing")
-        return self.get(key)
+        _write_json(folder / "generation_config.json", _generation_config(fields, tokenizer.end_ids))
+        _write_weights(_tensors(form, config, reader, names, dtype), folder)
+        tokenizer.save(folder)
 
 
 class _Model:
     """See ``GGUFModel``."""
 
-    def __init__(self, architecture: str, fields: _Fields, reader: gguf.GGUFReader) -> None:
+    def __init__(self, architecture: str, fields: Metadata, reader: gguf.GGUFReader) -> None:
         self._architecture = architecture
         self.fields = fields
         self._tensors = {tensor.name: tensor for tensor in reader.tensors}
         self.names = set(self._tensors)
+        self.used: set[str] = set()
 
     def need(self, key: str) -> Any:
         return self.fields.need(f"{self._architecture}.{key}")
@@ -104,43 +80,69 @@ class _Model:
     def get(self, key: str, default: Any = None) -> Any:
         return self.fields.get(f"{self._architecture}.{key}", default)
 
-    def stored(self, name: str) -> NDArray[Any]:
-        values: NDArray[Any] = self._tensors[name].data
-        return values
+    def require(self, key: str, *neutral: Any) -> None:
+        self.fields.require(f"{self._architecture}.{key}", *neutral)
+
+    def values(self, name: str) -> NDArray[np.float32] | None:
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            return None
+        self.used.add(name)
+        found: NDArray[np.float32] = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        return found
 
     def vocab_size(self) -> int:
         return int(self._tensors["token_embd.weight"].shape[1])
 
 
 def _shared_config(model: _Model) -> dict[str, Any]:
-    tokens = {name: model.fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "eot")}
     return {
         "vocab_size": model.vocab_size(),
         "tie_word_embeddings": "output.weight" not in model.names,
-        "bos_token_id": tokens["bos"],
-        "eos_token_id": list(dict.fromkeys(tokens[name] for name in ("eos", "eot") if tokens[name] is not None)),
+        "bos_token_id": model.fields.get("tokenizer.ggml.bos_token_id"),
     }
 
 
+def _generation_config(fields: Metadata, end_ids: Sequence[int]) -> dict[str, Any]:
+    """End tokens, and what the authors recommend for sampling."""
+    names = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
+    given = {name: fields.get(f"general.sampling.{key}") for name, key in names.items()}
+    return {"eos_token_id": end_ids, **{name: value for name, value in given.items() if value is not None}}
+
+
+def _tensor_names(form: GGUF, config: Mapping[str, Any], layers: int) -> dict[str, str]:
+    """GGUF's names of all tensors that a model of this config has -> transformers' names."""
+    biases = form.biases(config)
+    found: dict[str, str] = {}
+    for name, other in form.names.items():
+        for kind in ("weight", "bias") if name in biases else ("weight",):
+            found[f"{name}.{kind}"] = f"{other}.{kind}"
+    for (name, other), layer in product(form.layer_names.items(), range(layers)):
+        for kind in ("weight", "bias") if name in biases else ("weight",):
+            found[f"blk.{layer}.{name}.{kind}"] = f"{form.layers}.{layer}.{other}.{kind}"
+    if config["tie_word_embeddings"]:
+        del found["output.weight"]
+    return found
+
+
+def _require_tensors(path: Path, model: _Model, names: Mapping[str, str]) -> None:
+    """Check that the file has the tensors of its model, and no others."""
+    if missing := sorted(names.keys() - model.names):
+        raise refusal(path, f"the tensor {missing[0]} is missing")
+    others = sorted(model.names - names.keys() - model.used)
+    # Frequencies that llama.cpp computes itself.
+    if others := [name for name in others if not re.fullmatch(r"blk\.\d+\.attn_rot_embd(\.weight)?", name)]:
+        raise refusal(path, f"the tensor {shown(others[0])} is not supported")
+
+
 def _tensors(
-    form: GGUF, config: dict[str, Any], reader: gguf.GGUFReader, dtype: torch.dtype
+    form: GGUF, config: dict[str, Any], reader: gguf.GGUFReader, names: Mapping[str, str], dtype: torch.dtype
 ) -> Iterator[tuple[str, Tensor]]:
     """Every tensor under transformers' name, dequantized in fp32 and rounded to ``dtype`` once."""
     for tensor in reader.tensors:
-        name = _hf_name(form, tensor.name)
-        if name is None:
-            continue
-        values = form.values(name, gguf.quants.dequantize(tensor.data, tensor.tensor_type), config)
-        yield name, torch.from_numpy(np.array(values, dtype=np.float32, order="C")).to(dtype)
-
-
-def _hf_name(form: GGUF, name: str) -> str | None:
-    """transformers' name of a GGUF tensor; None if transformers does not store the tensor."""
-    match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", name)
-    if match is None or match[2] not in form.names:
-        return None
-    prefix = f"{form.layers}.{match[1]}." if match[1] else ""
-    return f"{prefix}{form.names[match[2]]}.{match[3]}"
+        if name := names.get(tensor.name):
+            values = form.values(name, gguf.quants.dequantize(tensor.data, tensor.tensor_type), config)
+            yield name, torch.from_numpy(np.array(values, dtype=np.float32, order="C")).to(dtype)
 
 
 def _write_weights(tensors: Iterator[tuple[str, Tensor]], folder: Path) -> None:

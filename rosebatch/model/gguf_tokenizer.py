@@ -1,7 +1,9 @@
 """From the tokenizer of a .gguf file to tokenizer.json and tokenizer_config.json, in transformers' format."""
 
 import json
+import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,6 +13,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from rosebatch.host.model_files import refusal, refused, shown
 from rosebatch.host.pretrained import load_pretrained_tokenizer
+from rosebatch.model.gguf_metadata import Metadata
 
 _SPLIT_TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _SPLIT_HEAD = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
@@ -44,77 +47,139 @@ _PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {
 }
 
 
-def write_tokenizer(get: Callable[..., Any], path: Path, folder: Path) -> None:
-    """Write both files into ``folder``.
+# Texts of tokens that end an answer, whatever the file's keys say: llama.cpp's list.
+_END_TEXTS = {
+    *("</s>", "<eos>", "[EOS]", "<|endoftext|>", "<|end_of_text|>", "<|end|>", "<|im_end|>", "<|return|>"),
+    *("<|eot_id|>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "<end_of_turn>", "<turn|>", "<end_of_utterance>"),
+    *("<|call|>", "<|calls|>", "<|flush|>", "<|tool_response>", "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>"),
+    *("[PAD]", "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>"),
+}
+_END_KEYS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
+_MARK = re.compile(r"<\|[^|<>]+\|>")
+# Read by name where a prompt needs them, or not used by these kinds of tokenizers.
+_HARMLESS = (
+    *("scores", "add_space_prefix", "remove_extra_whitespaces", "mask_token_id", "seperator_token_id", "cls_token_id"),
+    *(f"fim_{name}_token_id" for name in ("pre", "suf", "mid")),
+    *("prefix_token_id", "suffix_token_id", "middle_token_id"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFTokenizer:
+    """The tokenizer of a .gguf file.
+
+    Attributes:
+        backend: encodes and decodes.
+        config: of tokenizer_config.json.
+        end_ids: tokens that end an answer, the file's own first.
+    """
+
+    backend: Tokenizer
+    config: dict[str, Any]
+    end_ids: list[int]
+
+    def save(self, folder: Path) -> None:
+        """Write both files."""
+        self.backend.save(str(folder / "tokenizer.json"))
+        (folder / "tokenizer_config.json").write_text(json.dumps(self.config, indent=2) + "\n", encoding="utf-8")
+
+
+def read_tokenizer(metadata: Metadata, path: Path) -> GGUFTokenizer:
+    """Make the tokenizer of a file.
 
     Args:
-        get: returns metadata of the GGUF file by key, with an optional default.
-        path: the GGUF file, for errors.
-        folder: the target.
+        metadata: of the file.
+        path: the file, for errors.
 
     Raises:
         UserError: the tokenizer is not supported or lacks metadata.
     """
-    kind, pre = get("tokenizer.ggml.model"), get("tokenizer.ggml.pre", "default")
-    if kind == "llama":
-        _write_sentencepiece(path, folder)
-        return
-    if kind != "gpt2" or pre not in _PRE_TOKENIZERS:
+
+    def get(name: str, default: Any = None) -> Any:
+        return metadata.get(f"tokenizer.ggml.{name}", default)
+
+    kind, pre = get("model"), get("pre", "default")
+    if kind != "llama" and (kind != "gpt2" or pre not in _PRE_TOKENIZERS):
         known = ", ".join(_PRE_TOKENIZERS)
         raise refusal(
             path, f"tokenizer {shown(kind)} with pre-tokenizer {shown(pre)} is not supported; supported are {known}"
         )
-    for key in ("tokenizer.ggml.tokens", "tokenizer.ggml.merges"):
-        if get(key) is None:
-            raise refusal(path, f"GGUF metadata {key!r} is missing")
-    tokens: list[str] = get("tokenizer.ggml.tokens")
-    types: list[int] = get("tokenizer.ggml.token_type", [1] * len(tokens))
-    merges = [tuple(merge.split(" ", 1)) for merge in get("tokenizer.ggml.merges")]
-    if bad := next((merge for merge in merges if len(merge) != 2), None):
-        raise refusal(path, f"the merge {shown(bad[0])} is no pair of tokens")
-    llama3 = pre == "llama-bpe"
-    vocab = {token: i for i, token in enumerate(tokens)}
-    # Llama 3 takes whole words of its vocabulary before it tries merges, and starts every prompt with a BOS.
-    bpe = models.BPE(vocab=vocab, merges=merges, ignore_merges=llama3)
-    tokenizer = Tokenizer(bpe)
-    tokenizer.pre_tokenizer = _PRE_TOKENIZERS[pre]()
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
-    added = ((t, k) for t, k in zip(tokens, types, strict=True) if k in (_TokenType.CONTROL, _TokenType.USER_DEFINED))
-    for token, token_type in added:
-        special = token_type == _TokenType.CONTROL
-        entry = [AddedToken(token, special=special, normalized=False)]
-        tokenizer.add_special_tokens(entry) if special else tokenizer.add_tokens(entry)
-
-    def added_to_prompts(name: str, default: bool) -> str:
-        """The token that every prompt gets; empty for none."""
-        is_added = get(f"tokenizer.ggml.add_{name}_token", default)
-        return tokens[get(f"tokenizer.ggml.{name}_token_id")] if is_added else ""
-
-    bos, eos = added_to_prompts("bos", llama3), added_to_prompts("eos", False)
-    if bos or eos:
-        template = processors.TemplateProcessing(
-            single=f"{bos} $A {eos}".strip(),
-            pair=f"{bos} $A $B {eos}".strip(),
-            special_tokens=[(token, tokenizer.token_to_id(token)) for token in dict.fromkeys([bos, eos]) if token],
-        )
-        tokenizer.post_processor = processors.Sequence([tokenizer.post_processor, template])
-    tokenizer.save(str(folder / "tokenizer.json"))
+    tokens: list[str] = metadata.need("tokenizer.ggml.tokens")
+    types: list[int] = get("token_type", [1] * len(tokens))
+    backend = _sentencepiece(path, get) if kind == "llama" else _byte_level(path, tokens, metadata, pre)
+    for name in _HARMLESS:
+        get(name)
+    metadata.require("tokenizer.ggml.add_sep_token", False)
+    metadata.require("tokenizer.ggml.token_type_count", 0, 1)
+    keyed = [get(f"{name}_token_id") for name in _END_KEYS]
+    end_ids = [i for i in keyed if i is not None]
+    end_ids = list(dict.fromkeys([*end_ids, *(i for i, token in enumerate(tokens) if token in _END_TEXTS)]))
+    templates = _templates(metadata)
+    marks = set(_MARK.findall("".join(templates.values())))
+    controls = {tokens[i] for i in end_ids}
+    for token, token_type in zip(tokens, types, strict=True):
+        # Some files call marks words, or unused.
+        is_control = token_type == _TokenType.CONTROL or token in controls
+        if is_control or (token in marks and token_type != _TokenType.USER_DEFINED):
+            backend.add_special_tokens([AddedToken(token, special=True, normalized=False)])
+        elif token_type == _TokenType.USER_DEFINED:
+            backend.add_tokens([AddedToken(token, special=False, normalized=False)])
+    _add_to_prompts(backend, get, tokens, bos=kind == "llama" or pre == "llama-bpe")
     named = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-    ids = {name: get(f"tokenizer.ggml.{key}_token_id") for name, key in named.items()}
+    ids = {name: get(f"{key}_token_id") for name, key in named.items()}
     config: dict[str, Any] = {name: tokens[i] for name, i in ids.items() if i is not None}
     config |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    if template := get("tokenizer.chat_template"):
-        config["chat_template"] = template
-    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    if templates:
+        config["chat_template"] = [{"name": name, "template": each} for name, each in templates.items()]
+    return GGUFTokenizer(backend, config, end_ids)
 
 
-def _write_sentencepiece(path: Path, folder: Path) -> None:
+def _byte_level(path: Path, tokens: list[str], metadata: Metadata, pre: str) -> Tokenizer:
+    merges = [tuple(merge.split(" ", 1)) for merge in metadata.need("tokenizer.ggml.merges")]
+    if bad := next((merge for merge in merges if len(merge) != 2), None):
+        raise refusal(path, f"the merge {shown(bad[0])} is no pair of tokens")
+    vocab = {token: i for i, token in enumerate(tokens)}
+    # Llama 3 takes whole words of its vocabulary before it tries merges.
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=pre == "llama-bpe"))
+    backend.pre_tokenizer = _PRE_TOKENIZERS[pre]()
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _sentencepiece(path: Path, get: Callable[..., Any]) -> Tokenizer:
     """Let transformers convert a sentencepiece vocabulary."""
+    get("merges")
     with (
         refused(path, "the tokenizer cannot be converted"),
         # Alone in a folder: transformers would also read a tokenizer_config.json next to the file, for example.
         TemporaryDirectory() as alone,
     ):
         (Path(alone) / "model.gguf").symlink_to(path.resolve())
-        load_pretrained_tokenizer(Path(alone), gguf_file="model.gguf").save_pretrained(str(folder))
+        backend: Tokenizer = load_pretrained_tokenizer(Path(alone), gguf_file="model.gguf").backend_tokenizer
+    if not get("add_space_prefix", True):
+        backend.pre_tokenizer = pre_tokenizers.Metaspace("\u2581", prepend_scheme="never", split=False)
+        backend.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return backend
+
+
+def _add_to_prompts(backend: Tokenizer, get: Callable[..., Any], tokens: list[str], *, bos: bool) -> None:
+    """Let every prompt get a BOS, or an EOS, if the file says so; ``bos`` where it says nothing."""
+
+    def added(name: str, default: bool) -> str:
+        return tokens[get(f"{name}_token_id")] if get(f"add_{name}_token", default) else ""
+
+    first, last = added("bos", bos), added("eos", False)
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{first} $A {last}".strip(),
+        pair=f"{first} $A $B {last}".strip(),
+        special_tokens=[(token, backend.token_to_id(token)) for token in dict.fromkeys([first, last]) if token],
+    )
+
+
+def _templates(metadata: Metadata) -> dict[str, str]:
+    """Chat templates by name."""
+    metadata.get("tokenizer.chat_templates")
+    found = {"default": metadata.get("tokenizer.chat_template")}
+    prefix = "tokenizer.chat_template."
+    found |= {key.removeprefix(prefix): metadata.get(key) for key in metadata.keys(prefix)}
+    return {name: template for name, template in found.items() if template}

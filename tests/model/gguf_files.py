@@ -45,6 +45,19 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+# Not the numbers of Llama 3.1, which a reader might take for granted.
+LLAMA3_LIKE_ROPE = {**LLAMA3_ROPE, "factor": 4.0, "low_freq_factor": 4.0, "high_freq_factor": 32.0}
+SHORT_LLAMA3_ROPE = {**LLAMA3_ROPE, "original_max_position_embeddings": 64}
+STEEP_YARN_ROPE = {**YARN_ROPE, "beta_fast": 4.0, "beta_slow": 0.5, "attention_factor": 0.8}
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5],
+    "long_factor": [2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0],
+    "original_max_position_embeddings": 128,
+    "attention_factor": 1.25,
+    "factor": 1.0,
+}
 MODELS = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, rms_norm_eps=1e-5, rope_theta=5000.0)),
     "llama-tied": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, tie_word_embeddings=True)),
@@ -53,6 +66,11 @@ MODELS = {
     "llama-3.1": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, rope_parameters=LLAMA3_ROPE)),
     "llama-linear": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, rope_parameters=LINEAR_ROPE)),
     "llama-yarn": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, rope_parameters=YARN_ROPE)),
+    "llama-mlp-bias": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, attention_bias=True, mlp_bias=True)),
+    "llama-3.1-like": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, rope_parameters=LLAMA3_LIKE_ROPE)),
+    "llama-3.1-short": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, rope_parameters=SHORT_LLAMA3_ROPE)),
+    "llama-steep-yarn": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, rope_parameters=STEEP_YARN_ROPE)),
+    "llama-longrope": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, rope_parameters=LONG_ROPE)),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE)),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=32)),
     "gpt2": lambda: GPT2LMHeadModel(
@@ -101,10 +119,11 @@ def add_tokenizer(writer, *, pre="gpt-2", merges=("a b",), words=(), **more):
     tokens = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokens += dict.fromkeys([*("".join(merge.split(" ")) for merge in merges), *words])
     types = [gguf.TokenType.NORMAL] * len(tokens)
+    types = [more.get("types", {}).get(token, kind) for token, kind in zip(tokens, types, strict=True)]
     while len(tokens) < END:
         tokens.append(f"[PAD{len(tokens)}]")
         types.append(gguf.TokenType.UNUSED)
-    tokens += ["<|end|>", "<|begin|>", "<tool>"]
+    tokens += ["<|stop|>", "<|begin|>", "<tool>"]
     types += [gguf.TokenType.CONTROL, gguf.TokenType.CONTROL, gguf.TokenType.USER_DEFINED]
     while len(tokens) < VOCAB:
         tokens.append(f"[PAD{len(tokens)}]")
@@ -124,6 +143,8 @@ def add_tokenizer(writer, *, pre="gpt-2", merges=("a b",), words=(), **more):
         writer.add_chat_template(more["template"])
     if "eot" in more:
         writer.add_eot_token_id(more["eot"])
+    if "eot_word" in more:
+        writer.add_eot_token_id(tokens.index(more["eot_word"]))
 
 
 def add_model(writer, name, model, quantized):
@@ -153,6 +174,16 @@ def add_model(writer, name, model, quantized):
             writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
             writer.add_rope_scaling_factor(rope["factor"])
             writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+            if "beta_fast" in rope:
+                writer.add_float32("llama.rope.scaling.yarn_beta_fast", rope["beta_fast"])
+                writer.add_float32("llama.rope.scaling.yarn_beta_slow", rope["beta_slow"])
+                writer.add_rope_scaling_attn_factors(rope["attention_factor"] / (1 + 0.1 * np.log(rope["factor"])))
+        if rope["rope_type"] == "longrope":
+            writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)
+            writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+            writer.add_rope_scaling_attn_factors(rope["attention_factor"])
+            for name in ("short", "long"):
+                writer.add_tensor(f"rope_factors_{name}.weight", np.array(rope[f"{name}_factor"], np.float32))
         if rope["rope_type"] == "llama3":
             writer.add_tensor("rope_freqs.weight", llama3_divisors(rope, config.head_dim))
         if getattr(config, "head_dim", None) is not None:

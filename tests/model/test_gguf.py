@@ -41,7 +41,8 @@ PROMPTS = [[5], [7, 200, 9, 31, 18], list(range(30, 49))]
 def test_a_converted_model_is_the_original(write_gguf, name):
     """Names, transposes, the order of q and k for RoPE, biases and config numbers are exact to the last bit.
 
-    The trained length of YaRN was not read, so its positions were wrong without a word.
+    The trained length of YaRN was not read, so its positions were wrong without a word. So were its slopes, biases of
+    the MLP, and divisors of positions: a formula with other numbers was guessed. Those are rounded in the file.
     """
     original = random_model(name)
     folder = converted_folder(write_gguf(name, original), torch.float32)
@@ -49,7 +50,8 @@ def test_a_converted_model_is_the_original(write_gguf, name):
     assert type(converted) is type(original)
     assert converted.dtype == torch.float32
     token_ids = [5, 200, 9, 31, 18, END, 0, 77]
-    assert torch.equal(logits(converted, token_ids), logits(original, token_ids))
+    differences = logits(converted, token_ids) - logits(original, token_ids)
+    assert differences.abs().max() <= (1e-5 if "3.1" in name else 0)
     generated = greedy(folder, PROMPTS, 10)
     for index, prompt in enumerate(PROMPTS):
         forced = logits(original, prompt + generated[index]).argmax(-1)

@@ -1,5 +1,7 @@
 """The tokenizer of a GGUF file: how it splits text, what it merges, and what it refuses."""
 
+import json
+
 import gguf
 import pytest
 import torch
@@ -79,9 +81,53 @@ def test_round_trip(write_gguf, toy, pre):
 def test_special_tokens_are_not_split(write_gguf, toy, pre):
     """Each is one id anywhere; control tokens are not part of the text, user-defined ones are."""
     tokenizer, _ = load_tokenizer(write_gguf("llama", toy, pre=pre, add_bos=False))
-    (ids,) = tokenizer.encode(["<|begin|>ab<tool> <|end|><|end|>"])
+    (ids,) = tokenizer.encode(["<|begin|>ab<tool> <|stop|><|stop|>"])
     token = tokenizer.backend.token_to_id
     assert (ids, tokenizer.decode(ids)) == ([BOS, token("ab"), 302, token("Ġ"), END, END], "ab<tool> ")
+
+
+@pytest.mark.parametrize("kind", gguf.TokenType)
+def test_end_tokens_of_any_type(write_gguf, toy, kind):
+    """Some files call them words, user-defined or unused: they became characters, or stayed in the text."""
+    types = {"<|im_end|>": kind, "<mine>": kind}
+    path = write_gguf("llama", toy, words=types, types=types, eot_word="<mine>", add_bos=False)
+    tokenizer, folder = load_tokenizer(path)
+    ends = [tokenizer.backend.token_to_id(token) for token in ("<mine>", "<|im_end|>")]
+    assert tokenizer.encode(["<mine>", "<|im_end|>"]) == [[each] for each in ends]
+    assert tokenizer.decode(ends) == ""
+    assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == [END, *ends]
+
+
+@pytest.mark.parametrize("kind", [gguf.TokenType.NORMAL, gguf.TokenType.UNUSED])
+def test_marks_of_the_template(write_gguf, toy, kind):
+    """Marks that a file calls words or unused became characters in every chat. Other words stay what they are."""
+    types = {"<|im_start|>": kind, "<|other|>": kind}
+    template = "<|im_start|>{{ messages[0].content }}"
+    tokenizer, _ = load_tokenizer(write_gguf("llama", toy, words=types, types=types, template=template, add_bos=False))
+    mark = tokenizer.backend.token_to_id("<|im_start|>")
+    assert tokenizer.encode_chats([[{"role": "user", "content": "<|other|>"}]]) == [
+        [mark, *tokenizer.encode(["<|other|>"])[0]]
+    ]
+    assert len(tokenizer.encode(["<|other|>"])[0]) > 1
+
+
+@pytest.mark.parametrize("end", ["<|eot_id|>", "<|im_end|>", "<|end_of_text|>", "</s>", "<end_of_turn>", "<|eom_id|>"])
+def test_chats_end_without_a_key_for_it(write_gguf, toy, end):
+    """llama.cpp knows these by their text: chats of files without an eot key never stopped."""
+    tokenizer, folder = load_tokenizer(write_gguf("llama", toy, words=[end]))
+    ends = json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
+    assert ends == [END, tokenizer.backend.token_to_id(end)]
+
+
+def test_templates_with_a_name(write_gguf, toy):
+    """The one for tools was dropped."""
+    templates = [
+        {"name": "default", "template": "D"},
+        {"name": "tool_use", "template": "T{{ tools[0].function.name }}"},
+    ]
+    tokenizer, _ = load_tokenizer(write_gguf("llama", toy, template=templates))
+    chat, tools = [{"role": "user", "content": ""}], [{"type": "function", "function": {"name": "add"}}]
+    assert tokenizer.render([chat, chat], [{}, {"tools": tools}]) == ["D", "Tadd"]
 
 
 @pytest.mark.parametrize("add_bos", [True, False])
@@ -178,6 +224,32 @@ def test_a_sentencepiece_tokenizer(write_gguf, toy, monkeypatch):
     ids = tokenizer.encode(["ab", "ab é", "a  b"])
     assert ids[0] == [1, tokens.index("▁ab")]
     assert ids[1] == [1, tokens.index("▁ab"), tokens.index("▁"), 3 + 0xC3, 3 + 0xA9]
-    assert [tokenizer.decode(i) for i in ids] == ["ab", "ab é", "a  b"]
+    assert [tokenizer.decode(i) for i in ids] == [" ab", " ab é", " a  b"]
     (chat,) = tokenizer.encode_chats([[{"role": "user", "content": "ab"}]])
     assert (chat[0], chat[-1]) == (1, 2)
+
+
+@pytest.mark.parametrize("add_bos", [None, False])
+@pytest.mark.parametrize("spaced", [None, False])
+def test_flags_of_a_sentencepiece_tokenizer(write_gguf, toy, monkeypatch, add_bos, spaced):
+    """A file that wants no space before a text, no BOS, or an EOS, was read as if it said nothing."""
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "ab", "▁ab"]
+
+    def add_sentencepiece(writer):
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list(tokens)
+        writer.add_token_types([2, 3, 3, *[6] * 256, *[1] * 5])
+        writer.add_token_scores([0.0] * 259 + [-float(i) for i in range(5)])
+        writer.add_bos_token_id(1)
+        writer.add_eos_token_id(2)
+        writer.add_add_eos_token(True)
+        if add_bos is not None:
+            writer.add_add_bos_token(add_bos)
+        if spaced is not None:
+            writer.add_add_space_prefix(spaced)
+
+    monkeypatch.setattr(gguf_files, "add_tokenizer", add_sentencepiece)
+    tokenizer, _ = load_tokenizer(write_gguf("llama", toy))
+    ab = tokens.index("▁ab" if spaced is None else "ab")
+    assert tokenizer.encode(["ab"]) == [[*([1] if add_bos is None else []), ab, 2]]
+    assert tokenizer.decode([ab]) == (" ab" if spaced is None else "ab")

@@ -157,6 +157,8 @@ _GGUF_NAMES = {
     "position_embd": "transformer.wpe",
     "output_norm": "transformer.ln_f",
     "output": "lm_head",
+}
+_GGUF_LAYER_NAMES = {
     "attn_norm": "ln_1",
     "attn_qkv": "attn.c_attn",
     "attn_output": "attn.c_proj",
@@ -167,6 +169,7 @@ _GGUF_NAMES = {
 
 
 def _gguf_config(model: GGUFModel) -> dict[str, Any]:
+    model.require("attention.head_count_kv", model.need("attention.head_count"))
     return {
         "n_positions": model.need("context_length"),
         "n_embd": model.need("embedding_length"),
@@ -182,6 +185,9 @@ def _gguf_values(name: str, values: NDArray[np.float32], config: Mapping[str, An
     return values.T if values.ndim == 2 and ".h." in name else values
 
 
-_GGUF = GGUF("gpt2", "transformer.h", _GGUF_NAMES, _gguf_config, _gguf_values)
+_GGUF_BIASES = ("output_norm", *_GGUF_LAYER_NAMES)
+_GGUF = GGUF(
+    "gpt2", "transformer.h", _GGUF_NAMES, _GGUF_LAYER_NAMES, lambda _: _GGUF_BIASES, _gguf_config, _gguf_values
+)
 ARCHITECTURES = {"GPT2LMHeadModel": Architecture("gpt2", "GPT-2", _parse, {"eos_token_id": 50256}, gguf=_GGUF)}
 FAMILY = Family("gpt2", GPT2, mlp_matrices=2, hf_values=_hf_values)

@@ -4,20 +4,18 @@ Families with other options use the class as it is: only their config.json is re
 checkpoints have other names, norms or orders have subclasses, which say so in the attributes at the top of ``Llama``.
 """
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
+from rosebatch.model import gguf_llama
 from rosebatch.model.contract import Attention, load_embedding, load_head, rows_of
 from rosebatch.model.experts import ExpertNames, load_experts
-from rosebatch.model.family import GGUF, Architecture, Family, GGUFModel
+from rosebatch.model.family import Architecture, Family
 from rosebatch.model.hf_fields import attention_biases, decoder, decoder_values
 from rosebatch.model.hf_rope import whole_rope
 from rosebatch.model.mixers.softmax.sublayer import load_attention
@@ -155,22 +153,6 @@ class Llama:
 
 # Defaults of transformers' config class.
 LLAMA_DEFAULTS = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "eos_token_id": 2, "hidden_act": "silu"}
-_GGUF_NAMES = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 
 
 def parse_llama(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -211,61 +193,9 @@ def _hf_values(config: ModelConfig) -> dict[str, Any]:
     return {**values, "architectures": [f"{name}ForCausalLM"], "model_type": kind}
 
 
-def _gguf_config(model: GGUFModel) -> dict[str, Any]:
-    heads, hidden = model.need("attention.head_count"), model.need("embedding_length")
-    return {
-        "hidden_size": hidden,
-        "intermediate_size": model.need("feed_forward_length"),
-        "num_hidden_layers": model.need("block_count"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": model.get("attention.head_count_kv", heads),
-        "head_dim": model.get("attention.key_length", hidden // heads),
-        "max_position_embeddings": model.need("context_length"),
-        "rms_norm_eps": model.need("attention.layer_norm_rms_epsilon"),
-        "hidden_act": "silu",
-        "attention_bias": "blk.0.attn_q.bias" in model.names,
-        "rope_parameters": _gguf_rope(model),
-    }
-
-
-def _gguf_rope(model: GGUFModel) -> dict[str, Any]:
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": model.get("rope.freq_base", 10000.0)}
-    if "rope_freqs.weight" in model.names:
-        # The RoPE scaling of Llama 3, stored as one divisor for each channel pair. The largest is the factor.
-        divisors = model.stored("rope_freqs.weight")
-        return rope | {
-            "rope_type": "llama3",
-            "factor": float(np.max(divisors)),
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 8192,
-        }
-    kind = model.get("rope.scaling.type", "none")
-    if kind != "none":
-        rope |= {"rope_type": kind, "factor": model.get("rope.scaling.factor", 1.0)}
-        if trained := model.get("rope.scaling.original_context_length"):
-            rope["original_max_position_embeddings"] = trained
-    return rope
-
-
-def _gguf_values(name: str, values: NDArray[np.float32], config: Mapping[str, Any]) -> NDArray[np.float32]:
-    """Reorder the rows of q and k: GGUF interleaves the channels for RoPE, transformers stores two halves."""
-    match = re.search(r"\.self_attn\.([qk])_proj\.", name)
-    if match is None:
-        return values
-    heads, shape = config["num_attention_heads" if match[1] == "q" else "num_key_value_heads"], values.shape
-    return values.reshape(heads, shape[0] // heads // 2, 2, *shape[1:]).swapaxes(1, 2).reshape(shape)
-
-
-# For architectures with the same tensors, whose rows of q and k are in transformers' order.
-LLAMA_GGUF = GGUF("", "model.layers", _GGUF_NAMES, _gguf_config)
 ARCHITECTURES = {
     "LlamaForCausalLM": Architecture(
-        "llama",
-        "Llama 2 and 3.x, SmolLM2",
-        parse_llama,
-        LLAMA_DEFAULTS,
-        gguf=replace(LLAMA_GGUF, architecture="llama", values=_gguf_values),
+        "llama", "Llama 2 and 3.x, SmolLM2", parse_llama, LLAMA_DEFAULTS, gguf=gguf_llama.LLAMA
     ),
 }
 FAMILY = Family("llama", Llama, may_have=("experts",), hf_values=_hf_values)

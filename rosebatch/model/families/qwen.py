@@ -1,12 +1,11 @@
 """Qwen2 and 3, with and without experts: a Llama with biases or norms of q and k."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from rosebatch.host.model_files import shown
-from rosebatch.model.families.llama import LLAMA_GGUF
-from rosebatch.model.family import Architecture, GGUFModel
+from rosebatch.model import gguf_llama
+from rosebatch.model.family import Architecture
 from rosebatch.model.hf_fields import attention_biases, decoder, layer_types, size, supported, windows
 from rosebatch.model.hf_rope import whole_rope
 from rosebatch.ops.ops import EXPERT_GATES
@@ -107,11 +106,6 @@ def _windows(values: Mapping[str, Any]) -> list[int]:
     return windows(values, layer_types(values, default))
 
 
-def _gguf_config(model: GGUFModel) -> dict[str, Any]:
-    """Qwen2's biases are no option."""
-    return {**LLAMA_GGUF.config(model), "attention_bias": False}
-
-
 ARCHITECTURES = {
     "Qwen2ForCausalLM": Architecture(
         "qwen2",
@@ -119,7 +113,7 @@ ARCHITECTURES = {
         _parse_qwen2,
         _QWEN2_DEFAULTS,
         window=True,
-        gguf=replace(LLAMA_GGUF, architecture="qwen2", config=_gguf_config),
+        gguf=gguf_llama.QWEN2,
     ),
     "Qwen3ForCausalLM": Architecture(
         "qwen3",
@@ -127,7 +121,7 @@ ARCHITECTURES = {
         _parse_qwen3,
         _QWEN3_DEFAULTS,
         window=True,
-        gguf=replace(LLAMA_GGUF, architecture="qwen3"),
+        gguf=gguf_llama.QWEN3,
     ),
     "Qwen2MoeForCausalLM": Architecture(
         "qwen2_moe", "Qwen1.5-MoE, Qwen2-MoE", _parse_qwen2_moe, _QWEN2_MOE_DEFAULTS, window=True, experts=True

@@ -1,0 +1,100 @@
+"""The metadata of a GGUF file: read by key, and refused where nobody has read what describes the model."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+from rosebatch.core.errors import printable
+from rosebatch.host.model_files import refusal, shown
+
+# They describe a file, not a model.
+_OF_THE_FILE = ("GGUF.", "general.", "split.", "quantize.", "imatrix.")
+# Next to the keys of its architecture, these describe a model.
+_OF_A_MODEL = ("tokenizer.", "adapter.", "clip.", "diffusion.", "xielu.")
+# Counts and remarks.
+_HARMLESS = ("vocab_size", "rope.scaling.finetuned", "tensor_data_layout")
+# Values with which llama.cpp computes as without the key.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("expert_count", "expert_used_count", "expert_shared_count", "leading_dense_block_count"), (0,)),
+    **dict.fromkeys(("nextn_predict_layers", "n_deepstack_layers", "attention.shared_kv_layers"), (0,)),
+    **dict.fromkeys(("attention.clamp_kqv", "attention.max_alibi_bias", "attention.sliding_window"), (0,)),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "router_logit_softcapping"), (0,)),
+    **dict.fromkeys(("logit_scale", "embedding_scale", "residual_scale"), (0, 1)),
+    "attention.causal": (True,),
+    "use_parallel_residual": (False,),
+    # None, or that of the last token, as of all models here.
+    "pooling_type": (0, 3),
+    "rope.scaling.yarn_log_multiplier": (0,),
+    "rope.scaling.yarn_ext_factor": (-1,),
+}
+
+
+class Reader(gguf.GGUFReader):  # type: ignore[misc]
+    """The library reads nothing where a file has ended, for as many times as the file says."""
+
+    def _get(self, offset: int, dtype: Any, count: int = 1, *args: Any, **kwargs: Any) -> Any:
+        found = super()._get(offset, dtype, count, *args, **kwargs)
+        if len(found) < count:
+            raise ValueError("the file ends too early")
+        return found
+
+    def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+        if raw_type == gguf.GGUFValueType.ARRAY and int(self._get(orig_offs + 4, np.uint64)[0]) > len(self.data):
+            raise ValueError("an array is longer than the file")
+        return super()._get_field_parts(orig_offs, raw_type)
+
+
+class Metadata:
+    """The metadata of a file. Values are read on demand, because the token lists are long."""
+
+    def __init__(self, path: Path, reader: gguf.GGUFReader) -> None:
+        self._path = path
+        self._fields = reader.fields
+        self._read: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of a key, or the default."""
+        self._read.add(key)
+        field = self._fields.get(key)
+        return default if field is None else field.contents()
+
+    def need(self, key: str) -> Any:
+        """The value of a key; raises UserError if there is none."""
+        if key not in self._fields:
+            raise refusal(self._path, f"GGUF metadata {key!r} is missing")
+        return self.get(key)
+
+    def require(self, key: str, *neutral: Any) -> None:
+        """Raise UserError if a key has another value than these."""
+        given = self.get(key, neutral[0])
+        if given not in neutral:
+            raise refusal(self._path, f"GGUF metadata {key!r} is {shown(given)}; supported is {shown(neutral[0])}")
+
+    def keys(self, prefix: str) -> list[str]:
+        """The keys that begin so."""
+        return [key for key in self._fields if key.startswith(prefix)]
+
+    def require_understood(self, architecture: str) -> None:
+        """Check that everything that describes the model was read, or means nothing here.
+
+        Other keys, which people add to files, are named on stderr.
+
+        Raises:
+            UserError: a key was not.
+        """
+        self.require("general.type", "model")
+        for name, neutral in _NEUTRAL.items():
+            # What the architecture has read may be anything.
+            if f"{architecture}.{name}" not in self._read:
+                self.require(f"{architecture}.{name}", *neutral)
+        self._read.update(f"{architecture}.{name}" for name in _HARMLESS)
+        unread = [key for key in self._fields if key not in self._read and not key.startswith(_OF_THE_FILE)]
+        for key in unread:
+            if key.startswith((f"{architecture}.", *_OF_A_MODEL)):
+                raise refusal(self._path, f"GGUF metadata {shown(key)} is not supported")
+        if unread and sys.stderr is not None:
+            names = printable(", ".join(sorted(unread)))
+            sys.stderr.write(f"rosebatch: warning: {self._path}: metadata that nothing here reads: {names}\n")
