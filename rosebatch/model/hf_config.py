@@ -11,6 +11,7 @@ from rosebatch.model.family import Architecture
 from rosebatch.model.hf_fields import UnservedError, end_tokens, run_dtype, unserved_quantization
 from rosebatch.model.registry import ARCHITECTURES, check_config
 from rosebatch.model.text_parts import WHOLES, text_values
+from rosebatch.model.unread import require_read
 
 # How transformers names the class of all layers, and the one with an output projection as well.
 _BARE, _WHOLE = "Model", ("ForCausalLM", "LMHeadModel")
@@ -74,13 +75,13 @@ def is_native(folder: Path) -> bool:
         return False
     except (KeyError, ValueError):
         return True
-    return isinstance(found, str) and found in ARCHITECTURES and not _is_of_another_type(found, values)
+    return isinstance(found, str) and found in ARCHITECTURES and not _is_of_another_type(values)
 
 
-def _is_of_another_type(name: str, values: Mapping[str, Any]) -> bool:
+def _is_of_another_type(values: Mapping[str, Any]) -> bool:
     """Whether transformers reads config.json as another type than the class's; its tensors may have other names."""
-    kind = values.get("model_type")
-    if not isinstance(kind, str) or kind == ARCHITECTURES[name].model_type or "text_config" in values:
+    kind, name = values.get("model_type"), _with_head(_named_architecture(values))
+    if not isinstance(kind, str) or kind == (ARCHITECTURES.get(name) or WHOLES[name]).model_type:
         return False
     from transformers import CONFIG_MAPPING
 
@@ -99,6 +100,7 @@ def parse_model_config(values: Mapping[str, Any], source: str) -> ModelConfig:
             raise refusal(source, unserved_quantization(quantization))
         values = {**architecture.defaults, **values}
         fields = {**architecture.parse(values), "eos_token_ids": end_tokens(values.get("eos_token_id"))}
+        require_read(values, architecture.parse, architecture.defaults)
         if _is_bare(name):
             fields["head"] = False
     except KeyError as error:

@@ -9,6 +9,12 @@ from rosebatch.model.hf_fields import UnservedError, supported
 
 _KINDS = ("default", "linear", "llama3", "yarn", "dynamic", "longrope", "mrope")
 _THETA = 10000.0
+# Members that are read, and those that change nothing: sections of positions are alike in text.
+_MEMBERS = {
+    *("rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings", "factor"),
+    *("low_freq_factor", "high_freq_factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
+    *("truncate", "short_factor", "long_factor", "mrope_section", "mrope_interleaved", "finetuned"),
+}
 
 
 def rope(values: Mapping[str, Any], theta: float = _THETA, theta_name: str = "rope_theta") -> dict[str, Any]:
@@ -95,6 +101,9 @@ def _fields(stored: Mapping[str, Any], values: Mapping[str, Any], theta: Any, tr
     if kind == "mrope":
         # Sections of time, height and width: all alike in text.
         kind = "default"
+    for name in sorted(stored.keys() - _MEMBERS):
+        if stored[name]:
+            raise UnservedError(f"rope_parameters.{shown(name)[1:-1]} is not supported")
     fields: dict[str, Any] = {"theta": theta, "scaling": kind}
     if kind == "default":
         return fields

@@ -78,7 +78,8 @@ def _small(model_type: str, table: dict[str, Any]) -> dict[str, Any]:
     from transformers import AutoConfig
 
     own = AutoConfig.for_model(model_type).to_dict()
-    values = {key: value for key, value in table.items() if key in own or key == "num_experts"}
+    own |= {"num_experts": own.get("num_local_experts")} if "num_local_experts" in own else {}
+    values = {key: value for key, value in table.items() if key in own}
     if model_type in _SECTIONS:
         values["rope_parameters"] = {"rope_type": "default", "mrope_section": _SECTIONS[model_type]}
     return {**values, "model_type": model_type}

@@ -374,6 +374,52 @@ def test_what_is_wrong_is_a_user_error_that_says_so(values, message):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("depth", ["top", "text_config"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("is_causal", False),
+        ("per_layer_config", {"1": {"intermediate_size": 8}}),
+        ("attn_logit_softcapping", 50.0),
+        ("embedding_multiplier", 12),
+        ("logit_scale", 0.0),
+        ("rotary_pct", 0.25),
+        ("num_local_experts", 8),
+        ("use_qk_norm", True),
+        ("unpadded_vocab_size", 100),
+    ],
+)
+def test_a_key_that_changes_the_computation_and_is_not_read_is_refused(name, value, depth):
+    """transformers makes masks of both sides for the first, and other layers for the second; all were dropped."""
+    values = {**LLAMA, name: value}
+    if depth != "top":
+        values = {"architectures": ["LlavaForConditionalGeneration"], "text_config": values}
+    with pytest.raises(UserError, match=f"^config.json: {name} is not supported"):
+        parse(values)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"is_causal": True, "per_layer_config": None, "rotary_pct": 1.0, "num_experts": 0, "use_qk_norm": False},
+        {"use_cache": True, "transformers.js_config": {"dtype": "q4"}, "unsloth_fixed": True, "pretraining_tp": 1},
+    ],
+)
+def test_keys_that_change_nothing_are_taken(values):
+    """Folders of the Hub hold many."""
+    assert parse({**LLAMA, **values}) == parse(LLAMA)
+
+
+@pytest.mark.parametrize("place", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize("name", ["attn_factor", "alpha", "full_attention", "x\ny"])
+def test_an_unknown_member_of_rope_is_refused(name, place):
+    """A factor that is not read would turn every key by another angle."""
+    rope = {"rope_type": "yarn", "factor": 2.0, "mrope_section": [1, 2], "finetuned": True}
+    parse({**LLAMA, place: rope | {name: None}})
+    with pytest.raises(UserError, match=r"rope_parameters\.\S+ is not supported"):
+        parse({**LLAMA, place: rope | {name: 0.5}})
+
+
 def test_end_tokens_of_generation_config_are_named_by_its_file(tmp_path):
     """config.json was blamed."""
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))

@@ -42,6 +42,8 @@ _GEMMA3_DEFAULTS = {
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
     "eos_token_id": 1,
+    # It has no effect in transformers either.
+    "attn_logit_softcapping": None,
 }
 _GEMMA2_DEFAULTS = {
     **_GEMMA3_DEFAULTS,
@@ -60,7 +62,6 @@ def _parse_gemma2(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _parse_gemma3(values: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of ``ModelConfig``; sliding layers have positions of their own."""
-    # attn_logit_softcapping has no effect in transformers either.
     full, sliding = ropes_by_type(values, theta=1_000_000.0, sliding_theta=10_000.0)
     fields = _shared(values, interval=values.get("sliding_window_pattern", 6))
     return fields | {"qk_norm": True, "rope": full, "sliding_rope": sliding}
