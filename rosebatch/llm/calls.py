@@ -106,6 +106,8 @@ class Calls(Sink):
             if self._steps is None and not call.alone:
                 self._steps = self._begin(call)
             call.progress.watch(self._backend.outlook)
+            if call.alone and call in self._asleep:
+                self._wake(call)
 
     def _begin(self, call: Call) -> Generator[None, None, None]:
         if self._backend.joins:

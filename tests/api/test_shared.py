@@ -2,11 +2,12 @@
 
 import asyncio
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from rosebatch import LLM, SamplingParams
+from rosebatch.llm.call import Call
+from rosebatch.llm.calls import Calls
 from tests.helpers.waiting import PATIENCE_SECONDS
 from tests.job.fake_model import FakeModel, launch_fake, make_engine
 
@@ -42,8 +43,19 @@ def in_threads(calls):
         except Exception as error:
             return error
 
-    with ThreadPoolExecutor(len(calls)) as pool:
-        return list(pool.map(run, calls, timeout=PATIENCE_SECONDS))
+    found = [None] * len(calls)
+
+    def keep(place):
+        found[place] = run(calls[place])
+
+    # Those that wait for ever end with the process.
+    threads = [threading.Thread(target=keep, args=(place,), daemon=True) for place in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_SECONDS)
+        assert not thread.is_alive()
+    return found
 
 
 def test_threads_run_together(fresh):
@@ -88,6 +100,27 @@ def test_base_seeds_wait_for_their_turn(llm):
     alone = [tokens(llm.generate(["a", "b"], sampled, seed=seed)) for seed in range(3)]
     calls = [lambda seed=seed: llm.generate(["a", "b"], sampled, seed=seed) for seed in range(3)]
     assert [tokens(each) for each in in_threads(calls)] == alone
+
+
+def test_exclusive_use_among_other_calls(llm):
+    """It waits for those under way, and those after it wait for its end."""
+
+    def alone():
+        with llm.exclusive() as launched:
+            return launched.engine.has_unfinished
+
+    calls = [lambda seed=seed: len(llm.generate(["a", "b"], SHORT, seed=seed)) for seed in range(3)]
+    assert in_threads([*calls, alone, alone, alone]) == [2, 2, 2, False, False, False]
+
+
+def test_exclusive_use_that_another_thread_lets_begin(llm):
+    """Its own thread was not woken, and all slept for ever."""
+    calls, alone = Calls(llm._backend), Call(alone=True)
+    calls._waiting.append(alone)
+    calls._asleep.append(alone)
+    calls._admit()
+    assert calls._open == [alone] and not calls._asleep
+    assert not alone.wake.empty()
 
 
 def test_a_call_inside_of_a_stream(llm):
