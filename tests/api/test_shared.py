@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from unittest.mock import Mock
 
 import pytest
 
@@ -165,6 +166,26 @@ def test_an_engine_that_fails_fails_for_all(monkeypatch):
     monkeypatch.setattr(engine, "step", lambda: 1 / 0)
     found = in_threads([lambda: llm.generate([[1, 2]], SHORT)] * 3)
     assert all(isinstance(error, ZeroDivisionError) for error in found)
+
+
+def test_a_call_that_is_interrupted(monkeypatch):
+    """Ctrl-C ends the calls under way, in the main thread as what it is, and the model goes on."""
+    engine = make_engine(FakeModel(), vocab_size=257)
+    llm, step = LLM.of(launch_fake(engine, None)), engine.step
+    stream = llm.stream(iter([[1, 2], [3, 4]]), SamplingParams(max_tokens=40, ignore_eos=True))
+    monkeypatch.setattr(engine, "step", Mock(side_effect=[[], KeyboardInterrupt]))
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([[5, 6]], SHORT)
+    monkeypatch.setattr(engine, "step", step)
+    assert len(llm.generate([[5, 6]], SHORT)) == 1
+    assert len(list(stream)) == 2, "it had not begun"
+    other = llm.stream(iter([[1, 2], [3, 4]]), SHORT)
+    next(other)
+    monkeypatch.setattr(engine, "step", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([[5, 6]], SHORT)
+    with pytest.raises(RuntimeError, match="interrupted"):
+        list(other)
 
 
 def test_coroutines_run_together(fresh):
