@@ -76,6 +76,14 @@ COMMANDS = {name: hint for hint, names in _COMMANDS.items() for name in names.sp
 _NO_OPTION = re.compile(r"No such option: (\S+)")
 _NO_COMMAND = re.compile(r"No such command '([^']*)'")
 _FIELD = re.compile(r"([a-z][a-z_]*)(?= must |: )")
+_VALUE = re.compile(r"Invalid value for '(--[\w-]+)[^:]*': (?:Value error, )?(.*)")
+# What the parser says of a value, and what we say.
+_REASONS = {
+    r"Input should be a valid integer.*": "must be a whole number",
+    r"Input should be a valid number.*": "must be a number",
+    r"Input should be greater than or equal to (.*)": r"must be >= \1",
+    r"(.*?)\.?": r"is impossible: \1",
+}
 _SEVERAL = re.compile(r"Got unexpected extra argument\(?s?\)? \((.*)\)")
 
 
@@ -95,6 +103,9 @@ def explained(message: str, flags: Collection[str]) -> str:
         name = match[1]
         meant = f"generate {name}" if Path(name).exists() else COMMANDS.get(name)
         return f"{name} is no command: use rosebatch {meant}" if meant else f"{message} rosebatch --help lists them"
+    if match := _VALUE.match(message):
+        told = (found.expand(ours) for theirs, ours in _REASONS.items() if (found := re.fullmatch(theirs, match[2])))
+        return f"{match[1]} {next(told, match[2])}"
     if match := _SEVERAL.match(message):
         several = "a folder or a pattern in quotes stands for several files, --model names the model"
         return f"{match[1]}: a command takes one INPUT: {several}"

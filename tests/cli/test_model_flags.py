@@ -274,4 +274,4 @@ def test_a_word_in_place_of_a_number(report, generate):
 def test_bench_takes_a_number_of_sequences(cli, toy_toml):
     """Other engines are given it as well."""
     result = cli("bench", "--model", toy_toml, "--load-format", "dummy", "--max-num-seqs", "auto")
-    require_error(result, 2, "max_num_seqs must be a number in a bench")
+    require_error(result, 2, "--max-num-seqs must be a number in a bench")
