@@ -19,14 +19,12 @@ class Whole(NamedTuple):
         models: that have it, for people.
         text_type: transformers' name of the text part's config, if config.json does not say.
         tied: whether the head is the embedding, if config.json does not say.
-        part: where config.json has the text part; objects within objects have dots between.
     """
 
     model_type: str
     models: str
     text_type: str
     tied: bool = False
-    part: str = "text_config"
 
 
 WHOLES = {
@@ -61,6 +59,7 @@ WHOLES = {
     "VipLlavaForConditionalGeneration": Whole("vipllava", "ViP-LLaVA", "llama"),
     "VoxtralForConditionalGeneration": Whole("voxtral", "Voxtral", "llama"),
 }
+_PART = "text_config"
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
 
@@ -120,26 +119,18 @@ def text_values(whole: Whole, values: Mapping[str, Any]) -> tuple[str, dict[str,
         KeyError, ValueError: there is no such part.
         UnservedError: its class is none of rosebatch's.
     """
-    own = _part(whole, values)
+    # Older folders of Qwen2-VL have its fields beside the others.
+    own = values if _PART not in values and "hidden_size" in values else values[_PART]
+    if not isinstance(own, dict):
+        raise ValueError(f"{_PART} is no object: {shown(own)}")
     kind = own.get("model_type")
     kind = whole.text_type if kind in (None, whole.model_type) else kind
     name = _BY_MODEL_TYPE.get(_ALIASES.get(kind, kind)) if isinstance(kind, str) else None
     if name is None:
-        raise UnservedError(f"{whole.part} of type {shown(kind)} is not supported")
+        raise UnservedError(f"{_PART} of type {shown(kind)} is not supported")
     found = {**TEXT_DEFAULTS.get(kind, {}), **own, **_FIXED.get(kind, {}), "architectures": [name]}
     found |= {key: values[key] for key in _OF_WHOLE if values.get(key) is not None}
     # Either may say so: a head that is stored and differs wins.
     tied = values.get("tie_word_embeddings")
     found["tie_word_embeddings"] = (whole.tied if tied is None else tied) or own.get("tie_word_embeddings") or False
     return name, found
-
-
-def _part(whole: Whole, values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The object of the text part; older folders of Qwen2-VL have its fields beside the others."""
-    for name in whole.part.split("."):
-        if name not in values and "hidden_size" in values:
-            return values
-        values = values[name]
-        if not isinstance(values, dict):
-            raise ValueError(f"{whole.part} is no object: {shown(values)}")
-    return values
