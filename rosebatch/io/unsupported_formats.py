@@ -113,7 +113,7 @@ def require_objects(path: str, lines: Iterable[bytes]) -> None:
         UserError: none does, or the first object is on several lines.
     """
     lines = list(lines)
-    if lines[:1] == [b"{"]:
+    if lines[:1] == [b"{"] and not any(line.startswith(b"{") and line.endswith(b"}") for line in lines):
         whole = f"jq -c . {path} > prompts.jsonl"
         raise UserError(f"{path}: is JSON on several lines, but a row is one JSON object on a line: {whole}")
     if lines and not any(line.startswith((b"{", b"[")) for line in lines):

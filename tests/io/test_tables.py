@@ -208,17 +208,18 @@ UTF16 = "\ufeffid,prompt\n1,r\u00e9sum\u00e9 \U0001f339\n"
 @pytest.mark.parametrize("packed", [False, True])
 def test_utf16(tmp_path, monkeypatch, order, packed):
     """Spreadsheets and PowerShell write it: the header failed as "surrogates not allowed", each line as no JSON."""
-    long = UTF16 + "".join(f"{number},\u20ac{number}\U0001f339\n" for number in range(2, 40_000))
+    # Longer than what is read at once.
+    texts = [f"\u20ac{number}" + "\U0001f339" * 99 for number in range(2, 4000)]
+    long = UTF16 + "".join(f"{number},{text}\n" for number, text in enumerate(texts, 2))
     for name, text in (("in.csv", long), ("in.jsonl", '\ufeff{"id": "1", "prompt": "r\u00e9sum\u00e9 \U0001f339"}\n')):
         content = text.encode(order)
         (tmp_path / name).write_bytes(gzip.compress(content) if packed else content)
         rows = read(tmp_path / name)
         assert (rows[0].id, rows[0].prompt) == ("1", "r\u00e9sum\u00e9 \U0001f339")
-        assert [row.prompt for row in rows[1:]] == [f"\u20ac{n}\U0001f339" for n in range(2, 40_000)][: len(rows) - 1]
+        assert [row.prompt for row in rows[1:]] == (texts if name == "in.csv" else [])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO((tmp_path / name).read_bytes())))
         kind = "csv" if name == "in.csv" else "auto"
         assert [row.prompt for row in PromptReader("-", {}, kind)] == [row.prompt for row in rows]
-    assert len(read(tmp_path / "in.csv")) == 39_999
 
 
 def test_damaged_utf16(tmp_path):

@@ -92,8 +92,8 @@ def test_log_probabilities_and_completions_count():
     assert plain == 48_000
     assert more == plain + 2 * 8000
     scored = SamplingParams(n=2, logprobs=20, max_tokens=100, temperature=1)
-    assert prompt_bytes(scored, 1000, 4096) == plain + 8000 + 2 * 100 * 21 * 8
-    assert prompt_bytes(SamplingParams(logprobs=0, max_tokens=10_000), 1000, 1010) == plain + 10 * 8
+    assert prompt_bytes(scored, 1000, 4096) == plain + 8000 + 2 * 100 * (21 * 8 + 4)
+    assert prompt_bytes(SamplingParams(logprobs=0, max_tokens=10_000), 1000, 1010) == plain + 10 * (8 + 4)
 
 
 def test_texts_are_encoded_one_group_at_a_time(job, tokenizer, monkeypatch):
