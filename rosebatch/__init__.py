@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rosebatch.core.pooling_params import PoolingParams as PoolingParams
     from rosebatch.core.sampling_params import GrammarSpec as GrammarSpec
     from rosebatch.core.sampling_params import SamplingParams as SamplingParams
+    from rosebatch.core.structured_outputs import GuidedDecodingParams as GuidedDecodingParams
     from rosebatch.core.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
     from rosebatch.llm.embeddings import EmbeddingOutput as EmbeddingOutput
     from rosebatch.llm.embeddings import EmbeddingRequestOutput as EmbeddingRequestOutput
@@ -38,6 +39,7 @@ _PLACES = {
     "LLM": "rosebatch.llm.llm",
     "SamplingParams": "rosebatch.core.sampling_params",
     "GrammarSpec": "rosebatch.core.sampling_params",
+    "GuidedDecodingParams": "rosebatch.core.structured_outputs",
     "StructuredOutputsParams": "rosebatch.core.structured_outputs",
     "TextPrompt": "rosebatch.llm.prompts",
     "TokensPrompt": "rosebatch.llm.prompts",

@@ -51,6 +51,10 @@ class StructuredOutputsParams:
             raise ValueError(f"give one of json, regex, choice, grammar, json_object; got {count or 'none'}")
 
 
+# Its name before vLLM 0.12.
+GuidedDecodingParams = StructuredOutputsParams
+
+
 def grammars_of(given: Any) -> Iterator[tuple[GrammarKind, str]]:
     """Kind and source (see ``GrammarSpec``) of each grammar that an object gives by these names."""
     if given.json is not None:

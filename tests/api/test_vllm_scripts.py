@@ -1,6 +1,8 @@
 """Scripts of each kind that vLLM's users write, with the import changed alone."""
 
+import re
 import sys
+import textwrap
 from dataclasses import FrozenInstanceError, replace
 
 import pytest
@@ -24,6 +26,7 @@ def test_structured_outputs(llm):
     for params, spec in given:
         assert SamplingParams(structured_outputs=params).grammar == spec
         assert SamplingParams(guided_decoding=params).grammar == spec
+    assert rosebatch.GuidedDecodingParams(regex="a+") == StructuredOutputsParams(regex="a+")
     params = [SamplingParams(structured_outputs=params, max_tokens=12) for params, _ in given[:3]]
     (color, number, nothing) = [output.outputs[0].text for output in llm.generate(["a", "b", "c"], params)]
     assert color in ("Positive", "Negative") and len(number) == 3 and number.isdigit() and nothing == "null"
@@ -201,3 +204,80 @@ def test_prompts_of_tokens(llm):
     )
     assert by_ids.outputs[0].token_ids == by_text.outputs[0].token_ids
     assert "vllm" not in sys.modules
+
+
+SCRIPTS = {
+    "basic": """
+        from vllm import LLM, SamplingParams
+
+        prompts = ["Hello, my name is", "The capital of France is"]
+        sampling_params = SamplingParams(temperature=0.8, top_p=0.95)
+        llm = LLM(model=MODEL, trust_remote_code=True, swap_space=4, disable_log_stats=True)
+        for output in llm.generate(prompts, sampling_params):
+            print(f"Prompt: {output.prompt!r}, Generated text: {output.outputs[0].text!r}")
+    """,
+    "chat": """
+        from vllm import LLM
+
+        llm = LLM(model=MODEL, max_model_len=512, gpu_memory_utilization=0.8, tensor_parallel_size=1)
+        sampling_params = llm.get_default_sampling_params()
+        conversation = [
+            {"role": "system", "content": "You are a helpful assistant"},
+            {"role": "user", "content": [{"type": "text", "text": "Hello"}]},
+        ]
+        outputs = llm.chat(messages=[conversation] * 2, sampling_params=sampling_params, use_tqdm=False)
+        print([output.outputs[0].text for output in outputs])
+    """,
+    "structured outputs": """
+        from vllm import LLM, SamplingParams
+        from vllm.sampling_params import StructuredOutputsParams
+
+        llm = LLM(model=MODEL)
+        params = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["Positive", "Negative"]))
+        assert llm.generate(prompts="vLLM is wonderful!", sampling_params=params)[0].outputs[0].text.endswith("tive")
+    """,
+    "logprobs": """
+        from vllm import LLM, SamplingParams, TokensPrompt
+
+        llm = LLM(MODEL, enforce_eager=True, seed=0)
+        prompt = TokensPrompt(prompt_token_ids=[1, 2, 3])
+        (output,) = llm.generate([prompt], SamplingParams(max_tokens=1, prompt_logprobs=1, logprobs=5))
+        scores = [d[t].logprob for d, t in zip(output.prompt_logprobs[1:], output.prompt_token_ids[1:])]
+        assert len(scores) == 2 and all(each.rank for each in output.outputs[0].logprobs[0].values())
+    """,
+    "embeddings": """
+        from vllm import LLM, PoolingParams
+
+        llm = LLM(model=MODEL, runner="pooling", enforce_eager=False)
+        for output in llm.embed(["a", "b"], pooling_params=PoolingParams(dimensions=8)):
+            assert len(output.outputs.embedding) == 8
+    """,
+    "n and stop strings": """
+        from vllm import LLM, SamplingParams
+
+        llm = LLM(model=MODEL, dtype="float32", enable_prefix_caching=True, max_num_seqs=16)
+        params = SamplingParams(n=3, best_of=None, temperature=1.0, stop=["a", "e"], max_tokens=16, logit_bias={5: 1.0})
+        (output,) = llm.generate("red", params.clone())
+        assert [completion.index for completion in output.outputs] == [0, 1, 2]
+        assert all(each.stop_reason in ("a", "e", None) for each in output.outputs)
+    """,
+    "threads": """
+        from concurrent.futures import ThreadPoolExecutor
+        from vllm import LLM, SamplingParams
+
+        llm = LLM(model=MODEL)
+        with ThreadPoolExecutor(4) as pool:
+            params = SamplingParams(max_tokens=4)
+            found = list(pool.map(lambda prompt: llm.generate(prompt, params)[0].prompt, ["a", "b", "c", "d"]))
+        assert found == ["a", "b", "c", "d"]
+    """,
+}
+
+
+@pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS.keys())
+def test_a_script_with_its_import_changed(script):
+    """Names that scripts of this kind use and that were missing ended them."""
+    changed = re.sub(r"from vllm[a-z_.]* import", "from rosebatch import", textwrap.dedent(script))
+    names = {"MODEL": NAME}
+    exec(changed, names)
+    names["llm"].close()
