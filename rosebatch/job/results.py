@@ -141,7 +141,8 @@ def _parse(
         return _parse_plain(text, sampling, max(0, protected))
     assert prompt.reader is not None, "it has read the answer"
     if first:
-        protected = len(prompt.reader.read(first).rest)
+        begin = prompt.reader.read(first)
+        protected = len(prompt.reader.parse(begin.rest, thought=begin.reasoning_tokens > 0).content)
     return _parse_chat(text, prompt.reader, sampling.stop, protected, keep=sampling.include_stop_str_in_output)
 
 
@@ -167,9 +168,11 @@ def _parse_plain(whole: str, sampling: SamplingParams, protected: int) -> _Conte
 
 def _parse_chat(whole: ChatText, reader: ChatReader, stop: Sequence[str], protected: int, *, keep: bool) -> _Content:
     """An answer up to its first stop string. Thoughts are no part of the answer."""
-    found = find_stop(whole.rest, stop, protected)
-    parsed = reader.parse(cut_at_stop(whole.rest, stop, protected, keep=keep), thought=whole.reasoning_tokens > 0)
-    return _Content(parsed.content, whole.reasoning, parsed.calls, found and found[1])
+    # Marks and headers of messages, which parsing takes out, hold no stop strings.
+    parsed = reader.parse(whole.rest, thought=whole.reasoning_tokens > 0)
+    found = find_stop(parsed.content, stop, protected)
+    text = cut_at_stop(parsed.content, stop, protected, keep=keep)
+    return _Content(text, whole.reasoning, parsed.calls, found and found[1])
 
 
 def _scored(

@@ -59,9 +59,10 @@ def test_reasoning_that_is_cut_by_its_length(job, form):
     assert LONG.startswith(row["reasoning_content"])
 
 
-def test_stop_strings(job):
+@pytest.mark.parametrize("form", THOUGHT)
+def test_stop_strings(job, form):
     """One ends the answer where it appears. Within the reasoning, it does not count."""
-    rows = run(job, "hermes", [line(stop="it"), line(stop="es"), line(stop=["zz"])], {"Q1": WHOLE["hermes"]})
+    rows = run(job, form, [line(stop="it"), line(stop="es"), line(stop=["zz"])], {"Q1": WHOLE[form]})
     expected = [("So it is.", "Yes.", "stop"), ("So it is.", "Y", "stop"), ("So it is.", "Yes.", "stop")]
     assert [(row["reasoning_content"], row["text"], row["finish_reason"]) for row in rows] == expected
 
