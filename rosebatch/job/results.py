@@ -75,6 +75,10 @@ def _choice(
         # Only the whole text shows a stop string in the last characters of a completion that reached its length.
         finish_reason = "stop" if ended.cut else finish_reason
         stop_reason = ended.cut
+        if stop_reason is None and sampling.stop and finish_reason == "stop" and not completion.has_end_token:
+            # A special token, which is not in the text.
+            last = tokenizer.backend.id_to_token(token_ids[-1])
+            stop_reason = last if last in sampling.stop else None
         if ended.calls and finish_reason == "stop":
             finish_reason = "tool_calls"
     if sampling.logprobs is not None:

@@ -126,6 +126,13 @@ def test_stop_strings_count_in_the_answer(job, fields, text):
     assert (completion.text, completion.message["content"]) == (whole, text)
 
 
+def test_the_stop_reason_of_a_special_token():
+    """It named no string, as if the model had ended by itself."""
+    engine = make_engine(scripted([*b"hi", 257]), vocab_size=258)
+    (output,) = LLM.of(launch_fake(engine, byte_level(special=True))).generate("p", SamplingParams(stop="<mark>"))
+    assert (output.outputs[0].text, output.outputs[0].stop_reason) == ("hi", "<mark>")
+
+
 def chat(sampling):
     """The library's output, whose text has the thoughts."""
     engine = make_engine(Scripted({"Q1": THOUGHTS}), **ROOM)
