@@ -1,15 +1,19 @@
-"""What an ``LLM`` needs of whatever computes its prompts."""
+"""What an ``LLM`` needs of whatever computes its prompts, and how that is loaded."""
 
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from rosebatch.config.run import RunConfig
 from rosebatch.engine.metrics.outlook import Outlook
 from rosebatch.io.output import Sink
 from rosebatch.io.rows import FailedRow, Row
 from rosebatch.job.service import Service
 from rosebatch.job.serving import Serving
+
+if TYPE_CHECKING:
+    from rosebatch.launch.launch import Launched
 
 
 class Backend(Protocol):
@@ -54,3 +58,32 @@ class Backend(Protocol):
     def close(self) -> None:
         """Give the memory back."""
         ...
+
+
+def load_backend(config: RunConfig) -> Backend:
+    """Load a model, in this process or in workers.
+
+    Raises:
+        UserError: something that was asked for is missing, unreadable or impossible.
+    """
+    if config.data_parallel_size != 1:
+        from rosebatch.llm.pooled import PooledBackend
+
+        return PooledBackend(config)
+    # Only now, since these import PyTorch.
+    from rosebatch.launch.launch import launch
+    from rosebatch.llm.local import LocalBackend
+
+    return LocalBackend(launch(config))
+
+
+def launched_of(backend: Backend) -> "Launched":
+    """The engine of this process.
+
+    Raises:
+        RuntimeError: it is in others.
+    """
+    launched: Launched | None = getattr(backend, "launched", None)
+    if launched is None:
+        raise RuntimeError("this LLM computes in worker processes: its engine cannot be reached")
+    return launched

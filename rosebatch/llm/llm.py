@@ -23,7 +23,7 @@ from rosebatch.job.report.progress import Progress
 from rosebatch.job.seeds import row_seed
 from rosebatch.job.service import Service
 from rosebatch.llm.awaited import AwaitedCalls
-from rosebatch.llm.backend import Backend
+from rosebatch.llm.backend import Backend, launched_of, load_backend
 from rosebatch.llm.call import Call
 from rosebatch.llm.calls import Calls
 from rosebatch.llm.embeddings import EmbeddingRequestOutput, Embeddings
@@ -71,7 +71,7 @@ class LLM:
         config = RunConfig.of(None if model is None else str(model), **own_names(settings))
         if model is None:
             sys.stderr.write(f"rosebatch: no model given: {DEMO_ANSWERS}\n")
-        self._start(_backend(config), seed)
+        self._start(load_backend(config), seed)
 
     @classmethod
     def of(cls, launched: "Launched") -> "LLM":
@@ -297,7 +297,7 @@ class LLM:
         """
         backend = self._running()
         with self._calls.alone():
-            yield _launched(backend)
+            yield launched_of(backend)
 
     @contextmanager
     def service(self) -> Iterator[Service]:
@@ -329,7 +329,7 @@ class LLM:
         Raises:
             RuntimeError: that was in other processes.
         """
-        return _launched(self._running()).plan
+        return launched_of(self._running()).plan
 
     def _running(self) -> Backend:
         if self._backend is None:
@@ -380,25 +380,6 @@ class LLM:
         if not isinstance(fields.get("pooling"), PoolingParams | None):
             raise ValueError(f"pooling_params must be PoolingParams, got {type(fields['pooling']).__name__}")
         return Row(index=index, where=where, metadata={}, sampling=sampling, **fields)
-
-
-def _backend(config: RunConfig) -> Backend:
-    if config.data_parallel_size != 1:
-        from rosebatch.llm.pooled import PooledBackend
-
-        return PooledBackend(config)
-    # Only now, since these import PyTorch.
-    from rosebatch.launch.launch import launch
-    from rosebatch.llm.local import LocalBackend
-
-    return LocalBackend(launch(config))
-
-
-def _launched(backend: Backend) -> "Launched":
-    launched: Launched | None = getattr(backend, "launched", None)
-    if launched is None:
-        raise RuntimeError("this LLM computes in worker processes: its engine cannot be reached")
-    return launched
 
 
 def _check_on_error(on_error: OnError) -> None:
