@@ -60,8 +60,8 @@ def would_find(source: str, path: str) -> bool:
     if not is_folder:
         return _matches(path.split("/"), source.split("/"))
     inside = path.removeprefix(f"{source}/").split("/")
-    # In the folder itself .json files are rows, too.
-    here = len(inside) == 1 and (_wanted(inside[0]) or is_unsupported_data(inside[0]))
+    # In the folder itself, and in its partitions, .json files are rows, too.
+    here = all(map(is_partition, inside[:-1])) and (_wanted(inside[-1]) or is_unsupported_data(inside[-1]))
     return path.startswith(f"{source}/") and all(map(is_visible, inside)) and (here or _is_data(inside[-1]))
 
 

@@ -4,21 +4,19 @@ A row's own column of the same name wins.
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from contextlib import suppress
 from itertools import chain
-from operator import methodcaller
 from typing import Any, cast
 from urllib.parse import unquote
 
 import msgspec
 import pyarrow as pa
 
+from rosebatch.core.errors import UserError
 from rosebatch.io.parse import Content
 from rosebatch.io.table_values import BadValues, TextValues
 
 _NULL = "__HIVE_DEFAULT_PARTITION__"
-_decoded = partial(unquote, errors="surrogateescape")
-_divided = methodcaller("partition", "=")
 
 
 def is_partition(name: str) -> bool:
@@ -26,28 +24,47 @@ def is_partition(name: str) -> bool:
     return name.find("=") > 0
 
 
-def partitions(source: str, paths: Sequence[str]) -> pa.Table:
+class Partitions:
     """The keys of files, as PyArrow reads them: a column is int32 if all of its values are integers, else text.
 
     Args:
         source: the folder or glob. A key that it names itself is no column.
-        paths: of its files.
+        paths: of its files. A key that one of them lacks is null there.
 
-    Returns:
-        a row for each path. A key that a path lacks is null there.
+    Attributes:
+        schema: of the keys.
+
+    Raises:
+        UserError: a folder's name is not UTF-8.
     """
-    fixed = source.split("/")
-    folders = [[part for part in path.split("/")[:-1] if is_partition(part) and part not in fixed] for path in paths]
-    keys = [{_decoded(key): _decoded(value) for key, _, value in map(_divided, parts)} for parts in folders]
-    columns = {}
-    for name in dict.fromkeys(chain.from_iterable(keys)):
-        found = [None if (value := each.get(name)) == _NULL else value for each in keys]
-        columns[name] = pa.array(found, pa.string())
-        try:
-            columns[name] = columns[name].cast(pa.int32() if any(found) else pa.string())
-        except pa.ArrowInvalid:
-            continue
-    return pa.table(columns)
+
+    def __init__(self, source: str, paths: Sequence[str]) -> None:
+        fixed = set(source.split("/"))
+        folders = (filter(is_partition, path.split("/")[:-1]) for path in paths)
+        keys = [dict(_pair(part) for part in parts if part not in fixed) for parts in folders]
+        columns = {}
+        for name in dict.fromkeys(chain.from_iterable(keys)):
+            found = [None if (value := each.get(name)) == _NULL else value for each in keys]
+            columns[name] = pa.array(found, pa.string())
+            with suppress(pa.ArrowInvalid):
+                columns[name] = columns[name].cast(pa.int32() if any(found) else pa.string())
+        table = pa.table(columns)
+        self.schema: pa.Schema = table.schema
+        self._by_path: dict[str, dict[str, Any]] = dict(zip(paths, table.to_pylist(), strict=False))
+
+    def of(self, path: str) -> dict[str, Any]:
+        """The keys of one file, by name."""
+        return self._by_path.get(path, {})
+
+
+def _pair(folder: str) -> tuple[str, str]:
+    key, _, value = folder.partition("=")
+    try:
+        pair = unquote(key, errors="strict"), unquote(value, errors="strict")
+        "".join(pair).encode()
+    except UnicodeError:
+        raise UserError(f"{folder}: the name of this folder is not UTF-8; rename it") from None
+    return pair
 
 
 def with_columns(schema: pa.Schema, keys: pa.Schema) -> pa.Schema:

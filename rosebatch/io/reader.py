@@ -18,7 +18,7 @@ from rosebatch.io.columns import Columns
 from rosebatch.io.files import as_path, file_name, is_url
 from rosebatch.io.formats import JSON_KINDS, Kind, named, table_of
 from rosebatch.io.free_names import TakenNames
-from rosebatch.io.hive import partitions, row_with_keys, text_with_keys, with_columns
+from rosebatch.io.hive import Partitions, row_with_keys, text_with_keys, with_columns
 from rosebatch.io.input_files import InputFiles
 from rosebatch.io.json_texts import lines_or_items, stripped
 from rosebatch.io.lines import LINE_END, bounded_lines, skip_line
@@ -141,13 +141,9 @@ class PromptReader:
         return "lines"
 
     @cached_property
-    def _keys(self) -> pa.Table:
+    def _keys(self) -> Partitions:
         """What the names of folders say of each file."""
-        return partitions(self.source, self.paths)
-
-    def _keys_of(self, path: str) -> dict[str, Any]:
-        """The same of one file, by name."""
-        return {name: self._keys[name][self.paths.index(path)].as_py() for name in self._keys.column_names}
+        return Partitions(self.source, self.paths)
 
     @cached_property
     def _schemas(self) -> dict[Kind, tuple[pa.Schema, int | None]]:
@@ -357,7 +353,7 @@ class PromptReader:
                 index += 1
 
     def _json_rows(self, path: str, kind: Kind) -> Iterator[tuple[int, bytes | BadValues, int]]:
-        keys = {} if self.is_batch else self._keys_of(path)
+        keys = {} if self.is_batch else self._keys.of(path)
         with self._files.open(path) as file:
             texts = chain(self._peeked, _TEXTS[kind](file, path, self.max_row_bytes))
             for number, text in enumerate(texts, start=1):
@@ -369,6 +365,6 @@ class PromptReader:
 
     def _table_rows(self, path: str, kind: Kind) -> Iterator[tuple[int, Content, int]]:
         with self._files.open(path) as raw, open_table(raw, path, kind) as table:
-            keys = {name: value for name, value in self._keys_of(path).items() if name not in table.schema.names}
+            keys = {name: value for name, value in self._keys.of(path).items() if name not in table.schema.names}
             for number, (content, size) in enumerate(table.rows(self.parser.needs), start=1):
                 yield number, (row_with_keys(content, keys) if keys else content), size

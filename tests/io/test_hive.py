@@ -1,6 +1,7 @@
 """Folders whose names hold a key and its value: the key is a column of their rows."""
 
 import json
+import os
 
 import fsspec
 import pyarrow as pa
@@ -10,7 +11,7 @@ import pytest
 
 from rosebatch.core.errors import FlagError, UserError
 from rosebatch.io.columns import Columns
-from rosebatch.io.find_files import find_files
+from rosebatch.io.find_files import find_files, would_find
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.rows import FailedRow
 
@@ -106,3 +107,18 @@ def test_a_folder_without_a_key_among_those_with_keys(root):
     write(root, "day=1/more/b.jsonl", b"{}\n")
     with pytest.raises(UserError, match=r"day=1: more/ would not be read"):
         find_files(root)
+
+
+@pytest.mark.parametrize("folder", ["day=%FF", "%FF=1", os.fsdecode(b"day=\xff")])
+def test_names_that_are_not_utf8(tmp_path, folder):
+    """They ended in an unexpected error, or in one that blamed a file for its folder."""
+    write(tmp_path, f"{folder}/a.jsonl", b"{}\n")
+    with pytest.raises(UserError, match="the name of this folder is not UTF-8; rename it"):
+        PromptReader(str(tmp_path), {}).count()
+
+
+def test_outputs_in_folders_with_keys(root):
+    """A report in such a folder would be rows of the next run."""
+    write(root, "day=1/a.jsonl", b"{}\n")
+    found = [would_find(root, f"{root}/{folder}/r.json") for folder in ("day=1", "day=1/x=2", "logs")]
+    assert found == [True, True, False]
