@@ -18,8 +18,8 @@ from rosebatch.model.fallback.trial import TOKENS
 from rosebatch.model.hf_config import generation_end_tokens, require_config
 from rosebatch.model.hf_fields import run_dtype, unserved_quantization
 
-# Ends of transformers' names of classes without an output projection.
-_OTHER_TASKS = ("Classification", "RewardModel", "Answering", "MaskedLM", "Choice")
+# In transformers' names of classes without an output projection.
+_OTHER_TASKS = ("Classification", "Reward", "Answering", "MaskedLM", "Choice")
 _META = torch.device("meta")
 # Where configs say how long a sequence may be, and how many experts a token has.
 _LENGTHS = ("max_position_embeddings", "max_sequence_length", "seq_length", "n_ctx", "max_seq_len")
@@ -139,9 +139,7 @@ def _architecture(config: Any) -> str:
 def _other_task(name: str) -> str | None:
     """What a class of transformers is for, if that is no text: it has no output projection."""
     task = name.rpartition("For")[2]
-    return (
-        task if any(word in task for word in ("Classification", "Reward", "Answering", "MaskedLM", "Choice")) else None
-    )
+    return task if any(word in task for word in _OTHER_TASKS) else None
 
 
 def _first(config: Any, names: Sequence[str]) -> int | None:
