@@ -35,7 +35,8 @@ class Calls(Sink):
         self._stepping = False
         self._asleep: list[Call] = []
         self._places: dict[int, tuple[Call, int]] = {}
-        self._turn = 0
+        # Their progress is to be watched: between two steps, for a look reads what a step changes.
+        self._begun: deque[Call] = deque()
 
     @property
     def others_wait(self) -> bool:
@@ -105,7 +106,7 @@ class Calls(Sink):
             self._open.append(self._waiting.popleft())
             if self._steps is None and not call.alone:
                 self._steps = self._begin(call)
-            call.progress.watch(self._backend.outlook)
+            self._begun.append(call)
             if call.alone and call in self._asleep:
                 self._wake(call)
 
@@ -152,6 +153,8 @@ class Calls(Sink):
         steps, error = self._steps, None
         assert steps is not None, "there is something to do"
         try:
+            while self._begun:
+                self._begun.popleft().progress.watch(self._backend.outlook)
             if self._open:
                 next(steps)
                 for call in self._open:

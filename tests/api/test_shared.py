@@ -168,6 +168,42 @@ def test_an_engine_that_fails_fails_for_all(monkeypatch):
     assert all(isinstance(error, ZeroDivisionError) for error in found)
 
 
+def test_progress_looks_at_the_engine_between_steps(monkeypatch):
+    """A call that joined looked at the queues while another thread's step changed them."""
+    engine, inside = make_engine(FakeModel(), vocab_size=257), threading.Event()
+    llm, step, outlook = LLM.of(launch_fake(engine, None)), engine.step, engine.outlook
+    joined, looks = threading.Event(), []
+
+    def slow_step():
+        inside.set()
+        joined.wait(PATIENCE_SECONDS)
+        found = step()
+        inside.clear()
+        return found
+
+    def look():
+        looks.append(inside.is_set())
+        return outlook()
+
+    monkeypatch.setattr(engine, "step", slow_step)
+    monkeypatch.setattr(engine, "outlook", look)
+    admit = llm._calls._admit
+
+    def admitting():
+        admit()
+        if len(llm._calls._open) == 2:
+            joined.set()
+
+    monkeypatch.setattr(llm._calls, "_admit", admitting)
+
+    def other():
+        assert inside.wait(PATIENCE_SECONDS)
+        return llm.generate([[3, 4]], SHORT, use_tqdm=True)
+
+    in_threads([lambda: llm.generate([[1, 2]], SHORT), other])
+    assert looks and not any(looks)
+
+
 def test_a_call_that_is_interrupted(monkeypatch):
     """Ctrl-C ends the calls under way, in the main thread as what it is, and the model goes on."""
     engine = make_engine(FakeModel(), vocab_size=257)
