@@ -18,8 +18,8 @@ from rosebatch.core.version import __version__ as __version__
 if TYPE_CHECKING:
     from rosebatch.core.errors import UserError as UserError
     from rosebatch.core.pooling_params import PoolingParams as PoolingParams
-    from rosebatch.core.sampling_params import GrammarSpec as GrammarSpec
     from rosebatch.core.sampling_params import SamplingParams as SamplingParams
+    from rosebatch.core.structured_outputs import GrammarSpec as GrammarSpec
     from rosebatch.core.structured_outputs import GuidedDecodingParams as GuidedDecodingParams
     from rosebatch.core.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
     from rosebatch.llm.embeddings import EmbeddingOutput as EmbeddingOutput
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _PLACES = {
     "LLM": "rosebatch.llm.llm",
     "SamplingParams": "rosebatch.core.sampling_params",
-    "GrammarSpec": "rosebatch.core.sampling_params",
+    "GrammarSpec": "rosebatch.core.structured_outputs",
     "GuidedDecodingParams": "rosebatch.core.structured_outputs",
     "StructuredOutputsParams": "rosebatch.core.structured_outputs",
     "TextPrompt": "rosebatch.llm.prompts",

@@ -8,7 +8,7 @@ from operator import index
 from typing import Any, Self
 
 from rosebatch.core.plain import plain
-from rosebatch.core.structured_outputs import GrammarKind, StructuredOutputsParams, grammars_of
+from rosebatch.core.structured_outputs import GrammarSpec, StructuredOutputsParams, grammars_of
 
 MAX_LOGPROBS = 20
 MAX_SAMPLES = 1024
@@ -31,20 +31,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "logits_processors": (None, []),
     "extra_args": (None, {}),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class GrammarSpec:
-    """What a completion has to match, as the user wrote it.
-
-    Attributes:
-        kind: of grammar.
-        source: a JSON schema as JSON, a regular expression, the choices as a JSON list, or a grammar in llguidance's
-            dialect of Lark; empty for ``json_object``.
-    """
-
-    kind: GrammarKind
-    source: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,8 +132,8 @@ class SamplingParams:
         params = StructuredOutputsParams(**several[0]) if isinstance(several[0], Mapping) else several[0]
         if not isinstance(params, StructuredOutputsParams):
             raise ValueError(f"structured_outputs must be StructuredOutputsParams, got {type(params).__name__}")
-        ((kind, source),) = grammars_of(params)
-        object.__setattr__(self, "grammar", GrammarSpec(kind, source))
+        (grammar,) = grammars_of(params)
+        object.__setattr__(self, "grammar", grammar)
 
     def _normalize(self) -> None:
         """Take what scripts pass: NumPy's numbers, one stop string or a list, ``top_k`` -1, ``max_tokens`` None."""

@@ -1,4 +1,4 @@
-"""What an answer has to match, as rows and vLLM's users write it."""
+"""What an answer has to match: the grammar, and how rows and vLLM's users write it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,7 +6,22 @@ from typing import Any, Literal
 
 import msgspec
 
-GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
+_Kind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSpec:
+    """What a completion has to match, as the user wrote it.
+
+    Attributes:
+        kind: of grammar.
+        source: a JSON schema as JSON, a regular expression, the choices as a JSON list, or a grammar in llguidance's
+            dialect of Lark; empty for ``json_object``.
+    """
+
+    kind: _Kind
+    source: str = ""
+
 
 _NOT_SERVED = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern", "structural_tag")
 
@@ -55,19 +70,20 @@ class StructuredOutputsParams:
 GuidedDecodingParams = StructuredOutputsParams
 
 
-def grammars_of(given: Any) -> Iterator[tuple[GrammarKind, str]]:
-    """Kind and source (see ``GrammarSpec``) of each grammar that an object gives by these names."""
+def grammars_of(given: Any) -> Iterator[GrammarSpec]:
+    """Each grammar that an object gives by these names."""
     if given.json is not None:
-        yield "json_schema", given.json if isinstance(given.json, str) else _json(given.json)
+        yield GrammarSpec("json_schema", given.json if isinstance(given.json, str) else as_json(given.json))
     if given.regex is not None:
-        yield "regex", given.regex
+        yield GrammarSpec("regex", given.regex)
     if given.choice is not None:
-        yield "choice", _json(given.choice)
+        yield GrammarSpec("choice", as_json(given.choice))
     if given.grammar is not None:
-        yield "lark", given.grammar
+        yield GrammarSpec("lark", given.grammar)
     if given.json_object:
-        yield "json_object", ""
+        yield GrammarSpec("json_object")
 
 
-def _json(value: Any) -> str:
+def as_json(value: Any) -> str:
+    """JSON text, without spaces."""
     return msgspec.json.encode(value).decode()

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from rosebatch.core.errors import RowError
-from rosebatch.core.sampling_params import GrammarSpec, SamplingParams
-from rosebatch.core.structured_outputs import grammars_of
+from rosebatch.core.sampling_params import SamplingParams
+from rosebatch.core.structured_outputs import GrammarSpec, as_json, grammars_of
 from rosebatch.io.fields import SAMPLING_FIELDS, ResponseFormat, SamplingFields, StructuredOutputs, to_struct
 
 _GRAMMAR_FIELDS = ("response_format", "structured_outputs")
@@ -158,7 +158,7 @@ def _logprobs(logprobs: bool | int | None, top_logprobs: int | None) -> int | No
 def _grammar(response_format: ResponseFormat | None, structured: StructuredOutputs | None) -> GrammarSpec | None:
     specs = [] if response_format is None else _of_format(response_format)
     if structured is not None:
-        specs += [GrammarSpec(kind, source) for kind, source in grammars_of(structured)]
+        specs += grammars_of(structured)
     if len(specs) > 1:
         raise RowError("invalid_field", f"an answer can have one grammar, but {len(specs)} are given: keep one")
     return specs[0] if specs else None
@@ -176,13 +176,9 @@ def _of_format(given: ResponseFormat) -> list[GrammarSpec]:
         if not schemas:
             return [GrammarSpec("json_object")]
         schemas = [_of_object(schema) for schema in schemas]
-    return [GrammarSpec("json_schema", _json(schema)) for schema in schemas]
+    return [GrammarSpec("json_schema", as_json(schema)) for schema in schemas]
 
 
 def _of_object(schema: dict[str, Any] | bool) -> dict[str, Any] | bool:
     """A schema that takes objects only, unless it says what else."""
     return {"type": "object", **({} if schema is True else schema)} if schema is not False else False
-
-
-def _json(value: Any) -> str:
-    return msgspec.json.encode(value).decode()

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rosebatch.core.errors import FlagError, RowError
-from rosebatch.core.sampling_params import GrammarSpec
+from rosebatch.core.structured_outputs import GrammarSpec
 from rosebatch.text.reasoning.harmony import Harmony, Tokens
 from rosebatch.text.reasoning.parser import ReasoningFormat, Thinking
 from rosebatch.text.reasoning.tags import Tags

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from rosebatch.core.errors import is_failure
-from rosebatch.core.sampling_params import GrammarSpec
+from rosebatch.core.structured_outputs import GrammarSpec
 from rosebatch.host.threads import DaemonPool
 from rosebatch.text.compiled_grammar import Grammar, _Renewals
 from rosebatch.text.grammar_check import GrammarLimits, Tried, start_process, try_grammar

@@ -16,7 +16,7 @@ from threading import Lock
 from typing import Any
 
 from rosebatch.core.errors import RowError
-from rosebatch.core.sampling_params import GrammarSpec
+from rosebatch.core.structured_outputs import GrammarSpec
 from rosebatch.text.grammar_source import unusable
 
 _CODE = "import sys; sys.path[:] = {path!r}; from rosebatch.text.grammar_worker import main; main()"

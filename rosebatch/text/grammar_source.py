@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from rosebatch.core.errors import is_failure
-from rosebatch.core.sampling_params import GrammarSpec
+from rosebatch.core.structured_outputs import GrammarSpec
 from rosebatch.text.json_schema import kept_schema
 
 # Imported in the functions: it takes 50 ms, and most runs have no grammar.

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from rosebatch.core.errors import is_failure
-from rosebatch.core.sampling_params import GrammarSpec
+from rosebatch.core.structured_outputs import GrammarSpec
 from rosebatch.text.grammar_source import compile_matcher, load_tokens, serialize, validate
 
 if TYPE_CHECKING:

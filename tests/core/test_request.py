@@ -6,7 +6,8 @@ import math
 import pytest
 
 from rosebatch.core.request import LOGPROB_BYTES, Completion, Logprobs, PackedLogprobs, Request
-from rosebatch.core.sampling_params import GREEDY, MAX_LOGPROBS, MAX_SAMPLES, GrammarSpec, SamplingParams
+from rosebatch.core.sampling_params import GREEDY, MAX_LOGPROBS, MAX_SAMPLES, SamplingParams
+from rosebatch.core.structured_outputs import GrammarSpec
 
 
 def test_defaults_are_greedy_without_filters():

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from rosebatch.core.errors import RowError
-from rosebatch.core.sampling_params import GREEDY, MAX_TOKENS, GrammarSpec, SamplingParams
+from rosebatch.core.sampling_params import GREEDY, MAX_TOKENS, SamplingParams
+from rosebatch.core.structured_outputs import GrammarSpec
 from rosebatch.io.sampling_fields import fields_of, sampling_params
 
 STOPS = {"stop_token_ids": (5,), "allowed_token_ids": (3,)}

@@ -9,7 +9,8 @@ from functools import partial
 import pytest
 
 from rosebatch.core.request import Request
-from rosebatch.core.sampling_params import GrammarSpec, SamplingParams
+from rosebatch.core.sampling_params import SamplingParams
+from rosebatch.core.structured_outputs import GrammarSpec
 from tests.engine.constraint import EveryThird
 from tests.engine.small_models import VOCAB, device_engine, plain_engine
 from tests.helpers.marks import ON_DEVICE_PATH

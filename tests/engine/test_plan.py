@@ -6,7 +6,8 @@ from array import array
 import pytest
 
 from rosebatch.core.request import Logprobs, Request
-from rosebatch.core.sampling_params import GrammarSpec, SamplingParams
+from rosebatch.core.sampling_params import SamplingParams
+from rosebatch.core.structured_outputs import GrammarSpec
 from rosebatch.engine.plan import GONE, Chunk, DecodeRow, DecodeWindow, PackedStep, SequenceSpec, StepResult
 from tests.engine.small_models import plain_engine
 

@@ -8,7 +8,8 @@ import torch
 
 from rosebatch.config.switches import hidden_by
 from rosebatch.core.request import Request
-from rosebatch.core.sampling_params import GrammarSpec, SamplingParams
+from rosebatch.core.sampling_params import SamplingParams
+from rosebatch.core.structured_outputs import GrammarSpec
 from rosebatch.engine.cache.kv_cache import bytes_per_block
 from tests.engine.constraint import EveryThird
 

@@ -5,7 +5,7 @@ import random
 
 import numpy as np
 
-from rosebatch.core.sampling_params import GrammarSpec
+from rosebatch.core.structured_outputs import GrammarSpec
 from tests.helpers.byte_tokenizer import EOS
 
 # The width of a model with padded logits. 269 is not a multiple of 32, and one end token is unknown to the tokenizer.

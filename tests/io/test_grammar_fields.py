@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rosebatch.core.sampling_params import GrammarSpec
+from rosebatch.core.structured_outputs import GrammarSpec
 from tests.helpers.results import assert_failed
 
 SCHEMA = {"type": "object", "properties": {"é": {"type": "number"}}}

@@ -5,7 +5,8 @@ import json
 import pytest
 from msgspec.structs import replace
 
-from rosebatch.core.sampling_params import GrammarSpec, SamplingParams
+from rosebatch.core.sampling_params import SamplingParams
+from rosebatch.core.structured_outputs import GrammarSpec
 from rosebatch.io.fields import PromptOptions
 from rosebatch.io.openai.lines import is_request, parse_request
 from rosebatch.io.reader import PromptReader

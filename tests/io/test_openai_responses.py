@@ -7,7 +7,8 @@ import pytest
 from openai.types.responses import Response
 from openai.types.responses import response_create_params as params
 
-from rosebatch.core.sampling_params import MAX_TOKENS, GrammarSpec
+from rosebatch.core.sampling_params import MAX_TOKENS
+from rosebatch.core.structured_outputs import GrammarSpec
 from rosebatch.io.openai.fields import IGNORED, REFUSED, GenerationBody
 from rosebatch.io.openai.lines import BatchShape, parse_request
 from rosebatch.io.openai.responses_request import IGNORED as OWN_IGNORED

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rosebatch.core.sampling_params import GrammarSpec
+from rosebatch.core.structured_outputs import GrammarSpec
 from rosebatch.io.row_names import unclear_names
 from rosebatch.io.rows import FailedRow
 

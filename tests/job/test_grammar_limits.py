@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rosebatch.core.errors import FlagError, RowError
-from rosebatch.core.sampling_params import GrammarSpec
+from rosebatch.core.structured_outputs import GrammarSpec
 from rosebatch.host.threads import DaemonPool
 from rosebatch.job.await_grammars import with_grammars
 from rosebatch.job.check import check_rows

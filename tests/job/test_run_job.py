@@ -7,7 +7,8 @@ import threading
 import pytest
 
 from rosebatch.core.errors import RowError, UserError
-from rosebatch.core.sampling_params import GrammarSpec, SamplingParams
+from rosebatch.core.sampling_params import SamplingParams
+from rosebatch.core.structured_outputs import GrammarSpec
 from rosebatch.io.rows import FailedRow
 from rosebatch.text.tokenizer import Tokenizer
 from tests.helpers.byte_tokenizer import byte_backend

@@ -7,7 +7,7 @@ import pytest
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from rosebatch.core.sampling_params import GrammarSpec
+from rosebatch.core.structured_outputs import GrammarSpec
 from rosebatch.text.grammar import Grammars
 from rosebatch.text.tokenizer import Tokenizer
 
