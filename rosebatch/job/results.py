@@ -4,11 +4,10 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from rosebatch.core.request import Completion
-from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.io.results import Choice, Result, ScoredToken
 from rosebatch.job.prepared import Prepared, PreparedPrompt
 from rosebatch.text.chat_parsers import ChatReader, ChatText
-from rosebatch.text.stop_strings import cut_at_stop, find_stop
+from rosebatch.text.stop_strings import cut_at_stop
 from rosebatch.text.tokenizer import Tokenizer
 from rosebatch.text.tool_calls.call import ToolCall
 
@@ -142,7 +141,8 @@ def _parse(
     if isinstance(text, str):
         if first:
             protected = len(tokenizer.decode(first, skip_special_tokens=sampling.skip_special_tokens)) - before
-        return _parse_plain(text, sampling, max(0, protected))
+        plain, string = cut_at_stop(text, sampling.stop, max(0, protected), keep=sampling.include_stop_str_in_output)
+        return _Content(plain, cut=string)
     assert prompt.reader is not None, "it has read the answer"
     if first:
         begin = prompt.reader.read(first)
@@ -161,22 +161,12 @@ def _length_before_answer(
     return len(whole) - len(whole[begin:].lstrip())
 
 
-def _parse_plain(whole: str, sampling: SamplingParams, protected: int) -> _Content:
-    """A text up to its first stop string."""
-    found = find_stop(whole, sampling.stop, protected) if sampling.stop else None
-    if found is None:
-        return _Content(whole)
-    at, string = found
-    return _Content(whole[: at + len(string)] if sampling.include_stop_str_in_output else whole[:at], cut=string)
-
-
 def _parse_chat(whole: ChatText, reader: ChatReader, stop: Sequence[str], protected: int, *, keep: bool) -> _Content:
     """An answer up to its first stop string. Thoughts are no part of the answer."""
     # Marks and headers of messages, which parsing takes out, hold no stop strings.
     parsed = reader.parse(whole.rest, thought=whole.reasoning_tokens > 0)
-    found = find_stop(parsed.content, stop, protected)
-    text = cut_at_stop(parsed.content, stop, protected, keep=keep)
-    return _Content(text, whole.reasoning, parsed.calls, found and found[1])
+    text, string = cut_at_stop(parsed.content, stop, protected, keep=keep)
+    return _Content(text, whole.reasoning, parsed.calls, string)
 
 
 def _scored(

@@ -65,7 +65,7 @@ class StopStrings:
             return False
         if token_id in self._stop_ids:
             return True
-        return cut_at_stop(text, self._stop, max(0, self._protected - begin)) != text
+        return cut_at_stop(text, self._stop, max(0, self._protected - begin))[1] is not None
 
     def _is_thought(self, token_id: int) -> bool:
         """Whether the token is a thought, or a mark of thoughts."""
@@ -87,23 +87,20 @@ class StopStrings:
         return self._vocabulary.decode(token_ids, skip_special_tokens=self._skip)
 
 
-def find_stop(text: str, stop: Sequence[str], protected: int = 0) -> tuple[int, str] | None:
-    """Where the first stop string of a text begins, and which one it is; the shortest of several.
+def cut_at_stop(text: str, stop: Sequence[str], protected: int = 0, *, keep: bool = False) -> tuple[str, str | None]:
+    """The text up to its first stop string, and this string, the shortest of several; all of it, and None, without one.
 
     Args:
         text: of the whole completion.
         stop: the strings.
         protected: those that end within so many characters do not count.
+        keep: whether the text ends behind the string.
     """
-    places = [(text.find(each, max(0, protected - len(each) + 1) if protected else 0), each) for each in stop]
-    return min(
-        ((at, each) for at, each in places if at >= 0), key=lambda found: (found[0], len(found[1])), default=None
-    )
-
-
-def cut_at_stop(text: str, stop: Sequence[str], protected: int = 0, *, keep: bool = False) -> str:
-    """The text up to its first stop string, see ``find_stop``; with ``keep``, the string too."""
-    found = find_stop(text, stop, protected)
+    places = [
+        (text.find(each, max(0, protected - len(each) + 1) if protected else 0), len(each), each) for each in stop
+    ]
+    found = min((place for place in places if place[0] >= 0), default=None)
     if found is None:
-        return text
-    return text[: found[0] + (len(found[1]) if keep else 0)]
+        return text, None
+    at, length, string = found
+    return text[: at + length if keep else at], string

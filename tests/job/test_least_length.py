@@ -50,7 +50,7 @@ def test_watching_agrees_with_cutting_behind_a_least_length(job, tokenizer):
         protected = len(tokenizer.decode(answer[:minimum]))
         for end in range(minimum + 1, len(answer) + 1):
             whole = tokenizer.decode(answer[:end])
-            text = cut_at_stop(whole, stop, protected)
+            text, _ = cut_at_stop(whole, stop, protected)
             if text != whole:
                 break
         (row,) = job.results([line], model=FakeModel({"x": answer}))
