@@ -1,57 +1,39 @@
 """Files of prompts -> rows: JSONL of rosebatch's own fields or of an OpenAI batch, and tables."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import suppress
-from functools import cached_property, partial
-from io import BytesIO
-from itertools import chain, islice, takewhile
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from itertools import chain, takewhile
 from operator import attrgetter
 from typing import Any, cast
 
-import msgspec
 import pyarrow as pa
 from msgspec.structs import replace
 
 from rosebatch.config.run import InputFormat
-from rosebatch.core.errors import UserError, printable
+from rosebatch.core.errors import printable
 from rosebatch.io.columns import Columns
-from rosebatch.io.files import as_path, file_name, is_url
-from rosebatch.io.formats import JSON_KINDS, Kind, named, table_of
+from rosebatch.io.contents import Contents
+from rosebatch.io.files import as_path, is_url
+from rosebatch.io.formats import JSON_KINDS, Kind
 from rosebatch.io.free_names import TakenNames
 from rosebatch.io.hive import Partitions, row_with_keys, text_with_keys, with_columns
 from rosebatch.io.input_files import InputFiles
-from rosebatch.io.json_texts import lines_or_items, stripped
-from rosebatch.io.lines import LINE_END, bounded_lines, skip_line
-from rosebatch.io.openai.lines import is_request
+from rosebatch.io.json_texts import stripped
 from rosebatch.io.parse import Content, Record, RowParser
 from rosebatch.io.read_ahead import GROUP_BYTES, grouped, read_ahead
-from rosebatch.io.rows import PROMPT_FIELDS, FailedRow, Row
+from rosebatch.io.rows import FailedRow, Row
 from rosebatch.io.schemas import joined, kept_metadata
 from rosebatch.io.seen_ids import SeenIds
 from rosebatch.io.table_values import BadValues
 from rosebatch.io.tables import open_table
 from rosebatch.io.tasks.generate import GENERATE
 from rosebatch.io.tasks.task import Task
-from rosebatch.io.unsupported_formats import kind_of, require_lines, require_no_csv, require_objects
 
 # Four times what a prompt may have: JSON may write a byte of text as three.
 MAX_ROW_BYTES = 32 << 20
-# Lines of a file that may be looked at to recognize an OpenAI batch.
-_MAX_PEEKED = 100
-_PEEKED_BYTES = 4096
 _SIZE = attrgetter("size")
 # Rows that are read together. Of files, more: a large group takes less time for each row.
 _GROUP, _LARGE_GROUP = 64, 256
-# The rows of JSON, undecoded.
-_TEXTS = {"lines": bounded_lines, "json": lines_or_items}
-_KINDS: dict[InputFormat, Kind] = {
-    "jsonl": "lines",
-    "json": "json",
-    "openai": "lines",
-    "parquet": "parquet",
-    "arrow": "arrow",
-    "csv": "csv",
-}
 
 
 class PromptReader:
@@ -93,52 +75,14 @@ class PromptReader:
         self.serves: Callable[[int], bool] | None = None
         self.input_format = input_format
         self._files = InputFiles(self.source)
-        # Lines of stdin that were looked at before reading began.
-        self._peeked: list[bytes | BadValues] = []
+        self._contents = Contents(self._files, input_format, self.columns.prompt, max_row_bytes)
         if self.source != "-":
-            by_name = input_format == "auto"
-            heads = {path: self._files.head(path) for path in self._json_paths}
-            require_lines({path: kind_of(path, head, by_name=by_name) for path, head in heads.items()})
-            for path, kind in zip(self.paths, self.kinds, strict=True):
-                if kind == "lines" and not is_url(path):
-                    require_objects(path, self._first_lines(path))
             _ = self._schemas
 
     @property
     def paths(self) -> list[str]:
         """The files, in the order of their names."""
         return self._files.paths
-
-    @cached_property
-    def kinds(self) -> list[Kind]:
-        """What each file holds. On stdin this waits for the first line."""
-        given = _KINDS.get(self.input_format)
-        if self.source == "-":
-            return [self._kind_of_stdin(given)]
-        if given not in (None, "lines"):
-            return [given] * len(self.paths)
-        if given is not None:
-            return ["json" if named(file_name(path)).kind == "json" else given for path in self.paths]
-        return [named(file_name(path)).kind or table_of(self._files.head(path)) or "lines" for path in self.paths]
-
-    def _kind_of_stdin(self, given: Kind | None) -> Kind:
-        if given not in (None, "lines"):
-            self._files.copy_stdin()
-            return given
-        stdin = self._files.open("-")
-        try:
-            first = stdin.readline(self.max_row_bytes + LINE_END)
-        except OSError as error:
-            raise UserError(f"stdin: {error.strerror or error}") from None
-        if self._files.copy_stdin_unless_text(first):
-            return given or table_of(self._files.head("-")) or "lines"
-        if first:
-            require_lines({"stdin": kind_of("", first, by_name=False)})
-            require_no_csv(first, {*PROMPT_FIELDS, self.columns.prompt or "prompt"})
-            self._peeked += bounded_lines(BytesIO(first), "stdin", self.max_row_bytes)
-            if len(first) == self.max_row_bytes + LINE_END and not first.endswith(b"\n"):
-                skip_line(stdin)
-        return "lines"
 
     @cached_property
     def _keys(self) -> Partitions:
@@ -150,7 +94,7 @@ class PromptReader:
         """Of each kind of table, the columns and the number of rows, as far as the files say."""
         found: dict[Kind, tuple[pa.Schema, int | None]] = {}
         firsts: dict[Kind, str] = {}
-        for path, kind in zip(self.paths, self.kinds, strict=True):
+        for path, kind in zip(self.paths, self._contents.kinds, strict=True):
             if kind in JSON_KINDS:
                 continue
             with self._files.open(path) as raw, open_table(raw, path, kind) as table:
@@ -166,7 +110,7 @@ class PromptReader:
     @property
     def schema(self) -> pa.Schema | None:
         """Names and types of the columns that results may carry; None unless all files are tables of one kind."""
-        if len(set(self.kinds)) != 1 or self._json_paths:
+        if len(set(self._contents.kinds)) != 1 or self._contents.json_paths:
             return None
         ((schema, _),) = self._schemas.values()
         carried = [field for field in schema if self.columns.carries(field.name, is_table=True)]
@@ -176,28 +120,21 @@ class PromptReader:
     @property
     def kind(self) -> InputFormat:
         """What all files hold; ``auto`` for files of several kinds."""
-        if self.is_batch:
-            return "openai"
-        if len(set(self.kinds)) > 1:
-            return "auto"
-        return "jsonl" if self.kinds[0] == "lines" else self.kinds[0]
+        return self._contents.kind
 
-    @cached_property
+    @property
     def is_batch(self) -> bool:
         """Whether the lines are requests of an OpenAI batch. On stdin this waits for the first line.
 
         Raises:
             UserError: there are tables next to the batch.
         """
-        is_batch = self._looks_like_a_batch() if self.input_format == "auto" else self.input_format == "openai"
-        if is_batch and self._json_paths != self.paths:
-            raise UserError(f"{self.source}: has an OpenAI batch beside tables; choose one kind by a pattern")
-        return is_batch
+        return self._contents.is_batch
 
     @property
     def may_be_batch(self) -> bool:
         """The same, without waiting: True for a stdin that may still turn out to be none."""
-        return (self.source == "-" and self.input_format == "auto") or self.is_batch
+        return self._contents.may_be_batch
 
     @property
     def can_move(self) -> bool:
@@ -212,11 +149,11 @@ class PromptReader:
         if self.source == "-":
             return None
         counts = [count for _, count in self._schemas.values()]
-        if not self._json_paths and None not in counts:
+        if not self._contents.json_paths and None not in counts:
             return sum(counts)  # type: ignore[arg-type]
         if is_url(self.source):
             return None
-        found = [self._count(path, kind) for path, kind in zip(self.paths, self.kinds, strict=True)]
+        found = [self._count(path, kind) for path, kind in zip(self.paths, self._contents.kinds, strict=True)]
         return None if None in found else sum(found)  # type: ignore[arg-type]
 
     def _count(self, path: str, kind: Kind) -> int | None:
@@ -243,9 +180,9 @@ class PromptReader:
             return
         taken = TakenNames(self.result_column, self.columns, self.task.result_fields)
         for kind, (schema, _) in self._schemas.items():
-            taken.add_table(schema, self.paths[self.kinds.index(kind)])
-        if self._json_paths and not is_url(self.source) and not self.is_batch:
-            for path, kind in self._each(JSON_KINDS):
+            taken.add_table(schema, self.paths[self._contents.kinds.index(kind)])
+        if self._contents.json_paths and not is_url(self.source) and not self.is_batch:
+            for path, kind in self._contents.each(*JSON_KINDS):
                 where = self._where(path, kind)
                 whole = takewhile(lambda text: isinstance(text[1], bytes), self._json_rows(path, kind))
                 taken.add_lines((cast(bytes, text), f"{where}{number}") for number, text, _ in whole)
@@ -297,43 +234,6 @@ class PromptReader:
         """See ``InputFiles.require_unchanged``."""
         self._files.require_unchanged()
 
-    def _each(self, kinds: Collection[Kind]) -> Iterator[tuple[str, Kind]]:
-        """The files of some kinds."""
-        return ((path, kind) for path, kind in zip(self.paths, self.kinds, strict=True) if kind in kinds)
-
-    @cached_property
-    def _json_paths(self) -> list[str]:
-        return [path for path, _ in self._each(JSON_KINDS)]
-
-    def _looks_like_a_batch(self) -> bool:
-        """Decide by the first line that is JSON, among the first few of each file. Lines of stdin are kept."""
-        for path, kind in self._each(JSON_KINDS):
-            file = self._files.open(path)
-            streamed = path == "-" and not self._files.can_reopen(path)
-            seen = list(self._peeked) if streamed else []
-            try:
-                lines = chain(seen, _TEXTS[kind](file, path, self.max_row_bytes))
-                for number, line in enumerate(islice(lines, _MAX_PEEKED)):
-                    if streamed and number >= len(seen):
-                        self._peeked.append(line)
-                    if not isinstance(line, bytes):
-                        continue
-                    try:
-                        return is_request(msgspec.json.decode(stripped(line)))
-                    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                        continue
-            finally:
-                if not streamed:
-                    file.close()
-        return False
-
-    def _first_lines(self, path: str) -> list[bytes]:
-        """The first lines that are not blank, or their beginnings; none of a file that is damaged there."""
-        with self._files.open(path) as file, suppress(OSError, EOFError):
-            lines = map(stripped, islice(iter(partial(file.readline, _PEEKED_BYTES), b""), _MAX_PEEKED))
-            return list(filter(None, lines))
-        return []
-
     def _where(self, path: str, kind: Kind) -> str:
         """Names the place of a row, followed by its number."""
         what = "line" if kind == "lines" else "row"
@@ -343,7 +243,7 @@ class PromptReader:
         # Decide this first: on stdin it takes the first lines.
         _ = self.is_batch
         index = 0
-        for path, kind in zip(self.paths, self.kinds, strict=True):
+        for path, kind in zip(self.paths, self._contents.kinds, strict=True):
             rows: Iterator[tuple[int, Content, int]] = (
                 self._json_rows(path, kind) if kind in JSON_KINDS else self._table_rows(path, kind)
             )
@@ -354,14 +254,12 @@ class PromptReader:
 
     def _json_rows(self, path: str, kind: Kind) -> Iterator[tuple[int, bytes | BadValues, int]]:
         keys = {} if self.is_batch else self._keys.of(path)
-        with self._files.open(path) as file:
-            texts = chain(self._peeked, _TEXTS[kind](file, path, self.max_row_bytes))
-            for number, text in enumerate(texts, start=1):
-                if not isinstance(text, bytes):
-                    # Of this size, it goes on at once, with the rows before it.
-                    yield number, text, GROUP_BYTES
-                elif text := stripped(text):
-                    yield number, (text_with_keys(text, keys) if keys else text), len(text)
+        for number, text in enumerate(self._contents.texts(path, kind), start=1):
+            if not isinstance(text, bytes):
+                # Of this size, it goes on at once, with the rows before it.
+                yield number, text, GROUP_BYTES
+            elif text := stripped(text):
+                yield number, (text_with_keys(text, keys) if keys else text), len(text)
 
     def _table_rows(self, path: str, kind: Kind) -> Iterator[tuple[int, Content, int]]:
         with self._files.open(path) as raw, open_table(raw, path, kind) as table:
