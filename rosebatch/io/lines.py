@@ -1,6 +1,6 @@
 """Lines of a file. One that is too long is an error, and memory never holds more of it than the limit."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import IO
 
@@ -45,6 +45,7 @@ def skip_line(file: IO[bytes]) -> None:
         pass
 
 
-def too_long(limit: int) -> RowError:
-    """The error of a row that has more bytes than it may have."""
-    return RowError("row_too_long", f"the row has more than {limit} bytes; --max-row-bytes sets another limit")
+def too_long(limit: int, columns: Sequence[str] = ()) -> RowError:
+    """The error of a row that has more bytes than it may have, of a table with the columns that have too many."""
+    where = f" with column {', '.join(columns)}" if columns else ""
+    return RowError("row_too_long", f"the row has more than {limit} bytes{where}; --max-row-bytes sets another limit")

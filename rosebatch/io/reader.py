@@ -97,7 +97,7 @@ class PromptReader:
         for path, kind in zip(self.paths, self._contents.kinds, strict=True):
             if kind in JSON_KINDS:
                 continue
-            with self._files.open(path) as raw, open_table(raw, path, kind) as table:
+            with self._files.open(path) as raw, open_table(raw, path, kind, self.max_row_bytes) as table:
                 first = firsts.setdefault(kind, path)
                 own = with_columns(table.schema, self._keys.schema)
                 schema, count = found.get(kind, (own, 0))
@@ -164,7 +164,7 @@ class PromptReader:
                     return None
                 number += 1
             return number
-        with self._files.open(path) as raw, open_table(raw, path, kind) as table:
+        with self._files.open(path) as raw, open_table(raw, path, kind, self.max_row_bytes) as table:
             return table.num_rows if table.num_rows is not None else sum(1 for _ in table.rows(lambda name: False))
 
     def require_free_names(self) -> None:
@@ -262,7 +262,7 @@ class PromptReader:
                 yield number, (text_with_keys(text, keys) if keys else text), len(text)
 
     def _table_rows(self, path: str, kind: Kind) -> Iterator[tuple[int, Content, int]]:
-        with self._files.open(path) as raw, open_table(raw, path, kind) as table:
+        with self._files.open(path) as raw, open_table(raw, path, kind, self.max_row_bytes) as table:
             keys = {name: value for name, value in self._keys.of(path).items() if name not in table.schema.names}
             for number, (content, size) in enumerate(table.rows(self.parser.needs), start=1):
                 yield number, (row_with_keys(content, keys) if keys else content), size

@@ -5,19 +5,24 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import repeat
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rosebatch.core.errors import UserError
+from rosebatch.core.errors import RowError, UserError
 from rosebatch.io.csv_table import CsvTable
 from rosebatch.io.files import file_name
 from rosebatch.io.formats import MAGIC_BYTES, Kind, named, table_of
+from rosebatch.io.lines import too_long
+from rosebatch.io.parquet_parts import parts
 from rosebatch.io.parse import Content
+from rosebatch.io.read_ahead import GROUP_BYTES
+from rosebatch.io.row_sizes import Sizes, row_sizes, shares
 from rosebatch.io.table_values import BadValues, rows_of
 
-# Rows that are decoded at once, and their bytes. A file's dictionary of long values may hide how long its rows are.
+# Rows that are decoded at once, and their bytes.
 _MAX_ROWS = 256
 _MAX_BYTES = 4 << 20
 _BYTES = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}
@@ -41,13 +46,14 @@ class Table(NamedTuple):
 
 
 @contextmanager
-def open_table(raw: IO[bytes], path: str, kind: Kind) -> Iterator[Table]:
+def open_table(raw: IO[bytes], path: str, kind: Kind, limit: int) -> Iterator[Table]:
     """Open a file of a table.
 
     Args:
         raw: its bytes.
         path: for messages.
         kind: of the file.
+        limit: most bytes of a row.
 
     Raises:
         UserError: two columns that are read have one name, or it is unreadable; here, or later inside of the ``with``
@@ -58,9 +64,9 @@ def open_table(raw: IO[bytes], path: str, kind: Kind) -> Iterator[Table]:
     try:
         if kind == "parquet":
             with pq.ParquetFile(raw) as file:
-                yield _parquet(file, path)
+                yield _parquet(file, raw, path, limit)
         else:
-            yield _csv(raw, path) if kind == "csv" else _arrow(raw, path)
+            yield _csv(raw, path) if kind == "csv" else _arrow(raw, path, limit)
     except (OSError, ValueError, OverflowError, csv.Error, pa.ArrowException, MemoryError) as error:
         if isinstance(error, UserError):
             raise
@@ -78,28 +84,33 @@ def _distinct(names: Iterable[str], path: str) -> list[str]:
     return found
 
 
-def _parquet(file: pq.ParquetFile, path: str) -> Table:
-    """PyArrow itself holds one row group of the file."""
+def _parquet(file: pq.ParquetFile, raw: IO[bytes], path: str, limit: int) -> Table:
+    """PyArrow itself holds one row group of the file, and pages of it decompressed."""
 
     def rows(wanted: Wanted) -> Iterator[tuple[Content, int]]:
         names = _distinct(filter(wanted, file.schema_arrow.names), path)
-        for batch in file.iter_batches(_rows_at_once(file.metadata), columns=names or None):
-            yield from _batch_rows(batch, wanted)
+        if not names:
+            yield from repeat(({}, 0), file.metadata.num_rows)
+            return
+        for part in parts(raw, file.metadata, names, limit):
+            left = [name for name in names if name not in part.long]
+            error = too_long(limit, part.long)
+            if not left:
+                num_rows = sum(file.metadata.row_group(group).num_rows for group in part.groups)
+                yield from repeat((BadValues({}, error), 0), num_rows)
+                continue
+            for batch in file.iter_batches(part.rows_at_once, row_groups=part.groups, columns=left):
+                found = _batch_rows(batch, wanted, limit)
+                yield from found if not part.long else ((_failed(content, error), size) for content, size in found)
 
     return Table(file.schema_arrow, file.metadata.num_rows, rows)
 
 
-def _rows_at_once(metadata: pq.FileMetaData) -> int:
-    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    longest = max((group.total_byte_size // max(group.num_rows, 1) for group in groups), default=0)
-    return _max_rows(longest)
+def _failed(content: dict[str, Any] | BadValues, error: RowError) -> BadValues:
+    return content if isinstance(content, BadValues) else BadValues(content, error)
 
 
-def _max_rows(row_bytes: int) -> int:
-    return max(1, min(_MAX_ROWS, _MAX_BYTES // max(row_bytes, 1)))
-
-
-def _arrow(raw: IO[bytes], path: str) -> Table:
+def _arrow(raw: IO[bytes], path: str, limit: int) -> Table:
     """An Arrow IPC file or stream. One record batch is in memory at a time."""
     head = raw.read(MAGIC_BYTES)
     raw.seek(0)
@@ -115,9 +126,7 @@ def _arrow(raw: IO[bytes], path: str) -> Table:
         _distinct(filter(wanted, reader.schema.names), path)
         for batch in batches:
             _require_valid(batch)
-            step = _max_rows(batch.nbytes // max(batch.num_rows, 1))
-            for start in range(0, batch.num_rows, step):
-                yield from _batch_rows(batch.slice(start, step), wanted)
+            yield from _batch_rows(batch, wanted, limit)
 
     return Table(_plain(reader.schema), None, rows)
 
@@ -138,16 +147,50 @@ def _plain(schema: pa.Schema) -> pa.Schema:
     return pa.schema(fields, schema.metadata)
 
 
-def _batch_rows(batch: pa.RecordBatch, wanted: Wanted) -> Iterator[tuple[dict[str, object] | BadValues, int]]:
+def _batch_rows(
+    batch: pa.RecordBatch, wanted: Wanted, limit: int
+) -> Iterator[tuple[dict[str, object] | BadValues, int]]:
     names = [name for name in batch.schema.names if wanted(name)]
     if not names:
         # A batch without columns has no rows.
         yield from repeat(({}, 0), batch.num_rows)
         return
     batch = batch.select(names)
+    if batch.nbytes <= limit and not any(shares(column.type) for column in batch.columns):
+        yield from _short_rows(batch)
+        return
+    sizes: Sizes = np.sum([row_sizes(column) for column in batch.columns], axis=0)
+    ends = np.cumsum(sizes)
+    start = 0
+    while start < batch.num_rows:
+        # A row that is too long is alone.
+        full = np.searchsorted(ends, ends[start] - sizes[start] + min(_MAX_BYTES, limit), side="right")
+        stop = max(start + 1, min(start + _MAX_ROWS, int(full)))
+        rows = batch.slice(start, stop - start)
+        if sizes[start] > limit:
+            yield _long_row(rows, limit), GROUP_BYTES
+        else:
+            yield from zip(rows_of(rows), sizes[start:stop].tolist(), strict=True)
+        start = stop
+
+
+def _short_rows(batch: pa.RecordBatch) -> Iterator[tuple[dict[str, object] | BadValues, int]]:
+    """All rows of a batch that is no larger than a row may be."""
     size = batch.nbytes // max(batch.num_rows, 1)
-    for values in rows_of(batch):
-        yield values, size
+    step = max(1, min(_MAX_ROWS, _MAX_BYTES // max(size, 1)))
+    for start in range(0, batch.num_rows, step):
+        for values in rows_of(batch.slice(start, step)):
+            yield values, size
+
+
+def _long_row(row: pa.RecordBatch, limit: int) -> BadValues:
+    """The error of a row, with the columns that have room without the longest one."""
+    sizes = np.array([row_sizes(column)[0] for column in row.columns])
+    longest = int(sizes.argmax())
+    fits = sizes.sum() - sizes[longest] <= limit
+    kept = [name for place, name in enumerate(row.schema.names) if fits and place != longest]
+    (values,) = rows_of(row.select(kept)) if kept else ({},)
+    return _failed(values, too_long(limit, [row.schema.names[longest]]))
 
 
 def _csv(raw: IO[bytes], path: str) -> Table:

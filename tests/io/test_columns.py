@@ -110,9 +110,9 @@ def test_only_wanted_columns_are_read(tmp_path, monkeypatch):
     pq.write_table(table, tmp_path / "in.parquet")
     asked, own = [], pq.ParquetFile.iter_batches
 
-    def iter_batches(file, *args, columns):
+    def iter_batches(file, *args, columns, **options):
         asked.append(columns)
-        return own(file, *args, columns=columns)
+        return own(file, *args, columns=columns, **options)
 
     monkeypatch.setattr(pq.ParquetFile, "iter_batches", iter_batches)
     for carried, values in (("x.y", {"x.y": 3}), ("x", {"x": {"y": 1, "z": 2}})):

@@ -1,0 +1,85 @@
+"""How a Parquet file is read so that memory stays bounded: which row groups together, and how many rows at once."""
+
+from collections.abc import Iterator, Sequence
+from typing import IO, Any, NamedTuple
+
+import pyarrow.parquet as pq
+
+from rosebatch.io.parquet_pages import pages
+
+# Rows that are decoded at once, and about their bytes.
+_MAX_ROWS = 256
+_MAX_BYTES = 4 << 20
+# The same if each row had all values of the dictionaries.
+_MAX_SHARED_BYTES = 256 << 20
+# Of a group that is read without a look at its pages.
+_SMALL_BYTES = 1 << 20
+# Of a page: PyArrow holds it two or three times.
+_MAX_PAGE_BYTES = 128 << 20
+_VALUE_BYTES = 8
+
+
+class Part(NamedTuple):
+    """Neighbouring row groups.
+
+    Attributes:
+        groups: their numbers.
+        rows_at_once: as many as memory has room for.
+        long: columns that cannot be read.
+    """
+
+    groups: Sequence[int]
+    rows_at_once: int
+    long: Sequence[str] = ()
+
+
+def parts(raw: IO[bytes], metadata: pq.FileMetaData, names: Sequence[str], limit: int) -> Iterator[Part]:
+    """The parts of a file, in order; each is looked at when its turn comes.
+
+    Args:
+        raw: the file. Its place changes.
+        metadata: of the file.
+        names: columns that are read.
+        limit: most bytes of a row.
+    """
+    small: list[int] = []
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        chunks = {
+            name: [chunk for chunk in map(group.column, range(group.num_columns)) if _is_of(chunk, name)]
+            for name in names
+        }
+        size = sum(_size(chunk) for each in chunks.values() for chunk in each)
+        if size <= _SMALL_BYTES:
+            small.append(number)
+            continue
+        if small:
+            yield Part(small, _MAX_ROWS)
+            small = []
+        long = [name for name in names if any(_is_long(raw, chunk, group.num_rows, limit) for chunk in chunks[name])]
+        left = [chunk for name in names if name not in long for chunk in chunks[name]]
+        texts = [chunk for chunk in left if chunk.has_dictionary_page and chunk.physical_type == "BYTE_ARRAY"]
+        shared = sum(next(pages(raw, chunk)).size for chunk in texts)
+        rows = min(_MAX_BYTES // max(size // max(group.num_rows, 1), 1), _MAX_SHARED_BYTES // max(shared, 1), _MAX_ROWS)
+        yield Part([number], max(1, rows), long)
+    if small:
+        yield Part(small, _MAX_ROWS)
+
+
+def _is_of(chunk: Any, name: str) -> bool:
+    path: str = chunk.path_in_schema
+    return path == name or path.startswith(f"{name}.")
+
+
+def _size(chunk: Any) -> int:
+    """Bytes of its values: runs of one value take none in the file."""
+    return max(int(chunk.total_uncompressed_size), int(chunk.num_values) * _VALUE_BYTES)
+
+
+def _is_long(raw: IO[bytes], chunk: Any, num_rows: int, limit: int) -> bool:
+    """Whether a chunk has a page that memory has no room for, or more values than its rows may have."""
+    if chunk.num_values > num_rows and chunk.num_values * _VALUE_BYTES > limit * num_rows:
+        return True
+    if chunk.total_uncompressed_size <= _MAX_PAGE_BYTES:
+        return False
+    return any(page.size > _MAX_PAGE_BYTES for page in pages(raw, chunk))

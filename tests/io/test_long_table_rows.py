@@ -1,0 +1,104 @@
+"""A row of a table is bounded by what it takes as values of its own, however few bytes of the file make it."""
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rosebatch.io import parquet_parts
+from rosebatch.io.parquet_pages import pages
+from rosebatch.io.reader import PromptReader
+from rosebatch.io.row_sizes import row_sizes
+
+LIMIT = 1 << 20
+LONG = "x" * (LIMIT + 1)
+ERROR = f"the row has more than {LIMIT} bytes with column prompt; --max-row-bytes sets another limit"
+CHAT = pa.list_(pa.struct([("role", pa.string()), ("content", pa.dictionary(pa.int32(), pa.string()))]))
+
+
+def read(path):
+    """Of each row, its id and its prompt or error."""
+    rows = PromptReader(str(path), {}, max_row_bytes=LIMIT)
+    return [(row.metadata.get("id"), row.prompt if hasattr(row, "prompt") else row.error.message) for row in rows]
+
+
+def write_arrow(table, path):
+    with pa.ipc.new_file(path, table.schema) as writer:
+        writer.write_table(table)
+
+
+def write_stream(table, path):
+    with pa.ipc.new_stream(path, table.schema) as writer:
+        writer.write_table(table)
+
+
+WRITERS = {
+    "parquet": lambda table, path: pq.write_table(table, path, compression="zstd"),
+    "plain": lambda table, path: pq.write_table(table, path, compression="none", use_dictionary=False),
+    "arrow": write_arrow,
+    "stream": write_stream,
+}
+
+
+@pytest.mark.parametrize("form", WRITERS)
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_long_row_between_others(tmp_path, form, shared):
+    """All rows of a batch were decoded together; a value of a dictionary took its bytes once for each row."""
+    prompts = pa.array(["a", LONG, "b", LONG, "c"])
+    table = pa.table({"prompt": prompts.dictionary_encode() if shared else prompts, "id": range(5)})
+    WRITERS[form](table, tmp_path / f"in.{'parquet' if form in ('parquet', 'plain') else 'arrow'}")
+    (path,) = tmp_path.iterdir()
+    assert read(path) == [(0, "a"), (1, ERROR), (2, "b"), (3, ERROR), (4, "c")]
+
+
+@pytest.mark.parametrize("column", ["prompt", "other"])
+def test_a_page_that_memory_has_no_room_for(tmp_path, monkeypatch, column):
+    """31 KB of a file are a text of 1 GB. It is not decompressed: rows of its group fail, with their other columns."""
+    monkeypatch.setattr(parquet_parts, "_MAX_PAGE_BYTES", 2 * LIMIT)
+    texts = ["a", "b", "x" * 3 * LIMIT, "c"]
+    plain = {"prompt": ["a", "b", "c", "d"], "id": range(4)}
+    pq.write_table(pa.table(plain | {column: texts}), tmp_path / "in.parquet", row_group_size=2, compression="zstd")
+    message = ERROR.replace("prompt", column)
+    assert read(tmp_path / "in.parquet") == [(0, "a"), (1, "b"), (2, message), (3, message)]
+
+
+def test_a_row_of_very_many_values(tmp_path):
+    """Runs of one value take no bytes in a file."""
+    table = pa.table({"prompt": ["a", "b"], "id": [0, 1], "x": [[None] * LIMIT, [None]]})
+    pq.write_table(table, tmp_path / "in.parquet", row_group_size=1)
+    assert read(tmp_path / "in.parquet") == [(0, ERROR.replace("prompt", "x")), (1, "b")]
+
+
+@pytest.mark.parametrize("options", [{}, {"data_page_version": "2.0"}, {"use_dictionary": False}])
+def test_headers_of_pages(tmp_path, options):
+    """The sizes of a chunk's pages are those of the chunk, less their headers."""
+    texts = [f"{number} " + "x" * 500 for number in range(5000)]
+    path = tmp_path / "in.parquet"
+    pq.write_table(pa.table({"x": texts}), path, data_page_size=10_000, compression="none", **options)
+    chunk = pq.read_metadata(path).row_group(0).column(0)
+    with path.open("rb") as raw:
+        found = list(pages(raw, chunk))
+    assert [page.is_dictionary for page in found[:2]] == [chunk.has_dictionary_page, False]
+    assert 0 < chunk.total_uncompressed_size - sum(page.size for page in found) < 3000 * len(found)
+    assert len(found) > 3
+
+
+@pytest.mark.parametrize(
+    ("array", "sizes"),
+    [
+        (pa.array(["ab", None, "c" * 10]), [2, 0, 10]),
+        (pa.array(["ab", None, "c" * 20], pa.string_view()), [2, 0, 20]),
+        (pa.array(["ab", None, "ab"]).dictionary_encode(), [2, 0, 2]),
+        (pa.RunEndEncodedArray.from_arrays([2, 3], pa.array(["q" * 7, "r"])), [7, 7, 1]),
+        (pa.array([{"a": "xx"}, None, {"a": "yyyy"}]), [10, 8, 12]),
+        (pa.array([["ab", "c"], None, ["d" * 9]]), [19, 0, 17]),
+        (pa.array([["ab", "c"], None, ["d" * 9]], pa.list_view(pa.string())), [19, 0, 17]),
+        (pa.array([["ab", "c"], None, ["d", "e"]], pa.list_(pa.string(), 2)), [19, 0, 18]),
+        (pa.array([[("k", "vv")], None, []], pa.map_(pa.string(), pa.string())), [19, 0, 0]),
+        (pa.array([[{"role": "u", "content": "c" * 30}], None, []], CHAT), [47, 0, 0]),
+    ],
+    ids=lambda value: str(value.type)[:40] if isinstance(value, pa.Array) else "",
+)
+def test_sizes_of_rows(array, sizes):
+    """Texts by their bytes, however they are shared; each object and item of a list has some of its own."""
+    assert row_sizes(array).tolist() == sizes
+    assert row_sizes(array[1:]).tolist() == sizes[1:]
