@@ -49,6 +49,8 @@ class AwaitedCalls:
         self._inbox: SimpleQueue[_Awaited] = SimpleQueue()
         # Place in the stream -> call, and place there.
         self._pending: dict[int, tuple[_Awaited, int]] = {}
+        # Without all of their results.
+        self._open: set[_Awaited] = set()
         self._lock = Lock()
         self._thread: Thread | None = None
 
@@ -74,12 +76,14 @@ class AwaitedCalls:
                         self._thread = None
                         return
                 continue
+            self._open.add(first)
             try:
                 for place, output in self._calls.outputs(Call(self._rows(first), self._shape)):
                     self._take(place, output)
             except BaseException as error:
-                for awaited in {awaited for awaited, _ in self._pending.values()} or {first}:
+                for awaited in self._open:
                     awaited.finish(error)
+                self._open.clear()
                 self._pending.clear()
 
     def _take(self, place: int, output: Any) -> None:
@@ -87,6 +91,7 @@ class AwaitedCalls:
         awaited.outputs[own] = output
         awaited.left -= 1
         if not awaited.left:
+            self._open.remove(awaited)
             awaited.finish()
 
     def _rows(self, awaited: _Awaited | None) -> Iterator[Row | FailedRow | None]:
@@ -102,5 +107,6 @@ class AwaitedCalls:
             if not self._calls.others_wait:
                 with suppress(Empty):
                     awaited = self._inbox.get(block=False)
+                    self._open.add(awaited)
             if awaited is None:
                 yield None

@@ -7,6 +7,7 @@ from unittest.mock import Mock
 import pytest
 
 from rosebatch import LLM, SamplingParams
+from rosebatch.llm.awaited import AwaitedCalls
 from rosebatch.llm.call import Call
 from rosebatch.llm.calls import Calls
 from tests.helpers.waiting import PATIENCE_SECONDS
@@ -237,6 +238,31 @@ def test_coroutines_run_together(fresh):
     found = asyncio.run(main())
     assert [tokens(each)[0] for each in found] == alone
     assert most_running(fresh) == 8
+
+
+def test_a_failure_between_the_rows_of_a_coroutine():
+    """With no result outstanding just then, it waited for ever."""
+
+    sent = threading.Event()
+
+    class Failing:
+        others_wait = False
+
+        def outputs(self, call):
+            sent.wait(PATIENCE_SECONDS)
+            for place, row in zip(range(2), call.rows, strict=False):
+                yield place, row
+            raise ZeroDivisionError
+
+    async def both():
+        calls = AwaitedCalls(Failing(), None)
+        found = asyncio.gather(calls.outputs(["a"]), calls.outputs(["b", "c"]), return_exceptions=True)
+        await asyncio.sleep(0)
+        sent.set()
+        return await asyncio.wait_for(found, PATIENCE_SECONDS)
+
+    first, error = asyncio.run(both())
+    assert first == ["a"] and isinstance(error, ZeroDivisionError)
 
 
 def test_coroutines_of_each_kind(llm):
