@@ -16,8 +16,9 @@ from rosebatch.core.errors import FlagError, UserError
 from rosebatch.engine.cache.memory import memory_of
 from rosebatch.engine.load import choose_block_size, pick_device
 from rosebatch.launch.fit import Fit, Wanted, find_fit
+from rosebatch.model.fingerprint import tokenizer_fingerprint
 from rosebatch.model.hub import parse_hub_id
-from rosebatch.model.source import ModelSource, find_model, find_tokenizer, tokenizer_fingerprint
+from rosebatch.model.source import ModelSource, find_model, find_tokenizer
 from rosebatch.ops.device import unmeasured_sizes
 from rosebatch.ops.shard import require_divisible
 

