@@ -16,6 +16,8 @@ _NO_TEXT = frozenset(
 _TEXTS = ("text", "refusal")
 # What else such a part may have: it says how a server keeps the text, or where an answer has it from.
 _OF_A_PART = {"type", "id", "cache_control", "prompt_cache_breakpoint", "annotations", "logprobs"}
+# Who says nothing without content; others call tools, think, or return nothing.
+_SPEAKERS = ("user", "system", "developer")
 
 
 def require_text(values: Mapping[str, Any]) -> None:
@@ -37,11 +39,13 @@ def plain_message(message: dict[str, Any]) -> dict[str, Any]:
     No content is None. Other nulls are left out, and so is an empty list of calls: templates ask whether there is one.
 
     Raises:
-        RowError: a part is not text, or something else is in the message.
+        RowError: a part is not text, something else is in the message, or a user's or system's has no content.
     """
     require_text(message)
     content = message.get("content")
     if None in message.values() or content is None or message.get("tool_calls") == []:
+        if content is None and message.get("role") in _SPEAKERS:
+            raise _no_content(message)
         message = {name: value for name, value in message.items() if value is not None or name == "content"}
         message.setdefault("content", None)
         if message.get("tool_calls") == []:
@@ -49,6 +53,13 @@ def plain_message(message: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(content, list):
         return message
     return {**message, "content": "\n".join(map(_text, content))}
+
+
+def _no_content(message: dict[str, Any]) -> RowError:
+    """Its text may be in a field of another name: the answer would be to an empty message."""
+    others = [name for name, value in message.items() if value is not None and name not in ("role", "name")]
+    has = f", but {', '.join(others)}" if others else ""
+    return RowError("invalid_messages", f"a message of the role {message['role']} has no content{has}")
 
 
 def _text(part: Any) -> str:

@@ -124,3 +124,21 @@ def test_an_answer_that_cannot_be_told(monkeypatch):
     monkeypatch.setattr(ChatReader, "parse", Mock(side_effect=AssertionError("a parser's mistake")))
     (output,) = chats("<think>Add.</think>Well.").chat(ASK, LONG, on_error="return")
     assert output.error_code == "unexpected_error" and "a parser's mistake" in output.error
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ({"role": "user", "text": "hi"}, "a message of the role user has no content, but text"),
+        ({"role": "user", "name": "Bob", "content": None}, "a message of the role user has no content"),
+        ({"role": "system"}, "a message of the role system has no content"),
+        ({"role": "developer", "hi": 1, "b": 2}, "a message of the role developer has no content, but hi, b"),
+        ({"role": "user", "content": ""}, None),
+        ({"role": "assistant", "content": None}, None),
+        ({"role": "tool"}, None),
+    ],
+)
+def test_a_message_that_says_nothing(message, told):
+    """A text in a field of another name was left out, and the answer was to an empty message."""
+    output, good = chats("!").chat([[*ASK, message], ASK], LONG, on_error="return")
+    assert (output.error, good.error) == (told, None)
