@@ -75,7 +75,7 @@ COMMANDS = {name: hint for hint, names in _COMMANDS.items() for name in names.sp
 
 _NO_OPTION = re.compile(r"No such option: (\S+)")
 _NO_COMMAND = re.compile(r"No such command '([^']*)'")
-_FIELD = re.compile(r"([a-z][a-z_]*)(?= must |: )")
+_FIELD = re.compile(r"([a-z][a-z_]*)(?= must )")
 _VALUE = re.compile(r"Invalid value for '(--[\w-]+)[^:]*': (?:Value error, )?(.*)")
 # What the parser says of a value, and what we say.
 _REASONS = {

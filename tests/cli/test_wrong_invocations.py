@@ -46,6 +46,9 @@ INVOCATIONS = [
     ("generate in.jsonl plain.txt --model M", "plain.txt: a command takes one INPUT: a folder or a pattern in quotes"),
     ("check", "Missing argument 'INPUT'"),
     ("merge in.jsonl", "Missing option '--output'"),
+    # Files with names of flags.
+    ("generate input --model M", "rosebatch: error: input: no such file or folder"),
+    ("check columns --model M", "rosebatch: error: columns: no such file or folder"),
     # Flags of other tools.
     ("generate in.jsonl -m M", "-m is no flag here: use --model"),
     ("generate --input-file in.jsonl --model M", "the input has no flag, use rosebatch generate INPUT"),
