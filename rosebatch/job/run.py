@@ -214,7 +214,9 @@ def _service(model: RunConfig | Loaded, *, quiet: bool) -> AbstractContextManage
 
 def _already_complete(job: JobConfig, found: OutputManifest) -> JobResult:
     if not job.quiet:
-        sys.stderr.write(f"rosebatch: {job.output} is already complete: {found.rows} rows, {found.failed} failed\n")
+        no_report = "; no report is written" if job.report else ""
+        told = f"{found.rows} rows, {found.failed} failed{no_report}"
+        sys.stderr.write(f"rosebatch: {job.output} is already complete: {told}\n")
     return JobResult(found.failed, {})
 
 

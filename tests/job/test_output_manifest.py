@@ -52,6 +52,14 @@ def test_a_finished_output_is_not_computed_again(run, tmp_path, capsys, output):
     assert contents(tmp_path) == before
 
 
+def test_a_report_that_is_not_written_is_told(run, tmp_path, capsys):
+    """--report was left out, and nothing said so."""
+    run()
+    run(report=[tmp_path / "report.json"], quiet=False)
+    assert capsys.readouterr().err.endswith(" is already complete: 6 rows, 1 failed; no report is written\n")
+    assert not (tmp_path / "report.json").exists()
+
+
 def test_a_run_without_the_flag_knows_it_too(run):
     """The manifest is there, so it counts."""
     run()
