@@ -18,7 +18,7 @@ from rosebatch.io.lines import LINE_END, bounded_lines, skip_line
 from rosebatch.io.openai.lines import is_request
 from rosebatch.io.rows import PROMPT_FIELDS
 from rosebatch.io.table_values import BadValues
-from rosebatch.io.unsupported_formats import kind_of, require_lines, require_no_csv, require_objects
+from rosebatch.io.unsupported_formats import kind_of, require_lines, require_no_array, require_no_csv, require_objects
 
 # Lines of a file that may be looked at to recognize an OpenAI batch.
 _MAX_PEEKED = 100
@@ -88,6 +88,7 @@ class Contents:
             return given or table_of(self._files.head("-")) or "lines"
         if first:
             require_lines({"stdin": kind_of("", first, by_name=False)})
+            require_no_array("stdin", stripped(first))
             require_no_csv(first, self._prompt_columns)
             self._peeked += bounded_lines(BytesIO(first), "stdin", self._limit)
             if len(first) == self._limit + LINE_END and not first.endswith(b"\n"):

@@ -1,10 +1,13 @@
 """Files of data in formats that are not read. Each is named in an error, for skipping it would lose its rows."""
 
+import re
 from collections.abc import Iterable, Mapping
 
 from rosebatch.core.errors import UserError
 from rosebatch.io.formats import COMPRESSIONS, READ, table_of
 
+# A row of a list is one bad row; an array of objects makes all lines bad.
+_ARRAY = re.compile(rb"\[\s*(\{|$)")
 _PACKED = (".bgz", ".lz4", ".br", ".snappy", ".zip", ".tar", ".tgz", ".7z")
 _TABLES = (".xls", ".xlsx", ".ods", ".orc", ".avro")
 # What an output cannot be named after: it would be plain JSONL under that name.
@@ -110,9 +113,10 @@ def require_objects(path: str, lines: Iterable[bytes]) -> None:
         lines: the first ones that are not blank.
 
     Raises:
-        UserError: none does, or the first object is on several lines.
+        UserError: none does, the first object is on several lines, or all are in an array.
     """
     lines = list(lines)
+    require_no_array(path, b"".join(lines[:1]))
     if lines[:1] == [b"{"] and not any(line.startswith(b"{") and line.endswith(b"}") for line in lines):
         whole = f"jq -c . {path} > prompts.jsonl"
         raise UserError(f"{path}: is JSON on several lines, but a row is one JSON object on a line: {whole}")
@@ -122,6 +126,16 @@ def require_objects(path: str, lines: Iterable[bytes]) -> None:
         raw = "" if lines[0].startswith(b'"') else "R"
         way = f"if each line is a prompt: jq -c{raw} '{{prompt: .}}' {path} > prompts.jsonl"
         raise UserError(f'{path}: has no JSON objects, but a row is one on a line: {{"prompt": "…"}}; {way}')
+
+
+def require_no_array(path: str, first: bytes) -> None:
+    """Check that the first line of a file of lines does not open an array of objects.
+
+    Raises:
+        UserError: it does.
+    """
+    if _ARRAY.match(first):
+        raise UserError(f"{path}: begins like a JSON array; if it is, give --input-format json")
 
 
 def require_no_csv(first: bytes, columns: Iterable[str]) -> None:

@@ -140,6 +140,26 @@ def test_a_file_that_is_no_array(tmp_path, content, message):
     assert message in str(found.value)
 
 
+@pytest.mark.parametrize("content", [b'[{"prompt": "a"}]', b"\xef\xbb\xbf[\n", b'[ {"prompt": "a"},\n'])
+@pytest.mark.parametrize("name", ["in.jsonl", "in", "stdin"])
+def test_an_array_that_is_taken_for_lines(tmp_path, monkeypatch, content, name):
+    """Each of its lines was an error row, and none said what to do."""
+    (tmp_path / name).write_bytes(content)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+    with pytest.raises(UserError, match=rf"{name}: begins like a JSON array; if it is, give --input-format json"):
+        list(PromptReader("-" if name == "stdin" else str(tmp_path / name), {}))
+
+
+@pytest.mark.parametrize("name", ["in.jsonl", "stdin"])
+def test_a_list_costs_only_its_row(tmp_path, monkeypatch, name):
+    """It is no array of objects, and the other lines are rows."""
+    content = b'[1, 2]\n{"prompt": "a"}\n'
+    (tmp_path / name).write_bytes(content)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+    bad, good = PromptReader("-" if name == "stdin" else str(tmp_path / name), {})
+    assert (bad.error.code, good.prompt) == ("invalid_line", "a")
+
+
 @pytest.mark.parametrize("content", [b"", b" \n", b"[]", b"[ ]\n"])
 def test_no_rows(tmp_path, content):
     """No rows are no error."""
