@@ -181,16 +181,14 @@ def _all_weights(wanted: Wanted) -> int:
 
 def _need(wanted: Wanted, memory: DeviceMemory) -> str:
     """What is too much, in words."""
-    limits, weights = (
-        wanted.limits,
-        f"{_gib(wanted.weights(memory.device))} of weights in {_named(wanted.dtype)}{_ranks(wanted)}",
-    )
+    limits = wanted.limits
+    weights = f"{_gib(wanted.weights(memory.device))} of weights in {_named(wanted.dtype)}{_ranks(wanted)}"
     workers = limits.data_parallel_size
     if memory.device == "cpu" and workers != 1 and _all_weights(wanted) > memory.total >= wanted.weights("cpu"):
         return f"{workers} workers take {weights} each, the machine has {_gib(memory.total)}"
     rest = "" if wanted.weights(memory.device) > memory.free else ", and a step and a row beside them"
     share = limits.gpu_memory_utilization
-    used = f", of which --gpu-memory-utilization {share} may be used" if memory.device == "cuda" else ""
+    used = f" with --gpu-memory-utilization {share}" if memory.device == "cuda" else ""
     return f"{weights}{rest}, in {_free(memory)}{used}"
 
 

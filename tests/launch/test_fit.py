@@ -46,8 +46,8 @@ def fit(model, memory, **options):
          "take a smaller model, or a machine with more memory"),
         ("llama-3.1-8b", host(23), {"dtype": torch.float32}, "29.91 GiB of weights in float32, in 23.00 GiB of free "
          "memory; --dtype bfloat16 would fit"),
-        ("llama-3.3-70b", gpu(80), {"gpus": 8}, "in 80.00 GiB of free GPU memory, of which "
-         "--gpu-memory-utilization 0.9 may be used; -tp 2 would fit"),
+        ("llama-3.3-70b", gpu(80), {"gpus": 8}, "in 80.00 GiB of free GPU memory with "
+         "--gpu-memory-utilization 0.9; -tp 2 would fit"),
         ("llama-3.3-70b", gpu(80), {}, "-tp 2 (with 2 such GPUs; this process sees 1) would fit"),
         ("llama-3.3-70b", gpu(24), {"gpus": 8}, "-tp 8 would fit"),
         ("llama-3.3-70b", gpu(24), {"gpus": 8, "tensor_parallel_size": 2},
