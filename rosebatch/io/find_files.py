@@ -12,7 +12,7 @@ from rosebatch.core.errors import UserError
 from rosebatch.io.files import as_path, file_name, is_url, remote, url_identity
 from rosebatch.io.formats import READ, named
 from rosebatch.io.hive import is_partition
-from rosebatch.io.saved_datasets import DESCRIPTIONS, saved_files
+from rosebatch.io.saved_datasets import DESCRIPTIONS, STATE, saved_files
 from rosebatch.io.unsupported_formats import is_unsupported_data, is_visible, require_all_read
 
 _WILD = "*?["
@@ -149,7 +149,8 @@ def _in_folder(
 
 def _in_dataset(path: str) -> bool:
     """Whether a file of a data set's repository holds rows, by its path there."""
-    return all(map(is_visible, path.split("/"))) and _wanted(path.rpartition("/")[2])
+    *folders, name = path.split("/")
+    return all(map(is_visible, folders)) and _wanted(name) and name != STATE
 
 
 def _wanted(name: str) -> bool:

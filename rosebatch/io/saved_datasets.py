@@ -6,8 +6,9 @@ import msgspec
 
 from rosebatch.core.errors import UserError
 
-# Files of JSON that describe a data set, and hold no rows of it.
-DESCRIPTIONS = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
+# Files of JSON that describe a data set, and hold no rows of it; STATE only beside others of them.
+DESCRIPTIONS = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json")
+STATE = "state.json"
 
 
 class _File(msgspec.Struct):
@@ -40,9 +41,9 @@ def saved_files(folder: str, names: Collection[str], read: Callable[[str], bytes
             raise UserError(
                 f"{folder}: has the splits {', '.join(splits)}; name one of them, such as {folder}/{splits[0]}"
             )
-        if not {"state.json", "dataset_info.json"}.issubset(names):
+        if not {STATE, "dataset_info.json"}.issubset(names):
             return None
-        state = msgspec.json.decode(read("state.json"), type=_State)
+        state = msgspec.json.decode(read(STATE), type=_State)
     except (msgspec.DecodeError, UnicodeDecodeError, IndexError) as error:
         raise UserError(f"{folder}: its state.json or dataset_dict.json is damaged ({error})") from None
     if state.indices:

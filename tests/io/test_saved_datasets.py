@@ -40,6 +40,13 @@ def test_rows_are_in_the_order_of_the_state(folder):
     assert (reader.kind, reader.schema.names) == ("arrow", ["prompt", "label"])
 
 
+def test_rows_in_a_file_named_state(tmp_path):
+    """Outside of a saved data set they were left out without a word."""
+    write(tmp_path, "state.json", [{"prompt": "a"}])
+    write(tmp_path, "b.json", [{"prompt": "b"}])
+    assert [row.prompt for row in PromptReader(str(tmp_path), {})] == ["b", "a"]
+
+
 def test_several_splits(folder):
     """Which one is meant is the user's choice."""
     write(f"{folder}/..", "dataset_dict.json", {"splits": ["train", "test"]})
