@@ -7,7 +7,7 @@ from rosebatch.io.results import Shape
 from rosebatch.job.serving import Serving
 
 
-def serving(shape: Shape, seed: int | None = None, *, in_order: bool = False) -> Serving:
+def serving(shape: Shape, seed: int | None, *, in_order: bool) -> Serving:
     """How the rows of an ``LLM`` are served.
 
     Scripts for other engines' libraries look for all of a chat's answer in its text. The messages have its parts.

@@ -17,16 +17,15 @@ _MEMBERS = {
 }
 
 
-def rope(values: Mapping[str, Any], theta: float = _THETA, theta_name: str = "rope_theta") -> dict[str, Any]:
+def rope(values: Mapping[str, Any], theta_name: str = "rope_theta") -> dict[str, Any]:
     """The positions of a model whose layers all have the same ones.
 
     Args:
         values: of config.json.
-        theta: where none is given.
         theta_name: of transformers 4's field.
     """
     stored = _stored(values)
-    theta = stored.get("rope_theta") or values.get(theta_name) or theta
+    theta = stored.get("rope_theta") or values.get(theta_name) or _THETA
     return _fields(stored, values, theta, _trained(stored, values))
 
 

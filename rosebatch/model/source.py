@@ -163,7 +163,7 @@ def find_model(settings: RunConfig, device: torch.device, *, quiet: bool = False
     return replace(found, name=settings.served_model_name or found.name, config=config)
 
 
-def find_tokenizer(name: str, *, quiet: bool = False) -> Path:
+def find_tokenizer(name: str, *, quiet: bool) -> Path:
     """The folder of ``--tokenizer``: a path, or a Hugging Face id whose tokenizer is downloaded once.
 
     Raises:

@@ -30,7 +30,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 _NEEDS = {"then": "if", "else": "if", "minContains": "contains", "maxContains": "contains"}
 
 
-def kept_schema(schema: Any, *, lenient: bool = False) -> Any:
+def kept_schema(schema: Any, *, lenient: bool) -> Any:
     """A schema that llguidance can keep.
 
     Args:

@@ -35,9 +35,7 @@ class Vocabulary:
         text: str = self.backend.decode([*self._lead, *token_ids], skip_special_tokens=skip_special_tokens)
         return text[self._lead_length :]
 
-    def decode_batch(
-        self, token_ids: Sequence[Sequence[int]], *, skip_special_tokens: bool = True
-    ) -> list[str | RowError]:
+    def decode_batch(self, token_ids: Sequence[Sequence[int]], *, skip_special_tokens: bool) -> list[str | RowError]:
         """``decode`` for each sequence, on all cores; a RowError for tokens that have no text."""
 
         def decode(group: Sequence[Sequence[int]]) -> list[str | RowError]:
