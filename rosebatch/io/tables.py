@@ -20,7 +20,7 @@ from rosebatch.io.parquet_parts import parts
 from rosebatch.io.parse import Content
 from rosebatch.io.read_ahead import GROUP_BYTES
 from rosebatch.io.row_sizes import Sizes, row_sizes, shares
-from rosebatch.io.table_values import BadValues, rows_of
+from rosebatch.io.table_values import BadValues, TextValues, rows_of
 
 # Rows that are decoded at once, and their bytes.
 _MAX_ROWS = 256
@@ -66,7 +66,7 @@ def open_table(raw: IO[bytes], path: str, kind: Kind, limit: int) -> Iterator[Ta
             with pq.ParquetFile(raw) as file:
                 yield _parquet(file, raw, path, limit)
         else:
-            yield _csv(raw, path) if kind == "csv" else _arrow(raw, path, limit)
+            yield _csv(raw, path, limit) if kind == "csv" else _arrow(raw, path, limit)
     except (OSError, ValueError, OverflowError, csv.Error, pa.ArrowException, MemoryError) as error:
         if isinstance(error, UserError):
             raise
@@ -193,13 +193,24 @@ def _long_row(row: pa.RecordBatch, limit: int) -> BadValues:
     return _failed(values, too_long(limit, [row.schema.names[longest]]))
 
 
-def _csv(raw: IO[bytes], path: str) -> Table:
+def _bounded(row: TextValues | BadValues, limit: int) -> TextValues | BadValues:
+    """A row of CSV; if it is too long, its error, with the columns that have room without the longest one."""
+    sizes = {name: len(cell.encode("utf-8", "surrogateescape")) for name, cell in row.values.items() if cell}
+    if (size := sum(sizes.values())) <= limit:
+        return row
+    longest = max(sizes, key=sizes.__getitem__)
+    kept = {name: cell for name, cell in row.values.items() if name != longest and size - sizes[longest] <= limit}
+    return BadValues(kept, too_long(limit, [longest]))
+
+
+def _csv(raw: IO[bytes], path: str, limit: int) -> Table:
     table = CsvTable(raw, path, named(file_name(path)).separator)
     _distinct(table.names, path)
 
     def rows(wanted: Wanted) -> Iterator[tuple[Content, int]]:
         for row, size in table.rows():
             kept = {name: value for name, value in row.values.items() if wanted(name)}
-            yield row._replace(values=kept), size
+            row = row._replace(values=kept)
+            yield row if size <= limit else _bounded(row, limit), size
 
     return Table(pa.schema([(name, pa.string()) for name in table.names]), None, rows)

@@ -5,6 +5,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rosebatch.io import parquet_parts
+from rosebatch.io.columns import Columns
 from rosebatch.io.parquet_pages import pages
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.row_sizes import row_sizes
@@ -48,6 +49,17 @@ def test_a_long_row_between_others(tmp_path, form, shared):
     WRITERS[form](table, tmp_path / f"in.{'parquet' if form in ('parquet', 'plain') else 'arrow'}")
     (path,) = tmp_path.iterdir()
     assert read(path) == [(0, "a"), (1, ERROR), (2, "b"), (3, ERROR), (4, "c")]
+
+
+@pytest.mark.parametrize("columns", [None, ("id",)])
+def test_a_long_row_of_csv(tmp_path, columns):
+    """CSV had no limit. The row costs itself alone, and columns that are left out do not count."""
+    rows = [f"1,a,{LONG}", f"2,{LONG},b", f"{LONG},{LONG},", "4,d,", f"5,{LONG}\xff"]
+    (tmp_path / "in.csv").write_text("\n".join(["id,prompt,pad", *rows]), "latin-1")
+    reader = PromptReader(str(tmp_path / "in.csv"), {}, max_row_bytes=LIMIT, columns=Columns(carried=columns))
+    found = [(row.metadata.get("id"), getattr(row, "prompt", None) or row.error.message) for row in reader]
+    padded = "a" if columns else ERROR.replace("prompt", "pad")
+    assert found == [("1", padded), ("2", ERROR), (None, ERROR.replace("prompt", "id")), ("4", "d"), ("5", ERROR)]
 
 
 @pytest.mark.parametrize("column", ["prompt", "other"])
