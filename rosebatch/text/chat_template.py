@@ -74,9 +74,9 @@ class ChatTemplate:
 
     def _text(self, messages: Sequence[Message], options: Mapping[str, Any]) -> str:
         # Here and not above: the import takes 0.4 s, and plain prompts do not need it.
-        from transformers.utils.chat_template_utils import render_jinja_template
+        from rosebatch.text.bounded_jinja import bounded_renderer
 
-        rendered, _ = render_jinja_template(
+        rendered, _ = bounded_renderer()(
             # Copies: to find the end of a message to continue, the library writes a mark into the message.
             conversations=[[dict(message) for message in messages]],
             chat_template=self.source,

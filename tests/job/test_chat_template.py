@@ -1,8 +1,11 @@
 """Chats that a template cannot render whole: each is an error of its row, never a wrong prompt."""
 
+import re
+
 import pytest
 
 from rosebatch.core.errors import RowError
+from rosebatch.text import bounded_jinja
 from rosebatch.text.chat_template import ChatTemplate
 
 USER = {"role": "user", "content": "hi"}
@@ -160,7 +163,7 @@ def test_tool_calls_of_any_form_cost_one_row(calls):
         ("{{ messages[0].x | tojson }}{{ messages[0].content }}", "recursion"),
         ("{{ 1 // 0 }}", "division"),
         ("{{ 10.0 ** 400 }}", "too large|out of range"),
-        ("{{ 'a' * 2 ** 62 }}", "MemoryError"),
+        ("{{ 'a' * 2 ** 62 }}", "it makes more than 67108864 characters"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
     ],
 )
@@ -205,3 +208,75 @@ def test_a_long_chat_marks_every_message():
     assert render(LITERAL, *chat) == "<user>hi<assistant>yes" * 60
     cut = "{% for m in messages %}{% if loop.index0 != 1 %}{{ m.content }}{% endif %}{% endfor %}"
     assert "messages[1]" in failure(render(cut, *chat))
+
+
+NESTED = "{% for a in range(99999) %}{% for b in range(99999) %}xxxxxxxxxxxxxxxx{% endfor %}{% endfor %}"
+DOUBLED = "{% set n = namespace(s=SEED) %}{% for i in range(60) %}{% set n.s = NEXT %}{% endfor %}{{ n.s | length }}"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ '%2000000000d' % 1 }}",
+        "{{ '%*d' % (2000000000, 1) }}",
+        "{{ '%.*f' % (2000000000, 1.5) }}",
+        "{{ '%(a)s%(a)s%(a)s' % {'a': 'x' * 30000000} }}",
+        "{{ '%2000000000d' | format(1) }}",
+        "{{ '{:2000000000}'.format(1) }}",
+        "{{ '{:{}}'.format(1, 2000000000) }}",
+        "{{ '{0:{w}}'.format_map({'0': 1, 'w': 2000000000}) }}",
+        "{{ 'x' * 10 ** 9 }}",
+        "{{ 10 ** 9 * 'x' }}",
+        "{{ [['x'] * 10000] * 10000 }}",
+        "{{ 10 ** (10 ** 10) }}",
+        "{{ 1 | round(-1000000000) }}",
+        "{{ 'x' | center(10 ** 9) }}",
+        "{{ 'x'.center(10 ** 9) }}",
+        "{{ 'x'.zfill(10 ** 9) }}",
+        "{{ (1).to_bytes(1000000000, 'big') | length }}",
+        "{{ ('\t' * 1000).expandtabs(1000000) }}",
+        "{{ ('\n' * 1000) | indent(1000000, blank=true) }}",
+        "{{ range(1000) | list | tojson(indent=1000000) }}",
+        "{{ ('x ' * 10000) | wordwrap(1, wrapstring='y' * 10000) }}",
+        "{{ ('x' * 10000) | replace('x', 'y' * 10000) }}",
+        "{{ ('x' * 10000).replace('x', 'y' * 10000) }}",
+        "{{ ('x' * 10000).translate({120: 'y' * 10000}) }}",
+        "{{ range(10000) | join('x' * 10000) }}",
+        "{{ ('x' * 10000).join('y' * 10000) }}",
+        "{{ ['x'] | batch(10 ** 9, 'y') | list }}",
+        "{{ range(99999) | map('center', 10000) | list | length }}",
+        "{{ range(99999) | map('center', 10000) | join }}",
+        NESTED,
+        f"{{% macro m() %}}{NESTED}{{% endmacro %}}{{{{ m() | length }}}}",
+        f"{{% set x %}}{NESTED}{{% endset %}}{{{{ x | length }}}}",
+        DOUBLED.replace("SEED", "'x'").replace("NEXT", "n.s + n.s"),
+        DOUBLED.replace("SEED", "'x'").replace("NEXT", "n.s ~ n.s"),
+        DOUBLED.replace("SEED", "3").replace("NEXT", "n.s * n.s"),
+        DOUBLED.replace("SEED", "['x']").replace("NEXT", "[n.s, n.s]").replace(" | length", ""),
+        DOUBLED.replace("SEED", "['x']").replace("NEXT", "[n.s, n.s]").replace(" | length", " | tojson"),
+    ],
+)
+def test_a_template_that_takes_memory(monkeypatch, template):
+    """Gigabytes were taken for one row, and the run was killed with all others."""
+    monkeypatch.setattr(bounded_jinja, "MAX_CHARACTERS", 1 << 20)
+    assert re.search(r"it makes (more than \d+ characters|a number of more than)", failure(render(template, USER)))
+
+
+@pytest.mark.parametrize(
+    ("expression", "text"),
+    [
+        ("'%5d|%-3s|%s' % (1, 'a', [2])", "    1|a  |[2]"),
+        ("'%(a)s' | format(a='b')", "b"),
+        ("'{:>4}{a}'.format(1, a=2)", "   12"),
+        ("('a\nb' | indent(2)).replace('b', 'c') ~ 1 ~ none", "a\n  c1None"),
+        ("[1, 'b'] + ['c'] * 2", "[1, 'b', 'c', 'c']"),
+        ("(2 ** 10 % 1000) * 2 + 1", "49"),
+        ("[1, 2] | map('string') | join(', ')", "1, 2"),
+        ("{'a': [1]} | tojson(indent=1)", '{\n "a": [\n  1\n ]\n}'),
+        ("2.5 | round(0, 'floor')", "2.0"),
+        ("'a'.join(['x', 'y']) | center(7)", "  xay  "),
+    ],
+)
+def test_bounds_change_no_value(expression, text):
+    """Operators, filters and methods are Jinja's own."""
+    assert render("{{ messages[0].content ~ (" + expression + ") }}", USER) == f"hi{text}"
