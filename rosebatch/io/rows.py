@@ -165,14 +165,25 @@ def _check(values: dict[str, Any]) -> _Fields:
     if not LISTS_IN_RESULTS.isdisjoint(values):
         requested = {name: value for name, value in values.items() if not _is_result(name, value)}
     line = to_struct(requested, _Fields)
-    given = [name for name in PROMPT_FIELDS if getattr(line, name) is not None]
-    if len(given) != 1:
-        what = "none" if not given else " and ".join(given)
-        raise RowError("missing_prompt", f"expected one of prompt, messages, prompt_token_ids; got {what}")
+    given = given_prompt(line, values)
     if line.suffix and line.prompt_token_ids is not None:
         raise RowError("invalid_field", "suffix needs a prompt given as text")
     if values.get("best_of") not in (None, 1):
         raise RowError("unsupported_field", "best_of is not supported: remove it")
-    if not getattr(line, given[0]):
-        raise RowError("empty_prompt", f"{given[0]} is empty")
+    if not getattr(line, given):
+        raise RowError("empty_prompt", f"{given} is empty")
     return line
+
+
+def given_prompt(line: Any, values: Mapping[str, Any]) -> str:
+    """Which one of the fields of prompts a row has.
+
+    Raises:
+        RowError: none, or several.
+    """
+    given = [name for name in PROMPT_FIELDS if getattr(line, name) is not None]
+    if len(given) == 1:
+        return given[0]
+    what = " and ".join(given) or "none"
+    way = "" if values.keys() & set(PROMPT_FIELDS) else "; --prompt-column says which field has it"
+    raise RowError("missing_prompt", f"expected one of {', '.join(PROMPT_FIELDS)}; got {what}{way}")

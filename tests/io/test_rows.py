@@ -77,15 +77,15 @@ def test_null_means_absent(parse, field):
 @pytest.mark.parametrize(
     ("values", "got"),
     [
-        ({}, "none"),
+        ({}, "none; --prompt-column says which field has it"),
         ({"prompt": None}, "none"),
-        ({"id": 1, "text": "x"}, "none"),
+        ({"id": 1, "text": "x"}, "none; --prompt-column says which field has it"),
         ({"prompt": "x", "prompt_token_ids": [1]}, "prompt and prompt_token_ids"),
         ({"prompt": "", "messages": [{"role": "user"}]}, "prompt and messages"),
     ],
 )
 def test_exactly_one_prompt(parse, values, got):
-    """Of two kinds of prompts, one must not win silently."""
+    """Of two kinds of prompts, one must not win silently. A prompt under another name had no way out."""
     message = f"expected one of prompt, messages, prompt_token_ids; got {got}"
     assert failure(parse(values)) == ("missing_prompt", message)
 

@@ -68,7 +68,8 @@ def test_error_rows_stand_in_their_place(job):
     assert codes(rows[::2]) == [code for _, code in bad]
     assert {row["text"] for row in rows[1::2]} == {FakeModel().complete("good", 3)}
     assert [row["index"] for row in rows] == list(range(len(lines)))
-    message = "line 3: expected one of prompt, messages, prompt_token_ids; got none"
+    way = "--prompt-column says which field has it"
+    message = f"line 3: expected one of prompt, messages, prompt_token_ids; got none; {way}"
     assert rows[2] == {"id": "no prompt", "index": 2, "error": {"code": "missing_prompt", "message": message}}
     assert (tally.completed, tally.failed) == (len(bad), len(bad))
     assert tally.errors["invalid_token_id"] == 4

@@ -12,7 +12,7 @@ from rosebatch.core.sampling_params import GREEDY
 from rosebatch.io.fields import Message, prompt_options, to_struct
 from rosebatch.io.result_names import require_no_collision, reserved_names
 from rosebatch.io.results import Result
-from rosebatch.io.rows import PROMPT_FIELDS, FailedRow, Row
+from rosebatch.io.rows import FailedRow, Row, given_prompt
 from rosebatch.io.text_only import plain_message, require_text
 
 if TYPE_CHECKING:
@@ -98,12 +98,9 @@ class Task:
             line = to_struct(values, self.fields)
             # Nothing answers the chat.
             line.add_generation_prompt = bool(line.add_generation_prompt)
-            given = [name for name in PROMPT_FIELDS if getattr(line, name) is not None]
-            if len(given) != 1:
-                what = "none" if not given else " and ".join(given)
-                raise RowError("missing_prompt", f"expected one of prompt, messages, prompt_token_ids; got {what}")
-            if not getattr(line, given[0]):
-                raise RowError("empty_prompt", f"{given[0]} is empty")
+            given = given_prompt(line, values)
+            if not getattr(line, given):
+                raise RowError("empty_prompt", f"{given} is empty")
             chat = line.messages is not None
             known = {name: value for name, value in values.items() if name in self.request_fields}
             return Row(
