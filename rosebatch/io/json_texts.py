@@ -81,8 +81,11 @@ def _items(file: IO[bytes], path: str, limit: int) -> Iterator[bytes | BadValues
                     return
             elif kind in _CLOSING and depth:
                 depth -= 1
+        else:
+            # No mark is in the rest.
+            place = len(buffer)
         if place - begin > limit:
-            is_long, begin = True, place
+            is_long, begin = is_long or bool(buffer[begin:place].strip()), place
         # A long string is looked at again from its start, but with twice as much.
         more = file.read(max(_READ_BYTES, len(buffer) - begin))
         if not more:

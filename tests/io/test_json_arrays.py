@@ -102,9 +102,11 @@ def test_an_item_that_is_too_long(monkeypatch, read_bytes, long):
     assert bad.error.code == "row_too_long"
 
 
-def test_memory_holds_no_item_that_is_too_long():
-    """Neither a long string nor a long list: each is 240 KB or more here."""
-    for first, part, last in ((b'{"a": "', b'\\"xyz' * 10**4, b'"}]'), (b'{"a": [', b"[]," * 10**4, b"1]}]")):
+def test_memory_holds_no_item_that_is_too_long(monkeypatch):
+    """Neither a long string, list nor number: each is 240 KB or more here."""
+    monkeypatch.setattr(json_texts, "_READ_BYTES", 1 << 15)
+    strings = (b'{"a": "', b'\\"xyz' * 10**4, b'"}]')
+    for first, part, last in (strings, (b'{"a": [', b"[]," * 10**4, b"1]}]"), (b"1", b"1" * 10**5, b"]")):
         tracemalloc.start()
         try:
             (bad,) = lines_or_items(Repeated(first, part, 8, last), "in.json", 10**4)
@@ -112,6 +114,12 @@ def test_memory_holds_no_item_that_is_too_long():
             assert tracemalloc.get_traced_memory()[1] < 200_000
         finally:
             tracemalloc.stop()
+
+
+def test_blanks_are_no_part_of_an_item(monkeypatch):
+    """Blanks that fill more than one read do not make the item beside them too long."""
+    monkeypatch.setattr(json_texts, "_READ_BYTES", 4)
+    assert items(b"[" + b" " * 99 + b"1," + b"\n" * 99 + b"2]", limit=9) == [b"1", b"2"]
 
 
 @pytest.mark.parametrize("kind", ["auto", "openai"])

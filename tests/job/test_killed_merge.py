@@ -3,6 +3,8 @@
 import shutil
 import signal
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from rosebatch.core.errors import FlagError, UserError
@@ -103,3 +105,16 @@ def test_a_missing_shard_is_still_missed(shards):
     (folder / "out.jsonl.1-of-2.part").unlink()
     with pytest.raises(UserError, match="shard 1 of 2 is missing"):
         merge(folder, *names)
+
+
+def test_a_merge_has_the_longest_row_of_its_shards(job, tmp_path):
+    """A merge read rows with the default of --max-row-bytes: what they carry differed from an unbroken run."""
+    source = tmp_path / "in.parquet"
+    pq.write_table(pa.table({"prompt": ["a", "b", "c"], "note": ["x", "y" * 2000, "z"]}), source)
+    job.run_file(source, tmp_path / "whole.parquet", sampling={"max_tokens": 1}, max_row_bytes=100)
+    for number in (1, 2):
+        job.run_file(
+            source, tmp_path / "out.parquet", sampling={"max_tokens": 1}, max_row_bytes=100, shard=f"{number}/2"
+        )
+    merge_shards(JobConfig(input=str(source), output=str(tmp_path / "out.parquet")))
+    assert pq.read_table(tmp_path / "out.parquet").equals(pq.read_table(tmp_path / "whole.parquet"))
