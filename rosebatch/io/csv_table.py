@@ -3,13 +3,20 @@
 import csv
 import io
 from collections.abc import Iterator
-from typing import IO
+from functools import partial
+from itertools import chain
+from typing import IO, Any
 
 from rosebatch.core.errors import RowError, UserError
+from rosebatch.io.lines import SKIPPED_BYTES, too_long
 from rosebatch.io.table_values import BadValues, TextValues
 
 # Of a cell. Python's own limit is 128 KiB.
 _MAX_CHARACTERS = 2**31 - 1
+
+
+class _LongRowError(Exception):
+    """The row that is being read has too many characters."""
 
 
 class CsvTable:
@@ -19,20 +26,28 @@ class CsvTable:
         raw: its bytes. Cells in quotes may hold line breaks.
         path: for messages.
         separator: of the cells.
+        limit: most bytes of a row. One of more than twice as much is read past, and memory never holds more of it.
 
     Raises:
         UserError: it has no names of columns, or they are not UTF-8.
         csv.Error: its first row is no CSV.
     """
 
-    def __init__(self, raw: IO[bytes], path: str, separator: str) -> None:
+    def __init__(self, raw: IO[bytes], path: str, separator: str, limit: int) -> None:
         csv.field_size_limit(_MAX_CHARACTERS)
-        text = io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape", newline="")
-        self._rows = csv.reader(text, delimiter=separator, strict=True)
-        self._path = path
-        self.names = next(self._rows, [])
         # Else the end of the wrapper would close the file.
-        self._text = text
+        self._text = io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape", newline="")
+        self._path, self._separator, self._limit = path, separator, limit
+        # A quote inside of a cell is two in the file; each cell may have two more and a separator.
+        self._most = 2 * limit + SKIPPED_BYTES
+        self._lines_before = 0
+        self._row: list[str] = []
+        self._size = 0
+        self._rows = self._reader()
+        try:
+            self.names: list[str] = next(self._rows, [])
+        except _LongRowError:
+            raise UserError(f"{path}: the names of its columns have more than {limit} bytes") from None
         if not self.names:
             raise UserError(f"{path}: is empty, but the first row of a CSV file has the names of its columns")
         if not all(map(_is_text, self.names)):
@@ -48,22 +63,61 @@ class CsvTable:
             UserError: a quote is never closed: it swallowed the rest of the file.
         """
         while True:
-            begin = self._rows.line_num + 1
+            begin = self._lines_before + self._rows.line_num + 1
+            self._row.clear()
+            self._size = 0
             try:
                 cells = next(self._rows, None)
+            except _LongRowError:
+                yield BadValues({}, too_long(self._limit)), 0
+                self._skip_row()
+                continue
             except csv.Error as error:
                 if "unexpected end of data" in str(error):
                     raise UserError(f"{self._path}: a quote of the row in line {begin} is never closed") from None
                 # The reader goes on behind the line.
-                message = f"no CSV in line {self._rows.line_num}: {error}; a quote inside of a cell is written twice"
+                line = self._lines_before + self._rows.line_num
+                message = f"no CSV in line {line}: {error}; a quote inside of a cell is written twice"
                 yield BadValues({}, RowError("invalid_value", message)), 0
                 continue
             if cells is None:
                 return
             if cells:
-                yield self._row(cells)
+                yield self._checked(cells)
 
-    def _row(self, cells: list[str]) -> tuple[TextValues | BadValues, int]:
+    def _reader(self) -> Any:
+        return csv.reader(self._lines(), delimiter=self._separator, strict=True)
+
+    def _lines(self) -> Iterator[str]:
+        row, most = self._row, self._most
+        for line in iter(partial(self._text.readline, most), ""):
+            row.append(line)
+            self._size += len(line)
+            if self._size >= most:
+                raise _LongRowError
+            yield line
+
+    def _skip_row(self) -> None:
+        """Read past the rest of a row.
+
+        Raises:
+            UserError: a quote of it is never closed.
+        """
+        lines = self._lines_before + self._rows.line_num + 1 - len(self._row)
+        begin = lines + 1
+        quoted, opens = False, True
+        for piece in chain(self._row, iter(partial(self._text.readline, SKIPPED_BYTES), "")):
+            quoted, opens = _quoted(piece, self._separator, quoted=quoted, opens=opens)
+            if piece.endswith(("\n", "\r")):
+                lines += 1
+                if not quoted:
+                    break
+        if quoted:
+            raise UserError(f"{self._path}: a quote of the row in line {begin} is never closed")
+        self._rows, self._lines_before = self._reader(), lines
+        self._row.clear()
+
+    def _checked(self, cells: list[str]) -> tuple[TextValues | BadValues, int]:
         values = {name: cell or None for name, cell in zip(self.names, cells, strict=False)}
         if len(cells) != len(self.names):
             message = f"expected {len(self.names)} cells, as the first row has, got {len(cells)}"
@@ -74,6 +128,24 @@ class CsvTable:
             bad = next(name for name, cell in values.items() if cell is not None and not _is_text(cell))
             kept = {name: cell for name, cell in values.items() if cell is None or _is_text(cell)}
             return BadValues(kept, RowError("invalid_value", f"column {bad} has text that is not UTF-8")), len(cells)
+
+
+def _quoted(piece: str, separator: str, *, quoted: bool, opens: bool) -> tuple[bool, bool]:
+    """Whether a piece of a row ends inside of quotes, and whether a quote behind it opens some.
+
+    Args:
+        quoted: whether it begins inside of quotes.
+        opens: whether a quote at its begin opens some.
+    """
+    # Two quotes inside of a cell close it and open it again.
+    opener, place = 0 if opens else -1, 0
+    while (place := piece.find('"', place)) >= 0:
+        if quoted:
+            quoted, opener = False, place + 1
+        else:
+            quoted = place == opener or piece[place - 1 : place] == separator
+        place += 1
+    return quoted, opener == len(piece) or piece.endswith(separator)
 
 
 def _is_text(cell: str) -> bool:

@@ -10,7 +10,7 @@ from rosebatch.io.table_values import BadValues
 # Most bytes of the end of a line. The limit is without it.
 LINE_END = 2
 # Of a line that is read past, at once.
-_SKIPPED_BYTES = 1 << 20
+SKIPPED_BYTES = 1 << 20
 
 
 def bounded_lines(file: IO[bytes], path: str, limit: int) -> Iterator[bytes | BadValues]:
@@ -41,7 +41,7 @@ def bounded_lines(file: IO[bytes], path: str, limit: int) -> Iterator[bytes | Ba
 
 def skip_line(file: IO[bytes]) -> None:
     """Read past the rest of a line."""
-    while (rest := file.readline(_SKIPPED_BYTES)) and not rest.endswith(b"\n"):
+    while (rest := file.readline(SKIPPED_BYTES)) and not rest.endswith(b"\n"):
         pass
 
 

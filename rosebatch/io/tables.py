@@ -204,7 +204,7 @@ def _bounded(row: TextValues | BadValues, limit: int) -> TextValues | BadValues:
 
 
 def _csv(raw: IO[bytes], path: str, limit: int) -> Table:
-    table = CsvTable(raw, path, named(file_name(path)).separator)
+    table = CsvTable(raw, path, named(file_name(path)).separator, limit)
     _distinct(table.names, path)
 
     def rows(wanted: Wanted) -> Iterator[tuple[Content, int]]:

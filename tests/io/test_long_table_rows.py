@@ -4,6 +4,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rosebatch.core.errors import UserError
 from rosebatch.io import parquet_parts
 from rosebatch.io.columns import Columns
 from rosebatch.io.parquet_pages import pages
@@ -60,6 +61,38 @@ def test_a_long_row_of_csv(tmp_path, columns):
     found = [(row.metadata.get("id"), getattr(row, "prompt", None) or row.error.message) for row in reader]
     padded = "a" if columns else ERROR.replace("prompt", "pad")
     assert found == [("1", padded), ("2", ERROR), (None, ERROR.replace("prompt", "id")), ("4", "d"), ("5", ERROR)]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "x" * 4 * LIMIT,
+        'a"' + "x" * 4 * LIMIT,
+        '"' + "x\n1,2\n" * LIMIT + '"',
+        '"' + '""' * 2 * LIMIT + '"',
+        '"x' + '""' * 2 * LIMIT + '\n,"",""\n"',
+        '"' + "x" * 4 * LIMIT + '","y\ny"',
+    ],
+    ids=["plain", "a quote", "lines", "quotes", "both", "two cells"],
+)
+def test_a_row_of_csv_that_memory_has_no_room_for(tmp_path, cell, end):
+    """It was in memory three times before its limit was looked at; rows behind it keep their places."""
+    lines = ["id,prompt", '1,"a', 'a"', f"2,{cell}", "3,b", '4,"b"c', ""]
+    (tmp_path / "in.csv").write_bytes(end.join(lines).encode())
+    breaks = cell.count("\n")
+    found = read(tmp_path / "in.csv")
+    error = f"the row has more than {LIMIT} bytes; --max-row-bytes sets another limit"
+    assert found[:3] == [("1", f"a{end}a"), (None, error), ("3", "b")]
+    assert found[3][1].startswith(f"no CSV in line {6 + breaks}: ")
+    assert len(found) == 4
+
+
+def test_a_long_row_whose_quote_is_never_closed(tmp_path):
+    """Rows that it swallowed would be left out."""
+    (tmp_path / "in.csv").write_text('id,prompt\n1,a\n2,"' + "x,y\n" * 2 * LIMIT)
+    with pytest.raises(UserError, match=r"a quote of the row in line 3 is never closed"):
+        read(tmp_path / "in.csv")
 
 
 @pytest.mark.parametrize("column", ["prompt", "other"])
