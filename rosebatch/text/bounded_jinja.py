@@ -83,6 +83,9 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "+":
+            # Nearly all operators of templates are this one.
+            if type(left) is str and type(right) is str and len(left) + len(right) <= MAX_CHARACTERS:
+                return left + right
             if type(left) is not int:
                 _checked(_size(left) + _size(right))
         elif operator == "*":
@@ -143,7 +146,15 @@ def _shown(value: Any) -> Any:
 
 
 def _concat(pieces: Iterable[str]) -> str:
-    return "".join(pieces if isinstance(pieces, _Pieces) else _counted(pieces))
+    if not isinstance(pieces, _Pieces):
+        size, written = 0, []
+        for piece in pieces:
+            size += len(piece) + 1
+            if size > MAX_CHARACTERS:
+                _checked(size)
+            written.append(piece)
+        pieces = written
+    return "".join(pieces)
 
 
 def _counted(values: Iterable[Any]) -> Iterator[Any]:
