@@ -112,6 +112,8 @@ class Tokenizer(Vocabulary):
             require_file(file)
             with refused(file, "unreadable tokenizer"), panics.unreported():
                 backend = tokenizers.Tokenizer.from_file(str(file))
+                # A file may ask for terabytes of padding.
+                backend.no_padding()
                 # Some mistakes show only here; later, each row would fail.
                 backend.encode("a")
             if not files.change(backend):

@@ -75,8 +75,13 @@ def assert_same(actual, expected):
     """Tokens exactly; log-probabilities as the two paths round them."""
     assert actual[0] == expected[0]
     for found, other in zip(actual[1], expected[1], strict=True):
-        (key, token, logprob, top), (other_key, other_token, other_logprob, other_top) = found, other
-        assert (key, token, [i for i, _ in top]) == (other_key, other_token, [i for i, _ in other_top])
+        (key, token, logprob, top, rank), (other_key, other_token, other_logprob, other_top, other_rank) = found, other
+        assert (key, token, rank, [i for i, _ in top]) == (
+            other_key,
+            other_token,
+            other_rank,
+            [i for i, _ in other_top],
+        )
         assert [logprob, *(p for _, p in top)] == pytest.approx([other_logprob, *(p for _, p in other_top)], abs=1e-4)
 
 
