@@ -10,12 +10,13 @@
     run_file("prompts.jsonl", "answers.jsonl", model="Qwen/Qwen3-0.6B", resume=True)
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
 from rosebatch.core.version import __version__ as __version__
 
+# Not from typing: until the command line is imported, Ctrl-C prints a traceback, and that takes as long.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from rosebatch.core.errors import UserError as UserError
     from rosebatch.core.pooling_params import PoolingParams as PoolingParams
     from rosebatch.core.sampling_params import SamplingParams as SamplingParams
@@ -57,7 +58,9 @@ _PLACES = {
 __all__ = ["__version__", *_PLACES]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
+    from importlib import import_module
+
     if name not in _PLACES:
         raise AttributeError(f"module 'rosebatch' has no attribute {name!r}")
     return getattr(import_module(_PLACES[name]), name)

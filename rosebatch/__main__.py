@@ -1,11 +1,9 @@
 """``python -m rosebatch`` and the installed ``rosebatch`` script."""
 
-from typing import NoReturn
-
 from rosebatch.cli.early_signals import end_at_once
 
 
-def run() -> NoReturn:
+def run() -> None:
     """Run the command line as a process."""
     end_at_once()
     # Only now: a signal would break an import.

@@ -118,3 +118,10 @@ def test_the_order_of_columns_does_not_follow_the_hash_seed(process, tmp_path):
         assert (result.returncode, result.stderr) == (0, "")
         outputs.append(out.read_bytes())
     assert outputs[0] == outputs[1]
+
+
+def test_little_is_imported_before_signals_are_handled(process):
+    """Ctrl-C printed a traceback of an import: half of the time until then went into ``typing``."""
+    code = "import sys, rosebatch.__main__; print(sorted({'typing', 're', 'importlib'} & set(sys.modules)))"
+    result = process('$PY -S -c "$CODE"', CODE=code)
+    assert (result.stdout, result.stderr) == ("[]\n", "")
