@@ -43,7 +43,10 @@ _LESS_MEMORY = "end other processes, or give a smaller --kv-cache-memory, --max-
 # What only the serving of a file needs.
 _OF_JOBS = ("data_parallel_size", "ray", "worker_timeout")
 # What says how an input is read.
-_OF_INPUTS = ("input_format", "result_column", "prompt_column", "id_column", "columns", "max_row_bytes")
+_OF_INPUTS = (
+    "input_format", "result_column", "prompt_column", "id_column", "columns",
+    "prompt_template", "system_prompt", "keep_prompt", "max_row_bytes",
+)  # fmt: skip
 # What only files of rows need.
 _OF_ROWS = (
     "ray",

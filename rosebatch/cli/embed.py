@@ -12,7 +12,15 @@ from rosebatch.job.config import JobConfig
 
 EMBEDDING = "Embeddings"
 # What only completions need.
-_OF_COMPLETIONS = ("generation_config", "sampler", "grammar_timeout", "grammar_memory", "return_token_ids", "seed")
+_OF_COMPLETIONS = (
+    "generation_config",
+    "sampler",
+    "grammar_timeout",
+    "grammar_memory",
+    "return_token_ids",
+    "seed",
+    "system_prompt",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Collection, Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import msgspec
 
 from rosebatch.core.errors import FlagError, RowError
+from rosebatch.io import prompt_template
 from rosebatch.io.result_names import LISTS_IN_RESULTS
 from rosebatch.io.rows import PROMPT_FIELDS, REQUEST_FIELDS
 
@@ -20,6 +21,7 @@ INTEGERS = frozenset(
         *("num_return_sequences", "sampling_seed", "thinking_token_budget"),
     }
 )
+_SYSTEM_ROLES = ("system", "developer")
 _JSON_IDS = {str, int, float, type(None)}
 # Fields whose CSV cells are JSON. All others are texts.
 _TEXTS = {"id", "prompt", "suffix", "guided_grammar", "guided_regex", "regex", "reasoning_effort", "verbosity"}
@@ -35,35 +37,54 @@ class Columns:
             then count for nothing. None: they have their own names.
         id: the id of a row; None: ``id``.
         carried: what results take over, if it is there; None: all that no row needs for itself, or all of a table.
+        template: makes the prompt of columns, see ``rosebatch.io.prompt_template``.
+        system: a message before chats that have none of its kind; a prompt that is a text becomes the user's message.
+        keeps_prompt: whether results take over the prompt, also one that was made.
     """
 
     prompt: str | None = None
     id: str | None = None
     carried: tuple[str, ...] | None = None
+    template: str | None = None
+    system: str | None = None
+    keeps_prompt: bool = False
 
     @classmethod
-    def of(cls, prompt: str | None, id: str | None, carried: str | Sequence[str] | None) -> "Columns":
+    def of(
+        cls,
+        prompt: str | None,
+        id: str | None,
+        carried: str | Sequence[str] | None,
+        template: str | None = None,
+        system: str | None = None,
+        keeps_prompt: bool = False,
+    ) -> "Columns":
         """From flags or parameters.
 
         Args:
             prompt, id: names.
             carried: names, or one text with commas between them; empty for none.
+            template, system, keeps_prompt: as the attributes.
 
         Raises:
-            FlagError: a name is empty.
+            FlagError: a name is empty, the template is none, or there are two kinds of prompts.
         """
         names = carried.split(",") if isinstance(carried, str) and carried else carried
-        found = cls(prompt, id, None if names is None else tuple(dict.fromkeys(names)))
+        found = cls(prompt, id, None if names is None else tuple(dict.fromkeys(names)), template, system, keeps_prompt)
         for flag, name in (("--prompt-column", prompt), ("--id-column", id)):
             if name == "":
                 raise FlagError(f"{flag} needs a name")
         if found.carried is not None and "" in found.carried:
             raise FlagError("--columns needs names with commas between them")
+        if prompt_template.names(template) and prompt is not None:
+            raise FlagError("--prompt-template and --prompt-column exclude each other: name the column in the template")
+        if system == "":
+            raise FlagError("--system-prompt needs a text")
         return found
 
     def as_dict(self) -> dict[str, Any]:
         """For a manifest, as JSON gives it back."""
-        return {"prompt": self.prompt, "id": self.id, "carried": None if self.carried is None else list(self.carried)}
+        return {**asdict(self), "carried": None if self.carried is None else list(self.carried)}
 
     def require_in(self, names: Collection[str], path: str) -> None:
         """Check that a table has the columns that were named, and one for prompts.
@@ -75,14 +96,21 @@ class Columns:
         for flag, name in (*named, *(("--columns", each) for each in self.carried or ())):
             if name and name not in names:
                 raise FlagError(f"{flag} {name}: {path} has no such column, but {', '.join(names)}")
-        if self.prompt is None and not set(PROMPT_FIELDS).intersection(names):
+        for name in prompt_template.names(self.template):
+            if name not in names:
+                raise FlagError(f"--prompt-template: {path} has no column {name}, but {', '.join(names)}")
+        if self.template is not None:
+            if self.keeps_prompt and "prompt" in names:
+                raise FlagError(f"--keep-prompt: {path} has a column prompt, so a prompt that is made has no name")
+        elif self.prompt is None and not set(PROMPT_FIELDS).intersection(names):
             hint = "; columns are separated by commas, in a .tsv by tabs" if any(";" in name for name in names) else ""
             message = f"{path}: has none of the columns {', '.join(PROMPT_FIELDS)}, but {', '.join(names)}"
             raise FlagError(f"{message}: --prompt-column NAME says which has the prompts{hint}")
 
     def needs(self, name: str, asked: Container[str]) -> bool:
         """Whether a column of a table is read at all; ``asked`` as of ``request``."""
-        return self.carried is None or name in self.carried or name in (self.prompt, self.id) or name in asked
+        named = (self.prompt, self.id, *prompt_template.names(self.template))
+        return self.carried is None or name in self.carried or name in named or name in asked
 
     def carries(self, name: str, *, is_table: bool) -> bool:
         """Whether a column may be carried, by its name."""
@@ -90,16 +118,27 @@ class Columns:
             return name in self.carried
         return is_table or name != self.prompt
 
-    def request(self, values: Mapping[str, Any], asked: Container[str], *, is_table: bool) -> dict[str, Any]:
+    def made_prompt(self, values: Mapping[str, Any]) -> str | None:
+        """The prompt that the template makes of a row; None without one.
+
+        Raises:
+            RowError: a column of the template is missing.
+        """
+        return None if self.template is None else prompt_template.fill(self.template, values)
+
+    def request(
+        self, values: Mapping[str, Any], asked: Container[str], made: str | None, *, is_table: bool
+    ) -> dict[str, Any]:
         """A row's fields by the names that all rows have. Those that it only carries are among them.
 
         Args:
             values: by the names of its columns.
             asked: the names of a request's fields.
+            made: see ``made_prompt``.
             is_table: whether all columns are carried.
 
         Raises:
-            RowError: it has no prompt in the column of prompts.
+            RowError: it has no prompt in the column of prompts, or its prompt can have no system message.
         """
         request = {
             name: value
@@ -109,15 +148,28 @@ class Columns:
         }
         if self.id is not None:
             request["id"] = values.get(self.id)
-        if self.prompt is None:
-            return request
-        prompt = values.get(self.prompt)
-        if prompt is None:
+        prompt = made if self.prompt is None else values.get(self.prompt)
+        if self.prompt is not None and prompt is None:
             raise RowError("missing_prompt", f"{self.prompt}, which --prompt-column names, is missing")
-        for name in PROMPT_FIELDS:
-            request.pop(name, None)
-        request[_prompt_field(prompt)] = prompt
+        if prompt is not None:
+            for name in PROMPT_FIELDS:
+                request.pop(name, None)
+            request[_prompt_field(prompt)] = prompt
+        return request if self.system is None else _with_system(request, self.system)
+
+
+def _with_system(request: dict[str, Any], system: str) -> dict[str, Any]:
+    """A row's fields with a system message, unless its chat has one."""
+    message = {"role": "system", "content": system}
+    prompt, messages = request.get("prompt"), request.get("messages")
+    if request.get("prompt_token_ids") is not None:
+        raise RowError("invalid_field", "--system-prompt needs a prompt given as text or messages, not as token ids")
+    if isinstance(prompt, str) and prompt and messages is None:
+        return {**request, "prompt": None, "messages": [message, {"role": "user", "content": prompt}]}
+    if not isinstance(messages, list) or not messages:
         return request
+    has_one = any(isinstance(each, Mapping) and each.get("role") in _SYSTEM_ROLES for each in messages)
+    return request if has_one else {**request, "messages": [message, *messages]}
 
 
 def _prompt_field(prompt: Any) -> str:

@@ -12,7 +12,7 @@ from rosebatch.io.columns import Columns, as_in_json, from_text, written
 from rosebatch.io.depth import is_deeper
 from rosebatch.io.json_hints import hint
 from rosebatch.io.openai.lines import parse_request
-from rosebatch.io.rows import FailedRow, Row
+from rosebatch.io.rows import PROMPT_FIELDS, FailedRow, Row
 from rosebatch.io.table_values import BadValues, TextValues
 from rosebatch.io.tasks.generate import GENERATE
 from rosebatch.io.tasks.task import Task
@@ -185,7 +185,10 @@ class RowParser:
         """
         carried = self._carried(values, is_table=is_table)
         try:
-            request = self.columns.request(request, self._asked, is_table=is_table)
+            made = self.columns.made_prompt(values)
+            if made is not None and self.columns.keeps_prompt:
+                carried["prompt"] = made
+            request = self.columns.request(request, self._asked, made, is_table=is_table)
         except RowError as error:
             return FailedRow(index=index, where=where, metadata=carried, error=error)
         row = self._plain_row(as_in_json(request) if is_table else request, index, where, is_table=is_table)
@@ -195,9 +198,14 @@ class RowParser:
         columns = self.columns
         if columns.carried is None:
             kept = values if is_table else {name: values[name] for name in values if name != columns.prompt}
-            return self.task.carried(kept, is_table, self.result_column)
-        own = self.task.result_fields if self.result_column is None else (self.result_column,)
-        return {name: values[name] for name in columns.carried if name in values and name not in own}
+            found = self.task.carried(kept, is_table, self.result_column)
+        else:
+            own = self.task.result_fields if self.result_column is None else (self.result_column,)
+            found = {name: values[name] for name in columns.carried if name in values and name not in own}
+        if columns.keeps_prompt and columns.template is None:
+            names = PROMPT_FIELDS if columns.prompt is None else (columns.prompt,)
+            found = {**{name: values[name] for name in names if name in values}, **found}
+        return found
 
     def _plain_row(self, values: object, index: int, where: str, *, is_table: bool) -> Row | FailedRow:
         return self.task.parse(

@@ -57,7 +57,7 @@ def collision_message(names: Sequence[str], result_column: str | None) -> str:
         return f"--result-column {result_column}: the input has a field of this name; choose another"
     return (
         f"results have fields of these names too: {', '.join(names)}. Give --result-column NAME to put the results' "
-        "fields into one of their own, or remove these from the input"
+        "fields into one of their own, or --columns to name what results keep of the input"
     )
 
 

@@ -3,12 +3,11 @@
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TextIO
 
-from msgspec.structs import replace
+from msgspec import structs
 
-from rosebatch.config.byte_sizes import in_bytes
 from rosebatch.config.model import ModelConfig
 from rosebatch.config.run import RunConfig
 from rosebatch.config.switches import flag
@@ -20,12 +19,12 @@ from rosebatch.engine.load import choose_block_size
 from rosebatch.engine.metrics.roofline import Floor, Rates, find_floor, measure_host_rates, measure_rates
 from rosebatch.engine.scheduling.servable import require_servable
 from rosebatch.host.threads import DaemonPool
-from rosebatch.io.columns import Columns
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.rows import FailedRow, Row
 from rosebatch.io.sampling_fields import with_defaults
 from rosebatch.job.await_grammars import with_grammars
 from rosebatch.job.config import JobConfig
+from rosebatch.job.open_input import open_input
 from rosebatch.job.prepare import prepare
 from rosebatch.job.prepared import Prepared
 from rosebatch.job.report.table import field_rows, print_table
@@ -83,9 +82,7 @@ def check_job(job: JobConfig, config: RunConfig, stream: TextIO) -> int:
         raise FlagError(f"--{task.name}: nothing is generated, so {given} have no meaning")
     check_sampling(job.sampling, None, grammar_limits(config))
     defaults = with_defaults(job.sampling, default_sampling(plan) if task.samples else {})
-    columns = Columns.of(job.prompt_column, job.id_column, job.columns)
-    limit = in_bytes(job.max_row_bytes)
-    reader = PromptReader(job.input, defaults, job.input_format, job.result_column, columns, task, limit)
+    reader = open_input(replace(job, sampling=defaults))
     checked = check_file(reader, plan, stream)
     rates = measure_rates(plan.device.type) or measure_host_rates(plan.source.dtype)
     rows = _summary(checked, plan, choose_block_size(plan.config, plan.device), rates)
@@ -105,7 +102,7 @@ def check_file(reader: PromptReader, plan: LaunchPlan, stream: TextIO, *, strict
     """
     config = plan.source.config
     if plan.fit is not None:
-        config = replace(config, max_model_len=plan.fit.longest)
+        config = structs.replace(config, max_model_len=plan.fit.longest)
     return check_rows(
         reader,
         load_tokenizer(plan),

@@ -63,6 +63,13 @@ class JobConfig:
     columns: Annotated[
         str | None, Flag("Columns or fields that results keep. Default: all.", FILES, metavar="A,B,C", rare=True)
     ] = None
+    prompt_template: Annotated[
+        str | None, Flag("Makes prompts of columns, such as 'Summarize: {text}'.", FILES, rare=True)
+    ] = None
+    system_prompt: Annotated[
+        str | None, Flag("System message of chats without one; texts become chats.", FILES, rare=True)
+    ] = None
+    keep_prompt: Annotated[bool, Flag("Results keep the prompt.", FILES, rare=True)] = False
     max_row_bytes: Annotated[
         str | int,
         Flag("Max size of a row before it is parsed. Default: 32MiB.", FILES, metavar="SIZE", rare=True),

@@ -50,9 +50,7 @@ def merge_shards(job: JobConfig) -> tuple[int, int]:
             parts.append(part)
         first = parts[0].manifest
         job = replace(job, input_format=first["input_format"], result_column=first["result_column"])
-        columns = first["columns"]
-        names = Columns.of(columns["prompt"], columns["id"], columns["carried"])
-        task, limit = described_by(first), first["max_row_bytes"]
+        names, task, limit = Columns.of(**first["columns"]), described_by(first), first["max_row_bytes"]
         reader = PromptReader(job.input, {}, job.input_format, job.result_column, names, task, limit)
         for part in parts:
             _require_alike(parts[0], part)

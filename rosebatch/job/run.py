@@ -19,6 +19,7 @@ from rosebatch.io.sampling_fields import with_defaults
 from rosebatch.job.config import JobConfig
 from rosebatch.job.destination import Destination, find_destination
 from rosebatch.job.manifest import build_manifest
+from rosebatch.job.open_input import open_input
 from rosebatch.job.open_output import errors_of, open_output
 from rosebatch.job.output_manifest import OutputManifest, find_output_manifest
 from rosebatch.job.report.build import build_report, write_report
@@ -71,14 +72,10 @@ def run_job(
             sys.stderr.write(f"rosebatch: no --model given: {DEMO_ANSWERS}\n")
         limits = GrammarLimits(model.grammar_timeout, in_bytes(model.grammar_memory))
     check_sampling(job.sampling, job.seed, limits)
-    if job.result_column == "":
-        raise FlagError("--result-column needs a name")
     if job.strict and isinstance(model, RunConfig) and model.ray is not None:
         raise FlagError("--strict with --ray is not supported: another machine may lack the input; use rosebatch check")
     # Read before the model is looked for: a missing file is the likelier mistake.
-    columns = Columns.of(job.prompt_column, job.id_column, job.columns)
-    limit = in_bytes(job.max_row_bytes)
-    reader = PromptReader(job.input, job.sampling, job.input_format, job.result_column, columns, job.task, limit)
+    reader = open_input(job)
     shard = None if job.shard is None else Shard.parse(job.shard)
     if shard is not None:
         reader.serves = shard.has
@@ -224,7 +221,8 @@ def _require_flags_apply(job: JobConfig, reader: PromptReader, destination: Dest
     """Check that no flag was given that means nothing for these files."""
     job.task.require_applies(is_batch=reader.is_batch, to_table=destination.to_table)
     if reader.is_batch and (job.result_column is not None or reader.columns != Columns()):
-        flag = "--prompt-column, --id-column or --columns" if job.result_column is None else "--result-column"
+        flags = "--prompt-column, --id-column, --columns, --prompt-template, --system-prompt or --keep-prompt"
+        flag = flags if job.result_column is None else "--result-column"
         raise FlagError(f"{flag} has no meaning for an OpenAI batch: its answers have a form of their own")
 
 

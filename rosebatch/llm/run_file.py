@@ -34,6 +34,9 @@ def run_file(
     prompt_column: str | None = None,
     id_column: str | None = None,
     columns: str | Sequence[str] | None = None,
+    prompt_template: str | None = None,
+    system_prompt: str | None = None,
+    keep_prompt: bool = False,
     max_row_bytes: str | int = "32MiB",
     return_token_ids: bool = False,
     resume: bool = False,
@@ -68,6 +71,9 @@ def run_file(
         echo_model: answers of an OpenAI batch name the model of their request.
         prompt_column, id_column: columns or fields of prompts and ids, where they have other names.
         columns: those that results keep, as names or as one text with commas; None for all.
+        prompt_template: makes prompts of columns or fields, such as ``"Summarize: {text}"``.
+        system_prompt: the system message of chats that have none; prompts that are texts become chats.
+        keep_prompt: results keep the prompt, also one that was made.
         max_row_bytes: a larger row fails before it is parsed.
         return_token_ids: add ``token_ids`` to the results.
         resume: continue the run that left ``OUTPUT.part``; start if there is none.
@@ -104,6 +110,9 @@ def run_file(
         prompt_column=prompt_column,
         id_column=id_column,
         columns=columns if columns is None or isinstance(columns, str) else ",".join(columns),
+        prompt_template=prompt_template,
+        system_prompt=system_prompt,
+        keep_prompt=keep_prompt,
         max_row_bytes=max_row_bytes,
         return_token_ids=return_token_ids,
         resume=resume,

@@ -1,0 +1,24 @@
+"""Opens the input of a job."""
+
+from rosebatch.config.byte_sizes import in_bytes
+from rosebatch.core.errors import FlagError
+from rosebatch.io.columns import Columns
+from rosebatch.io.reader import PromptReader
+from rosebatch.job.config import JobConfig
+
+
+def open_input(job: JobConfig) -> PromptReader:
+    """The rows of a job.
+
+    Raises:
+        UserError: the input is missing or unreadable, or a flag about it is impossible.
+    """
+    columns = Columns.of(
+        job.prompt_column, job.id_column, job.columns, job.prompt_template, job.system_prompt, job.keep_prompt
+    )
+    if job.result_column == "":
+        raise FlagError("--result-column needs a name")
+    if job.keep_prompt and job.result_column == "prompt":
+        raise FlagError("--result-column prompt: --keep-prompt needs this name; choose another")
+    limit = in_bytes(job.max_row_bytes)
+    return PromptReader(job.input, job.sampling, job.input_format, job.result_column, columns, job.task, limit)
