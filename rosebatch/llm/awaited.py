@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from threading import Lock, Thread
+from threading import Lock, Thread, get_ident
 from typing import Any
 
 from rosebatch.io.results import Shape
@@ -55,9 +55,14 @@ class AwaitedCalls:
         self._thread: Thread | None = None
 
     async def outputs(self, rows: Sequence[Row | FailedRow]) -> list[Any]:
-        """The results of rows, in order. Rows of a call that is cancelled are computed, and their results dropped."""
+        """The results of rows, in order. Rows of a call that is cancelled are computed, and their results dropped.
+
+        Raises:
+            RuntimeError: they would wait for another call of this thread.
+        """
         if not rows:
             return []
+        self._calls.require_no_wait_for(get_ident())
         awaited = _Awaited(rows)
         with self._lock:
             self._inbox.put(awaited)

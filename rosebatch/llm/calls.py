@@ -17,6 +17,7 @@ from rosebatch.llm.results import serving
 
 # Between two looks at whether a stream has another row, if there is nothing else to do.
 _PATIENCE_SECONDS = 0.002
+_BUSY = "this LLM is busy: finish or close its other call first"
 
 
 class Calls(Sink):
@@ -42,6 +43,17 @@ class Calls(Sink):
     def others_wait(self) -> bool:
         """Whether a call waits for those under way to end."""
         return bool(self._waiting)
+
+    def require_no_wait_for(self, thread: int) -> None:
+        """Check that a call with no seed of its own, of a coroutine in a thread, need not wait for that thread.
+
+        Raises:
+            RuntimeError: a call of the thread has to end before.
+        """
+        with self._lock:
+            own = [each for each in self._open if each.thread == thread]
+        if any(each.alone or each.seed is not None or not self._backend.joins for each in own):
+            raise RuntimeError(_BUSY)
 
     def outputs(self, call: Call) -> Generator[tuple[int, Any], None, None]:
         """The results of a call as they are ready, each with its row's place. Closing drops what is unfinished.
@@ -82,7 +94,7 @@ class Calls(Sink):
                     self._wake_one()
                     return
                 if call not in self._open and any(each.thread == call.thread for each in self._open):
-                    raise RuntimeError("this LLM is busy: finish or close its other call first")
+                    raise RuntimeError(_BUSY)
                 leads = self._steps is not None and not self._stepping
                 if leads:
                     self._stepping = True

@@ -38,6 +38,8 @@ def bounded_renderer() -> Callable[..., Any]:
     environment.__class__ = _Environment
     environment.finalize = _shown
     environment.concat = _concat
+    # It makes as much text as it is asked for.
+    del environment.globals["lipsum"]
     for name, growth in _FILTERS.items():
         environment.filters[name] = _bounded_filter(environment.filters[name], growth)
 

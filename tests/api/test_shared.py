@@ -139,6 +139,23 @@ def test_a_call_inside_of_a_stream(llm):
     assert llm.generate("c", SHORT, seed=1)
 
 
+@pytest.mark.parametrize("seed", [None, 1])
+def test_a_coroutine_inside_of_a_stream(llm, seed):
+    """Beside a stream with a seed it waited for ever: its rows are drawn on another thread than the stream's."""
+
+    async def inner():
+        stream = llm.stream(iter(["a", "b", "c"]), SHORT, seed=seed)
+        first = next(stream)
+        if seed is None:
+            assert [output.prompt for output in await llm.agenerate("inner", SHORT)] == ["inner"]
+        else:
+            with pytest.raises(RuntimeError, match="busy"):
+                await llm.agenerate("inner", SHORT)
+        return [first, *stream]
+
+    assert {output.prompt for output in asyncio.run(inner())} == {"a", "b", "c"}
+
+
 def test_a_reader_that_is_away_holds_nobody_up(llm):
     """The thread of an open stream may do other things; calls of others go on, and the stream's results wait."""
     stream = llm.stream((f"rose {number}" for number in range(20)), SHORT)
@@ -247,6 +264,9 @@ def test_a_failure_between_the_rows_of_a_coroutine():
 
     class Failing:
         others_wait = False
+
+        def require_no_wait_for(self, thread):
+            pass
 
         def outputs(self, call):
             sent.wait(PATIENCE_SECONDS)
