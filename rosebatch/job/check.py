@@ -29,6 +29,7 @@ from rosebatch.job.prepare import prepare
 from rosebatch.job.prepared import Prepared
 from rosebatch.job.report.table import field_rows, print_table
 from rosebatch.job.sampling_defaults import check_sampling
+from rosebatch.launch.fit import gib
 from rosebatch.launch.launch import default_sampling, grammar_limits, load_tokenizer
 from rosebatch.launch.plan import LaunchPlan, plan_fitting
 from rosebatch.text.grammar import Grammars
@@ -218,10 +219,10 @@ def _summary(checked: Checked, plan: LaunchPlan, block_size: int, rates: Rates) 
     cache = bytes_for_longest(config, block_size, plan.source.dtype, totals, slots, chunk)
     if plan.fit is not None:
         lines.append(("memory", str(plan.fit)))
-    lines.append(("KV cache", f"at most {_gib(cache)} for the {min(slots, good)} longest rows at once; less is enough"))
+    lines.append(("KV cache", f"at most {gib(cache)} for the {min(slots, good)} longest rows at once; less is enough"))
     states = min(slots, good) * config.state_bytes(itemsize)
     if states:
-        lines.append(("states", f"{_gib(states)} for {min(slots, good)} rows at once"))
+        lines.append(("states", f"{gib(states)} for {min(slots, good)} rows at once"))
     rates = rates.of(plan.config.tensor_parallel_size)
     floor = find_floor(config, itemsize, checked.prompt_lens, checked.output_lens, max_num_seqs=slots, rates=rates)
     lines.append(("time", time_range(floor, plan.device.type)))
@@ -249,7 +250,3 @@ def _histogram(lens: Iterable[int]) -> list[tuple[str, str]]:
         bar = "#" * -(-counts[bits] * _BAR // limit)
         rows.append((f"{2 ** (bits - 1)}-{2**bits - 1}", f"{counts[bits]} {bar}".rstrip()))
     return rows
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.2f} GiB"

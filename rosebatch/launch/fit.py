@@ -75,10 +75,10 @@ class Fit:
     def __str__(self) -> str:
         """One line for people."""
         wanted, model = self.wanted, self.wanted.config.max_model_len
-        weights = f"{_gib(wanted.weights(self.memory.device))} of weights ({_named(wanted.dtype)})"
+        weights = f"{gib(wanted.weights(self.memory.device))} of weights ({_named(wanted.dtype)})"
         allowed = f" (the model allows {model})" if self.longest < model else ""
         few = f", {self.longest_together} of that length" if self.longest_together < self.together else ""
-        room = f"{_gib(self.cache)} of KV cache for a row of up to {self.longest} tokens{allowed}"
+        room = f"{gib(self.cache)} of KV cache for a row of up to {self.longest} tokens{allowed}"
         room += f", at most {self.together} rows at once{few}"
         return f"fits: {weights} and {room}, in {_free(self.memory)}{_ranks(wanted)}"
 
@@ -99,8 +99,8 @@ def find_fit(wanted: Wanted, memory: DeviceMemory) -> Fit:
     asked = wanted.limits.max_model_len
     # Who gives the size of the cache knows that it bounds a row.
     if asked is not None and fit.longest < asked and wanted.limits.kv_cache_memory is None:
-        weights = f"{_gib(wanted.weights(memory.device))} of weights{_ranks(wanted)}"
-        room = f"{_gib(fit.cache)} of KV cache are left beside {weights}"
+        weights = f"{gib(wanted.weights(memory.device))} of weights{_ranks(wanted)}"
+        room = f"{gib(fit.cache)} of KV cache are left beside {weights}"
         ways = " or ".join([f"--max-model-len {fit.longest}", *_longer(wanted, memory)])
         raise FlagError(f"--max-model-len {asked}: a row of so many tokens does not fit: {room}; {ways} would")
     return fit
@@ -182,10 +182,10 @@ def _all_weights(wanted: Wanted) -> int:
 def _need(wanted: Wanted, memory: DeviceMemory) -> str:
     """What is too much, in words."""
     limits = wanted.limits
-    weights = f"{_gib(wanted.weights(memory.device))} of weights in {_named(wanted.dtype)}{_ranks(wanted)}"
+    weights = f"{gib(wanted.weights(memory.device))} of weights in {_named(wanted.dtype)}{_ranks(wanted)}"
     workers = limits.data_parallel_size
     if memory.device == "cpu" and workers != 1 and _all_weights(wanted) > memory.total >= wanted.weights("cpu"):
-        return f"{workers} workers take {weights} each, the machine has {_gib(memory.total)}"
+        return f"{workers} workers take {weights} each, the machine has {gib(memory.total)}"
     rest = "" if wanted.weights(memory.device) > memory.free else ", and a step and a row beside them"
     share = limits.gpu_memory_utilization
     used = f" with --gpu-memory-utilization {share}" if memory.device == "cuda" else ""
@@ -265,12 +265,13 @@ def _ranks(wanted: Wanted) -> str:
 
 
 def _free(memory: DeviceMemory) -> str:
-    return f"{_gib(memory.free)} of free {'GPU ' if memory.device == 'cuda' else ''}memory"
+    return f"{gib(memory.free)} of free {'GPU ' if memory.device == 'cuda' else ''}memory"
 
 
 def _named(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _gib(size: int) -> str:
+def gib(size: int) -> str:
+    """Bytes for people."""
     return f"{size / _GIB:.2f} GiB" if size >= _GIB // 10 else f"{size / 2**20:.1f} MiB"

@@ -141,7 +141,7 @@ def test_the_summary(check, plan):
     assert rows["rows"] == "4 can be served, 1 cannot (1 missing_prompt)"
     assert rows["prompt tokens"] == "64 (1 to 40 a prompt, median 3, p90 40)"
     assert rows["output tokens"] == "at most 26 (2 to 12 a prompt, median 4, p90 12)"
-    assert rows["KV cache"].startswith(f"at most {((3 + 1) + (2 + 1)) * block / 2**30:.2f} GiB for the 2 longest rows")
+    assert rows["KV cache"].startswith(f"at most {((3 + 1) + (2 + 1)) * block / 2**20:.1f} MiB for the 2 longest rows")
     bars = [rows[f"prompts of {name} tokens"] for name in ("1-1", "2-3", "4-7", "16-31", "32-63")]
     one = "1 " + "#" * 40
     assert bars == [one, one, "0", one, one]
@@ -161,8 +161,8 @@ def test_the_summary_of_a_model_with_states(check):
     """They lie beside the KV cache, whose blocks are those of a quarter of the layers."""
     checked, _ = check([{"prompt": "x", "max_tokens": 4}] * 3)
     rows = summary(checked, plan_of("qwen3.5-9b", "bfloat16"))
-    assert rows["states"] == f"{2 * 51_904_512 / 2**30:.2f} GiB for 2 rows at once"
-    assert rows["KV cache"].startswith(f"at most {2 * 2 * 16 * 32_768 / 2**30:.2f} GiB")
+    assert rows["states"] == f"{2 * 51_904_512 / 2**20:.1f} MiB for 2 rows at once"
+    assert rows["KV cache"].startswith(f"at most {2 * 2 * 16 * 32_768 / 2**20:.1f} MiB")
 
 
 def test_the_summary_of_a_model_with_windows(check):
