@@ -1,4 +1,4 @@
-"""Prompts that are made of a row's columns: ``Summarize: {text}``."""
+"""Prompts that are made of a row's columns: ``Summarize: {article}``."""
 
 from collections.abc import Mapping
 from functools import lru_cache

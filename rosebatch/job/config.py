@@ -64,7 +64,7 @@ class JobConfig:
         str | None, Flag("Columns or fields that results keep. Default: all.", FILES, metavar="A,B,C", rare=True)
     ] = None
     prompt_template: Annotated[
-        str | None, Flag("Makes prompts of columns, such as 'Summarize: {text}'.", FILES, rare=True)
+        str | None, Flag("Makes prompts of columns, such as 'Summarize: {article}'.", FILES, rare=True)
     ] = None
     system_prompt: Annotated[
         str | None, Flag("System message of chats without one; texts become chats.", FILES, rare=True)

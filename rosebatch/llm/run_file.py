@@ -71,7 +71,7 @@ def run_file(
         echo_model: answers of an OpenAI batch name the model of their request.
         prompt_column, id_column: columns or fields of prompts and ids, where they have other names.
         columns: those that results keep, as names or as one text with commas; None for all.
-        prompt_template: makes prompts of columns or fields, such as ``"Summarize: {text}"``.
+        prompt_template: makes prompts of columns or fields, such as ``"Summarize: {article}"``.
         system_prompt: the system message of chats that have none; prompts that are texts become chats.
         keep_prompt: results keep the prompt, also one that was made.
         max_row_bytes: a larger row fails before it is parsed.
