@@ -36,8 +36,8 @@ def file_name(path: str) -> str:
 
 
 def is_table(path: str) -> bool:
-    """Whether the extension is of a table with types: Parquet or Arrow."""
-    return named(file_name(path)).kind in ("parquet", "arrow")
+    """Whether the extension is of a table: Parquet, Arrow or CSV."""
+    return named(file_name(path)).kind in ("parquet", "arrow", "csv")
 
 
 def open_file(path: str) -> IO[bytes]:

@@ -28,7 +28,8 @@ _DIGITS = 5
 _CHUNK_ROWS = 1024
 _CHUNK_BYTES = 16 * 2**20
 _VALUE_BYTES = 64
-_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+# The fields of a row, undecoded.
+FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 # A result as JSON, and the fields that it takes over from an input with types.
@@ -117,7 +118,7 @@ def _write(
 ) -> None:
     # Opened here: Arrow takes no names that are not UTF-8.
     with path.open("wb") as file, make(file, info.schema) as writer:
-        for chunk in _chunks(pairs):
+        for chunk in chunks(pairs):
             rows = [{**carried, **msgspec.json.decode(row)} for row, carried in chunk]
             for row in rows:
                 row.update({name: as_json(row[name]) for name in info.json_columns if row.get(name) is not None})
@@ -130,7 +131,8 @@ def _pairs(rows: Rows, carried: Carried | None) -> Iterator[_Pair]:
     return zip(rows(), carried.rows(), strict=True)
 
 
-def _chunks(pairs: Iterable[_Pair]) -> Iterator[list[_Pair]]:
+def chunks(pairs: Iterable[_Pair]) -> Iterator[list[_Pair]]:
+    """Rows in groups that memory has room for, decoded too."""
     chunk: list[_Pair] = []
     size = 0
     for pair in pairs:
@@ -152,10 +154,10 @@ def _inspect(rows: Rows, carried: Carried | None, result_types: Types, result_co
     exact: set[str] = set()
     names: set[str] = set()
     num_rows = 0
-    for chunk in _chunks(_pairs(rows, None)):
-        fields = [_FIELDS.decode(row) for row, _ in chunk]
+    for chunk in chunks(_pairs(rows, None)):
+        fields = [FIELDS.decode(row) for row, _ in chunk]
         num_rows += len(fields)
-        names.update(*(fields if result_column is None else (_FIELDS.decode(each[result_column]) for each in fields)))
+        names.update(*(fields if result_column is None else (FIELDS.decode(each[result_column]) for each in fields)))
         if carried is None:
             widen(types, exact, fields, own)
     results = pa.schema([(n, t) for n, t in result_types.items() if n in names or n not in OPTIONAL_FIELDS])

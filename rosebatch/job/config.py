@@ -38,7 +38,7 @@ class JobConfig:
     output: Annotated[
         str | None,
         Flag(
-            "JSONL (also .gz, .zst, …), Parquet or Arrow file, or FOLDER/ of Parquet.",
+            "JSONL or CSV (also .gz, .zst, …), Parquet or Arrow file, or FOLDER/ of Parquet.",
             FILES,
             ("--output", "-o"),
             metavar="PATH",

@@ -24,7 +24,7 @@ class Destination:
         output: the results.
         errors: error rows of an OpenAI batch, or of any input with ``--errors``. None: among the results.
         always_split: whether ``--errors`` was given.
-        to_table: whether the results become Parquet or Arrow.
+        to_table: whether the results become Parquet, Arrow or CSV.
     """
 
     output: Target
@@ -63,7 +63,7 @@ def find_destination(
             raise FlagError("--errors needs an output file: -o FILE")
         if to_table:
             raise FlagError(
-                f"{output.name}: Parquet and Arrow need a file; only JSONL can be written to a pipe or device"
+                f"{output.name}: only JSONL can be written to a pipe or device; Parquet, Arrow and CSV need a file"
             )
     elif (job.resume or job.force_resume) and reader.source == "-":
         raise FlagError("--resume needs an input file: stdin cannot be compared with what the earlier run read")

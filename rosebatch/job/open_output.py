@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from rosebatch.core.errors import FlagError, UserError
 from rosebatch.host.paths import open_stream
+from rosebatch.io.csv_output import write_csv
 from rosebatch.io.files import file_name, is_table, is_url, remove_url, upload
 from rosebatch.io.formats import named
 from rosebatch.io.output import FileOutput, Output, ShardOutput, StreamOutput
@@ -120,6 +121,10 @@ def placement_of(destination: Destination, reader: PromptReader, rows_per_file: 
     schema = reader.schema
     carried = None if schema is None else Carried(schema, reader.carried)
     column = reader.result_column
+    if not to_folder and named(path.name).kind == "csv":
+        own = reader.task.result_fields if column is None else (column,)
+        columns = () if schema is None else schema.names
+        return Placement(path, partial(write_csv, name=path.name, own=own, columns=columns), place=place)
     writer = pq.ParquetWriter if to_folder or named(path.name).kind != "arrow" else pa.ipc.new_file
     if carried is not None and (refused := columns_without_a_type(carried.columns, writer)):
         columns = ", ".join(f"{name} ({carried.columns.field(name).type})" for name in refused)

@@ -9,7 +9,7 @@ from typing import Literal
 
 from rosebatch.core.errors import FlagError
 from rosebatch.host.paths import descriptor_of, takes_rows_in_order
-from rosebatch.io.files import as_path, file_name, is_url, url_identity
+from rosebatch.io.files import as_path, file_name, is_table, is_url, url_identity
 from rosebatch.io.formats import named
 from rosebatch.io.placement import aside, beside, require_parts
 from rosebatch.io.unsupported_formats import NOT_WRITTEN
@@ -20,6 +20,8 @@ from rosebatch.job.paths import (
     require_own_part,
     require_replaceable_file,
 )
+
+_ONLY_JSONL = "JSONL (also .gz, .zst, .bz2, .xz)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +82,10 @@ class Target:
             FlagError: they are not.
         """
         found = named(self.path.name)
-        is_table = found.kind in ("parquet", "arrow")
-        is_other = found.kind == "csv" or self.path.name.lower().endswith(NOT_WRITTEN)
-        if self.kind == "file" and (is_other or (is_table and (found.compression or not tables))):
-            forms = "JSONL (also .gz, .zst, .bz2, .xz)" + (", .parquet or .arrow" if tables else "")
+        is_packed = found.compression is not None and found.kind in ("parquet", "arrow")
+        is_other = is_packed or self.path.name.lower().endswith(NOT_WRITTEN)
+        if self.kind == "file" and (is_other or (is_table(self.name) and not tables)):
+            forms = "JSONL or CSV (also .gz, .zst, .bz2, .xz), .parquet or .arrow" if tables else _ONLY_JSONL
             raise FlagError(f"{flag} {self.name}: is written as {forms}; name such a file")
 
     def temporaries(self) -> list[Path]:

@@ -59,7 +59,7 @@ def run_file(
 
     Args:
         input: path, URL, folder or glob of JSON, OpenAI batch, CSV, Parquet or Arrow files; ``-`` for stdin.
-        output: JSONL file, compressed if it ends in ``.gz``, ``.zst``, ``.bz2`` or ``.xz``; Parquet or Arrow file,
+        output: JSONL or CSV, compressed if it ends in ``.gz``, ``.zst``, ``.bz2`` or ``.xz``; Parquet or Arrow file,
             or a folder of Parquet files (ends in ``/``); None for JSONL on stdout.
         model: hub id or path; or a ``rosebatch.LLM``, which stays loaded.
         sampling: fields of a row, for the rows that do not say themselves; of ``SamplingParams``, the fields that

@@ -96,10 +96,11 @@ def test_results_and_error_rows_in_two_streams(toy, source, fifo):
 @pytest.mark.parametrize("flags", [["--resume"], ["--force-resume"], ["--errors", "e.jsonl"], ["--rows-per-file", 5]])
 def test_what_a_stream_cannot_have(toy, source, tmp_path, flags):
     """Nothing can be resumed there; asking for it must not be ignored, nor block."""
-    os.mkfifo(tmp_path / "fifo.parquet")
+    for name in ("fifo.parquet", "fifo.csv"):
+        os.mkfifo(tmp_path / name)
+        assert "Parquet, Arrow and CSV need a file" in toy(source, "-o", name).err
     for name in ("/dev/null", "/dev/stdout", "fifo.parquet"):
         require_error(toy(source, "-o", name, *flags), USAGE, "needs an output")
-    assert "Parquet and Arrow need a file" in toy(source, "-o", "fifo.parquet").err
 
 
 def test_a_link_as_the_output(toy, source, tmp_path):

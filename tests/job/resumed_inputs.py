@@ -50,6 +50,11 @@ def write_gzip(folder):
     return packed, {"errors": "failed.jsonl.gz", "keep_manifest": True}
 
 
+def write_csv(folder):
+    """The rows of ``write_jsonl``, whose nested and missing values become cells."""
+    return write_jsonl(folder)
+
+
 def write_openai(folder):
     """Chats and completions, some of which fail, with errors in a file of their own."""
     rng = random.Random(4)

@@ -1,5 +1,6 @@
 """A finished output that is known again, and outputs of the formats that inputs have."""
 
+import csv
 import gzip
 import json
 import re
@@ -12,9 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from rosebatch.core.errors import FlagError, UserError
+from rosebatch.io.parquet_types import as_json
 from rosebatch.job.config import JobConfig
 from rosebatch.job.merge import merge_shards
-from tests.helpers.json_lines import write_lines
+from tests.helpers.json_lines import read_lines, write_lines
 from tests.job.fake_model import FakeModel
 
 ROWS = [{"prompt": f"row {number}", "max_tokens": 2, "x": number} for number in range(5)] + [{"prompt": "", "x": 5}]
@@ -159,15 +161,20 @@ def test_a_name_that_is_too_long_for_what_the_run_needs(run, tmp_path, size):
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
 
-@pytest.mark.parametrize(
-    "name", ["out.csv", "out.tsv.gz", "out.arrow.zst", "out.parquet.gz", "out.jsonl.lz4", "out.ZIP", "out.xlsx"]
-)
+@pytest.mark.parametrize("name", ["out.arrow.zst", "out.parquet.gz", "out.jsonl.lz4", "out.ZIP", "out.xlsx"])
 @pytest.mark.parametrize("flag", ["output", "errors"])
 def test_formats_that_are_not_written(run, tmp_path, name, flag):
-    """Lines of JSON in a file called .csv or .zip helped nobody."""
+    """Lines of JSON in a file called .xlsx or .zip helped nobody."""
     options = {"output": name} if flag == "output" else {"errors": str(tmp_path / name)}
-    with pytest.raises(FlagError, match=rf"{name}: is written as JSONL \(also .gz, .zst, .bz2, .xz\)"):
+    with pytest.raises(FlagError, match=rf"{name}: is written as JSONL.* \(also .gz, .zst, .bz2, .xz\)"):
         run(**options)
+
+
+@pytest.mark.parametrize("name", ["failed.csv", "failed.tsv.gz", "failed.parquet"])
+def test_error_rows_are_no_table(run, tmp_path, name):
+    """They are lines, whatever the output is."""
+    with pytest.raises(FlagError, match=rf"--errors .*{name}: is written as JSONL \(also"):
+        run(errors=str(tmp_path / name))
 
 
 def test_compressed_output_has_the_lines_of_a_plain_one(run, tmp_path):
@@ -253,6 +260,35 @@ def test_arrow_in_and_out(run, tmp_path, name):
     assert found.equals(pq.read_table(tmp_path / "out.parquet"))
     assert found.schema.field("day").type == pa.date32()
     assert run(name, "in.feather")[1] == 0
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_csv_has_the_values_of_jsonl(run, tmp_path, kind):
+    """Carried columns, several completions and error rows too; in one run, or in shards that are merged."""
+    rows = [{"prompt": f"row {number}", "max_tokens": 2, "n": 1 + number % 2, "k": [number]} for number in range(150)]
+    rows[7] |= {"prompt": "", "k": None}
+    write_lines(tmp_path / "in.jsonl", rows)
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "in.parquet")
+    given = f"in.{kind}"
+    run("out.jsonl", given)
+    run("whole.csv", given)
+    for number in (1, 2):
+        run("out.csv", given, shard=f"{number}/2", keep_manifest=False)
+    assert merge_shards(JobConfig(input=str(tmp_path / given), output=str(tmp_path / "out.csv"))) == (150, 1)
+    assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+    with (tmp_path / "out.csv").open(newline="") as file:
+        found = list(csv.DictReader(file))
+    for line, cells in zip(read_lines(tmp_path / "out.jsonl"), found, strict=True):
+        texts = {name: value if isinstance(value, str) else as_json(value) for name, value in line.items()}
+        expected = {name: text for name, text in texts.items() if text not in ("null", "")}
+        assert {name: cell for name, cell in cells.items() if cell} == expected
+
+
+def test_a_batch_is_not_written_as_csv(run, tmp_path):
+    """Its answers have a form of their own, which other tools read."""
+    (tmp_path / "b.jsonl").write_text('{"custom_id":"a","method":"POST","url":"/v1/completions","body":{}}')
+    with pytest.raises(FlagError, match=r"o\.csv: an OpenAI batch, .* is written as JSONL"):
+        run("o.csv", "b.jsonl")
 
 
 @pytest.mark.parametrize("output", ["out.parquet", "answers", "out.arrow"])
