@@ -9,6 +9,7 @@ from rosebatch.config.toml_file import convert
 from rosebatch.host.model_files import read_json, refusal, shown
 from rosebatch.model.family import Architecture
 from rosebatch.model.hf_fields import UnservedError, end_tokens, run_dtype, unserved_quantization
+from rosebatch.model.hf_rope import rope_members
 from rosebatch.model.registry import ARCHITECTURES, check_config
 from rosebatch.model.text_parts import WHOLES, text_values
 from rosebatch.model.unread import require_read
@@ -100,7 +101,7 @@ def parse_model_config(values: Mapping[str, Any], source: str) -> ModelConfig:
             raise refusal(source, unserved_quantization(quantization))
         values = {**architecture.defaults, **values}
         fields = {**architecture.parse(values), "eos_token_ids": end_tokens(values.get("eos_token_id"))}
-        require_read(values, architecture.parse, architecture.defaults)
+        require_read(values, architecture.parse, {**architecture.defaults, **rope_members(values)})
         if _is_bare(name):
             fields["head"] = False
     except KeyError as error:

@@ -24,7 +24,7 @@ def rope(values: Mapping[str, Any], theta_name: str = "rope_theta") -> dict[str,
         values: of config.json.
         theta_name: of transformers 4's field.
     """
-    stored = _stored(values)
+    stored = rope_members(values)
     theta = stored.get("rope_theta") or values.get(theta_name) or _THETA
     return _fields(stored, values, theta, _trained(stored, values))
 
@@ -60,9 +60,17 @@ def ropes_by_type(
     return _fields(full, values, bases[0], lengths[0]), _fields(sliding, values, bases[1], lengths[1])
 
 
+def rope_members(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The object of rotary positions: transformers 5 writes all in one, transformers 4 wrote the base apart.
+
+    Its members win over fields of the same name beside it, which some versions of transformers write as well.
+    """
+    return _object(values.get("rope_scaling") or values.get("rope_parameters"))
+
+
 def rotary_share(values: Mapping[str, Any], default: float, name: str = "partial_rotary_factor") -> float:
     """The share of each head's channels that is rotated."""
-    stored = _stored(values).get("partial_rotary_factor")
+    stored = rope_members(values).get("partial_rotary_factor")
     share = values.get(name) if stored is None else stored
     share = default if share is None else share
     if not isinstance(share, int | float) or not 0 < share <= 1:
@@ -76,11 +84,6 @@ def rotary_dim(head_dim: int, share: float) -> int:
     if channels < 1:
         raise ValueError(f"partial_rotary_factor {share} leaves no channel of {head_dim} to rotate")
     return 0 if channels == head_dim else channels
-
-
-def _stored(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """transformers 5 writes one object; transformers 4 wrote base and scaling apart."""
-    return _object(values.get("rope_scaling") or values.get("rope_parameters"))
 
 
 def _object(stored: Any) -> Mapping[str, Any]:

@@ -23,6 +23,8 @@ _COMPUTING: dict[str, Any] = {
     **dict.fromkeys(("use_bidirectional_attention", "attention_chunk_size", "attn_temperature_tuning")),
     **dict.fromkeys(("unpadded_vocab_size", "no_rope_layers", "add_cross_attention", "quantization")),
 }
+# Families count their experts under one of these names; a file may hold the same number under several.
+_EXPERTS = {"num_experts", "num_local_experts", "n_routed_experts"}
 # No parser that reads a key takes this for a value like others.
 _IMPOSSIBLE = "impossible"
 
@@ -42,7 +44,8 @@ def require_read(values: Mapping[str, Any], parse: _Parse, known: Mapping[str, A
         value, neutral = values[name], _COMPUTING[name]
         if value is None or value == neutral or (neutral is None and not value):
             continue
-        if _same(parse, {**values, name: _IMPOSSIBLE}, parse(values)):
+        names = {each for each in _EXPERTS if values.get(each) == value} if name in _EXPERTS else {name}
+        if _same(parse, {**values, **dict.fromkeys(names, _IMPOSSIBLE)}, parse(values)):
             raise UnservedError(f"{name} is not supported")
 
 

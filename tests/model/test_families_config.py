@@ -80,6 +80,29 @@ def test_defaults_are_transformers_own(name):
         assert experts.normalize == getattr(expected, "norm_topk_prob", True)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "once", "twice"),
+    [
+        ("Qwen3NextForCausalLM", {"rope_parameters": {"partial_rotary_factor": 0.5}}, {"partial_rotary_factor": 0.5}),
+        ("StableLmForCausalLM", {"rope_parameters": {"partial_rotary_factor": 0.5}}, {"partial_rotary_factor": 0.25}),
+        ("MixtralForCausalLM", {"num_local_experts": 4}, {"num_experts": 4}),
+        ("Qwen3MoeForCausalLM", {"num_experts": 16}, {"num_local_experts": 16, "n_routed_experts": 16}),
+    ],
+)
+def test_a_value_that_stands_twice_is_read(architecture, once, twice):
+    """transformers 5.17 writes the rotated share inside of ``rope_parameters`` and beside it: such files were refused.
+
+    Where both differ, transformers takes the one inside.
+    """
+    assert parse(architecture, **once, **twice) == parse(architecture, **once)
+
+
+def test_names_of_experts_excuse_no_other():
+    """Two names with the same number must not excuse each other in a family without experts."""
+    with pytest.raises(UserError, match="num_experts is not supported"):
+        parse("LlamaForCausalLM", num_experts=4, num_local_experts=4)
+
+
 @pytest.mark.parametrize("name", WHOLES)
 @pytest.mark.parametrize("of_text", [None, True, False])
 def test_who_says_whether_embeddings_are_tied(name, of_text):
