@@ -8,6 +8,7 @@ from rosebatch.bench.case import Case, spread
 from rosebatch.bench.profile_tables import attribution_text, profile_text
 from rosebatch.bench.session import Entry, summarize
 from rosebatch.config.switches import flag
+from rosebatch.core.words import counted
 from rosebatch.job.report.table import print_table, table, throughput_line
 
 # Columns and their widths. Start-up is importing and loading. The first run is the warm-up, which compiles kernels and
@@ -58,7 +59,7 @@ def print_replays(results: Iterable[Entry], stream: TextIO) -> None:
     first = next(entry for entry in entries if "peer" not in entry)
     latencies = [f"{kind.upper()} p50/p90/p99 ms" for kind in LATENCIES]
     header = f"{'scale':>6} {'engine':<18} {'requests/s':>10} {'output tok/s':>12}"
-    stream.write(f"{first['scenario']}, {first['model']}, {first['requests']} requests\n")
+    stream.write(f"{first['scenario']}, {first['model']}, {counted(first['requests'], 'request')}\n")
     stream.write(header + "".join(f" {name:>24}" for name in latencies) + "\n")
     for entry in entries:
         start = f"{entry['scale']:>6g} {engine_name(entry):<18}"
@@ -125,7 +126,7 @@ def _report(entry: Entry, about: str) -> list[tuple[str, str]]:
     rows.append(("timed runs", f"{len(entry['seconds'])}, seconds {_spread(spread(entry['seconds']), '.4f')}"))
     rows.append(("graphs", f"{entry['graph_captures']} captured, {entry['graph_replays']} replays"))
     for worker in entry.get("workers", ()):
-        did = f"{worker['requests']} requests, {worker['output_tokens_per_s']:.0f} output tokens/s"
+        did = f"{counted(worker['requests'], 'request')}, {worker['output_tokens_per_s']:.0f} output tokens/s"
         rows.append((worker["device"], f"{did}, waited {worker['waited_s']:.4f} s for the last one"))
     if "idle_share" in entry:
         rows.append(("idle", f"{entry['idle_share']:.1%} of the elapsed time, at most"))

@@ -20,6 +20,7 @@ from rosebatch.cli.other_names import by_flag, explained
 from rosebatch.config.run import RunConfig
 from rosebatch.core.errors import InterruptionError, UserError, printable
 from rosebatch.core.version import __version__
+from rosebatch.core.words import counted
 from rosebatch.host.openmp import wait_passively
 from rosebatch.job.config import JobConfig
 
@@ -127,7 +128,7 @@ def merge(
     from rosebatch.job.merge import merge_shards
 
     rows, failed = merge_shards(JobConfig(input=source, output=output, errors=errors, rows_per_file=rows_per_file))
-    typer.echo(f"{rows} rows, {failed} failed", err=True)
+    typer.echo(f"{counted(rows, 'row')}, {failed} failed", err=True)
     jobs.exit_if(failed)
 
 

@@ -9,6 +9,7 @@ import typer
 from rosebatch.cli import cuda_context
 from rosebatch.config.run import RunConfig
 from rosebatch.core.errors import FlagError
+from rosebatch.core.words import counted
 from rosebatch.job.config import JobConfig
 
 EXIT_ROWS_FAILED = 3
@@ -34,8 +35,7 @@ def serve_file(job: JobConfig, run: dict[str, Any], started: float) -> None:
     with interrupts.watch():
         failed = run_job(job, config, listen=interrupts.listen, started=started).num_failed
     if failed and job.quiet:
-        rows = "1 row" if failed == 1 else f"{failed} rows"
-        sys.stderr.write(f"rosebatch: {rows} failed: an error is in place of the result\n")
+        sys.stderr.write(f"rosebatch: {counted(failed, 'row')} failed: an error is in place of the result\n")
     exit_if(failed)
 
 
@@ -85,9 +85,11 @@ def _defaults(flags: dict[str, Any]) -> dict[str, Any]:
     """The flags that were given, as fields of a row.
 
     Raises:
-        FlagError: the file of a schema is unreadable.
+        FlagError: the file of a schema is unreadable, or there are two forms.
     """
     given = {name: value for name, value in flags.items() if value not in (None, ())}
+    if "regex" in given and "json_schema" in given:
+        raise FlagError("--regex and --json-schema exclude each other: an answer has one form")
     structured = {"regex": given.pop("regex")} if "regex" in given else {}
     if "json_schema" in given:
         schema = given.pop("json_schema")

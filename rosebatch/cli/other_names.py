@@ -4,6 +4,8 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
+from rosebatch.config.run import DTYPES
+
 # By what to do here: flags of vLLM, SGLang, llama.cpp, transformers, and of habit.
 _FLAGS = {
     "use --model": "-m --model-path --model-name --model-id --hf-model --hf-repo",
@@ -77,6 +79,7 @@ _NO_OPTION = re.compile(r"No such option: (\S+)")
 _NO_COMMAND = re.compile(r"No such command '([^']*)'")
 _FIELD = re.compile(r"([a-z][a-z_]*)(?= must )")
 _VALUE = re.compile(r"Invalid value for '(--[\w-]+)[^:]*': (?:Value error, )?(.*)")
+_CHOICE = re.compile(r"Invalid value for '(--dtype)[^:]*: (?:Value error, )?'([^']*)' is not one of")
 # What the parser says of a value, and what we say.
 _REASONS = {
     r"Input should be a valid integer.*": "must be a whole number",
@@ -103,6 +106,8 @@ def explained(message: str, flags: Collection[str]) -> str:
         name = match[1]
         meant = f"generate {name}" if Path(name).exists() else COMMANDS.get(name)
         return f"{name} is no command: use rosebatch {meant}" if meant else f"{message} rosebatch --help lists them"
+    if (match := _CHOICE.match(message)) and (own := DTYPES.get(match[2])):
+        return f"{match[1]} {match[2]}: use {match[1]} {own}"
     if match := _VALUE.match(message):
         told = (found.expand(ours) for theirs, ours in _REASONS.items() if (found := re.fullmatch(theirs, match[2])))
         return f"{match[1]} {next(told, match[2])}"

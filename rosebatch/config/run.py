@@ -14,6 +14,8 @@ from rosebatch.config.switches import SWITCH_NAMES
 Sampler = Literal["rosebatch", "flashinfer"]
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "float16", "bfloat16"]
+# Other tools' names of dtypes.
+DTYPES = {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "float": "float32", "fp32": "float32"}
 LoadFormat = Literal["auto", "dummy"]
 ModelImpl = Literal["auto", "rosebatch", "transformers"]
 InputFormat = Literal["auto", "jsonl", "json", "openai", "parquet", "arrow", "csv"]
@@ -185,7 +187,7 @@ class RunConfig:
         unknown = settings.keys() - own - switches.keys()
         if unknown:
             name = min(unknown)
-            near = get_close_matches(name, [*own, *SWITCH_NAMES, *also], n=1)
+            near = get_close_matches(name, ["model", *own, *SWITCH_NAMES, *also], n=1)
             raise ValueError(f"unknown setting {name}" + (f"; did you mean {near[0]}?" if near else ""))
         for name, value in switches.items():
             if not isinstance(value, bool | None):

@@ -112,6 +112,13 @@ class Columns:
         named = (self.prompt, self.id, *prompt_template.names(self.template))
         return self.carried is None or name in self.carried or name in named or name in asked
 
+    @property
+    def understood(self) -> frozenset[str]:
+        """The columns that a flag names."""
+        return frozenset(
+            filter(None, (self.prompt, self.id, *prompt_template.names(self.template), *(self.carried or ())))
+        )
+
     def carries(self, name: str, *, is_table: bool) -> bool:
         """Whether a column may be carried, by its name."""
         if self.carried is not None:

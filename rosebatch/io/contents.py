@@ -130,6 +130,12 @@ class Contents:
         """The same, without waiting: True for a stdin that may still turn out to be none."""
         return (self._files.source == "-" and self._format == "auto") or self.is_batch
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether a stdin that can be read once only has no line."""
+        _ = self.kinds
+        return not self._peeked
+
     def texts(self, path: str, kind: Kind) -> Iterator[bytes | BadValues]:
         """The rows of a file with JSON, undecoded, among them blank lines."""
         with self._files.open(path) as file:

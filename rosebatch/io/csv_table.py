@@ -8,6 +8,7 @@ from itertools import chain
 from typing import IO, Any
 
 from rosebatch.core.errors import RowError, UserError
+from rosebatch.core.words import counted
 from rosebatch.io.lines import SKIPPED_BYTES, too_long
 from rosebatch.io.table_values import BadValues, TextValues
 
@@ -120,7 +121,7 @@ class CsvTable:
     def _checked(self, cells: list[str]) -> tuple[TextValues | BadValues, int]:
         values = {name: cell or None for name, cell in zip(self.names, cells, strict=False)}
         if len(cells) != len(self.names):
-            message = f"expected {len(self.names)} cells, as the first row has, got {len(cells)}"
+            message = f"expected {counted(len(self.names), 'cell')}, as the first row has, got {len(cells)}"
             return BadValues(values, RowError("invalid_value", message)), sum(map(len, cells))
         try:
             return TextValues(values), len("".join(cells).encode())

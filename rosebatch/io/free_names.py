@@ -1,6 +1,7 @@
 """Whether the fields of an input have names that results need for themselves."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -39,11 +40,9 @@ class TakenNames:
     def add_lines(self, lines: Iterable[tuple[bytes, str]]) -> None:
         """Look at lines and their places. Broken lines have no names; they fail by themselves."""
         for line, where in lines:
-            try:
-                if not self._reserved.isdisjoint(_NAMES.decode(line)):
+            if not self._reserved.isdisjoint(names_of(line)):
+                with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                     self._add(msgspec.json.decode(line), where, is_table=False)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                continue
 
     def _add(self, values: Mapping[str, Any], where: str, *, is_table: bool) -> None:
         carried = {name: value for name, value in values.items() if self._columns.carries(name, is_table=is_table)}
@@ -65,3 +64,11 @@ class TakenNames:
             where = self._found[names[0]]
             place = source if where == path else f"{source}, {where}"
             raise FlagError(f"{place}: {collision_message(names, self._result_column)}")
+
+
+def names_of(line: bytes) -> Set[str]:
+    """The names of a line's fields; none of a broken line."""
+    try:
+        return _NAMES.decode(line).keys()
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return frozenset()

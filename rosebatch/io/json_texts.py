@@ -2,6 +2,7 @@
 
 import io
 import re
+import shlex
 from collections.abc import Iterator
 from typing import IO
 
@@ -53,7 +54,7 @@ def _require_whole(line: bytes, path: str) -> None:
         # Other damage is the row's.
         if "truncated" in str(error):
             message = "is neither an array of objects nor one object per line; put [ and ] around a single object"
-            raise UserError(f"{path}: {message}") from None
+            raise UserError(f"{path}: {message}, or make lines: jq -c . {shlex.quote(path)} > prompts.jsonl") from None
 
 
 def _items(file: IO[bytes], path: str, limit: int) -> Iterator[bytes | BadValues]:

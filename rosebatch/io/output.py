@@ -7,6 +7,7 @@ from typing import IO, Any, Protocol
 
 import msgspec
 
+from rosebatch.core.words import counted
 from rosebatch.io.part_file import PartFile
 from rosebatch.io.part_lines import PartEncoder
 from rosebatch.io.placement import Placement
@@ -204,7 +205,8 @@ class FileOutput(Output):
         """How many rows the part file holds, and how to continue."""
         if not self.num_rows:
             return ""
-        return f": {self.num_rows} rows are saved in {self._part.path}; rerun with --resume to continue"
+        are = "is" if self.num_rows == 1 else "are"
+        return f": {counted(self.num_rows, 'row')} {are} saved in {self._part.path}; rerun with --resume to continue"
 
     @cached_property
     def encode(self) -> Encode:

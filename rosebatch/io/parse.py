@@ -192,6 +192,8 @@ class RowParser:
         except RowError as error:
             return FailedRow(index=index, where=where, metadata=carried, error=error)
         row = self._plain_row(as_in_json(request) if is_table else request, index, where, is_table=is_table)
+        if isinstance(row, Row) and row.unclear:
+            row = replace(row, unclear=tuple(name for name in row.unclear if name not in self.columns.understood))
         return replace(row, metadata=carried)
 
     def _carried(self, values: dict[str, Any], *, is_table: bool = True) -> dict[str, Any]:

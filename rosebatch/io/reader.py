@@ -15,7 +15,7 @@ from rosebatch.io.columns import Columns
 from rosebatch.io.contents import Contents
 from rosebatch.io.files import as_path, is_url
 from rosebatch.io.formats import JSON_KINDS, Kind
-from rosebatch.io.free_names import TakenNames
+from rosebatch.io.free_names import TakenNames, names_of
 from rosebatch.io.hive import Partitions, row_with_keys, text_with_keys, with_columns
 from rosebatch.io.input_files import InputFiles
 from rosebatch.io.json_texts import stripped
@@ -169,6 +169,15 @@ class PromptReader:
         with self._files.open(path) as raw, open_table(raw, path, kind, self.max_row_bytes) as table:
             return table.num_rows if table.num_rows is not None else sum(1 for _ in table.rows(lambda name: False))
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is surely no row. On stdin this waits for the first line; URLs are not read for it."""
+        if not self._files.can_reopen(self.source):
+            return self._contents.has_ended
+        if is_url(self.source) or any(count for _, count in self._schemas.values()):
+            return False
+        return next(self._records(), None) is None
+
     def require_free_names(self) -> None:
         """Check that results overwrite no field of the input.
 
@@ -189,6 +198,28 @@ class PromptReader:
                 whole = takewhile(lambda text: isinstance(text[1], bytes), self._json_rows(path, kind))
                 taken.add_lines((cast(bytes, text), f"{where}{number}") for number, text, _ in whole)
         taken.require_none(self.source, self.paths[0])
+
+    def absent_columns(self) -> list[str]:
+        """The columns that ``--columns`` and ``--id-column`` name, and no row has. A table without one is refused.
+
+        Lines are read until all were found; none of stdin or at a URL, which can be read once only.
+        """
+        columns = self.columns
+        absent = dict.fromkeys((*(columns.carried or ()), *((columns.id,) if columns.id else ())))
+        if not absent or self.source == "-" or is_url(self.source) or self._schemas or self.is_batch:
+            return []
+        has_rows = False
+        for path, kind in self._contents.each(*JSON_KINDS):
+            for _, text, _ in self._json_rows(path, kind):
+                if not isinstance(text, bytes):
+                    # It may have them.
+                    return []
+                has_rows = True
+                for name in names_of(text) & absent.keys():
+                    del absent[name]
+                if not absent:
+                    return []
+        return list(absent) if has_rows else []
 
     def __iter__(self) -> Iterator[Row | FailedRow]:
         """Rows in input order. Raises UserError if the input cannot be read."""

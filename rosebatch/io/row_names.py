@@ -41,10 +41,12 @@ TEMPLATE_FIELDS = ("reasoning_effort", "verbosity", "enable_thinking")
 NESTED = "sampling_params"
 OTHER_NAMES = frozenset({*SAME_AS, *GRAMMARS, *TEMPLATE_FIELDS, NESTED})
 _KNOWN = frozenset({*OPTION_FIELDS, *SAMPLING_FIELDS, *TOOL_FIELDS, *OTHER_NAMES})
+# Texts that other tools put into the prompt. Here, only a template or ``--system-prompt`` does.
+TEXTS = ("system", "system_prompt", "system_message", "instruction", "instructions", "context", "input")
 # Settings of other tools that mean nothing here.
 _ELSEWHERE = frozenset(
     {
-        *("do_sample", "max_length", "min_length", "num_beams", "stop_sequences", "stream", "system_prompt"),
+        *("do_sample", "max_length", "min_length", "num_beams", "stop_sequences", "stream"),
         *("add_special_tokens", "bad_words_ids", "chat_template", "custom_logit_processor"),
         *("custom_params", "early_stopping", "ebnf", "eos_token_id", "extra_body"),
         *("function_call", "functions", "generation_config", "generation_kwargs", "grammar", "guided_decoding"),
@@ -54,6 +56,7 @@ _ELSEWHERE = frozenset(
         *("parameters", "random_seed", "reasoning", "repeat_last_n", "return_token_ids", "sampling", "stop_regex"),
         *("structural_tag", "structured_output", "tfs_z", "thinking", "thinking_budget", "truncation_side"),
         *("typical_p", "until", "use_beam_search"),
+        *TEXTS,
     }
 )
 # A carried field may well be called "prompts" or "temperature_c".

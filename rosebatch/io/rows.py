@@ -41,7 +41,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         prompts: several texts or token ids, each to be completed.
         tool_use: for chats. The tools that the model may call.
         ignored: fields that change nothing in a local run.
-        unclear: carried fields whose names look like settings.
+        unclear: fields that look as if they should change something, and do not.
         prompt_only: whether only the prompt's log-probabilities or its echo are wanted, and no completion.
         pooling: of a row that is embedded; None if it is completed.
     """
@@ -185,5 +185,7 @@ def given_prompt(line: Any, values: Mapping[str, Any]) -> str:
     if len(given) == 1:
         return given[0]
     what = " and ".join(given) or "none"
-    way = "" if values.keys() & set(PROMPT_FIELDS) else "; --prompt-column says which field has it"
+    way = (
+        "" if values.keys() & set(PROMPT_FIELDS) else "; --prompt-column or --prompt-template says which fields have it"
+    )
     raise RowError("missing_prompt", f"expected one of {', '.join(PROMPT_FIELDS)}; got {what}{way}")

@@ -1,4 +1,4 @@
-"""What a chat means for one model: variables that its template does not use, and the grammar of its tool calls."""
+"""What a chat means for one model: what its template does not use, and the grammar of its tool calls."""
 
 from dataclasses import replace
 
@@ -7,8 +7,16 @@ from msgspec import structs
 from rosebatch.core.errors import RowError
 from rosebatch.io.row_names import TEMPLATE_FIELDS
 from rosebatch.io.rows import FailedRow, Row
+from rosebatch.job.texts import template_options
 from rosebatch.text.chat_parsers import unknown_calls
 from rosebatch.text.tokenizer import Tokenizer
+
+# The fields of all messages.
+_OF_ALL = ("role", "content")
+# Of these, all is rendered or says nothing: what a server's answer has beside its text is among them.
+_SAY_NOTHING = {*_OF_ALL, "id", "tool_calls", "tool_call_id", "annotations", "status", "type"}
+# What many templates leave out of a chat by intent: who speaks, what was refused, and earlier thoughts.
+_OF_SPEAKERS = ("name", "refusal", "reasoning", "reasoning_content", "thinking")
 
 
 def for_model(row: Row | FailedRow | None, tokenizer: Tokenizer | None) -> Row | FailedRow | None:
@@ -18,17 +26,25 @@ def for_model(row: Row | FailedRow | None, tokenizer: Tokenizer | None) -> Row |
         row: as it was read; None is handed on.
         tokenizer: of the model; None if it works on token ids.
     """
-    return _with_call_grammar(_with_ignored(row, tokenizer), tokenizer) if isinstance(row, Row) else row
+    return _with_call_grammar(_with_unread(row, tokenizer), tokenizer) if isinstance(row, Row) else row
 
 
-def _with_ignored(row: Row, tokenizer: Tokenizer | None) -> Row:
-    """The row, with the fields that its chat template has no use for among the ignored ones."""
-    if not row.options.chat_template_kwargs:
+def _with_unread(row: Row, tokenizer: Tokenizer | None) -> Row:
+    """The row, with what its chat template does not use among the ignored fields, or among the unclear ones."""
+    variables, messages = row.options.chat_template_kwargs, row.messages or ()
+    further = [name for each in messages if len(each) > len(_OF_ALL) for name in each if name not in _SAY_NOTHING]
+    if not variables and not further:
         return row
     template = None if tokenizer is None else tokenizer.chat_template(tools=row.tool_use is not None)
-    given = [name for name in TEMPLATE_FIELDS if name in row.options.chat_template_kwargs]
-    unused = [name for name in given if template is None or name not in template.source]
-    return structs.replace(row, ignored=(*row.ignored, *unused)) if unused else row
+    unread = [name for name in variables if template is None or name not in template.words]
+    ignored = [name for name in unread if name in TEMPLATE_FIELDS]
+    unclear = [f"chat_template_kwargs.{name}" for name in unread if name not in TEMPLATE_FIELDS]
+    for name in dict.fromkeys(further):
+        if template is not None and not template.reads(name, messages, template_options(row)):
+            (ignored if name in _OF_SPEAKERS else unclear).append(f"messages.{name}")
+    if not ignored and not unclear:
+        return row
+    return structs.replace(row, ignored=(*row.ignored, *ignored), unclear=(*row.unclear, *unclear))
 
 
 def _with_call_grammar(row: Row, tokenizer: Tokenizer | None) -> Row | FailedRow:

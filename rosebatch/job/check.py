@@ -13,6 +13,7 @@ from rosebatch.config.run import RunConfig
 from rosebatch.config.switches import flag
 from rosebatch.core.errors import FlagError, RowError, printable
 from rosebatch.core.request import Request
+from rosebatch.core.words import counted
 from rosebatch.engine.cache.kv_cache import bytes_for_longest
 from rosebatch.engine.cache.memory import batched_tokens, min_slots
 from rosebatch.engine.load import choose_block_size
@@ -24,7 +25,7 @@ from rosebatch.io.rows import FailedRow, Row
 from rosebatch.io.sampling_fields import with_defaults
 from rosebatch.job.await_grammars import with_grammars
 from rosebatch.job.config import JobConfig
-from rosebatch.job.open_input import open_input
+from rosebatch.job.open_input import open_input, warn_of_absent_columns
 from rosebatch.job.prepare import prepare
 from rosebatch.job.prepared import Prepared
 from rosebatch.job.report.table import field_rows, print_table
@@ -84,6 +85,7 @@ def check_job(job: JobConfig, config: RunConfig, stream: TextIO) -> int:
     check_sampling(job.sampling, None, grammar_limits(config))
     defaults = with_defaults(job.sampling, default_sampling(plan) if task.samples else {})
     reader = open_input(replace(job, sampling=defaults))
+    warn_of_absent_columns(reader)
     checked = check_file(reader, plan, stream)
     rates = measure_rates(plan.device.type) or measure_host_rates(plan.source.dtype)
     rows = _summary(checked, plan, choose_block_size(plan.config, plan.device), rates)
@@ -99,7 +101,7 @@ def check_file(reader: PromptReader, plan: LaunchPlan, stream: TextIO, *, strict
         reader: of the input.
         plan: of the run.
         stream: for people.
-        strict: whether a carried field whose name looks like a setting is a mistake.
+        strict: whether a field that is not understood is a mistake.
     """
     config = plan.source.config
     if plan.fit is not None:
@@ -173,7 +175,7 @@ def _refused(row: Prepared, config: ModelConfig, *, strict: bool) -> FailedRow |
     """The row, if an engine would refuse a part of it."""
     if strict and row.row.unclear:
         what = ", ".join(row.row.unclear)
-        return row.failed(RowError("unclear_field", f"looks like a setting, and would be carried only: {what}"))
+        return row.failed(RowError("unclear_field", f"not understood, and would change nothing: {what}"))
     try:
         for number, prompt in enumerate(row.prompts):
             request = Request(number, prompt.token_ids, prompt.sampling, row.row.pooling)
@@ -201,7 +203,10 @@ def _summary(checked: Checked, plan: LaunchPlan, block_size: int, rates: Rates) 
     if checked.doubled and checked.beginning is not None:
         mark = checked.beginning[1]
         lines.append(
-            ("begin twice", f"{checked.doubled} prompts: the tokenizer adds {mark} to a text that has it already")
+            (
+                "begin twice",
+                f"{counted(checked.doubled, 'prompt')}: the tokenizer adds {mark} to a text that has it already",
+            )
         )
     config, itemsize, slots = plan.source.config, plan.source.dtype.itemsize, min_slots(plan.config)
     for name, lens in (("prompt", checked.prompt_lens), ("output", checked.output_lens)):
@@ -217,12 +222,13 @@ def _summary(checked: Checked, plan: LaunchPlan, block_size: int, rates: Rates) 
     totals = map(sum, zip(checked.prompt_lens, checked.output_lens, strict=True))
     chunk = batched_tokens(plan.config, plan.device.type)
     cache = bytes_for_longest(config, block_size, plan.source.dtype, totals, slots, chunk)
+    longest = "longest row" if min(slots, good) == 1 else f"{min(slots, good)} longest rows"
     if plan.fit is not None:
         lines.append(("memory", str(plan.fit)))
-    lines.append(("KV cache", f"at most {gib(cache)} for the {min(slots, good)} longest rows at once; less is enough"))
+    lines.append(("KV cache", f"at most {gib(cache)} for the {longest} at once; less is enough"))
     states = min(slots, good) * config.state_bytes(itemsize)
     if states:
-        lines.append(("states", f"{gib(states)} for {min(slots, good)} rows at once"))
+        lines.append(("states", f"{gib(states)} for {counted(min(slots, good), 'row')} at once"))
     rates = rates.of(plan.config.tensor_parallel_size)
     floor = find_floor(config, itemsize, checked.prompt_lens, checked.output_lens, max_num_seqs=slots, rates=rates)
     lines.append(("time", time_range(floor, plan.device.type)))
@@ -230,15 +236,21 @@ def _summary(checked: Checked, plan: LaunchPlan, block_size: int, rates: Rates) 
 
 
 def time_range(floor: Floor, device: str) -> str:
-    """Between which times a run will be done, start-up included.
+    """Between which times a run will start, and then be done.
 
-    The first holds if answers end at once, and the run is among the fastest that were measured; the second if all
-    reach their greatest length, and it is among the slowest.
+    Of both, the first holds if answers end at once, and the run is among the fastest that were measured; the second if
+    all reach their greatest length, and it is among the slowest.
     """
     (limit, minimum), (quick, slow) = _SHARES[device], _START_SECONDS[device]
-    low, high = quick + floor.prefill_s / limit, slow + floor.seconds / minimum
-    ends = f"about {low:.0f} s if answers end at once, {high:.0f} s if all reach their limits"
-    return f"{ends}; the hardware's limit for those is {floor.seconds:.1f} s"
+    low, high = _seconds(floor.prefill_s / limit), _seconds(floor.seconds / minimum)
+    ends = (
+        f"{low} to {high}" if not floor.decode_s else f"{low} if answers end at once, {high} if all reach their limits"
+    )
+    return f"{quick} to {slow} s to start, then {ends}; the hardware's limit is {_seconds(floor.seconds)}"
+
+
+def _seconds(seconds: float) -> str:
+    return "under 0.1 s" if seconds < 0.1 else f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
 
 
 def _histogram(lens: Iterable[int]) -> list[tuple[str, str]]:

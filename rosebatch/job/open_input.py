@@ -1,7 +1,9 @@
 """Opens the input of a job."""
 
+import sys
+
 from rosebatch.config.byte_sizes import in_bytes
-from rosebatch.core.errors import FlagError
+from rosebatch.core.errors import FlagError, printable
 from rosebatch.io.columns import Columns
 from rosebatch.io.reader import PromptReader
 from rosebatch.job.config import JobConfig
@@ -22,3 +24,10 @@ def open_input(job: JobConfig) -> PromptReader:
         raise FlagError("--result-column prompt: --keep-prompt needs this name; choose another")
     limit = in_bytes(job.max_row_bytes)
     return PromptReader(job.input, job.sampling, job.input_format, job.result_column, columns, job.task, limit)
+
+
+def warn_of_absent_columns(reader: PromptReader) -> None:
+    """Say on stderr which columns were named, and no row has."""
+    for name in reader.absent_columns():
+        flag = "--id-column" if name == reader.columns.id else "--columns"
+        sys.stderr.write(f"rosebatch: warning: {flag} {printable(name)}: no row of {printable(reader.source)} has it\n")

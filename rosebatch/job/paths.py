@@ -1,6 +1,7 @@
 """Before a run: no two of its paths are one file, nothing foreign is in its way, and all can be written."""
 
 import os
+import shlex
 import stat
 from collections.abc import Iterable
 from contextlib import suppress
@@ -93,7 +94,7 @@ def require_writable(path: Path, shown: str) -> None:
             os.close(descriptor)
             os.unlink(real)  # noqa: PTH108
     except OSError as error:
-        raise UserError(f"{shown}: {error.strerror}") from None
+        raise UserError(f"{shown}: {_reason(error, path)}") from None
 
 
 def require_creatable(path: Path, shown: str) -> None:
@@ -112,11 +113,19 @@ def require_creatable(path: Path, shown: str) -> None:
     try:
         os.close(os.open(trial, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666))
     except OSError as error:
-        raise UserError(f"{shown}: {error.strerror}") from None
+        raise UserError(f"{shown}: {_reason(error, path)}") from None
     # Another run may try the same.
     with suppress(FileNotFoundError):
         if not trial.stat().st_size:
             trial.unlink()
+
+
+def _reason(error: OSError, path: Path) -> str:
+    """Why a file cannot be made."""
+    folder = path.parent
+    if isinstance(error, FileNotFoundError) and not folder.exists():
+        return f"the folder {folder} is missing: mkdir -p {shlex.quote(str(folder))}"
+    return error.strerror or str(error)
 
 
 def require_replaceable_file(path: Path) -> None:

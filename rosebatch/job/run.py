@@ -9,7 +9,8 @@ from typing import Any
 
 from rosebatch.config.byte_sizes import in_bytes
 from rosebatch.config.run import DEMO_ANSWERS, RunConfig
-from rosebatch.core.errors import FailedRunError, FlagError, InterruptionError, LostProcessError, UserError
+from rosebatch.core.errors import FailedRunError, FlagError, InterruptionError, LostProcessError, UserError, printable
+from rosebatch.core.words import counted
 from rosebatch.io.columns import Columns
 from rosebatch.io.openai.lines import BatchShape
 from rosebatch.io.output import Output
@@ -19,7 +20,7 @@ from rosebatch.io.sampling_fields import with_defaults
 from rosebatch.job.config import JobConfig
 from rosebatch.job.destination import Destination, find_destination
 from rosebatch.job.manifest import build_manifest
-from rosebatch.job.open_input import open_input
+from rosebatch.job.open_input import open_input, warn_of_absent_columns
 from rosebatch.job.open_output import errors_of, open_output
 from rosebatch.job.output_manifest import OutputManifest, find_output_manifest
 from rosebatch.job.report.build import build_report, write_report
@@ -43,7 +44,8 @@ class JobResult:
 
     Attributes:
         num_failed: rows that failed, those of a resumed run included.
-        report: everything else, see ``docs/reports.md``. Empty if the output was complete already.
+        report: everything else, see ``docs/reports.md``. Empty if the output was complete already, or
+            the input has no rows.
     """
 
     num_failed: int
@@ -81,6 +83,7 @@ def run_job(
         reader.serves = shard.has
     destination = find_destination(job, reader, model if isinstance(model, RunConfig) else None)
     reader.require_free_names()
+    warn_of_absent_columns(reader)
     making = _service(model, quiet=job.quiet)
     imported = time.perf_counter()
     with making as service:
@@ -107,6 +110,8 @@ def run_job(
         resumed = results.num_rows
         if isinstance(model, RunConfig) and not job.quiet:
             sys.stderr.write(f"rosebatch: {service.facts.name} {service.facts.fit}\n")
+        if isinstance(model, RunConfig) and reader.is_empty:
+            return _without_rows(job, reader, results)
         tally, begun = _serve(job, reader, service, results, shard, listen)
         served = service.served()
     startup = {} if started is None else {"import": imported - started}
@@ -130,7 +135,9 @@ def run_job(
     if not job.quiet:
         print_report(report, sys.stderr)
         if shard is not None:
-            sys.stderr.write(f"shard {shard}: {results.num_rows} rows; once all shards have run: rosebatch merge\n")
+            sys.stderr.write(
+                f"shard {shard}: {counted(results.num_rows, 'row')}; once all shards have run: rosebatch merge\n"
+            )
     return JobResult(results.num_failed, report)
 
 
@@ -212,9 +219,22 @@ def _service(model: RunConfig | Loaded, *, quiet: bool) -> AbstractContextManage
 def _already_complete(job: JobConfig, found: OutputManifest) -> JobResult:
     if not job.quiet:
         no_report = "; no report is written" if job.report else ""
-        told = f"{found.rows} rows, {found.failed} failed{no_report}"
+        told = f"{counted(found.rows, 'row')}, {found.failed} failed{no_report}"
         sys.stderr.write(f"rosebatch: {job.output} is already complete: {told}\n")
     return JobResult(found.failed, {})
+
+
+def _without_rows(job: JobConfig, reader: PromptReader, results: Output) -> JobResult:
+    """The end of a job that has no rows: no model is loaded for it."""
+    try:
+        reader.require_unchanged()
+        results.finish()
+    finally:
+        results.close()
+    if not job.quiet:
+        no_report = "; no report is written" if job.report else ""
+        sys.stderr.write(f"rosebatch: {printable(reader.source)} has no rows: the output is empty{no_report}\n")
+    return JobResult(0, {})
 
 
 def _require_flags_apply(job: JobConfig, reader: PromptReader, destination: Destination) -> None:
@@ -231,4 +251,6 @@ def _require_all_good(reader: PromptReader, service: Service) -> None:
         raise FlagError("--strict needs an input file: stdin can be read once only")
     bad = service.count_bad(reader)
     if bad:
-        raise FlagError(f"{reader.source}: {bad} rows cannot be served, and --strict was given: nothing was run")
+        raise FlagError(
+            f"{reader.source}: {counted(bad, 'row')} cannot be served, and --strict was given: nothing was run"
+        )

@@ -23,7 +23,7 @@ class Texts:
         self._is_chat = [row.messages is not None for row in rows]
         if tokenizer is not None:
             chats = [row for row in rows if row.messages is not None]
-            self._chats = tokenizer.render([r.messages or [] for r in chats], [_template_options(r) for r in chats])
+            self._chats = tokenizer.render([r.messages or [] for r in chats], [template_options(r) for r in chats])
 
     def encode(self) -> list[list[Encoded]]:
         """For each row, its prompts as token ids, and their texts if they have any."""
@@ -46,8 +46,8 @@ class Texts:
         return [list(of_row(*row)) for row in zip(self._prompts, self._is_chat, strict=True)]
 
 
-def _template_options(row: Row) -> dict[str, Any]:
-    """Variables of the chat template."""
+def template_options(row: Row) -> dict[str, Any]:
+    """Variables of a row's chat template."""
     return row.options.template if row.tool_use is None else {**row.options.template, "tools": row.tool_use.tools}
 
 

@@ -9,6 +9,7 @@ from rosebatch.config.model import ModelConfig, Planes
 from rosebatch.config.run import RunConfig
 from rosebatch.config.switches import Switches
 from rosebatch.core.errors import FlagError
+from rosebatch.core.words import counted
 from rosebatch.engine.cache.kv_cache import bytes_per_block
 from rosebatch.engine.cache.memory import DeviceMemory, MemoryPlan, min_slots, plan_memory, step_bytes
 from rosebatch.engine.metrics.roofline import weight_bytes
@@ -78,8 +79,8 @@ class Fit:
         weights = f"{gib(wanted.weights(self.memory.device))} of weights ({_named(wanted.dtype)})"
         allowed = f" (the model allows {model})" if self.longest < model else ""
         few = f", {self.longest_together} of that length" if self.longest_together < self.together else ""
-        room = f"{gib(self.cache)} of KV cache for a row of up to {self.longest} tokens{allowed}"
-        room += f", at most {self.together} rows at once{few}"
+        room = f"{gib(self.cache)} of KV cache for a row of up to {counted(self.longest, 'token')}{allowed}"
+        room += f", at most {counted(self.together, 'row')} at once{few}"
         return f"fits: {weights} and {room}, in {_free(self.memory)}{_ranks(wanted)}"
 
 

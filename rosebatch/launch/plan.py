@@ -13,6 +13,7 @@ from rosebatch.config.model import ModelConfig
 from rosebatch.config.run import RunConfig
 from rosebatch.config.switches import Switches, flag, without_effect
 from rosebatch.core.errors import FlagError, UserError
+from rosebatch.core.words import counted
 from rosebatch.engine.cache.memory import memory_of
 from rosebatch.engine.load import choose_block_size, pick_device
 from rosebatch.launch.fit import Fit, Wanted, find_fit
@@ -103,7 +104,7 @@ def plan_launch(config: RunConfig, *, quiet: bool = False, weights: bool = True)
     if (ranks := config.tensor_parallel_size) > 1:
         require_divisible(source.config, ranks)
         if device.type == "cuda" and (count := torch.cuda.device_count()) < ranks:
-            raise FlagError(f"--tensor-parallel-size {ranks}: this process sees {count} GPUs")
+            raise FlagError(f"--tensor-parallel-size {ranks}: this process sees {counted(count, 'GPU')}")
     off = switched_off_by(source.config)
     for name, reason in off.items():
         if config.switches.get(name):

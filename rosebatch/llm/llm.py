@@ -29,7 +29,7 @@ from rosebatch.llm.calls import Calls
 from rosebatch.llm.embeddings import EmbeddingRequestOutput, Embeddings
 from rosebatch.llm.outputs import Completions, RequestOutput
 from rosebatch.llm.prompts import Prompt, chats_fields, one_for_each, prompt_fields, several
-from rosebatch.llm.vllm_names import own_names, require_neutral
+from rosebatch.llm.vllm_names import WithoutMethods, own_names, require_neutral
 
 if TYPE_CHECKING:
     from rosebatch.launch.launch import Launched
@@ -41,7 +41,7 @@ _MAX_WAITING = 64
 OnError = Literal["raise", "return"]
 
 
-class LLM:
+class LLM(WithoutMethods):
     """A loaded model.
 
     Use it as often as you like. As a context manager, or by ``close``, it gives the GPU's memory back. ::
@@ -94,7 +94,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Sequence[Prompt] | None = None,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         seed: int | None = None,
@@ -175,7 +175,7 @@ class LLM:
 
     def embed(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Sequence[Prompt] | None = None,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         *,
         on_error: OnError = "raise",
@@ -224,9 +224,9 @@ class LLM:
         """
         shared = sampling_params is None or isinstance(sampling_params, SamplingParams)
         if shared:
-            pairs: Iterable[tuple[Prompt, Any]] = ((prompt, sampling_params) for prompt in prompts)
+            pairs: Iterable[tuple[Prompt, Any]] = ((prompt, sampling_params) for prompt in several(prompts))
         else:
-            pairs = zip(prompts, sampling_params, strict=True)  # type: ignore[arg-type]
+            pairs = zip(several(prompts), sampling_params, strict=True)  # type: ignore[arg-type]
         _check_on_error(on_error)
         backend = self._running()
         rows: Iterator[Row | FailedRow | None]

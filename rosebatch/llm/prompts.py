@@ -6,6 +6,7 @@ from typing import Any, TypedDict
 
 from rosebatch.core.errors import FlagError, RowError
 from rosebatch.core.plain import plain
+from rosebatch.core.words import counted
 from rosebatch.io.fields import PromptOptions, RequestFields, to_struct, tools_of
 from rosebatch.io.text_only import plain_message, require_text
 from rosebatch.io.tools import ToolUse
@@ -100,13 +101,19 @@ def one_for_each(name: str, given: Any, default: Any, count: int) -> list[Any]:
         return [default if given is None else given] * count
     params = list(given)
     if len(params) != count:
-        raise ValueError(f"{name} has {len(params)} entries for {count} prompts")
+        raise ValueError(f"{name} has {len(params)} parameters for {counted(count, 'prompt')}")
     return params
 
 
 def several(prompts: Any) -> Any:
-    """The prompts of a call: one prompt, such as token ids in a list or an array, is a list of one."""
+    """The prompts of a call: one prompt, such as token ids in a list or an array, is a list of one.
+
+    Raises:
+        ValueError: they are no prompts.
+    """
     prompts = plain(prompts)
+    if not isinstance(prompts, Iterable):
+        raise ValueError(f"prompts must be a text, token ids, a mapping, or several, got {type(prompts).__name__}")
     is_one = isinstance(prompts, str | Mapping) or (
         isinstance(prompts, Sequence) and bool(prompts) and all(type(plain(each)) is int for each in prompts)
     )

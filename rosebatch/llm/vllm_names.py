@@ -1,9 +1,11 @@
 """Settings by vLLM's names, for scripts that were written for it."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from rosebatch.config.run import DTYPES
 from rosebatch.core.sampling_params import MAX_LOGPROBS
+from rosebatch.io.fields import SAMPLING_FIELDS
 
 # vLLM's names of our switches.
 _SWITCHES = {"enable_prefix_caching": "prefix_cache", "enable_chunked_prefill": "chunked_prefill"}
@@ -42,13 +44,43 @@ _NEUTRAL_IN_CALLS: dict[str, tuple[Any, ...]] = {
     "tokenization_kwargs": (None, {}),
     "truncate_prompt_tokens": (None,),
 }
+# Parameters of its calls that have another form here.
+_OTHER_FORMS = {
+    "prompt_token_ids": "give token ids as prompts: generate([[1, 2, 3], [4, 5]])",
+    "guided_options_request": "give SamplingParams(structured_outputs=StructuredOutputsParams(…))",
+}
+# Methods of its LLM, by what serves here instead.
+_METHODS = {
+    "use embed, or get_tokenizer() for token ids": "encode",
+    "completions are sampled: use generate with SamplingParams(n=…)": "beam_search",
+    "rosebatch completes and embeds only": "classify score reward",
+    "use close(), and make the LLM again": "sleep wake_up",
+    "use rosebatch bench --profile": "start_profile stop_profile",
+    "an output has its metrics": "get_metrics",
+    "a cached prefix changes no answer; close() frees all": "reset_prefix_cache reset_mm_cache reset_encoder_cache",
+    "use get_tokenizer().apply_chat_template(…)": "preprocess_chat",
+    "weights cannot be read or changed": "apply_model collective_rpc get_model update_weights",
+    "use tokenizer= of LLM": "set_tokenizer",
+    "use stream for prompts that come one by one": "enqueue wait_for_completion",
+    "plan has what was decided at load": "llm_engine model_config supported_tasks",
+}
+_HINTS = {name: hint for hint, names in _METHODS.items() for name in names.split()}
 # Its names of values that have others here.
 _VALUES = {
     "load_format": {"safetensors": "auto"},
     "generation_config": {"vllm": "none"},
     "model_impl": {"vllm": "auto"},
 }
-_DTYPES = {"half": "float16", "float": "float32"}
+
+
+class WithoutMethods:
+    """A class that lacks methods of vLLM's ``LLM``: whoever asks for one is told what serves instead."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            hint = f": {_HINTS[name]}" if name in _HINTS else ""
+            raise AttributeError(f"{type(self).__name__} has no {name}{hint}", name=name, obj=self)
 
 
 def own_names(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,7 +102,7 @@ def own_names(settings: Mapping[str, Any]) -> dict[str, Any]:
         if name in own:
             own[name] = values.get(own[name], own[name])
     if "dtype" in own:
-        own["dtype"] = _DTYPES.get(own["dtype"], str(own["dtype"]).removeprefix("torch."))
+        own["dtype"] = DTYPES.get(own["dtype"], str(own["dtype"]).removeprefix("torch."))
     return own
 
 
@@ -82,6 +114,10 @@ def require_neutral(call: str, given: Mapping[str, Any]) -> None:
         ValueError: it asks for something that is not served.
     """
     for name, value in given.items():
+        if name in _OTHER_FORMS:
+            raise TypeError(f"{call}(): {name} is not served: {_OTHER_FORMS[name]}")
+        if name in SAMPLING_FIELDS:
+            raise TypeError(f"{call}(): {name} is a field of SamplingParams: {call}(…, SamplingParams({name}=…))")
         if name not in _NEUTRAL_IN_CALLS:
             raise TypeError(f"{call}() got an unexpected keyword argument {name!r}")
         if value not in _NEUTRAL_IN_CALLS[name] and not (name == "priority" and len(set(value)) == 1):

@@ -4,6 +4,7 @@ A template without a role or tools leaves messages out, or renders them as anoth
 error. So the first chat of each kind is rendered once more with marks in it, and every mark must appear.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -26,6 +27,8 @@ _NO_ROLE = "\ue000"
 # Every template has a place for these.
 _BASIC_ROLES = ("user", "assistant")
 _MAX_KINDS = 4096
+# Names of further fields that are tried: each is two renderings.
+_MAX_TRIED = 64
 # Of one chat: each is a rendering more.
 _MAX_ROLES = 32
 
@@ -42,13 +45,19 @@ _SPELLINGS = (_Spelling(), _Spelling(null_content=True), _Spelling(True), _Spell
 
 
 class ChatTemplate:
-    """A Jinja template with the named tokens that it may use, such as ``eos_token``."""
+    """A Jinja template with the named tokens that it may use, such as ``eos_token``.
+
+    Attributes:
+        words: of its source; all variables and fields that it names are among them.
+    """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         self.source = source
+        self.words = frozenset(re.findall(r"\w+", source))
         self._special_tokens = special_tokens
         self._has_developer = "'developer'" in source or '"developer"' in source
         self._spellings: dict[int, _Spelling | RowError] = {}
+        self._read: dict[str, bool] = {}
 
     def render(self, messages: Sequence[Message], options: Mapping[str, Any]) -> str | RowError:
         """The text of a chat, or why the template cannot render all of it.
@@ -71,6 +80,20 @@ class ChatTemplate:
         except Exception as error:
             reason = str(error) or type(error).__name__
             return RowError("invalid_messages", f"the chat template refuses the messages: {reason}")
+
+    def reads(self, name: str, messages: Sequence[Message], options: Mapping[str, Any]) -> bool:
+        """Whether a field of messages may change the text: the template names it, or prints all fields.
+
+        Args:
+            name: of the field.
+            messages, options: of a chat that has it; see ``render``.
+        """
+        if name not in self._read:
+            if len(self._read) >= _MAX_TRIED:
+                return name in self.words
+            without = [{other: value for other, value in each.items() if other != name} for each in messages]
+            self._read[name] = name in self.words or self.render(messages, options) != self.render(without, options)
+        return self._read[name]
 
     def _text(self, messages: Sequence[Message], options: Mapping[str, Any]) -> str:
         # Here and not above: the import takes 0.4 s, and plain prompts do not need it.

@@ -63,7 +63,7 @@ def test_parameters_of_each_prompt(llm):
     params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (1, 4, 2)]
     outputs = llm.generate(["a", "b", "c"], params)
     assert [len(output.outputs[0].token_ids) for output in outputs] == [1, 4, 2]
-    with pytest.raises(ValueError, match="3 entries for 2 prompts"):
+    with pytest.raises(ValueError, match="3 parameters for 2 prompts"):
         llm.generate(["a", "b"], params)
 
 
@@ -315,3 +315,11 @@ def test_progress_of_a_call(llm, monkeypatch, capsys):
     assert [rows for rows, *_ in told][:5] == ["0/2 rows"] * 5
     assert [int(tokens.split()[0]) for _, tokens, *_ in told][:5] == [2, 4, 6, 8, 10]
     assert all(left.endswith(" left") for *_, left in told)
+
+
+def test_a_stream_of_one_text(llm):
+    """Its letters were prompts."""
+    (output,) = llm.stream("abc", SamplingParams(max_tokens=1))
+    assert output.prompt == "abc"
+    with pytest.raises(ValueError, match=r"^prompts must be a text, "):
+        next(llm.stream(None))

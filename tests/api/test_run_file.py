@@ -55,7 +55,7 @@ def test_what_is_impossible_is_said_before_anything_is_written(llm, prompts, tmp
     """A missing file, a strict run over bad rows, a resume without a file."""
     with pytest.raises(UserError, match="no such file"):
         run_file(tmp_path / "none.jsonl", tmp_path / "a.jsonl", model=llm)
-    with pytest.raises(ValueError, match="1 rows cannot be served"):
+    with pytest.raises(ValueError, match="1 row cannot be served"):
         run_file(prompts, tmp_path / "a.jsonl", model=llm, strict=True)
     with pytest.raises(ValueError, match="--resume needs an output file"):
         run_file(prompts, model=llm, resume=True)

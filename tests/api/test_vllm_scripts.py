@@ -76,6 +76,7 @@ def test_parameters_that_ask_for_nothing(llm):
     [
         ({"lora_request": object()}, ValueError, "^lora_request=<object .*> is not served$"),
         ({"priority": [1, 2]}, ValueError, r"^priority=\[1, 2\] is not served$"),
+        ({"max_tokens": 3}, TypeError, r"^generate\(\): max_tokens is a field of SamplingParams: generate\(…, Sampl"),
         ({"use_tdqm": True}, TypeError, r"^generate\(\) got an unexpected keyword argument 'use_tdqm'$"),
     ],
 )
@@ -85,10 +86,21 @@ def test_calls_that_are_not_served(llm, given, error, message):
 
 
 def test_what_vllm_has_and_we_do_not(llm):
-    """Each is refused by its name."""
-    for name in ("beam_search", "classify", "score", "sleep", "llm_engine", "apply_model"):
-        with pytest.raises(AttributeError, match=name):
+    """Each is refused by its name, in one line that says what serves instead."""
+    for name in ("beam_search", "classify", "score", "sleep", "wake_up", "llm_engine", "apply_model", "collective_rpc"):
+        with pytest.raises(AttributeError, match=f"^LLM has no {name}: [^\n]+$"):
             getattr(llm, name)
+    with pytest.raises(AttributeError, match=r"^LLM has no encode: use embed, or "):
+        llm.encode("a")
+    with pytest.raises(AttributeError, match=r"^LLM has no frobnicate$"):
+        _ = llm.frobnicate
+    assert not hasattr(llm, "score")
+    for call in (llm.generate, llm.embed):
+        with pytest.raises(TypeError, match=r"prompt_token_ids is not served: give token ids as prompts: generate\("):
+            call(prompt_token_ids=[[1, 2]])
+        for none in (None, 5):
+            with pytest.raises(ValueError, match=f"^prompts must be a text, .* got {type(none).__name__}$"):
+                call(none)
     with pytest.raises(ImportError, match="EngineArgs"):
         from rosebatch import EngineArgs  # noqa: F401
 

@@ -112,3 +112,19 @@ def test_check_of_rows_to_embed(cli, source, model_folder):
     assert "rows: 1 can be served, 2 cannot (1 invalid_dimensions, 1 empty_prompt)" in lines
     assert not [line for line in lines if line.startswith("output tokens")]
     require_error(cli("check", source, "--model", model_folder, "--embed", "--max-tokens", 3), 2, "--max-tokens")
+
+
+def test_fields_that_change_nothing(cli, source, model_folder):
+    """A field of a message that no template reads, texts beside the prompt, columns of no row: nothing said so."""
+    chat = {"messages": [{"role": "user", "content": "Hi", "foo": 1}], "max_tokens": 1}
+    write_lines(source, [chat, {"prompt": "a", "instruction": "b", "system": "c", "max_tokens": 1}])
+    result = cli("check", source, "--model", model_folder)
+    assert (result.code, result.err) == (0, "")
+    assert "not understood: messages.foo (1), instruction (1), system (1)" in result.out.splitlines()
+    assert "hint: --prompt-template puts columns such as {system} into prompts; or use --system-prompt" in result.out
+    result = cli("generate", source, "--model", model_folder, "--columns", "zz")
+    assert result.err.startswith(f"rosebatch: warning: --columns zz: no row of {source} has it\n")
+    assert "not understood: messages.foo (1)" in result.err.splitlines()
+    refused = cli("generate", source, "--model", model_folder, "--strict", "-q")
+    told = "line 1: unclear_field: not understood, and would change nothing: messages.foo"
+    assert (refused.code, refused.err.splitlines()[0]) == (2, told)

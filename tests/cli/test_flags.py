@@ -113,7 +113,7 @@ def test_a_trace(cli, toy_toml, tmp_path):
         (["--trace", "t.csv", "--against", "transformers"], "takes no request while others run"),
         (["--trace", "none.csv"], "--trace none.csv: no such file"),
         (["--submit-interval-ms", 1, "--suite", "suite"], "takes one scenario"),
-        (["--report", "none/r.html"], "--report none/r.html: No such file or directory"),
+        (["--report", "none/r.html"], "--report none/r.html: the folder none is missing: mkdir -p none"),
     ],
 )
 def test_traces_that_cannot_be_replayed(cli, toy_toml, tmp_path, monkeypatch, flags, part):

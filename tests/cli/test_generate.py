@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import AutoModelForCausalLM
 
+import rosebatch.launch.launch
 from rosebatch.text.tokenizer import Tokenizer
 from tests.helpers import reference
 from tests.helpers.command_errors import failed_rows, require_error
@@ -105,6 +106,31 @@ def test_an_empty_file(generate):
     """A file without rows is not a failure."""
     result = generate([])
     assert (result.code, result.out, result.err) == (0, "", "")
+
+
+EMPTY = {"in.jsonl": "", "blank.jsonl": "\n\n", "in.json": "[]", "in.csv": "prompt\n"}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+@pytest.mark.parametrize("command", ["generate", "embed"])
+def test_an_input_without_rows_loads_no_model(cli, model_folder, tmp_path, monkeypatch, command, name):
+    """The model was loaded first, for minutes; then there was nothing to do."""
+    monkeypatch.setattr(rosebatch.launch.launch, "load_engine", None)
+    (tmp_path / name).write_text(EMPTY[name])
+    output, report = tmp_path / "out.jsonl", tmp_path / "r.json"
+    result = cli(command, tmp_path / name, "--model", model_folder, "-o", output, "--report", report)
+    told = f"rosebatch: {tmp_path / name} has no rows: the output is empty; no report is written\n"
+    assert (result.code, result.out, output.read_bytes()) == (0, "", b"")
+    assert result.err.endswith(told) and not report.exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "out.jsonl"])
+
+
+def test_a_stdin_without_rows_loads_no_model(cli, model_folder, monkeypatch):
+    """As a file without rows."""
+    monkeypatch.setattr(rosebatch.launch.launch, "load_engine", None)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    result = cli("generate", "-", "--model", model_folder)
+    assert (result.code, result.out) == (0, "") and result.err.endswith("- has no rows: the output is empty\n")
 
 
 def test_the_report_on_stderr(cli, model_folder, tmp_path):

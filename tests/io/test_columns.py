@@ -212,3 +212,19 @@ def test_settings_that_are_decimals(tmp_path):
     expected = {"temperature": 0.5, "max_tokens": 7, "seed": 2**64 - 1, "top_p": 0.25, "stop_token_ids": (3,)}
     assert row.sampling == SamplingParams(**expected)
     assert row.metadata["temperature"] == Decimal("0.5")
+
+
+def absent_of(tmp_path, text, name="in.jsonl", **names):
+    (tmp_path / name).write_text(text)
+    return PromptReader(
+        str(tmp_path / name), {}, columns=Columns.of(None, names.get("id"), names["columns"])
+    ).absent_columns()
+
+
+def test_columns_that_no_line_has(tmp_path):
+    """They were dropped without a word. A broken line has none, and one that some line has is there."""
+    rows = '{"prompt": "a"}\n{\n{"prompt": "b", "x": 1}\n'
+    assert absent_of(tmp_path, rows, columns="x,zz", id="yy") == ["zz", "yy"]
+    assert absent_of(tmp_path, rows, columns="x,prompt") == []
+    assert absent_of(tmp_path, "", columns="zz") == [], "no row lacks it"
+    assert absent_of(tmp_path, '[{"prompt": "a"}]', "in.json", columns="zz") == ["zz"]

@@ -302,7 +302,7 @@ def test_a_path_that_becomes_a_pipe_during_the_run(tmp_path, open_jsonl):
     output = open_jsonl()
     add(output, 0)
     os.mkfifo(tmp_path / "out.jsonl")
-    with pytest.raises(UserError, match="is no regular file any more: 1 rows are saved"):
+    with pytest.raises(UserError, match="is no regular file any more: 1 row is saved"):
         output.finish()
     output.close()
     assert stat.S_ISFIFO((tmp_path / "out.jsonl").stat().st_mode)

@@ -192,3 +192,14 @@ def test_a_column_with_the_name_of_a_result(tmp_path, name):
 def test_names_of_a_template():
     """Columns that a template reads."""
     assert names("{a}{b}{{c}}") == ("a", "b")
+
+
+@pytest.mark.parametrize("names", [{"template": "{input} {stream}"}, {"prompt": "input", "id": "stream"}])
+def test_columns_that_a_flag_names_are_understood(tmp_path, names):
+    """``input`` and ``stream`` look as if they should change something, and here they do."""
+    (tmp_path / "in.jsonl").write_text('{"input": "a", "stream": "b", "context": "c"}')
+    pq.write_table(pa.table({"input": ["a"], "stream": ["b"], "context": ["c"]}), tmp_path / "in.parquet")
+    for name in ("in.jsonl", "in.parquet"):
+        columns = Columns.of(names.get("prompt"), names.get("id"), None, names.get("template"))
+        (row,) = PromptReader(str(tmp_path / name), {}, columns=columns)
+        assert row.unclear == ("context",)

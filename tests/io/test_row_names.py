@@ -118,3 +118,10 @@ def test_a_row_of_very_many_names():
     """Each was compared with all known names: a row of a million took minutes, and all others waited."""
     names = [f"column_{number}" for number in range(300)]
     assert unclear_names(["temprature", *names, "temprature", "top_K", "stream"]) == ("temprature", "top_K", "stream")
+
+
+@pytest.mark.parametrize("name", ["system", "instruction", "context", "input"])
+def test_texts_beside_the_prompt(parse, name):
+    """Data sets keep a part of the prompt there: the model answered without it, and nobody said so."""
+    row = parse({"prompt": "a", name: "b"})
+    assert (row.unclear, row.metadata) == ((name,), {name: "b"})

@@ -77,9 +77,9 @@ def test_null_means_absent(parse, field):
 @pytest.mark.parametrize(
     ("values", "got"),
     [
-        ({}, "none; --prompt-column says which field has it"),
+        ({}, "none; --prompt-column or --prompt-template says which fields have it"),
         ({"prompt": None}, "none"),
-        ({"id": 1, "text": "x"}, "none; --prompt-column says which field has it"),
+        ({"id": 1, "text": "x"}, "none; --prompt-column or --prompt-template says which fields have it"),
         ({"prompt": "x", "prompt_token_ids": [1]}, "prompt and prompt_token_ids"),
         ({"prompt": "", "messages": [{"role": "user"}]}, "prompt and messages"),
     ],

@@ -5,6 +5,8 @@ import re
 import pytest
 
 from rosebatch.core.errors import RowError
+from rosebatch.io.rows import parse_row
+from rosebatch.job.chat_rows import for_model
 from rosebatch.text import bounded_jinja
 from rosebatch.text.chat_template import ChatTemplate
 
@@ -280,3 +282,25 @@ def test_a_template_that_takes_memory(monkeypatch, template):
 def test_bounds_change_no_value(expression, text):
     """Operators, filters and methods are Jinja's own."""
     assert render("{{ messages[0].content ~ (" + expression + ") }}", USER) == f"hi{text}"
+
+
+def test_fields_that_a_template_reads():
+    """A template may name a field, or print all fields; else the field changes nothing."""
+    literal, whole = ChatTemplate(LITERAL + "{{ messages[0].mood }}", {}), ChatTemplate("{{ messages | tojson }}", {})
+    chat = [{**USER, "mood": "calm", "foo": 1}]
+    assert [literal.reads(name, chat, {}) for name in ("mood", "foo")] == [True, False]
+    assert whole.reads("foo", chat, {})
+    for number in range(100):
+        assert not literal.reads(f"name_{number}", [{**USER, f"name_{number}": 1}], {})
+
+
+def test_what_a_template_does_not_read_is_told(tokenizer):
+    """Unknown fields of messages, and variables that no template has, changed nothing without a word."""
+    message = {**USER, "foo": 1, "bar": None, "name": "Ada", "id": "7"}
+    kwargs = {"enable_thinking": False, "enable_thinkng": False}
+    row = parse_row({"messages": [message], "chat_template_kwargs": kwargs}, index=0, where="line 1", defaults={})
+    row = for_model(row, tokenizer)
+    assert row.unclear == ("chat_template_kwargs.enable_thinkng", "messages.foo")
+    assert row.ignored == ("enable_thinking", "messages.name")
+    plain = parse_row({"messages": [USER, ANSWER]}, index=0, where="line 1", defaults={})
+    assert for_model(plain, tokenizer) is plain

@@ -99,7 +99,7 @@ def test_a_beginning_that_is_there_twice(job, plan):
     config = msgspec.structs.replace(plan.source.config, vocab_size=VOCAB)
     checked = check_rows(rows, tokenizer, config, pytest.fail)
     assert (checked.beginning, checked.doubled) == ((EOS, "<eos>"), 1)
-    told = "1 prompts: the tokenizer adds <eos> to a text that has it already"
+    told = "1 prompt: the tokenizer adds <eos> to a text that has it already"
     assert summary(checked, plan)["begin twice"] == told
     checked = check_rows(job.rows([{"prompt": "<eos><eos>a"}]), job.tokenizer, config, pytest.fail)
     assert (checked.beginning, checked.doubled) == (None, 0)
@@ -152,9 +152,22 @@ def test_the_summary(check, plan):
 def test_the_range_of_time():
     """A floor alone was read as an estimate: 13 to 15 s were promised, and the run took 47."""
     floor = Floor(prefill_s=1.7, decode_s=10.3)
-    rest = " if all reach their limits; the hardware's limit for those is 12.0 s"
-    assert time_range(floor, "cuda") == f"about 5 s if answers end at once, 63 s{rest}"
-    assert time_range(floor, "cpu") == f"about 3 s if answers end at once, 88 s{rest}"
+    rest = " if all reach their limits; the hardware's limit is 12 s"
+    assert time_range(floor, "cuda") == f"3 to 15 s to start, then 2.0 s if answers end at once, 48 s{rest}"
+    assert time_range(floor, "cpu") == f"1 to 8 s to start, then 2.4 s if answers end at once, 80 s{rest}"
+
+
+def test_the_time_of_a_tiny_job():
+    """It was 1 s if answers end at once, 9 s if they reach their limits, but only the start made the difference."""
+    told = "1 to 8 s to start, then under 0.1 s if answers end at once, 0.5 s if all reach their limits"
+    assert time_range(Floor(prefill_s=0.02, decode_s=0.06), "cpu") == f"{told}; the hardware's limit is under 0.1 s"
+
+
+def test_the_time_of_embeddings():
+    """Nothing is generated: no answer can end early."""
+    assert time_range(Floor(prefill_s=1.7, decode_s=0), "cuda") == (
+        "3 to 15 s to start, then 2.0 s to 6.8 s; the hardware's limit is 1.7 s"
+    )
 
 
 def test_the_summary_of_a_model_with_states(check):

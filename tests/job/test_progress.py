@@ -36,7 +36,7 @@ def test_line_without_a_total(clock):
     progress = Progress(None)
     progress.advance(tokens=30)
     clock(3)
-    assert progress.line() == "1 rows, 30 output tokens, 10/s"
+    assert progress.line() == "1 row, 30 output tokens, 10/s"
 
 
 def test_line_before_the_first_row(clock):

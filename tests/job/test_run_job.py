@@ -68,7 +68,7 @@ def test_error_rows_stand_in_their_place(job):
     assert codes(rows[::2]) == [code for _, code in bad]
     assert {row["text"] for row in rows[1::2]} == {FakeModel().complete("good", 3)}
     assert [row["index"] for row in rows] == list(range(len(lines)))
-    way = "--prompt-column says which field has it"
+    way = "--prompt-column or --prompt-template says which fields have it"
     message = f"line 3: expected one of prompt, messages, prompt_token_ids; got none; {way}"
     assert rows[2] == {"id": "no prompt", "index": 2, "error": {"code": "missing_prompt", "message": message}}
     assert (tally.completed, tally.failed) == (len(bad), len(bad))

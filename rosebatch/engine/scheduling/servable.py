@@ -9,6 +9,7 @@ import numpy as np
 from rosebatch.core.errors import RowError
 from rosebatch.core.pooling_params import cannot_generate
 from rosebatch.core.request import Request
+from rosebatch.core.words import counted
 from rosebatch.engine.pooling.outputs import require_output
 
 
@@ -26,15 +27,15 @@ def require_servable(
         raise RowError("empty_prompt", "the prompt has no tokens")
     if request.pooling is not None:
         if len(prompt) > max_model_len:
-            raise RowError("prompt_too_long", f"the prompt has {len(prompt)} tokens; {max_model_len} are allowed")
+            raise RowError(
+                "prompt_too_long", f"the prompt has {counted(len(prompt), 'token')}; {max_model_len} are allowed"
+            )
         require_output(request.pooling, hidden_size)
     elif not generates:
         raise cannot_generate()
     elif len(prompt) >= max_model_len:
-        raise RowError(
-            "prompt_too_long",
-            f"the prompt has {len(prompt)} tokens; with at least one to generate, {max_model_len} are allowed",
-        )
+        has = f"the prompt has {counted(len(prompt), 'token')}"
+        raise RowError("prompt_too_long", f"{has}; with at least one to generate, {max_model_len} are allowed")
     if _largest(prompt) >= vocab_size:
         raise RowError("invalid_token_id", f"prompt token ids must be in [0, {vocab_size})")
     if any(not 0 <= token_id < vocab_size for token_id, _ in request.sampling.logit_bias):

@@ -12,6 +12,7 @@ from rosebatch.core.sampling_params import GREEDY
 from rosebatch.io.fields import Message, prompt_options, to_struct
 from rosebatch.io.result_names import require_no_collision, reserved_names
 from rosebatch.io.results import Result
+from rosebatch.io.row_names import unclear_names
 from rosebatch.io.rows import FailedRow, Row, given_prompt
 from rosebatch.io.text_only import plain_message, require_text
 
@@ -112,6 +113,7 @@ class Task:
                 prompt=line.prompt,
                 messages=[plain_message(message) for message in values["messages"]] if chat else None,
                 prompt_token_ids=line.prompt_token_ids,
+                unclear=unclear_names(metadata),
                 **self.asks(line),
             )
         except RowError as error:

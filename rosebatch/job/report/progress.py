@@ -8,6 +8,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Literal
 
+from rosebatch.core.words import counted
 from rosebatch.engine.metrics.outlook import Outlook
 from rosebatch.job.report.time_left import seconds_left
 
@@ -149,14 +150,14 @@ class Progress:
         share = elapsed / (elapsed + left) if left is not None else self._rows / (self._total or 1)
         self._bar.update(self._task, completed=min(1.0, share), told=", ".join(self._parts(outlook, left)))
         for place in self._places:
-            told = f"{place.rows} rows, {self._per_second(place.tokens)} {self.counts} tokens/s"
+            told = f"{counted(place.rows, 'row')}, {self._per_second(place.tokens)} {self.counts} tokens/s"
             self._bar.update(place.task, completed=place.rows, told=told)
 
     def _parts(self, outlook: Outlook, left: float | None) -> list[str]:
-        of_total = f"/{self._total}" if self._total is not None else ""
-        counted = outlook.prompt_tokens if self.counts == "prompt" else outlook.output_tokens
-        tokens = max(counted, self._tokens)
-        parts = [f"{self._rows}{of_total} rows", f"{tokens} {self.counts} tokens, {self._per_second(tokens)}/s"]
+        done = f"{self._rows}/{counted(self._total, 'row')}" if self._total is not None else counted(self._rows, "row")
+        known = outlook.prompt_tokens if self.counts == "prompt" else outlook.output_tokens
+        tokens = max(known, self._tokens)
+        parts = [done, f"{tokens} {self.counts} tokens, {self._per_second(tokens)}/s"]
         if self._failed:
             parts.append(f"{self._failed} failed")
         if left is not None:

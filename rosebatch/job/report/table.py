@@ -5,6 +5,8 @@ from dataclasses import fields
 from typing import Any, TextIO
 
 from rosebatch.config.switches import Switches
+from rosebatch.core.words import counted
+from rosebatch.io.row_names import TEXTS
 from rosebatch.io.tasks.tasks import IN_WORDS
 
 _RANKS = "mean/p50/p90/p95/p99"
@@ -50,7 +52,10 @@ def table(report: dict[str, Any]) -> list[tuple[str, str]]:
         (f"TPOT {_RANKS}", _milliseconds(report["tpot_s"])),
         (f"ITL {_RANKS}", _milliseconds(report["itl_s"])),
         (f"E2E {_RANKS}", _milliseconds(report["e2e_s"])),
-        ("steps", f"{report['steps']}, {report['syncs']} syncs, {report['preemptions']} preemptions"),
+        (
+            "steps",
+            f"{report['steps']}, {counted(report['syncs'], 'sync')}, {counted(report['preemptions'], 'preemption')}",
+        ),
         ("host work per row", host_work or "-"),
         ("KV cache", f"{report['max_blocks_used']} of {engine['kv_cache_blocks']} blocks used at most"),
         (
@@ -63,9 +68,10 @@ def table(report: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("KV cache holds", "; ".join(map(_capacity, groups))))
     if report["resumed"]:
         doubt = "" if report["resumed_exactly"] else "; a row may differ from that of a run without a break"
-        rows.append(("resumed", f"{report['resumed']} rows of an earlier run{doubt}"))
+        rows.append(("resumed", f"{counted(report['resumed'], 'row')} of an earlier run{doubt}"))
     if engine["max_sequence_len"] < engine["max_model_len"]:
-        limits = f"{engine['max_sequence_len']} tokens fit the KV cache; the model allows {engine['max_model_len']}"
+        fit = counted(engine["max_sequence_len"], "token")
+        limits = f"{fit} fit the KV cache; the model allows {engine['max_model_len']}"
         rows.append(("longest sequence", limits))
     if engine.get("sampling"):
         rows.append(("sampling", ", ".join(f"{name} {value}" for name, value in engine["sampling"].items())))
@@ -78,17 +84,22 @@ def table(report: dict[str, Any]) -> list[tuple[str, str]]:
 
 def field_rows(ignored: Mapping[str, int], unclear: Mapping[str, int]) -> list[tuple[str, str]]:
     """Lines about fields that were not served, with the number of rows that have them."""
-    kinds = (("ignored fields", ignored), ("carried, not understood", unclear))
-    return [
+    kinds = (("ignored fields", ignored), ("not understood", unclear))
+    found = [
         (label, ", ".join(f"{name} ({rows})" for name, rows in counts.items())) for label, counts in kinds if counts
     ]
+    if texts := [f"{{{name}}}" for name in TEXTS if name in unclear]:
+        found.append(
+            ("hint", f"--prompt-template puts columns such as {texts[0]} into prompts; or use --system-prompt")
+        )
+    return found
 
 
 def _capacity(group: Mapping[str, int]) -> str:
     """What a group of layers has room for."""
-    layers = f"in {group['layers']} layer" + "s" * (group["layers"] > 1)
+    layers = f"in {counted(group['layers'], 'layer')}"
     if group["window"]:
-        return f"the last {group['window']} tokens of {group['sequences']} sequences {layers}"
+        return f"the last {counted(group['window'], 'token')} of {counted(group['sequences'], 'sequence')} {layers}"
     return f"{group['tokens']} tokens {layers}"
 
 

@@ -23,7 +23,7 @@ class Tally:
 
     Attributes:
         ignored: rows by the field that changes nothing in a local run.
-        unclear: rows by the carried field whose name looks like a setting.
+        unclear: rows by the field that looks as if it should change something, and does not.
         host_seconds: the host's time for each kind of work outside the engine.
     """
 

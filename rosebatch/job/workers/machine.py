@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from rosebatch.config.run import Device, RunConfig
 from rosebatch.core.errors import FlagError
+from rosebatch.core.words import counted
 from rosebatch.host.child_process import ChildProcess
 from rosebatch.host.gpus import VISIBLE, visible_gpus
 from rosebatch.job.workers.hosts import Process
@@ -58,6 +59,6 @@ def environments(
     count = max(1, len(gpus) // gpus_of_each) if size == "auto" else size
     if count * gpus_of_each > len(gpus):
         times = f" --tensor-parallel-size {gpus_of_each}" if gpus_of_each > 1 else ""
-        raise FlagError(f"--data-parallel-size {count}{times}: this machine has {len(gpus)} GPUs")
+        raise FlagError(f"--data-parallel-size {count}{times}: this machine has {counted(len(gpus), 'GPU')}")
     of_each = [gpus[i * gpus_of_each : (i + 1) * gpus_of_each] for i in range(count)]
     return [(f"GPU {'+'.join(each)}", {VISIBLE: ",".join(each)}) for each in of_each]
