@@ -34,7 +34,7 @@ test-gpu: .venv/.installed-dev
 # be captured then.
 sanitize: .venv/.installed-dev
 	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --target-processes all --error-exitcode 1 \
-		$(BIN)/python -m pytest -q -m gpu -n 8 -k "not int32 and not graph" tests/kernels
+		$(BIN)/python -m pytest -q -m gpu -n 8 --dist loadgroup -k "not int32 and not graph" tests/kernels
 
 bench-cpu: .venv/.installed-dev
 	$(BIN)/python -m benchmarks.against_transformers

@@ -236,6 +236,7 @@ def their_draws(flashinfer, logits, top_k, top_p, min_p):
 
 
 @pytest.mark.gpu
+@pytest.mark.xdist_group("large_memory")
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("mode", [*MODES, (0, 1.0, 0.0)])
 @pytest.mark.parametrize("vocab", list(STEEPNESS)[1:])
