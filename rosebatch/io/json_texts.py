@@ -19,6 +19,7 @@ _READ_BYTES = 1 << 18
 _MARK = re.compile(rb'"(?:[^"\\]++|\\.)*+("?)|[\[\]{},]', re.DOTALL)
 _QUOTE, _END = b'"]'
 _OPENING, _CLOSING, _DIVIDING = b"[{", b"]}", b",]"
+_BEGINNING = b'"[{'
 
 
 def stripped(line: bytes) -> bytes:
@@ -33,11 +34,12 @@ def lines_or_items(file: io.BufferedReader, path: str, limit: int) -> Iterator[b
         UserError: it is neither, or cannot be read.
     """
     try:
+        before = 1
         while (head := file.peek(1)[:1]) and head in _BLANK:
-            file.read(1)
+            before += len(file.read(1))
         if head == b"[":
             file.read(1)
-            yield from _items(file, path, limit)
+            yield from _items(file, path, limit, before)
             return
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}") from None
@@ -57,16 +59,28 @@ def _require_whole(line: bytes, path: str) -> None:
             raise UserError(f"{path}: {message}, or make lines: jq -c . {shlex.quote(path)} > prompts.jsonl") from None
 
 
-def _items(file: IO[bytes], path: str, limit: int) -> Iterator[bytes | BadValues]:
-    """The items of an array whose bracket was read. One that is too long is read past."""
+def _items(file: IO[bytes], path: str, limit: int, before: int) -> Iterator[bytes | BadValues]:
+    """The items of an array whose bracket was read. One that is too long is read past.
+
+    Args:
+        file, path, limit: as of ``lines_or_items``.
+        before: bytes of the file up to the bracket.
+
+    Raises:
+        UserError: there is more than one value between two commas, or none; or the file goes on behind the array.
+    """
     buffer, begin, place, depth, is_long = b"", 0, 0, 0, False
+    number, has_ended = 1, False
     while True:
         for mark in _MARK.finditer(buffer, place):
             place = mark.start()
             kind = buffer[place]
+            if has_ended and kind in _BEGINNING:
+                raise UserError(f"{path}: a comma is missing before byte {before + place + 1}, behind row {number}")
             if kind == _QUOTE and not mark[1]:
                 if mark.end() - begin > limit:
                     # The string goes on: with the half of an escape, if there is one.
+                    before += mark.end() - 1
                     is_long, buffer, begin, place = True, b'"' + buffer[mark.end() :], 0, 0
                 break
             place = mark.end()
@@ -74,14 +88,16 @@ def _items(file: IO[bytes], path: str, limit: int) -> Iterator[bytes | BadValues
                 depth += 1
             elif kind in _DIVIDING and not depth:
                 text = buffer[begin : mark.start()].strip()
+                if not text and not is_long and kind != _END:
+                    raise UserError(f"{path}: row {number} is missing before the comma at byte {before + place}")
                 yield BadValues({}, too_long(limit)) if is_long or len(text) > limit else text
-                begin, is_long = place, False
+                begin, is_long, has_ended, number = place, False, False, number + 1
                 if kind == _END:
-                    if (buffer[place:] + file.read(_READ_BYTES)).strip():
-                        raise UserError(f"{path}: goes on behind the end of its array")
+                    _require_end(file, buffer[place:], path, before + place)
                     return
             elif kind in _CLOSING and depth:
                 depth -= 1
+                has_ended = not depth
         else:
             # No mark is in the rest.
             place = len(buffer)
@@ -91,5 +107,18 @@ def _items(file: IO[bytes], path: str, limit: int) -> Iterator[bytes | BadValues
         more = file.read(max(_READ_BYTES, len(buffer) - begin))
         if not more:
             raise UserError(f"{path}: ends inside of its array")
+        before += begin
         buffer = buffer[begin:] + more
         begin, place = 0, place - begin
+
+
+def _require_end(file: IO[bytes], rest: bytes, path: str, before: int) -> None:
+    """Check that blanks alone follow an array; ``before`` are the bytes up to ``rest``."""
+    rest = rest or file.read(_READ_BYTES)
+    while rest:
+        if text := rest.lstrip():
+            raise UserError(
+                f"{path}: goes on behind the end of its array, at byte {before + len(rest) - len(text) + 1}"
+            )
+        before += len(rest)
+        rest = file.read(_READ_BYTES)

@@ -148,6 +148,28 @@ def test_a_file_that_is_no_array(tmp_path, content, message):
     assert message in str(found.value)
 
 
+@pytest.mark.parametrize("read_bytes", [1, 3, 1 << 18])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"[{},,{}]", "row 2 is missing before the comma at byte 5"),
+        (b"\xef\xbb\xbf [ ,{}]", "row 1 is missing before the comma at byte 7"),
+        (b"[{} ,\n,]", "row 2 is missing before the comma at byte 7"),
+        (b'[{"a": ","} {"b": 1}]', "a comma is missing before byte 13, behind row 1"),
+        (b'[{}, [[]] "x"]', "a comma is missing before byte 11, behind row 2"),
+        (b'[{"a": "0123456789"},,{}]', "row 2 is missing before the comma at byte 22"),
+        (b"[{}][{}]", "goes on behind the end of its array, at byte 5"),
+        (b"[{}]" + b" " * 999 + b"\n{}", "goes on behind the end of its array, at byte 1005"),
+        (b"[{}]\0", "goes on behind the end of its array, at byte 5"),
+    ],
+)
+def test_damage_between_items(monkeypatch, content, message, read_bytes):
+    """Two commas were taken for one, a missing one made an error row of two rows, far behind the end anything went."""
+    monkeypatch.setattr(json_texts, "_READ_BYTES", read_bytes)
+    with pytest.raises(UserError, match=rf"^in\.json: {message}$"):
+        items(content, limit=9)
+
+
 @pytest.mark.parametrize("content", [b'[{"prompt": "a"}]', b"\xef\xbb\xbf[\n", b'[ {"prompt": "a"},\n'])
 @pytest.mark.parametrize("name", ["in.jsonl", "in", "stdin"])
 def test_an_array_that_is_taken_for_lines(tmp_path, monkeypatch, content, name):
