@@ -127,8 +127,10 @@ OPTION_FIELDS = frozenset(option.name for option in fields(PromptOptions))
 SAMPLING_FIELDS = frozenset(SamplingFields.__struct_fields__)
 TOOL_FIELDS = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
 NO_OPTIONS = PromptOptions()
-# Of a line, down to its fields' numbers: a field, a list, its members.
-_NUMBERS_LEVELS = 3
+# Of a field, down to its numbers: a list, its members.
+_NUMBERS_LEVELS = 2
+# Fields without integers of ours. In a template or a schema, 4.0 is not 4.
+_AS_GIVEN = {"messages", "chat_template_kwargs", "response_format", "structured_outputs", *TOOL_FIELDS}
 
 
 def prompt_options(line: msgspec.Struct, values: Mapping[str, Any], *, chat: bool) -> PromptOptions:
@@ -184,9 +186,15 @@ def to_struct(values: object, kind: type[FieldsT]) -> FieldsT:
     except (msgspec.ValidationError, OverflowError):
         # Some writers have no integers: 4.0 is 4.
         try:
-            return msgspec.convert(_with_integers(values), kind)
+            return msgspec.convert(_with_own_integers(values), kind)
         except (msgspec.ValidationError, OverflowError) as error:
             raise RowError("invalid_field", str(error).replace("`$.", "`")) from None
+
+
+def _with_own_integers(values: Any) -> Any:
+    if not isinstance(values, dict):
+        return values
+    return {name: each if name in _AS_GIVEN else _with_integers(each) for name, each in values.items()}
 
 
 def _with_integers(values: Any, levels: int = _NUMBERS_LEVELS) -> Any:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import IO, Any, NamedTuple
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rosebatch.io.parquet_pages import pages
@@ -33,16 +34,18 @@ class Part(NamedTuple):
     long: Sequence[str] = ()
 
 
-def parts(raw: IO[bytes], metadata: pq.FileMetaData, names: Sequence[str], limit: int) -> Iterator[Part]:
+def parts(raw: IO[bytes], file: pq.ParquetFile, names: Sequence[str], limit: int) -> Iterator[Part]:
     """The parts of a file, in order; each is looked at when its turn comes.
 
     Args:
         raw: the file. Its place changes.
-        metadata: of the file.
+        file: the same, opened.
         names: columns that are read.
         limit: most bytes of a row.
     """
-    small: list[int] = []
+    metadata, small = file.metadata, list[int]()
+    # PyArrow does not join those of two groups.
+    has_dictionaries = any(_has_dictionary_inside(file.schema_arrow.field(name).type) for name in names)
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
         chunks = {
@@ -52,6 +55,9 @@ def parts(raw: IO[bytes], metadata: pq.FileMetaData, names: Sequence[str], limit
         size = sum(_size(chunk) for each in chunks.values() for chunk in each)
         if size <= _SMALL_BYTES:
             small.append(number)
+            if has_dictionaries:
+                yield Part(small, _MAX_ROWS)
+                small = []
             continue
         if small:
             yield Part(small, _MAX_ROWS)
@@ -64,6 +70,11 @@ def parts(raw: IO[bytes], metadata: pq.FileMetaData, names: Sequence[str], limit
         yield Part([number], max(1, rows), long)
     if small:
         yield Part(small, _MAX_ROWS)
+
+
+def _has_dictionary_inside(kind: pa.DataType) -> bool:
+    inner = [kind.field(number).type for number in range(kind.num_fields)]
+    return any(pa.types.is_dictionary(each) or _has_dictionary_inside(each) for each in inner)
 
 
 def _is_of(chunk: Any, name: str) -> bool:

@@ -56,7 +56,9 @@ def row_sizes(array: pa.Array) -> Sizes:
         begins, lengths = _numbers(array.offsets), _numbers(array.sizes)
         return _sums(row_sizes(array.values), begins, begins + lengths)
     if pa.types.is_map(kind):
-        return row_sizes(array.cast(pa.list_(kind.field(0))))
+        # No cast to a list: PyArrow's makes an array that is none of values that are all null.
+        ends = _numbers(array.offsets)
+        return _sums(_POINTER + row_sizes(array.keys) + row_sizes(array.items), ends[:-1], ends[1:])
     if pa.types.is_nested(kind) and kind.num_fields == 1:
         ends = np.cumsum(_numbers(pc.list_value_length(array)))
         return _sums(row_sizes(array.flatten()), np.append(0, ends)[:-1], ends)

@@ -53,7 +53,8 @@ def _row(batch: pa.RecordBatch) -> dict[str, Any] | BadValues:
 
 
 def _values(column: pa.Array) -> list[Any]:
-    values: list[Any] = column.cast(_without_nanoseconds(column.type)).to_pylist()
+    plain = _plain(column.type)
+    values: list[Any] = (column if plain == column.type else column.cast(plain)).to_pylist()
     change = _change(column.type)
     return values if change is None else [None if value is None else change(value) for value in values]
 
@@ -91,7 +92,8 @@ def _list(change: Callable[[Any], Any], values: list[Any]) -> list[Any]:
     return [None if each is None else change(each) for each in values]
 
 
-def _without_nanoseconds(kind: pa.DataType) -> pa.DataType:
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """A type without nanoseconds, and without nulls alone: PyArrow 26 ends the process in casts of their slices."""
     if pa.types.is_struct(kind):
         return pa.struct([_plain_field(field) for field in kind])
     if pa.types.is_list(kind):
@@ -104,8 +106,8 @@ def _without_nanoseconds(kind: pa.DataType) -> pa.DataType:
         return pa.map_(_plain_field(kind.key_field), _plain_field(kind.item_field), kind.keys_sorted)
     if kind in (pa.time64("ns"), pa.duration("ns")) or (pa.types.is_timestamp(kind) and kind.unit == "ns"):
         return pa.int64()
-    return kind
+    return pa.bool_() if pa.types.is_null(kind) else kind
 
 
 def _plain_field(field: pa.Field) -> pa.Field:
-    return field.with_type(_without_nanoseconds(field.type))
+    return field.with_type(_plain(field.type))

@@ -92,7 +92,7 @@ def _parquet(file: pq.ParquetFile, raw: IO[bytes], path: str, limit: int) -> Tab
         if not names:
             yield from repeat(({}, 0), file.metadata.num_rows)
             return
-        for part in parts(raw, file.metadata, names, limit):
+        for part in parts(raw, file, names, limit):
             left = [name for name in names if name not in part.long]
             error = too_long(limit, part.long)
             if not left:

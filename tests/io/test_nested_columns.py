@@ -6,6 +6,7 @@ import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 
+from rosebatch.io import table_values
 from rosebatch.io.rows import FailedRow
 from tests.helpers.json_lines import write_lines
 from tests.io.conftest import rows_of
@@ -113,6 +114,16 @@ def test_a_map_with_one_key_twice(read_table):
     bad, good = read_table(pa.table({"prompt": ["x", "y"], "log": twice}))
     assert (bad.error.code, good.metadata["log"]) == ("invalid_value", {"a": "b"})
     assert "column log has a value that cannot be read (a map has one key twice)" in bad.error.message
+
+
+@pytest.mark.parametrize("also", [pa.int64(), pa.time64("ns"), pa.map_(pa.string(), pa.null())])
+def test_a_key_that_is_null_in_all_rows(also):
+    """PyArrow's cast of such a column ended the process: of an Arrow file from the 257th row on."""
+    inner = pa.struct([("a", pa.int64()), ("null", pa.null())])
+    kind = pa.struct([("inner", inner), ("null", pa.null()), ("list", pa.list_(inner)), ("also", also)])
+    values = [{"inner": {"a": n}, "list": [{"a": n}, None]} for n in range(4)]
+    batch = pa.record_batch({"c": pa.array(values, kind), "n": pa.nulls(4)})
+    assert list(table_values.rows_of(batch.slice(2))) == [{"c": value, "n": None} for value in values[2:]]
 
 
 def test_nulls_of_lists_stay(read_table):

@@ -4,7 +4,7 @@ import pytest
 
 from rosebatch.core.sampling_params import MAX_SAMPLES, SamplingParams
 from rosebatch.io.fields import PromptOptions
-from rosebatch.io.rows import FailedRow, Row
+from rosebatch.io.rows import FailedRow, Row, parse_row
 from rosebatch.io.sampling_fields import sampling_params
 from tests.helpers.results import assert_failed
 
@@ -326,3 +326,13 @@ def test_a_suffix_of_token_ids(parse):
 def test_two_numbers_of_logprobs(parse):
     """Of two different numbers, one must not win silently."""
     assert_failed(parse({"prompt": "x", "logprobs": 1, "top_logprobs": 3}), "invalid_sampling")
+
+
+def test_a_float_in_a_template_or_a_schema_stays_one():
+    """4.0 in place of an integer elsewhere in the row made it 4 there too."""
+    kwargs, schema = {"x": 4.0, "y": [5.0]}, {"type": "number", "const": 4.0}
+    values = {"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": kwargs, "max_tokens": 4.0}
+    row = parse_row(values | {"structured_outputs": {"json": schema}}, index=0, where="line 1", defaults={})
+    assert row.sampling.max_tokens == 4
+    assert repr(row.options.chat_template_kwargs) == repr(kwargs)
+    assert '"const":4.0' in row.sampling.grammar.source
