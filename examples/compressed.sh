@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # From a folder of compressed prompts and a CSV file to compressed answers. The part file makes it safe to run again
-# after a crash, the manifest after success. FLAGS go to rosebatch, such as --model path/to/model.
+# after a crash; after success, --resume leaves the answers alone. FLAGS go to rosebatch, such as --model path/to/model.
 set -euo pipefail
 here=$(dirname "$0")
 out=${OUT:-answers}
@@ -14,6 +14,6 @@ It may have three lines.",8
 CSV
 
 rosebatch generate "$out/prompts" ${FLAGS:-} --columns id \
-    --output "$out/answers.jsonl.gz" --resume --keep-manifest
+    --output "$out/answers.jsonl.gz" --resume
 
 gzip -dc "$out/answers.jsonl.gz"

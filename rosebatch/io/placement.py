@@ -144,15 +144,15 @@ def replace_file(whole: Path, path: Path) -> None:
     whole.replace(path)
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a small file that is on the disk whole, or not there.
+def write_whole(path: Path, content: bytes, temporary: Path) -> None:
+    """Write a small file that is on the disk whole, or not there: under a temporary name first.
 
     Raises:
         OSError: it cannot be written.
     """
-    beside(path).write_bytes(content)
-    sync(beside(path))
-    replace_file(beside(path), path)
+    temporary.write_bytes(content)
+    sync(temporary)
+    replace_file(temporary, path)
     sync(path.parent)
 
 

@@ -78,13 +78,10 @@ class JobConfig:
         bool, Flag("Answers of an OpenAI batch repeat the request's model name.", FILES, rare=True)
     ] = False
     return_token_ids: Annotated[bool, Flag("Add token_ids to the results.", FILES, rare=True)] = False
-    resume: Annotated[bool, Flag("Continue a killed run, or start.", FILES)] = False
+    resume: Annotated[bool, Flag("Continue a killed run; leave a finished one.", FILES)] = False
     force_resume: Annotated[bool, Flag("Continue it even if input, model or flags have changed.", FILES, rare=True)] = (
         False
     )
-    keep_manifest: Annotated[
-        bool, Flag("Keep OUTPUT.manifest.json, so that --resume skips a finished output.", FILES, rare=True)
-    ] = False
     strict: Annotated[bool, Flag("Stop before the run if any row is bad.", FILES)] = False
     shard: Annotated[
         str | None,

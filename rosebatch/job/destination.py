@@ -10,7 +10,7 @@ from rosebatch.host.paths import takes_rows_in_order
 from rosebatch.io.files import is_table, is_url, require_writable_url
 from rosebatch.io.reader import PromptReader
 from rosebatch.job.config import JobConfig
-from rosebatch.job.output_manifest import manifest_path, require_can_keep
+from rosebatch.job.output_manifest import has_manifest, manifest_path, require_own_manifest
 from rosebatch.job.paths import Used, require_apart, require_not_read, require_writable
 from rosebatch.job.shard import Shard
 from rosebatch.job.target import Target
@@ -84,12 +84,7 @@ def find_destination(
             target.require_replaceable(part)
             if is_url(target.name):
                 require_writable_url(target.name)
-    if job.keep_manifest:
-        if job.shard is not None:
-            raise FlagError("--keep-manifest has no meaning for a shard: its results stay in the part file")
-        if job.force_resume:
-            raise FlagError("--keep-manifest and --force-resume exclude each other: the output may be of two runs")
-        require_can_keep(output)
+    require_own_manifest(output)
     for report in job.report:
         if not takes_rows_in_order(report):
             require_writable(report, f"--report {report}")
@@ -105,7 +100,7 @@ def _require_apart(
     if model is not None:
         reads += [Used("the model's file", str(path)) for path in _model_files(model)]
     writes = [*output.used("the output"), *(Used("the report", str(path)) for path in job.report)]
-    if job.keep_manifest:
+    if has_manifest(output):
         writes.append(Used("the manifest", str(manifest_path(output))))
     if output.kind != "stream":
         writes.append(Used("the part file", str(part)))

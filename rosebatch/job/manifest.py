@@ -14,9 +14,31 @@ from rosebatch.io.columns import Columns
 from rosebatch.job.config import JobConfig
 from rosebatch.job.model_info import ModelInfo
 
-_MISSING = "nothing"
+_MISSING = "not given"
 # Differs between two runs of the same kind.
 _OF_ONE_RUN = {"created"}
+# What has no flag of its own name.
+_NAMES = {
+    "model.name": "--model",
+    "tokenizer.name": "--tokenizer",
+    "columns.prompt": "--prompt-column",
+    "columns.id": "--id-column",
+    "columns.carried": "--columns",
+    "columns.template": "--prompt-template",
+    "columns.system": "--system-prompt",
+    "columns.keeps_prompt": "--keep-prompt",
+    "sampling.structured_outputs.regex": "--regex",
+    "input_format": "the format of the input",
+    **{f"versions.{name}": f"the version of {name}" for name in ("rosebatch", "python", "torch", "tokenizers")},
+}
+# Hashes and whole files, which say nothing to people.
+_CONTENTS = {
+    "input": "the content of the input",
+    "model.fingerprint": "the content of the model",
+    "tokenizer.fingerprint": "the content of --tokenizer",
+    "chat_template": "--chat-template",
+    "sampling.structured_outputs.json": "--json-schema",
+}
 
 
 def build_manifest(
@@ -83,14 +105,32 @@ def now() -> int:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """How two manifests differ, for people: ``sampling.temperature was 0.7, is 1.0``."""
+    """How two manifests differ, for people: ``--temperature was 0.7, is 1.0``."""
     old, new = dict(_flat(before)), dict(_flat(now))
-    names = dict.fromkeys([*old, *new])
     return [
-        f"{name} was {old.get(name, _MISSING)}, is {new.get(name, _MISSING)}"
-        for name in names
-        if name not in _OF_ONE_RUN and old.get(name, _MISSING) != new.get(name, _MISSING)
+        _difference(name, old.get(name), new.get(name))
+        for name in dict.fromkeys([*old, *new])
+        if name not in _OF_ONE_RUN and old.get(name) != new.get(name)
     ]
+
+
+def _difference(name: str, old: Any, new: Any) -> str:
+    if name in _CONTENTS and None not in (old, new):
+        return f"{_CONTENTS[name]} differs"
+    # The last part of a name is that of its flag: a field of a row, a switch, or a setting of an embedding.
+    flag = _NAMES.get(name) or _CONTENTS.get(name) or f"--{name.rpartition('.')[2].replace('_', '-')}"
+    before, now = (_shown(name, value) for value in (old, new))
+    return f"{flag} was {before}, is {now}"
+
+
+def _shown(name: str, value: Any) -> str:
+    if value is None:
+        return _MISSING
+    if name in _CONTENTS:
+        return "given"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -7,7 +7,7 @@ import msgspec
 
 from rosebatch.core.errors import FlagError, UserError
 from rosebatch.host.file_state import FileState
-from rosebatch.io.placement import write_whole
+from rosebatch.io.placement import beside, write_whole
 
 
 class _Merged(msgspec.Struct, frozen=True, tag_field="rosebatch", tag="merged shards"):
@@ -32,7 +32,7 @@ def mark_merged(output: Path, rows: int, failed: int, parts: Iterable[Path]) -> 
     """
     states = {part.name: FileState.of(part) for part in parts}
     try:
-        write_whole(_path(output), msgspec.json.encode(_Merged(rows, failed, states)) + b"\n")
+        write_whole(_path(output), msgspec.json.encode(_Merged(rows, failed, states)) + b"\n", beside(_path(output)))
     except OSError as error:
         raise UserError(f"{_path(output)}: {error.strerror}; repeat the merge") from None
 

@@ -66,7 +66,8 @@ def open_output(
         return ShardOutput(part, placement)
 
     def appeared(part: PartFile) -> None:
-        if job.keep_manifest:
+        # With another run's rows in it, it is nobody's.
+        if not force:
             keep(output, errors_of(destination, reader), part.num_rows, part.num_failed, part.manifest)
         else:
             forget(output)
@@ -188,7 +189,8 @@ def _part_file(
     if found:
         part.close()
         what = "; ".join(found)
-        raise FlagError(f"{path} is of another run: {what}. --force-resume goes on with it all the same")
+        way_out = "Give what it had, or --force-resume to go on all the same; to start again, delete the file"
+        raise FlagError(f"{path} is of another run: {what}. {way_out}")
     if part.num_damaged:
         lines = f"{part.num_damaged} damaged lines are" if part.num_damaged > 1 else "1 damaged line is"
         sys.stderr.write(f"rosebatch: warning: {path}: {lines} ignored; rows without a result are computed again\n")

@@ -1,5 +1,7 @@
-"""``OUTPUT.manifest.json``: what run a finished output is of, so that nobody computes it again."""
+"""``.OUTPUT.run``, a hidden file beside a finished output: what run that is of, so that nobody computes it again."""
 
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,10 +9,10 @@ from typing import Any
 import msgspec
 
 from rosebatch.core.errors import FlagError, UserError
+from rosebatch.core.words import counted
 from rosebatch.io.files import digest, is_url
-from rosebatch.io.placement import beside, write_whole
+from rosebatch.io.placement import write_whole
 from rosebatch.job.manifest import differences
-from rosebatch.job.paths import require_creatable
 from rosebatch.job.target import Target
 
 
@@ -34,22 +36,23 @@ class OutputManifest(msgspec.Struct, kw_only=True, frozen=True, tag_field="roseb
 
 def manifest_path(output: Target) -> Path:
     """Where the manifest of an output is kept."""
-    return output.path.with_name(f"{output.path.name}.manifest.json")
+    return output.path.with_name(f".{output.path.name}.run")
 
 
-def require_can_keep(output: Target) -> None:
-    """Check that an output can have a manifest next to it.
+def has_manifest(output: Target) -> bool:
+    """Whether an output has a manifest beside it once it is finished: a file or folder of this machine."""
+    return output.kind != "stream" and not is_url(output.name)
+
+
+def require_own_manifest(output: Target) -> None:
+    """Check that no other file has the manifest's name.
 
     Raises:
-        FlagError: it is a stream or at a URL, or another file has the manifest's name.
-        UserError: the manifest's name is too long.
+        FlagError: one has.
     """
-    if output.kind == "stream" or is_url(output.name):
-        raise FlagError("--keep-manifest needs an output file or folder on this machine: -o FILE")
     path = manifest_path(output)
-    require_creatable(beside(path), str(path))
-    if path.exists() and _read(path) is None:
-        raise FlagError(f"{path}: is no manifest of rosebatch, but --keep-manifest needs this name; rename it or -o")
+    if has_manifest(output) and os.path.lexists(path) and _read(path) is None:
+        raise FlagError(f"{path}: is no manifest of rosebatch, but the results need this name; rename it or -o")
 
 
 def keep(output: Target, errors: Path | None, rows: int, failed: int, run: dict[str, Any]) -> None:
@@ -58,6 +61,8 @@ def keep(output: Target, errors: Path | None, rows: int, failed: int, run: dict[
     Raises:
         UserError: it cannot be written.
     """
+    if not has_manifest(output):
+        return
     path = manifest_path(output)
     found = OutputManifest(
         rows=rows,
@@ -67,7 +72,9 @@ def keep(output: Target, errors: Path | None, rows: int, failed: int, run: dict[
         run=run,
     )
     try:
-        write_whole(path, msgspec.json.format(msgspec.json.encode(found)) + b"\n")
+        # No longer than the part file's name, which has room.
+        temporary = output.path.with_name(f".{output.path.name}.tmp")
+        write_whole(path, msgspec.json.format(msgspec.json.encode(found)) + b"\n", temporary)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}") from None
 
@@ -75,14 +82,27 @@ def keep(output: Target, errors: Path | None, rows: int, failed: int, run: dict[
 def forget(output: Target) -> None:
     """Delete the manifest of an older output, if there is one."""
     path = manifest_path(output)
-    if output.kind != "stream" and not is_url(output.name) and _read(path) is not None:
+    if has_manifest(output) and _read(path) is not None:
         path.unlink()
+
+
+def told_replaced(output: Target) -> str | None:
+    """For people: which output a run replaces at its end; None if there is none."""
+    if not has_manifest(output) or not output.path.exists():
+        return None
+    found = _read(manifest_path(output))
+    began = output.path.stat().st_mtime if found is None else found.run["created"]
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(began))
+    rows = "" if found is None else f"{counted(found.rows, 'row')} "
+    # Whoever continues a run has given it.
+    known = "" if found is None or output.part.exists() else "; --resume would keep it if nothing has changed"
+    return f"{output.name} exists ({rows}of {when}), and is replaced at the end of this run{known}"
 
 
 def find_output_manifest(
     output: Target, errors: Path | None, manifest: Callable[[], dict[str, Any]]
 ) -> OutputManifest | None:
-    """The manifest of an output that is complete.
+    """The manifest of an output that is finished.
 
     Args:
         output: of the run.
@@ -95,13 +115,13 @@ def find_output_manifest(
     Raises:
         FlagError: the output is of another run, or has changed since.
     """
-    if output.kind == "stream" or is_url(output.name) or output.part.exists() or not output.path.exists():
+    if not has_manifest(output) or output.part.exists() or not output.path.exists():
         return None
     found = _read(manifest_path(output))
     if found is None:
         return None
     if different := differences(found.run, manifest()):
-        raise FlagError(f"{output.path} is complete, but of another run: {'; '.join(different)}. {_WAY_OUT}")
+        raise FlagError(f"{output.path} is finished, but of another run: {'; '.join(different)}. {_WAY_OUT}")
     if digest(_files(output)) != found.output:
         raise FlagError(f"{output.path} has changed since its run wrote it. {_WAY_OUT}")
     if found.errors is not None and (errors is None or not errors.exists() or digest([str(errors)]) != found.errors):
@@ -109,7 +129,7 @@ def find_output_manifest(
     return found
 
 
-_WAY_OUT = "Leave out --resume to compute it again"
+_WAY_OUT = "Leave out --resume to replace it, or choose another -o"
 
 
 def _files(output: Target) -> list[str]:

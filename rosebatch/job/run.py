@@ -22,7 +22,7 @@ from rosebatch.job.destination import Destination, find_destination
 from rosebatch.job.manifest import build_manifest
 from rosebatch.job.open_input import open_input, warn_of_absent_columns
 from rosebatch.job.open_output import errors_of, open_output
-from rosebatch.job.output_manifest import OutputManifest, find_output_manifest
+from rosebatch.job.output_manifest import OutputManifest, find_output_manifest, told_replaced
 from rosebatch.job.report.build import build_report, write_report
 from rosebatch.job.report.progress import Progress
 from rosebatch.job.report.table import print_report
@@ -100,12 +100,15 @@ def run_job(
             facts, wait = service.facts, service.fingerprint()
             return build_manifest(job, facts, wait, digest, input_format=reader.kind, columns=reader.columns)
 
-        if job.resume and not job.force_resume and shard is None:
-            found = find_output_manifest(
-                destination.output, errors_of(destination, reader), lambda: manifest(reader.digest())()
-            )
-            if found is not None:
-                return _already_complete(job, found)
+        output = destination.output
+        if shard is None:
+            if job.resume and not job.force_resume:
+                errors = errors_of(destination, reader)
+                found = find_output_manifest(output, errors, lambda: manifest(reader.digest())())
+                if found is not None:
+                    return _already_finished(job, found)
+            if not job.quiet and (told := told_replaced(output)):
+                sys.stderr.write(f"rosebatch: {told}\n")
         results = open_output(job, destination, reader, manifest, shard)
         resumed = results.num_rows
         if isinstance(model, RunConfig) and not job.quiet:
@@ -216,11 +219,11 @@ def _service(model: RunConfig | Loaded, *, quiet: bool) -> AbstractContextManage
     return in_process(model, quiet=quiet)
 
 
-def _already_complete(job: JobConfig, found: OutputManifest) -> JobResult:
+def _already_finished(job: JobConfig, found: OutputManifest) -> JobResult:
     if not job.quiet:
         no_report = "; no report is written" if job.report else ""
-        told = f"{counted(found.rows, 'row')}, {found.failed} failed{no_report}"
-        sys.stderr.write(f"rosebatch: {job.output} is already complete: {told}\n")
+        told = f"{counted(found.rows, 'row')}, {found.failed} failed, nothing to do{no_report}"
+        sys.stderr.write(f"rosebatch: {job.output} is already finished: {told}\n")
     return JobResult(found.failed, {})
 
 

@@ -41,7 +41,6 @@ def run_file(
     return_token_ids: bool = False,
     resume: bool = False,
     force_resume: bool = False,
-    keep_manifest: bool = False,
     strict: bool = False,
     shard: str | None = None,
     report: str | Path | Sequence[str | Path] = (),
@@ -76,9 +75,8 @@ def run_file(
         keep_prompt: results keep the prompt, also one that was made.
         max_row_bytes: a larger row fails before it is parsed.
         return_token_ids: add ``token_ids`` to the results.
-        resume: continue the run that left ``OUTPUT.part``; start if there is none.
+        resume: continue the run that left ``OUTPUT.part``; start if there is none, unless the output is finished.
         force_resume: continue it even if input, model or settings have changed.
-        keep_manifest: keep ``OUTPUT.manifest.json`` next to the output. ``resume`` then finds that it is complete.
         strict: check the whole file first; run nothing if any row cannot be served.
         shard: serve a share of the rows, such as ``1/8``; see ``rosebatch merge``.
         report: files for the report: a page for ``.html``, else JSON.
@@ -117,7 +115,6 @@ def run_file(
         return_token_ids=return_token_ids,
         resume=resume,
         force_resume=force_resume,
-        keep_manifest=keep_manifest,
         strict=strict,
         shard=shard,
         report=tuple(map(Path, [report] if isinstance(report, str | Path) else report)),

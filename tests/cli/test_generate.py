@@ -56,7 +56,7 @@ def test_to_jsonl(generate, tmp_path):
     result = generate(lines, "-o", tmp_path / "out.jsonl")
     assert (result.code, result.out, result.err) == (3, "", failed_rows())
     assert (tmp_path / "out.jsonl").read_text() == shown.out
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".out.jsonl.run", "in.jsonl", "out.jsonl"]
 
 
 def test_parquet_to_parquet(cli, model_folder, tmp_path):
@@ -122,7 +122,7 @@ def test_an_input_without_rows_loads_no_model(cli, model_folder, tmp_path, monke
     told = f"rosebatch: {tmp_path / name} has no rows: the output is empty; no report is written\n"
     assert (result.code, result.out, output.read_bytes()) == (0, "", b"")
     assert result.err.endswith(told) and not report.exists()
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "out.jsonl"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([".out.jsonl.run", name, "out.jsonl"])
 
 
 def test_a_stdin_without_rows_loads_no_model(cli, model_folder, monkeypatch):

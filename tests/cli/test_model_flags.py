@@ -163,7 +163,7 @@ def test_another_models_generation_config_stops_a_resumed_run(generate, opiniona
         patch.setattr("rosebatch.job.open_output.replace_folder", fail)
         assert generate(lines, *flags).code == 1
     result = generate(lines, *flags, "--resume", "--generation-config", "auto")
-    require_error(result, 2, "sampling.temperature was nothing, is 1.3")
+    require_error(result, 2, "--temperature was not given, is 1.3")
     assert generate(lines, *flags, "--resume").code == 0
 
 

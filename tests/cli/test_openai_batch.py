@@ -46,7 +46,7 @@ def test_output_and_error_file(cli, batch, model_folder, tmp_path):
     failures = read_lines(tmp_path / "out.errors.jsonl")
     assert [line["custom_id"] for line in failures] == ["bad", "chat", None]
     assert codes(failures) == ["unsupported_url", "duplicate_id", "invalid_json"]
-    assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", "out.jsonl", "out.errors.jsonl"}
+    assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", "out.jsonl", ".out.jsonl.run", "out.errors.jsonl"}
 
 
 def test_without_failures_there_is_no_error_file(cli, batch, model_folder, tmp_path):
@@ -68,7 +68,7 @@ def test_documented_requests(cli, model_folder, tmp_path):
     source, target = write_lines(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
     result = cli("generate", source, "-o", target, "--model", model_folder, "--quiet")
     assert (result.code, result.err) == (0, "")
-    assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", "out.jsonl"}
+    assert {path.name for path in tmp_path.iterdir()} == {".out.jsonl.run", "in.jsonl", "out.jsonl"}
     answers = read_lines(target)
     assert [line["custom_id"] for line in answers] == [line["custom_id"] for line in lines]
     for line, answer in zip(lines, answers, strict=True):

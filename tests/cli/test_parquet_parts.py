@@ -25,7 +25,7 @@ def test_a_folder_of_parts(generate, tmp_path):
     assert generate(LINES, "-o", tmp_path / "one.parquet").code == 3
     result = generate(LINES, "-o", f"{tmp_path}/answers/", "--rows-per-file", 2)
     assert (result.code, result.out, result.err) == (3, "", failed_rows())
-    assert names(tmp_path) == ["answers", "in.jsonl", "one.parquet"]
+    assert names(tmp_path) == [".answers.run", ".one.parquet.run", "answers", "in.jsonl", "one.parquet"]
     parts = sorted((tmp_path / "answers").iterdir())
     assert [part.name for part in parts] == [f"part-0000{number}.parquet" for number in range(3)]
     expected = pq.read_table(tmp_path / "one.parquet")
@@ -41,7 +41,7 @@ def test_a_folder_that_is_there(generate, tmp_path, name):
     for lines, limit in ((LINES, ["--rows-per-file", 1]), (LINES[:2], [])):
         assert generate(lines, "-o", f"{tmp_path}/{name}", *limit).code in (0, 3)
     assert names(folder) == ["part-00000.parquet"]
-    assert names(tmp_path) == ["answers", "in.jsonl"]
+    assert names(tmp_path) == [".answers.run", "answers", "in.jsonl"]
     assert dataset.dataset(folder).to_table().column("index").to_pylist() == [0, 1]
 
 
@@ -113,7 +113,7 @@ def test_a_link_to_a_folder(generate, tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "disk" / "answers")
     assert generate(LINES[:1], "-o", f"{tmp_path}/link/").code == 0
     assert (tmp_path / "link").is_symlink()
-    assert names(tmp_path / "disk") == ["answers"]
+    assert names(tmp_path / "disk") == [".answers.run", "answers"]
     assert names(tmp_path / "link") == ["part-00000.parquet"]
 
 
@@ -160,13 +160,13 @@ def test_resume(generate, tmp_path, monkeypatch):
         patch.setattr("rosebatch.job.open_output.replace_folder", fail)
         told = f"5 rows are saved in {tmp_path}/answers.part; rerun with --resume to continue"
         require_error(generate(LINES, *flags), 1, told)
-    assert names(tmp_path) == ["answers", "answers.part", "in.jsonl"]
+    assert names(tmp_path) == [".answers.run", "answers", "answers.part", "in.jsonl"]
     require_error(generate(LINES, *flags), USAGE)
     assert names(tmp_path / "answers") == before
     report = tmp_path / "report.json"
     assert generate(LINES, *flags, "--resume", "--report", report).code == 3
     assert json.loads(report.read_text())["resumed"] == 5
-    assert names(tmp_path) == ["answers", "in.jsonl", "report.json"]
+    assert names(tmp_path) == [".answers.run", "answers", "in.jsonl", "report.json"]
     assert dataset.dataset(tmp_path / "answers").to_table().equals(expected)
 
 

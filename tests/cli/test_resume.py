@@ -118,13 +118,13 @@ def test_refusals(cli, source, break_off, model_folder, tmp_path):
     command = ["generate", source, "-o", target, "--model", model_folder, *FLAGS]
     for more, message in (
         ([], "holds results of an earlier run: rerun with --resume, or delete the file"),
-        (["--resume", "--top-k", 5], "is of another run: sampling.top_k was nothing, is 5."),
-        (["--resume", "--seed", 1, "--dtype", "float16"], "; seed was None, is 1"),
+        (["--resume", "--top-k", 5], "is of another run: --top-k was not given, is 5. Give what it had"),
+        (["--resume", "--seed", 1, "--dtype", "float16"], "; --seed was not given, is 1"),
     ):
         require_error(cli(*command, *more), 2, message)
         assert part.read_bytes() == before
     source.write_text(source.read_text().replace("row 79", "row LXXIX"))
-    assert "input was " in cli(*command, "--resume").err
+    assert "the content of the input differs" in cli(*command, "--resume").err
     assert cli(*command, "--force-resume").code == 3
     assert len(target.read_text().splitlines()) == 80
 

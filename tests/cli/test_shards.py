@@ -87,7 +87,7 @@ def test_what_cannot_be_merged(run, cli, source, tmp_path):
     run("1/4")
     run("3/4", "--top-k", 3)
     parts = "out.jsonl.3-of-4.part and out.jsonl.1-of-4.part"
-    assert merge() == f"{parts} are of different runs: sampling.top_k was nothing, is 3"
+    assert merge() == f"{parts} are of different runs: --top-k was not given, is 3"
     part = tmp_path / "out.jsonl.3-of-4.part"
     part.unlink()
     run("3/4")

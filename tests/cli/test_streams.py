@@ -65,7 +65,7 @@ def test_devices_as_outputs(toy, source, tmp_path):
         assert toy(source, *flags).code == 3
     after = (device.lstat(), os.stat(os.devnull))  # noqa: PTH116
     assert [(each.st_ino, each.st_mode) for each in after] == [(each.st_ino, each.st_mode) for each in before]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "null", "out.jsonl"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".out.jsonl.run", "in.jsonl", "null", "out.jsonl"]
 
 
 @pytest.mark.parametrize("kind", ["file", "pipe"])
@@ -118,7 +118,7 @@ def test_a_link_as_the_output(toy, source, tmp_path):
         assert toy(source, "-o", link, "--errors", errors_link).code == 3
         assert link.is_symlink() and errors_link.is_symlink()
         assert (indices(target.read_text()), indices(errors.read_text())) == ([0, 2], [1])
-    assert len(list(disk.iterdir())) == 4
+    assert len(list(disk.iterdir())) == 6
 
 
 def test_the_mode_of_an_output_that_is_replaced(toy, source, tmp_path):
@@ -184,7 +184,7 @@ def test_a_pipe_resumes_like_a_file(toy, source, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("rosebatch.job.open_output.replace_file", lambda whole, path: 1 / 0)
         assert run(source.read_bytes()).code == 1
-    assert "input was" in run(source.read_bytes() + b"{}\n").err
+    assert "the content of the input differs" in run(source.read_bytes() + b"{}\n").err
     assert run(source.read_bytes()).code == 3
     assert indices((tmp_path / "out.jsonl").read_text()) == [0, 1, 2]
 

@@ -42,12 +42,12 @@ def write_parquet(folder):
 
 
 def write_gzip(folder):
-    """The rows of ``write_jsonl``, compressed in two members; errors in a compressed file of their own; a manifest."""
+    """The rows of ``write_jsonl``, compressed in two members; errors in a compressed file of their own."""
     path, _ = write_jsonl(folder)
     lines = path.read_bytes()
     packed = folder / "in.jsonl.gz"
     packed.write_bytes(gzip.compress(lines[:2999], mtime=0) + gzip.compress(lines[2999:], mtime=0))
-    return packed, {"errors": "failed.jsonl.gz", "keep_manifest": True}
+    return packed, {"errors": "failed.jsonl.gz"}
 
 
 def write_csv(folder):

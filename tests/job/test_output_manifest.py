@@ -3,8 +3,10 @@
 import csv
 import gzip
 import json
+import os
 import re
 import uuid
+from unittest.mock import Mock
 
 import fsspec
 import pyarrow as pa
@@ -22,6 +24,9 @@ from tests.job.fake_model import FakeModel
 ROWS = [{"prompt": f"row {number}", "max_tokens": 2, "x": number} for number in range(5)] + [{"prompt": "", "x": 5}]
 
 
+_DAY = r"19(69|70)-[0-9-]{5}"
+
+
 @pytest.fixture
 def run(job, tmp_path):
     """Runs the job; returns its result, and how many steps the model took."""
@@ -30,7 +35,7 @@ def run(job, tmp_path):
     def run(output="out.jsonl", given="in.jsonl", **options):
         steps = []
         target = f"{tmp_path / output}/" if output == "answers" else output if "://" in output else tmp_path / output
-        options = {"model": FakeModel(before_step=steps.append), "keep_manifest": True, "resume": True} | options
+        options = {"model": FakeModel(before_step=steps.append), "resume": True} | options
         return job.run_file(tmp_path / given, target, **options)[0], len(steps)
 
     return run
@@ -46,11 +51,11 @@ def test_a_finished_output_is_not_computed_again(run, tmp_path, capsys, output):
     first, steps = run(output)
     assert steps > 0
     before = contents(tmp_path)
-    assert tmp_path / f"{output}.manifest.json" in before
+    assert tmp_path / f".{output}.run" in before
     again, steps = run(output, quiet=False)
     assert (steps, again.num_failed, again.report) == (0, first.num_failed, {})
     name = f"{output}/" if output == "answers" else output
-    assert capsys.readouterr().err.endswith(f"{name} is already complete: 6 rows, 1 failed\n")
+    assert capsys.readouterr().err.endswith(f"{name} is already finished: 6 rows, 1 failed, nothing to do\n")
     assert contents(tmp_path) == before
 
 
@@ -58,21 +63,35 @@ def test_a_report_that_is_not_written_is_told(run, tmp_path, capsys):
     """--report was left out, and nothing said so."""
     run()
     run(report=[tmp_path / "report.json"], quiet=False)
-    assert capsys.readouterr().err.endswith(" is already complete: 6 rows, 1 failed; no report is written\n")
+    told = capsys.readouterr().err
+    assert told.endswith(" is already finished: 6 rows, 1 failed, nothing to do; no report is written\n")
     assert not (tmp_path / "report.json").exists()
 
 
-def test_a_run_without_the_flag_knows_it_too(run):
-    """The manifest is there, so it counts."""
+def test_without_a_manifest_it_starts_over(run, tmp_path, capsys, monkeypatch):
+    """An output of an older version, or a copy of one, is replaced as before; now a line says so."""
     run()
-    assert run(keep_manifest=False)[1] == 0
+    monkeypatch.setattr("rosebatch.job.run.print_report", Mock())
+    (tmp_path / ".out.jsonl.run").unlink()
+    os.utime(tmp_path / "out.jsonl", (0, 0))
+    _, steps = run(quiet=False)
+    assert steps > 0
+    told = rf"out\.jsonl exists \(of {_DAY} [0-9:]{{8}}\), and is replaced at the end of this run\n"
+    assert re.search(told, capsys.readouterr().err)
 
 
-def test_without_a_manifest_it_starts_over(run, tmp_path):
-    """As it always did."""
-    run(keep_manifest=False)
-    assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", "out.jsonl"}
-    assert run(keep_manifest=False)[1] > 0
+@pytest.mark.parametrize("output", ["out.jsonl", "answers"])
+def test_a_run_that_replaces_an_output_says_so(run, capsys, monkeypatch, output):
+    """Hours of results were replaced without a word."""
+    monkeypatch.setattr("rosebatch.job.run.print_report", Mock())
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "86400")
+    run(output, quiet=False)
+    assert "replaced" not in capsys.readouterr().err
+    assert run(output, resume=False, quiet=False)[1] > 0
+    told = rf"exists \(6 rows of {_DAY} [0-9:]{{8}}\), and is replaced at the end of this run; --resume would keep it"
+    assert re.search(told, capsys.readouterr().err)
+    run(output, resume=False)
+    assert capsys.readouterr().err == ""
 
 
 def test_a_run_with_stop_strings_is_known_again(run):
@@ -85,7 +104,8 @@ def test_a_run_with_stop_strings_is_known_again(run):
 def test_another_run(run):
     """The message names the difference, as that of a part file does."""
     run()
-    with pytest.raises(FlagError, match=r"out.jsonl is complete, but of another run: seed was None, is 3\. Leave out"):
+    told = r"out.jsonl is finished, but of another run: --seed was not given, is 3\. Leave out --resume"
+    with pytest.raises(FlagError, match=told):
         run(seed=3)
     assert run(seed=3, resume=False)[1] > 0
     assert run(seed=3)[1] == 0
@@ -96,7 +116,7 @@ def test_another_input(run, tmp_path):
     run()
     with (tmp_path / "in.jsonl").open("a") as file:
         file.write('{"prompt":"more"}\n')
-    with pytest.raises(FlagError, match="of another run: input was"):
+    with pytest.raises(FlagError, match="of another run: the content of the input differs"):
         run()
 
 
@@ -118,46 +138,37 @@ def test_errors_that_are_gone(run, tmp_path):
         run(errors=str(tmp_path / "failed.jsonl"))
 
 
-def test_a_newer_output_forgets_the_manifest(run, tmp_path):
-    """It would be of the older one."""
+def test_a_newer_output_of_two_runs_forgets_the_manifest(run, tmp_path):
+    """It would be of the older one; one manifest of rows of two runs certified the rows of the first."""
     run()
-    run(keep_manifest=False, resume=False)
-    assert not (tmp_path / "out.jsonl.manifest.json").exists()
+    run(resume=False, force_resume=True)
+    assert not (tmp_path / ".out.jsonl.run").exists()
 
 
 def test_a_foreign_file_of_that_name(run, tmp_path):
     """It is nobody's to replace."""
-    (tmp_path / "out.jsonl.manifest.json").write_text('{"mine": 1}')
-    with pytest.raises(FlagError, match=r"out\.jsonl\.manifest\.json: is no manifest of rosebatch"):
+    (tmp_path / ".out.jsonl.run").write_text('{"mine": 1}')
+    with pytest.raises(FlagError, match=r"\.out\.jsonl\.run: is no manifest of rosebatch"):
         run()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"shard": "1/2"}, "no meaning for a shard"), ({"force_resume": True}, "the output may be of two runs")],
-)
-def test_where_no_manifest_can_be(run, options, message):
-    """A flag that does nothing is a mistake; one manifest of rows of two runs certified the rows of the first."""
-    with pytest.raises(FlagError, match=message):
-        run(**options)
 
 
 def long_name(size):
     return "o" * (size - 6) + ".jsonl"
 
 
-@pytest.mark.parametrize("size", [242, 250])
-def test_a_name_that_is_too_long_for_a_manifest(run, tmp_path, size):
-    """All rows were computed, then the run failed with a bare OSError over a manifest that nobody wanted."""
-    result, _ = run(long_name(size), keep_manifest=False)
-    assert (result.num_failed, {path.name for path in tmp_path.iterdir()}) == (1, {"in.jsonl", long_name(size)})
+@pytest.mark.parametrize("size", [246, 250])
+def test_a_name_with_just_enough_room(run, tmp_path, size):
+    """All rows were computed, then the run failed with a bare OSError over the manifest."""
+    name = long_name(size)
+    result, _ = run(name)
+    assert (result.num_failed, {path.name for path in tmp_path.iterdir()}) == (1, {"in.jsonl", name, f".{name}.run"})
+    assert run(name)[1] == 0
 
 
-@pytest.mark.parametrize("size", [238, 242, 251])
-def test_a_name_that_is_too_long_for_what_the_run_needs(run, tmp_path, size):
+def test_a_name_that_is_too_long(run, tmp_path):
     """It failed at the end of the run, and left its part file: --resume failed too."""
-    with pytest.raises(UserError, match=r"jsonl(\.manifest\.json)?: File name too long"):
-        run(long_name(size))
+    with pytest.raises(UserError, match=r"jsonl: File name too long"):
+        run(long_name(251))
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
 
@@ -189,9 +200,7 @@ def test_compressed_output_at_a_url(run, tmp_path, monkeypatch):
     """It is made in the working directory, then moved."""
     monkeypatch.chdir(tmp_path)
     url = f"memory://{uuid.uuid4().hex}/out.jsonl.gz"
-    with pytest.raises(FlagError, match="--keep-manifest needs an output file or folder on this machine"):
-        run(url)
-    run(url, keep_manifest=False)
+    run(url)
     run("out.jsonl")
     with fsspec.open(url, compression="gzip") as file:
         assert file.read() == (tmp_path / "out.jsonl").read_bytes()
@@ -211,17 +220,17 @@ def test_shards_of_a_compressed_input_with_named_columns(run, tmp_path):
     rows = [{"q": f"row {number}", "text": 1, "k": number, "max_tokens": 2} for number in range(150)]
     (tmp_path / "q.jsonl.gz").write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
     run("out.parquet")
-    options = {"prompt_column": "q", "columns": ["k"], "keep_manifest": False, "given": "q.jsonl.gz"}
+    options = {"prompt_column": "q", "columns": ["k"], "given": "q.jsonl.gz"}
     for number in (1, 2):
         run("out.parquet", shard=f"{number}/2", **options)
     assert merge_shards(JobConfig(input=str(tmp_path / "q.jsonl.gz"), output=str(tmp_path / "out.parquet"))) == (150, 0)
     # It would be of the output before.
-    assert not (tmp_path / "out.parquet.manifest.json").exists()
+    assert not (tmp_path / ".out.parquet.run").exists()
     table = pq.read_table(tmp_path / "out.parquet")
     assert table.column_names[0] == "k"
     assert table["k"].to_pylist() == list(range(150))
     run("out.parquet", shard="1/2", **options)
-    with pytest.raises(FlagError, match=r"columns.prompt was q, is None"):
+    with pytest.raises(FlagError, match=r"--prompt-column was q, is not given"):
         run("out.parquet", shard="1/2", **options | {"prompt_column": None})
 
 
@@ -273,7 +282,7 @@ def test_csv_has_the_values_of_jsonl(run, tmp_path, kind):
     run("out.jsonl", given)
     run("whole.csv", given)
     for number in (1, 2):
-        run("out.csv", given, shard=f"{number}/2", keep_manifest=False)
+        run("out.csv", given, shard=f"{number}/2")
     assert merge_shards(JobConfig(input=str(tmp_path / given), output=str(tmp_path / "out.csv"))) == (150, 1)
     assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
     with (tmp_path / "out.csv").open(newline="") as file:

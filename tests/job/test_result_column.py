@@ -155,7 +155,7 @@ def test_another_result_column_is_another_run(job, tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         job.run_file(source, target, model=FakeModel(before_step=stop), limits={"seqs": 1}, sampling={"max_tokens": 2})
-    with pytest.raises(FlagError, match="result_column was None, is out"):
+    with pytest.raises(FlagError, match="--result-column was not given, is out"):
         job.run_file(source, target, resume=True, result_column="out", sampling={"max_tokens": 2})
 
 

@@ -87,12 +87,12 @@ def test_killed_many_times(tmp_path, kind, name, max_kills):
     if kind == "jsonl":
         assert expected[name].count(b"\n") == ROWS + 1
     elif kind == "gzip":
-        assert sorted(expected) == ["failed.jsonl.gz", name, f"{name}.manifest.json"]
-        assert [gzip.decompress(expected[each]).count(b"\n") for each in sorted(expected)[:2]] == [3, ROWS - 2]
+        assert sorted(expected) == [f".{name}.run", "failed.jsonl.gz", name]
+        assert [gzip.decompress(expected[each]).count(b"\n") for each in sorted(expected)[1:]] == [3, ROWS - 2]
     elif kind == "parquet":
-        assert sorted(expected) == [f"answers/part-0000{i}.parquet" for i in range(5)]
+        assert sorted(expected) == [".answers.run", *(f"answers/part-0000{i}.parquet" for i in range(5))]
     elif kind == "openai":
-        assert sorted(expected) == ["out.errors.jsonl", "out.jsonl"]
+        assert sorted(expected) == [".out.jsonl.run", "out.errors.jsonl", "out.jsonl"]
         assert expected["out.errors.jsonl"].count(b"\n") == 3
     elif kind == "tools":
         assert expected[name].count(b'"finish_reason":"tool_calls"') == 25
