@@ -28,7 +28,7 @@ TOLERANCE = 1e-5
 
 def prompts_of(golden):
     """Different lengths; some share a beginning, some fill whole blocks."""
-    return golden.prompts[:24]
+    return golden.prompts[:16]
 
 
 def requests_of(prompts, pooling, **params):
@@ -92,7 +92,8 @@ def test_whole_chunked_and_from_the_prefix_cache(name, goldens, expected, make_e
     chunked = make_engine(golden.folder, seqs=3, chunk=16, block_size=4, blocks=60)
     for pooling in POOLINGS:
         right = expected(name, pooling)
-        for engine in (whole, chunked, chunked):
+        # A mean takes nothing from the prefix cache: a second run would be the first.
+        for engine in (whole, chunked, chunked)[: 3 if pooling == "last" else 2]:
             require_close(embed(engine, prompts, pooling), right)
 
 

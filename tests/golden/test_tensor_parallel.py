@@ -46,7 +46,7 @@ def test_two_ranks_give_the_tokens_of_one(name, goldens, divided, greedy_tokens)
     """A head, channel, expert or row of the vocabulary that is read twice, or by nobody, changes tokens."""
     golden = goldens(name)
     engine = divided(name, 2, seqs=6, chunk=24, block_size=4, blocks=64)
-    assert greedy_tokens(engine, golden.prompts[:24]) == golden.expected[:24]
+    assert greedy_tokens(engine, golden.prompts[:12]) == golden.expected[:12]
 
 
 @pytest.mark.whole
