@@ -66,7 +66,7 @@ def transformers() -> Iterator[Any]:
 
 # Folders in which a test runs with many parameters: models, dtypes, shapes, block sizes.
 _MATRICES = {"kernels", "golden"}
-# A test with more variants than these runs with the first and the last of them; all others are thorough.
+# A test there with more variants than these runs with the first and the last of them; all others are thorough.
 _MAX_VARIANTS = 2
 
 
@@ -74,11 +74,12 @@ _MAX_VARIANTS = 2
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Divide the matrices: every test runs in the fast tier, the whole of each matrix in the thorough one.
 
-    Slow tests of other folders join them by the mark ``matrix``. Tests marked ``whole`` keep all of their variants.
+    Slow tests of other folders join them by the mark ``matrix``, and run with the first variant if there are as many.
+    Tests marked ``whole`` keep all of their variants.
     Where kernels run in the interpreter, each pair of two parameters' values is tried with each
     implementation; a GPU tries all products.
     """
-    variants: dict[str, list[pytest.Item]] = {}
+    variants: dict[tuple[str, bool], list[pytest.Item]] = {}
     on_cpu: dict[object, list[pytest.Function]] = {}
     for item in items:
         if isinstance(item, pytest.Function) and "TRITON_INTERPRET" in os.environ and runs_on_cpu(item):
@@ -86,9 +87,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             on_cpu.setdefault(key, []).append(item)
         in_folder = item.path.parent.name in _MATRICES
         if (in_folder or item.get_closest_marker("matrix")) and not item.get_closest_marker("whole"):
-            variants.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    for members in variants.values():
-        for item in members[1:-1] if len(members) > _MAX_VARIANTS else ():
+            variants.setdefault((item.nodeid.partition("[")[0], in_folder), []).append(item)
+    for (_, in_folder), members in variants.items():
+        for item in members[1 : -1 if in_folder else None] if len(members) > _MAX_VARIANTS else ():
             item.add_marker("thorough")
     for functions in on_cpu.values():
         chosen = with_all_pairs([function.callspec.params for function in functions])
