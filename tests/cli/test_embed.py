@@ -102,6 +102,7 @@ def test_parquet_in_shards(cli, embed, source, model_folder, tmp_path):
     assert found.tobytes() == vectors_of(rows).tobytes()
 
 
+@pytest.mark.thorough
 def test_two_workers_give_the_bytes_of_one(embed, tmp_path):
     """Workers know the job's flags, and their results go through another process."""
     flags = ("--pooling", "mean", "--dimensions", 9)

@@ -7,9 +7,11 @@ from unittest.mock import Mock
 import pytest
 
 import rosebatch.launch.launch
+import rosebatch.model.source
 from rosebatch.text.tokenizer import Tokenizer
 from tests.helpers.command_errors import require_error
 from tests.helpers.hub_cache import add_snapshot, without_network
+from tests.helpers.json_lines import write_lines
 from tests.helpers.small_llama import save_tokenizer
 
 OLD, NEW = "a" * 40, "b" * 40
@@ -41,6 +43,19 @@ def copy_of(model_folder, tmp_path):
         return folder
 
     return make
+
+
+def test_no_model_is_named(cli, model_folder, monkeypatch, tmp_path):
+    """Who forgets --model must not take the demo model's answers for those of the model that was meant."""
+    monkeypatch.setattr(rosebatch.model.source, "_demo_model", lambda: model_folder)
+    source, report = write_lines(tmp_path / "in.jsonl", [{"prompt": "a"}]), tmp_path / "report.json"
+    result = cli("generate", source, "-o", tmp_path / "out.jsonl", "--max-tokens", 2, "--report", report)
+    assert result.code == 0
+    assert result.err.startswith("rosebatch: no --model given: the demo model answers, which is for trying out\n")
+    assert "\nThroughput: " in result.err
+    (model,) = [line for line in result.err.splitlines() if line.startswith("model: ")]
+    assert model.endswith(", the demo model: no --model was given")
+    assert json.loads(report.read_text())["engine"]["is_demo_model"] is True
 
 
 # Models of the Hub
@@ -100,6 +115,7 @@ def test_ids_that_cannot_be_had(generate, hub, model_folder, flags, code, part):
     require_error(generate([{"prompt": "a"}], *flags), code, part)
 
 
+@pytest.mark.thorough
 def test_a_process_reads_the_cache_of_its_environment(process, hub, model_folder, tmp_path):
     """``HF_HUB_CACHE`` and ``HF_HUB_OFFLINE`` are the library's own, and clusters set them."""
     (tmp_path / "in.jsonl").write_text('{"prompt":"hello","max_tokens":3}\n')

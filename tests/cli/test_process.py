@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 BENCH = (
     "$PY -m rosebatch bench --model $MODEL --load-format dummy --json"
     " --input-len 4 --output-len 2 --num-prompts 1 --repeats 1"
@@ -89,6 +91,7 @@ def test_a_reader_that_goes_away(process, toy_toml):
     assert result.returncode not in (0, 3)
 
 
+@pytest.mark.thorough
 def test_a_reader_that_goes_away_before_the_report_of_bench(process, toy_toml):
     """Python writes buffered output at its end, when nobody can catch the error."""
     result = process(f"set -o pipefail; {BENCH} | true", MODEL=toy_toml)

@@ -41,6 +41,7 @@ def find_followers(job):
     return [int(pid) for pid, parent, _ in processes if int(parent) in parents]
 
 
+@pytest.mark.thorough
 def test_two_ranks_give_the_bytes_of_one_process(start, source, expected, tmp_path):  # noqa: F811
     """Every rank samples: were its random numbers or masks others, the ranks would go apart."""
     report = tmp_path / "report.json"

@@ -22,12 +22,19 @@ from tests.helpers.waiting import until
 FLAGS = ["--device", "cpu", "--quiet", "--temperature", 1, "--max-num-seqs", 4]
 
 
+ROWS = 40
+
+
 @pytest.fixture
 def source(tmp_path):
     """Rows with different lengths, so that they do not all end at once."""
-    lines = [{"prompt": f"row {i}", "max_tokens": 5 + i * 7 % 50, "id": f"id {i}"} for i in range(80)]
+    return write(tmp_path, ROWS)
+
+
+def write(folder, rows):
+    lines = [{"prompt": f"row {i}", "max_tokens": 5 + i * 7 % 50, "id": f"id {i}"} for i in range(rows)]
     lines[5] = {"prompt": ""}
-    return write_lines(tmp_path / "in.jsonl", lines)
+    return write_lines(folder / "in.jsonl", lines)
 
 
 @pytest.fixture
@@ -74,8 +81,10 @@ def break_off(cli, model_folder, monkeypatch):
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.thorough)]
 )
-def test_a_signal_and_then_resume(cli, source, end_early, model_folder, tmp_path, number, code):
+def test_a_signal_and_then_resume(cli, end_early, model_folder, tmp_path, number, code):
     """Finished rows are kept, the message says how to continue, and the output equals that of an unbroken run."""
+    # So many that the signal comes before the last.
+    source = write(tmp_path, 2 * ROWS)
     target, whole = tmp_path / "out.jsonl", tmp_path / "whole.jsonl"
     exit_code, message, rows = end_early(source, target, number)
     assert exit_code == code
@@ -88,7 +97,7 @@ def test_a_signal_and_then_resume(cli, source, end_early, model_folder, tmp_path
     result = cli(*command, "-o", target, "--resume", "--report", report)
     assert (result.code, result.out, result.err) == (3, "", failed_rows()), "a row that failed in the first run counts"
     counts = json.loads(report.read_text())
-    assert (counts["resumed"], counts["requests"]) == (rows, 80 - rows)
+    assert (counts["resumed"], counts["requests"]) == (rows, 2 * ROWS - rows)
     assert cli(*command, "-o", whole, "--resume").code == 3, "where there is nothing to resume, it starts"
     assert target.read_bytes() == whole.read_bytes()
     assert not list(tmp_path.glob("*.part"))
@@ -96,8 +105,8 @@ def test_a_signal_and_then_resume(cli, source, end_early, model_folder, tmp_path
 
 def test_a_parquet_input_resumes_with_its_own_types(cli, break_off, model_folder, tmp_path):
     """Carried columns come from the input, because the part file would turn them into JSON."""
-    columns = {"prompt": [f"row {i}" for i in range(80)], "max_tokens": [5 + i * 7 % 50 for i in range(80)]}
-    table = pa.table({**columns, "day": [datetime.date(2024, 2, 29)] * 80, "raw": [b"\xff"] * 80})
+    columns = {"prompt": [f"row {i}" for i in range(ROWS)], "max_tokens": [5 + i * 7 % 50 for i in range(ROWS)]}
+    table = pa.table({**columns, "day": [datetime.date(2024, 2, 29)] * ROWS, "raw": [b"\xff"] * ROWS})
     source, target, whole = tmp_path / "in.parquet", tmp_path / "out.parquet", tmp_path / "whole.parquet"
     pq.write_table(table, source)
     break_off(source, target)
@@ -123,10 +132,10 @@ def test_refusals(cli, source, break_off, model_folder, tmp_path):
     ):
         require_error(cli(*command, *more), 2, message)
         assert part.read_bytes() == before
-    source.write_text(source.read_text().replace("row 79", "row LXXIX"))
+    source.write_text(source.read_text().replace("row 39", "row XXXIX"))
     assert "the content of the input differs" in cli(*command, "--resume").err
     assert cli(*command, "--force-resume").code == 3
-    assert len(target.read_text().splitlines()) == 80
+    assert len(target.read_text().splitlines()) == ROWS
 
 
 def test_a_damaged_part_file(cli, source, model_folder, tmp_path, monkeypatch):
@@ -145,7 +154,7 @@ def test_a_damaged_part_file(cli, source, model_folder, tmp_path, monkeypatch):
     result = cli(*command, "-o", target, "--resume", "--report", report)
     expected = f"{part}: 2 damaged lines are ignored; rows without a result are computed again"
     assert (result.code, result.err) == (3, f"rosebatch: warning: {expected}\n{failed_rows()}")
-    assert json.loads(report.read_text())["resumed"] == 80 - 2
+    assert json.loads(report.read_text())["resumed"] == ROWS - 2
     assert target.read_bytes() == whole.read_bytes()
 
 

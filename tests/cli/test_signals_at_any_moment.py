@@ -31,7 +31,7 @@ def source(tmp_path_factory):
     lines += [json.dumps({"prompt": f"row {i}", "max_tokens": 5 + i * 7 % 50, "id": i}) for i in range(60)]
     lines += [json.dumps({"prompt": character * 9_000_000}) for character in "x é"]
     lines += ["[" * 10_000_000, json.dumps({"prompt": "x", "doc": "y" * 10_000_000})]
-    for i in range(20):
+    for i in range(10):
         own = {"regex": f"[ab]*a[ab]{{{i % 9}}}"} if i % 5 else {"json": {"minLength": i, **PATTERNS}}
         lines.append(json.dumps({"prompt": f"g {i}", "n": 2, "logprobs": 3, "structured_outputs": own}))
     rng.shuffle(lines)
@@ -132,7 +132,7 @@ def test_signals_at_random_moments(cli, start, source, model_folder, tmp_path, n
     output = f"{target}/" if more else target
     codes = set()
     # Early ones first, while there is work left.
-    for moment in sorted(rng.uniform(0, seconds) for _ in range(6)):
+    for moment in sorted(rng.uniform(0, seconds) for _ in range(4)):
         number = rng.choice([signal.SIGINT, signal.SIGTERM])
         code, after = end_at(start(output, *more, "--resume"), number, moment)
         assert after < used / 4, f"{signal.Signals(number).name} after {moment:.2f} s took {after:.2f} of {used:.2f} s"

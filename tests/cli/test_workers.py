@@ -319,6 +319,13 @@ def test_settings_that_are_impossible(cli, toy_toml, tmp_path):
     command = ["generate", tmp_path / "in.jsonl", "--model", toy_toml, "--load-format", "dummy", "--device", "cpu"]
     for value in (0, "none", 1.5):
         require_error(cli(*command, "-dp", value), 2)
+
+
+@pytest.mark.thorough
+def test_a_file_that_is_missing_in_a_worker(cli, toy_toml, tmp_path):
+    """It was an error of a worker, or of none."""
+    (tmp_path / "in.jsonl").write_text('{"prompt_token_ids": [1]}\n')
+    command = ["generate", tmp_path / "in.jsonl", "--model", toy_toml, "--load-format", "dummy", "--device", "cpu"]
     require_error(cli(*command, "-dp", 2, "--chat-template", tmp_path / "none"), 2, f"{tmp_path / 'none'}: ")
 
 
