@@ -1,6 +1,12 @@
 """``python -m rosebatch`` and the installed ``rosebatch`` script."""
 
-from rosebatch.cli.early_signals import end_at_once
+import os
+
+try:
+    from rosebatch.cli.early_signals import end_at_once
+except KeyboardInterrupt:
+    # Python's own handler is still there, and its traceback would be printed.
+    os._exit(130)
 
 
 def run() -> None:

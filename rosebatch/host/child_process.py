@@ -25,6 +25,8 @@ L = TypeVar("L")
 _START = (
     "import sys, json, importlib; sys.path[:] = json.loads(sys.argv[2]); importlib.import_module(sys.argv[3]).main()"
 )
+# How long the end of a killed process is waited for: one that a driver holds may never end.
+_END_SECONDS = 5.0
 # Of what a process wrote to stderr before it died.
 _MAX_SHOWN = 2000
 
@@ -94,16 +96,23 @@ class ChildProcess:
 
     def kill(self) -> None:
         """End the process at once, and wait for that."""
-        with suppress(ProcessLookupError):
-            self._process.kill()
-        self._process.wait()
+        self._process.kill()
+        self._code()
 
     def how_it_ended(self) -> str:
         """For people, once the process is gone: its signal or exit code, and the last line that it wrote."""
-        code = self._process.wait()
+        code = self._code()
+        if code is None:
+            return "it cannot be ended"
         how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
         line = self._last_line()
         return f"{how}: {line}" if line else how
+
+    def _code(self) -> int | None:
+        """The exit code; None if the process does not end."""
+        with suppress(subprocess.TimeoutExpired):
+            return self._process.wait(_END_SECONDS)
+        return None
 
     def _last_line(self) -> str:
         if self._errors is None:

@@ -20,6 +20,8 @@ import pyarrow as pa
 from rosebatch.io.formats import Compression
 
 _READ_BYTES = 1 << 18
+# Of compressed data, at once. What a step of zlib leaves is copied in each: of zeros, that is nearly all of it.
+_PACKED_BYTES = 1 << 15
 # Of a first frame of zstd: what says how far it refers back.
 _FRAME_HEADER = 18
 _LARGEST_WINDOW = 1 << 27
@@ -114,7 +116,7 @@ class _Members:
                     return b""
                 self._stream = self._make()
             else:
-                rest = self._raw.read(_READ_BYTES) if self._stream.needs_input else b""
+                rest = self._raw.read(_PACKED_BYTES) if self._stream.needs_input else b""
                 if not rest and self._stream.needs_input:
                     raise EOFError("truncated")
             if data := self._stream.decompress(rest, size):

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cached_property, partial
-from io import BytesIO
+from io import BufferedReader, BytesIO
 from itertools import chain, islice
 
 import msgspec
@@ -90,7 +90,7 @@ class Contents:
             require_lines({"stdin": kind_of("", first, by_name=False)})
             require_no_array("stdin", stripped(first))
             require_no_csv(first, self._prompt_columns)
-            self._peeked += bounded_lines(BytesIO(first), "stdin", self._limit)
+            self._peeked += bounded_lines(BufferedReader(BytesIO(first)), "stdin", self._limit)
             if len(first) == self._limit + LINE_END and not first.endswith(b"\n"):
                 skip_line(stdin)
         return "lines"

@@ -9,11 +9,13 @@ from typing import IO, Any
 
 from rosebatch.core.errors import RowError, UserError
 from rosebatch.core.words import counted
-from rosebatch.io.lines import SKIPPED_BYTES, too_long
+from rosebatch.io.lines import too_long
 from rosebatch.io.table_values import BadValues, TextValues
 
 # Of a cell. Python's own limit is 128 KiB.
 _MAX_CHARACTERS = 2**31 - 1
+# Of a row that is read past, at once.
+_SKIPPED_CHARACTERS = 1 << 20
 
 
 class _LongRowError(Exception):
@@ -40,7 +42,7 @@ class CsvTable:
         self._text = io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape", newline="")
         self._path, self._separator, self._limit = path, separator, limit
         # A quote inside of a cell is two in the file; each cell may have two more and a separator.
-        self._most = 2 * limit + SKIPPED_BYTES
+        self._most = 2 * limit + _SKIPPED_CHARACTERS
         self._lines_before = 0
         self._row: list[str] = []
         self._size = 0
@@ -107,7 +109,7 @@ class CsvTable:
         lines = self._lines_before + self._rows.line_num + 1 - len(self._row)
         begin = lines + 1
         quoted, opens = False, True
-        for piece in chain(self._row, iter(partial(self._text.readline, SKIPPED_BYTES), "")):
+        for piece in chain(self._row, iter(partial(self._text.readline, _SKIPPED_CHARACTERS), "")):
             quoted, opens = _quoted(piece, self._separator, quoted=quoted, opens=opens)
             if piece.endswith(("\n", "\r")):
                 lines += 1

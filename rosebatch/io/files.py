@@ -9,6 +9,9 @@ from typing import IO, Any, cast
 from rosebatch.core.errors import UserError
 from rosebatch.io.formats import named
 
+# Of a local file, at once: a line that is too long is read past in such pieces.
+_READ_BYTES = 1 << 18
+
 
 def is_url(path: str) -> bool:
     """Whether a path names a file system and a file in it, as ``s3://`` URLs do."""
@@ -48,7 +51,7 @@ def open_file(path: str) -> IO[bytes]:
     """
     try:
         if not is_url(path):
-            return Path(path).open("rb")
+            return Path(path).open("rb", _READ_BYTES)
         file_system, inside = remote(path)
         return cast(IO[bytes], file_system.open(inside, "rb"))
     except UserError:

@@ -2,18 +2,16 @@
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import IO
+from io import BufferedReader
 
 from rosebatch.core.errors import RowError, UserError
 from rosebatch.io.table_values import BadValues
 
 # Most bytes of the end of a line. The limit is without it.
 LINE_END = 2
-# Of a line that is read past, at once.
-SKIPPED_BYTES = 1 << 20
 
 
-def bounded_lines(file: IO[bytes], path: str, limit: int) -> Iterator[bytes | BadValues]:
+def bounded_lines(file: BufferedReader, path: str, limit: int) -> Iterator[bytes | BadValues]:
     """The lines, with their ends.
 
     A line that is too long is there before it is read past: rows before it need not wait for that.
@@ -39,10 +37,13 @@ def bounded_lines(file: IO[bytes], path: str, limit: int) -> Iterator[bytes | Ba
         raise UserError(f"{path}: {error.strerror or error}") from None
 
 
-def skip_line(file: IO[bytes]) -> None:
-    """Read past the rest of a line."""
-    while (rest := file.readline(SKIPPED_BYTES)) and not rest.endswith(b"\n"):
-        pass
+def skip_line(file: BufferedReader) -> None:
+    """Read past the rest of a line. ``readline`` would take four times as long: it puts pieces together."""
+    while block := file.peek():
+        if end := block.find(b"\n") + 1:
+            file.read(end)
+            return
+        file.read(len(block))
 
 
 def too_long(limit: int, columns: Sequence[str] = ()) -> RowError:

@@ -3,8 +3,10 @@
 import gc
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory, TemporaryFile
 from threading import Event, Lock, Thread
 
 import torch
@@ -120,6 +122,20 @@ class TorchGroup:
         with self._aborting:
             if distributed.is_initialized():
                 distributed.distributed_c10d._abort_process_group()
+
+
+def new_store() -> tuple[str, Callable[[], None]]:
+    """The path of an empty file for a store, and what removes it.
+
+    On Linux the file has no name: nothing is left of processes that are killed. PyTorch may read it as long as this
+    process lives, and another file must not get its descriptor before. So that stays open.
+    """
+    if sys.platform == "linux":
+        with TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+        return f"/proc/{os.getpid()}/fd/{descriptor}", lambda: None
+    folder = TemporaryDirectory(prefix="rosebatch-", ignore_cleanup_errors=True)
+    return str(Path(folder.name) / "store"), folder.cleanup
 
 
 def open_store(path: str, size: int) -> FileStore:

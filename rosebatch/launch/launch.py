@@ -4,7 +4,6 @@ import os
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -149,14 +148,13 @@ def load(plan: LaunchPlan) -> Launched:
 def _load_tensor_parallel(plan: LaunchPlan) -> LoadedEngine:
     """The engine of rank 0, whose plans the other ranks compute as well."""
     from rosebatch.launch.driver import DriverRunner, Ranks
-    from rosebatch.launch.group import TorchGroup, open_store
+    from rosebatch.launch.group import TorchGroup, new_store, open_store
 
     size = plan.config.tensor_parallel_size
-    folder = TemporaryDirectory(prefix="rosebatch-", ignore_cleanup_errors=True)
-    path = str(Path(folder.name) / "store")
+    path, remove = new_store()
     store = open_store(path, size)
     ranks = Ranks(plan.config, path, plan.source.state)
-    ranks.at_end(folder.cleanup)
+    ranks.at_end(remove)
     split_threads(plan)
     ranks.await_ready()
     group = TorchGroup(Shard(0, size), store, plan.device)

@@ -144,6 +144,27 @@ print("went on")
 """
 
 
+# Ctrl-C while the very first module is imported: Python's own handler is still there.
+FIRST_IMPORT = """
+import os, signal, sys
+
+class Interrupted:
+    def find_spec(self, name, *_):
+        if name == "rosebatch.cli.early_signals":
+            os.kill(os.getpid(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Interrupted())
+import rosebatch.__main__
+"""
+
+
+def test_an_interrupt_of_the_first_import():
+    """It printed a traceback."""
+    ended = subprocess.run([sys.executable, "-c", FIRST_IMPORT], cwd=ROOT, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (130, "")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_before_the_run_ends_the_process_at_once(number):
     """KeyboardInterrupt inside an import of torch aborted the process, or was ignored and the run went on."""

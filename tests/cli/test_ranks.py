@@ -64,9 +64,13 @@ def test_ranks_listen_to_this_machine_alone(start, source, tmp_path):  # noqa: F
 @pytest.mark.thorough
 @pytest.mark.parametrize("lead", [False, True])
 def test_a_rank_that_dies_ends_the_job(start, source, expected, tmp_path, lead):  # noqa: F811
-    """The others would wait for it for ever, or leave a line of PyTorch's; what is written must stay."""
-    target = tmp_path / "out.jsonl"
-    job = start(source, "-o", target, "-tp", 2, "--max-num-seqs", 1)
+    """The others would wait for it for ever, or leave a line of PyTorch's; what is written must stay.
+
+    A leader that was killed left the file by which the ranks find each other.
+    """
+    target, temporary = tmp_path / "out.jsonl", tmp_path / "temporary"
+    temporary.mkdir()
+    job = start(source, "-o", target, "-tp", 2, "--max-num-seqs", 1, TMPDIR=str(temporary))
     (follower,) = followers(job)
     await_rows(job, target)
     os.kill(job.pid if lead else follower, signal.SIGKILL)
@@ -76,6 +80,7 @@ def test_a_rank_that_dies_ends_the_job(start, source, expected, tmp_path, lead):
         assert line.startswith("rosebatch: error: rank 1 of 2: died (SIGKILL)")
         assert "rerun with --resume" in line
     until(lambda: are_gone([follower]))
+    assert not lead or not sys.platform.startswith("linux") or not list(temporary.iterdir())
     assert start(source, "-o", target, "-tp", 2, "--resume").wait(PATIENCE_SECONDS) == 3
     assert rows(target.read_bytes()) == rows(expected)
 

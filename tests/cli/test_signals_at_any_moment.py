@@ -1,20 +1,18 @@
 """SIGINT and SIGTERM at random moments of the whole command: start, imports, loading, rows, grammars, writing."""
 
 import json
-import os
 import random
 import resource
 import signal
 import subprocess
 import sys
 import time
-from collections import defaultdict
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.checkout import environment
+from tests.helpers.process_tree import catches_interrupts, running_seconds
 from tests.helpers.waiting import PATIENCE_SECONDS
 from tests.job.fuzz_lines import DEEP, NUMBERS, PATTERNS, SHORT, limit_lines
 
@@ -58,11 +56,9 @@ def await_start(process):
     Python catches SIGINT from early on; then the command leaves it to the system again. PyTorch comes after that: on a
     busy machine, nobody may have looked in between.
     """
-    status, maps = (Path(f"/proc/{process.pid}/{name}") for name in ("status", "maps"))
-    has_caught = False
+    maps, has_caught = Path(f"/proc/{process.pid}/maps"), False
     while process.poll() is None:
-        mask = next((line.split()[1] for line in status.read_text().splitlines() if line.startswith("SigCgt")), "0")
-        catches = bool(int(mask, 16) >> (signal.SIGINT - 1) & 1)
+        catches = catches_interrupts(process.pid)
         if (has_caught and not catches) or "libtorch" in maps.read_text():
             return
         has_caught = has_caught or catches
@@ -73,21 +69,6 @@ def ended_seconds():
     """The processor time of this process' children that have ended, with their own."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
-
-
-def running_seconds(pid):
-    """The processor time of a process that runs, and of those below it."""
-    ticks, below = {}, defaultdict(list)
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # It has ended.
-            fields = path.read_text().rpartition(")")[2].split()
-            ticks[int(path.parent.name)] = sum(map(int, fields[11:15]))
-            below[int(fields[1])].append(int(path.parent.name))
-
-    def of(each):
-        return ticks[each] + sum(map(of, below[each]))
-
-    return of(pid) / os.sysconf("SC_CLK_TCK")
 
 
 def end_at(process, number, moment):

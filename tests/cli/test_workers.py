@@ -42,6 +42,15 @@ if "rosebatch.job.workers.child" in sys.orig_argv:
 """
 
 
+# A worker stops at its start once there is this file.
+HANGING_START = """
+import os, signal, sys
+
+if "rosebatch.job.workers.child" in sys.orig_argv and os.path.exists({!r}):
+    signal.pause()
+"""
+
+
 # Notes what the parent imports.
 NOTED_IMPORTS = """
 import pathlib, sys
@@ -270,6 +279,46 @@ def test_a_worker_that_hangs(start, source, expected, tmp_path):
     assert job.wait(PATIENCE_SECONDS) == 3
     assert target.read_bytes() == expected
     assert "SIGKILL" in (tmp_path / "stderr").read_text()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_run_that_is_suspended(start, source, expected, tmp_path, whole):
+    """For longer than its workers may be silent, by Ctrl-Z or by Slurm: they were ended as workers that hang.
+
+    Or the parent alone is stopped, as by a debugger, while its workers go on.
+    """
+    target, limit = tmp_path / "out.jsonl", 8
+    job = start(source, "-o", target, "-dp", 2, "--max-num-seqs", 2, "--worker-timeout", limit)
+    send = os.killpg if whole else os.kill
+    for rows in (1, 30):
+        await_rows(job, target, rows)
+        send(job.pid, signal.SIGSTOP)
+        time.sleep(limit + 1)
+        send(job.pid, signal.SIGCONT)
+    assert job.wait(PATIENCE_SECONDS) == 3
+    assert target.read_bytes() == expected
+    assert "died" not in (tmp_path / "stderr").read_text()
+
+
+@pytest.mark.thorough
+def test_nobody_comes_back(start, source, expected, tmp_path):
+    """The process in the place of the only worker hung at its start: the run waited for ever."""
+    target, hangs = tmp_path / "out.jsonl", tmp_path / "hangs"
+    (tmp_path / "sitecustomize.py").write_text(HANGING_START.format(str(hangs)))
+    flags = ("-o", target, "-dp", "auto", "--max-num-seqs", 2, "--device", "cpu")
+    job = start(source, *flags, "--worker-timeout", 3, PYTHONPATH=python_path(tmp_path))
+    await_rows(job, target)
+    hangs.touch()
+    for pid in children(job):
+        os.kill(pid, signal.SIGKILL)
+    assert job.wait(PATIENCE_SECONDS) == 1
+    last = (tmp_path / "stderr").read_text().splitlines()[-1]
+    assert last.startswith("rosebatch: error: no worker is left: none has come back within ")
+    assert last.endswith("rerun with --resume to continue")
+    hangs.unlink()
+    assert start(source, *flags, "--resume").wait(PATIENCE_SECONDS) == 3
+    assert target.read_bytes() == expected
 
 
 @pytest.mark.thorough

@@ -1,5 +1,6 @@
 """``--ray``: actors give the bytes of one process, whatever happens to them."""
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -21,6 +22,13 @@ def has_rows(path):
     """Whether the part file has a result."""
     part = path.with_name(f"{path.name}.part")
     return part.exists() and b"finish_reason" in part.read_bytes()
+
+
+def is_guard(pid):
+    """Whether this is the process that ends a Ray."""
+    with contextlib.suppress(OSError):
+        return b"ray_guard.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
 
 
 @pytest.mark.thorough
@@ -95,13 +103,33 @@ def test_a_driver_that_is_killed_and_continued(rays, start, source, expected, tm
 
 
 @pytest.mark.thorough
-def test_a_signal_ends_all(rays, start, source, tmp_path):
-    """Ray puts a handler of its own in the place of ours: rows were not flushed, and the exit code was another."""
-    job = start(source, "-o", tmp_path / "out.jsonl", *FLAGS, "--max-num-seqs", 2)
-    until(lambda: has_rows(tmp_path / "out.jsonl"))
-    job.terminate()
-    assert job.wait(PATIENCE_SECONDS) == 143
-    assert "rerun with --resume to continue" in (tmp_path / "stderr").read_text()
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL, "early", "error"])
+def test_whatever_ends_a_run_ends_its_ray(rays, start, source, tmp_path, how):
+    """Two agents of Ray outlived it by a minute: they waited for the GCS, to tell it of the end of the raylet.
+
+    Ray puts handlers of its own in the place of ours: rows were not flushed, and the exit code was another.
+    """
+    flags = ["--tokenizer", tmp_path / "none"] if how == "error" else ["--max-num-seqs", 2]
+    job = start(source, "-o", tmp_path / "out.jsonl", *FLAGS, *flags)
+    until(lambda: rays.processes("ray::RuntimeEnvAgent") or job.poll() is not None)
+    if how not in ("early", "error"):
+        until(lambda: has_rows(tmp_path / "out.jsonl"))
+    number = signal.SIGTERM if how == "early" else how
+    if how != "error":
+        assert rays.processes("ray::")
+        job.send_signal(number)
+    code = job.wait(PATIENCE_SECONDS)
+    # The guard ends last. Nothing is left then.
+    until(lambda: not any(is_guard(pid) for pid in rays.processes()))
+    assert rays.processes() == []
+    told = (tmp_path / "stderr").read_text()
+    if how in (signal.SIGINT, signal.SIGTERM):
+        assert code == 128 + number
+        assert "rerun with --resume to continue" in told
+    elif how == "error":
+        assert code == 2
+        assert told.count("\n") == 1
 
 
 @pytest.mark.thorough

@@ -27,6 +27,8 @@ _MAX_PASSED_SECONDS = 1.0
 _MAX_DEATHS = 8
 # Processes that die while they load the model, one after the other, before the job is given up.
 _MAX_FALSE_STARTS = 3
+# Nobody can serve: how often as long as the slowest start a run waits for another one at least.
+_STARTS = 4
 # Messages that are worked on before rows are handed out again.
 _MAX_MESSAGES = 64
 # A run's limit divided among its workers may be less than one run may have.
@@ -90,6 +92,8 @@ class Pool:
         self._answer: m.Answer | None = None
         # When silent workers were last looked for.
         self._looked = 0.0
+        # Seconds that the slowest worker took to start, and since one could serve.
+        self._slowest_start = self._stopped = 0.0
 
     @property
     def places(self) -> Sequence[str]:
@@ -248,6 +252,7 @@ class Pool:
             self._plan(number, message)
         elif isinstance(message, m.Ready):
             worker.ready, worker.false_starts = message, 0
+            self._slowest_start = max(self._slowest_start, time.perf_counter() - worker.started)
             if self._task_is_open:
                 self._join(number)
         elif isinstance(message, m.Identified):
@@ -268,7 +273,7 @@ class Pool:
         worker = self.workers[number]
         worker.life += 1
         worker.planned, worker.loads, worker.ready, worker.lost, worker.begun = False, False, None, None, False
-        worker.silence = 0.0
+        worker.silence, worker.started = 0.0, time.perf_counter()
         life = worker.life
         try:
             worker.process = self._hosts.start(
@@ -342,10 +347,26 @@ class Pool:
         if passed < _PATIENCE_SECONDS:
             return
         self._looked = now
-        for worker in self.workers:
+        for number, worker in enumerate(self.workers):
             worker.silence += min(passed, _MAX_PASSED_SECONDS)
             if worker.begun and worker.process is not None and worker.silence > self._config.worker_timeout:
                 worker.process.kill()
+                # A process that a driver holds cannot end, nor say that it is gone.
+                self._inbox.put((number, worker.life, None))
+        self._require_one(min(passed, _MAX_PASSED_SECONDS))
+
+    def _require_one(self, passed: float) -> None:
+        """Whoever takes the place of the last worker may hang before it shows signs of life, or find no place.
+
+        Before the first one is loaded, nobody knows how long that takes: the model may come over a slow network.
+        """
+        if self._slowest_start == 0.0 or any(worker.ready for worker in self.workers):
+            self._stopped = 0.0
+            return
+        self._stopped += passed
+        limit = max(self._config.worker_timeout, _STARTS * self._slowest_start)
+        if self._stopped > limit:
+            raise LostProcessError(f"no worker is left: none has come back within {limit:.0f} s")
 
     def _bury(self, number: int) -> None:
         """A process is gone: its rows go to others, and another process takes its place."""
@@ -354,6 +375,8 @@ class Pool:
         how = worker.lost or worker.process.how_it_ended()
         was_ready, had_begun = worker.ready, worker.begun
         worker.ready, worker.planned, worker.begun = None, False, False
+        # Its end may be told twice.
+        worker.life += 1
         if was_ready is None:
             worker.false_starts += 1
             if worker.false_starts >= _MAX_FALSE_STARTS:

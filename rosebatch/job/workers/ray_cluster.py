@@ -15,14 +15,17 @@ from threading import Event, Lock, Thread, current_thread, main_thread
 from typing import Any, Literal
 
 from rosebatch.config.run import RunConfig
-from rosebatch.core.errors import FlagError, InterruptionError, UserError
+from rosebatch.core.errors import FlagError, InterruptionError, LostProcessError, UserError
 from rosebatch.core.version import __version__
 from rosebatch.host.child_process import Failed
 from rosebatch.job.workers.actor import WorkerActor
 from rosebatch.job.workers.hosts import Process
 from rosebatch.job.workers.machine import THREADS
+from rosebatch.job.workers.ray_guard import RayGuard
 
 LOCAL = "local"
+# In the environment of a Ray of our own.
+_MARK = "ROSEBATCH_RAY"
 # A worker that has not begun by then is waiting for a place: a process starts in a few seconds.
 _PLACING_SECONDS = 20.0
 # Of a Ray that we start: messages are small, and results leave it at once.
@@ -51,8 +54,9 @@ class RayCluster:
         self._ray = _import_ray(config.ray)
         self._workers: list[_RayWorker] = []
         self._is_ours = not self._ray.is_initialized()
+        self._guard: RayGuard | None = None
         if self._is_ours:
-            with _own_signal_handlers():
+            with _own_signal_handlers(), _marked(config.ray) as self._guard:
                 _connect(self._ray, config.ray)
         try:
             self._find_places(config)
@@ -87,15 +91,23 @@ class RayCluster:
 
     def close(self, workers: Iterable[Process]) -> None:
         """See ``Hosts``."""
+        # After a signal there is no time for all that, and a Ray that is lost may never answer. The process ends now:
+        # then the guard ends our own Ray, and a cluster ends the actors.
+        if isinstance(sys.exc_info()[1], InterruptionError | LostProcessError):
+            return
         for worker in workers:
             worker.kill()
-        # After a signal there is no time for that: Ray does it itself when the process ends.
-        if self._is_ours and not isinstance(sys.exc_info()[1], InterruptionError):
+        if self._is_ours:
             # A thread that used Ray afterwards would connect to a new one.
             end = time.monotonic() + _END_SECONDS
             for each in self._workers:
                 each.wait(end)
-            self._ray.shutdown()
+            # It may wait for a raylet that hangs.
+            ending = Thread(target=self._ray.shutdown, daemon=True)
+            ending.start()
+            ending.join(_END_SECONDS)
+        if self._guard is not None:
+            self._guard.end()
 
     def _warn_once(self) -> None:
         with self._lock:
@@ -267,6 +279,23 @@ def _connect(ray: Any, address: str) -> None:
     # Ray prints deaths of actors to stdout, where results may go; log_to_driver is for their own output only. The
     # parent reports deaths itself.
     ray._private.worker._worker_logs_enabled = False
+
+
+@contextmanager
+def _marked(address: str) -> Iterator[RayGuard | None]:
+    """A guard of the processes that a Ray of our own starts inside the ``with`` block."""
+    if address != LOCAL:
+        yield None
+        return
+    value = secrets.token_hex(16)
+    guard = RayGuard(f"{_MARK}={value}")
+    os.environ[_MARK] = value
+    try:
+        yield guard
+        guard.is_up()
+    finally:
+        # Processes of a program that uses the library are not Ray's.
+        del os.environ[_MARK]
 
 
 @contextmanager

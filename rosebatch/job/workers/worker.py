@@ -21,6 +21,7 @@ class Worker:
         loads: whether it was told to load them.
         ready: its message when the model was loaded.
         lost: why it cannot go on, if it has sent that.
+        started: when the process was, on the clock of ``time.perf_counter``.
         joined: when the last task was sent to it, on the clock of ``time.perf_counter``.
         begun: whether it works on a task, and has not sent ``Done`` yet.
         done: its message at the end of the last task; the first token's time is on this process's clock.
@@ -38,6 +39,7 @@ class Worker:
     loads: bool = False
     ready: m.Ready | None = None
     lost: str | None = None
+    started: float = 0.0
     joined: float = 0.0
     begun: bool = False
     done: m.Done | None = None

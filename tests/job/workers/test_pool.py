@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rosebatch.config.run import RunConfig
-from rosebatch.core.errors import UserError
+from rosebatch.core.errors import LostProcessError, UserError
 from rosebatch.engine.metrics.outlook import Outlook
 from rosebatch.engine.metrics.stats import EngineStats
 from rosebatch.job.model_info import ModelInfo
@@ -291,3 +291,47 @@ def test_a_worker_that_waited_for_another(pool):
     pool._looked = 0.0
     pool._end_silent()
     assert [worker.process.killed for worker in pool.workers] == [False, False]
+
+
+def test_a_process_that_cannot_be_ended(pool, monkeypatch):
+    """A driver holds it: nobody told of its end, and its rows were waited for without end."""
+    spawned = []
+    monkeypatch.setattr(pool, "_spawn", spawned.append)
+    pool.begin(Task())
+    pool.workers[0].joined = pool.workers[0].silence = 0.0
+    look(pool)
+    pool.turn()
+    assert (spawned, pool.workers[0].restarts) == ([0], 1)
+    pool._inbox.put((0, 0, None))
+    pool.turn()
+    assert (spawned, pool.workers[0].restarts) == ([0], 1), "later it has ended after all"
+
+
+def test_a_run_that_nobody_can_serve(pool, monkeypatch):
+    """Another process took the last one's place, and hung while it loaded: the run waited for it for ever."""
+    clock = itertools.count(1000, 0.5)
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(pool, "_spawn", lambda number: None)
+    for worker in pool.workers:
+        worker.ready = None
+    for _ in range(100):
+        pool._end_silent()
+    assert pool._stopped == 0.0, "before the first one is ready, a model may be fetched for hours"
+    pool.workers[0].started = next(clock)
+    pool._receive(0, READY)
+    pool._receive(0, None)
+    looks, pool._looked = 0, next(clock)
+    with pytest.raises(LostProcessError, match="no worker is left: none has come back within 3 s"):
+        while looks < 100:
+            pool._end_silent()
+            looks += 1
+    assert looks == 3.0 / 0.5
+    pool.workers[0].started = next(clock) - 30
+    pool._receive(0, READY)
+    pool._end_silent()
+    pool._receive(0, None)
+    for _ in range(int(4 * 30 / 0.5)):
+        pool._end_silent()
+    with pytest.raises(LostProcessError, match=r"within 12\d s"):
+        for _ in range(9):
+            pool._end_silent()

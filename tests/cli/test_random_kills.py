@@ -1,0 +1,22 @@
+"""Whole jobs that are killed at random moments end like jobs that were never killed."""
+
+import sys
+
+import pytest
+
+from tests.cli.random_kills import KINDS, kill_jobs
+
+# Kills of each kind. ``python -m tests.cli.random_kills --kills 100`` makes more.
+KILLS = 3
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc"),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_kills(kind):
+    """Results were lost or others, and temporary files and processes stayed."""
+    if kind == "ray":
+        pytest.importorskip("ray", reason="pip install 'rosebatch[ray]'")
+    assert sum(kill_jobs(kind, KILLS, seed=0).values()) == KILLS
