@@ -252,7 +252,8 @@ def _count(size: int | Literal["auto"], places: int) -> int:
 
 def _import_ray(address: str) -> Any:
     # Read when Ray is imported. Else a Ray that we start would report each run to its makers.
-    own = {"RAY_USAGE_STATS_ENABLED": "0"}
+    # The handler of failures would write a stack of C++ at SIGTERM.
+    own = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1"}
     if address == LOCAL:
         # Its processes run what they are sent: they listen on loopback, as on systems where Ray has no clusters, and
         # take no message without this token.
@@ -274,6 +275,9 @@ def _connect(ray: Any, address: str) -> None:
             ray.init(LOCAL, include_dashboard=False, object_store_memory=_STORE_BYTES, **quiet)
         else:
             ray.init(address, **quiet)
+    except SystemExit:
+        # Ray's own answer to SIGTERM.
+        raise InterruptionError(signal.SIGTERM) from None
     except Exception as error:
         raise UserError(f"--ray {address}: {short_reason(str(error))}") from None
     # Ray prints deaths of actors to stdout, where results may go; log_to_driver is for their own output only. The
