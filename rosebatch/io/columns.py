@@ -191,9 +191,9 @@ def as_in_json(values: dict[str, Any]) -> dict[str, Any]:
     Floats in place of integers are integers. An id that is no text or number, such as a UUID or a date, is the text
     that results have for it. Keys of ``logit_bias`` are texts: a map may have numbers.
     """
-    found: dict[str, Any] = {
-        name: integer(value) for name, value in values.items() if type(value) is float and name in INTEGERS
-    }
+    found: dict[str, Any] = {}
+    if float in map(type, values.values()):
+        found |= {name: integer(value) for name, value in values.items() if type(value) is float and name in INTEGERS}
     if type(id := values.get("id")) not in _JSON_IDS:
         found["id"] = written(id)
     bias = values.get("logit_bias")
@@ -215,7 +215,12 @@ def integer(value: float) -> float | int | None:
 
 
 def from_text(values: dict[str, Any]) -> dict[str, Any]:
-    """A CSV row as a request: cells of fields that are no texts hold JSON. What is no JSON stays a text."""
+    """A CSV row as a request: cells of fields that are no texts hold JSON. What is no JSON stays a text.
+
+    If nothing differs, it is the same object.
+    """
+    if _JSON.isdisjoint(values):
+        return values
     return {name: _parsed(name, value) for name, value in values.items()}
 
 

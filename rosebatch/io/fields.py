@@ -144,6 +144,8 @@ def prompt_options(line: msgspec.Struct, values: Mapping[str, Any], *, chat: boo
     Raises:
         RowError: options contradict each other or do not fit the prompt.
     """
+    if OPTION_FIELDS.isdisjoint(values):
+        return NO_OPTIONS
     given = {name: value for name in values if name in OPTION_FIELDS and (value := getattr(line, name)) is not None}
     if not given:
         return NO_OPTIONS

@@ -121,7 +121,7 @@ class RowParser:
                 found = [_PLAIN_ID.decode(line).id for line in lines]
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return [self.identity(line) for line in lines]
-        return list(map(_id, found))
+        return found if _ID_TYPES.issuperset(map(type, found)) else list(map(_id, found))
 
     def _id_of(self, line: bytes) -> Any:
         if self.is_batch:
@@ -144,16 +144,20 @@ class RowParser:
 
     def _row(self, record: Record) -> Row | FailedRow:
         index, where, content = record.number, record.where, record.content
+        if isinstance(content, bytes):
+            return self._json_row(content, index, where)
         if isinstance(content, BadValues):
             # As carried as it would be without the error.
             return FailedRow(index=index, where=where, metadata=self._carried(content.values), error=content.error)
         if isinstance(content, TextValues):
-            return self._renamed_row(content.values, from_text(content.values), index, where)
-        if isinstance(content, dict):
-            request = as_in_json(content)
-            if self._is_plain and request is content:
-                return self._plain_row(content, index, where, is_table=True)
-            return self._renamed_row(content, request, index, where)
+            values, request = content.values, from_text(content.values)
+        else:
+            values, request = content, as_in_json(content)
+        if self._is_plain and request is values:
+            return self._plain_row(values, index, where, is_table=True)
+        return self._renamed_row(values, request, index, where)
+
+    def _json_row(self, content: bytes, index: int, where: str) -> Row | FailedRow:
         try:
             values = msgspec.json.decode(content)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -223,7 +223,8 @@ class PromptReader:
 
     def __iter__(self) -> Iterator[Row | FailedRow]:
         """Rows in input order. Raises UserError if the input cannot be read."""
-        return self._rows(self._records(), 1)
+        # A pipe may have one row now, and the next one later.
+        return self._rows(self._records(), 1 if self.source == "-" else _GROUP)
 
     def rows(self, check: Callable[[], None]) -> Iterator[Row | FailedRow]:
         """The same, read ahead on a thread. ``check`` is called while waiting for input."""

@@ -26,31 +26,32 @@ def given_sampling(line: SamplingFields, values: Mapping[str, Any]) -> dict[str,
         line: the checked line.
         values: the line as decoded from JSON.
     """
+    if SAMPLING_FIELDS.isdisjoint(values):
+        return {}
     return {name: value for name in values if name in SAMPLING_FIELDS and (value := getattr(line, name)) is not None}
 
 
-def with_defaults(own: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+def with_defaults(own: Mapping[str, Any], defaults: Mapping[str, Any]) -> Mapping[str, Any]:
     """A line's sampling fields, and the defaults for those that it does not give.
 
     The fields about grammars are one group, those about log-probabilities another. A line that gives one field of a
     group gets no default for the rest of that group.
     """
     if not own:
-        return dict(defaults)
+        return defaults
     for together in (_GRAMMAR_FIELDS, _LOGPROB_FIELDS):
         if not own.keys().isdisjoint(together):
             defaults = {name: value for name, value in defaults.items() if name not in together}
     return {**defaults, **own}
 
 
-def split_prompt_only(sampling: dict[str, Any], *, echo: bool) -> tuple[dict[str, Any], bool]:
+def split_prompt_only(sampling: Mapping[str, Any], *, echo: bool) -> tuple[Mapping[str, Any], bool]:
     """Sampling fields that the engine can serve, and whether the completion is to be dropped.
 
     A row may have 0 ``max_tokens`` where the prompt is echoed or scored. The engine generates at least one token, so
     such a row generates one and drops it.
     """
-    wanted = echo or sampling.get("prompt_logprobs") is not None
-    if sampling.get("max_tokens") != 0 or not wanted:
+    if sampling.get("max_tokens") != 0 or not (echo or sampling.get("prompt_logprobs") is not None):
         return sampling, False
     return {**sampling, "max_tokens": 1}, True
 
@@ -63,18 +64,17 @@ def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
     """
     if not _MAY_BE_LONG.isdisjoint(given) and _is_long(given):
         return _params(given)
-    # Most lines of a file give the same fields. The key has types: logprobs true and 1 are equal but mean two things.
-    key = tuple((name, type(value), value) for name, value in given.items())
     try:
-        return _cached_params(key)
+        # Most lines of a file give the same fields. With types: logprobs true and 1 are equal but mean two things.
+        return _cached_params(tuple(given.items()), tuple(map(type, given.values())))
     except TypeError:
         # A value that cannot be hashed: a list, a grammar.
         return _params_by_json(given)
 
 
 @lru_cache(_MAX_CACHED)
-def _cached_params(key: tuple[tuple[str, type, Any], ...]) -> SamplingParams:
-    return _params({name: value for name, _, value in key})
+def _cached_params(given: tuple[tuple[str, Any], ...], types: tuple[type, ...]) -> SamplingParams:
+    return _params(dict(given))
 
 
 _MAY_BE_LONG = frozenset({"stop", "stop_token_ids", "bad_words", "allowed_token_ids"})

@@ -1,6 +1,6 @@
 """Rows of a table as Python values. A value that Python cannot hold fails its row only."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -10,6 +10,7 @@ from rosebatch.core.errors import RowError
 
 # Years past 9999, texts that are not UTF-8, numbers out of range.
 _UNREADABLE = (ValueError, OverflowError, pa.ArrowException)
+_REFERRING = (pa.DictionaryType, pa.RunEndEncodedType, pa.UnionType, pa.BaseExtensionType)
 
 
 class BadValues(NamedTuple):
@@ -25,52 +26,64 @@ class TextValues(NamedTuple):
     values: dict[str, Any]
 
 
-def rows_of(batch: pa.RecordBatch) -> Iterator[dict[str, Any] | BadValues]:
+def rows_of(batch: pa.RecordBatch) -> Sequence[dict[str, Any] | BadValues]:
     """The rows of some columns, with the values that JSON has in place of Arrow's.
 
     A struct has the keys of all rows, so a null in one is a key that the row does not have. A map is an object, whose
     nulls stay. Nanoseconds are integers: Python's own types stop at microseconds.
     """
-    names = batch.schema.names
     try:
-        columns = [_values(column) for column in batch.columns]
+        return _rows(batch)
     except _UNREADABLE:
-        for number in range(batch.num_rows):
-            yield _row(batch.slice(number, 1))
-    else:
-        for row in zip(*columns, strict=True):
-            yield dict(zip(names, row, strict=True))
+        return [_row(batch.slice(number, 1)) for number in range(batch.num_rows)]
 
 
 def _row(batch: pa.RecordBatch) -> dict[str, Any] | BadValues:
-    values, error = {}, None
+    values: dict[str, Any] = {}
+    error = None
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         try:
-            (values[name],) = _values(column)
+            values |= _rows(pa.record_batch([column], [name]))[0]
         except _UNREADABLE as reason:
             error = error or RowError("invalid_value", f"column {name} has a value that cannot be read ({reason})")
     return values if error is None else BadValues(values, error)
 
 
-def _values(column: pa.Array) -> list[Any]:
-    plain = _plain(column.type)
-    values: list[Any] = (column if plain == column.type else column.cast(plain)).to_pylist()
-    change = _change(column.type)
-    return values if change is None else [None if value is None else change(value) for value in values]
+def _rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    names = batch.schema.names
+    columns = [_as_plain(column) for column in batch.columns]
+    rows: list[dict[str, Any]] = pa.record_batch(columns, names).to_pylist()
+    for name, column in zip(names, columns, strict=True):
+        if (change := _change(column)) is not None:
+            for row in rows:
+                row[name] = None if row[name] is None else change(row[name])
+    return rows
 
 
-def _change(kind: pa.DataType) -> Callable[[Any], Any] | None:
-    """What makes Arrow's Python value of a type JSON's. None: they are the same."""
+def _change(array: pa.Array) -> Callable[[Any], Any] | None:
+    """What makes Arrow's Python values of an array JSON's. None: they are the same; a struct without nulls is."""
+    kind = array.type
     if pa.types.is_struct(kind):
-        return partial(_object, {field.name: _change(field.type) for field in kind})
+        fields = [array.field(number) for number in range(kind.num_fields)]
+        changes = list(map(_change, fields))
+        if not any(changes) and not any(map(_may_be_null, fields)):
+            return None
+        return partial(_object, dict(zip([field.name for field in kind], changes, strict=True)))
     if pa.types.is_map(kind):
-        return partial(_mapping, _change(kind.item_type))
-    if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
-        return _change(kind.value_type)
+        return partial(_mapping, _change(array.items))
+    if pa.types.is_dictionary(kind):
+        return _change(array.dictionary)
+    if pa.types.is_run_end_encoded(kind):
+        return _change(array.values)
     if pa.types.is_nested(kind) and kind.num_fields == 1:
-        inner = _change(kind.field(0).type)
+        inner = _change(array.flatten())
         return inner and partial(_list, inner)
     return None
+
+
+def _may_be_null(array: pa.Array) -> bool:
+    """Also where the nulls are in what an array refers to."""
+    return array.null_count > 0 or isinstance(array.type, _REFERRING)
 
 
 def _object(changes: dict[str, Callable[[Any], Any] | None], value: dict[str, Any]) -> dict[str, Any]:
@@ -90,6 +103,11 @@ def _mapping(change: Callable[[Any], Any] | None, items: list[tuple[Any, Any]]) 
 
 def _list(change: Callable[[Any], Any], values: list[Any]) -> list[Any]:
     return [None if each is None else change(each) for each in values]
+
+
+def _as_plain(array: pa.Array) -> pa.Array:
+    plain = _plain(array.type)
+    return array if plain == array.type else array.cast(plain)
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:

@@ -179,8 +179,7 @@ def _short_rows(batch: pa.RecordBatch) -> Iterator[tuple[dict[str, object] | Bad
     size = batch.nbytes // max(batch.num_rows, 1)
     step = max(1, min(_MAX_ROWS, _MAX_BYTES // max(size, 1)))
     for start in range(0, batch.num_rows, step):
-        for values in rows_of(batch.slice(start, step)):
-            yield values, size
+        yield from zip(rows_of(batch.slice(start, step)), repeat(size), strict=False)
 
 
 def _long_row(row: pa.RecordBatch, limit: int) -> BadValues:
@@ -208,9 +207,10 @@ def _csv(raw: IO[bytes], path: str, limit: int) -> Table:
     _distinct(table.names, path)
 
     def rows(wanted: Wanted) -> Iterator[tuple[Content, int]]:
+        unread = [name for name in table.names if not wanted(name)]
         for row, size in table.rows():
-            kept = {name: value for name, value in row.values.items() if wanted(name)}
-            row = row._replace(values=kept)
+            for name in unread:
+                row.values.pop(name, None)
             yield row if size <= limit else _bounded(row, limit), size
 
     return Table(pa.schema([(name, pa.string()) for name in table.names]), None, rows)

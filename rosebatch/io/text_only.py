@@ -41,8 +41,10 @@ def plain_message(message: dict[str, Any]) -> dict[str, Any]:
     Raises:
         RowError: a part is not text, something else is in the message, or a user's or system's has no content.
     """
-    require_text(message)
     content = message.get("content")
+    if type(content) is str and len(message) == 2 and "role" in message:
+        return message
+    require_text(message)
     if None in message.values() or content is None or message.get("tool_calls") == []:
         if content is None and message.get("role") in _SPEAKERS:
             raise _no_content(message)

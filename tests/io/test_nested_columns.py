@@ -131,3 +131,17 @@ def test_nulls_of_lists_stay(read_table):
     kind = pa.list_(pa.struct([("a", pa.int64())]))
     (row,) = read_table(pa.table({"prompt": ["x"], "log": pa.array([[None, {"a": None}, {"a": 1}]], kind)}))
     assert row.metadata["log"] == [None, {}, {"a": 1}]
+
+
+@pytest.mark.parametrize("kind", ["plain", "dictionary", "run"])
+def test_a_null_that_no_count_shows_is_no_key(kind):
+    """Structs without nulls are taken as they are. The count of a slice, or of a null in a dictionary, may be 0."""
+    name = pa.array(["a", None])
+    if kind == "dictionary":
+        name = pa.DictionaryArray.from_arrays(pa.array([0, 1]), name)
+    elif kind == "run":
+        name = pa.RunEndEncodedArray.from_arrays(pa.array([1, 2], pa.int32()), name)
+    column = pa.ListArray.from_arrays([0, 1, 2], pa.StructArray.from_arrays([name], ["name"]))
+    batch = pa.record_batch([column], ["messages"])
+    assert [row["messages"] for row in table_values.rows_of(batch)] == [[{"name": "a"}], [{}]]
+    assert [row["messages"] for row in table_values.rows_of(batch.slice(1))] == [[{}]]

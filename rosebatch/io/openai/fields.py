@@ -163,7 +163,7 @@ def generation_fields(
         own["seed"] %= 2**64
     sampling = with_defaults(own, {**_DEFAULTS, **defaults})
     if body.echo and sampling.get("logprobs") is not None:
-        sampling.setdefault("prompt_logprobs", sampling["logprobs"])
+        sampling = {"prompt_logprobs": sampling["logprobs"], **sampling}
     sampling, prompt_only = split_prompt_only(sampling, echo=bool(body.echo))
     options = prompt_options(body, values, chat=chat)
     if chat and (body.reasoning_effort or body.verbosity):
