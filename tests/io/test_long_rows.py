@@ -57,7 +57,7 @@ def test_stdin(monkeypatch, place):
 
 def test_stdin_that_is_compressed(monkeypatch):
     """A compressed file may have no end of line for long."""
-    packed = gzip.compress(b"\n".join([line(20), b"\0" * 10_000_000, line(21)]))
+    packed = gzip.compress(b"\n".join([line(20), b"\0" * 10_000_000, line(21)]), mtime=0)
     assert b"\n" not in packed[: LIMIT + 1]
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BufferedReader(io.BytesIO(packed))))
     assert [each[2] == ERROR for each in read("-")] == [False, True, False]

@@ -264,9 +264,44 @@ def test_a_template_that_takes_memory(monkeypatch, template):
     assert re.search(r"it makes (more than \d+ characters|a number of more than)", failure(render(template, USER)))
 
 
+EMPTY_LOOPS = "{% for a in RANGE %}{% for b in RANGE %}{% endfor %}{% endfor %}"
+TWICE = "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        EMPTY_LOOPS.replace("RANGE", "range(99999)"),
+        EMPTY_LOOPS.replace("RANGE", "('x' * 99999)"),
+        EMPTY_LOOPS.replace("RANGE", "range(99999) | map('string')"),
+        EMPTY_LOOPS.replace("RANGE", "range(99999) if true"),
+        "{% for a in range(99999) recursive %}{{ loop(range(99999)) if loop.depth < 9 }}{% endfor %}",
+        TWICE,
+        "{% set t = 'x' * 9999 %}{% for a in range(9999) %}{{ t | upper | length }}{% endfor %}",
+        "{% set t = 'x' * 9999 %}{% for a in range(9999) %}{{ t.upper() | length }}{% endfor %}",
+        "{% set n = namespace(s='') %}{% for a in range(999) %}{% set n.s = n.s ~ 'x' * 99 %}{% endfor %}",
+        "{% set n = namespace(s='') %}{% for a in range(999) %}{% set n.s = n.s + 'x' * 99 %}{% endfor %}",
+    ],
+)
+def test_a_template_that_hardly_ends(monkeypatch, template):
+    """It held the job for hours: the bound of range is one of each loop, not of loops in loops."""
+    monkeypatch.setattr(bounded_jinja, "MAX_STEPS", 1 << 12)
+    assert re.search(r"it takes more than \d+ steps", failure(render(template, USER)))
+
+
+def test_each_rendering_has_steps_of_its_own(monkeypatch):
+    """Else a job of many rows would end in errors."""
+    monkeypatch.setattr(bounded_jinja, "MAX_STEPS", 100)
+    template = ChatTemplate("{% for i in range(60) %}{% endfor %}{{ messages[0].content }}", {})
+    assert [template.render([USER], {}) for _ in range(3)] == ["hi"] * 3
+
+
 @pytest.mark.parametrize(
     ("expression", "text"),
     [
+        ("'a' + 'b' ~ 1 + 2 ~ 'c' + ('<' | escape + '<')", "ab12c&lt;&lt;"),
+        ("1 + 2 + 3.5", "6.5"),
+        ("[1] + [2] + [3]", "[1, 2, 3]"),
         ("'%5d|%-3s|%s' % (1, 'a', [2])", "    1|a  |[2]"),
         ("'%(a)s' | format(a='b')", "b"),
         ("'{:>4}{a}'.format(1, a=2)", "   12"),
