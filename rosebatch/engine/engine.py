@@ -1,7 +1,7 @@
 """The engine: requests of token ids in, completions of token ids out."""
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -9,7 +9,7 @@ from itertools import islice
 
 from rosebatch.core.pooling_params import PLAIN_POOLING, ModelPooling
 from rosebatch.core.request import Completion, Constraint, Request, StopMatcher
-from rosebatch.engine.metrics.outlook import Outlook
+from rosebatch.engine.metrics.outlook import Outlook, bin_of
 from rosebatch.engine.metrics.stats import EngineStats
 from rosebatch.engine.plan import PackedStep, StepPlan, StepResult
 from rosebatch.engine.sampling.masks import fill_masks
@@ -101,27 +101,35 @@ class Engine:
     def outlook(self) -> Outlook:
         """What was done since ``restart_stats``, and what is left to do. It takes a look at every sequence."""
         stats, queues = self.stats, self.scheduler.queues
-        requests = begun = prompt_left = generated = room = 0
+        requests = prompt_left = room = 0
+        begun: Counter[int] = Counter()
+        generated: Counter[int] = Counter()
         for sequence in queues:
             requests += sequence.sample == 0
             lacking = max(0, sequence.num_prompt_tokens - sequence.num_computed_tokens)
-            begun += not lacking
+            length = sequence.num_tokens - sequence.num_prompt_tokens
+            begun[bin_of(length)] += not lacking
+            generated[bin_of(length)] += length
             prompt_left += lacking
-            generated += sequence.num_tokens - sequence.num_prompt_tokens
             room += sequence.num_remaining_tokens * (1 + len(sequence.forks))
         return Outlook(
+            1,
             max(requests, 1),
             len(queues),
             begun,
             prompt_left,
             generated,
             room,
-            stats.finished,
-            stats.stopped,
+            stats.finished.copy(),
+            stats.stopped.copy(),
             stats.prompt_tokens,
             stats.output_tokens,
             stats.prefill_seconds,
             stats.decode_seconds,
+            stats.token_steps,
+            stats.decoded,
+            stats.squares,
+            stats.products,
         )
 
     def restart_stats(self) -> EngineStats:
@@ -263,6 +271,7 @@ class Engine:
             self.stats.itl.add(seconds, count)
         for sequence in finished:
             self._constraints.pop(sequence.id, None)
-            self.stats.stopped += sequence.finish_reason == "stop"
-        self.stats.finished += len(finished)
+            length = bin_of(sequence.num_tokens - sequence.num_prompt_tokens)
+            self.stats.finished[length] += 1
+            self.stats.stopped[length] += sequence.finish_reason == "stop"
         return finished

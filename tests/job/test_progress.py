@@ -2,10 +2,11 @@
 
 import sys
 import time
+from collections import Counter
 
 import pytest
 
-from rosebatch.engine.metrics.outlook import Outlook
+from rosebatch.engine.metrics.outlook import Outlook, bin_of
 from rosebatch.job.report.progress import Progress
 
 
@@ -91,12 +92,15 @@ def test_a_bar_for_each_device(monkeypatch, capsys, clock):
 def test_tokens_count_as_they_come(clock):
     """Where all rows finish together it said 0/400 and no rate for as long as they ran."""
     progress = Progress(400)
-    done = Outlook(finished=7, output_tokens=900, prompt_tokens=500, prefill_seconds=3.0, decode_seconds=5.0)
+    done = Outlook(finished=Counter({9: 7}), output_tokens=900, prompt_tokens=500, prefill_seconds=3, decode_seconds=5)
     progress.watch(lambda: done)
     clock(11)
     # Of 512 tokens each, 52 are there; prompts took a second and a token 20 ms.
-    running = Outlook(400, 400, 400, 0, 400 * 52, 400 * 460, 0, 0, 8000, 400 * 52, 1.0, 10.2)
-    progress.watch(lambda: Outlook().plus(done, 1).done)
+    running = Outlook(
+        *(1, 400, 400, Counter({bin_of(52): 400}), 0, Counter({bin_of(52): 400 * 52}), 400 * 460, Counter(), Counter()),
+        *(8000, 400 * 52, 1.0, 10.2, 51, 51 * 400, 51 * 400**2, 400 * 10.2),
+    )
+    progress.watch(lambda: done)
     progress._look = lambda: done.plus(running)
     assert progress.line() == "0/400 rows, 20800 output tokens, 1891/s, 0:01:30 left"
 

@@ -1,5 +1,6 @@
 """Counts of a run, for the report."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from rosebatch.engine.metrics.durations import Durations
@@ -8,7 +9,7 @@ from rosebatch.engine.plan import DecodeWindow, StepPlan, StepResult
 
 _COUNTS = (
     *("steps", "decode_steps", "syncs", "graph_replays", "graph_captures", "preemptions", "computed_tokens"),
-    *("finished", "stopped", "prompt_tokens", "output_tokens"),
+    *("finished", "stopped", "prompt_tokens", "output_tokens", "token_steps", "decoded", "squares", "products"),
     *("copied_blocks", "max_running", "max_blocks_used", "prefill_seconds", "decode_seconds"),
 )
 
@@ -18,9 +19,10 @@ class EngineStats:
     """Counters over all steps; seconds are those in which the device was busy.
 
     Attributes:
-        finished: sequences.
+        finished: sequences, by length, see ``rosebatch.engine.metrics.outlook``.
         stopped: those of them that ended before they had to.
         prompt_tokens, output_tokens: those that are counted as prefill, and those that were sampled.
+        token_steps, decoded, squares, products: see ``steps``, ``decoded`` and so on of ``Outlook``.
         first_token_time: on the clock of ``time.perf_counter``; None before it.
         itl: inter-token latency, seconds between two moments at which tokens of a completion were known. The tokens of
             one decode window are known together and count once.
@@ -33,10 +35,14 @@ class EngineStats:
     graph_captures: int = 0
     preemptions: int = 0
     computed_tokens: int = 0
-    finished: int = 0
-    stopped: int = 0
+    finished: Counter[int] = field(default_factory=Counter)
+    stopped: Counter[int] = field(default_factory=Counter)
     prompt_tokens: int = 0
     output_tokens: int = 0
+    token_steps: int = 0
+    decoded: int = 0
+    squares: float = 0.0
+    products: float = 0.0
     copied_blocks: int = 0
     max_running: int = 0
     max_blocks_used: int = 0
@@ -81,6 +87,11 @@ class EngineStats:
         prefill = result.seconds * prompt_tokens / plan.num_tokens
         self.prefill_seconds += prefill
         self.decode_seconds += result.seconds - prefill
+        if decoded := plan.num_tokens - prompt_tokens:
+            self.token_steps += steps
+            self.decoded += decoded
+            self.squares += decoded * decoded / steps
+            self.products += decoded / steps * (result.seconds - prefill)
         if not lengths:
             self.decode_steps += steps
         if result.token_ids and self.first_token_time is None:

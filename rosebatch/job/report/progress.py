@@ -134,7 +134,7 @@ class Progress:
 
     def line(self) -> str:
         """The progress so far, in one line."""
-        outlook = self._look().plus(self._before, -1)
+        outlook = self._look().minus(self._before)
         parts = self._parts(outlook, self._seconds_left(outlook))
         if self._places:
             parts.append(" + ".join(f"{place.name} {self._per_second(place.tokens)}" for place in self._places))
@@ -144,7 +144,7 @@ class Progress:
         if self._bar is None:
             sys.stderr.write(self.line() + "\n")
             return
-        outlook = self._look().plus(self._before, -1)
+        outlook = self._look().minus(self._before)
         left = self._seconds_left(outlook)
         elapsed = self._elapsed
         share = elapsed / (elapsed + left) if left is not None else self._rows / (self._total or 1)
