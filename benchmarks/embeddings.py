@@ -18,6 +18,7 @@ from rosebatch.bench.against import PEERS, ask, model_folder, require_installed
 from rosebatch.bench.case import spread
 from rosebatch.bench.workload import token_range
 from rosebatch.config.run import RunConfig
+from rosebatch.core.plain import dtype_name
 from rosebatch.core.pooling_params import PoolingParams
 from rosebatch.core.request import Request
 from rosebatch.job.report.provenance import gpu_name
@@ -55,7 +56,7 @@ def run_vllm(python: str, plan: LaunchPlan, prompts: list[list[list[int]]], args
     spec = {
         "load_format": source.load_format,
         "device": plan.device.type,
-        "dtype": str(source.dtype).removeprefix("torch."),
+        "dtype": dtype_name(source.dtype),
         "max_num_seqs": plan.config.max_num_seqs,
         "prefix_cache": False,
         "args": args,

@@ -11,6 +11,7 @@ from rosebatch.bench.scenario import Scenario
 from rosebatch.bench.workload import Workload, make_workload
 from rosebatch.config.run import RunConfig
 from rosebatch.config.switches import Switches
+from rosebatch.core.plain import dtype_name
 from rosebatch.engine.cache.kv_cache import bytes_for_longest
 from rosebatch.engine.cache.memory import batched_tokens
 from rosebatch.engine.metrics.roofline import Floor, Rates, find_floor
@@ -44,7 +45,7 @@ class Case:
     @property
     def dtype(self) -> str:
         """Name of the dtype in which the model runs."""
-        return str(self.source.dtype).removeprefix("torch.")
+        return dtype_name(self.source.dtype)
 
     @property
     def switches(self) -> Switches:

@@ -251,10 +251,9 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def longest(self) -> int:
         """Most tokens that ``--max-model-len`` may ask for: scaled positions reach past the length in config.json."""
         rope = self.rope
-        if rope is None or rope.scaling not in ("linear", "yarn"):
+        if rope is None:
             return self.max_model_len
-        trained = self.max_model_len if rope.scaling == "linear" else rope.original_max_position_embeddings
-        return min(max(self.max_model_len, int(rope.factor * trained)), MAX_SIZE)
+        return scaled_length(self.max_model_len, rope.scaling, rope.factor, rope.original_max_position_embeddings)
 
     @property
     def kv_planes(self) -> tuple[tuple[Planes, ...], ...]:
@@ -297,3 +296,17 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def attention_scale(self, layer: int) -> float:
         """Factor on q·k in this layer."""
         return self.attention_scales[layer] if self.attention_scales else self.head_dim**-0.5
+
+
+def scaled_length(length: int, scaling: str | None, factor: float, trained: int) -> int:
+    """Most tokens that scaled positions reach.
+
+    Args:
+        length: in config.json.
+        scaling: of rotary positions. Only ``linear`` and ``yarn`` are meant for more.
+        factor: of the scaling.
+        trained: what ``yarn`` multiplies.
+    """
+    if scaling not in ("linear", "yarn"):
+        return length
+    return min(max(length, int(factor * (trained if scaling == "yarn" else length))), MAX_SIZE)

@@ -11,10 +11,11 @@ from rosebatch.config.switches import Switches
 from rosebatch.core.errors import FlagError
 from rosebatch.core.pooling_params import PLAIN_POOLING, ModelPooling
 from rosebatch.engine.cache.kv_cache import KVCache
-from rosebatch.engine.cache.memory import KVGroup, batched_tokens, memory_of, plan_memory
+from rosebatch.engine.cache.memory import KVGroup, MemoryPlan, batched_tokens, memory_of, plan_memory
 from rosebatch.engine.cache.state_pool import StatePool, state_bytes
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.long_rope import restart_policy
+from rosebatch.engine.plan import RestartPolicy
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.engine.scheduling.step_planner import MIXED, SeparateDecodes, StepPolicy
@@ -175,7 +176,6 @@ def build_engine(
     Raises:
         FlagError: the KV cache has no room for a single block.
     """
-    kv_dtype = dtype
     block_size = choose_block_size(limits, device)
     cached = [spec for spec in model.mixers if spec.planes]
     layers = [spec.planes for spec in cached]
@@ -186,7 +186,7 @@ def build_engine(
         limits,
         block_size,
         dtype,
-        kv_dtype,
+        dtype,
         memory_of(device),
         state_bytes(state_layers, dtype),
         windows=[spec.window for spec in cached],
@@ -197,21 +197,11 @@ def build_engine(
     on_device = device.type == "cuda" and switches.paged_attention
     window = _DECODE_WINDOW if switches.fused_sampler and switches.late_results else 1
     restarts = restart_policy(model.mixers)
-    policy: StepPolicy = SeparateDecodes(window) if on_device else MIXED
-    scheduler = Scheduler(
-        *(BlockPool(group.blocks, block_size, group.window) for group in memory.groups),
-        max_num_seqs=memory.max_num_seqs,
-        max_num_batched_tokens=memory.max_num_batched_tokens,
-        policy=policy,
-        prefix_cache=switches.prefix_cache and not state_layers,
-        chunked_prefill=switches.chunked_prefill,
-        restarts=restarts,
-        exact_prefixes=switches.batch_invariant,
-        share_prompts=not state_layers,
-    )
+    policy = SeparateDecodes(window) if on_device else MIXED
+    scheduler = _scheduler(memory, block_size, switches, policy, restarts, has_states=bool(state_layers))
     # One block more than in the scheduler's pools: kernels write there what is not read.
     counts = [group.blocks + on_device for group in memory.groups]
-    cache = KVCache(layers, counts, block_size, kv_dtype, device, ops, memory.group_of)
+    cache = KVCache(layers, counts, block_size, dtype, device, ops, memory.group_of)
     states = StatePool(state_layers, memory.max_num_seqs, dtype, device) if state_layers else None
     # The model cannot sample the others: -1, which means none, or an id beyond its vocabulary.
     eos_token_ids = tuple(i for i in config.eos_token_ids if 0 <= i < config.vocab_size)
@@ -253,3 +243,26 @@ def build_engine(
         pooling=pooling,
     )
     return LoadedEngine(engine, memory.groups, block_size, cache.nbytes)
+
+
+def _scheduler(
+    memory: MemoryPlan,
+    block_size: int,
+    switches: Switches,
+    policy: StepPolicy,
+    restarts: RestartPolicy | None,
+    *,
+    has_states: bool,
+) -> Scheduler:
+    """The scheduler of what memory has room for. States of sequences are in no block, so prompts share none."""
+    return Scheduler(
+        *(BlockPool(group.blocks, block_size, group.window) for group in memory.groups),
+        max_num_seqs=memory.max_num_seqs,
+        max_num_batched_tokens=memory.max_num_batched_tokens,
+        policy=policy,
+        prefix_cache=switches.prefix_cache and not has_states,
+        chunked_prefill=switches.chunked_prefill,
+        restarts=restarts,
+        exact_prefixes=switches.batch_invariant,
+        share_prompts=not has_states,
+    )

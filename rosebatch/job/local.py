@@ -12,6 +12,7 @@ from pathlib import Path
 from rosebatch.config.byte_sizes import in_bytes
 from rosebatch.config.run import RunConfig
 from rosebatch.core.errors import UserError
+from rosebatch.core.plain import dtype_name
 from rosebatch.core.version import __version__
 from rosebatch.engine.metrics.stats import EngineStats
 from rosebatch.host.threads import in_background
@@ -91,7 +92,7 @@ def model_info_of(plan: LaunchPlan) -> ModelInfo:
         "tool_call_parser": plan.config.tool_call_parser,
         "reasoning_parser": plan.config.reasoning_parser,
         "max_prompt_bytes": in_bytes(plan.config.max_prompt_bytes),
-        "dtype": str(plan.source.dtype).removeprefix("torch."),
+        "dtype": dtype_name(plan.source.dtype),
         "device": plan.device.type,
         "sampler": plan.config.sampler,
         "tensor_parallel_size": plan.config.tensor_parallel_size,

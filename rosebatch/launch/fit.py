@@ -9,6 +9,7 @@ from rosebatch.config.model import ModelConfig, Planes
 from rosebatch.config.run import RunConfig
 from rosebatch.config.switches import Switches
 from rosebatch.core.errors import FlagError
+from rosebatch.core.plain import dtype_name
 from rosebatch.core.words import counted
 from rosebatch.engine.cache.kv_cache import bytes_per_block
 from rosebatch.engine.cache.memory import DeviceMemory, MemoryPlan, min_slots, plan_memory, step_bytes
@@ -76,7 +77,7 @@ class Fit:
     def __str__(self) -> str:
         """One line for people."""
         wanted, model = self.wanted, self.wanted.config.max_model_len
-        weights = f"{gib(wanted.weights(self.memory.device))} of weights ({_named(wanted.dtype)})"
+        weights = f"{gib(wanted.weights(self.memory.device))} of weights ({dtype_name(wanted.dtype)})"
         allowed = f" (the model allows {model})" if self.longest < model else ""
         few = f", {self.longest_together} of that length" if self.longest_together < self.together else ""
         room = f"{gib(self.cache)} of KV cache for a row of up to {counted(self.longest, 'token')}{allowed}"
@@ -183,7 +184,7 @@ def _all_weights(wanted: Wanted) -> int:
 def _need(wanted: Wanted, memory: DeviceMemory) -> str:
     """What is too much, in words."""
     limits = wanted.limits
-    weights = f"{gib(wanted.weights(memory.device))} of weights in {_named(wanted.dtype)}{_ranks(wanted)}"
+    weights = f"{gib(wanted.weights(memory.device))} of weights in {dtype_name(wanted.dtype)}{_ranks(wanted)}"
     workers = limits.data_parallel_size
     if memory.device == "cpu" and workers != 1 and _all_weights(wanted) > memory.total >= wanted.weights("cpu"):
         return f"{workers} workers take {weights} each, the machine has {gib(memory.total)}"
@@ -267,10 +268,6 @@ def _ranks(wanted: Wanted) -> str:
 
 def _free(memory: DeviceMemory) -> str:
     return f"{gib(memory.free)} of free {'GPU ' if memory.device == 'cuda' else ''}memory"
-
-
-def _named(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def gib(size: int) -> str:

@@ -12,6 +12,7 @@ from rosebatch.config.byte_sizes import in_bytes
 from rosebatch.config.model import ModelConfig
 from rosebatch.config.run import RunConfig
 from rosebatch.core.errors import UserError
+from rosebatch.core.plain import dtype_name
 from rosebatch.engine.cache.memory import KVGroup
 from rosebatch.engine.cache.windows import blocks_of_window
 from rosebatch.engine.engine import Engine
@@ -127,7 +128,7 @@ def load(plan: LaunchPlan) -> Launched:
         "model_impl": source.model_impl,
         "device": plan.device.type,
         "tensor_parallel_size": config.tensor_parallel_size,
-        "dtype": str(source.dtype).removeprefix("torch."),
+        "dtype": dtype_name(source.dtype),
         "sampler": config.sampler,
         "max_model_len": source.config.max_model_len,
         "max_sequence_len": loaded.engine.max_model_len,

@@ -71,7 +71,7 @@ def plan_fitting(config: RunConfig, *, quiet: bool = False, weights: bool = True
     fit = find_fit(wanted, memory_of(plan.device))
     if weights or config.model is None or parse_hub_id(config.model) is None:
         try:
-            _ = source.state
+            source.keep_state()
         except UserError:
             # They are missing, or to be downloaded.
             plan = plan_launch(config, quiet=quiet)
@@ -98,8 +98,7 @@ def plan_launch(config: RunConfig, *, quiet: bool = False, weights: bool = True)
         warn_once(sentence_of_sizes)
     source = find_model(config, device, quiet=quiet, weights=weights)
     if weights:
-        # Kept: whoever loads the model compares.
-        _ = source.state
+        source.keep_state()
     folder = find_tokenizer(config.tokenizer, quiet=quiet) if config.tokenizer is not None else source.folder
     if (ranks := config.tensor_parallel_size) > 1:
         require_divisible(source.config, ranks)

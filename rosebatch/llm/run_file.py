@@ -61,8 +61,7 @@ def run_file(
         output: JSONL or CSV, compressed if it ends in ``.gz``, ``.zst``, ``.bz2`` or ``.xz``; Parquet or Arrow file,
             or a folder of Parquet files (ends in ``/``); None for JSONL on stdout.
         model: hub id or path; or a ``rosebatch.LLM``, which stays loaded.
-        sampling: fields of a row, for the rows that do not say themselves; of ``SamplingParams``, the fields that
-            differ from their defaults.
+        sampling: fields for rows that lack them; of ``SamplingParams``, those that differ from their defaults.
         input_format: ``auto`` goes by the extension, and recognises an OpenAI batch by its first line.
         errors: JSONL file for rows that fail.
         rows_per_file: most rows in each file of an output folder.
@@ -82,8 +81,7 @@ def run_file(
         report: files for the report: a page for ``.html``, else JSON.
         seed: base seed. A row's result no longer depends on its line number.
         quiet: no progress and no report on stderr.
-        pooling: embed the prompts, as ``rosebatch embed`` does; None completes them.
-        encoding_format: of embeddings.
+        pooling, encoding_format: embed the prompts, as ``rosebatch embed`` does; None completes them.
         engine: as of ``rosebatch.LLM``; only for a model that is not loaded yet.
 
     Raises:
@@ -91,14 +89,8 @@ def run_file(
         ValueError: a parameter is impossible, alone or with the others.
     """
     wait_passively()
-    if not isinstance(input, str | Path):
-        kind = type(input).__name__
-        raise FlagError(f"input must be one path: of a file, a folder, or a glob such as 'data/*.jsonl'; got {kind}")
-    if columns is not None and not isinstance(columns, str) and any("," in name for name in columns):
-        raise FlagError("columns: a name with a comma cannot be chosen")
-    given = fields_of(sampling) if isinstance(sampling, SamplingParams) else sampling
     job = JobConfig(
-        input=str(input),
+        input=_one_path(input),
         input_format=input_format,
         output=None if output is None else str(output),
         errors=None if errors is None else str(errors),
@@ -107,7 +99,7 @@ def run_file(
         echo_model=echo_model,
         prompt_column=prompt_column,
         id_column=id_column,
-        columns=columns if columns is None or isinstance(columns, str) else ",".join(columns),
+        columns=_joined(columns),
         prompt_template=prompt_template,
         system_prompt=system_prompt,
         keep_prompt=keep_prompt,
@@ -120,12 +112,32 @@ def run_file(
         report=tuple(map(Path, [report] if isinstance(report, str | Path) else report)),
         seed=seed,
         quiet=quiet,
-        sampling=dict(given or {}),
+        sampling=fields_of(sampling) if isinstance(sampling, SamplingParams) else dict(sampling or {}),
         task=GENERATE if pooling is None else Embed(pooling, encoding_format),
     )
-    if isinstance(model, Loaded):
-        if engine:
-            raise ValueError(f"{', '.join(engine)}: the model is loaded already, with settings of its own")
-        return run_job(job, model)
-    path = None if model is None else str(model)
-    return run_job(job, RunConfig.of(path, inspect.signature(run_file).parameters, **own_names(engine)))
+    return run_job(job, _model(model, engine))
+
+
+def _one_path(input: str | Path) -> str:
+    if not isinstance(input, str | Path):
+        kind = type(input).__name__
+        raise FlagError(f"input must be one path: of a file, a folder, or a glob such as 'data/*.jsonl'; got {kind}")
+    return str(input)
+
+
+def _joined(columns: str | Sequence[str] | None) -> str | None:
+    if columns is None or isinstance(columns, str):
+        return columns
+    if any("," in name for name in columns):
+        raise FlagError("columns: a name with a comma cannot be chosen")
+    return ",".join(columns)
+
+
+def _model(model: str | Path | Loaded | None, engine: dict[str, Any]) -> RunConfig | Loaded:
+    """The model that is loaded, or how to load one."""
+    if not isinstance(model, Loaded):
+        path = None if model is None else str(model)
+        return RunConfig.of(path, inspect.signature(run_file).parameters, **own_names(engine))
+    if engine:
+        raise ValueError(f"{', '.join(engine)}: the model is loaded already, with settings of its own")
+    return model

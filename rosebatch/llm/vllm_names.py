@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rosebatch.config.run import DTYPES
+from rosebatch.core.plain import dtype_name
 from rosebatch.core.sampling_params import MAX_LOGPROBS
 from rosebatch.io.fields import SAMPLING_FIELDS
 
@@ -102,7 +103,7 @@ def own_names(settings: Mapping[str, Any]) -> dict[str, Any]:
         if name in own:
             own[name] = values.get(own[name], own[name])
     if "dtype" in own:
-        own["dtype"] = DTYPES.get(own["dtype"], str(own["dtype"]).removeprefix("torch."))
+        own["dtype"] = DTYPES.get(own["dtype"], dtype_name(own["dtype"]))
     return own
 
 

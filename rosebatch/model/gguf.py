@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Tensor
 
+from rosebatch.core.plain import dtype_name
 from rosebatch.host.model_files import refusal, refused, require_file, shown
 from rosebatch.model.family import GGUF
 from rosebatch.model.gguf_metadata import Metadata, Reader
@@ -50,7 +51,7 @@ def convert(path: Path, dtype: torch.dtype, folder: Path) -> None:
         model = _Model(found, fields, reader)
         config = {"architectures": [hf_class], "model_type": architecture.model_type, **_shared_config(model)}
         config |= form.config(model)
-        config["dtype"] = str(dtype).removeprefix("torch.")
+        config["dtype"] = dtype_name(dtype)
         # All mistakes are those of the GGUF file: found before weights are written, they are reported under its name.
         tokenizer = read_tokenizer(fields, path)
         config["eos_token_id"] = tokenizer.end_ids

@@ -116,6 +116,14 @@ class ModelSource:
         """What changes with the files of ``fingerprint``, found without reading them, when first asked for."""
         return self._state()
 
+    def keep_state(self) -> None:
+        """Take the ``state`` now: whoever loads the model compares.
+
+        Raises:
+            UserError: files are missing.
+        """
+        _ = self.state
+
     def require_unchanged(self) -> None:
         """Check that the files are in the same ``state`` as ever.
 

@@ -24,7 +24,9 @@ def on_cuda(monkeypatch):
     monkeypatch.setattr(
         plan,
         "find_model",
-        lambda *args, **options: SimpleNamespace(folder=None, config=SimpleNamespace(num_state_layers=0), state=""),
+        lambda *args, **options: SimpleNamespace(
+            folder=None, config=SimpleNamespace(num_state_layers=0), keep_state=lambda: None
+        ),
     )
     yield plan.plan_launch
     plan.warn_once.cache_clear()

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import Embedding, Module
 
-from rosebatch.config.model import ModelConfig
+from rosebatch.config.model import ModelConfig, scaled_length
 from rosebatch.config.toml_file import convert
+from rosebatch.core.plain import dtype_name
 from rosebatch.host.model_files import read_json, refusal, shown
 from rosebatch.host.pretrained import load_pretrained_config
 from rosebatch.model.fallback.attention import NAME, UnservedError
@@ -84,7 +85,7 @@ def describe_config(config: Any, source: str, max_model_len: int | None, eos: An
     except Exception as error:
         raise refusal(source, f"{name} is not supported: {error_text(error)}") from None
     values["eos_token_ids"] = [] if eos is None else eos if isinstance(eos, list) else [eos]
-    values["dtype"] = run_dtype(str(dtype).removeprefix("torch."))
+    values["dtype"] = run_dtype(dtype_name(dtype))
     return convert(values, ModelConfig, source)
 
 
@@ -148,12 +149,10 @@ def _first(config: Any, names: Sequence[str]) -> int | None:
 
 
 def _scaled_length(config: Any, length: int) -> int:
-    """Most tokens by the scaling of rotary positions; see ``ModelConfig.longest``."""
     rope = getattr(config, "rope_parameters", None)
-    if not isinstance(rope, dict) or rope.get("rope_type") not in ("linear", "yarn"):
-        return length
-    trained = rope.get("original_max_position_embeddings") if rope["rope_type"] == "yarn" else None
-    return int((rope.get("factor") or 1) * (trained or length))
+    rope = rope if isinstance(rope, dict) else {}
+    trained = rope.get("original_max_position_embeddings") or length
+    return scaled_length(length, rope.get("rope_type"), rope.get("factor") or 1, trained)
 
 
 def _count_weights(network: Any, text: Any) -> tuple[int, int]:
