@@ -1,6 +1,7 @@
 """A scenario together with the model and the engine options that it runs with."""
 
 import gc
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median_low
@@ -15,6 +16,7 @@ from rosebatch.core.plain import dtype_name
 from rosebatch.engine.cache.kv_cache import bytes_for_longest
 from rosebatch.engine.cache.memory import batched_tokens
 from rosebatch.engine.metrics.roofline import Floor, Rates, find_floor
+from rosebatch.launch.launch import Launched, launch
 from rosebatch.launch.plan import resolve_switches
 from rosebatch.model.source import ModelSource
 
@@ -78,6 +80,17 @@ def needed_kv_memory(case: Case) -> int:
     whole = bytes_for_longest(case.source.config, block, case.source.dtype, totals, slots, chunk)
     # Each process has some of the K/V heads.
     return -(-whole // min(case.config.tensor_parallel_size, case.source.config.num_kv_heads))
+
+
+def launch_case(config: RunConfig) -> Launched:
+    """An engine of a case; a line on stderr says how it fits.
+
+    Raises:
+        UserError: as ``rosebatch.launch.launch.launch``.
+    """
+    launched = launch(config)
+    sys.stderr.write(f"rosebatch: {launched.plan.source.name} {launched.plan.fit}\n")
+    return launched
 
 
 def release_memory() -> None:

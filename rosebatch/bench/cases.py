@@ -9,6 +9,7 @@ from rosebatch.bench.scenario import Chosen, Sampling, Scenario, adapt, configs_
 from rosebatch.config.run import RunConfig
 from rosebatch.core.errors import FlagError
 from rosebatch.engine.load import pick_device
+from rosebatch.launch.plan import plan_fitting
 from rosebatch.model.source import find_model
 
 
@@ -60,7 +61,9 @@ def _case(chosen: Chosen, run: Mapping[str, Any], *, parts: bool) -> Case:
     }
     config = RunConfig(**given)
     device = pick_device(config.device)
-    source = find_model(config, device)
+    # What does not fit is refused before it is downloaded or converted. Workers find that for themselves.
+    alone = config.data_parallel_size == 1
+    source = plan_fitting(config).source if alone else find_model(config, device)
     # A suite's attribution is of kernels. On a CPU it would only take time.
     is_one = config.data_parallel_size == config.tensor_parallel_size == 1
     attribution = parts or (chosen.attribution and device.type == "cuda" and is_one)

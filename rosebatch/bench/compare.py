@@ -6,12 +6,11 @@ from typing import Any
 
 import msgspec
 
-from rosebatch.bench.case import Case, needed_kv_memory, release_memory, spread
+from rosebatch.bench.case import Case, launch_case, needed_kv_memory, release_memory, spread
 from rosebatch.bench.throughput import Run, machine_versions, run_once
 from rosebatch.config.switches import Switches, flag, hiding, missing
 from rosebatch.core.errors import FlagError
 from rosebatch.job.report.provenance import gpu_name
-from rosebatch.launch.launch import launch
 from rosebatch.launch.plan import resolve_switches
 
 ALL = "all"
@@ -84,7 +83,7 @@ def compare_switch(case: Case, switch: str, repeats: int) -> dict[str, Any]:
 
     def side(on: bool) -> tuple[Callable[[int], Run], dict[str, Any]]:
         switches = {**config.switches, **dict.fromkeys(hidden, False), switch: on}
-        launched = launch(replace(config, switches=switches))
+        launched = launch_case(replace(config, switches=switches))
         return lambda run: run_once(launched.engine, case.workload(run), case.scenario.sampling), launched.description
 
     (on, description), (off, _) = side(True), side(False)

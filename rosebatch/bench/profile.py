@@ -7,11 +7,11 @@ from typing import Any, Literal
 import torch
 
 from rosebatch.bench.attribution import attribute, trace_beginning
-from rosebatch.bench.case import Case, release_memory
+from rosebatch.bench.case import Case, launch_case, release_memory
 from rosebatch.bench.parts import ranges
 from rosebatch.bench.throughput import run_once
 from rosebatch.core.errors import FlagError, UserError
-from rosebatch.launch.launch import Launched, launch
+from rosebatch.launch.launch import Launched
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +93,6 @@ def profile_case(case: Case, profile: Profile, *, alone: bool) -> dict[str, Any]
 
 def _warm(case: Case) -> Launched:
     """An engine that has compiled and captured what the case needs."""
-    launched = launch(case.config)
+    launched = launch_case(case.config)
     run_once(launched.engine, case.workload(0), case.scenario.sampling)
     return launched

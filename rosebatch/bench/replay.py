@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from rosebatch.bench.case import Case, release_memory
+from rosebatch.bench.case import Case, launch_case, release_memory
 from rosebatch.bench.throughput import Run, machine_versions, run_once
 from rosebatch.bench.trace import Arrivals
 from rosebatch.core.request import Request
@@ -20,7 +20,6 @@ from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.engine.scheduling.step_planner import SeparateDecodes
 from rosebatch.job.report.build import build_report
 from rosebatch.job.report.tally import Tally
-from rosebatch.launch.launch import launch
 
 # Decode steps that are planned together while requests may come.
 _STEPS = 2
@@ -41,7 +40,7 @@ def replay_case(case: Case, arrivals: Arrivals, scales: Sequence[float], import_
     Raises:
         UserError: a request is too long for the engine.
     """
-    launched = launch(case.config)
+    launched = launch_case(case.config)
     engine = launched.engine
     warm_up = run_once(engine, arrivals.workload(0), case.scenario.sampling)
     startup = {"import": import_seconds, "load": launched.load_seconds, "warm-up": warm_up.seconds}

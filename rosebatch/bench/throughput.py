@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import torch
 
-from rosebatch.bench.case import Case, release_memory, spread
+from rosebatch.bench.case import Case, launch_case, release_memory, spread
 from rosebatch.bench.job_order import in_job_order
 from rosebatch.bench.scenario import Sampling
 from rosebatch.bench.workload import Workload, require_fits
@@ -18,7 +18,6 @@ from rosebatch.engine.metrics.roofline import Rates
 from rosebatch.engine.metrics.stats import EngineStats
 from rosebatch.job.report.build import build_report
 from rosebatch.job.report.tally import Tally
-from rosebatch.launch.launch import launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ def time_case(case: Case, repeats: int, import_seconds: float) -> dict[str, Any]
         the report of the run with the median time (see ``rosebatch.job.report.build``), with the seconds of all runs.
         ``startup_s`` holds import, load and warm-up.
     """
-    launched = launch(case.config)
+    launched = launch_case(case.config)
     warm_up = run_once(launched.engine, case.workload(0), case.scenario.sampling)
     runs = [run_once(launched.engine, case.workload(i), case.scenario.sampling) for i in range(1, repeats + 1)]
     seconds = [run.seconds for run in runs]

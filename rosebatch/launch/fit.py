@@ -23,6 +23,8 @@ _MOST_RANKS = 64
 _HIGHEST_SHARE = 0.97
 # The trial of ``--batch-invariant`` in front of the first bf16 product with the output projection takes so many of it.
 _TRIAL_HEADS = 3
+# Of a way out that needs a size: some thousand tokens of most models.
+_SMALL_CACHE = "1GiB"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,9 @@ def _fit(wanted: Wanted, memory: DeviceMemory) -> Fit | None:
     # The trial ends before a row fills its blocks.
     tries = wanted.switches.batch_invariant and wanted.dtype == torch.bfloat16 and config.head
     trial = _TRIAL_HEADS * wanted.head // limits.tensor_parallel_size if tries else 0
-    if max(cache + step + states, trial) > left.free:
+    # Who gives the size of the cache answers for what is free.
+    room = left.free if limits.kv_cache_memory is None else max(left.free, left.total - left.taken)
+    if max(cache + step + states, trial) > room:
         return None
     pools = (BlockPool(group.blocks, wanted.block_size, group.window) for group in plan.groups)
     tokens = BlockGroups([*pools]).max_sequence_len(chunked=wanted.switches.chunked_prefill)
@@ -197,10 +201,12 @@ def _need(wanted: Wanted, memory: DeviceMemory) -> str:
 def _ways(wanted: Wanted, memory: DeviceMemory) -> str:
     """What would fit, in words."""
     found = [way for way, other in _others(wanted, memory) if _fits(other, memory)]
-    if found:
-        return f"{' or '.join(found)} would fit"
     where = "GPUs" if memory.device == "cuda" else "a machine"
-    return f"take a smaller model, or {where} with more memory"
+    ways = f"{' or '.join(found)} would fit" if found else f"take a smaller model, or {where} with more memory"
+    given = replace(wanted, limits=replace(wanted.limits, kv_cache_memory=_SMALL_CACHE))
+    if wanted.limits.kv_cache_memory is None and memory.free < memory.total and _fits(given, memory):
+        ways += f"; if more is free, give --kv-cache-memory, such as {_SMALL_CACHE}: then all {gib(memory.total)} count"
+    return ways
 
 
 def _others(wanted: Wanted, memory: DeviceMemory) -> Iterator[tuple[str, Wanted]]:

@@ -53,7 +53,7 @@ class LaunchPlan:
 
 
 def plan_fitting(config: RunConfig, *, quiet: bool = False, weights: bool = True) -> LaunchPlan:
-    """``plan_launch`` of a model that fits the device, which is found before its weights are downloaded.
+    """``plan_launch`` of a model that fits the device, which is found before its weights are downloaded or converted.
 
     Args:
         config: of the run.
@@ -73,7 +73,7 @@ def plan_fitting(config: RunConfig, *, quiet: bool = False, weights: bool = True
         try:
             source.keep_state()
         except UserError:
-            # They are missing, or to be downloaded.
+            # They are missing, to be downloaded or to be converted.
             plan = plan_launch(config, quiet=quiet)
     return replace(plan, fit=fit, seconds=time.perf_counter() - started)
 

@@ -12,6 +12,9 @@ from rosebatch.model.contract import Model
 from rosebatch.model.weights import WeightSource
 from rosebatch.ops.ops import Ops
 
+# In transformers' name of a tensor: the number of an expert. GGUF has one tensor of all.
+EACH = "{expert}"
+
 
 class GGUFModel(Protocol):
     """A GGUF file of an architecture.
@@ -47,7 +50,7 @@ class GGUF:
         architecture: their name of it.
         layers: the first part of transformers' names in a layer, before its number.
         names: GGUF's names of tensors outside of layers -> transformers' names, both without suffix.
-        layer_names: the same of a layer's tensors, without prefix.
+        layer_names: the same of a layer's tensors, without prefix; ``EACH`` stands for the numbers of experts.
         biases: config.json -> GGUF's names of those with a bias. All have a weight.
         config: the fields of config.json that are not those of all architectures.
         values: transformers' name of a tensor, its values and config.json -> its values as transformers stores them.

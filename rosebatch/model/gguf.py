@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gguf
 import numpy as np
@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Tensor
 
+from rosebatch.config.model import ModelConfig
 from rosebatch.core.plain import dtype_name
 from rosebatch.host.model_files import refusal, refused, require_file, shown
-from rosebatch.model.family import GGUF
+from rosebatch.model.family import EACH, GGUF
 from rosebatch.model.gguf_metadata import Metadata, Reader
-from rosebatch.model.gguf_tokenizer import read_tokenizer
+from rosebatch.model.gguf_tokenizer import GGUFTokenizer, read_tokenizer
 from rosebatch.model.hf_config import parse_model_config
 from rosebatch.model.registry import ARCHITECTURES
 
@@ -27,8 +28,34 @@ CONVERTER_VERSION = 5
 
 _SHARD_BYTES = 2 << 30
 
-# By GGUF's names.
-_ARCHITECTURES = {a.gguf.architecture: (name, a, a.gguf) for name, a in ARCHITECTURES.items() if a.gguf}
+# By GGUF's names, and whether there are experts: Mixtral has Llama's name.
+_ARCHITECTURES = {(a.gguf.architecture, a.experts): (name, a, a.gguf) for name, a in ARCHITECTURES.items() if a.gguf}
+
+
+class _Described(NamedTuple):
+    """What a file says before its weights are read.
+
+    Attributes:
+        config: of transformers.
+        names: GGUF's names of tensors -> transformers' names.
+    """
+
+    form: GGUF
+    config: dict[str, Any]
+    names: dict[str, str]
+    fields: Metadata
+    tokenizer: GGUFTokenizer
+    reader: Reader
+
+
+def read_shape(path: Path, dtype: torch.dtype) -> ModelConfig:
+    """The shape of the model that ``convert`` would make.
+
+    Raises:
+        UserError: as ``convert``.
+    """
+    with refused(path, "not a readable GGUF file"):
+        return parse_model_config(_describe(path, dtype, quiet=True).config, str(path))
 
 
 def convert(path: Path, dtype: torch.dtype, folder: Path) -> None:
@@ -37,32 +64,39 @@ def convert(path: Path, dtype: torch.dtype, folder: Path) -> None:
     Raises:
         UserError: the file is broken, or its architecture or tokenizer is not supported.
     """
-    require_file(path)
     with refused(path, "not a readable GGUF file"):
-        reader = Reader(path)
-        fields = Metadata(path, reader)
-        if fields.get("split.count", 1) > 1:
-            raise refusal(path, "one of several parts: join them with llama-gguf-split --merge")
-        found = str(fields.need("general.architecture"))
-        if found not in _ARCHITECTURES:
-            known = ", ".join(_ARCHITECTURES)
-            raise refusal(path, f"GGUF architecture {shown(found)} is not supported; supported are {known}")
-        hf_class, architecture, form = _ARCHITECTURES[found]
-        model = _Model(found, fields, reader)
-        config = {"architectures": [hf_class], "model_type": architecture.model_type, **_shared_config(model)}
-        config |= form.config(model)
-        config["dtype"] = dtype_name(dtype)
-        # All mistakes are those of the GGUF file: found before weights are written, they are reported under its name.
-        tokenizer = read_tokenizer(fields, path)
-        config["eos_token_id"] = tokenizer.end_ids
-        fields.require_understood(found)
-        parse_model_config(config, str(path))
-        names = _tensor_names(form, config, model.need("block_count"))
-        _require_tensors(path, model, names)
-        _write_json(folder / "config.json", config)
-        _write_json(folder / "generation_config.json", _generation_config(fields, tokenizer.end_ids))
-        _write_weights(_tensors(form, config, reader, names, dtype), folder)
-        tokenizer.save(folder)
+        found = _describe(path, dtype)
+        _write_json(folder / "config.json", found.config)
+        _write_json(folder / "generation_config.json", _generation_config(found.fields, found.tokenizer.end_ids))
+        _write_weights(_tensors(found.form, found.config, found.reader, found.names, dtype), folder)
+        found.tokenizer.save(folder)
+
+
+def _describe(path: Path, dtype: torch.dtype, *, quiet: bool = False) -> _Described:
+    """All mistakes are those of the GGUF file: found before weights are written, they are reported under its name."""
+    require_file(path)
+    reader = Reader(path)
+    fields = Metadata(path, reader)
+    if fields.get("split.count", 1) > 1:
+        raise refusal(path, "one of several parts: join them with llama-gguf-split --merge")
+    found = str(fields.need("general.architecture"))
+    if (found, False) not in _ARCHITECTURES:
+        known = ", ".join(dict.fromkeys(name for name, _ in _ARCHITECTURES))
+        raise refusal(path, f"GGUF architecture {shown(found)} is not supported; supported are {known}")
+    # Where no experts are served, the count stays unread, and is refused by its name.
+    experts = (found, True) in _ARCHITECTURES and fields.get(f"{found}.expert_count", 0) > 0
+    hf_class, architecture, form = _ARCHITECTURES[found, experts]
+    model = _Model(found, fields, reader)
+    config = {"architectures": [hf_class], "model_type": architecture.model_type, **_shared_config(model)}
+    config |= form.config(model)
+    config["dtype"] = dtype_name(dtype)
+    tokenizer = read_tokenizer(fields, path)
+    config["eos_token_id"] = tokenizer.end_ids
+    fields.require_understood(found, quiet=quiet)
+    parse_model_config(config, str(path))
+    names = _tensor_names(form, config, model.need("block_count"))
+    _require_tensors(path, model, names)
+    return _Described(form, config, names, fields, tokenizer, reader)
 
 
 class _Model:
@@ -143,7 +177,11 @@ def _tensors(
     for tensor in reader.tensors:
         if name := names.get(tensor.name):
             values = form.values(name, gguf.quants.dequantize(tensor.data, tensor.tensor_type), config)
-            yield name, torch.from_numpy(np.array(values, dtype=np.float32, order="C")).to(dtype)
+            # transformers has a tensor of each expert.
+            parts = enumerate(values) if EACH in name else [("", values)]
+            for number, part in parts:
+                found = torch.from_numpy(np.array(part, dtype=np.float32, order="C")).to(dtype)
+                yield name.replace(EACH, str(number)), found
 
 
 def _write_weights(tensors: Iterator[tuple[str, Tensor]], folder: Path) -> None:

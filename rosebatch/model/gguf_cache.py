@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,6 +69,11 @@ def converted_folder(path: Path, dtype: "torch.dtype") -> Path:
         return _convert(path, dtype, found or cache / f"{path.stem}-{key}")
     except OSError as error:
         raise UserError(f"{path}: cannot convert the model ({error})") from None
+
+
+def may_be_converted(path: Path) -> bool:
+    """Whether the cache may have a .gguf file. That is found by its name, without reading it."""
+    return any(cache_dir().glob(f"{escape(path.stem)}-*"))
 
 
 def cached_models() -> list[CachedModel]:

@@ -1,4 +1,4 @@
-"""How GGUF files hold Llama, Qwen2 and Qwen3. llama.cpp computes from these keys and tensors."""
+"""How GGUF files hold Llama, Mixtral, Qwen2 and Qwen3. llama.cpp computes from these keys and tensors."""
 
 import math
 import re
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rosebatch.model.family import GGUF, GGUFModel
+from rosebatch.model.family import EACH, GGUF, GGUFModel
 
 _NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _ATTENTION = {
@@ -19,6 +19,12 @@ _ATTENTION = {
     "attn_output": "self_attn.o_proj",
 }
 _MLP = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+_EXPERTS = {
+    "ffn_gate_inp": "block_sparse_moe.gate",
+    "ffn_gate_exps": f"block_sparse_moe.experts.{EACH}.w1",
+    "ffn_up_exps": f"block_sparse_moe.experts.{EACH}.w3",
+    "ffn_down_exps": f"block_sparse_moe.experts.{EACH}.w2",
+}
 _NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 _HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 
@@ -51,6 +57,12 @@ def _config(model: GGUFModel) -> dict[str, Any]:
         "mlp_bias": "blk.0.ffn_gate.bias" in model.names,
         "rope_parameters": _rope(model, head_dim, length),
     }
+
+
+def _mixtral_config(model: GGUFModel) -> dict[str, Any]:
+    """Its experts are as wide as Llama's MLP."""
+    counts = {"num_local_experts": model.need("expert_count"), "num_experts_per_tok": model.need("expert_used_count")}
+    return {**_config(model), **counts, "attention_bias": False, "mlp_bias": False}
 
 
 def _qwen2_config(model: GGUFModel) -> dict[str, Any]:
@@ -114,6 +126,7 @@ def _values(name: str, values: NDArray[np.float32], config: Mapping[str, Any]) -
 
 
 LLAMA = GGUF("llama", "model.layers", _NAMES, {**_ATTENTION, **_MLP, **_NORMS}, _biases, _config, _values)
+MIXTRAL = replace(LLAMA, layer_names={**_ATTENTION, **_EXPERTS, **_NORMS}, biases=lambda _: (), config=_mixtral_config)
 # Their rows of q and k are in transformers' order.
 QWEN2 = GGUF(
     "qwen2", "model.layers", _NAMES, LLAMA.layer_names, lambda _: ("attn_q", "attn_k", "attn_v"), _qwen2_config

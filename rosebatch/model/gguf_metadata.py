@@ -77,10 +77,10 @@ class Metadata:
         """The keys that begin so."""
         return [key for key in self._fields if key.startswith(prefix)]
 
-    def require_understood(self, architecture: str) -> None:
+    def require_understood(self, architecture: str, *, quiet: bool = False) -> None:
         """Check that everything that describes the model was read, or means nothing here.
 
-        Other keys, which people add to files, are named on stderr.
+        Other keys, which people add to files, are named on stderr, unless ``quiet``.
 
         Raises:
             UserError: a key was not.
@@ -95,6 +95,6 @@ class Metadata:
         for key in unread:
             if key.startswith((f"{architecture}.", *_OF_A_MODEL)):
                 raise refusal(self._path, f"GGUF metadata {shown(key)} is not supported")
-        if unread and sys.stderr is not None:
+        if unread and not quiet and sys.stderr is not None:
             names = printable(", ".join(sorted(unread)))
             sys.stderr.write(f"rosebatch: warning: {self._path}: metadata that nothing here reads: {names}\n")

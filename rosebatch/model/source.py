@@ -37,7 +37,7 @@ class ModelSource:
     Attributes:
         name: shown in reports and results.
         config: the shape.
-        folder: with weights and tokenizer; None for random weights from a TOML.
+        folder: with weights and tokenizer; None for random weights from a TOML. Of a .gguf that is not converted, it.
         load_format: ``dummy`` for random weights.
         dtype: of the run.
         hf_config: transformers' config, if transformers' code runs the model; else None.
@@ -156,7 +156,7 @@ def find_model(settings: RunConfig, device: torch.device, *, quiet: bool = False
             limit.
         device: of the run; a dtype ``auto`` depends on it.
         quiet: no download progress on stderr.
-        weights: whether those of a Hub model are downloaded.
+        weights: whether those of a Hub model are downloaded, and a ``.gguf`` file is converted.
 
     Raises:
         UserError: the model is missing or unreadable, or rosebatch does not support it.
@@ -209,9 +209,15 @@ def _find(settings: RunConfig, device: torch.device, quiet: bool, weights: bool)
         raise UserError(f"{path}: not a model; {_KINDS}")
     require_file(path)
     # Here and not above: gguf takes 0.2 s to import.
-    from rosebatch.model.gguf_cache import converted_folder
+    from rosebatch.model.gguf_cache import converted_folder, may_be_converted
 
-    folder = converted_folder(path, resolve_dtype(settings.dtype, "bfloat16", device))
+    dtype = resolve_dtype(settings.dtype, "bfloat16", device)
+    if not (weights or load_format == "dummy" or settings.model_impl == "transformers" or may_be_converted(path)):
+        from rosebatch.model.gguf import read_shape
+
+        # The file has no weights in the form of a folder: whoever asks for their state is told so.
+        return ModelSource(path.stem, read_shape(path, dtype), path, load_format, dtype)
+    folder = converted_folder(path, dtype)
     return _in_folder(folder, path.stem, settings, device)
 
 

@@ -89,7 +89,7 @@ def fake_launch() -> SimpleNamespace:
 
     def launch(config: RunConfig) -> Launched:
         fake.configs.append(config)
-        plan: Any = None
+        plan: Any = SimpleNamespace(source=SimpleNamespace(name="fake"), fit="fits")
         engine: Any = FakeEngine(len(fake.configs) - 1, fake.ran)
         return Launched(plan, engine, None, None, {"toggles": {}}, 0.5)
 

@@ -4,7 +4,6 @@ from dataclasses import fields, replace
 
 import pytest
 
-from rosebatch.bench import compare
 from rosebatch.bench.case import needed_kv_memory
 from rosebatch.bench.compare import Turns, chosen_switches, compare_switch, take_turns
 from rosebatch.bench.throughput import Run
@@ -42,7 +41,7 @@ def test_sides_that_do_not_do_the_same():
 
 def test_two_engines_one_switch_apart(make_case, monkeypatch, fake_launch):
     """Both engines get the same prompts in the same turn, and only as much KV cache as the workload needs."""
-    monkeypatch.setattr(compare, "launch", fake_launch.launch)
+    monkeypatch.setattr("rosebatch.bench.case.launch", fake_launch.launch)
     case = make_case()
     case = replace(case, config=replace(case.config, kv_cache_memory=None))
     result = compare_switch(case, "chunked_prefill", 2)
@@ -67,7 +66,7 @@ def test_two_engines_one_switch_apart(make_case, monkeypatch, fake_launch):
 
 def test_a_switch_that_another_one_hides(make_case, monkeypatch, fake_launch):
     """With the other one on, both sides would run the same code, and every ratio would be noise about 1."""
-    monkeypatch.setattr(compare, "launch", fake_launch.launch)
+    monkeypatch.setattr("rosebatch.bench.case.launch", fake_launch.launch)
     result = compare_switch(replace(make_case(), device="cuda"), "batched_sampling", 1)
     on, off = fake_launch.configs
     assert on.switches == {"prefix_cache": False, "fused_sampler": False, "batched_sampling": True}
@@ -77,7 +76,7 @@ def test_a_switch_that_another_one_hides(make_case, monkeypatch, fake_launch):
 
 def test_every_switch_is_compared_by_itself(make_case, monkeypatch, fake_launch):
     """Of ``batched-sampling`` and ``batched-kv-append``, figures were published of code that did not run."""
-    monkeypatch.setattr(compare, "launch", fake_launch.launch)
+    monkeypatch.setattr("rosebatch.bench.case.launch", fake_launch.launch)
     case = replace(make_case(), device="cuda")
     usual = Switches.resolve(case.config.switches, "cuda")
     for switch in chosen_switches(["all"], "cuda", ON_CUDA):
@@ -93,7 +92,7 @@ def test_every_switch_is_compared_by_itself(make_case, monkeypatch, fake_launch)
 
 def test_what_was_off_anyway_is_not_switched_off(make_case, monkeypatch, fake_launch):
     """The plain runner samples by itself, whatever the fused sampler's switch says."""
-    monkeypatch.setattr(compare, "launch", fake_launch.launch)
+    monkeypatch.setattr("rosebatch.bench.case.launch", fake_launch.launch)
     case = replace(make_case(), device="cuda")
     for name in ("fused_sampler", "paged_attention"):
         config = replace(case.config, switches={**case.config.switches, name: False})

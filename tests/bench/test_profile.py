@@ -23,7 +23,7 @@ def test_an_attribution_is_of_a_warm_engine(make_case, monkeypatch, fake_launch)
         fake_launch.ran += [("attributed", [request.prompt_token_ids for request in requests(run)]) for run in (1, 2)]
         return {"decode_kernels": 3, "cuda": cuda}
 
-    monkeypatch.setattr(profile, "launch", fake_launch.launch)
+    monkeypatch.setattr("rosebatch.bench.case.launch", fake_launch.launch)
     monkeypatch.setattr(profile, "attribute", attribute)
     case = make_case()
     names = {"kind": "attribution", "scenario": "small", "model": "tiny-llama", "toggles": {}}

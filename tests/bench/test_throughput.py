@@ -15,10 +15,10 @@ from rosebatch.core.errors import UserError
 from rosebatch.engine.metrics.roofline import Rates
 
 
-def test_the_report_is_of_the_run_in_the_middle(make_case, monkeypatch, fake_launch):
+def test_the_report_is_of_the_run_in_the_middle(make_case, monkeypatch, fake_launch, capsys):
     """Counters are those of the median run alone, the warm-up is start-up, and every run has its own ids."""
     clock = iter([0, 100, 0, 3, 0, 1, 0, 2])
-    monkeypatch.setattr(throughput, "launch", fake_launch.launch)
+    monkeypatch.setattr("rosebatch.bench.case.launch", fake_launch.launch)
     # Not of the module itself: threads of other tests look at the clock, too.
     monkeypatch.setattr(throughput, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     case = make_case()
@@ -33,11 +33,12 @@ def test_the_report_is_of_the_run_in_the_middle(make_case, monkeypatch, fake_lau
     assert report["workload"]["input_len"] == 6
     assert "floor" not in report
     assert json.loads(json.dumps(report)) == report
+    assert capsys.readouterr().err == "rosebatch: fake fits\n", "no start of a bench said how it fits"
 
 
 def test_the_share_of_the_floor(make_case, monkeypatch, fake_launch):
     """It refers to the reported seconds."""
-    monkeypatch.setattr(throughput, "launch", fake_launch.launch)
+    monkeypatch.setattr("rosebatch.bench.case.launch", fake_launch.launch)
     case = make_case()
     report = time_case(case, 1, 0.0)
     report |= against_floor(case, report["elapsed_s"], Rates(copy=1e6, matmul=1e6))

@@ -92,6 +92,18 @@ def test_the_way_out_is_one(model, memory, options, changed):
     fit(model, memory, **(options | changed))
 
 
+def test_free_memory_that_is_wrong():
+    """Nothing went against the measured free memory, though pages of files or a process that ends may make room."""
+    with pytest.raises(
+        FlagError, match=r"if more is free, give --kv-cache-memory, such as 1GiB: then all 32.00 GiB count"
+    ):
+        fit("llama-3.1-8b", host(10, 32))
+    assert fit("llama-3.1-8b", host(10, 32), kv_cache_memory="1GiB").longest == 8192
+    with pytest.raises(FlagError) as raised:
+        fit("llama-3.1-8b", host(10, 14))
+    assert "if more is free" not in str(raised.value), "all of it does not suffice"
+
+
 def test_the_line_of_a_model_that_fits():
     """Weights, the longest row and the sequences at a time, worked out by hand: 128 KiB of K and V a token."""
     found = fit("llama-3.1-8b", host(23))

@@ -10,6 +10,8 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -71,6 +73,7 @@ MODELS = {
     "llama-3.1-short": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, rope_parameters=SHORT_LLAMA3_ROPE)),
     "llama-steep-yarn": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, rope_parameters=STEEP_YARN_ROPE)),
     "llama-longrope": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, rope_parameters=LONG_ROPE)),
+    "llama-experts": lambda: MixtralForCausalLM(MixtralConfig(**SHAPE, num_local_experts=3, num_experts_per_tok=2)),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE)),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=32)),
     "gpt2": lambda: GPT2LMHeadModel(
@@ -147,6 +150,19 @@ def add_tokenizer(writer, *, pre="gpt-2", merges=("a b",), words=(), **more):
         writer.add_eot_token_id(tokens.index(more["eot_word"]))
 
 
+def add_experts(writer, hf_name, values):
+    """Adds a tensor of Mixtral's experts, or the two that transformers has in one, or the router."""
+    layer, kind = hf_name.split(".")[2], hf_name.rpartition(".mlp.")[2]
+    middle = values.shape[1] // 2
+    parts = {
+        "gate.weight": {"gate_inp": values},
+        "experts.down_proj": {"down_exps": values},
+        "experts.gate_up_proj": {"gate_exps": values[:, :middle], "up_exps": values[:, middle:]},
+    }
+    for name, part in parts[kind].items():
+        writer.add_tensor(f"blk.{layer}.ffn_{name}.weight", np.ascontiguousarray(part))
+
+
 def add_model(writer, name, model, quantized):
     """Adds metadata and tensors, named by the gguf package's own table."""
     architecture, config = name.partition("-")[0], model.config
@@ -189,6 +205,9 @@ def add_model(writer, name, model, quantized):
         if getattr(config, "head_dim", None) is not None:
             writer.add_key_length(config.head_dim)
             writer.add_value_length(config.head_dim)
+    if experts := getattr(config, "num_local_experts", 0):
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
     names = gguf.get_tensor_name_map(ARCHITECTURES[architecture], LAYERS)
     tied = config.tie_word_embeddings
     for hf_name, parameter in model.state_dict().items():
@@ -201,6 +220,9 @@ def add_model(writer, name, model, quantized):
             values = permute(values, config.num_key_value_heads)
         if architecture == "gpt2" and values.ndim == 2 and ".h." in hf_name:
             values = values.T
+        if ".mlp." in hf_name and experts:
+            add_experts(writer, hf_name, values)
+            continue
         values = np.ascontiguousarray(values)
         gguf_name = names.get_name(hf_name, try_suffixes=(".weight", ".bias"))
         kind = next((kind for part, kind in quantized.items() if part in hf_name and values.ndim == 2), None)

@@ -9,8 +9,11 @@ from threading import Event, Thread
 import pytest
 import torch
 
-from rosebatch.core.errors import UserError
+from rosebatch.config.run import RunConfig
+from rosebatch.core.errors import FlagError, UserError
+from rosebatch.engine.cache.memory import DeviceMemory
 from rosebatch.host.sync import sync
+from rosebatch.launch import plan
 from rosebatch.model import checksums, content_digest, gguf, gguf_cache
 from rosebatch.model.checksums import SUMS
 from rosebatch.model.content_digest import digests_dir
@@ -340,3 +343,18 @@ def test_a_cache_that_cannot_be_cleared(file, fake_convert, monkeypatch):
     monkeypatch.setattr(gguf_cache.shutil, "rmtree", fail)
     with pytest.raises(UserError, match=r"rosebatch/gguf: cannot clear the cache \(not yours\)"):
         clear_cache()
+
+
+def test_a_file_that_does_not_fit_is_not_converted(write_gguf, toy, cache, monkeypatch):
+    """A file of 40 GB was converted for minutes, and then it did not fit. Its header has the shape."""
+    path = write_gguf("llama", toy)
+    config = RunConfig(model=str(path), device="cpu", dtype="float32")
+    monkeypatch.setattr(plan, "memory_of", lambda device: DeviceMemory("cpu", 1000, 1000))
+    with pytest.raises(FlagError, match=r"^model does not fit: "):
+        plan.plan_fitting(config)
+    assert names() == []
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache.parents[1]))
+    found = plan.plan_fitting(config)
+    assert found.source.folder.name == names()[0] and found.tokenizer_folder == found.source.folder
+    assert found.fit.wanted.config == found.source.config

@@ -41,6 +41,7 @@ READ = (
     "split.count",
     "llama.rope.freq_base",
     "llama.attention.key_length",
+    "llama.expert_count",
 )
 READ += tuple(f"llama.rope.scaling.{name}" for name in ("factor", "attn_factor", "yarn_attn_factor", "yarn_beta_fast"))
 READ += ("llama.rope.scaling.yarn_beta_slow", "llama.rope.scaling.original_context_length")
@@ -166,11 +167,20 @@ def test_half_of_the_biases(converted):
         converted(tensors=["blk.0.attn_q.bias"])
 
 
-def test_a_mixture_of_experts(converted, monkeypatch):
-    """A Mixtral file was converted whole, and then failed under the name of a folder of the cache."""
+@pytest.mark.parametrize(
+    ("metadata", "told"),
+    [
+        ({}, "the tensor blk.0.ffn_down_exps.weight is missing"),
+        ({"llama.expert_shared_count": 1}, "GGUF metadata 'llama.expert_shared_count' is 1; supported is 0"),
+        ({"llama.expert_gating_func": 2}, "GGUF metadata 'llama.expert_gating_func' is not supported"),
+    ],
+)
+def test_experts_that_are_not_mixtrals(converted, monkeypatch, metadata, told):
+    """A file with experts was converted whole, and then failed under the name of a folder of the cache."""
     monkeypatch.setattr(module, "_write_weights", lambda *_: pytest.fail("nothing is converted"))
-    with pytest.raises(UserError, match=r"model\.gguf: GGUF metadata 'llama\.expert_count' is 8; supported is 0"):
-        converted({"llama.expert_count": 8, "llama.expert_used_count": 2}, tensors=["blk.0.ffn_gate_exps.weight"])
+    counts = {"llama.expert_count": 8, "llama.expert_used_count": 2}
+    with pytest.raises(UserError, match=re.escape(f"model.gguf: {told}")):
+        converted(counts | metadata, tensors=["blk.0.ffn_gate_exps.weight"])
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from rosebatch.model.experts import ExpertNames
 from rosebatch.model.families.llama import Llama
 from rosebatch.model.families.mistral import MISTRAL_DEFAULTS, parse_mistral
 from rosebatch.model.family import Architecture, Family
+from rosebatch.model.gguf_llama import MIXTRAL
 from rosebatch.model.hf_fields import local_experts, supported
 from rosebatch.model.hf_rope import whole_rope
 from rosebatch.ops.ops import EXPERT_GATES
@@ -41,6 +42,8 @@ def _parse(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 ARCHITECTURES = {
-    "MixtralForCausalLM": Architecture("mixtral", "Mixtral", _parse, _DEFAULTS, window=True, experts=True),
+    "MixtralForCausalLM": Architecture(
+        "mixtral", "Mixtral", _parse, _DEFAULTS, window=True, experts=True, gguf=MIXTRAL
+    ),
 }
 FAMILY = Family("mixtral", Mixtral, needs={"experts": "routed experts"})
