@@ -176,8 +176,10 @@ def run_child(work: Callable[[L], None], link: Callable[[int], L]) -> NoReturn:
         work: what the child does.
         link: makes its connection to the parent, given the descriptor.
     """
-    # Ctrl-C in a terminal reaches all processes: the parent decides what becomes of it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Ctrl-C in a terminal, timeout and Slurm reach all processes: the parent decides what becomes of it. With the
+    # parent this one ends anyway.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     search_seldom()
     work(link(int(sys.argv[1])))
     # To take PyTorch apart takes half a second.

@@ -30,7 +30,16 @@ def constraint_of(
         raise RowError(
             "invalid_token_id", f"allowed_token_ids must be below {engine.vocab_size}, the model's vocabulary"
         )
-    bans = find_bans(tokenizer, sampling.bad_words, sampling.allowed_token_ids, engine.vocab_size, engine.eos_token_ids)
+    ends = engine.eos_token_ids
+    bans = find_bans(
+        tokenizer,
+        sampling.bad_words,
+        sampling.allowed_token_ids,
+        engine.vocab_size,
+        ends,
+        frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else ends),
+        sampling.min_tokens,
+    )
     return partial(BanConstraint, bans, inner)
 
 

@@ -351,7 +351,10 @@ class LLM(WithoutMethods):
     ) -> list[Any]:
         """The outputs of rows, in order."""
         _check_on_error(on_error)
-        self._running()
+        bad = next(((n, row) for n, row in enumerate(rows) if isinstance(row, FailedRow)), None)
+        if not self._running().joins and bad is not None and on_error == "raise":
+            # Workers would name whichever they come to first.
+            raise FlagError(f"prompt {bad[0]}: {bad[1].error.message}")
         outputs: list[Any] = [None] * len(rows)
         with (
             Progress(len(rows), enabled=use_tqdm) as progress,

@@ -19,11 +19,15 @@ class Bans:
     Attributes:
         allowed: mask ``[ceil(V / 32)]`` int32 of the tokens that may come, token 0 in the lowest bit.
         ends: mask of the end tokens, which may come where nothing else may.
+        stops: mask of the tokens that do not come before ``min_tokens``.
+        min_tokens: so many.
         words: sequences of tokens whose last one is ruled out after the others.
     """
 
     allowed: NDArray[np.int32]
     ends: NDArray[np.int32]
+    stops: NDArray[np.int32]
+    min_tokens: int
     words: tuple[tuple[int, ...], ...]
 
     @property
@@ -39,6 +43,8 @@ def find_bans(
     allowed_token_ids: tuple[int, ...] | None,
     vocab_size: int,
     end_ids: frozenset[int],
+    stop_ids: frozenset[int] = frozenset(),
+    min_tokens: int = 0,
 ) -> Bans:
     """The rules of a row.
 
@@ -48,6 +54,8 @@ def find_bans(
         allowed_token_ids: None for all.
         vocab_size: width of the model's logits.
         end_ids: the model's end tokens.
+        stop_ids: that end the row's completions.
+        min_tokens: before so many, none of them comes.
     """
     allowed = np.ones(-(-vocab_size // 32) * 32, bool)
     if allowed_token_ids is not None:
@@ -58,10 +66,12 @@ def find_bans(
         assert tokenizer is not None, "words are refused without one"
         for text in (word, f" {word.lstrip()}"):
             words[tuple(tokenizer.backend.encode(text, add_special_tokens=False).ids)] = None
-    ends = np.zeros_like(allowed)
-    ends[[i for i in end_ids if 0 <= i < vocab_size]] = True
+    ends, stops = np.zeros_like(allowed), np.zeros_like(allowed)
+    for mask, ids in ((ends, end_ids), (stops, stop_ids)):
+        mask[[i for i in ids if 0 <= i < vocab_size]] = True
     # A tokenizer may have more tokens than the model has logits: such a word cannot come.
-    return Bans(_packed(allowed), _packed(ends), tuple(word for word in words if word and max(word) < vocab_size))
+    known = tuple(word for word in words if word and max(word) < vocab_size)
+    return Bans(_packed(allowed), _packed(ends), _packed(stops), min_tokens, known)
 
 
 class BanConstraint:
@@ -76,11 +86,13 @@ class BanConstraint:
         self._bans = bans
         self._inner = None if inner is None else inner()
         self._last: tuple[int, ...] = ()
+        self._length = 0
+        self._error: str | None = None
 
     @property
     def error(self) -> str | None:
         """See ``Constraint``."""
-        return None if self._inner is None else self._inner.error
+        return self._error if self._inner is None else self._inner.error or self._error
 
     @classmethod
     def fill_all(cls, constraints: "Sequence[BanConstraint]", masks: Any) -> None:
@@ -93,9 +105,14 @@ class BanConstraint:
                 mask[token_id // 32] &= ~_bit(token_id)
             if not mask.any():
                 mask[:] = each._bans.ends
+            early = each._length < each._bans.min_tokens
+            if not (mask & ~each._bans.stops if early else mask).any():
+                why = "bad_words, allowed_token_ids and min_tokens" if early else "bad_words and allowed_token_ids"
+                each._error = f"all tokens are ruled out by {why}, for token {each._length + 1} of the answer"
 
     def feed(self, token_id: int) -> bool:
         """See ``Constraint``."""
+        self._length += 1
         if longest := self._bans.longest:
             self._last = (*self._last, token_id)[-longest:]
         return self._inner is not None and self._inner.feed(token_id)

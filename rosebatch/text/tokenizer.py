@@ -1,6 +1,6 @@
 """From prompts and chats to token ids."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,7 @@ import tokenizers
 
 from rosebatch.core.errors import RowError, UserError
 from rosebatch.core.pooling_params import NO_PROMPTS, NamedPrompts
-from rosebatch.host.model_files import refused, require_file
+from rosebatch.host.model_files import refusal, refused, require_file
 from rosebatch.host.pretrained import load_pretrained_tokenizer
 from rosebatch.text import panics
 from rosebatch.text.batch_or_each import batch_or_each
@@ -25,6 +25,9 @@ _MIDDLE_TOKENS = (
     ("<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>", "<\uff5cfim\u2581end\uff5c>"),
     ("\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"),
 )
+# Tokenizers in forms that neither we nor transformers read: of Mistral, of tiktoken, of SentencePiece by other names.
+_UNREAD = ("tekken.json", "tokenizer.model.*", "*.tiktoken", "tiktoken.model", "spiece.model", "sentencepiece*.model")
+_TOKENIZER_WAY = "add the tokenizer.json of the model's transformers files, or give --tokenizer with a folder or hub id"
 # A tokenizer's search through longer prompts can end in a panic, or take minutes.
 _MAX_PROMPT_BYTES = 8 * 2**20
 
@@ -42,7 +45,10 @@ class Tokenizer(Vocabulary):
     Attributes:
         parsers: of reasoning and tool calls.
         prompts: what precedes texts that are embedded.
+        template_names: of the chat templates that the model has.
     """
+
+    template_names: Collection[str] = ()
 
     def __init__(
         self,
@@ -101,12 +107,16 @@ class Tokenizer(Vocabulary):
     def _load(cls, folder: Path) -> "Tokenizer | None":
         file = folder / "tokenizer.json"
         if not file.exists() and not any((folder / name).exists() for name in ("tokenizer.model", "vocab.json")):
+            if unread := sorted(path.name for pattern in _UNREAD for path in folder.glob(pattern)):
+                raise refusal(folder, f"its tokenizer is {unread[0]} alone, a form that is not read: {_TOKENIZER_WAY}")
             return None
         files = TokenizerFiles(folder)
         templates = files.chat_templates()
 
         def made(backend: tokenizers.Tokenizer, special_tokens: dict[str, str]) -> Tokenizer:
-            return cls(backend, templates.get("default"), special_tokens, tool_template=templates.get("tool_use"))
+            found = cls(backend, templates.get("default"), special_tokens, tool_template=templates.get("tool_use"))
+            found.template_names = templates.keys()
+            return found
 
         if file.exists():
             require_file(file)
@@ -176,7 +186,10 @@ class Tokenizer(Vocabulary):
         def rendered(messages: list[dict[str, Any]], given: Mapping[str, Any]) -> str | RowError:
             template = self.chat_template(tools=bool(given.get("tools")))
             if template is None:
-                return RowError("no_chat_template", "the model has no chat template: give prompt instead of messages")
+                what = "the model has no chat template: give prompt instead of messages"
+                if names := ", ".join(sorted(self.template_names)):
+                    what = f"the model has no chat template named default, but {names}: give --chat-template FILE"
+                return RowError("no_chat_template", what)
             return template.render(messages, given)
 
         return [rendered(messages, given) for messages, given in zip(chats, options, strict=True)]

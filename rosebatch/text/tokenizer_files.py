@@ -43,13 +43,15 @@ class TokenizerFiles:
                 raise refusal(self._config_file, f"{name} is no text: {shown(token)}")
 
     def chat_templates(self) -> dict[str, str]:
-        """By name: ``default``, and perhaps ``tool_use``. A file wins over the config."""
+        """By name: ``default``, and perhaps ``tool_use``. Files win over the config. A single one is for all chats."""
         found: dict[str, str] = {}
         if (file := self._folder / "chat_template.jinja").exists():
             found["default"] = read_text(file)
         for file in sorted((self._folder / "additional_chat_templates").glob("*.jinja")):
             found[file.stem] = read_text(file)
-        return found or self._config_templates()
+        if "default" not in found:
+            found = {**self._config_templates(), **found}
+        return {"default": next(iter(found.values())), **found} if len(found) == 1 else found
 
     def _config_templates(self) -> dict[str, str]:
         given = self._config.get("chat_template")

@@ -197,3 +197,10 @@ def test_an_input_that_breaks_again_and_again(several):
             list(several.stream(broken(), SHORT))
     assert len(several.generate(["a"] * 4, SHORT)) == 4
     assert pids(several) == before
+
+
+def test_the_first_of_two_bad_prompts_is_named(several):
+    """It was the one that some worker came to first, once others had run."""
+    for _ in range(3):
+        with pytest.raises(ValueError, match=r"^prompt 1: prompt is empty$"):
+            several.generate(["a", "", "b", {"prompt": ""}, "c"] * 4, SHORT)

@@ -323,3 +323,16 @@ def test_a_stream_of_one_text(llm):
     assert output.prompt == "abc"
     with pytest.raises(ValueError, match=r"^prompts must be a text, "):
         next(llm.stream(None))
+
+
+def test_a_prompt_whose_tokens_are_all_ruled_out(llm):
+    """Its error was that the model's logits are not finite, as if the weights were damaged."""
+    (end, *_) = llm.plan.source.config.eos_token_ids
+    early = SamplingParams(allowed_token_ids=[end], min_tokens=2, max_tokens=4)
+    stops = SamplingParams(allowed_token_ids=[5], stop_token_ids=[5], min_tokens=2, max_tokens=4)
+    fine = SamplingParams(allowed_token_ids=[5], min_tokens=2, max_tokens=4, ignore_eos=True)
+    outputs = llm.generate(["a"] * 3, [early, stops, fine], on_error="return")
+    assert [output.error_code for output in outputs] == ["invalid_sampling", "invalid_sampling", None]
+    told = "all tokens are ruled out by bad_words, allowed_token_ids and min_tokens, for token 1 of the answer"
+    assert told in outputs[0].error and told in outputs[1].error
+    assert outputs[2].outputs[0].token_ids == [5] * 4

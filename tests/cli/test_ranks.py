@@ -86,14 +86,20 @@ def test_a_rank_that_dies_ends_the_job(start, source, expected, tmp_path, lead):
 
 
 @pytest.mark.thorough
-def test_a_signal_ends_all_ranks(start, source, tmp_path):  # noqa: F811
-    """Ctrl-C reaches them too: they must not die before the leader, nor outlive it."""
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_all_ranks(start, source, tmp_path, number, code):  # noqa: F811
+    """Ctrl-C, timeout and Slurm reach them too: they must not die before the leader, nor outlive it."""
     target = tmp_path / "out.jsonl"
     job = start(source, "-o", target, "-tp", 2, "--max-num-seqs", 1)
     found = followers(job)
     await_rows(job, target)
-    os.killpg(job.pid, signal.SIGINT)
-    assert job.wait(PATIENCE_SECONDS) == 130
+    # It may come to them first.
+    os.kill(found[0], number)
+    part = target.with_name("out.jsonl.part")
+    size = part.stat().st_size
+    until(lambda: part.stat().st_size > size)
+    os.killpg(job.pid, number)
+    assert job.wait(PATIENCE_SECONDS) == code
     assert "rerun with --resume to continue" in (tmp_path / "stderr").read_text()
     until(lambda: are_gone(found))
 

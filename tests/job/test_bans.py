@@ -83,7 +83,11 @@ def test_words_of_tokens_that_the_model_lacks(job):
 def test_where_nothing_is_left(tokenizer):
     """A mask without a token would leave the sampler without a choice: the answer ends."""
     bans = find_bans(tokenizer, ("a",), (ord("a"),), 257, frozenset({256}))
-    assert allowed(BanConstraint(bans, None), 257) == {256}
+    constraint = BanConstraint(bans, None)
+    assert (allowed(constraint, 257), constraint.error) == ({256}, None)
+    constraint = BanConstraint(find_bans(tokenizer, ("a",), (ord("a"),), 257, frozenset()), None)
+    assert allowed(constraint, 257) == set()
+    assert constraint.error == "all tokens are ruled out by bad_words and allowed_token_ids, for token 1 of the answer"
 
 
 def test_a_word_behind_a_space(tokenizer):

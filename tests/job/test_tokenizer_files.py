@@ -1,6 +1,7 @@
 """Tokenizer folders whose files disagree: ids and texts are those of transformers' AutoTokenizer."""
 
 import json
+import re
 
 import pytest
 import tokenizers
@@ -192,3 +193,34 @@ def test_broken_files(tmp_path, name, values):
     (tmp_path / name).write_text(json.dumps(values))
     with pytest.raises(UserError, match=str(tmp_path)):
         Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("in_files", [False, True])
+def test_templates_without_a_default(tmp_path, in_files):
+    """Chats of such a model failed: it had no template. A single one is for all; of several, the user chooses."""
+
+    def load(**templates):
+        config = [{"name": name, "template": template} for name, template in templates.items()]
+        save_backend(byte_level(), tmp_path, chat_template=[] if in_files else config)
+        for name, template in templates.items() if in_files else ():
+            (tmp_path / "additional_chat_templates").mkdir(exist_ok=True)
+            (tmp_path / "additional_chat_templates" / f"{name}.jinja").write_text(template)
+        return Tokenizer.load(tmp_path)
+
+    chat = [{"role": "user", "content": "hi"}]
+    assert load(tool_use="T{{ messages[0].content }}").render([chat], [{}]) == ["Thi"]
+    (error,) = load(tool_use="T{{ messages[0].content }}", rag="R").render([chat], [{}])
+    told = "the model has no chat template named default, but rag, tool_use: give --chat-template FILE"
+    assert (error.code, error.message) == ("no_chat_template", told)
+
+
+@pytest.mark.parametrize(
+    "name", ["tekken.json", "tokenizer.model.v3", "qwen.tiktoken", "tiktoken.model", "spiece.model"]
+)
+def test_a_tokenizer_in_another_form(tmp_path, name):
+    """Every row of such a folder failed, with the message that the model has no tokenizer."""
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(UserError, match=rf": its tokenizer is {re.escape(name)} alone, .* give --tokenizer "):
+        Tokenizer.load(tmp_path)
+    save_backend(byte_level(), tmp_path)
+    assert Tokenizer.load(tmp_path) is not None

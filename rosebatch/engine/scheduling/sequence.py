@@ -268,11 +268,14 @@ class SequenceState:
     def _error(self) -> RowError | None:
         if self.not_finite and self.spec.pooling is not None:
             return RowError("non_finite_logits", "the model's hidden states of the prompt are not finite")
-        if self.not_finite:
+        reason = None if self.constraint is None else self.constraint.error
+        if self.not_finite and reason is None:
             where = len(self.token_ids) - self.num_prompt_tokens + 1
             return RowError("non_finite_logits", f"the model's logits for token {where} of the answer are not finite")
-        reason = None if self.constraint is None else self.constraint.error
-        return None if reason is None else RowError("grammar_failed", reason)
+        if reason is None:
+            return None
+        # Where a constraint has left no token, no logit is finite.
+        return RowError("invalid_sampling" if self.not_finite else "grammar_failed", reason)
 
 
 def _sampling_of(sampling: SamplingParams, sample: int) -> SamplingParams:
