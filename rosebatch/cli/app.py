@@ -86,7 +86,7 @@ def check(
 ) -> None:
     """Read and tokenize a file without running it: bad rows, lengths, memory and time.
 
-    Exit code: 0 all rows can be served, 3 some cannot, 2 nothing can.
+    Exit code: 0 all rows can be served, 3 some cannot, 2 the command, its input or the model is wrong.
     """
     from rosebatch.io.tasks.embed import Embed
     from rosebatch.io.tasks.generate import GENERATE

@@ -18,6 +18,7 @@ EXIT_ROWS_FAILED = 3
 def generate(source: str, job: dict[str, Any], run: dict[str, Any], sampling: dict[str, Any], started: float) -> None:
     """Complete the rows of a file; see ``serve_file``."""
     schema = sampling.get("json_schema")
+    _warn_of_escapes({**sampling, **job})
     settings = () if schema is None or _is_json(schema) else (Path(schema),)
     serve_file(JobConfig(input=source, sampling=_defaults(sampling), settings=settings, **job), run, started)
 
@@ -48,9 +49,20 @@ def check(job: dict[str, Any], run: dict[str, Any], sampling: dict[str, Any]) ->
     from rosebatch.cli.interrupts import Interrupts
     from rosebatch.job.check import check_job
 
+    _warn_of_escapes({**sampling, **job})
     with Interrupts().watch():
         bad = check_job(JobConfig(**job, sampling=_defaults(sampling)), _run_config(run), sys.stdout)
     exit_if(bad)
+
+
+def _warn_of_escapes(flags: dict[str, Any]) -> None:
+    """Say on stderr which texts have a backslash and an n, where a line break was probably meant."""
+    for name in ("stop", "prompt_template", "system_prompt"):
+        given = flags.get(name) or ()
+        if any("\\n" in text for text in ([given] if isinstance(given, str) else given)):
+            flag = f"--{name.replace('_', '-')}"
+            told = f"{flag}: has a backslash and an n; a shell writes a line break as $'\\n'"
+            sys.stderr.write(f"rosebatch: warning: {told}\n")
 
 
 def exit_if(failed: int) -> None:

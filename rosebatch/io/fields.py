@@ -190,7 +190,9 @@ def to_struct(values: object, kind: type[FieldsT]) -> FieldsT:
         try:
             return msgspec.convert(_with_own_integers(values), kind)
         except (msgspec.ValidationError, OverflowError) as error:
-            raise RowError("invalid_field", str(error).replace("`$.", "`")) from None
+            told = str(error).replace("`$.", "`")
+            way = '; a message is {"role": "user", "content": "…"}' if "required field `role`" in told else ""
+            raise RowError("invalid_field", f"{told}{way}") from None
 
 
 def _with_own_integers(values: Any) -> Any:

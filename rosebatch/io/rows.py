@@ -185,7 +185,8 @@ def given_prompt(line: Any, values: Mapping[str, Any]) -> str:
     if len(given) == 1:
         return given[0]
     what = " and ".join(given) or "none"
-    way = (
-        "" if values.keys() & set(PROMPT_FIELDS) else "; --prompt-column or --prompt-template says which fields have it"
-    )
+    way = "--prompt-column or --prompt-template says which fields have it"
+    if "conversations" in values:
+        way = "conversations is ShareGPT's form: write messages with role and content"
+    way = "" if values.keys() & set(PROMPT_FIELDS) else f"; {way}"
     raise RowError("missing_prompt", f"expected one of {', '.join(PROMPT_FIELDS)}; got {what}{way}")

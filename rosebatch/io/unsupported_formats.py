@@ -10,8 +10,9 @@ from rosebatch.io.formats import COMPRESSIONS, READ, table_of
 _ARRAY = re.compile(rb"\[\s*(\{|$)")
 _PACKED = (".bgz", ".lz4", ".br", ".snappy", ".zip", ".tar", ".tgz", ".7z")
 _TABLES = (".xls", ".xlsx", ".ods", ".orc", ".avro")
+_OF_PROGRAMS = (".npy", ".npz", ".pkl", ".pickle", ".pt", ".safetensors", ".h5", ".hdf5", ".db", ".sqlite", ".gguf")
 # What an output cannot be named after: it would be plain JSONL under that name.
-NOT_WRITTEN = (*_PACKED, *_TABLES)
+NOT_WRITTEN = (*_PACKED, *_TABLES, *_OF_PROGRAMS)
 
 # How files begin that hold no lines of text.
 _MAGIC = {

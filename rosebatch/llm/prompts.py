@@ -99,9 +99,11 @@ def one_for_each(name: str, given: Any, default: Any, count: int) -> list[Any]:
         raise ValueError(f"{name} must be {type(default).__name__}, got {type(given).__name__}")
     if given is None or isinstance(given, type(default)):
         return [default if given is None else given] * count
+    if not isinstance(given, Iterable):
+        raise ValueError(f"{name} must be {type(default).__name__}, got {type(given).__name__}")
     params = list(given)
     if len(params) != count:
-        raise ValueError(f"{name} has {len(params)} parameters for {counted(count, 'prompt')}")
+        raise ValueError(f"{name} has {counted(len(params), 'parameter')} for {counted(count, 'prompt')}")
     return params
 
 
@@ -124,7 +126,9 @@ def _require_known(prompt: Mapping[str, Any]) -> None:
     require_text(prompt)
     given = [name for name, value in prompt.items() if value is not None]
     if not set(_PROMPT_KEYS).intersection(given):
-        raise RowError("missing_prompt", f"expected prompt or prompt_token_ids, got {', '.join(given) or 'nothing'}")
+        way = "; chat takes messages" if "messages" in given else ""
+        got = ", ".join(given) or "nothing"
+        raise RowError("missing_prompt", f"expected prompt or prompt_token_ids, got {got}{way}")
     if unknown := [name for name in given if name not in _PROMPT_KEYS]:
         raise RowError("unsupported_field", f"{unknown[0]}: a prompt's mapping has prompt or prompt_token_ids alone")
 

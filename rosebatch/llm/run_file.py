@@ -10,6 +10,7 @@ from rosebatch.core.errors import FlagError
 from rosebatch.core.pooling_params import EncodingFormat, PoolingParams
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.host.openmp import wait_passively
+from rosebatch.io.fields import SAMPLING_FIELDS
 from rosebatch.io.sampling_fields import fields_of
 from rosebatch.io.tasks.embed import Embed
 from rosebatch.io.tasks.generate import GENERATE
@@ -89,6 +90,8 @@ def run_file(
         ValueError: a parameter is impossible, alone or with the others.
     """
     wait_passively()
+    if of_rows := SAMPLING_FIELDS.intersection(engine):
+        raise ValueError(f"{min(of_rows)} is a setting of rows: give sampling={{{min(of_rows)!r}: …}}")
     job = JobConfig(
         input=_one_path(input),
         input_format=input_format,

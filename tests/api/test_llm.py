@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from rosebatch import LLM, GrammarSpec, PoolingParams, SamplingParams
+from rosebatch import LLM, GrammarSpec, PoolingParams, SamplingParams, run_file
 from tests.api.conftest import NAME
 from tests.helpers.waiting import PATIENCE_SECONDS
 
@@ -336,3 +336,13 @@ def test_a_prompt_whose_tokens_are_all_ruled_out(llm):
     told = "all tokens are ruled out by bad_words, allowed_token_ids and min_tokens, for token 1 of the answer"
     assert told in outputs[0].error and told in outputs[1].error
     assert outputs[2].outputs[0].token_ids == [5] * 4
+
+
+def test_what_belongs_elsewhere(llm, tmp_path):
+    """A loaded model was blamed for ``max_tokens``, and parameters of another kind were "not iterable"."""
+    with pytest.raises(ValueError, match=r"^max_tokens is a setting of rows: give sampling=\{'max_tokens': …\}$"):
+        run_file(tmp_path / "in.jsonl", model=llm, max_tokens=3)
+    with pytest.raises(ValueError, match=r"^pooling_params must be PoolingParams, got SamplingParams$"):
+        llm.embed("a", SamplingParams())
+    with pytest.raises(ValueError, match=r"^prompt 0: expected prompt or .*, got messages; chat takes messages$"):
+        llm.generate({"messages": []})

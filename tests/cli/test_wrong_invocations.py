@@ -131,6 +131,7 @@ INVOCATIONS = [
     ("generate in.jsonl --model M -o 'no ne/a/'", "no ne/a: the folder no ne is missing: mkdir -p 'no ne'"),
     ("generate in.jsonl --model M -o o.jsonl --errors none/e.jsonl", "the folder none is missing: mkdir -p none"),
     ("generate in.jsonl --model M -o out.xlsx", "-o out.xlsx: is written as JSONL"),
+    ("embed in.jsonl --model M -o out.npy", "-o out.npy: is written as JSONL"),
     ("generate in.jsonl --model M -o in.jsonl", "in.jsonl"),
     ("generate in.jsonl --model M --resume", "-o FILE"),
     ("generate in.jsonl --model M --report none/r.html", "--report none/r.html: the folder none is missing"),
@@ -176,3 +177,13 @@ def test_names_of_other_tools_are_none_of_ours():
     hints = " ".join([*FLAGS.values(), *COMMANDS.values()])
     named = {word.strip("(),:") for word in hints.split() if word.startswith("-") and len(word.strip("(),:")) > 1}
     assert named - own == {"--version", "-n"}
+
+
+@pytest.mark.parametrize("flag", ["--stop", "--prompt-template", "--system-prompt"])
+def test_a_line_break_that_the_shell_left_alone(cli, model_folder, folder, monkeypatch, flag):
+    """Two characters stood in each prompt, and as a stop string they never came."""
+    monkeypatch.chdir(folder)
+    text = "{prompt}\\n" if flag == "--prompt-template" else "\\n"
+    told = f"rosebatch: warning: {flag}: has a backslash and an n; a shell writes a line break as $'\\n'\n"
+    assert cli("check", "in.jsonl", "--model", model_folder, flag, text).err == told
+    assert cli("check", "in.jsonl", "--model", model_folder, flag, text.replace("\\n", "\n")).err == ""

@@ -77,6 +77,7 @@ def test_null_means_absent(parse, field):
 @pytest.mark.parametrize(
     ("values", "got"),
     [
+        ({"conversations": []}, "none; conversations is ShareGPT's form: write messages with role and content"),
         ({}, "none; --prompt-column or --prompt-template says which fields have it"),
         ({"prompt": None}, "none"),
         ({"id": 1, "text": "x"}, "none; --prompt-column or --prompt-template says which fields have it"),
