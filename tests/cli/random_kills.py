@@ -185,7 +185,8 @@ class Jobs:
             self._output.mkdir()
 
     def _contents(self) -> dict[str, bytes]:
-        files = [path for path in self._output.rglob("*") if path.is_file()]
+        # A note on the run has the times of files.
+        files = [path for path in self._output.rglob("*") if path.is_file() and path.suffix != ".run"]
         return {str(path.relative_to(self._output)): path.read_bytes() for path in files}
 
     def _await(self, done: Callable[[], bool], what: str) -> None:
