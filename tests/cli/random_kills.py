@@ -179,6 +179,7 @@ class Jobs:
 
     def _clear(self) -> None:
         shutil.rmtree(self._output, ignore_errors=True)
+        (self._folder / ".out.run").unlink(missing_ok=True)
         if self._name == "merge":
             shutil.copytree(self._folder / "shards", self._output)
         else:
