@@ -184,6 +184,7 @@ def test_a_stream_after_the_end(folder, size):
         assert all(worker.process._process.poll() is not None for worker in backend._pool.workers)
 
 
+@pytest.mark.thorough
 def test_an_input_that_breaks_again_and_again(several):
     """The second one ended workers that had not heard the end of the first."""
 

@@ -62,6 +62,7 @@ def test_rows_share_the_prefix_alone():
     assert runs[0] == [first, second]
 
 
+@pytest.mark.thorough
 def test_each_change_is_a_line(capsys):
     """Between two lines without a change, which tell the noise."""
     sizes = {"rows": 1, "prompt_len": [3], "steps": 2, "repeats": 1}

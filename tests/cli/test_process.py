@@ -107,6 +107,7 @@ def test_a_report_that_cannot_be_written(process, toy_toml):
     assert result.returncode == 1
 
 
+@pytest.mark.thorough
 def test_the_order_of_columns_does_not_follow_the_hash_seed(process, tmp_path):
     """Each process orders sets of strings anew: the bytes must not depend on that."""
     code = (

@@ -140,7 +140,7 @@ class InterruptedRunner(FakeRunner):
 
 
 @pytest.mark.parametrize("policy", [MIXED, SeparateDecodes(4)], ids=["mixed", "separate"])
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", [pytest.param(n, marks=pytest.mark.thorough if n >= 40 else ()) for n in range(100)])
 def test_an_engine_goes_on_after_an_abort(seed, policy):
     """With or without an interruption somewhere; with plans under way, forks waiting, chunks and preemptions."""
     rng = random.Random(seed)

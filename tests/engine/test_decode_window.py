@@ -53,7 +53,7 @@ def two_sequences():
 
 
 @pytest.mark.parametrize("async_depth", [0, 1])
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", [pytest.param(n, marks=pytest.mark.thorough if n >= 40 else ()) for n in range(100)])
 def test_tokens_do_not_depend_on_how_far_plans_run_ahead(seed, async_depth):
     rng = random.Random(seed)
     size = rng.choice([1, 2, 4, 16])

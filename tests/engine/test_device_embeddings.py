@@ -59,8 +59,7 @@ def test_steps_that_sample_and_pool(make):
             np.testing.assert_allclose(mixed[i].pooled, one.pooled, rtol=0, atol=2e-5)
 
 
-@pytest.mark.whole
-@ENGINES
+@pytest.mark.parametrize("make", [plain_engine, pytest.param(device_engine, marks=pytest.mark.thorough)])
 def test_a_preempted_mean_starts_over(make):
     """A sum that outlived the blocks of its prompt would count tokens twice."""
     places = [range(4), range(2, 22), range(5, 22)]

@@ -187,6 +187,7 @@ def assert_plain_tokens(prompts, **sampling):
     assert {i: each.token_ids for i, each in found.items()} == {i: each.token_ids for i, each in expected.items()}
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("unwritten_is_nan")
 def test_graphs_have_splits_once_a_row_is_long_enough(noted_kinds):
     """128 short rows spent 3 % of a step on programs without work. The first row to be divided ends that."""
@@ -196,6 +197,7 @@ def test_graphs_have_splits_once_a_row_is_long_enough(noted_kinds):
     assert noted_kinds == [(False, False)] * 12 + [(False, True)] * 5
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("unwritten_is_nan", "pairs_share")
 def test_keys_that_rows_share_are_not_divided_for_any(noted_kinds):
     """256 rows with 1,024 keys in common and few of their own had three idle programs for each that worked."""

@@ -196,6 +196,7 @@ def test_the_pytorch_runner(blocks, n, expected):
     assert max(len(chunk.token_ids) for plan in plans for chunk in plan.chunks) == 16
 
 
+@pytest.mark.thorough
 def test_the_triton_runner(expected):
     """The same kind, next to the kernels of another."""
     served = {"cuda_graph", "fused_norm", "fused_mlp"}

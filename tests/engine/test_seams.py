@@ -132,6 +132,7 @@ class RemoteRunner:
         assert self.process.wait(PATIENCE_SECONDS) == 0
 
 
+@pytest.mark.thorough
 def test_plans_are_carried_out_in_another_process(expected):
     """A plan that held a live object, or left out what a runner needs, could not be carried out there."""
     runner = RemoteRunner()

@@ -32,7 +32,7 @@ def alone():
     return {key: tokens for each in requests() for key, tokens in run(plain_engine("qwen3_5"), [each]).items()}
 
 
-@pytest.mark.parametrize("kind", [plain_engine, device_engine])
+@pytest.mark.parametrize("kind", [plain_engine, pytest.param(device_engine, marks=pytest.mark.thorough)])
 def test_completions_of_a_request(kind, alone):
     """Each has a slot of its own and computes the prompt: a shared one would be advanced by all of them.
 

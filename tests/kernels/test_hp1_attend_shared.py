@@ -55,6 +55,7 @@ def test_norm_and_rotation(rotary, qk_norm, dtype, device, randn, assert_close):
     check(run(step, [([0, 1, 2], 0, 32, 0)]), step, assert_close)
 
 
+@pytest.mark.thorough
 def test_more_rows_than_an_item_has(device, randn, assert_close):
     rows = list(range(MEMBERS + 1))
     positions = [32 + row % 5 for row in rows]

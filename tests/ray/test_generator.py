@@ -149,6 +149,7 @@ def test_settings_are_those_of_the_library(model_folder, monkeypatch):
     assert len(seen) == 1
 
 
+@pytest.mark.thorough
 def test_an_engine_that_fails_ends_its_process(model_folder):
     """A raised error would come back for each batch, since Ray retries it on the same actor."""
     script = f"""

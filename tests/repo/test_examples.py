@@ -140,7 +140,7 @@ def chat_model(tmp_path):
     return folder
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_tools(chat_model, tmp_path, seed):
     """Forced calls match their schemas whatever the model is, and reasoning keeps to its budget."""
     source, target = FOLDER / "tools.jsonl", tmp_path / "out.jsonl"
