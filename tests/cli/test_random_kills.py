@@ -7,7 +7,7 @@ import pytest
 from tests.cli.random_kills import KINDS, kill_jobs
 
 # Kills of each kind. ``python -m tests.cli.random_kills --kills 100`` makes more.
-KILLS = 3
+KILLS = 1
 pytestmark = [
     pytest.mark.thorough,
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc"),
