@@ -109,15 +109,13 @@ class Columns:
 
     def needs(self, name: str, asked: Container[str]) -> bool:
         """Whether a column of a table is read at all; ``asked`` as of ``request``."""
-        named = (self.prompt, self.id, *prompt_template.names(self.template))
-        return self.carried is None or name in self.carried or name in named or name in asked
+        return self.carried is None or name in self.named or name in asked
 
     @property
-    def understood(self) -> frozenset[str]:
+    def named(self) -> frozenset[str]:
         """The columns that a flag names."""
-        return frozenset(
-            filter(None, (self.prompt, self.id, *prompt_template.names(self.template), *(self.carried or ())))
-        )
+        read = (self.prompt, self.id, *prompt_template.names(self.template))
+        return frozenset(filter(None, (*read, *(self.carried or ()))))
 
     def carries(self, name: str, *, is_table: bool) -> bool:
         """Whether a column may be carried, by its name."""

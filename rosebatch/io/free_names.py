@@ -1,7 +1,6 @@
-"""Whether the fields of an input have names that results need for themselves."""
+"""Whether the fields of an input have names that results need for themselves, and those that flags name."""
 
-from collections.abc import Iterable, Mapping, Sequence, Set
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -9,7 +8,7 @@ import pyarrow as pa
 
 from rosebatch.core.errors import FlagError
 from rosebatch.io.columns import Columns
-from rosebatch.io.result_names import RESULT_FIELDS, collision_message, collisions, in_order, reserved_names
+from rosebatch.io.result_names import collision_message, collisions, in_order, reserved_names
 
 _LISTS = (pa.ListType, pa.LargeListType, pa.FixedSizeListType)
 # The names of a line's fields. The values are only skipped.
@@ -23,26 +22,35 @@ class TakenNames:
         result_column: see ``rosebatch.io.result_names``.
         columns: which fields results take over. No others can collide.
         names: the fields of a result.
+
+    Attributes:
+        absent: fields that ``--columns`` and ``--id-column`` name, and that were not met yet.
     """
 
-    def __init__(self, result_column: str | None, columns: Columns, names: Sequence[str] = RESULT_FIELDS) -> None:
+    def __init__(self, result_column: str | None, columns: Columns, names: Sequence[str]) -> None:
         self._result_column = result_column
         self._columns = columns
         self._names = names
         self._reserved = reserved_names(result_column, names)
         self._found: dict[str, str] = {}
+        self.absent = {name for name in (*(columns.carried or ()), columns.id) if name is not None}
 
     def add_table(self, schema: pa.Schema, path: str) -> None:
         """Look at the columns of a file."""
         types: dict[str, Any] = {field.name: [] if isinstance(field.type, _LISTS) else None for field in schema}
+        self.absent.difference_update(types)
         self._add(types, path, is_table=True)
 
-    def add_lines(self, lines: Iterable[tuple[bytes, str]]) -> None:
-        """Look at lines and their places. Broken lines have no names; they fail by themselves."""
-        for line, where in lines:
-            if not self._reserved.isdisjoint(names_of(line)):
-                with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                    self._add(msgspec.json.decode(line), where, is_table=False)
+    def add_line(self, line: bytes, where: str) -> None:
+        """Look at a line. A broken one has no names; it fails by itself."""
+        try:
+            names = _NAMES.decode(line)
+            if self.absent:
+                self.absent.difference_update(names)
+            if not self._reserved.isdisjoint(names):
+                self._add(msgspec.json.decode(line), where, is_table=False)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return
 
     def _add(self, values: Mapping[str, Any], where: str, *, is_table: bool) -> None:
         carried = {name: value for name, value in values.items() if self._columns.carries(name, is_table=is_table)}
@@ -64,11 +72,3 @@ class TakenNames:
             where = self._found[names[0]]
             place = source if where == path else f"{source}, {where}"
             raise FlagError(f"{place}: {collision_message(names, self._result_column)}")
-
-
-def names_of(line: bytes) -> Set[str]:
-    """The names of a line's fields; none of a broken line."""
-    try:
-        return _NAMES.decode(line).keys()
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return frozenset()

@@ -86,11 +86,13 @@ class RowParser:
     _is_plain: bool = field(init=False)
     _id_name: str = field(init=False)
     _asked: frozenset[str] = field(init=False)
+    _named: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
         self._is_plain = self.columns == _OWN_NAMES
         self._id_name = self.columns.id or "id"
         self._asked = self.task.request_fields | {"id"}
+        self._named = self.columns.named
 
     def needs(self, name: str) -> bool:
         """Whether a column of a table is read at all."""
@@ -197,7 +199,7 @@ class RowParser:
             return FailedRow(index=index, where=where, metadata=carried, error=error)
         row = self._plain_row(as_in_json(request) if is_table else request, index, where, is_table=is_table)
         if isinstance(row, Row) and row.unclear:
-            row = replace(row, unclear=tuple(name for name in row.unclear if name not in self.columns.understood))
+            row = replace(row, unclear=tuple(name for name in row.unclear if name not in self._named))
         return replace(row, metadata=carried)
 
     def _carried(self, values: dict[str, Any], *, is_table: bool = True) -> dict[str, Any]:

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
-from itertools import chain, takewhile
+from itertools import chain
 from operator import attrgetter
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 from msgspec.structs import replace
@@ -15,7 +15,7 @@ from rosebatch.io.columns import Columns
 from rosebatch.io.contents import Contents
 from rosebatch.io.files import as_path, is_url
 from rosebatch.io.formats import JSON_KINDS, Kind
-from rosebatch.io.free_names import TakenNames, names_of
+from rosebatch.io.free_names import TakenNames
 from rosebatch.io.hive import Partitions, row_with_keys, text_with_keys, with_columns
 from rosebatch.io.input_files import InputFiles
 from rosebatch.io.json_texts import stripped
@@ -178,48 +178,33 @@ class PromptReader:
             return False
         return next(self._records(), None) is None
 
-    def require_free_names(self) -> None:
+    def require_free_names(self) -> list[str]:
         """Check that results overwrite no field of the input.
 
         This reads files once more. Rows of stdin, and of JSONL at a URL, can be read once only: each that has such a
         field fails by itself. So do rows after a line that is read past.
 
+        Returns:
+            the columns that ``--columns`` and ``--id-column`` name, and no row has, if all rows were read.
+
         Raises:
             FlagError: they would. All names are in the message.
         """
         if self.source == "-":
-            return
+            return []
         taken = TakenNames(self.result_column, self.columns, self.task.result_fields)
         for kind, (schema, _) in self._schemas.items():
             taken.add_table(schema, self.paths[self._contents.kinds.index(kind)])
-        if self._contents.json_paths and not is_url(self.source) and not self.is_batch:
-            for path, kind in self._contents.each(*JSON_KINDS):
-                where = self._where(path, kind)
-                whole = takewhile(lambda text: isinstance(text[1], bytes), self._json_rows(path, kind))
-                taken.add_lines((cast(bytes, text), f"{where}{number}") for number, text, _ in whole)
-        taken.require_none(self.source, self.paths[0])
-
-    def absent_columns(self) -> list[str]:
-        """The columns that ``--columns`` and ``--id-column`` name, and no row has. A table without one is refused.
-
-        Lines are read until all were found; none of stdin or at a URL, which can be read once only.
-        """
-        columns = self.columns
-        absent = dict.fromkeys((*(columns.carried or ()), *((columns.id,) if columns.id else ())))
-        if not absent or self.source == "-" or is_url(self.source) or self._schemas or self.is_batch:
-            return []
-        has_rows = False
-        for path, kind in self._contents.each(*JSON_KINDS):
-            for _, text, _ in self._json_rows(path, kind):
+        reads_all, number = not is_url(self.source) and not self.is_batch, 0
+        for path, kind in self._contents.each(*JSON_KINDS) if reads_all else ():
+            where = self._where(path, kind)
+            for number, text, _ in self._json_rows(path, kind):
                 if not isinstance(text, bytes):
-                    # It may have them.
-                    return []
-                has_rows = True
-                for name in names_of(text) & absent.keys():
-                    del absent[name]
-                if not absent:
-                    return []
-        return list(absent) if has_rows else []
+                    reads_all = False
+                    break
+                taken.add_line(text, f"{where}{number}")
+        taken.require_none(self.source, self.paths[0])
+        return sorted(taken.absent) if reads_all and number else []
 
     def __iter__(self) -> Iterator[Row | FailedRow]:
         """Rows in input order. Raises UserError if the input cannot be read."""

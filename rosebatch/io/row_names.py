@@ -1,4 +1,4 @@
-"""Other names of a row's fields, and carried fields whose names look like settings."""
+"""Other names of a row's fields, and carried fields that look as if they should change something."""
 
 from collections.abc import Collection, Mapping
 from contextlib import suppress

@@ -25,7 +25,7 @@ from rosebatch.io.rows import FailedRow, Row
 from rosebatch.io.sampling_fields import with_defaults
 from rosebatch.job.await_grammars import with_grammars
 from rosebatch.job.config import JobConfig
-from rosebatch.job.open_input import open_input, warn_of_absent_columns
+from rosebatch.job.open_input import open_input, require_free_names
 from rosebatch.job.prepare import prepare
 from rosebatch.job.prepared import Prepared
 from rosebatch.job.report.table import field_rows, print_table
@@ -85,7 +85,7 @@ def check_job(job: JobConfig, config: RunConfig, stream: TextIO) -> int:
     check_sampling(job.sampling, None, grammar_limits(config))
     defaults = with_defaults(job.sampling, default_sampling(plan) if task.samples else {})
     reader = open_input(replace(job, sampling=defaults))
-    warn_of_absent_columns(reader)
+    require_free_names(reader)
     checked = check_file(reader, plan, stream)
     rates = measure_rates(plan.device.type) or measure_host_rates(plan.source.dtype)
     rows = _summary(checked, plan, choose_block_size(plan.config, plan.device), rates)

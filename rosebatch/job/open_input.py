@@ -26,8 +26,12 @@ def open_input(job: JobConfig) -> PromptReader:
     return PromptReader(job.input, job.sampling, job.input_format, job.result_column, columns, job.task, limit)
 
 
-def warn_of_absent_columns(reader: PromptReader) -> None:
-    """Say on stderr which columns were named, and no row has."""
-    for name in reader.absent_columns():
+def require_free_names(reader: PromptReader) -> None:
+    """Check that results overwrite no field of the input. Warn of columns that were named, and no row has.
+
+    Raises:
+        FlagError: they would.
+    """
+    for name in reader.require_free_names():
         flag = "--id-column" if name == reader.columns.id else "--columns"
         sys.stderr.write(f"rosebatch: warning: {flag} {printable(name)}: no row of {printable(reader.source)} has it\n")

@@ -20,7 +20,7 @@ from rosebatch.io.sampling_fields import with_defaults
 from rosebatch.job.config import JobConfig
 from rosebatch.job.destination import Destination, find_destination
 from rosebatch.job.manifest import build_manifest
-from rosebatch.job.open_input import open_input, warn_of_absent_columns
+from rosebatch.job.open_input import open_input, require_free_names
 from rosebatch.job.open_output import errors_of, open_output
 from rosebatch.job.output_manifest import OutputManifest, find_output_manifest, told_replaced
 from rosebatch.job.report.build import build_report, write_report
@@ -44,8 +44,8 @@ class JobResult:
 
     Attributes:
         num_failed: rows that failed, those of a resumed run included.
-        report: everything else, see ``docs/reports.md``. Empty if the output was complete already, or
-            the input has no rows.
+        report: everything else, see ``docs/reports.md``. Empty if the output was finished already, or the input has
+            no rows.
     """
 
     num_failed: int
@@ -82,8 +82,7 @@ def run_job(
     if shard is not None:
         reader.serves = shard.has
     destination = find_destination(job, reader, model if isinstance(model, RunConfig) else None)
-    reader.require_free_names()
-    warn_of_absent_columns(reader)
+    require_free_names(reader)
     making = _service(model, quiet=job.quiet)
     imported = time.perf_counter()
     with making as service:

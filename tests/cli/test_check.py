@@ -47,13 +47,12 @@ def test_check_of_a_good_file(cli, source, model_folder):
 
 
 def test_check_finds_names_that_collide(cli, source, model_folder):
-    """With the column that the run will have, they do not."""
-    source.write_text('{"prompt":"hello","text":"gold"}\n')
-    result = cli("check", source, "--model", model_folder)
-    assert result.code == 3
-    assert result.out.startswith("line 1: name_collision: results have fields of these names too: text. ")
+    """With the column that the run will have, they do not. All lines were listed, where a run has one error."""
+    source.write_text('{"prompt":"hello","text":"gold"}\n' * 2)
+    told = "line 1: results have fields of these names too: text. "
+    require_error(cli("check", source, "--model", model_folder), 2, told)
     assert cli("check", source, "--model", model_folder, "--result-column", "out").code == 0
-    assert cli("check", source, "--model", model_folder, "--result-column", "text").code == 3
+    require_error(cli("check", source, "--model", model_folder, "--result-column", "text"), 2, "line 1: ")
 
 
 def test_check_of_other_formats_and_columns(cli, model_folder, tmp_path):

@@ -216,15 +216,14 @@ def test_settings_that_are_decimals(tmp_path):
 
 def absent_of(tmp_path, text, name="in.jsonl", **names):
     (tmp_path / name).write_text(text)
-    return PromptReader(
-        str(tmp_path / name), {}, columns=Columns.of(None, names.get("id"), names["columns"])
-    ).absent_columns()
+    columns = Columns.of(None, names.get("id"), names["columns"])
+    return PromptReader(str(tmp_path / name), {}, columns=columns).require_free_names()
 
 
 def test_columns_that_no_line_has(tmp_path):
     """They were dropped without a word. A broken line has none, and one that some line has is there."""
     rows = '{"prompt": "a"}\n{\n{"prompt": "b", "x": 1}\n'
-    assert absent_of(tmp_path, rows, columns="x,zz", id="yy") == ["zz", "yy"]
+    assert absent_of(tmp_path, rows, columns="x,zz", id="yy") == ["yy", "zz"]
     assert absent_of(tmp_path, rows, columns="x,prompt") == []
     assert absent_of(tmp_path, "", columns="zz") == [], "no row lacks it"
     assert absent_of(tmp_path, '[{"prompt": "a"}]', "in.json", columns="zz") == ["zz"]
