@@ -84,7 +84,7 @@ def test_the_pipeline(bash, tmp_path):
     done = bash(tmp_path / "pipeline.sh")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith("3 of 3 answers are as expected\n")
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"answers.jsonl", "report.json", "report.html"}
+    assert {path.name for path in (tmp_path / "out").glob("[!.]*")} == {"answers.jsonl", "report.json", "report.html"}
     # What it makes of another answer, and of rosebatch's exit code, takes no model.
     answers = tmp_path / "out" / "answers.jsonl"
     rows = [json.loads(line) for line in answers.read_text().splitlines()]
@@ -102,14 +102,14 @@ def test_the_pipeline(bash, tmp_path):
 @pytest.mark.thorough
 @needs_demo_model
 def test_compressed_files(bash):
-    """Two formats in one folder; the second run knows that the answers are complete, and changes nothing."""
+    """Two formats in one folder; the second run knows that the answers are finished, and changes nothing."""
     first, again = bash(FOLDER / "compressed.sh"), bash(FOLDER / "compressed.sh")
     assert (first.returncode, again.returncode) == (0, 0), first.stderr + again.stderr
     rows = [json.loads(line) for line in first.stdout.splitlines()]
     assert len(rows) == 4
     assert [rows[0]["id"], set(rows[0])] == ["haiku", {"id", "index", "text", "finish_reason", "usage"}]
     assert again.stdout == first.stdout
-    assert again.stderr.endswith("answers.jsonl.gz is already complete: 4 rows, 0 failed\n")
+    assert again.stderr.endswith("answers.jsonl.gz is already finished: 4 rows, 0 failed, nothing to do\n")
 
 
 @pytest.mark.thorough
@@ -186,7 +186,7 @@ def test_parquet(tmp_path):
     done = subprocess.run(command, env=ENVIRONMENT, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert re.fullmatch(r"3 files, 10 answers of \d+ tokens in all, 10 right\n", done.stdout)
-    assert {path.name for path in tmp_path.iterdir()} == {"prompts.parquet", "answers"}
+    assert {path.name for path in tmp_path.glob("[!.]*")} == {"prompts.parquet", "answers"}
     assert len(list((tmp_path / "answers").iterdir())) == 3
 
 
