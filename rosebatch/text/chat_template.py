@@ -89,10 +89,14 @@ class ChatTemplate:
             messages, options: of a chat that has it; see ``render``.
         """
         if name not in self._read:
-            if len(self._read) >= _MAX_TRIED:
+            if name in self.words or len(self._read) >= _MAX_TRIED:
                 return name in self.words
+            text = self.render(messages, options)
+            if isinstance(text, RowError):
+                # Another chat may tell.
+                return True
             without = [{other: value for other, value in each.items() if other != name} for each in messages]
-            self._read[name] = name in self.words or self.render(messages, options) != self.render(without, options)
+            self._read[name] = text != self.render(without, options)
         return self._read[name]
 
     def _text(self, messages: Sequence[Message], options: Mapping[str, Any]) -> str:

@@ -320,11 +320,13 @@ def test_bounds_change_no_value(expression, text):
 
 
 def test_fields_that_a_template_reads():
-    """A template may name a field, or print all fields; else the field changes nothing."""
+    """It names a field, or prints all; else that changes nothing. A chat that it refuses told that all are read."""
     literal, whole = ChatTemplate(LITERAL + "{{ messages[0].mood }}", {}), ChatTemplate("{{ messages | tojson }}", {})
     chat = [{**USER, "mood": "calm", "foo": 1}]
     assert [literal.reads(name, chat, {}) for name in ("mood", "foo")] == [True, False]
     assert whole.reads("foo", chat, {})
+    picky = ChatTemplate(LITERAL + "{{ raise_exception('no') if messages | length > 1 }}", {})
+    assert [picky.reads("foo", messages, {}) for messages in (chat * 2, chat)] == [True, False]
     for number in range(100):
         assert not literal.reads(f"name_{number}", [{**USER, f"name_{number}": 1}], {})
 
