@@ -271,13 +271,12 @@ class Pool:
 
     def _spawn(self, number: int) -> None:
         worker = self.workers[number]
-        worker.life += 1
         worker.planned, worker.loads, worker.ready, worker.lost, worker.begun = False, False, None, None, False
         worker.silence, worker.started = 0.0, time.perf_counter()
         life = worker.life
         try:
             worker.process = self._hosts.start(
-                number, lambda message: self._inbox.put((number, life, message)), loud=number == 0 and life == 1
+                number, lambda message: self._inbox.put((number, life, message)), loud=number == 0 and life == 0
             )
         except OSError as error:
             raise LostProcessError(f"{worker.name}: a worker process cannot be started ({error.strerror})") from None
