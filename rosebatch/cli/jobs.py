@@ -18,7 +18,6 @@ EXIT_ROWS_FAILED = 3
 def generate(source: str, job: dict[str, Any], run: dict[str, Any], sampling: dict[str, Any], started: float) -> None:
     """Complete the rows of a file; see ``serve_file``."""
     schema = sampling.get("json_schema")
-    _warn_of_escapes({**sampling, **job})
     settings = () if schema is None or _is_json(schema) else (Path(schema),)
     serve_file(JobConfig(input=source, sampling=_defaults(sampling), settings=settings, **job), run, started)
 
@@ -32,6 +31,7 @@ def serve_file(job: JobConfig, run: dict[str, Any], started: float) -> None:
     from rosebatch.cli.interrupts import Interrupts
     from rosebatch.job.run import run_job
 
+    _warn_of_escapes(job)
     interrupts, config = Interrupts(), _run_config(run)
     with interrupts.watch():
         failed = run_job(job, config, listen=interrupts.listen, started=started).num_failed
@@ -49,18 +49,18 @@ def check(job: dict[str, Any], run: dict[str, Any], sampling: dict[str, Any]) ->
     from rosebatch.cli.interrupts import Interrupts
     from rosebatch.job.check import check_job
 
-    _warn_of_escapes({**sampling, **job})
+    checked = JobConfig(**job, sampling=_defaults(sampling))
+    _warn_of_escapes(checked)
     with Interrupts().watch():
-        bad = check_job(JobConfig(**job, sampling=_defaults(sampling)), _run_config(run), sys.stdout)
+        bad = check_job(checked, _run_config(run), sys.stdout)
     exit_if(bad)
 
 
-def _warn_of_escapes(flags: dict[str, Any]) -> None:
+def _warn_of_escapes(job: JobConfig) -> None:
     """Say on stderr which texts have a backslash and an n, where a line break was probably meant."""
-    for name in ("stop", "prompt_template", "system_prompt"):
-        given = flags.get(name) or ()
-        if any("\\n" in text for text in ([given] if isinstance(given, str) else given)):
-            flag = f"--{name.replace('_', '-')}"
+    texts = {"--prompt-template": [job.prompt_template], "--system-prompt": [job.system_prompt]}
+    for flag, given in {"--stop": job.sampling.get("stop", ()), **texts}.items():
+        if any("\\n" in (text or "") for text in given):
             told = f"{flag}: has a backslash and an n; a shell writes a line break as $'\\n'"
             sys.stderr.write(f"rosebatch: warning: {told}\n")
 

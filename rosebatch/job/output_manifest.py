@@ -1,4 +1,4 @@
-"""``.OUTPUT.run``, a hidden file beside a finished output: what run that is of, so that nobody computes it again."""
+"""``.OUTPUT.run``, a hidden file beside a finished output, describes its run: nobody computes it again."""
 
 import os
 import time

@@ -186,4 +186,6 @@ def test_a_line_break_that_the_shell_left_alone(cli, model_folder, folder, monke
     text = "{prompt}\\n" if flag == "--prompt-template" else "\\n"
     told = f"rosebatch: warning: {flag}: has a backslash and an n; a shell writes a line break as $'\\n'\n"
     assert cli("check", "in.jsonl", "--model", model_folder, flag, text).err == told
+    if flag == "--prompt-template":
+        assert told in cli("embed", "in.jsonl", "--model", "none", flag, text).err
     assert cli("check", "in.jsonl", "--model", model_folder, flag, text.replace("\\n", "\n")).err == ""
