@@ -7,7 +7,7 @@ from dataclasses import InitVar, dataclass, fields, replace
 from operator import index
 from typing import Any, Self
 
-from rosebatch.core.plain import plain
+from rosebatch.core.plain import is_text, plain
 from rosebatch.core.structured_outputs import GrammarSpec, StructuredOutputsParams, grammars_of
 
 MAX_LOGPROBS = 20
@@ -184,11 +184,11 @@ class SamplingParams:
             yield "max_tokens", ">= 1"
         if self.seed is not None and not 0 <= self.seed < 2**64:
             yield "seed", "in [0, 2^64)"
-        if not all(isinstance(each, str) and each for each in self.stop):
+        if not all(is_text(each) and each for each in self.stop):
             yield "stop", "made of non-empty strings"
         if any(type(token_id) is not int or token_id < 0 for token_id in self.stop_token_ids):
             yield "stop_token_ids", "made of integers >= 0"
-        if not all(isinstance(each, str) and each.strip() for each in self.bad_words):
+        if not all(is_text(each) and each.strip() for each in self.bad_words):
             yield "bad_words", "made of texts with more than white space"
         if self.allowed_token_ids is not None and (
             not self.allowed_token_ids or any(type(each) is not int or each < 0 for each in self.allowed_token_ids)

@@ -8,6 +8,7 @@ from itertools import chain
 from typing import IO, Any
 
 from rosebatch.core.errors import RowError, UserError
+from rosebatch.core.plain import is_text
 from rosebatch.core.words import counted
 from rosebatch.io.lines import too_long
 from rosebatch.io.table_values import BadValues, TextValues
@@ -53,7 +54,7 @@ class CsvTable:
             raise UserError(f"{path}: the names of its columns have more than {limit} bytes") from None
         if not self.names:
             raise UserError(f"{path}: is empty, but the first row of a CSV file has the names of its columns")
-        if not all(map(_is_text, self.names)):
+        if not all(map(is_text, self.names)):
             raise UserError(
                 f"{path}: the names of its columns are not UTF-8; convert it, such as from Windows: "
                 "iconv -f cp1252 -t utf-8"
@@ -128,8 +129,8 @@ class CsvTable:
         try:
             return TextValues(values), len("".join(cells).encode())
         except UnicodeEncodeError:
-            bad = next(name for name, cell in values.items() if cell is not None and not _is_text(cell))
-            kept = {name: cell for name, cell in values.items() if cell is None or _is_text(cell)}
+            bad = next(name for name, cell in values.items() if cell is not None and not is_text(cell))
+            kept = {name: cell for name, cell in values.items() if cell is None or is_text(cell)}
             return BadValues(kept, RowError("invalid_value", f"column {bad} has text that is not UTF-8")), len(cells)
 
 
@@ -149,11 +150,3 @@ def _quoted(piece: str, separator: str, *, quoted: bool, opens: bool) -> tuple[b
             quoted = place == opener or piece[place - 1 : place] == separator
         place += 1
     return quoted, opener == len(piece) or piece.endswith(separator)
-
-
-def _is_text(cell: str) -> bool:
-    try:
-        cell.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

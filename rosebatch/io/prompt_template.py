@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from functools import lru_cache
+from math import isfinite
 from string import Formatter
 from typing import Any
 
@@ -38,15 +39,18 @@ def fill(template: str, values: Mapping[str, Any]) -> str:
     """The prompt of a row. What is no text stands there as JSON has it.
 
     Raises:
-        RowError: a column is missing or null.
+        RowError: a column is missing, null or no finite number.
     """
     return "".join(text if name is None else text + _text(name, values) for text, name in parts(template))
 
 
 def _text(name: str, values: Mapping[str, Any]) -> str:
     value = values.get(name)
-    if value is None:
-        what = "is null" if name in values else f"is missing; the row has {', '.join(values) or 'none'}"
+    # pandas has NaN where a number is missing, and JSON has neither that nor an infinity.
+    if value is None or (isinstance(value, float) and not isfinite(value)):
+        what = f"is missing; the row has {', '.join(values) or 'none'}"
+        if name in values:
+            what = "is null" if value is None else f"is {value}"
         raise RowError("missing_prompt", f"{name}, which --prompt-template names, {what}")
     if isinstance(value, str):
         return value

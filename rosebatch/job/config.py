@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rosebatch.config.byte_sizes import in_bytes
 from rosebatch.config.run import Flag, InputFormat
 from rosebatch.core.errors import FlagError
+from rosebatch.core.plain import is_text
 
 if TYPE_CHECKING:
     from rosebatch.io.tasks.task import Task
 
 FILES = "Input and output"
+# A shell passes any bytes on.
+_TEXTS = ("result_column", "prompt_column", "id_column", "columns", "prompt_template", "system_prompt")
 
 
 def _generate() -> "Task":
@@ -97,3 +100,7 @@ class JobConfig:
     def __post_init__(self) -> None:
         if in_bytes(self.max_row_bytes) < 1:
             raise FlagError(f"--max-row-bytes must be >= 1, got {self.max_row_bytes}")
+        for name in _TEXTS:
+            value = getattr(self, name)
+            if value is not None and not is_text(value):
+                raise FlagError(f"--{name.replace('_', '-')} must be text, got {value!r}, which is no Unicode")

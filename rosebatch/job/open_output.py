@@ -75,12 +75,9 @@ def open_output(
     return FileOutput(part, placement, appeared)
 
 
-def errors_of(destination: Destination, reader: PromptReader) -> Path | None:
-    """The file of error rows; None if they are among the others, or go to a stream."""
-    errors = destination.errors
-    if errors is None or errors.kind == "stream" or not (destination.always_split or reader.is_batch):
-        return None
-    return errors.path
+def errors_of(destination: Destination, reader: PromptReader) -> Target | None:
+    """Where error rows go; None if they are among the others."""
+    return destination.errors if destination.always_split or reader.is_batch else None
 
 
 def placement_of(destination: Destination, reader: PromptReader, rows_per_file: int | None) -> Placement:
@@ -94,13 +91,11 @@ def placement_of(destination: Destination, reader: PromptReader, rows_per_file: 
         FlagError: the format has no type for some columns of the input.
         UserError: the stream of errors cannot be written to.
     """
-    output, errors = destination.output, destination.errors
+    output, errors = destination.output, errors_of(destination, reader)
     path, to_folder = output.path, output.kind == "folder"
     to_table = to_folder or is_table(output.name)
     if to_table and reader.is_batch:
         raise FlagError(f"{path}: an OpenAI batch, or an output beside --errors, is written as JSONL")
-    if not destination.always_split and not reader.is_batch:
-        errors = None
     error_stream = _open_stream(errors) if errors is not None and errors.kind == "stream" else None
     urls = {each.path: each.name for each in (output, errors) if each is not None and is_url(each.name)}
 

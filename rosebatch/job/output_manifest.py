@@ -1,5 +1,6 @@
 """``.OUTPUT.run``, a hidden file beside a finished output, describes its run: nobody computes it again."""
 
+import hashlib
 import os
 import time
 from collections.abc import Callable
@@ -23,7 +24,7 @@ class OutputManifest(msgspec.Struct, kw_only=True, frozen=True, tag_field="roseb
         rows: results in it.
         failed: error rows among them.
         output: SHA-256 of the output, see ``rosebatch.io.files.digest``.
-        errors: of the file of errors; None without one.
+        errors: of the file of errors, see ``_digest_of``; None without error rows, or if they are in the output.
         run: the manifest of the run.
     """
 
@@ -55,7 +56,7 @@ def require_own_manifest(output: Target) -> None:
         raise FlagError(f"{path}: is no manifest of rosebatch, but the results need this name; rename it or -o")
 
 
-def keep(output: Target, errors: Path | None, rows: int, failed: int, run: dict[str, Any]) -> None:
+def keep(output: Target, errors: Target | None, rows: int, failed: int, run: dict[str, Any]) -> None:
     """Write the manifest of an output that is in its place.
 
     Raises:
@@ -68,7 +69,7 @@ def keep(output: Target, errors: Path | None, rows: int, failed: int, run: dict[
         rows=rows,
         failed=failed,
         output=digest(_files(output)),
-        errors=digest([str(errors)]) if errors is not None and failed else None,
+        errors=_digest_of(errors) if failed else None,
         run=run,
     )
     try:
@@ -88,11 +89,10 @@ def forget(output: Target) -> None:
 
 def told_replaced(output: Target) -> str | None:
     """For people: which output a run replaces at its end; None if there is none."""
-    if not has_manifest(output) or not output.path.exists():
+    if not has_manifest(output) or not output.path.exists() or not _files(output):
         return None
     found = _read(manifest_path(output))
-    began = output.path.stat().st_mtime if found is None else found.run["created"]
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(began))
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(output.path.stat().st_mtime))
     rows = "" if found is None else f"{counted(found.rows, 'row')} "
     # Whoever continues a run has given it.
     known = "" if found is None or output.part.exists() else "; --resume would keep it if nothing has changed"
@@ -100,13 +100,13 @@ def told_replaced(output: Target) -> str | None:
 
 
 def find_output_manifest(
-    output: Target, errors: Path | None, manifest: Callable[[], dict[str, Any]]
+    output: Target, errors: Target | None, manifest: Callable[[], dict[str, Any]]
 ) -> OutputManifest | None:
     """The manifest of an output that is finished.
 
     Args:
         output: of the run.
-        errors: its file of errors, if it has one.
+        errors: where its error rows go; None if they are among the others.
         manifest: of the run that would start now. It may take a while, and is called only if it matters.
 
     Returns:
@@ -124,8 +124,9 @@ def find_output_manifest(
         raise FlagError(f"{output.path} is finished, but of another run: {'; '.join(different)}. {_WAY_OUT}")
     if digest(_files(output)) != found.output:
         raise FlagError(f"{output.path} has changed since its run wrote it. {_WAY_OUT}")
-    if found.errors is not None and (errors is None or not errors.exists() or digest([str(errors)]) != found.errors):
-        raise FlagError(f"{errors or output.path}: the error rows are missing or have changed. {_WAY_OUT}")
+    if found.failed and _digest_of(errors) != found.errors:
+        where = output if errors is None else errors
+        raise FlagError(f"{where.name}: the error rows are missing, went elsewhere or have changed. {_WAY_OUT}")
     return found
 
 
@@ -136,6 +137,18 @@ def _files(output: Target) -> list[str]:
     if output.kind == "file":
         return [str(output.path)]
     return sorted(str(path) for path in output.path.iterdir())
+
+
+def _digest_of(errors: Target | None) -> str | None:
+    """SHA-256 of a file of errors, or of the name of a URL. A stream has none, and neither has a file that is gone."""
+    if errors is None:
+        return None
+    if errors.kind == "stream":
+        return "stream"
+    if is_url(errors.name):
+        # The query of a presigned URL is another one each time.
+        return hashlib.sha256(errors.name.partition("?")[0].encode()).hexdigest()
+    return digest([str(errors.path)]) if errors.path.exists() else "gone"
 
 
 def _read(path: Path) -> OutputManifest | None:

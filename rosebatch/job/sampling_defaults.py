@@ -29,3 +29,5 @@ def check_sampling(given: Mapping[str, Any], seed: int | None, limits: GrammarLi
             check_grammar(params.grammar, limits)
     except RowError as error:
         raise FlagError(error.message) from None
+    except UnicodeEncodeError:
+        raise FlagError("a regex, grammar, schema or choice has characters that are no Unicode") from None

@@ -36,6 +36,8 @@ def test_defaults_are_greedy_without_filters():
         ({"seed": 2**64}, "seed"),
         ({"stop": ("a", "")}, "stop must be made of non-empty strings, got ['a', '']"),
         ({"stop": ("a", 5)}, "stop must be made of non-empty strings, got ['a', 5]"),
+        ({"stop": "\ud800"}, r"stop must be made of non-empty strings, got ['\ud800']"),
+        ({"bad_words": ["\udcff"]}, "bad_words must be made of texts with more than white space"),
         ({"stop": ""}, "stop must be made of non-empty strings, got ['']"),
         ({"stop_token_ids": (3, -1)}, "stop_token_ids must be made of integers >= 0, got [3, -1]"),
         ({"stop_token_ids": (3, "4")}, "stop_token_ids must be made of integers >= 0, got [3, '4']"),

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rosebatch.core.errors import FlagError
+from rosebatch.core.errors import FlagError, RowError
 from rosebatch.io.columns import Columns
 from rosebatch.io.prompt_template import fill, names
 from rosebatch.io.reader import PromptReader
@@ -55,6 +55,13 @@ def test_values_that_are_no_texts():
     texts = {"list": '[1,"é"]', "object": '{"a":null}', "flag": "true", "float": "1.5", "day": "2024-01-02"}
     texts |= {"decimal": "1.50", "bytes": "YWI=", "a.b c": "name"}
     assert {name: fill(f"{{{name}}}", values) for name in values} == texts
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_number_that_is_missing(value):
+    """pandas has NaN there: the prompt had the word null."""
+    with pytest.raises(RowError, match=f"score, which --prompt-template names, is {value}"):
+        fill("{score}", {"score": value})
 
 
 @pytest.mark.parametrize("template", ["{", "a } b", "{body!r}", "{body:>5}", "{}", "no column", "", "{body:{width}}"])

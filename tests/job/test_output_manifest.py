@@ -81,12 +81,12 @@ def test_without_a_manifest_it_starts_over(run, tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("output", ["out.jsonl", "answers"])
-def test_a_run_that_replaces_an_output_says_so(run, capsys, monkeypatch, output):
+def test_a_run_that_replaces_an_output_says_so(run, tmp_path, capsys, monkeypatch, output):
     """Hours of results were replaced without a word."""
     monkeypatch.setattr("rosebatch.job.run.print_report", Mock())
-    monkeypatch.setenv("SOURCE_DATE_EPOCH", "86400")
     run(output, quiet=False)
     assert "replaced" not in capsys.readouterr().err
+    os.utime(tmp_path / output, (0, 0))
     assert run(output, resume=False, quiet=False)[1] > 0
     told = rf"exists \(6 rows of {_DAY} [0-9:]{{8}}\), and is replaced at the end of this run; --resume would keep it"
     assert re.search(told, capsys.readouterr().err)
@@ -136,6 +136,56 @@ def test_errors_that_are_gone(run, tmp_path):
     (tmp_path / "failed.jsonl").unlink()
     with pytest.raises(FlagError, match=r"failed\.jsonl: the error rows are missing"):
         run(errors=str(tmp_path / "failed.jsonl"))
+
+
+@pytest.mark.parametrize("now", [None, "failed.jsonl", "memory://failed.jsonl"])
+@pytest.mark.parametrize("before", [None, "failed.jsonl", "memory://failed.jsonl", "pipe"])
+def test_error_rows_that_went_elsewhere(run, tmp_path, before, now):
+    """They were nowhere to be found, and --resume said that there was nothing to do."""
+    os.mkfifo(tmp_path / "pipe")
+    # A reader, so that the run need not wait for one.
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+
+    def named(errors):
+        return errors if errors is None or "://" in errors else str(tmp_path / errors)
+
+    run(errors=named(before))
+    if before == now:
+        assert run(errors=named(now))[1] == 0
+    else:
+        with pytest.raises(FlagError, match="the error rows are missing, went elsewhere or have changed"):
+            run(errors=named(now))
+    os.close(reader)
+
+
+def test_error_rows_at_a_url(run, tmp_path):
+    """The manifest looked for them in the working directory: each run failed at its end, also with --resume."""
+    url = f"memory://{uuid.uuid4().hex}/failed.jsonl"
+    assert run(errors=url)[0].num_failed == 1
+    assert run(errors=url)[1] == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", "out.jsonl", ".out.jsonl.run"}
+
+
+@pytest.mark.parametrize("begun", [None, "yesterday", 10**30])
+def test_a_damaged_manifest(run, tmp_path, capsys, monkeypatch, begun):
+    """A time that is none was unexpected, please report it."""
+    monkeypatch.setattr("rosebatch.job.run.print_report", Mock())
+    run()
+    manifest = tmp_path / ".out.jsonl.run"
+    found = json.loads(manifest.read_bytes())
+    found["run"]["created"] = begun
+    manifest.write_text(json.dumps(found))
+    os.utime(tmp_path / "out.jsonl", (0, 0))
+    assert run(resume=False, quiet=False)[1] > 0
+    assert re.search(rf"exists \(6 rows of {_DAY} ", capsys.readouterr().err)
+
+
+def test_an_empty_folder_is_not_replaced(run, tmp_path, capsys, monkeypatch):
+    """It was said to exist, and to be replaced, as if it held results."""
+    monkeypatch.setattr("rosebatch.job.run.print_report", Mock())
+    (tmp_path / "answers").mkdir()
+    run("answers", quiet=False)
+    assert "replaced" not in capsys.readouterr().err
 
 
 def test_a_newer_output_of_two_runs_forgets_the_manifest(run, tmp_path):
