@@ -91,18 +91,19 @@ class RayCluster:
 
     def close(self, workers: Iterable[Process]) -> None:
         """See ``Hosts``."""
-        # After a signal there is no time for all that, and a Ray that is lost may never answer. The process ends now:
-        # then the guard ends our own Ray, and a cluster ends the actors.
-        if isinstance(sys.exc_info()[1], InterruptionError | LostProcessError):
+        error = sys.exc_info()[1]
+        # After a signal there is no time, and the process ends: the guard ends our own Ray, a cluster ends the actors.
+        if isinstance(error, InterruptionError):
             return
-        for worker in workers:
+        # A Ray that is lost may never answer.
+        is_lost = isinstance(error, LostProcessError)
+        for worker in () if is_lost else workers:
             worker.kill()
         if self._is_ours:
             # A thread that used Ray afterwards would connect to a new one.
             end = time.monotonic() + _END_SECONDS
-            for each in self._workers:
+            for each in () if is_lost else self._workers:
                 each.wait(end)
-            # It may wait for a raylet that hangs.
             ending = Thread(target=self._ray.shutdown, daemon=True)
             ending.start()
             ending.join(_END_SECONDS)
