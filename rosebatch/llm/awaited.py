@@ -1,7 +1,7 @@
 """Calls of coroutines: a thread serves all of them as one stream, whose rows run together."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread, get_ident
@@ -41,11 +41,18 @@ class _Awaited:
 
 
 class AwaitedCalls:
-    """Serves calls of coroutines, with results of one shape."""
+    """Serves calls of coroutines, with results of one shape.
 
-    def __init__(self, calls: Calls, shape: Shape) -> None:
+    Args:
+        calls: all calls of the model.
+        shape: of the results.
+        require_open: raises an error once the model is closed; calls under way end with it.
+    """
+
+    def __init__(self, calls: Calls, shape: Shape, require_open: Callable[[], object]) -> None:
         self._calls = calls
         self._shape = shape
+        self._require_open = require_open
         self._inbox: SimpleQueue[_Awaited] = SimpleQueue()
         # Place in the stream -> call, and place there.
         self._pending: dict[int, tuple[_Awaited, int]] = {}
@@ -103,6 +110,7 @@ class AwaitedCalls:
         """The rows of all calls, until none is left, or another one waits for this stream to end."""
         place = 0
         while awaited is not None or self._pending:
+            self._require_open()
             if awaited is not None:
                 for own, row in enumerate(awaited.rows):
                     self._pending[place] = awaited, own

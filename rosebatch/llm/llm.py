@@ -89,7 +89,7 @@ class LLM(WithoutMethods):
         self._default = SamplingParams(**backend.sampling)
         self._numbers = count()
         self._calls = Calls(backend)
-        self._awaited = AwaitedCalls(self._calls, Completions())
+        self._awaited = AwaitedCalls(self._calls, Completions(), self._running)
         self._process = os.getpid()
 
     def generate(

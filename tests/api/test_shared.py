@@ -274,7 +274,7 @@ def test_a_failure_between_the_rows_of_a_coroutine():
             raise ZeroDivisionError
 
     async def both():
-        calls = AwaitedCalls(Failing(), None)
+        calls = AwaitedCalls(Failing(), None, lambda: None)
         found = asyncio.gather(calls.outputs(["a"]), calls.outputs(["b", "c"]), return_exceptions=True)
         await asyncio.sleep(0)
         sent.set()
@@ -282,6 +282,31 @@ def test_a_failure_between_the_rows_of_a_coroutine():
 
     first, error = asyncio.run(both())
     assert first == ["a"] and isinstance(error, ZeroDivisionError)
+
+
+def test_a_model_that_is_closed_under_a_coroutine():
+    """It waited for ever, and the end of the process was an abort."""
+    engine = make_engine(FakeModel(), vocab_size=257)
+    llm, step = LLM.of(launch_fake(engine, None)), engine.step
+    begun, closed = threading.Event(), threading.Event()
+
+    def first_step():
+        begun.set()
+        closed.wait(PATIENCE_SECONDS)
+        engine.step = step
+        return step()
+
+    engine.step = first_step
+
+    async def main():
+        call = asyncio.create_task(llm.agenerate([[1, 2]], LONG))
+        await asyncio.to_thread(begun.wait, PATIENCE_SECONDS)
+        llm.close()
+        closed.set()
+        with pytest.raises(RuntimeError, match="this LLM is closed"):
+            await asyncio.wait_for(call, PATIENCE_SECONDS)
+
+    asyncio.run(main())
 
 
 def test_coroutines_of_each_kind(llm):
