@@ -51,7 +51,7 @@ def open_file(path: str) -> IO[bytes]:
     """
     try:
         if not is_url(path):
-            return Path(path).open("rb", _READ_BYTES)
+            return Path(path).open("rb", buffering=_READ_BYTES)
         file_system, inside = remote(path)
         return cast(IO[bytes], file_system.open(inside, "rb"))
     except UserError:
