@@ -180,7 +180,7 @@ def test_a_stream_after_the_end(folder, size):
     with pytest.raises(RuntimeError, match="this LLM is closed"):
         list(outputs)
     if size > 1:
-        assert [worker.life for worker in backend._pool.workers] == [1, 1]
+        assert [worker.restarts for worker in backend._pool.workers] == [0, 0]
         assert all(worker.process._process.poll() is not None for worker in backend._pool.workers)
 
 

@@ -1,5 +1,6 @@
 """Runs a job over the fake model in a process of its own: what its rows take at most."""
 
+import ctypes
 import gc
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,9 @@ from tests.helpers.forks import in_fork
 from tests.helpers.json_lines import write_lines
 from tests.job.fake_model import FakeModel, launch_fake, make_engine
 from tests.job.fuzz_lines import CHATTY
+
+# Of malloc.h.
+_M_MMAP_THRESHOLD = -3
 
 
 def peak(folder: Path, lines: Sequence[str], name: str, settings: dict[str, Any]) -> int:
@@ -33,6 +37,8 @@ def peak(folder: Path, lines: Sequence[str], name: str, settings: dict[str, Any]
 
 def _measure(source: Path, target: str, given: dict[str, Any]) -> dict[str, Any]:
     """Run a small job first, so that what is imported and set up once does not count."""
+    # The C library gives large blocks back at once. By itself it keeps more and more of them, as their order has it.
+    ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 20)
     _run(_small(source, given), f"{target}.small{Path(target).suffix}", given)
     # As in a process of its own: the more objects there are, the rarer are the collector's full rounds.
     gc.collect()

@@ -27,13 +27,12 @@ _MAX_PASSED_SECONDS = 1.0
 _MAX_DEATHS = 8
 # Processes that die while they load the model, one after the other, before the job is given up.
 _MAX_FALSE_STARTS = 3
-# Nobody can serve: how often as long as the slowest start a run waits for another one at least.
-_STARTS = 4
+# Nobody can serve: how often as long as the slowest start a run waits at least. A cluster ends who hangs first.
+_STARTS = 10
 # Messages that are worked on before rows are handed out again.
 _MAX_MESSAGES = 64
 # A run's limit divided among its workers may be less than one run may have.
 _MIN_INFLIGHT = 2**20
-
 
 # Number of the worker, number of its process, message. What comes from None is called.
 _Message = tuple[int | None, int, Any]
@@ -349,6 +348,7 @@ class Pool:
         for number, worker in enumerate(self.workers):
             worker.silence += min(passed, _MAX_PASSED_SECONDS)
             if worker.begun and worker.process is not None and worker.silence > self._config.worker_timeout:
+                worker.lost = f"no sign of life for {worker.silence:.0f} s"
                 worker.process.kill()
                 # A process that a driver holds cannot end, nor say that it is gone.
                 self._inbox.put((number, worker.life, None))
