@@ -76,7 +76,6 @@ class Architecture:
         defaults: of fields that config.json leaves out: those of transformers' config class.
         window: whether models of it may have sliding windows.
         experts: whether its MLPs are mixtures of experts.
-        quantized: transformers' names of the formats that are served; others are refused.
         fallback: whether transformers' own code may run it, with ``--model-impl transformers``.
         gguf: how GGUF files hold it; None if they are not served.
     """
@@ -87,7 +86,6 @@ class Architecture:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     window: bool = False
     experts: bool = False
-    quantized: tuple[str, ...] = ()
     fallback: bool = True
     gguf: GGUF | None = None
 

@@ -8,8 +8,10 @@ from rosebatch.config.model import ModelConfig
 from rosebatch.config.toml_file import convert
 from rosebatch.host.model_files import read_json, refusal, shown
 from rosebatch.model.family import Architecture
-from rosebatch.model.hf_fields import UnservedError, end_tokens, run_dtype, unserved_quantization
+from rosebatch.model.hf_fields import UnservedError, end_tokens, run_dtype
 from rosebatch.model.hf_rope import rope_members
+from rosebatch.model.quantization.formats import form_of
+from rosebatch.model.quantization.settings import quantization_of
 from rosebatch.model.registry import ARCHITECTURES, check_config
 from rosebatch.model.text_parts import WHOLES, text_values
 from rosebatch.model.unread import require_read
@@ -27,6 +29,8 @@ def read_model_config(folder: Path) -> ModelConfig:
     """
     path = require_config(folder)
     values, own = read_json(path), generation_end_tokens(folder)
+    if quantization := quantization_of(folder, values):
+        values = {**values, "quantization_config": quantization}
     if own is not None:
         values = {**values, "eos_token_id": own}
     return parse_model_config(values, str(path))
@@ -95,10 +99,7 @@ def parse_model_config(values: Mapping[str, Any], source: str) -> ModelConfig:
     try:
         name, values = _of_text(_named_architecture(values), values)
         architecture = _architecture(name, source)
-        quantization = values.get("quantization_config")
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
-        if quantization and method not in architecture.quantized:
-            raise refusal(source, unserved_quantization(quantization))
+        form_of(values.get("quantization_config"))
         values = {**architecture.defaults, **values}
         fields = {**architecture.parse(values), "eos_token_ids": end_tokens(values.get("eos_token_id"))}
         require_read(values, architecture.parse, {**architecture.defaults, **rope_members(values)})

@@ -58,12 +58,6 @@ def end_tokens(value: Any) -> list[int]:
     return ids
 
 
-def unserved_quantization(found: Any) -> str:
-    """Why a quantized checkpoint is refused."""
-    method = found.get("quant_method") if isinstance(found, dict) else found
-    return f"quantized checkpoints are not supported ({shown(method)}): use the 16-bit weights of the model"
-
-
 def run_dtype(dtype: Any) -> Any:
     """The dtype of a run, by that of its checkpoint."""
     return _RUN_DTYPES.get(dtype, dtype) if isinstance(dtype, str) else dtype

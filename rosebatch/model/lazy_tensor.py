@@ -45,6 +45,11 @@ class LazyTensor:
 
         return LazyTensor(shape, part)
 
+    def map(self, function: Callable[[Tensor], Tensor]) -> "LazyTensor":
+        """With this function of each element."""
+        part = self.part
+        return LazyTensor(self.shape, lambda cuts: function(part(cuts)))
+
     def transposed(self) -> "LazyTensor":
         """With its last two dimensions swapped."""
         last = len(self.shape) - 1

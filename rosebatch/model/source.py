@@ -19,6 +19,8 @@ from rosebatch.model.contract import Model
 from rosebatch.model.fingerprint import fingerprint_of, small_files, state_of
 from rosebatch.model.hf_config import is_native, read_model_config
 from rosebatch.model.hub import HubModel, find_snapshot, name_of_snapshot, parse_hub_id
+from rosebatch.model.quantization.formats import is_stored
+from rosebatch.model.quantization.settings import read_form
 from rosebatch.model.registry import build_model, check_config
 from rosebatch.model.sentence_transformers import longest_prompt, pooling_or_refusal, prompts_or_none
 from rosebatch.model.weights import RandomWeights, SafetensorsWeights, WeightSource, weight_files
@@ -81,7 +83,9 @@ class ModelSource:
         if not config.head or config.tie_word_embeddings or self.hf_config is not None:
             return config.head
         weights = self.weights(torch.device("cpu"))
-        return isinstance(weights, RandomWeights) or weights.shape("lm_head.weight") is not None
+        return isinstance(weights, RandomWeights) or is_stored(
+            weights, "lm_head.weight", (config.vocab_size, config.hidden_size)
+        )
 
     @property
     def pooling(self) -> ModelPooling:
@@ -101,7 +105,7 @@ class ModelSource:
         """
         if self.load_format == "dummy" or self.folder is None:
             return RandomWeights(self.dtype, device)
-        return SafetensorsWeights(self.folder, self.dtype, device)
+        return SafetensorsWeights(self.folder, self.dtype, device, read_form(self.folder))
 
     def fingerprint(self) -> str:
         """Hash of shape, tokenizer and weights: every byte of every file.

@@ -2,6 +2,7 @@
 
 import re
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from rosebatch.core.errors import UserError
 from rosebatch.host.model_files import read_json, refusal, refused, require_file, shown
 from rosebatch.model.lazy_tensor import Cuts, LazyTensor, select
+from rosebatch.ops.weight import Weight
 
 # Standard deviation of random weights.
 DEVIATION = 0.02
@@ -53,17 +55,44 @@ class Take(NamedTuple):
         return [(int(group[0]), int(group[-1]) + 1) for group in groups]
 
 
+class Form(Protocol):
+    """How a checkpoint's matrices are quantized."""
+
+    def find(self, weights: "WeightSource", name: str, shape: tuple[int, ...]) -> Weight | None:
+        """A matrix, unread; None if it is stored as plain floats, or not at all.
+
+        Args:
+            weights: of the model.
+            name: transformers' name of the tensor of its values.
+            shape: ``[out, in]`` or ``[E, out, in]``.
+
+        Raises:
+            UserError: config.json says otherwise than the tensors.
+        """
+        ...
+
+
 class WeightSource(Protocol):
     """Tensors by transformers' names.
 
     Attributes:
         dtype: of the run.
+        form: None for plain floats.
     """
 
     dtype: torch.dtype
+    form: Form | None
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """The stored shape of a tensor, for models that leave it open; None if there is none."""
+        """The stored shape of a tensor; None if there is none."""
+        ...
+
+    def kind(self, name: str) -> str:
+        """The dtype of a tensor that there is, as safetensors names it."""
+        ...
+
+    def stored(self, name: str, shape: tuple[int, ...], take: Take | None = None) -> Tensor:
+        """The tensor as it is stored, on the run's device; see ``get``."""
         ...
 
     def get(
@@ -93,15 +122,27 @@ def lazy_tensor(
     weights: WeightSource, name: str, shape: tuple[int, ...], *, dtype: torch.dtype | None = None
 ) -> LazyTensor:
     """A tensor of the source, see ``WeightSource.get``, of which only the part that is left is read."""
+    return _lazy(shape, lambda take: weights.get(name, shape, dtype=dtype, take=take))
 
+
+def lazy_stored(weights: WeightSource, name: str, shape: tuple[int, ...]) -> LazyTensor:
+    """The same of the numbers as they are stored; narrow floats as bytes, which all operators know."""
+
+    def read(take: Take | None) -> Tensor:
+        found = weights.stored(name, shape, take)
+        return found.view(torch.uint8) if found.itemsize == 1 else found
+
+    return _lazy(shape, read)
+
+
+def _lazy(shape: tuple[int, ...], read: Callable[[Take | None], Tensor]) -> LazyTensor:
     def part(cuts: Cuts) -> Tensor:
         if not cuts:
-            return weights.get(name, shape, dtype=dtype)
+            return read(None)
         # The source cuts one dimension: the one of which the smallest share is wanted.
         dim = min(cuts, key=lambda dim: len(cuts[dim]) / shape[dim])
         ascending, places = np.unique(cuts[dim], return_inverse=True)
-        tensor = weights.get(name, shape, dtype=dtype, take=Take.of(dim, ascending, shape[dim]))
-        return select(tensor, {**cuts, dim: places})
+        return select(read(Take.of(dim, ascending, shape[dim])), {**cuts, dim: places})
 
     return LazyTensor(shape, part)
 
@@ -109,14 +150,20 @@ def lazy_tensor(
 class SafetensorsWeights:
     """The tensors of a model folder, in one ``.safetensors`` file or several.
 
+    Args:
+        folder: of the model.
+        dtype, device: of the run.
+        form: of quantized matrices, by config.json.
+
     Raises:
         UserError: a file is missing or broken.
     """
 
-    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device, form: Form | None = None) -> None:
         self.folder = folder
         self.dtype = dtype
         self.device = device
+        self.form = form
         # The file of each tensor, open.
         self._files: dict[str, tuple[Path, Any]] = {}
         index = _weight_map(folder)
@@ -140,6 +187,16 @@ class SafetensorsWeights:
         path, handle = self._files[name]
         with refused(path, f"tensor {name!r} is unreadable"):
             return tuple(handle.get_slice(name).get_shape())
+
+    def kind(self, name: str) -> str:
+        """See ``WeightSource``."""
+        path, handle = self._files[self._stored_name(name)]
+        with refused(path, f"tensor {name!r} is unreadable"):
+            return str(handle.get_slice(self._stored_name(name)).get_dtype())
+
+    def stored(self, name: str, shape: tuple[int, ...], take: Take | None = None) -> Tensor:
+        """See ``WeightSource``."""
+        return self._read(self._stored_name(name), shape, take, plain=False).to(self.device)
 
     def _stored_name(self, name: str) -> str:
         """The name in this checkpoint: other versions of transformers, and models of more than text, have prefixes."""
@@ -184,21 +241,23 @@ class SafetensorsWeights:
         Checkpoints of a bare transformer lack the first part of each name. A table of learned positions may have more
         rows than ``shape``: a lower ``--max-model-len`` uses the first ones.
         """
-        name = self._stored_name(name)
+        return self._read(self._stored_name(name), shape, take).to(self.device, dtype or self.dtype)
+
+    def _read(self, name: str, shape: tuple[int, ...], take: Take | None, *, plain: bool = True) -> Tensor:
         if name not in self._files:
             raise refusal(self.folder, f"weights have no tensor {name!r}")
         path, handle = self._files[name]
         with refused(path, f"tensor {name!r} is unreadable"):
             stored = handle.get_slice(name)
-            found, kind = tuple(stored.get_shape()), stored.get_dtype()
+            found = tuple(stored.get_shape())
             # Only as much is read as is used, and nothing of a wrong shape.
             is_longer = name.endswith("wpe.weight") and len(found) == len(shape) and found[0] > shape[0]
             if (shape[0], *found[1:]) != shape if is_longer else found != shape:
                 raise refusal(path, f"tensor {name!r} has shape {shown(found)}, config says {shape}")
-            if (kind, dtype) != ("U8", torch.uint8):
+            if plain:
                 self.require_plain(name)
-            tensor = stored[: shape[0]] if is_longer else _read(stored, handle, name, take)
-        return tensor.to(self.device, dtype or self.dtype)
+            tensor: Tensor = stored[: shape[0]] if is_longer else _read(stored, handle, name, take)
+            return tensor
 
 
 def _read(stored: Any, handle: Any, name: str, take: Take | None) -> Tensor:
@@ -268,6 +327,8 @@ def _exists(path: Path) -> bool:
 class RandomWeights:
     """Random tensors, for benchmarks and kernel work. The same name and seed give the same numbers."""
 
+    form: Form | None = None
+
     def __init__(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> None:
         self.dtype = dtype
         self.device = device
@@ -276,6 +337,14 @@ class RandomWeights:
     def shape(self, name: str) -> tuple[int, ...] | None:
         """See ``WeightSource``: nothing is stored."""
         return None
+
+    def kind(self, name: str) -> str:
+        """See ``WeightSource``."""
+        raise AssertionError("nothing is stored")
+
+    def stored(self, name: str, shape: tuple[int, ...], take: Take | None = None) -> Tensor:
+        """See ``WeightSource``."""
+        raise AssertionError("nothing is stored")
 
     def get(
         self,

@@ -33,11 +33,11 @@ class Weight(ABC):
         """These columns, which are neighbours."""
 
     @abstractmethod
-    def join(self, others: Sequence[Self]) -> Self:
-        """The rows of this matrix, then those of ``others``."""
+    def join(self, others: Sequence["Weight"]) -> "Weight":
+        """The rows of this matrix, then those of ``others``, which may have other formats."""
 
     @abstractmethod
-    def stack(self, others: Sequence[Self]) -> Self:
+    def stack(self, others: Sequence["Weight"]) -> "Weight":
         """``[E, out, in]`` of this matrix and ``others``, one for each expert."""
 
     @abstractmethod

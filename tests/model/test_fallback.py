@@ -126,7 +126,7 @@ def test_what_is_refused_says_which_layer_and_why(config_folder, model_type, rea
 
 def test_quantized_checkpoints_are_refused(config_folder):
     """Their weights are no 16-bit numbers."""
-    with pytest.raises(UserError, match="quantized checkpoints are not supported"):
+    with pytest.raises(UserError, match="quantization_config: of this architecture, 16-bit weights alone"):
         find(config_folder("arcee", quantization_config={"quant_method": "gptq"}))
 
 

@@ -341,11 +341,8 @@ def test_an_empty_config_is_refused():
         ({**LLAMA, "rope_scaling": "linear"}, "config.json"),
         ({**LLAMA, "hidden_act": "relu6"}, "hidden_act 'relu6' is not supported; supported are silu"),
         ({**GPT2, "activation_function": "swish"}, "activation_function 'swish' is not supported; supported are gelu"),
-        ({**LLAMA, "quantization_config": {"bits": 4}}, "quantized checkpoints are not supported"),
-        (
-            {**LLAMA, "quantization_config": {"quant_method": "fp8"}},
-            "not supported ('fp8'): use the 16-bit weights",
-        ),
+        ({**LLAMA, "quantization_config": {"bits": 4}}, "quantization_config: quant_method None is not supported"),
+        ({**LLAMA, "quantization_config": [4]}, "quantization_config is no object"),
         ({k: v for k, v in LLAMA.items() if k != "hidden_size"}, "'hidden_size' is missing"),
         ({k: v for k, v in GPT2.items() if k != "n_head"}, "'n_head' is missing"),
         ({**GPT2, "n_head": 0}, "config.json"),

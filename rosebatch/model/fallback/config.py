@@ -17,7 +17,8 @@ from rosebatch.model.fallback.attention import NAME, UnservedError
 from rosebatch.model.fallback.network import Decoder, build_network, fix_rope, require_agreement, require_layer_types
 from rosebatch.model.fallback.trial import TOKENS
 from rosebatch.model.hf_config import generation_end_tokens, require_config
-from rosebatch.model.hf_fields import run_dtype, unserved_quantization
+from rosebatch.model.hf_fields import run_dtype
+from rosebatch.model.quantization.settings import quantization_of
 
 # In transformers' names of classes without an output projection.
 _OTHER_TASKS = ("Classification", "Reward", "Answering", "MaskedLM", "Choice")
@@ -40,8 +41,8 @@ def read_any_config(folder: Path, max_model_len: int | None) -> tuple[Any, Model
     """
     path = require_config(folder)
     values = read_json(path)
-    if quantization := values.get("quantization_config"):
-        raise refusal(path, unserved_quantization(quantization))
+    if quantization_of(folder, values):
+        raise refusal(path, "quantization_config: of this architecture, 16-bit weights alone are supported")
     try:
         config = load_pretrained_config(folder)
     except Exception as error:

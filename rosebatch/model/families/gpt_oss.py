@@ -143,8 +143,6 @@ def _hf_values(config: ModelConfig) -> dict[str, Any]:
 
 
 ARCHITECTURES = {
-    "GptOssForCausalLM": Architecture(
-        "gpt_oss", "gpt-oss", _parse, _DEFAULTS, window=True, experts=True, quantized=("mxfp4",)
-    ),
+    "GptOssForCausalLM": Architecture("gpt_oss", "gpt-oss", _parse, _DEFAULTS, window=True, experts=True),
 }
 FAMILY = Family("gpt_oss", GptOss, needs={"experts": "routed experts"}, hf_values=_hf_values)

@@ -6,7 +6,7 @@ from typing import Self
 
 from torch import Tensor
 
-from rosebatch.model.lazy_tensor import LazyTensor, join, stack
+from rosebatch.model.lazy_tensor import Cuts, LazyTensor, join, select, stack
 from rosebatch.ops.weight import Indices, Weight
 
 
@@ -34,14 +34,28 @@ class DenseWeight(Weight):
         """See ``Weight``."""
         return DenseWeight(self.values.take(-1, indices))
 
-    def join(self, others: Sequence["DenseWeight"]) -> "DenseWeight":
+    def join(self, others: Sequence[Weight]) -> "DenseWeight":
         """See ``Weight``."""
-        return DenseWeight(join([self.values, *(other.values for other in others)], -2))
+        return DenseWeight(join([self.values, *map(values_of, others)], -2))
 
-    def stack(self, others: Sequence["DenseWeight"]) -> "DenseWeight":
+    def stack(self, others: Sequence[Weight]) -> "DenseWeight":
         """See ``Weight``."""
-        return DenseWeight(stack([self.values, *(other.values for other in others)]))
+        return DenseWeight(stack([self.values, *map(values_of, others)]))
 
     def dense(self) -> Tensor:
         """See ``Weight``."""
         return self.values.read()
+
+
+def values_of(weight: Weight) -> LazyTensor:
+    """The values of a weight of any format, unread."""
+    if isinstance(weight, DenseWeight):
+        return weight.values
+    last = len(weight.shape) - 1
+
+    def part(cuts: Cuts) -> Tensor:
+        left = {dim: indices for dim, indices in cuts.items() if dim != last - 1}
+        wanted = weight.rows(cuts[last - 1]) if last - 1 in cuts else weight
+        return select(wanted.dense(), left)
+
+    return LazyTensor(weight.shape, part)

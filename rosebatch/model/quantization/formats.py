@@ -1,14 +1,37 @@
 """Which format a weight of a checkpoint has."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from rosebatch.model.quantization import mxfp4
+from rosebatch.host.model_files import shown
 from rosebatch.model.quantization.dense import DenseWeight
-from rosebatch.model.weights import WeightSource, lazy_tensor
+from rosebatch.model.quantization.fp8 import FP8
+from rosebatch.model.quantization.mxfp4 import MXFP4
+from rosebatch.model.weights import Form, WeightSource, lazy_tensor
 from rosebatch.ops.weight import Weight
 
-# Each finds the weight of a name and shape, unread; None if it is not stored in this format.
-FORMATS: list[Callable[[WeightSource, str, tuple[int, ...]], Weight | None]] = [mxfp4.find]
+# By ``quant_method``. Each reads the other fields of the config; it raises ValueError for what is not served.
+FORMS: dict[str, Callable[[Mapping[str, Any]], Form]] = {
+    "fp8": FP8.of,
+    "mxfp4": MXFP4.of,
+}
+
+
+def form_of(config: Mapping[str, Any] | None) -> Form | None:
+    """The form of a checkpoint's matrices, by its ``quantization_config``; None for plain floats.
+
+    Raises:
+        ValueError: it is not served, or broken; the message names the field.
+    """
+    if not config:
+        return None
+    if not isinstance(config, Mapping):
+        raise ValueError(f"quantization_config is no object: {shown(config)}")
+    method = config.get("quant_method")
+    if method not in FORMS:
+        served = ", ".join(FORMS)
+        raise ValueError(f"quantization_config: quant_method {shown(method)} is not supported; supported are {served}")
+    return FORMS[method](config)
 
 
 def is_stored(weights: WeightSource, name: str, shape: tuple[int, ...]) -> bool:
@@ -34,4 +57,4 @@ def load_weight(weights: WeightSource, name: str, shape: tuple[int, ...], *, tra
 
 
 def _find(weights: WeightSource, name: str, shape: tuple[int, ...]) -> Weight | None:
-    return next((weight for find in FORMATS if (weight := find(weights, name, shape)) is not None), None)
+    return None if weights.form is None else weights.form.find(weights, name, shape)

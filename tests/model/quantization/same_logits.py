@@ -1,0 +1,87 @@
+"""A model with quantized matrices computes what one with their values does."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from rosebatch.config.model import ModelConfig
+from rosebatch.config.switches import Switches
+from rosebatch.model.registry import build_model
+from rosebatch.model.weights import Form, RandomWeights, SafetensorsWeights, WeightSource
+from rosebatch.ops.select import select
+from rosebatch.ops.shard import Shard
+from rosebatch.ops.tensor_parallel import divide
+from tests.engine.toy_model import dense_attention
+from tests.helpers.threads_group import Meeting, ThreadGroup
+
+CPU = torch.device("cpu")
+OPS = select(Switches.resolve({}, "cpu"))
+# The name and values of a matrix -> the tensors that a checkpoint has in its place, and their values.
+Encode = Callable[[str, Tensor], tuple[dict[str, Tensor], Tensor]]
+
+
+class Recorder(RandomWeights):
+    """Keeps every tensor that a model asks for."""
+
+    tensors: dict[str, Tensor]
+
+    def get(self, name: str, shape: tuple[int, ...], **options: Any) -> Tensor:
+        """See ``WeightSource``."""
+        return self.tensors.setdefault(name, super().get(name, shape, **options))
+
+
+def write_both(folder: Path, config: ModelConfig, encode: Encode) -> tuple[Path, Path]:
+    """Folders ``packed`` and ``dense`` of one random model: in a format, and with the values that it stands for.
+
+    Args:
+        folder: gets both.
+        config: of the model.
+        encode: of each matrix; no tensors leave it plain.
+    """
+    recorder = Recorder(torch.float32, CPU)
+    recorder.tensors = {}
+    build_model(config, OPS, recorder)
+    packed: dict[str, Tensor] = {}
+    dense: dict[str, Tensor] = {}
+    for name, tensor in recorder.tensors.items():
+        tensors, values = encode(name, tensor) if tensor.ndim > 1 else ({}, tensor)
+        packed |= tensors or {name: tensor}
+        dense[name] = values.contiguous() if tensors else tensor
+    for form, found in {"packed": packed, "dense": dense}.items():
+        (folder / form).mkdir()
+        save_file({name: tensor.contiguous() for name, tensor in found.items()}, folder / form / "model.safetensors")
+    return folder / "packed", folder / "dense"
+
+
+def require_same_logits(folder: Path, config: ModelConfig, encode: Encode, form: Form, size: int) -> None:
+    """Write both, and compare the logits of so many ranks bit by bit."""
+    packed, dense = write_both(folder, config, encode)
+    expected = all_logits(config, SafetensorsWeights(dense, torch.float32, CPU), size)
+    out = all_logits(config, SafetensorsWeights(packed, torch.float32, CPU, form), size)
+    assert all(torch.equal(each, same) for each, same in zip(out, expected, strict=True))
+    assert expected[0].std() > 0.01
+
+
+def attend_whole(spec: Any, qkv: Tensor, wanted: Tensor | None = None) -> Tensor:
+    """Attention over one sequence without a cache."""
+    return dense_attention(replace(spec, rotary=None), qkv)
+
+
+def all_logits(config: ModelConfig, weights: WeightSource, size: int) -> list[Tensor]:
+    """Of each rank, computed by as many threads."""
+    meeting = Meeting(size)
+
+    def run(rank: int) -> Tensor:
+        ops = OPS if size == 1 else divide(OPS, ThreadGroup(Shard(rank, size), meeting))
+        with torch.inference_mode():
+            model = build_model(config, ops, weights)
+            return model.logits(model.forward(torch.arange(9), torch.arange(9), attend_whole))
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(run, range(size)))
