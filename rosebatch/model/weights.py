@@ -87,6 +87,10 @@ class WeightSource(Protocol):
         """The stored shape of a tensor; None if there is none."""
         ...
 
+    def name_of(self, name: str) -> str:
+        """The name of a tensor in the checkpoint."""
+        ...
+
     def kind(self, name: str) -> str:
         """The dtype of a tensor that there is, as safetensors names it."""
         ...
@@ -181,7 +185,7 @@ class SafetensorsWeights:
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """See ``WeightSource``."""
-        name = self._stored_name(name)
+        name = self.name_of(name)
         if name not in self._files:
             return None
         path, handle = self._files[name]
@@ -190,16 +194,16 @@ class SafetensorsWeights:
 
     def kind(self, name: str) -> str:
         """See ``WeightSource``."""
-        path, handle = self._files[self._stored_name(name)]
+        path, handle = self._files[self.name_of(name)]
         with refused(path, f"tensor {name!r} is unreadable"):
-            return str(handle.get_slice(self._stored_name(name)).get_dtype())
+            return str(handle.get_slice(self.name_of(name)).get_dtype())
 
     def stored(self, name: str, shape: tuple[int, ...], take: Take | None = None) -> Tensor:
         """See ``WeightSource``."""
-        return self._read(self._stored_name(name), shape, take, plain=False).to(self.device)
+        return self._read(self.name_of(name), shape, take, plain=False).to(self.device)
 
-    def _stored_name(self, name: str) -> str:
-        """The name in this checkpoint: other versions of transformers, and models of more than text, have prefixes."""
+    def name_of(self, name: str) -> str:
+        """See ``WeightSource``: other versions of transformers, and models of more than text, have prefixes."""
         bare = name.partition(".")[2]
         parts = (f"language_model.{name}", f"model.language_model.{bare}", f"model.text_model.{bare}")
         others = (bare, *parts, _FORMER_NAMES.get(name, name))
@@ -241,7 +245,7 @@ class SafetensorsWeights:
         Checkpoints of a bare transformer lack the first part of each name. A table of learned positions may have more
         rows than ``shape``: a lower ``--max-model-len`` uses the first ones.
         """
-        return self._read(self._stored_name(name), shape, take).to(self.device, dtype or self.dtype)
+        return self._read(self.name_of(name), shape, take).to(self.device, dtype or self.dtype)
 
     def _read(self, name: str, shape: tuple[int, ...], take: Take | None, *, plain: bool = True) -> Tensor:
         if name not in self._files:
@@ -337,6 +341,10 @@ class RandomWeights:
     def shape(self, name: str) -> tuple[int, ...] | None:
         """See ``WeightSource``: nothing is stored."""
         return None
+
+    def name_of(self, name: str) -> str:
+        """See ``WeightSource``."""
+        return name
 
     def kind(self, name: str) -> str:
         """See ``WeightSource``."""

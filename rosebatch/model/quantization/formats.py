@@ -4,15 +4,25 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rosebatch.host.model_files import shown
+from rosebatch.model.quantization.awq import AWQ
+from rosebatch.model.quantization.bitsandbytes import BitsAndBytes
+from rosebatch.model.quantization.compressed_tensors import CompressedTensors
 from rosebatch.model.quantization.dense import DenseWeight
 from rosebatch.model.quantization.fp8 import FP8
+from rosebatch.model.quantization.gptq import GPTQ
+from rosebatch.model.quantization.modelopt import ModelOpt
 from rosebatch.model.quantization.mxfp4 import MXFP4
 from rosebatch.model.weights import Form, WeightSource, lazy_tensor
 from rosebatch.ops.weight import Weight
 
 # By ``quant_method``. Each reads the other fields of the config; it raises ValueError for what is not served.
 FORMS: dict[str, Callable[[Mapping[str, Any]], Form]] = {
+    "awq": AWQ.of,
+    "bitsandbytes": BitsAndBytes.of,
+    "compressed-tensors": CompressedTensors.of,
     "fp8": FP8.of,
+    "gptq": GPTQ.of,
+    "modelopt": ModelOpt.of,
     "mxfp4": MXFP4.of,
 }
 

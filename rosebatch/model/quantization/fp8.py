@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from rosebatch.core.errors import UserError
 from rosebatch.host.model_files import shown
 from rosebatch.model.quantization.grouped import GroupedWeight, scaled
+from rosebatch.model.quantization.listed import by_parts, require_unlisted
 from rosebatch.model.weights import WeightSource
 
 # The first is a factor as the second is, whatever its name says.
@@ -48,9 +48,7 @@ class FP8:
         scale = next((f"{name}{end}" for end in _SCALES if weights.shape(f"{name}{end}") is not None), None)
         if scale is None:
             return None
-        module = name.removesuffix(".weight")
-        for each in self.ignored:
-            if f".{each}." in f".{module}.":
-                raise UserError(f"quantization_config: modules_to_not_convert has {each!r}, and {module} is quantized")
+        module = weights.name_of(name).removesuffix(".weight")
+        require_unlisted("modules_to_not_convert", self.ignored, module, by_parts)
         is_whole = weights.shape(scale) in ((), (1,))
         return scaled(weights, name, scale, shape, None if is_whole else self.block)

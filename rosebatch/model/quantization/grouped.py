@@ -131,37 +131,64 @@ def in_groups(size: int, group: int) -> np.ndarray:
 def scaled(
     weights: WeightSource, name: str, scale: str, shape: tuple[int, ...], block: tuple[int, int] | None = None
 ) -> GroupedWeight:
-    """The numbers ``name`` of one byte, times scales.
+    """The numbers ``name`` of one byte, times scales; other arguments as of ``grouped``.
+
+    Raises:
+        UserError: the tensors do not go together.
+    """
+    kind = _KINDS.get(weights.kind(name))
+    if kind is None:
+        raise UserError(f"tensor {name!r} holds {shown(weights.kind(name))} with scales: that is not supported")
+    return grouped(weights, lazy_stored(weights, name, shape), kind, scale, block)
+
+
+def grouped(
+    weights: WeightSource,
+    numbers: LazyTensor,
+    kind: torch.dtype,
+    scale: str,
+    block: tuple[int, int] | None = None,
+    group_of: np.ndarray | None = None,
+) -> GroupedWeight:
+    """Numbers with the scales that the checkpoint has by this name.
 
     Args:
         weights: of the model.
-        name, shape: of the tensor of numbers ``[..., out, in]``.
+        numbers: ``[..., out, in]`` bytes.
+        kind: of the numbers.
         scale: name of the tensor of scales: floats, or powers of two in bytes.
         block: rows and columns that share a scale, cut off at the ends; None: one scale a matrix or a row, or one for
             neighbouring columns of a row, as many as there are scales.
+        group_of: see ``GroupedWeight``; None: by the blocks.
 
     Raises:
         UserError: the shapes do not go together.
     """
-    *lead, rows, columns = shape
+    *lead, rows, columns = numbers.shape
     found = weights.shape(scale)
-    count = 0 if found is None else math.prod(found) // math.prod(lead)
+    if found is None:
+        raise UserError(f"weights have no tensor {scale!r}")
+    count = math.prod(found) // math.prod(lead)
     if block is None:
         block = (rows, columns) if count == 1 else (1, max(1, columns * rows // max(1, count)))
     grid = *lead, -(-rows // block[0]), -(-columns // block[1])
-    if found is None or math.prod(found) != math.prod(grid):
-        raise UserError(f"tensor {scale!r} has shape {shown(found)}, and blocks of {shown(block)} need {shown(grid)}")
-    kind = _KINDS.get(weights.kind(name))
-    if kind is None:
-        raise UserError(f"tensor {name!r} holds {shown(weights.kind(name))} with scales: that is not supported")
-    stored, in_bytes = lazy_stored(weights, scale, found), weights.kind(scale) in _POWERS
-    scales = LazyTensor(grid, lambda cuts: select(stored.read().view(grid), cuts))
+    if math.prod(found) != math.prod(grid):
+        raise UserError(f"tensor {scale!r} has shape {shown(found)}, and groups of {shown(block)} need {shown(grid)}")
     return GroupedWeight(
-        numbers=lazy_stored(weights, name, shape),
+        numbers=numbers,
         kind=kind,
-        scales=scales.map(powers_of_two) if in_bytes else scales,
+        scales=_floats(weights, scale, found, grid),
         zeros=None,
         row_of=in_groups(rows, block[0]),
-        group_of=in_groups(columns, block[1]),
+        group_of=in_groups(columns, block[1]) if group_of is None else group_of,
         dtype=weights.dtype,
     )
+
+
+def _floats(weights: WeightSource, name: str, shape: tuple[int, ...], grid: tuple[int, ...]) -> LazyTensor:
+    """Scales in the shape of the groups."""
+    stored, kind = lazy_stored(weights, name, shape), weights.kind(name)
+    whole = LazyTensor(grid, lambda cuts: select(stored.read().view(grid), cuts))
+    if kind in _POWERS:
+        return whole.map(powers_of_two)
+    return whole.map(lambda found: found.view(_KINDS[kind]).float()) if kind in _KINDS else whole

@@ -1,0 +1,45 @@
+"""NVFP4: 4-bit floats with an fp8 scale for 16 columns, and one fp32 scale for all of them."""
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from rosebatch.core.errors import UserError
+from rosebatch.model.quantization.grouped import GroupedWeight, grouped
+from rosebatch.model.quantization.packing import E2M1_KIND, e2m1, unpacked
+from rosebatch.model.weights import WeightSource, lazy_stored
+
+_GROUP = 16
+
+
+def nvfp4(
+    weights: WeightSource,
+    codes: str,
+    scale: str,
+    shape: tuple[int, ...],
+    *,
+    divisor: str | None = None,
+    factor: str | None = None,
+) -> GroupedWeight:
+    """A matrix, unread.
+
+    Args:
+        weights: of the model.
+        codes: name of the bytes of two codes, ``[..., out, in / 2]``.
+        scale: name of the scales, ``[..., out, in / 16]``.
+        shape: of the matrix.
+        divisor, factor: name of the fp32 scale: scales are divided by it, or multiplied.
+    """
+    stored = lazy_stored(weights, codes, (*shape[:-1], -(-shape[-1] // 2)))
+    found = grouped(weights, e2m1(unpacked(stored, 4, -1, shape[-1], 8)), E2M1_KIND, scale, (1, _GROUP))
+    name = divisor or factor
+    assert name is not None, "the one or the other"
+    size = weights.shape(name)
+    if size is None or size not in ((), (1,)):
+        raise UserError(f"tensor {name!r} has shape {size}: one number is supported")
+
+    def whole(scales: Tensor) -> Tensor:
+        one = weights.stored(name, size).float()
+        return scales.float() * one if divisor is None else scales.float() / one
+
+    return replace(found, scales=found.scales.map(whole))
