@@ -6,15 +6,18 @@ import pytest
 
 from tests.cli.random_kills import KINDS, kill_jobs
 
-# Kills of each kind. ``python -m tests.cli.random_kills --kills 100`` makes more.
+# Kills of each kind. ``python -m tests.cli.random_kills --kills 100`` makes more, of all kinds.
 KILLS = 1
+# Those of single processes are killed in test_signals_at_any_moment.py and tests/job, those of one worker's ranks in
+# test_ranks.py.
+ELSEWHERE = ("generate", "parquet", "tp")
 pytestmark = [
     pytest.mark.thorough,
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc"),
 ]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ELSEWHERE])
 def test_random_kills(kind):
     """Results were lost or others, and temporary files and processes stayed."""
     if kind == "ray":

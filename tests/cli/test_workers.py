@@ -196,7 +196,7 @@ def test_workers_that_are_killed(start, source, expected, tmp_path):
     """Their rows were lost, came twice, or came out of order."""
     chance, kills, target = random.Random(1), 0, tmp_path / "out.jsonl"
     part = target.with_name(f"{target.name}.part")
-    while kills < 6:
+    while kills < 4:
         job = start(source, "-o", target, "-dp", 2, "--max-num-seqs", 4, "--worker-timeout", PATIENCE_SECONDS)
         # No more: a worker that dies three times while it loads ends the job. One in three may die then.
         for _ in range(2):

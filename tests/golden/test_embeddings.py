@@ -2,6 +2,7 @@
 
 import functools
 import math
+from itertools import product
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from rosebatch.model.source import find_model
 from tests.helpers.families import FAMILIES, MODELS
 from tests.helpers.running import run
 from tests.helpers.threads_group import make_tensor_parallel_engine
+from tests.helpers.variants import with_all_pairs
 
 POOLINGS = ("last", "mean")
 FAST = ["gpt2", "qwen3", "gemma3", "gpt_oss", "qwen3_next"]
@@ -97,7 +99,7 @@ def test_whole_chunked_and_from_the_prefix_cache(name, goldens, expected, make_e
             require_close(embed(engine, prompts, pooling), right)
 
 
-@pytest.fixture(params=[1, 2])
+@pytest.fixture
 def threads(request):
     """A loop that is divided among threads has more ends, where PyTorch may compute by other instructions."""
     before = torch.get_num_threads()
@@ -107,11 +109,15 @@ def threads(request):
 
 
 DTYPES = ["float32", *(["bfloat16"] if torch.ops.mkldnn._is_mkldnn_bf16_supported() else [])]
+RUNS = [
+    {"name": name, "pooling": pooling, "dtype": dtype, "threads": threads}
+    for name, pooling, dtype, threads in product(("llama", "mixtral", "gpt2"), POOLINGS, DTYPES, (1, 2))
+]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("pooling", POOLINGS)
-@pytest.mark.parametrize("name", ["llama", "gpt2", pytest.param("mixtral", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    tuple(RUNS[0]), [tuple(RUNS[number].values()) for number in sorted(with_all_pairs(RUNS))], indirect=["threads"]
+)
 def test_no_bit_depends_on_the_schedule(name, dtype, pooling, goldens, make_engine, threads):
     """A resumed run computes rows in other batches and chunks: its bytes must be those of a run without a break."""
     golden = goldens(name)

@@ -17,17 +17,13 @@ THOROUGH = [
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("model_type", FAST)
+@pytest.mark.parametrize("model_type", [*FAST, *(pytest.param(each, marks=pytest.mark.thorough) for each in THOROUGH)])
 def test_tokens_of_a_family(model_type, transformers):
-    """A wrong window, scale, cap, sink, position or fused part changes tokens; so would one that a schedule reaches."""
+    """A wrong window, scale, cap, sink, position or fused part changes tokens; so would one that a schedule reaches.
+
+    Each family has something that the others lack.
+    """
     assert try_family(model_type, make_prompts()[::2])[0] == "served"
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("model_type", THOROUGH)
-def test_tokens_of_a_further_family(model_type, transformers):
-    """The same; each has something that the others lack."""
-    assert try_family(model_type)[0] == "served"
 
 
 # Gemma 4 E2B and E4B in small.
