@@ -3,6 +3,8 @@
 Run by ``test_warm_up.py`` in a process of its own, where Triton does not interpret. Prints for each model how
 many kernels warm-up compiled, how many it launched, how many its steps then found in Triton's cache, and how many
 they did not; at last, how many threads at most had Triton's Python part at a time.
+
+A compilation ends with Python's part: the compiler's own takes minutes, and tells no launch from another.
 """
 
 import sys
@@ -13,6 +15,7 @@ from types import SimpleNamespace
 import torch
 from triton import knobs
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDABackend
 from triton.compiler import ASTSource
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
@@ -68,7 +71,14 @@ def compile_only() -> None:
             inside.remove(self)
 
     ASTSource.make_ir = make_it
+    CUDABackend.add_stages = leave_out
     knobs.compilation.listener = lambda *, cache_hit, **_: found.append(cache_hit)
+
+
+def leave_out(self: CUDABackend, stages: dict[str, object], options: object, language: object) -> None:
+    """The stages of the compiler, of which the last one's file is what a launch looks for."""
+    stages["ttir"] = lambda module, metadata: module
+    stages["cubin"] = lambda module, metadata: metadata.update(name="kernel", shared=0) or b""
 
 
 @torch.inference_mode()
