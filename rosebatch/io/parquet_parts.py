@@ -11,8 +11,8 @@ from rosebatch.io.parquet_pages import pages
 # Rows that are decoded at once, and about their bytes.
 _MAX_ROWS = 256
 _MAX_BYTES = 4 << 20
-# The same if each row had all values of the dictionaries.
-_MAX_SHARED_BYTES = 256 << 20
+# The same if each row had all values of the dictionaries. A writer ends the dictionary of a column at some 1 MiB.
+_MAX_SHARED_BYTES = 512 << 20
 # Of a group that is read without a look at its pages.
 _SMALL_BYTES = 1 << 20
 # Of a page: PyArrow holds it two or three times.

@@ -4,6 +4,7 @@ Arrow shares: a value of a dictionary, a run or a view may be that of many rows,
 that Python gets.
 """
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ _VIEWS = (pa.string_view(), pa.binary_view())
 Sizes = np.ndarray[Any, np.dtype[np.int64]]
 
 
+@cache
 def shares(kind: pa.DataType) -> bool:
     """Whether rows of this type may have one value in common."""
     own = pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind) or kind in _VIEWS

@@ -1,7 +1,7 @@
 """Rows of a table as Python values. A value that Python cannot hold fails its row only."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -110,6 +110,7 @@ def _as_plain(array: pa.Array) -> pa.Array:
     return array if plain == array.type else array.cast(plain)
 
 
+@cache
 def _plain(kind: pa.DataType) -> pa.DataType:
     """A type without nanoseconds, and without nulls alone: PyArrow 26 ends the process in casts of their slices."""
     if pa.types.is_struct(kind):

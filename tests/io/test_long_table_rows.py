@@ -113,6 +113,15 @@ def test_a_row_of_very_many_values(tmp_path):
     assert read(tmp_path / "in.parquet") == [(0, ERROR.replace("prompt", "x")), (1, "b")]
 
 
+def test_full_dictionary_of_short_texts(tmp_path):
+    """Fewer rows were decoded at once where texts fill a dictionary, and each batch takes time."""
+    path = tmp_path / "in.parquet"
+    pq.write_table(pa.table({"prompt": [f"{number} " + "x" * 200 for number in range(8000)]}), path)
+    with path.open("rb") as raw, pq.ParquetFile(path) as file:
+        assert next(pages(raw, file.metadata.row_group(0).column(0))).size > LIMIT
+        assert list(parquet_parts.parts(raw, file, ["prompt"], LIMIT)) == [([0], 256, [])]
+
+
 @pytest.mark.parametrize("options", [{}, {"data_page_version": "2.0"}, {"use_dictionary": False}])
 def test_headers_of_pages(tmp_path, options):
     """The sizes of a chunk's pages are those of the chunk, less their headers."""
