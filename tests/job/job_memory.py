@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rosebatch.io.openai.lines import OUR_ERRORS
 from rosebatch.llm.llm import LLM
 from rosebatch.llm.run_file import run_file
 from rosebatch.text.tokenizer import Tokenizer
@@ -32,6 +33,7 @@ def peak(folder: Path, lines: Sequence[str], name: str, settings: dict[str, Any]
     source.write_text("\n".join(lines), encoding="utf-8")
     told = in_fork(_measure, source, str(folder / name), settings)
     assert told["completed"] + sum(told["errors"].values()) == len(lines)
+    assert not OUR_ERRORS & told["errors"].keys()
     return int(told["peak"])
 
 

@@ -13,7 +13,7 @@ from rosebatch.text.tokenizer import Tokenizer
 from tests.helpers.byte_tokenizer import byte_backend
 from tests.helpers.json_lines import read_lines
 from tests.job.fake_model import FakeModel, launch_fake, make_engine
-from tests.job.fuzz_lines import BATCH, CHATTY, DEEP, FORESEEN, LIMIT, NUMBERS, PLAIN, SHORT, limit_lines, long_values
+from tests.job.fuzz_lines import BATCH, CHATTY, DEEP, FORESEEN, LIMIT, NUMBERS, PLAIN, SHORT, limit_lines
 from tests.job.lines import codes
 
 LINES = 2_000
@@ -148,11 +148,3 @@ def test_every_value_in_every_place(job, tmp_path, how):
     lines = limit_lines(kind, NUMBERS + SHORT + DEEP, 10**9)
     assert len(lines) > 2_000
     assert run_at_limits(job, tmp_path, lines, kind, target) <= FORESEEN
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("kind", ["jsonl", "openai"])
-def test_ten_megabytes_in_every_place(job, tmp_path, kind):
-    """A prompt, a stop string, a role or a carried field: none may end the job."""
-    lines = limit_lines(kind, long_values(), 40)
-    assert run_at_limits(job, tmp_path, lines, kind, "out.jsonl") <= FORESEEN

@@ -64,7 +64,10 @@ def require_bounded(folder, content, name, kind, bound=128 << 20):
 
 @pytest.mark.parametrize("content", FILES)
 def test_memory_of_rows(tmp_path, content):
-    """A file of 10 MB rows took 809 MiB where 128 MiB were allowed: errors held their lines, many prompts waited."""
+    """A file of 10 MB rows took 809 MiB where 128 MiB were allowed: errors held their lines, many prompts waited.
+
+    Whatever is so long, a prompt, a stop string, a role or a carried field, may not end the job.
+    """
     require_bounded(tmp_path, FILES[content], "out.jsonl", "jsonl")
 
 
