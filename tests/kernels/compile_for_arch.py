@@ -1,45 +1,65 @@
-"""Compiles kernels for a GPU on a machine without one: ``python compile_for_arch.py ARCH GROUP FORMS``.
+"""Compiles kernels for GPUs on a machine without one. A line of input is a task: ``ARCH GROUP FORMS FOLDER``.
 
 Run by ``test_compiles.py`` in a process of its own, where Triton does not interpret. The launchers are called as ever,
 on tensors in the CPU's memory, with the sizes that ``rosebatch.ops`` takes for the architecture. Every launch ends with
-the compiled kernel. Prints a line for each: name, bytes of shared memory, and the matrix instruction.
+the compiled kernel. A task has a line of ``FOLDER/kernels`` for each: name, bytes of shared memory, and the matrix
+instruction. The answer to it is an exit code; ``FOLDER/errors`` says why it is not 0.
 
-FORMS says which of them LLVM and ptxas get: ``all``, ``one`` of each kernel and its dtypes, or ``none``. Triton's own
-passes lower the others until their shared memory is known, which takes a third of the time.
+FORMS says which of them are compiled to the end: ``all``, ``one`` of each kernel and its dtypes, or ``none``. The
+others are lowered until their shared memory is known, which takes a third of the time.
 """
 
+import multiprocessing
+import os
 import sys
+from contextlib import nullcontext, suppress
+from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import torch
-from triton._C.libtriton import llvm
+from triton._C.libtriton import nvidia
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from benchmarks.kernels import launchers
 from benchmarks.kernels.launchers import Launchers
-from rosebatch_kernels.common.device import HOPPER, Device
+from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.feedback import layout
 
-DEVICE = Device.of_arch(int(sys.argv[1]), 100)
 QKV = Launchers("qkv.kernel")
 compiled = []
+make_llir = CUDABackend.make_llir
 
 
 class LoweredError(Exception):
-    """A kernel has come to LLVM, which it does not get; with its bytes of shared memory."""
+    """The shared memory of a kernel is known."""
 
 
-def refuse(module, context):
-    """In place of what turns Triton's module into LLVM's."""
-    raise LoweredError(module.get_int_attr("ttg.shared"))
+def lower(backend, module, metadata, options, capability):
+    """In place of ``make_llir``: its passes up to the one that begins with LLVM's."""
+
+    def stop(manager, *_):
+        manager.run(module, "make_llir")
+        raise LoweredError
+
+    with patch.object(nvidia.passes.ttgpuir, "add_to_llvmir", stop), suppress(LoweredError):
+        make_llir(backend, module, metadata, options, capability)
+    metadata.update(name="-", shared=module.get_int_attr("ttg.shared"))
+    return ""
 
 
-def compile_only(forms: str) -> None:
-    """Make every launch a compilation for ``DEVICE``."""
-    to_module, met = llvm.to_module, set()
-    target = GPUTarget("cuda", DEVICE.arch, 32)
+def lowered_only():
+    """Meanwhile, a compilation ends where the shared memory is known."""
+    return patch.multiple(CUDABackend, make_llir=lower, make_ptx=lambda *_: "", make_cubin=lambda *_: b"")
+
+
+def compile_only(device: Device, forms: str) -> None:
+    """Make every launch a compilation for ``device``."""
+    met = set()
+    target = GPUTarget("cuda", device.arch, 32)
     driver.set_active(
         SimpleNamespace(
             get_current_device=lambda: 0, get_current_stream=lambda device: 0, get_current_target=lambda: target
@@ -50,18 +70,15 @@ def compile_only(forms: str) -> None:
     def warm_up(self, *args, grid, warmup, **options):
         values = (*args, *options.values())
         form = self.__name__, *(each.dtype for each in values if isinstance(each, torch.Tensor))
-        llvm.to_module = refuse if forms == "none" or (forms == "one" and form in met) else to_module
+        is_left_out = forms == "none" or (forms == "one" and form in met)
         met.add(form)
-        try:
+        with lowered_only() if is_left_out else nullcontext():
             kernel = run(self, *args, grid=grid, warmup=True, **options)
-        except LoweredError as lowered:
-            compiled.append((self.__name__, *lowered.args, "-"))
-            return
         tensor_cores = "wgmma" if "wgmma" in kernel.asm["ptx"] else "-"
         compiled.append((self.__name__, kernel.metadata.shared, tensor_cores))
 
     JITFunction.run = warm_up
-    launchers.device_of = lambda device: DEVICE
+    launchers.device_of = lambda _: device
 
 
 def empty(*shape, dtype=torch.bfloat16):
@@ -110,21 +127,21 @@ def attention() -> None:
 
 
 def attention_of_more_families() -> None:
-    """Heads of odd sizes, rotated in part; sinks and caps; groups of 5, 7 and 8 heads."""
+    """Heads of odd sizes, rotated in part; sinks and caps; groups of 5, 7 and 8 heads; windows of prefills."""
     from rosebatch_kernels.common.head_norms import HeadLayerNorm, HeadRMSNorm
     from rosebatch_kernels.common.splits import DecodeWorkspace
 
     decode, prefill, _, num_splits = softmax()
 
-    for heads, kv_heads, size, rotated, dtype, cap, with_sinks in [
-        (64, 8, 64, 64, torch.bfloat16, 0.0, True),
-        (8, 4, 256, 256, torch.bfloat16, 50.0, False),
-        (32, 2, 256, 64, torch.bfloat16, 0.0, False),
-        (8, 4, 256, 64, torch.float32, 50.0, True),
-        (5, 1, 80, 20, torch.bfloat16, 0.0, False),
-        (24, 8, 96, 72, torch.float16, 30.0, True),
-        (7, 1, 12, 4, torch.bfloat16, 0.0, True),
-        (2, 2, 20, 10, torch.float16, 5.0, True),
+    for heads, kv_heads, size, rotated, dtype, cap, with_sinks, window in [
+        (64, 8, 64, 64, torch.bfloat16, 0.0, True, 100),
+        (8, 4, 256, 256, torch.bfloat16, 50.0, False, 100),
+        (32, 2, 256, 64, torch.bfloat16, 0.0, False, 0),
+        (8, 4, 256, 64, torch.float32, 50.0, True, 100),
+        (5, 1, 80, 20, torch.bfloat16, 0.0, False, 100),
+        (24, 8, 96, 72, torch.float16, 30.0, True, 100),
+        (7, 1, 12, 4, torch.bfloat16, 0.0, True, 0),
+        (2, 2, 20, 10, torch.float16, 5.0, True, 0),
     ]:
         cache = empty(2, 4, kv_heads, 16, size, dtype=dtype)
         qkv = empty(2, (heads + 2 * kv_heads) * size, dtype=dtype)
@@ -140,8 +157,7 @@ def attention_of_more_families() -> None:
         QKV.prepare(qkv, cache, table, fields, fields, **heads_before)
         QKV.prepare(qkv, cache, table, fields, fields, **heads_before, rotary_rows=fields)
         QKV.whole_rms_norm_(qkv, empty(heads * size, dtype=dtype), empty(kv_heads * size, dtype=dtype), 1e-6)
-        for window in (0, 100):
-            prefill(qkv, cache, table, ints(3, 4), num_heads=heads, window=window, **scores)
+        prefill(qkv, cache, table, ints(3, 4), num_heads=heads, window=window, **scores)
 
 
 def shared_attention() -> None:
@@ -191,10 +207,10 @@ def gated_attention() -> None:
         qkv, table, fields = empty(2, (heads + 2 * kv_heads) * size, dtype=dtype), ints(2, 4), ints(2)
         workspace = DecodeWorkspace(2, heads, kv_heads, size, torch.device("cpu"), num_splits, shares=True)
         keys = SharedKeys(ints(4, 5), ints(MEMBERS), fields, fields)
-        for sparse in (True, False):
-            more = {"scale": 0.1, "append": append, "sparse": sparse}
+        # Each two of append, sparse and keys meet with each two of their values.
+        for sparse, shared in ((True, None), (False, keys)) if append else ((True, keys), (False, None)):
+            more = {"scale": 0.1, "append": append, "sparse": sparse, "keys": shared}
             decode(qkv, cache, table, fields, fields, workspace, gate, **more, **options)
-        decode(qkv, cache, table, fields, fields, workspace, gate, keys=keys, **more, **options)
         QKV.prepare(qkv, cache, table, fields, fields, **options)
         prefill(qkv, cache, table, ints(3, 4), gate, num_heads=heads, scale=0.1)
 
@@ -205,15 +221,13 @@ def delta_rule() -> None:
     names = ("decode", "prefill", "gated_norm")
     decode, prefill, gated_norm = (getattr(Launchers(f"gated_delta.{name}"), name) for name in names)
     fp32 = torch.float32
-    # Hopper's larger systems take minutes to compile; they need 200 KB there.
-    wide = [] if DEVICE.arch == HOPPER else [(2, 4, 256, 128, fp32)]
     for key_heads, heads, key_dim, value_dim, dtype in [
         (16, 32, 128, 128, torch.bfloat16),
         (2, 2, 64, 80, torch.float16),
         (2, 4, 256, 128, torch.bfloat16),
         (1, 3, 24, 40, fp32),
         (2, 4, 128, 128, fp32),
-        *wide,
+        (2, 4, 256, 128, fp32),
     ]:
         channels = 2 * key_heads * key_dim + heads * value_dim
         state = DeltaState(empty(3, 4, channels, dtype=dtype), empty(3, heads, key_dim, value_dim, dtype=fp32))
@@ -223,7 +237,9 @@ def delta_rule() -> None:
         )
         qkv, a = empty(70, channels, dtype=dtype), empty(70, heads, dtype=dtype)
         decode(qkv, a, a, state, ints(70), ints(70), ints(70), weights)
-        prefill(qkv, a, a, state, pack_chunks([(0, 0, 0, 70)]), weights)
+        # LLVM takes up to minutes for large systems in fp32. The small one has the same steps.
+        with lowered_only() if dtype == fp32 and key_dim >= 128 else nullcontext():
+            prefill(qkv, a, a, state, pack_chunks([(0, 0, 0, 70)]), weights)
         out = empty(70, heads, value_dim, dtype=dtype)
         gated_norm(out, out, empty(value_dim, dtype=dtype), 1e-6)
 
@@ -260,7 +276,7 @@ def layers() -> None:
     each = empty(size, dtype=torch.float32)
     for post_gamma, gamma in ((-1.5, 0.5), (each, 0.5), (each, each)):
         uclip.add_uclip_norm(empty(8192, size), empty(8192, size), weight, post_gamma, weight, gamma)
-    streams = can_stream(empty(1, 64), DEVICE)
+    streams = can_stream(empty(1, 64), launchers.device_of(torch.device("cuda")))
     # One row of the weight is a size that Triton makes a constant.
     for rows, out in ((1, 2048), (64, 1)) if streams else ():
         linear.linear(empty(rows, size), empty(out, size), empty(out), None)
@@ -323,8 +339,22 @@ def tokens() -> None:
     advance(ints(2), fields, ints(2), history, None, ints(0))
 
 
+def compile_group(arch: str, group: str, forms: str, folder: str) -> None:
+    """A task, in a process of its own."""
+    with (Path(folder) / "errors").open("w") as errors:
+        os.dup2(errors.fileno(), sys.stderr.fileno())
+    os.environ["TRITON_CACHE_DIR"] = folder
+    compile_only(Device.of_arch(int(arch), 100), forms)
+    globals()[group]()
+    lines = [" ".join(map(str, each)) + "\n" for each in sorted(set(compiled))]
+    (Path(folder) / "kernels").write_text("".join(lines))
+
+
 if __name__ == "__main__":
-    compile_only(sys.argv[3])
-    globals()[sys.argv[2]]()
-    for line in sorted(set(compiled)):
-        sys.stdout.write(" ".join(map(str, line)) + "\n")
+    # What is imported once takes longer than many a group.
+    for line in sys.stdin:
+        process = multiprocessing.get_context("fork").Process(target=compile_group, args=line.split())
+        process.start()
+        process.join()
+        sys.stdout.write(f"{process.exitcode}\n")
+        sys.stdout.flush()
