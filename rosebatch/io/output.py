@@ -73,6 +73,11 @@ class Output(Sink, ABC):
         """Error rows among them."""
 
     @property
+    def mixed(self) -> bool:
+        """Whether its rows are of several runs that differ."""
+        return False
+
+    @property
     @abstractmethod
     def created(self) -> int:
         """When the run began, in seconds since 1970. A resumed run keeps the time of the first one."""
@@ -175,15 +180,18 @@ class FileOutput(Output):
         appeared: called once they have, before the part file is deleted.
     """
 
-    def __init__(
-        self, part: PartFile, placement: Placement, appeared: Callable[[PartFile], object] = lambda part: None
-    ) -> None:
+    def __init__(self, part: PartFile, placement: Placement, appeared: Callable[[], object] = lambda: None) -> None:
         self._part = part
         self._placement = placement
         self._appeared = appeared
 
     def __contains__(self, index: int) -> bool:
         return index in self._part
+
+    @property
+    def mixed(self) -> bool:
+        """See ``PartFile``."""
+        return self._part.mixed
 
     @property
     def created(self) -> int:
@@ -229,7 +237,7 @@ class FileOutput(Output):
         """
         self._part.sync()
         self._placement.appear(self._part, self.kept)
-        self._appeared(self._part)
+        self._appeared()
         self._part.remove()
 
     def close(self) -> None:

@@ -4,8 +4,6 @@
 reopening the file drops it. A damaged line in the middle stays and is ignored: its row has no result then.
 """
 
-import errno
-import fcntl
 import os
 import time
 from array import array
@@ -13,18 +11,20 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
-from stat import S_ISREG
 from typing import Any, BinaryIO
 
 from rosebatch.core.errors import FlagError, UserError
 from rosebatch.host.sync import sync
+from rosebatch.io.locked_file import open_locked
 from rosebatch.io.part_lines import (
     PartLine,
     claimed_index,
     decode_manifest,
     decode_row,
+    decode_turn,
     encode_manifest,
     encode_row,
+    encode_turn,
     is_torn_manifest,
     manifest_checksum,
 )
@@ -42,7 +42,6 @@ _SYNC_SECONDS = 2.0
 _READ_BYTES = 1 << 20
 # Rows whose places in the file are in memory at once.
 _WINDOW = 2**16
-_LINK = "is a link; delete it or choose another output"
 
 
 class PartFile:
@@ -53,6 +52,7 @@ class PartFile:
         num_rows: results in it.
         num_failed: error rows among them.
         num_damaged: lines that were damaged when the file was reopened. They count as missing.
+        mixed: whether its rows are of several runs, see ``go_on``.
     """
 
     def __init__(self, path: Path, descriptor: int, describe: Callable[[], dict[str, Any]]) -> None:
@@ -60,6 +60,7 @@ class PartFile:
         self.num_rows = 0
         self.num_failed = 0
         self.num_damaged = 0
+        self.mixed = False
         self._descriptor = descriptor
         self._describe = describe
         self._checksum: int | None = None
@@ -75,7 +76,7 @@ class PartFile:
 
     @cached_property
     def manifest(self) -> dict[str, Any]:
-        """The manifest of the run that began the file."""
+        """The manifest of the run that began the file, or of the last one that went on with another."""
         return self._describe()
 
     @classmethod
@@ -90,7 +91,7 @@ class PartFile:
             FlagError: the file already holds results.
             UserError: it cannot be created, another process holds it, or it is none of ours.
         """
-        descriptor = _open(path, os.O_CREAT)
+        descriptor = open_locked(path, os.O_CREAT)
         assert descriptor is not None
         part = cls(path, descriptor, manifest)
         with part._opening(), os.fdopen(descriptor, "rb", closefd=False) as file:
@@ -104,12 +105,8 @@ class PartFile:
         return part
 
     @classmethod
-    def reopen(cls, path: Path, limit: int | None = None) -> "PartFile | None":
+    def reopen(cls, path: Path) -> "PartFile | None":
         """Open an earlier run's file and drop a torn last line.
-
-        Args:
-            path: of the file.
-            limit: ignore the results of rows from this index on; None keeps all.
 
         Returns:
             None if there is no file, or not even a whole manifest in it.
@@ -117,7 +114,7 @@ class PartFile:
         Raises:
             UserError: it cannot be read, another process holds it, or it is none of ours.
         """
-        descriptor = _open(path)
+        descriptor = open_locked(path)
         if descriptor is None:
             return None
         part = cls(path, descriptor, dict)
@@ -128,8 +125,22 @@ class PartFile:
                 return None
             part.manifest = decode_manifest(first, path)
             part._checksum = manifest_checksum(first)
-            part._recover(file, len(first), limit)
+            part._recover(file)
         return part
+
+    def go_on(self, manifest: dict[str, Any]) -> None:
+        """Go on as another run: the rows so far stay. A later run is compared with this manifest."""
+        assert self._checksum is not None, "an earlier run has begun the file"
+        self._lines.append(encode_turn(manifest, self._checksum))
+        self.sync()
+        self.manifest, self.mixed = manifest, True
+
+    def leave_out(self, limit: int) -> None:
+        """Ignore the results of rows from this index on."""
+        os.lseek(self._descriptor, 0, os.SEEK_SET)
+        with self._opening(), os.fdopen(self._descriptor, "rb", closefd=False) as file:
+            file.readline()
+            self._recover(file, limit)
 
     def __contains__(self, index: int) -> bool:
         window, place = divmod(index, _WINDOW)
@@ -272,9 +283,12 @@ class PartFile:
         finally:
             self.close()
 
-    def _recover(self, file: BinaryIO, place: int, limit: int | None) -> None:
-        """Count the rows from byte ``place`` on, up to index ``limit``. Cut off what follows the last intact one."""
-        end = place
+    def _recover(self, file: BinaryIO, limit: int | None = None) -> None:
+        """Count the rows behind the first line, up to index ``limit``. Cut off what follows the last intact one."""
+        assert self._checksum is not None, "the first line was read"
+        self.num_rows = self.num_failed = self.num_damaged = 0
+        self._present.clear()
+        end = place = file.tell()
         for content in file:
             place += len(content)
             if line := self._decode(content):
@@ -283,6 +297,8 @@ class PartFile:
                 if line.row_index not in self and (limit is None or line.row_index < limit):
                     self._count([line.row_index])
                     self.num_failed += line.failed
+            elif (manifest := decode_turn(content, self._checksum)) is not None:
+                end, self.manifest, self.mixed = place, manifest, True
             elif content.endswith(b"\n"):
                 self.num_damaged += 1
         self._cut(end)
@@ -350,43 +366,6 @@ class PartFile:
 
     def _damage(self) -> UserError:
         return UserError(f"{self.path}: lines were damaged during the run; rerun with --resume to compute them again")
-
-
-def _open(path: Path, flags: int = 0) -> int | None:
-    """A descriptor with a lock, so that no other process holds the file. None if there is no file to open."""
-    while True:
-        try:
-            # A link is not followed. A FIFO or device must not block.
-            descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | flags, 0o666)
-        except FileNotFoundError as error:
-            if not flags:
-                return None
-            raise UserError(f"{path}: {error.strerror}") from None
-        except OSError as error:
-            raise UserError(f"{path}: {_LINK if error.errno == errno.ELOOP else error.strerror}") from None
-        try:
-            if not S_ISREG(os.fstat(descriptor).st_mode):
-                raise UserError(f"{path}: is no regular file; delete it or choose another output")
-            _lock(descriptor, path)
-            # Another process may have deleted or replaced the file before the lock was ours.
-            if os.path.samestat(os.fstat(descriptor), path.stat()):
-                return descriptor
-        except FileNotFoundError:
-            pass
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)
-
-
-def _lock(descriptor: int, path: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UserError(f"{path}: another run is writing to it; wait for it or choose another output") from None
-    except OSError:
-        # The file system has no locks.
-        pass
 
 
 def _first_line(file: BinaryIO, path: Path) -> bytes | None:

@@ -6,7 +6,8 @@
     [12,0,{"index":12,"text":"Paris."},"89abcdef"]
 
 The first line is the manifest, with the number of this format. Each other line is ``[index,failed,row,checksum]``. A
-row's checksum starts from the manifest's: a line of another run counts as damaged.
+row's checksum starts from the manifest's: a line of another run counts as damaged. A run that goes on with another
+manifest writes ``["rosebatch turn",manifest,checksum]`` before its rows.
 """
 
 import re
@@ -25,6 +26,7 @@ _NAME = b'["rosebatch part",'
 _BEGIN = _NAME + b"%d," % FORMAT
 # How format 1 began.
 _OLDEST = b'{"format":1,'
+_TURN = b'["rosebatch turn",'
 _ROW = re.compile(rb"\[(\d{1,18}),([01]),")
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 # How a line ends.
@@ -99,6 +101,19 @@ def decode_manifest(line: bytes, path: Path) -> dict[str, Any]:
     if line[-_END:] != _seal(line[:-_END]):
         raise UserError(f"{path}: its first line is damaged, so its rows cannot be used; delete it to start again")
     return msgspec.json.decode(line[len(_BEGIN) : -_END], type=dict[str, Any])
+
+
+def encode_turn(manifest: dict[str, Any], checksum: int) -> bytes:
+    """The line of a run that goes on with another manifest. ``checksum`` is that of the first one."""
+    line = _TURN + msgspec.json.encode(manifest)
+    return line + _SEAL % crc32(line, checksum)
+
+
+def decode_turn(line: bytes, checksum: int) -> dict[str, Any] | None:
+    """The manifest of such a line; None for another line, or a damaged one."""
+    if not line.startswith(_TURN) or line[-_END:] != _SEAL % crc32(line[:-_END], checksum):
+        return None
+    return msgspec.json.decode(line[len(_TURN) : -_END], type=dict[str, Any])
 
 
 def manifest_checksum(line: bytes) -> int:

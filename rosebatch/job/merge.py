@@ -1,6 +1,6 @@
 """``rosebatch merge``: the results of all shards of a job as its output."""
 
-from dataclasses import replace
+import sys
 from pathlib import Path
 
 from rosebatch.core.errors import FlagError, UserError
@@ -13,8 +13,8 @@ from rosebatch.job.config import JobConfig
 from rosebatch.job.destination import find_destination
 from rosebatch.job.manifest import differences
 from rosebatch.job.merged import delete_merged, mark_merged
-from rosebatch.job.open_output import placement_of
-from rosebatch.job.output_manifest import forget
+from rosebatch.job.open_output import errors_of, placement_of
+from rosebatch.job.output_manifest import keep, merged_before
 from rosebatch.job.shard import Shard, find_parts
 from rosebatch.job.target import Target
 
@@ -39,6 +39,9 @@ def merge_shards(job: JobConfig) -> tuple[int, int]:
     found = find_parts(target.path)
     if done is not None and not found:
         return done
+    if not found and (before := merged_before(target, job.input)) is not None:
+        sys.stderr.write(f"rosebatch: {job.output} is already merged, nothing to do\n")
+        return before.rows, before.failed
     _require_all(target.path, found)
     shards = sorted(found, key=lambda shard: shard.number)
     parts: list[PartFile] = []
@@ -48,27 +51,37 @@ def merge_shards(job: JobConfig) -> tuple[int, int]:
             if part is None:
                 raise UserError(f"{found[shard]}: its run has not begun")
             parts.append(part)
-        first = parts[0].manifest
-        job = replace(job, input_format=first["input_format"], result_column=first["result_column"])
-        names, task, limit = Columns.of(**first["columns"]), described_by(first), first["max_row_bytes"]
-        reader = PromptReader(job.input, {}, job.input_format, job.result_column, names, task, limit)
         for part in parts:
             _require_alike(parts[0], part)
-        if reader.digest() != first["input"]:
+        reader = _open_input(job.input, parts[0])
+        if reader.digest() != parts[0].manifest["input"]:
             raise UserError(f"{job.input}: is not the input of the shards, or has changed since")
         total = sum(map(len, reader.records()))
         for shard, part in zip(shards, parts, strict=True):
+            if part.mixed:
+                part.leave_out(total)
             _require_complete(shard, part, total)
         merged = MergedParts(parts)
         destination = find_destination(job, reader, part=parts[0].path)
         placement_of(destination, reader, job.rows_per_file).appear(merged)
-        forget(target)
+        keep(target, errors_of(destination, reader), parts, job.rows_per_file)
         mark_merged(target.path, merged.num_rows, merged.num_failed, found.values())
         delete_merged(target.path)
         return merged.num_rows, merged.num_failed
     finally:
         for part in parts:
             part.close()
+
+
+def _open_input(source: str, part: PartFile) -> PromptReader:
+    """The input of a shard, read as its run did."""
+    run = part.manifest
+    try:
+        columns = Columns.of(**run["columns"])
+        form, column, limit = run["input_format"], run["result_column"], run["max_row_bytes"]
+    except (KeyError, TypeError):
+        raise UserError(f"{part.path}: another version of rosebatch wrote it; merge with that version") from None
+    return PromptReader(source, {}, form, column, columns, described_by(run), limit)
 
 
 def _require_all(path: Path, found: dict[Shard, Path]) -> None:

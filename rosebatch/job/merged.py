@@ -44,7 +44,7 @@ def delete_merged(output: Path) -> tuple[int, int] | None:
         its rows, and those of them that failed; None if there is no such merge.
 
     Raises:
-        FlagError: a foreign file has the name of the note.
+        FlagError: a foreign file has the name of the note, or that of another version of rosebatch is there.
         UserError: a file cannot be deleted.
     """
     path = _path(output)
@@ -57,8 +57,9 @@ def delete_merged(output: Path) -> tuple[int, int] | None:
         path.unlink()
     except FileNotFoundError:
         return None
-    except msgspec.DecodeError:
-        raise FlagError(f"{path}: was not left by a merge, but this one needs the name; rename it or -o") from None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        told = "was not left by a merge of this version of rosebatch, but this one needs the name; rename it or -o"
+        raise FlagError(f"{path}: {told}") from None
     except OSError as error:
         raise UserError(f"{error.filename}: {error.strerror}; it is no longer needed: repeat the merge") from None
     return found.rows, found.failed

@@ -24,7 +24,7 @@ from rosebatch.io.reader import PromptReader
 from rosebatch.job.config import JobConfig
 from rosebatch.job.destination import Destination
 from rosebatch.job.manifest import differences, now
-from rosebatch.job.output_manifest import forget, keep
+from rosebatch.job.output_manifest import keep
 from rosebatch.job.shard import Shard
 from rosebatch.job.target import Target
 
@@ -58,21 +58,12 @@ def open_output(
         stream = _open_stream(output)
         return StreamOutput(stream, now(), errors, partial(_close, stream, errors))
     digest = None if reader.source == "-" else reader.digest()
-    force = job.force_resume
-    limit = max((row.index + 1 for row in reader), default=0) if force else None
     path = output.part if shard is None else shard.part(output.path)
-    part = _part_file(path, manifest(digest), resume=job.resume or force, force=force, limit=limit)
+    part = _part_file(path, manifest(digest), job, reader)
     if shard is not None:
         return ShardOutput(part, placement)
 
-    def appeared(part: PartFile) -> None:
-        # With another run's rows in it, it is nobody's.
-        if not force:
-            keep(output, errors_of(destination, reader), part.num_rows, part.num_failed, part.manifest)
-        else:
-            forget(output)
-
-    return FileOutput(part, placement, appeared)
+    return FileOutput(part, placement, lambda: keep(output, errors_of(destination, reader), [part], job.rows_per_file))
 
 
 def errors_of(destination: Destination, reader: PromptReader) -> Target | None:
@@ -169,23 +160,24 @@ def _close(*streams: IO[bytes] | None) -> None:
                 stream.close()
 
 
-def _part_file(
-    path: Path, manifest: Callable[[], dict[str, Any]], *, resume: bool, force: bool, limit: int | None
-) -> PartFile:
-    """A new part file, or that of an earlier run. An input that has become shorter has at ``limit`` so many rows."""
-    part = PartFile.reopen(path, limit) if resume else None
+def _part_file(path: Path, manifest: Callable[[], dict[str, Any]], job: JobConfig, reader: PromptReader) -> PartFile:
+    """A new part file, or that of an earlier run."""
+    part = PartFile.reopen(path) if job.resume or job.force_resume else None
     if part is None:
         return PartFile.create(path, manifest)
     try:
-        found = [] if force else differences(part.manifest, manifest())
+        own = manifest()
+        if found := differences(part.manifest, own):
+            if not job.force_resume:
+                way_out = "Give what it had, or --force-resume to go on all the same; to start again, delete the file"
+                raise FlagError(f"{path} is of another run: {'; '.join(found)}. {way_out}")
+            part.go_on(own)
+        if part.mixed:
+            # The input of an earlier run may have been longer.
+            part.leave_out(max((row.number + 1 for group in reader.records() for row in group), default=0))
     except BaseException:
         part.close()
         raise
-    if found:
-        part.close()
-        what = "; ".join(found)
-        way_out = "Give what it had, or --force-resume to go on all the same; to start again, delete the file"
-        raise FlagError(f"{path} is of another run: {what}. {way_out}")
     if part.num_damaged:
         lines = f"{part.num_damaged} damaged lines are" if part.num_damaged > 1 else "1 damaged line is"
         sys.stderr.write(f"rosebatch: warning: {path}: {lines} ignored; rows without a result are computed again\n")

@@ -3,15 +3,17 @@
 import hashlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from rosebatch.core.errors import FlagError, UserError
 from rosebatch.core.words import counted
 from rosebatch.io.files import digest, is_url
+from rosebatch.io.input_files import InputFiles
+from rosebatch.io.part_file import PartFile
 from rosebatch.io.placement import write_whole
 from rosebatch.job.manifest import differences
 from rosebatch.job.target import Target
@@ -25,7 +27,9 @@ class OutputManifest(msgspec.Struct, kw_only=True, frozen=True, tag_field="roseb
         failed: error rows among them.
         output: SHA-256 of the output, see ``rosebatch.io.files.digest``.
         errors: of the file of errors, see ``_digest_of``; None without error rows, or if they are in the output.
-        run: the manifest of the run.
+        run: the manifest of the run; the last one's, if there were several.
+        mixed: whether there were several that differ.
+        rows_per_file: as it was given.
     """
 
     rows: int
@@ -33,6 +37,17 @@ class OutputManifest(msgspec.Struct, kw_only=True, frozen=True, tag_field="roseb
     output: str
     errors: str | None
     run: dict[str, Any]
+    mixed: bool = False
+    rows_per_file: int | None = None
+
+
+class _Any(msgspec.Struct):
+    """A manifest of any version of rosebatch."""
+
+    rosebatch: Literal["finished output"]
+
+
+ManifestT = TypeVar("ManifestT", OutputManifest, _Any)
 
 
 def manifest_path(output: Target) -> Path:
@@ -52,12 +67,16 @@ def require_own_manifest(output: Target) -> None:
         FlagError: one has.
     """
     path = manifest_path(output)
-    if has_manifest(output) and os.path.lexists(path) and _read(path) is None:
+    if has_manifest(output) and os.path.lexists(path) and _read(path, _Any) is None:
         raise FlagError(f"{path}: is no manifest of rosebatch, but the results need this name; rename it or -o")
 
 
-def keep(output: Target, errors: Target | None, rows: int, failed: int, run: dict[str, Any]) -> None:
+def keep(output: Target, errors: Target | None, parts: Sequence[PartFile], rows_per_file: int | None) -> None:
     """Write the manifest of an output that is in its place.
+
+    Args:
+        output, errors, rows_per_file: of the run.
+        parts: its results; of a merge, those of all shards.
 
     Raises:
         UserError: it cannot be written.
@@ -65,12 +84,15 @@ def keep(output: Target, errors: Target | None, rows: int, failed: int, run: dic
     if not has_manifest(output):
         return
     path = manifest_path(output)
+    failed = sum(part.num_failed for part in parts)
     found = OutputManifest(
-        rows=rows,
+        rows=sum(part.num_rows for part in parts),
         failed=failed,
         output=digest(_files(output)),
         errors=_digest_of(errors) if failed else None,
-        run=run,
+        run={name: value for name, value in parts[0].manifest.items() if name != "shard"},
+        mixed=any(part.mixed for part in parts),
+        rows_per_file=rows_per_file,
     )
     try:
         # No longer than the part file's name, which has room.
@@ -80,18 +102,11 @@ def keep(output: Target, errors: Target | None, rows: int, failed: int, run: dic
         raise UserError(f"{path}: {error.strerror or error}") from None
 
 
-def forget(output: Target) -> None:
-    """Delete the manifest of an older output, if there is one."""
-    path = manifest_path(output)
-    if has_manifest(output) and _read(path) is not None:
-        path.unlink()
-
-
 def told_replaced(output: Target) -> str | None:
     """For people: which output a run replaces at its end; None if there is none."""
     if not has_manifest(output) or not output.path.exists() or not _files(output):
         return None
-    found = _read(manifest_path(output))
+    found = _read(manifest_path(output), OutputManifest)
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(output.path.stat().st_mtime))
     rows = "" if found is None else f"{counted(found.rows, 'row')} "
     # Whoever continues a run has given it.
@@ -100,13 +115,14 @@ def told_replaced(output: Target) -> str | None:
 
 
 def find_output_manifest(
-    output: Target, errors: Target | None, manifest: Callable[[], dict[str, Any]]
+    output: Target, errors: Target | None, rows_per_file: int | None, manifest: Callable[[], dict[str, Any]]
 ) -> OutputManifest | None:
     """The manifest of an output that is finished.
 
     Args:
         output: of the run.
         errors: where its error rows go; None if they are among the others.
+        rows_per_file: as it is given.
         manifest: of the run that would start now. It may take a while, and is called only if it matters.
 
     Returns:
@@ -117,10 +133,14 @@ def find_output_manifest(
     """
     if not has_manifest(output) or output.part.exists() or not output.path.exists():
         return None
-    found = _read(manifest_path(output))
+    path = manifest_path(output)
+    found = _read(path, OutputManifest)
     if found is None:
-        return None
-    if different := differences(found.run, manifest()):
+        if _read(path, _Any) is None:
+            return None
+        raise FlagError(f"{output.path} is finished, but another version of rosebatch wrote {path}. {_WAY_OUT}")
+    before, now = {**found.run, "rows_per_file": found.rows_per_file}, {**manifest(), "rows_per_file": rows_per_file}
+    if different := differences(before, now):
         raise FlagError(f"{output.path} is finished, but of another run: {'; '.join(different)}. {_WAY_OUT}")
     if digest(_files(output)) != found.output:
         raise FlagError(f"{output.path} has changed since its run wrote it. {_WAY_OUT}")
@@ -151,9 +171,17 @@ def _digest_of(errors: Target | None) -> str | None:
     return digest([str(errors.path)]) if errors.path.exists() else "gone"
 
 
-def _read(path: Path) -> OutputManifest | None:
-    """None if the file is missing or is no manifest."""
+def merged_before(output: Target, input: str) -> OutputManifest | None:
+    """The manifest of an output that is whole and was made of an input; None if there is none."""
+    found = _read(manifest_path(output), OutputManifest) if has_manifest(output) and output.path.exists() else None
+    if found is None or digest(_files(output)) != found.output or InputFiles(input).digest() != found.run.get("input"):
+        return None
+    return found
+
+
+def _read(path: Path, kind: type[ManifestT]) -> ManifestT | None:
+    """None if the file is missing, or holds nothing of this kind."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=OutputManifest)
+        return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None

@@ -103,7 +103,7 @@ def run_job(
         if shard is None:
             if job.resume and not job.force_resume:
                 errors = errors_of(destination, reader)
-                found = find_output_manifest(output, errors, lambda: manifest(reader.digest())())
+                found = find_output_manifest(output, errors, job.rows_per_file, lambda: manifest(reader.digest())())
                 if found is not None:
                     return _already_finished(job, found)
             if not job.quiet and (told := told_replaced(output)):
@@ -127,7 +127,7 @@ def run_job(
         startup,
         time.perf_counter() - begun,
         resumed,
-        resumed_exactly=not resumed or (service.facts.independent and not job.force_resume),
+        resumed_exactly=not resumed or (service.facts.independent and not results.mixed),
         input=job.input,
         output=job.output or "-",
         machine=_machine(served),
@@ -221,7 +221,8 @@ def _service(model: RunConfig | Loaded, *, quiet: bool) -> AbstractContextManage
 def _already_finished(job: JobConfig, found: OutputManifest) -> JobResult:
     if not job.quiet:
         no_report = "; no report is written" if job.report else ""
-        told = f"{counted(found.rows, 'row')}, {found.failed} failed, nothing to do{no_report}"
+        mixed = "; --force-resume made it of several runs" if found.mixed else ""
+        told = f"{counted(found.rows, 'row')}, {found.failed} failed, nothing to do{mixed}{no_report}"
         sys.stderr.write(f"rosebatch: {job.output} is already finished: {told}\n")
     return JobResult(found.failed, {})
 

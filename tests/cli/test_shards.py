@@ -42,7 +42,7 @@ def test_shards_give_the_bytes_of_one_run(run, cli, source, tmp_path):
     result = cli("merge", source, "-o", tmp_path / "out.jsonl")
     assert (result.code, result.err) == (3, "200 rows, 2 failed\n")
     assert (tmp_path / "out.jsonl").read_bytes() == expected
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".out.jsonl.run", "in.jsonl", "out.jsonl"]
 
 
 def test_errors_of_all_shards(run, cli, source, tmp_path):

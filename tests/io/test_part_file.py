@@ -177,7 +177,7 @@ def test_a_file_system_without_locks(path, monkeypatch):
     def no_locks(descriptor, operation):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr("rosebatch.io.part_file.fcntl.flock", no_locks)
+    monkeypatch.setattr("rosebatch.io.locked_file.fcntl.flock", no_locks)
     write(path, [(0, False)])
     assert PartFile.reopen(path).num_rows == 1
 
@@ -344,3 +344,43 @@ def test_a_path_that_cannot_be_written(tmp_path, name):
     (tmp_path / "folder").mkdir()
     with pytest.raises(UserError, match=r"No such file or directory|Is a directory"):
         PartFile.create(tmp_path / name, manifest)
+
+
+def test_a_run_that_goes_on_with_another_manifest(path):
+    """The next run was compared with the first one, and counted rows of an input that had become shorter."""
+    other = {"input": "def"}
+    write(path, [(0, False), (7, True), (8, False)])
+    part = PartFile.reopen(path)
+    part.go_on(other)
+    part.leave_out(8)
+    part.append(3, {"n": 3, "text": "é\n]" * 3}, failed=True)
+    part.sync()
+    part.close()
+    content = path.read_bytes()
+    part = PartFile.reopen(path)
+    assert (part.manifest, part.mixed, part.num_rows, part.num_failed, part.num_damaged) == (other, True, 4, 2, 0)
+    part.leave_out(8)
+    assert (part.num_rows, part.num_failed, read(part)) == (3, 2, expected(0, 3, 7))
+    part.close()
+    assert path.read_bytes() == content
+    # A kill while the line was written.
+    path.write_bytes(b"".join(content.splitlines(keepends=True)[:4]) + content.splitlines()[4][:20])
+    part = PartFile.reopen(path)
+    assert (part.manifest, part.mixed, part.num_rows, part.num_damaged) == (MANIFEST, False, 3, 0)
+
+
+def test_a_manifest_of_another_file(path):
+    """It would make a run of one file pass for one of another."""
+    write(path, [(0, False)])
+    part = PartFile.reopen(path)
+    part.go_on({"input": "def"})
+    part.close()
+    line = path.read_bytes().splitlines(keepends=True)[-1]
+    path.unlink()
+    part = PartFile.create(path, lambda: {"input": "x"})
+    part.append(0, {}, failed=False)
+    part.sync()
+    part.close()
+    path.write_bytes(path.read_bytes() + line)
+    part = PartFile.reopen(path)
+    assert (part.manifest, part.mixed, part.num_damaged) == ({"input": "x"}, False, 1)

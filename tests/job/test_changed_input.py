@@ -136,3 +136,29 @@ def test_an_input_of_another_length_that_is_accepted(job, tmp_path, target, name
     rows = pq.read_table(target).to_pylist() if target.suffix == ".parquet" else read_lines(target)
     assert [row["index"] for row in rows] == list(range(num_rows))
     assert (result.report["completed"], result.report["resumed"]) == (max(0, num_rows - kept), min(num_rows, kept))
+
+
+def test_a_forced_run_is_interrupted_and_resumed(job, tmp_path):
+    """--resume compared with the run before the forced one: it refused to go on, or passed its rows for that run's."""
+    source, target, part = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "out.jsonl.part"
+
+    def run(limit=99, **options):
+        def stop(plan):
+            if part.exists() and part.read_bytes().count(b"\n") > limit:
+                raise UserError("the power failed")
+
+        return job.run_file(source, target, model=FakeModel(before_step=stop), limits={"seqs": 2}, **options)[0]
+
+    jsonl(source, LINES)
+    with pytest.raises(UserError, match="the power failed"):
+        run(5)
+    jsonl(source, LINES[:9])
+    with pytest.raises(UserError, match="the power failed"):
+        run(8, force_resume=True, seed=1)
+    told = r"of another run: --seed was 1, is not given\. Give what it had, or --force-resume"
+    with pytest.raises(FlagError, match=told):
+        run(resume=True)
+    report = run(resume=True, seed=1).report
+    assert (report["resumed"] > 4, report["resumed_exactly"]) == (True, False)
+    assert [row["index"] for row in read_lines(target)] == list(range(9))
+    assert run(resume=True, seed=1).report == {}

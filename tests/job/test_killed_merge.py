@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rosebatch.core.errors import FlagError, UserError
+from rosebatch.io.part_lines import decode_manifest, encode_manifest
 from rosebatch.job.config import JobConfig
 from rosebatch.job.merge import merge_shards
 from rosebatch.job.merged import mark_merged
@@ -86,14 +87,16 @@ def test_shards_of_a_later_run_stay(shards):
         path.write_bytes(content)
     assert merge(folder, *names) == (150, 1)
     assert (folder / "out.jsonl").read_bytes().count(b"\n") == 149
-    assert sorted(path.name for path in folder.iterdir()) == ["bad.jsonl", "in.jsonl", "out.jsonl"]
+    names = [".out.jsonl.run", "bad.jsonl", "in.jsonl", "out.jsonl"]
+    assert sorted(path.name for path in folder.iterdir()) == names
 
 
 @pytest.mark.parametrize("shards", ["out.jsonl"], indirect=True)
-def test_a_foreign_note(shards):
-    """A file of that name is nobody's to replace."""
+@pytest.mark.parametrize("note", [b"mine", b"\xff", b'"\xff"', b'{"rosebatch":"merged shards","later":1}'])
+def test_a_foreign_note(shards, note):
+    """A file of that name is nobody's to replace; one that is no UTF-8 was a traceback."""
     folder, *names = shards
-    (folder / "out.jsonl.merged").write_text("mine")
+    (folder / "out.jsonl.merged").write_bytes(note)
     with pytest.raises(FlagError, match=r"out\.jsonl\.merged: was not left by a merge"):
         merge(folder, *names)
 
@@ -105,6 +108,46 @@ def test_a_missing_shard_is_still_missed(shards):
     (folder / "out.jsonl.1-of-2.part").unlink()
     with pytest.raises(UserError, match="shard 1 of 2 is missing"):
         merge(folder, *names)
+
+
+@pytest.mark.parametrize("shards", FORMS, indirect=True)
+def test_a_merge_that_was_done_before(shards, capsys):
+    """Killed at its very end and repeated, it said that there were no shards: a loop of tries never ended."""
+    folder, *names = shards
+    counts = merge(folder, *names)
+    before = contents(folder)
+    assert capsys.readouterr().err == ""
+    assert merge(folder, *names) == counts
+    assert capsys.readouterr().err == f"rosebatch: {folder}/{names[0]} is already merged, nothing to do\n"
+    assert contents(folder) == before
+    with (folder / "in.jsonl").open("a") as file:
+        file.write('{"prompt":"more"}\n')
+    with pytest.raises(FlagError, match="has no shards beside it"):
+        merge(folder, *names)
+
+
+@pytest.mark.parametrize("shards", ["out.jsonl"], indirect=True)
+@pytest.mark.parametrize("changes", [{"columns": {"later": 1}}, {"columns": None}, {"max_row_bytes": ...}])
+def test_shards_of_another_version(shards, changes):
+    """A manifest with fewer fields, or others, was a traceback."""
+    folder, *names = shards
+    for path in folder.glob("*.part"):
+        run = decode_manifest(path.read_bytes().splitlines(keepends=True)[0], path) | changes
+        path.write_bytes(encode_manifest({name: value for name, value in run.items() if value is not ...}))
+    with pytest.raises(UserError, match=r"of-2\.part: another version of rosebatch wrote it; merge with that version"):
+        merge(folder, *names)
+
+
+def test_a_forced_shard_of_a_longer_input(job, tmp_path):
+    """The merge wrote rows that the input no longer has."""
+    source, target = write_lines(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
+    for number in (1, 2):
+        job.run_file(source, target, shard=f"{number}/2")
+    write_lines(source, ROWS[:40])
+    for number in (1, 2):
+        job.run_file(source, target, shard=f"{number}/2", force_resume=True)
+    assert merge_shards(JobConfig(input=str(source), output=str(target))) == (40, 0)
+    assert target.read_bytes().count(b"\n") == 40
 
 
 def test_a_merge_has_the_longest_row_of_its_shards(job, tmp_path):

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import uuid
+from functools import partial
 from unittest.mock import Mock
 
 import fsspec
@@ -45,9 +46,13 @@ def contents(folder):
     return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("output", ["out.jsonl", "out.jsonl.gz", "out.parquet", "answers"])
-def test_a_finished_output_is_not_computed_again(run, tmp_path, capsys, output):
+@pytest.mark.parametrize(
+    ("output", "options"),
+    [("out.jsonl", {}), ("out.jsonl.gz", {}), ("out.parquet", {}), ("answers", {}), ("answers", {"rows_per_file": 2})],
+)
+def test_a_finished_output_is_not_computed_again(run, tmp_path, capsys, output, options):
     """A pipeline that always passes --resume started over; the exit code is that of the run."""
+    run = partial(run, **options)
     first, steps = run(output)
     assert steps > 0
     before = contents(tmp_path)
@@ -109,6 +114,15 @@ def test_another_run(run):
         run(seed=3)
     assert run(seed=3, resume=False)[1] > 0
     assert run(seed=3)[1] == 0
+
+
+def test_other_files_in_a_folder(run, tmp_path):
+    """--rows-per-file was ignored where the folder was finished: its files had other numbers of rows."""
+    run("answers", rows_per_file=2)
+    with pytest.raises(FlagError, match=r"of another run: --rows-per-file was 2, is 4\. Leave out --resume"):
+        run("answers", rows_per_file=4)
+    assert run("answers", rows_per_file=4, resume=False)[1] > 0
+    assert len(list((tmp_path / "answers").iterdir())) == 2
 
 
 def test_another_input(run, tmp_path):
@@ -188,11 +202,49 @@ def test_an_empty_folder_is_not_replaced(run, tmp_path, capsys, monkeypatch):
     assert "replaced" not in capsys.readouterr().err
 
 
-def test_a_newer_output_of_two_runs_forgets_the_manifest(run, tmp_path):
-    """It would be of the older one; one manifest of rows of two runs certified the rows of the first."""
+def edit_manifest(path, changes):
+    """Change the fields of a manifest; ``...`` leaves one out."""
+    found = json.loads(path.read_bytes()) | changes
+    path.write_text(json.dumps({name: value for name, value in found.items() if value is not ...}))
+
+
+def test_a_manifest_of_a_later_version(run, tmp_path):
+    """It may have further fields, also of the run: they are a difference, and no traceback."""
     run()
-    run(resume=False, force_resume=True)
-    assert not (tmp_path / ".out.jsonl.run").exists()
+    path = tmp_path / ".out.jsonl.run"
+    edit_manifest(path, {"later": {"x": [1]}})
+    assert run()[1] == 0
+    edit_manifest(path, {"run": json.loads(path.read_bytes())["run"] | {"later": {"deep": [1]}, "columns": 3}})
+    told = r"of another run: --columns was 3, is not given; --deep was \[1\], is not given; .*--keep-prompt"
+    with pytest.raises(FlagError, match=told):
+        run()
+
+
+@pytest.mark.parametrize("changes", [{"failed": ...}, {"run": ...}, {"output": {"sha": "x"}}, {"rows": "6"}])
+def test_a_manifest_of_another_version(run, tmp_path, capsys, monkeypatch, changes):
+    """One with fewer fields, or fields of other types, was called a foreign file: not even a new run could start."""
+    monkeypatch.setattr("rosebatch.job.run.print_report", Mock())
+    run()
+    edit_manifest(tmp_path / ".out.jsonl.run", changes)
+    told = r"out\.jsonl is finished, but another version of rosebatch wrote .*\.out\.jsonl\.run\. Leave out --resume"
+    with pytest.raises(FlagError, match=told):
+        run()
+    assert run(resume=False, quiet=False)[1] > 0
+    assert "out.jsonl exists (of " in capsys.readouterr().err
+    assert run()[1] == 0
+
+
+def test_an_output_of_two_runs_is_finished_too(run, tmp_path, capsys):
+    """It had no manifest: the next --resume computed all of it again. The line says that it is of several runs."""
+    left = [None]
+    with pytest.raises(IndexError):
+        run(model=FakeModel(before_step=lambda plan: left.pop()), limits={"seqs": 2})
+    assert run(seed=3, force_resume=True, limits={"seqs": 2})[0].report["resumed"] > 0
+    assert run(seed=3, quiet=False)[1] == 0
+    told = "6 rows, 1 failed, nothing to do; --force-resume made it of several runs\n"
+    assert capsys.readouterr().err.endswith(told)
+    with pytest.raises(FlagError, match=r"--seed was 3, is not given"):
+        run()
 
 
 def test_a_foreign_file_of_that_name(run, tmp_path):
@@ -274,8 +326,8 @@ def test_shards_of_a_compressed_input_with_named_columns(run, tmp_path):
     for number in (1, 2):
         run("out.parquet", shard=f"{number}/2", **options)
     assert merge_shards(JobConfig(input=str(tmp_path / "q.jsonl.gz"), output=str(tmp_path / "out.parquet"))) == (150, 0)
-    # It would be of the output before.
-    assert not (tmp_path / ".out.parquet.run").exists()
+    # Merged or not, it is of the same run.
+    assert run("out.parquet", **options)[1] == 0
     table = pq.read_table(tmp_path / "out.parquet")
     assert table.column_names[0] == "k"
     assert table["k"].to_pylist() == list(range(150))

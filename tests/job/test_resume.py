@@ -201,7 +201,8 @@ def break_and_resume(job, tmp_path):
         ("cpu", {}, {"resume": True}, True),
         ("cpu", {"batch_invariant": False}, {"resume": True}, False),
         ("cuda", {}, {"resume": True}, False),
-        ("cpu", {}, {"force_resume": True}, False),
+        ("cpu", {}, {"force_resume": True}, True),
+        ("cpu", {}, {"force_resume": True, "seed": 1}, False),
     ],
 )
 def test_whether_a_resumed_run_is_exact(break_and_resume, device, switches, options, exact):
