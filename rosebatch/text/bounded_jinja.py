@@ -1,7 +1,8 @@
 """Chat templates that take no more memory than a prompt may need, and end. A template is a program of others.
 
 Jinja's sandbox bounds ``range`` alone. Here what may grow by a number or a product is estimated before it is computed,
-and what grows by its parts is measured. Steps are counted: rounds of loops, calls, filters, and what these read.
+and what grows by its parts is measured. Steps are counted: rounds of loops, calls, filters, slices, ``in``, and what
+these read. Comparisons are not: each takes 0.3 µs more then, and templates have many.
 """
 
 import re
@@ -105,6 +106,18 @@ class _Rewriter(NodeTransformer):
         self.generic_visit(node)
         if node.node is not None:
             node.node = _filtered(node.node, "as read")
+        return node
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Getitem:  # noqa: N802
+        self.generic_visit(node)
+        if isinstance(node.arg, nodes.Slice):
+            node.node = _filtered(node.node, "as read")
+        return node
+
+    def visit_Operand(self, node: nodes.Operand) -> nodes.Operand:  # noqa: N802
+        self.generic_visit(node)
+        if node.op in ("in", "notin") and not isinstance(node.expr, nodes.Literal):
+            node.expr = _filtered(node.expr, "as read")
         return node
 
     def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802

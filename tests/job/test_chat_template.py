@@ -279,6 +279,9 @@ TWICE = "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% end
         TWICE,
         "{% set t = 'x' * 9999 %}{% for a in range(9999) %}{{ t | upper | length }}{% endfor %}",
         "{% set t = 'x' * 9999 %}{% for a in range(9999) %}{{ t.upper() | length }}{% endfor %}",
+        "{% set t = 'x' * 9999 %}{% for a in range(9999) %}{{ t[1:] | length }}{% endfor %}",
+        "{% set t = 'x' * 9999 %}{% for a in range(2000) if 'y' in t %}{% endfor %}",
+        "{% set t = 'x' * 9999 %}{% for a in range(2000) if 'x' not in t %}{% endfor %}",
         "{% set n = namespace(s='') %}{% for a in range(999) %}{% set n.s = n.s ~ 'x' * 99 %}{% endfor %}",
         "{% set n = namespace(s='') %}{% for a in range(999) %}{% set n.s = n.s + 'x' * 99 %}{% endfor %}",
     ],
@@ -312,6 +315,8 @@ def test_each_rendering_has_steps_of_its_own(monkeypatch):
         ("{'a': [1]} | tojson(indent=1)", '{\n "a": [\n  1\n ]\n}'),
         ("2.5 | round(0, 'floor')", "2.0"),
         ("'a'.join(['x', 'y']) | center(7)", "  xay  "),
+        ("'abcd'[1:3] ~ [1, 2, 3][::-1] ~ 'abcd'[0]", "bc[3, 2, 1]a"),
+        ("('b' in 'abc') ~ ('x' not in {'x': 1}) ~ (2 in [1, 2])", "TrueFalseTrue"),
     ],
 )
 def test_bounds_change_no_value(expression, text):
