@@ -379,6 +379,16 @@ def test_a_file_that_is_missing_in_a_worker(cli, toy_toml, tmp_path):
 
 
 @pytest.mark.thorough
+def test_strict_names_all_bad_rows(cli, model_folder, tmp_path):
+    """The worker that was ready first wrote them to its own stderr. Only the first worker's is seen by anybody."""
+    write_lines(tmp_path / "in.jsonl", [{"prompt": "a"}, {"prompt": "b", "top_p": 5}, {"prompt": ""}])
+    command = ["generate", tmp_path / "in.jsonl", "-o", tmp_path / "out.jsonl", "--model", model_folder, "--strict"]
+    one, two = cli(*command, "--quiet"), cli(*command, "--quiet", "-dp", 2)
+    assert one.err.startswith("line 2: invalid_sampling: top_p must be in (0, 1], got 5.0\nline 3: empty_prompt")
+    assert (two.code, two.err) == (one.code, one.err)
+
+
+@pytest.mark.thorough
 def test_compressed_files_and_named_columns(start, cli, model_folder, tmp_path):
     """Rows of a CSV file and names of columns reach the workers, and the process that reads for many of them."""
     folder = tmp_path / "in"

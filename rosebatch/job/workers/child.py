@@ -1,10 +1,10 @@
 """The main function of a worker process: rows from the parent, results back."""
 
-import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
+from io import StringIO
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -172,9 +172,12 @@ def _reply(link: Link, question: m.CountBad | m.Fingerprint, plan: "LaunchPlan")
     if isinstance(question, m.CountBad):
         reader = question.make_reader()
         try:
-            link.send(m.Answer(str(check_file(reader, plan, sys.stderr, strict=True).errors.total())))
+            # Not to stderr: that of most workers is kept for the case that they die.
+            lines = StringIO()
+            bad = check_file(reader, plan, lines, strict=True).errors.total()
+            link.send(m.Answer(lines.getvalue(), bad))
         except UserError as error:
-            link.send(m.Answer(str(error), is_error=True))
+            link.send(m.Answer(str(error), None))
     else:
         assert isinstance(question, m.Fingerprint), question
         Thread(target=_identify, args=(link, plan.source), daemon=True).start()

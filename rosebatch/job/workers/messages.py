@@ -51,7 +51,7 @@ class Fingerprint:
 
 @dataclass(frozen=True, slots=True)
 class CountBad:
-    """To a worker: name the rows that cannot be served on stderr, and send their number as ``Answer``.
+    """To a worker: send a line for each row that cannot be served, and their number, as ``Answer``.
 
     Attributes:
         make_reader: opens the input in the worker.
@@ -159,10 +159,15 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """From a worker: what it was asked for, or the message of the error."""
+    """From a worker: lines about bad rows, or the message of the error.
+
+    Attributes:
+        value: the text.
+        num_bad: rows that cannot be served; None: the text is of an error.
+    """
 
     value: str
-    is_error: bool = False
+    num_bad: int | None
 
 
 @dataclass(frozen=True, slots=True)

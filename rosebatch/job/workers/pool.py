@@ -129,7 +129,7 @@ class Pool:
         if number is not None:
             self._put_question(number)
 
-    def answer(self) -> str:
+    def answer(self) -> tuple[str, int]:
         """Wait for the answer.
 
         Raises:
@@ -137,9 +137,9 @@ class Pool:
         """
         self.wait(lambda: self._answer is not None)
         assert self._answer is not None
-        if self._answer.is_error:
+        if self._answer.num_bad is None:
             raise UserError(self._answer.value)
-        return self._answer.value
+        return self._answer.value, self._answer.num_bad
 
     def identify(self) -> None:
         """Have one worker hash the files of the model; see ``fingerprint``."""

@@ -1,5 +1,6 @@
 """A job over several processes, seen from the parent."""
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -73,7 +74,9 @@ class Workers:
             max_row_bytes=reader.max_row_bytes,
         )
         self._pool.ask(m.CountBad(make_reader))
-        return int(self._pool.answer())
+        lines, bad = self._pool.answer()
+        sys.stderr.write(lines)
+        return bad
 
     def load(self) -> None:
         """See ``Service``: some worker can serve then; the others follow while rows are served."""

@@ -35,7 +35,7 @@ def test_work_that_has_ended(monkeypatch, error):
 def test_an_answer_behind_the_end():
     """The hash of the weights came after the end of the work: the end was sent as if it were a message."""
     worker = actor.WorkerActor()
-    for message in (m.Lost("rank 1"), EOFError("the work has ended"), m.Answer("hash")):
+    for message in (m.Lost("rank 1"), EOFError("the work has ended"), m.Answer("hash", 1)):
         worker._link.send(message)
     assert [type(message) for message in pickle.loads(worker.receive())] == [m.Lost]
     with pytest.raises(RuntimeError, match="the work has ended"):
