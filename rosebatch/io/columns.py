@@ -107,6 +107,12 @@ class Columns:
             message = f"{path}: has none of the columns {', '.join(PROMPT_FIELDS)}, but {', '.join(names)}"
             raise FlagError(f"{message}: --prompt-column NAME says which has the prompts{hint}")
 
+    def may_have_prompt(self, names: Container[str]) -> bool:
+        """Whether a row with these fields may have a prompt."""
+        if self.template is not None:
+            return all(name in names for name in prompt_template.names(self.template))
+        return any(name in names for name in (PROMPT_FIELDS if self.prompt is None else (self.prompt,)))
+
     def needs(self, name: str, asked: Container[str]) -> bool:
         """Whether a column of a table is read at all; ``asked`` as of ``request``."""
         return self.carried is None or name in self.named or name in asked

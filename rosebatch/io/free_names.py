@@ -11,6 +11,8 @@ from rosebatch.io.columns import Columns
 from rosebatch.io.result_names import collision_message, collisions, in_order, reserved_names
 
 _LISTS = (pa.ListType, pa.LargeListType, pa.FixedSizeListType)
+# Fields that a message names.
+_MAX_SEEN = 100
 # The names of a line's fields. The values are only skipped.
 _NAMES = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -33,6 +35,8 @@ class TakenNames:
         self._names = names
         self._reserved = reserved_names(result_column, names)
         self._found: dict[str, str] = {}
+        # Until a line may have a prompt, the fields of all lines.
+        self._without_prompt: dict[str, None] | None = {}
         self.absent = {name for name in (*(columns.carried or ()), columns.id) if name is not None}
 
     def add_table(self, schema: pa.Schema, path: str) -> None:
@@ -47,10 +51,24 @@ class TakenNames:
             names = _NAMES.decode(line)
             if self.absent:
                 self.absent.difference_update(names)
+            if (seen := self._without_prompt) is not None:
+                if self._columns.may_have_prompt(names):
+                    self._without_prompt = None
+                elif len(seen) < _MAX_SEEN:
+                    seen |= dict.fromkeys(names)
             if not self._reserved.isdisjoint(names):
                 self._add(msgspec.json.decode(line), where, is_table=False)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return
+
+    def require_prompts(self, source: str) -> None:
+        """Check that some line may have a prompt, unless there is none that can be read.
+
+        Raises:
+            FlagError: none has. The fields of all lines are in the message.
+        """
+        if self._without_prompt:
+            self._columns.require_in(list(self._without_prompt), source)
 
     def _add(self, values: Mapping[str, Any], where: str, *, is_table: bool) -> None:
         carried = {name: value for name, value in values.items() if self._columns.carries(name, is_table=is_table)}

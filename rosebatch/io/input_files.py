@@ -13,7 +13,7 @@ from rosebatch.io.files import as_path, digest, file_name, is_url, open_file
 from rosebatch.io.find_files import find_files
 from rosebatch.io.formats import MAGIC_BYTES, compression_of, named, table_of
 from rosebatch.io.piped import Copied
-from rosebatch.io.transcoded import is_utf16, transcoded
+from rosebatch.io.transcoded import is_utf16, require_read, transcoded
 
 # Of a file that is not on this machine, read at once.
 _REMOTE_BYTES = 1 << 18
@@ -61,6 +61,7 @@ class InputFiles:
             if compression := compression_of(head):
                 file = decompressed(file, compression)
                 head = file.peek(MAGIC_BYTES)
+            require_read(path, head)
         except (OSError, UserError) as error:
             file.close()
             raise error if isinstance(error, UserError) else UserError(f"{path}: {error.strerror or error}") from None
@@ -91,6 +92,7 @@ class InputFiles:
 
     def copy_stdin_unless_text(self, line: bytes) -> bool:
         """Copy stdin if its first line shows that it is compressed, a table or UTF-16; returns whether it does."""
+        require_read("-", line)
         if compression_of(line) is None and table_of(line) is None and not is_utf16(line):
             return False
         self.copy_stdin(line)

@@ -12,6 +12,7 @@ from rosebatch.io.columns import Columns, as_in_json, from_text, written
 from rosebatch.io.depth import is_deeper
 from rosebatch.io.json_hints import hint
 from rosebatch.io.openai.lines import parse_request
+from rosebatch.io.repeated_names import repeated_names
 from rosebatch.io.rows import PROMPT_FIELDS, FailedRow, Row
 from rosebatch.io.table_values import BadValues, TextValues
 from rosebatch.io.tasks.generate import GENERATE
@@ -49,11 +50,18 @@ class _BatchId(msgspec.Struct):
     custom_id: Any = None
 
 
+# Rows that a run searches for names that they have twice. What writes such rows mostly writes nothing else.
+_SEARCHED, _SEARCHED_BYTES = 64, 1 << 16
 _ID_TYPES = frozenset({str, int})
 _LINES = {bytes}
 _OWN_NAMES = Columns()
 _PLAIN_ID, _BATCH_ID = msgspec.json.Decoder(_PlainId), msgspec.json.Decoder(_BatchId)
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def _with_repeated_names(row: Row, content: Content) -> Row:
+    names = repeated_names(content) if isinstance(content, bytes) else ()
+    return replace(row, unclear=(*row.unclear, *(f"{name} (twice)" for name in names))) if names else row
 
 
 def _id(found: Any) -> str | int | None:
@@ -76,6 +84,7 @@ class RowParser:
         result_column: the one field of a result next to the carried ones, see ``rosebatch.io.result_names``.
         columns: what the names of columns or fields mean.
         task: what the job makes of each row.
+        looks_closely: whether all rows are searched for names that they have twice, and not only the first ones.
     """
 
     is_batch: bool
@@ -83,6 +92,7 @@ class RowParser:
     result_column: str | None = None
     columns: Columns = _OWN_NAMES
     task: Task = GENERATE
+    looks_closely: bool = False
     _is_plain: bool = field(init=False)
     _id_name: str = field(init=False)
     _asked: frozenset[str] = field(init=False)
@@ -140,7 +150,11 @@ class RowParser:
         except Exception as error:
             failure = unexpected("reading the row", error)
             return FailedRow(index=record.number, where=record.where, metadata={}, error=failure)
-        if record.repeated is None or isinstance(row, FailedRow):
+        if isinstance(row, FailedRow):
+            return row
+        if self.looks_closely or (record.number < _SEARCHED and record.size <= _SEARCHED_BYTES):
+            row = _with_repeated_names(row, record.content)
+        if record.repeated is None:
             return row
         return row.failed(RowError("duplicate_id", f"id {record.repeated!r} was used by an earlier row"))
 

@@ -73,7 +73,11 @@ class PromptReader:
         self.task = task
         # Whether a row is served; others count for numbers and ids only.
         self.serves: Callable[[int], bool] | None = None
+        # See ``RowParser``.
+        self.looks_closely = False
         self.input_format = input_format
+        # Rows of files with JSON, as far as they were counted.
+        self._counts: dict[str, int] = {}
         self._files = InputFiles(self.source)
         self._contents = Contents(self._files, input_format, self.columns.prompt, max_row_bytes)
         if self.source != "-":
@@ -159,6 +163,8 @@ class PromptReader:
         return None if None in found else sum(found)  # type: ignore[arg-type]
 
     def _count(self, path: str, kind: Kind) -> int | None:
+        if path in self._counts:
+            return self._counts[path]
         if kind in JSON_KINDS:
             number = 0
             for _, content, _ in self._json_rows(path, kind):
@@ -174,37 +180,46 @@ class PromptReader:
         """Whether there is surely no row. On stdin this waits for the first line; URLs are not read for it."""
         if not self._files.can_reopen(self.source):
             return self._contents.has_ended
-        if is_url(self.source) or any(count for _, count in self._schemas.values()):
+        if is_url(self.source) or any(count for _, count in self._schemas.values()) or any(self._counts.values()):
             return False
         return next(self._records(), None) is None
 
     def require_free_names(self) -> list[str]:
-        """Check that results overwrite no field of the input.
+        """Check that results overwrite no field of the input, and that some row of it may have a prompt.
 
-        This reads files once more. Rows of stdin, and of JSONL at a URL, can be read once only: each that has such a
-        field fails by itself. So do rows after a line that is read past.
+        This reads files once more. Rows of stdin, of batches, and of JSONL at a URL are not: each that has such a
+        field, or no prompt, fails by itself. So do rows after a line that is read past.
 
         Returns:
             the columns that ``--columns`` and ``--id-column`` name, and no row has, if all rows were read.
 
         Raises:
-            FlagError: they would. All names are in the message.
+            FlagError: they would, or none has. All names are in the message.
         """
         if self.source == "-":
             return []
         taken = TakenNames(self.result_column, self.columns, self.task.result_fields)
         for kind, (schema, _) in self._schemas.items():
             taken.add_table(schema, self.paths[self._contents.kinds.index(kind)])
-        reads_all, number = not is_url(self.source) and not self.is_batch, 0
+        reads_all = not is_url(self.source) and not self.is_batch
         for path, kind in self._contents.each(*JSON_KINDS) if reads_all else ():
-            where = self._where(path, kind)
-            for number, text, _ in self._json_rows(path, kind):
-                if not isinstance(text, bytes):
-                    reads_all = False
-                    break
-                taken.add_line(text, f"{where}{number}")
+            if (count := self._add_lines(taken, path, kind)) is None:
+                reads_all = False
+            else:
+                self._counts[path] = count
         taken.require_none(self.source, self.paths[0])
-        return sorted(taken.absent) if reads_all and number else []
+        if reads_all and not self._schemas:
+            taken.require_prompts(self.source)
+        return sorted(taken.absent) if reads_all and any(self._counts.values()) else []
+
+    def _add_lines(self, taken: TakenNames, path: str, kind: Kind) -> int | None:
+        """Look at the lines of a file; returns their number, None if one is read past."""
+        where, number = self._where(path, kind), 0
+        for number, (place, text, _) in enumerate(self._json_rows(path, kind), start=1):  # noqa: B007
+            if not isinstance(text, bytes):
+                return None
+            taken.add_line(text, f"{where}{place}")
+        return number
 
     def __iter__(self) -> Iterator[Row | FailedRow]:
         """Rows in input order. Raises UserError if the input cannot be read."""
@@ -228,7 +243,7 @@ class PromptReader:
     @property
     def parser(self) -> RowParser:
         """How records become rows. On stdin this waits for the first line."""
-        return RowParser(self.is_batch, self.defaults, self.result_column, self.columns, self.task)
+        return RowParser(self.is_batch, self.defaults, self.result_column, self.columns, self.task, self.looks_closely)
 
     def _identified(self, records: Iterator[Record], limit: int) -> Iterator[list[Record]]:
         """The rows to serve, in groups of at most so many. Those that repeat an id are marked."""

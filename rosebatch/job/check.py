@@ -103,6 +103,7 @@ def check_file(reader: PromptReader, plan: LaunchPlan, stream: TextIO, *, strict
         stream: for people.
         strict: whether a field that is not understood is a mistake.
     """
+    reader.looks_closely = True
     config = plan.source.config
     if plan.fit is not None:
         config = structs.replace(config, max_model_len=plan.fit.longest)

@@ -227,3 +227,36 @@ def test_columns_that_no_line_has(tmp_path):
     assert absent_of(tmp_path, rows, columns="x,prompt") == []
     assert absent_of(tmp_path, "", columns="zz") == [], "no row lacks it"
     assert absent_of(tmp_path, '[{"prompt": "a"}]', "in.json", columns="zz") == ["zz"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({}, "has none of the columns prompt, messages, prompt_token_ids, but a, b: --prompt-column NAME says which"),
+        ({"prompt": "q"}, "--prompt-column q: .* has no such column, but a, b"),
+        ({"template": "{q}"}, "--prompt-template: .* has no column q, but a, b"),
+    ],
+)
+def test_no_row_of_lines_has_a_prompt(tmp_path, columns, message):
+    """The model was loaded, and each row failed. Of a table, that was an error before the run."""
+    names = {"carried": None, "prompt": None, "id": None} | columns
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"a":1}\n[1]\n\n{"b":2,"a":null}\nnone\n')
+    with pytest.raises(FlagError, match=message):
+        PromptReader(str(path), {}, columns=Columns.of(**names)).require_free_names()
+    with path.open("a") as file:
+        file.write('{"q":null,"prompt":null}\n')
+    PromptReader(str(path), {}, columns=Columns.of(**names)).require_free_names()
+    # What cannot be read fails by itself.
+    path.write_text('{"a"\n[1]\n')
+    PromptReader(str(path), {}, columns=Columns.of(**names)).require_free_names()
+
+
+def test_a_file_of_lines_is_read_once_for_names_and_count(tmp_path, monkeypatch):
+    """Its rows were counted in a pass of their own, and it was opened again to see whether it is empty."""
+    (tmp_path / "1.jsonl").write_text('{"prompt":"a"}\n\n{"prompt":"b"}\n')
+    (tmp_path / "2.jsonl").write_text("\n")
+    reader = PromptReader(str(tmp_path), {})
+    reader.require_free_names()
+    monkeypatch.setattr("rosebatch.io.input_files.InputFiles.open", None)
+    assert (reader.count(), reader.is_empty) == (2, False)

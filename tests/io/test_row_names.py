@@ -3,6 +3,7 @@
 import pytest
 
 from rosebatch.core.structured_outputs import GrammarSpec
+from rosebatch.io.parse import Record, RowParser
 from rosebatch.io.row_names import unclear_names
 from rosebatch.io.rows import FailedRow
 
@@ -125,3 +126,33 @@ def test_texts_beside_the_prompt(parse, name):
     """Data sets keep a part of the prompt there: the model answered without it, and nobody said so."""
     row = parse({"prompt": "a", name: "b"})
     assert (row.unclear, row.metadata) == ((name,), {name: "b"})
+
+
+@pytest.mark.parametrize(
+    ("line", "repeated"),
+    [
+        ('{"prompt":"a","id":1,"prompt":"b"}', ("prompt (twice)",)),
+        (
+            '{"messages":[{"role":"user","content":"a","content" : "b"}],"x":{"y":1,"y":1,"y":2}}',
+            ("content (twice)", "y (twice)"),
+        ),
+        ('{"prompt":"a","x":{"prompt":1},"y":[{"x":1},{"x":1}],"n1":' + "9" * 300 + "}", ()),
+        ('{"prompt":"a","x":' + "[" * 599 + "]" * 599 + "}", ()),
+        ('{"prompt":"a\\u0009\\ud83c\\udf39"}', ()),
+    ],
+)
+def test_names_that_a_line_has_twice(line, repeated):
+    """One of two prompts was dropped without a word. The last one counts; that there are two is listed."""
+    row = RowParser(False, {}).parse(Record(0, "line 1", line.encode(), len(line)))
+    assert row.unclear == repeated
+
+
+@pytest.mark.parametrize(
+    ("number", "size", "closely", "found"),
+    [(63, 9, False, 1), (64, 9, False, 0), (64, 9, True, 1), (0, 1 << 17, False, 0), (0, 1 << 17, True, 1)],
+)
+def test_a_run_searches_its_first_rows_for_repeated_names(number, size, closely, found):
+    """Of all rows, it would take a tenth of the time that reading takes; ``check`` has that time."""
+    parser = RowParser(False, {}, looks_closely=closely)
+    row = parser.parse(Record(number, "line 1", b'{"prompt":"a","prompt":"b"}', size))
+    assert (len(row.unclear), row.prompt) == (found, "b")

@@ -222,6 +222,22 @@ def test_utf16(tmp_path, monkeypatch, order, packed):
         assert [row.prompt for row in PromptReader("-", {}, kind)] == [row.prompt for row in rows]
 
 
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"])
+@pytest.mark.parametrize("name", ["in.jsonl", "in.json", "in.csv", "in", "in.jsonl.gz", "stdin"])
+def test_text_in_encodings_that_are_not_read(tmp_path, monkeypatch, encoding, name):
+    """It was called no text, damaged JSON, or a table with other columns; nothing said what to do."""
+    text = "prompt\na\n" if "csv" in name else '[{"prompt":"é"}]' if name.endswith("json") else '{"prompt":"é"}\n' * 2
+    content = text.encode(encoding)
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    source = "-" if name == "stdin" else path
+    if name == "stdin":
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+    iconv = encoding.upper().replace("-LE", "LE").replace("-BE", "BE")
+    with pytest.raises(UserError, match=f"{name}: is text in {iconv}, but UTF-8 is read.* iconv -f {iconv} -t UTF-8$"):
+        read(source)
+
+
 def test_damaged_utf16(tmp_path):
     """A half character at the end, or half of a pair."""
     for content in (UTF16.encode("utf-16-le")[:-1], UTF16.encode("utf-16-le") + b"\x00\xd8,\0"):

@@ -332,8 +332,8 @@ def test_shards_of_a_compressed_input_with_named_columns(run, tmp_path):
     assert table.column_names[0] == "k"
     assert table["k"].to_pylist() == list(range(150))
     run("out.parquet", shard="1/2", **options)
-    with pytest.raises(FlagError, match=r"--prompt-column was q, is not given"):
-        run("out.parquet", shard="1/2", **options | {"prompt_column": None})
+    with pytest.raises(FlagError, match=r"--prompt-column was q, is k"):
+        run("out.parquet", shard="1/2", **options | {"prompt_column": "k"})
 
 
 @pytest.mark.parametrize("flag", ["prompt_column", "id_column", "columns"])
