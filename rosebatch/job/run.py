@@ -110,10 +110,12 @@ def run_job(
                 sys.stderr.write(f"rosebatch: {told}\n")
         results = open_output(job, destination, reader, manifest, shard)
         resumed = results.num_rows
+        if not job.quiet:
+            _tell_of_lines(destination)
         if isinstance(model, RunConfig) and not job.quiet:
             sys.stderr.write(f"rosebatch: {service.facts.name} {service.facts.fit}\n")
-        if isinstance(model, RunConfig) and reader.is_empty:
-            return _without_rows(job, reader, results)
+        if isinstance(model, RunConfig) and (reader.is_empty or (resumed and resumed == _total(reader, shard))):
+            return _without_model(job, reader, results)
         tally, begun = _serve(job, reader, service, results, shard, listen)
         served = service.served()
     startup = {} if started is None else {"import": imported - started}
@@ -159,8 +161,7 @@ def _serve(
         # This may wait for the hash of the weights. Here a signal ends the wait at once.
         created = results.created
         begun = time.perf_counter()
-        total = None if job.quiet else reader.count()
-        total = shard.size(total) if shard is not None and total is not None else total
+        total = None if job.quiet else _total(reader, shard)
         with (
             listen(lambda: results.kept) as check,
             Progress(
@@ -227,8 +228,22 @@ def _already_finished(job: JobConfig, found: OutputManifest) -> JobResult:
     return JobResult(found.failed, {})
 
 
-def _without_rows(job: JobConfig, reader: PromptReader, results: Output) -> JobResult:
-    """The end of a job that has no rows: no model is loaded for it."""
+def _tell_of_lines(destination: Destination) -> None:
+    """Say which files are JSONL though their names do not say so."""
+    for target in filter(None, (destination.output, destination.errors)):
+        if target.says_other_than_lines:
+            others = "; .parquet, .arrow, .csv or a / at the end ask for others" * (target is destination.output)
+            sys.stderr.write(f"rosebatch: {target.name} is written as JSONL, an object on each line{others}\n")
+
+
+def _total(reader: PromptReader, shard: Shard | None) -> int | None:
+    """The rows that the job has, if that can be known."""
+    count = reader.count()
+    return count if shard is None or count is None else shard.size(count)
+
+
+def _without_model(job: JobConfig, reader: PromptReader, results: Output) -> JobResult:
+    """The end of a job that has no rows, or was interrupted behind its last one: no model is loaded for it."""
     try:
         reader.require_unchanged()
         results.finish()
@@ -236,8 +251,11 @@ def _without_rows(job: JobConfig, reader: PromptReader, results: Output) -> JobR
         results.close()
     if not job.quiet:
         no_report = "; no report is written" if job.report else ""
-        sys.stderr.write(f"rosebatch: {printable(reader.source)} has no rows: the output is empty{no_report}\n")
-    return JobResult(0, {})
+        rows = f"{counted(results.num_rows, 'row')}, {results.num_failed} failed"
+        done = f"all rows were done before ({rows}): nothing is computed"
+        told = done if results.num_rows else f"{printable(reader.source)} has no rows: the output is empty"
+        sys.stderr.write(f"rosebatch: {told}{no_report}\n")
+    return JobResult(results.num_failed, {})
 
 
 def _require_flags_apply(job: JobConfig, reader: PromptReader, destination: Destination) -> None:

@@ -88,6 +88,11 @@ class Target:
             forms = "JSONL or CSV (also .gz, .zst, .bz2, .xz), .parquet or .arrow" if tables else _ONLY_JSONL
             raise FlagError(f"{flag} {self.name}: is written as {forms}; name such a file")
 
+    @property
+    def says_other_than_lines(self) -> bool:
+        """Whether a file that is written as JSONL has a name that does not say so."""
+        return self.kind == "file" and named(file_name(self.name)).kind in (None, "json")
+
     def temporaries(self) -> list[Path]:
         """What the run makes, replaces and deletes next to the path."""
         return [] if self.kind == "stream" else [beside(self.path), aside(self.path)][: 1 + (self.kind == "folder")]

@@ -138,6 +138,24 @@ def test_refusals(cli, source, break_off, model_folder, tmp_path):
     assert len(target.read_text().splitlines()) == ROWS
 
 
+@pytest.mark.parametrize("shard", [[], ["--shard", "1/1"]])
+def test_a_run_whose_rows_are_all_done(cli, source, model_folder, tmp_path, monkeypatch, shard):
+    """A full disk at the very end, or a finished shard, and --resume loaded the model to compute nothing."""
+    target = tmp_path / "out.jsonl"
+    command = ["generate", source, "-o", target, "--model", model_folder, "--max-tokens", 2, *shard]
+    with monkeypatch.context() as patch:
+        patch.setattr(FileOutput, "finish", FileOutput.flush)
+        assert cli(*command, "--quiet").code == 3
+    monkeypatch.setattr("rosebatch.job.local.load", None)
+    result = cli(*command, "--resume", "--report", tmp_path / "report.json")
+    assert (result.code, target.exists(), (tmp_path / "report.json").exists()) == (3, not shard, False)
+    told = f"rosebatch: all rows were done before ({ROWS} rows, 1 failed): nothing is computed; no report is written\n"
+    assert result.err.endswith(told)
+    if shard:
+        assert cli("merge", source, "-o", target).code == 3
+    assert len(target.read_text().splitlines()) == ROWS
+
+
 def test_a_damaged_part_file(cli, source, model_folder, tmp_path, monkeypatch):
     """A flipped bit changed the output without a word. Its row is computed again, and the user hears of the disk."""
     target, whole, part = tmp_path / "out.jsonl", tmp_path / "whole.jsonl", tmp_path / "out.jsonl.part"

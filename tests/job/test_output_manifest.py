@@ -423,3 +423,24 @@ def test_a_damaged_input_leaves_no_output(run, tmp_path):
     with pytest.raises(UserError, match=r"in\.jsonl\.gz: damaged gzip data: it ends too early"):
         run("out.jsonl", "in.jsonl.gz")
     assert not (tmp_path / "out.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("output", "told"),
+    [
+        ("out.txt", True),
+        ("out", True),
+        ("out.json", True),
+        ("out.parqet.gz", True),
+        ("out.NDJSON", False),
+        ("o.csv", False),
+    ],
+)
+def test_lines_under_another_name(run, tmp_path, capsys, monkeypatch, output, told):
+    """A misspelt .parquet was hours of JSONL, without a word."""
+    monkeypatch.setattr("rosebatch.job.run.print_report", Mock())
+    run(output, quiet=False)
+    line = f"rosebatch: {tmp_path / output} is written as JSONL, an object on each line; .parquet, .arrow, .csv or a /"
+    assert (line in capsys.readouterr().err) == told
+    run("2.jsonl", errors=str(tmp_path / "bad.txt"), quiet=False)
+    assert f"{tmp_path / 'bad.txt'} is written as JSONL, an object on each line\n" in capsys.readouterr().err
