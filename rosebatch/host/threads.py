@@ -35,8 +35,9 @@ class DaemonPool(Executor):
         self._jobs.put((future, lambda: call(*args, **kwargs)))
         if len(self._threads) < self._limit:
             name = f"{self._name}-{len(self._threads)}"
-            self._threads.append(Thread(target=_work, args=(self._jobs,), name=name, daemon=True))
-            self._threads[-1].start()
+            thread = Thread(target=_work, args=(self._jobs,), name=name, daemon=True)
+            thread.start()
+            self._threads.append(thread)
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = True) -> None:
@@ -44,7 +45,8 @@ class DaemonPool(Executor):
         with suppress(Empty):
             while job := self._jobs.get_nowait():
                 job[0].cancel()
-        for _ in self._threads:
+        # Of a start that was interrupted, the thread is not known here.
+        for _ in range(self._limit):
             self._jobs.put(None)
         end = time.monotonic() + _PATIENCE_SECONDS
         for thread in self._threads if wait else ():

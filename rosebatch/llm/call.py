@@ -82,6 +82,9 @@ class Call:
         try:
             row = next(self._iterator, END)
         except BaseException as error:
+            # The interrupt of another thread, which steps for all calls, is not this one's.
+            if not isinstance(error, Exception) and get_ident() != self.thread:
+                raise
             self.end(error)
             return None
         if isinstance(row, End):

@@ -18,6 +18,7 @@ from rosebatch.llm.results import serving
 # Between two looks at whether a stream has another row, if there is nothing else to do.
 _PATIENCE_SECONDS = 0.002
 _BUSY = "this LLM is busy: finish or close its other call first"
+_INTERRUPTED = "this call ended with another one, which was interrupted"
 
 
 class Calls(Sink):
@@ -25,16 +26,21 @@ class Calls(Sink):
 
     A call joins those under way if the backend can do that and its seed is theirs. Else it waits until they are done,
     and calls that come later wait behind it.
+
+    Ctrl-C may raise an exception after any call of a function here. So each change is made before what it replaces
+    goes, and may be made twice.
     """
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._lock = Lock()
         self._waiting: deque[Call] = deque()
-        self._open: list[Call] = []
+        # Others may begin while a thread looks through them: it takes a copy.
+        self._open: dict[Call, None] = {}
         self._steps: Generator[None, None, None] | None = None
-        self._stepping = False
-        self._asleep: list[Call] = []
+        # The call whose thread takes a step.
+        self._leader: Call | None = None
+        self._asleep: dict[Call, None] = {}
         self._places: dict[int, tuple[Call, int]] = {}
         # Their progress is to be watched: between two steps, for a look reads what a step changes.
         self._begun: deque[Call] = deque()
@@ -67,7 +73,12 @@ class Calls(Sink):
                 self._wait_until(call, lambda: call.ready)
                 yield from call.take()
         finally:
-            self._leave(call)
+            try:
+                self._leave(call)
+            except BaseException:
+                # An interrupt came meanwhile.
+                self._leave(call)
+                raise
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -82,12 +93,18 @@ class Calls(Sink):
             self._wait_until(call, lambda: call in self._open)
             yield
         finally:
-            self._leave(call)
+            try:
+                self._leave(call)
+            except BaseException:
+                # An interrupt came meanwhile.
+                self._leave(call)
+                raise
 
     def _wait_until(self, call: Call, ready: Callable[[], bool]) -> None:
         """Take steps, or sleep while another thread does, until something is so."""
         while True:
             with self._lock:
+                self._asleep.pop(call, None)
                 self._admit()
                 if ready():
                     # This thread may be away for long.
@@ -95,11 +112,11 @@ class Calls(Sink):
                     return
                 if call not in self._open and any(each.thread == call.thread for each in self._open):
                     raise RuntimeError(_BUSY)
-                leads = self._steps is not None and not self._stepping
+                leads = self._steps is not None and self._leader is None
                 if leads:
-                    self._stepping = True
+                    self._leader = call
                 else:
-                    self._asleep.append(call)
+                    self._asleep[call] = None
             if leads:
                 self._step()
             else:
@@ -108,24 +125,25 @@ class Calls(Sink):
     def _admit(self) -> None:
         """Let calls begin whose turn it is."""
         while self._waiting:
-            call, first = self._waiting[0], self._open[0] if self._open else None
+            call, first = self._waiting[0], next(iter(self._open), None)
             if first is None and self._steps is not None:
                 # What others have left behind ends first.
                 return
             alone = call.alone or (first is not None and first.alone) or not self._backend.joins
             if first is not None and (alone or call.seed != first.seed):
                 return
-            self._open.append(self._waiting.popleft())
+            self._open[call] = None
             if self._steps is None and not call.alone:
                 self._steps = self._begin(call)
             self._begun.append(call)
             if call.alone and call in self._asleep:
                 self._wake(call)
+            self._waiting.popleft()
 
     def _begin(self, call: Call) -> Generator[None, None, None]:
         if self._backend.joins:
             how = serving(self, call.seed, in_order=call.is_stream)
-            return self._backend.run(self._rows(), how, self, lambda: any(each.expects_rows for each in self._open))
+            return self._backend.run(self._rows(), how, self, lambda: any(each.expects_rows for each in [*self._open]))
         assert call.shape is not None, "it has rows"
         rows: Iterable[Row | FailedRow | None] = self._rows_of(call)
         if not call.is_stream:
@@ -135,7 +153,7 @@ class Calls(Sink):
     def _rows(self) -> Iterator[Row | FailedRow | None]:
         """One of each call, in turns; None if there is none at the moment."""
         turn = 0
-        while calls := self._open[:]:
+        while calls := [*self._open]:
             for _ in calls:
                 turn += 1
                 if (row := self._draw(calls[turn % len(calls)])) is not None:
@@ -162,30 +180,32 @@ class Calls(Sink):
 
     def _step(self) -> None:
         """Take one step for all calls under way. If it fails, it fails for all."""
-        steps, error = self._steps, None
+        steps = self._steps
         assert steps is not None, "there is something to do"
         try:
             while self._begun:
                 self._begun.popleft().progress.watch(self._backend.outlook)
             if self._open:
                 next(steps)
-                for call in self._open:
+                for call in [*self._open]:
                     call.progress.tick()
             else:
                 self._finish(steps)
         except StopIteration:
             self._end_run()
         except BaseException as failure:
-            error = failure
-            others = RuntimeError("this call ended with another one, which was interrupted")
-            self._end_run(failure if isinstance(failure, Exception) else others)
+            try:
+                # Its own errors have ended it, those of progress have not.
+                steps.close()
+            finally:
+                self._end_run(failure if isinstance(failure, Exception) else None)
+            if not isinstance(failure, Exception):
+                raise
         finally:
             with self._lock:
-                self._stepping = False
+                self._leader = None
                 for call in [each for each in self._asleep if each.ready]:
                     self._wake(call)
-        if error is not None and not isinstance(error, Exception):
-            raise error
 
     def _finish(self, steps: Generator[None, None, None]) -> None:
         """End what calls that have left have begun."""
@@ -197,9 +217,10 @@ class Calls(Sink):
         self._end_run()
 
     def _end_run(self, error: Exception | None = None) -> None:
+        """End all calls under way. Without an error, those that miss results were interrupted."""
         with self._lock:
             for call in self._open:
-                call.end(error)
+                call.end(error if error is not None or call.done else RuntimeError(_INTERRUPTED))
             self._steps = None
             self._open.clear()
             self._places.clear()
@@ -207,11 +228,15 @@ class Calls(Sink):
     def _leave(self, call: Call) -> None:
         call.end()
         with self._lock:
-            for calls in (self._waiting, self._open, self._asleep):
-                if call in calls:
-                    calls.remove(call)
-            over = self._steps is not None and not (self._open or self._stepping)
-            self._stepping |= over
+            if call in self._waiting:
+                self._waiting.remove(call)
+            self._open.pop(call, None)
+            self._asleep.pop(call, None)
+            if self._leader is call:
+                self._leader = None
+            over = self._steps is not None and not self._open and self._leader is None
+            if over:
+                self._leader = call
         if over:
             self._step()
         with self._lock:
@@ -219,12 +244,12 @@ class Calls(Sink):
 
     def _wake_one(self) -> None:
         """Somebody has to take the next step."""
-        if self._asleep and not self._stepping:
-            self._wake(self._asleep[0])
+        if self._asleep and self._leader is None:
+            self._wake(next(iter(self._asleep)))
 
     def _wake(self, call: Call) -> None:
-        self._asleep.remove(call)
         call.wake.put(None)
+        self._asleep.pop(call, None)
 
     def add(self, index: int, row: Any, *, failed: bool) -> None:
         """See ``Sink``."""

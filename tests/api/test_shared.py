@@ -2,14 +2,19 @@
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import count
 from unittest.mock import Mock
 
 import pytest
 
 from rosebatch import LLM, SamplingParams
+from rosebatch.job.report.progress import Progress
 from rosebatch.llm.awaited import AwaitedCalls
 from rosebatch.llm.call import Call
 from rosebatch.llm.calls import Calls
+from tests.helpers.interrupts import Interrupt
 from tests.helpers.waiting import PATIENCE_SECONDS
 from tests.job.fake_model import FakeModel, launch_fake, make_engine
 
@@ -119,9 +124,9 @@ def test_exclusive_use_that_another_thread_lets_begin(llm):
     """Its own thread was not woken, and all slept for ever."""
     calls, alone = Calls(llm._backend), Call(alone=True)
     calls._waiting.append(alone)
-    calls._asleep.append(alone)
+    calls._asleep[alone] = None
     calls._admit()
-    assert calls._open == [alone] and not calls._asleep
+    assert [*calls._open] == [alone] and not calls._asleep
     assert not alone.wake.empty()
 
 
@@ -233,13 +238,74 @@ def test_a_call_that_is_interrupted(monkeypatch):
     monkeypatch.setattr(engine, "step", step)
     assert len(llm.generate([[5, 6]], SHORT)) == 1
     assert len(list(stream)) == 2, "it had not begun"
-    other = llm.stream(iter([[1, 2], [3, 4]]), SHORT)
+    other = llm.stream(iter([[1, 2], [3, 4]]), iter([SHORT, LONG]))
     next(other)
     monkeypatch.setattr(engine, "step", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         llm.generate([[5, 6]], SHORT)
     with pytest.raises(RuntimeError, match="interrupted"):
         list(other)
+
+
+@pytest.mark.parametrize(
+    ("files", "every"),
+    [
+        (("llm/calls.py", "llm/call.py"), 13),
+        pytest.param(("llm/calls.py", "llm/call.py", "host/threads.py"), 3, marks=pytest.mark.thorough),
+        (("scheduling/block_pool.py", "scheduling/block_groups.py", "scheduling/prefix_cache.py"), 97),
+        pytest.param(("engine/engine.py", "scheduling/block_groups.py", "queues.py"), 11, marks=pytest.mark.thorough),
+    ],
+)
+def test_an_interrupt_at_any_moment(files, every):
+    """Others waited for ever, the next call failed, or blocks were lost: the model goes on as if nothing had been."""
+    prompts = [[1, 2, 3 + number] * 9 for number in range(9)]
+    alone = tokens(LLM.of(launch_fake(make_engine(FakeModel(), vocab_size=257), None)).generate(prompts, SHORT))
+    for number in count(0, every):
+        engine = make_engine(FakeModel(), vocab_size=257)
+        llm = LLM.of(launch_fake(engine, None))
+        stream = llm.stream(iter(prompts), SHORT)
+        first = next(stream)
+        interrupt = Interrupt(number, files)
+        with suppress(KeyboardInterrupt), interrupt():
+            assert tokens(llm.generate(prompts, SHORT)) == alone
+        with suppress(RuntimeError):
+            assert len([first, *stream]) == 9
+        (again,) = in_threads([lambda llm=llm: tokens(llm.generate(prompts, SHORT))])
+        assert again == alone
+        engine.scheduler.check_integrity()
+        assert engine.scheduler.pool.num_free == engine.scheduler.pool.num_blocks
+        if not interrupt.raised:
+            break
+    assert number > 5 * every
+
+
+def test_an_interrupt_belongs_to_the_thread_that_steps():
+    """It was raised in the thread whose row was just read, and the one that was to end went on."""
+
+    class Rows:
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            raise KeyboardInterrupt
+
+    call = Call(Rows())
+    with ThreadPoolExecutor(1) as pool, pytest.raises(KeyboardInterrupt):
+        pool.submit(call.draw).result()
+    assert not call.done
+    assert call.draw() is None and call.done
+    with pytest.raises(KeyboardInterrupt):
+        list(call.take())
+
+
+def test_progress_that_cannot_be_shown(monkeypatch):
+    """With stderr closed, the call failed, and so did all later ones: its rows were still in the engine."""
+    llm = LLM.of(launch_fake(make_engine(FakeModel(), vocab_size=257), None))
+    monkeypatch.setattr(Progress, "tick", Mock(side_effect=[None, OSError("closed")]))
+    with pytest.raises(OSError, match="closed"):
+        llm.generate([[1, 2]] * 20, LONG, use_tqdm=True)
+    monkeypatch.undo()
+    assert len(llm.generate([[1, 2]] * 20, SHORT)) == 20
 
 
 def test_coroutines_run_together(fresh):

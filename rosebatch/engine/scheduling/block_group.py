@@ -54,10 +54,10 @@ class BlockGroup:
             return
         blocks = table[index:first]
         table[index:first] = [GONE] * len(blocks)
-        self.pool.free(blocks)
         # Perhaps no sampled token has seen these prompt tokens, so they were not checked to be finite.
         prompt_blocks = -(-sequence.num_prompt_tokens // self.pool.block_size)
         self.tainted.update(blocks[: max(prompt_blocks - index, 0)])
+        self.pool.free(blocks)
 
 
 def held_blocks(table: Sequence[int]) -> list[int]:

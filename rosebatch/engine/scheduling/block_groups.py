@@ -188,6 +188,13 @@ class BlockGroups:
             group.pool.free(group.copy_sources)
             group.copy_sources = []
 
+    def free_all(self) -> None:
+        """Give up the blocks of all sequences, also where an interrupt came between the changes of a step."""
+        for group in self.groups:
+            group.in_flight.clear()
+            group.pool.free_all()
+            group.copy_sources = []
+
     def forget_in_flight(self) -> None:
         """Make blocks of the step under way unfindable: perhaps it was not computed."""
         for group in self.groups:

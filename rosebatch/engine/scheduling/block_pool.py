@@ -8,6 +8,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
+from itertools import chain
 
 
 def hash_block(parent: bytes, tokens: bytes) -> bytes:
@@ -92,6 +93,15 @@ class BlockPool:
                 self._blank.append(block)
             else:
                 self._cached[block] = None
+
+    def free_all(self) -> None:
+        """Take all blocks from their holders, even if the counts of holders are wrong."""
+        self._ref_counts = [0] * self.num_blocks
+        # The tail of a sequence mostly has higher numbers, and is evicted first.
+        numbers = range(self.num_blocks - 1, -1, -1)
+        known = (block for block in chain(self._cached, numbers) if self._hashes[block] is not None)
+        self._cached = OrderedDict.fromkeys(known)
+        self._blank = [block for block in numbers if self._hashes[block] is None]
 
     def writable(self, block: int) -> bool:
         """Whether its holder may write into the block without a copy."""

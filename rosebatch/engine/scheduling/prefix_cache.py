@@ -56,8 +56,12 @@ class PrefixCache:
             table, pool = sequence.tables[group.number], group.pool
             for index, block_hash in enumerate(hashes, start=first):
                 block = table[index]
-                if block != GONE and pool.register(block, block_hash) and in_flight:
+                if block == GONE:
+                    continue
+                if in_flight:
+                    # Before it can be found: an interrupt may come in between.
                     group.in_flight.add(block)
+                pool.register(block, block_hash)
 
     def _hashes(self, sequence: SequenceState, count: int) -> list[bytes]:
         """Hashes of at least ``count`` of the sequence's first blocks, all of them full."""
