@@ -3,6 +3,7 @@
 A row's own column of the same name wins.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
@@ -55,6 +56,12 @@ class Partitions:
     def of(self, path: str) -> dict[str, Any]:
         """The keys of one file, by name."""
         return self._by_path.get(path, {})
+
+    def digest(self, contents: str) -> str:
+        """The digest of all files, from that of their contents. A renamed folder has other keys, so other rows."""
+        if not self.schema.names:
+            return contents
+        return hashlib.sha256(msgspec.json.encode([contents, *self._by_path.values()])).hexdigest()
 
 
 def _pair(folder: str) -> tuple[str, str]:

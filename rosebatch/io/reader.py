@@ -261,8 +261,8 @@ class PromptReader:
         return map(self.parser.parse, chain.from_iterable(self._identified(records, limit)))
 
     def digest(self) -> str:
-        """SHA-256 of the files' contents, as ``require_unchanged`` will compare it."""
-        return self._files.digest()
+        """SHA-256 of the rows: of the files' contents, as ``require_unchanged`` will compare it, and of their keys."""
+        return self._keys.digest(self._files.digest())
 
     def require_unchanged(self) -> None:
         """See ``InputFiles.require_unchanged``."""

@@ -162,3 +162,24 @@ def test_a_forced_run_is_interrupted_and_resumed(job, tmp_path):
     assert (report["resumed"] > 4, report["resumed_exactly"]) == (True, False)
     assert [row["index"] for row in read_lines(target)] == list(range(9))
     assert run(resume=True, seed=1).report == {}
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_folder_that_is_renamed(job, tmp_path, finished):
+    """Its key is a column of its rows: a run with another one went on, or its output was "already finished"."""
+    source, target = tmp_path / "in", tmp_path / "out.jsonl"
+    for day in "12":
+        (source / f"day={day}").mkdir(parents=True)
+        jsonl(source / f"day={day}/a.jsonl", LINES)
+    if finished:
+        job.run_file(source, target)
+    else:
+        with pytest.raises(IndexError):
+            job.run_file(source, target, model=FakeModel(before_step=lambda plan, left=[1] * 9: left.pop()))
+        assert (tmp_path / "out.jsonl.part").read_bytes().count(b"\n") > 1
+    (source / "day=2").rename(source / "day=3")
+    with pytest.raises(FlagError, match="the content of the input differs"):
+        job.run_file(source, target, resume=True)
+    (source / "day=3").rename(source / "day=2")
+    job.run_file(source, target, resume=True)
+    assert [row["day"] for row in read_lines(target)] == [1] * 20 + [2] * 20
