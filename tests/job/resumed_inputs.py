@@ -3,6 +3,7 @@
 Each function writes an input into a folder, and returns its path and the options of ``killable_job.main``.
 """
 
+import csv
 import gzip
 import random
 from datetime import date
@@ -53,6 +54,28 @@ def write_gzip(folder):
 def write_csv(folder):
     """The rows of ``write_jsonl``, whose nested and missing values become cells."""
     return write_jsonl(folder)
+
+
+def write_template(folder):
+    """CSV whose columns become prompts and settings, with line breaks and quotes in cells, and a cell that is empty."""
+    rng = random.Random(7)
+    path = folder / "in.csv"
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["id", "note", "max_tokens"])
+        rows.writerows([f"id {i}", f'line {i},\n"{i % 50}"\r\né' * (i != 7), rng.randint(1, 60)] for i in range(ROWS))
+    return path, {"prompt_template": "Sum up: {note}", "keep_prompt": True}
+
+
+def write_hive(folder):
+    """The rows of ``write_jsonl`` in files whose folders have keys, which the prompts name."""
+    path, _ = write_jsonl(folder)
+    lines = path.read_text().splitlines(keepends=True)[:-1]
+    for day in range(4):
+        part = folder / f"in/lang=a%2Fb/day={day}/a.jsonl"
+        part.parent.mkdir(parents=True)
+        part.write_text("".join(lines[day::4]))
+    return path.parent / "in", {"prompt_template": "{lang} of {day}: {prompt}", "rows_per_file": 22, "columns": "day"}
 
 
 def write_openai(folder):

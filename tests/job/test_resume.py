@@ -34,6 +34,7 @@ def source(tmp_path):
 # What writes the input, and the output's name.
 KINDS = [("jsonl", "out.jsonl"), ("parquet", "answers"), ("gzip", "out.jsonl.gz"), ("embedding_tables", "answers")]
 KINDS += [("csv", "out.csv"), ("csv", "out.tsv.gz")]
+KINDS += [("template", "out.csv.zst"), ("hive", "answers")]
 KINDS += [(kind, "out.jsonl") for kind in ("openai", "n", "structured", "tools", "responses", "embeddings")]
 
 
