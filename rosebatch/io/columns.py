@@ -92,20 +92,21 @@ class Columns:
         Raises:
             FlagError: it lacks one.
         """
+        separator = "; columns are separated by commas, in a .tsv by tabs" if any(";" in name for name in names) else ""
+        has = ", ".join(names) + separator
         named = (("--prompt-column", self.prompt), ("--id-column", self.id))
         for flag, name in (*named, *(("--columns", each) for each in self.carried or ())):
             if name and name not in names:
-                raise FlagError(f"{flag} {name}: {path} has no such column, but {', '.join(names)}")
+                raise FlagError(f"{flag} {name}: {path} has no such column, but {has}")
         for name in prompt_template.names(self.template):
             if name not in names:
-                raise FlagError(f"--prompt-template: {path} has no column {name}, but {', '.join(names)}")
+                raise FlagError(f"--prompt-template: {path} has no column {name}, but {has}")
         if self.template is not None:
             if self.keeps_prompt and "prompt" in names:
                 raise FlagError(f"--keep-prompt: {path} has a column prompt, so a prompt that is made has no name")
         elif self.prompt is None and not set(PROMPT_FIELDS).intersection(names):
-            hint = "; columns are separated by commas, in a .tsv by tabs" if any(";" in name for name in names) else ""
             message = f"{path}: has none of the columns {', '.join(PROMPT_FIELDS)}, but {', '.join(names)}"
-            raise FlagError(f"{message}: --prompt-column NAME says which has the prompts{hint}")
+            raise FlagError(f"{message}: --prompt-column NAME says which has the prompts{separator}")
 
     def may_have_prompt(self, names: Container[str]) -> bool:
         """Whether a row with these fields may have a prompt."""

@@ -34,7 +34,7 @@ class CsvTable:
 
     Raises:
         UserError: it has no names of columns, or they are not UTF-8.
-        csv.Error: its first row is no CSV.
+        csv.Error: its first row is no CSV. Empty lines before it do not count.
     """
 
     def __init__(self, raw: IO[bytes], path: str, separator: str, limit: int) -> None:
@@ -49,7 +49,7 @@ class CsvTable:
         self._size = 0
         self._rows = self._reader()
         try:
-            self.names: list[str] = next(self._rows, [])
+            self.names: list[str] = next(filter(None, self._rows), [])
         except _LongRowError:
             raise UserError(f"{path}: the names of its columns have more than {limit} bytes") from None
         if not self.names:

@@ -171,17 +171,20 @@ class SafetensorsWeights:
         # The file of each tensor, open.
         self._files: dict[str, tuple[Path, Any]] = {}
         index = _weight_map(folder)
+        found: dict[str, list[tuple[Path, Any]]] = {}
         for path in weight_files(folder):
             require_file(path)
             with refused(path, "unreadable weights"):
                 handle = safe_open(str(path), framework="pt")
                 names = list(handle.keys())
             for name in names:
-                if index.get(name, path.name) != path.name:
-                    continue
-                if name in self._files:
-                    raise refusal(folder, f"tensor {name!r} is in {self._files[name][0].name} and in {path.name}")
-                self._files[name] = path, handle
+                found.setdefault(name, []).append((path, handle))
+        for name, files in found.items():
+            # An index that names a file without the tensor says nothing.
+            first, *others = [file for file in files if file[0].name == index.get(name)] or files
+            if others:
+                raise refusal(folder, f"tensor {name!r} is in {first[0].name} and in {others[0][0].name}")
+            self._files[name] = first
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """See ``WeightSource``."""

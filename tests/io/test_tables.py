@@ -15,6 +15,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from rosebatch.core.errors import FlagError, UserError
+from rosebatch.io.columns import Columns
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.rows import FailedRow
 
@@ -250,6 +251,7 @@ def test_damaged_utf16(tmp_path):
     ("content", "message"),
     [
         (b"", "is empty, but the first row"),
+        (b"\n\r\n", "is empty, but the first row"),
         (b"id,pr\xe9nom,prompt\n1,x,a\n", "the names of its columns are not UTF-8; convert it, .*iconv -f cp1252"),
         (b"prompt,x,x\na,1,2\n", "has two columns 'x'"),
         (b'prompt\n"a\nb\nc', "a quote of the row in line 2 is never closed$"),
@@ -366,6 +368,20 @@ def test_a_table_without_prompts(tmp_path, name, text, message):
     (tmp_path / name).write_text(text)
     with pytest.raises(FlagError, match=f"{name}: has none of the columns prompt, messages, .*{message}"):
         read(tmp_path / name)
+
+
+@pytest.mark.parametrize("columns", [Columns.of("prompt", None, None), Columns.of(None, None, None, "{prompt}")])
+def test_a_column_of_another_separator(tmp_path, columns):
+    """With a column or a template named, nothing told of the semicolons."""
+    (tmp_path / "in.csv").write_text("id;prompt\n1;a\n")
+    with pytest.raises(FlagError, match=r"in\.csv has no .*column.*, but id;prompt; columns are separated by commas"):
+        _ = list(PromptReader(str(tmp_path / "in.csv"), {}, columns=columns))
+
+
+def test_empty_lines_before_the_names(tmp_path):
+    """The file was called empty, though empty lines between rows do not count."""
+    (tmp_path / "in.csv").write_text("\n\nprompt\na\n")
+    assert [row.prompt for row in read(tmp_path / "in.csv")] == ["a"]
 
 
 def test_a_batch_beside_a_table(tmp_path):

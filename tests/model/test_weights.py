@@ -66,6 +66,18 @@ def test_a_tensor_in_two_shards(tmp_path):
     assert_all_there(source(tmp_path))
 
 
+def test_an_index_that_names_the_wrong_shard(tmp_path):
+    """The tensor counted as missing; a model without its head was said to embed only."""
+    write_shards(tmp_path)
+    write_index(tmp_path)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(index.read_text().replace("00001-of", "00002-of"))
+    save_file({"other": torch.zeros(3)}, tmp_path / "model-00002-of-00002.safetensors")
+    save_file({**FIRST, **SECOND}, tmp_path / "model-00001-of-00002.safetensors")
+    index.write_text(index.read_text().replace('"model-00002', '"model-00001', 1))
+    assert_all_there(source(tmp_path))
+
+
 def test_shards_of_two_sets(tmp_path):
     """A folder that was written twice was read as one model of both."""
     write_shards(tmp_path)
