@@ -150,10 +150,14 @@ def write_whole(path: Path, content: bytes, temporary: Path) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    temporary.write_bytes(content)
-    sync(temporary)
-    replace_file(temporary, path)
-    sync(path.parent)
+    try:
+        temporary.write_bytes(content)
+        sync(temporary)
+        replace_file(temporary, path)
+        sync(path.parent)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def replace_folder(whole: Path, path: Path) -> None:

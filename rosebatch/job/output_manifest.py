@@ -99,7 +99,8 @@ def keep(output: Target, errors: Target | None, parts: Sequence[PartFile], rows_
         temporary = output.path.with_name(f".{output.path.name}.tmp")
         write_whole(path, msgspec.json.format(msgspec.json.encode(found)) + b"\n", temporary)
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror or error}") from None
+        told = f"{output.name} is whole, but not yet marked so; rerun with --resume to finish"
+        raise UserError(f"{path}: {error.strerror or error}: {told}") from None
 
 
 def told_replaced(output: Target) -> str | None:

@@ -1,6 +1,7 @@
 """A finished output that is known again, and outputs of the formats that inputs have."""
 
 import csv
+import errno
 import gzip
 import json
 import os
@@ -16,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rosebatch.core.errors import FlagError, UserError
+from rosebatch.io import placement
 from rosebatch.io.parquet_types import as_json
 from rosebatch.job.config import JobConfig
 from rosebatch.job.merge import merge_shards
@@ -44,6 +46,26 @@ def run(job, tmp_path):
 
 def contents(folder):
     return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_disk_that_is_full_once_the_output_is_there(run, tmp_path, monkeypatch):
+    """The message named a file that nobody asked for, and a temporary one stayed."""
+    synced = placement.sync
+
+    def full(path):
+        if path.name == ".out.jsonl.tmp":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        synced(path)
+
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(UserError, match=r"No space left .*out.jsonl is whole"),
+    ):
+        patch.setattr(placement, "sync", full)
+        run()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl", "out.jsonl.part"]
+    assert run()[1] == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".out.jsonl.run", "in.jsonl", "out.jsonl"]
 
 
 @pytest.mark.parametrize(
