@@ -99,6 +99,10 @@ class WeightSource(Protocol):
         """The tensor as it is stored, on the run's device; see ``get``."""
         ...
 
+    def on_host(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """A small tensor of integers that says how others are read."""
+        ...
+
     def get(
         self,
         name: str,
@@ -204,6 +208,11 @@ class SafetensorsWeights:
     def stored(self, name: str, shape: tuple[int, ...], take: Take | None = None) -> Tensor:
         """See ``WeightSource``."""
         return self._read(self.name_of(name), shape, take, plain=False).to(self.device)
+
+    def on_host(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """See ``WeightSource``."""
+        found: np.ndarray = self._read(self.name_of(name), shape, None, plain=False).numpy()
+        return found
 
     def name_of(self, name: str) -> str:
         """See ``WeightSource``: other versions of transformers, and models of more than text, have prefixes."""
@@ -354,6 +363,10 @@ class RandomWeights:
         raise AssertionError("nothing is stored")
 
     def stored(self, name: str, shape: tuple[int, ...], take: Take | None = None) -> Tensor:
+        """See ``WeightSource``."""
+        raise AssertionError("nothing is stored")
+
+    def on_host(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         """See ``WeightSource``."""
         raise AssertionError("nothing is stored")
 

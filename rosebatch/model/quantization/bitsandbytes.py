@@ -39,7 +39,7 @@ class BitsAndBytes:
         for kind in _STATES:
             state = f"{name}.quant_state.bitsandbytes__{kind}"
             if (size := weights.shape(state)) is not None:
-                fields = json.loads(bytes(weights.stored(state, size).tolist()))
+                fields = json.loads(weights.on_host(state, size).tobytes())
                 if tuple(fields["shape"]) != shape:
                     raise UserError(f"tensor {name!r} has shape {shown(fields['shape'])}, config says {shape}")
                 return DenseWeight(_whole(weights, name, fields))

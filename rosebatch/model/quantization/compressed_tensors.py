@@ -140,5 +140,5 @@ def _order(weights: WeightSource, name: str, columns: int) -> np.ndarray | None:
     """The group of each column, if they are not in order."""
     if weights.shape(name) is None:
         return None
-    order = weights.stored(name, (columns,)).cpu().numpy()
+    order = weights.on_host(name, (columns,))
     return None if (order < 0).any() else order

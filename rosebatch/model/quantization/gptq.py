@@ -95,5 +95,4 @@ def _groups(weights: WeightSource, name: str, columns: int, count: int) -> np.nd
     """The group of each column; by ``desc_act`` they are in no order."""
     if weights.shape(name) is None:
         return in_groups(columns, -(-columns // count))
-    found: np.ndarray = weights.stored(name, (columns,)).cpu().numpy()
-    return found
+    return weights.on_host(name, (columns,))
