@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
 from rosebatch.model.contract import Model
@@ -50,19 +52,26 @@ class GGUF:
         architecture: their name of it.
         layers: the first part of transformers' names in a layer, before its number.
         names: GGUF's names of tensors outside of layers -> transformers' names, both without suffix.
-        layer_names: the same of a layer's tensors, without prefix; ``EACH`` stands for the numbers of experts.
-        biases: config.json -> GGUF's names of those with a bias. All have a weight.
+        layer_names: the same of a layer's tensors, without prefix; ``EACH`` stands for the numbers of experts. A name
+            with a suffix stands for that tensor alone. Tensors may have one name in transformers: see ``join``.
         config: the fields of config.json that are not those of all architectures.
+        biases: config.json -> GGUF's names of those with a bias. All have a weight.
+        absent: config.json -> GGUF's names of those that such a model lacks.
         values: transformers' name of a tensor, its values and config.json -> its values as transformers stores them.
+        join: tensors with one name in transformers, in the order of ``layer_names`` -> the tensor of that name.
+        pieces: whose rules a sentencepiece tokenizer has: see ``gguf_sentencepiece``.
     """
 
     architecture: str
     layers: str
     names: Mapping[str, str]
     layer_names: Mapping[str, str]
-    biases: Callable[[Mapping[str, Any]], Collection[str]]
     config: Callable[[GGUFModel], dict[str, Any]]
+    biases: Callable[[Mapping[str, Any]], Collection[str]] = lambda _: ()
+    absent: Callable[[Mapping[str, Any]], Collection[str]] = lambda _: ()
     values: Callable[[str, NDArray[np.float32], Mapping[str, Any]], NDArray[np.float32]] = lambda _, values, __: values
+    join: Callable[[list[Tensor]], Tensor] = torch.cat
+    pieces: Literal["llama", "phi", "gemma"] = "llama"
 
 
 @dataclass(frozen=True, slots=True)

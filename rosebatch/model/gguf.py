@@ -24,7 +24,7 @@ from rosebatch.model.hf_config import parse_model_config
 from rosebatch.model.registry import ARCHITECTURES
 
 # Part of the cache key: raise it when the conversion changes.
-CONVERTER_VERSION = 5
+CONVERTER_VERSION = 6
 
 _SHARD_BYTES = 2 << 30
 
@@ -80,17 +80,18 @@ def _describe(path: Path, dtype: torch.dtype, *, quiet: bool = False) -> _Descri
     if fields.get("split.count", 1) > 1:
         raise refusal(path, "one of several parts: join them with llama-gguf-split --merge")
     found = str(fields.need("general.architecture"))
-    if (found, False) not in _ARCHITECTURES:
-        known = ", ".join(dict.fromkeys(name for name, _ in _ARCHITECTURES))
-        raise refusal(path, f"GGUF architecture {shown(found)} is not supported; supported are {known}")
+    if not any(found == name for name, _ in _ARCHITECTURES):
+        raise refusal(path, f"GGUF architecture {shown(found)} is not supported; docs/models.md lists what is")
     # Where no experts are served, the count stays unread, and is refused by its name.
-    experts = (found, True) in _ARCHITECTURES and fields.get(f"{found}.expert_count", 0) > 0
+    experts = (found, True) in _ARCHITECTURES and (
+        (found, False) not in _ARCHITECTURES or fields.get(f"{found}.expert_count", 0) > 0
+    )
     hf_class, architecture, form = _ARCHITECTURES[found, experts]
     model = _Model(found, fields, reader)
     config = {"architectures": [hf_class], "model_type": architecture.model_type, **_shared_config(model)}
     config |= form.config(model)
     config["dtype"] = dtype_name(dtype)
-    tokenizer = read_tokenizer(fields, path)
+    tokenizer = read_tokenizer(fields, path, form.pieces)
     config["eos_token_id"] = tokenizer.end_ids
     fields.require_understood(found, quiet=quiet)
     parse_model_config(config, str(path))
@@ -135,6 +136,8 @@ def _shared_config(model: _Model) -> dict[str, Any]:
         "vocab_size": model.vocab_size(),
         "tie_word_embeddings": "output.weight" not in model.names,
         "bos_token_id": model.fields.get("tokenizer.ggml.bos_token_id"),
+        # Defaults of some classes are beyond a small vocabulary.
+        "pad_token_id": model.fields.get("tokenizer.ggml.padding_token_id"),
     }
 
 
@@ -147,14 +150,20 @@ def _generation_config(fields: Metadata, end_ids: Sequence[int]) -> dict[str, An
 
 def _tensor_names(form: GGUF, config: Mapping[str, Any], layers: int) -> dict[str, str]:
     """GGUF's names of all tensors that a model of this config has -> transformers' names."""
-    biases = form.biases(config)
+    biases, absent = form.biases(config), form.absent(config)
+    outside = [("", name, "", other) for name, other in form.names.items()]
+    inside = [
+        (f"blk.{layer}.", name, f"{form.layers}.{layer}.", other)
+        for (name, other), layer in product(form.layer_names.items(), range(layers))
+        if name not in absent
+    ]
     found: dict[str, str] = {}
-    for name, other in form.names.items():
+    for prefix, name, other_prefix, other in outside + inside:
+        if "." in name:
+            found[prefix + name] = other_prefix + other
+            continue
         for kind in ("weight", "bias") if name in biases else ("weight",):
-            found[f"{name}.{kind}"] = f"{other}.{kind}"
-    for (name, other), layer in product(form.layer_names.items(), range(layers)):
-        for kind in ("weight", "bias") if name in biases else ("weight",):
-            found[f"blk.{layer}.{name}.{kind}"] = f"{form.layers}.{layer}.{other}.{kind}"
+            found[f"{prefix}{name}.{kind}"] = f"{other_prefix}{other}.{kind}"
     if config["tie_word_embeddings"]:
         del found["output.weight"]
     return found
@@ -174,14 +183,26 @@ def _tensors(
     form: GGUF, config: dict[str, Any], reader: gguf.GGUFReader, names: Mapping[str, str], dtype: torch.dtype
 ) -> Iterator[tuple[str, Tensor]]:
     """Every tensor under transformers' name, dequantized in fp32 and rounded to ``dtype`` once."""
+    parts: dict[str, list[str]] = {}
+    for part, whole in names.items():
+        parts.setdefault(whole, []).append(part)
+    waiting: dict[str, Tensor] = {}
     for tensor in reader.tensors:
         if name := names.get(tensor.name):
             values = form.values(name, gguf.quants.dequantize(tensor.data, tensor.tensor_type), config)
-            # transformers has a tensor of each expert.
-            parts = enumerate(values) if EACH in name else [("", values)]
-            for number, part in parts:
-                found = torch.from_numpy(np.array(part, dtype=np.float32, order="C")).to(dtype)
-                yield name.replace(EACH, str(number)), found
+            if EACH in name:
+                # transformers has a tensor of each expert.
+                for number, own in enumerate(values):
+                    yield name.replace(EACH, str(number)), _rounded(own, dtype)
+                continue
+            waiting[tensor.name] = _rounded(values, dtype)
+            if all(part in waiting for part in parts[name]):
+                found = [waiting.pop(part) for part in parts[name]]
+                yield name, form.join(found) if len(found) > 1 else found[0]
+
+
+def _rounded(values: NDArray[np.float32], dtype: torch.dtype) -> Tensor:
+    return torch.from_numpy(np.array(values, dtype=np.float32, order="C")).to(dtype)
 
 
 def _write_weights(tensors: Iterator[tuple[str, Tensor]], folder: Path) -> None:

@@ -1,6 +1,7 @@
 """The metadata of a GGUF file: read by key, and refused where nobody has read what describes the model."""
 
 import sys
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,13 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "rope.scaling.yarn_log_multiplier": (0,),
     "rope.scaling.yarn_ext_factor": (-1,),
 }
+
+
+class TokenType(IntEnum):
+    """Of ``tokenizer.ggml.token_type``."""
+
+    CONTROL = 3
+    USER_DEFINED = 4
 
 
 class Reader(gguf.GGUFReader):  # type: ignore[misc]

@@ -4,36 +4,44 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import IntEnum
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from rosebatch.host.model_files import refusal, refused, shown
-from rosebatch.host.pretrained import load_pretrained_tokenizer
-from rosebatch.model.gguf_metadata import Metadata
+from rosebatch.host.model_files import refusal, shown
+from rosebatch.model.gguf_metadata import Metadata, TokenType
+from rosebatch.model.gguf_sentencepiece import sentencepiece, spelled
 
 _SPLIT_TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_SPLIT_HEAD = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
-
-
-class _TokenType(IntEnum):
-    CONTROL = 3
-    USER_DEFINED = 4
+_ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_SPLIT_HEAD = _ENDINGS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|"
+# GPT-4o: words end where capitals begin, and keep their endings.
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_GPT_4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_ENDINGS}?|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_ENDINGS}?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 def _gpt2() -> Any:
     return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
 
 
-def _smollm() -> Any:
+def _digits() -> Any:
     return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
 
 
-def _split(digits: str) -> Any:
-    split = pre_tokenizers.Split(Regex(_SPLIT_HEAD + digits + "|" + _SPLIT_TAIL), behavior="isolated")
+def _threes() -> Any:
+    return _split(_SPLIT_HEAD + r"\p{N}{1,3}|" + _SPLIT_TAIL)
+
+
+def _ones() -> Any:
+    return _split(_SPLIT_HEAD + r"\p{N}|" + _SPLIT_TAIL)
+
+
+def _split(pattern: str) -> Any:
+    split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
     return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
@@ -41,11 +49,20 @@ def _split(digits: str) -> Any:
 _PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {
     "default": _gpt2,
     "gpt-2": _gpt2,
-    "smollm": _smollm,
-    "llama-bpe": lambda: _split(r"\p{N}{1,3}"),
-    "qwen2": lambda: _split(r"\p{N}"),
+    "olmo": _gpt2,
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), _digits),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "dbrx", "glm4", "chatglm-bpe"), _threes),
+    **dict.fromkeys(("qwen2", "stablelm2"), _ones),
+    "gpt-4o": lambda: _split(_GPT_4O),
 }
-
+_LLAMA_3 = ("llama-bpe", "llama3", "llama-v3")
+_GLM = ("glm4", "chatglm-bpe")
+# What their models' own tokenizers put before a prompt; the files do not say so.
+_GLM_PROMPT = ["[gMASK]", "<sop>"]
+# They take whole words of the vocabulary before they try merges.
+_WHOLE_WORDS = (*_LLAMA_3, *_GLM, "gpt-4o")
+# Their models' own tokenizers compose characters first (NFC); llama.cpp does not.
+_COMPOSED = ("olmo", "command-r", "qwen2", "stablelm2")
 
 # Texts of tokens that end an answer, whatever the file's keys say: llama.cpp's list.
 _END_TEXTS = {
@@ -54,7 +71,11 @@ _END_TEXTS = {
     *("<|call|>", "<|calls|>", "<|flush|>", "<|tool_response>", "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>"),
     *("[PAD]", "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>"),
 }
+# These end no answer beside such others: gpt-oss's thoughts end with the first, and Gemma has tags of HTML.
+_NO_ENDS = {"<|end|>": {"<|return|>", "<|call|>"}, "</s>": {"<eos>"}}
 _END_KEYS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
+# Of Phi-3's special tokens, those that do not take the space behind them.
+_NO_STRIP = ("<unk>", "<s>", "<|endoftext|>")
 _MARK = re.compile(r"<\|[^|<>]+\|>")
 # Read by name where a prompt needs them, or not used by these kinds of tokenizers.
 _HARMLESS = (
@@ -84,12 +105,13 @@ class GGUFTokenizer:
         (folder / "tokenizer_config.json").write_text(json.dumps(self.config, indent=2) + "\n", encoding="utf-8")
 
 
-def read_tokenizer(metadata: Metadata, path: Path) -> GGUFTokenizer:
+def read_tokenizer(metadata: Metadata, path: Path, pieces: str) -> GGUFTokenizer:
     """Make the tokenizer of a file.
 
     Args:
         metadata: of the file.
         path: the file, for errors.
+        pieces: whose rules a sentencepiece vocabulary has, see ``GGUF``.
 
     Raises:
         UserError: the tokenizer is not supported or lacks metadata.
@@ -106,25 +128,28 @@ def read_tokenizer(metadata: Metadata, path: Path) -> GGUFTokenizer:
         )
     tokens: list[str] = metadata.need("tokenizer.ggml.tokens")
     types: list[int] = get("token_type", [1] * len(tokens))
-    backend = _sentencepiece(path, get) if kind == "llama" else _byte_level(path, tokens, metadata, pre)
+    if kind == "llama":
+        tokens = spelled(tokens, pieces)
+        backend = sentencepiece(metadata, tokens, pieces)
+    else:
+        backend = _byte_level(path, tokens, metadata, pre)
     for name in _HARMLESS:
         get(name)
     metadata.require("tokenizer.ggml.add_sep_token", False)
     metadata.require("tokenizer.ggml.token_type_count", 0, 1)
-    keyed = [get(f"{name}_token_id") for name in _END_KEYS]
-    end_ids = [i for i in keyed if i is not None]
-    end_ids = list(dict.fromkeys([*end_ids, *(i for i, token in enumerate(tokens) if token in _END_TEXTS)]))
+    end_ids = _end_ids(tokens, [get(f"{name}_token_id") for name in _END_KEYS])
     templates = _templates(metadata)
     marks = set(_MARK.findall("".join(templates.values())))
     controls = {tokens[i] for i in end_ids}
     for token, token_type in zip(tokens, types, strict=True):
         # Some files call marks words, or unused.
-        is_control = token_type == _TokenType.CONTROL or token in controls
-        if is_control or (token in marks and token_type != _TokenType.USER_DEFINED):
-            backend.add_special_tokens([AddedToken(token, special=True, normalized=False)])
-        elif token_type == _TokenType.USER_DEFINED:
+        is_control = token_type == TokenType.CONTROL or token in controls
+        if is_control or (token in marks and token_type != TokenType.USER_DEFINED):
+            rstrip = pieces == "phi" and kind == "llama" and token not in _NO_STRIP
+            backend.add_special_tokens([AddedToken(token, special=True, normalized=False, rstrip=rstrip)])
+        elif token_type == TokenType.USER_DEFINED:
             backend.add_tokens([AddedToken(token, special=False, normalized=False)])
-    _add_to_prompts(backend, get, tokens, bos=kind == "llama" or pre == "llama-bpe")
+    _add_to_prompts(backend, get, tokens, bos=kind == "llama" or pre in _LLAMA_3)
     named = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
     ids = {name: get(f"{key}_token_id") for name, key in named.items()}
     config: dict[str, Any] = {name: tokens[i] for name, i in ids.items() if i is not None}
@@ -139,27 +164,20 @@ def _byte_level(path: Path, tokens: list[str], metadata: Metadata, pre: str) -> 
     if bad := next((merge for merge in merges if len(merge) != 2), None):
         raise refusal(path, f"the merge {shown(bad[0])} is no pair of tokens")
     vocab = {token: i for i, token in enumerate(tokens)}
-    # Llama 3 takes whole words of its vocabulary before it tries merges.
-    backend = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=pre == "llama-bpe"))
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=pre in _WHOLE_WORDS))
+    if pre in _COMPOSED:
+        backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = _PRE_TOKENIZERS[pre]()
     backend.decoder = decoders.ByteLevel()
     return backend
 
 
-def _sentencepiece(path: Path, get: Callable[..., Any]) -> Tokenizer:
-    """Let transformers convert a sentencepiece vocabulary."""
-    get("merges")
-    with (
-        refused(path, "the tokenizer cannot be converted"),
-        # Alone in a folder: transformers would also read a tokenizer_config.json next to the file, for example.
-        TemporaryDirectory() as alone,
-    ):
-        (Path(alone) / "model.gguf").symlink_to(path.resolve())
-        backend: Tokenizer = load_pretrained_tokenizer(Path(alone), gguf_file="model.gguf").backend_tokenizer
-    if not get("add_space_prefix", True):
-        backend.pre_tokenizer = pre_tokenizers.Metaspace("\u2581", prepend_scheme="never", split=False)
-        backend.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
-    return backend
+def _end_ids(tokens: list[str], keyed: list[int | None]) -> list[int]:
+    """Tokens that end an answer: those of the file's keys first, then those of llama.cpp's list."""
+    by_text = [i for i, token in enumerate(tokens) if token in _END_TEXTS]
+    found = list(dict.fromkeys([*(i for i in keyed if i is not None), *by_text]))
+    texts = {tokens[i] for i in found}
+    return [i for i in found if not _NO_ENDS.get(tokens[i], {""}) <= texts]
 
 
 def _add_to_prompts(backend: Tokenizer, get: Callable[..., Any], tokens: list[str], *, bos: bool) -> None:
@@ -168,11 +186,14 @@ def _add_to_prompts(backend: Tokenizer, get: Callable[..., Any], tokens: list[st
     def added(name: str, default: bool) -> str:
         return tokens[get(f"{name}_token_id")] if get(f"add_{name}_token", default) else ""
 
-    first, last = added("bos", bos), added("eos", False)
+    first, last = [added("bos", bos)], [added("eos", False)]
+    if get("pre") in _GLM and set(_GLM_PROMPT) <= set(tokens):
+        first = _GLM_PROMPT
+    first, last = [each for each in first if each], [each for each in last if each]
     backend.post_processor = processors.TemplateProcessing(
-        single=f"{first} $A {last}".strip(),
-        pair=f"{first} $A $B {last}".strip(),
-        special_tokens=[(token, backend.token_to_id(token)) for token in dict.fromkeys([first, last]) if token],
+        single=[*first, "$A", *last],
+        pair=[*first, "$A", "$B", *last],
+        special_tokens=[(token, backend.token_to_id(token)) for token in dict.fromkeys([*first, *last])],
     )
 
 

@@ -1,5 +1,7 @@
 """GGUF files from random transformers models, as llama.cpp's converter writes them."""
 
+from itertools import product
+
 import gguf
 import numpy as np
 import torch
@@ -31,11 +33,27 @@ SHAPE = {
     "bos_token_id": BOS,
     "eos_token_id": END,
 }
+# By transformers' model types.
 ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA,
+    "mixtral": gguf.MODEL_ARCH.LLAMA,
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE,
+    "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
     "gpt2": gguf.MODEL_ARCH.GPT2,
+    "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
+    "gpt_neox": gguf.MODEL_ARCH.GPTNEOX,
+    "gemma2": gguf.MODEL_ARCH.GEMMA2,
+    "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
+    "phi3": gguf.MODEL_ARCH.PHI3,
+    "glm4": gguf.MODEL_ARCH.GLM4,
+    "granite": gguf.MODEL_ARCH.GRANITE,
+    "olmo2": gguf.MODEL_ARCH.OLMO2,
+    "stablelm": gguf.MODEL_ARCH.STABLELM,
+    "starcoder2": gguf.MODEL_ARCH.STARCODER2,
+    "cohere": gguf.MODEL_ARCH.COMMAND_R,
+    "cohere2": gguf.MODEL_ARCH.COHERE2,
 }
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
@@ -91,10 +109,10 @@ MODELS = {
 }
 
 
-def random_model(name):
+def random_model(name, models=MODELS):
     """A model with every parameter random, also norms and biases: at 1 and 0 they would hide mistakes."""
     torch.manual_seed(0)
-    model = MODELS[name]().eval()
+    model = models[name]().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:
@@ -150,82 +168,158 @@ def add_tokenizer(writer, *, pre="gpt-2", merges=("a b",), words=(), **more):
         writer.add_eot_token_id(tokens.index(more["eot_word"]))
 
 
-def add_experts(writer, hf_name, values):
-    """Adds a tensor of Mixtral's experts, or the two that transformers has in one, or the router."""
-    layer, kind = hf_name.split(".")[2], hf_name.rpartition(".mlp.")[2]
+def converted(config, name, values):
+    """What llama.cpp's converter makes of a tensor: names for the package's table, and values."""
+    kind, own = config.model_type, name.rpartition(".layers.")[2].partition(".")[2]
+    plus_one = kind in ("gemma2", "gemma3_text") and name.endswith("norm.weight")
+    if own.startswith(("self_attn.q_proj", "self_attn.k_proj")) and kind in ("llama", "mixtral", "granite"):
+        is_q = own.startswith("self_attn.q_proj")
+        values = permute(values, config.num_attention_heads if is_q else config.num_key_value_heads)
+    elif kind == "gpt2" and values.ndim == 2 and ".h." in name:
+        values = values.T
+    elif "query_key_value" in name:
+        heads = config.num_attention_heads
+        values = values.reshape(heads, 3, -1, *values.shape[1:]).swapaxes(0, 1).reshape(values.shape)
+    elif plus_one:
+        values = values + np.float32(1)
+    elif own == "self_attn.sinks":
+        name += ".weight"
+    elif "layernorm.norms." in own:
+        return
+    elif own.startswith("mlp.experts."):
+        yield from _experts(config, name, own, values)
+        return
+    yield name, values
+
+
+def _experts(config, name, own, values):
+    """The two matrices that transformers has in one tensor, apart."""
+    prefix, suffix = name.removesuffix(own), "bias" if own.endswith("_bias") else "weight"
+    turned = config.model_type == "gpt_oss"
+    if turned and suffix == "weight":
+        values = values.swapaxes(1, 2)
+    if "down_proj" in own:
+        yield f"{prefix}mlp.experts.down_proj.{suffix}", values
+        return
     middle = values.shape[1] // 2
-    parts = {
-        "gate.weight": {"gate_inp": values},
-        "experts.down_proj": {"down_exps": values},
-        "experts.gate_up_proj": {"gate_exps": values[:, :middle], "up_exps": values[:, middle:]},
-    }
-    for name, part in parts[kind].items():
-        writer.add_tensor(f"blk.{layer}.ffn_{name}.weight", np.ascontiguousarray(part))
+    gate, up = (values[:, ::2], values[:, 1::2]) if turned else (values[:, :middle], values[:, middle:])
+    yield f"{prefix}mlp.experts.gate_proj.{suffix}", gate
+    yield f"{prefix}mlp.experts.up_proj.{suffix}", up
 
 
-def add_model(writer, name, model, quantized):
-    """Adds metadata and tensors, named by the gguf package's own table."""
-    architecture, config = name.partition("-")[0], model.config
-    if architecture == "gpt2":
-        writer.add_context_length(config.n_positions)
-        writer.add_embedding_length(config.n_embd)
-        writer.add_block_count(config.n_layer)
-        writer.add_head_count(config.n_head)
+def head_norms(model):
+    """StableLM's norms of heads, one below the other."""
+    state, heads = model.state_dict(), {"q": "num_attention_heads", "k": "num_key_value_heads"}
+    for layer, (name, count) in product(range(model.config.num_hidden_layers), heads.items()):
+        prefix = f"model.layers.{layer}.self_attn.{name}_layernorm"
+        if f"{prefix}.norms.0.weight" in state:
+            norms = [state[f"{prefix}.norms.{i}.weight"] for i in range(getattr(model.config, count))]
+            yield f"{prefix}.weight", torch.stack(norms).numpy()
+
+
+def add_rope(writer, config, head_dim):
+    """Adds metadata of rotary positions, and their tensors."""
+    rope = config.rope_parameters
+    if "sliding_attention" in rope:
+        writer.add_float32(f"{writer.arch}.rope.freq_base_swa", rope["sliding_attention"]["rope_theta"])
+        rope = rope["full_attention"]
+    writer.add_rope_freq_base(rope["rope_theta"])
+    share = rope.get("partial_rotary_factor", 1.0)
+    if share != 1.0:
+        writer.add_rope_dimension_count(int(share * head_dim))
+    if rope["rope_type"] == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        if "beta_fast" in rope:
+            writer.add_float32(f"{writer.arch}.rope.scaling.yarn_beta_fast", rope["beta_fast"])
+            writer.add_float32(f"{writer.arch}.rope.scaling.yarn_beta_slow", rope["beta_slow"])
+            writer.add_rope_scaling_attn_factors(rope["attention_factor"] / (1 + 0.1 * np.log(rope["factor"])))
+    if rope["rope_type"] == "longrope":
+        if config.model_type != "phi3":
+            writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)
+        length = rope["original_max_position_embeddings"]
+        factor = config.max_position_embeddings / length
+        growth = np.sqrt(1 + np.log(factor) / np.log(length))
+        writer.add_rope_scaling_orig_ctx_len(length)
+        writer.add_rope_scaling_attn_factors(rope.get("attention_factor", growth))
+        for name in ("short", "long"):
+            writer.add_tensor(f"rope_factors_{name}.weight", np.array(rope[f"{name}_factor"], np.float32))
+    if rope["rope_type"] == "llama3":
+        writer.add_tensor("rope_freqs.weight", llama3_divisors(rope, head_dim))
+
+
+def add_metadata(writer, config):
+    """Adds what the converter writes of a config."""
+    kind = config.model_type
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_head_count(config.num_attention_heads)
+    if kind == "gpt2":
         writer.add_feed_forward_length(4 * config.n_embd)
         writer.add_layer_norm_eps(config.layer_norm_epsilon)
-    else:
-        writer.add_context_length(config.max_position_embeddings)
-        writer.add_embedding_length(config.hidden_size)
-        writer.add_block_count(config.num_hidden_layers)
-        writer.add_head_count(config.num_attention_heads)
+        return
+    writer.add_feed_forward_length(config.intermediate_size)
+    if kind != "gpt_neox":
         writer.add_head_count_kv(config.num_key_value_heads)
-        writer.add_feed_forward_length(config.intermediate_size)
-        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-        rope = config.rope_parameters
-        writer.add_rope_freq_base(rope["rope_theta"])
-        if rope["rope_type"] == "linear":
-            writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-            writer.add_rope_scaling_factor(rope["factor"])
-        if rope["rope_type"] == "yarn":
-            writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-            writer.add_rope_scaling_factor(rope["factor"])
-            writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
-            if "beta_fast" in rope:
-                writer.add_float32("llama.rope.scaling.yarn_beta_fast", rope["beta_fast"])
-                writer.add_float32("llama.rope.scaling.yarn_beta_slow", rope["beta_slow"])
-                writer.add_rope_scaling_attn_factors(rope["attention_factor"] / (1 + 0.1 * np.log(rope["factor"])))
-        if rope["rope_type"] == "longrope":
-            writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)
-            writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
-            writer.add_rope_scaling_attn_factors(rope["attention_factor"])
-            for name in ("short", "long"):
-                writer.add_tensor(f"rope_factors_{name}.weight", np.array(rope[f"{name}_factor"], np.float32))
-        if rope["rope_type"] == "llama3":
-            writer.add_tensor("rope_freqs.weight", llama3_divisors(rope, config.head_dim))
-        if getattr(config, "head_dim", None) is not None:
-            writer.add_key_length(config.head_dim)
-            writer.add_value_length(config.head_dim)
-    if experts := getattr(config, "num_local_experts", 0):
+    for name in ("rms_norm_eps", "layer_norm_eps", "norm_epsilon"):
+        if (eps := getattr(config, name, None)) is not None:
+            (writer.add_layer_norm_rms_eps if name == "rms_norm_eps" else writer.add_layer_norm_eps)(eps)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    add_rope(writer, config, head_dim)
+    if head_dim * config.num_attention_heads != config.hidden_size or kind == "gpt_oss":
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+    if experts := getattr(config, "num_local_experts", 0) or getattr(config, "num_experts", 0):
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
-    names = gguf.get_tensor_name_map(ARCHITECTURES[architecture], LAYERS)
-    tied = config.tie_word_embeddings
-    for hf_name, parameter in model.state_dict().items():
-        if tied and hf_name == "lm_head.weight":
-            continue
-        values = parameter.detach().numpy()
-        if architecture == "llama" and ".q_proj." in hf_name:
-            values = permute(values, config.num_attention_heads)
-        if architecture == "llama" and ".k_proj." in hf_name:
-            values = permute(values, config.num_key_value_heads)
-        if architecture == "gpt2" and values.ndim == 2 and ".h." in hf_name:
-            values = values.T
-        if ".mlp." in hf_name and experts:
-            add_experts(writer, hf_name, values)
-            continue
-        values = np.ascontiguousarray(values)
-        gguf_name = names.get_name(hf_name, try_suffixes=(".weight", ".bias"))
-        kind = next((kind for part, kind in quantized.items() if part in hf_name and values.ndim == 2), None)
+        if kind != "mixtral":
+            size = config.intermediate_size if kind == "gpt_oss" else config.moe_intermediate_size
+            writer.add_expert_feed_forward_length(size)
+        if kind == "qwen2_moe":
+            writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+    if window := getattr(config, "sliding_window", None) if kind in WINDOWS else None:
+        writer.add_sliding_window(window)
+    if (types := getattr(config, "layer_types", None)) and kind in ("gemma3_text", "cohere2"):
+        writer.add_sliding_window_pattern([each == "sliding_attention" for each in types])
+    for name, add in OPTIONS.items():
+        if (value := getattr(config, name, None)) is not None:
+            getattr(writer, add)(value)
+
+
+WINDOWS = ("gemma2", "gemma3_text", "gpt_oss", "cohere2", "phi3", "starcoder2")
+OPTIONS = {
+    "attn_logit_softcapping": "add_attn_logit_softcapping",
+    "final_logit_softcapping": "add_final_logit_softcapping",
+    "attention_multiplier": "add_attention_scale",
+    "embedding_multiplier": "add_embedding_scale",
+    "residual_multiplier": "add_residual_scale",
+    "logits_scaling": "add_logit_scale",
+    "logit_scale": "add_logit_scale",
+    "use_parallel_residual": "add_parallel_residual",
+}
+
+
+def add_model(writer, model, quantized):
+    """Adds metadata and tensors, named by the gguf package's own table."""
+    config = model.config
+    add_metadata(writer, config)
+    names = gguf.get_tensor_name_map(ARCHITECTURES[config.model_type], config.num_hidden_layers)
+    tensors = [(name, values.detach().numpy()) for name, values in model.state_dict().items()]
+    if config.tie_word_embeddings:
+        tensors = [(name, values) for name, values in tensors if name != "lm_head.weight"]
+    stored = [new for name, values in tensors for new in converted(config, name, values)]
+    for hf_name, given in [*stored, *head_norms(model)]:
+        values = np.ascontiguousarray(given)
+        # The package has no name of Cohere's head, which it takes to be tied.
+        gguf_name = (
+            names.get_name(hf_name, try_suffixes=(".weight", ".bias")) or {"lm_head.weight": "output.weight"}[hf_name]
+        )
+        kind = next((kind for part, kind in quantized.items() if part in hf_name and values.ndim >= 2), None)
         if kind is None:
             writer.add_tensor(gguf_name, values)
         elif kind == gguf.GGMLQuantizationType.I8:
@@ -236,9 +330,11 @@ def add_model(writer, name, model, quantized):
 
 def write(path, name="llama", model=None, *, quantized=None, architecture=None, **tokenizer):
     """Writes a file of a model, or of a tokenizer alone."""
-    writer = gguf.GGUFWriter(path, architecture or name.partition("-")[0])
     if model is not None:
-        add_model(writer, name, model, quantized or {})
+        architecture = gguf.MODEL_ARCH_NAMES[ARCHITECTURES[model.config.model_type]]
+    writer = gguf.GGUFWriter(path, architecture or name)
+    if model is not None:
+        add_model(writer, model, quantized or {})
     add_tokenizer(writer, **tokenizer)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -1,17 +1,21 @@
 """The tokenizer of a GGUF file: how it splits text, what it merges, and what it refuses."""
 
 import json
+import unicodedata
 
 import gguf
 import pytest
 import torch
 from tokenizers import Tokenizer as Backend
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, CohereTokenizer, GPTNeoXTokenizer, Qwen2Tokenizer
 
 from rosebatch.core.errors import UserError
 from rosebatch.model.gguf_cache import converted_folder
+from rosebatch.model.gguf_metadata import Metadata, Reader
+from rosebatch.model.gguf_tokenizer import read_tokenizer
 from rosebatch.text.tokenizer import Tokenizer
 from tests.model import gguf_files
+from tests.model import test_gguf_families as families
 from tests.model.gguf_files import BOS, END
 
 pytestmark = pytest.mark.usefixtures("one_thread", "cache")
@@ -22,6 +26,7 @@ SPLITS = {
     "smollm": ["abc", "Ġ", "1", "2", "3", "4", "Ġ", "ĠI", "'", "M", "Ġit", "'s", "!!", "Ċ", "Ċ", "x"],
     "llama-bpe": ["abc", "Ġ", "123", "4", "Ġ", "ĠI", "'M", "Ġit", "'s", "!!ĊĊ", "x"],
     "qwen2": ["abc", "Ġ", "1", "2", "3", "4", "Ġ", "ĠI", "'M", "Ġit", "'s", "!!ĊĊ", "x"],
+    "gpt-4o": ["abc", "Ġ", "123", "4", "Ġ", "ĠI'M", "Ġit's", "!!ĊĊ", "x"],
 }
 TEXTS = [
     "abc 1234  I'M it's!!\n\nx",
@@ -71,10 +76,65 @@ def test_round_trip(write_gguf, toy, pre):
     """Any text survives, byte by byte if necessary; transformers reads the same ids from the folder."""
     tokenizer, folder = load_tokenizer(write_gguf("llama", toy, pre=pre, merges=DIGITS, add_bos=False))
     encoded = tokenizer.encode(TEXTS)
-    assert [tokenizer.decode(ids) for ids in encoded] == TEXTS
+    # Qwen's own tokenizer composes characters.
+    expected = [unicodedata.normalize("NFC", text) if pre == "qwen2" else text for text in TEXTS]
+    assert [tokenizer.decode(ids) for ids in encoded] == expected
     reference = AutoTokenizer.from_pretrained(folder)
     assert [reference(text)["input_ids"] for text in TEXTS] == encoded
-    assert [reference.decode(ids, clean_up_tokenization_spaces=False) for ids in encoded] == TEXTS
+    assert [reference.decode(ids, clean_up_tokenization_spaces=False) for ids in encoded] == expected
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("pre", ["gpt-4o", "llama-bpe", "dbrx", "qwen2", "olmo", "command-r"])
+def test_ids_are_those_of_the_models_own_tokenizer(write_gguf, toy, pre):
+    """By transformers' class of the model, or by its reader of such files."""
+    path = write_gguf("llama", toy, pre=pre, merges=DIGITS, add_bos=False)
+    tokenizer, folder = load_tokenizer(path)
+    model = json.loads((folder / "tokenizer.json").read_text())["model"]
+    own = {"olmo": GPTNeoXTokenizer, "command-r": CohereTokenizer, "qwen2": Qwen2Tokenizer}.get(pre)
+    if own is None:
+        reference = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    else:
+        reference = own(vocab=model["vocab"], merges=[tuple(merge) for merge in model["merges"]])
+    assert [reference(text, add_special_tokens=False)["input_ids"] for text in TEXTS] == tokenizer.encode(TEXTS)
+
+
+SAME = {"starcoder": "smollm", "refact": "smollm", "stablelm2": "qwen2", "glm4": "llama-bpe", "chatglm-bpe": "glm4"}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("pre", SAME)
+def test_kinds_with_the_same_splits(write_gguf, toy, pre):
+    """llama.cpp has the same patterns for both."""
+    paths = [write_gguf("llama", toy, pre=each, add_bos=False, file=f"{each}.gguf") for each in (pre, SAME[pre])]
+    first, second = (json.loads(load_tokenizer(path)[0].backend.to_str()) for path in paths)
+    assert (first["pre_tokenizer"], first["normalizer"]) == (second["pre_tokenizer"], second["normalizer"])
+
+
+def test_words_before_a_prompt_of_glm(write_gguf, toy):
+    """The model's own tokenizer puts them there, and no key of the file says so; a chat's are the template's."""
+    words = ["[gMASK]", "<sop>"]
+    tokenizer, _ = load_tokenizer(
+        write_gguf("llama", toy, pre="glm4", words=words, template="{{ messages[0].content }}")
+    )
+    first, second, ab = map(tokenizer.backend.token_to_id, [*words, "ab"])
+    assert tokenizer.encode(["ab"]) == [[first, second, ab]]
+    assert tokenizer.encode_chats([[{"role": "user", "content": "ab"}]]) == [[ab]]
+
+
+@pytest.mark.parametrize(
+    ("words", "ends"),
+    [
+        (["<|return|>", "<|call|>", "<|end|>"], ["<|return|>", "<|call|>"]),
+        (["<|end|>"], ["<|end|>"]),
+        (["<eos>", "</s>"], ["<eos>"]),
+    ],
+)
+def test_tokens_that_end_in_other_models(write_gguf, toy, words, ends):
+    """gpt-oss stopped behind its thoughts, and Gemma at a tag of HTML."""
+    tokenizer, folder = load_tokenizer(write_gguf("llama", toy, words=words))
+    found = json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
+    assert found == [END, *map(tokenizer.backend.token_to_id, ends)]
 
 
 @pytest.mark.parametrize("pre", SPLITS)
@@ -253,3 +313,50 @@ def test_flags_of_a_sentencepiece_tokenizer(write_gguf, toy, monkeypatch, add_bo
     ab = tokens.index("▁ab" if spaced is None else "ab")
     assert tokenizer.encode(["ab"]) == [[*([1] if add_bos is None else []), ab, 2]]
     assert tokenizer.decode([ab]) == (" ab" if spaced is None else "ab")
+
+
+SPACED = ["▁", "▁▁", "a", "b", "ab", "▁ab", "▁a", "c", "bc", "abc", "▁c"]
+
+
+def add_words(writer, *, spaces=None, more=(), **flags):
+    """A sentencepiece vocabulary. Gemma's files hold tokens of spaces as spaces, which users defined."""
+    words = [spaces if spaces and word == "▁▁" else word for word in SPACED]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words, *more]
+    kinds = [gguf.TokenType.USER_DEFINED if word == spaces else gguf.TokenType.NORMAL for word in words]
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    control = gguf.TokenType.CONTROL
+    writer.add_token_types([2, control, control, *[gguf.TokenType.BYTE] * 256, *kinds, *[control] * len(more)])
+    writer.add_token_scores([0.0] * 259 + [-float(i) for i in range(len(words) + len(more))])
+    writer.add_unk_token_id(0)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_add_bos_token(True)
+    for name, value in flags.items():
+        writer.add_bool(f"tokenizer.ggml.{name}", value)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "phi3", "gemma3"])
+def test_ids_of_sentencepiece_are_transformers(write_gguf, monkeypatch, architecture):
+    """Each family puts spaces before words in its own way, and Gemma none; its files spell tokens of spaces anew."""
+    flags = {"spaces": "  ", "add_space_prefix": False} if architecture == "gemma3" else {}
+    monkeypatch.setattr(gguf_files, "add_tokenizer", lambda writer: add_words(writer, **flags))
+    models = {"llama": "llama", "phi3": "phi3-longrope", "gemma3": "gemma3"}
+    path = write_gguf(architecture, families.model_of(models[architecture]) if architecture != "llama" else None)
+    texts = [*TEXTS, "ab", " ab", "  ab  abc", "a bc\n\nab", "abcabc"]
+    pieces = {"phi3": "phi", "gemma3": "gemma"}.get(architecture, "llama")
+    tokens = read_tokenizer(Metadata(path, Reader(path)), path, pieces).backend
+    reference = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    assert [tokens.encode(text).ids for text in texts] == [reference(text)["input_ids"] for text in texts]
+
+
+def test_marks_of_phi_3_take_the_space_behind_them(write_gguf, monkeypatch):
+    """As in the model's own tokenizer; the file does not say so."""
+    monkeypatch.setattr(
+        gguf_files, "add_tokenizer", lambda writer: add_words(writer, more=["<|user|>", "<|endoftext|>"])
+    )
+    path = write_gguf(architecture="phi3")
+    backend = read_tokenizer(Metadata(path, Reader(path)), path, "phi").backend
+    user, end, ab = map(backend.token_to_id, ["<|user|>", "<|endoftext|>", "▁ab"])
+    assert backend.encode("<|user|>\n ab", add_special_tokens=False).ids == [user, ab]
+    assert backend.encode("<|endoftext|>\nab", add_special_tokens=False).ids[:2] != [end, ab]

@@ -1,12 +1,14 @@
 """Command R and Command R7B: attention and MLP in parallel, norms without bias, rotation of neighbouring channels."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
+from rosebatch.model import gguf_decoder
 from rosebatch.model.families.layer_norm_decoder import LayerNormDecoder
-from rosebatch.model.family import Architecture, Family
+from rosebatch.model.family import GGUF, Architecture, Family, GGUFModel
 from rosebatch.model.hf_fields import attention_biases, decoder, every, layer_types, windows
 from rosebatch.model.hf_rope import whole_rope
 from rosebatch.model.rope import interleaved_qkv_order, pairs_to_halves
@@ -74,10 +76,38 @@ def _shared(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+_GGUF_LAYER_NAMES = {**gguf_decoder.ATTENTION, **gguf_decoder.MLP, "attn_norm": "input_layernorm"}
+
+
+def _gguf_cohere(model: GGUFModel) -> dict[str, Any]:
+    return _gguf_cohere_shared(model) | {"use_qk_norm": gguf_decoder.has(model, "attn_q_norm.weight")}
+
+
+def _gguf_cohere2(model: GGUFModel) -> dict[str, Any]:
+    return _gguf_cohere_shared(model) | {
+        "sliding_window": model.need("attention.sliding_window"),
+        "layer_types": gguf_decoder.layer_types(model, 4),
+    }
+
+
+def _gguf_cohere_shared(model: GGUFModel) -> dict[str, Any]:
+    return gguf_decoder.decoder(model, layer_norm="layer_norm_eps") | {"logit_scale": model.need("logit_scale")}
+
+
+_GGUF_COHERE2 = GGUF("cohere2", "model.layers", gguf_decoder.NAMES, _GGUF_LAYER_NAMES, _gguf_cohere2)
+_GGUF_COHERE = replace(
+    _GGUF_COHERE2,
+    architecture="command-r",
+    layer_names={**_GGUF_LAYER_NAMES, **gguf_decoder.HEAD_NORMS},
+    config=_gguf_cohere,
+    absent=lambda config: () if config["use_qk_norm"] else gguf_decoder.HEAD_NORMS,
+)
 ARCHITECTURES = {
-    "CohereForCausalLM": Architecture("cohere", "Command R, R+, Aya", _parse_cohere, _COHERE_DEFAULTS),
+    "CohereForCausalLM": Architecture(
+        "cohere", "Command R, R+, Aya", _parse_cohere, _COHERE_DEFAULTS, gguf=_GGUF_COHERE
+    ),
     "Cohere2ForCausalLM": Architecture(
-        "cohere2", "Command R7B, Command A", _parse_cohere2, _COHERE2_DEFAULTS, window=True
+        "cohere2", "Command R7B, Command A", _parse_cohere2, _COHERE2_DEFAULTS, window=True, gguf=_GGUF_COHERE2
     ),
 }
 FAMILY = Family("cohere", Cohere)

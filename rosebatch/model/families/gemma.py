@@ -1,14 +1,16 @@
 """Gemma 2 and 3 (text): norms before and after each sub-layer, whose weights are stored less one."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
+from rosebatch.model import gguf_decoder
 from rosebatch.model.families.llama import Llama
-from rosebatch.model.family import Architecture, Family
+from rosebatch.model.family import GGUF, Architecture, Family, GGUFModel
 from rosebatch.model.hf_fields import attention_biases, decoder, decoder_values, every, layer_types, refuse, windows
 from rosebatch.model.hf_rope import ropes_by_type, whole_rope
 from rosebatch.model.weights import WeightSource
@@ -99,8 +101,65 @@ def _hf_values(config: ModelConfig) -> dict[str, Any]:
     }
 
 
+def _gguf_gemma2(model: GGUFModel) -> dict[str, Any]:
+    return {
+        **_gguf_shared(model, largest=46),
+        "attn_logit_softcapping": model.get("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": model.get("final_logit_softcapping", 30.0),
+        "sliding_window": model.get("attention.sliding_window", 4096),
+        "layer_types": gguf_decoder.layer_types(model, 2),
+    }
+
+
+def _gguf_gemma3(model: GGUFModel) -> dict[str, Any]:
+    """Only full layers have the scaling of positions. A file without a window has full layers alone."""
+    fields, window = _gguf_shared(model, largest=62), model.get("attention.sliding_window", 0)
+    sliding = {"rope_type": "default", "rope_theta": model.get("rope.freq_base_swa", 10_000.0)}
+    return {
+        **fields,
+        "final_logit_softcapping": model.get("final_logit_softcapping") or None,
+        "sliding_window": window or None,
+        "layer_types": gguf_decoder.layer_types(model, 6 if window else 1),
+        "rope_parameters": {"full_attention": fields["rope_parameters"], "sliding_attention": sliding},
+    }
+
+
+def _gguf_shared(model: GGUFModel, largest: int) -> dict[str, Any]:
+    """The scale of attention is not in the file. llama.cpp has another one for the model of so many layers."""
+    fields = gguf_decoder.decoder(model)
+    wide = fields["num_hidden_layers"] == largest
+    return fields | {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": fields["hidden_size"] // fields["num_attention_heads"] if wide else fields["head_dim"],
+    }
+
+
+_LAYER_NAMES = {
+    **gguf_decoder.ATTENTION,
+    **gguf_decoder.MLP,
+    "attn_norm": "input_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_GGUF_GEMMA2 = GGUF(
+    "gemma2",
+    "model.layers",
+    gguf_decoder.NAMES,
+    _LAYER_NAMES,
+    _gguf_gemma2,
+    values=gguf_decoder.less_one,
+    pieces="gemma",
+)
+_GGUF_GEMMA3 = replace(
+    _GGUF_GEMMA2, architecture="gemma3", layer_names={**_LAYER_NAMES, **gguf_decoder.HEAD_NORMS}, config=_gguf_gemma3
+)
 ARCHITECTURES = {
-    "Gemma2ForCausalLM": Architecture("gemma2", "Gemma 2", _parse_gemma2, _GEMMA2_DEFAULTS, window=True),
-    "Gemma3ForCausalLM": Architecture("gemma3_text", "Gemma 3", _parse_gemma3, _GEMMA3_DEFAULTS, window=True),
+    "Gemma2ForCausalLM": Architecture(
+        "gemma2", "Gemma 2", _parse_gemma2, _GEMMA2_DEFAULTS, window=True, gguf=_GGUF_GEMMA2
+    ),
+    "Gemma3ForCausalLM": Architecture(
+        "gemma3_text", "Gemma 3", _parse_gemma3, _GEMMA3_DEFAULTS, window=True, gguf=_GGUF_GEMMA3
+    ),
 }
 FAMILY = Family("gemma", Gemma, hf_values=_hf_values)

@@ -5,8 +5,9 @@ from typing import Any
 
 from torch import Tensor
 
+from rosebatch.model import gguf_decoder
 from rosebatch.model.families.llama import Llama
-from rosebatch.model.family import Architecture, Family
+from rosebatch.model.family import GGUF, Architecture, Family, GGUFModel
 from rosebatch.model.hf_fields import decoder
 from rosebatch.model.hf_rope import rope, rotary_dim, rotary_share
 from rosebatch.model.rope import interleaved_qkv_order
@@ -47,5 +48,27 @@ def _parse(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-ARCHITECTURES = {"Glm4ForCausalLM": Architecture("glm4", "GLM-4-0414", _parse, _DEFAULTS)}
+_GGUF_LAYER_NAMES = {
+    **gguf_decoder.ATTENTION,
+    "ffn_up": "mlp.gate_up_proj",
+    "ffn_down": "mlp.down_proj",
+    **gguf_decoder.NORMS,
+    "post_attention_norm": "post_self_attn_layernorm",
+    "post_ffw_norm": "post_mlp_layernorm",
+}
+
+
+def _gguf_config(model: GGUFModel) -> dict[str, Any]:
+    return gguf_decoder.decoder(model, partial=True) | {"attention_bias": gguf_decoder.has(model, "attn_q.bias")}
+
+
+_GGUF = GGUF(
+    "glm4",
+    "model.layers",
+    gguf_decoder.NAMES,
+    _GGUF_LAYER_NAMES,
+    _gguf_config,
+    biases=lambda config: gguf_decoder.QKV if config["attention_bias"] else (),
+)
+ARCHITECTURES = {"Glm4ForCausalLM": Architecture("glm4", "GLM-4-0414", _parse, _DEFAULTS, gguf=_GGUF)}
 FAMILY = Family("glm4", Glm4)

@@ -187,7 +187,13 @@ def _gguf_values(name: str, values: NDArray[np.float32], config: Mapping[str, An
 
 _GGUF_BIASES = ("output_norm", *_GGUF_LAYER_NAMES)
 _GGUF = GGUF(
-    "gpt2", "transformer.h", _GGUF_NAMES, _GGUF_LAYER_NAMES, lambda _: _GGUF_BIASES, _gguf_config, _gguf_values
+    "gpt2",
+    "transformer.h",
+    _GGUF_NAMES,
+    _GGUF_LAYER_NAMES,
+    _gguf_config,
+    biases=lambda _: _GGUF_BIASES,
+    values=_gguf_values,
 )
 ARCHITECTURES = {"GPT2LMHeadModel": Architecture("gpt2", "GPT-2", _parse, {"eos_token_id": 50256}, gguf=_GGUF)}
 FAMILY = Family("gpt2", GPT2, mlp_matrices=2, hf_values=_hf_values)

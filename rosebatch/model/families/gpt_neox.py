@@ -3,11 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from rosebatch.model import gguf_decoder
 from rosebatch.model.families.layer_norm_decoder import LayerNormDecoder
-from rosebatch.model.family import Architecture, Family
+from rosebatch.model.family import GGUF, Architecture, Family, GGUFModel
 from rosebatch.model.hf_fields import attention_biases, decoder
 from rosebatch.model.hf_rope import rope, rotary_dim, rotary_share
 from rosebatch.model.sublayers import MLP, load_plain_mlp
@@ -62,5 +65,44 @@ def _parse(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-ARCHITECTURES = {"GPTNeoXForCausalLM": Architecture("gpt_neox", "GPT-NeoX, Pythia", _parse, _DEFAULTS)}
+_GGUF_NAMES = {"token_embd": "gpt_neox.embed_in", "output_norm": "gpt_neox.final_layer_norm", "output": "lm_head"}
+_GGUF_LAYER_NAMES = {
+    "attn_qkv": "attention.query_key_value",
+    "attn_output": "attention.dense",
+    "ffn_up": "mlp.dense_h_to_4h",
+    "ffn_down": "mlp.dense_4h_to_h",
+    **gguf_decoder.NORMS,
+}
+
+
+def _gguf_config(model: GGUFModel) -> dict[str, Any]:
+    return gguf_decoder.decoder(model, layer_norm="layer_norm_eps", partial=True) | {
+        "use_parallel_residual": model.need("use_parallel_residual"),
+        "attention_bias": gguf_decoder.has(model, "attn_qkv.bias"),
+    }
+
+
+def _gguf_biases(config: Mapping[str, Any]) -> tuple[str, ...]:
+    attention = ("attn_qkv", "attn_output") if config["attention_bias"] else ()
+    return (*attention, "ffn_up", "ffn_down", *gguf_decoder.NORMS, "output_norm")
+
+
+def _gguf_values(name: str, values: NDArray[np.float32], config: Mapping[str, Any]) -> NDArray[np.float32]:
+    """Rows of q, k and v by head: files have all of q first."""
+    if "query_key_value" not in name:
+        return values
+    heads, shape = config["num_attention_heads"], values.shape
+    return values.reshape(3, heads, -1, *shape[1:]).swapaxes(0, 1).reshape(shape)
+
+
+_GGUF = GGUF(
+    "gptneox",
+    "gpt_neox.layers",
+    _GGUF_NAMES,
+    _GGUF_LAYER_NAMES,
+    _gguf_config,
+    biases=_gguf_biases,
+    values=_gguf_values,
+)
+ARCHITECTURES = {"GPTNeoXForCausalLM": Architecture("gpt_neox", "GPT-NeoX, Pythia", _parse, _DEFAULTS, gguf=_GGUF)}
 FAMILY = Family("gpt_neox", GPTNeoX, mlp_matrices=2)

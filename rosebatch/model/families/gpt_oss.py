@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
+from rosebatch.model import gguf_decoder
 from rosebatch.model.experts import ExpertsMLP, make_router
 from rosebatch.model.families.llama import Llama
-from rosebatch.model.family import Architecture, Family
+from rosebatch.model.family import GGUF, Architecture, Family, GGUFModel
 from rosebatch.model.hf_fields import (
     UnservedError,
     attention_biases,
@@ -142,7 +144,52 @@ def _hf_values(config: ModelConfig) -> dict[str, Any]:
     }
 
 
+_GGUF_LAYER_NAMES = {
+    **gguf_decoder.ATTENTION,
+    "attn_sinks.weight": "self_attn.sinks",
+    "attn_norm": "input_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_gate_inp": "mlp.router",
+    "ffn_gate_exps.weight": "mlp.experts.gate_up_proj",
+    "ffn_up_exps.weight": "mlp.experts.gate_up_proj",
+    "ffn_down_exps.weight": "mlp.experts.down_proj",
+    "ffn_gate_exps.bias": "mlp.experts.gate_up_proj_bias",
+    "ffn_up_exps.bias": "mlp.experts.gate_up_proj_bias",
+    "ffn_down_exps.bias": "mlp.experts.down_proj_bias",
+}
+
+
+def _gguf_config(model: GGUFModel) -> dict[str, Any]:
+    """The slopes of YaRN are not cut to whole channels; the file does not say so."""
+    fields = gguf_decoder.decoder(model)
+    return fields | {
+        "rope_parameters": {**fields["rope_parameters"], "truncate": False},
+        "intermediate_size": model.get("expert_feed_forward_length", fields["intermediate_size"]),
+        "num_local_experts": model.need("expert_count"),
+        "num_experts_per_tok": model.need("expert_used_count"),
+        "sliding_window": model.need("attention.sliding_window"),
+        "layer_types": gguf_decoder.layer_types(model, 2),
+        "attention_bias": True,
+    }
+
+
+def _gguf_values(name: str, values: NDArray[np.float32], _: Mapping[str, Any]) -> NDArray[np.float32]:
+    """transformers stores experts as ``[E, in, out]``."""
+    return values.swapaxes(1, 2) if name.endswith(("gate_up_proj", "down_proj")) else values
+
+
+_GGUF = GGUF(
+    "gpt-oss",
+    "model.layers",
+    gguf_decoder.NAMES,
+    _GGUF_LAYER_NAMES,
+    _gguf_config,
+    biases=lambda _: (*gguf_decoder.ATTENTION, "ffn_gate_inp"),
+    values=_gguf_values,
+    # Gate and up in turn.
+    join=lambda parts: torch.stack(parts, -1).flatten(-2),
+)
 ARCHITECTURES = {
-    "GptOssForCausalLM": Architecture("gpt_oss", "gpt-oss", _parse, _DEFAULTS, window=True, experts=True),
+    "GptOssForCausalLM": Architecture("gpt_oss", "gpt-oss", _parse, _DEFAULTS, window=True, experts=True, gguf=_GGUF),
 }
 FAMILY = Family("gpt_oss", GptOss, needs={"experts": "routed experts"}, hf_values=_hf_values)

@@ -1,10 +1,12 @@
 """Granite 3.x and 4: a Llama with multipliers in four places. Of Granite 4, models without states and experts."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from rosebatch.model.families.llama import LLAMA_DEFAULTS, Llama, parse_llama
-from rosebatch.model.family import Architecture, Family
+from rosebatch.model import gguf_decoder
+from rosebatch.model.families.llama import LLAMA_DEFAULTS, LLAMA_GGUF, Llama, parse_llama
+from rosebatch.model.family import Architecture, Family, GGUFModel
 from rosebatch.model.hf_fields import refuse, size, supported
 from rosebatch.model.sublayers import MLP, load_gated_mlp
 from rosebatch.model.weights import WeightSource
@@ -46,8 +48,24 @@ def _parse_granite_4(values: Mapping[str, Any]) -> dict[str, Any]:
     return fields | {"family": "granite4", "rotary_layers": [values.get("position_embedding_type") == "rope"] * layers}
 
 
+def _gguf_config(model: GGUFModel) -> dict[str, Any]:
+    """A factor of 0 is none."""
+    # By this key, the files say whether there are rotary positions at all.
+    model.require("rope.scaling.finetuned", True)
+    fields = gguf_decoder.decoder(model)
+    return fields | {
+        "attention_multiplier": model.get("attention.scale") or fields["head_dim"] ** -0.5,
+        "embedding_multiplier": model.get("embedding_scale") or 1.0,
+        "residual_multiplier": model.get("residual_scale") or 1.0,
+        "logits_scaling": model.need("logit_scale"),
+        "attention_bias": gguf_decoder.has(model, "attn_q.bias"),
+        "mlp_bias": gguf_decoder.has(model, "ffn_gate.bias"),
+    }
+
+
+_GGUF = replace(LLAMA_GGUF, architecture="granite", config=_gguf_config)
 ARCHITECTURES = {
-    "GraniteForCausalLM": Architecture("granite", "Granite 3.x", _parse, LLAMA_DEFAULTS),
+    "GraniteForCausalLM": Architecture("granite", "Granite 3.x", _parse, LLAMA_DEFAULTS, gguf=_GGUF),
     "GraniteMoeHybridForCausalLM": Architecture(
         "granitemoehybrid", "Granite 4 without Mamba layers", _parse_granite_4, _GRANITE_4_DEFAULTS, fallback=False
     ),

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
-from rosebatch.model import gguf_llama
+from rosebatch.model import gguf_decoder
 from rosebatch.model.contract import Attention, load_embedding, load_head, rows_of
 from rosebatch.model.experts import ExpertNames, load_experts
-from rosebatch.model.family import Architecture, Family
+from rosebatch.model.family import GGUF, Architecture, Family
 from rosebatch.model.hf_fields import attention_biases, decoder, decoder_values
 from rosebatch.model.hf_rope import whole_rope
 from rosebatch.model.mixers.softmax.sublayer import load_attention
@@ -193,9 +193,16 @@ def _hf_values(config: ModelConfig) -> dict[str, Any]:
     return {**values, "architectures": [f"{name}ForCausalLM"], "model_type": kind}
 
 
+LLAMA_GGUF = GGUF(
+    "llama",
+    "model.layers",
+    gguf_decoder.NAMES,
+    {**gguf_decoder.ATTENTION, **gguf_decoder.MLP, **gguf_decoder.NORMS},
+    gguf_decoder.llama,
+    biases=gguf_decoder.biases,
+    values=gguf_decoder.halves,
+)
 ARCHITECTURES = {
-    "LlamaForCausalLM": Architecture(
-        "llama", "Llama 2 and 3.x, SmolLM2", parse_llama, LLAMA_DEFAULTS, gguf=gguf_llama.LLAMA
-    ),
+    "LlamaForCausalLM": Architecture("llama", "Llama 2 and 3.x, SmolLM2", parse_llama, LLAMA_DEFAULTS, gguf=LLAMA_GGUF),
 }
 FAMILY = Family("llama", Llama, may_have=("experts",), hf_values=_hf_values)

@@ -1,13 +1,14 @@
 """Mixtral: Llama's layers with experts that have other names."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from rosebatch.model import gguf_decoder
 from rosebatch.model.experts import ExpertNames
-from rosebatch.model.families.llama import Llama
+from rosebatch.model.families.llama import LLAMA_GGUF, Llama
 from rosebatch.model.families.mistral import MISTRAL_DEFAULTS, parse_mistral
-from rosebatch.model.family import Architecture, Family
-from rosebatch.model.gguf_llama import MIXTRAL
+from rosebatch.model.family import EACH, Architecture, Family, GGUFModel
 from rosebatch.model.hf_fields import local_experts, supported
 from rosebatch.model.hf_rope import whole_rope
 from rosebatch.ops.ops import EXPERT_GATES
@@ -41,9 +42,24 @@ def _parse(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+_EXPERTS = {
+    "ffn_gate_inp": "block_sparse_moe.gate",
+    "ffn_gate_exps": f"block_sparse_moe.experts.{EACH}.w1",
+    "ffn_up_exps": f"block_sparse_moe.experts.{EACH}.w3",
+    "ffn_down_exps": f"block_sparse_moe.experts.{EACH}.w2",
+}
+
+
+def _gguf_config(model: GGUFModel) -> dict[str, Any]:
+    """Its experts are as wide as Llama's MLP."""
+    counts = {"num_local_experts": model.need("expert_count"), "num_experts_per_tok": model.need("expert_used_count")}
+    return {**gguf_decoder.llama(model), **counts, "attention_bias": False, "mlp_bias": False}
+
+
+_GGUF = replace(
+    LLAMA_GGUF, layer_names={**gguf_decoder.ATTENTION, **_EXPERTS, **gguf_decoder.NORMS}, config=_gguf_config
+)
 ARCHITECTURES = {
-    "MixtralForCausalLM": Architecture(
-        "mixtral", "Mixtral", _parse, _DEFAULTS, window=True, experts=True, gguf=MIXTRAL
-    ),
+    "MixtralForCausalLM": Architecture("mixtral", "Mixtral", _parse, _DEFAULTS, window=True, experts=True, gguf=_GGUF),
 }
 FAMILY = Family("mixtral", Mixtral, needs={"experts": "routed experts"})

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rosebatch.model import gguf_decoder
 from rosebatch.model.families.llama import Llama
-from rosebatch.model.family import Architecture, Family
+from rosebatch.model.family import GGUF, Architecture, Family
 from rosebatch.model.hf_fields import attention_biases, decoder, every, layer_types, windows
 from rosebatch.model.hf_rope import ropes_by_type, whole_rope
 from rosebatch.model.weights import WeightSource
@@ -67,8 +68,17 @@ def _shared(values: Mapping[str, Any]) -> dict[str, Any]:
     return decoder(values, "olmo2") | attention_biases(values) | {"qk_norm": True}
 
 
+_GGUF_LAYER_NAMES = {
+    **gguf_decoder.ATTENTION,
+    **gguf_decoder.MLP,
+    **gguf_decoder.HEAD_NORMS,
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+# OLMo 3's files have this name too; their windows are refused by the key.
+_GGUF = GGUF("olmo2", "model.layers", gguf_decoder.NAMES, _GGUF_LAYER_NAMES, gguf_decoder.decoder)
 ARCHITECTURES = {
-    "Olmo2ForCausalLM": Architecture("olmo2", "OLMo 2", _parse_olmo2, _OLMO2_DEFAULTS),
+    "Olmo2ForCausalLM": Architecture("olmo2", "OLMo 2", _parse_olmo2, _OLMO2_DEFAULTS, gguf=_GGUF),
     "Olmo3ForCausalLM": Architecture("olmo3", "OLMo 3", _parse_olmo3, _OLMO3_DEFAULTS, window=True),
 }
 FAMILY = Family("olmo2", Olmo2)

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from rosebatch.config.model import ModelConfig
+from rosebatch.model import gguf_decoder
 from rosebatch.model.families.llama import Llama
-from rosebatch.model.family import Architecture, Family
+from rosebatch.model.family import GGUF, Architecture, Family, GGUFModel
 from rosebatch.model.hf_fields import decoder, decoder_values, windows
 from rosebatch.model.hf_rope import rope, rotary_dim, rotary_share
 
@@ -65,7 +66,28 @@ def _hf_values(config: ModelConfig) -> dict[str, Any]:
     }
 
 
+_GGUF_LAYER_NAMES = {
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_up": "mlp.gate_up_proj",
+    "ffn_down": "mlp.down_proj",
+    **gguf_decoder.NORMS,
+}
+
+
+def _gguf_config(model: GGUFModel) -> dict[str, Any]:
+    """The files name no scaling of positions: they have its factors or not."""
+    unnamed = "longrope" if "rope_factors_long.weight" in model.names else "linear"
+    fields = gguf_decoder.decoder(model, partial=True, unnamed=unnamed)
+    length = fields["max_position_embeddings"]
+    return fields | {
+        "sliding_window": model.get("attention.sliding_window", 0) or None,
+        "original_max_position_embeddings": model.get("rope.scaling.original_context_length", length),
+    }
+
+
+_GGUF = GGUF("phi3", "model.layers", gguf_decoder.NAMES, _GGUF_LAYER_NAMES, _gguf_config, pieces="phi")
 ARCHITECTURES = {
-    "Phi3ForCausalLM": Architecture("phi3", "Phi-3, Phi-4, Phi-4-mini", _parse, _DEFAULTS, window=True),
+    "Phi3ForCausalLM": Architecture("phi3", "Phi-3, Phi-4, Phi-4-mini", _parse, _DEFAULTS, window=True, gguf=_GGUF),
 }
 FAMILY = Family("phi3", Phi3, hf_values=_hf_values)

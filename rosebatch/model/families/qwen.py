@@ -1,11 +1,15 @@
 """Qwen2 and 3, with and without experts: a Llama with biases or norms of q and k."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rosebatch.host.model_files import shown
-from rosebatch.model import gguf_llama
-from rosebatch.model.family import Architecture
+from rosebatch.model import gguf_decoder
+from rosebatch.model.family import EACH, GGUF, Architecture, GGUFModel
 from rosebatch.model.hf_fields import attention_biases, decoder, layer_types, size, supported, windows
 from rosebatch.model.hf_rope import whole_rope
 from rosebatch.ops.ops import EXPERT_GATES
@@ -106,6 +110,91 @@ def _windows(values: Mapping[str, Any]) -> list[int]:
     return windows(values, layer_types(values, default))
 
 
+_EXPERTS = {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": f"mlp.experts.{EACH}.gate_proj",
+    "ffn_up_exps": f"mlp.experts.{EACH}.up_proj",
+    "ffn_down_exps": f"mlp.experts.{EACH}.down_proj",
+}
+_SHARED = {
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+
+
+def _gguf_qwen2(model: GGUFModel) -> dict[str, Any]:
+    """Its biases are no option."""
+    return {**gguf_decoder.llama(model), "attention_bias": False, "mlp_bias": False}
+
+
+def _gguf_qwen3(model: GGUFModel) -> dict[str, Any]:
+    return {**gguf_decoder.llama(model), "mlp_bias": False}
+
+
+def _gguf_qwen2_moe(model: GGUFModel) -> dict[str, Any]:
+    shared = model.get("expert_shared_feed_forward_length") or model.need("feed_forward_length")
+    return {
+        **_gguf_qwen2(model),
+        **_gguf_experts(model, normalize=False),
+        "shared_expert_intermediate_size": shared,
+    }
+
+
+def _gguf_qwen3_moe(model: GGUFModel) -> dict[str, Any]:
+    return {**_gguf_qwen3(model), **_gguf_experts(model, normalize=True)}
+
+
+def _gguf_experts(model: GGUFModel, *, normalize: bool) -> dict[str, Any]:
+    """Experts in all layers, as in llama.cpp. Their weights are normalized by architecture, if the file is silent."""
+    used = model.need("expert_used_count")
+    # A softmax over all experts.
+    model.require("expert_gating_func", 1)
+    model.require("expert_weights_scale", 1.0, 0.0)
+    return {
+        "num_experts": model.need("expert_count"),
+        "num_experts_per_tok": used,
+        "moe_intermediate_size": model.get("expert_feed_forward_length") or model.need("feed_forward_length") // used,
+        "norm_topk_prob": model.get("expert_weights_norm", normalize),
+    }
+
+
+def _gguf_values(name: str, values: NDArray[np.float32], _: Mapping[str, Any]) -> NDArray[np.float32]:
+    """The gate of the shared expert is one row."""
+    return values.reshape(1, -1) if name.endswith("shared_expert_gate.weight") else values
+
+
+_ATTENTION = {**gguf_decoder.ATTENTION, **gguf_decoder.NORMS}
+# Their rows of q and k are in transformers' order.
+_GGUF_QWEN2 = GGUF(
+    "qwen2",
+    "model.layers",
+    gguf_decoder.NAMES,
+    {**_ATTENTION, **gguf_decoder.MLP},
+    _gguf_qwen2,
+    biases=lambda _: gguf_decoder.QKV,
+)
+_GGUF_QWEN3 = replace(
+    _GGUF_QWEN2,
+    architecture="qwen3",
+    layer_names={**_ATTENTION, **gguf_decoder.MLP, **gguf_decoder.HEAD_NORMS},
+    config=_gguf_qwen3,
+    biases=gguf_decoder.biases,
+)
+_GGUF_QWEN2_MOE = replace(
+    _GGUF_QWEN2,
+    architecture="qwen2moe",
+    layer_names={**_ATTENTION, **_EXPERTS, **_SHARED},
+    config=_gguf_qwen2_moe,
+    values=_gguf_values,
+)
+_GGUF_QWEN3_MOE = replace(
+    _GGUF_QWEN3,
+    architecture="qwen3moe",
+    layer_names={**_ATTENTION, **_EXPERTS, **gguf_decoder.HEAD_NORMS},
+    config=_gguf_qwen3_moe,
+)
 ARCHITECTURES = {
     "Qwen2ForCausalLM": Architecture(
         "qwen2",
@@ -113,7 +202,7 @@ ARCHITECTURES = {
         _parse_qwen2,
         _QWEN2_DEFAULTS,
         window=True,
-        gguf=gguf_llama.QWEN2,
+        gguf=_GGUF_QWEN2,
     ),
     "Qwen3ForCausalLM": Architecture(
         "qwen3",
@@ -121,12 +210,24 @@ ARCHITECTURES = {
         _parse_qwen3,
         _QWEN3_DEFAULTS,
         window=True,
-        gguf=gguf_llama.QWEN3,
+        gguf=_GGUF_QWEN3,
     ),
     "Qwen2MoeForCausalLM": Architecture(
-        "qwen2_moe", "Qwen1.5-MoE, Qwen2-MoE", _parse_qwen2_moe, _QWEN2_MOE_DEFAULTS, window=True, experts=True
+        "qwen2_moe",
+        "Qwen1.5-MoE, Qwen2-MoE",
+        _parse_qwen2_moe,
+        _QWEN2_MOE_DEFAULTS,
+        window=True,
+        experts=True,
+        gguf=_GGUF_QWEN2_MOE,
     ),
     "Qwen3MoeForCausalLM": Architecture(
-        "qwen3_moe", "Qwen3 with experts", _parse_qwen3_moe, _QWEN3_MOE_DEFAULTS, window=True, experts=True
+        "qwen3_moe",
+        "Qwen3 with experts",
+        _parse_qwen3_moe,
+        _QWEN3_MOE_DEFAULTS,
+        window=True,
+        experts=True,
+        gguf=_GGUF_QWEN3_MOE,
     ),
 }

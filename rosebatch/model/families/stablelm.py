@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rosebatch.model import gguf_decoder
 from rosebatch.model.families.layer_norm_decoder import LayerNormDecoder
-from rosebatch.model.family import Architecture, Family
+from rosebatch.model.family import EACH, GGUF, Architecture, Family, GGUFModel
 from rosebatch.model.hf_fields import decoder
 from rosebatch.model.hf_rope import rope, rotary_dim, rotary_share
 from rosebatch.model.weights import WeightSource
@@ -51,5 +52,42 @@ def _parse(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-ARCHITECTURES = {"StableLmForCausalLM": Architecture("stablelm", "StableLM", _parse, _DEFAULTS)}
+_GGUF_LAYER_NAMES = {
+    **gguf_decoder.ATTENTION,
+    **gguf_decoder.MLP,
+    **gguf_decoder.NORMS,
+    "attn_q_norm": f"self_attn.q_layernorm.norms.{EACH}",
+    "attn_k_norm": f"self_attn.k_layernorm.norms.{EACH}",
+}
+
+
+def _gguf_config(model: GGUFModel) -> dict[str, Any]:
+    """A layer with one norm has attention and MLP in parallel: llama.cpp does not ask the key."""
+    model.get("use_parallel_residual")
+    return gguf_decoder.decoder(model, layer_norm="layer_norm_eps", partial=True) | {
+        "use_qkv_bias": gguf_decoder.has(model, "attn_q.bias"),
+        "qk_layernorm": gguf_decoder.has(model, "attn_q_norm.weight"),
+        "use_parallel_residual": not gguf_decoder.has(model, "ffn_norm.weight"),
+    }
+
+
+def _gguf_biases(config: Mapping[str, Any]) -> tuple[str, ...]:
+    return (*gguf_decoder.NORMS, "output_norm", *(gguf_decoder.QKV if config["use_qkv_bias"] else ()))
+
+
+def _gguf_absent(config: Mapping[str, Any]) -> tuple[str, ...]:
+    norms = () if config["qk_layernorm"] else tuple(gguf_decoder.HEAD_NORMS)
+    return (*norms, *(("ffn_norm",) if config["use_parallel_residual"] else ()))
+
+
+_GGUF = GGUF(
+    "stablelm",
+    "model.layers",
+    gguf_decoder.NAMES,
+    _GGUF_LAYER_NAMES,
+    _gguf_config,
+    biases=_gguf_biases,
+    absent=_gguf_absent,
+)
+ARCHITECTURES = {"StableLmForCausalLM": Architecture("stablelm", "StableLM", _parse, _DEFAULTS, gguf=_GGUF)}
 FAMILY = Family("stablelm", StableLM)

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from rosebatch.model import gguf_decoder
 from rosebatch.model.families.layer_norm_decoder import LayerNormDecoder
-from rosebatch.model.family import Architecture, Family
+from rosebatch.model.family import GGUF, Architecture, Family, GGUFModel
 from rosebatch.model.hf_fields import decoder, windows
 from rosebatch.model.hf_rope import whole_rope
 from rosebatch.model.sublayers import MLP, load_plain_mlp
@@ -45,7 +46,28 @@ def _parse(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+_GGUF_LAYER_NAMES = {
+    **gguf_decoder.ATTENTION,
+    "ffn_up": "mlp.c_fc",
+    "ffn_down": "mlp.c_proj",
+    **gguf_decoder.NORMS,
+}
+
+
+def _gguf_config(model: GGUFModel) -> dict[str, Any]:
+    """llama.cpp's converter writes no window."""
+    return gguf_decoder.decoder(model, layer_norm="norm_epsilon") | {
+        "use_bias": gguf_decoder.has(model, "attn_q.bias"),
+        "sliding_window": model.get("attention.sliding_window", 0) or None,
+    }
+
+
+def _gguf_biases(config: Mapping[str, Any]) -> tuple[str, ...]:
+    return (*gguf_decoder.NORMS, "output_norm", *(_GGUF_LAYER_NAMES if config["use_bias"] else ()))
+
+
+_GGUF = GGUF("starcoder2", "model.layers", gguf_decoder.NAMES, _GGUF_LAYER_NAMES, _gguf_config, biases=_gguf_biases)
 ARCHITECTURES = {
-    "Starcoder2ForCausalLM": Architecture("starcoder2", "StarCoder2", _parse, _DEFAULTS, window=True),
+    "Starcoder2ForCausalLM": Architecture("starcoder2", "StarCoder2", _parse, _DEFAULTS, window=True, gguf=_GGUF),
 }
 FAMILY = Family("starcoder2", Starcoder2, mlp_matrices=2)

@@ -1,0 +1,202 @@
+"""GGUF files of every architecture that is served, against the transformers models that they were made of."""
+
+from types import SimpleNamespace
+
+import gguf
+import pytest
+import torch
+import transformers
+from gguf.quants import dequantize, quantize
+from transformers import AutoModelForCausalLM
+
+from rosebatch.config.run import RunConfig
+from rosebatch.core.errors import UserError
+from rosebatch.core.request import Request
+from rosebatch.core.sampling_params import SamplingParams
+from rosebatch.launch.launch import launch
+from rosebatch.model import gguf as module
+from rosebatch.model.gguf_cache import converted_folder
+from rosebatch.model.gguf_metadata import Reader
+from rosebatch.model.registry import ARCHITECTURES
+from tests.helpers.families import FAMILIES, VARIANTS
+from tests.model import gguf_files
+from tests.model.gguf_files import BOS, END, VOCAB, random_model
+from tests.model.test_gguf_metadata import LISTED
+
+pytestmark = pytest.mark.usefixtures("one_thread", "cache")
+
+_ALL = {**FAMILIES, **VARIANTS}
+# What these files cannot say: another scale of Gemma, and layers without experts. Blocks have 32 values.
+_GEMMA, _SAYS = (
+    {"query_pre_attn_scalar": 24},
+    {"gpt_oss": {"intermediate_size": 96}, "qwen3_moe": {"mlp_only_layers": []}},
+)
+_SAYS |= dict.fromkeys(("gemma2", "gemma2-plain", "gemma3", "gemma3-pattern"), _GEMMA)
+# llama.cpp takes its own numbers where the file has none, and has no biases there.
+_SAYS["gemma2-plain"] = {
+    **_GEMMA,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "attention_bias": False,
+}
+_SAYS["cohere-biases"] = {"attention_bias": False}
+_SAYS["granite-biases"] = {"head_dim": 16}
+_SAYS["gpt_neox-serial"] = {"hidden_act": "gelu"}
+_SAYS["starcoder2-unbiased"] = {"hidden_act": "gelu_pytorch_tanh"}
+_SAYS["olmo2-biases"] = {"attention_bias": False}
+_NAMES = [
+    *("gemma3", "gpt_oss", "gemma2", "gemma2-plain", "gemma3-pattern", "phi3", "phi3-longrope", "phi3-window"),
+    *("phi3-longrope-window", "glm4", "glm4-odd", "qwen2_moe", "qwen3_moe", "granite", "granite-biases", "olmo2"),
+    *("olmo2-biases", "stablelm", "stablelm-serial", "starcoder2", "starcoder2-unbiased", "gpt_neox"),
+    *("gpt_neox-serial", "cohere", "cohere-biases", "cohere2"),
+]
+_FAST = ("gemma3", "gpt_oss")
+# Longer than the windows; on one side of the length that longrope was trained for.
+_PROMPTS = [[7, 200, 9, 31, 18], [(7 * i * i + 5) % 290 for i in range(45)]]
+# Rounded in the files: norms plus one, and factors of positions.
+_ROUNDED = ("gemma", "longrope", "granite")
+
+
+def make(name):
+    kind, values = _ALL[name]
+    values = {**values, **_SAYS.get(name, {}), "vocab_size": VOCAB, "initializer_range": 0.2}
+    config = getattr(transformers, kind)(**values, bos_token_id=BOS, eos_token_id=END, pad_token_id=None)
+    return AutoModelForCausalLM.from_config(config)
+
+
+def model_of(name):
+    return random_model(name, {name: lambda: make(name)})
+
+
+def log_probabilities(model, token_ids):
+    with torch.inference_mode():
+        return model(input_ids=torch.tensor([token_ids]), use_cache=False).logits[0].float().log_softmax(-1)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in _FAST else pytest.mark.thorough) for name in _NAMES]
+)
+def test_a_family_is_the_original(write_gguf, name):
+    """Each name, order of rows, shift of norms and number of the config: one that is wrong gives other answers."""
+    original = model_of(name)
+    folder = converted_folder(write_gguf(name, original), torch.float32)
+    again = AutoModelForCausalLM.from_pretrained(folder).eval()
+    assert type(again) is type(original)
+    for prompt in _PROMPTS:
+        difference = log_probabilities(again, prompt) - log_probabilities(original, prompt)
+        assert difference.abs().max() <= (1e-4 if any(each in name for each in _ROUNDED) else 0)
+    engine = launch(RunConfig(model=str(folder), device="cpu", dtype="float32", block_size=4, max_num_seqs=8)).engine
+    sampling = SamplingParams(max_tokens=6, ignore_eos=True, logprobs=0)
+    found = list(engine.run([Request(i, tuple(prompt), sampling) for i, prompt in enumerate(_PROMPTS)]))
+    assert len(found) == len(_PROMPTS)
+    for each in found:
+        prompt, answer = _PROMPTS[each.request.id], list(each.token_ids)
+        expected = log_probabilities(original, prompt + answer)[len(prompt) - 1 : -1]
+        assert answer == expected.argmax(-1).tolist()
+        own = torch.tensor([step.logprob for step in each.logprobs])
+        assert (own - expected.max(-1).values).abs().max() < 1e-4
+
+
+def test_experts_in_mxfp4(write_gguf):
+    """gpt-oss's files have experts in blocks of 17 bytes for 32 values: each value is exact, in bfloat16 too."""
+    kind, original = gguf.GGMLQuantizationType.MXFP4, model_of("gpt_oss")
+    path = write_gguf("gpt_oss", original, quantized={"experts": kind})
+    with torch.no_grad():
+        for name, parameter in original.named_parameters():
+            if "experts" in name and name.endswith("proj"):
+                turned = parameter.swapaxes(1, 2).contiguous().numpy()
+                values = torch.from_numpy(dequantize(quantize(turned, kind), kind)).swapaxes(1, 2)
+                assert not torch.equal(values, parameter)
+                parameter.copy_(values)
+    for dtype in (torch.float32, torch.bfloat16):
+        state = AutoModelForCausalLM.from_pretrained(converted_folder(path, dtype)).state_dict()
+        for name, parameter in original.state_dict().items():
+            if name.endswith(("gate_up_proj", "down_proj")):
+                assert torch.equal(state[name].float(), parameter), name
+
+
+# Tensors that llama.cpp has for an architecture and that are refused by name: of other models with its name.
+_REFUSED = {
+    "glm4": {"rope_freqs", "attn_qkv", *(f"nextn.{name}" for name in ("eh_proj", "embed_tokens", "enorm", "hnorm"))}
+    | {"nextn.shared_head_head", "nextn.shared_head_norm"},
+    "phi3": {"attn_q", "attn_k", "attn_v"},
+}
+# Read as numbers of positions, or computed by llama.cpp itself.
+_NO_WEIGHTS = {"rope_freqs", "rope_factors_long", "rope_factors_short", "attn_rot_embd"}
+_FORMS = {name: a for name, a in ARCHITECTURES.items() if a.gguf is not None}
+
+
+def base(name):
+    return name.removesuffix(".weight").removesuffix(".bias")
+
+
+def table(architecture):
+    """GGUF's names of the tensors of an architecture, by its own name."""
+    (key,) = (key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    return {gguf.TENSOR_NAMES[each].removeprefix("blk.{bid}.") for each in gguf.MODEL_TENSORS[key]}
+
+
+def test_every_tensor_of_an_architecture_is_mapped_or_refused():
+    """By the package's own list: a name that nobody knows of would be a model that fails, or half of one."""
+    mapped = {}
+    for each in _FORMS.values():
+        mapped.setdefault(each.gguf.architecture, set()).update(map(base, (*each.gguf.names, *each.gguf.layer_names)))
+    assert len(mapped) > 15
+    for architecture, names in mapped.items():
+        assert table(architecture) - names - _NO_WEIGHTS == _REFUSED.get(architecture, set()) - _NO_WEIGHTS, (
+            architecture
+        )
+        # llama.cpp takes these heads to be tied.
+        assert names - table(architecture) <= {"output"}, architecture
+
+
+@pytest.fixture
+def described(monkeypatch):
+    """The config of a good file, changed in memory."""
+
+    def call(path, fields=(), tensors=()):
+        good = Reader(path)
+        changed = {key: SimpleNamespace(contents=lambda value=value: value) for key, value in dict(fields).items()}
+        like = good.tensors[0]
+        more = [SimpleNamespace(name=name, data=like.data, tensor_type=like.tensor_type) for name in tensors]
+        reader = SimpleNamespace(fields={**good.fields, **changed}, tensors=[*good.tensors, *more])
+        monkeypatch.setattr(module, "Reader", lambda path: reader)
+        return module._describe(path, torch.float32, quiet=True).config
+
+    return call
+
+
+@pytest.mark.parametrize(("name", "tensors"), [("glm4", _REFUSED["glm4"] - _NO_WEIGHTS), ("phi3", _REFUSED["phi3"])])
+def test_tensors_of_other_models_with_the_name(write_gguf, described, name, tensors):
+    """Draft layers and projections in one: dropped, they would be another model."""
+    path = write_gguf(name, model_of(name))
+    for tensor in sorted(tensors):
+        with pytest.raises(UserError, match=rf"the tensor 'blk\.0\.{tensor}\.weight' is not supported"):
+            described(path, tensors=[f"blk.0.{tensor}.weight"])
+
+
+# They change nothing in any model here, or where the file has no such scaling, or beside what else the file says.
+_HARMLESS = {"vocab_size", "rope.scaling.finetuned", "tensor_data_layout"}
+_CONDITIONAL = {f"rope.scaling.yarn_{name}" for name in ("beta_fast", "beta_slow")}
+_CONDITIONAL |= {"rope.scaling.original_context_length", "rope.scale_linear", "rope.scaling.factor"}
+# llama.cpp goes by the tensors.
+_UNASKED = {"stablelm": {"use_parallel_residual"}, "gpt_oss": {"feed_forward_length"}}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", [name for name in _NAMES if "-" not in name])
+def test_every_key_of_an_architecture(write_gguf, described, name):
+    """A key changes the config, is refused by its name, or is known to mean nothing."""
+    path = write_gguf(name, model_of(name))
+    usual = described(path)
+    architecture = gguf.MODEL_ARCH_NAMES[gguf_files.ARCHITECTURES[usual["model_type"]]]
+    wrong = []
+    for key in {each.removeprefix("llama.") for each in LISTED if each.startswith("llama.")}:
+        try:
+            changed = described(path, {f"{architecture}.{key}": 6}) != usual
+        except UserError:
+            # By its name, or as an impossible size of the config.
+            changed = True
+        if not changed and key not in {*_HARMLESS, *_CONDITIONAL, *_UNASKED.get(name, ())}:
+            wrong.append(key)
+    assert not wrong
