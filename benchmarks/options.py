@@ -11,7 +11,7 @@ def options(about: str | None, **flags: Any) -> argparse.Namespace:
         about: the script's docstring, of which help shows the first line.
         flags: the default of each, which has its type; None is a text's. A type is of a required flag, a list of one
             that takes several values, False of a switch. A tuple has the choices, first the default. A dictionary has
-            keywords of ``add_argument``.
+            keywords of ``add_argument``. ``model`` is ``-m``, too.
     """
     parser = argparse.ArgumentParser(description=about.splitlines()[0] if about else None)
     for name, value in flags.items():
@@ -31,5 +31,6 @@ def options(about: str | None, **flags: Any) -> argparse.Namespace:
                 keywords = {}
             case _:
                 keywords = {"type": type(value), "default": value}
-        parser.add_argument(f"--{name.replace('_', '-')}", **keywords)
+        short = ["-m"] if name == "model" else []
+        parser.add_argument(*short, f"--{name.replace('_', '-')}", **keywords)
     return parser.parse_args()
