@@ -51,7 +51,7 @@ def decoder(
         "max_position_embeddings": length,
         layer_norm or "rms_norm_eps": model.need(f"attention.layer_norm_{'' if layer_norm else 'rms_'}epsilon"),
         "rope_parameters": _rope(model, rotated, length, unnamed)
-        | ({"partial_rotary_factor": rotated / head_dim} if partial else {}),
+        | ({"partial_rotary_factor": _share(rotated, head_dim)} if partial else {}),
     }
 
 
@@ -101,6 +101,12 @@ def halves(name: str, values: NDArray[np.float32], config: Mapping[str, Any]) ->
 def less_one(name: str, values: NDArray[np.float32], _: Mapping[str, Any]) -> NDArray[np.float32]:
     """The weights of norms as Gemma's checkpoints have them; its files have them plus one."""
     return values - 1 if name.endswith("norm.weight") else values
+
+
+def _share(rotated: int, head_dim: int) -> float:
+    """The share of a head that is rotated, such that its product with ``head_dim`` is not rounded below ``rotated``."""
+    share = rotated / head_dim
+    return share if int(head_dim * share) == rotated else math.nextafter(share, 1.0)
 
 
 def _rope(model: GGUFModel, rotated: int, length: int, unnamed: str) -> dict[str, Any]:

@@ -26,6 +26,8 @@ from tests.model.test_gguf_metadata import LISTED
 pytestmark = pytest.mark.usefixtures("one_thread", "cache")
 
 _ALL = {**FAMILIES, **VARIANTS}
+# 44 * (30 / 44) is below 30.
+_ALL["gpt_neox-share"] = ("GPTNeoXConfig", {**FAMILIES["gpt_neox"][1], "hidden_size": 176, "rotary_pct": 0.6819})
 # What these files cannot say: another scale of Gemma, and layers without experts. Blocks have 32 values.
 _GEMMA, _SAYS = (
     {"query_pre_attn_scalar": 24},
@@ -48,7 +50,7 @@ _NAMES = [
     *("gemma3", "gpt_oss", "gemma2", "gemma2-plain", "gemma3-pattern", "phi3", "phi3-longrope", "phi3-window"),
     *("phi3-longrope-window", "glm4", "glm4-odd", "qwen2_moe", "qwen3_moe", "granite", "granite-biases", "olmo2"),
     *("olmo2-biases", "stablelm", "stablelm-serial", "starcoder2", "starcoder2-unbiased", "gpt_neox"),
-    *("gpt_neox-serial", "cohere", "cohere-biases", "cohere2"),
+    *("gpt_neox-serial", "gpt_neox-share", "cohere", "cohere-biases", "cohere2"),
 ]
 _FAST = ("gemma3", "gpt_oss")
 # Longer than the windows; on one side of the length that longrope was trained for.
