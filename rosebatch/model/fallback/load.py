@@ -17,7 +17,8 @@ from rosebatch.model.fallback.check import close, require_tokenwise, waits_for_h
 from rosebatch.model.fallback.config import error_text
 from rosebatch.model.fallback.fusion import Fusion, spread_positions
 from rosebatch.model.fallback.network import Decoder, build_network, fix_rope, our_functions, require_decoder
-from rosebatch.model.weights import SafetensorsWeights, weight_files
+from rosebatch.model.weight_files import weight_files
+from rosebatch.model.weights import SafetensorsWeights
 from rosebatch.ops.ops import Ops
 
 _SEED = 0

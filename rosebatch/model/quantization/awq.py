@@ -7,12 +7,13 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from rosebatch.core.errors import UserError
 from rosebatch.host.model_files import shown
 from rosebatch.model.lazy_tensor import LazyTensor
-from rosebatch.model.quantization.grouped import GroupedWeight, in_groups
+from rosebatch.model.quantization.fields import Fields
+from rosebatch.model.quantization.grouped import GroupedWeight, columns_in_groups
 from rosebatch.model.quantization.packing import unpacked
-from rosebatch.model.weights import WeightSource, lazy_stored
+from rosebatch.model.quantization.stored import scales_of, stored_as
+from rosebatch.model.weights import WeightSource
 
 _BITS = 4
 # The nibble of a word that holds column 0, 1, ... of eight.
@@ -21,7 +22,13 @@ _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 @dataclass(frozen=True, slots=True)
 class AWQ:
-    """See ``Form``. ``qweight [in, out / 8]``, ``scales [G, out]``, ``qzeros [G, out / 8]``."""
+    """See ``Form``. ``qweight [in, out / 8]``, ``scales [G, out]``, ``qzeros [G, out / 8]``.
+
+    Attributes:
+        group: neighbouring columns that share a scale, -1: all; None: as many as there are scales for.
+    """
+
+    group: int | None
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
@@ -30,37 +37,36 @@ class AWQ:
         Raises:
             ValueError: a field has a value that is not served.
         """
-        bits, version = config.get("bits") or config.get("w_bit") or _BITS, config.get("version") or "gemm"
-        if bits != _BITS:
-            raise ValueError(f"quantization_config: bits {shown(bits)} is not supported for awq")
-        if str(version).lower() != "gemm":
+        fields = Fields(config)
+        if fields.get("bits", "w_bit") is not None:
+            fields.integer(_BITS, _BITS, "bits", "w_bit")
+        version = fields.get("version", "checkpoint_format", "format")
+        if version is not None and str(version).lower() != "gemm":
             raise ValueError(f"quantization_config: version {shown(version)} is not supported")
-        if config.get("zero_point") is False:
-            raise ValueError("quantization_config: zero_point false is not supported")
-        return cls()
+        if not fields.flag("zero_point", True):
+            raise fields.unserved("zero_point", False)
+        return cls(fields.group("group_size", "q_group_size"))
 
     def find(self, weights: WeightSource, name: str, shape: tuple[int, ...]) -> GroupedWeight | None:
         """See ``Form``. Lists of modules are not checked: entries are parts of names, and match others too."""
         own = name.removesuffix("weight")
-        groups = weights.shape(f"{own}scales")
         if weights.shape(f"{own}qweight") is None or len(shape) != 2:
             return None
         rows, columns = shape
-        if groups is None or len(groups) != 2:
-            raise UserError(f"tensor {f'{own}scales'!r} has shape {shown(groups)}: [groups, {rows}] is supported")
+        group_of, groups = columns_in_groups(weights, f"{own}scales", columns, self.group)
         return GroupedWeight(
             numbers=_codes(weights, f"{own}qweight", columns, rows),
             kind=torch.uint8,
-            scales=lazy_stored(weights, f"{own}scales", (groups[0], rows)).transposed(),
-            zeros=_codes(weights, f"{own}qzeros", groups[0], rows),
+            scales=scales_of(weights, f"{own}scales", (groups, rows)).transposed(),
+            zeros=_codes(weights, f"{own}qzeros", groups, rows),
             row_of=np.arange(rows),
-            group_of=in_groups(columns, -(-columns // groups[0])),
+            group_of=group_of,
             dtype=weights.dtype,
         )
 
 
 def _codes(weights: WeightSource, name: str, height: int, rows: int) -> LazyTensor:
     """``[height, rows / 8]`` words -> ``[rows, height]``."""
-    words = lazy_stored(weights, name, (height, -(-rows // len(_PLACES))))
+    words = stored_as(weights, name, (height, -(-rows // len(_PLACES))), "I32")
     order = (np.arange(0, rows, len(_PLACES))[:, None] + np.array(_PLACES)).flatten()
-    return unpacked(words, _BITS, -1, rows, 32).take(-1, order).transposed()
+    return unpacked(words, _BITS, -1, len(order), 32).take(-1, order[:rows]).transposed()

@@ -1,10 +1,11 @@
 """bitsandbytes: 4-bit codes of a table, in blocks of a flattened matrix, and 8-bit integers."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from math import prod
+from typing import Annotated, Any, Self
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -13,12 +14,26 @@ from rosebatch.host.model_files import shown
 from rosebatch.model.lazy_tensor import LazyTensor, select
 from rosebatch.model.quantization.dense import DenseWeight
 from rosebatch.model.quantization.grouped import scaled
+from rosebatch.model.quantization.stored import FLOATS, finite, host_array, scales_of, shape_of, stored_as
 from rosebatch.model.weights import WeightSource
 from rosebatch.ops.weight import Weight
 
 # Of 8-bit integers, whose scales are the largest values of rows.
 _LARGEST = 127
 _STATES = ("nf4", "fp4")
+# Values that are in memory as fp32 at once, about.
+_VALUES = 1 << 22
+
+_Positive = Annotated[int, msgspec.Meta(gt=0)]
+
+
+class _State(msgspec.Struct):
+    """What the checkpoint says of a matrix of 4-bit codes; scales are codes themselves if they are nested."""
+
+    shape: tuple[int, ...]
+    blocksize: _Positive
+    nested_blocksize: _Positive | None = None
+    nested_offset: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,38 +47,69 @@ class BitsAndBytes:
 
     def find(self, weights: WeightSource, name: str, shape: tuple[int, ...]) -> Weight | None:
         """See ``Form``."""
-        rows = f"{name.removesuffix('weight')}SCB"
-        if weights.shape(rows) is not None:
-            found = scaled(weights, name, rows, shape, (1, shape[-1]))
+        own = name.removesuffix("weight")
+        if weights.shape(f"{own}SCB") is not None:
+            _require_rows(weights, f"{own}weight_format")
+            found = scaled(weights, name, f"{own}SCB", shape, (1, 0), ["I8"])
             return replace(found, scales=found.scales.map(lambda read: read / _LARGEST))
         for kind in _STATES:
-            state = f"{name}.quant_state.bitsandbytes__{kind}"
-            if (size := weights.shape(state)) is not None:
-                fields = json.loads(weights.on_host(state, size).tobytes())
-                if tuple(fields["shape"]) != shape:
-                    raise UserError(f"tensor {name!r} has shape {shown(fields['shape'])}, config says {shape}")
-                return DenseWeight(_whole(weights, name, fields))
+            stored = f"{name}.quant_state.bitsandbytes__{kind}"
+            if weights.shape(stored) is not None:
+                state = _read_state(weights, stored)
+                if state.shape != shape:
+                    raise UserError(f"tensor {name!r} has shape {shown(state.shape)}, config says {shape}")
+                return DenseWeight(_whole(weights, name, state))
         return None
 
 
-def _whole(weights: WeightSource, name: str, state: Mapping[str, Any]) -> LazyTensor:
+def _require_rows(weights: WeightSource, name: str) -> None:
+    """Check that 8-bit numbers are in the order of rows, not in that of a GPU's tiles."""
+    shape = weights.shape(name)
+    if shape is not None and weights.on_host(name, shape).any():
+        raise UserError(f"tensor {weights.name_of(name)!r} is not 0: numbers in another order are not supported")
+
+
+def _read_state(weights: WeightSource, name: str) -> _State:
+    read = host_array(weights, name, shape_of(weights, name), "U8")
+    try:
+        state = msgspec.json.decode(read.tobytes(), type=_State)
+        if (state.nested_blocksize is None) != (state.nested_offset is None):
+            raise ValueError("nested_blocksize and nested_offset need each other")
+    except ValueError as error:
+        raise UserError(f"tensor {weights.name_of(name)!r} is unreadable: {error}") from None
+    return state
+
+
+def _whole(weights: WeightSource, name: str, state: _State) -> LazyTensor:
     """Blocks run from row to row: any part is cut from the whole."""
-    return LazyTensor(tuple(state["shape"]), lambda cuts: select(_values(weights, name, state), cuts))
+    return LazyTensor(state.shape, lambda cuts: select(_values(weights, name, state), cuts))
 
 
-def _values(weights: WeightSource, name: str, state: Mapping[str, Any]) -> Tensor:
+def _values(weights: WeightSource, name: str, state: _State) -> Tensor:
     """The whole matrix; the first of a byte's two codes is in its high half."""
+    count = prod(state.shape)
+    blocks = -(-count // state.blocksize)
+    largest, table = _largest(weights, name, state, blocks), scales_of(weights, f"{name}.quant_map", (16,)).read()
+    # Its bytes may be stored as numbers of any dtype.
+    packed = stored_as(weights, name, shape_of(weights, name), "U8", *FLOATS).read().flatten().view(torch.uint8)
+    if len(packed) != -(-count // 2):
+        raise UserError(f"tensor {weights.name_of(name)!r} has {len(packed)} bytes of the {-(-count // 2)} it needs")
+    out = torch.empty(count, dtype=weights.dtype, device=packed.device)
+    step = 2 * state.blocksize * max(1, _VALUES // (2 * state.blocksize))
+    for start in range(0, count, step):
+        part, codes = out[start : start + step], packed[start // 2 : (start + step) // 2]
+        values = table[torch.stack((codes >> 4, codes & 15), -1).flatten()[: len(part)].int()]
+        scales = largest[start // state.blocksize : (start + step) // state.blocksize]
+        part.copy_(values.mul_(scales.repeat_interleave(state.blocksize)[: len(part)]))
+    return out.view(state.shape)
 
-    def read(end: str) -> Tensor:
-        found = f"{name}{end}"
-        return weights.stored(found, weights.shape(found) or ())
 
-    largest = read(".absmax")
-    if "nested_blocksize" in state:
-        scales = read(".nested_absmax").repeat_interleave(state["nested_blocksize"])[: len(largest)]
-        largest = read(".nested_quant_map")[largest.int()] * scales + state["nested_offset"]
-    packed = read("").flatten()
-    codes = torch.stack((packed >> 4, packed & 15), -1).flatten()[: torch.Size(state["shape"]).numel()]
-    values = read(".quant_map")[codes.int()].float()
-    scales = largest.float().repeat_interleave(state["blocksize"])[: len(codes)]
-    return values.mul_(scales).to(weights.dtype).view(state["shape"])
+def _largest(weights: WeightSource, name: str, state: _State, blocks: int) -> Tensor:
+    """fp32, of each block."""
+    if state.nested_blocksize is None or state.nested_offset is None:
+        return scales_of(weights, f"{name}.absmax", (blocks,)).read()
+    codes = stored_as(weights, f"{name}.absmax", (blocks,), "U8").read()
+    scales = scales_of(weights, f"{name}.nested_absmax", (-(-blocks // state.nested_blocksize),)).read()
+    table = scales_of(weights, f"{name}.nested_quant_map", (256,)).read()
+    found = table[codes.int()] * scales.repeat_interleave(state.nested_blocksize)[:blocks] + state.nested_offset
+    return finite(weights, f"{name}.nested_absmax", found)

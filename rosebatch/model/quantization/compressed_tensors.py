@@ -1,23 +1,31 @@
 """compressed-tensors, which llm-compressor writes: integers and floats of few bits, with a scheme for each module."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-import numpy as np
 import torch
 
 from rosebatch.core.errors import UserError
 from rosebatch.host.model_files import shown
-from rosebatch.model.lazy_tensor import LazyTensor
+from rosebatch.model.quantization.fields import Fields
 from rosebatch.model.quantization.fp4 import nvfp4
 from rosebatch.model.quantization.grouped import GroupedWeight, grouped, scaled
 from rosebatch.model.quantization.listed import by_regex, require_unlisted
 from rosebatch.model.quantization.packing import E2M1_KIND, e2m1, unpacked
-from rosebatch.model.weights import WeightSource, lazy_stored
+from rosebatch.model.quantization.stored import POWERS, order_of, stored_as
+from rosebatch.model.weights import WeightSource
 
 # Fields that change values by rules of their own.
 _UNSERVED = ("sparsity_config", "transform_config")
+_FORMATS = (
+    *("int-quantized", "float-quantized", "naive-quantized", "pack-quantized", "mixed-precision", "dense"),
+    *("nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized", None),
+)
+_STRATEGIES = ("tensor", "channel", "group", "tensor_group", "block", None)
+# Numbers of a byte, by ``type``.
+_NUMBERS = {"int": "I8", "float": "F8_E4M3"}
 # Any layer with a matrix has this class.
 _CLASS = "Linear"
 
@@ -29,14 +37,38 @@ class Scheme:
     Attributes:
         targets: names of modules, patterns, or classes.
         bits: of a number.
-        group: neighbouring columns that share a scale; None: all, or as many as there are scales for.
-        block: rows and columns that share a scale; None: those of ``group``.
+        kind: ``int`` or ``float``; None if the config does not say.
+        symmetric: whether zeros are in the middle of the range.
+        ordered: whether groups are of neighbouring columns.
+        block: rows and columns that share a scale, 0 for all; None if the config does not say.
     """
 
     targets: tuple[str, ...]
     bits: int
-    group: int | None
+    kind: str | None
+    symmetric: bool
+    ordered: bool
     block: tuple[int, int] | None
+
+    @classmethod
+    def of(cls, group: Fields) -> Self:
+        """By a group of ``config_groups``. Raises ValueError for what is not served."""
+        weights = group.object("weights")
+        group.choice("format", _FORMATS)
+        strategy, size = weights.choice("strategy", _STRATEGIES), weights.group("group_size")
+        block = {"tensor": (0, 0), "channel": (1, 0), "block": weights.block("block_structure")}.get(strategy or "")
+        if strategy == "block" and block is None:
+            raise weights.unserved("block_structure", None)
+        if strategy in ("group", "tensor_group") or (strategy is None and size is not None and size > 0):
+            block = 1, weights.integer(1, 1 << 30, "group_size")
+        return cls(
+            targets=_patterns(group, "targets"),
+            bits=weights.integer(1, 8, "num_bits"),
+            kind=weights.choice("type", (*_NUMBERS, None)),
+            symmetric=weights.flag("symmetric", True),
+            ordered=weights.get("actorder") not in ("group", "dynamic", True),
+            block=block,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,92 +85,88 @@ class CompressedTensors:
         Raises:
             ValueError: a field is broken, or has a value that is not served.
         """
+        fields = Fields(config)
         for name in _UNSERVED:
-            if config.get(name):
+            if fields.get(name):
                 raise ValueError(f"quantization_config: {name} is not supported")
-        groups = config.get("config_groups")
-        if not isinstance(groups, Mapping):
-            raise ValueError(f"quantization_config: config_groups is no object: {shown(groups)}")
-        schemes = [_scheme(name, group) for name, group in groups.items() if group.get("weights")]
-        return cls(tuple(schemes), tuple(config.get("ignore") or ()))
+        fields.choice("format", _FORMATS)
+        groups = fields.objects("config_groups").values()
+        if not groups:
+            raise fields.unserved("config_groups", fields.get("config_groups"))
+        schemes = [Scheme.of(group) for group in groups if group.get("weights") is not None]
+        return cls(tuple(schemes), _patterns(fields, "ignore"))
 
     def find(self, weights: WeightSource, name: str, shape: tuple[int, ...]) -> GroupedWeight | None:
         """See ``Form``."""
         packed, scale = f"{name}_packed", f"{name}_scale"
-        if weights.shape(packed) is None and (weights.shape(scale) is None or weights.shape(name) is None):
+        is_packed = weights.shape(packed) is not None
+        if not is_packed and (weights.shape(scale) is None or weights.shape(name) is None):
             return None
-        module = weights.name_of(packed if weights.shape(packed) else name).removesuffix("_packed")
-        module = module.removesuffix(".weight")
+        stored = packed if is_packed else name
+        module = weights.name_of(stored).removesuffix("_packed").removesuffix(".weight")
         require_unlisted("ignore", self.ignored, module, by_regex)
-        scheme = self._scheme_of(module)
-        if weights.shape(packed) is None:
-            found = scaled(weights, name, scale, shape, scheme.block)
-            zeros = f"{name}_zero_point"
-            if weights.shape(zeros) is None:
-                return found
-            stored = lazy_stored(weights, zeros, found.scales.shape)
-            return replace(found, zeros=stored.map(lambda read: read.view(torch.int8)))
-        if weights.kind(packed) == "U8":
-            bits = 4
-            _require_bits(scheme, bits, module)
-            if weights.shape(f"{name}_global_scale") is not None:
-                return nvfp4(weights, packed, scale, shape, divisor=f"{name}_global_scale")
-            codes = unpacked(lazy_stored(weights, packed, (*shape[:-1], -(-shape[-1] // 2))), bits, -1, shape[-1], 8)
-            return grouped(weights, e2m1(codes), E2M1_KIND, scale)
-        return _packed_integers(weights, name, shape, scheme, module)
+        scheme = self._scheme_of(module, name.removesuffix(".weight"))
+        if not is_packed:
+            kinds = list(_NUMBERS.values()) if scheme.kind is None else [_NUMBERS[scheme.kind]]
+            found = scaled(weights, name, scale, shape, scheme.block, kinds)
+        elif scheme.kind != "float" and weights.kind(packed) != "U8":
+            found = _packed_integers(weights, name, shape, scheme, module)
+        elif scheme.bits != 4:
+            raise UserError(f"quantization_config: num_bits is {scheme.bits}, and {module} holds numbers of 4 bits")
+        elif weights.kind(scale) not in POWERS:
+            return nvfp4(weights, packed, scale, shape, divisor=f"{name}_global_scale")
+        else:
+            codes = stored_as(weights, packed, (*shape[:-1], -(-shape[-1] // 2)), "U8")
+            return grouped(weights, e2m1(unpacked(codes, 4, -1, shape[-1], 8)), E2M1_KIND, scale, scheme.block)
+        return _with_zeros(weights, f"{name}_zero_point", found, scheme)
 
-    def _scheme_of(self, module: str) -> Scheme:
-        """An exact name comes before a pattern, and a pattern before a class."""
+    def _scheme_of(self, *names: str) -> Scheme:
+        """By a module's name in the checkpoint, or transformers': an exact name, else a pattern, else a class."""
         for matches in (str.__eq__, by_regex, lambda target, _: target == _CLASS):
             for scheme in self.schemes:
-                if any(matches(target, module) for target in scheme.targets):
+                if any(matches(target, name) for target in scheme.targets for name in names):
                     return scheme
-        raise UserError(f"quantization_config: no group of config_groups has {module}, which is quantized")
+        raise UserError(f"quantization_config: no group of config_groups has {names[0]}, which is quantized")
 
 
-def _scheme(name: str, group: Mapping[str, Any]) -> Scheme:
-    weights, where = group["weights"], f"quantization_config: config_groups: {name}: weights"
-    bits, size = weights.get("num_bits"), weights.get("group_size")
-    if type(bits) is not int or not 1 <= bits <= 8:
-        raise ValueError(f"{where}: num_bits {shown(bits)} is not supported")
-    block = weights.get("block_structure")
-    if isinstance(block, str):
-        block = [int(each) for each in block.split("x")]
-    if weights.get("strategy") == "block" and not (isinstance(block, list) and len(block) == 2):
-        raise ValueError(f"{where}: block_structure {shown(block)} is not supported")
-    is_grouped = weights.get("strategy") in ("group", "tensor_group") and type(size) is int and size > 0
-    targets = tuple(group.get("targets") or ())
-    return Scheme(targets, bits, size if is_grouped else None, (block[0], block[1]) if block else None)
-
-
-def _require_bits(scheme: Scheme, bits: int, module: str) -> None:
-    if scheme.bits != bits:
-        raise UserError(f"quantization_config: num_bits is {scheme.bits}, and {module} holds numbers of {bits} bits")
+def _patterns(fields: Fields, name: str) -> tuple[str, ...]:
+    """A list of names and patterns."""
+    found = fields.names(name)
+    for each in found:
+        try:
+            re.compile(each.removeprefix("re:"))
+        except re.error:
+            raise ValueError(f"{fields.path}: {name}: {shown(each)} is no pattern") from None
+    return found
 
 
 def _packed_integers(
     weights: WeightSource, name: str, shape: tuple[int, ...], scheme: Scheme, module: str
 ) -> GroupedWeight:
-    """Codes begin at 0: half of the range is added to what they stand for."""
-    bits, words = scheme.bits, weights.shape(f"{name}_packed") or ()
+    """Codes, which begin at 0."""
+    bits, words, scale = scheme.bits, weights.shape(f"{name}_packed") or (), f"{name}_scale"
     needed = -(-shape[-1] * bits // 32)
-    if words[-1] != needed:
+    if words[-1:] != (needed,):
         raise UserError(f"quantization_config: num_bits is {bits}, and {module}.weight_packed has shape {shown(words)}")
-    codes = unpacked(lazy_stored(weights, f"{name}_packed", (*shape[:-1], needed)), bits, -1, shape[-1], 32)
-    block = None if scheme.group is None else (1, scheme.group)
-    found = grouped(weights, codes, torch.uint8, f"{name}_scale", block, _order(weights, f"{name}_g_idx", shape[-1]))
-    zeros = weights.shape(f"{name}_zero_point")
-    if zeros is None:
-        half = 1 << (bits - 1)
-        return replace(found, numbers=codes.map(lambda read: read - half), kind=torch.int8)
-    rows = found.scales.shape[-2]
-    packed: LazyTensor = lazy_stored(weights, f"{name}_zero_point", zeros)
-    return replace(found, zeros=unpacked(packed, bits, -2, rows, 32))
+    stored = stored_as(weights, f"{name}_packed", (*shape[:-1], needed), "I32")
+    codes = unpacked(stored, bits, -1, shape[-1], 32)
+    found = grouped(weights, codes, torch.uint8, scale, scheme.block)
+    order = f"{name}_g_idx"
+    if weights.shape(order) is None and scheme.ordered:
+        return found
+    return replace(found, group_of=order_of(weights, order, found.group_of, found.scales.shape[-1]))
 
 
-def _order(weights: WeightSource, name: str, columns: int) -> np.ndarray | None:
-    """The group of each column, if they are not in order."""
-    if weights.shape(name) is None:
-        return None
-    order = weights.on_host(name, (columns,))
-    return None if (order < 0).any() else order
+def _with_zeros(weights: WeightSource, name: str, found: GroupedWeight, scheme: Scheme) -> GroupedWeight:
+    """Zeros of integers; those of packed ones begin at 0 too, and without any half of the range is zero."""
+    is_packed, half = found.kind == torch.uint8, 1 << (scheme.bits - 1)
+    if weights.shape(name) is None and scheme.symmetric:
+        if not is_packed:
+            return found
+        return replace(found, numbers=found.numbers.map(lambda read: read - half), kind=torch.int8)
+    if not is_packed or weights.kind(name) == "I8":
+        zeros = stored_as(weights, name, found.scales.shape, "I8").map(lambda read: read.view(torch.int8))
+        return replace(found, zeros=zeros.map(lambda read: read.short() + half) if is_packed else zeros)
+    *lead, rows, groups = found.scales.shape
+    stored = stored_as(weights, name, (*lead, -(-rows * scheme.bits // 32), groups), "I32")
+    return replace(found, zeros=unpacked(stored, scheme.bits, -2, rows, 32))

@@ -33,12 +33,12 @@ def form_of(config: Mapping[str, Any] | None) -> Form | None:
     Raises:
         ValueError: it is not served, or broken; the message names the field.
     """
-    if not config:
+    if config is None or config == {}:
         return None
     if not isinstance(config, Mapping):
         raise ValueError(f"quantization_config is no object: {shown(config)}")
     method = config.get("quant_method")
-    if method not in FORMS:
+    if not isinstance(method, str) or method not in FORMS:
         served = ", ".join(FORMS)
         raise ValueError(f"quantization_config: quant_method {shown(method)} is not supported; supported are {served}")
     return FORMS[method](config)

@@ -5,9 +5,11 @@ from dataclasses import replace
 from torch import Tensor
 
 from rosebatch.core.errors import UserError
+from rosebatch.host.model_files import shown
 from rosebatch.model.quantization.grouped import GroupedWeight, grouped
 from rosebatch.model.quantization.packing import E2M1_KIND, e2m1, unpacked
-from rosebatch.model.weights import WeightSource, lazy_stored
+from rosebatch.model.quantization.stored import finite, shape_of, stored_as
+from rosebatch.model.weights import WeightSource
 
 _GROUP = 16
 
@@ -30,16 +32,16 @@ def nvfp4(
         shape: of the matrix.
         divisor, factor: name of the fp32 scale: scales are divided by it, or multiplied.
     """
-    stored = lazy_stored(weights, codes, (*shape[:-1], -(-shape[-1] // 2)))
+    stored = stored_as(weights, codes, (*shape[:-1], -(-shape[-1] // 2)), "U8")
     found = grouped(weights, e2m1(unpacked(stored, 4, -1, shape[-1], 8)), E2M1_KIND, scale, (1, _GROUP))
     name = divisor or factor
     assert name is not None, "the one or the other"
-    size = weights.shape(name)
-    if size is None or size not in ((), (1,)):
-        raise UserError(f"tensor {name!r} has shape {size}: one number is supported")
+    of_all = stored_as(weights, name, shape_of(weights, name), "F32", "F16", "BF16")
+    if of_all.shape not in ((), (1,)):
+        raise UserError(f"tensor {weights.name_of(name)!r} has shape {shown(of_all.shape)}: one number is supported")
 
     def whole(scales: Tensor) -> Tensor:
-        one = weights.stored(name, size).float()
-        return scales.float() * one if divisor is None else scales.float() / one
+        one = finite(weights, name, of_all.read().float())
+        return finite(weights, name, scales * one if divisor is None else scales / one)
 
     return replace(found, scales=found.scales.map(whole))

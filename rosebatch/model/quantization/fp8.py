@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from rosebatch.host.model_files import shown
+from rosebatch.model.quantization.fields import Fields
 from rosebatch.model.quantization.grouped import GroupedWeight, scaled
 from rosebatch.model.quantization.listed import by_parts, require_unlisted
 from rosebatch.model.weights import WeightSource
@@ -32,16 +32,10 @@ class FP8:
         Raises:
             ValueError: a field has a value that is not served.
         """
-        for name, served in {"fmt": ("e4m3", None), "expert_dtype": ("fp8", None)}.items():
-            if config.get(name) not in served:
-                raise ValueError(f"quantization_config: {name} {shown(config[name])} is not supported")
-        block = config.get("weight_block_size")
-        if block is not None and not (
-            isinstance(block, list) and len(block) == 2 and all(type(size) is int and size > 0 for size in block)
-        ):
-            raise ValueError(f"quantization_config: weight_block_size {shown(block)} is not supported")
-        ignored = config.get("modules_to_not_convert") or config.get("ignored_layers") or ()
-        return cls(None if block is None else (block[0], block[1]), tuple(ignored))
+        fields = Fields(config)
+        fields.choice("fmt", ("e4m3", None))
+        fields.choice("expert_dtype", ("fp8", None))
+        return cls(fields.block("weight_block_size"), fields.names("modules_to_not_convert", "ignored_layers"))
 
     def find(self, weights: WeightSource, name: str, shape: tuple[int, ...]) -> GroupedWeight | None:
         """See ``Form``."""
@@ -50,5 +44,4 @@ class FP8:
             return None
         module = weights.name_of(name).removesuffix(".weight")
         require_unlisted("modules_to_not_convert", self.ignored, module, by_parts)
-        is_whole = weights.shape(scale) in ((), (1,))
-        return scaled(weights, name, scale, shape, None if is_whole else self.block)
+        return scaled(weights, name, scale, shape, self.block)

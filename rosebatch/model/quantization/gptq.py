@@ -10,11 +10,36 @@ import torch
 
 from rosebatch.core.errors import UserError
 from rosebatch.host.model_files import shown
-from rosebatch.model.quantization.grouped import GroupedWeight, in_groups
+from rosebatch.model.quantization.fields import Fields
+from rosebatch.model.quantization.grouped import GroupedWeight, columns_in_groups
 from rosebatch.model.quantization.packing import unpacked
-from rosebatch.model.weights import WeightSource, lazy_stored
+from rosebatch.model.quantization.stored import order_of, scales_of, stored_as
+from rosebatch.model.weights import WeightSource
 
-_SKIPPED = "-:"
+_SKIPPED, _OTHER = "-:", "+:"
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """How the weights of some modules are quantized.
+
+    Attributes:
+        bits: of a number.
+        group: columns that share a scale, -1: all; None: as many as there are scales for.
+        symmetric: whether the zero is half of the range, whatever ``qzeros`` holds.
+        ordered: whether groups are of neighbouring columns.
+    """
+
+    bits: int
+    group: int | None
+    symmetric: bool
+    ordered: bool
+
+    @classmethod
+    def of(cls, fields: Fields) -> Self:
+        """Raises ValueError for what is not served."""
+        bits, group = fields.integer(2, 8, "bits"), fields.group("group_size")
+        return cls(bits, group, fields.flag("sym", True), not fields.flag("desc_act", False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,16 +47,14 @@ class GPTQ:
     """See ``Form``. ``qweight [in · bits / 32, out]``, ``scales [G, out]``, ``qzeros [G, out · bits / 32]``, ``g_idx``.
 
     Attributes:
-        bits: of a number.
-        symmetric: whether the zero is half of the range, whatever ``qzeros`` holds.
+        scheme: of most modules.
         added: to the zeros: the first version of the format stores one less.
-        dynamic: patterns of modules -> fields that replace these.
+        dynamic: patterns of modules, and their own schemes; None: they are plain.
     """
 
-    bits: int
-    symmetric: bool
+    scheme: Scheme
     added: int
-    dynamic: tuple[tuple[str, Any], ...]
+    dynamic: tuple[tuple[str, Scheme | None], ...]
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
@@ -40,59 +63,62 @@ class GPTQ:
         Raises:
             ValueError: a field is broken, or has a value that is not served.
         """
-        bits, version = config.get("bits"), config.get("checkpoint_format") or config.get("format") or "gptq"
-        if type(bits) is not int or not 2 <= bits <= 8:
-            raise ValueError(f"quantization_config: bits {shown(bits)} is not supported")
-        if version not in ("gptq", "gptq_v2"):
-            raise ValueError(f"quantization_config: checkpoint_format {shown(version)} is not supported")
-        dynamic = tuple((config.get("dynamic") or {}).items())
-        return cls(bits, bool(config.get("sym", True)), int(version == "gptq"), dynamic)
+        fields = Fields(config)
+        version = fields.get("checkpoint_format", "format")
+        if version not in ("gptq", "gptq_v2", None):
+            raise fields.unserved("checkpoint_format", version)
+        dynamic = []
+        for pattern, own in fields.objects("dynamic").items():
+            try:
+                re.compile(_bare(pattern))
+            except re.error:
+                raise ValueError(f"quantization_config: dynamic: {shown(pattern)} is no pattern") from None
+            is_plain = pattern.startswith(_SKIPPED)
+            dynamic.append((pattern, None if is_plain else Scheme.of(replace(own, values={**config, **own.values}))))
+        return cls(Scheme.of(fields), int(version != "gptq_v2"), tuple(dynamic))
 
     def find(self, weights: WeightSource, name: str, shape: tuple[int, ...]) -> GroupedWeight | None:
         """See ``Form``."""
         own = name.removesuffix("weight")
-        words, groups = weights.shape(f"{own}qweight"), weights.shape(f"{own}scales")
+        words = weights.shape(f"{own}qweight")
         if words is None or len(shape) != 2:
             return None
         module = weights.name_of(f"{own}qweight").removesuffix(".qweight")
-        form = self._of_module(module)
-        (rows, columns), bits = shape, form.bits
-        if words[0] * 32 != columns * bits:
+        scheme = self._scheme_of(module)
+        (rows, columns), bits = shape, scheme.bits
+        if [32 * count for count in words[:1]] != [columns * bits]:
             raise UserError(f"quantization_config: bits is {bits}, and {module}.qweight has shape {shown(words)}")
-        if groups is None or len(groups) != 2:
-            raise UserError(f"tensor {f'{module}.scales'!r} has shape {shown(groups)}: [groups, {rows}] is supported")
-        codes = unpacked(lazy_stored(weights, f"{own}qweight", (words[0], rows)), bits, 0, columns, 32).transposed()
+        group_of, groups = columns_in_groups(weights, f"{own}scales", columns, scheme.group)
+        if weights.shape(f"{own}g_idx") is not None or not (scheme.ordered or groups == 1):
+            group_of = order_of(weights, f"{own}g_idx", group_of, groups)
+        stored = stored_as(weights, f"{own}qweight", (words[0], rows), "I32")
+        codes = unpacked(stored, bits, 0, columns, 32).transposed()
         found = GroupedWeight(
             numbers=codes,
             kind=torch.uint8,
-            scales=lazy_stored(weights, f"{own}scales", (groups[0], rows)).transposed(),
+            scales=scales_of(weights, f"{own}scales", (groups, rows)).transposed(),
             zeros=None,
             row_of=np.arange(rows),
-            group_of=_groups(weights, f"{own}g_idx", columns, groups[0]),
+            group_of=group_of,
             dtype=weights.dtype,
         )
-        if form.symmetric:
+        if scheme.symmetric:
             half = 1 << (bits - 1)
             return replace(found, numbers=codes.map(lambda read: read - half), kind=torch.int8)
-        packed = lazy_stored(weights, f"{own}qzeros", (groups[0], -(-rows * bits // 32)))
+        packed = stored_as(weights, f"{own}qzeros", (groups, -(-rows * bits // 32)), "I32")
         mask = (1 << bits) - 1
-        zeros = unpacked(packed, bits, -1, rows, 32).map(lambda read: (read + form.added) & mask)
+        zeros = unpacked(packed, bits, -1, rows, 32).map(lambda read: (read + self.added) & mask)
         return replace(found, zeros=zeros.transposed())
 
-    def _of_module(self, module: str) -> "GPTQ":
-        """With what the first pattern of ``dynamic`` that the name matches says."""
-        for pattern, fields in self.dynamic:
-            if not re.match(re.sub(r"^[+-]:", "", pattern), module):
-                continue
-            if pattern.startswith(_SKIPPED):
-                raise UserError(f"quantization_config: dynamic has {pattern!r}, and {module} is quantized")
-            fields = fields or {}
-            return replace(self, bits=fields.get("bits", self.bits), symmetric=fields.get("sym", self.symmetric))
-        return self
+    def _scheme_of(self, module: str) -> Scheme:
+        """By the first pattern of ``dynamic`` that the name begins with."""
+        for pattern, scheme in self.dynamic:
+            if re.match(_bare(pattern), module):
+                if scheme is None:
+                    raise UserError(f"quantization_config: dynamic has {pattern!r}, and {module} is quantized")
+                return scheme
+        return self.scheme
 
 
-def _groups(weights: WeightSource, name: str, columns: int, count: int) -> np.ndarray:
-    """The group of each column; by ``desc_act`` they are in no order."""
-    if weights.shape(name) is None:
-        return in_groups(columns, -(-columns // count))
-    return weights.on_host(name, (columns,))
+def _bare(pattern: str) -> str:
+    return pattern.removeprefix(_SKIPPED).removeprefix(_OTHER)

@@ -11,22 +11,18 @@ from torch import Tensor
 
 from rosebatch.core.errors import UserError
 from rosebatch.host.model_files import shown
-from rosebatch.model.lazy_tensor import LazyTensor, join, select, stack
+from rosebatch.model.lazy_tensor import LazyTensor, join, stack
 from rosebatch.model.quantization.dense import DenseWeight, values_of
-from rosebatch.model.quantization.packing import powers_of_two
-from rosebatch.model.weights import WeightSource, lazy_stored
+from rosebatch.model.quantization.stored import FLOATS, POWERS, scales_of, shape_of, stored_as
+from rosebatch.model.weights import WeightSource
 from rosebatch.ops.weight import Indices, Weight
 
-# By safetensors' names: numbers of a byte, and scales that are exponents.
-_KINDS = {
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-}
-_POWERS = ("U8", "F8_E8M0")
-# Rows whose values are in memory as fp32 at once.
-_ROWS = 2048
+# Numbers of a byte, by safetensors' names.
+_KINDS = {"F8_E4M3": torch.float8_e4m3fn, "I8": torch.int8}
+# Scales of a byte, and the elements that share one: OCP Microscaling Formats v1.0, and NVFP4.
+_BLOCKS = {"U8": (1, 32), "F8_E4M3": (1, 16)}
+# Values that are in memory as fp32 at once, about.
+_VALUES = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +32,7 @@ class GroupedWeight(Weight):
     Attributes:
         numbers: ``[..., out, in]``, the bytes of integers or of narrow floats.
         kind: dtype of the numbers, of one byte.
-        scales: ``[..., R, G]`` floats.
+        scales: ``[..., R, G]`` fp32.
         zeros: ``[..., R, G]``; None if they are 0.
         row_of: ``[out]``, the row of ``scales`` of each row.
         group_of: ``[in]``, the column of ``scales`` of each column.
@@ -95,17 +91,18 @@ class GroupedWeight(Weight):
 
     def dense(self) -> Tensor:
         """See ``Weight``; of some rows at a time, because fp32 values of all would fill the memory."""
-        numbers, scales = self.numbers.read().view(self.kind), self.scales.read().float()
+        numbers, scales = self.numbers.read().view(self.kind), self.scales.read()
         zeros = scales if self.zeros is None else self.zeros.read().float()
         out = scales.new_empty(self.shape, dtype=self.dtype)
         row_of, group_of = (torch.from_numpy(each).to(out.device) for each in (self.row_of, self.group_of))
         experts = (each.view(-1, *each.shape[-2:]) for each in (out, numbers, scales, zeros))
         for own, own_numbers, own_scales, own_zeros in zip(*experts, strict=True):
-            for start in range(0, len(own), _ROWS):
-                rows, values = row_of[start : start + _ROWS], own_numbers[start : start + _ROWS].float()
+            step = max(1, _VALUES // max(1, self.shape[-1]))
+            for start in range(0, len(own), step):
+                rows, values = row_of[start : start + step], own_numbers[start : start + step].float()
                 if self.zeros is not None:
                     values -= own_zeros[rows][:, group_of]
-                own[start : start + _ROWS] = values.mul_(own_scales[rows][:, group_of])
+                own[start : start + step] = values.mul_(own_scales[rows][:, group_of])
         return out
 
     def _with(self, numbers: LazyTensor, dim: int, used: np.ndarray, **changed: Any) -> "GroupedWeight":
@@ -120,7 +117,8 @@ class GroupedWeight(Weight):
 
     def _is_like(self, other: "GroupedWeight") -> bool:
         same_numbers = self.kind == other.kind and (self.zeros is None) == (other.zeros is None)
-        return same_numbers and np.array_equal(self.group_of, other.group_of)
+        same_groups = self.scales.shape[-1] == other.scales.shape[-1]
+        return same_numbers and same_groups and np.array_equal(self.group_of, other.group_of)
 
 
 def in_groups(size: int, group: int) -> np.ndarray:
@@ -128,18 +126,47 @@ def in_groups(size: int, group: int) -> np.ndarray:
     return np.arange(size) // group
 
 
+def columns_in_groups(weights: WeightSource, scale: str, columns: int, group: int | None) -> tuple[np.ndarray, int]:
+    """The group of each column, and the number of groups, where scales are ``[G, out]``.
+
+    Args:
+        weights: of the model.
+        scale: name of the tensor of scales.
+        columns: of the matrix.
+        group: neighbouring columns that share a scale, -1: all; None: as many as there are scales for.
+
+    Raises:
+        UserError: there are other numbers of scales.
+    """
+    found = shape_of(weights, scale)
+    count = found[0] if len(found) == 2 else 0
+    size = columns if group == -1 else group or -(-columns // max(1, count))
+    # Groups of a size that is not known are all as large.
+    if count != -(-columns // size) or (group is None and columns % count):
+        where = f"quantization_config: group_size is {group}, and " if group else ""
+        raise UserError(f"{where}{weights.name_of(scale)!r} of {columns} columns has shape {shown(found)}")
+    return in_groups(columns, size), count
+
+
 def scaled(
-    weights: WeightSource, name: str, scale: str, shape: tuple[int, ...], block: tuple[int, int] | None = None
+    weights: WeightSource,
+    name: str,
+    scale: str,
+    shape: tuple[int, ...],
+    block: tuple[int, int] | None = None,
+    kinds: Sequence[str] = ("F8_E4M3",),
 ) -> GroupedWeight:
     """The numbers ``name`` of one byte, times scales; other arguments as of ``grouped``.
+
+    Args:
+        weights, name, scale, shape, block: see ``grouped``.
+        kinds: of numbers, by safetensors' names.
 
     Raises:
         UserError: the tensors do not go together.
     """
-    kind = _KINDS.get(weights.kind(name))
-    if kind is None:
-        raise UserError(f"tensor {name!r} holds {shown(weights.kind(name))} with scales: that is not supported")
-    return grouped(weights, lazy_stored(weights, name, shape), kind, scale, block)
+    numbers = stored_as(weights, name, shape, *kinds)
+    return grouped(weights, numbers, _KINDS[weights.kind(name)], scale, block)
 
 
 def grouped(
@@ -148,7 +175,6 @@ def grouped(
     kind: torch.dtype,
     scale: str,
     block: tuple[int, int] | None = None,
-    group_of: np.ndarray | None = None,
 ) -> GroupedWeight:
     """Numbers with the scales that the checkpoint has by this name.
 
@@ -157,38 +183,29 @@ def grouped(
         numbers: ``[..., out, in]`` bytes.
         kind: of the numbers.
         scale: name of the tensor of scales: floats, or powers of two in bytes.
-        block: rows and columns that share a scale, cut off at the ends; None: one scale a matrix or a row, or one for
-            neighbouring columns of a row, as many as there are scales.
-        group_of: see ``GroupedWeight``; None: by the blocks.
+        block: rows and columns that share a scale, 0 for all, cut off at the ends; None: one scale a matrix or a row,
+            and a power of two as the standard has it.
 
     Raises:
-        UserError: the shapes do not go together.
+        UserError: the tensors do not go together.
     """
     *lead, rows, columns = numbers.shape
-    found = weights.shape(scale)
-    if found is None:
-        raise UserError(f"weights have no tensor {scale!r}")
-    count = math.prod(found) // math.prod(lead)
+    found = shape_of(weights, scale)
     if block is None:
-        block = (rows, columns) if count == 1 else (1, max(1, columns * rows // max(1, count)))
+        block = _BLOCKS.get(weights.kind(scale)) or (0 if math.prod(found) == math.prod(lead) else 1, 0)
+    block = block[0] or rows, block[1] or columns
+    kinds = [name for name in dict.fromkeys((*FLOATS, *POWERS, *_BLOCKS)) if _BLOCKS.get(name, block) == block]
     grid = *lead, -(-rows // block[0]), -(-columns // block[1])
-    if math.prod(found) != math.prod(grid):
-        raise UserError(f"tensor {scale!r} has shape {shown(found)}, and groups of {shown(block)} need {shown(grid)}")
+    # Dimensions of one element may be there or not.
+    if [size for size in found if size != 1] != [size for size in grid if size != 1]:
+        what = f"groups of {shown(block)} need scales of shape {shown(grid)}"
+        raise UserError(f"quantization_config: {what}, and tensor {weights.name_of(scale)!r} has {shown(found)}")
     return GroupedWeight(
         numbers=numbers,
         kind=kind,
-        scales=_floats(weights, scale, found, grid),
+        scales=scales_of(weights, scale, found, *kinds, grid=grid),
         zeros=None,
         row_of=in_groups(rows, block[0]),
-        group_of=in_groups(columns, block[1]) if group_of is None else group_of,
+        group_of=in_groups(columns, block[1]),
         dtype=weights.dtype,
     )
-
-
-def _floats(weights: WeightSource, name: str, shape: tuple[int, ...], grid: tuple[int, ...]) -> LazyTensor:
-    """Scales in the shape of the groups."""
-    stored, kind = lazy_stored(weights, name, shape), weights.kind(name)
-    whole = LazyTensor(grid, lambda cuts: select(stored.read().view(grid), cuts))
-    if kind in _POWERS:
-        return whole.map(powers_of_two)
-    return whole.map(lambda found: found.view(_KINDS[kind]).float()) if kind in _KINDS else whole

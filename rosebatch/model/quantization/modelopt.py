@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from rosebatch.core.errors import UserError
-from rosebatch.host.model_files import shown
+from rosebatch.model.quantization.fields import Fields
 from rosebatch.model.quantization.fp4 import nvfp4
 from rosebatch.model.quantization.grouped import GroupedWeight, scaled
 from rosebatch.model.quantization.listed import by_glob, require_unlisted
@@ -28,12 +28,12 @@ class ModelOpt:
         Raises:
             ValueError: a field has a value that is not served.
         """
-        algorithm, layers = config.get("quant_algo"), config.get("quantized_layers") or {}
-        found = [each.get("quant_algo") for each in layers.values()] if algorithm == _MIXED else [algorithm]
-        for each in found:
-            if each not in _SERVED:
-                raise ValueError(f"quantization_config: quant_algo {shown(each)} is not supported")
-        return cls(tuple(config.get("exclude_modules") or config.get("ignore") or ()))
+        fields = Fields(config)
+        layers = fields.objects("quantized_layers").values() if fields.get("quant_algo") == _MIXED else [fields]
+        for each in layers:
+            if each.get("quant_algo") not in _SERVED:
+                raise each.unserved("quant_algo", each.get("quant_algo"))
+        return cls(fields.names("exclude_modules", "ignore"))
 
     def find(self, weights: WeightSource, name: str, shape: tuple[int, ...]) -> GroupedWeight | None:
         """See ``Form``."""
@@ -44,6 +44,6 @@ class ModelOpt:
         require_unlisted("exclude_modules", self.ignored, module, by_glob)
         if weights.shape(f"{name.removesuffix('weight')}pre_quant_scale") is not None:
             raise UserError(f"{module}.pre_quant_scale is not supported")
-        if weights.shape(whole) is None:
-            return scaled(weights, name, scale, shape)
-        return nvfp4(weights, name, scale, shape, factor=whole)
+        if weights.kind(name) == "U8":
+            return nvfp4(weights, name, scale, shape, factor=whole)
+        return scaled(weights, name, scale, shape)

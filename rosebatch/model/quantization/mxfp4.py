@@ -9,8 +9,9 @@ from torch import Tensor
 
 from rosebatch.model.lazy_tensor import Cuts, LazyTensor
 from rosebatch.model.quantization.grouped import GroupedWeight, in_groups
-from rosebatch.model.quantization.packing import E2M1_KIND, e2m1, powers_of_two, unpacked
-from rosebatch.model.weights import WeightSource, lazy_stored
+from rosebatch.model.quantization.packing import E2M1_KIND, e2m1, unpacked
+from rosebatch.model.quantization.stored import POWERS, scales_of, stored_as
+from rosebatch.model.weights import WeightSource
 
 # Values that share a scale, and the bytes that hold them.
 _BLOCK, _BLOCK_BYTES = 32, 16
@@ -30,11 +31,11 @@ class MXFP4:
         if weights.shape(f"{name}_blocks") is None:
             return None
         groups = *shape[:-1], -(-shape[-1] // _BLOCK)
-        blocks = lazy_stored(weights, f"{name}_blocks", (*groups, _BLOCK_BYTES))
+        blocks = stored_as(weights, f"{name}_blocks", (*groups, _BLOCK_BYTES), "U8")
         return GroupedWeight(
             numbers=e2m1(unpacked(_flat(blocks), 4, -1, shape[-1], 8)),
             kind=E2M1_KIND,
-            scales=lazy_stored(weights, f"{name}_scales", groups).map(powers_of_two),
+            scales=scales_of(weights, f"{name}_scales", groups, *POWERS),
             zeros=None,
             row_of=np.arange(shape[-2]),
             group_of=in_groups(shape[-1], _BLOCK),

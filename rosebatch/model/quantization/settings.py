@@ -29,10 +29,14 @@ def quantization_of(folder: Path, values: Mapping[str, Any]) -> Any:
             if each.get(key):
                 return each[key]
     for name, method in _FILES.items():
-        if (folder / name).exists():
-            found = read_json(folder / name)
+        path = folder / name
+        if path.exists():
+            found = read_json(path)
             # ModelOpt's file has the fields inside of another one.
-            return {"quant_method": method, **(found.get("quantization") or found)}
+            inner = found.get("quantization")
+            config = {"quant_method": method, **(inner if isinstance(inner, dict) else found)}
+            _form_of(config, path)
+            return config
     return None
 
 
@@ -43,7 +47,10 @@ def read_form(folder: Path) -> Form | None:
         UserError: a file is broken, or the form is not served; the message names the field.
     """
     path = folder / "config.json"
-    config = quantization_of(folder, read_json(path))
+    return _form_of(quantization_of(folder, read_json(path)), path)
+
+
+def _form_of(config: Any, path: Path) -> Form | None:
     try:
         return form_of(config)
     except ValueError as error:
