@@ -103,7 +103,7 @@ def words(bits, size=None, *, symmetric=True, shuffled=False):
 def nvfp4(name, shape):
     """Values are divided by the scale of all."""
     scale = (torch.rand((shape[0], shape[1] // 16), generator=seeded(f"scale {name}")) * 100 + 1).to(FP8)
-    whole, codes = torch.tensor([2.0 ** (10 + len(name) % 3)]), codes_of(name, shape, 4)
+    whole, codes = 2.0 ** (10 + codes_of(f"whole {name}", (1,), 2)), codes_of(name, shape, 4)
     tensors = {
         f"{name}.weight_packed": packed(codes, 4, 8),
         f"{name}.weight_scale": scale,

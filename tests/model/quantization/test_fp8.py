@@ -8,38 +8,31 @@ from rosebatch.core.errors import UserError
 from rosebatch.model.quantization.formats import form_of, load_weight
 from rosebatch.model.weights import SafetensorsWeights
 from tests.engine.family_models import FAMILIES
+from tests.model.quantization.numbers import DENSE_FAMILIES, MOE_FAMILIES, encoder, seeded, spread
 from tests.model.quantization.same_logits import CPU, require_same_logits
 
-PLAIN = ("embed", "lm_head", "norm", "mlp.gate.", "router")
 
-
-def encoder(block, scale_dtype=torch.float32, name_of_scale="weight_scale_inv"):
+def matrices(block, scale_dtype=torch.float32, name_of_scale="weight_scale_inv"):
     """Blocks are cut off at the ends; None: one scale a matrix."""
 
-    def encode(name, values):
-        if values.ndim != 2 or any(part in name for part in PLAIN):
-            return {}, values
-        rows, columns = values.shape
-        high, wide = block or (rows, columns)
-        grid = -(-rows // high), -(-columns // wide)
-        generator = torch.Generator().manual_seed(len(name) + rows)
-        scale = (torch.rand(grid, generator=generator) + 0.1).to(scale_dtype)
-        each = scale.float().repeat_interleave(high, 0)[:rows].repeat_interleave(wide, 1)[:, :columns]
-        numbers = (values / each).to(torch.float8_e4m3fn)
-        module = name.removesuffix(".weight")
-        stored = scale if block else scale.reshape(())
-        return {name: numbers, f"{module}.{name_of_scale}": stored}, numbers.float() * each
+    def matrix(name, shape):
+        high, wide = block or shape
+        grid = -(-shape[0] // high), -(-shape[1] // wide)
+        scale = ((torch.rand(grid, generator=seeded(f"scale {name}")) + 0.1) / 8).to(scale_dtype)
+        numbers = torch.randn(shape, generator=seeded(name)).to(torch.float8_e4m3fn)
+        tensors = {f"{name}.weight": numbers, f"{name}.{name_of_scale}": scale if block else scale.reshape(())}
+        return tensors, numbers.float() * spread(scale, shape, (high, wide))
 
-    return encode
+    return matrix
 
 
 @pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("name", ["smollm3", "glm4", "qwen3_moe", "mixtral", "phi3"])
-@pytest.mark.parametrize("block", [[8, 8], [5, 7], [128, 128], None])
+@pytest.mark.parametrize("name", [*DENSE_FAMILIES, *MOE_FAMILIES])
+@pytest.mark.parametrize("block", [pytest.param([8, 8], marks=pytest.mark.thorough), [5, 7], [128, 128], None])
 def test_blocks_are_cut_joined_and_reordered(tmp_path, name, block, size):
     """Blocks that are cut off, shards that begin inside of one, and projections with scales of their own."""
     form = form_of({"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": block})
-    require_same_logits(tmp_path, FAMILIES[name], encoder(block), form, size)
+    require_same_logits(tmp_path, FAMILIES[name], encoder(name, matrices(block)), form, size)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e8m0fnu])
@@ -47,12 +40,12 @@ def test_blocks_are_cut_joined_and_reordered(tmp_path, name, block, size):
 def test_a_scale_is_a_factor_of_any_dtype(tmp_path, dtype, scale):
     """Its name says inverse. Others were read as fp32, and bytes are exponents."""
     form = form_of({"quant_method": "fp8", "weight_block_size": [8, 8]})
-    require_same_logits(tmp_path, FAMILIES["smollm3"], encoder([8, 8], dtype, scale), form, 1)
+    require_same_logits(tmp_path, FAMILIES["smollm3"], encoder("smollm3", matrices([8, 8], dtype, scale)), form, 1)
 
 
 def test_what_contradicts(tmp_path):
     """Values of other scales would be another model, without a word."""
-    tensors, _ = encoder([8, 8])("x.weight", torch.randn(32, 24))
+    tensors, _ = matrices([8, 8])("x", (32, 24))
     save_file(tensors, tmp_path / "model.safetensors")
 
     def load(**config):
@@ -68,11 +61,37 @@ def test_what_contradicts(tmp_path):
         load(weight_block_size=[16, 16])
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("weight_block_size", [128]), ("weight_block_size", [0, 128]), ("fmt", "e3m4"), ("expert_dtype", "fp4")],
-)
-def test_what_is_not_served(field, value):
-    """It is one line that names the field."""
-    with pytest.raises(ValueError, match=f"quantization_config: {field} .* is not supported"):
-        form_of({"quant_method": "fp8", field: value})
+def test_what_is_missing(tmp_path):
+    """Numbers without their scales were taken for values."""
+    tensors, _ = matrices([8, 8])("x", (32, 24))
+    del tensors["x.weight_scale_inv"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    weights = SafetensorsWeights(tmp_path, torch.float32, CPU, form_of({"quant_method": "fp8"}))
+    with pytest.raises(UserError, match=r"'x\.weight' holds 'F8_E4M3', and there are no scales for it of the form"):
+        load_weight(weights, "x.weight", (32, 24)).dense()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_scales_that_are_no_numbers(tmp_path, value):
+    """All tokens were nonsense."""
+    tensors, _ = matrices([8, 8])("x", (32, 24))
+    tensors["x.weight_scale_inv"][3, 2] = value
+    save_file(tensors, tmp_path / "model.safetensors")
+    form = form_of({"quant_method": "fp8", "weight_block_size": [8, 8]})
+    weight = load_weight(SafetensorsWeights(tmp_path, torch.float32, CPU, form), "x.weight", (32, 24))
+    with pytest.raises(UserError, match=r"'x\.weight_scale_inv' has a value that is no finite number"):
+        weight.dense()
+
+
+@pytest.mark.parametrize("family", MOE_FAMILIES)
+def test_some_experts_are_plain(tmp_path, family):
+    """A layer's first expert, one of its matrices, and a whole layer: all were taken for quantized, or none."""
+
+    def matrix(name, shape):
+        if any(part in name for part in ("layers.1", "experts.0", "experts.2.up", "experts.2.w3", "experts.3.down")):
+            values = torch.randn(shape, generator=seeded(name)) / 8
+            return {f"{name}.weight": values}, values
+        return matrices([8, 8])(name, shape)
+
+    form = form_of({"quant_method": "fp8", "weight_block_size": [8, 8]})
+    require_same_logits(tmp_path, FAMILIES[family], encoder(family, matrix), form, 2)

@@ -39,7 +39,7 @@ def fp8(name, shape, *, rows=False):
 def nvfp4(name, shape):
     """Values are multiplied by the scale of all; each projection has its own."""
     scale = (torch.rand((shape[0], shape[1] // 16), generator=seeded(f"scale {name}")) * 100 + 1).to(FP8)
-    whole, codes = torch.tensor(2.0 ** -(10 + len(name) % 3)), codes_of(name, shape, 4)
+    whole, codes = 2.0 ** -(10 + codes_of(f"whole {name}", (), 2)), codes_of(name, shape, 4)
     tensors = {
         "weight": packed(codes, 4, 8),
         "weight_scale": scale,
