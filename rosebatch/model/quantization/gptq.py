@@ -7,9 +7,11 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rosebatch.core.errors import UserError
 from rosebatch.host.model_files import shown
+from rosebatch.model.lazy_tensor import LazyTensor
 from rosebatch.model.quantization.fields import Fields
 from rosebatch.model.quantization.grouped import GroupedWeight, columns_in_groups
 from rosebatch.model.quantization.packing import unpacked
@@ -26,7 +28,7 @@ class Scheme:
     Attributes:
         bits: of a number.
         group: columns that share a scale, -1: all; None: as many as there are scales for.
-        symmetric: whether the zero is half of the range, whatever ``qzeros`` holds.
+        symmetric: whether the zero is half of the range, whichever one ``qzeros`` holds.
         ordered: whether groups are of neighbouring columns.
     """
 
@@ -102,13 +104,13 @@ class GPTQ:
             group_of=group_of,
             dtype=weights.dtype,
         )
-        if scheme.symmetric:
-            half = 1 << (bits - 1)
-            return replace(found, numbers=codes.map(lambda read: read - half), kind=torch.int8)
+        if scheme.symmetric and weights.shape(f"{own}qzeros") is None:
+            return _symmetric(found, bits)
         packed = stored_as(weights, f"{own}qzeros", (groups, -(-rows * bits // 32)), "I32")
-        mask = (1 << bits) - 1
-        zeros = unpacked(packed, bits, -1, rows, 32).map(lambda read: (read + self.added) & mask)
-        return replace(found, zeros=zeros.transposed())
+        zeros, mask = unpacked(packed, bits, -1, rows, 32), (1 << bits) - 1
+        if scheme.symmetric:
+            return _symmetric(_with_equal(found, zeros, f"{module}.qzeros"), bits)
+        return replace(found, zeros=zeros.map(lambda read: (read + self.added) & mask).transposed())
 
     def _scheme_of(self, module: str) -> Scheme:
         """By the first pattern of ``dynamic`` that the name begins with."""
@@ -118,6 +120,24 @@ class GPTQ:
                     raise UserError(f"quantization_config: dynamic has {pattern!r}, and {module} is quantized")
                 return scheme
         return self.scheme
+
+
+def _symmetric(found: GroupedWeight, bits: int) -> GroupedWeight:
+    """With a zero of half of the range."""
+    half = 1 << (bits - 1)
+    return replace(found, numbers=found.numbers.map(lambda read: read - half), kind=torch.int8)
+
+
+def _with_equal(found: GroupedWeight, zeros: LazyTensor, name: str) -> GroupedWeight:
+    """The same; once it is read, zeros that differ are an error. Which value they have is wrong in some files."""
+
+    def checked(scales: Tensor) -> Tensor:
+        read = zeros.read()
+        if read.min() != read.max():
+            raise UserError(f"quantization_config: sym is true, and {name} has zeros of several values")
+        return scales
+
+    return replace(found, scales=found.scales.map(checked))
 
 
 def _bare(pattern: str) -> str:

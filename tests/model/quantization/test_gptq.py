@@ -140,6 +140,16 @@ def test_what_contradicts(tmp_path, fields, message):
         load(tmp_path, **fields)
 
 
+def test_zeros_of_a_file_that_is_not_symmetric(tmp_path):
+    """``sym`` that is true or lost, over zeros of several values, was another model."""
+    save_file(matrices()("model.layers.1.mlp.up_proj", (32, 32))[0], tmp_path / "model.safetensors")
+    for symmetric in (True, None):
+        with pytest.raises(
+            UserError, match=r"sym is true, and model\.layers\.1\.mlp\.up_proj\.qzeros has zeros of several"
+        ):
+            load(tmp_path, sym=symmetric).dense()
+
+
 @pytest.mark.parametrize(
     ("group", "message"),
     [(-2, "has -2 to 3, of 4 groups"), (4, "has 0 to 4, of 4 groups"), (None, "weights have no tensor")],
