@@ -9,8 +9,8 @@ from tests.cli.random_kills import KINDS, kill_jobs
 # Kills of each kind. ``python -m tests.cli.random_kills --kills 100`` makes more, of all kinds.
 KILLS = 1
 # Those of single processes are killed in test_signals_at_any_moment.py and tests/job, those of one worker's ranks in
-# test_ranks.py.
-ELSEWHERE = ("generate", "parquet", "tp")
+# test_ranks.py, those of Ray in tests/ray.
+ELSEWHERE = ("generate", "parquet", "tp", "ray")
 pytestmark = [
     pytest.mark.thorough,
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc"),
@@ -20,6 +20,4 @@ pytestmark = [
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ELSEWHERE])
 def test_random_kills(kind):
     """Results were lost or others, and temporary files and processes stayed."""
-    if kind == "ray":
-        pytest.importorskip("ray", reason="pip install 'rosebatch[ray]'")
     assert sum(kill_jobs(kind, KILLS, seed=0).values()) == KILLS
