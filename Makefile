@@ -17,10 +17,10 @@ test: .venv/.installed-dev
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal && \
 	echo "make test: green in $$(( $$(date +%s) - start )) s"
 
-# What takes long: two hundred kills, the interpreter's pairs of parameters, the wheel. A third of that time tests wait.
+# What takes long: two hundred kills, the interpreter's pairs of parameters, the wheel.
 thorough: .venv/.installed-dev .venv/.floor-triton/.installed
 	@start=$$(date +%s); \
-	$(BIN)/python -m pytest -q -n 3 --dist worksteal -m 'thorough and not gpu' && \
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'thorough and not gpu' && \
 	echo "make thorough: green in $$(( $$(date +%s) - start )) s"
 
 lint: .venv/.installed-dev
