@@ -27,7 +27,7 @@ _MAX_PASSED_SECONDS = 1.0
 _MAX_DEATHS = 8
 # Processes that die while they load the model, one after the other, before the job is given up.
 _MAX_FALSE_STARTS = 3
-# Nobody can serve: how often as long as the slowest start a run waits at least. A cluster ends who hangs first.
+# How many times the slowest start a run waits while nobody can serve. A cluster first ends the one that hangs.
 _STARTS = 10
 # Messages that are worked on before rows are handed out again.
 _MAX_MESSAGES = 64
