@@ -7,7 +7,6 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from rosebatch.host.model_files import shown
 from rosebatch.model.lazy_tensor import LazyTensor
 from rosebatch.model.quantization.fields import Fields
 from rosebatch.model.quantization.grouped import GroupedWeight, columns_in_groups
@@ -42,7 +41,7 @@ class AWQ:
             fields.integer(_BITS, _BITS, "bits", "w_bit")
         version = fields.get("version", "checkpoint_format", "format")
         if version is not None and str(version).lower() != "gemm":
-            raise ValueError(f"quantization_config: version {shown(version)} is not supported")
+            raise fields.unserved("version", version)
         if not fields.flag("zero_point", True):
             raise fields.unserved("zero_point", False)
         return cls(fields.group("group_size", "q_group_size"))

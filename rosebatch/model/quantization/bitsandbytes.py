@@ -14,6 +14,7 @@ from rosebatch.host.model_files import shown
 from rosebatch.model.lazy_tensor import LazyTensor, select
 from rosebatch.model.quantization.dense import DenseWeight
 from rosebatch.model.quantization.grouped import scaled
+from rosebatch.model.quantization.packing import AT_ONCE
 from rosebatch.model.quantization.stored import FLOATS, finite, host_array, scales_of, shape_of, stored_as
 from rosebatch.model.weights import WeightSource
 from rosebatch.ops.weight import Weight
@@ -21,8 +22,6 @@ from rosebatch.ops.weight import Weight
 # Of 8-bit integers, whose scales are the largest values of rows.
 _LARGEST = 127
 _STATES = ("nf4", "fp4")
-# Values that are in memory as fp32 at once, about.
-_VALUES = 1 << 22
 
 _Positive = Annotated[int, msgspec.Meta(gt=0)]
 
@@ -95,7 +94,7 @@ def _values(weights: WeightSource, name: str, state: _State) -> Tensor:
     if len(packed) != -(-count // 2):
         raise UserError(f"tensor {weights.name_of(name)!r} has {len(packed)} bytes of the {-(-count // 2)} it needs")
     out = torch.empty(count, dtype=weights.dtype, device=packed.device)
-    step = 2 * state.blocksize * max(1, _VALUES // (2 * state.blocksize))
+    step = 2 * state.blocksize * max(1, AT_ONCE // (2 * state.blocksize))
     for start in range(0, count, step):
         part, codes = out[start : start + step], packed[start // 2 : (start + step) // 2]
         values = table[torch.stack((codes >> 4, codes & 15), -1).flatten()[: len(part)].int()]

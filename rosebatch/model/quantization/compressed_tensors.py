@@ -10,10 +10,10 @@ import torch
 from rosebatch.core.errors import UserError
 from rosebatch.host.model_files import shown
 from rosebatch.model.quantization.fields import Fields
-from rosebatch.model.quantization.fp4 import nvfp4
+from rosebatch.model.quantization.fp4 import fp4, nvfp4
 from rosebatch.model.quantization.grouped import GroupedWeight, grouped, scaled
 from rosebatch.model.quantization.listed import by_regex, require_unlisted
-from rosebatch.model.quantization.packing import E2M1_KIND, e2m1, unpacked
+from rosebatch.model.quantization.packing import unpacked
 from rosebatch.model.quantization.stored import POWERS, order_of, stored_as
 from rosebatch.model.weights import WeightSource
 
@@ -116,8 +116,7 @@ class CompressedTensors:
         elif weights.kind(scale) not in POWERS:
             return nvfp4(weights, packed, scale, shape, divisor=f"{name}_global_scale")
         else:
-            codes = stored_as(weights, packed, (*shape[:-1], -(-shape[-1] // 2)), "U8")
-            return grouped(weights, e2m1(unpacked(codes, 4, -1, shape[-1], 8)), E2M1_KIND, scale, scheme.block)
+            return fp4(weights, packed, scale, shape, scheme.block)
         return _with_zeros(weights, f"{name}_zero_point", found, scheme)
 
     def _scheme_of(self, *names: str) -> Scheme:

@@ -1,4 +1,4 @@
-"""NVFP4: 4-bit floats with an fp8 scale for 16 columns, and one fp32 scale for all of them."""
+"""4-bit floats, two in a byte; NVFP4 has an fp8 scale for 16 columns, and one fp32 scale for all of them."""
 
 from dataclasses import replace
 
@@ -7,11 +7,24 @@ from torch import Tensor
 from rosebatch.core.errors import UserError
 from rosebatch.host.model_files import shown
 from rosebatch.model.quantization.grouped import GroupedWeight, grouped
-from rosebatch.model.quantization.packing import E2M1_KIND, e2m1, unpacked
+from rosebatch.model.quantization.packing import E2M1_KIND, e2m1
 from rosebatch.model.quantization.stored import finite, shape_of, stored_as
 from rosebatch.model.weights import WeightSource
 
 _GROUP = 16
+
+
+def fp4(
+    weights: WeightSource, codes: str, scale: str, shape: tuple[int, ...], block: tuple[int, int] | None
+) -> GroupedWeight:
+    """A matrix, unread; other arguments as of ``nvfp4``.
+
+    Args:
+        weights, codes, scale, shape: see ``nvfp4``.
+        block: see ``grouped``.
+    """
+    packed = stored_as(weights, codes, (*shape[:-1], -(-shape[-1] // 2)), "U8")
+    return grouped(weights, e2m1(packed, shape[-1]), E2M1_KIND, scale, block)
 
 
 def nvfp4(
@@ -32,8 +45,7 @@ def nvfp4(
         shape: of the matrix.
         divisor, factor: name of the fp32 scale: scales are divided by it, or multiplied.
     """
-    stored = stored_as(weights, codes, (*shape[:-1], -(-shape[-1] // 2)), "U8")
-    found = grouped(weights, e2m1(unpacked(stored, 4, -1, shape[-1], 8)), E2M1_KIND, scale, (1, _GROUP))
+    found = fp4(weights, codes, scale, shape, (1, _GROUP))
     name = divisor or factor
     assert name is not None, "the one or the other"
     of_all = stored_as(weights, name, shape_of(weights, name), "F32", "F16", "BF16")

@@ -13,6 +13,7 @@ from rosebatch.core.errors import UserError
 from rosebatch.host.model_files import shown
 from rosebatch.model.lazy_tensor import LazyTensor, join, stack
 from rosebatch.model.quantization.dense import DenseWeight, values_of
+from rosebatch.model.quantization.packing import AT_ONCE
 from rosebatch.model.quantization.stored import FLOATS, POWERS, scales_of, shape_of, stored_as
 from rosebatch.model.weights import WeightSource
 from rosebatch.ops.weight import Indices, Weight
@@ -21,8 +22,6 @@ from rosebatch.ops.weight import Indices, Weight
 _KINDS = {"F8_E4M3": torch.float8_e4m3fn, "I8": torch.int8}
 # Scales of a byte, and the elements that share one: OCP Microscaling Formats v1.0, and NVFP4.
 _BLOCKS = {"U8": (1, 32), "F8_E4M3": (1, 16)}
-# Values that are in memory as fp32 at once, about.
-_VALUES = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +96,7 @@ class GroupedWeight(Weight):
         row_of, group_of = (torch.from_numpy(each).to(out.device) for each in (self.row_of, self.group_of))
         experts = (each.view(-1, *each.shape[-2:]) for each in (out, numbers, scales, zeros))
         for own, own_numbers, own_scales, own_zeros in zip(*experts, strict=True):
-            step = max(1, _VALUES // max(1, self.shape[-1]))
+            step = max(1, AT_ONCE // max(1, self.shape[-1]))
             for start in range(0, len(own), step):
                 rows, values = row_of[start : start + step], own_numbers[start : start + step].float()
                 if self.zeros is not None:

@@ -29,7 +29,8 @@ def require_unlisted(field: str, entries: Iterable[str], module: str, matches: M
 
 def by_parts(entry: str, module: str) -> bool:
     """A whole name, or neighbouring parts of it between dots."""
-    return f".{entry}." in f".{module}."
+    # The first test is for time: large models have thousands of modules, and lists of hundreds.
+    return entry in module and f".{entry}." in f".{module}."
 
 
 def by_regex(entry: str, module: str) -> bool:

@@ -13,8 +13,8 @@ from rosebatch.model.lazy_tensor import Cuts, LazyTensor
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _E2M1 = (*_MAGNITUDES, *(-value for value in _MAGNITUDES))
 E2M1_KIND = torch.float8_e4m3fn
-# Codes that are looked up at once, as numbers of four bytes.
-_CODES = 1 << 22
+# Values that are in memory as numbers of four bytes at once, about.
+AT_ONCE = 1 << 22
 
 
 def unpacked(words: LazyTensor, bits: int, dim: int, count: int, word_bits: int) -> LazyTensor:
@@ -62,17 +62,22 @@ def _fields(words: Tensor, bits: int, period: int, fields: int, word_bits: int) 
     return out.flatten(0, 1)
 
 
-def e2m1(codes: LazyTensor) -> LazyTensor:
-    """The bytes of fp8 numbers, of 4-bit floats."""
+def e2m1(packed: LazyTensor, count: int) -> LazyTensor:
+    """The bytes of fp8 numbers, from bytes of two 4-bit floats.
+
+    Args:
+        packed: ``[..., count / 2]`` uint8.
+        count: of floats in the last dimension.
+    """
     table = torch.tensor(_E2M1).to(E2M1_KIND).view(torch.uint8)
 
     def look_up(found: Tensor) -> Tensor:
         out, own = torch.empty_like(found), table.to(found.device)
-        for part, read in zip(out.view(-1).split(_CODES), found.view(-1).split(_CODES), strict=True):
+        for part, read in zip(out.view(-1).split(AT_ONCE), found.view(-1).split(AT_ONCE), strict=True):
             part.copy_(own[read.int()])
         return out
 
-    return codes.map(look_up)
+    return unpacked(packed, 4, -1, count, 8).map(look_up)
 
 
 def powers_of_two(exponents: Tensor) -> Tensor:

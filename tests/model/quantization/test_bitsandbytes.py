@@ -99,7 +99,7 @@ def test_odd_widths(tmp_path, shape, nested):
 
 def test_a_large_matrix_is_decoded_in_parts(tmp_path, monkeypatch):
     """fp32 values and scales of all of it would need eight times its memory."""
-    monkeypatch.setattr("rosebatch.model.quantization.bitsandbytes._VALUES", 300)
+    monkeypatch.setattr("rosebatch.model.quantization.bitsandbytes.AT_ONCE", 300)
     tensors, values = matrices(nested=True)("m", (37, 41))
     save_file(tensors, tmp_path / "model.safetensors")
     assert torch.equal(load(tmp_path, (37, 41)).dense(), values)

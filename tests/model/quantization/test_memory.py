@@ -46,8 +46,8 @@ def test_four_bytes_a_value_of_a_part_alone(tmp_path, monkeypatch, make):
     save_file(tensors, tmp_path / "model.safetensors")
     weight = load_weight(SafetensorsWeights(tmp_path, torch.bfloat16, CPU, form_of(config)), name, shape)
     expected = weight.dense()
-    monkeypatch.setattr("rosebatch.model.quantization.grouped._VALUES", SIZE)
-    monkeypatch.setattr("rosebatch.model.quantization.packing._CODES", SIZE)
+    monkeypatch.setattr("rosebatch.model.quantization.grouped.AT_ONCE", SIZE)
+    monkeypatch.setattr("rosebatch.model.quantization.packing.AT_ONCE", SIZE)
     with Largest() as largest:
         assert torch.equal(weight.dense(), expected)
     # Scales of all groups are small.
