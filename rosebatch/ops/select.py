@@ -44,7 +44,7 @@ def _cpu_ops(switches: Switches) -> Ops:
         return linear.TorchLinear(dense, bias)
 
     def make_linear(weight: Weight, bias: Tensor | None) -> Linear:
-        return weight.linear(bias, "cpu") or product(weight.dense(), bias)
+        return weight.linear(bias, None) or product(weight.dense(), bias)
 
     def make_experts(layer: Experts) -> RoutedExperts:
         def products(weight: Weight, bias: Tensor | None) -> list[Linear]:
@@ -84,8 +84,8 @@ def _cuda_ops(switches: Switches) -> Ops:
         return StreamedHead(dense, device) if streamed(dense) else linear.PaddedLinear(dense)
 
     return Ops(
-        linear=lambda weight, bias: weight.linear(bias, "cuda") or product(weight.dense(), bias),
-        head=lambda weight: weight.linear(None, "cuda") or head_product(weight.dense()),
+        linear=lambda weight, bias: weight.linear(bias, device) or product(weight.dense(), bias),
+        head=lambda weight: weight.linear(None, device) or head_product(weight.dense()),
         experts=partial(_expert_kernels, device),
         kv_append=partial(kv_cache_kernel.append, sizes=cache_sizes) if switches.batched_kv_append else kv_cache.append,
         copy_blocks=partial(kv_cache_kernel.copy_blocks, sizes=cache_sizes),

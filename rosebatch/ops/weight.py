@@ -7,6 +7,7 @@ from typing import Self
 import numpy as np
 from torch import Tensor
 
+from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.linear.interface import Linear
 
 # Indices of a dimension, in any order.
@@ -48,6 +49,11 @@ class Weight(ABC):
             UserError: a tensor is missing, unreadable or has another shape.
         """
 
-    def linear(self, bias: Tensor | None, device: str) -> Linear | None:
-        """The format's own product on ``cpu`` or ``cuda``; None if it has none there: ``dense`` is multiplied then."""
+    def linear(self, bias: Tensor | None, device: Device | None) -> Linear | None:
+        """The format's own product with ``bias [out]``, or None if it has none: ``dense`` is multiplied then.
+
+        Args:
+            bias: in the dtype of the run, or None.
+            device: a GPU; None for a CPU.
+        """
         return None
