@@ -30,7 +30,7 @@ class Turns:
 
 
 def chosen_switches(names: Sequence[str], device: str, switches: Switches) -> list[str]:
-    """Fields of ``Switches`` from names on the command line; ``all`` means every switch that can have an effect.
+    """Fields of ``Switches`` from names; ``all`` means those that are on by default and can have an effect.
 
     Args:
         names: as given.
@@ -42,6 +42,7 @@ def chosen_switches(names: Sequence[str], device: str, switches: Switches) -> li
     """
     served = [switch.name for switch in fields(Switches) if device in switch.metadata["devices"]]
     idle = {name: off for name in served if (off := missing(name, switches))}
+    usual = [switch.name for switch in fields(Switches) if switch.default and switch.name in served]
     known = [switch.name for switch in fields(Switches)]
     chosen: list[str] = []
     for name in names:
@@ -53,7 +54,7 @@ def chosen_switches(names: Sequence[str], device: str, switches: Switches) -> li
             raise FlagError(f"--compare {name}: this switch does nothing on {device}; leave it out or change --device")
         if field in idle:
             raise FlagError(f"--compare {name}: this switch has no effect with {flag(idle[field], on=False)}")
-        chosen += [each for each in served if each not in idle] if name == ALL else [field]
+        chosen += [each for each in usual if each not in idle] if name == ALL else [field]
     return list(dict.fromkeys(chosen))
 
 

@@ -52,7 +52,7 @@ MAX_GRAMMAR_SECONDS = 86_400
 # Workers show a sign of life once a second.
 MIN_WORKER_TIMEOUT = 3
 
-MODEL, SAMPLING, LIMITS, SWITCHES = "Model", "Sampling", "Limits", "Switches (all on by default)"
+MODEL, SAMPLING, LIMITS, SWITCHES = "Model", "Sampling", "Limits", "Switches (on by default)"
 DEVICES = "Several GPUs"
 
 

@@ -72,6 +72,10 @@ def _cuda_ops(switches: Switches) -> Ops:
     from rosebatch_kernels.logits import kernel as logits_kernel
 
     device = device_of(torch.device("cuda"))
+
+    def own_product(weight: Weight, bias: Tensor | None) -> Linear | None:
+        return weight.linear(bias, device) if switches.quantized_linear else None
+
     cache_sizes = kv_cache_kernel.SIZES.of(device)
 
     def streamed(weight: Tensor) -> bool:
@@ -84,8 +88,8 @@ def _cuda_ops(switches: Switches) -> Ops:
         return StreamedHead(dense, device) if streamed(dense) else linear.PaddedLinear(dense)
 
     return Ops(
-        linear=lambda weight, bias: weight.linear(bias, device) or product(weight.dense(), bias),
-        head=lambda weight: weight.linear(None, device) or head_product(weight.dense()),
+        linear=lambda weight, bias: own_product(weight, bias) or product(weight.dense(), bias),
+        head=lambda weight: own_product(weight, None) or head_product(weight.dense()),
         experts=partial(_expert_kernels, device),
         kv_append=partial(kv_cache_kernel.append, sizes=cache_sizes) if switches.batched_kv_append else kv_cache.append,
         copy_blocks=partial(kv_cache_kernel.copy_blocks, sizes=cache_sizes),

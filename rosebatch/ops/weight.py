@@ -7,8 +7,8 @@ from typing import Self
 import numpy as np
 from torch import Tensor
 
-from rosebatch_kernels.common.device import Device
-from rosebatch_kernels.linear.interface import Linear
+from rosebatch_kernels.common.device import Device as Device
+from rosebatch_kernels.linear.interface import Linear as Linear
 
 # Indices of a dimension, in any order.
 Indices = range | np.ndarray

@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -27,8 +28,11 @@ from rosebatch.engine.scheduling.step_planner import SeparateDecodes
 from rosebatch.engine.staging import Staging
 from rosebatch.engine.triton_runner.prefix_groups import PrefixGroupState
 from rosebatch.engine.triton_runner.slots import Slots
+from rosebatch.model.lazy_tensor import LazyTensor
 from rosebatch.model.quantization.dense import DenseWeight
+from rosebatch.model.quantization.grouped import GroupedWeight
 from rosebatch.ops.select import select
+from rosebatch_kernels.fp8.fp8_linear import Fp8Linear
 from rosebatch_kernels.linear.streamed import StreamedLinear
 from rosebatch_kernels.linear.torch_packed import PackedLinear, can_pack
 from rosebatch_kernels.paged_attention import sizes
@@ -266,6 +270,18 @@ def leaves_values_out(switch, observe):
     assert on.kernels == off.kernels and on.launches != off.launches, "compiled for something else"
 
 
+def keeps_numbers(switch, observe):
+    """With a model whose weights are fp8 in place of the scenario's own."""
+    model, scenario = model_of(switch), scenario_of(switch)
+    size = model.num_kv_heads * model.head_dim
+    numbers, scales = torch.zeros(size, 128, dtype=torch.uint8), torch.ones(size, 1)
+    each = LazyTensor.of(numbers), torch.float8_e4m3fn, LazyTensor.of(scales), None
+    weight = GroupedWeight(*each, np.arange(size), np.zeros(128, int), getattr(torch, scenario.dtype))
+    for value in (True, False):
+        switches = replace(Switches.resolve({}, "cuda"), **{switch: value})
+        assert isinstance(select(switches, "cuda").linear(weight, None), Fp8Linear) is value
+
+
 def model_of(switch):
     return load_toml(configs_dir() / "models" / f"{scenario_of(switch).model}.toml", ModelConfig)
 
@@ -294,6 +310,7 @@ ACTS = {
     "fused_peri_norm": {"of_off": ("_uclip",)},
     "sparse_values": leaves_values_out,
     "batched_kv_append": {"of_on": ("_append",)},
+    "quantized_linear": keeps_numbers,
 }
 
 

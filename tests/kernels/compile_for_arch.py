@@ -292,6 +292,21 @@ def layers() -> None:
     kv_cache.copy_blocks(cache, ints(1), ints(1))
 
 
+def fp8() -> None:
+    quantize, product = Launchers("fp8.quantize"), Launchers("fp8.kernel")
+    for group in (0, 128):
+        # Groups that end with the row or before, tiles of several rows and of several groups, and rows of one tile.
+        for size in (64, 576, 4096, 28672):
+            quantize.quantize(empty(3, size, dtype=torch.float16), group)
+            quantize.gated(empty(3, 2 * size), "silu_mul", group)
+        for rows, size_in, size_out in ((1, 4096, 6144), (17, 576, 208), (64, 4096, 4096), (300, 4096, 4096)):
+            form = quantize.quantize(empty(rows, size_in), group)
+            scales = empty(-(-size_out // 128), -(-size_in // 128)) if group else empty(size_out)
+            weight = form.numbers.new_empty(size_out, size_in), scales.float()
+            product.linear(*form[:2], *weight, empty(size_out) if group else None, torch.bfloat16)
+            product.parts(*form[:2], *weight)
+
+
 def experts() -> None:
     kernel, router = Launchers("experts.kernel"), Launchers("experts.router")
     for tokens in (1, 256, 512, 4096):

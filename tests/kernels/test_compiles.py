@@ -26,10 +26,13 @@ GROUPS = {
         "_activation", "_activation_mul", "_append", "_bias_residual", "_copy_blocks", "_norm", "_sigmoid_mul",
         "_uclip",
     },
+    "fp8": {"_fp8_product", "_quantize"},
     "experts": {"_add_chunks", "_count_chunk", "_expert_product", "_place_chunk", "_route"},
     "tokens": {"_adjust", "_advance", "_choose", "_count", "_mask", "_scale_and_cap", "_summarise"},
 }  # fmt: skip
 LARGE = ("shared_attention", "experts")
+# Architectures whose matrix instruction takes e4m3.
+FP8 = (89, 90, 100, 103, 120)
 # The instructions and sizes of another architecture, with as much shared memory at least: 86, 86 and 100.
 ALIKE = (80, 89, 103)
 # The sizes of 86. Triton has passes of its own for it, and kernels may wait for their predecessor.
@@ -37,8 +40,8 @@ SAME_SIZES = 120
 STREAMED = {"_gated_product", "_logits", "_product"}
 # Products of many rows on Hopper's own instruction, which Triton leaves for others without a word.
 WGMMA = {
-    "_attend_shared", "_delta_solve", "_delta_walk", "_gated_attend_shared", "_gated_prefill", "_gated_product",
-    "_logits", "_prefill", "_prefill_shared", "_product",
+    "_attend_shared", "_delta_solve", "_delta_walk", "_fp8_product", "_gated_attend_shared", "_gated_prefill",
+    "_gated_product", "_logits", "_prefill", "_prefill_shared", "_product",
 }  # fmt: skip
 
 
@@ -58,7 +61,8 @@ def compiled():
 
         def run(arch, group, folder):
             process = compiler((FLOOR,) if arch == HOPPER and FLOOR.exists() else ())
-            forms = "none" if arch in ALIKE else "one" if arch == SAME_SIZES else "all"
+            like = arch in ALIKE and group != "fp8"
+            forms = "none" if like else "one" if arch == SAME_SIZES else "all"
             process.stdin.write(f"{arch} {group} {forms} {folder}\n")
             process.stdin.flush()
             assert process.stdout.readline() == "0\n", (folder / "errors").read_text()[-3000:]
@@ -70,7 +74,13 @@ def compiled():
 @pytest.mark.whole
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("arch", "group"), [(arch, group) for arch in SHARED_MEMORY for group in (LARGE if arch in ALIKE else GROUPS)]
+    ("arch", "group"),
+    [
+        (arch, group)
+        for arch in SHARED_MEMORY
+        for group in GROUPS
+        if (arch in FP8 if group == "fp8" else arch not in ALIKE or group in LARGE)
+    ],
 )
 def test_kernels_compile_and_fit(compiled, arch, group, tmp_path):
     """On a card with less shared memory a launch failed; below Hopper there is no start before the predecessor ends.

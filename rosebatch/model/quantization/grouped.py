@@ -16,7 +16,8 @@ from rosebatch.model.quantization.dense import DenseWeight, values_of
 from rosebatch.model.quantization.packing import AT_ONCE
 from rosebatch.model.quantization.stored import FLOATS, POWERS, scales_of, shape_of, stored_as
 from rosebatch.model.weights import WeightSource
-from rosebatch.ops.weight import Indices, Weight
+from rosebatch.ops.fp8 import BLOCK, fp8_linear, has_fp8_product
+from rosebatch.ops.weight import Device, Indices, Linear, Weight
 
 # Numbers of a byte, by safetensors' names.
 _KINDS = {"F8_E4M3": torch.float8_e4m3fn, "I8": torch.int8}
@@ -104,6 +105,20 @@ class GroupedWeight(Weight):
                 own[start : start + step] = values.mul_(own_scales[rows][:, group_of])
         return out
 
+    def linear(self, bias: Tensor | None, device: Device | None) -> Linear | None:
+        """See ``Weight``: e4m3 with scales of rows or of whole blocks, as the kernels have them."""
+        is_plain = self.kind == torch.float8_e4m3fn and self.zeros is None
+        if device is None or not is_plain or not has_fp8_product(self.shape, self.dtype, device):
+            return None
+        if self.scales.shape[1] == 1:
+            scales = self.scales.read()[:, 0]
+            scales = scales[torch.from_numpy(self.row_of).to(scales.device)]
+        elif _is_in_blocks(self.row_of) and _is_in_blocks(self.group_of):
+            scales = self.scales.read()
+        else:
+            return None
+        return fp8_linear(self.numbers.read().view(self.kind), scales, bias, device)
+
     def _with(self, numbers: LazyTensor, dim: int, used: np.ndarray, **changed: Any) -> "GroupedWeight":
         scales, zeros = self.scales.take(dim, used), self.zeros and self.zeros.take(dim, used)
         return replace(self, numbers=numbers, scales=scales, zeros=zeros, **changed)
@@ -123,6 +138,11 @@ class GroupedWeight(Weight):
 def in_groups(size: int, group: int) -> np.ndarray:
     """The group of each of ``size`` elements, where neighbours make groups of this size; the last may be smaller."""
     return np.arange(size) // group
+
+
+def _is_in_blocks(group_of: np.ndarray) -> bool:
+    """Whether the kernels' blocks are the groups: a shard may begin inside of one, and joined ones may be cut off."""
+    return np.array_equal(group_of, in_groups(len(group_of), BLOCK))
 
 
 def columns_in_groups(weights: WeightSource, scale: str, columns: int, group: int | None) -> tuple[np.ndarray, int]:

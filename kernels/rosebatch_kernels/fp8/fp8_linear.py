@@ -1,0 +1,91 @@
+"""The matrix product with a weight in fp8: our kernel for few rows, PyTorch's for many."""
+
+import torch
+from torch import Tensor
+
+from rosebatch_kernels.common.device import HOPPER, Device
+from rosebatch_kernels.fp8 import kernel, quantize, sizes
+from rosebatch_kernels.fp8.carried import Quantized
+from rosebatch_kernels.fp8.reference import BLOCK
+from rosebatch_kernels.linear.interface import Linear
+
+# The first architecture whose matrix instruction takes e4m3; Triton refuses it on others.
+_FIRST = 89
+# What rows of numbers must be multiples of: PyTorch's products need it, and 16 bytes are the widest load.
+_ALIGNMENT = 16
+# PyTorch multiplies blocks on Hopper from this version of CUDA on.
+_CUDA_OF_BLOCKS = (12, 9)
+
+
+def can_multiply(device: Device) -> bool:
+    """Whether the GPU multiplies e4m3 numbers."""
+    return device.arch >= _FIRST
+
+
+def can_serve(size_out: int, size_in: int, dtype: torch.dtype, device: Device) -> bool:
+    """Whether ``Fp8Linear`` serves a weight of this shape in a run of this dtype."""
+    aligned = size_in % _ALIGNMENT == size_out % _ALIGNMENT == 0
+    return can_multiply(device) and aligned and dtype.itemsize == 2
+
+
+class Fp8Linear(Linear):
+    """``x [T, in] -> [T, out]`` in a 16-bit type, x quantized by rows, or by rows and 128 columns for scales of blocks.
+
+    Args:
+        weight: ``[out, in]`` e4m3, contiguous.
+        scales: fp32, ``[out]``, or of blocks of 128: ``[ceil(out / 128), ceil(in / 128)]``.
+        bias: ``[out]`` in a 16-bit type, or None.
+        device: decides the sizes of programs.
+    """
+
+    def __init__(self, weight: Tensor, scales: Tensor, bias: Tensor | None, device: Device) -> None:
+        self.weight = weight
+        self.scales = scales
+        self.bias = bias
+        self._device = device
+        self._sizes = sizes.SIZES.of(device)
+        self._row_sizes = quantize.SIZES.of(device)
+        self._group = BLOCK if scales.ndim == 2 else 0
+        self._in_library = _multiplies_blocks(weight, device) if self._group else True
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See ``Linear``."""
+        return self._product(x, self.bias)
+
+    def product(self, x: Tensor) -> Tensor:
+        """See ``Linear``."""
+        return self._product(x, None)
+
+    def divides(self, x: Tensor) -> bool:
+        """See ``Linear``."""
+        return len(x) <= self._sizes.max_rows_in_parts
+
+    def parts(self, x: Tensor) -> Tensor:
+        """See ``Linear``."""
+        numbers, x_scales, _ = self._quantized(x)
+        return kernel.parts(numbers, x_scales, self.weight, self.scales, sizes=self._sizes, device=self._device)
+
+    def _quantized(self, x: Tensor) -> Quantized:
+        return quantize.quantized(x, self._group, sizes=self._row_sizes, device=self._device)
+
+    def _product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        numbers, x_scales, _ = self._quantized(x)
+        # By rows PyTorch's product writes bf16 alone; with blocks it may not add a bias.
+        library = self._in_library and x.dtype == torch.bfloat16 and (bias is None or not self._group)
+        if len(x) <= self._sizes.max_rows or not library:
+            each = numbers, x_scales, self.weight, self.scales
+            return kernel.linear(*each, bias, x.dtype, sizes=self._sizes, device=self._device)
+        scale = self.scales.t() if self._group else self.scales[None]
+        # Without fast accumulation: that adds up all columns in some 14 bits.
+        out: Tensor = torch._scaled_mm(
+            numbers, self.weight.t(), x_scales.t(), scale, bias, out_dtype=x.dtype, use_fast_accum=False
+        )
+        return out
+
+
+def _multiplies_blocks(weight: Tensor, device: Device) -> bool:
+    """Whether PyTorch multiplies weights of this shape by blocks."""
+    # Versions of PyTorch differ in how rows of scales are padded; multiples of 4 need no padding.
+    whole = len(weight) % BLOCK == 0 and weight.shape[1] % (4 * BLOCK) == 0
+    version = tuple(int(number) for number in (torch.version.cuda or "0").split("."))
+    return whole and device.arch == HOPPER and version >= _CUDA_OF_BLOCKS

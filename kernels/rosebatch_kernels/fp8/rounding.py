@@ -1,0 +1,55 @@
+"""Rows of 16-bit values to e4m3 numbers and scales, for every kernel that leaves them; see ``reference.quantize``."""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+import triton
+import triton.language as tl
+
+from rosebatch_kernels.fp8 import reference
+
+_MAX = tl.constexpr(reference.MAX)
+_MIN_SCALE = tl.constexpr(reference.MIN_SCALE)
+_MIN_BLOCK_SCALE = tl.constexpr(reference.MIN_BLOCK_SCALE)
+
+
+@triton.jit
+def store_quantized(
+    value,
+    numbers,
+    scales,
+    row,
+    column,
+    rows,
+    first,
+    SIZE: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Write the numbers ``[rows, SIZE]`` and scales ``[G, rows]`` of a tile.
+
+    Args:
+        value: ``[ROWS, COLUMNS]`` fp32, rounded to 16 bits before; 0 where there is no column.
+        numbers, scales: see ``reference.quantize``.
+        row: ``[ROWS, 1]`` int64.
+        column: ``[ROWS, COLUMNS]``.
+        rows: of x.
+        first: column of the tile.
+        SIZE: columns of x.
+        GROUP: columns that share a scale; 0: all, which are in the tile.
+        ROWS, COLUMNS: of the tile; COLUMNS is a multiple of GROUP.
+    """
+    if GROUP == 0:
+        scale = tl.maximum(tl.div_rn(tl.max(tl.abs(value), 1, keep_dims=True), _MAX), _MIN_SCALE)
+        tl.store(scales + row, scale, row < rows)
+        scaled = tl.div_rn(value, tl.broadcast_to(scale, (ROWS, COLUMNS)))
+    else:
+        grouped = tl.reshape(value, (ROWS, COLUMNS // GROUP, GROUP))
+        scale = tl.maximum(tl.div_rn(tl.max(tl.abs(grouped), 2, keep_dims=True), _MAX), _MIN_BLOCK_SCALE)
+        group = first // GROUP + tl.arange(0, COLUMNS // GROUP)[None, :]
+        exists = (row < rows) & (group * GROUP < SIZE)
+        tl.store(scales + group.to(tl.int64) * rows + row, tl.reshape(scale, (ROWS, COLUMNS // GROUP)), exists)
+        scaled = tl.div_rn(grouped, tl.broadcast_to(scale, (ROWS, COLUMNS // GROUP, GROUP)))
+        scaled = tl.reshape(scaled, (ROWS, COLUMNS))
+    # No number exceeds 448 by more than rounding, so none is infinite; NaN stays NaN, and shows in the product.
+    tl.store(numbers + row * SIZE + column, scaled.to(tl.float8e4nv), (row < rows) & (column < SIZE))
