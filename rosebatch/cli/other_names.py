@@ -27,9 +27,8 @@ _FLAGS = {
     "use --dtype bfloat16": "--bf16 --bfloat16",
     "use --dtype": "--torch-dtype --precision",
     "leave it out, no code of a model folder is ever run": "--trust-remote-code",
-    "leave it out, the checkpoint says how its weights are stored": (
-        "--quantization --quantize --load-in-4bit --load-in-8bit"
-    ),
+    "leave it out, the checkpoint says how its weights are stored": ("--load-in-4bit --load-in-8bit"),
+    "use --quantization": "--quantize",
     "use --max-model-len": "-c --context-length --ctx-size --n-ctx --max-seq-len --max-sequence-length",
     "use --max-num-seqs": ("-b --batch-size --max-batch-size --max-running-requests --concurrency --max-concurrency"),
     "use --max-num-batched-tokens": "--chunked-prefill-size --max-prefill-tokens --max-num-tokens",

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 
 from rosebatch.config.byte_sizes import in_bytes, parse_size
+from rosebatch.config.quantization import quantization_named
 from rosebatch.config.switches import SWITCH_NAMES
 
 Sampler = Literal["rosebatch", "flashinfer"]
@@ -67,9 +68,10 @@ class RunConfig:
         ValueError: a value outside its range, named in the message.
     """
 
-    model: Annotated[str | None, Flag("Hub id, folder, .gguf, or .toml of shapes.", MODEL)] = None
+    model: Annotated[str | None, Flag("Hub id, folder, .gguf or .toml.", MODEL)] = None
     revision: Annotated[str | None, Flag("Branch, tag or commit of a hub id.", MODEL)] = None
     dtype: Annotated[DType, Flag("float32, float16 or bfloat16.", MODEL, metavar="DTYPE")] = "auto"
+    quantization: Annotated[str, Flag("auto, fp8 (at load) or none.", MODEL, metavar="FORM")] = "auto"
     device: Annotated[Device, Flag("Default: the GPU if there is one.", MODEL)] = "auto"
     load_format: Annotated[LoadFormat, Flag("'dummy' runs random weights.", MODEL, rare=True)] = "auto"
     model_impl: Annotated[
@@ -133,7 +135,7 @@ class RunConfig:
     kv_cache_memory: Annotated[
         str | int | None, Flag("Size of the KV cache, such as 4GiB.", LIMITS, metavar="SIZE")
     ] = None
-    gpu_memory_utilization: Annotated[float, Flag("Fraction of GPU memory. Default: 0.9.", LIMITS)] = 0.9
+    gpu_memory_utilization: Annotated[float, Flag("Share of GPU memory. Default: 0.9.", LIMITS)] = 0.9
     max_inflight_bytes: Annotated[
         str | int, Flag("Host memory for rows in flight. Default: 1GiB.", LIMITS, metavar="SIZE", rare=True)
     ] = "1GiB"
@@ -167,6 +169,7 @@ class RunConfig:
         for name, minimum in _MIN_SIZES.items():
             if in_bytes(value := getattr(self, name)) < minimum:
                 raise ValueError(f"{name} must be >= {minimum}, got {value}")
+        quantization_named(self.quantization)
         if isinstance(self.kv_cache_memory, str):
             parse_size(self.kv_cache_memory)
 

@@ -21,7 +21,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "enforce_eager": (False,),
     "kv_cache_dtype": ("auto",),
     "pipeline_parallel_size": (1,),
-    "quantization": (None,),
     "ray": (None,),
     "runner": ("auto", "generate", "pooling"),
     "skip_tokenizer_init": (False,),
@@ -67,8 +66,9 @@ _METHODS = {
 }
 _HINTS = {name: hint for hint, names in _METHODS.items() for name in names.split()}
 # Its names of values that have others here.
-_VALUES = {
+_VALUES: dict[str, dict[Any, str]] = {
     "load_format": {"safetensors": "auto"},
+    "quantization": {None: "auto"},
     "generation_config": {"vllm": "none"},
     "model_impl": {"vllm": "auto"},
 }

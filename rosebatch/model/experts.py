@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from rosebatch.config.model import ModelConfig
 from rosebatch.model.quantization.dense import DenseWeight
-from rosebatch.model.quantization.formats import is_stored, load_weight
+from rosebatch.model.quantization.formats import is_stored, load_matrix, load_weight
 from rosebatch.model.sublayers import columns, load_linear
 from rosebatch.model.weights import WeightSource
 from rosebatch.ops.ops import EXPERT_GATES, GATES, Experts, Linear, Ops, Partial, RoutedExperts
@@ -142,10 +142,10 @@ def _load_matrices(
         name, of_all = f"{prefix}{_WHOLE.expert}.{whole}", (count, len(parts) * rows, width)
         # Qwen3-VL's files have them turned.
         turned = weights.shape(name) == (count, width, len(parts) * rows) != of_all
-        return load_weight(weights, name, of_all, transposed=turned)
+        return load_matrix(weights, name, of_all, transposed=turned)
     matrices = []
     for expert in range(count):
         own = f"{prefix}{names.expert}.{expert}."
-        first, *others = (load_weight(weights, f"{own}{part}.weight", shape) for part in parts)
+        first, *others = (load_matrix(weights, f"{own}{part}.weight", shape) for part in parts)
         matrices.append(first.join(others))
     return matrices[0].stack(matrices[1:])

@@ -19,8 +19,8 @@ from rosebatch.model.contract import Model
 from rosebatch.model.fingerprint import fingerprint_of, small_files, state_of
 from rosebatch.model.hf_config import is_native, read_model_config
 from rosebatch.model.hub import HubModel, find_snapshot, name_of_snapshot, parse_hub_id
+from rosebatch.model.quantization.chosen import PLAIN, Quantization, choose_quantization, read_quantization
 from rosebatch.model.quantization.formats import is_stored
-from rosebatch.model.quantization.settings import read_form
 from rosebatch.model.registry import build_model, check_config
 from rosebatch.model.sentence_transformers import longest_prompt, pooling_or_refusal, prompts_or_none
 from rosebatch.model.weight_files import weight_files
@@ -44,6 +44,7 @@ class ModelSource:
         load_format: ``dummy`` for random weights.
         dtype: of the run.
         hf_config: transformers' config, if transformers' code runs the model; else None.
+        quantization: of the matrices of layers.
     """
 
     name: str
@@ -52,6 +53,7 @@ class ModelSource:
     load_format: LoadFormat
     dtype: torch.dtype
     hf_config: Any = None
+    quantization: Quantization = PLAIN
 
     @property
     def model_impl(self) -> str:
@@ -105,8 +107,8 @@ class ModelSource:
             UserError: weights are missing or unreadable.
         """
         if self.load_format == "dummy" or self.folder is None:
-            return RandomWeights(self.dtype, device)
-        return SafetensorsWeights(self.folder, self.dtype, device, read_form(self.folder))
+            return RandomWeights(self.dtype, device, rounding=self.quantization.of_random(device))
+        return SafetensorsWeights(self.folder, self.dtype, device, self.quantization.form, self.quantization.rounding)
 
     def fingerprint(self) -> str:
         """Hash of shape, tokenizer and weights: every byte of every file.
@@ -209,7 +211,9 @@ def _find(settings: RunConfig, device: torch.device, quiet: bool, weights: bool)
             raise UserError(f"{path} holds shapes but no weights: add --load-format dummy for random weights")
         hf_config, config = _config_of_shape(config, settings)
         dtype = resolve_dtype(settings.dtype, config.dtype, device)
-        return ModelSource(path.stem, config, None, load_format, dtype, hf_config)
+        return ModelSource(
+            path.stem, config, None, load_format, dtype, hf_config, _quantization_of(None, settings, hf_config)
+        )
     if path.suffix != ".gguf":
         raise UserError(f"{path}: not a model; {_KINDS}")
     require_file(path)
@@ -221,7 +225,8 @@ def _find(settings: RunConfig, device: torch.device, quiet: bool, weights: bool)
         from rosebatch.model.gguf import read_shape
 
         # The file has no weights in the form of a folder: whoever asks for their state is told so.
-        return ModelSource(path.stem, read_shape(path, dtype), path, load_format, dtype)
+        shape, chosen = read_shape(path, dtype), _quantization_of(None, settings)
+        return ModelSource(path.stem, shape, path, load_format, dtype, quantization=chosen)
     folder = converted_folder(path, dtype)
     return _in_folder(folder, path.stem, settings, device)
 
@@ -229,7 +234,19 @@ def _find(settings: RunConfig, device: torch.device, quiet: bool, weights: bool)
 def _in_folder(folder: Path, name: str, settings: RunConfig, device: torch.device) -> ModelSource:
     hf_config, config = _config_of_folder(folder, settings)
     dtype = resolve_dtype(settings.dtype, config.dtype, device)
-    return ModelSource(name, config, folder, settings.load_format, dtype, hf_config)
+    quantization = _quantization_of(folder, settings, hf_config)
+    return ModelSource(name, config, folder, settings.load_format, dtype, hf_config, quantization)
+
+
+def _quantization_of(folder: Path | None, settings: RunConfig, hf_config: Any = None) -> Quantization:
+    """Of a folder, or of plain weights."""
+    asked = settings.quantization
+    found = choose_quantization(asked, None) if folder is None else read_quantization(folder, asked)
+    if found.rounds and hf_config is not None:
+        raise FlagError(
+            f"--quantization {asked}: transformers' own code runs this model, in 16 bits alone: leave it out"
+        )
+    return found
 
 
 def _config_of_folder(folder: Path, settings: RunConfig) -> tuple[Any, ModelConfig]:

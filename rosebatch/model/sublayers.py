@@ -1,7 +1,7 @@
 """The sub-layers of most families: mixers and MLPs. Each leaves its sum to the next norm."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,7 +12,7 @@ from rosebatch.config.model import ModelConfig
 from rosebatch.model.contract import Attention
 from rosebatch.model.lazy_tensor import join
 from rosebatch.model.mixers.mixer import MixerSpec
-from rosebatch.model.quantization.formats import load_weight
+from rosebatch.model.quantization.formats import load_matrix, load_weight
 from rosebatch.model.weights import WeightSource, lazy_tensor
 from rosebatch.ops.ops import GATES, Linear, Ops, Partial
 from rosebatch.ops.weight import Indices
@@ -101,6 +101,7 @@ def load_linear(
     own: np.ndarray | None = None,
     inputs: range | None = None,
     transposed: bool = False,
+    plain: Collection[str] = (),
 ) -> Linear:
     """Several projections of one input as a single product.
 
@@ -114,10 +115,16 @@ def load_linear(
         own: the columns of the product that this process computes, see ``columns``; None for all.
         inputs: the channels of the input that this process has; None for all.
         transposed: see ``load_weight``.
+        plain: names of those that the run does not round.
     """
     stored = sizes if len(names) == len(sizes) else (sum(sizes),)
     each = list(zip(names, stored, strict=True))
-    first, *others = (load_weight(weights, f"{n}.weight", (size, in_size), transposed=transposed) for n, size in each)
+    first, *others = (
+        (load_weight if name in plain else load_matrix)(
+            weights, f"{name}.weight", (size, in_size), transposed=transposed
+        )
+        for name, size in each
+    )
     weight = first.join(others)
     rows: Indices = range(sum(sizes)) if order is None else order.numpy()
     if own is not None:

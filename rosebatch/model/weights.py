@@ -1,7 +1,7 @@
 """The tensors of a model: from the safetensors files of a folder, or random."""
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rosebatch.core.errors import UserError
 from rosebatch.host.model_files import refusal, refused, require_file, shown
+from rosebatch.model.layout import Layout
 from rosebatch.model.lazy_tensor import Cuts, LazyTensor, select
 from rosebatch.model.weight_files import weight_files, weight_map
 from rosebatch.ops.weight import Weight
@@ -58,7 +59,12 @@ class Take(NamedTuple):
 class Form(Protocol):
     """How a checkpoint's matrices are quantized."""
 
-    def find(self, weights: "WeightSource", name: str, shape: tuple[int, ...]) -> Weight | None:
+    @property
+    def layouts(self) -> Sequence[Layout]:
+        """Of the numbers, as the config says; the first is that of random weights. Empty if they have no groups."""
+        ...
+
+    def find(self, weights: "Checkpoint", name: str, shape: tuple[int, ...]) -> Weight | None:
         """A matrix, unread; None if it is stored as plain floats, or not at all.
 
         Args:
@@ -72,39 +78,27 @@ class Form(Protocol):
         ...
 
 
+# What a run makes of a matrix of floats: of its values ``[..., out, in]``, unread.
+Rounding = Callable[[LazyTensor, torch.dtype], Weight]
+
+
 class WeightSource(Protocol):
     """Tensors by transformers' names.
 
     Attributes:
         dtype: of the run.
-        form: None for plain floats.
+        rounding: of the matrices of layers that are plain floats; None if they stay so.
     """
 
     dtype: torch.dtype
-    form: Form | None
+    rounding: Rounding | None
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """The stored shape of a tensor; None if there is none."""
         ...
 
-    def name_of(self, name: str) -> str:
-        """The name of a tensor in the checkpoint."""
-        ...
-
-    def kind(self, name: str) -> str:
-        """The dtype of a tensor, as safetensors names it.
-
-        Raises:
-            UserError: the tensor is missing or unreadable.
-        """
-        ...
-
-    def stored(self, name: str, shape: tuple[int, ...], take: Take | None = None) -> Tensor:
-        """The tensor as it is stored, on the run's device; see ``get``."""
-        ...
-
-    def on_host(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        """A small tensor of integers that says how others are read."""
+    def find(self, name: str, shape: tuple[int, ...]) -> Weight | None:
+        """A matrix that is stored in a form of its own, see ``Form.find``."""
         ...
 
     def get(
@@ -130,6 +124,30 @@ class WeightSource(Protocol):
         ...
 
 
+class Checkpoint(WeightSource, Protocol):
+    """Tensors that are stored: what a ``Form`` reads."""
+
+    def name_of(self, name: str) -> str:
+        """The name of a tensor in the checkpoint."""
+        ...
+
+    def kind(self, name: str) -> str:
+        """The dtype of a tensor, as safetensors names it.
+
+        Raises:
+            UserError: the tensor is missing or unreadable.
+        """
+        ...
+
+    def stored(self, name: str, shape: tuple[int, ...], take: Take | None = None) -> Tensor:
+        """The tensor as it is stored, on the run's device; see ``get``."""
+        ...
+
+    def on_host(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """A small tensor of integers that says how others are read."""
+        ...
+
+
 def lazy_tensor(
     weights: WeightSource, name: str, shape: tuple[int, ...], *, dtype: torch.dtype | None = None
 ) -> LazyTensor:
@@ -137,7 +155,7 @@ def lazy_tensor(
     return _lazy(shape, lambda take: weights.get(name, shape, dtype=dtype, take=take))
 
 
-def lazy_stored(weights: WeightSource, name: str, shape: tuple[int, ...]) -> LazyTensor:
+def lazy_stored(weights: Checkpoint, name: str, shape: tuple[int, ...]) -> LazyTensor:
     """The same of the numbers as they are stored; narrow floats as bytes, which all operators know."""
 
     def read(take: Take | None) -> Tensor:
@@ -166,13 +184,22 @@ class SafetensorsWeights:
         folder: of the model.
         dtype, device: of the run.
         form: of quantized matrices, by config.json.
+        rounding: see ``WeightSource``.
 
     Raises:
         UserError: a file is missing or broken.
     """
 
-    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device, form: Form | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        dtype: torch.dtype,
+        device: torch.device,
+        form: Form | None = None,
+        rounding: Rounding | None = None,
+    ) -> None:
         self.folder = folder
+        self.rounding = rounding
         self.dtype = dtype
         self.device = device
         self.form = form
@@ -203,8 +230,12 @@ class SafetensorsWeights:
         with refused(path, f"tensor {name!r} is unreadable"):
             return tuple(handle.get_slice(name).get_shape())
 
-    def kind(self, name: str) -> str:
+    def find(self, name: str, shape: tuple[int, ...]) -> Weight | None:
         """See ``WeightSource``."""
+        return None if self.form is None else self.form.find(self, name, shape)
+
+    def kind(self, name: str) -> str:
+        """See ``Checkpoint``."""
         name = self.name_of(name)
         if name not in self._files:
             raise self._missing(name)
@@ -213,16 +244,16 @@ class SafetensorsWeights:
             return str(handle.get_slice(name).get_dtype())
 
     def stored(self, name: str, shape: tuple[int, ...], take: Take | None = None) -> Tensor:
-        """See ``WeightSource``."""
+        """See ``Checkpoint``."""
         return self._read(self.name_of(name), shape, take, plain=False).to(self.device)
 
     def on_host(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        """See ``WeightSource``."""
+        """See ``Checkpoint``."""
         found: np.ndarray = self._read(self.name_of(name), shape, None, plain=False).numpy()
         return found
 
     def name_of(self, name: str) -> str:
-        """See ``WeightSource``: other versions of transformers, and models of more than text, have prefixes."""
+        """See ``Checkpoint``: other versions of transformers, and models of more than text, have prefixes."""
         bare = name.partition(".")[2]
         parts = (f"language_model.{name}", f"model.language_model.{bare}", f"model.text_model.{bare}")
         others = (bare, *parts, _FORMER_NAMES.get(name, name))
@@ -307,34 +338,29 @@ def _read(stored: Any, handle: Any, name: str, take: Take | None) -> Tensor:
 
 
 class RandomWeights:
-    """Random tensors, for benchmarks and kernel work. The same name and seed give the same numbers."""
+    """Random tensors, for benchmarks and kernel work. The same name and seed give the same numbers.
 
-    form: Form | None = None
+    Args:
+        dtype, device: of the run.
+        seed: of all numbers.
+        rounding: see ``WeightSource``.
+    """
 
-    def __init__(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> None:
+    def __init__(
+        self, dtype: torch.dtype, device: torch.device, seed: int = 0, rounding: Rounding | None = None
+    ) -> None:
         self.dtype = dtype
         self.device = device
         self.seed = seed
+        self.rounding = rounding
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """See ``WeightSource``: nothing is stored."""
         return None
 
-    def name_of(self, name: str) -> str:
-        """See ``WeightSource``."""
-        return name
-
-    def kind(self, name: str) -> str:
-        """See ``WeightSource``."""
-        raise AssertionError("nothing is stored")
-
-    def stored(self, name: str, shape: tuple[int, ...], take: Take | None = None) -> Tensor:
-        """See ``WeightSource``."""
-        raise AssertionError("nothing is stored")
-
-    def on_host(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        """See ``WeightSource``."""
-        raise AssertionError("nothing is stored")
+    def find(self, name: str, shape: tuple[int, ...]) -> Weight | None:
+        """See ``WeightSource``: nothing is stored."""
+        return None
 
     def get(
         self,

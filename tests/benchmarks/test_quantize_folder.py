@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from benchmarks import quality
 from benchmarks.quantize_folder import FORMS, quantize
 from rosebatch.config.run import RunConfig
+from rosebatch.model.quantization.chosen import read_quantization
 from rosebatch.model.quantization.formats import load_weight
-from rosebatch.model.quantization.settings import read_form
 from rosebatch.model.source import find_model
 from rosebatch.model.weights import SafetensorsWeights
 
@@ -61,7 +61,9 @@ def test_each_value_is_the_nearest_of_its_form(tmp_path, form):
     assert (out / "tokenizer.json").read_text() == "{}"
     stored = load_file(out / "model.safetensors")
     assert all(torch.equal(stored[name], tensor) for name, tensor in plain.items())
-    read = load_weight(SafetensorsWeights(out, torch.float32, CPU, read_form(out)), f"{NAME}.weight", SHAPE).dense()
+    read = load_weight(
+        SafetensorsWeights(out, torch.float32, CPU, read_quantization(out).form), f"{NAME}.weight", SHAPE
+    ).dense()
     numbers, columns, rows, most, least = NUMBERS[form]
     scale = next(tensor for name, tensor in stored.items() if name.startswith(f"{NAME}.weight_scale"))
     if form == "mxfp4":

@@ -27,7 +27,7 @@ from rosebatch.model.hf_fields import (
     windows,
 )
 from rosebatch.model.hf_rope import whole_rope
-from rosebatch.model.quantization.formats import load_weight
+from rosebatch.model.quantization.formats import load_matrix, load_weight
 from rosebatch.model.rope import Rotary
 from rosebatch.model.sublayers import Mixer
 from rosebatch.model.weights import WeightSource, lazy_tensor
@@ -56,9 +56,9 @@ class GptOss(Llama):
         # Checkpoints hold gate and up rows in turn.
         gate = np.arange(2 * part.start, 2 * part.stop, 2)
         apart = np.concatenate([gate, gate + 1])
-        gate_up = load_weight(weights, f"{own}experts.gate_up_proj", (count, 2 * inner, hidden), transposed=True)
+        gate_up = load_matrix(weights, f"{own}experts.gate_up_proj", (count, 2 * inner, hidden), transposed=True)
         gate_up_bias = lazy_tensor(weights, f"{own}experts.gate_up_proj_bias", (count, 2 * inner)).take(1, apart)
-        down = load_weight(weights, f"{own}experts.down_proj", (count, hidden, inner), transposed=True)
+        down = load_matrix(weights, f"{own}experts.down_proj", (count, hidden, inner), transposed=True)
         down_bias = weights.get(f"{own}experts.down_proj_bias", (count, hidden))
         if self.ops.shard.rank > 0:
             # The sum over all processes has it once.

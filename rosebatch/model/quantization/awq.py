@@ -1,18 +1,19 @@
 """AWQ: integers of 4 bits, packed along the outputs in an order of their own."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 import torch
 
+from rosebatch.model.layout import Layout
 from rosebatch.model.lazy_tensor import LazyTensor
 from rosebatch.model.quantization.fields import Fields
 from rosebatch.model.quantization.grouped import GroupedWeight, columns_in_groups
 from rosebatch.model.quantization.packing import unpacked
 from rosebatch.model.quantization.stored import scales_of, stored_as
-from rosebatch.model.weights import WeightSource
+from rosebatch.model.weights import Checkpoint
 
 _BITS = 4
 # The nibble of a word that holds column 0, 1, ... of eight.
@@ -46,7 +47,12 @@ class AWQ:
             raise fields.unserved("zero_point", False)
         return cls(fields.group("group_size", "q_group_size"))
 
-    def find(self, weights: WeightSource, name: str, shape: tuple[int, ...]) -> GroupedWeight | None:
+    @property
+    def layouts(self) -> Sequence[Layout]:
+        """See ``Form``."""
+        return [Layout(_BITS, False, (1, max(self.group or 0, 0)), zeros=True)]
+
+    def find(self, weights: Checkpoint, name: str, shape: tuple[int, ...]) -> GroupedWeight | None:
         """See ``Form``. Lists of modules are not checked: entries are parts of names, and match others too."""
         own = name.removesuffix("weight")
         if weights.shape(f"{own}qweight") is None or len(shape) != 2:
@@ -64,7 +70,7 @@ class AWQ:
         )
 
 
-def _codes(weights: WeightSource, name: str, height: int, rows: int) -> LazyTensor:
+def _codes(weights: Checkpoint, name: str, height: int, rows: int) -> LazyTensor:
     """``[height, rows / 8]`` words -> ``[rows, height]``."""
     words = stored_as(weights, name, (height, -(-rows // len(_PLACES))), "I32")
     order = (np.arange(0, rows, len(_PLACES))[:, None] + np.array(_PLACES)).flatten()

@@ -1,6 +1,6 @@
 """bitsandbytes: 4-bit codes of a table, in blocks of a flattened matrix, and 8-bit integers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Annotated, Any, Self
@@ -11,12 +11,13 @@ from torch import Tensor
 
 from rosebatch.core.errors import UserError
 from rosebatch.host.model_files import shown
+from rosebatch.model.layout import Layout
 from rosebatch.model.lazy_tensor import LazyTensor, select
 from rosebatch.model.quantization.dense import DenseWeight
 from rosebatch.model.quantization.grouped import scaled
 from rosebatch.model.quantization.packing import AT_ONCE
 from rosebatch.model.quantization.stored import FLOATS, finite, host_array, scales_of, shape_of, stored_as
-from rosebatch.model.weights import WeightSource
+from rosebatch.model.weights import Checkpoint
 from rosebatch.ops.weight import Weight
 
 # Of 8-bit integers, whose scales are the largest values of rows.
@@ -44,7 +45,13 @@ class BitsAndBytes:
         """By ``quantization_config``, which says nothing that the tensors do not."""
         return cls()
 
-    def find(self, weights: WeightSource, name: str, shape: tuple[int, ...]) -> Weight | None:
+    @property
+    def layouts(self) -> Sequence[Layout]:
+        """See ``Form``."""
+        # Blocks are of the flattened matrix.
+        return []
+
+    def find(self, weights: Checkpoint, name: str, shape: tuple[int, ...]) -> Weight | None:
         """See ``Form``."""
         own = name.removesuffix("weight")
         if weights.shape(f"{own}SCB") is not None:
@@ -61,14 +68,14 @@ class BitsAndBytes:
         return None
 
 
-def _require_rows(weights: WeightSource, name: str) -> None:
+def _require_rows(weights: Checkpoint, name: str) -> None:
     """Check that 8-bit numbers are in the order of rows, not in that of a GPU's tiles."""
     shape = weights.shape(name)
     if shape is not None and weights.on_host(name, shape).any():
         raise UserError(f"tensor {weights.name_of(name)!r} is not 0: numbers in another order are not supported")
 
 
-def _read_state(weights: WeightSource, name: str) -> _State:
+def _read_state(weights: Checkpoint, name: str) -> _State:
     read = host_array(weights, name, shape_of(weights, name), "U8")
     try:
         state = msgspec.json.decode(read.tobytes(), type=_State)
@@ -79,12 +86,12 @@ def _read_state(weights: WeightSource, name: str) -> _State:
     return state
 
 
-def _whole(weights: WeightSource, name: str, state: _State) -> LazyTensor:
+def _whole(weights: Checkpoint, name: str, state: _State) -> LazyTensor:
     """Blocks run from row to row: any part is cut from the whole."""
     return LazyTensor(state.shape, lambda cuts: select(_values(weights, name, state), cuts))
 
 
-def _values(weights: WeightSource, name: str, state: _State) -> Tensor:
+def _values(weights: Checkpoint, name: str, state: _State) -> Tensor:
     """The whole matrix; the first of a byte's two codes is in its high half."""
     count = prod(state.shape)
     blocks = -(-count // state.blocksize)
@@ -103,7 +110,7 @@ def _values(weights: WeightSource, name: str, state: _State) -> Tensor:
     return out.view(state.shape)
 
 
-def _largest(weights: WeightSource, name: str, state: _State, blocks: int) -> Tensor:
+def _largest(weights: Checkpoint, name: str, state: _State, blocks: int) -> Tensor:
     """fp32, of each block."""
     if state.nested_blocksize is None or state.nested_offset is None:
         return scales_of(weights, f"{name}.absmax", (blocks,)).read()

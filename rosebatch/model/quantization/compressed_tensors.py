@@ -1,7 +1,7 @@
 """compressed-tensors, which llm-compressor writes: integers and floats of few bits, with a scheme for each module."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -9,13 +9,14 @@ import torch
 
 from rosebatch.core.errors import UserError
 from rosebatch.host.model_files import shown
+from rosebatch.model.layout import Layout
 from rosebatch.model.quantization.fields import Fields
 from rosebatch.model.quantization.fp4 import fp4, nvfp4
 from rosebatch.model.quantization.grouped import GroupedWeight, grouped, scaled
 from rosebatch.model.quantization.listed import by_regex, require_unlisted
 from rosebatch.model.quantization.packing import unpacked
 from rosebatch.model.quantization.stored import POWERS, order_of, stored_as
-from rosebatch.model.weights import WeightSource
+from rosebatch.model.weights import Checkpoint
 
 # Fields that change values by rules of their own.
 _UNSERVED = ("sparsity_config", "transform_config")
@@ -70,6 +71,11 @@ class Scheme:
             block=block,
         )
 
+    @property
+    def layout(self) -> Layout:
+        """Of the numbers."""
+        return Layout(self.bits, self.kind == "float", self.block or (1, 0), zeros=not self.symmetric)
+
 
 @dataclass(frozen=True, slots=True)
 class CompressedTensors:
@@ -96,7 +102,12 @@ class CompressedTensors:
         schemes = [Scheme.of(group) for group in groups if group.get("weights") is not None]
         return cls(tuple(schemes), _patterns(fields, "ignore"))
 
-    def find(self, weights: WeightSource, name: str, shape: tuple[int, ...]) -> GroupedWeight | None:
+    @property
+    def layouts(self) -> Sequence[Layout]:
+        """See ``Form``."""
+        return [scheme.layout for scheme in self.schemes]
+
+    def find(self, weights: Checkpoint, name: str, shape: tuple[int, ...]) -> GroupedWeight | None:
         """See ``Form``."""
         packed, scale = f"{name}_packed", f"{name}_scale"
         is_packed = weights.shape(packed) is not None
@@ -140,7 +151,7 @@ def _patterns(fields: Fields, name: str) -> tuple[str, ...]:
 
 
 def _packed_integers(
-    weights: WeightSource, name: str, shape: tuple[int, ...], scheme: Scheme, module: str
+    weights: Checkpoint, name: str, shape: tuple[int, ...], scheme: Scheme, module: str
 ) -> GroupedWeight:
     """Codes, which begin at 0."""
     bits, words, scale = scheme.bits, weights.shape(f"{name}_packed") or (), f"{name}_scale"
@@ -156,7 +167,7 @@ def _packed_integers(
     return replace(found, group_of=order_of(weights, order, found.group_of, found.scales.shape[-1]))
 
 
-def _with_zeros(weights: WeightSource, name: str, found: GroupedWeight, scheme: Scheme) -> GroupedWeight:
+def _with_zeros(weights: Checkpoint, name: str, found: GroupedWeight, scheme: Scheme) -> GroupedWeight:
     """Zeros of integers; those of packed ones begin at 0 too, and without any half of the range is zero."""
     is_packed, half = found.kind == torch.uint8, 1 << (scheme.bits - 1)
     if weights.shape(name) is None and scheme.symmetric:

@@ -46,11 +46,11 @@ def form_of(config: Mapping[str, Any] | None) -> Form | None:
 
 def is_stored(weights: WeightSource, name: str, shape: tuple[int, ...]) -> bool:
     """Whether the checkpoint has the weight in some format; random weights are not stored."""
-    return weights.shape(name) is not None or _find(weights, name, shape) is not None
+    return weights.shape(name) is not None or weights.find(name, shape) is not None
 
 
 def load_weight(weights: WeightSource, name: str, shape: tuple[int, ...], *, transposed: bool = False) -> Weight:
-    """A matrix of a model, unread.
+    """A matrix as it is stored, unread.
 
     Args:
         weights: of the model.
@@ -58,13 +58,19 @@ def load_weight(weights: WeightSource, name: str, shape: tuple[int, ...], *, tra
         shape: ``[out, in]`` or ``[E, out, in]``.
         transposed: whether a checkpoint with the values themselves has them as ``[in, out]``.
     """
-    found = _find(weights, name, shape)
-    if found is not None:
+    found = weights.find(name, shape)
+    return _plain(weights, name, shape, transposed) if found is None else found
+
+
+def load_matrix(weights: WeightSource, name: str, shape: tuple[int, ...], *, transposed: bool = False) -> Weight:
+    """A matrix of a layer: one of floats is rounded if the run rounds them. Arguments as of ``load_weight``."""
+    found = load_weight(weights, name, shape, transposed=transposed)
+    if weights.rounding is None or not isinstance(found, DenseWeight):
         return found
+    return weights.rounding(found.values, weights.dtype)
+
+
+def _plain(weights: WeightSource, name: str, shape: tuple[int, ...], transposed: bool) -> DenseWeight:
     if not transposed:
         return DenseWeight(lazy_tensor(weights, name, shape))
     return DenseWeight(lazy_tensor(weights, name, (*shape[:-2], shape[-1], shape[-2])).transposed())
-
-
-def _find(weights: WeightSource, name: str, shape: tuple[int, ...]) -> Weight | None:
-    return None if weights.form is None else weights.form.find(weights, name, shape)

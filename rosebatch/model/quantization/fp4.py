@@ -9,13 +9,13 @@ from rosebatch.host.model_files import shown
 from rosebatch.model.quantization.grouped import GroupedWeight, grouped
 from rosebatch.model.quantization.packing import E2M1_KIND, e2m1
 from rosebatch.model.quantization.stored import finite, shape_of, stored_as
-from rosebatch.model.weights import WeightSource
+from rosebatch.model.weights import Checkpoint
 
 _GROUP = 16
 
 
 def fp4(
-    weights: WeightSource, codes: str, scale: str, shape: tuple[int, ...], block: tuple[int, int] | None
+    weights: Checkpoint, codes: str, scale: str, shape: tuple[int, ...], block: tuple[int, int] | None
 ) -> GroupedWeight:
     """A matrix, unread; other arguments as of ``nvfp4``.
 
@@ -28,7 +28,7 @@ def fp4(
 
 
 def nvfp4(
-    weights: WeightSource,
+    weights: Checkpoint,
     codes: str,
     scale: str,
     shape: tuple[int, ...],

@@ -1,13 +1,14 @@
 """fp8 weights with ``quant_method`` fp8, as DeepSeek, Qwen and Mistral publish them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from rosebatch.model.layout import Layout
 from rosebatch.model.quantization.fields import Fields
 from rosebatch.model.quantization.grouped import GroupedWeight, scaled
 from rosebatch.model.quantization.listed import by_parts, require_unlisted
-from rosebatch.model.weights import WeightSource
+from rosebatch.model.weights import Checkpoint
 
 # The first is a factor as the second is, whatever its name says.
 _SCALES = ("_scale_inv", "_scale")
@@ -37,7 +38,12 @@ class FP8:
         fields.choice("expert_dtype", ("fp8", None))
         return cls(fields.block("weight_block_size"), fields.names("modules_to_not_convert", "ignored_layers"))
 
-    def find(self, weights: WeightSource, name: str, shape: tuple[int, ...]) -> GroupedWeight | None:
+    @property
+    def layouts(self) -> Sequence[Layout]:
+        """See ``Form``."""
+        return [Layout(8, True, self.block or (0, 0))]
+
+    def find(self, weights: Checkpoint, name: str, shape: tuple[int, ...]) -> GroupedWeight | None:
         """See ``Form``."""
         scale = next((f"{name}{end}" for end in _SCALES if weights.shape(f"{name}{end}") is not None), None)
         if scale is None:

@@ -1,7 +1,7 @@
 """GPTQ: integers of 2 to 8 bits, packed along the inputs."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -11,12 +11,13 @@ from torch import Tensor
 
 from rosebatch.core.errors import UserError
 from rosebatch.host.model_files import shown
+from rosebatch.model.layout import Layout
 from rosebatch.model.lazy_tensor import LazyTensor
 from rosebatch.model.quantization.fields import Fields
 from rosebatch.model.quantization.grouped import GroupedWeight, columns_in_groups
 from rosebatch.model.quantization.packing import unpacked
 from rosebatch.model.quantization.stored import order_of, scales_of, stored_as
-from rosebatch.model.weights import WeightSource
+from rosebatch.model.weights import Checkpoint
 
 _SKIPPED, _OTHER = "-:", "+:"
 
@@ -42,6 +43,11 @@ class Scheme:
         """Raises ValueError for what is not served."""
         bits, group = fields.integer(2, 8, "bits"), fields.group("group_size")
         return cls(bits, group, fields.flag("sym", True), not fields.flag("desc_act", False))
+
+    @property
+    def layout(self) -> Layout:
+        """Of the numbers."""
+        return Layout(self.bits, False, (1, max(self.group or 0, 0)), zeros=not self.symmetric)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +85,12 @@ class GPTQ:
             dynamic.append((pattern, None if is_plain else Scheme.of(replace(own, values={**config, **own.values}))))
         return cls(Scheme.of(fields), int(version != "gptq_v2"), tuple(dynamic))
 
-    def find(self, weights: WeightSource, name: str, shape: tuple[int, ...]) -> GroupedWeight | None:
+    @property
+    def layouts(self) -> Sequence[Layout]:
+        """See ``Form``."""
+        return [scheme.layout for scheme in (self.scheme, *(own for _, own in self.dynamic)) if scheme is not None]
+
+    def find(self, weights: Checkpoint, name: str, shape: tuple[int, ...]) -> GroupedWeight | None:
         """See ``Form``."""
         own = name.removesuffix("weight")
         words = weights.shape(f"{own}qweight")

@@ -15,7 +15,7 @@ from rosebatch.model.lazy_tensor import LazyTensor, join, stack
 from rosebatch.model.quantization.dense import DenseWeight, values_of
 from rosebatch.model.quantization.packing import AT_ONCE
 from rosebatch.model.quantization.stored import FLOATS, POWERS, scales_of, shape_of, stored_as
-from rosebatch.model.weights import WeightSource
+from rosebatch.model.weights import Checkpoint
 from rosebatch.ops.fp8 import BLOCK, fp8_linear, has_fp8_product
 from rosebatch.ops.weight import Device, Indices, Linear, Weight
 
@@ -145,7 +145,7 @@ def _is_in_blocks(group_of: np.ndarray) -> bool:
     return np.array_equal(group_of, in_groups(len(group_of), BLOCK))
 
 
-def columns_in_groups(weights: WeightSource, scale: str, columns: int, group: int | None) -> tuple[np.ndarray, int]:
+def columns_in_groups(weights: Checkpoint, scale: str, columns: int, group: int | None) -> tuple[np.ndarray, int]:
     """The group of each column, and the number of groups, where scales are ``[G, out]``.
 
     Args:
@@ -168,7 +168,7 @@ def columns_in_groups(weights: WeightSource, scale: str, columns: int, group: in
 
 
 def scaled(
-    weights: WeightSource,
+    weights: Checkpoint,
     name: str,
     scale: str,
     shape: tuple[int, ...],
@@ -189,7 +189,7 @@ def scaled(
 
 
 def grouped(
-    weights: WeightSource,
+    weights: Checkpoint,
     numbers: LazyTensor,
     kind: torch.dtype,
     scale: str,

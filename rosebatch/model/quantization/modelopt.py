@@ -1,17 +1,23 @@
 """ModelOpt, by NVIDIA: fp8 and 4-bit floats."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 from rosebatch.core.errors import UserError
+from rosebatch.model.layout import Layout
 from rosebatch.model.quantization.fields import Fields
 from rosebatch.model.quantization.fp4 import nvfp4
 from rosebatch.model.quantization.grouped import GroupedWeight, scaled
 from rosebatch.model.quantization.listed import by_glob, require_unlisted
-from rosebatch.model.weights import WeightSource
+from rosebatch.model.weights import Checkpoint
 
-_SERVED = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4", "MXFP8")
+_SERVED = {
+    "FP8": Layout(8, True, (0, 0)),
+    "FP8_PER_CHANNEL_PER_TOKEN": Layout(8, True, (1, 0)),
+    "NVFP4": Layout(4, True, (1, 16)),
+    "MXFP8": Layout(8, True, (1, 32)),
+}
 _MIXED = "MIXED_PRECISION"
 
 
@@ -20,6 +26,7 @@ class ModelOpt:
     """See ``Form``. What quantizes activations is not used: these stay in the dtype of the run."""
 
     ignored: tuple[str, ...]
+    layouts: Sequence[Layout]
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
@@ -31,11 +38,12 @@ class ModelOpt:
         fields = Fields(config)
         layers = fields.objects("quantized_layers").values() if fields.get("quant_algo") == _MIXED else [fields]
         for each in layers:
-            if each.get("quant_algo") not in _SERVED:
+            if each.get("quant_algo") not in list(_SERVED):
                 raise each.unserved("quant_algo", each.get("quant_algo"))
-        return cls(fields.names("exclude_modules", "ignore"))
+        layouts = dict.fromkeys(_SERVED[each.get("quant_algo")] for each in layers)
+        return cls(fields.names("exclude_modules", "ignore"), tuple(layouts))
 
-    def find(self, weights: WeightSource, name: str, shape: tuple[int, ...]) -> GroupedWeight | None:
+    def find(self, weights: Checkpoint, name: str, shape: tuple[int, ...]) -> GroupedWeight | None:
         """See ``Form``."""
         scale, whole = f"{name}_scale", f"{name}_scale_2"
         if weights.shape(scale) is None or weights.shape(name) is None:

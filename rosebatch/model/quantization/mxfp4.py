@@ -1,17 +1,18 @@
 """MXFP4 as gpt-oss has it: 4-bit floats in blocks that share a power of two (OCP Microscaling Formats v1.0)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 from torch import Tensor
 
+from rosebatch.model.layout import Layout
 from rosebatch.model.lazy_tensor import Cuts, LazyTensor
 from rosebatch.model.quantization.grouped import GroupedWeight, in_groups
 from rosebatch.model.quantization.packing import E2M1_KIND, e2m1
 from rosebatch.model.quantization.stored import POWERS, scales_of, stored_as
-from rosebatch.model.weights import WeightSource
+from rosebatch.model.weights import Checkpoint
 
 # Values that share a scale, and the bytes that hold them.
 _BLOCK, _BLOCK_BYTES = 32, 16
@@ -26,7 +27,12 @@ class MXFP4:
         """By ``quantization_config``, which says nothing that the tensors do not."""
         return cls()
 
-    def find(self, weights: WeightSource, name: str, shape: tuple[int, ...]) -> GroupedWeight | None:
+    @property
+    def layouts(self) -> Sequence[Layout]:
+        """See ``Form``."""
+        return [Layout(4, True, (1, _BLOCK), of_experts=True)]
+
+    def find(self, weights: Checkpoint, name: str, shape: tuple[int, ...]) -> GroupedWeight | None:
         """See ``Form``."""
         if weights.shape(f"{name}_blocks") is None:
             return None

@@ -6,7 +6,6 @@ from typing import Any
 
 from rosebatch.host.model_files import read_json, refusal
 from rosebatch.model.quantization.formats import form_of
-from rosebatch.model.weights import Form
 
 _KEY = "quantization_config"
 # What quantizers write beside config.json, and the method of a file that names none.
@@ -35,23 +34,9 @@ def quantization_of(folder: Path, values: Mapping[str, Any]) -> Any:
             # ModelOpt's file has the fields inside of another one.
             inner = found.get("quantization")
             config = {"quant_method": method, **(inner if isinstance(inner, dict) else found)}
-            _form_of(config, path)
+            try:
+                form_of(config)
+            except ValueError as error:
+                raise refusal(path, error) from None
             return config
     return None
-
-
-def read_form(folder: Path) -> Form | None:
-    """The form of the matrices in a model folder; None for plain floats.
-
-    Raises:
-        UserError: a file is broken, or the form is not served; the message names the field.
-    """
-    path = folder / "config.json"
-    return _form_of(quantization_of(folder, read_json(path)), path)
-
-
-def _form_of(config: Any, path: Path) -> Form | None:
-    try:
-        return form_of(config)
-    except ValueError as error:
-        raise refusal(path, error) from None

@@ -8,7 +8,7 @@ from rosebatch.core.errors import UserError
 from rosebatch.host.model_files import shown
 from rosebatch.model.lazy_tensor import LazyTensor, select
 from rosebatch.model.quantization.packing import powers_of_two
-from rosebatch.model.weights import WeightSource, lazy_stored
+from rosebatch.model.weights import Checkpoint, lazy_stored
 
 # What scales may be: floats, and exponents of powers of two.
 FLOATS = ("F64", "F32", "F16", "BF16")
@@ -16,7 +16,7 @@ POWERS = ("U8", "F8_E8M0")
 _NARROW = "F8_E4M3"
 
 
-def shape_of(weights: WeightSource, name: str) -> tuple[int, ...]:
+def shape_of(weights: Checkpoint, name: str) -> tuple[int, ...]:
     """The stored shape of a tensor.
 
     Raises:
@@ -28,7 +28,7 @@ def shape_of(weights: WeightSource, name: str) -> tuple[int, ...]:
     return found
 
 
-def stored_as(weights: WeightSource, name: str, shape: tuple[int, ...], *kinds: str) -> LazyTensor:
+def stored_as(weights: Checkpoint, name: str, shape: tuple[int, ...], *kinds: str) -> LazyTensor:
     """See ``lazy_stored``.
 
     Args:
@@ -46,14 +46,14 @@ def stored_as(weights: WeightSource, name: str, shape: tuple[int, ...], *kinds: 
     return lazy_stored(weights, name, shape)
 
 
-def host_array(weights: WeightSource, name: str, shape: tuple[int, ...], *kinds: str) -> np.ndarray:
-    """See ``WeightSource.on_host``; other arguments and errors as of ``stored_as``."""
+def host_array(weights: Checkpoint, name: str, shape: tuple[int, ...], *kinds: str) -> np.ndarray:
+    """See ``Checkpoint.on_host``; other arguments and errors as of ``stored_as``."""
     stored_as(weights, name, shape, *kinds)
     return weights.on_host(name, shape)
 
 
 def scales_of(
-    weights: WeightSource,
+    weights: Checkpoint,
     name: str,
     shape: tuple[int, ...],
     *kinds: str,
@@ -81,7 +81,7 @@ def scales_of(
     return stored.map(floats)
 
 
-def finite(weights: WeightSource, name: str, values: Tensor) -> Tensor:
+def finite(weights: Checkpoint, name: str, values: Tensor) -> Tensor:
     """The values, checked.
 
     Raises:
@@ -92,7 +92,7 @@ def finite(weights: WeightSource, name: str, values: Tensor) -> Tensor:
     return values
 
 
-def order_of(weights: WeightSource, name: str, neighbours: np.ndarray, groups: int) -> np.ndarray:
+def order_of(weights: Checkpoint, name: str, neighbours: np.ndarray, groups: int) -> np.ndarray:
     """The group of each column, ``neighbours`` if all are -1: quantizers begin with that.
 
     Raises:

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from rosebatch.core.errors import UserError
+from rosebatch.model.quantization.chosen import read_quantization
 from rosebatch.model.quantization.formats import FORMS, form_of
-from rosebatch.model.quantization.settings import quantization_of, read_form
+from rosebatch.model.quantization.settings import quantization_of
 
 WEIGHTS = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128, "symmetric": True, "actorder": None}
 # All fields that are read, with values that are served.
@@ -135,4 +136,4 @@ def test_files_beside_the_config(tmp_path, file, fields, method):
         (tmp_path / file).write_text(json.dumps(wrong))
         if method == "modelopt" or "bits" in wrong:
             with pytest.raises(UserError, match=rf"{file}: quantization_config: (bits|quant_algo)"):
-                read_form(tmp_path)
+                read_quantization(tmp_path)

@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import save_file
 
 from rosebatch.core.errors import UserError
+from rosebatch.model.quantization.chosen import read_quantization
 from rosebatch.model.quantization.formats import form_of, load_weight
-from rosebatch.model.quantization.settings import read_form
 from rosebatch.model.weights import SafetensorsWeights
 from tests.model.quantization.numbers import (
     DENSE_FAMILIES,
@@ -108,7 +108,7 @@ def test_the_quantizers_own_file(tmp_path):
     (tmp_path / "hf_quant_config.json").write_text(text)
 
     def load():
-        weights = SafetensorsWeights(tmp_path, torch.float32, CPU, read_form(tmp_path))
+        weights = SafetensorsWeights(tmp_path, torch.float32, CPU, read_quantization(tmp_path).form)
         return load_weight(weights, "model.layers.0.mlp.up_proj.weight", (32, 32)).dense()
 
     assert torch.equal(load(), values)

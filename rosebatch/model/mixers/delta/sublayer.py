@@ -14,6 +14,9 @@ from rosebatch.model.weights import Take, WeightSource, lazy_tensor
 from rosebatch.ops.delta import DeltaWeights
 from rosebatch.ops.ops import Linear, Ops, Partial
 
+# Ends of names: rounded, they would change what a state forgets.
+_GATES = ("in_proj_b", "in_proj_a", "in_proj_ba")
+
 
 @dataclass(frozen=True, slots=True)
 class DeltaNet:
@@ -74,7 +77,10 @@ def load_delta(
     values = inner, channels(value_heads, delta.value_dim)
     rates = delta.value_heads, value_heads
     own = columns(keys, keys, values, values, rates, rates)
-    projection = load_linear(ops, weights, names, sizes, config.hidden_size, bias=False, order=order, own=own)
+    gates = [name for name in names if name.endswith(_GATES)]
+    projection = load_linear(
+        ops, weights, names, sizes, config.hidden_size, bias=False, order=order, own=own, plain=gates
+    )
     mixed = columns(keys, keys, values)
     rate_take = Take.of(0, value_heads, delta.value_heads)
     conv = lazy_tensor(weights, f"{prefix}conv1d.weight", (delta.channels, 1, delta.taps)).take(0, mixed).read()

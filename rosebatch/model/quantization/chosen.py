@@ -1,0 +1,104 @@
+"""What ``--quantization`` makes of a model's matrices."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rosebatch.config.quantization import quantization_named
+from rosebatch.core.errors import FlagError
+from rosebatch.host.model_files import read_json, refusal
+from rosebatch.model.quantization.dense import DenseWeight, values_of
+from rosebatch.model.quantization.formats import form_of
+from rosebatch.model.quantization.rounded import in_fp8, random_in
+from rosebatch.model.quantization.settings import quantization_of
+from rosebatch.model.weights import Checkpoint, Form, Rounding
+
+_AT_LOAD = "fp8 at load"
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """How a run keeps the matrices of layers.
+
+    Attributes:
+        name: for people; None for plain floats.
+        form: of the checkpoint; None if it has plain floats.
+        rounds: whether plain matrices become fp8.
+    """
+
+    name: str | None = None
+    form: Form | None = None
+    rounds: bool = False
+
+    @property
+    def rounding(self) -> Rounding | None:
+        """See ``WeightSource``."""
+        return in_fp8 if self.rounds else None
+
+    def of_random(self, device: torch.device) -> Rounding | None:
+        """The same of random weights on this device."""
+        return self.rounding if self.form is None else random_in(self.form.layouts, device)
+
+
+@dataclass(frozen=True, slots=True)
+class _Decoded:
+    """See ``Form``: another one, whose matrices are floats in the dtype of the run."""
+
+    form: Form
+    layouts = ()
+
+    def find(self, weights: Checkpoint, name: str, shape: tuple[int, ...]) -> DenseWeight | None:
+        """See ``Form``."""
+        found = self.form.find(weights, name, shape)
+        return None if found is None else DenseWeight(values_of(found))
+
+
+PLAIN = Quantization()
+
+
+def read_quantization(folder: Path, asked: str = "auto") -> Quantization:
+    """See ``choose_quantization``: of a model folder.
+
+    Raises:
+        FlagError: what is asked for contradicts the checkpoint.
+        UserError: a file is broken, or the form is not served; the message names the field.
+    """
+    path = folder / "config.json"
+    try:
+        return choose_quantization(asked, quantization_of(folder, read_json(path)))
+    except FlagError:
+        raise
+    except ValueError as error:
+        raise refusal(path, error) from None
+
+
+def choose_quantization(asked: str, config: Mapping[str, Any] | None) -> Quantization:
+    """What a checkpoint becomes.
+
+    Args:
+        asked: ``--quantization``.
+        config: ``quantization_config`` of the checkpoint; None if its weights are plain.
+
+    Raises:
+        FlagError: what is asked for contradicts the checkpoint.
+        ValueError: the form is not served, see ``form_of``.
+    """
+    form, wanted = form_of(config), quantization_named(asked)
+    if form is None or config is None:
+        if wanted == "fp8":
+            return Quantization(_AT_LOAD, rounds=True)
+        if wanted not in ("auto", "none"):
+            what = "the checkpoint is not quantized: fp8 rounds its weights at load, auto leaves them as they are"
+            raise FlagError(f"--quantization {asked}: {what}")
+        return PLAIN
+    method = config["quant_method"]
+    layouts = " and ".join(dict.fromkeys(map(str, form.layouts)))
+    name = layouts if layouts.startswith(method) else f"{method} {layouts}".rstrip()
+    if wanted not in ("auto", "none", method):
+        raise FlagError(f"--quantization {asked}: the checkpoint is {name}: leave it out, or take none for 16 bits")
+    if wanted == "none":
+        return Quantization(f"{name}, decoded", _Decoded(form))
+    return Quantization(name, form)
