@@ -79,6 +79,7 @@ def check_job(job: JobConfig, config: RunConfig, stream: TextIO) -> int:
         UserError: the input or the model is missing or unreadable, or a flag is impossible.
     """
     plan, task = plan_fitting(config, weights=False), job.task
+    plan.source.require_loadable()
     if job.sampling and not task.samples:
         given = ", ".join(map(flag, job.sampling))
         raise FlagError(f"--{task.name}: nothing is generated, so {given} have no meaning")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rosebatch.core.errors import UserError
-from rosebatch.model.weight_files import weight_files
+from rosebatch.model.weight_files import has_weight_files
 
 _ID = re.compile(r"(?P<name>(?:[\w-][\w.-]*/)?[\w-][\w.-]*)(?:@(?P<revision>\S+))?", re.ASCII)
 # Paths with these endings are never ids.
@@ -127,10 +127,7 @@ def _cached_snapshot(model: HubModel) -> Path | None:
 def _is_loadable(folder: Path, weights: bool) -> bool:
     if not (folder / "config.json").exists():
         return False
-    try:
-        return not weights or bool(weight_files(folder))
-    except UserError:
-        return False
+    return not weights or has_weight_files(folder)
 
 
 def _has_tokenizer(folder: Path) -> bool:

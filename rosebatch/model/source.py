@@ -16,6 +16,7 @@ from rosebatch.core.errors import FlagError, UserError
 from rosebatch.core.pooling_params import ModelPooling, NamedPrompts
 from rosebatch.host.model_files import require_file
 from rosebatch.model.contract import Model
+from rosebatch.model.dry_load import HEADERS, require_loadable
 from rosebatch.model.fingerprint import fingerprint_of, small_files, state_of
 from rosebatch.model.hf_config import is_native, read_model_config
 from rosebatch.model.hub import HubModel, find_snapshot, name_of_snapshot, parse_hub_id
@@ -23,7 +24,7 @@ from rosebatch.model.quantization.chosen import PLAIN, Quantization, choose_quan
 from rosebatch.model.quantization.formats import is_stored
 from rosebatch.model.registry import build_model, check_config
 from rosebatch.model.sentence_transformers import longest_prompt, pooling_or_refusal, prompts_or_none
-from rosebatch.model.weight_files import weight_files
+from rosebatch.model.weight_files import has_weight_files, weight_files
 from rosebatch.model.weights import RandomWeights, SafetensorsWeights, WeightSource
 from rosebatch.ops.ops import Ops
 
@@ -109,6 +110,20 @@ class ModelSource:
         if self.load_format == "dummy" or self.folder is None:
             return RandomWeights(self.dtype, device, rounding=self.quantization.of_random(device))
         return SafetensorsWeights(self.folder, self.dtype, device, self.quantization.form, self.quantization.rounding)
+
+    def require_loadable(self) -> None:
+        """Check what can be known of the weights without reading them, if there are any.
+
+        Raises:
+            UserError: as ``build``.
+        """
+        if self.load_format == "dummy" or self.folder is None or not has_weight_files(self.folder):
+            return
+        if self.hf_config is not None:
+            SafetensorsWeights(self.folder, self.dtype, HEADERS).require_plain_matrices()
+            return
+        weights = SafetensorsWeights(self.folder, self.dtype, HEADERS, self.quantization.form)
+        require_loadable(msgspec.structs.replace(self.config, head=self.has_head), weights)
 
     def fingerprint(self) -> str:
         """Hash of shape, tokenizer and weights: every byte of every file.

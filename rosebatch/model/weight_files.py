@@ -41,6 +41,14 @@ def weight_files(folder: Path) -> list[Path]:
     return files
 
 
+def has_weight_files(folder: Path) -> bool:
+    """Whether they are all there."""
+    try:
+        return bool(weight_files(folder))
+    except UserError:
+        return False
+
+
 def weight_map(folder: Path) -> dict[str, str]:
     """The file of each tensor by the index; empty without one."""
     index = folder / "model.safetensors.index.json"

@@ -1,5 +1,6 @@
 """The tensors of a model: from the safetensors files of a folder, or random."""
 
+import math
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -245,11 +246,12 @@ class SafetensorsWeights:
 
     def stored(self, name: str, shape: tuple[int, ...], take: Take | None = None) -> Tensor:
         """See ``Checkpoint``."""
-        return self._read(self.name_of(name), shape, take, plain=False).to(self.device)
+        return self._read(self.name_of(name), shape, take, plain=False, device=self.device)
 
     def on_host(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         """See ``Checkpoint``."""
-        found: np.ndarray = self._read(self.name_of(name), shape, None, plain=False).numpy()
+        host = torch.device("cpu")
+        found: np.ndarray = self._read(self.name_of(name), shape, None, plain=False, device=host).numpy()
         return found
 
     def name_of(self, name: str) -> str:
@@ -299,7 +301,7 @@ class SafetensorsWeights:
         Checkpoints of a bare transformer lack the first part of each name. A table of learned positions may have more
         rows than ``shape``: a lower ``--max-model-len`` uses the first ones.
         """
-        return self._read(self.name_of(name), shape, take).to(self.device, dtype or self.dtype)
+        return self._read(self.name_of(name), shape, take, plain=True, device=self.device).to(dtype or self.dtype)
 
     def _missing(self, name: str) -> UserError:
         """The error of a tensor that there is not; it says whether the matrix is there in another form."""
@@ -310,7 +312,9 @@ class SafetensorsWeights:
                 return refusal(self.folder, f"weights have {other!r} in place of {name!r}, and config.json {has}")
         return refusal(self.folder, f"weights have no tensor {name!r}")
 
-    def _read(self, name: str, shape: tuple[int, ...], take: Take | None, *, plain: bool = True) -> Tensor:
+    def _read(
+        self, name: str, shape: tuple[int, ...], take: Take | None, *, plain: bool, device: torch.device
+    ) -> Tensor:
         if name not in self._files:
             raise self._missing(name)
         path, handle = self._files[name]
@@ -323,8 +327,19 @@ class SafetensorsWeights:
             is_longer = name.endswith("wpe.weight") and len(found) == len(shape) and found[0] > shape[0]
             if (shape[0], *found[1:]) != shape if is_longer else found != shape:
                 raise refusal(path, f"tensor {name!r} has shape {shown(found)}, config says {shape}")
+            if device.type == "meta":
+                # A number of its own is read: what is built depends on it.
+                return _read(stored, handle, name, take) if math.prod(shape) == 1 else _unread(stored, shape, take)
             tensor: Tensor = stored[: shape[0]] if is_longer else _read(stored, handle, name, take)
-            return tensor
+            return tensor.to(device)
+
+
+def _unread(stored: Any, shape: tuple[int, ...], take: Take | None) -> Tensor:
+    """A tensor of a file as its header describes it, without values."""
+    if take is not None:
+        shape = (*shape[: take.dim], len(take.indices), *shape[take.dim + 1 :])
+    empty: Tensor = stored[:0]
+    return empty.new_empty(shape, device="meta")
 
 
 def _read(stored: Any, handle: Any, name: str, take: Take | None) -> Tensor:

@@ -2,9 +2,11 @@
 
 import io
 import json
+import shutil
 import sys
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 import rosebatch.launch.launch
 from tests.helpers.command_errors import require_error
@@ -127,3 +129,15 @@ def test_fields_that_change_nothing(cli, source, model_folder):
     refused = cli("generate", source, "--model", model_folder, "--strict", "-q")
     told = "line 1: unclear_field: not understood, and would change nothing: messages.foo"
     assert (refused.code, refused.err.splitlines()[0]) == (2, told)
+
+
+def test_check_looks_at_the_files_of_the_model(cli, source, model_folder, tmp_path):
+    """All rows could be served, and the run then lacked a tensor."""
+    folder = tmp_path / "broken"
+    shutil.copytree(model_folder, folder)
+    tensors = load_file(folder / "model.safetensors")
+    name = next(name for name in tensors if name.endswith("down_proj.weight"))
+    del tensors[name]
+    save_file(tensors, folder / "model.safetensors")
+    for command in (["check"], ["generate", "--quiet"]):
+        require_error(cli(*command, source, "--model", folder), 2, f"{folder}: weights have no tensor '{name}'")

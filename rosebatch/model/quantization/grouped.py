@@ -94,6 +94,8 @@ class GroupedWeight(Weight):
         numbers, scales = self.numbers.read().view(self.kind), self.scales.read()
         zeros = scales if self.zeros is None else self.zeros.read().float()
         out = scales.new_empty(self.shape, dtype=self.dtype)
+        if out.is_meta:
+            return out
         row_of, group_of = (torch.from_numpy(each).to(out.device) for each in (self.row_of, self.group_of))
         experts = (each.view(-1, *each.shape[-2:]) for each in (out, numbers, scales, zeros))
         for own, own_numbers, own_scales, own_zeros in zip(*experts, strict=True):
