@@ -15,7 +15,7 @@ from rosebatch.llm.awaited import AwaitedCalls
 from rosebatch.llm.call import Call
 from rosebatch.llm.calls import Calls
 from tests.helpers.interrupts import Interrupt
-from tests.helpers.waiting import PATIENCE_SECONDS
+from tests.helpers.waiting import PATIENCE_SECONDS, until
 from tests.job.fake_model import FakeModel, launch_fake, make_engine
 
 SHORT = SamplingParams(max_tokens=6, ignore_eos=True)
@@ -65,16 +65,34 @@ def in_threads(calls):
     return found
 
 
-def test_threads_run_together(fresh):
+@pytest.fixture
+def hold(fresh, monkeypatch):
+    """Has the next step of the engine wait until something is so; counts begin then."""
+
+    def call(until_done):
+        with fresh.exclusive() as launched:
+            engine, step = launched.engine, launched.engine.step
+
+        def held():
+            until(until_done)
+            monkeypatch.setattr(engine, "step", step)
+            return step()
+
+        engine.restart_stats()
+        monkeypatch.setattr(engine, "step", held)
+
+    return call
+
+
+def test_threads_run_together(fresh, hold):
     """A second thread was told that the model is busy."""
     prompts = [f"rose {number}" for number in range(6)]
     alone = [tokens(fresh.generate(prompt, LONG)) for prompt in prompts]
-    with fresh.exclusive() as launched:
-        launched.engine.restart_stats()
+    hold(lambda: len(fresh._calls._open) == len(prompts))
     outputs = in_threads([lambda prompt=prompt: fresh.generate(prompt, LONG) for prompt in prompts])
     assert [[output.prompt for output in each] for each in outputs] == [[prompt] for prompt in prompts]
     assert [tokens(each) for each in outputs] == alone
-    assert most_running(fresh) > 1
+    assert most_running(fresh) == len(prompts)
 
 
 def test_kinds_of_calls_run_together(llm):
@@ -308,15 +326,18 @@ def test_progress_that_cannot_be_shown(monkeypatch):
     assert len(llm.generate([[1, 2]] * 20, SHORT)) == 20
 
 
-def test_coroutines_run_together(fresh):
+def test_coroutines_run_together(fresh, hold):
     """``asyncio`` has as many calls under way as it likes."""
     prompts = [f"rose {number}" for number in range(30)]
     alone = tokens(fresh.generate(prompts, SHORT))
-    with fresh.exclusive() as launched:
-        launched.engine.restart_stats()
+    sent = threading.Event()
+    hold(sent.is_set)
 
     async def main():
-        return await asyncio.gather(*(fresh.agenerate(prompt, SHORT) for prompt in prompts))
+        calls = [asyncio.create_task(fresh.agenerate(prompt, SHORT)) for prompt in prompts]
+        await asyncio.sleep(0)
+        sent.set()
+        return await asyncio.gather(*calls)
 
     found = asyncio.run(main())
     assert [tokens(each)[0] for each in found] == alone

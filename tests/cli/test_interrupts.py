@@ -59,12 +59,14 @@ with interrupts.watch(), interrupts.listen(lambda: ": 7 rows are saved"):
 THREAD = """
 import time
 from rosebatch.core.errors import InterruptionError
-from rosebatch.cli.interrupts import Interrupts
+from rosebatch.cli import interrupts
 from rosebatch.host.threads import DaemonPool, wait_for
 
-interrupts = Interrupts()
+# It ends by itself.
+interrupts._GRACE_SECONDS = 3600
+listener = interrupts.Interrupts()
 try:
-    with interrupts.watch(), interrupts.listen() as check, DaemonPool(2, "slow") as pool:
+    with listener.watch(), listener.listen() as check, DaemonPool(2, "slow") as pool:
         print("ready", flush=True)
         wait_for(pool.submit(time.sleep, 3600), check)
 except InterruptionError as error:

@@ -21,10 +21,9 @@ from rosebatch.model.hf_config import parse_model_config
 from rosebatch.model.registry import build_model
 from rosebatch.model.weights import RandomWeights
 from rosebatch.ops.select import select
+from tests.helpers.waiting import PATIENCE_SECONDS
 
 CPU = torch.device("cpu")
-# Seconds that no small model may take.
-_PATIENCE = 5
 # 256 bytes and an end token.
 VOCAB = 257
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
@@ -157,7 +156,7 @@ def outcome(model: Path, **options: Any) -> str | None:
         raise TooLongError("it hangs")
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, _PATIENCE)
+    signal.setitimer(signal.ITIMER_REAL, PATIENCE_SECONDS)
     try:
         plan = plan_launch(RunConfig(model=str(model), device="cpu", kv_cache_memory="1MiB", max_num_seqs=2, **options))
         default_sampling(plan)

@@ -114,8 +114,9 @@ class Told(Link):
         self.sent.append(message)
 
 
-def test_what_a_worker_has_before_it(pool):
+def test_what_a_worker_has_before_it(pool, monkeypatch):
     """Rates of workers counted finished rows alone, so nothing was told for as long as the first ones ran."""
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
     link, outlook = Told(), Outlook(requests=3, sequences=3, output_tokens=40)
     link.check()
     assert link.sent == [m.Beat(None)]
