@@ -12,8 +12,10 @@ from rosebatch import LLM, SamplingParams
 from rosebatch.config.run import RunConfig
 from rosebatch.launch.launch import launch
 from tests.cli.test_workers import are_gone, await_rows, children, expected, source, start  # noqa: F401 (fixtures)
+from tests.helpers.checkout import python_path
 from tests.helpers.command_errors import require_error
 from tests.helpers.listening import LOOPBACK, addresses
+from tests.helpers.slow_steps import slow_steps
 from tests.helpers.waiting import PATIENCE_SECONDS, until
 
 
@@ -55,9 +57,11 @@ def test_two_ranks_give_the_bytes_of_one_process(start, source, expected, tmp_pa
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_ranks_listen_to_this_machine_alone(start, source, tmp_path):  # noqa: F811
     """The store of PyTorch listened on all interfaces: whoever reached it could read it, and write to it."""
-    job = start(source, "-o", tmp_path / "out.jsonl", "-tp", 2, "--max-num-seqs", 1)
+    target = tmp_path / "out.jsonl"
+    slow_steps(tmp_path, target)
+    job = start(source, "-o", target, "-tp", 2, "--max-num-seqs", 1, PYTHONPATH=python_path(tmp_path))
     found = followers(job)
-    await_rows(job, tmp_path / "out.jsonl")
+    await_rows(job, target)
     assert addresses([job.pid, *found]) <= LOOPBACK
 
 
@@ -70,7 +74,9 @@ def test_a_rank_that_dies_ends_the_job(start, source, expected, tmp_path, lead):
     """
     target, temporary = tmp_path / "out.jsonl", tmp_path / "temporary"
     temporary.mkdir()
-    job = start(source, "-o", target, "-tp", 2, "--max-num-seqs", 1, TMPDIR=str(temporary))
+    slow_steps(tmp_path, target)
+    variables = {"PYTHONPATH": python_path(tmp_path), "TMPDIR": str(temporary)}
+    job = start(source, "-o", target, "-tp", 2, "--max-num-seqs", 1, **variables)
     (follower,) = followers(job)
     await_rows(job, target)
     os.kill(job.pid if lead else follower, signal.SIGKILL)
@@ -90,7 +96,8 @@ def test_a_rank_that_dies_ends_the_job(start, source, expected, tmp_path, lead):
 def test_a_signal_ends_all_ranks(start, source, tmp_path, number, code):  # noqa: F811
     """Ctrl-C, timeout and Slurm reach them too: they must not die before the leader, nor outlive it."""
     target = tmp_path / "out.jsonl"
-    job = start(source, "-o", target, "-tp", 2, "--max-num-seqs", 1)
+    slow_steps(tmp_path, target)
+    job = start(source, "-o", target, "-tp", 2, "--max-num-seqs", 1, PYTHONPATH=python_path(tmp_path))
     found = followers(job)
     await_rows(job, target)
     # It may come to them first.
@@ -108,10 +115,13 @@ def test_a_signal_ends_all_ranks(start, source, tmp_path, number, code):  # noqa
 def test_workers_of_two_ranks_each(start, source, expected, tmp_path):  # noqa: F811
     """One rank dies: its worker is replaced as a whole."""
     target = tmp_path / "out.jsonl"
-    job = start(source, "-o", target, "-dp", 2, "-tp", 2, "--max-num-seqs", 1)
+    gate = slow_steps(tmp_path, target)
+    flags = ("-dp", 2, "-tp", 2, "--max-num-seqs", 1)
+    job = start(source, "-o", target, *flags, PYTHONPATH=python_path(tmp_path))
     victim = followers(job, 2)[0]
     await_rows(job, target)
     os.kill(victim, signal.SIGKILL)
+    gate.unlink()
     assert job.wait(PATIENCE_SECONDS) == 3
     assert rows(target.read_bytes()) == rows(expected)
     assert "rank 1 of 2: died (SIGKILL)" in (tmp_path / "stderr").read_text()

@@ -22,6 +22,7 @@ from rosebatch.job.workers.reading import ReadingProcess
 from tests.helpers.checkout import environment, python_path
 from tests.helpers.command_errors import require_error
 from tests.helpers.json_lines import write_lines
+from tests.helpers.slow_steps import count_lines, part_of, slow_steps
 from tests.helpers.waiting import PATIENCE_SECONDS, until
 
 # Python runs a module of this name at its start. In a worker, one row ends the process.
@@ -42,12 +43,28 @@ if "rosebatch.job.workers.child" in sys.orig_argv:
 """
 
 
-# A worker stops at its start once there is this file.
+# A worker stops at its start once there is this file. For the parent, time flies then.
 HANGING_START = """
 import os, signal, sys
 
-if "rosebatch.job.workers.child" in sys.orig_argv and os.path.exists({!r}):
+if "rosebatch.job.workers.child" in sys.orig_argv and os.path.exists({0!r}):
     signal.pause()
+elif "generate" in sys.orig_argv:
+    from rosebatch.job.workers.pool import Pool
+
+    require_one = Pool._require_one
+    Pool._require_one = lambda self, passed: require_one(self, passed * (1e9 if os.path.exists({0!r}) else 1))
+"""
+
+
+# For the parent, an hour has passed when it is continued.
+SUSPENDED_FOR_AN_HOUR = """
+import signal, sys, time
+
+if "generate" in sys.orig_argv:
+    clock, hours = time.perf_counter, []
+    signal.signal(signal.SIGCONT, lambda *_: hours.append(3600.0))
+    time.perf_counter = lambda: clock() + sum(hours)
 """
 
 
@@ -87,20 +104,12 @@ def lines(count):
     return rows
 
 
-def count_lines(path):
-    """0 where no file is: the job may rename it at any moment."""
-    with contextlib.suppress(FileNotFoundError):
-        return path.read_bytes().count(b"\n")
-    return 0
-
-
 def await_rows(job, target, rows=1):
     """Wait until the part file has so many rows: its first line is the manifest."""
-    part = target.with_name(f"{target.name}.part")
 
     def has_rows():
         assert job.poll() is None
-        return count_lines(part) > rows
+        return count_lines(part_of(target)) > rows
 
     until(has_rows)
 
@@ -195,7 +204,7 @@ def test_a_process_that_reads_for_many(cli, monkeypatch, source, expected, model
 def test_workers_that_are_killed(start, source, expected, tmp_path):
     """Their rows were lost, came twice, or came out of order."""
     chance, kills, target = random.Random(1), 0, tmp_path / "out.jsonl"
-    part = target.with_name(f"{target.name}.part")
+    part = part_of(target)
     while kills < 4:
         job = start(source, "-o", target, "-dp", 2, "--max-num-seqs", 4, "--worker-timeout", PATIENCE_SECONDS)
         # No more: a worker that dies three times while it loads ends the job. One in three may die then.
@@ -220,7 +229,10 @@ def test_a_parent_that_is_killed_and_continued_by_another_number(start, source, 
     """The workers must end with it, and the number of processes is no part of what a run is."""
     target = tmp_path / "out.jsonl"
     for size, rows in ((2, 5), (3, 30), (1, 60)):
-        job = start(source, "-o", target, "-dp", size, "--resume", "--max-num-seqs", 2)
+        slow_steps(tmp_path, target, rows)
+        job = start(
+            source, "-o", target, "-dp", size, "--resume", "--max-num-seqs", 2, PYTHONPATH=python_path(tmp_path)
+        )
         await_rows(job, target, rows)
         found = children(job)
         job.kill()
@@ -271,11 +283,14 @@ def test_a_worker_that_would_load_another_model(start, source, expected, model_f
 def test_a_worker_that_hangs(start, source, expected, tmp_path):
     """It sends nothing and does not end: without a limit the job would wait for ever."""
     target = tmp_path / "out.jsonl"
-    job = start(source, "-o", target, "-dp", 2, "--max-num-seqs", 2, "--worker-timeout", 8)
+    gate = slow_steps(tmp_path, target)
+    flags = ("-dp", 2, "--max-num-seqs", 2, "--worker-timeout", 20)
+    job = start(source, "-o", target, *flags, PYTHONPATH=python_path(tmp_path))
     await_rows(job, target)
     # One of them may have no rows.
     for pid in children(job):
         os.kill(pid, signal.SIGSTOP)
+    gate.unlink()
     assert job.wait(PATIENCE_SECONDS) == 3
     assert target.read_bytes() == expected
     assert "no sign of life for " in (tmp_path / "stderr").read_text()
@@ -288,14 +303,18 @@ def test_a_run_that_is_suspended(start, source, expected, tmp_path, whole):
 
     Or the parent alone is stopped, as by a debugger, while its workers go on.
     """
-    target, limit = tmp_path / "out.jsonl", 8
-    job = start(source, "-o", target, "-dp", 2, "--max-num-seqs", 2, "--worker-timeout", limit)
+    target = tmp_path / "out.jsonl"
+    gate = slow_steps(tmp_path, target, code=SUSPENDED_FOR_AN_HOUR)
+    flags = ("-dp", 2, "--max-num-seqs", 2, "--worker-timeout", 3000)
+    job = start(source, "-o", target, *flags, PYTHONPATH=python_path(tmp_path))
     send = os.killpg if whole else os.kill
     for rows in (1, 30):
+        gate.write_text(str(rows))
         await_rows(job, target, rows)
         send(job.pid, signal.SIGSTOP)
-        time.sleep(limit + 1)
+        os.waitpid(job.pid, os.WUNTRACED)
         send(job.pid, signal.SIGCONT)
+    gate.unlink()
     assert job.wait(PATIENCE_SECONDS) == 3
     assert target.read_bytes() == expected
     assert "died" not in (tmp_path / "stderr").read_text()
@@ -305,10 +324,11 @@ def test_a_run_that_is_suspended(start, source, expected, tmp_path, whole):
 def test_nobody_comes_back(start, source, expected, tmp_path):
     """The process in the place of the only worker hung at its start: the run waited for ever."""
     target, hangs = tmp_path / "out.jsonl", tmp_path / "hangs"
-    (tmp_path / "sitecustomize.py").write_text(HANGING_START.format(str(hangs)))
+    gate = slow_steps(tmp_path, target, code=HANGING_START.format(str(hangs)))
     flags = ("-o", target, "-dp", "auto", "--max-num-seqs", 2, "--device", "cpu")
-    job = start(source, *flags, "--worker-timeout", 3, PYTHONPATH=python_path(tmp_path))
+    job = start(source, *flags, PYTHONPATH=python_path(tmp_path))
     await_rows(job, target)
+    gate.unlink()
     hangs.touch()
     for pid in children(job):
         os.kill(pid, signal.SIGKILL)
@@ -353,8 +373,10 @@ def test_columns_of_a_table(start, cli, model_folder, tmp_path):
 @pytest.mark.thorough
 def test_a_signal_ends_all(start, source, tmp_path):
     """Ctrl-C reaches the workers too: they must not die before the parent has their rows, nor outlive it."""
-    job = start(source, "-o", tmp_path / "out.jsonl", "-dp", 2, "--max-num-seqs", 2)
-    await_rows(job, tmp_path / "out.jsonl")
+    target = tmp_path / "out.jsonl"
+    slow_steps(tmp_path, target)
+    job = start(source, "-o", target, "-dp", 2, "--max-num-seqs", 2, PYTHONPATH=python_path(tmp_path))
+    await_rows(job, target)
     found = children(job)
     os.killpg(job.pid, signal.SIGINT)
     assert job.wait(PATIENCE_SECONDS) == 130

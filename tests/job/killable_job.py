@@ -2,7 +2,10 @@
 
 import os
 import resource
+import signal
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from rosebatch.core.errors import UserError
@@ -18,14 +21,29 @@ from tests.job.tool_templates import chat_tokenizer
 
 
 def main(
-    source: str, target: str, seconds: float = 0.0, form: str | None = None, *, embeds: bool = False, **options: Any
-) -> None:
-    """Run the job to its end, at a time that is always the same; each step takes at least so many seconds.
+    source: str,
+    target: str,
+    kill: tuple[float, float] | None = None,
+    form: str | None = None,
+    *,
+    embeds: bool = False,
+    **options: Any,
+) -> float:
+    """Run the job at a time that is always the same; returns the processor time that it took.
 
-    With a form, the tokenizer and the template are those of ``tests.job.tool_templates``.
+    Args:
+        source: the input.
+        target: the output.
+        kill: SIGPROF ends the process once the part file has grown by so many bytes, and so many seconds of processor
+            time have passed since. No bytes are the start.
+        form: the tokenizer and the template are those of ``tests.job.tool_templates``.
+        embeds: whether the task is to embed.
+        options: of the run.
     """
     os.environ["SOURCE_DATE_EPOCH"] = "1700000000"
-    model = FakeModel(before_step=lambda plan: time.sleep(seconds))
+    look = _killer(Path(f"{target.rstrip('/')}.part"), *kill) if kill else lambda: None
+    look()
+    model = FakeModel(before_step=lambda plan: look())
     tokenizer = chat_tokenizer(form) if form else Tokenizer(byte_backend(), TEMPLATE, {"eos_token": "<eos>"})
     engine = make_engine(model, seqs=8, blocks=400 if form else 200, vocab_size=tokenizer.backend.get_vocab_size())
     launched = launch_fake(engine, tokenizer)
@@ -34,6 +52,27 @@ def main(
         run_job(job, LLM.of(launched))
     else:
         run_file(source, target, model=LLM.of(launched), resume=True, **options)
+    return time.process_time()
+
+
+def _killer(part: Path, growth: float, seconds: float) -> Callable[[], None]:
+    before, is_set = size(part), False
+
+    def look() -> None:
+        nonlocal is_set
+        if not is_set and size(part) >= before + growth:
+            is_set = True
+            signal.setitimer(signal.ITIMER_PROF, max(seconds, 1e-6))
+
+    return look
+
+
+def size(part: Path) -> int:
+    """0 where no part file is: the job may rename it at any moment, so nothing asks before it looks."""
+    try:
+        return part.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def with_full_disk(source: str, target: str, max_bytes: int) -> str | None:

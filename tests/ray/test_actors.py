@@ -11,16 +11,18 @@ from pathlib import Path
 import pytest
 
 from rosebatch.job.workers.ray_cluster import cpus_of_each, short_reason
+from tests.helpers.checkout import python_path
 from tests.helpers.command_errors import require_error
 from tests.helpers.listening import LOOPBACK, addresses
+from tests.helpers.slow_steps import part_of, slow_steps
 from tests.helpers.waiting import PATIENCE_SECONDS, until
 
 FLAGS = ("--ray", "local", "-dp", 2)
 
 
-def has_rows(path):
+def has_rows(target):
     """Whether the part file has a result."""
-    part = path.with_name(f"{path.name}.part")
+    part = part_of(target)
     return part.exists() and b"finish_reason" in part.read_bytes()
 
 
@@ -46,18 +48,21 @@ def test_two_actors_give_the_bytes_of_one_process(rays, start, source, expected,
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_an_actor_that_dies_or_hangs(rays, start, source, expected, tmp_path, how):
     """Its rows were lost, or the job waited for ever; Ray tells of the death on stdout, among the results."""
-    target, limit = tmp_path / "out.jsonl", 600 if how is signal.SIGKILL else 5
+    target, limit = tmp_path / "out.jsonl", 600 if how is signal.SIGKILL else 20
+    gate = slow_steps(tmp_path, target)
     with (tmp_path / "stdout").open("w") as stdout:
         kept = os.dup(1)
         os.dup2(stdout.fileno(), 1)
         try:
             # One worker: it is the one that has answered.
-            job = start(source, "-o", target, *FLAGS[:2], "--max-num-seqs", 2, "--worker-timeout", limit)
+            flags = (*FLAGS[:2], "--max-num-seqs", 2, "--worker-timeout", limit)
+            job = start(source, "-o", target, *flags, PYTHONPATH=python_path(tmp_path))
         finally:
             os.dup2(kept, 1)
             os.close(kept)
     until(lambda: has_rows(target))
     os.kill(rays.processes("ray::WorkerActor")[0], how)
+    gate.unlink()
     assert job.wait(PATIENCE_SECONDS) == 3
     assert target.read_bytes() == expected
     assert "another one computes its rows again" in (tmp_path / "stderr").read_text()
@@ -67,8 +72,10 @@ def test_an_actor_that_dies_or_hangs(rays, start, source, expected, tmp_path, ho
 @pytest.mark.thorough
 def test_a_cluster_without_a_node(rays, start, source, tmp_path):
     """Ray waits for a node for ever, and so did the job."""
-    job = start(source, "-o", tmp_path / "out.jsonl", *FLAGS, "--max-num-seqs", 2)
-    until(lambda: has_rows(tmp_path / "out.jsonl"))
+    target = tmp_path / "out.jsonl"
+    slow_steps(tmp_path, target)
+    job = start(source, "-o", target, *FLAGS, "--max-num-seqs", 2, PYTHONPATH=python_path(tmp_path))
+    until(lambda: has_rows(target))
     raylet = Path(importlib.util.find_spec("ray").origin).with_name("core") / "src/ray/raylet/raylet"
     for each in (*rays.processes(str(raylet)), *rays.processes("ray::WorkerActor")):
         os.kill(each, signal.SIGKILL)
@@ -82,7 +89,8 @@ def test_a_cluster_without_a_node(rays, start, source, tmp_path):
 def test_a_driver_that_is_killed_and_continued(rays, start, source, expected, tmp_path):
     """Its actors must not outlive it, and their number is no part of what a run is."""
     target = tmp_path / "out.jsonl"
-    job = start(source, "-o", target, *FLAGS, "--max-num-seqs", 2)
+    slow_steps(tmp_path, target)
+    job = start(source, "-o", target, *FLAGS, "--max-num-seqs", 2, PYTHONPATH=python_path(tmp_path))
     until(lambda: has_rows(target))
     job.kill()
     job.wait()
@@ -101,10 +109,12 @@ def test_whatever_ends_a_run_ends_its_ray(rays, start, source, tmp_path, how):
 
     Its processes listened on all interfaces, and run what they are sent.
     """
-    job = start(source, "-o", tmp_path / "out.jsonl", *FLAGS, "--max-num-seqs", 2)
+    target = tmp_path / "out.jsonl"
+    slow_steps(tmp_path, target)
+    job = start(source, "-o", target, *FLAGS, "--max-num-seqs", 2, PYTHONPATH=python_path(tmp_path))
     until(lambda: rays.processes("ray::RuntimeEnvAgent") or job.poll() is not None)
     if how != "early":
-        until(lambda: has_rows(tmp_path / "out.jsonl"))
+        until(lambda: has_rows(target))
     if how is signal.SIGKILL:
         found = addresses(rays.processes())
         assert found

@@ -35,7 +35,7 @@ def run(generator, *batches):
     async def all_of_them():
         return await asyncio.gather(*map(one, batches))
 
-    return [result for (result,) in asyncio.run(asyncio.wait_for(all_of_them(), 60))]
+    return [result for (result,) in asyncio.run(asyncio.wait_for(all_of_them(), PATIENCE_SECONDS))]
 
 
 def table(numbers):
