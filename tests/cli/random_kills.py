@@ -24,7 +24,7 @@ from benchmarks.options import options
 from tests.cli.test_workers import lines
 from tests.helpers.checkout import environment
 from tests.helpers.json_lines import write_lines
-from tests.helpers.process_tree import catches_interrupts, command, of_job, running_seconds, tree
+from tests.helpers.process_tree import await_start, command, of_job, running_seconds, tree
 from tests.helpers.small_llama import save_llama, save_tokenizer
 from tests.helpers.waiting import PATIENCE_SECONDS, until
 
@@ -101,9 +101,7 @@ class Jobs:
     def kill(self) -> str:
         """Continue the job, and kill it or a part of it; returns what was done. The job may have ended before."""
         job, moment = self._begin(), self._rng.uniform(0, self._seconds)
-        # SIGINT prints a traceback of Python's own while the interpreter starts.
-        until(lambda: job.poll() is not None or catches_interrupts(job.pid))
-        until(lambda: job.poll() is not None or not catches_interrupts(job.pid) or running_seconds(job.pid) > 0.5)
+        await_start(job)
         while job.poll() is None and running_seconds(job.pid) < moment:
             time.sleep(0.01)
         number, victim = self._rng.choice(SIGNALS), self._rng.choice(["parent", "part", "all"])

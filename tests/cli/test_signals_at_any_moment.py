@@ -6,12 +6,11 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from tests.helpers.checkout import environment, python_path
-from tests.helpers.process_tree import catches_interrupts
+from tests.helpers.process_tree import await_start
 from tests.helpers.waiting import PATIENCE_SECONDS
 from tests.job.fuzz_lines import DEEP, NUMBERS, PATTERNS, SHORT, limit_lines
 
@@ -58,21 +57,6 @@ def start(source, model_folder):
         return subprocess.Popen(command, env=environment(**variables), stderr=subprocess.PIPE, text=True)
 
     return start
-
-
-def await_start(process):
-    """Wait until the interpreter's own start is over: there, SIGINT prints a traceback of Python itself.
-
-    Python catches SIGINT from early on; then the command leaves it to the system again. PyTorch comes after that: on a
-    busy machine, nobody may have looked in between.
-    """
-    maps, has_caught = Path(f"/proc/{process.pid}/maps"), False
-    while process.poll() is None:
-        catches = catches_interrupts(process.pid)
-        if (has_caught and not catches) or "libtorch" in maps.read_text():
-            return
-        has_caught = has_caught or catches
-        time.sleep(0.0005)
 
 
 def end_at(process, number, moment):

@@ -2,9 +2,12 @@
 
 import os
 import signal
+import subprocess
+import time
 from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 
 def tree(pid: int) -> dict[int, float]:
@@ -34,6 +37,21 @@ def catches_interrupts(pid: int) -> bool:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     mask = next((line.split()[1] for line in lines if line.startswith("SigCgt")), "0")
     return bool(int(mask, 16) >> (signal.SIGINT - 1) & 1)
+
+
+def await_start(process: "subprocess.Popen[Any]") -> None:
+    """Wait until the interpreter's own start is over: there, SIGINT prints a traceback of Python itself.
+
+    Python catches SIGINT from early on; then the command leaves it to the system again. PyTorch comes after that: on a
+    busy machine, nobody may have looked in between.
+    """
+    maps, has_caught = Path(f"/proc/{process.pid}/maps"), False
+    while process.poll() is None:
+        catches = catches_interrupts(process.pid)
+        if (has_caught and not catches) or "libtorch" in maps.read_text():
+            return
+        has_caught = has_caught or catches
+        time.sleep(0.0005)
 
 
 def command(pid: int) -> str:
