@@ -307,6 +307,28 @@ def fp8() -> None:
             product.parts(*form[:2], *weight)
 
 
+def int4() -> None:
+    from rosebatch_kernels.int4.layout import Int4Weight, empty_words
+
+    kernel, decode_ = Launchers("int4.kernel"), Launchers("int4.decode").decode_
+    fp16, bf16 = torch.float16, torch.bfloat16
+    for rows, size_in, group, zeros, dtype, scale in [
+        (1, 4096, 128, False, bf16, bf16),
+        (20, 4096, 64, True, fp16, fp16),
+        (64, 200, 32, True, bf16, torch.float32),
+        (200, 4096, 128, True, bf16, fp16),
+        (128, 200, 32, False, fp16, bf16),
+    ]:
+        grid = -(-size_in // group), 6144
+        own = ints(*grid) if zeros else None
+        weight = Int4Weight(empty_words(6144, size_in, "cpu"), empty(*grid, dtype=scale), own, size_in, group)
+        x, bias = empty(rows, size_in, dtype=dtype), empty(6144, dtype=dtype)
+        kernel.linear(x, weight, bias)
+        kernel.linear(x, weight, None, "silu_mul" if zeros else "relu")
+        kernel.parts(x, weight)
+        decode_(x.new_empty(1024, size_in), weight, 1024)
+
+
 def experts() -> None:
     kernel, router = Launchers("experts.kernel"), Launchers("experts.router")
     for tokens in (1, 256, 512, 4096):

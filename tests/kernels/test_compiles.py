@@ -27,10 +27,11 @@ GROUPS = {
         "_uclip",
     },
     "fp8": {"_fp8_product", "_quantize"},
+    "int4": {"_int4_decode", "_int4_product"},
     "experts": {"_add_chunks", "_count_chunk", "_expert_product", "_place_chunk", "_route"},
     "tokens": {"_adjust", "_advance", "_choose", "_count", "_mask", "_scale_and_cap", "_summarise"},
 }  # fmt: skip
-LARGE = ("shared_attention", "experts")
+LARGE = ("shared_attention", "int4", "experts")
 # Architectures whose matrix instruction takes e4m3.
 FP8 = (89, 90, 100, 103, 120)
 # The instructions and sizes of another architecture, with as much shared memory at least: 86, 86 and 100.
@@ -41,7 +42,7 @@ STREAMED = {"_gated_product", "_logits", "_product"}
 # Products of many rows on Hopper's own instruction, which Triton leaves for others without a word.
 WGMMA = {
     "_attend_shared", "_delta_solve", "_delta_walk", "_fp8_product", "_gated_attend_shared", "_gated_prefill",
-    "_gated_product", "_logits", "_prefill", "_prefill_shared", "_product",
+    "_gated_product", "_int4_product", "_logits", "_prefill", "_prefill_shared", "_product",
 }  # fmt: skip
 
 

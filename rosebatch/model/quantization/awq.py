@@ -67,6 +67,7 @@ class AWQ:
             row_of=np.arange(rows),
             group_of=group_of,
             dtype=weights.dtype,
+            bits=_BITS,
         )
 
 

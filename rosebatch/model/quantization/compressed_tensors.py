@@ -160,7 +160,7 @@ def _packed_integers(
         raise UserError(f"quantization_config: num_bits is {bits}, and {module}.weight_packed has shape {shown(words)}")
     stored = stored_as(weights, f"{name}_packed", (*shape[:-1], needed), "I32")
     codes = unpacked(stored, bits, -1, shape[-1], 32)
-    found = grouped(weights, codes, torch.uint8, scale, scheme.block)
+    found = replace(grouped(weights, codes, torch.uint8, scale, scheme.block), bits=bits)
     order = f"{name}_g_idx"
     if weights.shape(order) is None and scheme.ordered:
         return found

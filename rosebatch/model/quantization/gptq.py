@@ -114,6 +114,7 @@ class GPTQ:
             row_of=np.arange(rows),
             group_of=group_of,
             dtype=weights.dtype,
+            bits=bits,
         )
         if scheme.symmetric and weights.shape(f"{own}qzeros") is None:
             return _symmetric(found, bits)

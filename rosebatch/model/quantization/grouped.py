@@ -13,6 +13,7 @@ from rosebatch.core.errors import UserError
 from rosebatch.host.model_files import shown
 from rosebatch.model.lazy_tensor import LazyTensor, join, stack
 from rosebatch.model.quantization.dense import DenseWeight, values_of
+from rosebatch.model.quantization.nibbles import nibble_linear
 from rosebatch.model.quantization.packing import AT_ONCE
 from rosebatch.model.quantization.stored import FLOATS, POWERS, scales_of, shape_of, stored_as
 from rosebatch.model.weights import Checkpoint
@@ -37,6 +38,7 @@ class GroupedWeight(Weight):
         row_of: ``[out]``, the row of ``scales`` of each row.
         group_of: ``[in]``, the column of ``scales`` of each column.
         dtype: of the run.
+        bits: that an integer has at most.
     """
 
     numbers: LazyTensor
@@ -46,6 +48,7 @@ class GroupedWeight(Weight):
     row_of: np.ndarray
     group_of: np.ndarray
     dtype: torch.dtype
+    bits: int = 8
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -75,6 +78,7 @@ class GroupedWeight(Weight):
             scales=join([weight.scales for weight in weights], -2),
             zeros=self.zeros and join([weight.zeros for weight in weights if weight.zeros], -2),
             row_of=row_of,
+            bits=max(weight.bits for weight in weights),
         )
 
     def stack(self, others: Sequence[Weight]) -> Weight:
@@ -108,9 +112,18 @@ class GroupedWeight(Weight):
         return out
 
     def linear(self, bias: Tensor | None, device: Device | None) -> Linear | None:
-        """See ``Weight``: e4m3 with scales of rows or of whole blocks, as the kernels have them."""
+        """See ``Weight``; integers of 4 bits at most, and e4m3."""
+        if device is None:
+            return None
+        if self.bits <= 4:
+            fields = self.numbers, self.kind, self.scales, self.zeros, self.row_of, self.group_of, self.dtype
+            return nibble_linear(*fields, bias, device)
+        return self._fp8_linear(bias, device)
+
+    def _fp8_linear(self, bias: Tensor | None, device: Device) -> Linear | None:
+        """Of e4m3 with scales of rows or of whole blocks, as the kernels have them."""
         is_plain = self.kind == torch.float8_e4m3fn and self.zeros is None
-        if device is None or not is_plain or not has_fp8_product(self.shape, self.dtype, device):
+        if not is_plain or not has_fp8_product(self.shape, self.dtype, device):
             return None
         if self.scales.shape[1] == 1:
             scales = self.scales.read()[:, 0]

@@ -114,4 +114,5 @@ def _in_layout(layout: Layout, device: torch.device, values: LazyTensor, dtype: 
         row_of=row_of,
         group_of=group_of,
         dtype=dtype,
+        bits=8 if layout.floats else layout.bits,
     )

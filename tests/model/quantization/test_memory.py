@@ -16,13 +16,16 @@ SIZE = 200
 
 
 class Largest(TorchDispatchMode):
-    """The most elements of a tensor of four bytes an element or more that was made."""
+    """The most elements of a tensor of so many bytes an element that was made."""
 
-    elements = 0
+    def __init__(self, itemsize=4):
+        super().__init__()
+        self.itemsize = itemsize
+        self.elements = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
-        if isinstance(out, torch.Tensor) and out.itemsize >= 4:
+        if isinstance(out, torch.Tensor) and out.itemsize >= self.itemsize:
             self.elements = max(self.elements, out.numel())
         return out
 

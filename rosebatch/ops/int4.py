@@ -1,0 +1,59 @@
+"""Products of weights that stay 4-bit on a GPU. Kernels are imported here, so that a CPU need not load Triton."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rosebatch_kernels.common.device import Device
+from rosebatch_kernels.int4.layout import GROUPS, Int4Weight, narrowest
+from rosebatch_kernels.int4.layout import MIDDLE as MIDDLE
+from rosebatch_kernels.int4.layout import empty_words as empty_words
+from rosebatch_kernels.int4.layout import pack_ as pack_
+from rosebatch_kernels.linear.interface import Linear
+
+# Rows and columns are a multiple of these, so that rows of x and of the result begin where 16 bytes do.
+_ALIGNMENT = 8
+
+
+def has_int4_product(shape: tuple[int, ...], dtype: torch.dtype) -> bool:
+    """Whether ``int4_linear`` serves a matrix ``[out, in]`` in a run of this dtype; none serves ``[E, out, in]``."""
+    return len(shape) == 2 and not any(size % _ALIGNMENT for size in shape) and dtype.itemsize == 2
+
+
+def group_size(group_of: np.ndarray) -> int | None:
+    """The most neighbouring columns, of those that the kernels serve, that always share a group; None if none do."""
+    for size in GROUPS:
+        if np.array_equal(np.repeat(group_of[::size], size)[: len(group_of)], group_of):
+            return size
+    return None
+
+
+def int4_linear(
+    words: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None,
+    order: np.ndarray | None,
+    group: int,
+    columns: int,
+    bias: Tensor | None,
+    device: Device,
+) -> Linear:
+    """The product with a weight whose codes are kept.
+
+    Args:
+        words: see ``Int4Weight``.
+        scales: ``[G, out]`` fp32.
+        zeros: ``[G, out]``, or None.
+        order: ``[in]``, the column of the matrix of each column of the words; None for their own order.
+        group: see ``Int4Weight``.
+        columns: in.
+        bias: ``[out]`` in the dtype of the run, or None.
+        device: a GPU.
+    """
+    from rosebatch_kernels.int4.int4_linear import Int4Linear
+    from rosebatch_kernels.int4.sizes import SIZES
+
+    own_zeros = None if zeros is None else zeros.int().contiguous()
+    weight = Int4Weight(words, narrowest(scales).contiguous(), own_zeros, columns, group)
+    places = None if order is None else torch.from_numpy(order).to(words.device)
+    return Int4Linear(weight, bias, places, sizes=SIZES.of(device), device=device)
