@@ -53,7 +53,7 @@ def prepare(
         pool: encodes texts. One thread is enough, for a call uses all cores; two would encode two large texts at once.
         seed: of the job.
         seconds: host time by kind of work is added there.
-        check: called while waiting; what it raises ends the wait.
+        check: called before each group is read, and while waiting; what it raises ends the preparation.
         max_bytes: of rows under way in the whole job.
         max_model_len: most tokens of prompt and completion together, for estimates.
     """
@@ -72,6 +72,7 @@ def prepare(
         idle = False
         # Of large rows, one encodes while another is served.
         while not (ended or idle) and len(ahead) < (_GROUPS_AHEAD if bytes_ahead < 2 * group_bytes else 2):
+            check()
             with Stopwatch(seconds, "reading"):
                 group, ended, idle = _next_group(source, grammars, group_bytes)
             if group:

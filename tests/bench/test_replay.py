@@ -124,7 +124,8 @@ def test_what_a_peer_is_sent(peer, make_case, arrivals):
     for each in found:
         assert each["elapsed_s"] >= 0.005
         assert each["output_tokens_per_s"] == pytest.approx(7 / each["elapsed_s"])
-        assert 0 <= each["ttft_s"]["p50"] <= each["e2e_s"]["p99"] < 5
+        # Percentiles are rounded.
+        assert 0 <= each["ttft_s"]["p50"] <= each["e2e_s"]["p99"] < 1.01 * each["elapsed_s"]
         assert each["itl_s"].keys() == {"mean", "p50", "p90", "p95", "p99"}
 
 

@@ -268,8 +268,10 @@ def test_a_worker_that_would_load_another_model(start, source, expected, model_f
     target = tmp_path / "out.jsonl"
     job = start(source, "-o", target, "-dp", 2, model=model, PYTHONPATH=python_path(tmp_path))
     assert job.wait(PATIENCE_SECONDS) == 1
-    told = (tmp_path / "stderr").read_text().splitlines()
-    assert any("the model's files are not those that the run began with" in line for line in told), told
+    told = (tmp_path / "stderr").read_text()
+    # The second worker may still be loading, and finds it by itself.
+    found = ("the model's files are not those that the run began with", "the model's files changed while they were")
+    assert any(each in told for each in found), told
     part = target.with_name("out.jsonl.part")
     assert not target.exists() and part.exists()
     # With the weights of before, the run goes on.

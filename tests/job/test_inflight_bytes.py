@@ -5,9 +5,11 @@ import time
 import pytest
 
 from rosebatch.core.sampling_params import GREEDY, SamplingParams
+from rosebatch.host.threads import DaemonPool
 from rosebatch.io.rows import Row
 from rosebatch.job.memory_estimate import prompt_bytes, row_bytes
 from rosebatch.job.order import in_good_order
+from rosebatch.job.prepare import prepare
 from rosebatch.job.prepared import Prepared, PreparedPrompt
 from rosebatch.job.serve import serve
 from tests.job.fake_model import FakeModel, make_engine
@@ -115,3 +117,21 @@ def test_texts_are_encoded_one_group_at_a_time(job, tokenizer, monkeypatch):
     assert sum(1 for batch in served for _ in batch) == 40
     assert limit == 1
     assert max(texts_at_once) == 2, "16 MiB / 16 are the encoding of 5 KB"
+
+
+def test_a_signal_ends_the_run_before_the_next_group(job, tokenizer):
+    """Rows of 10 MB were parsed for seconds after it: nobody looked before a whole window was read."""
+    read = []
+
+    def rows():
+        for row in job.rows([{"prompt": "x" * 900}] * 40):
+            read.append(row)
+            yield row
+
+    def check():
+        if read:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        list(prepare(rows(), tokenizer, None, DaemonPool(1, "text"), check=check, max_bytes=16 << 20))
+    assert len(read) == 2, "16 MiB / 16 are the encoding of 5 KB"

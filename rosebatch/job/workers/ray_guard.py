@@ -17,9 +17,11 @@ from pathlib import Path
 
 # Between two looks at the processes of a Ray that starts.
 _LOOK_SECONDS = 0.3
-# Processes that end may start others meanwhile.
-_ROUNDS = 100
+# Processes that end may start others meanwhile, and on a busy machine the end takes long: a minute at most.
+_ROUNDS = 1200
 _PAUSE_SECONDS = 0.05
+# How long whoever started Ray waits for that.
+_END_SECONDS = 5.0
 
 
 class RayGuard:
@@ -50,7 +52,7 @@ class RayGuard:
         """End Ray and this process."""
         self._pipe.close()
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_ROUNDS * _PAUSE_SECONDS)
+            self._process.wait(_END_SECONDS)
 
 
 def processes(mark: bytes) -> set[tuple[int, bytes]]:
