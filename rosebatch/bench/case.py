@@ -19,6 +19,7 @@ from rosebatch.engine.metrics.roofline import Floor, Rates, find_floor
 from rosebatch.launch.launch import Launched, launch
 from rosebatch.launch.plan import resolve_switches
 from rosebatch.model.source import ModelSource
+from rosebatch.ops.layout import MatrixBytes
 
 # The estimate counts KV blocks of at least this size, whatever the engine's: too large an estimate does no harm.
 _BLOCK = 64
@@ -54,6 +55,11 @@ class Case:
         """As decided for the device."""
         return resolve_switches(self.config, self.device)
 
+    @property
+    def kept(self) -> MatrixBytes:
+        """What the matrices of layers take."""
+        return self.source.quantization.kept(self.switches, self.device, self.source.dtype)
+
     def workload(self, run: int = 0) -> Workload:
         """See ``make_workload``."""
         return make_workload(self.scenario, self.source.config.vocab_size, run)
@@ -69,6 +75,7 @@ class Case:
             max_num_seqs=scenario.max_num_seqs,
             rates=rates.of(self.config.tensor_parallel_size),
             cached_prefix=scenario.shared_prefix_len if scenario.prefix_cache else 0,
+            kept=self.kept,
         )
 
 

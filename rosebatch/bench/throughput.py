@@ -85,6 +85,8 @@ def against_floor(case: Case, seconds: float, rates: Rates | None) -> dict[str, 
         return {}
     floor = case.floor(rates)
     values = {"copy_bytes_per_s": rates.copy, "matmul_flops_per_s": rates.matmul, "seconds": floor.seconds}
+    if case.kept.fp8:
+        values |= {"fp8_flops_per_s": rates.fp8, "fp8_is_measured": False}
     return {"floor": asdict(floor) | values, "share_of_floor": floor.seconds / seconds}
 
 

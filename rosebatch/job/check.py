@@ -227,12 +227,15 @@ def _summary(checked: Checked, plan: LaunchPlan, block_size: int, rates: Rates) 
     longest = "longest row" if min(slots, good) == 1 else f"{min(slots, good)} longest rows"
     if plan.fit is not None:
         lines.append(("memory", str(plan.fit)))
+    if unread := plan.source.quantization.unread:
+        lines.append(("not read", f"{', '.join(unread)} of quantization_config"))
     lines.append(("KV cache", f"at most {gib(cache)} for the {longest} at once; less is enough"))
     states = min(slots, good) * config.state_bytes(itemsize)
     if states:
         lines.append(("states", f"{gib(states)} for {counted(min(slots, good), 'row')} at once"))
     rates = rates.of(plan.config.tensor_parallel_size)
-    floor = find_floor(config, itemsize, checked.prompt_lens, checked.output_lens, max_num_seqs=slots, rates=rates)
+    prompts, outputs = checked.prompt_lens, checked.output_lens
+    floor = find_floor(config, itemsize, prompts, outputs, max_num_seqs=slots, rates=rates, kept=plan.matrix_bytes)
     lines.append(("time", time_range(floor, plan.device.type)))
     return lines
 

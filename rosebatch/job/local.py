@@ -93,7 +93,7 @@ def model_info_of(plan: LaunchPlan) -> ModelInfo:
         "reasoning_parser": plan.config.reasoning_parser,
         "max_prompt_bytes": in_bytes(plan.config.max_prompt_bytes),
         "dtype": dtype_name(plan.source.dtype),
-        "quantization": plan.source.quantization.name,
+        "quantization": plan.source.quantization.identity,
         "device": plan.device.type,
         "sampler": plan.config.sampler,
         "tensor_parallel_size": plan.config.tensor_parallel_size,

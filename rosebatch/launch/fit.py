@@ -16,6 +16,9 @@ from rosebatch.engine.cache.memory import DeviceMemory, MemoryPlan, min_slots, p
 from rosebatch.engine.metrics.roofline import weight_bytes
 from rosebatch.engine.scheduling.block_groups import BlockGroups
 from rosebatch.engine.scheduling.block_pool import BlockPool
+from rosebatch.model.quantization.chosen import PLAIN, Quantization, choose_quantization
+from rosebatch.ops.layout import FP8_ROWS
+from rosebatch.ops.select import keeps
 from rosebatch.ops.shard import require_divisible
 
 _GIB = 1 << 30
@@ -35,6 +38,7 @@ class Wanted:
         name: of the model, for people.
         dtype: of weights, activations, K and V.
         gpus: that this machine has.
+        quantization: of the matrices of layers.
     """
 
     name: str
@@ -44,14 +48,22 @@ class Wanted:
     limits: RunConfig
     switches: Switches
     gpus: int = 0
+    quantization: Quantization = PLAIN
 
     def weights(self, device: str) -> int:
         """Bytes of weights in each process."""
-        size = weight_bytes(self.config, self.dtype.itemsize)
+        kept = self.quantization.kept(self.switches, device, self.dtype)
+        size = weight_bytes(self.config, self.dtype.itemsize, kept)
         if device == "cpu" and self.config.tie_word_embeddings and self.config.head:
             # Its rows are read one by one as the embedding, and its products are in a layout of their own.
             size += self.head
         return -(-size // self.limits.tensor_parallel_size)
+
+    def form(self, device: str) -> str:
+        """What the weights are, in words."""
+        has_experts = self.config.experts is not None
+        described = self.quantization.described(self.switches, device, self.dtype, has_experts=has_experts)
+        return described or dtype_name(self.dtype)
 
     @property
     def head(self) -> int:
@@ -79,7 +91,7 @@ class Fit:
     def __str__(self) -> str:
         """One line for people."""
         wanted, model = self.wanted, self.wanted.config.max_model_len
-        weights = f"{gib(wanted.weights(self.memory.device))} of weights ({dtype_name(wanted.dtype)})"
+        weights = f"{gib(wanted.weights(self.memory.device))} of weights ({wanted.form(self.memory.device)})"
         allowed = f" (the model allows {model})" if self.longest < model else ""
         few = f", {self.longest_together} of that length" if self.longest_together < self.together else ""
         room = f"{gib(self.cache)} of KV cache for a row of up to {counted(self.longest, 'token')}{allowed}"
@@ -188,7 +200,7 @@ def _all_weights(wanted: Wanted) -> int:
 def _need(wanted: Wanted, memory: DeviceMemory) -> str:
     """What is too much, in words."""
     limits = wanted.limits
-    weights = f"{gib(wanted.weights(memory.device))} of weights in {dtype_name(wanted.dtype)}{_ranks(wanted)}"
+    weights = f"{gib(wanted.weights(memory.device))} of weights in {wanted.form(memory.device)}{_ranks(wanted)}"
     workers = limits.data_parallel_size
     if memory.device == "cpu" and workers != 1 and _all_weights(wanted) > memory.total >= wanted.weights("cpu"):
         return f"{workers} workers take {weights} each, the machine has {gib(memory.total)}"
@@ -214,6 +226,8 @@ def _others(wanted: Wanted, memory: DeviceMemory) -> Iterator[tuple[str, Wanted]
     limits = wanted.limits
     if memory.device == "cuda" and (divided := _divided(wanted, memory)) is not None:
         yield divided
+    if wanted.quantization == PLAIN and keeps(FP8_ROWS, wanted.switches, memory.device, wanted.dtype):
+        yield "--quantization fp8", replace(wanted, quantization=choose_quantization("fp8", None))
     if wanted.dtype == torch.float32:
         yield "--dtype bfloat16", replace(wanted, dtype=torch.bfloat16)
     if wanted.switches.batch_invariant:

@@ -129,7 +129,7 @@ def load(plan: LaunchPlan) -> Launched:
         "device": plan.device.type,
         "tensor_parallel_size": config.tensor_parallel_size,
         "dtype": dtype_name(source.dtype),
-        "quantization": source.quantization.name,
+        "quantization": plan.quantization,
         "sampler": config.sampler,
         "max_model_len": source.config.max_model_len,
         "max_sequence_len": loaded.engine.max_model_len,

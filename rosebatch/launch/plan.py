@@ -21,6 +21,7 @@ from rosebatch.model.fingerprint import tokenizer_fingerprint
 from rosebatch.model.hub import parse_hub_id
 from rosebatch.model.source import ModelSource, find_model, find_tokenizer
 from rosebatch.ops.device import unmeasured_sizes
+from rosebatch.ops.layout import MatrixBytes
 from rosebatch.ops.shard import require_divisible
 
 
@@ -45,6 +46,18 @@ class LaunchPlan:
     seconds: float
     fit: Fit | None = None
 
+    @property
+    def quantization(self) -> str | None:
+        """How the matrices of layers are kept, for people; None for plain floats."""
+        source, has_experts = self.source, self.source.config.experts is not None
+        return source.quantization.described(self.switches, self.device.type, source.dtype, has_experts=has_experts)
+
+    @property
+    def matrix_bytes(self) -> MatrixBytes:
+        """What they take."""
+        source = self.source
+        return source.quantization.kept(self.switches, self.device.type, source.dtype)
+
     def tokenizer_identity(self) -> dict[str, str] | None:
         """Name and fingerprint of the tokenizer of ``--tokenizer``; None for the model's own."""
         if self.config.tokenizer is None or self.tokenizer_folder is None:
@@ -67,7 +80,9 @@ def plan_fitting(config: RunConfig, *, quiet: bool = False, weights: bool = True
     plan = plan_launch(config, quiet=quiet, weights=False)
     source, gpus = plan.source, torch.cuda.device_count()
     block_size = choose_block_size(config, plan.device)
-    wanted = Wanted(source.name, source.config, source.dtype, block_size, config, plan.switches, gpus)
+    wanted = Wanted(
+        source.name, source.config, source.dtype, block_size, config, plan.switches, gpus, source.quantization
+    )
     fit = find_fit(wanted, memory_of(plan.device))
     if weights or config.model is None or parse_hub_id(config.model) is None:
         try:

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from rosebatch.core.errors import UserError
 from rosebatch.host.model_files import refusal, refused, require_file, shown
-from rosebatch.model.layout import Layout
 from rosebatch.model.lazy_tensor import Cuts, LazyTensor, select
 from rosebatch.model.weight_files import weight_files, weight_map
+from rosebatch.ops.layout import Layout
 from rosebatch.ops.weight import Weight
 
 # Standard deviation of random weights.
@@ -25,6 +25,9 @@ DEVIATION = 0.02
 _FORMER_NAMES = {"lm_head.weight": "embed_out.weight"}
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 _NARROW_FLOATS = {"F8_E4M3", "F8_E5M2"}
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_DTYPES |= {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu}
+_DTYPES |= {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8}
 # What follows the name of a tensor, or of its module, where values are to be multiplied.
 _SCALES = ("weight_scale", "weight_scale_inv", "scale_weight", "weight_scale_2", "input_scale")
 # Numbers of quantized matrices, in place of ``weight``.
@@ -338,8 +341,7 @@ def _unread(stored: Any, shape: tuple[int, ...], take: Take | None) -> Tensor:
     """A tensor of a file as its header describes it, without values."""
     if take is not None:
         shape = (*shape[: take.dim], len(take.indices), *shape[take.dim + 1 :])
-    empty: Tensor = stored[:0]
-    return empty.new_empty(shape, device="meta")
+    return torch.empty(shape, dtype=_DTYPES.get(stored.get_dtype(), torch.uint8), device="meta")
 
 
 def _read(stored: Any, handle: Any, name: str, take: Take | None) -> Tensor:

@@ -5,8 +5,9 @@ import torch
 from torch import Tensor
 
 from rosebatch_kernels.common.device import Device
-from rosebatch_kernels.int4.layout import GROUPS, Int4Weight, narrowest
+from rosebatch_kernels.int4.layout import GROUPS as GROUPS
 from rosebatch_kernels.int4.layout import MIDDLE as MIDDLE
+from rosebatch_kernels.int4.layout import Int4Weight, narrowest
 from rosebatch_kernels.int4.layout import empty_words as empty_words
 from rosebatch_kernels.int4.layout import pack_ as pack_
 from rosebatch_kernels.linear.interface import Linear

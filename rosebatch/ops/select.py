@@ -13,6 +13,8 @@ from torch import Tensor
 
 from rosebatch.config.run import Sampler
 from rosebatch.config.switches import Switches
+from rosebatch.ops import fp8, int4
+from rosebatch.ops.layout import Layout
 from rosebatch.ops.ops import ACTIVATIONS, Experts, Gain, Linear, Ops, Partial, RoutedExperts
 from rosebatch.ops.weight import Weight
 from rosebatch_kernels.common.device import Device, device_of
@@ -35,6 +37,29 @@ def select(switches: Switches, device: str = "cpu", sampler: Sampler = "rosebatc
     from rosebatch_kernels.sampling import flashinfer
 
     return replace(ops, sample=flashinfer.sample, sample_filtered=flashinfer.sample_filtered)
+
+
+def keeps(layout: Layout, switches: Switches, device: str, dtype: torch.dtype) -> bool:
+    """Whether products with matrices of this layout read them as they are stored; else they are decoded at load.
+
+    Args:
+        layout: of the numbers; matrices of odd sizes may be decoded all the same.
+        switches, device, dtype: of the run.
+    """
+    if device != "cuda" or not switches.quantized_linear or layout.of_experts:
+        return False
+    whole = fp8.BLOCK, fp8.BLOCK
+    if layout.is_fp8:
+        is_served = fp8.has_fp8_product(whole, dtype, device_of(torch.device(device)))
+        return is_served and layout.block in ((0, 0), (1, 0), whole)
+    rows, columns = layout.block
+    is_served = not layout.floats and layout.bits <= 4 and int4.has_int4_product(whole, dtype)
+    return is_served and rows == 1 and columns % min(int4.GROUPS) == 0
+
+
+def keeps_experts(layout: Layout, switches: Switches, device: str, dtype: torch.dtype) -> bool:
+    """The same of the products of routed experts."""
+    return False
 
 
 def _cpu_ops(switches: Switches) -> Ops:

@@ -8,6 +8,7 @@ from rosebatch.config.delta import DeltaConfig
 from rosebatch.config.model import ExpertsConfig, ModelConfig
 from rosebatch.config.toml_file import load_toml
 from rosebatch.engine.metrics.roofline import Floor, Rates, find_floor, measure_rates
+from rosebatch.ops.layout import MatrixBytes
 from tests.helpers.model_configs import small_config
 
 H100 = Rates(copy=3.0e12, matmul=798e12)
@@ -19,9 +20,10 @@ LAYERS, HEAD, TOKEN = 3 * (2 * 160 + 2 * 80 + 3 * 56), 80, 2 * 3 * 2 * 5 * 2
 LAST, PAIR = 2 * 160 + 3 * 56, 4 * 4 * 5
 
 
-def floor_of(prompt_lens, output_lens, seqs=10, itemsize=2, cached_prefix=0, **fields):
+def floor_of(prompt_lens, output_lens, seqs=10, itemsize=2, cached_prefix=0, kept=None, **fields):
     config = small_config(**{**TINY, **fields})
-    options = {"max_num_seqs": seqs, "rates": Rates(copy=1.0, matmul=1.0), "cached_prefix": cached_prefix}
+    rates = Rates(copy=1.0, matmul=1.0)
+    options = {"max_num_seqs": seqs, "rates": rates, "cached_prefix": cached_prefix, "kept": kept}
     return find_floor(config, itemsize, prompt_lens, output_lens, **options)
 
 
@@ -167,3 +169,16 @@ def test_prompts_that_are_embedded():
     none, one = (find_floor(delta, 2, [100, 30], lens, max_num_seqs=2, rates=H100) for lens in ([0, 0], [1, 1]))
     assert none == one and none.decode_s == 0
     assert floor_of([20, 3], [0, 4]) == floor_of([20, 3], [1, 4])
+
+
+def test_weights_of_fewer_bytes():
+    """A floor of 16-bit weights is twice what a run of fp8 weights can reach; experts may have another form."""
+    plain, half = floor_of([2], [3]), floor_of([2], [3], kept=MatrixBytes(1, 1))
+    assert plain.prefill_s == half.prefill_s
+    assert plain.decode_s - half.decode_s == 2 * LAYERS
+    fast = floor_of([2], [3], kept=MatrixBytes(1, 1, fp8=True))
+    of_layers = 2 * ((LAYERS - LAST) * 2 + LAST)
+    assert plain.prefill_s - fast.prefill_s == of_layers / 2
+    experts = ExpertsConfig(num_experts=4, experts_per_token=4, expert_size=3, layers=[True] * 3)
+    plain, half = floor_of([2], [2], experts=experts), floor_of([2], [2], experts=experts, kept=MatrixBytes(2, 0.5))
+    assert plain.decode_s - half.decode_s == 1.5 * 3 * 4 * 3 * 8 * 3

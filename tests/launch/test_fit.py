@@ -1,5 +1,6 @@
 """Whether a model fits is said before anything is loaded, and what would if it does not."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -13,6 +14,7 @@ from rosebatch.config.toml_file import load_toml
 from rosebatch.core.errors import FlagError
 from rosebatch.engine.cache.memory import DeviceMemory
 from rosebatch.launch.fit import Wanted, find_fit
+from rosebatch.model.quantization.chosen import choose_quantization
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "models"
 GIB = 1 << 30
@@ -33,6 +35,31 @@ def wanted(model, device, dtype=torch.bfloat16, gpus=1, **limits):
         config = msgspec.structs.replace(config, max_model_len=limits["max_model_len"])
     switches = Switches.resolve({}, device)
     return Wanted(model, config, dtype, BLOCK[device], RunConfig(**limits), switches, gpus)
+
+
+@pytest.fixture
+def fp8_products(monkeypatch):
+    """A device that multiplies fp8 weights as they are."""
+    for module in ("rosebatch.model.quantization.chosen", "rosebatch.launch.fit"):
+        monkeypatch.setattr(f"{module}.keeps", lambda layout, switches, device, dtype: device == "cuda")
+
+
+def test_fp8_weights_that_are_kept(fp8_products):
+    """A model of 15 GiB in 16 bits was refused on a GPU that its fp8 form fits."""
+    memory = gpu(14)
+    with pytest.raises(FlagError, match=r"; -tp 2 .* or --quantization fp8 .*would fit"):
+        fit("llama-3.1-8b", memory)
+    chosen = choose_quantization("fp8", None)
+    found = find_fit(replace(wanted("llama-3.1-8b", "cuda"), quantization=chosen), memory)
+    # The embedding and the head stay: 2 x 128256 x 4096 x 2 bytes.
+    assert str(found).startswith("fits: 8.46 GiB of weights (fp8 at load) and ")
+
+
+def test_fp8_weights_that_are_decoded():
+    """The line says so: a GPU without a product for them holds them in 16 bits."""
+    chosen = choose_quantization("fp8", None)
+    found = find_fit(replace(wanted("llama-3.1-8b", "cpu"), quantization=chosen), host(60))
+    assert str(found).startswith("fits: 14.96 GiB of weights (fp8 at load, decoded to bfloat16) and ")
 
 
 def fit(model, memory, **options):

@@ -125,9 +125,12 @@ def test_what_is_refused_says_which_layer_and_why(config_folder, model_type, rea
 
 
 def test_quantized_checkpoints_are_refused(config_folder):
-    """Their weights are no 16-bit numbers."""
-    with pytest.raises(UserError, match="quantization_config: of this architecture, 16-bit weights alone"):
+    """Their weights are no 16-bit numbers. The line says what to do: a flag may have sent a model of ours there."""
+    reason = "quantization_config: transformers' own code runs this model, which takes 16-bit weights alone"
+    with pytest.raises(UserError, match=f"{reason}: take the model's 16-bit weights"):
         find(config_folder("arcee", quantization_config={"quant_method": "gptq"}))
+    with pytest.raises(UserError, match=f"{reason}: leave out --model-impl transformers"):
+        find(config_folder("llama", quantization_config={"quant_method": "gptq"}), model_impl="transformers")
 
 
 def test_a_layer_that_needs_weights_is_named(config_folder):

@@ -1,5 +1,6 @@
 """gpt-oss's checkpoints: MXFP4, which the Hub has, and 16-bit matrices, which transformers writes."""
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -10,6 +11,8 @@ from rosebatch.model.hf_config import parse_model_config
 from rosebatch.model.quantization.formats import load_weight
 from rosebatch.model.quantization.mxfp4 import MXFP4
 from rosebatch.model.weights import SafetensorsWeights
+from tests.engine.family_models import FAMILIES
+from tests.model.quantization.same_logits import require_same_logits
 
 VALUES = [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]
 CONFIG = {
@@ -63,3 +66,24 @@ def test_the_hubs_config():
         parse_model_config({**CONFIG, "quantization_config": {"quant_method": "hqq"}}, "config.json")
     with pytest.raises(UserError, match=r"swiglu_limit other than 7\.0"):
         parse_model_config({**CONFIG, "swiglu_limit": 5.0}, "config.json")
+
+
+def encoded(name, values):
+    """Experts as the Hub has them; transformers' form has rows of inputs."""
+    if values.ndim < 3:
+        return {}, values
+    shape = (len(values), values.shape[2], -(-values.shape[1] // 32))
+    generator = torch.Generator().manual_seed(len(name))
+    blocks = torch.randint(256, (*shape, 16), generator=generator, dtype=torch.uint8)
+    scales = torch.randint(118, 122, shape, generator=generator, dtype=torch.uint8)
+    dense = expand(blocks, scales).float().mT
+    return {f"{name}_blocks": blocks, f"{name}_scales": scales}, dense
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_ranks_that_begin_inside_of_a_block(tmp_path, size):
+    """Two ranks have 48 columns of 96 each, in blocks of 32: scales of the wrong block cost 4 points of GPQA."""
+    config = FAMILIES["gpt_oss"]
+    experts = msgspec.structs.replace(config.experts, expert_size=96)
+    config = msgspec.structs.replace(config, experts=experts)
+    require_same_logits(tmp_path, config, encoded, MXFP4.of({}), size)

@@ -17,6 +17,7 @@ import torch
 
 from rosebatch.config.model import ModelConfig
 from rosebatch.model.registry import FAMILIES
+from rosebatch.ops.layout import MatrixBytes
 
 _HOST_COPY = 2**27
 _HOST_MATRIX = 1024
@@ -29,6 +30,11 @@ class Rates:
 
     copy: float
     matmul: float
+
+    @property
+    def fp8(self) -> float:
+        """Matrix operations in fp8. Not measured: twice those in bf16, as in the data sheets of GPUs."""
+        return 2 * self.matmul
 
     def of(self, devices: int) -> "Rates":
         """The rates of several devices together, which share all work and never wait for each other."""
@@ -67,12 +73,13 @@ def measure_host_rates(dtype: torch.dtype) -> Rates:
     return Rates(copy=2 * _HOST_COPY / copy, matmul=2 * _HOST_MATRIX**3 / product)
 
 
-def weight_bytes(config: ModelConfig, itemsize: int) -> int:
-    """Bytes of a model's matrices."""
-    embedding = config.vocab_size * config.hidden_size
+def weight_bytes(config: ModelConfig, itemsize: int, kept: MatrixBytes | None = None) -> int:
+    """Bytes of a model's matrices; ``kept`` says what those of layers take, None that they are plain."""
+    embedding = config.vocab_size * config.hidden_size * (1 if config.tie_word_embeddings else 2)
+    if config.transformers is not None:
+        return (config.transformers.layer_weights + embedding) * itemsize
     experts = config.experts.num_experts if config.experts else 0
-    layers = _parameters(config, experts) if config.transformers is None else config.transformers.layer_weights
-    return int(layers + embedding * (1 if config.tie_word_embeddings else 2)) * itemsize
+    return int(_bytes_read(config, experts, kept or MatrixBytes(itemsize, itemsize))) + embedding * itemsize
 
 
 def find_floor(
@@ -84,6 +91,7 @@ def find_floor(
     max_num_seqs: int,
     rates: Rates,
     cached_prefix: int = 0,
+    kept: MatrixBytes | None = None,
 ) -> Floor:
     """The floor of a workload.
 
@@ -98,16 +106,18 @@ def find_floor(
         max_num_seqs: how many run at once; the others follow, the longest first.
         rates: the device's.
         cached_prefix: shared first tokens of all prompts, computed once and read once a step.
+        kept: bytes of a weight in the layers' matrices; None: they are plain.
     """
     own_lens = [length - cached_prefix for length in prompt_lens]
     # No decode step follows either of them.
     output_lens = [max(1, length) for length in output_lens]
     chosen = config.experts.experts_per_token if config.experts else 0
     layers, head = _parameters(config, chosen), config.vocab_size * config.hidden_size
+    kept = kept or MatrixBytes(itemsize, itemsize)
 
     tokens = cached_prefix + sum(own_lens)
     last = _after_keys(config, chosen)
-    products = 2 * (layers - last) * tokens + 2 * (last + head) * len(prompt_lens)
+    of_layers, of_head = (layers - last) * tokens + last * len(prompt_lens), head * len(prompt_lens)
     live = _live_sequences(output_lens, max_num_seqs)
     steps = live.total()
     longest = max((n + o for n, o in zip(own_lens, output_lens, strict=True)), default=0)
@@ -125,12 +135,19 @@ def find_floor(
         keys += count * (prefix_keys * steps + own_keys)
     attention = 4 * config.num_heads * config.head_dim * pairs
     key_bytes = 2 * config.num_kv_heads * config.head_dim * itemsize
-    weights = sum(count * (_parameters(config, _reached(config, n)) + head) for n, count in live.items())
-    read = weights * itemsize + keys * key_bytes
+    weights = sum(n * (_bytes_read(config, _reached(config, rows), kept) + head * itemsize) for rows, n in live.items())
+    read = weights + keys * key_bytes
     if config.delta:
         # A decode step reads and writes each sequence's state.
         read += 2 * config.num_state_layers * config.delta.memory_bytes * sum(length - 1 for length in output_lens)
-    return Floor(prefill_s=(products + attention) / rates.matmul, decode_s=read / rates.copy)
+    prefill_s = (2 * of_head + attention) / rates.matmul + 2 * of_layers / (rates.fp8 if kept.fp8 else rates.matmul)
+    return Floor(prefill_s=prefill_s, decode_s=read / rates.copy)
+
+
+def _bytes_read(config: ModelConfig, num_experts: float, kept: MatrixBytes) -> float:
+    """Bytes of the layers' matrices with this number of routed experts."""
+    of_all = _parameters(config, 0)
+    return of_all * kept.layers + (_parameters(config, num_experts) - of_all) * kept.experts
 
 
 def _parameters(config: ModelConfig, num_experts: float) -> float:

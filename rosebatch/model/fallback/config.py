@@ -16,7 +16,7 @@ from rosebatch.host.pretrained import load_pretrained_config
 from rosebatch.model.fallback.attention import NAME, UnservedError
 from rosebatch.model.fallback.network import Decoder, build_network, fix_rope, require_agreement, require_layer_types
 from rosebatch.model.fallback.trial import TOKENS
-from rosebatch.model.hf_config import generation_end_tokens, require_config
+from rosebatch.model.hf_config import generation_end_tokens, is_native, require_config
 from rosebatch.model.hf_fields import run_dtype
 from rosebatch.model.quantization.settings import quantization_of
 
@@ -42,7 +42,9 @@ def read_any_config(folder: Path, max_model_len: int | None) -> tuple[Any, Model
     path = require_config(folder)
     values = read_json(path)
     if quantization_of(folder, values):
-        raise refusal(path, "quantization_config: of this architecture, 16-bit weights alone are supported")
+        way = "leave out --model-impl transformers" if is_native(folder) else "take the model's 16-bit weights"
+        what = "transformers' own code runs this model, which takes 16-bit weights alone"
+        raise refusal(path, f"quantization_config: {what}: {way}")
     try:
         config = load_pretrained_config(folder)
     except Exception as error:

@@ -7,13 +7,13 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from rosebatch.model.layout import Layout
 from rosebatch.model.lazy_tensor import LazyTensor
 from rosebatch.model.quantization.fields import Fields
 from rosebatch.model.quantization.grouped import GroupedWeight, columns_in_groups
 from rosebatch.model.quantization.packing import unpacked
 from rosebatch.model.quantization.stored import scales_of, stored_as
 from rosebatch.model.weights import Checkpoint
+from rosebatch.ops.layout import Layout
 
 _BITS = 4
 # The nibble of a word that holds column 0, 1, ... of eight.

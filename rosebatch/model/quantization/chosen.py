@@ -8,13 +8,18 @@ from typing import Any
 import torch
 
 from rosebatch.config.quantization import quantization_named
+from rosebatch.config.switches import Switches
 from rosebatch.core.errors import FlagError
+from rosebatch.core.plain import dtype_name
 from rosebatch.host.model_files import read_json, refusal
 from rosebatch.model.quantization.dense import DenseWeight, values_of
 from rosebatch.model.quantization.formats import form_of
 from rosebatch.model.quantization.rounded import in_fp8, random_in
 from rosebatch.model.quantization.settings import quantization_of
+from rosebatch.model.quantization.unread import unread_fields
 from rosebatch.model.weights import Checkpoint, Form, Rounding
+from rosebatch.ops.layout import FP8_ROWS, Layout, MatrixBytes
+from rosebatch.ops.select import keeps, keeps_experts
 
 _AT_LOAD = "fp8 at load"
 
@@ -24,14 +29,23 @@ class Quantization:
     """How a run keeps the matrices of layers.
 
     Attributes:
-        name: for people; None for plain floats.
+        name: of the form, for people; None for plain floats.
         form: of the checkpoint; None if it has plain floats.
         rounds: whether plain matrices become fp8.
+        decodes: whether matrices are decoded whatever the device can multiply.
+        unread: fields of the checkpoint's config that no form knows.
     """
 
     name: str | None = None
     form: Form | None = None
     rounds: bool = False
+    decodes: bool = False
+    unread: tuple[str, ...] = ()
+
+    @property
+    def identity(self) -> str | None:
+        """What ``--resume`` compares."""
+        return f"{self.name}, decoded" if self.decodes else self.name
 
     @property
     def rounding(self) -> Rounding | None:
@@ -41,6 +55,36 @@ class Quantization:
     def of_random(self, device: torch.device) -> Rounding | None:
         """The same of random weights on this device."""
         return self.rounding if self.form is None else random_in(self.form.layouts, device)
+
+    @property
+    def _layouts(self) -> list[Layout]:
+        return [FP8_ROWS] if self.rounds else [] if self.form is None else [*self.form.layouts]
+
+    def kept(self, switches: Switches, device: str, dtype: torch.dtype) -> MatrixBytes:
+        """What the matrices take on a device; of several layouts the largest.
+
+        Args:
+            switches, device, dtype: of the run.
+        """
+        run, itemsize = (switches, device, dtype), dtype.itemsize
+        layers = [each if keeps(each, *run) else None for each in self._layouts if not each.of_experts]
+        experts = [each if keeps_experts(each, *run) else None for each in self._layouts]
+        return MatrixBytes(
+            layers=max((each.bytes if each else itemsize for each in layers), default=itemsize),
+            experts=max((each.bytes if each else itemsize for each in experts), default=itemsize),
+            fp8=bool(layers) and all(each is not None and each.is_fp8 for each in layers),
+        )
+
+    def described(self, switches: Switches, device: str, dtype: torch.dtype, *, has_experts: bool) -> str | None:
+        """The form, and whether it is decoded."""
+        if self.name is None:
+            return None
+        run = switches, device, dtype
+        kept = [keeps(each, *run) for each in self._layouts if not each.of_experts]
+        kept += [keeps_experts(each, *run) for each in self._layouts if has_experts]
+        if kept and all(kept):
+            return self.name
+        return f"{self.name}, {'partly ' if any(kept) else ''}decoded to {dtype_name(dtype)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +138,11 @@ def choose_quantization(asked: str, config: Mapping[str, Any] | None) -> Quantiz
             what = "the checkpoint is not quantized: fp8 rounds its weights at load, auto leaves them as they are"
             raise FlagError(f"--quantization {asked}: {what}")
         return PLAIN
-    method = config["quant_method"]
+    method, unread = config["quant_method"], unread_fields(config, form_of)
     layouts = " and ".join(dict.fromkeys(map(str, form.layouts)))
     name = layouts if layouts.startswith(method) else f"{method} {layouts}".rstrip()
     if wanted not in ("auto", "none", method):
         raise FlagError(f"--quantization {asked}: the checkpoint is {name}: leave it out, or take none for 16 bits")
     if wanted == "none":
-        return Quantization(f"{name}, decoded", _Decoded(form))
-    return Quantization(name, form)
+        return Quantization(name, _Decoded(form), decodes=True, unread=unread)
+    return Quantization(name, form, unread=unread)

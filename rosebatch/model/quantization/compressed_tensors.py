@@ -9,7 +9,6 @@ import torch
 
 from rosebatch.core.errors import UserError
 from rosebatch.host.model_files import shown
-from rosebatch.model.layout import Layout
 from rosebatch.model.quantization.fields import Fields
 from rosebatch.model.quantization.fp4 import fp4, nvfp4
 from rosebatch.model.quantization.grouped import GroupedWeight, grouped, scaled
@@ -17,6 +16,7 @@ from rosebatch.model.quantization.listed import by_regex, require_unlisted
 from rosebatch.model.quantization.packing import unpacked
 from rosebatch.model.quantization.stored import POWERS, order_of, stored_as
 from rosebatch.model.weights import Checkpoint
+from rosebatch.ops.layout import Layout
 
 # Fields that change values by rules of their own.
 _UNSERVED = ("sparsity_config", "transform_config")

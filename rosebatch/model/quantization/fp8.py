@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from rosebatch.model.layout import Layout
 from rosebatch.model.quantization.fields import Fields
 from rosebatch.model.quantization.grouped import GroupedWeight, scaled
 from rosebatch.model.quantization.listed import by_parts, require_unlisted
 from rosebatch.model.weights import Checkpoint
+from rosebatch.ops.layout import Layout
 
 # The first is a factor as the second is, whatever its name says.
 _SCALES = ("_scale_inv", "_scale")

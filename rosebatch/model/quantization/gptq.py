@@ -11,13 +11,13 @@ from torch import Tensor
 
 from rosebatch.core.errors import UserError
 from rosebatch.host.model_files import shown
-from rosebatch.model.layout import Layout
 from rosebatch.model.lazy_tensor import LazyTensor
 from rosebatch.model.quantization.fields import Fields
 from rosebatch.model.quantization.grouped import GroupedWeight, columns_in_groups
 from rosebatch.model.quantization.packing import unpacked
 from rosebatch.model.quantization.stored import order_of, scales_of, stored_as
 from rosebatch.model.weights import Checkpoint
+from rosebatch.ops.layout import Layout
 
 _SKIPPED, _OTHER = "-:", "+:"
 
@@ -75,6 +75,9 @@ class GPTQ:
         version = fields.get("checkpoint_format", "format")
         if version not in ("gptq", "gptq_v2", None):
             raise fields.unserved("checkpoint_format", version)
+        fields.choice("pack_dtype", ("int32", None))
+        if fields.flag("is_marlin_format", False):
+            raise fields.unserved("is_marlin_format", True)
         dynamic = []
         for pattern, own in fields.objects("dynamic").items():
             try:

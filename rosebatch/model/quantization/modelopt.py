@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from rosebatch.core.errors import UserError
-from rosebatch.model.layout import Layout
 from rosebatch.model.quantization.fields import Fields
 from rosebatch.model.quantization.fp4 import nvfp4
 from rosebatch.model.quantization.grouped import GroupedWeight, scaled
 from rosebatch.model.quantization.listed import by_glob, require_unlisted
 from rosebatch.model.weights import Checkpoint
+from rosebatch.ops.layout import Layout
 
 _SERVED = {
     "FP8": Layout(8, True, (0, 0)),

@@ -7,12 +7,12 @@ from typing import Any, Self
 import numpy as np
 from torch import Tensor
 
-from rosebatch.model.layout import Layout
 from rosebatch.model.lazy_tensor import Cuts, LazyTensor
 from rosebatch.model.quantization.grouped import GroupedWeight, in_groups
 from rosebatch.model.quantization.packing import E2M1_KIND, e2m1
 from rosebatch.model.quantization.stored import POWERS, scales_of, stored_as
 from rosebatch.model.weights import Checkpoint
+from rosebatch.ops.layout import Layout
 
 # Values that share a scale, and the bytes that hold them.
 _BLOCK, _BLOCK_BYTES = 32, 16

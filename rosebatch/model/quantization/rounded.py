@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rosebatch.model.layout import Layout
 from rosebatch.model.lazy_tensor import Cuts, LazyTensor, select
 from rosebatch.model.quantization.dense import DenseWeight
 from rosebatch.model.quantization.grouped import GroupedWeight, in_groups
 from rosebatch.model.quantization.packing import AT_ONCE
 from rosebatch.model.weights import DEVIATION, Rounding
+from rosebatch.ops.layout import Layout
 from rosebatch.ops.weight import Weight
 
 _E4M3 = torch.float8_e4m3fn

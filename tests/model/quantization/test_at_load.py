@@ -178,7 +178,7 @@ FORMS = {
 def test_names_of_forms(name):
     """Reports, ``check`` and ``--resume`` have them: two forms of one name would be one run."""
     assert choose_quantization("auto", FORMS[name]).name == name
-    assert choose_quantization("none", FORMS[name]).name == f"{name}, decoded"
+    assert choose_quantization("none", FORMS[name]).identity == f"{name}, decoded"
     assert choose_quantization(FORMS[name]["quant_method"], FORMS[name]).name == name
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rosebatch.core.errors import UserError
-from rosebatch.model.quantization.chosen import read_quantization
+from rosebatch.model.quantization.chosen import choose_quantization, read_quantization
 from rosebatch.model.quantization.formats import FORMS, form_of
 from rosebatch.model.quantization.settings import quantization_of
 
@@ -28,6 +28,8 @@ CONFIGS = {
         "sym": True,
         "desc_act": False,
         "checkpoint_format": "gptq",
+        "pack_dtype": "int32",
+        "is_marlin_format": False,
         "dynamic": {"+:.*q_proj": {"bits": 8, "group_size": 64, "sym": True, "desc_act": False}},
     },
     "modelopt": {"quant_algo": "FP8", "exclude_modules": ["lm_head"], "quantized_layers": {}},
@@ -50,6 +52,7 @@ WRONG = {
         *({"modules_to_not_convert": "lm_head"}, {"modules_to_not_convert": None, "ignored_layers": [4]}),
     ],
     "gptq": [
+        *({"pack_dtype": "int16"}, {"is_marlin_format": True}),
         *({"bits": None}, {"bits": 9}, {"group_size": 0}, {"sym": "false"}, {"desc_act": 1}, {"dynamic": ["-:.*"]}),
         *({"dynamic": {"(": {}}}, {"dynamic": {".*": {"bits": 1}}}, {"checkpoint_format": None, "format": "marlin"}),
     ],
@@ -137,3 +140,11 @@ def test_files_beside_the_config(tmp_path, file, fields, method):
         if method == "modelopt" or "bits" in wrong:
             with pytest.raises(UserError, match=rf"{file}: quantization_config: (bits|quant_algo)"):
                 read_quantization(tmp_path)
+
+
+def test_fields_that_nobody_reads():
+    """``check`` lists them: a later quantizer's field could change values. What says how a file was made is not one."""
+    for method, fields in CONFIGS.items():
+        config = {"quant_method": method, **fields, "static_groups": True, "later": 1, "other": None}
+        assert choose_quantization("auto", config).unread == ("later",)
+    assert choose_quantization("auto", None).unread == ()

@@ -7,12 +7,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from rosebatch.model.layout import Layout
 from rosebatch.model.lazy_tensor import LazyTensor
 from rosebatch.model.quantization import nibbles
 from rosebatch.model.quantization.formats import form_of, load_weight
 from rosebatch.model.quantization.rounded import random_in
 from rosebatch.model.weights import DEVIATION, SafetensorsWeights
+from rosebatch.ops.layout import Layout
 from rosebatch_kernels.common.device import INTERPRETER
 from rosebatch_kernels.int4 import reference
 from rosebatch_kernels.int4.int4_linear import Int4Linear
