@@ -5,20 +5,22 @@ on tensors in the CPU's memory, with the sizes that ``rosebatch.ops`` takes for 
 the compiled kernel. A task has a line of ``FOLDER/kernels`` for each: name, bytes of shared memory, and the matrix
 instruction. The answer to it is an exit code; ``FOLDER/errors`` says why it is not 0.
 
-FORMS says which of them are compiled to the end: ``all``, ``one`` of each kernel and its dtypes, or ``none``. The
-others are lowered until their shared memory is known, which takes a third of the time.
+FORMS says which of them are compiled to the end: ``all``, or one of each kernel and 16-bit dtype. In the second case it
+says what becomes of the others. ``converted``: those in 16 bits go through all passes of Triton's own, without LLVM
+and ptxas, which take a third of the time. ``lowered``: their shared memory is known, after a third. So it is for fp32.
 """
 
 import multiprocessing
 import os
 import sys
 from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
 
 import torch
-from triton._C.libtriton import nvidia
+from triton._C.libtriton import llvm, nvidia
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime import driver
@@ -34,26 +36,39 @@ compiled = []
 make_llir = CUDABackend.make_llir
 
 
-class LoweredError(Exception):
+class StoppedError(Exception):
     """The shared memory of a kernel is known."""
 
 
-def lower(backend, module, metadata, options, capability):
-    """In place of ``make_llir``: its passes up to the one that begins with LLVM's."""
+def stop_at_once(*_):
+    raise StoppedError
 
-    def stop(manager, *_):
-        manager.run(module, "make_llir")
-        raise LoweredError
 
-    with patch.object(nvidia.passes.ttgpuir, "add_to_llvmir", stop), suppress(LoweredError):
-        make_llir(backend, module, metadata, options, capability)
-    metadata.update(name="-", shared=module.get_int_attr("ttg.shared"))
-    return ""
+def only(owner, step, stop=stop_at_once):
+    """Meanwhile, a compilation ends where ``make_llir`` takes a step, which ``stop`` is in place of."""
+
+    def make_part(backend, module, metadata, options, capability):
+        with patch.object(owner, step, partial(stop, module)), suppress(StoppedError):
+            make_llir(backend, module, metadata, options, capability)
+        metadata.update(name="-", shared=module.get_int_attr("ttg.shared"))
+        return ""
+
+    return patch.multiple(CUDABackend, make_llir=make_part, make_ptx=lambda *_: "", make_cubin=lambda *_: b"")
 
 
 def lowered_only():
-    """Meanwhile, a compilation ends where the shared memory is known."""
-    return patch.multiple(CUDABackend, make_llir=lower, make_ptx=lambda *_: "", make_cubin=lambda *_: b"")
+    """Its passes up to the first of LLVM's instructions are run: the shared memory is known then."""
+
+    def run_and_stop(module, manager, *_):
+        manager.run(module, "make_llir")
+        raise StoppedError
+
+    return only(nvidia.passes.ttgpuir, "add_to_llvmir", run_and_stop)
+
+
+def converted_only():
+    """All passes of Triton's own are run, and none of LLVM's."""
+    return only(llvm, "to_module")
 
 
 def compile_only(device: Device, forms: str) -> None:
@@ -69,11 +84,12 @@ def compile_only(device: Device, forms: str) -> None:
 
     def warm_up(self, *args, grid, warmup, **options):
         values = (*args, *options.values())
-        form = self.__name__, *(each.dtype for each in values if isinstance(each, torch.Tensor))
-        is_left_out = forms == "none" or (forms == "one" and form in met)
-        met.add(form)
-        with lowered_only() if is_left_out else nullcontext():
+        dtypes = {each.dtype for each in values if isinstance(each, torch.Tensor)} & {torch.float16, torch.bfloat16}
+        form = self.__name__, frozenset(dtypes)
+        others = converted_only if forms == "converted" and dtypes else lowered_only
+        with others() if forms != "all" and form in met else nullcontext():
             kernel = run(self, *args, grid=grid, warmup=True, **options)
+        met.update((form, (self.__name__, frozenset())))
         tensor_cores = "wgmma" if "wgmma" in kernel.asm["ptx"] else "-"
         compiled.append((self.__name__, kernel.metadata.shared, tensor_cores))
 
@@ -133,15 +149,16 @@ def attention_of_more_families() -> None:
 
     decode, prefill, _, num_splits = softmax()
 
-    for heads, kv_heads, size, rotated, dtype, cap, with_sinks, window in [
-        (64, 8, 64, 64, torch.bfloat16, 0.0, True, 100),
-        (8, 4, 256, 256, torch.bfloat16, 50.0, False, 100),
-        (32, 2, 256, 64, torch.bfloat16, 0.0, False, 0),
-        (8, 4, 256, 64, torch.float32, 50.0, True, 100),
-        (5, 1, 80, 20, torch.bfloat16, 0.0, False, 100),
-        (24, 8, 96, 72, torch.float16, 30.0, True, 100),
-        (7, 1, 12, 4, torch.bfloat16, 0.0, True, 0),
-        (2, 2, 20, 10, torch.float16, 5.0, True, 0),
+    # Each two of dtype, norm and given rows of the rotary tables meet with each two of their values.
+    for heads, kv_heads, size, rotated, dtype, cap, with_sinks, window, with_rows in [
+        (64, 8, 64, 64, torch.bfloat16, 0.0, True, 100, False),
+        (8, 4, 256, 256, torch.bfloat16, 50.0, False, 100, True),
+        (32, 2, 256, 64, torch.bfloat16, 0.0, False, 0, True),
+        (8, 4, 256, 64, torch.float32, 50.0, True, 100, True),
+        (5, 1, 80, 20, torch.bfloat16, 0.0, False, 100, False),
+        (24, 8, 96, 72, torch.float16, 30.0, True, 100, False),
+        (7, 1, 12, 4, torch.bfloat16, 0.0, True, 0, True),
+        (2, 2, 20, 10, torch.float16, 5.0, True, 0, True),
     ]:
         cache = empty(2, 4, kv_heads, 16, size, dtype=dtype)
         qkv = empty(2, (heads + 2 * kv_heads) * size, dtype=dtype)
@@ -154,8 +171,7 @@ def attention_of_more_families() -> None:
         table, fields = ints(2, 4), ints(2)
         workspace = DecodeWorkspace(2, heads, kv_heads, size, torch.device("cpu"), num_splits)
         decode(qkv, cache, table, fields, fields, workspace, window=100, **scores, **heads_before)
-        QKV.prepare(qkv, cache, table, fields, fields, **heads_before)
-        QKV.prepare(qkv, cache, table, fields, fields, **heads_before, rotary_rows=fields)
+        QKV.prepare(qkv, cache, table, fields, fields, **heads_before, rotary_rows=fields if with_rows else None)
         QKV.whole_rms_norm_(qkv, empty(heads * size, dtype=dtype), empty(kv_heads * size, dtype=dtype), 1e-6)
         prefill(qkv, cache, table, ints(3, 4), num_heads=heads, window=window, **scores)
 
