@@ -24,10 +24,13 @@ def case(name, *values, fast=False):
 @pytest.mark.whole
 @pytest.mark.parametrize(
     ("name", "tied"),
-    [case(n, t, fast=n in _FAST and not t) for n in WHOLES if n not in _NO_TOWER for t in (None, True, False)],
+    [case(n, t, fast=n in _FAST) for n in WHOLES if n not in _NO_TOWER for t in (None, not WHOLES[n].tied)],
 )
 def test_text_of_a_whole(name, tied, tmp_path, transformers):
-    """Tensors have a prefix of their own, and the whole says whether embeddings are tied; both may be left out."""
+    """Tensors have a prefix of their own, and the whole says whether embeddings are tied; both may be left out.
+
+    A class says nothing, or the opposite of its default.
+    """
     model = save(tiny_whole(name, tied), tmp_path)
     scale = model.config.text_config.logit_scale if name in _SCALED else 1.0
     assert_same(model, tmp_path, scale=scale)
