@@ -8,9 +8,9 @@ from tests.cli.random_kills import KINDS, kill_jobs
 
 # Kills of each kind. ``python -m tests.cli.random_kills --kills 100`` makes more, of all kinds.
 KILLS = 1
-# Those of single processes are killed in test_signals_at_any_moment.py and tests/job, those of one worker's ranks in
-# test_ranks.py, those of Ray in tests/ray.
-ELSEWHERE = ("generate", "parquet", "tp", "ray")
+# Those of single processes are killed in test_signals_at_any_moment.py and tests/job, workers of one process each in
+# test_workers.py, those of one worker's ranks in test_ranks.py, those of Ray in tests/ray.
+ELSEWHERE = ("generate", "parquet", "dp", "tp", "ray")
 pytestmark = [
     pytest.mark.thorough,
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc"),
