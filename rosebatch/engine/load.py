@@ -102,7 +102,7 @@ def load_engine(
         FlagError: the KV cache has no room for a single block.
     """
     assert limits.sampler == "rosebatch" or not switches.fused_sampler, "the fused sampler is rosebatch's own"
-    ops = select(switches, device.type, limits.sampler)
+    ops = select(switches, device.type, limits.sampler, source.quantization.input_group)
     if group is not None:
         ops = divide(ops, group)
         if ops.fuses_all_reduce:

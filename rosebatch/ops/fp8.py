@@ -1,4 +1,4 @@
-"""Products of weights that stay in fp8 on a GPU. Kernels are imported here, so that a CPU need not load Triton."""
+"""Products of weights that stay in fp8 on a GPU."""
 
 import torch
 from torch import Tensor
@@ -7,12 +7,21 @@ from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.fp8.reference import BLOCK as BLOCK
 from rosebatch_kernels.linear.interface import Linear
 
+# The first architecture whose matrix instruction takes e4m3; Triton refuses it on others.
+_FIRST = 89
+# What sides of a matrix must be multiples of: PyTorch's products need it, and 16 bytes are the widest load.
+_ALIGNMENT = 16
+
+
+def multiplies_fp8(device: Device) -> bool:
+    """Whether the GPU multiplies e4m3 numbers."""
+    return device.arch >= _FIRST
+
 
 def has_fp8_product(shape: tuple[int, ...], dtype: torch.dtype, device: Device) -> bool:
     """Whether ``fp8_linear`` serves a matrix ``[out, in]`` in a run of this dtype; none serves ``[E, out, in]``."""
-    from rosebatch_kernels.fp8.fp8_linear import can_serve
-
-    return len(shape) == 2 and can_serve(shape[0], shape[1], dtype, device)
+    aligned = len(shape) == 2 and all(size % _ALIGNMENT == 0 for size in shape)
+    return aligned and multiplies_fp8(device) and dtype.itemsize == 2
 
 
 def fp8_linear(numbers: Tensor, scales: Tensor, bias: Tensor | None, device: Device) -> Linear:
@@ -24,6 +33,7 @@ def fp8_linear(numbers: Tensor, scales: Tensor, bias: Tensor | None, device: Dev
         bias: ``[out]`` in the dtype of the run, or None.
         device: a GPU that ``has_fp8_product``.
     """
+    # Here, so that a run on a CPU need not load Triton.
     from rosebatch_kernels.fp8.fp8_linear import Fp8Linear
 
     return Fp8Linear(numbers, scales, bias, device)

@@ -29,9 +29,19 @@ from rosebatch_kernels.norm import reference as norm
 from rosebatch_kernels.uclip import reference as uclip
 
 
-def select(switches: Switches, device: str = "cpu", sampler: Sampler = "rosebatch") -> Ops:
-    """The operators of these switches on ``cpu`` or ``cuda``; other samplers need ``cuda``."""
-    ops = _cuda_ops(switches) if device == "cuda" else _cpu_ops(switches)
+def select(
+    switches: Switches, device: str = "cpu", sampler: Sampler = "rosebatch", input_group: int | None = None
+) -> Ops:
+    """The operators of a run.
+
+    Args:
+        switches: all of them.
+        device: ``cpu`` or ``cuda``.
+        sampler: others than rosebatch's need ``cuda``.
+        input_group: columns of an input that share a scale where it is multiplied in fp8, 0 for all: norms and gates
+            leave them so. None if weights are in other forms.
+    """
+    ops = _cuda_ops(switches, input_group) if device == "cuda" else _cpu_ops(switches)
     if sampler == "rosebatch":
         return ops
     from rosebatch_kernels.sampling import flashinfer
@@ -89,7 +99,7 @@ def _cpu_ops(switches: Switches) -> Ops:
     return Ops(linear=make_linear, head=lambda weight: make_linear(weight, None), experts=make_experts)
 
 
-def _cuda_ops(switches: Switches) -> Ops:
+def _cuda_ops(switches: Switches, input_group: int | None) -> Ops:
     """Triton kernels where a switch is on. They are imported here, so that a run on a CPU need not load Triton."""
     from rosebatch_kernels.gated_delta.gated_norm import gated_norm
     from rosebatch_kernels.kv_cache import kernel as kv_cache_kernel
@@ -97,6 +107,7 @@ def _cuda_ops(switches: Switches) -> Ops:
     from rosebatch_kernels.logits import kernel as logits_kernel
 
     device = device_of(torch.device("cuda"))
+    group = input_group if switches.quantized_linear and fp8.multiplies_fp8(device) else None
 
     def own_product(weight: Weight, bias: Tensor | None) -> Linear | None:
         return weight.linear(bias, device) if switches.quantized_linear else None
@@ -120,8 +131,8 @@ def _cuda_ops(switches: Switches) -> Ops:
         copy_blocks=partial(kv_cache_kernel.copy_blocks, sizes=cache_sizes),
         gated_norm=partial(gated_norm, device=device),
         scale_and_cap_=sized(logits_kernel, "scale_and_cap_", device),
-        **_mlp_ops(switches, device),
-        **_norm_ops(switches, device),
+        **_mlp_ops(switches, device, group),
+        **_norm_ops(switches, device, group),
         **_clip_ops(switches, device),
     )
 
@@ -144,14 +155,21 @@ def _expert_kernels(device: Device, layer: Experts) -> RoutedExperts:
     return run
 
 
-def _mlp_ops(switches: Switches, device: Device) -> dict[str, Any]:
-    """What follows the first product of an MLP: fused kernels, or PyTorch's operators."""
+def _mlp_ops(switches: Switches, device: Device, group: int | None) -> dict[str, Any]:
+    """What follows the first product of an MLP: fused kernels, or PyTorch's operators.
+
+    With ``group``, gates leave the fp8 form of their results; see ``rosebatch_kernels.fp8.carried``.
+    """
     if not switches.fused_mlp:
         return {}
     from rosebatch_kernels.mlp import kernel as mlp_kernel
 
     activations = {kind: sized(mlp_kernel, f"bias_{kind}_", device) for kind in ("gelu_erf", "gelu_tanh", "relu")}
     gates: dict[str, Callable[[Tensor], Tensor]] = {kind: sized(mlp_kernel, kind, device) for kind in mlp.GATED}
+    if group is not None:
+        from rosebatch_kernels.fp8 import quantize
+
+        gates = {kind: partial(sized(quantize, "gated", device), kind=kind, group=group) for kind in mlp.GATED}
 
     def activated(name: str, up: Linear, x: Tensor) -> Tensor:
         kind = ACTIVATIONS[name]
@@ -195,8 +213,8 @@ def _multiplied(partial: Partial) -> Partial:
     return partial if partial.projection is None else whole_product(partial.projection, partial.value)
 
 
-def _norm_ops(switches: Switches, device: Device) -> dict[str, Any]:
-    """LayerNorm and RMSNorm, and how a sub-layer's result reaches them.
+def _norm_ops(switches: Switches, device: Device, group: int | None) -> dict[str, Any]:
+    """LayerNorm and RMSNorm, and how a sub-layer's result reaches them; ``group`` as of ``_mlp_ops``.
 
     With both ``fused_norm`` and ``fused_mlp``, the norm's kernel adds a bias; with ``fused_mlp`` alone, one of the
     MLP's does; else the product.
@@ -204,10 +222,13 @@ def _norm_ops(switches: Switches, device: Device) -> dict[str, Any]:
     if switches.fused_norm:
         from rosebatch_kernels.norm import kernel
 
-        rms_norm, add_norm = sized(kernel, "rms_norm", device), sized(kernel, "add_rms_norm", device)
-
-        def of_partial(name: str) -> Callable[..., Any]:
+        def norm_kernel(name: str) -> Callable[..., Any]:
             operator = sized(kernel, name, device)
+            return operator if group is None else partial(operator, group=group)
+
+        rms_norm, add_norm = norm_kernel("rms_norm"), norm_kernel("add_rms_norm")
+
+        def of_partial(operator: Callable[..., Any]) -> Callable[..., Any]:
 
             # Options stand between the residual and the bias.
             def added(partial: Partial, residual: Tensor, *options: Any) -> Any:
@@ -232,10 +253,11 @@ def _norm_ops(switches: Switches, device: Device) -> dict[str, Any]:
         return {
             "fuses_all_reduce": True,
             "project": _in_place_or_parts if switches.fused_mlp else _biased_or_parts,
-            "layer_norm": sized(kernel, "layer_norm", device),
+            "layer_norm": norm_kernel("layer_norm"),
             "rms_norm": rms_norm,
             "add_rms_norm": add_rms_norm,
-            **{name: of_partial(name) for name in ("add", "add_layer_norm", "add_post_norm")},
+            "add": of_partial(sized(kernel, "add", device)),
+            **{name: of_partial(norm_kernel(name)) for name in ("add_layer_norm", "add_post_norm")},
         }
     if not switches.fused_mlp:
         return {}

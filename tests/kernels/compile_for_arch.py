@@ -309,12 +309,15 @@ def layers() -> None:
 
 
 def fp8() -> None:
-    quantize, product = Launchers("fp8.quantize"), Launchers("fp8.kernel")
+    quantize, product, norm = (Launchers(f"{name}") for name in ("fp8.quantize", "fp8.kernel", "norm.kernel"))
     for group in (0, 128):
         # Groups that end with the row or before, tiles of several rows and of several groups, and rows of one tile.
         for size in (64, 576, 4096, 28672):
             quantize.quantize(empty(3, size, dtype=torch.float16), group)
             quantize.gated(empty(3, 2 * size), "silu_mul", group)
+        for size in (64, 4096):
+            norm.layer_norm(empty(3, size, dtype=torch.float16), empty(size), None, 1e-6, group=group)
+            norm.add_rms_norm(empty(2, 3, size, dtype=torch.float32), empty(3, size), empty(size), 1e-6, group=group)
         for rows, size_in, size_out in ((1, 4096, 6144), (17, 576, 208), (64, 4096, 4096), (300, 4096, 4096)):
             form = quantize.quantize(empty(rows, size_in), group)
             scales = empty(-(-size_out // 128), -(-size_in // 128)) if group else empty(size_out)

@@ -29,7 +29,7 @@ GROUPS = {
         "_activation", "_activation_mul", "_append", "_bias_residual", "_copy_blocks", "_norm", "_sigmoid_mul",
         "_uclip",
     },
-    "fp8": {"_fp8_product", "_quantize"},
+    "fp8": {"_fp8_product", "_norm", "_quantize"},
     "int4": {"_int4_decode", "_int4_product"},
     "experts": {"_add_chunks", "_count_chunk", "_expert_product", "_place_chunk", "_route"},
     "tokens": {"_adjust", "_advance", "_choose", "_count", "_mask", "_scale_and_cap", "_summarise"},

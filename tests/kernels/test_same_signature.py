@@ -5,8 +5,8 @@ from importlib import import_module
 
 import pytest
 
-# A sum over GPUs inside of the kernel, and what its programs follow from.
-KERNELS_ONLY = {"all_reduce", "sizes", "device"}
+# A sum over GPUs inside of the kernel, the fp8 form that it leaves, and what its programs follow from.
+KERNELS_ONLY = {"all_reduce", "group", "sizes", "device"}
 
 
 def signature(kernel):
@@ -20,7 +20,7 @@ def functions(module):
 
 
 @pytest.mark.parametrize(
-    "operator", ["norm", "mlp", "linear", "kv_cache", "qkv", "feedback", "logits", "uclip", "sampling"]
+    "operator", ["norm", "mlp", "linear", "kv_cache", "qkv", "feedback", "logits", "uclip", "sampling", "fp8"]
 )
 def test_same_signature(operator):
     kernels = functions(import_module(f"rosebatch_kernels.{operator}.kernel"))

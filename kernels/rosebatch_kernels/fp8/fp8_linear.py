@@ -9,33 +9,18 @@ from rosebatch_kernels.fp8.carried import Quantized
 from rosebatch_kernels.fp8.reference import BLOCK
 from rosebatch_kernels.linear.interface import Linear
 
-# The first architecture whose matrix instruction takes e4m3; Triton refuses it on others.
-_FIRST = 89
-# What rows of numbers must be multiples of: PyTorch's products need it, and 16 bytes are the widest load.
-_ALIGNMENT = 16
 # PyTorch multiplies blocks on Hopper from this version of CUDA on.
 _CUDA_OF_BLOCKS = (12, 9)
-
-
-def can_multiply(device: Device) -> bool:
-    """Whether the GPU multiplies e4m3 numbers."""
-    return device.arch >= _FIRST
-
-
-def can_serve(size_out: int, size_in: int, dtype: torch.dtype, device: Device) -> bool:
-    """Whether ``Fp8Linear`` serves a weight of this shape in a run of this dtype."""
-    aligned = size_in % _ALIGNMENT == size_out % _ALIGNMENT == 0
-    return can_multiply(device) and aligned and dtype.itemsize == 2
 
 
 class Fp8Linear(Linear):
     """``x [T, in] -> [T, out]`` in a 16-bit type, x quantized by rows, or by rows and 128 columns for scales of blocks.
 
     Args:
-        weight: ``[out, in]`` e4m3, contiguous.
+        weight: ``[out, in]`` e4m3, contiguous; both are multiples of 16.
         scales: fp32, ``[out]``, or of blocks of 128: ``[ceil(out / 128), ceil(in / 128)]``.
         bias: ``[out]`` in a 16-bit type, or None.
-        device: decides the sizes of programs.
+        device: a GPU that multiplies e4m3; decides the sizes of programs.
     """
 
     def __init__(self, weight: Tensor, scales: Tensor, bias: Tensor | None, device: Device) -> None:
@@ -75,12 +60,18 @@ class Fp8Linear(Linear):
         if len(x) <= self._sizes.max_rows or not library:
             each = numbers, x_scales, self.weight, self.scales
             return kernel.linear(*each, bias, x.dtype, sizes=self._sizes, device=self._device)
-        scale = self.scales.t() if self._group else self.scales[None]
-        # Without fast accumulation: that adds up all columns in some 14 bits.
-        out: Tensor = torch._scaled_mm(
-            numbers, self.weight.t(), x_scales.t(), scale, bias, out_dtype=x.dtype, use_fast_accum=False
-        )
-        return out
+        return by_pytorch(numbers, x_scales, self.weight, self.scales, bias, x.dtype)
+
+
+def by_pytorch(
+    numbers: Tensor, x_scales: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """See ``reference.linear``: by cuBLAS or CUTLASS, which serve some weights, dtypes and architectures."""
+    # Strides are checked, of dimensions of one element too.
+    factors = (x_scales.t(), scales.t()) if scales.ndim == 2 else (x_scales.view(-1, 1), scales.view(1, -1))
+    # Fast accumulation would add up all columns in some 14 bits.
+    out: Tensor = torch._scaled_mm(numbers, weight.t(), *factors, bias, out_dtype=dtype, use_fast_accum=False)
+    return out
 
 
 def _multiplies_blocks(weight: Tensor, device: Device) -> bool:

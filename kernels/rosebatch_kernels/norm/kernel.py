@@ -1,6 +1,9 @@
 """Triton kernels of the norms: a row stays in registers from the addition to the result, so memory is read once.
 
 The sum goes to a new tensor: adding to the residual in place was slower under CUDA graphs (article S4).
+
+With ``group``, the fp8 form of the normed rows is left with them (see ``rosebatch_kernels.fp8.carried``). It is the
+number of columns that share a scale, 0 for all of a row.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -18,6 +21,8 @@ from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.rank_sum import sum_over_ranks
 from rosebatch_kernels.common.rows import rows_of
 from rosebatch_kernels.common.sizes import Steps, table, value_at
+from rosebatch_kernels.fp8.carried import empty_form, leave
+from rosebatch_kernels.fp8.rounding import store_quantized
 
 
 @dataclass(frozen=True)
@@ -37,9 +42,18 @@ class Sizes:
 SIZES = table(Sizes())
 
 
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, *, sizes: Sizes, device: Device) -> Tensor:
+def layer_norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    *,
+    sizes: Sizes,
+    device: Device,
+    group: int | None = None,
+) -> Tensor:
     """LayerNorm of ``x [T, H]``, rows at any stride, with ``weight`` and perhaps ``bias`` ``[H]``; same dtype out."""
-    normed, _ = _launch(x, None, weight, eps, "layer", None, None, sizes, device, bias=bias)
+    normed, _ = _launch(x, None, weight, eps, "layer", None, None, sizes, device, bias=bias, group=group)
     return normed
 
 
@@ -54,21 +68,24 @@ def add_layer_norm(
     *,
     sizes: Sizes,
     device: Device,
+    group: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``residual + (x + x_bias)`` and its LayerNorm: ``(normed [T, H], residual [T, H])``, both new.
 
     ``x`` is ``[T, H]``; or ``[S, T, H]`` fp32, parts to be added up first (see ``rosebatch_kernels.linear.kernel``).
     With ``all_reduce``, ``x`` is this rank's part of a sum over ranks.
     """
-    return _launch(x, residual, weight, eps, "layer", x_bias, all_reduce, sizes, device, bias=bias)
+    return _launch(x, residual, weight, eps, "layer", x_bias, all_reduce, sizes, device, bias=bias, group=group)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, *, sizes: Sizes, device: Device) -> Tensor:
+def rms_norm(
+    x: Tensor, weight: Tensor, eps: float, *, sizes: Sizes, device: Device, group: int | None = None
+) -> Tensor:
     """RMSNorm of ``x [T, H]`` or ``[T, heads, H]``, rows and heads at any stride, with ``weight [H]``; same dtype out.
 
     The normalised value is rounded to the input's dtype before the weight is applied; with an fp32 weight it is not.
     """
-    normed, _ = _launch(x, None, weight, eps, "rms", None, None, sizes, device)
+    normed, _ = _launch(x, None, weight, eps, "rms", None, None, sizes, device, group=group)
     return normed
 
 
@@ -83,9 +100,10 @@ def add_rms_norm(
     *,
     sizes: Sizes,
     device: Device,
+    group: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``residual + scale · (x + x_bias)`` and its RMSNorm: ``(normed [T, H], residual [T, H])``, both new."""
-    return _launch(x, residual, weight, eps, "rms", x_bias, all_reduce, sizes, device, scale=scale)
+    return _launch(x, residual, weight, eps, "rms", x_bias, all_reduce, sizes, device, scale=scale, group=group)
 
 
 def add_post_norm(
@@ -99,13 +117,15 @@ def add_post_norm(
     *,
     sizes: Sizes,
     device: Device,
+    group: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``residual + RMSNorm(x + x_bias)`` and its RMSNorm: ``(normed [T, H], residual [T, H])``; ``x`` as above.
 
     Without a second weight, both results are the same new tensor.
     """
     kind = None if weight is None else "rms"
-    return _launch(x, residual, weight, eps, kind, x_bias, all_reduce, sizes, device, post_weight=post_weight)
+    each = x, residual, weight, eps, kind, x_bias, all_reduce, sizes, device
+    return _launch(*each, post_weight=post_weight, group=group)
 
 
 def add(
@@ -136,6 +156,7 @@ def _launch(
     bias: Tensor | None = None,
     post_weight: Tensor | None = None,
     scale: float = 1.0,
+    group: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The norm of ``kind``: ``layer``, ``rms`` or None. Without a residual, the second result is ``x``."""
     rows, size = rows_of(x, residual), x.shape[-1]
@@ -145,6 +166,8 @@ def _launch(
     normed = total if kind is None else torch.empty_like(like, memory_format=torch.contiguous_format)
     block = triton.next_power_of_2(size)
     tile_rows = max(1, sizes.tile // block)
+    # Heads alone are multiplied with no weight.
+    form = None if group is None or kind is None or normed.ndim != 2 else empty_form(normed, group)
     _norm[(triton.cdiv(rows.number, tile_rows),)](
         x=x,
         x_bias=x_bias,
@@ -154,6 +177,8 @@ def _launch(
         bias=bias,
         normed=normed,
         total=total,
+        numbers=None if form is None else form.numbers,
+        scales=None if form is None else form.scales,
         rows=rows.number,
         x_stride=rows.stride,
         inner_stride=rows.inner_stride,
@@ -165,6 +190,7 @@ def _launch(
         RANK=0 if all_reduce is None else all_reduce.rank,
         SCALE=float(scale),
         KIND=kind,
+        GROUP=None if form is None else min(form.group, block),
         HEADS=rows.heads,
         PARTS=rows.parts,
         SIZE=size,
@@ -173,7 +199,7 @@ def _launch(
         num_warps=value_at(sizes.warps, block),
         **launch_options(device),
     )
-    return normed, total
+    return normed if form is None else leave(normed, form), total
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -186,6 +212,8 @@ def _norm(
     bias,
     normed,
     total,
+    numbers,
+    scales,
     rows,
     x_stride,
     inner_stride,
@@ -197,6 +225,7 @@ def _norm(
     RANK: tl.constexpr,
     SCALE: tl.constexpr,
     KIND: tl.constexpr,
+    GROUP: tl.constexpr,
     HEADS: tl.constexpr,
     PARTS: tl.constexpr,
     SIZE: tl.constexpr,
@@ -245,7 +274,9 @@ def _norm(
         tl.store(total + row * SIZE + column, rounded, inside)
         value = rounded.to(tl.float32)
     if KIND == "rms":
-        tl.store(normed + row * SIZE + column, _rms(value, factor, SIZE, eps, dtype).to(dtype), inside)
+        place = normed + row * SIZE + column
+        result = _rms(value, factor, SIZE, eps, dtype).to(dtype)
+        tl.store(place, result, inside)
     elif KIND == "layer":
         mean = tl.sum(value, 1, keep_dims=True) * (1.0 / SIZE)
         # From the differences, not from the mean of squares: that loses all digits if the mean is far from 0.
@@ -254,7 +285,11 @@ def _norm(
         out = centred * spread * factor.to(tl.float32)
         if bias is not None:
             out += offset
-        tl.store(normed + row * SIZE + column, out.to(dtype), inside)
+        place = normed + row * SIZE + column
+        result = out.to(dtype)
+        tl.store(place, result, inside)
+    if GROUP is not None:
+        store_quantized(result.to(tl.float32), numbers, scales, row, column, rows, 0, SIZE, GROUP, TILE_ROWS, BLOCK)
 
 
 @triton.jit

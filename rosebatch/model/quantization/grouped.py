@@ -125,14 +125,14 @@ class GroupedWeight(Weight):
         is_plain = self.kind == torch.float8_e4m3fn and self.zeros is None
         if not is_plain or not has_fp8_product(self.shape, self.dtype, device):
             return None
-        if self.scales.shape[1] == 1:
-            scales = self.scales.read()[:, 0]
-            scales = scales[torch.from_numpy(self.row_of).to(scales.device)]
-        elif _is_in_blocks(self.row_of) and _is_in_blocks(self.group_of):
-            scales = self.scales.read()
-        else:
+        of_rows = self.scales.shape[1] == 1
+        if not of_rows and not (_is_in_blocks(self.row_of) and _is_in_blocks(self.group_of)):
             return None
-        return fp8_linear(self.numbers.read().view(self.kind), scales, bias, device)
+        # What is rounded at load has scales once it has numbers.
+        numbers, scales = self.numbers.read().view(self.kind), self.scales.read()
+        if of_rows:
+            scales = scales[:, 0][torch.from_numpy(self.row_of).to(scales.device)]
+        return fp8_linear(numbers, scales, bias, device)
 
     def _with(self, numbers: LazyTensor, dim: int, used: np.ndarray, **changed: Any) -> "GroupedWeight":
         scales, zeros = self.scales.take(dim, used), self.zeros and self.zeros.take(dim, used)

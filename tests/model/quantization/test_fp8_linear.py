@@ -1,21 +1,28 @@
 """fp8 weights that are multiplied as they are: the layouts that kernels have, cut, joined and reordered."""
 
 import dataclasses
+from collections import Counter
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from triton.runtime import interpreter
 
 from rosebatch.config.switches import Switches
+from rosebatch.model.quantization.chosen import choose_quantization
 from rosebatch.model.quantization.dense import DenseWeight
 from rosebatch.model.quantization.formats import form_of, load_weight
+from rosebatch.model.registry import build_model
 from rosebatch.model.weights import SafetensorsWeights
 from rosebatch.ops.select import select
 from rosebatch_kernels.common.device import INTERPRETER, Device
 from rosebatch_kernels.fp8.fp8_linear import Fp8Linear
-from tests.model.quantization.numbers import seeded, spread
-from tests.model.quantization.same_logits import CPU
+from tests.engine.family_models import FAMILIES
+from tests.model.quantization.numbers import encoder, seeded, spread
+from tests.model.quantization.same_logits import CPU, attend_whole, write_both
+from tests.model.quantization.test_fp8 import matrices
 
 SIZES = {"q": (256, 384), "k": (128, 384), "v": (576, 384), "odd": (40, 384), "narrow": (128, 72)}
 BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
@@ -105,7 +112,8 @@ def test_what_no_kernel_has(load):
     assert load(CHANNELS, "q", dtype=torch.float32).linear(None, INTERPRETER) is None
     weight = load(CHANNELS, "q")
     assert weight.linear(None, None) is None
-    assert weight.linear(None, Device.of_arch(86, 84)) is None
+    for arch, served in ((80, False), (86, False), (89, True), (90, True), (100, True), (120, True)):
+        assert (weight.linear(None, Device.of_arch(arch, 84)) is not None) is served
     assert weight.stack([weight]).linear(None, INTERPRETER) is None
     assert dataclasses.replace(weight, kind=torch.int8).linear(None, INTERPRETER) is None
     assert dataclasses.replace(weight, zeros=weight.scales).linear(None, INTERPRETER) is None
@@ -119,3 +127,58 @@ def test_the_switch(load):
         assert isinstance(ops.linear(weight, None), Fp8Linear) is on
         assert isinstance(ops.head(weight), Fp8Linear) is on
         assert not isinstance(ops.linear(DenseWeight.of(weight.dense()), None), Fp8Linear)
+
+
+@pytest.mark.parametrize(
+    ("config", "group"),
+    [
+        (None, None),
+        (TENSORS, 0),
+        (BLOCKS, 128),
+        ({**BLOCKS, "weight_block_size": [64, 64]}, None),
+        (CHANNELS, 0),
+        ({**CHANNELS, "config_groups": {"a": {**GROUP, "weights": {"num_bits": 8, "type": "int"}}}}, None),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, 0),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, None),
+        ({"quant_method": "mxfp4"}, None),
+    ],
+)
+def test_what_norms_and_gates_leave(config, group):
+    """The other form would be made for nothing, and the right one once more."""
+    assert choose_quantization("auto", config).input_group == group
+    assert choose_quantization("none", config).input_group is None
+
+
+def test_what_is_rounded_at_load():
+    """Its scales are of rows."""
+    assert choose_quantization("fp8", None).input_group == 0
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("block", [[128, 128], None])
+def test_a_model_gets_the_same_bits_whether_forms_are_left_or_not(tmp_path, monkeypatch, block):
+    """And in place of four kernels a layer, one rounds: of what attention gives."""
+    # Whole blocks, and more than one in a row.
+    config = msgspec.structs.replace(FAMILIES["smollm3"], hidden_size=256, head_dim=128, intermediate_size=256)
+    form = form_of({"quant_method": "fp8", "weight_block_size": block})
+    packed, dense = write_both(tmp_path, config, encoder("smollm3", matrices(block)))
+    launched: Counter[str] = Counter()
+    run = interpreter.GridExecutor.__call__
+
+    def counted(self, *args, **kwargs):
+        launched.update([self.fn.__name__])
+        run(self, *args, **kwargs)
+
+    monkeypatch.setattr(interpreter.GridExecutor, "__call__", counted)
+    logits, rounded = [], []
+    for folder, each, group in ((packed, form, 0 if block is None else 128), (packed, form, None), (dense, None, None)):
+        ops = select(Switches.resolve({"quantized_linear": True}, "cuda"), "cuda", input_group=group)
+        launched.clear()
+        with torch.inference_mode():
+            model = build_model(config, ops, SafetensorsWeights(folder, torch.float16, CPU, each))
+            logits.append(model.logits(model.forward(torch.arange(9), torch.arange(9), attend_whole)).float())
+        rounded.append((launched["_fp8_product"], launched["_quantize"]))
+    layers = config.num_layers
+    assert rounded == [(4 * layers, 2 * layers), (4 * layers, 4 * layers), (0, 0)]
+    assert torch.equal(logits[0], logits[1])
+    assert (logits[0] - logits[2]).norm() / logits[2].norm() < 0.1
