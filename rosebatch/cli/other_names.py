@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-from rosebatch.config.run import DTYPES
+from rosebatch.config.run import DTYPES, KV_CACHE_DTYPES
 
 # By what to do here: flags of vLLM, SGLang, llama.cpp, transformers, and of habit.
 _FLAGS = {
@@ -58,7 +58,7 @@ _FLAGS = {
     "give fewer lines, head -n N FILE | rosebatch generate -": "--limit --max-samples --head",
     "leave it out, rosebatch reads files and serves no port": "--host --port --api-key",
     "leave it out, rosebatch has no such feature": (
-        "--kv-cache-dtype --swap-space --cpu-offload-gb --enable-lora --lora-modules --lora-paths --speculative-config"
+        "--swap-space --cpu-offload-gb --enable-lora --lora-modules --lora-paths --speculative-config"
     ),
 }
 _COMMANDS = {
@@ -78,7 +78,7 @@ _NO_OPTION = re.compile(r"No such option: (\S+)")
 _NO_COMMAND = re.compile(r"No such command '([^']*)'")
 _FIELD = re.compile(r"([a-z][a-z_]*)(?= must )")
 _VALUE = re.compile(r"Invalid value for '(--[\w-]+)[^:]*': (?:Value error, )?(.*)")
-_CHOICE = re.compile(r"Invalid value for '(--dtype)[^:]*: (?:Value error, )?'([^']*)' is not one of")
+_CHOICE = re.compile(r"Invalid value for '(--dtype|--kv-cache-dtype)[^:]*: (?:Value error, )?'([^']*)' is not one of")
 # What the parser says of a value, and what we say.
 _REASONS = {
     r"Input should be a valid integer.*": "must be a whole number",
@@ -105,7 +105,7 @@ def explained(message: str, flags: Collection[str]) -> str:
         name = match[1]
         meant = f"generate {name}" if Path(name).exists() else COMMANDS.get(name)
         return f"{name} is no command: use rosebatch {meant}" if meant else f"{message} rosebatch --help lists them"
-    if (match := _CHOICE.match(message)) and (own := DTYPES.get(match[2])):
+    if (match := _CHOICE.match(message)) and (own := {**DTYPES, **KV_CACHE_DTYPES}.get(match[2])):
         return f"{match[1]} {match[2]}: use {match[1]} {own}"
     if match := _VALUE.match(message):
         told = (found.expand(ours) for theirs, ours in _REASONS.items() if (found := re.fullmatch(theirs, match[2])))

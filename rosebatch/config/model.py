@@ -10,6 +10,8 @@ from rosebatch.config.hp1 import HP1Config
 from rosebatch.config.limits import MAX_ID, MAX_LAYERS, MAX_SIZE
 from rosebatch.host.model_files import shown
 
+# Windows of so many keys at most stay in 16 bits: they take little memory.
+_SHORT_WINDOW = 512
 # Experts of a layer: a program of the router holds all their logits.
 _MAX_EXPERTS = 2**12
 _SIZES = (
@@ -106,11 +108,23 @@ class Planes(NamedTuple):
         heads: rows that a plane has of a token.
         width: numbers of a row.
         number: of planes.
+        dtype: PyTorch's name of it; None for that of activations.
     """
 
     heads: int
     width: int
     number: int = 1
+    dtype: str | None = None
+
+    @property
+    def numbers(self) -> int:
+        """Numbers of a token."""
+        return self.heads * self.width * self.number
+
+
+def e4m3_planes(planes: Planes) -> tuple[Planes, Planes]:
+    """The same as bytes of e4m3, and a scale of each row."""
+    return planes._replace(dtype="uint8"), planes._replace(width=1, dtype="float32")
 
 
 class TransformersShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -156,6 +170,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         experts: routed experts; None for a dense MLP in every layer.
         head: whether it has an output projection; without, it embeds only.
         dtype: of the checkpoint; the default of a run.
+        kv_cache_dtype: ``fp8`` stores K and V as ``stores_e4m3`` says; ``auto`` is the dtype of activations.
     """
 
     family: str
@@ -193,6 +208,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     head: bool = True
     eos_token_ids: tuple[int, ...] = ()
     dtype: Literal["float32", "float16", "bfloat16"] = "bfloat16"
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
 
     def __post_init__(self) -> None:
         for name in _SIZES:
@@ -259,8 +275,17 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def kv_planes(self) -> tuple[tuple[Planes, ...], ...]:
         """What each layer with a KV cache keeps there: the ``planes`` of the model's mixers, as a test checks."""
         if self.transformers is not None:
-            return self.transformers.kv_planes
-        return ((Planes(self.num_kv_heads, self.head_dim, 2),),) * (self.num_layers - self.num_state_layers)
+            layers = self.transformers.kv_planes
+        else:
+            layers = ((Planes(self.num_kv_heads, self.head_dim, 2),),) * (self.num_layers - self.num_state_layers)
+        return tuple(
+            e4m3_planes(*planes) if self.stores_e4m3(window) else planes
+            for planes, window in zip(layers, self.kv_windows, strict=True)
+        )
+
+    def stores_e4m3(self, window: int) -> bool:
+        """Whether K and V of layers with this window are e4m3; not those of HP1, and of short windows."""
+        return self.kv_cache_dtype == "fp8" and self.hp1 is None and not 0 < window <= _SHORT_WINDOW
 
     @property
     def num_state_layers(self) -> int:

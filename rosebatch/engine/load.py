@@ -166,7 +166,7 @@ def build_engine(
         limits: the engine's.
         switches: resolved here into runner, operators and scheduling.
         ops: the operators that the model was built with.
-        dtype: the dtype of activations, K and V.
+        dtype: the dtype of activations, and of K and V unless their planes have another.
         device: where the model is.
         minimum: see ``plan_memory``.
         generates: whether the model has an output projection.
@@ -185,7 +185,6 @@ def build_engine(
         layers,
         limits,
         block_size,
-        dtype,
         dtype,
         memory_of(device),
         state_bytes(state_layers, dtype),

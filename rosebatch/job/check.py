@@ -229,7 +229,8 @@ def _summary(checked: Checked, plan: LaunchPlan, block_size: int, rates: Rates) 
         lines.append(("memory", str(plan.fit)))
     if unread := plan.source.quantization.unread:
         lines.append(("not read", f"{', '.join(unread)} of quantization_config"))
-    lines.append(("KV cache", f"at most {gib(cache)} for the {longest} at once; less is enough"))
+    form = " in fp8" if config.kv_cache_dtype == "fp8" else ""
+    lines.append(("KV cache", f"at most {gib(cache)}{form} for the {longest} at once; less is enough"))
     states = min(slots, good) * config.state_bytes(itemsize)
     if states:
         lines.append(("states", f"{gib(states)} for {counted(min(slots, good), 'row')} at once"))

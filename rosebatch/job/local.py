@@ -94,6 +94,7 @@ def model_info_of(plan: LaunchPlan) -> ModelInfo:
         "max_prompt_bytes": in_bytes(plan.config.max_prompt_bytes),
         "dtype": dtype_name(plan.source.dtype),
         "quantization": plan.source.quantization.identity,
+        "kv_cache_dtype": plan.source.config.kv_cache_dtype,
         "device": plan.device.type,
         "sampler": plan.config.sampler,
         "tensor_parallel_size": plan.config.tensor_parallel_size,

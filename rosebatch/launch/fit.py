@@ -36,7 +36,7 @@ class Wanted:
 
     Attributes:
         name: of the model, for people.
-        dtype: of weights, activations, K and V.
+        dtype: of weights and activations, and of K and V unless ``config`` has another.
         gpus: that this machine has.
         quantization: of the matrices of layers.
     """
@@ -94,7 +94,8 @@ class Fit:
         weights = f"{gib(wanted.weights(self.memory.device))} of weights ({wanted.form(self.memory.device)})"
         allowed = f" (the model allows {model})" if self.longest < model else ""
         few = f", {self.longest_together} of that length" if self.longest_together < self.together else ""
-        room = f"{gib(self.cache)} of KV cache for a row of up to {counted(self.longest, 'token')}{allowed}"
+        form = " (fp8)" if wanted.config.kv_cache_dtype == "fp8" else ""
+        room = f"{gib(self.cache)} of KV cache{form} for a row of up to {counted(self.longest, 'token')}{allowed}"
         room += f", at most {counted(self.together, 'row')} at once{few}"
         return f"fits: {weights} and {room}, in {_free(self.memory)}{_ranks(wanted)}"
 
@@ -160,7 +161,6 @@ def _plan(wanted: Wanted, left: DeviceMemory) -> MemoryPlan:
         _planes(wanted),
         wanted.limits,
         wanted.block_size,
-        wanted.dtype,
         wanted.dtype,
         left,
         _state_bytes(wanted),

@@ -136,6 +136,7 @@ def load(plan: LaunchPlan) -> Launched:
         "max_num_seqs": loaded.engine.max_num_seqs,
         "max_num_batched_tokens": loaded.engine.max_num_batched_tokens,
         "block_size": loaded.block_size,
+        "kv_cache_dtype": "fp8" if source.config.kv_cache_dtype == "fp8" else dtype_name(source.dtype),
         "kv_cache_blocks": loaded.num_blocks,
         "kv_cache_bytes": loaded.kv_cache_bytes,
         "kv_cache_groups": [_describe_group(group, loaded.block_size) for group in loaded.groups],

@@ -20,7 +20,7 @@ from rosebatch.launch.fit import Fit, Wanted, find_fit
 from rosebatch.model.fingerprint import tokenizer_fingerprint
 from rosebatch.model.hub import parse_hub_id
 from rosebatch.model.source import ModelSource, find_model, find_tokenizer
-from rosebatch.ops.device import unmeasured_sizes
+from rosebatch.ops.device import has_e4m3, unmeasured_sizes
 from rosebatch.ops.layout import MatrixBytes
 from rosebatch.ops.shard import require_divisible
 
@@ -119,6 +119,8 @@ def plan_launch(config: RunConfig, *, quiet: bool = False, weights: bool = True)
         require_divisible(source.config, ranks)
         if device.type == "cuda" and (count := torch.cuda.device_count()) < ranks:
             raise FlagError(f"--tensor-parallel-size {ranks}: this process sees {counted(count, 'GPU')}")
+    if config.kv_cache_dtype == "fp8" and switches.paged_attention and not has_e4m3(device):
+        raise FlagError("--kv-cache-dtype fp8: its kernels need a GPU of Ada (compute capability 8.9) or newer")
     off = switched_off_by(source.config)
     for name, reason in off.items():
         if config.switches.get(name):

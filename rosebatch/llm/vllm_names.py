@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from rosebatch.config.run import DTYPES
+from rosebatch.config.run import DTYPES, KV_CACHE_DTYPES
 from rosebatch.core.plain import dtype_name
 from rosebatch.core.sampling_params import MAX_LOGPROBS
 from rosebatch.io.fields import SAMPLING_FIELDS
@@ -19,7 +19,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "distributed_executor_backend": (None, "mp", "uni"),
     "enable_lora": (False,),
     "enforce_eager": (False,),
-    "kv_cache_dtype": ("auto",),
     "pipeline_parallel_size": (1,),
     "ray": (None,),
     "runner": ("auto", "generate", "pooling"),
@@ -70,6 +69,7 @@ _VALUES: dict[str, dict[Any, str]] = {
     "load_format": {"safetensors": "auto"},
     "quantization": {None: "auto"},
     "generation_config": {"vllm": "none"},
+    "kv_cache_dtype": KV_CACHE_DTYPES,
     "model_impl": {"vllm": "auto"},
 }
 

@@ -126,12 +126,12 @@ class ModelSource:
         require_loadable(msgspec.structs.replace(self.config, head=self.has_head), weights)
 
     def fingerprint(self) -> str:
-        """Hash of shape, tokenizer and weights: every byte of every file.
+        """Hash of shape, tokenizer and weights: every byte of every file. How K and V are stored is not of the model.
 
         Raises:
             UserError: a file is missing or unreadable.
         """
-        return fingerprint_of(repr(self.config), self._files())
+        return fingerprint_of(repr(msgspec.structs.replace(self.config, kv_cache_dtype="auto")), self._files())
 
     @cached_property
     def state(self) -> str:
@@ -175,14 +175,14 @@ def find_model(settings: RunConfig, device: torch.device, *, quiet: bool = False
             ones. ``model_impl`` ``auto`` is rosebatch's own code if it has the architecture, else transformers'.
             ``served_model_name`` replaces the name, which is otherwise the id, or the name of the folder or file.
             ``max_model_len`` replaces the most tokens of prompt and completion together; None: an embedding model's own
-            limit.
+            limit. ``kv_cache_dtype`` ``fp8`` stores K and V so.
         device: of the run; a dtype ``auto`` depends on it.
         quiet: no download progress on stderr.
         weights: whether those of a Hub model are downloaded, and a ``.gguf`` file is converted.
 
     Raises:
         UserError: the model is missing or unreadable, or rosebatch does not support it.
-        FlagError: ``revision`` or ``max_model_len`` does not fit the model.
+        FlagError: ``revision``, ``max_model_len`` or ``kv_cache_dtype`` does not fit the model.
     """
     found = _find(settings, device, quiet, weights)
     config = found.config
@@ -190,6 +190,12 @@ def find_model(settings: RunConfig, device: torch.device, *, quiet: bool = False
         config = _of_length(config, settings.max_model_len)
     elif found.folder is not None and (limit := longest_prompt(found.folder)) is not None:
         config = msgspec.structs.replace(config, max_model_len=min(config.max_model_len, limit))
+    if settings.kv_cache_dtype == "fp8":
+        config = msgspec.structs.replace(config, kv_cache_dtype="fp8")
+        if not any(map(config.stores_e4m3, config.kv_windows)):
+            raise FlagError(
+                "--kv-cache-dtype fp8: no layer has softmax attention over more than 512 keys; others stay in 16 bits"
+            )
     return replace(found, name=settings.served_model_name or found.name, config=config)
 
 

@@ -184,7 +184,7 @@ class Ops:
     activated: Callable[[str, Linear, Tensor], Tensor] = _activated
     gated: Callable[[str, Linear, Tensor], Tensor] = _gated
     split_heads: Callable[..., tuple[Tensor, Tensor, Tensor]] = qkv.split_heads
-    kv_append: Callable[[Tensor, Tensor, Tensor, Tensor], None] = kv_cache.append
+    kv_append: Callable[..., None] = kv_cache.append
     copy_blocks: Callable[[Tensor, Tensor, Tensor], None] = kv_cache.copy_blocks
     gated_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor] = gated_delta.gated_norm
     sigmoid_mul: Callable[[Tensor, Tensor], Tensor] = mlp.sigmoid_mul

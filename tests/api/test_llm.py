@@ -200,7 +200,7 @@ def test_bad_chats_cost_themselves(llm):
         ({"kv_cache_memory": "lots"}, "no size"),
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization must be in"),
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2 is not served"),
-        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype='fp8' is not served"),
+        ({"kv_cache_dtype": "fp8_e5m2"}, "kv_cache_dtype must be one of auto, fp8, got 'fp8_e5m2'"),
         ({"device": "cpu", "fused_sampler": True}, "no meaning on cpu"),
         ({"max_model_len": 10**6}, "max-model-len"),
         ({"on_error": "explode"}, "unknown setting on_error"),
@@ -223,7 +223,17 @@ def test_vllms_names_of_our_switches():
     with LLM(NAME, enable_prefix_caching=False, enable_chunked_prefill=False, dtype="float", **nothing) as llm:
         assert not llm.plan.switches.prefix_cache and not llm.plan.switches.chunked_prefill
         assert llm.plan.source.dtype == torch.float32
+        assert llm.plan.source.config.kv_cache_dtype == "auto"
         assert llm.plan.source.name == NAME
+
+
+@pytest.mark.parametrize("name", ["fp8", "fp8_e4m3", "fp8_per_token_head"])
+def test_vllms_names_of_an_fp8_cache(name):
+    """Twice the tokens, whichever of them a script has."""
+    with LLM(NAME, kv_cache_dtype=name, kv_cache_memory="4MiB", max_num_seqs=4) as llm:
+        assert llm.plan.source.config.kv_cache_dtype == "fp8"
+        (output,) = llm.generate("a", SHORT)
+        assert output.outputs[0].token_ids
 
 
 def test_seeds(llm):

@@ -182,3 +182,13 @@ def test_weights_of_fewer_bytes():
     experts = ExpertsConfig(num_experts=4, experts_per_token=4, expert_size=3, layers=[True] * 3)
     plain, half = floor_of([2], [2], experts=experts), floor_of([2], [2], experts=experts, kept=MatrixBytes(2, 0.5))
     assert plain.decode_s - half.decode_s == 1.5 * 3 * 4 * 3 * 8 * 3
+
+
+def test_k_and_v_in_8_bits():
+    """A byte for each number and 4 for each head's scale; layers with short windows keep theirs."""
+    whole, stored = (floor_of([3], [4], kv_cache_dtype=form) for form in ("auto", "fp8"))
+    keys = 4 + 5 + 6
+    assert whole.decode_s - stored.decode_s == keys * (TOKEN - 2 * 3 * 2 * (5 + 4))
+    windows = {"sliding_windows": (0, 2, 0)}
+    whole, stored = (floor_of([3], [4], kv_cache_dtype=form, **windows) for form in ("auto", "fp8"))
+    assert whole.decode_s - stored.decode_s == keys * (TOKEN - 2 * 3 * 2 * (5 + 4)) * 2 // 3

@@ -78,6 +78,7 @@ INVOCATIONS = [
     ("generate in.jsonl --model M --dtype int8", "--dtype is impossible: 'int8' is not one of 'auto', 'float32'"),
     ("generate in.jsonl --model M --dtype fp16", "--dtype fp16: use --dtype float16"),
     ("check in.jsonl --model M --dtype half", "--dtype half: use --dtype float16"),
+    ("check in.jsonl --model M --kv-cache-dtype fp8_e4m3", "--kv-cache-dtype fp8_e4m3: use --kv-cache-dtype fp8"),
     ("bench --dtype bf16", "--dtype bf16: use --dtype bfloat16"),
     ("generate in.jsonl --model M --device gpu", "--device", "'cuda'"),
     ("generate in.jsonl --model M --gpu-memory-utilization 90", "--gpu-memory-utilization must be in (0, 1], got 90"),

@@ -84,6 +84,9 @@ MODELS = {
     "softmaxes": ModelConfig(
         family="gpt2", num_kv_heads=2, norm_eps=1e-5, activation="gelu_new", eos_token_ids=(10,), **_SIZES
     ),
+    "e4m3": ModelConfig(
+        family="gpt2", num_kv_heads=2, norm_eps=1e-5, activation="gelu_new", eos_token_ids=(35,), **_SIZES
+    ),
 }
 
 
@@ -162,7 +165,22 @@ def _softmaxes(weight, rotary):
     ]
 
 
-_SPECS = {"uneven": _uneven, "softmaxes": _softmaxes}
+def _e4m3(weight, rotary):
+    """K and V as bytes with scales, beside a layer without; rows share keys, and chunks a tile."""
+    norm, each = (
+        HeadRMSNorm(1 + weight(16), 1 + weight(16), 1e-5),
+        HeadLayerNorm(1 + weight(3, 16), 1 + weight(3, 16), 1e-5),
+    )
+    capped = {"soft_cap": 1.5, "sinks": weight(4) + 1, "rotary": rotary(20, 500.0)}
+    return [
+        SoftmaxSpec(layer=0, num_heads=5, num_kv_heads=1, head_dim=16, scale=0.3, qk_norm=norm, e4m3=True),
+        SoftmaxSpec(layer=1, num_heads=4, num_kv_heads=2, head_dim=20, scale=0.5, e4m3=True, **capped),
+        SoftmaxSpec(layer=2, num_heads=4, num_kv_heads=2, head_dim=20, scale=0.2, rotary=rotary(20)),
+        SoftmaxSpec(layer=3, num_heads=3, num_kv_heads=3, head_dim=16, scale=0.5, qk_norm=each, e4m3=True),
+    ]
+
+
+_SPECS = {"uneven": _uneven, "softmaxes": _softmaxes, "e4m3": _e4m3}
 
 
 def build(name, ops, device=CPU):
@@ -259,7 +277,8 @@ def device_engine(name, off=(), blocks=60):
         kernels = device_ops(switches)
         cache = make_cache(model, blocks + 1, ops)
         for data in cache.tensors:
-            data.fill_(float("nan"))
+            # NaN of e4m3.
+            data.fill_(float("nan") if data.is_floating_point() else 127)
         return TritonRunner(
             model,
             cache,

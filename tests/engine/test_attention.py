@@ -342,6 +342,11 @@ def test_a_models_attention_is_what_its_config_says():
         scaled = msgspec.structs.replace(config, attention_scales=(0.5, 0.25))
         scales = [spec.scale for spec in build_model(scaled, OPS, RandomWeights(torch.float32, CPU)).mixers]
         assert scales == [0.5, 0.25]
+        stored = msgspec.structs.replace(config, kv_cache_dtype="fp8")
+        specs = build_model(stored, OPS, RandomWeights(torch.float32, CPU)).mixers
+        assert tuple(spec.planes for spec in specs) == stored.kv_planes
+        number = {"llama": [2, 1], "gpt2": [2, 2], "hp1": [1, 1]}[config.family]
+        assert [len(spec.planes) for spec in specs] == number, "a short window and HP1 stay as they are"
     assert [MODELS["llama"].sliding_window(layer) for layer in (0, 1)] == [0, 7]
 
 

@@ -21,7 +21,7 @@ from tests.helpers.sizes import change_table
 pytestmark = [pytest.mark.matrix, *ON_DEVICE_PATH]
 
 # Tokens that the models do generate.
-STOP_TOKENS = {"llama": 7, "gpt2": 15, "hp1": 10, "uneven": 40, "softmaxes": 24}
+STOP_TOKENS = {"llama": 7, "gpt2": 15, "hp1": 10, "uneven": 40, "softmaxes": 24, "e4m3": 27}
 
 
 def requests(name):
@@ -60,7 +60,7 @@ def test_the_requests_end_in_every_way(name, expected):
     assert len({tokens for tokens, _ in done.values()}) == len(done)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "hp1", "softmaxes", "uneven"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "hp1", "softmaxes", "uneven", "e4m3"])
 @pytest.mark.usefixtures("unwritten_is_nan", "few_programs")
 def test_warm_up_changes_nothing(name, expected):
     """Kernels that another engine has loaded do run then: a step counted or a key written would change tokens."""
@@ -89,6 +89,9 @@ def test_warm_up_changes_nothing(name, expected):
         ("softmaxes", ()),
         ("softmaxes", ("fused_qk_norm", "split_keys")),
         ("softmaxes", ("fused_kv_append",)),
+        ("e4m3", ()),
+        ("e4m3", ("fused_kv_append",)),
+        ("e4m3", ("fused_rotary", "fused_kv_append", "batched_kv_append")),
         ("softmaxes", ("fused_rotary",)),
         ("softmaxes", ("fused_rotary", "fused_kv_append")),
     ],
@@ -103,7 +106,7 @@ def test_tokens_equal_the_plain_runners(name, off, expected):
     assert engine.stats.max_running == SLOTS
 
 
-@pytest.mark.parametrize("name", ["llama", "softmaxes", "gpt2"])
+@pytest.mark.parametrize("name", ["llama", "softmaxes", "gpt2", "e4m3"])
 @pytest.mark.usefixtures("unwritten_is_nan", "few_programs")
 def test_tokens_after_a_preemption(name, expected):
     """A sequence comes back to another slot and other blocks, between windows that are under way."""
@@ -145,6 +148,8 @@ def pairs_share(monkeypatch):
         ("llama", ("fused_kv_append", "prefix_cache")),
         ("uneven", ("fused_rotary", "fused_kv_append")),
         ("softmaxes", ("fused_rotary", "late_results")),
+        ("e4m3", ()),
+        ("e4m3", ("fused_rotary", "fused_kv_append")),
         ("hp1", ()),
         ("hp1", ("fused_rotary", "fused_kv_append")),
     ],
@@ -155,8 +160,8 @@ def test_tokens_of_rows_that_share_keys(name, off, expected, pairs_share):
     assert run(name, device_engine(name, off)) == expected[name]
     shared, tiled = pairs_share
     assert ("prefix_cache" in off) == (not shared)
-    # A layer with a window or a gate keeps the model's tiles apart: all models here but one have such a layer.
-    assert (max(tiled, default=1) > 1) == (name == "gpt2")
+    # A layer with a window or a gate keeps the model's tiles apart: all models here but two have such a layer.
+    assert (max(tiled, default=1) > 1) == (name in ("gpt2", "e4m3"))
     shared.clear()
     forks = Request(0, tuple(range(3, 14)), SamplingParams(max_tokens=6, n=3, temperature=0.7, seed=5, ignore_eos=True))
     plain, found = (

@@ -42,8 +42,8 @@ def host(free):
     MEMORIES["cpu"] = DeviceMemory("cpu", free, free)
 
 
-def plan(limits=None, block_size=64, device="cuda", kv_dtype=BF16, layers=LARGE.kv_planes):
-    return plan_memory(LARGE, layers, limits or RunConfig(), block_size, BF16, kv_dtype, MEMORIES[device])
+def plan(limits=None, block_size=64, device="cuda", layers=LARGE.kv_planes):
+    return plan_memory(LARGE, layers, limits or RunConfig(), block_size, BF16, MEMORIES[device])
 
 
 BLOCK = bytes_per_block(LARGE.kv_planes, 64, BF16)
@@ -61,7 +61,7 @@ def test_states_come_out_of_the_same_memory():
     """States of all slots are in memory next to the blocks: there must be room for both."""
     gpu(free=64 * GIB, total=80 * GIB, taken=16 * GIB)
     rest = int(0.9 * 80 * GIB - 16 * GIB) - step_bytes(LARGE, 16384, 256, BF16) - 256 * 50_000_000
-    found = plan_memory(LARGE, LARGE.kv_planes, RunConfig(), 64, BF16, BF16, MEMORIES["cuda"], 50_000_000)
+    found = plan_memory(LARGE, LARGE.kv_planes, RunConfig(), 64, BF16, MEMORIES["cuda"], 50_000_000)
     assert found.groups[0].blocks == rest // BLOCK
 
 
@@ -87,14 +87,14 @@ def test_a_given_number_of_sequences_is_kept():
 def test_sampling_by_pytorch_keeps_to_few_sequences():
     """It sorts the logits, several times their memory, which the plan does not count."""
     gpu(free=400 * GIB)
-    kinds = (LARGE, LARGE.kv_planes, RunConfig(), 64, BF16, BF16, MEMORIES["cuda"])
+    kinds = (LARGE, LARGE.kv_planes, RunConfig(), 64, BF16, MEMORIES["cuda"])
     assert plan_memory(*kinds).max_num_seqs == 1024
     assert plan_memory(*kinds, fused_sampler=False).max_num_seqs == 256
 
 
 def test_states_count_for_the_number_of_sequences():
     gpu(free=400 * GIB)
-    found = plan_memory(LARGE, LARGE.kv_planes, RunConfig(), 64, BF16, BF16, MEMORIES["cuda"], 5 * 10**8)
+    found = plan_memory(LARGE, LARGE.kv_planes, RunConfig(), 64, BF16, MEMORIES["cuda"], 5 * 10**8)
     assert found.max_num_seqs == 576
     assert found.groups[0].blocks * BLOCK + 576 * 5 * 10**8 <= 0.9 * 400 * GIB
 
@@ -137,10 +137,12 @@ def test_no_more_than_all_sequences_at_full_length():
 
 
 def test_blocks_are_as_large_as_their_layers_and_dtype():
-    """K and V in 8 bits take half, the activations of a step do not; layers may differ."""
+    """K and V in 8 bits take half, and a scale of each head; layers may differ."""
     gpu(60 * GIB)
     half = RunConfig(kv_cache_memory=GIB)
-    assert plan(half, kv_dtype=torch.float8_e4m3fn).groups[0].blocks == 2 * plan(half).groups[0].blocks
+    stored = msgspec.structs.replace(LARGE, kv_cache_dtype="fp8").kv_planes
+    heads, width = LARGE.num_kv_heads, LARGE.head_dim
+    assert plan(half, layers=stored).groups[0].blocks == GIB // (2 * 64 * LARGE.num_layers * heads * (width + 4))
     layers = ((Planes(8, 128, 2),),) * 30 + ((Planes(2, 256, 2),),) * 2
     assert plan(half, layers=layers).groups[0].blocks == GIB // (2 * 64 * 2 * (30 * 8 * 128 + 2 * 2 * 256))
 
@@ -198,7 +200,7 @@ LAYER_BLOCK = BLOCK // 32
 
 
 def windowed(limits, windows=MIXED_WINDOWS, **options):
-    return plan_memory(LARGE, LARGE.kv_planes, limits, 64, BF16, BF16, MEMORIES["cuda"], windows=windows, **options)
+    return plan_memory(LARGE, LARGE.kv_planes, limits, 64, BF16, MEMORIES["cuda"], windows=windows, **options)
 
 
 def test_one_group_is_planned_as_ever():

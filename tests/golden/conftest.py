@@ -104,10 +104,13 @@ def make_engine() -> Callable[..., Engine]:
         block_size: int = 16,
         blocks: int = 0,
         max_model_len: int | None = None,
+        model_impl: str = "auto",
+        kv_cache_dtype: str = "auto",
         **switches: bool,
     ) -> Engine:
         limits = {"max_num_seqs": seqs, "max_num_batched_tokens": chunk, "block_size": block_size}
-        return engine_of(folder, dtype, blocks=blocks, max_model_len=max_model_len, switches=switches, **limits)
+        model = {"max_model_len": max_model_len, "model_impl": model_impl, "kv_cache_dtype": kv_cache_dtype}
+        return engine_of(folder, dtype, blocks=blocks, switches=switches, **model, **limits)
 
     return make
 

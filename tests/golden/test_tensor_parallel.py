@@ -23,8 +23,9 @@ CASES = [
 def divided(goldens):
     """Makes an engine on a golden, held by so many ranks."""
 
-    def make(name, size, *, seqs=64, chunk=8192, block_size=16, blocks=0, **switches):
-        source = find_model(RunConfig(model=str(goldens(name).folder), dtype="float32"), CPU)
+    def make(name, size, *, seqs=64, chunk=8192, block_size=16, blocks=0, kv_cache_dtype="auto", **switches):
+        model = RunConfig(model=str(goldens(name).folder), dtype="float32", kv_cache_dtype=kv_cache_dtype)
+        source = find_model(model, CPU)
         require_divisible(source.config, size)
         whole = blocks * bytes_per_block(source.config.kv_planes, block_size, source.dtype)
         memory = whole // min(size, source.config.num_kv_heads) or 64 << 20
@@ -47,6 +48,15 @@ def test_two_ranks_give_the_tokens_of_one(name, goldens, divided, greedy_tokens)
     golden = goldens(name)
     engine = divided(name, 2, seqs=6, chunk=24, block_size=4, blocks=64)
     assert greedy_tokens(engine, golden.prompts[:12]) == golden.expected[:12]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_two_ranks_with_k_and_v_in_8_bits(name, goldens, divided, make_engine, greedy_tokens):
+    """Each head has scales of its own, so a rank's are those of one process."""
+    prompts = goldens(name).prompts[:12]
+    one = greedy_tokens(make_engine(goldens(name).folder, kv_cache_dtype="fp8"), prompts)
+    engine = divided(name, 2, seqs=6, chunk=24, block_size=4, blocks=64, kv_cache_dtype="fp8")
+    assert greedy_tokens(engine, prompts) == one
 
 
 @pytest.mark.whole

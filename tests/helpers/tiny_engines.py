@@ -40,13 +40,13 @@ def engine_of(
     switches: dict[str, bool] | None = None,
     max_model_len: int | None = None,
     model_impl: str = "auto",
+    kv_cache_dtype: str = "auto",
     **limits: int,
 ) -> Engine:
     """An engine on a model's folder, with ``blocks`` of KV cache; 0 gives plenty. Limits are of ``RunConfig``."""
     on = torch.device(device)
-    source = find_model(
-        RunConfig(model=str(folder), dtype=dtype, max_model_len=max_model_len, model_impl=model_impl), on
-    )
+    model = {"max_model_len": max_model_len, "model_impl": model_impl, "kv_cache_dtype": kv_cache_dtype}
+    source = find_model(RunConfig(model=str(folder), dtype=dtype, **model), on)
     block_size = limits.setdefault("block_size", 16)
     memory = blocks * bytes_per_block(source.config.kv_planes, block_size, source.dtype) or 1 << 26
     config = RunConfig(**{"kv_cache_memory": memory, **limits})

@@ -60,6 +60,7 @@ def test_the_same_run_has_no_differences(manifest):
         ({"max_row_bytes": "1MiB"}, "--max-row-bytes was 33554432, is 1048576"),
         ({"return_token_ids": True}, "--return-token-ids was off, is on"),
         ({"dtype": "float16"}, "--dtype was float32, is float16"),
+        ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype was auto, is fp8"),
         ({"switches": {"prefix_cache": False}}, "--prefix-cache was on, is off"),
     ],
 )

@@ -202,6 +202,42 @@ def shared_attention() -> None:
         prefill_shared(qkv, cache, table, ints(3, 5), ints(9, 4), num_heads=heads, scale=1.0, soft_cap=cap)
 
 
+def attention_of_e4m3() -> None:
+    """K and V as bytes with scales: every kernel that writes or reads them."""
+    from rosebatch_kernels.common.head_norms import HeadRMSNorm
+    from rosebatch_kernels.common.shared_keys import MEMBERS, SharedKeys
+    from rosebatch_kernels.common.splits import DecodeWorkspace
+
+    decode, prefill, prefill_shared, num_splits = softmax()
+    append = Launchers("kv_cache.kernel").append
+    for heads, kv_heads, size, block_size, dtype, cap, window in [
+        (12, 12, 64, 64, torch.float16, 0.0, 0),
+        (32, 8, 128, 64, torch.bfloat16, 0.0, 0),
+        (16, 8, 128, 16, torch.bfloat16, 0.0, 1000),
+        (8, 4, 256, 64, torch.bfloat16, 50.0, 0),
+        (5, 1, 80, 16, torch.bfloat16, 0.0, 0),
+        (2, 1, 96, 64, torch.float32, 0.0, 0),
+    ]:
+        cache, scales = ints(2, 4, kv_heads, block_size, size).byte(), empty(2, 4, kv_heads, block_size, 1).float()
+        qkv = empty(256, (heads + 2 * kv_heads) * size, dtype=dtype)
+        norm = HeadRMSNorm(empty(size, dtype=dtype), empty(size, dtype=dtype), 1e-6)
+        before = {"num_heads": heads, "rotary": (empty(8, size, dtype=dtype),) * 2, "qk_norm": norm, "scales": scales}
+        scores = {"scale": 0.1, "soft_cap": cap, "sinks": empty(heads, dtype=dtype) if window else None}
+        table, fields = ints(256, 4), ints(256)
+        keys = None if window else SharedKeys(ints(4, 5), ints(MEMBERS), fields, fields)
+        for batch in (1, 256):
+            workspace = DecodeWorkspace(256, heads, kv_heads, size, fields.device, num_splits, shares=True)
+            rows = qkv[:batch], cache, table[:batch], fields[:batch], fields[:batch], workspace
+            decode(*rows, keys=keys if batch > 1 else None, window=window, **scores, **before)
+            decode(*rows, window=window, append=batch == 1, **scores, **before)
+        QKV.prepare(qkv, cache, table, fields, fields, **before)
+        rest = {"num_heads": heads, "scales": scales, **scores}
+        prefill(qkv, cache, table, ints(3, 4), window=window, **rest)
+        prefill_shared(qkv, cache, table, ints(3, 5), ints(9, 4), **rest)
+        new = empty(3, kv_heads, size, dtype=dtype)
+        append(cache, new, new, torch.zeros(3, kv_heads, dtype=torch.int64), scales)
+
+
 def gated_attention() -> None:
     from rosebatch_kernels.common.head_norms import HeadUClip
     from rosebatch_kernels.common.shared_keys import MEMBERS, SharedKeys

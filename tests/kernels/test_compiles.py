@@ -23,6 +23,7 @@ GROUPS = {
     "attention": {"_decode", "_prefill", "_prepare"},
     "attention_of_more_families": {"_decode", "_prefill", "_prepare", "_whole_norm"},
     "shared_attention": {"_attend_shared", "_decode", "_prefill_shared"},
+    "attention_of_e4m3": {"_append", "_attend_shared", "_decode", "_prefill", "_prefill_shared", "_prepare"},
     "gated_attention": {"_gated_attend_shared", "_gated_decode", "_gated_prefill", "_prepare"},
     "delta_rule": {"_delta_convolve", "_delta_decode", "_delta_solve", "_delta_walk", "_gated_norm"},
     "layers": {
@@ -34,8 +35,8 @@ GROUPS = {
     "experts": {"_add_chunks", "_count_chunk", "_expert_product", "_place_chunk", "_route"},
     "tokens": {"_adjust", "_advance", "_choose", "_count", "_mask", "_scale_and_cap", "_summarise"},
 }  # fmt: skip
-# Architectures whose matrix instruction takes e4m3.
-FP8 = (89, 90, 100, 103, 120)
+# Groups of kernels with e4m3, and the architectures that have it.
+OF_E4M3, FP8 = ("fp8", "attention_of_e4m3"), (89, 90, 100, 103, 120)
 # Nothing is compiled for these: another of the generation, with no more shared memory, has the same sizes and launches.
 ALIKE = {80: 86, 89: 86, 103: 100}
 # See ``compile_for_arch.py``. 120 has the sizes of 86; Triton has passes of its own for it, and kernels may wait for
@@ -81,7 +82,7 @@ def compiled():
         (arch, group)
         for arch in SHARED_MEMORY
         for group in GROUPS
-        if (arch in FP8 if group == "fp8" else arch not in ALIKE)
+        if (arch in FP8 if group in OF_E4M3 else arch not in ALIKE)
     ],
 )
 def test_kernels_compile_and_fit(compiled, arch, group, tmp_path):

@@ -139,6 +139,11 @@ def test_the_line_of_a_model_that_fits():
         "(the model allows 131072), at most 256 rows at once, 1 of that length, in 23.00 GiB of free memory"
     )
     assert found.longest == (23 * GIB - found.wanted.weights("cpu")) // 4 // (16 * 2**17) * 16
+    stored = wanted("llama-3.1-8b", "cpu")
+    stored = replace(stored, config=msgspec.structs.replace(stored.config, kv_cache_dtype="fp8"))
+    # 64 KiB of K and V a token, and 2 KiB of scales.
+    assert find_fit(stored, host(23)).longest == (23 * GIB - stored.weights("cpu")) // 4 // (16 * 66 * 2**10) * 16
+    assert "2.01 GiB of KV cache (fp8) for a row of up to 31936 tokens" in str(find_fit(stored, host(23)))
     divided = str(fit("llama-3.1-8b", gpu(24), tensor_parallel_size=2, max_num_seqs=7, max_model_len=4096))
     assert divided.startswith("fits: 7.48 GiB of weights (bfloat16) and 1.75 GiB of KV cache for a row of up to 4096 ")
     many = str(fit("llama-3.1-8b", host(23), max_model_len=4096, max_num_seqs=64))

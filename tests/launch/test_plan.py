@@ -62,6 +62,18 @@ def test_one_line_about_a_gpu_whose_sizes_were_not_measured(on_cuda, capsys, mon
     assert err == (f"rosebatch: warning: {said} on an H100 only\n" if said else "")
 
 
+@pytest.mark.parametrize(("arch", "served"), [(86, False), (89, True), (90, True)])
+def test_a_gpu_without_e4m3(on_cuda, monkeypatch, arch, served):
+    """Triton refuses the type there, in the middle of a run; PyTorch's operators do not."""
+    monkeypatch.setattr("rosebatch.ops.device.device_of", lambda device: Device.of_arch(arch, 100))
+    on_cuda(RunConfig.of("any", kv_cache_dtype="fp8", paged_attention=False))
+    if served:
+        on_cuda(RunConfig.of("any", kv_cache_dtype="fp8"))
+        return
+    with pytest.raises(FlagError, match=r"^--kv-cache-dtype fp8: its kernels need a GPU of Ada"):
+        on_cuda(RunConfig.of("any", kv_cache_dtype="fp8"))
+
+
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
     """A small model that is on the Hub only. Gives the patterns of each download."""

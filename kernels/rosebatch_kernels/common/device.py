@@ -18,6 +18,8 @@ SHARED_MEMORY = {
     103: 227 << 10,
     120: 99 << 10,
 }
+# The first with e4m3.
+ADA = 89
 HOPPER = 90
 # TMA copies matrices whose rows begin at multiples of so many bytes.
 _ALIGNMENT = 16

@@ -1,6 +1,7 @@
 """Where K and V of a paged cache are, and how kernels load and store them: nothing else computes an address in it.
 
-A layer's cache is ``[2, blocks, KV_HEADS, BLOCK, D]``, K before V, see ``rosebatch_kernels.common.heads.Shape``.
+A layer's cache is ``[2, blocks, KV_HEADS, BLOCK, D]``, K before V, see ``rosebatch_kernels.common.heads.Shape``. It may
+hold bytes of e4m3. Then scales ``[2, blocks, KV_HEADS, BLOCK, 1]`` belong to it, see ``rosebatch_kernels.common.e4m3``.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
@@ -9,6 +10,10 @@ from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
+
+from rosebatch_kernels.common.e4m3 import LEAST_SCALE
+
+_LEAST_SCALE = tl.constexpr(LEAST_SCALE)
 
 
 class Pages(NamedTuple):
@@ -19,25 +24,41 @@ class Pages(NamedTuple):
         head: K/V head, or several ``[R, 1]``.
         v_distance: elements from a key to its value, int64.
         table: pointer to the sequence's row of the block table.
+        scales: pointer to the scales of a cache of e4m3; None for one of floats.
     """
 
     cache: Any
     head: Any
     v_distance: Any
     table: Any
+    scales: Any
+
+
+class KeyTile(NamedTuple):
+    """Successive keys and their values, inside of a kernel.
+
+    Attributes:
+        k, v: ``[KEYS, WIDTH]``.
+        k_scales, v_scales: ``[KEYS]`` fp32 factors on them; None for a cache of floats.
+    """
+
+    k: Any
+    v: Any
+    k_scales: Any
+    v_scales: Any
 
 
 @triton.jit
-def pages_of(cache, num_blocks, table, head, SHAPE: tl.constexpr):
+def pages_of(cache, scales, num_blocks, table, head, SHAPE: tl.constexpr):
     """The pages of K/V head ``head`` of the sequence with this row of the block table."""
     v_distance = num_blocks.to(tl.int64) * (SHAPE.KV_HEADS * SHAPE.BLOCK * SHAPE.D)
-    return Pages(cache, head, v_distance, table)
+    return Pages(cache, head, v_distance, table, scales)
 
 
 @triton.jit
 def pages_of_own(cache, num_blocks, table, head, SHAPE: tl.constexpr):
     """The same with the head in the pointer: an addition less where each thread computes places of its own."""
-    return pages_of(cache + head * (SHAPE.BLOCK * SHAPE.D), num_blocks, table, 0, SHAPE)
+    return pages_of(cache + head * (SHAPE.BLOCK * SHAPE.D), None, num_blocks, table, 0, SHAPE)
 
 
 @triton.jit
@@ -53,11 +74,49 @@ def place_of(pages, n, SHAPE: tl.constexpr):
 
 
 @triton.jit
-def store(pages, place, k, v, mask):
-    """Write K and V ``[R, WIDTH]`` at the offsets ``place``, of one key or of keys ``[R, 1]``."""
+def store(pages, place, k, v, mask, SIZE: tl.constexpr):
+    """Write K and V ``[R, WIDTH]`` at the offsets ``place``, of one key or of keys ``[R, 1]``.
+
+    Returns:
+        K and V as they are read again.
+    """
     rows = pages.cache + place + tl.arange(0, k.shape[1])[None, :]
-    tl.store(rows, k, mask=mask)
-    tl.store(rows + pages.v_distance, v, mask=mask)
+    if pages.scales is not None:
+        scales = pages.scales + place // SIZE + tl.zeros([k.shape[0], 1], tl.int64)
+        there = tl.max(mask.to(tl.int32), 1, keep_dims=True) > 0
+        codes, scale = _quantized(tl.where(mask, k, 0.0))
+        tl.store(rows, codes, mask=mask)
+        tl.store(scales, scale, mask=there)
+        k = floats_of(codes).to(tl.float32) * scale
+        codes, scale = _quantized(tl.where(mask, v, 0.0))
+        tl.store(rows + pages.v_distance, codes, mask=mask)
+        tl.store(scales + pages.v_distance // SIZE, scale, mask=there)
+        v = floats_of(codes).to(tl.float32) * scale
+    else:
+        tl.store(rows, k, mask=mask)
+        tl.store(rows + pages.v_distance, v, mask=mask)
+    return k, v
+
+
+@triton.jit
+def _quantized(x):
+    """Bytes of e4m3 of rows ``[R, WIDTH]``, and a scale of each row ``[R, 1]``: ``quantized`` of the reference."""
+    x = x.to(tl.float32)
+    scale = tl.maximum(tl.div_rn(tl.max(tl.abs(x), 1, keep_dims=True), 448.0), _LEAST_SCALE)
+    x = tl.div_rn(x, scale)
+    # By integers: Triton's interpreter rounds otherwise. Below 2^-6, numbers are multiples of 2^-9, as in [2^14, 2^15).
+    bits = x.to(tl.int32, bitcast=True)
+    size = bits & 0x7FFFFFFF
+    small = (tl.abs(x) + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
+    large = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - 960
+    code = tl.minimum(tl.where(tl.abs(x) < 0.015625, small, large), 127)
+    return (code | ((bits >> 24) & 128)).to(tl.uint8), scale
+
+
+@triton.jit
+def floats_of(codes):
+    """fp16 of bytes of e4m3: the one type that the hardware makes of them."""
+    return codes.to(tl.float8e4nv, bitcast=True).to(tl.float16)
 
 
 @triton.jit
@@ -73,7 +132,7 @@ def load_tile(
     MASKED: tl.constexpr,
     WINDOW: tl.constexpr,
 ):
-    """K and V ``[KEYS, WIDTH]`` of the keys from ``start`` on, and the block of the keys after them.
+    """The ``KeyTile`` of the keys from ``start`` on, and the block of the keys after them.
 
     The first of them are in ``block``, which holds a key from ``first`` on: with WINDOW, blocks before that one may
     belong to others. With MASKED the keys from ``end`` on are zeros. The next block's number is loaded an iteration
@@ -84,7 +143,13 @@ def load_tile(
     d = tl.arange(0, SHAPE.WIDTH)[None, :]
     n = start + offset
     present = n < end
+    k_scales = None
+    v_scales = None
     if SHAPE.BLOCK % KEYS == 0:
+        if pages.scales is not None:
+            k_scales, v_scales = _load_scales(
+                pages, _row_in(pages, block, start, SHAPE) + offset, present, SHAPE, MASKED
+            )
         rows = pages.cache + place_in(pages, block, start, SHAPE) + offset[:, None] * SHAPE.D
         block = tl.load(pages.table + tl.minimum((start + KEYS) // SHAPE.BLOCK, last_block))
     else:
@@ -92,6 +157,8 @@ def load_tile(
             present &= n >= first
         blocks = tl.load(pages.table + n // SHAPE.BLOCK, mask=present, other=0)
         rows = pages.cache + place_in(pages, blocks, n, SHAPE)[:, None]
+        if pages.scales is not None:
+            k_scales, v_scales = _load_scales(pages, _row_in(pages, blocks, n, SHAPE), present, SHAPE, MASKED)
     if MASKED or SHAPE.D < SHAPE.WIDTH:
         wanted = present[:, None] & (d < SHAPE.D)
         k = tl.load(rows + d, mask=wanted, other=0.0)
@@ -99,7 +166,25 @@ def load_tile(
     else:
         k = tl.load(rows + d)
         v = tl.load(rows + pages.v_distance + d)
-    return k, v, block
+    if pages.scales is not None:
+        k, v = floats_of(k), floats_of(v)
+    return KeyTile(k, v, k_scales, v_scales), block
+
+
+@triton.jit
+def _row_in(pages, block, n, SHAPE: tl.constexpr):
+    """Offsets from ``Pages.scales`` of the keys ``n``, which are in ``block``."""
+    return (block.to(tl.int64) * SHAPE.KV_HEADS + pages.head) * SHAPE.BLOCK + n % SHAPE.BLOCK
+
+
+@triton.jit
+def _load_scales(pages, rows, present, SHAPE: tl.constexpr, MASKED: tl.constexpr):
+    """The scales ``[KEYS]`` of K and of V at the offsets ``rows [KEYS]``."""
+    scales = pages.scales + rows
+    v_distance = pages.v_distance // SHAPE.D
+    if MASKED:
+        return tl.load(scales, present, other=0.0), tl.load(scales + v_distance, present, other=0.0)
+    return tl.load(scales), tl.load(scales + v_distance)
 
 
 @triton.jit

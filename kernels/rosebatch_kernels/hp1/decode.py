@@ -194,7 +194,7 @@ def _gated_decode(
     added = ()
     if APPEND:
         k_new = normed_and_rotated(k_halves, k_weights, turned, SHAPE)
-        store(pages, slot, k_new, v_new, own)
+        store(pages, slot, k_new, v_new, own, SHAPE.D)
         added = weights_of_new(q, k_new, before_new, new, split, filters, SHAPE, GATE), v_new
     states = states_before(q, before, begin, filters, SHAPE, GATE)
     runs = first, run, end, last_group

@@ -31,7 +31,7 @@ class Sizes:
 SIZES = table(Sizes())
 
 
-def append(cache: Tensor, k: Tensor, v: Tensor, rows: Tensor, *, sizes: Sizes) -> None:
+def append(cache: Tensor, k: Tensor, v: Tensor, rows: Tensor, scales: Tensor | None = None, *, sizes: Sizes) -> None:
     """Write the K and V of new tokens to their slots (source: article S2).
 
     Args:
@@ -39,6 +39,7 @@ def append(cache: Tensor, k: Tensor, v: Tensor, rows: Tensor, *, sizes: Sizes) -
         k, v: ``[T, kv_heads, D]``, tokens and heads at any stride.
         rows: ``[T, kv_heads]`` int64: the row of each token and head in ``[blocks · kv_heads · block_size, D]``, which
             is ``(block · kv_heads + head) · block_size + offset``.
+        scales: ``[2, blocks, kv_heads, block_size, 1]`` fp32, written in place, if the cache holds bytes of e4m3.
     """
     tokens, heads, size = k.shape
     assert k.stride(-1) == v.stride(-1) == 1 and cache[0].is_contiguous() and rows.is_contiguous()
@@ -49,6 +50,7 @@ def append(cache: Tensor, k: Tensor, v: Tensor, rows: Tensor, *, sizes: Sizes) -
         k=k,
         v=v,
         rows=rows,
+        scales=scales,
         count=tokens * heads,
         plane=cache.stride(0),
         k_token=k.stride(0),
@@ -92,6 +94,7 @@ def _append(
     k,
     v,
     rows,
+    scales,
     count,
     plane,
     k_token,
@@ -112,7 +115,7 @@ def _append(
     token, head = (index // HEADS).to(tl.int64), index % HEADS
     key = tl.load(k + token * k_token + head * k_head + column, inside)
     value = tl.load(v + token * v_token + head * v_head + column, inside)
-    store(Pages(cache, 0, plane, None), row * SIZE, key, value, inside)
+    store(Pages(cache, 0, plane, None, scales), row * SIZE, key, value, inside, SIZE)
 
 
 # One array holds both, so destinations begin anywhere.

@@ -3,8 +3,10 @@
 import torch
 from torch import Tensor
 
+from rosebatch_kernels.common.e4m3 import quantized
 
-def append(cache: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> None:
+
+def append(cache: Tensor, k: Tensor, v: Tensor, rows: Tensor, scales: Tensor | None = None) -> None:
     """Write the K and V of new tokens to their slots (source: article S2).
 
     Args:
@@ -12,7 +14,11 @@ def append(cache: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> None:
         k, v: ``[T, kv_heads, D]``.
         rows: ``[T, kv_heads]`` int64: the row of each token and head in ``[blocks · kv_heads · block_size, D]``, which
             is ``(block · kv_heads + head) · block_size + offset``.
+        scales: ``[2, blocks, kv_heads, block_size, 1]`` fp32, written in place, if the cache holds bytes of e4m3.
     """
+    if scales is not None:
+        (k, k_scales), (v, v_scales) = quantized(k), quantized(v)
+        append(scales, k_scales, v_scales, rows)
     size = cache.shape[-1]
     flat = rows.view(-1)
     cache[0].view(-1, size).index_copy_(0, flat, k.reshape(-1, size))

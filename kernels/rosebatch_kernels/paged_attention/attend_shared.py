@@ -19,7 +19,7 @@ from rosebatch_kernels.common.kv_tiles import pages_of
 from rosebatch_kernels.common.launch import launch_options, wait, wait_before_return
 from rosebatch_kernels.common.scores import ScoreFactors
 from rosebatch_kernels.common.shared_keys import MAX_PARTS, MEMBERS, QUERIES, SharedKeys
-from rosebatch_kernels.paged_attention.online_softmax import attend_tiles, leave, no_key
+from rosebatch_kernels.paged_attention.online_softmax import attend_tiles, leave, no_key, queries
 from rosebatch_kernels.paged_attention.sizes import Sizes
 
 _PARTS = tl.constexpr(MAX_PARTS)
@@ -37,7 +37,7 @@ def attend_shared(
     """Attend to shared keys and leave each row's partial results.
 
     Args:
-        tokens: of ``token_arguments``.
+        tokens: of ``token_arguments``, and the cache's scales.
         results: for partial results, which ``rosebatch_kernels.paged_attention.decode`` takes over.
         keys: of the step.
         scores: factors.
@@ -46,16 +46,16 @@ def attend_shared(
     shape = tokens["SHAPE"]
     program = sizes.shared.narrow if shape.D <= 128 else sizes.shared.large_heads
     max_queries = QUERIES
-    if tokens["cache"].dtype.itemsize == 4:
+    if tokens["tokens"].qkv.dtype.itemsize == 4:
         program, max_queries = sizes.shared.fp32, max_queries // 4
-    queries = min(max_queries, triton.next_power_of_2(MEMBERS * shape.GROUP))
-    _attend_shared[(shape.KV_HEADS, len(keys.items), triton.cdiv(MEMBERS * shape.GROUP, queries))](
+    rows = min(max_queries, triton.next_power_of_2(MEMBERS * shape.GROUP))
+    _attend_shared[(shape.KV_HEADS, len(keys.items), triton.cdiv(MEMBERS * shape.GROUP, rows))](
         **tokens,
         items=keys.items,
         members=keys.members,
         results=results,
         scores=scores,
-        QUERIES=queries,
+        QUERIES=rows,
         TILE=program.keys,
         STAGES=program.stages,
         num_warps=program.warps,
@@ -70,6 +70,7 @@ def _attend_shared(
     members,
     tokens,
     cache,
+    scales,
     block_table,
     results,
     scores,
@@ -100,7 +101,7 @@ def _attend_shared(
     real = (r < count * SHAPE.GROUP) & (position < tl.load(tokens.limits + row * tokens.state_stride))
     # Rotary tables may have no row for a sequence that has ended.
     position = tl.where(real, position, 0)
-    pages = pages_of(cache, num_blocks, block_table + tl.load(group_members) * table_stride, head, SHAPE)
+    pages = pages_of(cache, scales, num_blocks, block_table + tl.load(group_members) * table_stride, head, SHAPE)
     first_tile = first // TILE
     block = tl.load(pages.table + (first_tile * TILE) // SHAPE.BLOCK)
     turned = turn(tokens.rotary, position[:, None], SHAPE)
@@ -110,7 +111,7 @@ def _attend_shared(
         wait()
 
     q_halves = query_halves(tokens, row[:, None], own_head, real[:, None], SHAPE)
-    q = normed_and_rotated(q_halves, q_weights, turned, SHAPE)
+    q, scores = queries(normed_and_rotated(q_halves, q_weights, turned, SHAPE), scores, pages)
     keys = first, end, first_tile, tl.cdiv(end, TILE), block, (end - 1) // SHAPE.BLOCK
     sums = attend_tiles(q, pages, keys, no_key(QUERIES, SHAPE.WIDTH), scores, SHAPE, TILE, STAGES)
     d = tl.arange(0, SHAPE.WIDTH)[None, :]

@@ -30,7 +30,7 @@ from rosebatch_kernels.common.scores import scaled, score_factors, sink_weights
 from rosebatch_kernels.common.shared_keys import MAX_PARTS, SharedKeys
 from rosebatch_kernels.common.splits import DecodeWorkspace
 from rosebatch_kernels.paged_attention.attend_shared import attend_shared
-from rosebatch_kernels.paged_attention.online_softmax import attend_tiles, leave, no_key
+from rosebatch_kernels.paged_attention.online_softmax import LIFT, attend_tiles, leave, no_key, queries
 from rosebatch_kernels.paged_attention.sizes import (
     Sizes,
     max_registers,
@@ -62,6 +62,7 @@ def decode(
     append: bool = True,
     keys: SharedKeys | None = None,
     divided: bool = True,
+    scales: Tensor | None = None,
     sizes: Sizes,
     device: Device,
 ) -> Tensor:
@@ -87,6 +88,8 @@ def decode(
             window.
         divided: False if no row has more than ``undivided_keys``. The result is the same, without programs for splits
             that have nothing to do.
+        scales: ``[2, blocks, kv_heads, block_size, 1]`` fp32 of a cache of e4m3, see
+            ``rosebatch_kernels.common.e4m3``; with ``append`` they are written too. None for a cache of floats.
         sizes: of programs.
 
     Returns:
@@ -96,11 +99,11 @@ def decode(
     _, _, kv_heads, block_size, size = cache.shape
     group = num_heads // kv_heads
     splits = workspace.num_splits(batch) if divided else 1
-    program = program_of(group, cache.dtype, sizes=sizes)
+    program = program_of(group, qkv.dtype, sizes=sizes)
     registers = program.registers
     if splits == 1 or keys is not None:
         programs = batch * kv_heads if keys is None else None
-        registers = max_registers(group, cache.dtype, size, programs, device, sizes=sizes)
+        registers = max_registers(group, qkv.dtype, size, programs, device, sizes=sizes)
     tokens = token_arguments(
         qkv,
         cache,
@@ -111,7 +114,7 @@ def decode(
         rotary=rotary,
         qk_norm=qk_norm,
         append=append,
-    )
+    ) | {"scales": scales}
     out, results = result_arguments(qkv, cache, workspace, keys, num_heads=num_heads)
     scores = score_factors(scale, soft_cap)
     if keys is not None:
@@ -127,7 +130,7 @@ def decode(
         window=window,
         min_tiles=tiles_of_split(batch, kv_heads, program, sizes=sizes),
         MEMBERS=triton.next_power_of_2(group),
-        ROWS=tile_rows(group, cache.dtype, sizes=sizes),
+        ROWS=tile_rows(group, qkv.dtype, sizes=sizes),
         TILE=program.keys,
         SPLITS=splits,
         APPEND=append,
@@ -145,6 +148,7 @@ def _decode(
     out,
     tokens,
     cache,
+    scales,
     block_table,
     partials,
     shared,
@@ -183,7 +187,7 @@ def _decode(
         return
     start_tile = first_tile + split * share
     stop_tile = tl.minimum(start_tile + share, first_tile + tiles)
-    pages = pages_of(cache, num_blocks, block_table + row * table_stride, head, SHAPE)
+    pages = pages_of(cache, scales, num_blocks, block_table + row * table_stride, head, SHAPE)
     last_block = tl.maximum(end - 1, 0) // SHAPE.BLOCK
     block = tl.load(pages.table + tl.minimum((start_tile * TILE) // SHAPE.BLOCK, last_block))
     turned = turn(tokens.rotary, position, SHAPE)
@@ -210,13 +214,13 @@ def _decode(
     q_halves = query_halves(tokens, row, head * SHAPE.GROUP + m, m < SHAPE.GROUP, SHAPE)
     if APPEND:
         k_halves, v_new = new_key(tokens, row, head, SHAPE)
-    q = normed_and_rotated(q_halves, q_weights, turned, SHAPE)
+    q, scores = queries(normed_and_rotated(q_halves, q_weights, turned, SHAPE), scores, pages)
     sums = no_key(ROWS, SHAPE.WIDTH)
     if APPEND:  # noqa: SIM102 (a compile-time condition)
         if split == 0:
             k_new = normed_and_rotated(k_halves, k_weights, turned, SHAPE)
-            store(pages, place_of(pages, position, SHAPE), k_new, v_new, d < SHAPE.D)
-            sums = _attend_new(q, k_new, v_new, sums, scores, copies)
+            k_read, v_read = store(pages, place_of(pages, position, SHAPE), k_new, v_new, d < SHAPE.D, SHAPE.D)
+            sums = _attend_new(q, k_read, v_read, sums, scores, copies, pages.scales is not None)
     q = _repeated(q, copies)
     keys_of_split = first, end, start_tile, stop_tile, block, last_block
     sums = attend_tiles(q, pages, keys_of_split, sums, scores, SHAPE, TILE, STAGES)
@@ -280,10 +284,13 @@ def _heads_of_rows(GROUP: tl.constexpr, ROWS: tl.constexpr, COPIES: tl.constexpr
 
 
 @triton.jit
-def _attend_new(q, k, v, sums, scores, COPIES: tl.constexpr):
+def _attend_new(q, k, v, sums, scores, COPIES: tl.constexpr, LIFTED: tl.constexpr):
     """The online softmax's sums over the new key alone, from those over no key."""
     _, total, acc = sums
     score = scaled(tl.sum(q.to(tl.float32) * k.to(tl.float32), 1), scores)
+    if LIFTED:
+        weight: tl.constexpr = 2.0**LIFT
+        return _repeated(score - LIFT, COPIES), total + weight, acc + v * weight
     return _repeated(score, COPIES), total + 1.0, acc + v.to(tl.float32)
 
 

@@ -10,7 +10,13 @@ import triton
 import triton.language as tl
 
 from rosebatch_kernels.common.kv_tiles import load_tile
-from rosebatch_kernels.common.scores import scaled, sink_weights
+from rosebatch_kernels.common.scores import ScoreFactors, scaled, sink_weights
+
+# Weights of keys in a cache of e4m3 are multiplied by the value's scale and then fp16: times 2^12, small ones keep
+# their digits there. They reach 2^12 because the largest score counts as that much less.
+LIFT = tl.constexpr(12)
+# Of values, so that such a product stays below fp16's 65504.
+_LARGEST_SCALE = tl.constexpr(15.984375)
 
 
 @triton.jit
@@ -21,31 +27,56 @@ def no_key(ROWS: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def attend(q, k, v, seen, sums, scores, EMPTY: tl.constexpr):
+def queries(q, scores, pages):
+    """Queries and factors as ``attend`` takes them: for e4m3 scaled, then fp16, where unscaled ones may overflow."""
+    if pages.scales is not None:
+        product = q.to(tl.float32) * scores.scale
+        q = product if q.dtype == tl.float32 else product.to(tl.float16)
+        scores = ScoreFactors(1.0, scores.cap)
+    return q, scores
+
+
+@triton.jit
+def attend(q, tile, seen, sums, scores, EMPTY: tl.constexpr):
     """One tile's step.
 
     Args:
-        q, k, v: ``[ROWS, WIDTH]``, ``[KEYS, WIDTH]`` and the same.
+        q: ``[ROWS, WIDTH]``, from ``queries``.
+        tile: ``KeyTile``.
         seen: mask of keys, which broadcasts to ``[ROWS, KEYS]``; None if all rows see all keys.
         sums: of the tiles before.
         scores: factors.
         EMPTY: whether a row may see no key of the tile.
     """
     row_max, total, acc = sums
+    k = tile.k
+    v = tile.v
+    if tile.k_scales is not None:
+        k, v = k.to(q.dtype), v.to(q.dtype)
     if q.shape[0] == 1:
         products = tl.sum(q.to(tl.float32) * k.to(tl.float32), 1)[None, :]
     else:
         products = tl.dot(q, tl.trans(k), input_precision="ieee")
+    if tile.k_scales is not None:
+        products = products * tile.k_scales[None, :]
     products = scaled(products, scores)
     if seen is not None:
         products = tl.where(seen, products, float("-inf"))
-    higher = tl.maximum(row_max, tl.max(products, 1))
+    top = tl.max(products, 1)
+    if tile.k_scales is not None:
+        top = top - LIFT
+    higher = tl.maximum(row_max, top)
     if EMPTY:
         # Exponents stay finite.
         higher = tl.maximum(higher, -1e30)
     weights = tl.exp2(products - higher[:, None])
     shrink = tl.exp2(row_max - higher)
     total = total * shrink + tl.sum(weights, 1)
+    if tile.v_scales is not None:
+        v_scales = tile.v_scales
+        if q.dtype == tl.float16:
+            v_scales = tl.minimum(v_scales, _LARGEST_SCALE)
+        weights = weights * v_scales[None, :]
     if q.shape[0] == 1:
         acc = acc * shrink[:, None] + tl.sum(tl.trans(weights) * v.to(tl.float32), 0)[None, :]
     else:
@@ -58,7 +89,7 @@ def attend_tiles(q, pages, keys, sums, scores, SHAPE: tl.constexpr, TILE: tl.con
     """The sums of decode attention with those over some tiles of keys, all of which rows of ``q [ROWS, WIDTH]`` see.
 
     Args:
-        q: queries.
+        q: from ``queries``.
         pages: of the keys.
         keys: the first key and the one after the last, the first tile and the one after the last, and the first
             tile's block and the last block.
@@ -68,8 +99,8 @@ def attend_tiles(q, pages, keys, sums, scores, SHAPE: tl.constexpr, TILE: tl.con
     first, end, start_tile, stop_tile, block, last_block = keys
     for tile in tl.range(start_tile, stop_tile, num_stages=STAGES):
         n = tile * TILE + tl.arange(0, TILE)
-        k, v, block = load_tile(pages, block, last_block, tile * TILE, first, end, SHAPE, TILE, True, True)
-        sums = attend(q, k, v, ((n < end) & (n >= first))[None, :], sums, scores, False)
+        keys_of_tile, block = load_tile(pages, block, last_block, tile * TILE, first, end, SHAPE, TILE, True, True)
+        sums = attend(q, keys_of_tile, ((n < end) & (n >= first))[None, :], sums, scores, False)
     return sums
 
 

@@ -21,7 +21,7 @@ from rosebatch_kernels.common.tiles import (
     store_result,
     tile_of_program,
 )
-from rosebatch_kernels.paged_attention.online_softmax import attend, load_sink, no_key, values
+from rosebatch_kernels.paged_attention.online_softmax import attend, load_sink, no_key, queries, values
 from rosebatch_kernels.paged_attention.sizes import Sizes
 
 
@@ -36,6 +36,7 @@ def prefill(
     window: int = 0,
     soft_cap: float = 0.0,
     sinks: Tensor | None = None,
+    scales: Tensor | None = None,
     sizes: Sizes,
     device: Device,
 ) -> Tensor:
@@ -50,7 +51,7 @@ def prefill(
         num_heads: query heads, a multiple of kv_heads.
         scale: factor on q·k.
         window: keys that a token sees, its own included; 0 for all. Blocks without a key that a tile sees are not read.
-        soft_cap, sinks: see ``rosebatch_kernels.paged_attention.decode``.
+        soft_cap, sinks, scales: see ``rosebatch_kernels.paged_attention.decode``.
         sizes: of programs.
 
     Returns:
@@ -60,6 +61,7 @@ def prefill(
     program = sizes.prefill.narrow if q.dtype.itemsize == 2 else sizes.prefill.fp32
     _prefill[(num_heads, len(tiles))](
         **arguments,
+        scales=scales,
         scores=score_factors(scale, soft_cap),
         sinks=sinks,
         window=window or None,
@@ -76,6 +78,7 @@ def _prefill(
     out,
     q,
     cache,
+    scales,
     block_table,
     tiles,
     scores,
@@ -95,10 +98,10 @@ def _prefill(
     sequence, first_row, position, count = tile_of_program(tiles)
     head = tl.program_id(0)
     table = block_table + sequence * table_stride
-    pages = pages_of(cache, num_blocks, table, head // SHAPE.GROUP, SHAPE)
+    pages = pages_of(cache, scales, num_blocks, table, head // SHAPE.GROUP, SHAPE)
     rows, mine = rows_of_tile(first_row, count, ROWS, SHAPE)
     sink = load_sink(sinks, head)
-    query = load_queries(q, q_stride, head, rows, mine, SHAPE)
+    query, scores = queries(load_queries(q, q_stride, head, rows, mine, SHAPE), scores, pages)
     sums = no_key(ROWS, SHAPE.WIDTH)
     own = position + tl.arange(0, ROWS)
     end = position + count
@@ -117,14 +120,14 @@ def _prefill(
     block = tl.load(table + start // SHAPE.BLOCK, mask=count > 0, other=0)
     if window is not None:
         for n in tl.range(start, full, KEYS, num_stages=STAGES):
-            k, v, block = load_tile(pages, block, last_block, n, first, end, SHAPE, KEYS, True, True)
-            sums = attend(query, k, v, _seen(n, own, window, KEYS), sums, scores, True)
+            tile, block = load_tile(pages, block, last_block, n, first, end, SHAPE, KEYS, True, True)
+            sums = attend(query, tile, _seen(n, own, window, KEYS), sums, scores, True)
     for n in tl.range(full, whole, KEYS, num_stages=STAGES):
-        k, v, block = load_tile(pages, block, last_block, n, first, end, SHAPE, KEYS, False, window is not None)
-        sums = attend(query, k, v, None, sums, scores, False)
+        tile, block = load_tile(pages, block, last_block, n, first, end, SHAPE, KEYS, False, window is not None)
+        sums = attend(query, tile, None, sums, scores, False)
     for n in tl.range(whole, end, KEYS, num_stages=STAGES):
-        k, v, block = load_tile(pages, block, last_block, n, first, end, SHAPE, KEYS, True, window is not None)
-        sums = attend(query, k, v, _seen(n, own, window, KEYS), sums, scores, True)
+        tile, block = load_tile(pages, block, last_block, n, first, end, SHAPE, KEYS, True, window is not None)
+        sums = attend(query, tile, _seen(n, own, window, KEYS), sums, scores, True)
     store_result(out, head, rows, mine, values(sums, sink), SHAPE)
 
 

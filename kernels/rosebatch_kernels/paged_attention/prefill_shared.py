@@ -15,7 +15,7 @@ from rosebatch_kernels.common.kv_tiles import load_tile, pages_of
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.scores import score_factors
 from rosebatch_kernels.common.tiles import load_queries, prefill_arguments, rows_of_tile, store_result
-from rosebatch_kernels.paged_attention.online_softmax import attend, load_sink, no_key, values
+from rosebatch_kernels.paged_attention.online_softmax import attend, load_sink, no_key, queries, values
 from rosebatch_kernels.paged_attention.sizes import Sizes
 
 
@@ -30,6 +30,7 @@ def prefill_shared(
     scale: float,
     soft_cap: float = 0.0,
     sinks: Tensor | None = None,
+    scales: Tensor | None = None,
     sizes: Sizes,
     device: Device,
 ) -> Tensor:
@@ -46,7 +47,7 @@ def prefill_shared(
             row in the tile, number of rows, and position of the first of them.
         num_heads: query heads, a multiple of kv_heads.
         scale: factor on q·k.
-        soft_cap, sinks: see ``rosebatch_kernels.paged_attention.decode``.
+        soft_cap, sinks, scales: see ``rosebatch_kernels.paged_attention.decode``.
         sizes: of programs.
 
     Returns:
@@ -57,6 +58,7 @@ def prefill_shared(
     _prefill_shared[(num_heads, len(tiles))](
         **arguments,
         pieces=pieces,
+        scales=scales,
         scores=score_factors(scale, soft_cap),
         sinks=sinks,
         KEYS=program.keys,
@@ -73,6 +75,7 @@ def _prefill_shared(
     out,
     q,
     cache,
+    scales,
     block_table,
     tiles,
     pieces,
@@ -103,21 +106,22 @@ def _prefill_shared(
     query = load_queries(q, q_stride, head, rows, mine, SHAPE)
     sums = no_key(ROWS, SHAPE.WIDTH)
     table = block_table + tl.load(piece, mask=count > 0, other=0) * table_stride
-    pages = pages_of(cache, num_blocks, table, head // SHAPE.GROUP, SHAPE)
+    pages = pages_of(cache, scales, num_blocks, table, head // SHAPE.GROUP, SHAPE)
+    query, scores = queries(query, scores, pages)
     block = tl.load(table, mask=shared > 0, other=0)
     last_block = (shared - 1) // SHAPE.BLOCK
     # Tiles of keys end with the shared blocks, or the last of them needs a mask.
     masked: tl.constexpr = SHAPE.BLOCK % KEYS != 0
     for n in tl.range(0, shared, KEYS, num_stages=STAGES):
-        k, v, block = load_tile(pages, block, last_block, n, 0, shared, SHAPE, KEYS, masked, False)
+        keys, block = load_tile(pages, block, last_block, n, 0, shared, SHAPE, KEYS, masked, False)
         seen = None
         if masked:
             seen = (n + offset < shared) & (r < count)[:, None]
-        sums = attend(query, k, v, seen, sums, scores, masked)
+        sums = attend(query, keys, seen, sums, scores, masked)
     start = shared // KEYS * KEYS
     for _ in range(num_pieces):
         table = block_table + tl.load(piece) * table_stride
-        pages = pages_of(cache, num_blocks, table, head // SHAPE.GROUP, SHAPE)
+        pages = pages_of(cache, scales, num_blocks, table, head // SHAPE.GROUP, SHAPE)
         begin = tl.load(piece + 1)
         length = tl.load(piece + 2)
         position = tl.load(piece + 3)
@@ -127,9 +131,9 @@ def _prefill_shared(
         last_block = (end - 1) // SHAPE.BLOCK
         block = tl.load(table + start // SHAPE.BLOCK)
         for n in tl.range(start, end, KEYS, num_stages=STAGES):
-            k, v, block = load_tile(pages, block, last_block, n, 0, end, SHAPE, KEYS, True, False)
+            keys, block = load_tile(pages, block, last_block, n, 0, end, SHAPE, KEYS, True, False)
             key = n + offset
             seen = (key <= own[:, None]) & (key >= shared) & of_piece
-            sums = attend(query, k, v, seen, sums, scores, True)
+            sums = attend(query, keys, seen, sums, scores, True)
         piece += 4
     store_result(out, head, rows, mine, values(sums, sink), SHAPE)

@@ -1,8 +1,11 @@
 """PyTorch reference of attention over the paged cache."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from rosebatch_kernels.common.e4m3 import dequantized
 from rosebatch_kernels.common.each_sequence import Weigh, decode_each, prefill_each
 from rosebatch_kernels.common.head_norms import HeadNorm
 from rosebatch_kernels.common.shared_keys import SharedKeys
@@ -28,11 +31,15 @@ def decode(
     append: bool = True,
     keys: SharedKeys | None = None,
     divided: bool = True,
+    scales: Tensor | None = None,
 ) -> Tensor:
     """See ``rosebatch_kernels.paged_attention.decode``; the workspace is not used, and each row reads its own keys."""
     live = positions < limits
     if append:
-        qkv = prepared(qkv, cache, block_table, positions, live, num_heads=num_heads, rotary=rotary, qk_norm=qk_norm)
+        options: dict[str, Any] = {"num_heads": num_heads, "rotary": rotary, "qk_norm": qk_norm, "scales": scales}
+        qkv = prepared(qkv, cache, block_table, positions, live, **options)
+    if scales is not None:
+        cache = dequantized(cache, scales)
     weigh = _softmax(scale, window, soft_cap, sinks)
     return decode_each(qkv, cache, block_table, positions, live, weigh, num_heads=num_heads, window=window)
 
@@ -48,8 +55,11 @@ def prefill(
     window: int = 0,
     soft_cap: float = 0.0,
     sinks: Tensor | None = None,
+    scales: Tensor | None = None,
 ) -> Tensor:
     """See ``rosebatch_kernels.paged_attention.prefill``."""
+    if scales is not None:
+        cache = dequantized(cache, scales)
     weigh = _softmax(scale, window, soft_cap, sinks)
     return prefill_each(q, cache, block_table, tiles, weigh, num_heads=num_heads, window=window)
 

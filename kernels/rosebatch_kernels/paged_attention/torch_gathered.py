@@ -1,12 +1,14 @@
 """Paged attention on a CPU: gather a sequence's blocks, then PyTorch's scaled dot-product attention.
 
-A layer's cache is ``[2, blocks, kv_heads, block_size, D]``; the new tokens' K and V are in it already.
+A layer's cache is ``[2, blocks, kv_heads, block_size, D]``; the new tokens' K and V are in it already. It may hold
+bytes of e4m3 with scales, see ``rosebatch_kernels.common.e4m3``.
 """
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from rosebatch_kernels.common.e4m3 import dequantized
 from rosebatch_kernels.common.gather import gather
 from rosebatch_kernels.paged_attention.reference import softmax
 
@@ -19,6 +21,7 @@ def decode(
     scale: float,
     soft_cap: float = 0.0,
     sinks: Tensor | None = None,
+    scales: Tensor | None = None,
 ) -> Tensor:
     """Attention of one token for each sequence.
 
@@ -30,12 +33,13 @@ def decode(
         scale: factor on q·k.
         soft_cap: bound of a score, see ``rosebatch_kernels.paged_attention.decode``; 0 for none.
         sinks: ``[heads]``, a further logit of each head's softmax, without a value.
+        scales: of a cache of e4m3; None for one of floats.
 
     Returns:
         ``[B, heads · D]``.
     """
     batch, heads, size = q.shape
-    k, v = gather(cache, rows, batch, mask.shape[-1])
+    k, v = _keys(q, cache, scales, rows, batch, mask.shape[-1])
     if soft_cap or sinks is not None:
         return _attend(q[:, :, None], k, v, mask, scale, soft_cap, sinks).view(batch, heads * size)
     # The heads that share a K/V head become the query rows of one product: K and V are never repeated.
@@ -52,6 +56,7 @@ def prefill(
     scale: float,
     soft_cap: float = 0.0,
     sinks: Tensor | None = None,
+    scales: Tensor | None = None,
 ) -> Tensor:
     """Attention of a tile of ``R`` successive tokens for each sequence, all tiles at the same positions.
 
@@ -61,7 +66,7 @@ def prefill(
         rows: from ``gather_rows``.
         mask: ``[R, keys]`` in q's dtype: 0 for the keys that a token sees, -inf for the others.
         scale: factor on q·k.
-        soft_cap, sinks: as for ``decode``.
+        soft_cap, sinks, scales: as for ``decode``.
 
     Returns:
         ``[B · R, heads · D]``.
@@ -69,12 +74,21 @@ def prefill(
     _, heads, size = q.shape
     tile, keys = mask.shape
     tiles = q.view(-1, tile, heads, size).transpose(1, 2)
-    k, v = gather(cache, rows, len(tiles), keys)
+    k, v = _keys(q, cache, scales, rows, len(tiles), keys)
     if soft_cap or sinks is not None:
         out = _attend(tiles, k, v, mask, scale, soft_cap, sinks)
     else:
         out = scaled_dot_product_attention(tiles, k, v, attn_mask=mask, scale=scale, enable_gqa=heads != k.shape[1])
     return out.transpose(1, 2).reshape(-1, heads * size)
+
+
+def _keys(q: Tensor, cache: Tensor, scales: Tensor | None, rows: Tensor, batch: int, keys: int) -> tuple[Tensor, ...]:
+    """K and V ``[B, kv_heads, keys, D]`` in q's dtype."""
+    gathered = gather(cache, rows, batch, keys)
+    if scales is None:
+        return gathered
+    factors = gather(scales, rows, batch, keys)
+    return tuple(dequantized(*each).to(q.dtype) for each in zip(gathered, factors, strict=True))
 
 
 def _attend(

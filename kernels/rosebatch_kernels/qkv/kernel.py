@@ -31,6 +31,7 @@ def prepare(
     rotary: tuple[Tensor, Tensor] | None = None,
     qk_norm: HeadNorm | None = None,
     rotary_rows: Tensor | None = None,
+    scales: Tensor | None = None,
     device: Device,
 ) -> None:
     """See ``rosebatch_kernels.qkv.reference``."""
@@ -41,6 +42,7 @@ def prepare(
     _prepare[(len(qkv),)](
         qkv=qkv,
         cache=cache,
+        scales=scales,
         block_table=block_table,
         rows=rows,
         positions=positions,
@@ -113,6 +115,7 @@ def _norm_row(place, weight, exists, eps, SIZE: tl.constexpr, PDL: tl.constexpr)
 def _prepare(
     qkv,
     cache,
+    scales,
     block_table,
     rows,
     positions,
@@ -153,5 +156,5 @@ def _prepare(
     k = normed_and_rotated(k_halves, weight_halves(k_norm, h, real, SHAPE), turned, SHAPE)
     mask = real & (d < SHAPE.D)
     v = tl.load(start + (SHAPE.HEADS + SHAPE.KV_HEADS + h) * SHAPE.D + d, mask=mask)
-    pages = pages_of(cache, num_blocks, block_table + row * table_stride, h, SHAPE)
-    store(pages, place_of(pages, position, SHAPE), k, v, mask)
+    pages = pages_of(cache, scales, num_blocks, block_table + row * table_stride, h, SHAPE)
+    store(pages, place_of(pages, position, SHAPE), k, v, mask, SHAPE.D)

@@ -1,5 +1,7 @@
 """PyTorch reference of the step between the fused QKV projection and attention."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -21,6 +23,7 @@ def prepare(
     rotary: tuple[Tensor, Tensor] | None = None,
     qk_norm: HeadNorm | None = None,
     rotary_rows: Tensor | None = None,
+    scales: Tensor | None = None,
 ) -> None:
     """Normalise and rotate q in place. Normalise and rotate k, and write k and v to the cache.
 
@@ -35,6 +38,7 @@ def prepare(
             sin is negated. The first R of D channels are rotated.
         qk_norm: of each head, before the rotation.
         rotary_rows: ``[T]`` int32, each token's row of ``rotary``; None if it is the position.
+        scales: of a cache of e4m3, written in place; see ``rosebatch_kernels.common.e4m3``.
     """
     real = rows >= 0
     qkv_real, where = qkv[real], positions[real].long()
@@ -43,7 +47,7 @@ def prepare(
     turned = None if rotary is None else (rotary[0][rotary_rows, None], rotary[1][rotary_rows, None])
     q, k, v = split_heads(qkv_real, num_heads, kv_heads, turned, qk_norm)
     qkv[real, : num_heads * size] = q.reshape(len(q), -1)
-    append(cache, k, v, cache_rows(block_table, rows[real], where, kv_heads, block_size))
+    append(cache, k, v, cache_rows(block_table, rows[real], where, kv_heads, block_size), scales)
 
 
 def whole_rms_norm_(qkv: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float) -> None:
@@ -69,6 +73,7 @@ def prepared(
     num_heads: int,
     rotary: tuple[Tensor, Tensor] | None,
     qk_norm: HeadNorm | None,
+    scales: Tensor | None = None,
 ) -> Tensor:
     """A copy of ``qkv`` after ``prepare``, for a decode step: row i of the block table is token i's.
 
@@ -78,5 +83,6 @@ def prepared(
     numbers = torch.arange(len(qkv), dtype=torch.int32, device=qkv.device)
     rows = torch.where(live, numbers, -1)
     qkv = qkv.clone()
-    prepare(qkv, cache, block_table, rows, positions, num_heads=num_heads, rotary=rotary, qk_norm=qk_norm)
+    options: dict[str, Any] = {"num_heads": num_heads, "rotary": rotary, "qk_norm": qk_norm, "scales": scales}
+    prepare(qkv, cache, block_table, rows, positions, **options)
     return qkv

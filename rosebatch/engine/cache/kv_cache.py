@@ -17,7 +17,14 @@ from rosebatch.ops.ops import Ops
 
 def bytes_per_block(layers: Iterable[Sequence[Planes]], block_size: int, dtype: torch.dtype) -> int:
     """Bytes of one block in all planes of these layers."""
-    return block_size * dtype.itemsize * sum(math.prod(planes) for layer in layers for planes in layer)
+    return block_size * sum(p.numbers * _dtype(p.dtype, dtype).itemsize for layer in layers for p in layer)
+
+
+def _dtype(own: str | None, dtype: torch.dtype) -> torch.dtype:
+    """Of planes, by the name of their own."""
+    found = dtype if own is None else getattr(torch, own)
+    assert isinstance(found, torch.dtype)
+    return found
 
 
 def bytes_for_longest(
@@ -28,7 +35,7 @@ def bytes_for_longest(
     Args:
         config: of the model.
         block_size: tokens of a block.
-        dtype: of K and V.
+        dtype: of activations.
         lengths: tokens of each sequence.
         slots: sequences at a time.
         chunk: most tokens of a step with prompts.
@@ -48,7 +55,7 @@ class KVCache:
         layers: the planes of each layer, in order.
         num_blocks: of each group of layers; a block id means the same place in all layers of a group.
         block_size: tokens of a block.
-        dtype: of all planes.
+        dtype: of planes that have none of their own, that of activations.
         device: of the tensors.
         ops: the operators of this run.
         group_of: the group of each layer, see ``window_groups``; None for one group.
@@ -82,9 +89,10 @@ class KVCache:
             members = [layer for layer, each in enumerate(kinds) if each == kind]
             group, planes = kind
             # Zeros, not empty: keys past a sequence's end are masked, but a masked NaN would still spread.
+            blocks = num_blocks[group]
             tensors = [
-                zeros((len(members), number, num_blocks[group], heads, block_size, width), dtype, device)
-                for heads, width, number in planes
+                zeros((len(members), number, blocks, heads, block_size, width), _dtype(own_dtype, dtype), device)
+                for heads, width, number, own_dtype in planes
             ]
             self.tensors += tensors
             self._groups[group] += tensors

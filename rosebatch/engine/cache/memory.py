@@ -76,7 +76,6 @@ def plan_memory(
     limits: RunConfig,
     block_size: int,
     dtype: torch.dtype,
-    kv_dtype: torch.dtype,
     device: DeviceMemory,
     state_bytes: int = 0,
     windows: Sequence[int] | None = None,
@@ -92,7 +91,6 @@ def plan_memory(
         limits: of the engine.
         block_size: tokens of a KV cache block.
         dtype: of activations.
-        kv_dtype: of K and V.
         device: with the weights in it.
         state_bytes: that a sequence's states take next to its blocks.
         windows: the sliding window of each layer; None for full attention in all.
@@ -115,7 +113,7 @@ def plan_memory(
         share = limits.gpu_memory_utilization
         usable = int(min(share * device.total - device.taken, share * free))
         if fused_sampler and limits.max_num_seqs == "auto":
-            row = -(-_SLOT_TOKENS // block_size) * bytes_per_block(layers, block_size, kv_dtype) + state_bytes
+            row = -(-_SLOT_TOKENS // block_size) * bytes_per_block(layers, block_size, dtype) + state_bytes
             left = limits.kv_cache_bytes or usable - step_bytes(config, tokens, _MAX_SLOTS, dtype)
             slots = min(max(left // row // 64 * 64, slots), _MAX_SLOTS)
         memory = usable - step_bytes(config, tokens, slots, dtype)
@@ -128,7 +126,7 @@ def plan_memory(
     longest = config.max_model_len
     # A whole prompt may begin at the end of the budget.
     limit = {"longest": longest, "slots": slots, "chunk": tokens + longest * whole_prompts}
-    sizes = [bytes_per_block(each, block_size, kv_dtype) for each in members]
+    sizes = [bytes_per_block(each, block_size, dtype) for each in members]
     blocks = share_memory(memory, sizes, [max_blocks(window, block_size, **limit) for window in windows])
     if min(blocks) < 1 or min(blocks) * block_size < 2:
         raise FlagError(_no_room(limits, device.device, memory, block_size, sum(sizes)))

@@ -100,7 +100,7 @@ def find_floor(
 
     Args:
         config: the model's.
-        itemsize: bytes of a weight and of a K/V element.
+        itemsize: bytes of a weight, and of a K/V element that is not stored as e4m3.
         prompt_lens: tokens of each prompt, the shared prefix included.
         output_lens: tokens generated for each; prefill yields the first. 0 for a prompt that is pooled.
         max_num_seqs: how many run at once; the others follow, the longest first.
@@ -121,7 +121,7 @@ def find_floor(
     live = _live_sequences(output_lens, max_num_seqs)
     steps = live.total()
     longest = max((n + o for n, o in zip(own_lens, output_lens, strict=True)), default=0)
-    pairs = keys = 0
+    pairs = key_bytes = 0
     if last:
         # In place of all queries of the last layer, those of the last tokens.
         window = config.kv_windows[-1]
@@ -132,11 +132,10 @@ def find_floor(
         # The step after k generated tokens reads their K and V and the prompt's. A window moves past the prefix.
         prefix_keys = min(cached_prefix, max(window - longest, 0)) if window else cached_prefix
         own_keys = sum(_seen(n + o - 1, window) - _seen(n, window) for n, o in zip(own_lens, output_lens, strict=True))
-        keys += count * (prefix_keys * steps + own_keys)
+        key_bytes += count * (prefix_keys * steps + own_keys) * _key_bytes(config, window, itemsize)
     attention = 4 * config.num_heads * config.head_dim * pairs
-    key_bytes = 2 * config.num_kv_heads * config.head_dim * itemsize
     weights = sum(n * (_bytes_read(config, _reached(config, rows), kept) + head * itemsize) for rows, n in live.items())
-    read = weights + keys * key_bytes
+    read = weights + key_bytes
     if config.delta:
         # A decode step reads and writes each sequence's state.
         read += 2 * config.num_state_layers * config.delta.memory_bytes * sum(length - 1 for length in output_lens)
@@ -148,6 +147,12 @@ def _bytes_read(config: ModelConfig, num_experts: float, kept: MatrixBytes) -> f
     """Bytes of the layers' matrices with this number of routed experts."""
     of_all = _parameters(config, 0)
     return of_all * kept.layers + (_parameters(config, num_experts) - of_all) * kept.experts
+
+
+def _key_bytes(config: ModelConfig, window: int, itemsize: int) -> int:
+    """Bytes of a token's K and V in a layer with this window; e4m3 has a scale of 4 bytes for each head."""
+    head = config.head_dim + 4 if config.stores_e4m3(window) else config.head_dim * itemsize
+    return 2 * config.num_kv_heads * head
 
 
 def _parameters(config: ModelConfig, num_experts: float) -> float:

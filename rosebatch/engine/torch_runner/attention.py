@@ -5,7 +5,6 @@ from the token's position. So a token's attention is the same computation alone 
 after a preemption: its bits depend on its own sequence only.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -86,7 +85,7 @@ class GatheredAttention:
         self.group_of = {spec.window: cache.group_of[spec.layer] for spec in specs}
         self.reads: set[_Read] = {(spec.planes, spec.window) for spec in specs}
         # The bytes of a token in the widest layer.
-        self.token_bytes = cache.dtype.itemsize * max(sum(map(math.prod, planes)) for planes, _ in self.reads)
+        self.token_bytes = cache.dtype.itemsize * max(sum(each.numbers for each in planes) for planes, _ in self.reads)
         self._append_rows = {
             (planes, window): tuple(self._rows_of(batch.slots[self.group_of[window]], each.heads) for each in planes)
             for planes, window in self.reads
@@ -188,7 +187,7 @@ class GatheredAttention:
         tiles = {}
         for planes, window in self.reads:
             blocks = self.cache.num_blocks[self.group_of[window]]
-            each = tuple(gather_rows(tables[window], blocks, heads, number) for heads, _, number in planes)
+            each = tuple(gather_rows(tables[window], blocks, plane.heads, plane.number) for plane in planes)
             tiles[planes, window] = GatheredTiles(generated, each, masks[window])
         self.groups.append(_Group(first, len(order), tiles))
         return order

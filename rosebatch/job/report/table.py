@@ -57,7 +57,11 @@ def table(report: dict[str, Any]) -> list[tuple[str, str]]:
             f"{report['steps']}, {counted(report['syncs'], 'sync')}, {counted(report['preemptions'], 'preemption')}",
         ),
         ("host work per row", host_work or "-"),
-        ("KV cache", f"{report['max_blocks_used']} of {engine['kv_cache_blocks']} blocks used at most"),
+        (
+            "KV cache",
+            f"{report['max_blocks_used']} of {engine['kv_cache_blocks']} blocks used at most"
+            + (", fp8" if engine.get("kv_cache_dtype") == "fp8" else ""),
+        ),
         (
             "peak memory",
             ", ".join(f"{name} {size / 2**30:.2f} GiB" for name, size in report["peak_memory_bytes"].items()),

@@ -1,5 +1,6 @@
 """The transformers fallback: a network of transformers' as a ``Model``, with our attention and operators inside."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ class Fallback:
 
     Args:
         decoder: on its device.
+        config: of the model.
         ops: the operators of the run.
         waits: why its steps cannot be CUDA graphs; None if they can.
 
@@ -40,11 +42,11 @@ class Fallback:
         layers: none that a profiler could name parts of.
     """
 
-    def __init__(self, decoder: Decoder, ops: Ops, waits: str | None) -> None:
+    def __init__(self, decoder: Decoder, config: ModelConfig, ops: Ops, waits: str | None) -> None:
         self.decoder = decoder
         self.ops = ops
         self.layers: list[Any] = []
-        self.mixers = decoder.layers.specs
+        self.mixers = [replace(spec, e4m3=config.stores_e4m3(spec.window)) for spec in decoder.layers.specs]
         self.waits = waits
 
     def forward(
@@ -90,7 +92,7 @@ def load_fallback(
     if device.type == "cuda":
         # What fusing left free counts as taken otherwise, and the KV cache would be smaller.
         torch.cuda.empty_cache()
-    return Fallback(decoder, ops, waits_for_host(decoder))
+    return Fallback(decoder, config, ops, waits_for_host(decoder))
 
 
 def _fuse_if_same(decoder: Decoder, config: ModelConfig, ops: Ops) -> None:

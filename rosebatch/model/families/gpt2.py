@@ -85,6 +85,7 @@ class GPT2:
                 head_dim=c.head_dim,
                 scale=c.attention_scale(index),
                 window=c.sliding_window(index),
+                e4m3=c.stores_e4m3(c.sliding_window(index)),
             ),
             out=linear("attn.c_proj", hidden, hidden, inputs=own),
             mlp_norm=self._load_norm(prefix + "ln_2", weights),

@@ -58,22 +58,22 @@ class AttentionSpec(MixerSpec):
         return None if self.window else (self.num_heads, self.num_kv_heads)
 
     @abstractmethod
-    def attend(self, q: Tensor, cache: Tensor, tiles: GatheredTiles) -> Tensor:
-        """``[R, heads · D]`` of queries ``[R, heads, D]``; ``cache`` holds K and V."""
+    def attend(self, q: Tensor, planes: tuple[Tensor, ...], tiles: GatheredTiles) -> Tensor:
+        """``[R, heads · D]`` of queries ``[R, heads, D]``; the first of the planes holds K and V."""
 
     def gathered(self, step: GatheredContext, inputs: tuple[Tensor, ...]) -> Tensor:
         """Append K and V of all sequences, then attend: a block filled in this step can be read in it."""
-        (qkv,), (cache,) = inputs, step.planes(self)
+        (qkv,), planes = inputs, step.planes(self)
         rotation = step.rotation(self.rotary)
         q, k, v = step.ops.split_heads(qkv, self.num_heads, self.num_kv_heads, rotation, self.qk_norm)
-        step.ops.kv_append(cache, k, v, *step.append_rows(self))
-        return step.attend(self, q, lambda q, tiles: self.attend(q, cache, tiles))
+        _append(step, self, k, v)
+        return step.attend(self, q, lambda q, tiles: self.attend(q, planes, tiles))
 
 
 SpecT = TypeVar("SpecT", bound=AttentionSpec)
 
-# Takes the spec, the projection, the layer's cache and the step; returns the first argument of the attention kernel.
-_Prepare = Callable[[AttentionSpec, Tensor, Tensor, DeviceContext], Tensor]
+# Takes the spec, the projection and the step; returns the first argument of the attention kernel.
+_Prepare = Callable[[AttentionSpec, Tensor, DeviceContext], Tensor]
 
 
 class DeviceAttention(DeviceMixer[SpecT]):
@@ -88,7 +88,7 @@ class DeviceAttention(DeviceMixer[SpecT]):
             self.prepare_decode = _leave_to_kernel if self.qkv.decode_rotates else _rotate_apart
 
     @abstractmethod
-    def prefill(self, spec: SpecT, step: PackedContext, q: Tensor, cache: Tensor, tiles: Tensor) -> Tensor:
+    def prefill(self, spec: SpecT, step: PackedContext, q: Tensor, tiles: Tensor) -> Tensor:
         """``[T, heads · D]``; only rows of these tiles are computed."""
 
     @abstractmethod
@@ -99,19 +99,17 @@ class DeviceAttention(DeviceMixer[SpecT]):
         """See ``DeviceMixer``. K and V of all chunks are written before any is read."""
         # Each of the last rows has a tile of its own. Tiles that chunks share are faster.
         tiles = step.tiles if wanted is None or len(step.pieces) else step.last_tiles
-        (cache,) = step.planes(spec)
         spec, qkv = self._normed(spec, *inputs)
-        out = self.prefill(spec, step, self.prepare_packed(spec, qkv, cache, step), cache, tiles)
+        out = self.prefill(spec, step, self.prepare_packed(spec, qkv, step), tiles)
         return out if wanted is None else out[wanted]
 
     def decode(self, spec: SpecT, step: DecodeContext, inputs: tuple[Tensor, ...]) -> Tensor:
         """See ``DeviceMixer``. The kernel does all of it, or attends to what was prepared."""
-        (cache,) = step.planes(spec)
         spec, qkv = self._normed(spec, *inputs)
-        qkv = self.prepare_decode(spec, qkv, cache, step)
-        rows = step.table(spec), step.positions, step.limits
+        qkv = self.prepare_decode(spec, qkv, step)
+        rows = step.planes(spec)[0], step.table(spec), step.positions, step.limits
         options = self.decode_options(spec, step) | (_rotation(spec) if self.qkv.decode_rotates else {})
-        return self.decode_kernel(qkv, cache, *rows, num_heads=spec.num_heads, scale=spec.scale, **options)
+        return self.decode_kernel(qkv, *rows, num_heads=spec.num_heads, scale=spec.scale, **options)
 
     def _normed(self, spec: SpecT, qkv: Tensor) -> tuple[SpecT, Tensor]:
         """q and k normed by kernels of their own, and a spec without a norm: where no other kernel norms them."""
@@ -120,29 +118,38 @@ class DeviceAttention(DeviceMixer[SpecT]):
         qkv = self.qkv.norm_heads(qkv, spec.num_heads, spec.num_kv_heads, spec.qk_norm)
         return replace(spec, qk_norm=None), qkv
 
-    def _prepare_in_one(self, spec: AttentionSpec, qkv: Tensor, cache: Tensor, step: DeviceContext) -> Tensor:
+    def _prepare_in_one(self, spec: AttentionSpec, qkv: Tensor, step: DeviceContext) -> Tensor:
         """Norm, rotate and append by one kernel, q in place."""
         assert self.qkv.prepare is not None
+        cache, *scales = step.planes(spec)
         options = {"num_heads": spec.num_heads, "rotary_rows": step.rotary_rows, **_rotation(spec)}
+        if scales:
+            (options["scales"],) = scales
         self.qkv.prepare(qkv, cache, step.table(spec), step.rows(), step.positions, **options)
         return qkv
 
 
-def _leave_to_kernel(spec: AttentionSpec, qkv: Tensor, cache: Tensor, step: DeviceContext) -> Tensor:
+def _leave_to_kernel(spec: AttentionSpec, qkv: Tensor, step: DeviceContext) -> Tensor:
     return qkv
 
 
-def _rotate_apart(spec: AttentionSpec, qkv: Tensor, cache: Tensor, step: DeviceContext) -> Tensor:
+def _rotate_apart(spec: AttentionSpec, qkv: Tensor, step: DeviceContext) -> Tensor:
     """Norm and rotate by separate operators; the decode kernel appends."""
     if spec.rotary is None and spec.qk_norm is None:
         return qkv
     return torch.cat(_heads(spec, qkv, step), 1).view(len(qkv), -1)
 
 
-def _prepare_apart(spec: AttentionSpec, qkv: Tensor, cache: Tensor, step: DeviceContext) -> Tensor:
+def _append(step: GatheredContext | DeviceContext, spec: AttentionSpec, k: Tensor, v: Tensor) -> None:
+    """Write K and V, with scales if there are any: these have the same rows."""
+    cache, *scales = step.planes(spec)
+    step.ops.kv_append(cache, k, v, step.append_rows(spec)[0], *scales)
+
+
+def _prepare_apart(spec: AttentionSpec, qkv: Tensor, step: DeviceContext) -> Tensor:
     """Norm, rotate and append by separate operators."""
     q, k, v = _heads(spec, qkv, step)
-    step.ops.kv_append(cache, k, v, *step.append_rows(spec))
+    _append(step, spec, k, v)
     return qkv if spec.rotary is None and spec.qk_norm is None else q.reshape(len(qkv), -1)
 
 

@@ -97,7 +97,8 @@ class CompressedTensors:
                 raise ValueError(f"quantization_config: {name} is not supported")
         fields.choice("format", _FORMATS)
         groups = fields.objects("config_groups").values()
-        if not groups:
+        # Some checkpoints have scales of a KV cache alone, whose weights are plain.
+        if not groups and not fields.get("kv_cache_scheme"):
             raise fields.unserved("config_groups", fields.get("config_groups"))
         schemes = [Scheme.of(group) for group in groups if group.get("weights") is not None]
         return cls(tuple(schemes), _patterns(fields, "ignore"))

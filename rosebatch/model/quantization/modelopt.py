@@ -37,6 +37,9 @@ class ModelOpt:
         """
         fields = Fields(config)
         layers = fields.objects("quantized_layers").values() if fields.get("quant_algo") == _MIXED else [fields]
+        if fields.get("quant_algo") is None and fields.get("kv_cache_quant_algo"):
+            # Scales of a KV cache alone: weights are plain.
+            layers = []
         for each in layers:
             if each.get("quant_algo") not in list(_SERVED):
                 raise each.unserved("quant_algo", each.get("quant_algo"))

@@ -24,9 +24,9 @@ class HP1Spec(AttentionSpec):
     def __post_init__(self) -> None:
         assert not self.window, "the kernels have no windows"
 
-    def attend(self, q: Tensor, cache: Tensor, tiles: GatheredTiles) -> Tensor:
+    def attend(self, q: Tensor, planes: tuple[Tensor, ...], tiles: GatheredTiles) -> Tensor:
         """See ``AttentionSpec``."""
-        (rows,) = tiles.rows
+        (cache,), (rows,) = planes, tiles.rows
         kernel = gathered.decode if tiles.generated else gathered.prefill
         return kernel(q, cache, rows, tiles.mask, self.scale, self.gate)
 
@@ -43,8 +43,9 @@ class DeviceHP1(DeviceAttention[HP1Spec]):
         self.kernels = hp1_kernels(setup.max_num_seqs, {spec.heads for spec in specs}, setup.switches, setup.device)
         super().__init__(setup, self.kernels.decode)
 
-    def prefill(self, spec: HP1Spec, step: PackedContext, q: Tensor, cache: Tensor, tiles: Tensor) -> Tensor:
+    def prefill(self, spec: HP1Spec, step: PackedContext, q: Tensor, tiles: Tensor) -> Tensor:
         """See ``DeviceAttention``."""
+        (cache,) = step.planes(spec)
         options = {"num_heads": spec.num_heads, "scale": spec.scale}
         return self.kernels.prefill(q, cache, step.table(spec), tiles, spec.gate, **options)
 

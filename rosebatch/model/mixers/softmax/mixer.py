@@ -6,8 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
+from rosebatch.config.model import Planes, e4m3_planes
 from rosebatch.model.mixers.kv_attention import AttentionSpec, DeviceAttention
-from rosebatch.model.mixers.mixer import DecodeContext, DeviceSetup, GatheredTiles, PackedContext
+from rosebatch.model.mixers.mixer import DecodeContext, DeviceSetup, GatheredTiles, PackedContext, Step
 from rosebatch.ops.attention import gathered, softmax_kernels
 
 
@@ -18,21 +19,29 @@ class SoftmaxSpec(AttentionSpec):
     Attributes:
         soft_cap: a score becomes ``soft_cap · tanh(score / soft_cap)`` before the mask; 0 for no cap (Gemma 2).
         sinks: ``[num_heads]``, a further logit of each head's softmax, which has no value (gpt-oss); None for none.
+        e4m3: whether K and V are stored so, with a scale for each token and K/V head.
     """
 
     soft_cap: float = 0.0
     sinks: Tensor | None = None
+    e4m3: bool = False
+
+    @property
+    def planes(self) -> tuple[Planes, ...]:
+        """One tensor for K and V; scales are a further one."""
+        planes = Planes(self.num_kv_heads, self.head_dim, 2)
+        return e4m3_planes(planes) if self.e4m3 else (planes,)
 
     @property
     def groups_tiles(self) -> bool:
         """Rows of a tile see the same keys, but for those of a window."""
         return not self.window
 
-    def attend(self, q: Tensor, cache: Tensor, tiles: GatheredTiles) -> Tensor:
+    def attend(self, q: Tensor, planes: tuple[Tensor, ...], tiles: GatheredTiles) -> Tensor:
         """See ``AttentionSpec``."""
-        (rows,) = tiles.rows
+        cache, *scales = planes
         kernel = gathered.decode if tiles.generated else gathered.prefill
-        return kernel(q, cache, rows, tiles.mask, self.scale, self.soft_cap, self.sinks)
+        return kernel(q, cache, tiles.rows[0], tiles.mask, self.scale, self.soft_cap, self.sinks, *scales)
 
     @classmethod
     def on_device(cls, specs: Sequence["SoftmaxSpec"], setup: DeviceSetup) -> "DeviceSoftmax":
@@ -48,9 +57,11 @@ class DeviceSoftmax(DeviceAttention[SoftmaxSpec]):
         self.kernels = softmax_kernels(setup.max_num_seqs, heads, setup.switches, setup.dtype, setup.device)
         super().__init__(setup, self.kernels.decode)
 
-    def prefill(self, spec: SoftmaxSpec, step: PackedContext, q: Tensor, cache: Tensor, tiles: Tensor) -> Tensor:
+    def prefill(self, spec: SoftmaxSpec, step: PackedContext, q: Tensor, tiles: Tensor) -> Tensor:
         """See ``DeviceAttention``."""
+        cache, scales = _cache_of(spec, step)
         options = {"num_heads": spec.num_heads, "scale": spec.scale, "soft_cap": spec.soft_cap, "sinks": spec.sinks}
+        options["scales"] = scales
         if len(step.pieces):
             return self.kernels.prefill_shared(q, cache, step.table(spec), tiles, step.pieces, **options)
         return self.kernels.prefill(q, cache, step.table(spec), tiles, window=spec.window, **options)
@@ -62,7 +73,8 @@ class DeviceSoftmax(DeviceAttention[SoftmaxSpec]):
             # A key leaves the windows of rows at different times, so a row has all keys of its window here.
             keys, divided = None, spec.window > self.kernels.undivided_keys(len(step.positions))
         of_spec = {"window": spec.window, "soft_cap": spec.soft_cap, "sinks": spec.sinks}
-        return {"keys": keys, "divided": divided, **of_spec}
+        _, scales = _cache_of(spec, step)
+        return {"keys": keys, "divided": divided, "scales": scales, **of_spec}
 
     def undivided_keys(self, batch: int) -> int:
         """See ``DeviceMixer``."""
@@ -71,3 +83,9 @@ class DeviceSoftmax(DeviceAttention[SoftmaxSpec]):
     def decode_form(self, batch: int, *, divided: bool) -> Hashable:
         """See ``DeviceMixer``."""
         return self.kernels.decode_form(batch, divided=divided)
+
+
+def _cache_of(spec: SoftmaxSpec, step: Step) -> tuple[Tensor, Tensor | None]:
+    """K and V, and their scales; None if they are no e4m3."""
+    cache, *scales = step.planes(spec)
+    return cache, scales[0] if scales else None

@@ -96,6 +96,7 @@ def load_attention(
         window=c.sliding_window(layer),
         soft_cap=c.attention_soft_cap,
         sinks=sinks,
+        e4m3=c.stores_e4m3(c.sliding_window(layer)),
         qk_norm=qk_norm,
         rotary=rotary,
     )
