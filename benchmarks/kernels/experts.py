@@ -1,16 +1,22 @@
-"""Times a mixture of experts, with the tiles of the table or with all candidates: ``bench.py [sweep]``.
+"""Times a mixture of experts, with the tiles of the table or with all candidates.
 
-``python -m benchmarks.kernels.experts``. Bytes are those of the active experts' weights, each once, and of the
-rows; operations those of k experts a token. The time includes the sort, and leaves out the router and the final sum.
+``python -m benchmarks.kernels.experts [sweep] [FORM ...]``; forms are those of ``FORMS``, bf16 without any. Bytes are
+those of the active experts' weights as they are kept, each once, and of the rows; operations those of k experts a
+token. The time includes the sort, and leaves out the router and the final sum.
 """
 
+import math
 import sys
 from functools import partial
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from benchmarks.kernels.inputs import randn
 from benchmarks.kernels.launchers import Launchers
 from benchmarks.kernels.table import bench
+from rosebatch_kernels.experts.packed import CHUNK, Packed, empty_words
 from rosebatch_kernels.experts.sizes import SIZES, Step, Tile
 
 _KERNEL, _ROUTER = Launchers("experts.kernel"), Launchers("experts.router")
@@ -20,8 +26,18 @@ _SHAPES = {
     "gpt-oss-20b": (32, 4, 2880, 2880, "clamped_swiglu", True),
 }
 _TOKENS = (1, 8, 32, 256, 1024, 4096, 16384)
+# Of weights that stay quantized: form, columns that share a scale, and whether there are zeros.
+FORMS = {
+    "bf16": None,
+    "mxfp4": ("e2m1", 32, False),
+    "fp8-rows": ("e4m3", 0, False),
+    "fp8-blocks": ("e4m3", 128, False),
+    "int4-128": ("int4", 128, False),
+    "int4-128-zeros": ("int4", 128, True),
+    "int4-32": ("int4", 32, False),
+}
 _FEW = [
-    Step(0, Tile(rows, *up), Tile(rows, *down))
+    Step(0, *(2 * (Tile(rows, *up), Tile(rows, *down))))
     for rows in (16, 32)
     for up, down in (
         ((32, 128, 4, 4), (32, 128, 4, 5)),
@@ -31,7 +47,7 @@ _FEW = [
     )
 ]
 _MANY = [
-    Step(0, Tile(rows, *up), Tile(rows, *down))
+    Step(0, *(2 * (Tile(rows, *up), Tile(rows, *down))))
     for rows, up, down in (
         (64, (64, 64, 4, 4), (128, 64, 4, 4)),
         (64, (64, 64, 4, 4, True), (128, 64, 4, 4, True)),
@@ -45,34 +61,74 @@ _MANY = [
 ]
 
 
-def main(sweep: bool) -> None:
-    """Write one line for each shape and number of tokens, and with ``sweep`` for each candidate."""
+# Rows of x, rows of the weight, warps and stages of quantized weights.
+_PACKED = [
+    Step(0, *(4 * (Tile(rows, columns, CHUNK, warps, stages),)))
+    for rows, columns, warps, stages in (
+        *((16, 64, 4, 3), (16, 64, 4, 5), (16, 64, 4, 7), (16, 128, 4, 4), (16, 128, 8, 4), (32, 64, 4, 4)),
+        *((32, 128, 4, 4), (64, 64, 4, 3), (64, 128, 8, 3), (64, 128, 4, 3), (128, 64, 4, 3), (128, 64, 8, 3)),
+        *((128, 128, 8, 2), (128, 128, 8, 3), (128, 256, 8, 2)),
+    )
+]
+
+
+def main(sweep: bool, forms: list[str]) -> None:
+    """Write one line for each shape, form and number of tokens, and with ``sweep`` for each candidate."""
     for name, (experts, k, size, inner, activation, biased) in _SHAPES.items():
-        layer: dict[str, Any] = {
-            "gate_up": randn(experts, 2 * inner, size) * size**-0.5,
-            "down": randn(experts, size, inner) * inner**-0.5,
-            "gate_up_bias": randn(experts, 2 * inner) if biased else None,
-            "down_bias": randn(experts, size) if biased else None,
-            "activation": activation,
-        }
-        for tokens in _TOKENS:
-            # Other experts in each call, so that few of them come from the cache.
-            inputs = [
-                (randn(tokens, size), *_ROUTER.route(randn(tokens, experts), k, normalize=True)) for _ in range(4)
-            ]
-            active = sum(len(ids.unique()) for _, ids, _ in inputs) / len(inputs)
-            moved = int(active * 3 * size * inner * 2) + 2 * inputs[0][0].nbytes
-            flops = 6 * tokens * k * size * inner
-            candidates = (_FEW if tokens <= 32 else _FEW[4:] + _MANY if tokens == 256 else _MANY) if sweep else []
-            for step in [SIZES.measured.at(tokens * k // experts, 2), *candidates]:
-                call = partial(_KERNEL.parts, **layer, step=step)
-                calls = 20 if tokens <= 256 else 4
-                label = f"{name} T={tokens} {tuple(step.up)} {tuple(step.down[1:])}" if sweep else f"{name} T={tokens}"
-                try:
-                    bench(label, call, inputs, moved=moved, flops=flops, repeats=5, calls=calls)
-                except Exception as error:  # A candidate may need more shared memory than there is.
-                    sys.stdout.write(f"{label}: {type(error).__name__}\n")
+        for form in forms:
+            layer: dict[str, Any] = {
+                "gate_up": _matrices(form, experts, 2 * inner, size),
+                "down": _matrices(form, experts, size, inner),
+                "gate_up_bias": randn(experts, 2 * inner) if biased else None,
+                "down_bias": randn(experts, size) if biased else None,
+                "activation": activation,
+            }
+            for tokens in _TOKENS:
+                _bench(f"{name} {form}", layer, tokens, experts, k, sweep=sweep)
+
+
+def _matrices(form: str, experts: int, rows: int, columns: int) -> Tensor | Packed:
+    """Random ``[E, out, in]``: values do not change the time."""
+    kind = FORMS[form]
+    if kind is None:
+        dense: Tensor = randn(experts, rows, columns) * columns**-0.5
+        return dense
+    code, unit, has_zeros = kind
+    words = empty_words(code, experts, rows, columns, torch.device("cuda"))
+    words.random_(-(1 << 15), 1 << 15)
+    chunks = words.shape[1]
+    # Four exponents of 2^-7.
+    scales = torch.full((experts, chunks, rows), 0x78787878, dtype=torch.int32, device="cuda")
+    if code != "e2m1":
+        units = chunks * CHUNK // unit if unit else 1
+        scales = torch.full((experts, units, rows), columns**-0.5 / 100, device="cuda")
+    return Packed(code, columns, words, unit, scales, torch.full_like(scales, 7) if has_zeros else None)
+
+
+def _bench(name: str, layer: dict[str, Any], tokens: int, experts: int, k: int, *, sweep: bool) -> None:
+    gate_up, down = layer["gate_up"], layer["down"]
+    size, inner = down.shape[1:]
+    # Other experts in each call, so that few of them come from the cache.
+    inputs = [(randn(tokens, size), *_ROUTER.route(randn(tokens, experts), k, normalize=True)) for _ in range(4)]
+    active = sum(len(ids.unique()) for _, ids, _ in inputs) / len(inputs)
+    moved = int(active / experts * (gate_up.nbytes + down.nbytes)) + 2 * inputs[0][0].nbytes
+    flops = 6 * tokens * k * size * inner
+    candidates = []
+    if sweep and isinstance(down, Packed):
+        rows = tokens * k / experts
+        candidates = [each for each in _PACKED if each.up.rows <= max(16, 4 * 2 ** math.ceil(math.log2(max(rows, 1))))]
+    elif sweep:
+        candidates = _FEW if tokens <= 32 else _FEW[4:] + _MANY if tokens == 256 else _MANY
+    for step in [SIZES.measured.at(tokens * k // experts, 2), *candidates]:
+        call = partial(_KERNEL.parts, **layer, step=step)
+        calls = 20 if tokens <= 256 else 4
+        up, own = step.tiles(isinstance(gate_up, Packed), isinstance(down, Packed))
+        label = f"{name} T={tokens} {tuple(up)} {tuple(own[1:])}" if sweep else f"{name} T={tokens}"
+        try:
+            bench(label, call, inputs, moved=moved, flops=flops, repeats=5, calls=calls)
+        except Exception as error:  # A candidate may need more shared memory than there is.
+            sys.stdout.write(f"{label}: {type(error).__name__}\n")
 
 
 if __name__ == "__main__":
-    main("sweep" in sys.argv[1:])
+    main("sweep" in sys.argv[1:], [each for each in sys.argv[1:] if each != "sweep"] or ["bf16"])

@@ -101,7 +101,7 @@ class Switches:
         hidden_by={"fused_rotary": "", "fused_kv_append": " in decode steps"},
     )
     quantized_linear: bool = _switch(
-        "Multiply fp8 and 4-bit weights as they are (off by default).", _CUDA, scenario="llama-8b-short", default=False
+        "Multiply quantized weights as they are (off by default).", _CUDA, scenario="llama-8b-short", default=False
     )
 
     @classmethod

@@ -69,7 +69,12 @@ def keeps(layout: Layout, switches: Switches, device: str, dtype: torch.dtype) -
 
 def keeps_experts(layout: Layout, switches: Switches, device: str, dtype: torch.dtype) -> bool:
     """The same of the products of routed experts."""
-    return False
+    if device != "cuda" or not switches.quantized_linear:
+        return False
+    columns = layout.block[1]
+    if layout.is_fp8:
+        return columns % 64 == 0
+    return layout.bits <= 4 and (columns == 32 if layout.floats else columns % 32 == 0)
 
 
 def _cpu_ops(switches: Switches) -> Ops:
@@ -126,7 +131,7 @@ def _cuda_ops(switches: Switches, input_group: int | None) -> Ops:
     return Ops(
         linear=lambda weight, bias: own_product(weight, bias) or product(weight.dense(), bias),
         head=lambda weight: own_product(weight, None) or head_product(weight.dense()),
-        experts=partial(_expert_kernels, device),
+        experts=partial(_expert_kernels, device, switches.quantized_linear),
         kv_append=partial(kv_cache_kernel.append, sizes=cache_sizes) if switches.batched_kv_append else kv_cache.append,
         copy_blocks=partial(kv_cache_kernel.copy_blocks, sizes=cache_sizes),
         gated_norm=partial(gated_norm, device=device),
@@ -137,20 +142,25 @@ def _cuda_ops(switches: Switches, input_group: int | None) -> Ops:
     )
 
 
-def _expert_kernels(device: Device, layer: Experts) -> RoutedExperts:
-    """Without a wait for the host: a step's graph holds them. The norm's kernel adds up the parts."""
+def _expert_kernels(device: Device, quantized: bool, layer: Experts) -> RoutedExperts:
+    """Without a wait for the host: a step's graph holds them. The norm's kernel adds up the parts.
+
+    With ``quantized``, weights stay as they are if the kernel decodes their format.
+    """
     from rosebatch_kernels.experts import kernel
+    from rosebatch_kernels.experts.packed import can_decode
     from rosebatch_kernels.experts.router import route
     from rosebatch_kernels.experts.sizes import SIZES
 
     biases = layer.gate_up_bias, layer.down_bias
-    matrices = layer.gate_up.dense(), layer.down.dense()
+    both, keeps = (layer.gate_up, layer.down), quantized and can_decode(device)
+    gate_up, down = ((weight.experts() if keeps else None) or weight.dense() for weight in both)
     k, normalize, activation = layer.k, layer.normalize, layer.activation
     parts = partial(kernel.parts, sizes=SIZES.of(device), device=device)
 
     def run(x: Tensor, logits: Tensor, shared: Tensor | None) -> Partial:
         ids, weights = route(logits, k, normalize=normalize, device=device)
-        return Partial(parts(x, ids, weights, *matrices, *biases, activation, shared))
+        return Partial(parts(x, ids, weights, gate_up, down, *biases, activation, shared))
 
     return run
 

@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from rosebatch_kernels.common.device import Device as Device
+from rosebatch_kernels.experts.packed import Packed as Packed
 from rosebatch_kernels.linear.interface import Linear as Linear
 
 # Indices of a dimension, in any order.
@@ -55,5 +56,13 @@ class Weight(ABC):
         Args:
             bias: in the dtype of the run, or None.
             device: a GPU; None for a CPU.
+        """
+        return None
+
+    def experts(self) -> Packed | None:
+        """``[E, out, in]`` as the products of experts on a GPU take it; None: they multiply ``dense``.
+
+        Raises:
+            UserError: see ``dense``.
         """
         return None

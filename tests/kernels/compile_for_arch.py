@@ -29,7 +29,9 @@ from triton.runtime.jit import JITFunction
 from benchmarks.kernels import launchers
 from benchmarks.kernels.launchers import Launchers
 from rosebatch_kernels.common.device import Device
+from rosebatch_kernels.experts.packed import can_decode
 from rosebatch_kernels.feedback import layout
+from tests.helpers.packed_experts import random_packed
 
 QKV = Launchers("qkv.kernel")
 compiled = []
@@ -392,6 +394,21 @@ def experts() -> None:
             biases = (empty(number, 2 * inner), empty(number, size)) if number == 32 else (None, None)
             matrices = empty(number, 2 * inner, size), empty(number, size, inner)
             kernel.parts(empty(tokens, size), ids, weights, *matrices, *biases, activation)
+    if not can_decode(launchers.device_of(torch.device("cuda"))):
+        return
+    # Of each form the tiles of few rows and of most, and scales of pieces, which take the most registers.
+    few, middle, most = (1, torch.float16), (512, torch.bfloat16), (4096, torch.bfloat16)
+    for form, unit, has_zeros, sizes in (
+        ("e2m1", 32, False, (few, (1, torch.bfloat16), middle, most)),
+        ("e4m3", 0, False, (few,)),
+        ("e4m3", 128, False, (middle, most)),
+        ("int4", 128, True, (few, middle)),
+        ("int4", 32, True, ((1, torch.bfloat16), most)),
+    ):
+        for tokens, dtype in sizes:
+            ids, weights = ints(tokens, 4), empty(tokens, 4, dtype=torch.float32)
+            matrices = [random_packed(form, unit, has_zeros, (32, *shape), 0) for shape in ((400, 264), (264, 200))]
+            kernel.parts(empty(tokens, 264, dtype=dtype), ids, weights, *matrices)
 
 
 def tokens() -> None:

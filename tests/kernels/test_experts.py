@@ -62,7 +62,7 @@ def test_parts_by_tensor_memory_accelerator(device, randn, assert_close):
     """A tile of a descriptor may reach into the next expert's weights, which must not show."""
     tile = Tile(64, 64, 32, 4, 3, True)
     for shape in ((70, 5, 2, 64, 48), (20, 3, 2, 40, 72)):
-        check(shape, "silu_mul", True, Step(0, tile, tile), torch.float16, device, randn, assert_close)
+        check(shape, "silu_mul", True, Step(0, *(4 * (tile,))), torch.float16, device, randn, assert_close)
 
 
 def check(shape, activation, biased, step, dtype, device, randn, assert_close):

@@ -4,9 +4,14 @@ Two launches after the sort. The first gathers the rows of x, multiplies them wi
 second multiplies with down, adds the bias, weights the result, and writes it to its token's slot; the reader adds up
 the slots. Programs of one tile of rows are successive, and so are the tiles of one expert. Its weights are read from
 memory once and then come from the L2 cache.
+
+Quantized weights are decoded in registers. Their product is computed transposed: then the weight is the first operand
+of the matrix instruction, which may lie in registers.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from typing import Any
 
 import torch
 import triton
@@ -15,9 +20,12 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from rosebatch_kernels.common.activations import activate
-from rosebatch_kernels.common.device import Device, can_describe
+from rosebatch_kernels.common.device import INTERPRETER, Device, can_describe
 from rosebatch_kernels.common.launch import launch_options, wait
+from rosebatch_kernels.experts.codes import code_of
 from rosebatch_kernels.experts.order import sort_by_expert
+from rosebatch_kernels.experts.packed import Packed
+from rosebatch_kernels.experts.packed_sums import packed_sums
 from rosebatch_kernels.experts.reference import LIMIT, SLOPE
 from rosebatch_kernels.experts.sizes import Sizes, Step, Tile
 
@@ -30,8 +38,8 @@ def parts(
     x: Tensor,
     ids: Tensor,
     weights: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
+    gate_up: Tensor | Packed,
+    down: Tensor | Packed,
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
     activation: str = "silu_mul",
@@ -43,16 +51,18 @@ def parts(
 ) -> Tensor:
     """See ``reference.parts``; rows of ``x`` may lie apart, all else is contiguous.
 
-    The parts are fp32 for few tokens and in x's dtype for many. ``step`` replaces the tiles that the table has.
+    The parts are fp32 for few tokens and in x's dtype for many. Each weight may be quantized. ``step`` replaces the
+    tiles that the table has.
     """
     assert x.stride(-1) == 1, "the last axis is contiguous"
     (tokens, size), slots = x.shape, ids.shape[1]
-    experts, inner = len(down), down.shape[2]
+    experts, _, inner = down.shape
     number = tokens * slots
     if step is None:
         step = sizes.at(number // experts, x.itemsize)
-    assert step.up.rows == step.down.rows, "both products share a list of tiles"
-    pairs, _, tiles = sort_by_expert(ids, experts, step.up.rows, sizes.chunk, device=device)
+    up_tile, down_tile = step.tiles(isinstance(gate_up, Packed), isinstance(down, Packed))
+    assert up_tile.rows == down_tile.rows, "both products share a list of tiles"
+    pairs, _, tiles = sort_by_expert(ids, experts, up_tile.rows, sizes.chunk, device=device)
     hidden = torch.empty(number, inner, dtype=x.dtype, device=x.device)
     exact = tokens <= sizes.max_exact
     parts = slots + (shared is not None)
@@ -60,14 +70,14 @@ def parts(
     if shared is not None:
         out[slots].copy_(shared)
     order = (pairs, tiles, tokens, slots, device)
-    _launch(x, gate_up, gate_up_bias, None, hidden, *order, columns=inner, gate=_GATES[activation], tile=step.up)
-    _launch(hidden, down, down_bias, weights, out, *order, columns=size, gate=None, tile=step.down)
+    _launch(x, gate_up, gate_up_bias, None, hidden, *order, columns=inner, gate=_GATES[activation], tile=up_tile)
+    _launch(hidden, down, down_bias, weights, out, *order, columns=size, gate=None, tile=down_tile)
     return out
 
 
 def _launch(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | Packed,
     bias: Tensor | None,
     factors: Tensor | None,
     out: Tensor,
@@ -81,13 +91,19 @@ def _launch(
     gate: str | None,
     tile: Tile,
 ) -> None:
-    depth = weight.shape[2]
-    tma = tile.tma and device.tma and can_describe(depth, weight.dtype)
-    flat = weight.view(-1, depth)
-    column_tiles = triton.cdiv(columns, tile.columns)
+    depth, column_tiles = weight.shape[2], triton.cdiv(columns, tile.columns)
+    given: dict[str, Any]
+    if isinstance(weight, Packed):
+        code = code_of(weight.form, x.dtype, assembles=device != INTERPRETER)
+        given = {"weight": weight.words, "scales": weight.scales, "zeros": weight.zeros, "TMA": False}
+        given |= {"CODE": code, "UNIT": weight.unit}
+    else:
+        tma = tile.tma and device.tma and can_describe(depth, weight.dtype)
+        flat = weight.view(-1, depth)
+        described = TensorDescriptor.from_tensor(flat, [tile.columns, tile.depth]) if tma else weight
+        given = {"weight": described, "TMA": tma}
     _expert_product[(len(tiles) * column_tiles,)](
         x=x,
-        weight=TensorDescriptor.from_tensor(flat, [tile.columns, tile.depth]) if tma else weight,
         bias=bias,
         factors=factors,
         out=out,
@@ -104,9 +120,9 @@ def _launch(
         COLUMNS=tile.columns,
         DEPTH=tile.depth,
         STAGES=tile.stages,
-        TMA=tma,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         num_warps=tile.warps,
+        **given,
         **launch_options(device),
     )
 
@@ -134,6 +150,10 @@ def _expert_product(
     TMA: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
+    scales=None,
+    zeros=None,
+    CODE: tl.constexpr = None,
+    UNIT: tl.constexpr = None,
 ):
     """With GATE, x is gathered by token and the result stands in sorted order; else the other way round."""
     if PDL:
@@ -153,34 +173,15 @@ def _expert_product(
     first = (program % column_tiles) * COLUMNS
     n = first + tl.arange(0, COLUMNS)
     matrix: tl.constexpr = 2 * N if GATE is not None else N
-    k = tl.arange(0, DEPTH)
-    acc = tl.zeros([ROWS, COLUMNS], tl.float32)
-    up_acc = tl.zeros([ROWS, COLUMNS], tl.float32)
-    if not TMA:
-        # Past the end, read the last row again: its results are not stored.
-        row = expert.to(tl.int64) * matrix + tl.minimum(n, N - 1)
-        rows = weight + row[:, None] * K
-    for start in tl.range(0, K, DEPTH, num_stages=STAGES):
-        column = start + k[None, :]
-        if K % DEPTH == 0:
-            a = tl.load(x_rows + column, mask=present[:, None], other=0.0)
-        else:
-            a = tl.load(x_rows + column, mask=present[:, None] & (column < K), other=0.0)
-        if TMA:
-            b = weight.load([expert * matrix + first, start])
-        elif K % DEPTH == 0:
-            b = tl.load(rows + column)
-        else:
-            b = tl.load(rows + column, mask=column < K, other=0.0)
-        acc = tl.dot(a, tl.trans(b), acc, input_precision=PRECISION)
-        if GATE is not None:
-            if TMA:
-                up = weight.load([expert * matrix + N + first, start])
-            elif K % DEPTH == 0:
-                up = tl.load(rows + N * K + column)
-            else:
-                up = tl.load(rows + N * K + column, mask=column < K, other=0.0)
-            up_acc = tl.dot(a, tl.trans(up), up_acc, input_precision=PRECISION)
+    gated: tl.constexpr = GATE is not None
+    if CODE is None:
+        acc, up_acc = _sums(
+            x_rows, present, weight, expert, first, N, K, gated, ROWS, COLUMNS, DEPTH, STAGES, TMA, PRECISION
+        )
+    else:
+        acc, up_acc = packed_sums(
+            x_rows, present, weight, scales, zeros, expert, n, N, K, gated, ROWS, COLUMNS, STAGES, CODE, UNIT, PRECISION
+        )
     wanted = present[:, None] & (n < N)[None, :]
     dtype = out.dtype.element_ty
     if bias is not None:
@@ -202,3 +203,54 @@ def _expert_product(
         result = acc * tl.load(factors + pair, mask=present, other=0.0)[:, None]
         line = (pair % SLOTS).to(tl.int64) * tokens + token
         tl.store(out + line[:, None] * N + n[None, :], result.to(dtype), mask=wanted)
+
+
+@triton.jit
+def _sums(
+    x_rows,
+    present,
+    weight,
+    expert,
+    first,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    GATED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    STAGES: tl.constexpr,
+    TMA: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Of x and an expert's rows from ``first`` of N on, and with GATED of those N further on: ``[ROWS, COLUMNS]``."""
+    n = first + tl.arange(0, COLUMNS)
+    matrix: tl.constexpr = 2 * N if GATED else N
+    k = tl.arange(0, DEPTH)
+    acc = tl.zeros([ROWS, COLUMNS], tl.float32)
+    up_acc = tl.zeros([ROWS, COLUMNS], tl.float32)
+    if not TMA:
+        # Past the end, read the last row again: its results are not stored.
+        row = expert.to(tl.int64) * matrix + tl.minimum(n, N - 1)
+        rows = weight + row[:, None] * K
+    for start in tl.range(0, K, DEPTH, num_stages=STAGES):
+        column = start + k[None, :]
+        if K % DEPTH == 0:
+            a = tl.load(x_rows + column, mask=present[:, None], other=0.0)
+        else:
+            a = tl.load(x_rows + column, mask=present[:, None] & (column < K), other=0.0)
+        if TMA:
+            b = weight.load([expert * matrix + first, start])
+        elif K % DEPTH == 0:
+            b = tl.load(rows + column)
+        else:
+            b = tl.load(rows + column, mask=column < K, other=0.0)
+        acc = tl.dot(a, tl.trans(b), acc, input_precision=PRECISION)
+        if GATED:
+            if TMA:
+                up = weight.load([expert * matrix + N + first, start])
+            elif K % DEPTH == 0:
+                up = tl.load(rows + N * K + column)
+            else:
+                up = tl.load(rows + N * K + column, mask=column < K, other=0.0)
+            up_acc = tl.dot(a, tl.trans(up), up_acc, input_precision=PRECISION)
+    return acc, up_acc

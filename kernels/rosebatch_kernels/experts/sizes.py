@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rosebatch_kernels.common.sizes import table
+from rosebatch_kernels.experts.packed import CHUNK
 
 
 class Tile(NamedTuple):
@@ -18,26 +19,38 @@ class Tile(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Tiles of both products, from so many tokens an expert on."""
+    """Tiles of both products, from so many tokens an expert on; those of quantized weights are ``CHUNK`` deep."""
 
     minimum: int
     up: Tile
     down: Tile
+    packed_up: Tile
+    packed_down: Tile
+
+    def tiles(self, up_is_packed: bool, down_is_packed: bool) -> tuple[Tile, Tile]:
+        """Of both products, by whether their weights are quantized."""
+        return self.packed_up if up_is_packed else self.up, self.packed_down if down_is_packed else self.down
+
+
+def _packed(rows: int, columns: int, warps: int, stages: int) -> tuple[Tile, Tile]:
+    """One size for both products: that of quantized weights was not measured."""
+    tile = Tile(rows, columns, CHUNK, warps, stages)
+    return tile, tile
 
 
 _STEPS = (
-    Step(96, Tile(128, 128, 64, 8, 4, True), Tile(128, 256, 64, 8, 4, True)),
-    Step(24, Tile(64, 64, 64, 4, 4, True), Tile(64, 128, 64, 4, 4, True)),
-    Step(8, Tile(32, 32, 128, 4, 4), Tile(32, 64, 128, 4, 4)),
-    Step(0, Tile(16, 32, 128, 4, 4), Tile(16, 32, 128, 4, 5)),
+    Step(96, Tile(128, 128, 64, 8, 4, True), Tile(128, 256, 64, 8, 4, True), *_packed(128, 128, 8, 3)),
+    Step(24, Tile(64, 64, 64, 4, 4, True), Tile(64, 128, 64, 4, 4, True), *_packed(64, 64, 4, 4)),
+    Step(8, Tile(32, 32, 128, 4, 4), Tile(32, 64, 128, 4, 4), *_packed(32, 64, 4, 4)),
+    Step(0, Tile(16, 32, 128, 4, 4), Tile(16, 32, 128, 4, 5), *_packed(16, 64, 4, 5)),
 )
 # What fits 99 KB of shared memory.
 _SMALL_STEPS = (
-    Step(24, Tile(64, 64, 64, 4, 3), Tile(64, 128, 64, 4, 3)),
-    Step(8, Tile(32, 32, 128, 4, 3), Tile(32, 64, 128, 4, 3)),
-    Step(0, Tile(16, 32, 128, 4, 3), Tile(16, 32, 128, 4, 4)),
+    Step(24, Tile(64, 64, 64, 4, 3), Tile(64, 128, 64, 4, 3), *_packed(64, 64, 4, 3)),
+    Step(8, Tile(32, 32, 128, 4, 3), Tile(32, 64, 128, 4, 3), *_packed(32, 64, 4, 3)),
+    Step(0, Tile(16, 32, 128, 4, 3), Tile(16, 32, 128, 4, 4), *_packed(16, 64, 4, 4)),
 )
-_WIDE = Step(0, Tile(16, 32, 32, 4, 2), Tile(16, 32, 32, 4, 2))
+_WIDE = Step(0, Tile(16, 32, 32, 4, 2), Tile(16, 32, 32, 4, 2), *_packed(16, 32, 4, 2))
 
 
 @dataclass(frozen=True)

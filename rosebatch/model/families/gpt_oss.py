@@ -1,6 +1,6 @@
 """gpt-oss: experts with biases and a clamped activation, attention with sinks, windows in every other layer.
 
-Checkpoints hold an expert's matrices in 16 bits, ``[E, in, out]``, or in MXFP4, which is expanded at load.
+Checkpoints hold an expert's matrices in 16 bits, ``[E, in, out]``, or in MXFP4.
 """
 
 from collections.abc import Mapping

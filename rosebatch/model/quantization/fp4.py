@@ -7,7 +7,7 @@ from torch import Tensor
 from rosebatch.core.errors import UserError
 from rosebatch.host.model_files import shown
 from rosebatch.model.quantization.grouped import GroupedWeight, grouped
-from rosebatch.model.quantization.packing import E2M1_KIND, e2m1
+from rosebatch.model.quantization.packing import E2M1_KIND, unpacked
 from rosebatch.model.quantization.stored import finite, shape_of, stored_as
 from rosebatch.model.weights import Checkpoint
 
@@ -24,7 +24,7 @@ def fp4(
         block: see ``grouped``.
     """
     packed = stored_as(weights, codes, (*shape[:-1], -(-shape[-1] // 2)), "U8")
-    return grouped(weights, e2m1(packed, shape[-1]), E2M1_KIND, scale, block)
+    return grouped(weights, unpacked(packed, 4, -1, shape[-1], 8), E2M1_KIND, scale, block)
 
 
 def nvfp4(

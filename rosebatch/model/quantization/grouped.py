@@ -14,11 +14,12 @@ from rosebatch.host.model_files import shown
 from rosebatch.model.lazy_tensor import LazyTensor, join, stack
 from rosebatch.model.quantization.dense import DenseWeight, values_of
 from rosebatch.model.quantization.nibbles import nibble_linear
-from rosebatch.model.quantization.packing import AT_ONCE
+from rosebatch.model.quantization.packed_experts import packed_experts
+from rosebatch.model.quantization.packing import AT_ONCE, floats
 from rosebatch.model.quantization.stored import FLOATS, POWERS, scales_of, shape_of, stored_as
 from rosebatch.model.weights import Checkpoint
 from rosebatch.ops.fp8 import BLOCK, fp8_linear, has_fp8_product
-from rosebatch.ops.weight import Device, Indices, Linear, Weight
+from rosebatch.ops.weight import Device, Indices, Linear, Packed, Weight
 
 # Numbers of a byte, by safetensors' names.
 _KINDS = {"F8_E4M3": torch.float8_e4m3fn, "I8": torch.int8}
@@ -32,7 +33,7 @@ class GroupedWeight(Weight):
 
     Attributes:
         numbers: ``[..., out, in]``, the bytes of integers or of narrow floats.
-        kind: dtype of the numbers, of one byte.
+        kind: dtype of the numbers, of one byte; or ``E2M1_KIND``.
         scales: ``[..., R, G]`` fp32.
         zeros: ``[..., R, G]``; None if they are 0.
         row_of: ``[out]``, the row of ``scales`` of each row.
@@ -95,7 +96,7 @@ class GroupedWeight(Weight):
 
     def dense(self) -> Tensor:
         """See ``Weight``; of some rows at a time, because fp32 values of all would fill the memory."""
-        numbers, scales = self.numbers.read().view(self.kind), self.scales.read()
+        numbers, scales = self.numbers.read(), self.scales.read()
         zeros = scales if self.zeros is None else self.zeros.read().float()
         out = scales.new_empty(self.shape, dtype=self.dtype)
         if out.is_meta:
@@ -105,7 +106,7 @@ class GroupedWeight(Weight):
         for own, own_numbers, own_scales, own_zeros in zip(*experts, strict=True):
             step = max(1, AT_ONCE // max(1, self.shape[-1]))
             for start in range(0, len(own), step):
-                rows, values = row_of[start : start + step], own_numbers[start : start + step].float()
+                rows, values = row_of[start : start + step], floats(own_numbers[start : start + step], self.kind)
                 if self.zeros is not None:
                     values -= own_zeros[rows][:, group_of]
                 own[start : start + step] = values.mul_(own_scales[rows][:, group_of])
@@ -133,6 +134,11 @@ class GroupedWeight(Weight):
         if of_rows:
             scales = scales[:, 0][torch.from_numpy(self.row_of).to(scales.device)]
         return fp8_linear(numbers, scales, bias, device)
+
+    def experts(self) -> Packed | None:
+        """See ``Weight``."""
+        fields = self.numbers, self.kind, self.scales, self.zeros, self.row_of, self.group_of
+        return packed_experts(*fields, self.bits)
 
     def _with(self, numbers: LazyTensor, dim: int, used: np.ndarray, **changed: Any) -> "GroupedWeight":
         scales, zeros = self.scales.take(dim, used), self.zeros and self.zeros.take(dim, used)

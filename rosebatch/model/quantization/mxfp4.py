@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rosebatch.model.lazy_tensor import Cuts, LazyTensor
 from rosebatch.model.quantization.grouped import GroupedWeight, in_groups
-from rosebatch.model.quantization.packing import E2M1_KIND, e2m1
+from rosebatch.model.quantization.packing import E2M1_KIND, unpacked
 from rosebatch.model.quantization.stored import POWERS, scales_of, stored_as
 from rosebatch.model.weights import Checkpoint
 from rosebatch.ops.layout import Layout
@@ -39,7 +39,7 @@ class MXFP4:
         groups = *shape[:-1], -(-shape[-1] // _BLOCK)
         blocks = stored_as(weights, f"{name}_blocks", (*groups, _BLOCK_BYTES), "U8")
         return GroupedWeight(
-            numbers=e2m1(_flat(blocks), shape[-1]),
+            numbers=unpacked(_flat(blocks), 4, -1, shape[-1], 8),
             kind=E2M1_KIND,
             scales=scales_of(weights, f"{name}_scales", groups, *POWERS),
             zeros=None,

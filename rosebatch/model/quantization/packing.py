@@ -8,11 +8,11 @@ from torch import Tensor
 
 from rosebatch.model.lazy_tensor import Cuts, LazyTensor
 
-# 4-bit floats (OCP Microscaling Formats v1.0) by code: a sign, two bits of exponent, one of mantissa. As fp8 they are
-# exact.
+# 4-bit floats (OCP Microscaling Formats v1.0) by code: a sign, two bits of exponent, one of mantissa. PyTorch's type
+# has two of them in a byte: here it stands for codes of a byte each.
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _E2M1 = (*_MAGNITUDES, *(-value for value in _MAGNITUDES))
-E2M1_KIND = torch.float8_e4m3fn
+E2M1_KIND = torch.float4_e2m1fn_x2
 # Values that are in memory as numbers of four bytes at once, about.
 AT_ONCE = 1 << 22
 
@@ -62,22 +62,11 @@ def _fields(words: Tensor, bits: int, period: int, fields: int, word_bits: int) 
     return out.flatten(0, 1)
 
 
-def e2m1(packed: LazyTensor, count: int) -> LazyTensor:
-    """The bytes of fp8 numbers, from bytes of two 4-bit floats.
-
-    Args:
-        packed: ``[..., count / 2]`` uint8.
-        count: of floats in the last dimension.
-    """
-    table = torch.tensor(_E2M1).to(E2M1_KIND).view(torch.uint8)
-
-    def look_up(found: Tensor) -> Tensor:
-        out, own = torch.empty_like(found), table.to(found.device)
-        for part, read in zip(out.view(-1).split(AT_ONCE), found.view(-1).split(AT_ONCE), strict=True):
-            part.copy_(own[read.int()])
-        return out
-
-    return unpacked(packed, 4, -1, count, 8).map(look_up)
+def floats(numbers: Tensor, kind: torch.dtype) -> Tensor:
+    """fp32 of the bytes of numbers: of a type of one byte, or of codes of 4-bit floats."""
+    if kind == E2M1_KIND:
+        return torch.tensor(_E2M1, device=numbers.device)[numbers.int()]
+    return numbers.view(kind).float()
 
 
 def powers_of_two(exponents: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from rosebatch.model.lazy_tensor import Cuts, LazyTensor, select
 from rosebatch.model.quantization.dense import DenseWeight
 from rosebatch.model.quantization.grouped import GroupedWeight, in_groups
-from rosebatch.model.quantization.packing import AT_ONCE
+from rosebatch.model.quantization.packing import AT_ONCE, E2M1_KIND
 from rosebatch.model.weights import DEVIATION, Rounding
 from rosebatch.ops.layout import Layout
 from rosebatch.ops.weight import Weight
@@ -21,6 +21,8 @@ _LARGEST = 448.0
 _LEAST_SCALE = 1 / (_LARGEST * 512)
 # A standard deviation of random numbers, as a share of the largest.
 _SPREAD = 1 / 4
+# Of 4-bit floats: the codes of 0 to 3.
+_E2M1_CODES = (0, 2, 4, 5)
 
 
 class _Rows:
@@ -93,14 +95,18 @@ def _in_layout(layout: Layout, device: torch.device, values: LazyTensor, dtype: 
         return DenseWeight(values)
     block = layout.block[0] or rows, layout.block[1] or columns
     half = 1 << (layout.bits - 1)
-    # Of 4-bit floats, the integers below 4: all that they have are among e4m3's.
-    largest = half - 1 if not layout.floats else 3.0 if layout.bits == 4 else _LARGEST
-    scale = DEVIATION / (largest * _SPREAD)
+    is_narrow = layout.floats and layout.bits == 4
+    largest = half - 1 if not layout.floats else len(_E2M1_CODES) - 1 if is_narrow else _LARGEST
+    # A power of two, as scales of most 4-bit floats are.
+    scale = 2.0**-5 if is_narrow else DEVIATION / (largest * _SPREAD)
 
     def numbers(read: Tensor) -> Tensor:
         found = (read.float() / scale).clamp_(-largest, largest)
+        if is_narrow:
+            codes = torch.tensor(_E2M1_CODES, dtype=torch.uint8, device=found.device)[found.abs().round_().int()]
+            return codes | (found < 0).to(torch.uint8) << 3
         if layout.floats:
-            return (found.round_() if layout.bits == 4 else found).to(_E4M3).view(torch.uint8)
+            return found.to(_E4M3).view(torch.uint8)
         found = found.round_().to(torch.int8)
         return (found + half if layout.zeros else found).view(torch.uint8)
 
@@ -108,7 +114,7 @@ def _in_layout(layout: Layout, device: torch.device, values: LazyTensor, dtype: 
     scales = torch.full((*lead, int(row_of[-1]) + 1, int(group_of[-1]) + 1), scale, device=device)
     return GroupedWeight(
         numbers=values.map(numbers),
-        kind=_E4M3 if layout.floats else torch.uint8 if layout.zeros else torch.int8,
+        kind=E2M1_KIND if is_narrow else _E4M3 if layout.floats else torch.uint8 if layout.zeros else torch.int8,
         scales=LazyTensor.of(scales),
         zeros=LazyTensor.of(torch.full_like(scales, half)) if layout.zeros else None,
         row_of=row_of,

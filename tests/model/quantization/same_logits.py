@@ -14,6 +14,7 @@ from rosebatch.config.model import ModelConfig
 from rosebatch.config.switches import Switches
 from rosebatch.model.registry import build_model
 from rosebatch.model.weights import Form, RandomWeights, SafetensorsWeights, WeightSource
+from rosebatch.ops.ops import Ops
 from rosebatch.ops.select import select
 from rosebatch.ops.shard import Shard
 from rosebatch.ops.tensor_parallel import divide
@@ -73,12 +74,12 @@ def attend_whole(spec: Any, qkv: Tensor, wanted: Tensor | None = None) -> Tensor
     return dense_attention(replace(spec, rotary=None), qkv)
 
 
-def all_logits(config: ModelConfig, weights: WeightSource, size: int) -> list[Tensor]:
-    """Of each rank, computed by as many threads."""
+def all_logits(config: ModelConfig, weights: WeightSource, size: int, whole: Ops = OPS) -> list[Tensor]:
+    """Of each rank, computed by as many threads with these operators."""
     meeting = Meeting(size)
 
     def run(rank: int) -> Tensor:
-        ops = OPS if size == 1 else divide(OPS, ThreadGroup(Shard(rank, size), meeting))
+        ops = whole if size == 1 else divide(whole, ThreadGroup(Shard(rank, size), meeting))
         with torch.inference_mode():
             model = build_model(config, ops, weights)
             return model.logits(model.forward(torch.arange(9), torch.arange(9), attend_whole))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rosebatch.model.lazy_tensor import LazyTensor
-from rosebatch.model.quantization.packing import E2M1_KIND, e2m1, powers_of_two, unpacked
+from rosebatch.model.quantization.packing import E2M1_KIND, floats, powers_of_two, unpacked
 from tests.model.quantization.numbers import E2M1, packed
 
 
@@ -27,7 +27,7 @@ def test_fields_that_cross_words(bits, word_bits):
 def test_every_4_bit_float_and_power_of_two():
     """A float off by one code, or a scale off by one, would still give numbers."""
     packed = torch.arange(0, 16, 2, dtype=torch.uint8) | torch.arange(1, 16, 2, dtype=torch.uint8) << 4
-    codes = e2m1(LazyTensor.of(packed), 16).read().view(E2M1_KIND).float()
+    codes = floats(unpacked(LazyTensor.of(packed), 4, -1, 16, 8).read(), E2M1_KIND)
     assert torch.equal(codes, E2M1)
     powers = powers_of_two(torch.arange(256, dtype=torch.uint8))
     assert powers[:-1].tolist() == [2.0 ** (byte - 127) for byte in range(255)]

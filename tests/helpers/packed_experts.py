@@ -1,0 +1,73 @@
+"""Random matrices of experts as the kernel keeps them, and their values."""
+
+import torch
+from torch import Tensor
+
+from rosebatch_kernels.experts.packed import BITS, CHUNK, MIDDLE, Packed, empty_words, pack_, piece_of
+from tests.model.quantization.numbers import E2M1
+
+# Forms, columns of a scale, and whether there are zeros: all that the kernel tells apart.
+FORMS = [
+    ("e2m1", 32, False),
+    ("e4m3", 128, False),
+    ("e4m3", 64, False),
+    ("e4m3", 0, False),
+    ("int4", 128, True),
+    ("int4", 32, False),
+    ("int4", 32, True),
+    ("int4", 0, False),
+]
+
+
+def random_packed(form, unit, has_zeros, shape, seed, *, exact=False) -> Packed:
+    """``[E, out, in]``, values of about 1 / sqrt(in).
+
+    Args:
+        form, unit, has_zeros: see ``Packed``.
+        shape: E, out, in.
+        seed: of the numbers.
+        exact: whether scales are 1 / 2, 1 or 2, and numbers multiples of 1 / 2.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    experts, rows, columns = shape
+
+    def randint(low, high, *size):
+        return torch.randint(low, high, size, generator=generator)
+
+    codes = randint(0, 1 << BITS[form], *shape).to(torch.uint8)
+    if form == "e4m3":
+        # None of the two NaNs; of exact ones, 1 / 2 to 3.75 with their signs.
+        codes = (randint(0x30, 0x48, *shape) | randint(0, 2, *shape) << 7 if exact else codes % 127).to(torch.uint8)
+        codes[..., ::5] |= 128
+    words = empty_words(form, *shape, codes.device)
+    for each, own in zip(words, codes, strict=True):
+        pack_(each, own)
+    chunks = words.shape[1]
+    units = 1 if unit == 0 else chunks * CHUNK // unit
+    powers, zeros = randint(126, 129, experts, units, rows), None
+    if form == "e2m1":
+        powers = powers if exact else powers - round(columns**0.5).bit_length() - 2
+        four = powers.unflatten(1, (-1, 4)) << torch.tensor([0, 8, 16, 24])[:, None]
+        return Packed(form, columns, words, unit, four.sum(2).to(torch.int32))
+    scales = torch.rand(experts, units, rows, generator=generator) * columns**-0.5 / (100 if form == "e4m3" else 5)
+    if has_zeros:
+        zeros = randint(0, 16, experts, units, rows).float()
+    return Packed(form, columns, words, unit, torch.exp2(powers - 127.0) if exact else scales, zeros)
+
+
+def values_of(packed: Packed) -> Tensor:
+    """``[E, out, in]`` fp32, by integers."""
+    bits, piece = BITS[packed.form], piece_of(packed.form)
+    places = [(packed.words.int() >> bits * place) & ((1 << bits) - 1) for place in range(CHUNK // piece)]
+    codes = torch.stack(places, 3).permute(0, 2, 1, 3, 4).flatten(2)
+    size = packed.unit or codes.shape[2]
+    if packed.form == "e2m1":
+        exponents = torch.stack([(packed.scales >> 8 * place) & 255 for place in range(4)], 2).flatten(1, 2)
+        found = E2M1[codes] * torch.exp2(exponents - 127.0).repeat_interleave(size, 1).mT
+        return found[..., : packed.columns].contiguous()
+    scales = packed.scales.repeat_interleave(size, 1).mT
+    if packed.form == "e4m3":
+        numbers = codes.to(torch.uint8).view(torch.float8_e4m3fn).float()
+    else:
+        numbers = codes - (MIDDLE if packed.zeros is None else packed.zeros.repeat_interleave(size, 1).mT)
+    return (numbers * scales)[..., : packed.columns].contiguous()

@@ -1,0 +1,145 @@
+"""Products of experts whose weights stay quantized: their codes, exact sums, and float64 of their values."""
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from benchmarks.kernels.launchers import Launchers
+from rosebatch_kernels.common.device import INTERPRETER, device_of
+from rosebatch_kernels.experts import reference
+from rosebatch_kernels.experts.codes import code_of, numbers, scale_of_e2m1
+from rosebatch_kernels.experts.packed import MAX_EXPONENT, Packed
+from tests.helpers.packed_experts import FORMS, random_packed, values_of
+from tests.kernels.test_experts import exact_parts
+from tests.model.quantization.numbers import E2M1
+
+kernel = Launchers("experts.kernel")
+pytestmark = pytest.mark.usefixtures("poisoned_outputs")
+# (tokens, experts, experts of a token, H, I): a chunk and its half, less than a piece, an odd number of columns.
+SHAPES = [(5, 3, 2, 192, 24), (1, 2, 1, 33, 130), (70, 3, 2, 136, 80)]
+ALL_WORDS = 1 << 16
+
+
+def to(packed, device):
+    moved = (None if each is None else each.to(device) for each in (packed.words, packed.scales, packed.zeros))
+    words, scales, zeros = moved
+    return Packed(packed.form, packed.columns, words, packed.unit, scales, zeros)
+
+
+@triton.jit
+def _decode(words, exponents, out, code: tl.constexpr, pieces: tl.constexpr, block: tl.constexpr):
+    place = tl.program_id(0) * block + tl.arange(0, block)
+    dtype: tl.constexpr = out.dtype.element_ty
+    found = numbers(tl.load(words + place), dtype, code)
+    for i in tl.static_range(pieces):
+        value = found[i]
+        if exponents is not None:
+            value *= scale_of_e2m1(tl.load(exponents + place), dtype)
+        tl.store(out + place * pieces + i, value)
+
+
+def decoded(words, exponents, form, dtype, device):
+    code = code_of(form, dtype, assembles=device_of(torch.device(device)) != INTERPRETER)
+    pieces = 16 // code.BITS
+    out = torch.empty(len(words), pieces, dtype=dtype, device=device)
+    exponents = None if exponents is None else exponents.to(device)
+    _decode[(len(words) // 1024,)](words.to(device), exponents, out, code=code, pieces=pieces, block=1024)
+    return out.cpu().double(), code
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("form", ["e2m1", "e4m3", "int4"])
+def test_every_code_at_every_place(form, dtype, device):
+    """A bit of a neighbour that is left, a subnormal number, or a sign in another place would still give numbers."""
+    words = torch.arange(ALL_WORDS)
+    out, code = decoded(words.to(torch.int16), None, form, dtype, device)
+    codes = torch.stack([words >> code.BITS * place & (1 << code.BITS) - 1 for place in range(out.shape[1])], 1)
+    if form == "e2m1":
+        expected = E2M1.double()[codes] / code.FACTOR
+    elif form == "int4":
+        expected = codes + code.FACTOR
+    else:
+        # NaN's codes stand for what they would be without it.
+        nan = (codes & 127) == 127
+        values = codes.to(torch.uint8).view(torch.float8_e4m3fn).double()
+        expected = torch.where(nan, torch.where(codes > 127, -480.0, 480.0), values) / code.FACTOR
+    assert torch.equal(out, expected)
+
+
+def test_every_scale_of_e2m1(dtype, device):
+    """Below fp16's numbers, values are rounded as the number itself would be; one step too far, they overflow."""
+    exponents = torch.arange(MAX_EXPONENT + 1, dtype=torch.int32).repeat_interleave(16)
+    words = torch.arange(16, dtype=torch.int16).repeat(MAX_EXPONENT + 1)
+    missing = -len(words) % 1024
+    words, exponents = (torch.nn.functional.pad(each, (0, missing)) for each in (words, exponents))
+    out, _ = decoded(words, exponents, "e2m1", dtype, device)
+    exact = E2M1.double()[words.long()] * torch.exp2(exponents.double() - 127)
+    assert torch.equal(out[:, 0], exact.to(dtype).double())
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_sums_that_are_exact(form, dtype, device, randn):
+    """Bit by bit what float64 and the kernel give with the values in 16 bits, whatever the order of sums.
+
+    The gate is so large that its logistic is 1, and few inputs are not 0: no step rounds, or it rounds an exact number.
+    """
+    tokens, experts, k, size, inner = 6, 3, 2, 192, 40
+    gate_up, down = (
+        random_packed(*form, (experts, *shape), seed, exact=True)
+        for seed, shape in enumerate(((2 * inner, size), (size, inner)))
+    )
+    ids, _ = reference.route(randn(tokens, experts), k, normalize=True)
+    x = torch.zeros(tokens, size).scatter_(1, randn(tokens, size).topk(3).indices, 1.0)
+    bias = torch.cat((torch.full((experts, inner), 512.0), torch.zeros(experts, inner)), 1)
+    weights = torch.full((tokens, k), 0.5)
+    arguments = [each.to(device) for each in (ids, weights)]
+    own_x, own_bias = x.to(device, dtype), bias.to(device, dtype)
+    out = kernel.parts(own_x, *arguments, to(gate_up, device), to(down, device), own_bias).cpu()
+    dense = [values_of(each) for each in (gate_up, down)]
+    same = kernel.parts(own_x, *arguments, *(each.to(device, dtype) for each in dense), own_bias).cpu()
+    assert torch.equal(out, same)
+    # Rounded between the products as the kernel rounds.
+    expected = torch.empty(k, tokens, size, dtype=torch.float64)
+    for token, slot in torch.cartesian_prod(torch.arange(tokens), torch.arange(k)).tolist():
+        expert = ids[token, slot]
+        gate, up = (dense[0][expert].double() @ x[token].double() + bias[expert]).to(dtype).chunk(2)
+        expected[slot, token] = 0.5 * dense[1][expert].double() @ (gate.float() * up.float()).to(dtype).double()
+    assert torch.equal(out.double(), expected) and expected.std() > 1
+
+
+@pytest.mark.matrix
+@pytest.mark.thorough
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_random_numbers(form, shape, dtype, device, randn, assert_close):
+    """Chunks that are cut off, rows that end inside of a tile, and experts in the place of others."""
+    check(form, shape, (True, True), dtype, device, randn, assert_close)
+
+
+@pytest.mark.parametrize("kept", [(True, False), (False, True)])
+def test_one_of_both_is_quantized(kept, device, randn, assert_close):
+    """Where a rank's columns are cut inside of a group, the second weight is dense, and both share a list of tiles."""
+    check(FORMS[0], (9, 2, 1, 40, 48), kept, torch.float16, device, randn, assert_close)
+
+
+def check(form, shape, kept, dtype, device, randn, assert_close):
+    tokens, experts, k, size, inner = shape
+    weights = [
+        random_packed(*form, (experts, *own), seed) for seed, own in enumerate(((2 * inner, size), (size, inner)))
+    ]
+    dense = [values_of(each) for each in weights]
+    # What the kernel multiplies: values in its dtype where it gets no others.
+    exact = [each.double() if own else each.to(dtype).double() for each, own in zip(dense, kept, strict=True)]
+    given = [
+        to(each, device) if own else value.to(device, dtype)
+        for each, own, value in zip(weights, kept, dense, strict=True)
+    ]
+    x = randn(tokens, size, dtype=dtype)
+    ids, factors = reference.route(randn(tokens, experts), k, normalize=True)
+    biases = randn(experts, 2 * inner, dtype=dtype), randn(experts, size, dtype=dtype)
+    out = kernel.parts(x.to(device), ids.to(device), factors.to(device), *given, *(each.to(device) for each in biases))
+    wide = [each.double() for each in biases]
+    expected = exact_parts(x.double(), ids, factors.double(), *exact, *wide, activation="silu_mul")
+    assert_close(out.to(dtype), expected)
