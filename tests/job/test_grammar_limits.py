@@ -140,6 +140,8 @@ def test_rows_overtake_one_whose_grammar_is_slow(job, tokenizer, slow, monkeypat
         nonlocal now
         now = 1000.0
 
+    # The wait for the process that tries grammars looks too, where its start takes long.
+    slow.start().result()
     monkeypatch.setattr("rosebatch.job.await_grammars.time", SimpleNamespace(monotonic=lambda: now))
     kinds = [{}, {"structured_outputs": {"regex": "slow"}}, {"structured_outputs": {"regex": "quick"}}, {}]
     rows = job.rows([{"prompt": f"row {i}", **kind} for i, kind in enumerate(kinds)])
