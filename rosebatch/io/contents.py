@@ -1,7 +1,7 @@
 """What the files of an input hold, and the rows of those with JSON, undecoded."""
 
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from io import BufferedReader, BytesIO
 from itertools import chain, islice
@@ -136,10 +136,11 @@ class Contents:
         _ = self.kinds
         return not self._peeked
 
-    def texts(self, path: str, kind: Kind) -> Iterator[bytes | BadValues]:
-        """The rows of a file with JSON, undecoded, among them blank lines."""
+    @contextmanager
+    def texts(self, path: str, kind: Kind) -> Iterator[Iterator[bytes | BadValues]]:
+        """The rows of a file with JSON, undecoded, among them blank lines. The file is open in the ``with`` block."""
         with self._files.open(path) as file:
-            yield from chain(self._peeked, _TEXTS[kind](file, path, self._limit))
+            yield chain(self._peeked, _TEXTS[kind](file, path, self._limit))
 
     def _looks_like_a_batch(self) -> bool:
         """Decide by the first line that is JSON, among the first few of each file. Lines of stdin are kept."""

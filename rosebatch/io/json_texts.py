@@ -12,8 +12,8 @@ from rosebatch.core.errors import UserError
 from rosebatch.io.lines import bounded_lines, too_long
 from rosebatch.io.table_values import BadValues
 
-_BOM = b"\xef\xbb\xbf"
-_BLANK = b" \t\r\n" + _BOM
+BOM = b"\xef\xbb\xbf"
+_BLANK = b" \t\r\n" + BOM
 _READ_BYTES = 1 << 18
 # A string as far as it is there, with its end; or what divides and nests.
 _MARK = re.compile(rb'"(?:[^"\\]++|\\.)*+("?)|[\[\]{},]', re.DOTALL)
@@ -24,7 +24,7 @@ _BEGINNING = b'"[{'
 
 def stripped(line: bytes) -> bytes:
     """A line without byte order mark and surrounding white space; empty for a blank line."""
-    return line.removeprefix(_BOM).strip()
+    return line.removeprefix(BOM).strip()
 
 
 def lines_or_items(file: io.BufferedReader, path: str, limit: int) -> Iterator[bytes | BadValues]:

@@ -18,7 +18,7 @@ from rosebatch.io.formats import JSON_KINDS, Kind
 from rosebatch.io.free_names import TakenNames
 from rosebatch.io.hive import Partitions, row_with_keys, text_with_keys, with_columns
 from rosebatch.io.input_files import InputFiles
-from rosebatch.io.json_texts import stripped
+from rosebatch.io.json_texts import BOM
 from rosebatch.io.parse import Content, Record, RowParser
 from rosebatch.io.read_ahead import GROUP_BYTES, grouped, read_ahead
 from rosebatch.io.rows import FailedRow, Row
@@ -261,8 +261,12 @@ class PromptReader:
         return map(self.parser.parse, chain.from_iterable(self._identified(records, limit)))
 
     def digest(self) -> str:
-        """SHA-256 of the rows: of the files' contents, as ``require_unchanged`` will compare it, and of their keys."""
-        return self._keys.digest(self._files.digest())
+        """SHA-256 of the rows: of the files' contents, as ``require_unchanged`` will compare it, and of their keys.
+
+        Lines of a batch have no keys.
+        """
+        contents = self._files.digest()
+        return contents if self.is_batch else self._keys.digest(contents)
 
     def require_unchanged(self) -> None:
         """See ``InputFiles.require_unchanged``."""
@@ -288,12 +292,13 @@ class PromptReader:
 
     def _json_rows(self, path: str, kind: Kind) -> Iterator[tuple[int, bytes | BadValues, int]]:
         keys = {} if self.is_batch else self._keys.of(path)
-        for number, text in enumerate(self._contents.texts(path, kind), start=1):
-            if not isinstance(text, bytes):
-                # Of this size, it goes on at once, with the rows before it.
-                yield number, text, GROUP_BYTES
-            elif text := stripped(text):
-                yield number, (text_with_keys(text, keys) if keys else text), len(text)
+        with self._contents.texts(path, kind) as texts:
+            for number, text in enumerate(texts, start=1):
+                if not isinstance(text, bytes):
+                    # Of this size, it goes on at once, with the rows before it.
+                    yield number, text, GROUP_BYTES
+                elif text := text.removeprefix(BOM).strip():
+                    yield number, (text_with_keys(text, keys) if keys else text), len(text)
 
     def _table_rows(self, path: str, kind: Kind) -> Iterator[tuple[int, Content, int]]:
         with self._files.open(path) as raw, open_table(raw, path, kind, self.max_row_bytes) as table:

@@ -1,5 +1,6 @@
 """Rows of a table as Python values. A value that Python cannot hold fails its row only."""
 
+import operator
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -50,9 +51,10 @@ def _row(batch: pa.RecordBatch) -> dict[str, Any] | BadValues:
 
 
 def _rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    names = batch.schema.names
-    columns = [_as_plain(column) for column in batch.columns]
-    rows: list[dict[str, Any]] = pa.record_batch(columns, names).to_pylist()
+    names, given = batch.schema.names, batch.columns
+    columns = [_as_plain(column) for column in given]
+    is_plain = all(map(operator.is_, columns, given))
+    rows: list[dict[str, Any]] = (batch if is_plain else pa.record_batch(columns, names)).to_pylist()
     for name, column in zip(names, columns, strict=True):
         if (change := _change(column)) is not None:
             for row in rows:
@@ -76,7 +78,8 @@ def _change(array: pa.Array) -> Callable[[Any], Any] | None:
     if pa.types.is_run_end_encoded(kind):
         return _change(array.values)
     if pa.types.is_nested(kind) and kind.num_fields == 1:
-        inner = _change(array.flatten())
+        # Without a copy: values that no row has may ask for a change, which then changes nothing.
+        inner = _change(array.values)
         return inner and partial(_list, inner)
     return None
 

@@ -183,3 +183,22 @@ def test_a_folder_that_is_renamed(job, tmp_path, finished):
     (source / "day=3").rename(source / "day=2")
     job.run_file(source, target, resume=True)
     assert [row["day"] for row in read_lines(target)] == [1] * 20 + [2] * 20
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_folder_of_a_batch_that_is_renamed(job, tmp_path, finished):
+    """Requests of a batch take no keys, so the rows are the same: the run was refused."""
+    source, target = tmp_path / "in", tmp_path / "out.jsonl"
+    (source / "day=1").mkdir(parents=True)
+    body = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+    line = {"method": "POST", "url": "/v1/chat/completions", "body": body}
+    jsonl(source / "day=1/a.jsonl", [json.dumps({**line, "custom_id": f"{number}"}) for number in range(20)])
+    if finished:
+        job.run_file(source, target)
+    else:
+        with pytest.raises(IndexError):
+            job.run_file(source, target, model=FakeModel(before_step=lambda plan, left=[1] * 9: left.pop()))
+        assert (tmp_path / "out.jsonl.part").read_bytes().count(b"\n") > 1
+    (source / "day=1").rename(source / "day=2")
+    job.run_file(source, target, resume=True)
+    assert [row["custom_id"] for row in read_lines(target)] == [f"{number}" for number in range(20)]
