@@ -23,9 +23,11 @@ INTEGERS = frozenset(
 )
 _SYSTEM_ROLES = ("system", "developer")
 _JSON_IDS = {str, int, float, type(None)}
+TEXT_FIELDS = frozenset(
+    {"prompt", "suffix", "guided_grammar", "guided_regex", "regex", "reasoning_effort", "verbosity"}
+)
 # Fields whose CSV cells are JSON. All others are texts.
-_TEXTS = {"id", "prompt", "suffix", "guided_grammar", "guided_regex", "regex", "reasoning_effort", "verbosity"}
-_JSON = (REQUEST_FIELDS | {"dimensions"}) - _TEXTS
+_JSON = (REQUEST_FIELDS | {"dimensions"}) - TEXT_FIELDS - {"id"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,10 +228,11 @@ def from_text(values: dict[str, Any]) -> dict[str, Any]:
     """
     if _JSON.isdisjoint(values):
         return values
-    return {name: _parsed(name, value) for name, value in values.items()}
+    return {name: parsed(name, value) for name, value in values.items()}
 
 
-def _parsed(name: str, value: Any) -> Any:
+def parsed(name: str, value: Any) -> Any:
+    """The value of a field that is given as a text: JSON, unless the field is a text itself or it is no JSON."""
     if name not in _JSON or not isinstance(value, str):
         return value
     if name == "stop" and not value.startswith("["):

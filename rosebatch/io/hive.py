@@ -14,6 +14,7 @@ import msgspec
 import pyarrow as pa
 
 from rosebatch.core.errors import UserError
+from rosebatch.io.columns import TEXT_FIELDS, parsed
 from rosebatch.io.parse import Content
 from rosebatch.io.table_values import BadValues, TextValues
 
@@ -27,6 +28,8 @@ def is_partition(name: str) -> bool:
 
 class Partitions:
     """The keys of files, as PyArrow reads them: a column is int32 if all of its values are integers, else text.
+
+    A key with the name of a field is read as a cell of CSV is: ``temperature=0.7`` has a number, ``suffix=7`` a text.
 
     Args:
         source: the folder or glob. A key that it names itself is no column.
@@ -46,9 +49,7 @@ class Partitions:
         columns = {}
         for name in dict.fromkeys(chain.from_iterable(keys)):
             found = [None if (value := each.get(name)) == _NULL else value for each in keys]
-            columns[name] = pa.array(found, pa.string())
-            with suppress(pa.ArrowInvalid):
-                columns[name] = columns[name].cast(pa.int32() if any(found) else pa.string())
+            columns[name] = _column(name, found)
         table = pa.table(columns)
         self.schema: pa.Schema = table.schema
         self._by_path: dict[str, dict[str, Any]] = dict(zip(paths, table.to_pylist(), strict=False))
@@ -62,6 +63,17 @@ class Partitions:
         if not self.schema.names:
             return contents
         return hashlib.sha256(msgspec.json.encode([contents, *self._by_path.values()])).hexdigest()
+
+
+def _column(name: str, texts: list[str | None]) -> pa.Array:
+    column = pa.array(texts, pa.string())
+    if not any(texts) or name in TEXT_FIELDS:
+        return column
+    with suppress(pa.ArrowInvalid):
+        return column.cast(pa.int32())
+    with suppress(pa.ArrowException):
+        return pa.array([parsed(name, text) for text in texts])
+    return column
 
 
 def _pair(folder: str) -> tuple[str, str]:

@@ -1,5 +1,6 @@
 """Folders whose names hold a key and its value: the key is a column of their rows."""
 
+import csv
 import json
 import os
 
@@ -74,6 +75,41 @@ def test_keys_of_other_formats(tmp_path):
     ]
     codes = [row.error.code for row in rows if isinstance(row, FailedRow)]
     assert codes == ["invalid_value", "missing_prompt", "invalid_line", "invalid_json"]
+
+
+SETTINGS = {
+    "temperature": "0.7",
+    "max_tokens": "16",
+    "top_p": "1",
+    "ignore_eos": "True",
+    "stop": '["a","b"]',
+    "suffix": "7",
+}
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+def test_keys_that_are_settings(tmp_path, form):
+    """``temperature=0.7`` was a text, which failed each row, and ``suffix=7`` a number: names are read as cells are."""
+    folder = "/".join(f"{name}={value}" for name, value in SETTINGS.items())
+    text = {"csv": b"prompt,n\np,1\n", "jsonl": b'{"prompt":"p","n":1}\n'}
+    write(tmp_path, f"in/{folder}/a.{form}", text.get(form, {"prompt": ["p"], "n": [1]}))
+    with (tmp_path / "cells.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["prompt", "n", *SETTINGS], ["p", 1, *SETTINGS.values()]])
+    (row,), (cells,) = (list(PromptReader(str(tmp_path / name), {})) for name in ("in", "cells.csv"))
+    assert (row.sampling, row.options) == (cells.sampling, cells.options)
+    assert (row.sampling.temperature, row.sampling.max_tokens, row.options.suffix) == (0.7, 16, "7")
+
+
+def test_keys_of_several_kinds(tmp_path):
+    """One type for the column of all files; what is no number stays a text, and fails its rows by name."""
+    for name, value in {"a": "0.5", "b": "1", "c": "hot"}.items():
+        write(tmp_path, f"in/temperature={value}/{name}.jsonl", b'{"prompt":"p"}\n')
+    first, *others = (FailedRow, FailedRow, FailedRow)
+    rows = list(PromptReader(str(tmp_path / "in"), {}))
+    assert [type(row) for row in rows] == [first, *others]
+    assert all("temperature" in row.error.message for row in rows)
+    rows = list(PromptReader(str(tmp_path / "in" / "*" / "[ab].jsonl"), {}))
+    assert [row.sampling.temperature for row in rows] == [0.5, 1.0]
 
 
 def test_a_column_in_the_files_wins(tmp_path):
