@@ -49,10 +49,12 @@ class ChatTemplate:
 
     Attributes:
         words: of its source; all variables and fields that it names are among them.
+        place: where it is from, for messages.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+    def __init__(self, source: str, special_tokens: Mapping[str, str], place: str = "the chat template") -> None:
         self.source = source
+        self.place = place
         self.words = frozenset(re.findall(r"\w+", source))
         self._special_tokens = special_tokens
         self._has_developer = "'developer'" in source or '"developer"' in source
@@ -79,6 +81,9 @@ class ChatTemplate:
         # A template is a program of others, on values of any kind: recursion, overflow, division by zero, memory.
         except Exception as error:
             reason = str(error) or type(error).__name__
+            # Of a mistake in the template itself; no import tells, for plain prompts do without Jinja.
+            if (line := getattr(error, "lineno", None)) is not None:
+                return RowError("invalid_messages", f"{self.place}, line {line}: not a valid Jinja template ({reason})")
             return RowError("invalid_messages", f"the chat template refuses the messages: {reason}")
 
     def reads(self, name: str, messages: Sequence[Message], options: Mapping[str, Any]) -> bool:

@@ -14,7 +14,7 @@ from rosebatch.text import panics
 from rosebatch.text.batch_or_each import batch_or_each
 from rosebatch.text.chat_parsers import ChatParsers
 from rosebatch.text.chat_template import ChatTemplate
-from rosebatch.text.tokenizer_files import TokenizerFiles
+from rosebatch.text.tokenizer_files import Template, TokenizerFiles
 from rosebatch.text.vocabulary import Vocabulary
 
 # The tokens before the prefix, before the suffix, and before the middle: of Qwen Coder, StarCoder, DeepSeek Coder and
@@ -38,7 +38,6 @@ class Tokenizer(Vocabulary):
     Args:
         backend: encodes and decodes.
         chat_template: a Jinja template; None if the model has no template.
-        tool_template: another one for chats with tools; None if the model has none.
         special_tokens: named tokens for the template, such as ``eos_token``.
         max_prompt_bytes: longer prompts are refused.
 
@@ -56,14 +55,12 @@ class Tokenizer(Vocabulary):
         chat_template: str | None = None,
         special_tokens: dict[str, str] | None = None,
         max_prompt_bytes: int = _MAX_PROMPT_BYTES,
-        *,
-        tool_template: str | None = None,
     ) -> None:
         backend.no_padding()
         backend.no_truncation()
         super().__init__(backend)
         self.special_tokens = special_tokens or {}
-        self.set_templates(chat_template, tool_template)
+        self.set_templates(None if chat_template is None else Template(chat_template))
         self.max_prompt_bytes = max_prompt_bytes
         self.parsers = self.choose_parsers()
         self.prompts = NO_PROMPTS
@@ -99,7 +96,7 @@ class Tokenizer(Vocabulary):
         if found is not None:
             found.max_prompt_bytes, found.prompts = max_prompt_bytes, prompts
             if template is not None:
-                found.set_templates(template)
+                found.set_templates(Template(template, str(chat_template)))
             found.parsers = found.choose_parsers(reasoning_parser, tool_call_parser)
         return found
 
@@ -114,7 +111,9 @@ class Tokenizer(Vocabulary):
         templates = files.chat_templates()
 
         def made(backend: tokenizers.Tokenizer, special_tokens: dict[str, str]) -> Tokenizer:
-            found = cls(backend, templates.get("default"), special_tokens, tool_template=templates.get("tool_use"))
+            found = cls(backend, special_tokens=special_tokens)
+            found.set_templates(templates.get("default"), templates.get("tool_use"))
+            found.parsers = found.choose_parsers()
             found.template_names = templates.keys()
             return found
 
@@ -138,11 +137,11 @@ class Tokenizer(Vocabulary):
         source = "\n".join(each.source for each in (self._chat_template, self._tool_template) if each is not None)
         return ChatParsers.choose(self, source, reasoning, calls)
 
-    def set_templates(self, chat_template: str | None, tool_template: str | None = None) -> None:
-        """Take other templates; see the arguments of the class."""
+    def set_templates(self, chat_template: Template | None, tool_template: Template | None = None) -> None:
+        """Take other templates: of all chats, and of those with tools if they have one of their own."""
         self._chat_template, self._tool_template = (
-            None if source is None else ChatTemplate(source, self.special_tokens)
-            for source in (chat_template, tool_template)
+            None if each is None else ChatTemplate(each.source, self.special_tokens, each.place)
+            for each in (chat_template, tool_template)
         )
 
     def chat_template(self, *, tools: bool) -> ChatTemplate | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tokenizers
 
@@ -14,6 +14,13 @@ _UNNAMED = ("additional_special_tokens", "extra_special_tokens")
 # Classes that add nothing to tokenizer.json.
 _PLAIN_CLASSES = (None, "PreTrainedTokenizerFast", "TokenizersBackend")
 _FLAGS = {"content", "lstrip", "rstrip", "single_word", "normalized", "special"}
+
+
+class Template(NamedTuple):
+    """A chat template: its source, and where it is from, for messages."""
+
+    source: str
+    place: str = "the chat template"
 
 
 class TokenizerFiles:
@@ -42,27 +49,21 @@ class TokenizerFiles:
             if not isinstance(token, str):
                 raise refusal(self._config_file, f"{name} is no text: {shown(token)}")
 
-    def chat_templates(self) -> dict[str, str]:
-        """By name: ``default``, and perhaps ``tool_use``. Files win over the config. A single one is for all chats."""
-        found: dict[str, str] = {}
-        if (file := self._folder / "chat_template.jinja").exists():
-            found["default"] = read_text(file)
-        for file in sorted((self._folder / "additional_chat_templates").glob("*.jinja")):
-            found[file.stem] = read_text(file)
-        if "default" not in found:
-            found = {**self._config_templates(), **found}
-        return {"default": next(iter(found.values())), **found} if len(found) == 1 else found
+    def chat_templates(self) -> dict[str, Template]:
+        """By name: ``default``, and perhaps ``tool_use``. Files win over the config. A single one is for all chats.
 
-    def _config_templates(self) -> dict[str, str]:
-        given = self._config.get("chat_template")
-        if isinstance(given, list):
-            with refused(self._config_file, "chat_template is no list of named templates"):
-                given = {entry["name"]: entry["template"] for entry in given}
-        found = given if isinstance(given, dict) else {} if given is None else {"default": given}
-        for template in found.values():
-            if not isinstance(template, str):
-                raise refusal(self._config_file, f"chat_template is no text: {shown(template)}")
-        return found
+        Models with images may have it in ``chat_template.json`` alone.
+        """
+        found: dict[str, Template] = {}
+        if (file := self._folder / "chat_template.jinja").exists():
+            found["default"] = Template(read_text(file), str(file))
+        for file in sorted((self._folder / "additional_chat_templates").glob("*.jinja")):
+            found[file.stem] = Template(read_text(file), str(file))
+        if "default" not in found:
+            found = {**_templates(self._config_file, self._config), **found}
+        if not found:
+            found = _templates(self._folder / "chat_template.json", self._read("chat_template.json"))
+        return {"default": next(iter(found.values())), **found} if len(found) == 1 else found
 
     def change(self, backend: tokenizers.Tokenizer) -> bool:
         """Whether they change the tokenizer of tokenizer.json: its added tokens, its spaces or its letters."""
@@ -108,6 +109,18 @@ class TokenizerFiles:
     def _read(self, name: str) -> dict[str, Any]:
         file = self._folder / name
         return read_json(file) if file.exists() else {}
+
+
+def _templates(file: Path, values: Mapping[str, Any]) -> dict[str, Template]:
+    given = values.get("chat_template")
+    if isinstance(given, list):
+        with refused(file, "chat_template is no list of named templates"):
+            given = {entry["name"]: entry["template"] for entry in given}
+    found = given if isinstance(given, dict) else {} if given is None else {"default": given}
+    for template in found.values():
+        if not isinstance(template, str):
+            raise refusal(file, f"chat_template is no text: {shown(template)}")
+    return {name: Template(template, f"{file}: chat_template") for name, template in found.items()}
 
 
 def _content(token: Any) -> Any:

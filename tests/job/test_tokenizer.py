@@ -1,5 +1,6 @@
 """Tokenizer files of a model folder, encoding in groups, and chat templates."""
 
+import json
 import re
 import subprocess
 import sys
@@ -155,6 +156,40 @@ def test_a_broken_template_of_ones_own(tmp_path, content, message):
     with pytest.raises(UserError, match=message) as caught:
         Tokenizer.load(tmp_path, tmp_path / "mine.jinja")
     assert str(tmp_path / "mine.jinja") in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("tokenizer_config.json", "tokenizer_config.json: chat_template, line 2: "),
+        ("chat_template.json", "chat_template.json: chat_template, line 2: "),
+        ("chat_template.jinja", "chat_template.jinja, line 2: "),
+    ],
+)
+@pytest.mark.parametrize(("source", "reason"), [("a\n{% for", "expected"), ("a\n{{ x | nofilter }}", "nofilter")])
+def test_a_broken_template_of_the_model(tmp_path, name, place, source, reason):
+    """Each chat failed with a word of Jinja's, and nothing said where. Prompts without a template are served."""
+    folder = save_backend(byte_backend(), tmp_path)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config.pop("chat_template", None)
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    if name == "chat_template.jinja":
+        (folder / name).write_text(source)
+    else:
+        (folder / name).write_text(json.dumps({**config, "chat_template": source}))
+    tokenizer = Tokenizer.load(folder)
+    (error,) = tokenizer.encode_chats([CHAT])
+    assert error.message.startswith(f"{folder}/{place}not a valid Jinja template (") and reason in error.message
+    assert tokenizer.encode(["hi"]) == [list(b"hi")]
+
+
+def test_the_template_of_a_processor(tmp_path):
+    """Models with images may have it there alone; it is the last place that is looked at."""
+    folder = save_backend(byte_backend(), tmp_path)
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": "own{{ messages[0].content }}"}))
+    assert Tokenizer.load(folder).encode_chats([CHAT]) == [list(b"ownhi")]
+    (folder / "chat_template.jinja").write_text("new{{ messages[0].content }}")
+    assert Tokenizer.load(folder).encode_chats([CHAT]) == [list(b"newhi")]
 
 
 def test_loading_is_quick(tmp_path):
