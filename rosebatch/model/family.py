@@ -59,6 +59,8 @@ class GGUF:
         absent: config.json -> GGUF's names of those that such a model lacks.
         values: transformers' name of a tensor, its values and config.json -> its values as transformers stores them.
         join: tensors with one name in transformers, in the order of ``layer_names`` -> the tensor of that name.
+        mxfp4: blocks of MXFP4 of tensors with one name, or their scales, each ``[E, out, G, ...]`` uint8 -> those of
+            the tensor of that name, which stays in MXFP4; None: such tensors are dequantized.
         pieces: whose rules a sentencepiece tokenizer has: see ``gguf_sentencepiece``.
     """
 
@@ -71,6 +73,7 @@ class GGUF:
     absent: Callable[[Mapping[str, Any]], Collection[str]] = lambda _: ()
     values: Callable[[str, NDArray[np.float32], Mapping[str, Any]], NDArray[np.float32]] = lambda _, values, __: values
     join: Callable[[list[Tensor]], Tensor] = torch.cat
+    mxfp4: Callable[[list[NDArray[np.uint8]]], NDArray[np.uint8]] | None = None
     pieces: Literal["llama", "phi", "gemma"] = "llama"
 
 

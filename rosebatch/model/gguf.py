@@ -1,4 +1,4 @@
-"""From a .gguf file to a transformers folder with dequantized weights."""
+"""From a .gguf file to a transformers folder. Weights are dequantized, but MXFP4 of gpt-oss: that has its own form."""
 
 import json
 import re
@@ -11,6 +11,7 @@ import gguf
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -24,9 +25,10 @@ from rosebatch.model.hf_config import parse_model_config
 from rosebatch.model.registry import ARCHITECTURES
 
 # Part of the cache key: raise it when the conversion changes.
-CONVERTER_VERSION = 6
+CONVERTER_VERSION = 7
 
 _SHARD_BYTES = 2 << 30
+_MXFP4, _BLOCK_BYTES = gguf.GGMLQuantizationType.MXFP4, 16
 
 # By GGUF's names, and whether there are experts: Mixtral has Llama's name.
 _ARCHITECTURES = {(a.gguf.architecture, a.experts): (name, a, a.gguf) for name, a in ARCHITECTURES.items() if a.gguf}
@@ -38,11 +40,13 @@ class _Described(NamedTuple):
     Attributes:
         config: of transformers.
         names: GGUF's names of tensors -> transformers' names.
+        packed: those of transformers' names whose tensors stay in MXFP4.
     """
 
     form: GGUF
     config: dict[str, Any]
     names: dict[str, str]
+    packed: frozenset[str]
     fields: Metadata
     tokenizer: GGUFTokenizer
     reader: Reader
@@ -63,13 +67,14 @@ def convert(path: Path, dtype: torch.dtype, folder: Path) -> None:
 
     Raises:
         UserError: the file is broken, or its architecture or tokenizer is not supported.
+        OSError: the folder cannot be written.
     """
     with refused(path, "not a readable GGUF file"):
         found = _describe(path, dtype)
-        _write_json(folder / "config.json", found.config)
-        _write_json(folder / "generation_config.json", _generation_config(found.fields, found.tokenizer.end_ids))
-        _write_weights(_tensors(found.form, found.config, found.reader, found.names, dtype), folder)
-        found.tokenizer.save(folder)
+    _write_json(folder / "config.json", found.config)
+    _write_json(folder / "generation_config.json", _generation_config(found.fields, found.tokenizer.end_ids))
+    _write_weights(_tensors(path, found, dtype), folder)
+    found.tokenizer.save(folder)
 
 
 def _describe(path: Path, dtype: torch.dtype, *, quiet: bool = False) -> _Described:
@@ -97,7 +102,10 @@ def _describe(path: Path, dtype: torch.dtype, *, quiet: bool = False) -> _Descri
     parse_model_config(config, str(path))
     names = _tensor_names(form, config, model.need("block_count"))
     _require_tensors(path, model, names)
-    return _Described(form, config, names, fields, tokenizer, reader)
+    packed = _packed(form, reader, names)
+    if packed:
+        config["quantization_config"] = {"quant_method": "mxfp4"}
+    return _Described(form, config, names, packed, fields, tokenizer, reader)
 
 
 class _Model:
@@ -179,26 +187,71 @@ def _require_tensors(path: Path, model: _Model, names: Mapping[str, str]) -> Non
         raise refusal(path, f"the tensor {shown(others[0])} is not supported")
 
 
-def _tensors(
-    form: GGUF, config: dict[str, Any], reader: gguf.GGUFReader, names: Mapping[str, str], dtype: torch.dtype
+def _tensors(path: Path, found: _Described, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor under transformers' name, in MXFP4 or dequantized in fp32 and rounded to ``dtype`` once.
+
+    Raises:
+        UserError: the file is broken.
+    """
+    parts = _parts_of(found.names)
+    tensors = {tensor.name: tensor for tensor in found.reader.tensors}
+    for name in dict.fromkeys(found.names[tensor] for tensor in tensors if tensor in found.names):
+        with refused(path, "not a readable GGUF file"):
+            own = [tensors[part] for part in parts[name]]
+            if name in found.packed:
+                yield from _packed_tensors(found.form, name, own)
+            else:
+                yield from _values(found, name, own, dtype)
+
+
+def _values(
+    found: _Described, name: str, parts: Sequence[gguf.ReaderTensor], dtype: torch.dtype
 ) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor under transformers' name, dequantized in fp32 and rounded to ``dtype`` once."""
+    def values(part: gguf.ReaderTensor) -> NDArray[np.float32]:
+        return found.form.values(name, gguf.quants.dequantize(part.data, part.tensor_type), found.config)
+
+    if EACH in name:
+        # transformers has a tensor of each expert.
+        for number, own in enumerate(values(parts[0])):
+            yield name.replace(EACH, str(number)), _rounded(own, dtype)
+        return
+    rounded = [_rounded(values(part), dtype) for part in parts]
+    yield name, found.form.join(rounded) if len(rounded) > 1 else rounded[0]
+
+
+def _packed(form: GGUF, reader: gguf.GGUFReader, names: Mapping[str, str]) -> frozenset[str]:
+    """Transformers' names of matrices that may stay in MXFP4: those of which all parts are in it."""
+    if form.mxfp4 is None:
+        return frozenset()
+    kinds = {tensor.name: tensor.tensor_type for tensor in reader.tensors if tensor.name.endswith(".weight")}
+    wholes = _parts_of(names).items()
+    return frozenset(whole for whole, parts in wholes if {kinds.get(part) for part in parts} == {_MXFP4})
+
+
+def _packed_tensors(form: GGUF, name: str, parts: Sequence[gguf.ReaderTensor]) -> Iterator[tuple[str, Tensor]]:
+    """Blocks and scales as gpt-oss has them.
+
+    A block of GGUF is its scale, and 16 bytes: the low halves are its first 16 values, the high ones the others.
+    Elsewhere, each byte has two neighbours. And 8 is 0 there, not -0.
+    """
+    assert form.mxfp4 is not None, "it may stay in MXFP4"
+    blocks, scales = [], []
+    for part in parts:
+        found = part.data.reshape(*part.data.shape[:-1], -1, 1 + _BLOCK_BYTES)
+        halves = np.concatenate([found[..., 1:] & 15, found[..., 1:] >> 4], -1)
+        halves[halves == 8] = 0
+        blocks.append(halves[..., ::2] | halves[..., 1::2] << 4)
+        scales.append(found[..., 0])
+    for kind, each in (("blocks", blocks), ("scales", scales)):
+        yield f"{name}_{kind}", torch.from_numpy(np.ascontiguousarray(form.mxfp4(each)))
+
+
+def _parts_of(names: Mapping[str, str]) -> dict[str, list[str]]:
+    """Transformers' names -> GGUF's names of their parts, in the order of ``layer_names``."""
     parts: dict[str, list[str]] = {}
     for part, whole in names.items():
         parts.setdefault(whole, []).append(part)
-    waiting: dict[str, Tensor] = {}
-    for tensor in reader.tensors:
-        if name := names.get(tensor.name):
-            values = form.values(name, gguf.quants.dequantize(tensor.data, tensor.tensor_type), config)
-            if EACH in name:
-                # transformers has a tensor of each expert.
-                for number, own in enumerate(values):
-                    yield name.replace(EACH, str(number)), _rounded(own, dtype)
-                continue
-            waiting[tensor.name] = _rounded(values, dtype)
-            if all(part in waiting for part in parts[name]):
-                found = [waiting.pop(part) for part in parts[name]]
-                yield name, form.join(found) if len(found) > 1 else found[0]
+    return parts
 
 
 def _rounded(values: NDArray[np.float32], dtype: torch.dtype) -> Tensor:
@@ -211,13 +264,19 @@ def _write_weights(tensors: Iterator[tuple[str, Tensor]], folder: Path) -> None:
     size, index = 0, 1
     for name, tensor in tensors:
         if shard and size + tensor.nbytes > _SHARD_BYTES:
-            save_file(shard, folder / f"model-{index:05}.safetensors", {"format": "pt"})
+            _save(shard, folder / f"model-{index:05}.safetensors")
             shard, size, index = {}, 0, index + 1
         shard[name] = tensor
         size += tensor.nbytes
-    save_file(
-        shard, folder / ("model.safetensors" if index == 1 else f"model-{index:05}.safetensors"), {"format": "pt"}
-    )
+    _save(shard, folder / ("model.safetensors" if index == 1 else f"model-{index:05}.safetensors"))
+
+
+def _save(shard: dict[str, Tensor], path: Path) -> None:
+    try:
+        save_file(shard, path, {"format": "pt"})
+    except SafetensorError as error:
+        # Of a full disk, too.
+        raise OSError(str(error)) from None
 
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:

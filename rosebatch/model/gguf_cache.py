@@ -8,6 +8,7 @@ A damaged conversion is found by its checksums and replaced.
 import fcntl
 import hashlib
 import json
+import secrets
 import shutil
 import sys
 import tempfile
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     import torch
 
 _LOCK = ".lock"
+_OTHER_FOLDER = "make room, or let XDG_CACHE_HOME name a folder with room for the weights"
 # Folders that are being written or deleted.
 _TEMPORARY = ".tmp-"
 
@@ -68,7 +70,7 @@ def converted_folder(path: Path, dtype: "torch.dtype") -> Path:
         _sweep(cache)
         return _convert(path, dtype, found or cache / f"{path.stem}-{key}")
     except OSError as error:
-        raise UserError(f"{path}: cannot convert the model ({error})") from None
+        raise UserError(f"{path}: cannot convert the model ({error}); {_OTHER_FOLDER}") from None
 
 
 def may_be_converted(path: Path) -> bool:
@@ -103,7 +105,7 @@ def clear_cache() -> int:
             entries = [e for e in cache.iterdir() if e.name != _LOCK and (alone or not e.name.startswith(_TEMPORARY))]
             return freed + sum(_delete(entry) for entry in entries)
     except OSError as error:
-        raise UserError(f"{cache}: cannot clear the cache ({error})") from None
+        raise UserError(f"{cache}: cannot clear the cache ({error}); delete that folder") from None
 
 
 def _convert(path: Path, dtype: "torch.dtype", folder: Path) -> Path:
@@ -157,16 +159,21 @@ def _locked(cache: Path, kind: int) -> Iterator[bool]:
 def _delete(entry: Path) -> int:
     """Delete a file or folder; returns its size in bytes.
 
-    It is renamed first: a run that starts meanwhile finds a complete folder or none.
+    It is renamed first: a run that starts meanwhile finds a complete folder or none. No folder is made for that: a
+    full disk may have no room for one.
     """
-    trash = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=entry.parent))
+    trash = entry.with_name(f"{_TEMPORARY}{secrets.token_hex(8)}")
     # Another process may have deleted it already.
     with suppress(FileNotFoundError):
-        entry.rename(trash / entry.name)
-    freed = _num_bytes(trash)
-    shutil.rmtree(trash)
-    return freed
+        entry.rename(trash)
+        freed = _num_bytes(trash)
+        if trash.is_dir():
+            shutil.rmtree(trash)
+        else:
+            trash.unlink()
+        return freed
+    return 0
 
 
 def _num_bytes(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    return sum(file.stat().st_size for file in (folder, *folder.rglob("*")) if file.is_file())

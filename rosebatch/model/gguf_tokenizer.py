@@ -71,6 +71,9 @@ _END_TEXTS = {
     *("<|call|>", "<|calls|>", "<|flush|>", "<|tool_response>", "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>"),
     *("[PAD]", "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>"),
 }
+# Of some kinds of tokenizers alone: elsewhere they may be words. The models' own generation_config.json has them.
+_GLM_ENDS = {"<|user|>", "<|observation|>"}
+_PHI_3_ENDS = {"<|assistant|>"}
 # These end no answer beside such others: gpt-oss's thoughts end with the first, and Gemma has tags of HTML.
 _NO_ENDS = {"<|end|>": {"<|return|>", "<|call|>"}, "</s>": {"<eos>"}}
 _END_KEYS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
@@ -100,8 +103,13 @@ class GGUFTokenizer:
     end_ids: list[int]
 
     def save(self, folder: Path) -> None:
-        """Write both files."""
-        self.backend.save(str(folder / "tokenizer.json"))
+        """Write both files.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        # Its own method to write raises a plain Exception.
+        (folder / "tokenizer.json").write_text(self.backend.to_str(pretty=True), encoding="utf-8")
         (folder / "tokenizer_config.json").write_text(json.dumps(self.config, indent=2) + "\n", encoding="utf-8")
 
 
@@ -137,7 +145,10 @@ def read_tokenizer(metadata: Metadata, path: Path, pieces: str) -> GGUFTokenizer
         get(name)
     metadata.require("tokenizer.ggml.add_sep_token", False)
     metadata.require("tokenizer.ggml.token_type_count", 0, 1)
-    end_ids = _end_ids(tokens, [get(f"{name}_token_id") for name in _END_KEYS])
+    own_ends = _GLM_ENDS if pre in _GLM else _PHI_3_ENDS if (kind, pieces) == ("llama", "phi") else set()
+    # The last key is Ollama's.
+    keyed = [*(get(f"{name}_token_id") for name in _END_KEYS), *get("eos_token_ids", [])]
+    end_ids = _end_ids(tokens, keyed, _END_TEXTS | own_ends)
     templates = _templates(metadata)
     marks = set(_MARK.findall("".join(templates.values())))
     controls = {tokens[i] for i in end_ids}
@@ -172,9 +183,9 @@ def _byte_level(path: Path, tokens: list[str], metadata: Metadata, pre: str) -> 
     return backend
 
 
-def _end_ids(tokens: list[str], keyed: list[int | None]) -> list[int]:
-    """Tokens that end an answer: those of the file's keys first, then those of llama.cpp's list."""
-    by_text = [i for i, token in enumerate(tokens) if token in _END_TEXTS]
+def _end_ids(tokens: list[str], keyed: list[int | None], texts_of_ends: set[str]) -> list[int]:
+    """Tokens that end an answer: those of the file's keys first, then those with such texts."""
+    by_text = [i for i, token in enumerate(tokens) if token in texts_of_ends]
     found = list(dict.fromkeys([*(i for i in keyed if i is not None), *by_text]))
     texts = {tokens[i] for i in found}
     return [i for i in found if not _NO_ENDS.get(tokens[i], {""}) <= texts]

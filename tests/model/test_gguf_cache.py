@@ -1,7 +1,9 @@
 """The cache of converted GGUF files: what shares a conversion, what does not, and how it is emptied."""
 
+import errno
 import fcntl
 import os
+import resource
 import shutil
 from pathlib import Path
 from threading import Event, Thread
@@ -18,6 +20,7 @@ from rosebatch.model import checksums, content_digest, gguf, gguf_cache
 from rosebatch.model.checksums import SUMS
 from rosebatch.model.content_digest import digests_dir
 from rosebatch.model.gguf_cache import CachedModel, cache_dir, cached_models, clear_cache, converted_folder
+from tests.helpers.forks import in_fork
 from tests.helpers.waiting import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.usefixtures("one_thread", "cache")
@@ -131,6 +134,34 @@ def test_a_cache_that_cannot_be_written(write_gguf, toy, tmp_path):
     (tmp_path / "cache").write_text("in the way")
     with pytest.raises(UserError, match="cannot convert the model"):
         converted_folder(write_gguf("llama", toy), torch.float32)
+
+
+def limited(path, size):
+    """Convert while no file may grow further than so many bytes; returns the error."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+    with pytest.raises(UserError) as error:
+        converted_folder(path, torch.float32)
+    return str(error.value)
+
+
+def test_a_full_disk(write_gguf, toy, cache, monkeypatch):
+    """It was called an unreadable GGUF file. No half folder stays, and the cache can be cleared there."""
+    path = write_gguf("llama", toy)
+    for size in (100, 3000, 20000):
+        message = in_fork(limited, path, size)
+        assert message.startswith(f"{path}: cannot convert the model (")
+        assert "File too large" in message and message.endswith(
+            "XDG_CACHE_HOME name a folder with room for the weights"
+        )
+    assert [each.name for each in cache.iterdir()] == [".lock"]
+    converted_folder(path, torch.float32)
+
+    def full(*args, **options):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "mkdir", full)
+    assert clear_cache() > 0
+    assert names() == []
 
 
 def test_two_conversions_of_one_file(file, monkeypatch, cache):

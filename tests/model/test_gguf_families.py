@@ -17,7 +17,10 @@ from rosebatch.launch.launch import launch
 from rosebatch.model import gguf as module
 from rosebatch.model.gguf_cache import converted_folder
 from rosebatch.model.gguf_metadata import Reader
+from rosebatch.model.quantization.formats import load_weight
+from rosebatch.model.quantization.mxfp4 import MXFP4
 from rosebatch.model.registry import ARCHITECTURES
+from rosebatch.model.weights import SafetensorsWeights
 from tests.helpers.families import FAMILIES, VARIANTS
 from tests.model import gguf_files
 from tests.model.gguf_files import BOS, END, VOCAB, random_model
@@ -100,21 +103,51 @@ def test_a_family_is_the_original(write_gguf, name):
 
 
 def test_experts_in_mxfp4(write_gguf):
-    """gpt-oss's files have experts in blocks of 17 bytes for 32 values: each value is exact, in bfloat16 too."""
+    """gpt-oss's files have experts in blocks of 17 bytes for 32 values: each value is exact, in bfloat16 too.
+
+    The cache has gpt-oss's own form: dequantized, it was four times as large.
+    """
     kind, original = gguf.GGMLQuantizationType.MXFP4, model_of("gpt_oss")
     path = write_gguf("gpt_oss", original, quantized={"experts": kind})
     with torch.no_grad():
         for name, parameter in original.named_parameters():
-            if "experts" in name and name.endswith("proj"):
-                turned = parameter.swapaxes(1, 2).contiguous().numpy()
-                values = torch.from_numpy(dequantize(quantize(turned, kind), kind)).swapaxes(1, 2)
-                assert not torch.equal(values, parameter)
-                parameter.copy_(values)
+            if "experts" in name:
+                # Biases too: of vectors, llama.cpp has none in it.
+                turned = parameter if name.endswith("bias") else parameter.swapaxes(1, 2)
+                own = [turned[:, ::2], turned[:, 1::2]] if "gate_up" in name else [turned]
+                own = [torch.from_numpy(dequantize(quantize(e.contiguous().numpy(), kind), kind)) for e in own]
+                values = torch.stack(own, 2).flatten(1, 2)
+                parameter.copy_(values if name.endswith("bias") else values.swapaxes(1, 2))
     for dtype in (torch.float32, torch.bfloat16):
-        state = AutoModelForCausalLM.from_pretrained(converted_folder(path, dtype)).state_dict()
+        weights = SafetensorsWeights(converted_folder(path, dtype), dtype, torch.device("cpu"), MXFP4.of({}))
         for name, parameter in original.state_dict().items():
             if name.endswith(("gate_up_proj", "down_proj")):
-                assert torch.equal(state[name].float(), parameter), name
+                values, expected = load_weight(weights, name, parameter.mT.shape, transposed=True).dense(), parameter.mT
+                assert torch.equal(values.float(), expected), name
+                # Not even a zero has another sign.
+                assert torch.equal(values.signbit(), expected.signbit()), name
+                assert weights.shape(f"{name}_blocks") == (*expected.shape[:-1], expected.shape[-1] // 32, 16)
+    engine = launch(RunConfig(model=str(path), device="cpu", dtype="float32", block_size=4, max_num_seqs=8)).engine
+    sampling = SamplingParams(max_tokens=6, ignore_eos=True)
+    (output,) = engine.run([Request(0, tuple(_PROMPTS[0]), sampling)])
+    answer = list(output.token_ids)
+    expected = log_probabilities(original, _PROMPTS[0] + answer)[len(_PROMPTS[0]) - 1 : -1]
+    assert answer == expected.argmax(-1).tolist()
+
+
+def test_experts_partly_in_mxfp4(write_gguf):
+    """Gate and up are one tensor here: where only one of them is in MXFP4, both are dequantized."""
+    kind, original = gguf.GGMLQuantizationType.MXFP4, model_of("gpt_oss")
+    path = write_gguf("gpt_oss", original, quantized={"gate_proj": kind, "down_proj": kind})
+    weights = SafetensorsWeights(
+        converted_folder(path, torch.float32), torch.float32, torch.device("cpu"), MXFP4.of({})
+    )
+    experts = "model.layers.1.mlp.experts."
+    parameter = original.state_dict()[f"{experts}gate_up_proj"].mT
+    gate = torch.from_numpy(dequantize(quantize(parameter[:, ::2].contiguous().numpy(), kind), kind))
+    found = load_weight(weights, f"{experts}gate_up_proj", parameter.shape, transposed=True).dense()
+    assert torch.equal(found[:, ::2], gate) and torch.equal(found[:, 1::2], parameter[:, 1::2])
+    assert weights.shape(f"{experts}down_proj_blocks") is not None
 
 
 # Tensors that llama.cpp has for an architecture and that are refused by name: of other models with its name.

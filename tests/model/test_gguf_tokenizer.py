@@ -137,6 +137,31 @@ def test_tokens_that_end_in_other_models(write_gguf, toy, words, ends):
     assert found == [END, *map(tokenizer.backend.token_to_id, ends)]
 
 
+@pytest.mark.parametrize("pre", ["glm4", "chatglm-bpe", "qwen2"])
+def test_ends_of_glm(write_gguf, toy, pre):
+    """A call of a tool went on behind <|observation|>: transformers' GLM ends there and at <|user|>, no key says so.
+
+    Other models may have such words.
+    """
+    words = ["<|user|>", "<|observation|>", "<|assistant|>"]
+    tokenizer, folder = load_tokenizer(write_gguf("llama", toy, pre=pre, words=words))
+    found = json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
+    assert found == [END, *map(tokenizer.backend.token_to_id, words[:2] if pre != "qwen2" else [])]
+
+
+def test_the_ends_of_ollama(write_gguf, toy, monkeypatch):
+    """Its files have a list of all of them, under a key of its own: they were refused for it."""
+    add = gguf.GGUFWriter.add_eos_token_id
+
+    def both(self, token_id):
+        add(self, token_id)
+        self.add_array("tokenizer.ggml.eos_token_ids", [token_id, 7])
+
+    monkeypatch.setattr(gguf.GGUFWriter, "add_eos_token_id", both)
+    _, folder = load_tokenizer(write_gguf("llama", toy))
+    assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == [END, 7]
+
+
 @pytest.mark.parametrize("pre", SPLITS)
 def test_special_tokens_are_not_split(write_gguf, toy, pre):
     """Each is one id anywhere; control tokens are not part of the text, user-defined ones are."""
@@ -360,3 +385,13 @@ def test_marks_of_phi_3_take_the_space_behind_them(write_gguf, monkeypatch):
     user, end, ab = map(backend.token_to_id, ["<|user|>", "<|endoftext|>", "▁ab"])
     assert backend.encode("<|user|>\n ab", add_special_tokens=False).ids == [user, ab]
     assert backend.encode("<|endoftext|>\nab", add_special_tokens=False).ids[:2] != [end, ab]
+
+
+def test_ends_of_phi_3(write_gguf, monkeypatch):
+    """Its generation_config.json has <|assistant|> too, and no key of the file has."""
+    words = ["<|user|>", "<|assistant|>", "<|end|>"]
+    monkeypatch.setattr(gguf_files, "add_tokenizer", lambda writer: add_words(writer, more=words))
+    path = write_gguf(architecture="phi3")
+    found = read_tokenizer(Metadata(path, Reader(path)), path, "phi")
+    assert set(map(found.backend.token_to_id, words[1:])) < set(found.end_ids)
+    assert found.backend.token_to_id("<|user|>") not in found.end_ids

@@ -188,6 +188,7 @@ _GGUF = GGUF(
     values=_gguf_values,
     # Gate and up in turn.
     join=lambda parts: torch.stack(parts, -1).flatten(-2),
+    mxfp4=lambda parts: np.stack(parts, 2).reshape(len(parts[0]), -1, *parts[0].shape[2:]),
 )
 ARCHITECTURES = {
     "GptOssForCausalLM": Architecture("gpt_oss", "gpt-oss", _parse, _DEFAULTS, window=True, experts=True, gguf=_GGUF),
