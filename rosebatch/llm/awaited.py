@@ -1,19 +1,31 @@
 """Calls of coroutines: a thread serves all of them as one stream, whose rows run together."""
 
 import asyncio
+import atexit
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread, get_ident
 from typing import Any
+from weakref import WeakSet
 
 from rosebatch.io.results import Shape
 from rosebatch.io.rows import FailedRow, Row
+from rosebatch.job.report.progress import Progress
 from rosebatch.llm.call import Call
 from rosebatch.llm.calls import Calls
 
 # How long the thread waits for another call before it ends.
 _IDLE_SECONDS = 1.0
+# How long the end of Python waits for it.
+_END_SECONDS = 2.0
+_OPEN: "WeakSet[AwaitedCalls]" = WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    for calls in [*_OPEN]:
+        calls.end()
 
 
 class _Awaited:
@@ -40,6 +52,19 @@ class _Awaited:
             self.future.set_result(self.outputs)
 
 
+class _UntilTheEnd(Progress):
+    """Ends a stream before Python ends: a thread that computes then aborts the process, such as after Ctrl-C."""
+
+    def __init__(self, calls: "AwaitedCalls") -> None:
+        super().__init__(None, enabled=False)
+        self._calls = calls
+
+    def tick(self) -> None:
+        """Called after each step."""
+        if self._calls.ending:
+            raise RuntimeError("Python ends")
+
+
 class AwaitedCalls:
     """Serves calls of coroutines, with results of one shape.
 
@@ -60,6 +85,14 @@ class AwaitedCalls:
         self._open: set[_Awaited] = set()
         self._lock = Lock()
         self._thread: Thread | None = None
+        self.ending = False
+        _OPEN.add(self)
+
+    def end(self) -> None:
+        """Let the thread end after its step. One that waits for a call may stay."""
+        self.ending = True
+        if self._open and (thread := self._thread) is not None:
+            thread.join(_END_SECONDS)
 
     async def outputs(self, rows: Sequence[Row | FailedRow]) -> list[Any]:
         """The results of rows, in order. Rows of a call that is cancelled are computed, and their results dropped.
@@ -79,7 +112,7 @@ class AwaitedCalls:
         return await awaited.future
 
     def _serve(self) -> None:
-        while True:
+        while not self.ending:
             try:
                 first = self._inbox.get(timeout=_IDLE_SECONDS)
             except Empty:
@@ -90,7 +123,8 @@ class AwaitedCalls:
                 continue
             self._open.add(first)
             try:
-                for place, output in self._calls.outputs(Call(self._rows(first), self._shape)):
+                call = Call(self._rows(first), self._shape, progress=_UntilTheEnd(self))
+                for place, output in self._calls.outputs(call):
                     self._take(place, output)
             except BaseException as error:
                 for awaited in self._open:

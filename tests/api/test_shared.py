@@ -396,6 +396,32 @@ def test_a_model_that_is_closed_under_a_coroutine():
     asyncio.run(main())
 
 
+def test_python_ends_under_a_coroutine():
+    """After Ctrl-C in ``asyncio.run``, a thread went on computing: PyTorch then aborted the process."""
+    begun, ended = threading.Event(), threading.Event()
+
+    def step(plan):
+        begun.set()
+        ended.wait(PATIENCE_SECONDS)
+
+    llm = LLM.of(launch_fake(make_engine(FakeModel(before_step=step)), None))
+
+    async def main():
+        call = asyncio.create_task(llm.agenerate([[1, 2]], LONG))
+        await asyncio.to_thread(begun.wait, PATIENCE_SECONDS)
+        thread = llm._awaited._thread
+        end = threading.Thread(target=llm._awaited.end)
+        end.start()
+        until(lambda: llm._awaited.ending)
+        ended.set()
+        end.join()
+        assert not thread.is_alive()
+        with pytest.raises(RuntimeError, match="Python ends"):
+            await call
+
+    asyncio.run(main())
+
+
 def test_coroutines_of_each_kind(llm):
     """Chats, vectors, errors and empty calls."""
 
