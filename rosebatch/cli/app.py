@@ -1,5 +1,6 @@
 """The commands: parse, call, print. No logic, and no heavy import until a command runs."""
 
+import errno
 import os
 import sys
 import time
@@ -123,10 +124,13 @@ def merge(
 ) -> None:
     """Join the results of all runs with --shard to the output.
 
-    Exit code: 0 all completed, 3 some rows failed, 2 a shard or a row is missing.
+    Exit code: 0 all completed, 3 some rows failed, 2 a shard or a row is missing, 1 the output cannot be written.
     """
+    from rosebatch.cli.interrupts import raise_for_signals
     from rosebatch.job.merge import merge_shards
 
+    # A merge that is killed can be repeated; one that is asked to end leaves no half output.
+    raise_for_signals()
     rows, failed = merge_shards(JobConfig(input=source, output=output, errors=errors, rows_per_file=rows_per_file))
     typer.echo(f"{counted(rows, 'row')}, {failed} failed", err=True)
     jobs.exit_if(failed)
@@ -178,7 +182,9 @@ def main(args: list[str] | None = None) -> NoReturn:
         sys.stderr.close()
         sys.exit(EXIT_ABORTED)
     except OSError as error:
-        _fail(str(error), EXIT_ABORTED)
+        # Whatever else is written has its name in the message.
+        is_full = error.errno == errno.ENOSPC and error.filename is None
+        _fail(f"stdout, or a temporary file: {error.strerror}" if is_full else str(error), EXIT_ABORTED)
     except KeyboardInterrupt:
         _fail("interrupted", EXIT_INTERRUPTED)
     except Exception as error:

@@ -2,15 +2,13 @@
 
 import json
 import math
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from rosebatch.bench.against import choose_peers
 from rosebatch.bench.cases import choose_cases
@@ -22,8 +20,8 @@ from rosebatch.bench.session import Entry, run_replays, run_session, summarize
 from rosebatch.bench.tables import print_replays, print_results
 from rosebatch.bench.trace import equal_steps, load_trace
 from rosebatch.cli.bench_options import BenchFlags
-from rosebatch.cli.early_signals import SIGNALS, is_ignored
-from rosebatch.core.errors import FailedRunError, FlagError, InterruptionError
+from rosebatch.cli.interrupts import raise_for_signals
+from rosebatch.core.errors import FailedRunError, FlagError
 from rosebatch.host.paths import takes_rows_in_order
 from rosebatch.job.paths import require_writable
 from rosebatch.job.report.build import write_text
@@ -49,9 +47,7 @@ def bench(work: BenchFlags, run: dict[str, Any], started: float) -> None:
     """
     imported = time.perf_counter()
     # A signal ends a peer's process and deletes its files, too.
-    for number in SIGNALS:
-        if not is_ignored(number):
-            signal.signal(number, _interrupt)
+    raise_for_signals()
     for path in work.report:
         if not takes_rows_in_order(path):
             require_writable(path, f"--report {path}")
@@ -76,10 +72,6 @@ def bench(work: BenchFlags, run: dict[str, Any], started: float) -> None:
     errors = dict.fromkeys(entry["error"] for entry in entries if "error" in entry)
     if errors:
         raise FailedRunError("; ".join(errors))
-
-
-def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt if number == signal.SIGINT else InterruptionError(number)
 
 
 def _require_none(work: BenchFlags, of: str, flags: Sequence[str]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from threading import Event, Lock, Thread
 from types import FrameType
+from typing import NoReturn
 
 from rosebatch.cli.early_signals import SIGNALS, is_ignored
 from rosebatch.core.errors import InterruptionError
@@ -15,6 +16,17 @@ from rosebatch.core.errors import InterruptionError
 _GRACE_SECONDS = 1.5
 # A progress bar may have hidden it.
 _SHOW_CURSOR = "\x1b[?25h"
+
+
+def raise_for_signals() -> None:
+    """Let a signal raise wherever the process is: files and processes that are to be left behind by nobody go then."""
+    for number in SIGNALS:
+        if not is_ignored(number):
+            signal.signal(number, _raise)
+
+
+def _raise(number: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt if number == signal.SIGINT else InterruptionError(number)
 
 
 def _nothing() -> str:

@@ -4,7 +4,7 @@ import os
 import re
 import stat
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 # As /dev/stdin, /dev/fd/N and the shell's <(command) resolve.
 _DESCRIPTOR = re.compile(r"/proc/(\d+)/(?:task/\d+/)?fd/(\d+)|/dev/fd/(\d+)")
@@ -52,7 +52,8 @@ def open_stream(path: str | Path, mode: str) -> IO[bytes]:
         opened = os.open(path, flags | os.O_NOCTTY | os.O_CLOEXEC)
     else:
         opened = os.dup(number)
-    return os.fdopen(opened, mode)
+    # Unlike a descriptor's, this file has the path's name.
+    return cast(IO[bytes], open(path, mode, opener=lambda *_: opened))
 
 
 def identity(path: str | Path) -> tuple[Any, ...] | None:

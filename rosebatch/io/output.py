@@ -8,6 +8,7 @@ from typing import IO, Any, Protocol
 import msgspec
 
 from rosebatch.core.words import counted
+from rosebatch.io.failed_write import failed_write
 from rosebatch.io.part_file import PartFile
 from rosebatch.io.part_lines import PartEncoder
 from rosebatch.io.placement import Placement
@@ -15,6 +16,7 @@ from rosebatch.io.placement import Placement
 # Results that a stream holds back while it waits for an earlier row, and their bytes.
 _MAX_HELD = 4096
 _MAX_HELD_BYTES = 64 << 20
+_WAY_OUT = "; choose another place, such as -o FILE, which --resume can continue"
 
 
 class Encode(Protocol):
@@ -148,14 +150,21 @@ class StreamOutput(Output):
             self._held_bytes += len(line)
         while self._next in self._held:
             line, is_failed = self._held.pop(self._next)
-            (self._errors if is_failed else self._stream).write(line)
+            stream = self._errors if is_failed else self._stream
+            try:
+                stream.write(line)
+            except OSError as error:
+                raise _failure(stream, error) from None
             self._held_bytes -= len(line)
             self._next += 1
 
     def flush(self) -> None:
         """Show the rows so far to whoever reads the stream."""
-        self._stream.flush()
-        self._errors.flush()
+        for stream in (self._stream, self._errors):
+            try:
+                stream.flush()
+            except OSError as error:
+                raise _failure(stream, error) from None
 
     def finish(self) -> None:
         """Flush; ``add`` has already written every row."""
@@ -165,6 +174,11 @@ class StreamOutput(Output):
     def close(self) -> None:
         """Close the streams, unless they belong to the caller."""
         self._close()
+
+
+def _failure(stream: IO[bytes], error: OSError) -> Exception:
+    """A reader that went away may be what the user wants, such as ``| head``."""
+    return error if isinstance(error, BrokenPipeError) else failed_write(stream, error, _WAY_OUT)
 
 
 def _encode_line(index: int, row: dict[str, Any], *, failed: bool) -> bytes:

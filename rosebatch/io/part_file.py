@@ -13,8 +13,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from rosebatch.core.errors import FlagError, UserError
+from rosebatch.core.errors import FailedRunError, FlagError, UserError
 from rosebatch.host.sync import sync
+from rosebatch.io.failed_write import failed_write
 from rosebatch.io.locked_file import open_locked
 from rosebatch.io.part_lines import (
     PartLine,
@@ -169,7 +170,7 @@ class PartFile:
             failed: indices of the error rows.
 
         Raises:
-            UserError: the disk is full or fails. Earlier results stay.
+            FailedRunError: the disk is full or fails. Earlier results stay.
         """
         self.begin()
         self._lines += lines
@@ -269,7 +270,7 @@ class PartFile:
         """Delete the file, unless it was released before or another file took its place.
 
         Raises:
-            UserError: it cannot be deleted.
+            FailedRunError: it cannot be deleted.
         """
         if self._descriptor < 0:
             return
@@ -279,7 +280,7 @@ class PartFile:
         except FileNotFoundError:
             pass
         except OSError as error:
-            raise UserError(f"{self.path}: {error.strerror}; it is no longer needed, delete it") from None
+            raise failed_write(self.path, error, "; it is no longer needed, delete it") from None
         finally:
             self.close()
 
@@ -361,8 +362,8 @@ class PartFile:
             self.close()
             raise
 
-    def _failure(self, error: OSError) -> UserError:
-        return UserError(f"{self.path}: {error.strerror}; earlier rows are saved; rerun with --resume to continue")
+    def _failure(self, error: OSError) -> FailedRunError:
+        return failed_write(self.path, error, "; earlier rows are saved; rerun with --resume to continue")
 
     def _damage(self) -> UserError:
         return UserError(f"{self.path}: lines were damaged during the run; rerun with --resume to compute them again")

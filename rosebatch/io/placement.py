@@ -9,9 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Protocol
 
-from rosebatch.core.errors import FlagError, UserError
+from rosebatch.core.errors import FlagError
 from rosebatch.host.sync import sync
 from rosebatch.io.compressed import open_compressed
+from rosebatch.io.failed_write import writing
 from rosebatch.io.formats import Compression, named
 from rosebatch.io.parquet import PART_NAME, Rows
 
@@ -58,33 +59,39 @@ class Placement:
             kept: for people: where they are, if this fails.
 
         Raises:
-            UserError: the output cannot be written.
+            FailedRunError: a file cannot be written.
         """
         failed = partial(results.rows, failed=True)
         rows = partial(results.rows, failed=None if self.errors is None else False)
         try:
-            _prepare(self.path, self.write, rows)
+            with writing(self.path, kept):
+                _prepare(self.path, self.write, rows)
             if isinstance(self.errors, Path) and results.num_failed:
-                _prepare(self.errors, jsonl_writer(self.errors.name), failed)
-            self._appear(self.path)
-            # Only now: older errors belong to the older output.
-            if isinstance(self.errors, Path):
-                if results.num_failed:
-                    self._appear(self.errors)
-                else:
-                    (self.remove or _remove)(self.errors)
-            elif self.errors is not None:
-                for row in failed():
-                    self.errors.write(row + b"\n")
-                self.errors.flush()
-        except OSError as error:
-            raise UserError(f"{self.path}: {error.strerror or error}{kept}") from None
+                with writing(self.errors, kept):
+                    _prepare(self.errors, jsonl_writer(self.errors.name), failed)
+            with writing(self.path, kept):
+                self._appear(self.path)
+            if self.errors is not None:
+                # Only now: older errors belong to the older output.
+                with writing(self.errors, kept):
+                    self._write_errors(self.errors, failed if results.num_failed else None)
         finally:
             for path in (self.path, self.errors):
                 if isinstance(path, Path):
                     # The next run deletes it too.
                     with suppress(OSError):
                         _remove(beside(path))
+
+    def _write_errors(self, errors: Path | IO[bytes], rows: Rows | None) -> None:
+        """Put the error rows in their place; None: there are none."""
+        if not isinstance(errors, Path):
+            for row in rows() if rows else ():
+                errors.write(row + b"\n")
+            errors.flush()
+        elif rows:
+            self._appear(errors)
+        else:
+            (self.remove or _remove)(errors)
 
     def _appear(self, path: Path) -> None:
         (self.place or replace_file)(beside(path), path)

@@ -1,7 +1,10 @@
 """``rosebatch merge``: the results of all shards of a job as its output."""
 
 import sys
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rosebatch.core.errors import FlagError, UserError
 from rosebatch.io.columns import Columns
@@ -14,12 +17,14 @@ from rosebatch.job.destination import find_destination
 from rosebatch.job.manifest import differences
 from rosebatch.job.merged import delete_merged, mark_merged
 from rosebatch.job.open_output import errors_of, placement_of
-from rosebatch.job.output_manifest import keep, merged_before
+from rosebatch.job.output_manifest import keep, manifest_path, merged_before
 from rosebatch.job.shard import Shard, find_parts
 from rosebatch.job.target import Target
 
 # Missing shards or rows that a message names.
 _MAX_NAMED = 8
+# Where the disk is full: the shards stay.
+_WAY_OUT = "repeat the merge"
 _OF_A_SHARD = {"shard", "created"}
 
 
@@ -32,14 +37,15 @@ def merge_shards(job: JobConfig) -> tuple[int, int]:
         job: names input and output; the shards have the rest.
 
     Raises:
-        UserError: a shard is missing or incomplete, they are of different runs, or the input has changed.
+        UserError: a shard is missing or incomplete, they are of different runs, or the input has changed; a
+            FailedRunError if the output cannot be written.
     """
     target = Target.of(job.output or "-")
     done = delete_merged(target.path)
     found = find_parts(target.path)
     if done is not None and not found:
         return done
-    if not found and (before := merged_before(target, job.input)) is not None:
+    if not found and (before := merged_before(target, partial(_digest, job.input, target))) is not None:
         sys.stderr.write(f"rosebatch: {job.output} is already merged, nothing to do\n")
         return before.rows, before.failed
     _require_all(target.path, found)
@@ -53,7 +59,7 @@ def merge_shards(job: JobConfig) -> tuple[int, int]:
             parts.append(part)
         for part in parts:
             _require_alike(parts[0], part)
-        reader = _open_input(job.input, parts[0])
+        reader = _open_input(job.input, parts[0].manifest, parts[0].path)
         if reader.digest() != parts[0].manifest["input"]:
             raise UserError(f"{job.input}: is not the input of the shards, or has changed since")
         total = sum(map(len, reader.records()))
@@ -63,8 +69,8 @@ def merge_shards(job: JobConfig) -> tuple[int, int]:
             _require_complete(shard, part, total)
         merged = MergedParts(parts)
         destination = find_destination(job, reader, part=parts[0].path)
-        placement_of(destination, reader, job.rows_per_file).appear(merged)
-        keep(target, errors_of(destination, reader), parts, job.rows_per_file)
+        placement_of(destination, reader, job.rows_per_file).appear(merged, f"; {_WAY_OUT}")
+        keep(target, errors_of(destination, reader), parts, job.rows_per_file, _WAY_OUT)
         mark_merged(target.path, merged.num_rows, merged.num_failed, found.values())
         delete_merged(target.path)
         return merged.num_rows, merged.num_failed
@@ -73,14 +79,17 @@ def merge_shards(job: JobConfig) -> tuple[int, int]:
             part.close()
 
 
-def _open_input(source: str, part: PartFile) -> PromptReader:
-    """The input of a shard, read as its run did."""
-    run = part.manifest
+def _digest(source: str, output: Target, run: Mapping[str, Any]) -> str:
+    return _open_input(source, run, manifest_path(output)).digest()
+
+
+def _open_input(source: str, run: Mapping[str, Any], where: Path) -> PromptReader:
+    """The input, read as a run with this manifest did; ``where`` has it."""
     try:
         columns = Columns.of(**run["columns"])
         form, column, limit = run["input_format"], run["result_column"], run["max_row_bytes"]
     except (KeyError, TypeError):
-        raise UserError(f"{part.path}: another version of rosebatch wrote it; merge with that version") from None
+        raise UserError(f"{where}: another version of rosebatch wrote it; merge with that version") from None
     return PromptReader(source, {}, form, column, columns, described_by(run), limit)
 
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import msgspec
 
-from rosebatch.core.errors import FlagError, UserError
+from rosebatch.core.errors import FailedRunError, FlagError
 from rosebatch.host.file_state import FileState
+from rosebatch.io.failed_write import failed_write
 from rosebatch.io.placement import beside, write_whole
 
 
@@ -28,13 +29,13 @@ def mark_merged(output: Path, rows: int, failed: int, parts: Iterable[Path]) -> 
     """Note that the output is in its place: from now on, ``delete_merged`` may delete its part files.
 
     Raises:
-        UserError: the note cannot be written.
+        FailedRunError: the note cannot be written.
     """
     states = {part.name: FileState.of(part) for part in parts}
     try:
         write_whole(_path(output), msgspec.json.encode(_Merged(rows, failed, states)) + b"\n", beside(_path(output)))
     except OSError as error:
-        raise UserError(f"{_path(output)}: {error.strerror}; repeat the merge") from None
+        raise failed_write(_path(output), error, "; repeat the merge") from None
 
 
 def delete_merged(output: Path) -> tuple[int, int] | None:
@@ -45,7 +46,7 @@ def delete_merged(output: Path) -> tuple[int, int] | None:
 
     Raises:
         FlagError: a foreign file has the name of the note, or that of another version of rosebatch is there.
-        UserError: a file cannot be deleted.
+        FailedRunError: a file cannot be deleted.
     """
     path = _path(output)
     try:
@@ -61,7 +62,7 @@ def delete_merged(output: Path) -> tuple[int, int] | None:
         told = "was not left by a merge of this version of rosebatch, but this one needs the name; rename it or -o"
         raise FlagError(f"{path}: {told}") from None
     except OSError as error:
-        raise UserError(f"{error.filename}: {error.strerror}; it is no longer needed: repeat the merge") from None
+        raise FailedRunError(f"{error.filename}: {error.strerror}; it is no longer needed: repeat the merge") from None
     return found.rows, found.failed
 
 

@@ -3,16 +3,16 @@
 import hashlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from rosebatch.core.errors import FlagError, UserError
+from rosebatch.core.errors import FlagError
 from rosebatch.core.words import counted
+from rosebatch.io.failed_write import failed_write
 from rosebatch.io.files import digest, is_url
-from rosebatch.io.input_files import InputFiles
 from rosebatch.io.part_file import PartFile
 from rosebatch.io.placement import write_whole
 from rosebatch.job.manifest import differences
@@ -71,15 +71,22 @@ def require_own_manifest(output: Target) -> None:
         raise FlagError(f"{path}: is no manifest of rosebatch, but the results need this name; rename it or -o")
 
 
-def keep(output: Target, errors: Target | None, parts: Sequence[PartFile], rows_per_file: int | None) -> None:
+def keep(
+    output: Target,
+    errors: Target | None,
+    parts: Sequence[PartFile],
+    rows_per_file: int | None,
+    way_out: str = "rerun with --resume to finish",
+) -> None:
     """Write the manifest of an output that is in its place.
 
     Args:
         output, errors, rows_per_file: of the run.
         parts: its results; of a merge, those of all shards.
+        way_out: for people, if this fails.
 
     Raises:
-        UserError: it cannot be written.
+        FailedRunError: it cannot be written.
     """
     if not has_manifest(output):
         return
@@ -99,8 +106,8 @@ def keep(output: Target, errors: Target | None, parts: Sequence[PartFile], rows_
         temporary = output.path.with_name(f".{output.path.name}.tmp")
         write_whole(path, msgspec.json.format(msgspec.json.encode(found)) + b"\n", temporary)
     except OSError as error:
-        told = f"{output.name} is whole, but not yet marked so; rerun with --resume to finish"
-        raise UserError(f"{path}: {error.strerror or error}: {told}") from None
+        told = f": {output.name} is whole, but not yet marked so; {way_out}"
+        raise failed_write(path, error, told) from None
 
 
 def told_replaced(output: Target) -> str | None:
@@ -172,10 +179,15 @@ def _digest_of(errors: Target | None) -> str | None:
     return digest([str(errors.path)]) if errors.path.exists() else "gone"
 
 
-def merged_before(output: Target, input: str) -> OutputManifest | None:
-    """The manifest of an output that is whole and was made of an input; None if there is none."""
+def merged_before(output: Target, of_input: Callable[[Mapping[str, Any]], str]) -> OutputManifest | None:
+    """The manifest of an output that is whole and was made of an input; None if there is none.
+
+    Args:
+        output: of the merge.
+        of_input: the digest of its input, read as a run with this manifest reads it.
+    """
     found = _read(manifest_path(output), OutputManifest) if has_manifest(output) and output.path.exists() else None
-    if found is None or digest(_files(output)) != found.output or InputFiles(input).digest() != found.run.get("input"):
+    if found is None or digest(_files(output)) != found.output or of_input(found.run) != found.run.get("input"):
         return None
     return found
 

@@ -134,14 +134,14 @@ def run_job(
         output=job.output or "-",
         machine=_machine(served),
     )
-    for path in job.report:
-        write_report(report, path)
     if not job.quiet:
         print_report(report, sys.stderr)
         if shard is not None:
             sys.stderr.write(
                 f"shard {shard}: {counted(results.num_rows, 'row')}; once all shards have run: rosebatch merge\n"
             )
+    for path in job.report:
+        write_report(report, path)
     return JobResult(results.num_failed, report)
 
 

@@ -12,6 +12,7 @@ from rosebatch.core.errors import FailedRunError, UserError
 from tests.helpers.command_errors import require_error
 
 FAILED, USAGE = 1, 2
+FULL = "rosebatch: error: stdout, or a temporary file: No space left on device\n"
 OUT_OF_MEMORY = (
     "rosebatch: error: out of memory: end other processes, or give a smaller --kv-cache-memory, --max-num-seqs or "
     "--max-num-batched-tokens\n"
@@ -233,7 +234,7 @@ def test_a_run_that_is_aborted_leaves_no_result(cli, source, tmp_path, name):
     [
         (UserError("one\n  two"), 2, "rosebatch: error: one two\n"),
         (FailedRunError("all died"), 1, "rosebatch: error: all died\n"),
-        (OSError(errno.ENOSPC, "No space left on device"), 1, "rosebatch: error: [Errno 28] No space left on device\n"),
+        (OSError(errno.ENOSPC, "No space left on device"), 1, FULL),
         (KeyboardInterrupt(), 130, "rosebatch: error: interrupted\n"),
         (MemoryError(), 1, OUT_OF_MEMORY),
         (

@@ -103,7 +103,10 @@ def test_a_report_that_cannot_be_written(process, toy_toml):
     """The process must not leave the writing to Python's end, which would hide the error."""
     result = process(f"{BENCH} > /dev/full", MODEL=toy_toml)
     fit, line = result.stderr.splitlines()
-    assert (fit[:28], line) == ("rosebatch: tiny-llama fits: ", "rosebatch: error: [Errno 28] No space left on device")
+    assert (fit[:28], line) == (
+        "rosebatch: tiny-llama fits: ",
+        "rosebatch: error: stdout, or a temporary file: No space left on device",
+    )
     assert result.returncode == 1
 
 

@@ -2,6 +2,7 @@
 
 import shutil
 import signal
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -124,6 +125,20 @@ def test_a_merge_that_was_done_before(shards, capsys):
         file.write('{"prompt":"more"}\n')
     with pytest.raises(FlagError, match="has no shards beside it"):
         merge(folder, *names)
+
+
+def test_a_merge_of_folders_with_keys_that_was_done_before(job, tmp_path, capsys):
+    """The input's keys are in its digest: the second merge said that there were no shards."""
+    (tmp_path / "in" / "day=1").mkdir(parents=True)
+    write_lines(tmp_path / "in" / "day=1" / "a.jsonl", ROWS[:4])
+    merge = partial(merge_shards, JobConfig(input=str(tmp_path / "in"), output=str(tmp_path / "out.jsonl")))
+    for number in (1, 2):
+        job.run_file(tmp_path / "in", tmp_path / "out.jsonl", shard=f"{number}/2")
+    assert merge() == merge() == (4, 0)
+    assert "is already merged, nothing to do" in capsys.readouterr().err
+    (tmp_path / "in" / "day=1").rename(tmp_path / "in" / "day=2")
+    with pytest.raises(FlagError, match="has no shards beside it"):
+        merge()
 
 
 @pytest.mark.parametrize("shards", ["out.jsonl"], indirect=True)

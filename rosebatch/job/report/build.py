@@ -7,6 +7,7 @@ import json
 import resource
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -115,9 +116,21 @@ def write_text(path: Path, content: str) -> None:
             with open_stream(path, "wb") as stream:
                 stream.write(content.encode())
         else:
-            path.write_text(content, encoding="utf-8")
+            _write_whole(path, content.encode())
     except OSError as error:
-        raise FailedRunError(f"{path}: {error.strerror}") from None
+        raise FailedRunError(f"{path}: {error.strerror}; only this report is missing") from None
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    file = path.open("wb")
+    try:
+        with file:
+            file.write(content)
+    except OSError:
+        # Half a report is none.
+        with suppress(OSError):
+            path.resolve().unlink()
+        raise
 
 
 def peak_memory() -> dict[str, int]:
