@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rosebatch.config.run import Sampler
 from rosebatch.config.switches import Switches
-from rosebatch.ops import fp8, int4
+from rosebatch.ops import fp8, int4, packed
 from rosebatch.ops.layout import Layout
 from rosebatch.ops.ops import ACTIVATIONS, Experts, Gain, Linear, Ops, Partial, RoutedExperts
 from rosebatch.ops.weight import Weight
@@ -69,12 +69,15 @@ def keeps(layout: Layout, switches: Switches, device: str, dtype: torch.dtype) -
 
 def keeps_experts(layout: Layout, switches: Switches, device: str, dtype: torch.dtype) -> bool:
     """The same of the products of routed experts."""
-    if device != "cuda" or not switches.quantized_linear:
+    if device != "cuda" or not switches.quantized_linear or not packed.can_decode(device_of(torch.device(device))):
         return False
-    columns = layout.block[1]
+    rows, columns = layout.block
     if layout.is_fp8:
-        return columns % 64 == 0
-    return layout.bits <= 4 and (columns == 32 if layout.floats else columns % 32 == 0)
+        return columns % packed.piece_of("e4m3") == 0
+    if layout.floats:
+        # Scales of 32 are powers of two, as the kernel has them.
+        return (rows, columns) == (1, packed.piece_of("e2m1"))
+    return layout.bits <= 4 and columns % packed.piece_of("int4") == 0
 
 
 def _cpu_ops(switches: Switches) -> Ops:

@@ -11,7 +11,7 @@ from rosebatch.model.quantization.formats import load_matrix
 from rosebatch.model.quantization.rounded import random_in
 from rosebatch.model.weights import RandomWeights
 from rosebatch.ops.layout import Layout, MatrixBytes
-from rosebatch.ops.select import keeps
+from rosebatch.ops.select import keeps, keeps_experts
 from rosebatch_kernels.common.device import Device
 from tests.model.quantization import test_awq
 from tests.model.quantization.same_logits import CPU
@@ -81,3 +81,30 @@ def test_what_a_gpu_keeps(layout, first, arch, dtype, monkeypatch):
     assert found == (product is not None) == (first is not None and arch >= first and dtype == torch.bfloat16)
     assert not keeps(layout, replace(on, quantized_linear=False), "cuda", dtype)
     assert not keeps(layout, on, "cpu", dtype)
+
+
+@pytest.mark.parametrize(
+    ("layout", "kept"),
+    [
+        (Layout(8, True, (128, 128)), True),
+        (Layout(8, True, (1, 0)), True),
+        (Layout(8, True, (64, 64)), True),
+        (Layout(8, True, (1, 32)), False),
+        (Layout(8, False, (1, 0)), False),
+        (Layout(4, False, (1, 128)), True),
+        (Layout(4, False, (1, 32), zeros=True), True),
+        (Layout(4, False, (1, 16)), False),
+        (Layout(5, False, (1, 128)), False),
+        (Layout(4, True, (1, 32), of_experts=True), True),
+    ],
+)
+def test_which_experts_a_gpu_keeps(layout, kept, monkeypatch):
+    """As for other matrices: most of a model's weights are experts'."""
+    on = Switches.resolve({"quantized_linear": True}, "cuda")
+    monkeypatch.setattr("rosebatch.ops.select.device_of", lambda _: Device.of_arch(90, 100))
+    weights = RandomWeights(torch.bfloat16, CPU, rounding=random_in([layout], CPU))
+    experts = load_matrix(weights, "a.weight", (2, 128, 256)).experts()
+    assert keeps_experts(layout, on, "cuda", torch.bfloat16) == (experts is not None) == kept
+    assert not keeps_experts(layout, replace(on, quantized_linear=False), "cuda", torch.bfloat16)
+    monkeypatch.setattr("rosebatch.ops.select.device_of", lambda _: Device.of_arch(100, 100))
+    assert not keeps_experts(layout, on, "cuda", torch.bfloat16)
