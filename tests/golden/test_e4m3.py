@@ -39,6 +39,7 @@ def alone(goldens, make_engine):
     return compute
 
 
+@pytest.mark.thorough
 @needs_bf16
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_a_prompt_attends_to_what_is_stored(name, goldens, make_engine, alone):

@@ -53,6 +53,7 @@ def growth():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
 
 
+@pytest.mark.thorough
 def test_memory_does_not_grow_with_the_ids():
     """A Python set would take 90 bytes for each id: 26 MB here."""
     # In a process of its own: other tests leave threads and memory.

@@ -136,8 +136,15 @@ def test_a_cache_that_cannot_be_written(write_gguf, toy, tmp_path):
         converted_folder(write_gguf("llama", toy), torch.float32)
 
 
-def limited(path, size):
-    """Convert while no file may grow further than so many bytes; returns the error."""
+def limited(path, size, home):
+    """Convert while no file may grow further than so many bytes; returns the error.
+
+    Args:
+        path: of the file.
+        size: bytes.
+        home: of the cache; the process has the environment of the first test that made one.
+    """
+    os.environ["XDG_CACHE_HOME"] = home
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
     with pytest.raises(UserError) as error:
         converted_folder(path, torch.float32)
@@ -148,7 +155,7 @@ def test_a_full_disk(write_gguf, toy, cache, monkeypatch):
     """It was called an unreadable GGUF file. No half folder stays, and the cache can be cleared there."""
     path = write_gguf("llama", toy)
     for size in (100, 3000, 20000):
-        message = in_fork(limited, path, size)
+        message = in_fork(limited, path, size, os.environ["XDG_CACHE_HOME"])
         assert message.startswith(f"{path}: cannot convert the model (")
         assert "File too large" in message and message.endswith(
             "XDG_CACHE_HOME name a folder with room for the weights"
