@@ -24,7 +24,7 @@ class Pages(NamedTuple):
         head: K/V head, or several ``[R, 1]``.
         v_distance: elements from a key to its value, int64.
         table: pointer to the sequence's row of the block table.
-        scales: pointer to the scales of a cache of e4m3; None for one of floats.
+        scales: pointer to the scales of a cache of e4m3, which is one of bytes; of no use for one of floats.
     """
 
     cache: Any
@@ -38,8 +38,8 @@ class KeyTile(NamedTuple):
     """Successive keys and their values, inside of a kernel.
 
     Attributes:
-        k, v: ``[KEYS, WIDTH]``.
-        k_scales, v_scales: ``[KEYS]`` fp32 factors on them; None for a cache of floats.
+        k, v: ``[KEYS, WIDTH]``, as they are stored.
+        k_scales, v_scales: ``[KEYS]`` fp32 factors on numbers of e4m3; of no use for floats.
     """
 
     k: Any
@@ -52,6 +52,9 @@ class KeyTile(NamedTuple):
 def pages_of(cache, scales, num_blocks, table, head, SHAPE: tl.constexpr):
     """The pages of K/V head ``head`` of the sequence with this row of the block table."""
     v_distance = num_blocks.to(tl.int64) * (SHAPE.KV_HEADS * SHAPE.BLOCK * SHAPE.D)
+    # Triton 3.6 cannot return a tuple with None.
+    if scales is None:
+        scales = cache
     return Pages(cache, head, v_distance, table, scales)
 
 
@@ -81,7 +84,7 @@ def store(pages, place, k, v, mask, SIZE: tl.constexpr):
         K and V as they are read again.
     """
     rows = pages.cache + place + tl.arange(0, k.shape[1])[None, :]
-    if pages.scales is not None:
+    if pages.cache.dtype.element_ty == tl.uint8:
         scales = pages.scales + place // SIZE + tl.zeros([k.shape[0], 1], tl.int64)
         there = tl.max(mask.to(tl.int32), 1, keep_dims=True) > 0
         codes, scale = _quantized(tl.where(mask, k, 0.0))
@@ -143,10 +146,11 @@ def load_tile(
     d = tl.arange(0, SHAPE.WIDTH)[None, :]
     n = start + offset
     present = n < end
-    k_scales = None
-    v_scales = None
+    e4m3: tl.constexpr = pages.cache.dtype.element_ty == tl.uint8
+    k_scales = present
+    v_scales = present
     if SHAPE.BLOCK % KEYS == 0:
-        if pages.scales is not None:
+        if e4m3:
             k_scales, v_scales = _load_scales(
                 pages, _row_in(pages, block, start, SHAPE) + offset, present, SHAPE, MASKED
             )
@@ -157,7 +161,7 @@ def load_tile(
             present &= n >= first
         blocks = tl.load(pages.table + n // SHAPE.BLOCK, mask=present, other=0)
         rows = pages.cache + place_in(pages, blocks, n, SHAPE)[:, None]
-        if pages.scales is not None:
+        if e4m3:
             k_scales, v_scales = _load_scales(pages, _row_in(pages, blocks, n, SHAPE), present, SHAPE, MASKED)
     if MASKED or SHAPE.D < SHAPE.WIDTH:
         wanted = present[:, None] & (d < SHAPE.D)
@@ -166,8 +170,6 @@ def load_tile(
     else:
         k = tl.load(rows + d)
         v = tl.load(rows + pages.v_distance + d)
-    if pages.scales is not None:
-        k, v = floats_of(k), floats_of(v)
     return KeyTile(k, v, k_scales, v_scales), block
 
 

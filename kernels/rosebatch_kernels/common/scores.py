@@ -25,7 +25,12 @@ def score_factors(scale: float, soft_cap: float) -> ScoreFactors:
 @triton.jit
 def scaled(products, factors):
     """fp32 scores of fp32 products."""
-    scores = products * factors.scale
+    return capped(products * factors.scale, factors)
+
+
+@triton.jit
+def capped(scores, factors):
+    """fp32 scores of products that are scaled already."""
     if factors.cap is not None:
         # Triton's interpreter has no tanh. The exponent is never positive, so that nothing overflows.
         small = tl.exp(-2.0 * tl.abs(scores))

@@ -111,7 +111,7 @@ def _attend_shared(
         wait()
 
     q_halves = query_halves(tokens, row[:, None], own_head, real[:, None], SHAPE)
-    q, scores = queries(normed_and_rotated(q_halves, q_weights, turned, SHAPE), scores, pages)
+    q = queries(normed_and_rotated(q_halves, q_weights, turned, SHAPE), scores, pages)
     keys = first, end, first_tile, tl.cdiv(end, TILE), block, (end - 1) // SHAPE.BLOCK
     sums = attend_tiles(q, pages, keys, no_key(QUERIES, SHAPE.WIDTH), scores, SHAPE, TILE, STAGES)
     d = tl.arange(0, SHAPE.WIDTH)[None, :]

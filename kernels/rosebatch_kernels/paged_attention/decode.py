@@ -26,7 +26,7 @@ from rosebatch_kernels.common.head_norms import HeadNorm
 from rosebatch_kernels.common.heads import normed_and_rotated, turn, weight_halves
 from rosebatch_kernels.common.kv_tiles import pages_of, place_in, place_of, store
 from rosebatch_kernels.common.launch import LINE, launch_options, lines_of, prefetch, wait, wait_before_return
-from rosebatch_kernels.common.scores import scaled, score_factors, sink_weights
+from rosebatch_kernels.common.scores import capped, scaled, score_factors, sink_weights
 from rosebatch_kernels.common.shared_keys import MAX_PARTS, SharedKeys
 from rosebatch_kernels.common.splits import DecodeWorkspace
 from rosebatch_kernels.paged_attention.attend_shared import attend_shared
@@ -214,13 +214,13 @@ def _decode(
     q_halves = query_halves(tokens, row, head * SHAPE.GROUP + m, m < SHAPE.GROUP, SHAPE)
     if APPEND:
         k_halves, v_new = new_key(tokens, row, head, SHAPE)
-    q, scores = queries(normed_and_rotated(q_halves, q_weights, turned, SHAPE), scores, pages)
+    q = queries(normed_and_rotated(q_halves, q_weights, turned, SHAPE), scores, pages)
     sums = no_key(ROWS, SHAPE.WIDTH)
     if APPEND:  # noqa: SIM102 (a compile-time condition)
         if split == 0:
             k_new = normed_and_rotated(k_halves, k_weights, turned, SHAPE)
             k_read, v_read = store(pages, place_of(pages, position, SHAPE), k_new, v_new, d < SHAPE.D, SHAPE.D)
-            sums = _attend_new(q, k_read, v_read, sums, scores, copies, pages.scales is not None)
+            sums = _attend_new(q, k_read, v_read, sums, scores, copies, cache.dtype.element_ty == tl.uint8)
     q = _repeated(q, copies)
     keys_of_split = first, end, start_tile, stop_tile, block, last_block
     sums = attend_tiles(q, pages, keys_of_split, sums, scores, SHAPE, TILE, STAGES)
@@ -287,11 +287,11 @@ def _heads_of_rows(GROUP: tl.constexpr, ROWS: tl.constexpr, COPIES: tl.constexpr
 def _attend_new(q, k, v, sums, scores, COPIES: tl.constexpr, LIFTED: tl.constexpr):
     """The online softmax's sums over the new key alone, from those over no key."""
     _, total, acc = sums
-    score = scaled(tl.sum(q.to(tl.float32) * k.to(tl.float32), 1), scores)
+    product = tl.sum(q.to(tl.float32) * k.to(tl.float32), 1)
     if LIFTED:
         weight: tl.constexpr = 2.0**LIFT
-        return _repeated(score - LIFT, COPIES), total + weight, acc + v * weight
-    return _repeated(score, COPIES), total + 1.0, acc + v.to(tl.float32)
+        return _repeated(capped(product, scores) - LIFT, COPIES), total + weight, acc + v * weight
+    return _repeated(scaled(product, scores), COPIES), total + 1.0, acc + v.to(tl.float32)
 
 
 @triton.jit

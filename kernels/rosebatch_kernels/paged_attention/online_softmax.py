@@ -9,8 +9,8 @@ Its sums are fp32: the largest score ``[ROWS]``, the sum of weights ``[ROWS]``, 
 import triton
 import triton.language as tl
 
-from rosebatch_kernels.common.kv_tiles import load_tile
-from rosebatch_kernels.common.scores import ScoreFactors, scaled, sink_weights
+from rosebatch_kernels.common.kv_tiles import floats_of, load_tile
+from rosebatch_kernels.common.scores import capped, sink_weights
 
 # Weights of keys in a cache of e4m3 are multiplied by the value's scale and then fp16: times 2^12, small ones keep
 # their digits there. They reach 2^12 because the largest score counts as that much less.
@@ -28,12 +28,11 @@ def no_key(ROWS: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def queries(q, scores, pages):
-    """Queries and factors as ``attend`` takes them: for e4m3 scaled, then fp16, where unscaled ones may overflow."""
-    if pages.scales is not None:
+    """Queries as ``attend`` takes them: for e4m3 scaled, then fp16, where unscaled ones may overflow."""
+    if pages.cache.dtype.element_ty == tl.uint8:
         product = q.to(tl.float32) * scores.scale
         q = product if q.dtype == tl.float32 else product.to(tl.float16)
-        scores = ScoreFactors(1.0, scores.cap)
-    return q, scores
+    return q
 
 
 @triton.jit
@@ -49,21 +48,20 @@ def attend(q, tile, seen, sums, scores, EMPTY: tl.constexpr):
         EMPTY: whether a row may see no key of the tile.
     """
     row_max, total, acc = sums
+    e4m3: tl.constexpr = tile.k.dtype == tl.uint8
     k = tile.k
     v = tile.v
-    if tile.k_scales is not None:
-        k, v = k.to(q.dtype), v.to(q.dtype)
+    if e4m3:
+        k, v = floats_of(k).to(q.dtype), floats_of(v).to(q.dtype)
     if q.shape[0] == 1:
         products = tl.sum(q.to(tl.float32) * k.to(tl.float32), 1)[None, :]
     else:
         products = tl.dot(q, tl.trans(k), input_precision="ieee")
-    if tile.k_scales is not None:
-        products = products * tile.k_scales[None, :]
-    products = scaled(products, scores)
+    products = capped(products * (tile.k_scales[None, :] if e4m3 else scores.scale), scores)
     if seen is not None:
         products = tl.where(seen, products, float("-inf"))
     top = tl.max(products, 1)
-    if tile.k_scales is not None:
+    if e4m3:
         top = top - LIFT
     higher = tl.maximum(row_max, top)
     if EMPTY:
@@ -72,7 +70,7 @@ def attend(q, tile, seen, sums, scores, EMPTY: tl.constexpr):
     weights = tl.exp2(products - higher[:, None])
     shrink = tl.exp2(row_max - higher)
     total = total * shrink + tl.sum(weights, 1)
-    if tile.v_scales is not None:
+    if e4m3:
         v_scales = tile.v_scales
         if q.dtype == tl.float16:
             v_scales = tl.minimum(v_scales, _LARGEST_SCALE)

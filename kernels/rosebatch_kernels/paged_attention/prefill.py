@@ -101,7 +101,7 @@ def _prefill(
     pages = pages_of(cache, scales, num_blocks, table, head // SHAPE.GROUP, SHAPE)
     rows, mine = rows_of_tile(first_row, count, ROWS, SHAPE)
     sink = load_sink(sinks, head)
-    query, scores = queries(load_queries(q, q_stride, head, rows, mine, SHAPE), scores, pages)
+    query = queries(load_queries(q, q_stride, head, rows, mine, SHAPE), scores, pages)
     sums = no_key(ROWS, SHAPE.WIDTH)
     own = position + tl.arange(0, ROWS)
     end = position + count

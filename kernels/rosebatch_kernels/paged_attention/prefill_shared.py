@@ -107,7 +107,7 @@ def _prefill_shared(
     sums = no_key(ROWS, SHAPE.WIDTH)
     table = block_table + tl.load(piece, mask=count > 0, other=0) * table_stride
     pages = pages_of(cache, scales, num_blocks, table, head // SHAPE.GROUP, SHAPE)
-    query, scores = queries(query, scores, pages)
+    query = queries(query, scores, pages)
     block = tl.load(table, mask=shared > 0, other=0)
     last_block = (shared - 1) // SHAPE.BLOCK
     # Tiles of keys end with the shared blocks, or the last of them needs a mask.
