@@ -249,7 +249,7 @@ class SafetensorsWeights:
 
     def stored(self, name: str, shape: tuple[int, ...], take: Take | None = None) -> Tensor:
         """See ``Checkpoint``."""
-        return self._read(self.name_of(name), shape, take, plain=False, device=self.device)
+        return self._placed(self._read(self.name_of(name), shape, take, plain=False, device=self.device), None)
 
     def on_host(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         """See ``Checkpoint``."""
@@ -304,7 +304,15 @@ class SafetensorsWeights:
         Checkpoints of a bare transformer lack the first part of each name. A table of learned positions may have more
         rows than ``shape``: a lower ``--max-model-len`` uses the first ones.
         """
-        return self._read(self.name_of(name), shape, take, plain=True, device=self.device).to(dtype or self.dtype)
+        found = self._read(self.name_of(name), shape, take, plain=True, device=self.device)
+        return self._placed(found, dtype or self.dtype)
+
+    def _placed(self, tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+        """On the run's device: converted before, so that a GPU never holds the file's dtype.
+
+        Where headers alone are looked at, a number that was read stays where it is.
+        """
+        return tensor.to(device=None if self.device.type == "meta" else self.device, dtype=dtype)
 
     def _missing(self, name: str) -> UserError:
         """The error of a tensor that there is not; it says whether the matrix is there in another form."""
@@ -334,7 +342,7 @@ class SafetensorsWeights:
                 # A number of its own is read: what is built depends on it.
                 return _read(stored, handle, name, take) if math.prod(shape) == 1 else _unread(stored, shape, take)
             tensor: Tensor = stored[: shape[0]] if is_longer else _read(stored, handle, name, take)
-            return tensor.to(device)
+            return tensor
 
 
 def _unread(stored: Any, shape: tuple[int, ...], take: Take | None) -> Tensor:

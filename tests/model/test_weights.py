@@ -108,6 +108,29 @@ def test_weights_come_in_the_dtype_of_the_run(tmp_path, dtype):
     assert torch.equal(tensor, FIRST["model.norm.weight"].to(torch.bfloat16).to(dtype))
 
 
+def test_weights_are_converted_before_they_are_on_the_device(tmp_path, monkeypatch):
+    """A GPU held fp32 weights beside those of the run, and what they left free was lost to the KV cache."""
+    save_file(FIRST, tmp_path / "model.safetensors")
+    weights, moves, to = source(tmp_path, torch.bfloat16), [], torch.Tensor.to
+    monkeypatch.setattr(torch.Tensor, "to", lambda self, *a, **k: moves.append((a, k)) or to(self, *a, **k))
+    weights.get("model.norm.weight", (3,))
+    assert moves == [((), {"device": CPU, "dtype": torch.bfloat16})]
+
+
+@pytest.mark.parametrize("read", ["get", "stored"])
+def test_a_full_device_is_no_unreadable_file(read, tmp_path, monkeypatch):
+    """Weights that a GPU has no room for were called unreadable, with the exit code of a wrong command."""
+    save_file(FIRST, tmp_path / "model.safetensors")
+    weights = source(tmp_path)
+
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(torch.Tensor, "to", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        getattr(weights, read)("model.norm.weight", (3,))
+
+
 def test_a_bare_transformer_has_no_first_part(tmp_path):
     """GPT2Model's own checkpoints say wte.weight; a full name still comes first."""
     bare = {"wte.weight": torch.randn(5, 3), "transformer.wpe.weight": torch.randn(7, 3)}
