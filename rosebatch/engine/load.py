@@ -135,7 +135,8 @@ def load_engine(
     if isinstance(runner, TritonRunner) and warms_up:
         tokens, width = loaded.engine.max_num_batched_tokens, runner.slots.width
         # Triton compiles for widths that are multiples of 16, and for others.
-        shape = source.config, source.dtype, switches, limits.sampler, loaded.engine.max_num_seqs, loaded.block_size
+        of_model = source.config, source.dtype, source.quantization.identity
+        shape = *of_model, switches, limits.sampler, loaded.engine.max_num_seqs, loaded.block_size
         compile_for(
             lambda: runner.warm_up(tokens, has_experts=source.config.experts is not None),
             (*shape, tokens, width % 16 == 0),
