@@ -7,7 +7,7 @@ from benchmarks.kernels.launchers import Launchers
 from rosebatch_kernels.common.device import INTERPRETER, Device
 from rosebatch_kernels.fp8 import reference
 from rosebatch_kernels.fp8.carried import left
-from rosebatch_kernels.fp8.fp8_linear import Fp8Linear
+from rosebatch_kernels.fp8.fp8_linear import Fp8Linear, by_pytorch
 from rosebatch_kernels.fp8.sizes import SIZES, share_of_parts
 
 kernel, rows_kernel = Launchers("fp8.kernel"), Launchers("fp8.quantize")
@@ -226,6 +226,24 @@ def test_many_rows_by_pytorch(randn, assert_close):
         patch.setattr("rosebatch_kernels.fp8.fp8_linear.kernel", None)
         assert_close(layer.product(x), exact)
         assert_close(layer(x), exact + bias.double())
+
+
+@pytest.mark.parametrize("rows", [96, 100])
+def test_many_rows_of_blocks_by_pytorch(rows, randn, assert_close, monkeypatch):
+    """cuBLAS refuses rows that are no multiple of 8, and other strides of scales. A CPU has no such product."""
+    weight, scales, values = weight_of((256, 512), 128, randn, "cpu")
+
+    def product(x, own, x_scales, own_scales, bias, *, out_dtype, use_fast_accum):
+        assert len(x) % 8 == 0 and x.is_contiguous() and own.t().is_contiguous()
+        assert x_scales.shape == (len(x), 4) and x_scales.stride() == (1, len(x))
+        assert own_scales.shape == (4, 2) and own_scales.stride() == (1, 4)
+        assert bias is None and not use_fast_accum
+        return reference.linear(x, x_scales.t(), own.t(), own_scales.t(), None, out_dtype)
+
+    monkeypatch.setattr(torch, "_scaled_mm", product)
+    numbers, x_scales = reference.quantize(randn(rows, 512, dtype=torch.bfloat16), 128)
+    out = by_pytorch(numbers, x_scales, weight, scales, None, torch.bfloat16)
+    assert_close(out, values_of(numbers, x_scales, 128) @ values.t())
 
 
 @pytest.mark.parametrize("rows", [1, 16, 64])

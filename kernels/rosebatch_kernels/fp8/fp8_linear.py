@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from rosebatch_kernels.common.device import HOPPER, Device
 from rosebatch_kernels.fp8 import kernel, quantize, sizes
@@ -11,6 +12,8 @@ from rosebatch_kernels.linear.interface import Linear
 
 # PyTorch multiplies blocks on Hopper from this version of CUDA on.
 _CUDA_OF_BLOCKS = (12, 9)
+# Rows of x must then be a multiple of these: cuBLAS has no product for others (source: TransformerEngine's checks).
+_ROWS_OF_BLOCKS = 8
 
 
 class Fp8Linear(Linear):
@@ -67,6 +70,10 @@ def by_pytorch(
     numbers: Tensor, x_scales: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
     """See ``reference.linear``: by cuBLAS or CUTLASS, which serve some weights, dtypes and architectures."""
+    lacking = -len(numbers) % _ROWS_OF_BLOCKS if scales.ndim == 2 else 0
+    if lacking:
+        padded = functional.pad(numbers, (0, 0, 0, lacking)), functional.pad(x_scales, (0, lacking))
+        return by_pytorch(*padded, weight, scales, bias, dtype)[: len(numbers)]
     # Strides are checked, of dimensions of one element too.
     factors = (x_scales.t(), scales.t()) if scales.ndim == 2 else (x_scales.view(-1, 1), scales.view(1, -1))
     # Fast accumulation would add up all columns in some 14 bits.
