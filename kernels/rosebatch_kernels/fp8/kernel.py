@@ -75,7 +75,7 @@ def _launch(
         SHARE=share,
         IN_BLOCKS=scales.ndim == 2,
         PARTS=out.ndim == 3,
-        LINES=lines_of(min(share, depth)),
+        LINES=lines_of(min(share, depth, sizes.prefetched)),
         DEPTH=BLOCK,
         TILE=tile,
         ROWS=tile_rows,

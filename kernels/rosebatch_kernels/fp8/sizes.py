@@ -17,6 +17,8 @@ class Sizes:
         max_parts: parts at most.
         min_share: columns of the weight in a part at least.
         warps, stages: of a program, by rows of x.
+        prefetched: columns that a program requests before its predecessor ends. All columns of a large weight would
+            not stay in the L2 cache until they are read.
         max_rows: rows of x up to which the kernel beats PyTorch's.
         max_rows_in_parts: rows of x up to which it does in parts.
     """
@@ -28,6 +30,7 @@ class Sizes:
     min_share: int = 512
     warps: Steps = ((65, 8), (0, 4))
     stages: Steps = ((65, 3), (0, 4))
+    prefetched: int = 1024
     max_rows: int = 64
     max_rows_in_parts: int = 64
 
