@@ -9,7 +9,7 @@ from rosebatch.host.model_files import shown
 _MAX_TAPS = 16
 
 
-class DeltaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class DeltaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, repr_omit_defaults=True):
     """The gated delta rule of some layers; the formula is in ``rosebatch_kernels.gated_delta.decode``.
 
     Attributes:

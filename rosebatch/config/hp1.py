@@ -10,7 +10,7 @@ from rosebatch.host.model_files import shown
 _MAX_TAPS = 8
 
 
-class HP1Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class HP1Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, repr_omit_defaults=True):
     """The gate of HP1 attention; the formula is in ``rosebatch_kernels.hp1.reference``.
 
     Attributes:

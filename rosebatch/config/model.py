@@ -20,7 +20,7 @@ _SIZES = (
 )
 
 
-class RopeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class RopeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, repr_omit_defaults=True):
     """Rotary position embedding: base frequency and how it is stretched past the trained length.
 
     Names as in transformers' configs. ``linear`` needs ``factor``. ``llama3`` needs it too, with the two frequency
@@ -69,7 +69,7 @@ class RopeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
                 raise ValueError(f"{name} must have positive numbers")
 
 
-class ExpertsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ExpertsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, repr_omit_defaults=True):
     """Routed experts in place of the MLP of some layers.
 
     Attributes:
@@ -127,7 +127,7 @@ def e4m3_planes(planes: Planes) -> tuple[Planes, Planes]:
     return planes._replace(dtype="uint8"), planes._replace(width=1, dtype="float32")
 
 
-class TransformersShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class TransformersShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, repr_omit_defaults=True):
     """The shape of a model that runs by transformers' own code, as far as ``ModelConfig`` has no field for it.
 
     Attributes:
@@ -143,7 +143,8 @@ class TransformersShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     kv_planes: tuple[tuple[Planes, ...], ...]
 
 
-class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+# Its text is in the identity of a job: a new field at its default must not keep --resume from older ones.
+class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, repr_omit_defaults=True):
     """The shape of a model: what the engine, the weights and a memory estimate need.
 
     Attributes:

@@ -198,3 +198,10 @@ def test_a_copy_has_another_state(llama, tmp_path):
     copy = find(shutil.copytree(llama, tmp_path / llama.name))
     assert copy.state != find(llama).state
     assert copy.fingerprint() == find(llama).fingerprint()
+
+
+def test_a_shape_is_in_the_fingerprint_without_its_defaults(llama):
+    """With each new field of the shape, --resume refused all jobs that had begun before."""
+    config = find(llama).config
+    assert "num_layers=" in repr(config)
+    assert "experts=None" not in repr(config) and "kv_cache_dtype" not in repr(config)
