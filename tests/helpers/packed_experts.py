@@ -17,6 +17,8 @@ FORMS = [
     ("int4", 32, True),
     ("int4", 0, False),
 ]
+# Codes of e4m3 for 1 / 2, 1, ..., 4: sums of finer numbers have more bits than fp32.
+HALVES = torch.arange(1, 9).div(2).to(torch.float8_e4m3fn).view(torch.uint8)
 
 
 def random_packed(form, unit, has_zeros, shape, seed, *, exact=False) -> Packed:
@@ -36,8 +38,8 @@ def random_packed(form, unit, has_zeros, shape, seed, *, exact=False) -> Packed:
 
     codes = randint(0, 1 << BITS[form], *shape).to(torch.uint8)
     if form == "e4m3":
-        # None of the two NaNs; of exact ones, 1 / 2 to 3.75 with their signs.
-        codes = (randint(0x30, 0x48, *shape) | randint(0, 2, *shape) << 7 if exact else codes % 127).to(torch.uint8)
+        # None of the two NaNs; of exact ones, multiples of 1 / 2 up to 4, with their signs.
+        codes = HALVES[codes.long() % 8] | codes & 128 if exact else codes % 127
         codes[..., ::5] |= 128
     words = empty_words(form, *shape, codes.device)
     for each, own in zip(words, codes, strict=True):
