@@ -74,7 +74,7 @@ _MAX_VARIANTS = 2
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Divide the matrices: every test runs in the fast tier, the whole of each matrix in the thorough one.
 
-    Slow tests of other folders join them by the mark ``matrix``, and run with the first variant if there are as many.
+    Slow tests, of other folders too, have the mark ``matrix``, and run with the first variant if there are as many.
     Tests marked ``whole`` keep all of their variants.
     Where kernels run in the interpreter, each pair of two parameters' values is tried with each
     implementation; a GPU tries all products.
@@ -85,11 +85,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if isinstance(item, pytest.Function) and "TRITON_INTERPRET" in os.environ and runs_on_cpu(item):
             key = item.nodeid.partition("[")[0], item.callspec.params.get("implementation")
             on_cpu.setdefault(key, []).append(item)
-        in_folder = item.path.parent.name in _MATRICES
-        if (in_folder or item.get_closest_marker("matrix")) and not item.get_closest_marker("whole"):
-            variants.setdefault((item.nodeid.partition("[")[0], in_folder), []).append(item)
-    for (_, in_folder), members in variants.items():
-        for item in members[1 : -1 if in_folder else None] if len(members) > _MAX_VARIANTS else ():
+        is_slow = item.get_closest_marker("matrix") is not None
+        if (is_slow or item.path.parent.name in _MATRICES) and not item.get_closest_marker("whole"):
+            variants.setdefault((item.nodeid.partition("[")[0], is_slow), []).append(item)
+    for (_, is_slow), members in variants.items():
+        for item in members[1 : None if is_slow else -1] if len(members) > _MAX_VARIANTS else ():
             item.add_marker("thorough")
     for functions in on_cpu.values():
         chosen = with_all_pairs([function.callspec.params for function in functions])

@@ -22,6 +22,7 @@ CPU = torch.device("cpu")
 TINY = Path(__file__).parents[2] / "configs" / "models" / "tiny-hp1.toml"
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("limits", [{}, {"chunk": 16, "block_size": 4, "blocks": 40}], ids=["plenty", "cramped"])
 @pytest.mark.parametrize("prefix_cache", [True, False])
 @pytest.mark.parametrize("model", MODELS)

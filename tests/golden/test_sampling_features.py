@@ -99,6 +99,7 @@ def requests_of(prompts, kinds):
     ]
 
 
+@pytest.mark.matrix
 @SCHEDULES
 @pytest.mark.parametrize("model", MODELS)
 def test_changed_logits(model, limits, goldens, changed, make_engine):
@@ -159,6 +160,7 @@ def ended(goldens, with_ends, reference_tokens):
     return tokens
 
 
+@pytest.mark.matrix
 @SCHEDULES
 @pytest.mark.parametrize("model", MODELS)
 def test_min_tokens(model, limits, goldens, with_ends, ended, make_engine):
@@ -244,6 +246,7 @@ def test_logprobs(model, limits, goldens, make_engine, check_logprobs):
     ],
     ids=["whole", "shared", "chunks-of-3", "chunks-of-1", "cramped", "cramped-unshared"],
 )
+@pytest.mark.matrix
 @pytest.mark.parametrize("model", MODELS)
 def test_prompt_logprobs(model, limits, goldens, make_engine, check_logprobs):
     """Chunk ends, cached prefixes and prompts computed twice must not lose or double a position."""
@@ -266,6 +269,7 @@ def test_prompt_logprobs(model, limits, goldens, make_engine, check_logprobs):
     [PLENTY, {}, {"chunk": 7, "block_size": 5, "blocks": 200, "seqs": 2}, CRAMPED, CRAMPED | {"prefix_cache": False}],
     ids=["whole", "shared", "two-at-a-time", "cramped", "cramped-unshared"],
 )
+@pytest.mark.matrix
 @pytest.mark.parametrize("model", MODELS)
 def test_three_greedy_completions(model, limits, goldens, make_engine, check_logprobs):
     """A fork must not write into another's block or continue from a wrong token."""

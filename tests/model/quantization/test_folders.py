@@ -70,6 +70,7 @@ def require_same_answers(folder):
     assert any(first != second for first, second in pairwise(expected))
 
 
+@pytest.mark.thorough
 def test_a_head_of_its_own(tmp_path):
     """``lm_head`` true: the embedding was copied over a head that is quantized. The config is beside config.json."""
     write(tmp_path, test_gptq.matrices(), test_gptq.config_of(lm_head=True), taken=lambda name: True)
@@ -89,6 +90,7 @@ def test_a_quantized_copy_of_a_tied_head(tmp_path):
     require_same_answers(tmp_path)
 
 
+@pytest.mark.thorough
 def test_a_model_of_more_than_text(tmp_path):
     """The config is that of the text part, and lists modules by the names of the whole; some of a layer are plain."""
     listed = ["lm_head", "model.vision_tower", "model.language_model.layers.1"]
