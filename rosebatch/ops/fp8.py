@@ -3,19 +3,17 @@
 import torch
 from torch import Tensor
 
-from rosebatch_kernels.common.device import Device
+from rosebatch_kernels.common.device import ADA, Device
 from rosebatch_kernels.fp8.reference import BLOCK as BLOCK
 from rosebatch_kernels.linear.interface import Linear
 
-# The first architecture whose matrix instruction takes e4m3; Triton refuses it on others.
-_FIRST = 89
 # What sides of a matrix must be multiples of: PyTorch's products need it, and 16 bytes are the widest load.
 _ALIGNMENT = 16
 
 
 def multiplies_fp8(device: Device) -> bool:
-    """Whether the GPU multiplies e4m3 numbers."""
-    return device.arch >= _FIRST
+    """Whether the GPU's matrix instruction takes e4m3; Triton refuses it on others."""
+    return device.arch >= ADA
 
 
 def has_fp8_product(shape: tuple[int, ...], dtype: torch.dtype, device: Device) -> bool:
