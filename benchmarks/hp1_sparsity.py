@@ -66,13 +66,13 @@ class CountingMlp:
         zeros: the counts of the layers so far.
     """
 
-    gated: Callable[[str, Linear, Tensor], Tensor]
+    gated: Callable[[str, Linear, Tensor, Linear], Tensor]
     block: int
     zeros: list[MlpZeros] = field(default_factory=list)
 
-    def __call__(self, kind: str, gate_up: Linear, x: Tensor) -> Tensor:
+    def __call__(self, kind: str, gate_up: Linear, x: Tensor, down: Linear) -> Tensor:
         """Activate, and count."""
-        out = self.gated(kind, gate_up, x)
+        out = self.gated(kind, gate_up, x, down)
         zero = out == 0
         blocks = zero.unflatten(-1, (-1, self.block)).all(-1)
         self.zeros.append(MlpZeros(*(float(mask.float().mean()) for mask in (zero, blocks))))

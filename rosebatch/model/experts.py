@@ -44,7 +44,7 @@ class SharedExpert:
 
     def __call__(self, normed: Tensor, gate: Tensor | None) -> Tensor:
         """``[T, H] -> [T, H]``; ``gate [T, 1]`` before its sigmoid, or None."""
-        out = self.down(self.ops.gated(self.kind, self.gate_up, normed))
+        out = self.down(self.ops.gated(self.kind, self.gate_up, normed, self.down))
         return out if gate is None else self.ops.sigmoid_mul(out, gate)
 
 

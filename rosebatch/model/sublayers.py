@@ -50,7 +50,8 @@ class GatedMLP:
 
     def __call__(self, normed: Tensor) -> Partial:
         """See ``MLP``."""
-        return self.ops.project(self.down, self.ops.gated(GATES[self.activation], self.gate_up, normed))
+        gated = self.ops.gated(GATES[self.activation], self.gate_up, normed, self.down)
+        return self.ops.project(self.down, gated)
 
 
 @dataclass(frozen=True, slots=True)

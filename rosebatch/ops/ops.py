@@ -118,7 +118,7 @@ def _activated(name: str, up: Linear, x: Tensor) -> Tensor:
     return mlp.ACTIVATIONS[ACTIVATIONS[name]](up(x))
 
 
-def _gated(kind: str, gate_up: Linear, x: Tensor) -> Tensor:
+def _gated(kind: str, gate_up: Linear, x: Tensor, down: Linear) -> Tensor:
     return mlp.GATED[kind](gate_up(x))
 
 
@@ -157,10 +157,10 @@ class Ops:
     product of a sub-layer. It leaves what they can do to the operators whose names begin with ``add``;
     ``project_to_clip`` does so for ``add_uclip_norm``. With ``overwrite``, ``add_rms_norm`` may add to the residual in
     place. ``activated`` and ``gated`` apply the product whose result is activated; ``gated`` takes the values of
-    ``GATES``. ``experts`` prepares the routed experts of a layer. ``embed`` looks ids up in the table of embeddings.
-    Where several processes hold the model, ``shard`` is this one's. ``gather`` puts their logits together, and
-    ``whole_norm`` norms the heads of all after a product. ``fuses_all_reduce``: whether the operators whose
-    names begin with ``add``, but not ``add_uclip_norm``, can sum over ranks.
+    ``GATES``, and the one product that reads its result. ``experts`` prepares the routed experts of a layer. ``embed``
+    looks ids up in the table of embeddings. Where several processes hold the model, ``shard`` is this one's. ``gather``
+    puts their logits together, and ``whole_norm`` norms the heads of all after a product. ``fuses_all_reduce``: whether
+    the operators whose names begin with ``add``, but not ``add_uclip_norm``, can sum over ranks.
     """
 
     linear: Callable[[Weight, Tensor | None], Linear]
@@ -182,7 +182,7 @@ class Ops:
     uclip_norm: Callable[[Tensor, Tensor, Gain], Tensor] = uclip.uclip_norm
     add_uclip_norm: Callable[[Partial, Tensor, Tensor, Gain, Tensor, Gain], tuple[Tensor, Tensor]] = _add_uclip_norm
     activated: Callable[[str, Linear, Tensor], Tensor] = _activated
-    gated: Callable[[str, Linear, Tensor], Tensor] = _gated
+    gated: Callable[[str, Linear, Tensor, Linear], Tensor] = _gated
     split_heads: Callable[..., tuple[Tensor, Tensor, Tensor]] = qkv.split_heads
     kv_append: Callable[..., None] = kv_cache.append
     copy_blocks: Callable[[Tensor, Tensor, Tensor], None] = kv_cache.copy_blocks

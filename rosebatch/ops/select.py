@@ -38,8 +38,8 @@ def select(
         switches: all of them.
         device: ``cpu`` or ``cuda``.
         sampler: others than rosebatch's need ``cuda``.
-        input_group: columns of an input that share a scale where it is multiplied in fp8, 0 for all: norms and gates
-            leave them so. None if weights are in other forms.
+        input_group: columns of an input that share a scale where it is multiplied in fp8, 0 for all: norms leave them
+            so. None if weights are in other forms.
     """
     ops = _cuda_ops(switches, input_group) if device == "cuda" else _cpu_ops(switches)
     if sampler == "rosebatch":
@@ -139,7 +139,7 @@ def _cuda_ops(switches: Switches, input_group: int | None) -> Ops:
         copy_blocks=partial(kv_cache_kernel.copy_blocks, sizes=cache_sizes),
         gated_norm=partial(gated_norm, device=device),
         scale_and_cap_=sized(logits_kernel, "scale_and_cap_", device),
-        **_mlp_ops(switches, device, group),
+        **_mlp_ops(switches, device),
         **_norm_ops(switches, device, group),
         **_clip_ops(switches, device),
     )
@@ -168,21 +168,19 @@ def _expert_kernels(device: Device, quantized: bool, layer: Experts) -> RoutedEx
     return run
 
 
-def _mlp_ops(switches: Switches, device: Device, group: int | None) -> dict[str, Any]:
-    """What follows the first product of an MLP: fused kernels, or PyTorch's operators.
-
-    With ``group``, gates leave the fp8 form of their results; see ``rosebatch_kernels.fp8.carried``.
-    """
+def _mlp_ops(switches: Switches, device: Device) -> dict[str, Any]:
+    """What follows the first product of an MLP: fused kernels, or PyTorch's operators."""
     if not switches.fused_mlp:
         return {}
     from rosebatch_kernels.mlp import kernel as mlp_kernel
 
     activations = {kind: sized(mlp_kernel, f"bias_{kind}_", device) for kind in ("gelu_erf", "gelu_tanh", "relu")}
     gates: dict[str, Callable[[Tensor], Tensor]] = {kind: sized(mlp_kernel, kind, device) for kind in mlp.GATED}
-    if group is not None:
+    fp8_gate: Callable[..., Tensor] | None = None
+    if fp8.multiplies_fp8(device):
         from rosebatch_kernels.fp8 import quantize
 
-        gates = {kind: partial(sized(quantize, "gated", device), kind=kind, group=group) for kind in mlp.GATED}
+        fp8_gate = sized(quantize, "gated", device)
 
     def activated(name: str, up: Linear, x: Tensor) -> Tensor:
         kind = ACTIVATIONS[name]
@@ -191,10 +189,12 @@ def _mlp_ops(switches: Switches, device: Device, group: int | None) -> dict[str,
         out: Tensor = activations[kind](up.product(x), up.bias)
         return out
 
-    def gated(kind: str, gate_up: Linear, x: Tensor) -> Tensor:
+    def gated(kind: str, gate_up: Linear, x: Tensor, down: Linear) -> Tensor:
         if gate_up.activates(x, kind):
             return gate_up.activated(x, kind)
-        return gates[kind](gate_up(x))
+        if fp8_gate is None or down.input_group is None:
+            return gates[kind](gate_up(x))
+        return fp8_gate(gate_up(x), kind, down.input_group)
 
     return {"activated": activated, "gated": gated, "sigmoid_mul": sized(mlp_kernel, "sigmoid_mul", device)}
 
@@ -227,8 +227,9 @@ def _multiplied(partial: Partial) -> Partial:
 
 
 def _norm_ops(switches: Switches, device: Device, group: int | None) -> dict[str, Any]:
-    """LayerNorm and RMSNorm, and how a sub-layer's result reaches them; ``group`` as of ``_mlp_ops``.
+    """LayerNorm and RMSNorm, and how a sub-layer's result reaches them.
 
+    With ``group``, norms leave the fp8 form of their results; see ``rosebatch_kernels.fp8.carried``.
     With both ``fused_norm`` and ``fused_mlp``, the norm's kernel adds a bias; with ``fused_mlp`` alone, one of the
     MLP's does; else the product.
     """

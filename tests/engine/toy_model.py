@@ -82,7 +82,9 @@ class ToyModel:
         for layer in self.layers:
             attended = ops.project(layer.out, attention(layer.attention, layer.qkv(normed)))
             normed, residual = ops.add_rms_norm(attended, residual, self.norm, EPS)
-            first, second = (expert.down(ops.gated("silu_mul", expert.gate_up, normed)) for expert in layer.experts)
+            first, second = (
+                expert.down(ops.gated("silu_mul", expert.gate_up, normed, expert.down)) for expert in layer.experts
+            )
             normed, residual = ops.add_rms_norm(Partial(first + second), residual, self.norm, EPS)
         return rows_of(normed, wanted)
 

@@ -368,6 +368,7 @@ def int4() -> None:
     from rosebatch_kernels.int4.layout import Int4Weight, empty_words
 
     kernel, decode_ = Launchers("int4.kernel"), Launchers("int4.decode").decode_
+    sum_parts = Launchers("int4.sum_parts").sum_parts
     fp16, bf16 = torch.float16, torch.bfloat16
     for rows, size_in, group, zeros, dtype, scale in [
         (1, 4096, 128, False, bf16, bf16),
@@ -382,7 +383,7 @@ def int4() -> None:
         x, bias = empty(rows, size_in, dtype=dtype), empty(6144, dtype=dtype)
         kernel.linear(x, weight, bias)
         kernel.linear(x, weight, None, "silu_mul" if zeros else "relu")
-        kernel.parts(x, weight)
+        sum_parts(kernel.parts(x, weight), bias, dtype)
         decode_(x.new_empty(1024, size_in), weight, 1024)
 
 

@@ -31,7 +31,7 @@ GROUPS = {
         "_uclip",
     },
     "fp8": {"_fp8_product", "_norm", "_quantize"},
-    "int4": {"_int4_decode", "_int4_product"},
+    "int4": {"_int4_decode", "_int4_product", "_sum_parts"},
     "experts": {"_add_chunks", "_count_chunk", "_expert_product", "_place_chunk", "_route"},
     "tokens": {"_adjust", "_advance", "_choose", "_count", "_mask", "_scale_and_cap", "_summarise"},
 }  # fmt: skip

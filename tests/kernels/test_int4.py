@@ -138,6 +138,17 @@ def test_few_rows_and_many(biased, ordered, narrow, device, randn, assert_close)
     assert_close(onto, expected)
 
 
+@pytest.mark.parametrize("biased", [False, True])
+def test_parts_are_added_up_for_who_cannot(biased, narrow, device, randn, assert_close):
+    """A whole product of few rows: its programs would each read all columns, one after the other."""
+    x, weight, bias, values = make((5, 2048, 48), 128, True, narrow, device, randn)
+    layer = Int4Linear(weight, bias if biased else None, None, sizes=Sizes(), device=device_of(torch.device(device)))
+    assert len(layer.parts(x)) == Sizes().min_summed
+    exact = x.double() @ values.t()
+    assert_close(layer.product(x), exact)
+    assert_close(layer(x), exact + (bias.double() if biased else 0))
+
+
 def test_the_scratch_is_bounded(randn, monkeypatch):
     """Values of the whole weight would take as much memory as it has in 16 bits."""
     few = replace(Sizes(), max_rows=0, scratch=2**17)

@@ -23,7 +23,9 @@ def quantized(x: Tensor) -> tuple[Tensor, Tensor]:
         ``[..., D]`` uint8, and ``[..., 1]`` fp32.
     """
     x = x.float()
-    scales = (x.abs().amax(-1, keepdim=True) / _LARGEST).clamp_min(LEAST_SCALE)
+    amax = x.abs().amax(-1, keepdim=True)
+    # On a GPU, PyTorch multiplies by the reciprocal of a Python number.
+    scales = (amax / torch.full_like(amax, _LARGEST)).clamp_min(LEAST_SCALE)
     return (x / scales).to(torch.float8_e4m3fn).view(torch.uint8), scales
 
 

@@ -1,6 +1,7 @@
 """The fp8 form of a tensor, which the kernel that makes the tensor may leave with it.
 
-The form is a function of the 16-bit values alone: a product gets the same bits whether it was left or not.
+The form is a function of the 16-bit values alone: a product gets the same bits whether it was left or not. Where all
+readers multiply in fp8, the tensor has no values, and only its form is computed.
 """
 
 from typing import Any, NamedTuple

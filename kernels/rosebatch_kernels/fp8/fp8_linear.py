@@ -33,8 +33,8 @@ class Fp8Linear(Linear):
         self._device = device
         self._sizes = sizes.SIZES.of(device)
         self._row_sizes = quantize.SIZES.of(device)
-        self._group = BLOCK if scales.ndim == 2 else 0
-        self._in_library = _multiplies_blocks(weight, device) if self._group else True
+        self.input_group: int = BLOCK if scales.ndim == 2 else 0
+        self._in_library = _multiplies_blocks(weight, device) if self.input_group else True
 
     def __call__(self, x: Tensor) -> Tensor:
         """See ``Linear``."""
@@ -54,12 +54,12 @@ class Fp8Linear(Linear):
         return kernel.parts(numbers, x_scales, self.weight, self.scales, sizes=self._sizes, device=self._device)
 
     def _quantized(self, x: Tensor) -> Quantized:
-        return quantize.quantized(x, self._group, sizes=self._row_sizes, device=self._device)
+        return quantize.quantized(x, self.input_group, sizes=self._row_sizes, device=self._device)
 
     def _product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         numbers, x_scales, _ = self._quantized(x)
         # By rows PyTorch's product writes bf16 alone; with blocks it may not add a bias.
-        library = self._in_library and x.dtype == torch.bfloat16 and (bias is None or not self._group)
+        library = self._in_library and x.dtype == torch.bfloat16 and (bias is None or not self.input_group)
         if len(x) <= self._sizes.max_rows or not library:
             each = numbers, x_scales, self.weight, self.scales
             return kernel.linear(*each, bias, x.dtype, sizes=self._sizes, device=self._device)

@@ -7,8 +7,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rosebatch_kernels.mlp import reference as mlp
-
 # The largest e4m3 number.
 MAX = 448.0
 # Columns, and rows of a weight, that share a scale where scales are of blocks.
@@ -33,15 +31,11 @@ def quantize(x: Tensor, group: int = 0) -> tuple[Tensor, Tensor]:
     width = group or x.shape[1]
     padded = functional.pad(x.float(), (0, -x.shape[1] % width)).unflatten(1, (-1, width))
     least = MIN_BLOCK_SCALE if group else MIN_SCALE
-    scales = (padded.abs().amax(2, keepdim=True) / MAX).clamp(min=least)
+    amax = padded.abs().amax(2, keepdim=True)
+    # On a GPU, PyTorch multiplies by the reciprocal of a Python number.
+    scales = (amax / torch.full_like(amax, MAX)).clamp(min=least)
     numbers = (padded / scales).clamp(-MAX, MAX).flatten(1)[:, : x.shape[1]]
     return numbers.to(torch.float8_e4m3fn).contiguous(), scales[..., 0].t().contiguous()
-
-
-def gated(gate_up: Tensor, kind: str, group: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """A gate of ``mlp.reference`` for ``gate_up [T, 2·I]``, and what ``quantize`` makes of its result ``[T, I]``."""
-    out = mlp.GATED[kind](gate_up)
-    return out, *quantize(out, group)
 
 
 def parts(numbers: Tensor, x_scales: Tensor, weight: Tensor, scales: Tensor) -> Tensor:

@@ -9,7 +9,8 @@ from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.int4 import kernel
 from rosebatch_kernels.int4.decode import decode_
 from rosebatch_kernels.int4.layout import Int4Weight
-from rosebatch_kernels.int4.sizes import Sizes
+from rosebatch_kernels.int4.sizes import Sizes, splits_of
+from rosebatch_kernels.int4.sum_parts import sum_parts
 from rosebatch_kernels.linear.interface import Linear
 
 # Rows of the weight that are decoded at a time are a multiple of these.
@@ -72,6 +73,8 @@ class Int4Linear(Linear):
         return onto
 
     def _multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        if self._sums_parts(x):
+            return sum_parts(self.parts(x), bias, x.dtype, device=self._device)
         x = self._ordered(x)
         if self._is_few(x):
             return kernel.linear(x, self.weight, bias, sizes=self._sizes, device=self._device)
@@ -82,6 +85,10 @@ class Int4Linear(Linear):
             else:
                 torch.addmm(bias[rows], x, values.t(), out=out[:, rows])
         return out
+
+    def _sums_parts(self, x: Tensor) -> bool:
+        sizes = self._sizes
+        return len(x) <= sizes.max_rows_summed and splits_of(len(x), self.weight, sizes=sizes) >= sizes.min_summed
 
     def _is_few(self, x: Tensor) -> bool:
         return len(x) <= self._sizes.max_rows

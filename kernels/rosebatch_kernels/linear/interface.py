@@ -9,9 +9,14 @@ class Linear(ABC):
     """``x [T, in] -> [T, out]`` with a weight ``[out, in]`` and an optional ``bias [out]``.
 
     Callers call ``divides``, ``activates`` and ``adds_in_place`` before the method after it.
+
+    Attributes:
+        bias: added by a call.
+        input_group: where x is multiplied in fp8, the columns that share a scale, 0 for all; None in other types.
     """
 
     bias: Tensor | None
+    input_group: int | None = None
 
     @abstractmethod
     def __call__(self, x: Tensor) -> Tensor:

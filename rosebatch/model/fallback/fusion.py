@@ -99,7 +99,7 @@ class Fusion:
         return rms_norm(norm, x, self.ops)
 
     def _mlp(self, mlp: GatedMLP, x: Tensor) -> Tensor:
-        return mlp.down(self.ops.gated(mlp.kind, mlp.gate_up, x.reshape(-1, x.shape[-1]))).view(x.shape)
+        return mlp.down(self.ops.gated(mlp.kind, mlp.gate_up, x.reshape(-1, x.shape[-1]), mlp.down)).view(x.shape)
 
     def _fuse_attention(self) -> None:
         layers = self.decoder.layers
@@ -206,7 +206,7 @@ class Fusion:
             if mlp is None:
                 last = Partial(layer.mlp(normed[None])[0])
             else:
-                last = ops.project(mlp.down, ops.gated(mlp.kind, mlp.gate_up, normed))
+                last = ops.project(mlp.down, ops.gated(mlp.kind, mlp.gate_up, normed, mlp.down))
             if following is None:
                 return ops.add(last, residual)[None]
             normed, residual = ops.add_rms_norm(last, residual, following.weight, following.eps)

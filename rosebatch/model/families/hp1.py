@@ -153,7 +153,7 @@ class HP1:
             values = attention(layer.attention, layer.qkv(normed), wanted=rows)
             attended, residual = ops.project_to_clip(layer.out, values), rows_of(residual, rows)
             normed, residual = ops.add_uclip_norm(attended, residual, *layer.post_attention, *layer.pre_mlp)
-            hidden = ops.project_to_clip(layer.down, ops.gated("relu_mul", layer.gate_up, normed))
+            hidden = ops.project_to_clip(layer.down, ops.gated("relu_mul", layer.gate_up, normed, layer.down))
             normed, residual = ops.add_uclip_norm(hidden, residual, *layer.post_mlp, *next_norm)
         return normed
 

@@ -43,7 +43,9 @@ class _Rows:
         flat = rows.flatten(0, -2), out.view(-1, out.shape[-1]), scales.view(-1, 1)
         for part, numbers, scale in zip(*(each.split(max(1, AT_ONCE // rows.shape[-1])) for each in flat), strict=True):
             wide = part.float()
-            scale.copy_((wide.abs().amax(1, keepdim=True) / _LARGEST).clamp_(min=_LEAST_SCALE))
+            amax = wide.abs().amax(1, keepdim=True)
+            # On a GPU, PyTorch multiplies by the reciprocal of a Python number.
+            scale.copy_((amax / torch.full_like(amax, _LARGEST)).clamp_(min=_LEAST_SCALE))
             numbers.copy_(wide / scale)
         if self.known is None:
             self.known = scales.new_full((*self.values.shape[:-1], 1), torch.nan)
