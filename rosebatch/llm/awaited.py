@@ -95,7 +95,7 @@ class AwaitedCalls:
             thread.join(_END_SECONDS)
 
     async def outputs(self, rows: Sequence[Row | FailedRow]) -> list[Any]:
-        """The results of rows, in order. Rows of a call that is cancelled are computed, and their results dropped.
+        """The results of rows, in order. Rows of a call that is cancelled may be computed, and their results dropped.
 
         Raises:
             RuntimeError: they would wait for another call of this thread.
@@ -147,6 +147,9 @@ class AwaitedCalls:
             self._require_open()
             if awaited is not None:
                 for own, row in enumerate(awaited.rows):
+                    if awaited.future.cancelled():
+                        self._open.remove(awaited)
+                        break
                     self._pending[place] = awaited, own
                     place += 1
                     yield row

@@ -1,6 +1,5 @@
 """The library: a model that completes prompts, chats and streams of them."""
 
-import asyncio
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -8,7 +7,7 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rosebatch.config.run import DEMO_ANSWERS, RunConfig
 from rosebatch.core.errors import FlagError, RowError
@@ -27,6 +26,7 @@ from rosebatch.llm.backend import Backend, launched_of, load_backend
 from rosebatch.llm.call import Call
 from rosebatch.llm.calls import Calls
 from rosebatch.llm.embeddings import EmbeddingRequestOutput, Embeddings
+from rosebatch.llm.on_error import OnError, check_on_error, checked
 from rosebatch.llm.outputs import Completions, RequestOutput
 from rosebatch.llm.prompts import Prompt, chats_fields, one_for_each, prompt_fields, several
 from rosebatch.llm.vllm_names import WithoutMethods, own_names, require_neutral
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 # Prompts of a stream that are read ahead.
 _MAX_WAITING = 64
-# What becomes of a prompt that cannot be served.
-OnError = Literal["raise", "return"]
 
 
 class LLM(WithoutMethods):
@@ -90,6 +88,7 @@ class LLM(WithoutMethods):
         self._numbers = count()
         self._calls = Calls(backend)
         self._awaited = AwaitedCalls(self._calls, Completions(), self._running)
+        self._awaited_vectors = AwaitedCalls(self._calls, Embeddings(), self._running)
         self._process = os.getpid()
 
     def generate(
@@ -196,13 +195,7 @@ class LLM(WithoutMethods):
             ValueError: with ``on_error="raise"``: a prompt cannot be served. It is named by its place, from 0.
         """
         require_neutral("embed", vllm)
-        given = several(prompts)
-        pooling = one_for_each("pooling_params", pooling_params, PoolingParams(), len(given))
-        rows = [
-            self._row({**prompt_fields(prompt), "pooling": own}, GREEDY)
-            for prompt, own in zip(given, pooling, strict=True)
-        ]
-        return self._served(rows, Embeddings(), None, on_error, use_tqdm)
+        return self._served(self._pooled_rows(prompts, pooling_params), Embeddings(), None, on_error, use_tqdm)
 
     def stream(
         self,
@@ -227,7 +220,7 @@ class LLM(WithoutMethods):
             pairs: Iterable[tuple[Prompt, Any]] = ((prompt, sampling_params) for prompt in several(prompts))
         else:
             pairs = zip(several(prompts), sampling_params, strict=True)  # type: ignore[arg-type]
-        _check_on_error(on_error)
+        check_on_error(on_error)
         backend = self._running()
         rows: Iterator[Row | FailedRow | None]
         rows = (self._row(prompt_fields(prompt), params or self._default) for prompt, params in pairs)
@@ -235,7 +228,7 @@ class LLM(WithoutMethods):
             rows = on_thread(rows, _MAX_WAITING, 0, "rosebatch-stream")
         with closing(self._calls.outputs(Call(rows, Completions(), seed))) as outputs:
             for place, output in outputs:
-                yield _checked(output, on_error, place)
+                yield checked(output, on_error, place)
                 # The caller may have closed it meanwhile.
                 self._running()
 
@@ -250,7 +243,7 @@ class LLM(WithoutMethods):
         """``generate`` for coroutines. Prompts of all calls under way run together."""
         require_neutral("agenerate", vllm)
         rows = self._rows(map(prompt_fields, several(prompts)), sampling_params)
-        return await self._await(rows, on_error)
+        return await self._await(rows, self._awaited, on_error)
 
     async def achat(
         self,
@@ -261,17 +254,26 @@ class LLM(WithoutMethods):
         **chat: Any,
     ) -> list[RequestOutput]:
         """``chat`` for coroutines, with the same parameters of chats."""
-        return await self._await(self._rows(chats_fields(messages, **chat), sampling_params), on_error)
+        rows = self._rows(chats_fields(messages, **chat), sampling_params)
+        return await self._await(rows, self._awaited, on_error)
 
-    async def aembed(self, *args: Any, **kwargs: Any) -> list[EmbeddingRequestOutput]:
-        """``embed`` for coroutines."""
-        return await asyncio.to_thread(self.embed, *args, **kwargs)
+    async def aembed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        on_error: OnError = "raise",
+        **vllm: Any,
+    ) -> list[EmbeddingRequestOutput]:
+        """``embed`` for coroutines. Prompts of all calls under way run together."""
+        require_neutral("aembed", vllm)
+        return await self._await(self._pooled_rows(prompts, pooling_params), self._awaited_vectors, on_error)
 
-    async def _await(self, rows: Sequence[Row | FailedRow], on_error: OnError) -> list[RequestOutput]:
-        _check_on_error(on_error)
+    async def _await(self, rows: Sequence[Row | FailedRow], calls: AwaitedCalls, on_error: OnError) -> list[Any]:
+        check_on_error(on_error)
         self._running()
-        outputs = await self._awaited.outputs(rows)
-        return [_checked(output, on_error, place) for place, output in enumerate(outputs)]
+        outputs = await calls.outputs(rows)
+        return [checked(output, on_error, place) for place, output in enumerate(outputs)]
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Those of prompts without parameters. They cannot be changed: use ``dataclasses.replace``."""
@@ -346,11 +348,18 @@ class LLM(WithoutMethods):
         params = one_for_each("sampling_params", sampling_params, self._default, len(prompts))
         return [self._row(prompt, own) for prompt, own in zip(prompts, params, strict=True)]
 
+    def _pooled_rows(
+        self, prompts: Prompt | Sequence[Prompt] | None, pooling_params: PoolingParams | Sequence[PoolingParams] | None
+    ) -> list[Row | FailedRow]:
+        given = several(prompts)
+        params = one_for_each("pooling_params", pooling_params, PoolingParams(), len(given))
+        return [self._row({**prompt_fields(p), "pooling": own}, GREEDY) for p, own in zip(given, params, strict=True)]
+
     def _served(
         self, rows: Sequence[Row | FailedRow], shape: Shape, seed: int | None, on_error: OnError, use_tqdm: bool
     ) -> list[Any]:
         """The outputs of rows, in order."""
-        _check_on_error(on_error)
+        check_on_error(on_error)
         bad = next(((n, row) for n, row in enumerate(rows) if isinstance(row, FailedRow)), None)
         if not self._running().joins and bad is not None and on_error == "raise":
             # Workers would name whichever they come to first.
@@ -362,7 +371,7 @@ class LLM(WithoutMethods):
         ):
             for place, output in found:
                 self._running()
-                outputs[place] = _checked(output, on_error, place)
+                outputs[place] = checked(output, on_error, place)
                 progress.advance(tokens=output.num_generated_tokens, failed=output.error is not None)
         return outputs
 
@@ -383,15 +392,3 @@ class LLM(WithoutMethods):
         if not isinstance(fields.get("pooling"), PoolingParams | None):
             raise ValueError(f"pooling_params must be PoolingParams, got {type(fields['pooling']).__name__}")
         return Row(index=index, where=where, metadata={}, sampling=sampling, **fields)
-
-
-def _check_on_error(on_error: OnError) -> None:
-    if on_error not in ("raise", "return"):
-        raise ValueError(f"on_error must be raise or return, got {on_error!r}")
-
-
-def _checked(output: Any, on_error: OnError, place: int) -> Any:
-    """The output of a prompt at a place of its call."""
-    if output.error is not None and on_error == "raise":
-        raise FlagError(f"prompt {place}: {output.error}")
-    return output

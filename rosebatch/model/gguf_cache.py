@@ -15,12 +15,14 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rosebatch.core.errors import UserError
 from rosebatch.host.cache_folder import cache_folder
+from rosebatch.host.ending_signals import before_the_end
 from rosebatch.host.sync import sync
 from rosebatch.model import checksums
 from rosebatch.model.content_digest import content_digests, digests_dir
@@ -65,9 +67,9 @@ def converted_folder(path: Path, dtype: "torch.dtype") -> Path:
         parts = [*content_digests([path]), str(dtype), CONVERTER_VERSION]
         key = hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).hexdigest()
         found = next(cache.glob(f"*-{key}"), None)
+        _sweep(cache)
         if found is not None and checksums.is_intact(found):
             return found
-        _sweep(cache)
         return _convert(path, dtype, found or cache / f"{path.stem}-{key}")
     except OSError as error:
         raise UserError(f"{path}: cannot convert the model ({error}); {_OTHER_FOLDER}") from None
@@ -119,9 +121,11 @@ def _convert(path: Path, dtype: "torch.dtype", folder: Path) -> Path:
                 sys.stderr.write(f"rosebatch: warning: {folder}: the converted model is damaged; converting again\n")
             _delete(folder)
         working = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=folder.parent))
+        remove = partial(shutil.rmtree, working, ignore_errors=True)
         try:
-            convert(path, dtype, working)
-            checksums.seal(working)
+            with before_the_end(remove):
+                convert(path, dtype, working)
+                checksums.seal(working)
             try:
                 working.rename(folder)
             except OSError:
@@ -130,7 +134,7 @@ def _convert(path: Path, dtype: "torch.dtype", folder: Path) -> Path:
                     raise
             sync(folder.parent)
         finally:
-            shutil.rmtree(working, ignore_errors=True)
+            remove()
     return folder
 
 
@@ -138,7 +142,8 @@ def _sweep(cache: Path) -> None:
     """Delete what killed conversions have left, unless a conversion is running."""
     left = list(cache.glob(f"{_TEMPORARY}*"))
     if left:
-        with _locked(cache, fcntl.LOCK_EX | fcntl.LOCK_NB) as alone:
+        # The cache may be read-only.
+        with suppress(OSError), _locked(cache, fcntl.LOCK_EX | fcntl.LOCK_NB) as alone:
             for each in left if alone else ():
                 shutil.rmtree(each, ignore_errors=True)
 

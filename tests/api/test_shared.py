@@ -1,6 +1,9 @@
 """Calls of several threads and of coroutines share one model: their prompts run together."""
 
 import asyncio
+import signal
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -14,6 +17,7 @@ from rosebatch.job.report.progress import Progress
 from rosebatch.llm.awaited import AwaitedCalls
 from rosebatch.llm.call import Call
 from rosebatch.llm.calls import Calls
+from tests.helpers.checkout import ROOT, environment
 from tests.helpers.interrupts import Interrupt
 from tests.helpers.waiting import PATIENCE_SECONDS, until
 from tests.job.fake_model import FakeModel, launch_fake, make_engine
@@ -396,7 +400,8 @@ def test_a_model_that_is_closed_under_a_coroutine():
     asyncio.run(main())
 
 
-def test_python_ends_under_a_coroutine():
+@pytest.mark.parametrize("kind", ["agenerate", "aembed"])
+def test_python_ends_under_a_coroutine(kind):
     """After Ctrl-C in ``asyncio.run``, a thread went on computing: PyTorch then aborted the process."""
     begun, ended = threading.Event(), threading.Event()
 
@@ -405,14 +410,16 @@ def test_python_ends_under_a_coroutine():
         ended.wait(PATIENCE_SECONDS)
 
     llm = LLM.of(launch_fake(make_engine(FakeModel(before_step=step)), None))
+    awaited = llm._awaited if kind == "agenerate" else llm._awaited_vectors
 
     async def main():
-        call = asyncio.create_task(llm.agenerate([[1, 2]], LONG))
+        # More than one step has room for.
+        call = asyncio.create_task(getattr(llm, kind)([[1, 2] * 30, [3, 4] * 30]))
         await asyncio.to_thread(begun.wait, PATIENCE_SECONDS)
-        thread = llm._awaited._thread
-        end = threading.Thread(target=llm._awaited.end)
+        thread = awaited._thread
+        end = threading.Thread(target=awaited.end)
         end.start()
-        until(lambda: llm._awaited.ending)
+        until(lambda: awaited.ending)
         ended.set()
         end.join()
         assert not thread.is_alive()
@@ -420,6 +427,61 @@ def test_python_ends_under_a_coroutine():
             await call
 
     asyncio.run(main())
+
+
+# Its steps never end.
+INTERRUPTED = """
+import asyncio, os, signal, sys, threading
+from rosebatch import LLM
+from rosebatch.llm import awaited
+from tests.job.fake_model import FakeModel, launch_fake, make_engine
+
+awaited._END_SECONDS = 0.01
+
+def step(plan):
+    os.kill(os.getpid(), signal.SIGINT)
+    threading.Event().wait()
+
+llm = LLM.of(launch_fake(make_engine(FakeModel(before_step=step)), None))
+asyncio.run(getattr(llm, sys.argv[1])([[1, 2]]))
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["agenerate", "aembed"])
+def test_an_interrupt_of_asyncio_run(kind):
+    """``aembed`` was computed to its end first."""
+    command = [sys.executable, "-c", INTERRUPTED, kind]
+    ended = subprocess.run(
+        command, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SECONDS
+    )
+    assert ended.returncode == -signal.SIGINT
+    assert ended.stderr.endswith("\nKeyboardInterrupt\n")
+
+
+def test_rows_of_a_coroutine_that_is_cancelled_are_not_begun():
+    """After Ctrl-C in a notebook, the model computed all of them."""
+    begun, cancelled, started = threading.Event(), threading.Event(), []
+
+    def step(plan):
+        started.extend(plan.started)
+        begun.set()
+        cancelled.wait(PATIENCE_SECONDS)
+
+    llm = LLM.of(launch_fake(make_engine(FakeModel(before_step=step)), None))
+
+    async def main():
+        call = asyncio.create_task(llm.agenerate([[1, 2]] * 2000, SHORT))
+        await asyncio.to_thread(begun.wait, PATIENCE_SECONDS)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        cancelled.set()
+        return await llm.agenerate([[3, 4]], SHORT)
+
+    assert len(asyncio.run(main())) == 1
+    # Some were read ahead.
+    assert len(started) < 1000
 
 
 def test_coroutines_of_each_kind(llm):

@@ -5,6 +5,7 @@ import fcntl
 import os
 import resource
 import shutil
+import signal
 from pathlib import Path
 from threading import Event, Thread
 
@@ -20,7 +21,7 @@ from rosebatch.model import checksums, content_digest, gguf, gguf_cache
 from rosebatch.model.checksums import SUMS
 from rosebatch.model.content_digest import digests_dir
 from rosebatch.model.gguf_cache import CachedModel, cache_dir, cached_models, clear_cache, converted_folder
-from tests.helpers.forks import in_fork
+from tests.helpers.forks import FORKS, in_fork
 from tests.helpers.waiting import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.usefixtures("one_thread", "cache")
@@ -288,6 +289,47 @@ def test_what_a_killed_conversion_left_behind(file, fake_convert, cache):
     (cache / ".tmp-killed" / "model.safetensors").write_bytes(b"1234567890")
     converted_folder(file, torch.float32)
     assert list(cache.glob(".tmp-*")) == []
+
+
+def test_what_a_killed_conversion_left_beside_a_model(file, fake_convert, cache):
+    """It stayed for as long as no other model was converted."""
+    folder = converted_folder(file, torch.float32)
+    (cache / ".tmp-killed").mkdir()
+    assert converted_folder(file, torch.float32) == folder
+    assert list(cache.glob(".tmp-*")) == []
+
+
+def interrupted(file, number, home):
+    """Convert until a signal comes."""
+
+    def convert(path, dtype, folder):
+        (folder / "model.safetensors").write_bytes(b"1234567890")
+        os.kill(os.getpid(), number)
+        raise AssertionError("the process has ended")
+
+    os.environ["XDG_CACHE_HOME"] = home
+    gguf.convert = convert
+    # As of the command line.
+    signal.signal(number, signal.SIG_DFL)
+    converted_folder(file, torch.float32)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_nothing(file, cache, number):
+    """Gigabytes stayed in the cache until the next start."""
+    process = FORKS.Process(target=interrupted, args=(file, number, os.environ["XDG_CACHE_HOME"]))
+    process.start()
+    process.join(PATIENCE_SECONDS)
+    assert process.exitcode == -number
+    assert [path.name for path in cache.iterdir()] == [".lock"]
+
+
+def test_signals_that_a_program_handles_stay_its_own(file, monkeypatch):
+    """The library must not end a process that wants to go on."""
+    handler, seen = signal.getsignal(signal.SIGINT), []
+    monkeypatch.setattr(gguf, "convert", lambda *_: seen.append(signal.getsignal(signal.SIGINT)))
+    converted_folder(file, torch.float32)
+    assert seen == [handler]
 
 
 def test_a_conversion_leaves_that_of_another_file_alone(file, tmp_path, monkeypatch, cache):
