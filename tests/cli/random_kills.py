@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.options import options
@@ -42,18 +42,20 @@ class Kind:
         part: of the command line of processes below the parent that are killed too.
         survives: whether the job goes on without one of them.
         rows: of the input.
+        result: the output's name; none is a folder of Parquet.
     """
 
     flags: tuple[str, ...]
     part: str | None = None
     survives: bool = True
     rows: int = 90
+    result: str = "out.jsonl"
 
 
 WORKER, RANK, ACTOR = "rosebatch.job.workers.child", "rosebatch.launch.tp_worker", "ray::WorkerActor"
 KINDS = {
     "generate": Kind(("generate",)),
-    "parquet": Kind(("generate", "--rows-per-file", "20")),
+    "parquet": Kind(("generate", "--rows-per-file", "20"), result=""),
     "embed": Kind(("embed",)),
     "merge": Kind(("merge",), rows=400),
     "dp": Kind(("generate", "-dp", "2"), WORKER),
@@ -61,6 +63,7 @@ KINDS = {
     "dp_tp": Kind(("generate", "-dp", "2", "-tp", "2"), RANK, rows=30),
     "ray": Kind(("generate", "--ray", "local", "-dp", "2"), ACTOR),
 }
+KINDS |= {f"{name}_parquet": replace(KINDS[name], result="out.parquet") for name in ("dp", "tp", "ray")}
 
 
 class Jobs:
@@ -75,7 +78,7 @@ class Jobs:
     def __init__(self, kind: str, folder: Path, rng: random.Random) -> None:
         self.kind, self._name, self._rng = KINDS[kind], kind, rng
         self._folder, self._temporary, self._output = folder, folder / "tmp", folder / "out"
-        self._result = f"{self._output}/" if kind == "parquet" else f"{self._output}/out.jsonl"
+        self._result = f"{self._output}/{self.kind.result}"
         (folder / "model").mkdir(parents=True)
         self._temporary.mkdir()
         save_llama(folder / "model")

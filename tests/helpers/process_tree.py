@@ -42,13 +42,13 @@ def catches_interrupts(pid: int) -> bool:
 def await_start(process: "subprocess.Popen[Any]") -> None:
     """Wait until the interpreter's own start is over: there, SIGINT prints a traceback of Python itself.
 
-    Python catches SIGINT from early on; then the command leaves it to the system again. PyTorch comes after that: on a
-    busy machine, nobody may have looked in between.
+    Python catches SIGINT from early on; then the command leaves it to the system again. The first library comes after
+    that: on a busy machine, nobody may have looked in between.
     """
     maps, has_caught = Path(f"/proc/{process.pid}/maps"), False
     while process.poll() is None:
         catches = catches_interrupts(process.pid)
-        if (has_caught and not catches) or "libtorch" in maps.read_text():
+        if (has_caught and not catches) or "/msgspec/" in maps.read_text():
             return
         has_caught = has_caught or catches
         time.sleep(0.0005)
