@@ -39,6 +39,10 @@ class GGUFModel(Protocol):
         """Raise UserError if there is the metadata ``ARCHITECTURE.key``, with none of these values."""
         ...
 
+    def without_drafts(self) -> int:
+        """The number of layers but for those at the end that draft tokens: nothing of them is read."""
+        ...
+
     def values(self, name: str) -> NDArray[np.float32] | None:
         """A tensor that is part of the config, dequantized; None if there is none."""
         ...
@@ -56,7 +60,9 @@ class GGUF:
             with a suffix stands for that tensor alone. Tensors may have one name in transformers: see ``join``.
         config: the fields of config.json that are not those of all architectures.
         biases: config.json -> GGUF's names of those with a bias. All have a weight.
-        absent: config.json -> GGUF's names of those that such a model lacks.
+        absent: config.json -> GGUF's names of those that such a model lacks: in all layers, or, with the prefix of a
+            layer, in that.
+        bare: GGUF's names of tensors without a suffix.
         values: transformers' name of a tensor, its values and config.json -> its values as transformers stores them.
         join: tensors with one name in transformers, in the order of ``layer_names`` -> the tensor of that name.
         mxfp4: blocks of MXFP4 of tensors with one name, or their scales, each ``[E, out, G, ...]`` uint8 -> those of
@@ -71,6 +77,7 @@ class GGUF:
     config: Callable[[GGUFModel], dict[str, Any]]
     biases: Callable[[Mapping[str, Any]], Collection[str]] = lambda _: ()
     absent: Callable[[Mapping[str, Any]], Collection[str]] = lambda _: ()
+    bare: Collection[str] = ()
     values: Callable[[str, NDArray[np.float32], Mapping[str, Any]], NDArray[np.float32]] = lambda _, values, __: values
     join: Callable[[list[Tensor]], Tensor] = torch.cat
     mxfp4: Callable[[list[NDArray[np.uint8]]], NDArray[np.uint8]] | None = None

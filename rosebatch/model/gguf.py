@@ -29,6 +29,8 @@ CONVERTER_VERSION = 7
 
 _SHARD_BYTES = 2 << 30
 _MXFP4, _BLOCK_BYTES = gguf.GGMLQuantizationType.MXFP4, 16
+# Rates of decay, which are read in fp32 whatever the dtype of a run.
+_FP32 = ("A_log", "dt_bias")
 
 # By GGUF's names, and whether there are experts: Mixtral has Llama's name.
 _ARCHITECTURES = {(a.gguf.architecture, a.experts): (name, a, a.gguf) for name, a in ARCHITECTURES.items() if a.gguf}
@@ -100,7 +102,7 @@ def _describe(path: Path, dtype: torch.dtype, *, quiet: bool = False) -> _Descri
     config["eos_token_id"] = tokenizer.end_ids
     fields.require_understood(found, quiet=quiet)
     parse_model_config(config, str(path))
-    names = _tensor_names(form, config, model.need("block_count"))
+    names = _tensor_names(form, config, model.need("block_count") - model.drafts)
     _require_tensors(path, model, names)
     packed = _packed(form, reader, names)
     if packed:
@@ -117,6 +119,7 @@ class _Model:
         self._tensors = {tensor.name: tensor for tensor in reader.tensors}
         self.names = set(self._tensors)
         self.used: set[str] = set()
+        self.drafts = 0
 
     def need(self, key: str) -> Any:
         return self.fields.need(f"{self._architecture}.{key}")
@@ -126,6 +129,13 @@ class _Model:
 
     def require(self, key: str, *neutral: Any) -> None:
         self.fields.require(f"{self._architecture}.{key}", *neutral)
+
+    def without_drafts(self) -> int:
+        self.drafts = self.get("nextn_predict_layers", 0)
+        layers = int(self.need("block_count") - self.drafts)
+        blocks = {name: re.match(r"blk\.(\d+)\.", name) for name in self.names}
+        self.used.update(name for name, block in blocks.items() if block and int(block[1]) >= layers)
+        return layers
 
     def values(self, name: str) -> NDArray[np.float32] | None:
         tensor = self._tensors.get(name)
@@ -163,11 +173,11 @@ def _tensor_names(form: GGUF, config: Mapping[str, Any], layers: int) -> dict[st
     inside = [
         (f"blk.{layer}.", name, f"{form.layers}.{layer}.", other)
         for (name, other), layer in product(form.layer_names.items(), range(layers))
-        if name not in absent
+        if name not in absent and f"blk.{layer}.{name}" not in absent
     ]
     found: dict[str, str] = {}
     for prefix, name, other_prefix, other in outside + inside:
-        if "." in name:
+        if "." in name or name in form.bare:
             found[prefix + name] = other_prefix + other
             continue
         for kind in ("weight", "bias") if name in biases else ("weight",):
@@ -207,6 +217,8 @@ def _tensors(path: Path, found: _Described, dtype: torch.dtype) -> Iterator[tupl
 def _values(
     found: _Described, name: str, parts: Sequence[gguf.ReaderTensor], dtype: torch.dtype
 ) -> Iterator[tuple[str, Tensor]]:
+    dtype = torch.float32 if name.endswith(_FP32) else dtype
+
     def values(part: gguf.ReaderTensor) -> NDArray[np.float32]:
         return found.form.values(name, gguf.quants.dequantize(part.data, part.tensor_type), found.config)
 

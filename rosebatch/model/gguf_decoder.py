@@ -25,7 +25,7 @@ HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_nor
 
 
 def decoder(
-    model: GGUFModel, *, layer_norm: str = "", partial: bool = False, unnamed: str = "linear"
+    model: GGUFModel, *, layer_norm: str = "", partial: bool = False, unnamed: str = "linear", dense: bool = True
 ) -> dict[str, Any]:
     """The fields of config.json that all decoders with rotary positions have.
 
@@ -34,6 +34,7 @@ def decoder(
         layer_norm: config.json's name of LayerNorm's epsilon; without one, the norms are RMSNorms.
         partial: whether a part of each head may be rotated.
         unnamed: the scaling of positions in a file that names none.
+        dense: whether the file has to name the size of MLPs without experts.
     """
     heads, hidden, length = (model.need(key) for key in ("attention.head_count", "embedding_length", "context_length"))
     head_dim = model.get("attention.key_length", hidden // heads)
@@ -43,7 +44,7 @@ def decoder(
         model.require("rope.dimension_count", head_dim)
     return {
         "hidden_size": hidden,
-        "intermediate_size": model.need("feed_forward_length"),
+        "intermediate_size": model.need("feed_forward_length") if dense else model.get("feed_forward_length", 0),
         "num_hidden_layers": model.need("block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": model.get("attention.head_count_kv", heads),
@@ -101,6 +102,11 @@ def halves(name: str, values: NDArray[np.float32], config: Mapping[str, Any]) ->
 def less_one(name: str, values: NDArray[np.float32], _: Mapping[str, Any]) -> NDArray[np.float32]:
     """The weights of norms as Gemma's checkpoints have them; its files have them plus one."""
     return values - 1 if name.endswith("norm.weight") else values
+
+
+def shared_gate(name: str, values: NDArray[np.float32], _: Mapping[str, Any]) -> NDArray[np.float32]:
+    """The gate of a shared expert is one row."""
+    return values.reshape(1, -1) if name.endswith("shared_expert_gate.weight") else values
 
 
 def _share(rotated: int, head_dim: int) -> float:

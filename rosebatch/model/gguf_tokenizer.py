@@ -16,6 +16,8 @@ from rosebatch.model.gguf_sentencepiece import sentencepiece, spelled
 _SPLIT_TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPLIT_HEAD = _ENDINGS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|"
+# Qwen3.5: marks are parts of words.
+_QWEN_35 = _ENDINGS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 # GPT-4o: words end where capitals begin, and keep their endings.
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _GPT_4O = (
@@ -53,6 +55,7 @@ _PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), _digits),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "dbrx", "glm4", "chatglm-bpe"), _threes),
     **dict.fromkeys(("qwen2", "stablelm2"), _ones),
+    "qwen35": lambda: _split(_QWEN_35),
     "gpt-4o": lambda: _split(_GPT_4O),
 }
 _LLAMA_3 = ("llama-bpe", "llama3", "llama-v3")
@@ -62,7 +65,7 @@ _GLM_PROMPT = ["[gMASK]", "<sop>"]
 # They take whole words of the vocabulary before they try merges.
 _WHOLE_WORDS = (*_LLAMA_3, *_GLM, "gpt-4o")
 # Their models' own tokenizers compose characters first (NFC); llama.cpp does not.
-_COMPOSED = ("olmo", "command-r", "qwen2", "stablelm2")
+_COMPOSED = ("olmo", "command-r", "qwen2", "qwen35", "stablelm2")
 
 # Texts of tokens that end an answer, whatever the file's keys say: llama.cpp's list.
 _END_TEXTS = {

@@ -106,6 +106,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 # The fast tier: one model of each family.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma": ("GemmaConfig", {**_UNTIED, "head_dim": 24, "hidden_act": "gelu"}),
     "gemma2": ("Gemma2Config", {**_GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 7.0}),
     "gemma3": (
         "Gemma3TextConfig",
@@ -204,6 +205,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 # The thorough tier: what else their configs allow.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma-untied": ("GemmaConfig", {**_SIZES, "attention_bias": True, "num_key_value_heads": 1}),
     "gemma2-plain": (
         "Gemma2Config",
         {

@@ -44,8 +44,12 @@ ARCHITECTURES = {
     "gpt2": gguf.MODEL_ARCH.GPT2,
     "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
     "gpt_neox": gguf.MODEL_ARCH.GPTNEOX,
+    "gemma": gguf.MODEL_ARCH.GEMMA,
     "gemma2": gguf.MODEL_ARCH.GEMMA2,
     "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
+    "qwen3_next": gguf.MODEL_ARCH.QWEN3NEXT,
+    "qwen3_5_text": gguf.MODEL_ARCH.QWEN35,
+    "qwen3_5_moe_text": gguf.MODEL_ARCH.QWEN35MOE,
     "phi3": gguf.MODEL_ARCH.PHI3,
     "glm4": gguf.MODEL_ARCH.GLM4,
     "granite": gguf.MODEL_ARCH.GRANITE,
@@ -171,12 +175,15 @@ def add_tokenizer(writer, *, pre="gpt-2", merges=("a b",), words=(), **more):
 def converted(config, name, values):
     """What llama.cpp's converter makes of a tensor: names for the package's table, and values."""
     kind, own = config.model_type, name.rpartition(".layers.")[2].partition(".")[2]
-    plus_one = kind in ("gemma2", "gemma3_text") and name.endswith("norm.weight")
+    plus_one = kind.startswith(("gemma", *DELTA)) and name.endswith("norm.weight")
     if own.startswith(("self_attn.q_proj", "self_attn.k_proj")) and kind in ("llama", "mixtral", "granite"):
         is_q = own.startswith("self_attn.q_proj")
         values = permute(values, config.num_attention_heads if is_q else config.num_key_value_heads)
     elif kind == "gpt2" and values.ndim == 2 and ".h." in name:
         values = values.T
+    elif own.startswith("linear_attn."):
+        yield from _delta(config, name, own.removeprefix("linear_attn."), values)
+        return
     elif "query_key_value" in name:
         heads = config.num_attention_heads
         values = values.reshape(heads, 3, -1, *values.shape[1:]).swapaxes(0, 1).reshape(values.shape)
@@ -189,6 +196,38 @@ def converted(config, name, values):
     elif own.startswith("mlp.experts."):
         yield from _experts(config, name, own, values)
         return
+    yield name, values
+
+
+def _delta(config, name, own, values):
+    """The gated delta rule. Files of Qwen3.5 have the first value head of each key head first."""
+    key_heads, heads = config.linear_num_key_heads, config.linear_num_value_heads
+    group, wide = heads // key_heads, heads * config.linear_value_head_dim
+    key_rows = key_heads * config.linear_key_head_dim
+
+    def tiled(rows):
+        return rows.reshape(key_heads, group, -1, *rows.shape[1:]).swapaxes(0, 1).reshape(rows.shape)
+
+    if own == "A_log":
+        values = -np.exp(values)
+    elif own == "dt_bias":
+        name = name.replace("dt_bias", "dt_proj.bias")
+    elif own == "conv1d.weight":
+        values = values[:, 0]
+    if own == "in_proj_qkvz.weight":
+        rows = values.reshape(key_heads, -1, values.shape[-1])
+        own_keys, own_values = config.linear_key_head_dim, group * config.linear_value_head_dim
+        *qkv, gate = np.split(rows, np.cumsum([own_keys, own_keys, own_values]), 1)
+        prefix = name.removesuffix("in_proj_qkvz.weight")
+        yield f"{prefix}in_proj_qkv.weight", np.concatenate([part.reshape(-1, values.shape[-1]) for part in qkv])
+        yield f"{prefix}in_proj_z.weight", gate.reshape(-1, values.shape[-1])
+        return
+    if config.model_type != "qwen3_next" and own != "norm.weight":
+        if own == "out_proj.weight":
+            values = tiled(values.T).T
+        else:
+            first = 2 * key_rows if len(values) == 2 * key_rows + wide else 0
+            values = np.concatenate([values[:first], tiled(values[first:])])
     yield name, values
 
 
@@ -263,7 +302,8 @@ def add_metadata(writer, config):
         writer.add_feed_forward_length(4 * config.n_embd)
         writer.add_layer_norm_eps(config.layer_norm_epsilon)
         return
-    writer.add_feed_forward_length(config.intermediate_size)
+    if kind != "qwen3_5_moe_text":
+        writer.add_feed_forward_length(config.intermediate_size)
     if kind != "gpt_neox":
         writer.add_head_count_kv(config.num_key_value_heads)
     for name in ("rms_norm_eps", "layer_norm_eps", "norm_epsilon"):
@@ -280,8 +320,10 @@ def add_metadata(writer, config):
         if kind != "mixtral":
             size = config.intermediate_size if kind == "gpt_oss" else config.moe_intermediate_size
             writer.add_expert_feed_forward_length(size)
-        if kind == "qwen2_moe":
+        if hasattr(config, "shared_expert_intermediate_size"):
             writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+    if kind.startswith(DELTA):
+        add_delta(writer, config)
     if window := getattr(config, "sliding_window", None) if kind in WINDOWS else None:
         writer.add_sliding_window(window)
     if (types := getattr(config, "layer_types", None)) and kind in ("gemma3_text", "cohere2"):
@@ -291,6 +333,17 @@ def add_metadata(writer, config):
             getattr(writer, add)(value)
 
 
+def add_delta(writer, config):
+    """Adds metadata of the gated delta rule."""
+    writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
+    writer.add_ssm_state_size(config.linear_key_head_dim)
+    writer.add_ssm_group_count(config.linear_num_key_heads)
+    writer.add_ssm_time_step_rank(config.linear_num_value_heads)
+    writer.add_ssm_inner_size(config.linear_num_value_heads * config.linear_value_head_dim)
+    writer.add_full_attention_interval(config.layer_types.index("full_attention") + 1)
+
+
+DELTA = ("qwen3_next", "qwen3_5")
 WINDOWS = ("gemma2", "gemma3_text", "gpt_oss", "cohere2", "phi3", "starcoder2")
 OPTIONS = {
     "attn_logit_softcapping": "add_attn_logit_softcapping",

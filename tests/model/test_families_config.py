@@ -136,7 +136,7 @@ def test_sizes_that_a_text_part_leaves_out(kind):
         assert (config.experts.num_experts, config.experts.experts_per_token) == experts
 
 
-@pytest.mark.parametrize("kind", ["gemma", 3, ["llama"], "gpt_bigcode"])
+@pytest.mark.parametrize("kind", ["falcon", 3, ["llama"], "gpt_bigcode"])
 def test_a_text_part_of_another_type_is_refused_by_name(kind):
     """It was "no causal language model of this type", which is said of the whole."""
     with pytest.raises(UserError, match=r"text_config of type .* is not supported"):

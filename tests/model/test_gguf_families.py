@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import gguf
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -48,18 +49,20 @@ _SAYS["cohere-biases"] = {"attention_bias": False}
 _SAYS["granite-biases"] = {"head_dim": 16}
 _SAYS["gpt_neox-serial"] = {"hidden_act": "gelu"}
 _SAYS["starcoder2-unbiased"] = {"hidden_act": "gelu_pytorch_tanh"}
+_SAYS["qwen3_next"] = {"mlp_only_layers": []}
 _SAYS["olmo2-biases"] = {"attention_bias": False}
 _NAMES = [
-    *("gemma3", "gpt_oss", "gemma2", "gemma2-plain", "gemma3-pattern", "phi3", "phi3-longrope", "phi3-window"),
+    *("gemma3", "gpt_oss", "gemma", "gemma2", "gemma2-plain", "gemma3-pattern", "phi3", "phi3-longrope", "phi3-window"),
     *("phi3-longrope-window", "glm4", "glm4-odd", "qwen2_moe", "qwen3_moe", "granite", "granite-biases", "olmo2"),
     *("olmo2-biases", "stablelm", "stablelm-serial", "starcoder2", "starcoder2-unbiased", "gpt_neox"),
     *("gpt_neox-serial", "gpt_neox-share", "cohere", "cohere-biases", "cohere2"),
+    *("qwen3_5", "qwen3_5_moe", "qwen3_next"),
 ]
 _FAST = ("gemma3", "gpt_oss")
 # Longer than the windows; on one side of the length that longrope was trained for.
 _PROMPTS = [[7, 200, 9, 31, 18], [(7 * i * i + 5) % 290 for i in range(45)]]
-# Rounded in the files: norms plus one, and factors of positions.
-_ROUNDED = ("gemma", "longrope", "granite")
+# Factors that are rounded in the files.
+_ROUNDED = ("longrope", "granite")
 
 
 def make(name):
@@ -70,7 +73,16 @@ def make(name):
 
 
 def model_of(name):
-    return random_model(name, {name: lambda: make(name)})
+    """A model of which files can hold all values: some have norms plus one, and rates of decay as such."""
+    model = random_model(name, {name: lambda: make(name)})
+    shifted = model.config.model_type.startswith(("gemma", *gguf_files.DELTA))
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if key.endswith("A_log"):
+                parameter.copy_(torch.from_numpy(np.log(np.exp(parameter.numpy()))))
+            elif shifted and key.endswith("norm.weight") and not key.endswith("linear_attn.norm.weight"):
+                parameter.copy_(parameter + 1 - 1)
+    return model
 
 
 def log_probabilities(model, token_ids):
@@ -150,11 +162,24 @@ def test_experts_partly_in_mxfp4(write_gguf):
     assert weights.shape(f"{experts}down_proj_blocks") is not None
 
 
+def test_rates_of_decay_with_a_wrong_sign(write_gguf, monkeypatch):
+    """Their logarithm would be no number, and so would all answers."""
+    monkeypatch.setattr(
+        gguf_files,
+        "_delta",
+        lambda config, name, own, values: [(name.replace("dt_bias", "dt_proj.bias"), abs(values) + 1)],
+    )
+    with pytest.raises(UserError, match="not all values of ssm_a are negative"):
+        converted_folder(write_gguf("qwen3_5", model_of("qwen3_5")), torch.float32)
+
+
 # Tensors that llama.cpp has for an architecture and that are refused by name: of other models with its name.
 _REFUSED = {
     "glm4": {"rope_freqs", "attn_qkv", *(f"nextn.{name}" for name in ("eh_proj", "embed_tokens", "enorm", "hnorm"))}
     | {"nextn.shared_head_head", "nextn.shared_head_norm"},
     "phi3": {"attn_q", "attn_k", "attn_v"},
+    "qwen3next": {"ssm_in", "ffn_gate_up_exps"},
+    "qwen35moe": {"ffn_gate_up_exps"},
 }
 # Read as numbers of positions, or computed by llama.cpp itself.
 _NO_WEIGHTS = {"rope_freqs", "rope_factors_long", "rope_factors_short", "attn_rot_embd"}
@@ -210,12 +235,24 @@ def test_tensors_of_other_models_with_the_name(write_gguf, described, name, tens
             described(path, tensors=[f"blk.0.{tensor}.weight"])
 
 
+def test_layers_that_draft(write_gguf, described):
+    """Most files of Qwen3.5 have one at the end, which no run without drafts computes."""
+    path, layers = write_gguf("qwen3_5", model_of("qwen3_5")), _ALL["qwen3_5"][1]["num_hidden_layers"]
+    usual, drafts = described(path), [f"blk.{layers}.{name}" for name in ("attn_norm.weight", "nextn.eh_proj.weight")]
+    fields = {"qwen35.block_count": layers + 1}
+    with pytest.raises(UserError, match="is missing"):
+        described(path, fields, drafts)
+    assert described(path, {**fields, "qwen35.nextn_predict_layers": 1}, drafts) == usual
+
+
 # They change nothing in any model here, or where the file has no such scaling, or beside what else the file says.
 _HARMLESS = {"vocab_size", "rope.scaling.finetuned", "tensor_data_layout"}
 _CONDITIONAL = {f"rope.scaling.yarn_{name}" for name in ("beta_fast", "beta_slow")}
 _CONDITIONAL |= {"rope.scaling.original_context_length", "rope.scale_linear", "rope.scaling.factor"}
 # llama.cpp goes by the tensors.
 _UNASKED = {"stablelm": {"use_parallel_residual"}, "gpt_oss": {"feed_forward_length"}}
+# Positions of a text are equal in all of its sections.
+_UNASKED |= {name: {"rope.dimension_sections"} for name in ("qwen3_next", "qwen3_5", "qwen3_5_moe")}
 
 
 @pytest.mark.thorough

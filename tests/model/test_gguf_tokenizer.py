@@ -28,6 +28,7 @@ SPLITS = {
     "qwen2": ["abc", "Ġ", "1", "2", "3", "4", "Ġ", "ĠI", "'M", "Ġit", "'s", "!!ĊĊ", "x"],
     "gpt-4o": ["abc", "Ġ", "123", "4", "Ġ", "ĠI'M", "Ġit's", "!!ĊĊ", "x"],
 }
+SPLITS["qwen35"] = SPLITS["qwen2"]
 TEXTS = [
     "abc 1234  I'M it's!!\n\nx",
     "",
@@ -50,6 +51,14 @@ def test_splits(write_gguf, toy, pre):
     _, folder = load_tokenizer(write_gguf("llama", toy, pre=pre, merges=DIGITS))
     backend = Backend.from_file(str(folder / "tokenizer.json"))
     assert [piece for piece, _ in backend.pre_tokenizer.pre_tokenize_str(TEXTS[0])] == SPLITS[pre]
+
+
+def test_marks_are_parts_of_words_in_qwen3_5(write_gguf, toy):
+    """Qwen2 splits words of Hindi at vowel signs."""
+    _, folder = load_tokenizer(write_gguf("llama", toy, pre="qwen35"))
+    text, backend = "हिन्दी 12", Backend.from_file(str(folder / "tokenizer.json"))
+    pieces = [text[first:end] for _, (first, end) in backend.pre_tokenizer.pre_tokenize_str(text)]
+    assert pieces == ["हिन्दी", " ", "1", "2"]
 
 
 @pytest.mark.parametrize(
@@ -77,7 +86,7 @@ def test_round_trip(write_gguf, toy, pre):
     tokenizer, folder = load_tokenizer(write_gguf("llama", toy, pre=pre, merges=DIGITS, add_bos=False))
     encoded = tokenizer.encode(TEXTS)
     # Qwen's own tokenizer composes characters.
-    expected = [unicodedata.normalize("NFC", text) if pre == "qwen2" else text for text in TEXTS]
+    expected = [unicodedata.normalize("NFC", text) if pre.startswith("qwen") else text for text in TEXTS]
     assert [tokenizer.decode(ids) for ids in encoded] == expected
     reference = AutoTokenizer.from_pretrained(folder)
     assert [reference(text)["input_ids"] for text in TEXTS] == encoded

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -19,9 +19,9 @@ from rosebatch.model.weights import WeightSource
 class Gemma(Llama):
     """See ``Llama``."""
 
-    post_attention_norm_name = "post_attention_layernorm"
+    post_attention_norm_name: ClassVar[str | None] = "post_attention_layernorm"
     mlp_norm_name = "pre_feedforward_layernorm"
-    post_mlp_norm_name = "post_feedforward_layernorm"
+    post_mlp_norm_name: ClassVar[str | None] = "post_feedforward_layernorm"
 
     def load_norm(self, name: str, size: int, weights: WeightSource) -> Tensor:
         """``1 + weight`` in fp32: only the normed result is rounded."""
@@ -142,7 +142,7 @@ _LAYER_NAMES = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-_GGUF_GEMMA2 = GGUF(
+GGUF_GEMMA2 = GGUF(
     "gemma2",
     "model.layers",
     gguf_decoder.NAMES,
@@ -152,11 +152,11 @@ _GGUF_GEMMA2 = GGUF(
     pieces="gemma",
 )
 _GGUF_GEMMA3 = replace(
-    _GGUF_GEMMA2, architecture="gemma3", layer_names={**_LAYER_NAMES, **gguf_decoder.HEAD_NORMS}, config=_gguf_gemma3
+    GGUF_GEMMA2, architecture="gemma3", layer_names={**_LAYER_NAMES, **gguf_decoder.HEAD_NORMS}, config=_gguf_gemma3
 )
 ARCHITECTURES = {
     "Gemma2ForCausalLM": Architecture(
-        "gemma2", "Gemma 2", _parse_gemma2, _GEMMA2_DEFAULTS, window=True, gguf=_GGUF_GEMMA2
+        "gemma2", "Gemma 2", _parse_gemma2, _GEMMA2_DEFAULTS, window=True, gguf=GGUF_GEMMA2
     ),
     "Gemma3ForCausalLM": Architecture(
         "gemma3_text", "Gemma 3", _parse_gemma3, _GEMMA3_DEFAULTS, window=True, gguf=_GGUF_GEMMA3

@@ -4,9 +4,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from rosebatch.host.model_files import shown
 from rosebatch.model import gguf_decoder
 from rosebatch.model.family import EACH, GGUF, Architecture, GGUFModel
@@ -110,13 +107,13 @@ def _windows(values: Mapping[str, Any]) -> list[int]:
     return windows(values, layer_types(values, default))
 
 
-_EXPERTS = {
+GGUF_EXPERTS = {
     "ffn_gate_inp": "mlp.gate",
     "ffn_gate_exps": f"mlp.experts.{EACH}.gate_proj",
     "ffn_up_exps": f"mlp.experts.{EACH}.up_proj",
     "ffn_down_exps": f"mlp.experts.{EACH}.down_proj",
 }
-_SHARED = {
+GGUF_SHARED = {
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
     "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
@@ -134,19 +131,20 @@ def _gguf_qwen3(model: GGUFModel) -> dict[str, Any]:
 
 
 def _gguf_qwen2_moe(model: GGUFModel) -> dict[str, Any]:
-    shared = model.get("expert_shared_feed_forward_length") or model.need("feed_forward_length")
-    return {
-        **_gguf_qwen2(model),
-        **_gguf_experts(model, normalize=False),
-        "shared_expert_intermediate_size": shared,
-    }
+    return {**_gguf_qwen2(model), **gguf_experts(model, normalize=False), **gguf_shared_size(model)}
 
 
 def _gguf_qwen3_moe(model: GGUFModel) -> dict[str, Any]:
-    return {**_gguf_qwen3(model), **_gguf_experts(model, normalize=True)}
+    return {**_gguf_qwen3(model), **gguf_experts(model, normalize=True)}
 
 
-def _gguf_experts(model: GGUFModel, *, normalize: bool) -> dict[str, Any]:
+def gguf_shared_size(model: GGUFModel) -> dict[str, Any]:
+    """The size of the shared expert."""
+    shared = model.get("expert_shared_feed_forward_length") or model.need("feed_forward_length")
+    return {"shared_expert_intermediate_size": shared}
+
+
+def gguf_experts(model: GGUFModel, *, normalize: bool) -> dict[str, Any]:
     """Experts in all layers, as in llama.cpp. Their weights are normalized by architecture, if the file is silent."""
     used = model.need("expert_used_count")
     # A softmax over all experts.
@@ -158,11 +156,6 @@ def _gguf_experts(model: GGUFModel, *, normalize: bool) -> dict[str, Any]:
         "moe_intermediate_size": model.get("expert_feed_forward_length") or model.need("feed_forward_length") // used,
         "norm_topk_prob": model.get("expert_weights_norm", normalize),
     }
-
-
-def _gguf_values(name: str, values: NDArray[np.float32], _: Mapping[str, Any]) -> NDArray[np.float32]:
-    """The gate of the shared expert is one row."""
-    return values.reshape(1, -1) if name.endswith("shared_expert_gate.weight") else values
 
 
 _ATTENTION = {**gguf_decoder.ATTENTION, **gguf_decoder.NORMS}
@@ -185,14 +178,14 @@ _GGUF_QWEN3 = replace(
 _GGUF_QWEN2_MOE = replace(
     _GGUF_QWEN2,
     architecture="qwen2moe",
-    layer_names={**_ATTENTION, **_EXPERTS, **_SHARED},
+    layer_names={**_ATTENTION, **GGUF_EXPERTS, **GGUF_SHARED},
     config=_gguf_qwen2_moe,
-    values=_gguf_values,
+    values=gguf_decoder.shared_gate,
 )
 _GGUF_QWEN3_MOE = replace(
     _GGUF_QWEN3,
     architecture="qwen3moe",
-    layer_names={**_ATTENTION, **_EXPERTS, **gguf_decoder.HEAD_NORMS},
+    layer_names={**_ATTENTION, **GGUF_EXPERTS, **gguf_decoder.HEAD_NORMS},
     config=_gguf_qwen3_moe,
 )
 ARCHITECTURES = {

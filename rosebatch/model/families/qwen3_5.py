@@ -1,14 +1,16 @@
 """Qwen3.5: Qwen3-Next with other names of projections."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
-from rosebatch.model.families.qwen import qwen_experts
-from rosebatch.model.families.qwen3_next import DELTA_DEFAULTS, DELTA_LACKS, Qwen3Next, parse_delta
-from rosebatch.model.family import Architecture, Family
+from rosebatch.model import gguf_decoder, gguf_delta
+from rosebatch.model.families.qwen import GGUF_EXPERTS, GGUF_SHARED, qwen_experts
+from rosebatch.model.families.qwen3_next import DELTA_DEFAULTS, DELTA_LACKS, Qwen3Next, gguf_config, parse_delta
+from rosebatch.model.family import GGUF, Architecture, Family
 from rosebatch.model.hf_fields import decoder_values
 
 
@@ -78,10 +80,32 @@ def _hf_values(config: ModelConfig) -> dict[str, Any]:
     }
 
 
+_GGUF = GGUF(
+    "qwen35",
+    "model.layers",
+    gguf_decoder.NAMES,
+    {**gguf_delta.APART, **gguf_decoder.MLP},
+    gguf_delta.config,
+    absent=gguf_delta.absent,
+    bare=gguf_delta.BARE,
+    values=gguf_delta.apart,
+)
+_GGUF_MOE = replace(
+    _GGUF,
+    architecture="qwen35moe",
+    layer_names={**gguf_delta.APART, **GGUF_EXPERTS, **GGUF_SHARED},
+    config=gguf_config,
+)
 ARCHITECTURES = {
-    "Qwen3_5ForCausalLM": Architecture("qwen3_5_text", "Qwen3.5", _parse, _DEFAULTS, fallback=False),
+    "Qwen3_5ForCausalLM": Architecture("qwen3_5_text", "Qwen3.5", _parse, _DEFAULTS, fallback=False, gguf=_GGUF),
     "Qwen3_5MoeForCausalLM": Architecture(
-        "qwen3_5_moe_text", "Qwen3.5 with experts", _parse_moe, _MOE_DEFAULTS, experts=True, fallback=False
+        "qwen3_5_moe_text",
+        "Qwen3.5 with experts",
+        _parse_moe,
+        _MOE_DEFAULTS,
+        experts=True,
+        fallback=False,
+        gguf=_GGUF_MOE,
     ),
 }
 FAMILY = Family(

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from rosebatch.host.model_files import shown
+from rosebatch.model import gguf_decoder, gguf_delta
 from rosebatch.model.families.llama import Llama
-from rosebatch.model.families.qwen import qwen_experts
-from rosebatch.model.family import Architecture, Family
+from rosebatch.model.families.qwen import GGUF_EXPERTS, GGUF_SHARED, gguf_experts, gguf_shared_size, qwen_experts
+from rosebatch.model.family import GGUF, Architecture, Family, GGUFModel
 from rosebatch.model.hf_fields import attention_biases, decoder, size, supported
 from rosebatch.model.hf_rope import rope, rotary_dim, rotary_share
 from rosebatch.model.mixers.delta.sublayer import load_delta
@@ -125,8 +126,26 @@ def _layer_types(values: Mapping[str, Any], layers: int) -> list[str]:
     return ["full_attention" if (i + 1) % interval == 0 else "linear_attention" for i in range(layers)]
 
 
+def gguf_config(model: GGUFModel) -> dict[str, Any]:
+    """The fields of config.json of a file with experts."""
+    return {**gguf_delta.config(model, dense=False), **gguf_experts(model, normalize=True), **gguf_shared_size(model)}
+
+
+_GGUF = GGUF(
+    "qwen3next",
+    "model.layers",
+    gguf_decoder.NAMES,
+    {**gguf_delta.FUSED, **GGUF_EXPERTS, **GGUF_SHARED},
+    gguf_config,
+    absent=gguf_delta.absent,
+    bare=gguf_delta.BARE,
+    values=gguf_delta.fused,
+    join=gguf_delta.join,
+)
 ARCHITECTURES = {
-    "Qwen3NextForCausalLM": Architecture("qwen3_next", "Qwen3-Next", _parse, _DEFAULTS, experts=True, fallback=False),
+    "Qwen3NextForCausalLM": Architecture(
+        "qwen3_next", "Qwen3-Next", _parse, _DEFAULTS, experts=True, fallback=False, gguf=_GGUF
+    ),
 }
 # Its gated attention has none of these.
 DELTA_LACKS = ("sliding_windows", "attention_scales", "attention_soft_cap")
