@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -83,13 +84,19 @@ class SoftmaxKernels:
 
 
 def softmax_kernels(
-    max_num_seqs: int, heads: Collection[Heads], switches: Switches, dtype: torch.dtype, device: torch.device
+    max_num_seqs: int,
+    heads: Collection[Heads],
+    stored: Collection[bool],
+    switches: Switches,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> SoftmaxKernels:
     """The kernels for layers with these heads, with the memory that they keep between calls.
 
     Args:
         max_num_seqs: most sequences of a step.
         heads: of the layers.
+        stored: whether K and V are stored as e4m3: both where layers differ.
         switches: of the run.
         dtype: of K and V.
         device: of the run.
@@ -103,11 +110,17 @@ def softmax_kernels(
     def undivided_keys(batch: int) -> int:
         if not switches.split_keys:
             return sys.maxsize
-        return min(module.undivided_keys(batch, *each[:2], dtype, sizes=sizes) for each in heads)
+        return min(
+            module.undivided_keys(batch, *each[:2], dtype, e4m3=e4m3, sizes=sizes)
+            for each, e4m3 in product(heads, stored)
+        )
 
     def decode_form(batch: int, *, divided: bool) -> Hashable:
         divides = divided and switches.split_keys
-        return tuple(module.form(batch, *each, dtype, record, divided=divides, sizes=sizes) for each in sorted(heads))
+        return tuple(
+            module.form(batch, *each, dtype, record, divided=divides, e4m3=e4m3, sizes=sizes)
+            for each, e4m3 in sorted(product(heads, stored))
+        )
 
     return SoftmaxKernels(
         decode=with_workspaces(

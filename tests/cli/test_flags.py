@@ -18,7 +18,6 @@ from rosebatch.job.config import JobConfig
 from tests.helpers.command_errors import require_error
 
 DEFAULTS = asdict(Switches.resolve({}, "cpu"))
-# One that waits to be measured is off by default.
 OF_CPU = [switch.name for switch in fields(Switches) if "cpu" in switch.metadata["devices"]]
 SMALL = ["--input-len", "6", "--output-len", "3", "--num-prompts", "2", "--repeats", "1"]
 

@@ -99,11 +99,11 @@ def decode(
     _, _, kv_heads, block_size, size = cache.shape
     group = num_heads // kv_heads
     splits = workspace.num_splits(batch) if divided else 1
-    program = program_of(group, qkv.dtype, sizes=sizes)
+    program = program_of(group, qkv.dtype, e4m3=scales is not None, sizes=sizes)
     registers = program.registers
     if splits == 1 or keys is not None:
         programs = batch * kv_heads if keys is None else None
-        registers = max_registers(group, qkv.dtype, size, programs, device, sizes=sizes)
+        registers = max_registers(program, group, qkv.dtype, size, programs, device, sizes=sizes)
     tokens = token_arguments(
         qkv,
         cache,

@@ -58,7 +58,9 @@ def prefill(
         ``[T, heads · D]``.
     """
     out, arguments = prefill_arguments(q, cache, block_table, tiles, num_heads=num_heads)
-    program = sizes.prefill.narrow if q.dtype.itemsize == 2 else sizes.prefill.fp32
+    program = sizes.prefill.fp32
+    if q.dtype.itemsize == 2:
+        program = sizes.prefill.narrow if scales is None else sizes.prefill.e4m3
     _prefill[(num_heads, len(tiles))](
         **arguments,
         scales=scales,

@@ -21,6 +21,7 @@ class DecodeSizes:
         fp32: for fp32.
         one_head: for 16 bits and one query head to a K/V head.
         group: for 16 bits and several query heads to a K/V head.
+        group_e4m3: the same with a cache of e4m3, measured on an H200.
         group_registers: of a thread at most, where sequences are undivided, by channels of a head, measured on an H200.
             The first with the fewest rounds of programs is taken, because the last round may be nearly empty. Where
             keys are shared, it is the last: their kernel leaves few multiprocessors. Heads of more than 128 channels
@@ -37,6 +38,7 @@ class DecodeSizes:
     fp32: Program
     one_head: Program
     group: Program
+    group_e4m3: Program
     group_registers: tuple[tuple[int, tuple[int | None, ...]], ...] = (
         (129, (None,)),
         (65, (184, 168)),
@@ -70,11 +72,13 @@ class PrefillSizes:
     Attributes:
         fp32: for fp32.
         narrow: for 16-bit types.
+        e4m3: for 16-bit types and a cache of e4m3, measured on an H200.
         shared: for 16-bit types where chunks share tiles.
     """
 
     fp32: Program
     narrow: Program
+    e4m3: Program
     shared: Program
 
 
@@ -91,6 +95,7 @@ _DECODE = DecodeSizes(
     fp32=Program(keys=16, warps=4, stages=1),
     one_head=Program(keys=32, warps=1, stages=2),
     group=Program(keys=32, warps=2, stages=3),
+    group_e4m3=Program(keys=64, warps=1, stages=2),
 )
 SIZES = table(
     Sizes(
@@ -103,6 +108,7 @@ SIZES = table(
         prefill=PrefillSizes(
             fp32=Program(keys=16, warps=8, stages=1),
             narrow=Program(keys=32, warps=4, stages=3),
+            e4m3=Program(keys=128, warps=4, stages=2),
             shared=Program(keys=32, warps=4, stages=3),
         ),
     ),
@@ -116,6 +122,7 @@ SIZES = table(
         prefill=PrefillSizes(
             fp32=Program(keys=16, warps=8, stages=1),
             narrow=Program(keys=32, warps=4, stages=2),
+            e4m3=Program(keys=64, warps=4, stages=2),
             shared=Program(keys=32, warps=4, stages=2),
         ),
     ),
@@ -127,11 +134,13 @@ def num_splits(batch: int, kv_heads: int, *, sizes: Sizes) -> int:
     return value_at(sizes.decode.splits, batch * kv_heads)
 
 
-def undivided_keys(batch: int, num_heads: int, kv_heads: int, dtype: torch.dtype, *, sizes: Sizes) -> int:
+def undivided_keys(
+    batch: int, num_heads: int, kv_heads: int, dtype: torch.dtype, *, e4m3: bool = False, sizes: Sizes
+) -> int:
     """Most keys of a sequence that are never divided among splits."""
     if num_splits(batch, kv_heads, sizes=sizes) == 1:
         return sys.maxsize
-    program = program_of(num_heads // kv_heads, dtype, sizes=sizes)
+    program = program_of(num_heads // kv_heads, dtype, e4m3=e4m3, sizes=sizes)
     return (2 * tiles_of_split(batch, kv_heads, program, sizes=sizes) - 1) * program.keys
 
 
@@ -144,17 +153,16 @@ def form(
     device: Device,
     *,
     divided: bool,
+    e4m3: bool = False,
     sizes: Sizes,
 ) -> tuple[bool, int, int | None]:
     """What the batch size changes in the compiled kernel: early requests, splits, and registers at most."""
     group, splits = num_heads // kv_heads, num_splits(batch, kv_heads, sizes=sizes) if divided else 1
-    if splits > 1:
-        return requests_early(batch, sizes=sizes), splits, program_of(group, dtype, sizes=sizes).registers
-    return (
-        requests_early(batch, sizes=sizes),
-        splits,
-        max_registers(group, dtype, size, batch * kv_heads, device, sizes=sizes),
-    )
+    program = program_of(group, dtype, e4m3=e4m3, sizes=sizes)
+    registers = program.registers
+    if splits == 1:
+        registers = max_registers(program, group, dtype, size, batch * kv_heads, device, sizes=sizes)
+    return requests_early(batch, sizes=sizes), splits, registers
 
 
 def requests_early(batch: int, *, sizes: Sizes) -> bool:
@@ -168,6 +176,7 @@ def tiles_of_split(batch: int, kv_heads: int, program: Program, *, sizes: Sizes)
 
 
 def max_registers(
+    program: Program,
     group: int,
     dtype: torch.dtype,
     size: int,
@@ -177,7 +186,6 @@ def max_registers(
     sizes: Sizes,
 ) -> int | None:
     """The most registers of a thread: of so many programs of undivided sequences, or of any that share keys (None)."""
-    program = program_of(group, dtype, sizes=sizes)
     if program.registers is not None or group == 1 or dtype.itemsize == 4:
         return program.registers
     choices = value_at(sizes.decode.group_registers, size)
@@ -198,8 +206,10 @@ def tile_rows(group: int, dtype: torch.dtype, *, sizes: Sizes) -> int:
     return max(16, 1 << (group - 1).bit_length())
 
 
-def program_of(group: int, dtype: torch.dtype, *, sizes: Sizes) -> Program:
-    """Sizes of a program for ``group`` query heads to a K/V head."""
+def program_of(group: int, dtype: torch.dtype, *, e4m3: bool, sizes: Sizes) -> Program:
+    """Sizes of a program for ``group`` query heads to a K/V head, and whether the cache is one of e4m3."""
     if dtype.itemsize == 4:
         return sizes.decode.fp32
-    return sizes.decode.one_head if group == 1 else sizes.decode.group
+    if group == 1:
+        return sizes.decode.one_head
+    return sizes.decode.group_e4m3 if e4m3 else sizes.decode.group

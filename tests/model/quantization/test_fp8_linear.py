@@ -120,10 +120,10 @@ def test_what_no_kernel_has(load):
 
 
 def test_the_switch(load):
-    """Off, as by default, weights are decoded; plain ones are never multiplied in fp8."""
+    """Off, weights are decoded; plain ones are never multiplied in fp8."""
     weight = load(CHANNELS, "q")
     for on in (False, True):
-        ops = select(Switches.resolve({"quantized_linear": on or None}, "cuda"), "cuda")
+        ops = select(Switches.resolve({"quantized_linear": on}, "cuda"), "cuda")
         assert isinstance(ops.linear(weight, None), Fp8Linear) is on
         assert isinstance(ops.head(weight), Fp8Linear) is on
         assert not isinstance(ops.linear(DenseWeight.of(weight.dense()), None), Fp8Linear)

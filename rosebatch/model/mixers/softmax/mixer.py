@@ -53,8 +53,8 @@ class DeviceSoftmax(DeviceAttention[SoftmaxSpec]):
     """The kind in the Triton runner."""
 
     def __init__(self, specs: Sequence[SoftmaxSpec], setup: DeviceSetup) -> None:
-        heads = {spec.heads for spec in specs}
-        self.kernels = softmax_kernels(setup.max_num_seqs, heads, setup.switches, setup.dtype, setup.device)
+        heads, stored = {spec.heads for spec in specs}, {spec.e4m3 for spec in specs}
+        self.kernels = softmax_kernels(setup.max_num_seqs, heads, stored, setup.switches, setup.dtype, setup.device)
         super().__init__(setup, self.kernels.decode)
 
     def prefill(self, spec: SoftmaxSpec, step: PackedContext, q: Tensor, tiles: Tensor) -> Tensor:
