@@ -1,5 +1,6 @@
 """GGUF files of every architecture that is served, against the transformers models that they were made of."""
 
+import functools
 from types import SimpleNamespace
 
 import gguf
@@ -212,10 +213,11 @@ def test_every_tensor_of_an_architecture_is_mapped_or_refused():
 
 @pytest.fixture
 def described(monkeypatch):
-    """The config of a good file, changed in memory."""
+    """The config of a good file, read once and changed in memory."""
+    read = functools.cache(Reader)
 
     def call(path, fields=(), tensors=()):
-        good = Reader(path)
+        good = read(path)
         changed = {key: SimpleNamespace(contents=lambda value=value: value) for key, value in dict(fields).items()}
         like = good.tensors[0]
         more = [SimpleNamespace(name=name, data=like.data, tensor_type=like.tensor_type) for name in tensors]
