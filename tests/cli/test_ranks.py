@@ -116,7 +116,7 @@ def test_workers_of_two_ranks_each(start, source, expected, tmp_path):  # noqa: 
     """One rank dies: its worker is replaced as a whole."""
     target = tmp_path / "out.jsonl"
     gate = slow_steps(tmp_path, target)
-    flags = ("-dp", 2, "-tp", 2, "--max-num-seqs", 1)
+    flags = ("-dp", 2, "-tp", 2, "--max-num-seqs", 4)
     job = start(source, "-o", target, *flags, PYTHONPATH=python_path(tmp_path))
     victim = followers(job, 2)[0]
     await_rows(job, target)

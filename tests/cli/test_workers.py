@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rosebatch.cli.app import main
 from rosebatch.job.workers import service
 from rosebatch.job.workers.reading import ReadingProcess
 from tests.helpers.checkout import environment, python_path
@@ -117,7 +118,11 @@ def await_rows(job, target, rows=1):
 @pytest.fixture
 def source(tmp_path):
     """A file of 90 rows."""
-    path = write_lines(tmp_path / "in.jsonl", lines(90))
+    return write_source(tmp_path)
+
+
+def write_source(folder):
+    path = write_lines(folder / "in.jsonl", lines(90))
     path.write_text(path.read_text() + "{broken\n")
     return path
 
@@ -142,11 +147,15 @@ def start(model_folder, tmp_path):
             job.wait()
 
 
-@pytest.fixture
-def expected(cli, source, model_folder, tmp_path):
-    """The output of one process."""
-    assert cli("generate", source, "-o", tmp_path / "one.jsonl", "--model", model_folder, "--quiet").code == 3
-    return (tmp_path / "one.jsonl").read_bytes()
+@pytest.fixture(scope="module")
+def expected(model_folder, tmp_path_factory):
+    """The output of one process, which the tests of a file share."""
+    folder = tmp_path_factory.mktemp("expected")
+    target = folder / "one.jsonl"
+    with pytest.raises(SystemExit) as ended:
+        main(["generate", str(write_source(folder)), "-o", str(target), "--model", str(model_folder), "--quiet"])
+    assert ended.value.code == 3
+    return target.read_bytes()
 
 
 def children(parent):
