@@ -39,7 +39,7 @@ KINDS += [(kind, "out.jsonl") for kind in ("openai", "n", "structured", "tools",
 
 @pytest.mark.parametrize(
     ("kind", "name", "max_kills"),
-    [(*KINDS[0], 3), *(pytest.param(*each, 20, marks=pytest.mark.thorough) for each in KINDS)],
+    [(*KINDS[0], 3), *(pytest.param(*each, 14, marks=pytest.mark.thorough) for each in KINDS)],
 )
 def test_killed_many_times(tmp_path, kind, name, max_kills):
     """Killed at random moments, from before the first row to the final rename, the output has the same bytes."""
