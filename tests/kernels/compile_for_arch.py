@@ -5,9 +5,9 @@ on tensors in the CPU's memory, with the sizes that ``rosebatch.ops`` takes for 
 the compiled kernel. A task has a line of ``FOLDER/kernels`` for each: name, bytes of shared memory, and the matrix
 instruction. The answer to it is an exit code; ``FOLDER/errors`` says why it is not 0.
 
-FORMS says which of them are compiled to the end: ``all``, or one of each kernel and 16-bit dtype. In the second case it
-says what becomes of the others. ``converted``: those in 16 bits go through all passes of Triton's own, without LLVM
-and ptxas, which take a third of the time. ``lowered``: their shared memory is known, after a third. So it is for fp32.
+The first of each kernel is compiled to the end, which is one in bf16, for Hopper the first of each dtype. FORMS says
+what becomes of the others. ``converted``: those in 16 bits go through all passes of Triton's own, without LLVM and
+ptxas. ``lowered``: their shared memory is known. So it is for fp32.
 """
 
 import multiprocessing
@@ -28,7 +28,7 @@ from triton.runtime.jit import JITFunction
 
 from benchmarks.kernels import launchers
 from benchmarks.kernels.launchers import Launchers
-from rosebatch_kernels.common.device import Device
+from rosebatch_kernels.common.device import HOPPER, Device
 from rosebatch_kernels.experts.packed import can_decode
 from rosebatch_kernels.feedback import layout
 from tests.helpers.packed_experts import random_packed
@@ -87,12 +87,13 @@ def compile_only(device: Device, forms: str) -> None:
     def warm_up(self, *args, grid, warmup, **options):
         values = (*args, *options.values())
         dtypes = {each.dtype for each in values if isinstance(each, torch.Tensor)} & {torch.float16, torch.bfloat16}
-        form = self.__name__, frozenset(dtypes)
+        form = self.__name__, frozenset(dtypes) if device.arch == HOPPER else None
         others = converted_only if forms == "converted" and dtypes else lowered_only
-        with others() if forms != "all" and form in met else nullcontext():
+        with others() if form in met else nullcontext():
             kernel = run(self, *args, grid=grid, warmup=True, **options)
-        met.update((form, (self.__name__, frozenset())))
-        tensor_cores = "wgmma" if "wgmma" in kernel.asm["ptx"] else "-"
+        met.add(form)
+        # Triton's own name of Hopper's instruction.
+        tensor_cores = "wgmma" if "warp_group_dot" in kernel.asm["ttgir"] else "-"
         compiled.append((self.__name__, kernel.metadata.shared, tensor_cores))
 
     JITFunction.run = warm_up
@@ -124,8 +125,8 @@ def attention() -> None:
     decode, prefill, _, num_splits = softmax()
 
     for heads, kv_heads, size, dtype in [
-        (12, 12, 64, torch.float16),
         (16, 8, 128, torch.bfloat16),
+        (12, 12, 64, torch.float16),
         (7, 1, 80, torch.float32),
     ]:
         cache = empty(2, 4, kv_heads, 64, size, dtype=dtype)
@@ -186,8 +187,8 @@ def shared_attention() -> None:
     decode, _, prefill_shared, num_splits = softmax()
 
     for heads, kv_heads, size, block_size, dtype, cap in [
-        (12, 12, 64, 64, torch.float16, 0.0),
         (16, 8, 128, 64, torch.bfloat16, 0.0),
+        (12, 12, 64, 64, torch.float16, 0.0),
         (32, 8, 128, 16, torch.bfloat16, 0.0),
         (8, 4, 256, 64, torch.bfloat16, 50.0),
         (7, 1, 80, 64, torch.float32, 0.0),
@@ -212,13 +213,14 @@ def attention_of_e4m3() -> None:
 
     decode, prefill, prefill_shared, num_splits = softmax()
     append = Launchers("kv_cache.kernel").append
-    for heads, kv_heads, size, block_size, dtype, cap, window in [
-        (12, 12, 64, 64, torch.float16, 0.0, 0),
-        (32, 8, 128, 64, torch.bfloat16, 0.0, 0),
-        (16, 8, 128, 16, torch.bfloat16, 0.0, 1000),
-        (8, 4, 256, 64, torch.bfloat16, 50.0, 0),
-        (5, 1, 80, 16, torch.bfloat16, 0.0, 0),
-        (2, 1, 96, 64, torch.float32, 0.0, 0),
+    # Each two of the batch of a step, append and keys in common meet with each two of their values.
+    for heads, kv_heads, size, block_size, dtype, cap, window, batch in [
+        (32, 8, 128, 64, torch.bfloat16, 0.0, 0, 256),
+        (12, 12, 64, 64, torch.float16, 0.0, 0, 1),
+        (16, 8, 128, 16, torch.bfloat16, 0.0, 1000, 1),
+        (8, 4, 256, 64, torch.bfloat16, 50.0, 0, 256),
+        (5, 1, 80, 16, torch.bfloat16, 0.0, 0, 1),
+        (2, 1, 96, 64, torch.float32, 0.0, 0, 256),
     ]:
         cache, scales = ints(2, 4, kv_heads, block_size, size).byte(), empty(2, 4, kv_heads, block_size, 1).float()
         qkv = empty(256, (heads + 2 * kv_heads) * size, dtype=dtype)
@@ -226,12 +228,12 @@ def attention_of_e4m3() -> None:
         before = {"num_heads": heads, "rotary": (empty(8, size, dtype=dtype),) * 2, "qk_norm": norm, "scales": scales}
         scores = {"scale": 0.1, "soft_cap": cap, "sinks": empty(heads, dtype=dtype) if window else None}
         table, fields = ints(256, 4), ints(256)
-        keys = None if window else SharedKeys(ints(4, 5), ints(MEMBERS), fields, fields)
-        for batch in (1, 256):
-            workspace = DecodeWorkspace(256, heads, kv_heads, size, fields.device, num_splits, shares=True)
-            rows = qkv[:batch], cache, table[:batch], fields[:batch], fields[:batch], workspace
-            decode(*rows, keys=keys if batch > 1 else None, window=window, **scores, **before)
-            decode(*rows, window=window, append=batch == 1, **scores, **before)
+        keys = SharedKeys(ints(4, 5), ints(MEMBERS), fields, fields)
+        workspace = DecodeWorkspace(256, heads, kv_heads, size, fields.device, num_splits, shares=True)
+        for count, appends, shares in (batch, True, batch == 256), (256, False, batch == 1):
+            rows = qkv[:count], cache, table[:count], fields[:count], fields[:count], workspace
+            shared = keys if shares and not window else None
+            decode(*rows, keys=shared, append=appends, window=window, **scores, **before)
         QKV.prepare(qkv, cache, table, fields, fields, **before)
         rest = {"num_heads": heads, "scales": scales, **scores}
         prefill(qkv, cache, table, ints(3, 4), window=window, **rest)
@@ -291,8 +293,8 @@ def delta_rule() -> None:
         )
         qkv, a = empty(70, channels, dtype=dtype), empty(70, heads, dtype=dtype)
         decode(qkv, a, a, state, ints(70), ints(70), ints(70), weights)
-        # LLVM takes up to minutes for large systems in fp32. The small one has the same steps.
-        with lowered_only() if dtype == fp32 and key_dim >= 128 else nullcontext():
+        # LLVM takes up to minutes for systems in fp32.
+        with lowered_only() if dtype == fp32 else nullcontext():
             prefill(qkv, a, a, state, pack_chunks([(0, 0, 0, 70)]), weights)
         out = empty(70, heads, value_dim, dtype=dtype)
         gated_norm(out, out, empty(value_dim, dtype=dtype), 1e-6)
@@ -351,11 +353,11 @@ def fp8() -> None:
     for group in (0, 128):
         # Groups that end with the row or before, tiles of several rows and of several groups, and rows of one tile.
         for size in (64, 576, 4096, 28672):
-            quantize.quantize(empty(3, size, dtype=torch.float16), group)
             quantize.gated(empty(3, 2 * size), "silu_mul", group)
+            quantize.quantize(empty(3, size, dtype=torch.float16), group)
         for size in (64, 4096):
-            norm.layer_norm(empty(3, size, dtype=torch.float16), empty(size), None, 1e-6, group=group)
             norm.add_rms_norm(empty(2, 3, size, dtype=torch.float32), empty(3, size), empty(size), 1e-6, group=group)
+            norm.layer_norm(empty(3, size, dtype=torch.float16), empty(size), None, 1e-6, group=group)
         for rows, size_in, size_out in ((1, 4096, 6144), (17, 576, 208), (64, 4096, 4096), (300, 4096, 4096)):
             form = quantize.quantize(empty(rows, size_in), group)
             scales = empty(-(-size_out // 128), -(-size_in // 128)) if group else empty(size_out)
@@ -416,7 +418,7 @@ def tokens() -> None:
     kernel, advance = Launchers("logits.kernel"), Launchers("feedback.kernel").advance
     fields, history, step = ints(layout.NUM_FIELDS, 9), ints(8, 9), ints(1)
     real = fields.view(torch.float32)
-    for dtype, vocab in ((torch.float16, 50257), (torch.bfloat16, 151936)):
+    for dtype, vocab in ((torch.bfloat16, 151936), (torch.float16, 50257)):
         Launchers("sampling.kernel").sample_rows(
             empty(9, vocab, dtype=dtype),
             temperature=real[0],
