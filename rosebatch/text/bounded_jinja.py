@@ -183,15 +183,20 @@ def _check_product(left: Any, right: Any) -> None:
 
 def _size(value: Any) -> int:
     """Characters of a text, or of all texts in a list or an object."""
-    if isinstance(value, str | bytes):
+    # First what nearly all are: to ask for a Mapping takes half a microsecond.
+    if type(value) is dict:
+        value = [*value, *value.values()]
+    elif isinstance(value, str | bytes):
         return len(value)
-    if isinstance(value, Mapping):
+    elif isinstance(value, Mapping):
         value = [*value.keys(), *value.values()]
-    if not isinstance(value, list | tuple):
+    elif not isinstance(value, list | tuple):
         return _ELEMENT
     total = 0
     for item in value:
-        total = _checked(total + _size(item) + _ELEMENT)
+        total += (len(item) if type(item) is str else _size(item)) + _ELEMENT
+        if total > MAX_CHARACTERS:
+            _checked(total)
     return total
 
 

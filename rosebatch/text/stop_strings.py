@@ -96,6 +96,8 @@ def cut_at_stop(text: str, stop: Sequence[str], protected: int = 0, *, keep: boo
         protected: those that end within so many characters do not count.
         keep: whether the text ends behind the string.
     """
+    if not stop:
+        return text, None
     places = [
         (text.find(each, max(0, protected - len(each) + 1) if protected else 0), len(each), each) for each in stop
     ]
