@@ -12,7 +12,7 @@ from typing import Any
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.plan import DecodeWindow, StepPlan
 from rosebatch.engine.triton_runner.runner import TritonRunner
-from rosebatch.ops.ops import Ops
+from rosebatch.ops.ops import Linear, Ops
 
 QKV, OUT, UP, DOWN = "qkv projection", "out projection", "gate, up projection", "down projection"
 ATTENTION, KV, NORMS, ACTIVATIONS = "attention", "KV and rotary", "norms", "activations"
@@ -104,7 +104,9 @@ def _named_layer(layer: Any, ops: Ops, mark: Mark) -> Any:
         if field.name == "ops":
             changed["ops"] = ops
         elif field.name in _OF_LAYERS and value is not None:
-            changed[field.name] = _named(value, _OF_LAYERS[field.name], mark)
+            changed[field.name] = named = _named(value, _OF_LAYERS[field.name], mark)
+            if isinstance(value, Linear):
+                named.split = _named(value.split, _OF_LAYERS[field.name], mark)  # type: ignore[attr-defined]
         elif is_dataclass(value) and any(own.name in ("ops", "routed") for own in fields(value)):
             changed[field.name] = _named_layer(value, ops, mark)
     return replace(layer, **changed)

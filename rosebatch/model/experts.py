@@ -10,6 +10,7 @@ from torch.nn import functional
 from rosebatch.config.model import ModelConfig
 from rosebatch.model.quantization.dense import DenseWeight
 from rosebatch.model.quantization.formats import is_stored, load_matrix, load_weight
+from rosebatch.model.quantization.joined import joined
 from rosebatch.model.sublayers import columns, load_linear
 from rosebatch.model.weights import WeightSource
 from rosebatch.ops.ops import EXPERT_GATES, GATES, Experts, Linear, Ops, Partial, RoutedExperts
@@ -95,7 +96,7 @@ def load_experts(
     name = f"{prefix}{names.router}.weight"
     router = load_weight(weights, name if is_stored(weights, name, shape) else f"{prefix}{_WHOLE.router}.weight", shape)
     if experts.shared_gate:
-        router = router.join([load_weight(weights, f"{prefix}mlp.shared_expert_gate.weight", (1, hidden))])
+        router = joined([router, load_weight(weights, f"{prefix}mlp.shared_expert_gate.weight", (1, hidden))])
     return ExpertsMLP(
         router=make_router(ops, router),
         num_experts=experts.num_experts,
@@ -146,6 +147,5 @@ def _load_matrices(
     matrices = []
     for expert in range(count):
         own = f"{prefix}{names.expert}.{expert}."
-        first, *others = (load_matrix(weights, f"{own}{part}.weight", shape) for part in parts)
-        matrices.append(first.join(others))
+        matrices.append(joined([load_matrix(weights, f"{own}{part}.weight", shape) for part in parts]))
     return matrices[0].stack(matrices[1:])

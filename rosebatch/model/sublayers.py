@@ -13,6 +13,7 @@ from rosebatch.model.contract import Attention
 from rosebatch.model.lazy_tensor import join
 from rosebatch.model.mixers.mixer import MixerSpec
 from rosebatch.model.quantization.formats import load_matrix, load_weight
+from rosebatch.model.quantization.joined import joined
 from rosebatch.model.weights import WeightSource, lazy_tensor
 from rosebatch.ops.ops import GATES, Linear, Ops, Partial
 from rosebatch.ops.weight import Indices
@@ -120,13 +121,14 @@ def load_linear(
     """
     stored = sizes if len(names) == len(sizes) else (sum(sizes),)
     each = list(zip(names, stored, strict=True))
-    first, *others = (
-        (load_weight if name in plain else load_matrix)(
-            weights, f"{name}.weight", (size, in_size), transposed=transposed
-        )
-        for name, size in each
+    weight = joined(
+        [
+            (load_weight if name in plain else load_matrix)(
+                weights, f"{name}.weight", (size, in_size), transposed=transposed
+            )
+            for name, size in each
+        ]
     )
-    weight = first.join(others)
     rows: Indices = range(sum(sizes)) if order is None else order.numpy()
     if own is not None:
         rows = np.asarray(rows)[own]

@@ -23,6 +23,7 @@ from rosebatch_kernels.experts import reference as experts
 from rosebatch_kernels.experts.torch_experts import TorchExperts
 from rosebatch_kernels.kv_cache import reference as kv_cache
 from rosebatch_kernels.linear import torch_linear as linear
+from rosebatch_kernels.linear.joined import JoinedLinear
 from rosebatch_kernels.linear.torch_packed import PackedLinear, can_pack
 from rosebatch_kernels.mlp import reference as mlp
 from rosebatch_kernels.norm import reference as norm
@@ -128,11 +129,21 @@ def _cuda_ops(switches: Switches, input_group: int | None) -> Ops:
     def product(dense: Tensor, bias: Tensor | None) -> Linear:
         return StreamedLinear(dense, bias, device) if streamed(dense) else linear.TorchLinear(dense, bias)
 
+    def make_linear(weight: Weight, bias: Tensor | None) -> Linear:
+        parts = weight.parts()
+        sizes = [part.shape[0] for part in parts]
+        each = list(zip(parts, [None] * len(parts) if bias is None else bias.split(sizes), strict=True))
+        found = [own_product(*part) for part in each]
+        if not any(found):
+            return product(weight.dense(), bias)
+        linears = [own or product(part.dense(), part_bias) for own, (part, part_bias) in zip(found, each, strict=True)]
+        return linears[0] if len(linears) == 1 else JoinedLinear(linears, sizes, bias)
+
     def head_product(dense: Tensor) -> linear.PaddedLinear:
         return StreamedHead(dense, device) if streamed(dense) else linear.PaddedLinear(dense)
 
     return Ops(
-        linear=lambda weight, bias: own_product(weight, bias) or product(weight.dense(), bias),
+        linear=make_linear,
         head=lambda weight: own_product(weight, None) or head_product(weight.dense()),
         experts=partial(_expert_kernels, device, switches.quantized_linear),
         kv_append=partial(kv_cache_kernel.append, sizes=cache_sizes) if switches.batched_kv_append else kv_cache.append,

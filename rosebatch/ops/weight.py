@@ -27,16 +27,24 @@ class Weight(ABC):
         """The shape after all cuts."""
 
     @abstractmethod
-    def rows(self, indices: Indices) -> Self:
+    def rows(self, indices: Indices) -> "Weight":
         """These rows, in this order."""
 
     @abstractmethod
-    def columns(self, indices: range) -> Self:
+    def columns(self, indices: range) -> "Weight":
         """These columns, which are neighbours."""
 
+    def is_like(self, other: "Weight") -> bool:
+        """Whether rows of both can stand in one matrix of this format."""
+        return type(other) is type(self)
+
     @abstractmethod
-    def join(self, others: Sequence["Weight"]) -> "Weight":
-        """The rows of this matrix, then those of ``others``, which may have other formats."""
+    def join(self, others: Sequence[Self]) -> Self:
+        """The rows of this matrix, then those of ``others``, which it ``is_like``."""
+
+    def parts(self) -> Sequence["Weight"]:
+        """Matrices of one format each, whose rows are these in their order."""
+        return [self]
 
     @abstractmethod
     def stack(self, others: Sequence["Weight"]) -> "Weight":

@@ -1,6 +1,7 @@
 """The matrix product with a weight, and what else an implementation can do."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -25,6 +26,11 @@ class Linear(ABC):
     @abstractmethod
     def product(self, x: Tensor) -> Tensor:
         """The product alone."""
+
+    def split(self, x: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
+        """The product plus the bias, as pieces of so many columns; their rows may be at any stride."""
+        pieces: Sequence[Tensor] = self(x).split([*sizes], 1)
+        return pieces
 
     def divides(self, x: Tensor) -> bool:
         """Whether the product of these rows is faster in parts, if the reader can add them up."""

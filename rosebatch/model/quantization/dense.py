@@ -34,9 +34,9 @@ class DenseWeight(Weight):
         """See ``Weight``."""
         return DenseWeight(self.values.take(-1, indices))
 
-    def join(self, others: Sequence[Weight]) -> "DenseWeight":
+    def join(self, others: Sequence["DenseWeight"]) -> "DenseWeight":
         """See ``Weight``."""
-        return DenseWeight(join([self.values, *map(values_of, others)], -2))
+        return DenseWeight(join([self.values, *(other.values for other in others)], -2))
 
     def stack(self, others: Sequence[Weight]) -> "DenseWeight":
         """See ``Weight``."""

@@ -21,6 +21,8 @@ from rosebatch.model.weights import Checkpoint
 from rosebatch.ops.fp8 import BLOCK, fp8_linear, has_fp8_product
 from rosebatch.ops.weight import Device, Indices, Linear, Packed, Weight
 
+# Bits of the largest numbers that are kept as integers.
+_NIBBLE = 4
 # Numbers of a byte, by safetensors' names.
 _KINDS = {"F8_E4M3": torch.float8_e4m3fn, "I8": torch.int8}
 # Scales of a byte, and the elements that share one: OCP Microscaling Formats v1.0, and NVFP4.
@@ -66,11 +68,18 @@ class GroupedWeight(Weight):
         used, group_of = np.unique(self.group_of[np.asarray(indices)], return_inverse=True)
         return self._with(self.numbers.take(-1, indices), -1, used, group_of=group_of)
 
-    def join(self, others: Sequence[Weight]) -> Weight:
-        """See ``Weight``: of other formats and groups, the values are joined."""
-        weights = self._alike(others)
-        if weights is None:
-            return DenseWeight(values_of(self)).join(others)
+    def is_like(self, other: Weight) -> bool:
+        """See ``Weight``: of one kind, with the same groups of columns."""
+        if not isinstance(other, GroupedWeight):
+            return False
+        same_numbers = self.kind == other.kind and (self.zeros is None) == (other.zeros is None)
+        same_bits = (self.bits <= _NIBBLE) == (other.bits <= _NIBBLE)
+        same_groups = self.scales.shape[-1] == other.scales.shape[-1]
+        return same_numbers and same_bits and same_groups and np.array_equal(self.group_of, other.group_of)
+
+    def join(self, others: Sequence["GroupedWeight"]) -> "GroupedWeight":
+        """See ``Weight``."""
+        weights = [self, *others]
         starts = np.cumsum([0, *(weight.scales.shape[-2] for weight in weights)])
         row_of = np.concatenate([w.row_of + start for w, start in zip(weights, starts, strict=False)])
         return replace(
@@ -84,8 +93,9 @@ class GroupedWeight(Weight):
 
     def stack(self, others: Sequence[Weight]) -> Weight:
         """See ``Weight``."""
-        weights = self._alike(others)
-        if weights is None or any(not np.array_equal(weight.row_of, self.row_of) for weight in weights):
+        alike = [each for each in others if isinstance(each, GroupedWeight) and self.is_like(each)]
+        weights = [self, *alike]
+        if len(alike) < len(others) or any(not np.array_equal(weight.row_of, self.row_of) for weight in weights):
             return DenseWeight(values_of(self)).stack(others)
         return replace(
             self,
@@ -116,7 +126,7 @@ class GroupedWeight(Weight):
         """See ``Weight``; integers of 4 bits at most, and e4m3."""
         if device is None:
             return None
-        if self.bits <= 4:
+        if self.bits <= _NIBBLE:
             fields = self.numbers, self.kind, self.scales, self.zeros, self.row_of, self.group_of, self.dtype
             return nibble_linear(*fields, bias, device)
         return self._fp8_linear(bias, device)
@@ -127,12 +137,13 @@ class GroupedWeight(Weight):
         if not is_plain or not has_fp8_product(self.shape, self.dtype, device):
             return None
         of_rows = self.scales.shape[1] == 1
-        if not of_rows and not (_is_in_blocks(self.row_of) and _is_in_blocks(self.group_of)):
+        rows, columns = self.row_of if of_rows else _of_blocks(self.row_of), _of_blocks(self.group_of)
+        if rows is None or columns is None:
             return None
         # What is rounded at load has scales once it has numbers.
         numbers, scales = self.numbers.read().view(self.kind), self.scales.read()
-        if of_rows:
-            scales = scales[:, 0][torch.from_numpy(self.row_of).to(scales.device)]
+        scales = scales[torch.from_numpy(rows).to(scales.device)]
+        scales = scales[:, 0] if of_rows else scales[:, torch.from_numpy(columns).to(scales.device)]
         return fp8_linear(numbers, scales, bias, device)
 
     def experts(self) -> Packed | None:
@@ -144,26 +155,16 @@ class GroupedWeight(Weight):
         scales, zeros = self.scales.take(dim, used), self.zeros and self.zeros.take(dim, used)
         return replace(self, numbers=numbers, scales=scales, zeros=zeros, **changed)
 
-    def _alike(self, others: Sequence[Weight]) -> "list[GroupedWeight] | None":
-        """This one and the others, if all have the same form and groups of columns."""
-        weights = [self, *others]
-        alike = [weight for weight in weights if isinstance(weight, GroupedWeight) and self._is_like(weight)]
-        return alike if len(alike) == len(weights) else None
-
-    def _is_like(self, other: "GroupedWeight") -> bool:
-        same_numbers = self.kind == other.kind and (self.zeros is None) == (other.zeros is None)
-        same_groups = self.scales.shape[-1] == other.scales.shape[-1]
-        return same_numbers and same_groups and np.array_equal(self.group_of, other.group_of)
-
 
 def in_groups(size: int, group: int) -> np.ndarray:
     """The group of each of ``size`` elements, where neighbours make groups of this size; the last may be smaller."""
     return np.arange(size) // group
 
 
-def _is_in_blocks(group_of: np.ndarray) -> bool:
-    """Whether the kernels' blocks are the groups: a shard may begin inside of one, and joined ones may be cut off."""
-    return np.array_equal(group_of, in_groups(len(group_of), BLOCK))
+def _of_blocks(group_of: np.ndarray) -> np.ndarray | None:
+    """The group of each of the kernels' blocks; None if one has several, as where a shard begins inside of a group."""
+    groups = group_of[::BLOCK]
+    return groups if np.array_equal(np.repeat(groups, BLOCK)[: len(group_of)], group_of) else None
 
 
 def columns_in_groups(weights: Checkpoint, scale: str, columns: int, group: int | None) -> tuple[np.ndarray, int]:

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
 from rosebatch.config.switches import Switches
+from rosebatch.model.mixers.delta.mixer import DeltaSpec
 from rosebatch.model.registry import build_model
 from rosebatch.model.weights import Form, RandomWeights, SafetensorsWeights, WeightSource
+from rosebatch.ops.delta import DeltaState, reference
 from rosebatch.ops.ops import Ops
 from rosebatch.ops.select import select
 from rosebatch.ops.shard import Shard
@@ -69,9 +71,12 @@ def require_same_logits(folder: Path, config: ModelConfig, encode: Encode, form:
     assert expected[0].std() > 0.01
 
 
-def attend_whole(spec: Any, qkv: Tensor, wanted: Tensor | None = None) -> Tensor:
-    """Attention over one sequence without a cache."""
-    return dense_attention(replace(spec, rotary=None), qkv)
+def attend_whole(spec: Any, qkv: Tensor, *others: Tensor, wanted: Tensor | None = None) -> Tensor:
+    """Attention over one sequence without a cache, or the delta rule from an empty state."""
+    if not isinstance(spec, DeltaSpec):
+        return dense_attention(replace(spec, rotary=None), qkv)
+    state = DeltaState(*(torch.zeros(1, *each.shape, dtype=each.dtype or qkv.dtype) for each in spec.states))
+    return reference.advance(qkv, *others, state, 0, 0, spec.weights)
 
 
 def all_logits(config: ModelConfig, weights: WeightSource, size: int, whole: Ops = OPS) -> list[Tensor]:

@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from rosebatch.model.lazy_tensor import LazyTensor
 from rosebatch.model.quantization import nibbles
 from rosebatch.model.quantization.formats import form_of, load_weight
+from rosebatch.model.quantization.joined import joined
 from rosebatch.model.quantization.rounded import random_in
 from rosebatch.model.weights import DEVIATION, SafetensorsWeights
 from rosebatch.ops.layout import Layout
@@ -51,8 +52,7 @@ def load(tmp_path):
             tensors |= matrix(name, SIZES[name])[0]
         save_file({name: each.contiguous() for name, each in tensors.items()}, tmp_path / "model.safetensors")
         source = SafetensorsWeights(tmp_path, dtype, CPU, form_of(config))
-        first, *others = (load_weight(source, f"{name}.weight", SIZES[name]) for name in names)
-        return first.join(others)
+        return joined([load_weight(source, f"{name}.weight", SIZES[name]) for name in names])
 
     return weights
 
@@ -94,7 +94,7 @@ def test_joined_cut_and_reordered(load, form):
 def test_columns_in_any_order(load, form):
     """``desc_act``: columns are sorted, and x with them. A rank's columns are of all groups, and are decoded.
 
-    Projections of one input have one order; of several orders, values are joined.
+    Projections of one input have one order; of several orders, each has a product.
     """
     weight = load(form, "q", shuffled=True)
     weight = weight.join([weight])
@@ -102,7 +102,7 @@ def test_columns_in_any_order(load, form):
     x = torch.randn(3, 384, generator=torch.Generator().manual_seed(0)).half()
     torch.testing.assert_close(linear(x), (x.double() @ weight.dense().double().t()).half(), rtol=4e-3, atol=4e-3)
     assert weight.columns(range(192)).linear(None, INTERPRETER) is None
-    assert load(form, "q", "k", shuffled=True).linear(None, INTERPRETER) is None
+    assert [require_kept(part).weight.shape[0] for part in load(form, "q", "k", shuffled=True).parts()] == [64, 24]
 
 
 @pytest.mark.parametrize("bits", [2, 3])
@@ -146,9 +146,11 @@ def test_what_no_kernel_has(load):
 
 
 def test_joined_with_more_bits(load):
-    """Of one matrix with 8 bits, nibbles would lose half."""
-    few, many = load(gptq, "q"), load(gptq, "k", bits=8)
-    assert few.join([many]).linear(None, INTERPRETER) is None
+    """Of one matrix with 8 bits, nibbles would lose half. One of fewer bits has the same product."""
+    few, fewer, many = load(gptq, "q"), load(gptq, "k", bits=3), load(gptq, "v", bits=8)
+    first, last = joined([few, fewer, many]).parts()
+    assert require_kept(first).weight.shape[0] == 64 + 24
+    assert last.linear(None, INTERPRETER) is None
 
 
 @pytest.mark.parametrize("form", [awq, gptq, compressed])

@@ -20,7 +20,7 @@ _GATES = ("in_proj_b", "in_proj_a", "in_proj_ba")
 
 @dataclass(frozen=True, slots=True)
 class DeltaNet:
-    """q, k, v, gate, b and a of the normed input in one product, the rule, a gated norm, a last product.
+    """q, k, v, gate, b and a of the normed input in one linear, the rule, a gated norm, a last product.
 
     Attributes:
         qkv: columns as above; the gate has ``value_heads · value_dim`` of them, b and a ``value_heads`` each.
@@ -40,7 +40,7 @@ class DeltaNet:
         spec = self.spec
         heads = spec.value_heads, spec.value_dim
         sizes = [spec.channels, heads[0] * heads[1], heads[0], heads[0]]
-        qkv, gate, b, a = self.qkv(normed).split(sizes, 1)
+        qkv, gate, b, a = self.qkv.split(normed, sizes)
         out, gate = attention(spec, qkv, a, b, wanted=wanted), rows_of(gate, wanted)
         out = out.view(-1, *heads)
         gated = self.ops.gated_norm(out, gate.unflatten(1, heads), self.norm, self.eps)
