@@ -60,6 +60,8 @@ def run_vllm(python: str, plan: LaunchPlan, prompts: list[list[list[int]]], args
         "max_num_seqs": plan.config.max_num_seqs,
         "prefix_cache": False,
         "args": args,
+        "quantization": None,
+        "kv_cache_dtype": "auto",
         "repeats": len(prompts) - 1,
         "workloads": [{"prompts": prompts, "output_lens": [0] * len(prompts[0]), "sampling": {}}],
     }

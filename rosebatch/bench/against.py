@@ -17,6 +17,7 @@ from rosebatch.bench.scenario import Sampling
 from rosebatch.bench.trace import Arrivals
 from rosebatch.bench.workload import require_fits
 from rosebatch.core.errors import FailedRunError, FlagError, UserError
+from rosebatch.core.plain import dtype_name
 from rosebatch.engine.metrics.durations import Durations
 from rosebatch.model.hf_folder import write_config
 from rosebatch.model.source import ModelSource
@@ -35,6 +36,7 @@ class Peer:
         python: the interpreter of the environment that has it.
         path: folders to put first in that process's PYTHONPATH.
         args: for the engine's constructor.
+        has_fp8: whether it can round weights, and store K and V, as ours does.
     """
 
     name: str
@@ -43,10 +45,11 @@ class Peer:
     python: str = sys.executable
     path: str = ""
     args: dict[str, Any] = field(default_factory=dict)
+    has_fp8: bool = True
 
 
 PEERS = {
-    name: Peer(name, module=f"rosebatch.bench.peers.{name}", package=name)
+    name: Peer(name, module=f"rosebatch.bench.peers.{name}", package=name, has_fp8=name != "transformers")
     for name in ("vllm", "sglang", "transformers")
 }
 
@@ -94,6 +97,15 @@ def require_installed(peer: Peer) -> None:
         )
 
 
+def other_form(peer: Peer, source: ModelSource) -> str | None:
+    """A sentence if the peer runs another form of the model than we do."""
+    form = source.quantization
+    if form.decodes:
+        return f"--against {peer.name}: it keeps {form.name}, which --quantization none decodes for us"
+    ours = ["weights"] * form.rounds + ["K and V"] * (source.config.kv_cache_dtype == "fp8")
+    return f"--against {peer.name}: its {' and '.join(ours)} are not in fp8" if ours and not peer.has_fp8 else None
+
+
 def run_peer(peer: Peer, cases: Sequence[Case], repeats: int) -> dict[str, dict[str, Any]]:
     """Run cases on a peer. All cases that need the same engine share one process.
 
@@ -105,7 +117,7 @@ def run_peer(peer: Peer, cases: Sequence[Case], repeats: int) -> dict[str, dict[
     groups: dict[tuple[Any, ...], list[Case]] = {}
     for case in cases:
         source, scenario = case.source, case.scenario
-        engine = (case.config.model, source.load_format, source.dtype, scenario.max_num_seqs, scenario.prefix_cache)
+        engine = (*_form_of(source).values(), case.config.model, scenario.max_num_seqs, scenario.prefix_cache)
         groups.setdefault(engine, []).append(case)
     timed: dict[str, dict[str, Any]] = {}
     for group in groups.values():
@@ -219,12 +231,21 @@ def _engine_of(peer: Peer, cases: Sequence[Case], folder: Path) -> dict[str, Any
     first = cases[0]
     return {
         "model": str(model_folder(first.source, folder)),
-        "load_format": first.source.load_format,
         "device": first.device,
-        "dtype": first.dtype,
+        **_form_of(first.source),
         "max_num_seqs": first.scenario.max_num_seqs,
         "prefix_cache": first.scenario.prefix_cache,
         "args": peer.args,
+    }
+
+
+def _form_of(source: ModelSource) -> dict[str, Any]:
+    return {
+        "load_format": source.load_format,
+        "dtype": dtype_name(source.dtype),
+        # What the checkpoint itself is, a peer sees.
+        "quantization": "fp8" if source.quantization.rounds else None,
+        "kv_cache_dtype": source.config.kv_cache_dtype,
     }
 
 

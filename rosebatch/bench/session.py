@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from rosebatch.bench.against import Peer, replay_peer, require_installed, run_peer
+from rosebatch.bench.against import Peer, other_form, replay_peer, require_installed, run_peer
 from rosebatch.bench.case import Case, release_memory, spread
 from rosebatch.bench.compare import compare_switch
 from rosebatch.bench.profile import Profile, attribute_case, profile_case
@@ -18,6 +18,7 @@ from rosebatch.bench.trace import Arrivals
 from rosebatch.bench.workload import require_fits
 from rosebatch.core.errors import UserError
 from rosebatch.engine.metrics.roofline import Rates, measure_rates
+from rosebatch.launch.plan import warn_once
 from rosebatch.model.hf_folder import has_config
 
 Entry = dict[str, Any]
@@ -60,6 +61,7 @@ def run_session(
             require_fits(case.workload(), case.source.config.max_model_len)
     for peer in peers:
         require_installed(peer)
+        _warn_of_other_forms(peer, cases)
     theirs = _cases_of_peers(cases)
     others = [(peer, run_peer(peer, list(theirs.values()), repeats)) for peer in peers]
     rates: Rates | None = None
@@ -143,6 +145,7 @@ def run_replays(
     """
     for peer in peers:
         require_installed(peer)
+        _warn_of_other_forms(peer, [case])
     require_fits(arrivals.workload(0), case.source.config.max_model_len)
     others = [(peer, _try_replay(peer, case, arrivals, scales)) for peer in peers]
     with _naming(case, [case], "model"):
@@ -152,6 +155,12 @@ def run_replays(
         for peer, theirs in others:
             named = {"kind": "replay", "scenario": arrivals.name, "model": case.source.name, "scale": scale}
             yield {**named, "peer": peer.name, "args": peer.args, **theirs[number]}
+
+
+def _warn_of_other_forms(peer: Peer, cases: Sequence[Case]) -> None:
+    for case in cases:
+        if (sentence := other_form(peer, case.source)) is not None:
+            warn_once(sentence)
 
 
 def _try_replay(peer: Peer, case: Case, arrivals: Arrivals, scales: Sequence[float]) -> list[Entry]:

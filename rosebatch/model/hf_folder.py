@@ -47,7 +47,9 @@ def hf_values(config: ModelConfig) -> dict[str, Any]:
         "eos_token_id": eos[0] if len(eos) == 1 else eos or None,
         "torch_dtype": config.dtype,
     }
-    if _plain(parse_model_config(values, "config.json")) != _plain(config):
+    # How K and V are stored is of the run.
+    own = msgspec.structs.replace(config, kv_cache_dtype="auto")
+    if _plain(parse_model_config(values, "config.json")) != _plain(own):
         raise UserError(
             "no config.json can be written for a shape with these options, such as biases or windows of the family "
             f"{config.family}; give the model's transformers folder with --model"

@@ -8,11 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from rosebatch.bench.against import PEERS, Peer, _cause, choose_peers, require_installed, run_peer
+from rosebatch.bench.against import PEERS, Peer, _cause, choose_peers, other_form, require_installed, run_peer
 from rosebatch.bench.peers import transformers
 from rosebatch.bench.scenario import Range, Sampling
 from rosebatch.core.errors import FlagError
 from rosebatch.model.hf_folder import write_config
+from rosebatch.model.quantization.chosen import PLAIN, choose_quantization
 from tests.helpers.json_lines import read_lines
 
 HERE = Path(__file__).parent
@@ -59,6 +60,7 @@ def test_what_a_peer_is_told(fake, make_case):
     workload = {"prompts": [case.workload(run).prompts for run in range(3)], "output_lens": case.workload().output_lens}
     workload["sampling"] = {"temperature": 1.0, "top_p": 0.9}
     expected = {"load_format": "dummy", "device": "cpu", "dtype": "float32", "max_num_seqs": 2}
+    expected |= {"quantization": None, "kv_cache_dtype": "auto"}
     assert spec == {**expected, "prefix_cache": False, "repeats": 2, "workloads": [workload]}
     assert process["config"]["architectures"] == ["LlamaForCausalLM"]
 
@@ -70,6 +72,35 @@ def test_one_process_for_all_cases_of_an_engine(fake, make_case):
     assert timed.keys() == {"a", "b", "c"}
     told = [[len(w["prompts"][0][0]) for w in process["spec"]["workloads"]] for process in fake.processes()]
     assert told == [[6, 9], [6]]
+
+
+@pytest.fixture
+def rounded(make_case):
+    """A case whose weights, K and V are in fp8."""
+    case = make_case("rounded")
+    config = msgspec.structs.replace(case.source.config, kv_cache_dtype="fp8")
+    return replace(case, source=replace(case.source, config=config, quantization=choose_quantization("fp8", None)))
+
+
+def test_a_peer_is_told_our_form(fake, make_case, rounded):
+    """A peer in 16 bits was compared with our fp8. Other forms need other engines."""
+    timed = run_peer(fake(), [rounded, make_case("plain")], repeats=1)
+    assert all("seconds" in each for each in timed.values()), timed
+    told = [(each["spec"]["quantization"], each["spec"]["kv_cache_dtype"]) for each in fake.processes()]
+    assert told == [("fp8", "fp8"), (None, "auto")]
+
+
+def test_a_peer_that_runs_another_form(make_case, rounded):
+    """A ratio between two forms, without a word."""
+    alone = replace(rounded.source, quantization=PLAIN)
+    assert other_form(PEERS["vllm"], rounded.source) is None
+    assert other_form(PEERS["transformers"], make_case().source) is None
+    said = "--against transformers: its weights and K and V are not in fp8"
+    assert other_form(PEERS["transformers"], rounded.source) == said
+    assert other_form(PEERS["transformers"], alone) == "--against transformers: its K and V are not in fp8"
+    decoded = replace(alone, quantization=choose_quantization("none", {"quant_method": "fp8"}))
+    said = "--against vllm: it keeps fp8, a scale a matrix, which --quantization none decodes for us"
+    assert other_form(PEERS["vllm"], decoded) == said
 
 
 def test_only_our_package_is_lent(fake, make_case, monkeypatch):

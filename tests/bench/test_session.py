@@ -14,6 +14,7 @@ from rosebatch.bench.session import run_session, summarize
 from rosebatch.bench.tables import print_results
 from rosebatch.core.errors import UserError
 from rosebatch.engine.metrics.roofline import Rates
+from rosebatch.model.quantization.chosen import choose_quantization
 
 OURS = {"kind": "run", "model": "tiny-llama", "elapsed_s": 2.0, "seconds": [2.0, 1.5, 3.0]}
 OURS |= {"output_tokens_per_s": 60.0, "startup_s": {"import": 1.0, "load": 0.5, "warm-up": 4.0}}
@@ -303,3 +304,11 @@ def test_results_are_printed_as_they_come(stages, make_case):
         yield {**OURS, "scenario": "b"}
 
     print_results(results(), [make_case("a"), make_case("b")], stream)
+
+
+def test_a_peer_with_another_form_is_named_once(stages, make_case, capsys):
+    """Its ratio would be read as one between equals."""
+    case = make_case()
+    case = replace(case, source=replace(case.source, quantization=choose_quantization("fp8", None)))
+    list(run([case, replace(case, name="other")], peers=["vllm", "transformers"]))
+    assert capsys.readouterr().err == "rosebatch: warning: --against transformers: its weights are not in fp8\n"

@@ -5,6 +5,9 @@ import os
 import subprocess
 import sys
 
+import pytest
+
+from rosebatch.bench.peers import vllm
 from tests.helpers.checkout import ROOT
 
 # Like vLLM with several GPUs, it sends the function to a process whose main module is another one.
@@ -56,6 +59,7 @@ def enable_scoring_api(tasks, config):
 
 def run_peer(module, folder):
     spec = {"model": "m", "load_format": "dummy", "dtype": "auto", "max_num_seqs": 1, "prefix_cache": False, "args": {}}
+    spec |= {"quantization": None, "kv_cache_dtype": "auto"}
     spec |= {"repeats": 0, "workloads": [{"prompts": [[]], "output_lens": [], "sampling": {}}]}
     (folder / "spec.json").write_text(json.dumps(spec))
     command = [sys.executable, "-m", f"rosebatch.bench.peers.{module}", str(folder / "spec.json")]
@@ -80,3 +84,13 @@ def test_embeddings_need_no_tokenizer(tmp_path):
     (pooling / "factories.py").write_text(_FACTORIES)
     done = run_peer("vllm_embed", tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("given", [{}, {"quantization": "fp8_per_block"}])
+def test_it_is_told_our_form(given):
+    """In 16 bits it was compared with our fp8. What a user names wins."""
+    plain = {"model": "m", "load_format": "auto", "dtype": "bfloat16", "max_num_seqs": 1, "prefix_cache": False}
+    told = vllm.engine_arguments({**plain, "quantization": "fp8", "kv_cache_dtype": "fp8", "args": given})
+    assert (told["quantization"], told["kv_cache_dtype"]) == (given.get("quantization", "fp8_per_channel"), "fp8")
+    told = vllm.engine_arguments({**plain, "quantization": None, "kv_cache_dtype": "auto", "args": {}})
+    assert not told.keys() & {"quantization", "kv_cache_dtype"}

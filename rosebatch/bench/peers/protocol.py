@@ -3,6 +3,7 @@
 The specification has these fields:
 
 - ``model``: a transformers folder; ``load_format``: ``auto`` or ``dummy``; ``device``; ``dtype``
+- ``quantization``: ``fp8`` to round the rows of weights at load, or None; ``kv_cache_dtype``: ``fp8`` or ``auto``
 - ``max_num_seqs``, ``prefix_cache``, ``repeats``
 - ``args``: for the engine's constructor
 - ``workloads``: a list. Each has ``prompts`` (for every run a list of prompts as token ids; the first run is the

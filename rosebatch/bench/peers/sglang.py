@@ -56,6 +56,10 @@ def _engine(spec: dict[str, Any]) -> Any:
         "random_seed": 0,
         "log_level": "error",
     }
+    if spec["quantization"] == "fp8":
+        arguments["quantization"] = "fp8"
+    if spec["kv_cache_dtype"] == "fp8":
+        arguments["kv_cache_dtype"] = "fp8_e4m3"
     return Engine(**arguments | spec["args"])
 
 

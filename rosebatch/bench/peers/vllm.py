@@ -68,6 +68,10 @@ def engine_arguments(spec: dict[str, Any]) -> dict[str, Any]:
         "gpu_memory_utilization": 0.9,
         "seed": 0,
     }
+    if spec["quantization"] == "fp8":
+        arguments["quantization"] = "fp8_per_channel"
+    if spec["kv_cache_dtype"] == "fp8":
+        arguments["kv_cache_dtype"] = "fp8"
     return {**arguments, **spec["args"]}
 
 
