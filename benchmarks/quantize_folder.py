@@ -8,6 +8,7 @@ other weights, as GPTQ and AWQ do.
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +54,10 @@ def int8_channel(weight: Tensor) -> dict[str, Tensor]:
     return {"weight": (weight / scale.float()).round().clamp(-128, 127).to(torch.int8), "weight_scale": scale}
 
 
-def int4_group(weight: Tensor) -> dict[str, Tensor]:
-    """int4, a scale for each 128 columns of a row."""
-    scale = torch.cat([_amax(each, 1) for each in weight.split(_GROUP, 1)], 1).div(7.5).bfloat16()
-    codes = (weight / _spread(scale, _GROUP, weight)).round().clamp(-8, 7) + 8
+def int4_group(weight: Tensor, size: int = _GROUP) -> dict[str, Tensor]:
+    """int4, a scale for so many columns of a row."""
+    scale = torch.cat([_amax(each, 1) for each in weight.split(size, 1)], 1).div(7.5).bfloat16()
+    codes = (weight / _spread(scale, size, weight)).round().clamp(-8, 7) + 8
     return {"weight_packed": _packed(codes), "weight_scale": scale, "weight_shape": torch.tensor(weight.shape)}
 
 
@@ -142,6 +143,7 @@ FORMS: dict[str, tuple[Encode, dict[str, Any]]] = {
     ),
     "int8": (int8_channel, _compressed("int-quantized", num_bits=8, type="int", strategy="channel")),
     "int4": (int4_group, _compressed("pack-quantized", **_INT4)),
+    "int4-32": (partial(int4_group, size=32), _compressed("pack-quantized", **{**_INT4, "group_size": 32})),
     "int4-asymmetric": (int4_group_asymmetric, _compressed("pack-quantized", **_INT4, symmetric=False)),
     "mxfp4": (mxfp4, _compressed("mxfp4-pack-quantized", **_FP4, strategy="group", group_size=_MXFP4_GROUP)),
     "nvfp4": (nvfp4, _compressed("nvfp4-pack-quantized", **_FP4, strategy="tensor_group", group_size=_NVFP4_GROUP)),

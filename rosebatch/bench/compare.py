@@ -1,6 +1,6 @@
 """A/B runs: two engines that differ in one switch take turns on the same work."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -29,19 +29,22 @@ class Turns:
         return [off.seconds / on.seconds for on, off in zip(self.on, self.off, strict=True)]
 
 
-def chosen_switches(names: Sequence[str], device: str, switches: Switches) -> list[str]:
+def chosen_switches(names: Sequence[str], device: str, switches: Switches, without: Mapping[str, str]) -> list[str]:
     """Fields of ``Switches`` from names; ``all`` means those that are on by default and can have an effect.
 
     Args:
         names: as given.
         device: of the run.
         switches: of the run.
+        without: switches that change nothing for any model of the run, and why.
 
     Raises:
-        FlagError: there is no such switch, or it does nothing on the device or beside a switch that is off.
+        FlagError: there is no such switch, or it does nothing on the device, for the model or beside a switch that is
+            off.
     """
     served = [switch.name for switch in fields(Switches) if device in switch.metadata["devices"]]
-    idle = {name: off for name in served if (off := missing(name, switches))}
+    idle = {name: f" with {flag(off, on=False)}" for name in served if (off := missing(name, switches))}
+    idle |= {name: f": {reason}" for name, reason in without.items()}
     usual = [switch.name for switch in fields(Switches) if switch.default and switch.name in served]
     known = [switch.name for switch in fields(Switches)]
     chosen: list[str] = []
@@ -53,7 +56,7 @@ def chosen_switches(names: Sequence[str], device: str, switches: Switches) -> li
         if name != ALL and field not in served:
             raise FlagError(f"--compare {name}: this switch does nothing on {device}; leave it out or change --device")
         if field in idle:
-            raise FlagError(f"--compare {name}: this switch has no effect with {flag(idle[field], on=False)}")
+            raise FlagError(f"--compare {name}: this switch has no effect{idle[field]}")
         chosen += [each for each in usual if each not in idle] if name == ALL else [field]
     return list(dict.fromkeys(chosen))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rosebatch.bench.against import choose_peers
+from rosebatch.bench.case import Case
 from rosebatch.bench.cases import choose_cases
 from rosebatch.bench.compare import chosen_switches
 from rosebatch.bench.page import bench_page
@@ -25,6 +26,7 @@ from rosebatch.core.errors import FailedRunError, FlagError
 from rosebatch.host.paths import takes_rows_in_order
 from rosebatch.job.paths import require_writable
 from rosebatch.job.report.build import write_text
+from rosebatch.launch.plan import idle_switches
 
 # Engine and sampling of a trace, which says the rest.
 _TRACE = Scenario(num_prompts=1, input_len=1, output_len=1, prefix_cache=True)
@@ -101,12 +103,18 @@ def _throughput(work: BenchFlags, run: dict[str, Any], import_seconds: float) ->
     results = run_session(
         cases,
         repeats=work.repeats,
-        switches=chosen_switches(work.compare, cases[0].device, cases[0].switches),
+        switches=chosen_switches(work.compare, cases[0].device, cases[0].switches, _without_effect(cases)),
         peers=choose_peers(work.against, work.peer_args, work.peer_python, work.peer_path),
         import_seconds=import_seconds,
         profile=choose_profile(work.profile, work.profile_output, cases[0].device),
     )
     return results, partial(print_results, cases=cases, stream=sys.stdout)
+
+
+def _without_effect(cases: Sequence[Case]) -> dict[str, str]:
+    """Switches that change nothing in any of the cases, and why."""
+    first, *others = (idle_switches(case.source, case.switches, case.device) for case in cases)
+    return {name: reason for name, reason in first.items() if all(name in each for each in others)}
 
 
 def _replays(work: BenchFlags, run: dict[str, Any], import_seconds: float) -> tuple[Iterable[Entry], _Show]:

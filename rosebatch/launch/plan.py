@@ -121,11 +121,10 @@ def plan_launch(config: RunConfig, *, quiet: bool = False, weights: bool = True)
             raise FlagError(f"--tensor-parallel-size {ranks}: this process sees {counted(count, 'GPU')}")
     if config.kv_cache_dtype == "fp8" and switches.paged_attention and not has_e4m3(device):
         raise FlagError("--kv-cache-dtype fp8: its kernels need a GPU of Ada (compute capability 8.9) or newer")
-    off = switched_off_by(source.config)
-    for name, reason in off.items():
+    for name, reason in idle_switches(source, switches, device.type).items():
         if config.switches.get(name):
             warn_once(f"{flag(name)} has no effect: {reason}")
-    switches = replace(switches, **dict.fromkeys(off, False))
+    switches = replace(switches, **dict.fromkeys(switched_off_by(source.config), False))
     return LaunchPlan(config, device, switches, source, folder, time.perf_counter() - started)
 
 
@@ -133,6 +132,13 @@ def plan_launch(config: RunConfig, *, quiet: bool = False, weights: bool = True)
 def warn_once(sentence: str) -> None:
     """Once a process: a comparison launches two engines, a session many."""
     sys.stderr.write(f"rosebatch: warning: {sentence}\n")
+
+
+def idle_switches(source: ModelSource, switches: Switches, device: str) -> dict[str, str]:
+    """Switches that change nothing for a model, and why."""
+    idle, has_experts = switched_off_by(source.config), source.config.experts is not None
+    reason = source.quantization.why_none_stays(switches, device, source.dtype, has_experts=has_experts)
+    return idle if reason is None else {**idle, "quantized_linear": reason}
 
 
 def switched_off_by(model: ModelConfig) -> dict[str, str]:

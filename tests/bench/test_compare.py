@@ -79,15 +79,16 @@ def test_every_switch_is_compared_by_itself(make_case, monkeypatch, fake_launch)
     monkeypatch.setattr("rosebatch.bench.case.launch", fake_launch.launch)
     case = replace(make_case(), device="cuda")
     usual = Switches.resolve(case.config.switches, "cuda")
-    for switch in chosen_switches(["all"], "cuda", ON_CUDA):
-        result = compare_switch(case, switch, 1)
+    results = {}
+    for switch in chosen_switches(["all"], "cuda", ON_CUDA, {}):
+        result = results[switch] = compare_switch(case, switch, 1)
         for config, value in zip(fake_launch.configs[-2:], (True, False), strict=True):
             resolved = Switches.resolve(config.switches, "cuda")
             assert without_effect({switch: value}, resolved, "cuda") == []
             assert getattr(resolved, switch) is value
         off = {name for name in SWITCH_NAMES if getattr(usual, name) and not getattr(resolved, name)}
         assert set(result["switched_off"]) == off - {switch}
-    assert set(result["switched_off"]) == {"fused_rotary", "fused_kv_append"}, "the last one is batched_kv_append"
+    assert set(results["batched_kv_append"]["switched_off"]) == {"fused_rotary", "fused_kv_append"}
 
 
 def test_what_was_off_anyway_is_not_switched_off(make_case, monkeypatch, fake_launch):
@@ -113,27 +114,35 @@ def test_on_real_engines(make_case):
 def test_chosen_switches():
     """Names are those of the command line; 'all' leaves out switches that the device does not support."""
     served = [f.name for f in fields(Switches) if "cpu" in f.metadata["devices"]]
-    assert chosen_switches([], "cpu", ON_CPU) == []
-    chosen = chosen_switches(["chunked-prefill", "prefix-cache", "chunked-prefill"], "cpu", ON_CPU)
+    assert chosen_switches([], "cpu", ON_CPU, {}) == []
+    chosen = chosen_switches(["chunked-prefill", "prefix-cache", "chunked-prefill"], "cpu", ON_CPU, {})
     assert chosen == ["chunked_prefill", "prefix_cache"]
-    assert chosen_switches(["all"], "cpu", ON_CPU) == served
-    assert "batch_invariant" not in chosen_switches(["all"], "cuda", ON_CUDA)
+    assert chosen_switches(["all"], "cpu", ON_CPU, {}) == served
+    assert "batch_invariant" not in chosen_switches(["all"], "cuda", ON_CUDA, {})
     with pytest.raises(FlagError, match=r"^--compare warp-drive: no such switch; choose from prefix-cache, .*, all$"):
-        chosen_switches(["all", "warp-drive"], "cpu", ON_CPU)
+        chosen_switches(["all", "warp-drive"], "cpu", ON_CPU, {})
 
 
 def test_a_switch_without_effect_is_refused_before_anything_runs():
     """It was found only when its turn came, after the minutes of the comparisons before it."""
     with pytest.raises(FlagError, match=r"^--compare batch-invariant: this switch does nothing on cuda; leave it out"):
-        chosen_switches(["prefix-cache", "batch-invariant"], "cuda", ON_CUDA)
+        chosen_switches(["prefix-cache", "batch-invariant"], "cuda", ON_CUDA, {})
+
+
+def test_a_switch_that_changes_nothing_for_the_models_is_refused():
+    """A ratio of 1.00 was noise, and read as a result."""
+    idle = {"prefix_cache": "a prefix is a state", "quantized_linear": "the model's weights are not quantized"}
+    with pytest.raises(FlagError, match=r"^--compare quantized-linear: this .* effect: .* weights are not quantized$"):
+        chosen_switches(["quantized-linear"], "cuda", ON_CUDA, idle)
+    assert not idle.keys() & set(chosen_switches(["all"], "cuda", ON_CUDA, idle))
 
 
 def test_a_switch_that_misses_another_one_is_refused():
     """Both sides would run the plain runner, and the ratio would be noise."""
     gathered = Switches.resolve({"paged_attention": False}, "cuda")
     with pytest.raises(FlagError, match=r"^--compare cuda-graph: this switch has no effect with --no-paged-attention$"):
-        chosen_switches(["cuda-graph"], "cuda", gathered)
-    chosen = chosen_switches(["all"], "cuda", gathered)
+        chosen_switches(["cuda-graph"], "cuda", gathered, {})
+    chosen = chosen_switches(["all"], "cuda", gathered, {})
     assert {"paged_attention", "fused_mlp", "batched_sampling"} <= set(chosen)
     assert not {"cuda_graph", "fused_rotary", "fused_qk_norm", "late_results"} & set(chosen)
 

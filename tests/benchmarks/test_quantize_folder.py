@@ -29,6 +29,7 @@ NUMBERS = {
     "fp8-block": (FP8, 128, 128, 448.1, 447.9),
     "int8": (torch.arange(-128, 128.0), None, 1, 128, 127),
     "int4": (torch.arange(-8, 8.0), 128, 1, 7.54, 7.46),
+    "int4-32": (torch.arange(-8, 8.0), 32, 1, 7.54, 7.46),
     "int4-asymmetric": (torch.arange(16.0), 128, 1, 15.55, 14.4),
     "mxfp4": (FP4, 32, 1, 8, 4),
     "nvfp4": (FP4, 16, 1, 6.4, 5.6),

@@ -11,23 +11,30 @@ from rosebatch.config.run import RunConfig
 from rosebatch.core.errors import FlagError
 from rosebatch.engine.cache.memory import DeviceMemory
 from rosebatch.launch import plan
+from rosebatch.model.quantization.chosen import PLAIN, choose_quantization
 from rosebatch_kernels.common.device import Device
 from tests.helpers.hub_cache import add_snapshot, without_network
 from tests.helpers.small_llama import save_llama, save_tokenizer
 
 
 @pytest.fixture
-def on_cuda(monkeypatch):
-    """Plans for a GPU, wherever the test runs, and finds a model that nobody loads."""
+def source():
+    """A model that nobody loads."""
+    return SimpleNamespace(
+        folder=None,
+        config=SimpleNamespace(num_state_layers=0, experts=None),
+        quantization=PLAIN,
+        dtype=torch.bfloat16,
+        keep_state=lambda: None,
+    )
+
+
+@pytest.fixture
+def on_cuda(monkeypatch, source):
+    """Plans for a GPU, wherever the test runs, and finds that model."""
     plan.warn_once.cache_clear()
     monkeypatch.setattr(plan, "pick_device", lambda name: torch.device("cuda"))
-    monkeypatch.setattr(
-        plan,
-        "find_model",
-        lambda *args, **options: SimpleNamespace(
-            folder=None, config=SimpleNamespace(num_state_layers=0), keep_state=lambda: None
-        ),
-    )
+    monkeypatch.setattr(plan, "find_model", lambda *args, **options: source)
     yield plan.plan_launch
     plan.warn_once.cache_clear()
 
@@ -72,6 +79,25 @@ def test_a_gpu_without_e4m3(on_cuda, monkeypatch, arch, served):
         return
     with pytest.raises(FlagError, match=r"^--kv-cache-dtype fp8: its kernels need a GPU of Ada"):
         on_cuda(RunConfig.of("any", kv_cache_dtype="fp8"))
+
+
+@pytest.mark.parametrize(
+    ("quantization", "said"),
+    [
+        (PLAIN, "the model's weights are not quantized"),
+        (choose_quantization("none", {"quant_method": "fp8"}), "--quantization none decodes all weights"),
+        (choose_quantization("auto", {"quant_method": "bitsandbytes"}), "bitsandbytes is decoded to bfloat16 here"),
+        (choose_quantization("auto", {"quant_method": "mxfp4"}), "mxfp4 fp4, groups of 32 is decoded to bfloat16 here"),
+        (choose_quantization("fp8", None), ""),
+    ],
+)
+def test_a_switch_that_changes_nothing_for_the_model(source, on_cuda, monkeypatch, capsys, quantization, said):
+    """A user who sees no speed must know that nothing was switched on. mxfp4 is of experts, and the model has none."""
+    monkeypatch.setattr("rosebatch.ops.select.device_of", lambda device: Device.of_arch(90, 100))
+    source.quantization = quantization
+    on_cuda(RunConfig.of("any", quantized_linear=True))
+    line = f"rosebatch: warning: --quantized-linear has no effect: {said}\n" if said else ""
+    assert capsys.readouterr().err == line
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """What ``--quantization`` makes of a model's matrices."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -90,12 +90,24 @@ class Quantization:
         """The form, and whether it is decoded."""
         if self.name is None:
             return None
-        run = switches, device, dtype
-        kept = [keeps(each, *run) for each in self._layouts if not each.of_experts]
-        kept += [keeps_experts(each, *run) for each in self._layouts if has_experts]
+        kept = self._which_stay(switches, device, dtype, has_experts)
         if kept and all(kept):
             return self.name
         return f"{self.name}, {'partly ' if any(kept) else ''}decoded to {dtype_name(dtype)}"
+
+    def why_none_stays(self, switches: Switches, device: str, dtype: torch.dtype, *, has_experts: bool) -> str | None:
+        """Why no matrix stays quantized with ``quantized_linear``; None if some do."""
+        if self.name is None:
+            return "the model's weights are not quantized"
+        if self.decodes:
+            return "--quantization none decodes all weights"
+        found = self._which_stay(replace(switches, quantized_linear=True), device, dtype, has_experts)
+        return None if any(found) else f"{self.name} is decoded to {dtype_name(dtype)} here"
+
+    def _which_stay(self, switches: Switches, device: str, dtype: torch.dtype, has_experts: bool) -> list[bool]:
+        """Of each layout of matrices, and of experts."""
+        kept = [keeps(each, switches, device, dtype) for each in self._layouts if not each.of_experts]
+        return kept + [keeps_experts(each, switches, device, dtype) for each in self._layouts if has_experts]
 
 
 @dataclass(frozen=True, slots=True)
