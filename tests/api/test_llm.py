@@ -200,6 +200,7 @@ def test_bad_chats_cost_themselves(llm):
         ({"kv_cache_memory": "lots"}, "no size"),
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization must be in"),
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2 is not served"),
+        ({"enable_lora": True}, "enable_lora=True is not served"),
         ({"kv_cache_dtype": "fp8_e5m2"}, "kv_cache_dtype must be one of auto, fp8, none, got 'fp8_e5m2'"),
         ({"device": "cpu", "fused_sampler": True}, "no meaning on cpu"),
         ({"max_model_len": 10**6}, "max-model-len"),

@@ -142,8 +142,8 @@ class GroupedWeight(Weight):
             return None
         # What is rounded at load has scales once it has numbers.
         numbers, scales = self.numbers.read().view(self.kind), self.scales.read()
-        scales = scales[torch.from_numpy(rows).to(scales.device)]
-        scales = scales[:, 0] if of_rows else scales[:, torch.from_numpy(columns).to(scales.device)]
+        scales = scales.index_select(0, torch.from_numpy(rows).to(scales.device))
+        scales = scales[:, 0] if of_rows else scales.index_select(1, torch.from_numpy(columns).to(scales.device))
         return fp8_linear(numbers, scales, bias, device)
 
     def experts(self) -> Packed | None:
