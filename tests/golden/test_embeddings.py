@@ -122,10 +122,11 @@ def test_no_bit_depends_on_the_schedule(name, dtype, pooling, goldens, make_engi
     """A resumed run computes rows in other batches and chunks: its bytes must be those of a run without a break."""
     golden = goldens(name)
     alone = make_engine(golden.folder, dtype, seqs=1, chunked_prefill=False, prefix_cache=False)
-    expected = embed(alone, golden.prompts, pooling)
+    prompts = golden.prompts[:32]
+    expected = embed(alone, prompts, pooling)
     small = {"chunk": 50, "block_size": 4, "blocks": 40}
     for limits in ({}, {"chunk": 7, "block_size": 5}, small, {"seqs": 20, "prefix_cache": False}):
-        found = embed(make_engine(golden.folder, dtype, **limits), golden.prompts[::-1], pooling)[::-1]
+        found = embed(make_engine(golden.folder, dtype, **limits), prompts[::-1], pooling)[::-1]
         assert found.tobytes() == expected.tobytes(), limits
 
 

@@ -260,7 +260,7 @@ DOUBLED = "{% set n = namespace(s=SEED) %}{% for i in range(60) %}{% set n.s = N
 )
 def test_a_template_that_takes_memory(monkeypatch, template):
     """Gigabytes were taken for one row, and the run was killed with all others."""
-    monkeypatch.setattr(bounded_jinja, "MAX_CHARACTERS", 1 << 20)
+    monkeypatch.setattr(bounded_jinja, "MAX_CHARACTERS", 1 << 17)
     assert re.search(r"it makes (more than \d+ characters|a number of more than)", failure(render(template, USER)))
 
 
