@@ -1,7 +1,8 @@
-"""For all tests: threads that do not spin while they wait, and Triton's interpreter where there is no GPU.
+"""For all tests: one thread for each computation, and Triton's interpreter where there is no GPU.
 
-With more busy processes than cores, spinning makes small models ten times slower. OpenMP reads its variable when torch
-loads, and Triton reads its own when it is imported, so both are set before anything else.
+Small products take twice the processor time on two threads, and numpy's fifty times it where other work runs: its
+threads spin while they wait. OpenMP and OpenBLAS read their variables when torch and numpy load, and Triton reads its
+own when it is imported, so all are set before anything else. Tests of several threads set their number.
 
 What is there before the first test stays until the last: the garbage collector, which a bench calls between its
 cases, need not look through it each time (0.2 s).
@@ -18,6 +19,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # As a run on a CPU has it, see rosebatch/launch/launch.py. MKL reads it at its first product.
 os.environ.setdefault("MKL_CBWR", "AUTO")
 
@@ -30,6 +32,7 @@ import torch
 from tests.helpers.variants import runs_on_cpu, with_all_pairs
 
 gc.disable()
+torch.set_num_threads(1)
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -40,15 +43,6 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
     speed_up()
     check_addresses()
-
-
-@pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
-    """More threads slow small models down, above all while other work runs."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -42,7 +42,7 @@ def folder(hub: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def llm(folder: Path, one_thread: None) -> Iterator[LLM]:
+def llm(folder: Path) -> Iterator[LLM]:
     """The model by its folder."""
     with LLM(folder, max_num_seqs=8) as llm:
         yield llm

@@ -17,11 +17,6 @@ from rosebatch.launch.launch import Launched
 from rosebatch.model.source import find_model
 
 
-@pytest.fixture(autouse=True, scope="module")
-def on_one_thread(one_thread: None) -> None:
-    """All tests of the folder."""
-
-
 @pytest.fixture(scope="session")
 def toy() -> Path:
     """The shape of a model with 2 layers and at most 512 tokens."""

@@ -17,11 +17,6 @@ from tests.helpers.small_llama import save_llama, save_tokenizer
 from tests.helpers.waiting import PATIENCE_SECONDS
 
 
-@pytest.fixture(autouse=True, scope="module")
-def on_one_thread(one_thread: None) -> None:
-    """All tests of the folder."""
-
-
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Weights and tokenizer of a small model."""

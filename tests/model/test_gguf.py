@@ -18,7 +18,7 @@ from rosebatch.model.gguf import convert
 from rosebatch.model.gguf_cache import converted_folder
 from tests.model.gguf_files import END, MODELS, random_model
 
-pytestmark = pytest.mark.usefixtures("one_thread", "cache")
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 def logits(model, token_ids):

@@ -24,7 +24,7 @@ from rosebatch.model.gguf_cache import CachedModel, cache_dir, cached_models, cl
 from tests.helpers.forks import FORKS, in_fork
 from tests.helpers.waiting import PATIENCE_SECONDS
 
-pytestmark = pytest.mark.usefixtures("one_thread", "cache")
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 def names():

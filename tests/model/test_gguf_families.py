@@ -28,7 +28,7 @@ from tests.model import gguf_files
 from tests.model.gguf_files import BOS, END, VOCAB, random_model
 from tests.model.test_gguf_metadata import LISTED
 
-pytestmark = pytest.mark.usefixtures("one_thread", "cache")
+pytestmark = pytest.mark.usefixtures("cache")
 
 _ALL = {**FAMILIES, **VARIANTS}
 # 44 * (30 / 44) is below 30.

@@ -18,7 +18,7 @@ from tests.model import gguf_files
 from tests.model import test_gguf_families as families
 from tests.model.gguf_files import BOS, END
 
-pytestmark = pytest.mark.usefixtures("one_thread", "cache")
+pytestmark = pytest.mark.usefixtures("cache")
 
 DIGITS = ("1 2", "12 3", "123 4", "Ġ 1", "Ġ1 2", "a b", "Ġ ab", "' M", "' m")
 SPLITS = {

@@ -12,7 +12,7 @@ CASES = list(cases())
 # Bytes that no folder of a few kilobytes may take.
 _MEMORY = 300 << 20
 
-pytestmark = pytest.mark.usefixtures("one_thread", "cache", "hub", "nobody_to_ask")
+pytestmark = pytest.mark.usefixtures("cache", "hub", "nobody_to_ask")
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 from tests.model import gguf_files
 from tests.model.odd_folders import TooLongError, outcome
 
-pytestmark = pytest.mark.usefixtures("one_thread", "cache", "hub", "nobody_to_ask")
+pytestmark = pytest.mark.usefixtures("cache", "hub", "nobody_to_ask")
 
 U32, F32, STRING, ARRAY, U64, F64 = 4, 6, 8, 9, 10, 12
 TEXT = struct.pack("<Q", 3) + b"a\nb"

@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 TOML = Path(__file__).resolve().parents[2] / "configs" / "models" / "tiny-llama.toml"
 LENGTH = SHAPE["max_position_embeddings"]
 
-pytestmark = pytest.mark.usefixtures("one_thread", "cache", "hub")
+pytestmark = pytest.mark.usefixtures("cache", "hub")
 
 
 def find(model, load_format="auto", **options):

@@ -16,7 +16,7 @@ from tests.cli import test_workers as of_workers
 from tests.helpers.checkout import python_path
 from tests.helpers.waiting import until
 
-cli, model_folder, on_one_thread = of_cli.cli, of_cli.model_folder, of_cli.on_one_thread
+cli, model_folder = of_cli.cli, of_cli.model_folder
 source, expected, start = of_workers.source, of_workers.expected, of_workers.start
 
 

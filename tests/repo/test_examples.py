@@ -406,7 +406,7 @@ def test_an_aborted_run_has_no_accuracy(evaluate, tmp_path, monkeypatch, capsys)
 
 @pytest.mark.thorough
 @needs_demo_model
-def test_evaluation_equals_transformers(evaluate, tmp_path, one_thread, transformers, monkeypatch, capsys):
+def test_evaluation_equals_transformers(evaluate, tmp_path, transformers, monkeypatch, capsys):
     """In fp32 the answers to four questions are transformers' token by token; a changed token is found."""
     rows = evaluate.read_rows(EVALUATE / "questions.jsonl")
     (tmp_path / "questions.jsonl").write_text("".join(json.dumps(rows[i]) + "\n" for i in (3, 4, 14, 18)))
