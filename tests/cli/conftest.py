@@ -1,5 +1,6 @@
 """A model folder of 2 layers with a tokenizer of bytes, made once, and the command line called in this process."""
 
+import functools
 import json
 import subprocess
 import sys
@@ -9,12 +10,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import typer.main
 
 from rosebatch.cli.app import main
 from tests.helpers.checkout import ROOT, environment
 from tests.helpers.json_lines import write_lines
 from tests.helpers.small_llama import save_llama, save_tokenizer
 from tests.helpers.waiting import PATIENCE_SECONDS
+
+# Typer makes all commands anew at each call, which is most of what a refused call takes.
+setattr(typer.main, "get_command", functools.cache(typer.main.get_command))  # noqa: B010
 
 
 @pytest.fixture(scope="session")
