@@ -63,8 +63,8 @@ def test_shares(model, prompts):
 def test_shares_of_the_mlp():
     """Zeros are elements of the product behind ReLU; a block counts only where all its channels are zero."""
     x = torch.tensor([[0.0, 1, 0, 0], [0, 0, -2, 0], [0, 0, 0, 0]])
-    mlp = CountingMlp(lambda kind, gate_up, x: gate_up(x), 2)
-    assert torch.equal(mlp("relu_mul", lambda x: 2 * x, x), 2 * x)
+    mlp = CountingMlp(lambda kind, gate_up, x, down: gate_up(x), 2)
+    assert torch.equal(mlp("relu_mul", lambda x: 2 * x, x, None), 2 * x)
     assert mlp.zeros == [MlpZeros(pytest.approx(10 / 12), pytest.approx(4 / 6))]
 
 
