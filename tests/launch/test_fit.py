@@ -74,8 +74,8 @@ def fit(model, memory, **options):
         ("llama-3.1-8b", host(23), {"dtype": torch.float32}, "29.91 GiB of weights in float32, in 23.00 GiB of free "
          "memory; --dtype bfloat16 would fit"),
         ("llama-3.3-70b", gpu(80), {"gpus": 8}, "in 80.00 GiB of free GPU memory with "
-         "--gpu-memory-utilization 0.9; -tp 2 would fit"),
-        ("llama-3.3-70b", gpu(80), {}, "-tp 2 (with 2 such GPUs; this process sees 1) would fit"),
+         "--gpu-memory-utilization 0.9; -tp 2 or --quantization fp8 would fit"),
+        ("llama-3.3-70b", gpu(80), {}, "-tp 2 (with 2 such GPUs; this process sees 1) or --quantization fp8 would fit"),
         ("llama-3.3-70b", gpu(24), {"gpus": 8}, "-tp 8 would fit"),
         ("llama-3.3-70b", gpu(24), {"gpus": 8, "tensor_parallel_size": 2},
          "65.71 GiB of weights in bfloat16 on each of 2 ranks"),
@@ -106,6 +106,7 @@ def test_what_does_not_fit_names_what_does(model, memory, options, message):
     [
         ("llama-3.1-8b", host(23), {"dtype": torch.float32}, {"dtype": torch.bfloat16}),
         ("llama-3.3-70b", gpu(80), {}, {"tensor_parallel_size": 2}),
+        ("llama-3.3-70b", gpu(80), {}, {"quantization": "fp8"}),
         ("llama-3.3-70b", gpu(24), {}, {"tensor_parallel_size": 8}),
         ("llama-3.1-8b", gpu(16.6), {}, {"gpu_memory_utilization": 0.97}),
         ("qwen3.5-9b", host(26), {}, {"max_num_seqs": 32}),
