@@ -94,6 +94,7 @@ def fit(model, memory, **options):
         ("llama-3.1-8b", gpu(24), {"max_model_len": 131_072, "gpus": 8}, "or -tp 2 would"),
     ],
 )  # fmt: skip
+@pytest.mark.usefixtures("fp8_products")
 def test_what_does_not_fit_names_what_does(model, memory, options, message):
     """A model of 131 GiB loaded on 23 GiB for 90 seconds, then died of an "unexpected" error of the allocator."""
     with pytest.raises(FlagError) as raised:
@@ -106,7 +107,6 @@ def test_what_does_not_fit_names_what_does(model, memory, options, message):
     [
         ("llama-3.1-8b", host(23), {"dtype": torch.float32}, {"dtype": torch.bfloat16}),
         ("llama-3.3-70b", gpu(80), {}, {"tensor_parallel_size": 2}),
-        ("llama-3.3-70b", gpu(80), {}, {"quantization": "fp8"}),
         ("llama-3.3-70b", gpu(24), {}, {"tensor_parallel_size": 8}),
         ("llama-3.1-8b", gpu(16.6), {}, {"gpu_memory_utilization": 0.97}),
         ("qwen3.5-9b", host(26), {}, {"max_num_seqs": 32}),
