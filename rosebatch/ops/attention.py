@@ -111,7 +111,7 @@ def softmax_kernels(
         if not switches.split_keys:
             return sys.maxsize
         return min(
-            module.undivided_keys(batch, *each[:2], dtype, e4m3=e4m3, sizes=sizes)
+            module.undivided_keys(batch, *each[:2], dtype, e4m3=module.has_own_tiles(each[2], e4m3=e4m3), sizes=sizes)
             for each, e4m3 in product(heads, stored)
         )
 

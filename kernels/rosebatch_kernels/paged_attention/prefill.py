@@ -22,7 +22,7 @@ from rosebatch_kernels.common.tiles import (
     tile_of_program,
 )
 from rosebatch_kernels.paged_attention.online_softmax import attend, load_sink, no_key, queries, values
-from rosebatch_kernels.paged_attention.sizes import Sizes
+from rosebatch_kernels.paged_attention.sizes import Sizes, has_own_tiles
 
 
 def prefill(
@@ -60,7 +60,8 @@ def prefill(
     out, arguments = prefill_arguments(q, cache, block_table, tiles, num_heads=num_heads)
     program = sizes.prefill.fp32
     if q.dtype.itemsize == 2:
-        program = sizes.prefill.narrow if scales is None else sizes.prefill.e4m3
+        own = has_own_tiles(cache.shape[-1], e4m3=scales is not None)
+        program = sizes.prefill.e4m3 if own else sizes.prefill.narrow
     _prefill[(num_heads, len(tiles))](
         **arguments,
         scales=scales,

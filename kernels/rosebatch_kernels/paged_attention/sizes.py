@@ -11,6 +11,8 @@ from rosebatch_kernels.common.sizes import Program, Steps, table, value_at
 # Of a part of a multiprocessor; and of a thread, however many the compiler would take.
 _PART_REGISTERS, _MAX_REGISTERS = 2**14, 255
 _WARP_THREADS = 32
+# Channels of a head.
+_MAX_SIZE_OF_E4M3 = 128
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class DecodeSizes:
         fp32: for fp32.
         one_head: for 16 bits and one query head to a K/V head.
         group: for 16 bits and several query heads to a K/V head.
-        group_e4m3: the same with a cache of e4m3, measured on an H200.
+        group_e4m3: the same with a cache of e4m3, see ``has_own_tiles``, measured on an H200.
         group_registers: of a thread at most, where sequences are undivided, by channels of a head, measured on an H200.
             The first with the fewest rounds of programs is taken, because the last round may be nearly empty. Where
             keys are shared, it is the last: their kernel leaves few multiprocessors. Heads of more than 128 channels
@@ -72,7 +74,7 @@ class PrefillSizes:
     Attributes:
         fp32: for fp32.
         narrow: for 16-bit types.
-        e4m3: for 16-bit types and a cache of e4m3, measured on an H200.
+        e4m3: for 16-bit types and a cache of e4m3, see ``has_own_tiles``, measured on an H200.
         shared: for 16-bit types where chunks share tiles.
     """
 
@@ -158,7 +160,7 @@ def form(
 ) -> tuple[bool, int, int | None]:
     """What the batch size changes in the compiled kernel: early requests, splits, and registers at most."""
     group, splits = num_heads // kv_heads, num_splits(batch, kv_heads, sizes=sizes) if divided else 1
-    program = program_of(group, dtype, e4m3=e4m3, sizes=sizes)
+    program = program_of(group, dtype, e4m3=has_own_tiles(size, e4m3=e4m3), sizes=sizes)
     registers = program.registers
     if splits == 1:
         registers = max_registers(program, group, dtype, size, batch * kv_heads, device, sizes=sizes)
@@ -206,8 +208,13 @@ def tile_rows(group: int, dtype: torch.dtype, *, sizes: Sizes) -> int:
     return max(16, 1 << (group - 1).bit_length())
 
 
+def has_own_tiles(size: int, *, e4m3: bool) -> bool:
+    """Whether programs over a cache of e4m3 have sizes of their own: heads of more channels nearly fill its memory."""
+    return e4m3 and size <= _MAX_SIZE_OF_E4M3
+
+
 def program_of(group: int, dtype: torch.dtype, *, e4m3: bool, sizes: Sizes) -> Program:
-    """Sizes of a program for ``group`` query heads to a K/V head, and whether the cache is one of e4m3."""
+    """Sizes of a program for ``group`` query heads to a K/V head; ``e4m3`` where the cache ``has_own_tiles``."""
     if dtype.itemsize == 4:
         return sizes.decode.fp32
     if group == 1:
