@@ -4,7 +4,10 @@ import torch
 from torch import Tensor
 
 from rosebatch_kernels.common.device import ADA, Device
+from rosebatch_kernels.common.e4m3 import LARGEST as LARGEST
+from rosebatch_kernels.common.e4m3 import scales_of as scales_of
 from rosebatch_kernels.fp8.reference import BLOCK as BLOCK
+from rosebatch_kernels.fp8.reference import MIN_SCALE as MIN_SCALE
 from rosebatch_kernels.linear.interface import Linear
 
 # What sides of a matrix must be multiples of: PyTorch's products need it, and 16 bytes are the widest load.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 # The largest number of e4m3.
-_LARGEST = 448.0
+LARGEST = 448.0
 # Heads of zeros, or nearly, have one that divides nothing by zero.
 LEAST_SCALE = 2.0**-100
 
@@ -23,10 +23,14 @@ def quantized(x: Tensor) -> tuple[Tensor, Tensor]:
         ``[..., D]`` uint8, and ``[..., 1]`` fp32.
     """
     x = x.float()
-    amax = x.abs().amax(-1, keepdim=True)
-    # On a GPU, PyTorch multiplies by the reciprocal of a Python number.
-    scales = (amax / torch.full_like(amax, _LARGEST)).clamp_min(LEAST_SCALE)
+    scales = scales_of(x.abs().amax(-1, keepdim=True), LEAST_SCALE)
     return (x / scales).to(torch.float8_e4m3fn).view(torch.uint8), scales
+
+
+def scales_of(amax: Tensor, least: float) -> Tensor:
+    """The scales, fp32, with which the largest values ``amax`` become the largest number; ``least`` at least."""
+    # On a GPU, PyTorch multiplies by the reciprocal of a Python number.
+    return (amax / torch.full_like(amax, LARGEST)).clamp_min(least)
 
 
 def dequantized(numbers: Tensor, scales: Tensor) -> Tensor:

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-# The largest e4m3 number.
-MAX = 448.0
+from rosebatch_kernels.common.e4m3 import LARGEST, scales_of
+
+MAX = LARGEST
 # Columns, and rows of a weight, that share a scale where scales are of blocks.
 BLOCK = 128
 # The least scale: of a row, and of 128 columns, where it only keeps zeros from being divided by zero.
@@ -31,9 +32,7 @@ def quantize(x: Tensor, group: int = 0) -> tuple[Tensor, Tensor]:
     width = group or x.shape[1]
     padded = functional.pad(x.float(), (0, -x.shape[1] % width)).unflatten(1, (-1, width))
     least = MIN_BLOCK_SCALE if group else MIN_SCALE
-    amax = padded.abs().amax(2, keepdim=True)
-    # On a GPU, PyTorch multiplies by the reciprocal of a Python number.
-    scales = (amax / torch.full_like(amax, MAX)).clamp(min=least)
+    scales = scales_of(padded.abs().amax(2, keepdim=True), least)
     numbers = (padded / scales).clamp(-MAX, MAX).flatten(1)[:, : x.shape[1]]
     return numbers.to(torch.float8_e4m3fn).contiguous(), scales[..., 0].t().contiguous()
 

@@ -12,13 +12,11 @@ from rosebatch.model.quantization.dense import DenseWeight
 from rosebatch.model.quantization.grouped import GroupedWeight, in_groups
 from rosebatch.model.quantization.packing import AT_ONCE, E2M1_KIND
 from rosebatch.model.weights import DEVIATION, Rounding
+from rosebatch.ops.fp8 import LARGEST, MIN_SCALE, scales_of
 from rosebatch.ops.layout import Layout
 from rosebatch.ops.weight import Weight
 
 _E4M3 = torch.float8_e4m3fn
-_LARGEST = 448.0
-# Of rows that are nearly zero.
-_LEAST_SCALE = 1 / (_LARGEST * 512)
 # A standard deviation of random numbers, as a share of the largest.
 _SPREAD = 1 / 4
 # Of 4-bit floats: the codes of 0 to 3.
@@ -43,9 +41,7 @@ class _Rows:
         flat = rows.flatten(0, -2), out.view(-1, out.shape[-1]), scales.view(-1, 1)
         for part, numbers, scale in zip(*(each.split(max(1, AT_ONCE // rows.shape[-1])) for each in flat), strict=True):
             wide = part.float()
-            amax = wide.abs().amax(1, keepdim=True)
-            # On a GPU, PyTorch multiplies by the reciprocal of a Python number.
-            scale.copy_((amax / torch.full_like(amax, _LARGEST)).clamp_(min=_LEAST_SCALE))
+            scale.copy_(scales_of(wide.abs().amax(1, keepdim=True), MIN_SCALE))
             numbers.copy_(wide / scale)
         if self.known is None:
             self.known = scales.new_full((*self.values.shape[:-1], 1), torch.nan)
@@ -98,7 +94,7 @@ def _in_layout(layout: Layout, device: torch.device, values: LazyTensor, dtype: 
     block = layout.block[0] or rows, layout.block[1] or columns
     half = 1 << (layout.bits - 1)
     is_narrow = layout.floats and layout.bits == 4
-    largest = half - 1 if not layout.floats else len(_E2M1_CODES) - 1 if is_narrow else _LARGEST
+    largest = half - 1 if not layout.floats else len(_E2M1_CODES) - 1 if is_narrow else LARGEST
     # A power of two, as scales of most 4-bit floats are.
     scale = 2.0**-5 if is_narrow else DEVIATION / (largest * _SPREAD)
 
