@@ -111,8 +111,7 @@ def softmax_kernels(
         if not switches.split_keys:
             return sys.maxsize
         return min(
-            module.undivided_keys(batch, *each[:2], dtype, e4m3=module.has_own_tiles(each[2], e4m3=e4m3), sizes=sizes)
-            for each, e4m3 in product(heads, stored)
+            module.undivided_keys(batch, *each, dtype, e4m3=e4m3, sizes=sizes) for each, e4m3 in product(heads, stored)
         )
 
     def decode_form(batch: int, *, divided: bool) -> Hashable:

@@ -235,7 +235,7 @@ def streams_weights(switch, observe):
 def splits_sequences(switch, observe):
     scenario, model = scenario_of(switch), model_of(switch)
     batch = min(scenario.num_prompts, scenario.max_num_seqs)
-    shape = batch, model.num_heads, model.num_kv_heads, getattr(torch, scenario.dtype)
+    shape = batch, model.num_heads, model.num_kv_heads, model.head_dim, getattr(torch, scenario.dtype)
     assert sizes.undivided_keys(*shape, sizes=sizes.SIZES.measured) < scenario.input_len
     with pytest.MonkeyPatch.context() as patch:
         # The rows of the small model are too short to be divided.

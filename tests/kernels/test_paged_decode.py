@@ -140,7 +140,7 @@ def test_keys_in_several_splits(implementation, group, window, append, dtype, de
 @pytest.mark.parametrize("group", [1, 2])
 def test_no_programs_for_splits_that_have_nothing_to_do(group, dtype, device, randn, assert_close):
     """The same bits without them, up to the last number of keys that one program attends to."""
-    limit = sizes.undivided_keys(3, group, 1, dtype)
+    limit = sizes.undivided_keys(3, group, 1, 64, dtype)
     for longest, divides in ((limit, False), (limit + 1, True)):
         step = make_step([longest, 0, 100], 1, group, 64, 64, dtype, device, randn)
         parts = step.arguments[5].sums.fill_(7)

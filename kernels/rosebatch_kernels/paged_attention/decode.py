@@ -33,7 +33,6 @@ from rosebatch_kernels.paged_attention.attend_shared import attend_shared
 from rosebatch_kernels.paged_attention.online_softmax import LIFT, attend_tiles, leave, no_key, queries
 from rosebatch_kernels.paged_attention.sizes import (
     Sizes,
-    has_own_tiles,
     max_registers,
     program_of,
     requests_early,
@@ -100,7 +99,7 @@ def decode(
     _, _, kv_heads, block_size, size = cache.shape
     group = num_heads // kv_heads
     splits = workspace.num_splits(batch) if divided else 1
-    program = program_of(group, qkv.dtype, e4m3=has_own_tiles(size, e4m3=scales is not None), sizes=sizes)
+    program = program_of(group, size, qkv.dtype, e4m3=scales is not None, sizes=sizes)
     registers = program.registers
     if splits == 1 or keys is not None:
         programs = batch * kv_heads if keys is None else None

@@ -137,12 +137,12 @@ def num_splits(batch: int, kv_heads: int, *, sizes: Sizes) -> int:
 
 
 def undivided_keys(
-    batch: int, num_heads: int, kv_heads: int, dtype: torch.dtype, *, e4m3: bool = False, sizes: Sizes
+    batch: int, num_heads: int, kv_heads: int, size: int, dtype: torch.dtype, *, e4m3: bool = False, sizes: Sizes
 ) -> int:
     """Most keys of a sequence that are never divided among splits."""
     if num_splits(batch, kv_heads, sizes=sizes) == 1:
         return sys.maxsize
-    program = program_of(num_heads // kv_heads, dtype, e4m3=e4m3, sizes=sizes)
+    program = program_of(num_heads // kv_heads, size, dtype, e4m3=e4m3, sizes=sizes)
     return (2 * tiles_of_split(batch, kv_heads, program, sizes=sizes) - 1) * program.keys
 
 
@@ -160,7 +160,7 @@ def form(
 ) -> tuple[bool, int, int | None]:
     """What the batch size changes in the compiled kernel: early requests, splits, and registers at most."""
     group, splits = num_heads // kv_heads, num_splits(batch, kv_heads, sizes=sizes) if divided else 1
-    program = program_of(group, dtype, e4m3=has_own_tiles(size, e4m3=e4m3), sizes=sizes)
+    program = program_of(group, size, dtype, e4m3=e4m3, sizes=sizes)
     registers = program.registers
     if splits == 1:
         registers = max_registers(program, group, dtype, size, batch * kv_heads, device, sizes=sizes)
@@ -213,10 +213,10 @@ def has_own_tiles(size: int, *, e4m3: bool) -> bool:
     return e4m3 and size <= _MAX_SIZE_OF_E4M3
 
 
-def program_of(group: int, dtype: torch.dtype, *, e4m3: bool, sizes: Sizes) -> Program:
-    """Sizes of a program for ``group`` query heads to a K/V head; ``e4m3`` where the cache ``has_own_tiles``."""
+def program_of(group: int, size: int, dtype: torch.dtype, *, e4m3: bool, sizes: Sizes) -> Program:
+    """Sizes of a program for ``group`` query heads to a K/V head, of ``size`` channels, and a cache of e4m3 or not."""
     if dtype.itemsize == 4:
         return sizes.decode.fp32
     if group == 1:
         return sizes.decode.one_head
-    return sizes.decode.group_e4m3 if e4m3 else sizes.decode.group
+    return sizes.decode.group_e4m3 if has_own_tiles(size, e4m3=e4m3) else sizes.decode.group
