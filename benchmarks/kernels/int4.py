@@ -21,7 +21,7 @@ from rosebatch_kernels.common.device import Device, device_of
 from rosebatch_kernels.int4 import kernel
 from rosebatch_kernels.int4.int4_linear import Int4Linear
 from rosebatch_kernels.int4.layout import CHUNK, QUARTER, Int4Weight
-from rosebatch_kernels.int4.sizes import SIZES, Sizes
+from rosebatch_kernels.int4.sizes import SIZES, Program, Sizes
 from rosebatch_kernels.mlp.kernel import SIZES as MLP_SIZES
 from rosebatch_kernels.mlp.kernel import silu_mul
 
@@ -33,7 +33,7 @@ _FORMS = {"g128": (128, False), "g128 zeros": (128, True), "g32": (32, False)}
 _SCRATCHES = (2**23, 2**24, 2**25, 2**26)
 # Bytes of all layers' weights: more than the cache holds.
 _BYTES = 2**28
-_MOST_CODES, _FEWEST_VALUES = 512, 64
+_MOST_CODES, _FEWEST_VALUES, _FEWEST_ROUNDED = 512, 64, 64
 _SHOWN = 3
 # Rows of the weight in a tile, and warps, that ``--sizes`` tries.
 _PROGRAMS = ((64, 4), (128, 4), (128, 8))
@@ -110,24 +110,19 @@ def _sweep(name: str, x: Tensor, size_out: int, device: Device) -> None:
     heights = [height for height in (16, 32, 64, 128, 256) if height < 2 * max(rows, 9)][-2:]
     found: list[tuple[float, str]] = []
     for (tile, warps), height, stages, parts in product(_PROGRAMS, heights, (3, 5), (None, 1, 2, 4, 8)):
-        own = replace(
-            measured,
-            tile=((0, tile),),
-            rows=((0, height),),
-            warps=((0, warps),),
-            stages=((0, stages),),
-            max_parts=((0, parts or 1),),
-            programs=1 << 20,
-        )
-        words = f"tile {tile} x {height}, {warps} warps, {stages} stages, {parts or 'no'} parts"
-        try:
-            found.append((_time(x, weights, own, device, in_parts=parts is not None), words))
-        except Exception as error:
-            # A program that does not fit the multiprocessor.
-            sys.stderr.write(f"{words}: {str(error).splitlines()[-1][:80]}\n")
+        for rounds in (False, True) if rows >= _FEWEST_ROUNDED else (False,):
+            each = ((0, Program(height, tile, warps, stages, 1 << 20, parts or 1, rounds)),)
+            own = replace(measured, exact=each, rounding=each if rounds else ())
+            words = f"tile {tile} x {height}, {warps} warps, {stages} stages, {parts or 'no'} parts"
+            words += ", rounding" * rounds
+            try:
+                found.append((_time(x, weights, own, device, in_parts=parts is not None), words))
+            except Exception as error:
+                # A program that does not fit the multiprocessor.
+                sys.stderr.write(f"{words}: {str(error).splitlines()[-1][:80]}\n")
     for in_parts in (False, True):
-        each = sorted(pair for pair in found if pair[1].endswith("no parts") != in_parts)
-        for microseconds, words in each[:_SHOWN]:
+        lines = sorted(pair for pair in found if ("no parts" in pair[1]) != in_parts)
+        for microseconds, words in lines[:_SHOWN]:
             sys.stdout.write(f"{name:<10} T={rows:<5} {microseconds:>8.2f} µs  {words}\n")
 
 

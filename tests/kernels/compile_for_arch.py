@@ -378,6 +378,8 @@ def int4() -> None:
         (64, 200, 32, True, bf16, torch.float32),
         (200, 4096, 128, True, bf16, fp16),
         (128, 200, 32, False, fp16, bf16),
+        (256, 4096, 128, False, bf16, bf16),
+        (256, 200, 32, True, fp16, fp16),
     ]:
         grid = -(-size_in // group), 6144
         own = ints(*grid) if zeros else None

@@ -86,10 +86,28 @@ def test_parts_are_exact_but_for_sums(implementation, shape, group, zeros, narro
     by up to 2^-9 of each product.
     """
     x, weight, _, values = make(shape, group, zeros, narrow, device, randn)
-    out = implementation.parts(x, weight)
+    options = {"sizes": replace(Sizes(), rounding=())} if implementation is kernel else {}
+    assert_exact(implementation.parts(x, weight, **options), x, values)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rounded_values_are_those_that_are_decoded(shape, group, zeros, narrow, device, randn):
+    """Each is rounded once, so that a product does not depend on which way many rows go."""
+    x, weight, _, values = make(shape, group, zeros, narrow, device, randn)
+    sizes = replace(Sizes(), rounding=((0, Sizes().rounding[0][1]),))
+    assert_exact(kernel.parts(x, weight, sizes=sizes), x, values.float().to(narrow).double())
+
+
+def test_scales_of_another_type_are_not_rounded_to_that_of_x(device, randn):
+    """A value would be rounded twice: with its scale, and on its own."""
+    x, weight, _, values = make((70, 200, 72), 32, True, torch.bfloat16, device, randn)
+    assert_exact(kernel.parts(x.half(), weight), x.half(), values)
+
+
+def assert_exact(out, x, values):
     assert out.dtype == torch.float32
     error = (out.double().sum(0) - x.double() @ values.t()).abs()
-    assert (error <= shape[1] * 2.0**-23 * (x.double().abs() @ values.abs().t())).all()
+    assert (error <= x.shape[1] * 2.0**-23 * (x.double().abs() @ values.abs().t())).all()
 
 
 def test_parts_are_as_many_as_fill_a_gpu(device, randn):

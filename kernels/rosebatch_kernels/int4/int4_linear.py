@@ -87,8 +87,8 @@ class Int4Linear(Linear):
         return out
 
     def _sums_parts(self, x: Tensor) -> bool:
-        sizes = self._sizes
-        return len(x) <= sizes.max_rows_summed and splits_of(len(x), self.weight, sizes=sizes) >= sizes.min_summed
+        sizes, rows = self._sizes, len(x)
+        return rows <= sizes.max_rows_summed and splits_of(rows, self.weight, x.dtype, sizes=sizes) >= sizes.min_summed
 
     def _is_few(self, x: Tensor) -> bool:
         return len(x) <= self._sizes.max_rows

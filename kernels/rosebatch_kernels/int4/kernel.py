@@ -8,6 +8,8 @@ in fp32 (source: Marlin, arXiv 2408.11743).
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -16,29 +18,35 @@ from torch import Tensor
 from rosebatch_kernels.common.activations import GATES, activate
 from rosebatch_kernels.common.device import INTERPRETER, Device
 from rosebatch_kernels.common.launch import launch_options, prefetch, wait
-from rosebatch_kernels.common.sizes import value_at
 from rosebatch_kernels.int4.layout import CHUNK, GROUPS, MIDDLE, QUARTER, Int4Weight
-from rosebatch_kernels.int4.sizes import Sizes, splits_of
+from rosebatch_kernels.int4.sizes import Sizes, program_of, splits_of
 
 _CHUNK = tl.constexpr(CHUNK)
 _QUARTER = tl.constexpr(QUARTER)
 _MIDDLE = tl.constexpr(MIDDLE)
 
 
-def _expansion(magic: str, one: str, kind: str) -> str:
-    """Four pairs of numbers from two words: a nibble of each joins the magic number; then the offset is added."""
+def _expansion(magic: str, one: str, kind: str, *, scaled: bool = False) -> str:
+    """Four pairs of numbers from two words: a nibble of each joins the magic number; then the offset is added.
+
+    With ``scaled``, each pair is multiplied by a scale and rounded.
+    """
     steps = [
         f"shr.u32 s, $4, {4 * place}; lop3.b32 s, s, 0x000f000f, {magic}, 0xEA; "
-        f"fma.rn.{kind} ${place}, s, one, ${5 + place};"
+        f"fma.rn.{kind} {'s' if scaled else f'${place}'}, s, one, ${5 + place};"
+        + (f" fma.rn.{kind} ${place}, s, ${9 + place}, zero;" if scaled else "")
         for place in range(4)
     ]
-    return f"{{ .reg .b32 s, one; mov.b32 one, {one}; {' '.join(steps)} }}"
+    return f"{{ .reg .b32 s, one, zero; mov.b32 one, {one}; mov.b32 zero, 0x80008000; {' '.join(steps)} }}"
 
 
 # Added to a magic number and a code: minus the magic number, and the zero in the lowest bits of the mantissa.
 _BF16_OFFSET, _FP16_OFFSET = tl.constexpr(0xC300 - 0x10000), tl.constexpr(0xE400 - 0x10000)
-_BF16_ASM = tl.constexpr(_expansion("0x43004300", "0x3F803F80", "bf16x2"))
-_FP16_ASM = tl.constexpr(_expansion("0x64006400", "0x3C003C00", "f16x2"))
+_BF16 = ("0x43004300", "0x3F803F80", "bf16x2")
+_FP16 = ("0x64006400", "0x3C003C00", "f16x2")
+_BF16_ASM, _FP16_ASM = tl.constexpr(_expansion(*_BF16)), tl.constexpr(_expansion(*_FP16))
+_BF16_VALUES_ASM = tl.constexpr(_expansion(*_BF16, scaled=True))
+_FP16_VALUES_ASM = tl.constexpr(_expansion(*_FP16, scaled=True))
 
 
 def linear(
@@ -69,7 +77,7 @@ def linear(
 
 def parts(x: Tensor, weight: Int4Weight, *, sizes: Sizes, device: Device) -> Tensor:
     """``x @ weightᵀ`` in parts ``[S, T, out]`` fp32, which the reader adds up; arguments as of ``linear``."""
-    splits = splits_of(len(x), weight, sizes=sizes)
+    splits = splits_of(len(x), weight, x.dtype, sizes=sizes)
     out = torch.empty(splits, len(x), weight.shape[0], dtype=torch.float32, device=x.device)
     _launch(x, weight, None, out, None, sizes=sizes, device=device)
     return out
@@ -87,12 +95,14 @@ def _launch(
 ) -> None:
     assert x.dtype.itemsize == 2 and x.stride(1) == 1 and weight.group in GROUPS
     rows, splits = len(x), len(out) if out.ndim == 3 else 1
-    tile, tile_rows = value_at(sizes.tile, rows), value_at(sizes.rows, rows)
+    program = program_of(rows, weight, x.dtype, sizes=sizes)
+    scales, shifts = (weight.scales.view(torch.int32), _shifts(x.device)) if program.rounds else (weight.scales, None)
     gate = None if activation is None else GATES.get(activation)
-    _int4_product[(triton.cdiv(weight.shape[0], tile), splits, triton.cdiv(rows, tile_rows))](
+    _int4_product[(triton.cdiv(weight.shape[0], program.tile), splits, triton.cdiv(rows, program.rows))](
         x=x,
         words=weight.words,
-        scales=weight.scales,
+        scales=scales,
+        shifts=shifts,
         zeros=weight.zeros,
         bias=bias,
         out=out,
@@ -104,8 +114,8 @@ def _launch(
         groups=len(weight.scales),
         share=triton.cdiv(len(weight.words), splits),
         CUT=weight.columns % CHUNK != 0,
-        ROWS=tile_rows,
-        TILE=tile,
+        ROWS=program.rows,
+        TILE=program.tile,
         GROUP=weight.group,
         ACTIVATION=gate or activation,
         GATED=gate is not None,
@@ -113,10 +123,16 @@ def _launch(
         BF16=x.dtype == torch.bfloat16,
         ASM=device != INTERPRETER,
         PREFETCHED=sizes.prefetched,
-        STAGES=value_at(sizes.stages, rows),
-        num_warps=value_at(sizes.warps, rows),
+        STAGES=program.stages,
+        num_warps=program.warps,
         **launch_options(device),
     )
+
+
+@cache
+def _shifts(device: torch.device) -> Tensor:
+    """Of the scales of even rows and of odd ones in a pair. Loaded, as Triton moves no layout across a range."""
+    return torch.tensor([0, 16], dtype=torch.int32, device=device)
 
 
 @triton.jit(do_not_specialize=["rows", "columns", "chunks", "groups", "share"])
@@ -124,6 +140,7 @@ def _int4_product(
     x,
     words,
     scales,
+    shifts,
     zeros,
     bias,
     out,
@@ -163,14 +180,20 @@ def _int4_product(
     q = tl.arange(0, _QUARTER)
     x_rows = x + m[None, :].to(tl.int64) * x_stride
     acc = tl.zeros([TILE, ROWS], tl.float32)
-    # Scales of a chunk are loaded a chunk ahead: Triton's pipeline copies no loads as narrow as these.
-    factors = _of_groups(scales, n, total, begin, groups, GROUP)
+    # Scales that multiply sums are loaded a chunk ahead: Triton's pipeline copies no loads as narrow as these.
+    factors = _of_groups(scales, n, total, begin, groups, GROUP) if shifts is None else None
+    shift = None if shifts is None else tl.load(shifts + n % 2)
     for chunk in tl.range(begin, tl.minimum(begin + share, chunks), num_stages=STAGES):
         code = tl.load(words + (chunk * total + n[:, None]) * _QUARTER + q[None, :])
-        next_factors = _of_groups(scales, n, total, chunk + 1, groups, GROUP)
-        numbers = _numbers(code, _of_groups(zeros, n, total, chunk, groups, GROUP), BF16, ASM)
-        acc = _add_chunk(acc, numbers, factors, x_rows + chunk * _CHUNK, present, columns - chunk * _CHUNK, CUT, GROUP)
-        factors = next_factors
+        own = _of_groups(zeros, n, total, chunk, groups, GROUP)
+        own_x, left = x_rows + chunk * _CHUNK, columns - chunk * _CHUNK
+        if shifts is None:
+            next_factors = _of_groups(scales, n, total, chunk + 1, groups, GROUP)
+            acc = _add_sums(acc, _numbers(code, own, BF16, ASM), factors, own_x, present, left, CUT, GROUP)
+            factors = next_factors
+        else:
+            pairs = _of_groups(scales, n // 2, total // 2, chunk, groups, GROUP)
+            acc = _add_values(acc, _values(code, own, pairs, shift, BF16, ASM), own_x, present, left, CUT)
     n = first + tl.arange(0, half)
     wanted = (n < size)[:, None] & present[None, :]
     if PARTS:
@@ -192,7 +215,7 @@ def _int4_product(
 
 
 @triton.jit
-def _add_chunk(acc, numbers, factors, x_rows, present, left, CUT: tl.constexpr, GROUP: tl.constexpr):
+def _add_sums(acc, numbers, factors, x_rows, present, left, CUT: tl.constexpr, GROUP: tl.constexpr):
     """Add the product with four times 32 columns, group by group; ``left`` columns of x are there."""
     w0, w1, w2, w3 = numbers
     part = tl.dot(w0, _columns(x_rows, present, left, 0, CUT))
@@ -209,6 +232,54 @@ def _add_chunk(acc, numbers, factors, x_rows, present, left, CUT: tl.constexpr, 
         part = tl.zeros_like(part)
     part = tl.dot(w3, _columns(x_rows, present, left, 3, CUT), part)
     return acc + part * factors[3].to(tl.float32)[:, None]
+
+
+@triton.jit
+def _values(code, zeros, pairs, shift, BF16: tl.constexpr, ASM: tl.constexpr):
+    """``(code - zero) * scale`` of each place of the words, rounded once.
+
+    A row's scale is that half of its pair which ``shift`` brings to the lowest bits: Triton's pipeline copies loads of
+    32 bits.
+    """
+    s0, s1 = (pairs[0] >> shift).to(tl.int16)[:, None], (pairs[1] >> shift).to(tl.int16)[:, None]
+    s2, s3 = (pairs[2] >> shift).to(tl.int16)[:, None], (pairs[3] >> shift).to(tl.int16)[:, None]
+    z0, z1 = zeros[0].to(tl.int16)[:, None], zeros[1].to(tl.int16)[:, None]
+    z2, z3 = zeros[2].to(tl.int16)[:, None], zeros[3].to(tl.int16)[:, None]
+    if ASM and BF16:
+        w0, w1, w2, w3 = tl.inline_asm_elementwise(
+            _BF16_VALUES_ASM,
+            "=r,=r,=r,=r,r,r,r,r,r,r,r,r,r",
+            [code, z0 | _BF16_OFFSET, z1 | _BF16_OFFSET, z2 | _BF16_OFFSET, z3 | _BF16_OFFSET, s0, s1, s2, s3],
+            dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
+            is_pure=True,
+            pack=2,
+        )
+    elif ASM:
+        w0, w1, w2, w3 = tl.inline_asm_elementwise(
+            _FP16_VALUES_ASM,
+            "=r,=r,=r,=r,r,r,r,r,r,r,r,r,r",
+            [code, z0 | _FP16_OFFSET, z1 | _FP16_OFFSET, z2 | _FP16_OFFSET, z3 | _FP16_OFFSET, s0, s1, s2, s3],
+            dtype=(tl.float16, tl.float16, tl.float16, tl.float16),
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        dtype: tl.constexpr = tl.bfloat16 if BF16 else tl.float16
+        w0, w1, w2, w3 = _numbers(code, zeros, BF16, ASM)
+        w0 *= s0.to(dtype, bitcast=True)
+        w1 *= s1.to(dtype, bitcast=True)
+        w2 *= s2.to(dtype, bitcast=True)
+        w3 *= s3.to(dtype, bitcast=True)
+    return w0, w1, w2, w3
+
+
+@triton.jit
+def _add_values(acc, values, x_rows, present, left, CUT: tl.constexpr):
+    """Add the product with four times 32 columns; ``left`` columns of x are there."""
+    acc = tl.dot(values[0], _columns(x_rows, present, left, 0, CUT), acc)
+    acc = tl.dot(values[1], _columns(x_rows, present, left, 1, CUT), acc)
+    acc = tl.dot(values[2], _columns(x_rows, present, left, 2, CUT), acc)
+    return tl.dot(values[3], _columns(x_rows, present, left, 3, CUT), acc)
 
 
 @triton.jit

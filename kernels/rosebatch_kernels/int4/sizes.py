@@ -1,21 +1,47 @@
 """Sizes of the programs of the product with 4-bit integers."""
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from rosebatch_kernels.common.sizes import Steps, table, value_at
+import torch
+
+from rosebatch_kernels.common.sizes import table, value_at
 from rosebatch_kernels.int4.layout import CHUNK, Int4Weight
+
+
+class Program(NamedTuple):
+    """Sizes of a product's programs.
+
+    Attributes:
+        rows: rows of x in a tile.
+        tile: rows of the weight in a tile.
+        warps, stages: of a program.
+        programs: ``parts`` divides the weight until it has this many.
+        max_parts: parts at most.
+        rounds: whether a value is rounded before it is multiplied, in place of a sum that is multiplied by its scale.
+            One accumulator leaves room for larger tiles. Scales must have the type of x.
+    """
+
+    rows: int
+    tile: int
+    warps: int
+    stages: int
+    programs: int = 256
+    max_parts: int = 8
+    rounds: bool = False
+
+
+# By rows of x, largest least first.
+Programs = tuple[tuple[int, Program], ...]
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of programs, measured on an H100 80GB HBM3 for 1, 16 and 64 rows of x; others are not yet.
+    """Sizes of programs, measured on an H100 80GB HBM3.
 
     Attributes:
-        rows: rows of x in a tile, by rows of x.
-        tile: rows of the weight in a tile, by rows of x.
-        warps, stages: of a program, by rows of x.
-        programs: ``parts`` divides the weight until it has this many.
-        max_parts: parts at most, by rows of x.
+        exact: programs that multiply a sum by its scale.
+        rounding: programs that round values, if scales have the type of x and there is one for so many rows.
         min_share: chunks of the weight in a part at least.
         prefetched: chunks that a program requests before its predecessor ends.
         max_rows: rows of x up to which the codes are multiplied; more are multiplied with values, decoded in between.
@@ -27,12 +53,13 @@ class Sizes:
         decoded: rows of the weight in a tile of ``decode``.
     """
 
-    rows: Steps = ((65, 128), (33, 64), (17, 32), (0, 16))
-    tile: Steps = ((0, 128),)
-    warps: Steps = ((33, 8), (0, 4))
-    stages: Steps = ((17, 3), (0, 5))
-    programs: int = 256
-    max_parts: Steps = ((65, 4), (0, 8))
+    exact: Programs = (
+        (65, Program(128, 128, 8, 3, max_parts=4)),
+        (33, Program(64, 128, 8, 3)),
+        (17, Program(32, 128, 4, 3)),
+        (0, Program(16, 128, 4, 5)),
+    )
+    rounding: Programs = ((65, Program(256, 128, 8, 3, programs=128, max_parts=4, rounds=True)),)
     min_share: int = 4
     prefetched: int = 4
     max_rows: int = 256
@@ -44,18 +71,30 @@ class Sizes:
     decoded: int = 32
 
 
-# Smaller tiles where a program has less shared memory, or the L2 cache is smaller.
-SIZES = table(
-    Sizes(),
-    sm_86=replace(Sizes(), rows=((33, 64), (17, 32), (0, 16)), stages=((33, 3), (0, 4)), scratch=2**22),
+_SMALL = (
+    (65, Program(64, 128, 8, 3, max_parts=4)),
+    (33, Program(64, 128, 8, 3)),
+    (17, Program(32, 128, 4, 4)),
+    (0, Program(16, 128, 4, 4)),
 )
+# Smaller tiles where a program has less shared memory, or the L2 cache is smaller.
+SIZES = table(Sizes(), sm_86=replace(Sizes(), exact=_SMALL, rounding=(), scratch=2**22))
 
 
-def splits_of(rows: int, weight: Int4Weight, *, sizes: Sizes) -> int:
-    """The number of parts of a product of so many rows."""
+def program_of(rows: int, weight: Int4Weight, dtype: torch.dtype, *, sizes: Sizes) -> Program:
+    """Of a product of so many rows of ``dtype``."""
+    programs = sizes.exact
+    if weight.scales.dtype == dtype and any(rows >= minimum for minimum, _ in sizes.rounding):
+        programs = sizes.rounding
+    return value_at(programs, rows)
+
+
+def splits_of(rows: int, weight: Int4Weight, dtype: torch.dtype, *, sizes: Sizes) -> int:
+    """The number of parts of a product of so many rows of ``dtype``."""
+    program = program_of(rows, weight, dtype, sizes=sizes)
     size, columns = weight.shape
-    tiles, limit = -(-size // value_at(sizes.tile, rows)), value_at(sizes.max_parts, rows)
-    chunks, splits = -(-columns // CHUNK), 1
-    while splits < limit and tiles * splits < sizes.programs and chunks // (splits * 2) >= sizes.min_share:
+    tiles = -(-size // program.tile) * -(-rows // program.rows)
+    most, splits = min(program.max_parts, -(-columns // CHUNK) // sizes.min_share), 1
+    while splits * 2 <= most and tiles * splits < program.programs:
         splits *= 2
     return splits
