@@ -16,6 +16,7 @@ from torch import Tensor
 from benchmarks.kernels.inputs import randn
 from benchmarks.kernels.launchers import Launchers
 from benchmarks.kernels.table import bench
+from rosebatch_kernels.common.device import device_of
 from rosebatch_kernels.experts.packed import CHUNK, Packed, empty_words
 from rosebatch_kernels.experts.sizes import SIZES, Step, Tile
 
@@ -70,6 +71,19 @@ _PACKED = [
         *((128, 128, 8, 2), (128, 128, 8, 3), (128, 256, 8, 2)),
     )
 ]
+# The same of fp8 weights and rows.
+_FP8 = [
+    Step(
+        0,
+        *(4 * (Tile(rows, columns, CHUNK, warps, stages),)),
+        2 * (Tile(rows, columns, CHUNK, warps, stages, fp8=True),),
+    )
+    for rows, columns, warps, stages in (
+        *((32, 64, 4, 4), (32, 128, 4, 3), (64, 64, 4, 3), (64, 64, 4, 4), (64, 128, 4, 3), (64, 128, 4, 4)),
+        *((64, 128, 8, 3), (64, 256, 8, 2), (128, 64, 4, 3), (128, 64, 8, 4), (128, 128, 8, 2), (128, 128, 8, 3)),
+        *((128, 128, 8, 4), (128, 256, 8, 2)),
+    )
+]
 
 
 def main(sweep: bool, forms: list[str]) -> None:
@@ -110,19 +124,21 @@ def _bench(name: str, layer: dict[str, Any], tokens: int, experts: int, k: int, 
     size, inner = down.shape[1:]
     # Other experts in each call, so that few of them come from the cache.
     inputs = [(randn(tokens, size), *_ROUTER.route(randn(tokens, experts), k, normalize=True)) for _ in range(4)]
+    device = device_of(torch.device("cuda"))
     active = sum(len(ids.unique()) for _, ids, _ in inputs) / len(inputs)
     moved = int(active / experts * (gate_up.nbytes + down.nbytes)) + 2 * inputs[0][0].nbytes
     flops = 6 * tokens * k * size * inner
     candidates = []
     if sweep and isinstance(down, Packed):
         rows = tokens * k / experts
-        candidates = [each for each in _PACKED if each.up.rows <= max(16, 4 * 2 ** math.ceil(math.log2(max(rows, 1))))]
+        both = _PACKED + _FP8 if down.form == "e4m3" and down.unit in (0, CHUNK) else _PACKED
+        candidates = [each for each in both if each.up.rows <= max(16, 4 * 2 ** math.ceil(math.log2(max(rows, 1))))]
     elif sweep:
         candidates = _FEW if tokens <= 32 else _FEW[4:] + _MANY if tokens == 256 else _MANY
     for step in [SIZES.measured.at(tokens * k // experts, 2), *candidates]:
         call = partial(_KERNEL.parts, **layer, step=step)
         calls = 20 if tokens <= 256 else 4
-        up, own = step.tiles(isinstance(gate_up, Packed), isinstance(down, Packed))
+        up, own = step.tiles(gate_up, down, device)
         label = f"{name} T={tokens} {tuple(up)} {tuple(own[1:])}" if sweep else f"{name} T={tokens}"
         try:
             bench(label, call, inputs, moved=moved, flops=flops, repeats=5, calls=calls)

@@ -406,7 +406,7 @@ def experts() -> None:
     for form, unit, has_zeros, sizes in (
         ("e2m1", 32, False, (few, (1, torch.bfloat16), middle, most)),
         ("e4m3", 0, False, (few,)),
-        ("e4m3", 128, False, (middle, most)),
+        ("e4m3", 64, False, (middle, most)),
         ("int4", 128, True, (few, middle)),
         ("int4", 32, True, ((1, torch.bfloat16), most)),
     ):
@@ -414,6 +414,20 @@ def experts() -> None:
             ids, weights = ints(tokens, 4), empty(tokens, 4, dtype=torch.float32)
             matrices = [random_packed(form, unit, has_zeros, (32, *shape), 0) for shape in ((400, 264), (264, 200))]
             kernel.parts(empty(tokens, 264, dtype=dtype), ids, weights, *matrices)
+
+
+def experts_of_fp8() -> None:
+    """Rows that are rounded to fp8, a few and many of an expert."""
+    kernel = Launchers("experts.kernel")
+    for unit, size, inner, dtype in (
+        (0, 264, 200, torch.bfloat16),
+        (128, 264, 200, torch.float16),
+        (128, 256, 128, torch.bfloat16),
+    ):
+        for tokens in (24, 96):
+            ids, weights = ints(tokens, 4), empty(tokens, 4, dtype=torch.float32)
+            matrices = [random_packed("e4m3", unit, False, (4, *own), 0) for own in ((2 * inner, size), (size, inner))]
+            kernel.parts(empty(tokens, size, dtype=dtype), ids, weights, *matrices)
 
 
 def tokens() -> None:

@@ -33,10 +33,16 @@ GROUPS = {
     "fp8": {"_fp8_product", "_norm", "_quantize"},
     "int4": {"_int4_decode", "_int4_product", "_sum_parts"},
     "experts": {"_add_chunks", "_count_chunk", "_expert_product", "_place_chunk", "_route"},
+    "experts_of_fp8": {"_add_chunks", "_count_chunk", "_expert_product", "_place_chunk", "_quantize"},
     "tokens": {"_adjust", "_advance", "_choose", "_count", "_mask", "_scale_and_cap", "_summarise"},
 }  # fmt: skip
 # Groups of kernels with e4m3, and the architectures that have it: 103 has each instruction of "fp8".
-OF_E4M3 = {"fp8": (89, 90, 100, 103, 120), "attention_of_e4m3": (89, 90, 100, 120)}
+OF_E4M3 = {
+    "fp8": (89, 90, 100, 103, 120),
+    "attention_of_e4m3": (89, 90, 100, 120),
+    # Experts are decoded at load for the generation of 100.
+    "experts_of_fp8": (89, 90, 120),
+}
 # Nothing is compiled for these: another of the generation, with no more shared memory, has the same sizes and launches.
 ALIKE = {80: 86, 89: 86, 103: 100}
 # See ``compile_for_arch.py``. The shapes of products in tensor cores are those of 86 for 89 and 120 too. 120 has the
@@ -45,8 +51,8 @@ FORMS = {86: "converted", HOPPER: "converted"}
 STREAMED = {"_gated_product", "_logits", "_product"}
 # Products of many rows on Hopper's own instruction, which Triton leaves for others without a word.
 WGMMA = {
-    "_attend_shared", "_delta_solve", "_delta_walk", "_fp8_product", "_gated_attend_shared", "_gated_prefill",
-    "_gated_product", "_int4_product", "_logits", "_prefill", "_prefill_shared", "_product",
+    "_attend_shared", "_delta_solve", "_delta_walk", "_expert_product", "_fp8_product", "_gated_attend_shared",
+    "_gated_prefill", "_gated_product", "_int4_product", "_logits", "_prefill", "_prefill_shared", "_product",
 }  # fmt: skip
 
 
@@ -100,6 +106,8 @@ def test_kernels_compile_and_fit(compiled, arch, group, tmp_path):
     assert max(int(shared) for _, shared, _ in lines) <= SHARED_MEMORY[arch]
     if arch == HOPPER:
         assert {name for name, _, cores in lines if cores == "wgmma"} >= WGMMA & names
+        if group == "experts_of_fp8":
+            assert all(cores == "wgmma" for name, _, cores in lines if name == "_expert_product")
 
 
 @pytest.mark.whole

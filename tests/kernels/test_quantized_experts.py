@@ -6,15 +6,17 @@ import triton
 import triton.language as tl
 
 from benchmarks.kernels.launchers import Launchers
-from rosebatch_kernels.common.device import INTERPRETER, device_of
+from rosebatch_kernels.common.device import INTERPRETER, Device, device_of
 from rosebatch_kernels.experts import reference
 from rosebatch_kernels.experts.codes import code_of, numbers, scale_of_e2m1
-from rosebatch_kernels.experts.packed import MAX_EXPONENT, Packed
+from rosebatch_kernels.experts.packed import CHUNK, MAX_EXPONENT, Packed
+from rosebatch_kernels.experts.sizes import SIZES
+from rosebatch_kernels.fp8 import reference as fp8
 from tests.helpers.packed_experts import FORMS, random_packed, values_of
 from tests.kernels.test_experts import exact_parts
 from tests.model.quantization.numbers import E2M1
 
-kernel = Launchers("experts.kernel")
+kernel, rows_kernel = Launchers("experts.kernel"), Launchers("fp8.quantize")
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 # (tokens, experts, experts of a token, H, I): a chunk and its half, less than a piece, an odd number of columns.
 SHAPES = [(5, 3, 2, 192, 24), (1, 2, 1, 33, 130), (70, 3, 2, 136, 80)]
@@ -139,7 +141,65 @@ def check(form, shape, kept, dtype, device, randn, assert_close):
     x = randn(tokens, size, dtype=dtype)
     ids, factors = reference.route(randn(tokens, experts), k, normalize=True)
     biases = randn(experts, 2 * inner, dtype=dtype), randn(experts, size, dtype=dtype)
-    out = kernel.parts(x.to(device), ids.to(device), factors.to(device), *given, *(each.to(device) for each in biases))
+    on_device = [each.to(device) for each in (x, ids, factors)]
+    # Rows of fp8 have a test of their own.
+    step = SIZES.measured.at(tokens * k // experts, dtype.itemsize)._replace(fp8=None)
+    out = kernel.parts(*on_device, *given, *(each.to(device) for each in biases), step=step)
     wide = [each.double() for each in biases]
     expected = exact_parts(x.double(), ids, factors.double(), *exact, *wide, activation="silu_mul")
     assert_close(out.to(dtype), expected)
+
+
+@pytest.mark.parametrize("unit", [0, 128])
+@pytest.mark.parametrize("shape", [(3, 24), (70, 128), (5, 200), (2, 1100)])
+def test_rows_in_the_order_of_words(shape, unit, device, randn):
+    """Byte by byte the numbers of the reference; bytes that were left behind the last column would be multiplied."""
+    x = randn(*shape, dtype=torch.bfloat16)
+    found, scales, _ = rows_kernel.quantize(x.to(device), unit, CHUNK)
+    numbers, expected = fp8.quantize(x, unit)
+    padded = torch.nn.functional.pad(numbers.view(torch.uint8), (0, -shape[1] % CHUNK))
+    in_turns = padded.view(shape[0], -1, 2, CHUNK // 2).mT.reshape(padded.shape)
+    assert torch.equal(found.cpu().view(torch.uint8), in_turns) and torch.equal(scales.cpu(), expected)
+
+
+@pytest.mark.parametrize("unit", [0, 128])
+@pytest.mark.parametrize("rows", [23, 24, 96])
+@pytest.mark.parametrize("narrow", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+def test_rows_of_fp8(rows, narrow, unit, device, randn):
+    """From 24 rows an expert on, rows are rounded to fp8 before both products. Sides are cut off, experts are empty.
+
+    The first product is exact: inputs are 0 or a power of two times 448, and the gate's logistic is 1. So the rows of
+    the second are known to the bit.
+    """
+    experts, k, size, inner = 4, 2, 328, 200
+    tokens = rows * experts // k
+    gate_up = random_packed("e4m3", unit, False, (experts, 2 * inner, size), 0, exact=True)
+    down = random_packed("e4m3", unit, False, (experts, size, inner), 1)
+    x = torch.zeros(tokens, size).scatter_(1, randn(tokens, size).topk(3).indices, 448 / 256)
+    ids, factors = torch.tensor([3, 1], dtype=torch.int32).repeat(tokens, 1), torch.full((tokens, k), 0.5)
+    bias = torch.cat((torch.full((experts, inner), 64.0), torch.zeros(experts, inner)), 1)
+    on_device = [each.to(device) for each in (x.to(narrow), ids, factors)]
+    out = kernel.parts(*on_device, to(gate_up, device), to(down, device), bias.to(device, narrow)).cpu()
+    dense = [values_of(each).double() for each in (gate_up, down)]
+    for slot, expert in enumerate((3, 1)):
+        gate, up = (x.double() @ dense[0][expert].t() + bias[expert]).to(narrow).float().chunk(2, 1)
+        hidden = (gate * up).to(narrow)
+        if rows >= 24:
+            numbers, scales = fp8.quantize(hidden, unit)
+            hidden = numbers.double() * scales.t().double().repeat_interleave(unit or inner, 1)[:, :inner]
+        exact = 0.5 * hidden.double() @ dense[1][expert].t()
+        terms = 0.5 * hidden.double().abs() @ dense[1][expert].abs().t()
+        # Hopper adds up 128 products at a time in some 14 bits.
+        lost = 2**-12 if device == "cuda" and rows >= 24 else 2**-20
+        assert ((out[slot].double() - exact).abs() <= lost * terms).all()
+
+
+def test_rows_stay_in_16_bits(dtype):
+    """GPUs before Ada have no such instruction; scales of half a chunk, other forms and few rows have no such tiles."""
+    e4m3, halves, rest = (random_packed(*form, (1, 8, 128), 0) for form in (FORMS[1], FORMS[2], FORMS[0]))
+    ada, ampere = Device.of_arch(89, 1), Device.of_arch(86, 1)
+    step = SIZES.of(ada).at(24, dtype.itemsize)
+    assert step.tiles(e4m3, e4m3, ada)[0].fp8 == (dtype != torch.float32)
+    others = ((halves, e4m3), (e4m3, rest), (torch.empty(1, 8, 128), e4m3))
+    assert not any(each.fp8 for pair in others for each in step.tiles(*pair, ada))
+    assert not any(each.fp8 for each in step.tiles(e4m3, e4m3, ampere) + SIZES.of(ada).at(23, 2).tiles(e4m3, e4m3, ada))

@@ -6,7 +6,8 @@ the slots. Programs of one tile of rows are successive, and so are the tiles of 
 memory once and then come from the L2 cache.
 
 Quantized weights are decoded in registers. Their product is computed transposed: then the weight is the first operand
-of the matrix instruction, which may lie in registers.
+of the matrix instruction, which may lie in registers. Weights of fp8 meet many rows as they are; each row is rounded to
+fp8 then, of x before it is gathered.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -23,11 +24,13 @@ from rosebatch_kernels.common.activations import activate
 from rosebatch_kernels.common.device import INTERPRETER, Device, can_describe
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.experts.codes import code_of
+from rosebatch_kernels.experts.fp8_sums import fp8_sums
 from rosebatch_kernels.experts.order import sort_by_expert
-from rosebatch_kernels.experts.packed import Packed
+from rosebatch_kernels.experts.packed import CHUNK, Packed
 from rosebatch_kernels.experts.packed_sums import packed_sums
 from rosebatch_kernels.experts.reference import LIMIT, SLOPE
 from rosebatch_kernels.experts.sizes import Sizes, Step, Tile
+from rosebatch_kernels.fp8 import quantize
 
 _SLOPE, _LIMIT = tl.constexpr(SLOPE), tl.constexpr(LIMIT)
 # Activations of the gate; the other gated form is written out.
@@ -60,7 +63,7 @@ def parts(
     number = tokens * slots
     if step is None:
         step = sizes.at(number // experts, x.itemsize)
-    up_tile, down_tile = step.tiles(isinstance(gate_up, Packed), isinstance(down, Packed))
+    up_tile, down_tile = step.tiles(gate_up, down, device)
     assert up_tile.rows == down_tile.rows, "both products share a list of tiles"
     pairs, _, tiles = sort_by_expert(ids, experts, up_tile.rows, sizes.chunk, device=device)
     hidden = torch.empty(number, inner, dtype=x.dtype, device=x.device)
@@ -93,7 +96,11 @@ def _launch(
 ) -> None:
     depth, column_tiles = weight.shape[2], triton.cdiv(columns, tile.columns)
     given: dict[str, Any]
-    if isinstance(weight, Packed):
+    if isinstance(weight, Packed) and tile.fp8:
+        x, x_scales, _ = quantize.quantize(x, weight.unit, CHUNK, sizes=quantize.SIZES.of(device), device=device)
+        given = {"weight": weight.words.view(x.dtype), "scales": weight.scales, "x_scales": x_scales, "TMA": False}
+        given |= {"UNIT": weight.unit}
+    elif isinstance(weight, Packed):
         code = code_of(weight.form, x.dtype, assembles=device != INTERPRETER)
         given = {"weight": weight.words, "scales": weight.scales, "zeros": weight.zeros, "TMA": False}
         given |= {"CODE": code, "UNIT": weight.unit}
@@ -152,6 +159,7 @@ def _expert_product(
     PDL: tl.constexpr,
     scales=None,
     zeros=None,
+    x_scales=None,
     CODE: tl.constexpr = None,
     UNIT: tl.constexpr = None,
 ):
@@ -174,7 +182,13 @@ def _expert_product(
     n = first + tl.arange(0, COLUMNS)
     matrix: tl.constexpr = 2 * N if GATE is not None else N
     gated: tl.constexpr = GATE is not None
-    if CODE is None:
+    if x_scales is not None:
+        count = tokens if GATE is not None else tokens * SLOTS
+        own = x_scales + (token if GATE is not None else place)
+        acc, up_acc = fp8_sums(
+            x_rows, own, count, present, weight, scales, expert, n, N, K, gated, ROWS, COLUMNS, STAGES, UNIT
+        )
+    elif CODE is None:
         acc, up_acc = _sums(
             x_rows, present, weight, expert, first, N, K, gated, ROWS, COLUMNS, DEPTH, STAGES, TMA, PRECISION
         )

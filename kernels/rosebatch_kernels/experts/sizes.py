@@ -3,12 +3,18 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from torch import Tensor
+
+from rosebatch_kernels.common.device import ADA, Device
 from rosebatch_kernels.common.sizes import table
-from rosebatch_kernels.experts.packed import CHUNK
+from rosebatch_kernels.experts.packed import CHUNK, Packed
 
 
 class Tile(NamedTuple):
-    """A program's tile: rows of x, rows of the weight, products at a time, warps, pipeline stages, TMA for weights."""
+    """A program's tile: rows of x, rows of the weight, products at a time, warps, pipeline stages, TMA for weights.
+
+    With ``fp8``, the weight's fp8 numbers are multiplied with rows that are rounded to fp8.
+    """
 
     rows: int
     columns: int
@@ -16,20 +22,35 @@ class Tile(NamedTuple):
     warps: int
     stages: int
     tma: bool = False
+    fp8: bool = False
 
 
 class Step(NamedTuple):
-    """Tiles of both products, from so many tokens an expert on; those of quantized weights are ``CHUNK`` deep."""
+    """Tiles of both products, from so many tokens an expert on; those of quantized weights are ``CHUNK`` deep.
+
+    ``fp8`` has those of fp8 weights where rows are rounded to fp8 too; None where reading the weights takes longest.
+    """
 
     minimum: int
     up: Tile
     down: Tile
     packed_up: Tile
     packed_down: Tile
+    fp8: tuple[Tile, Tile] | None = None
 
-    def tiles(self, up_is_packed: bool, down_is_packed: bool) -> tuple[Tile, Tile]:
-        """Of both products, by whether their weights are quantized."""
-        return self.packed_up if up_is_packed else self.up, self.packed_down if down_is_packed else self.down
+    def tiles(self, up: Tensor | Packed, down: Tensor | Packed, device: Device) -> tuple[Tile, Tile]:
+        """Of both products, by their weights."""
+        if self.fp8 and device.arch >= ADA and _is_fp8(up) and _is_fp8(down):
+            return self.fp8
+        return (
+            self.packed_up if isinstance(up, Packed) else self.up,
+            self.packed_down if isinstance(down, Packed) else self.down,
+        )
+
+
+def _is_fp8(weight: Tensor | Packed) -> bool:
+    """Whether all products of a chunk have the same scale."""
+    return isinstance(weight, Packed) and weight.form == "e4m3" and weight.unit in (0, CHUNK)
 
 
 def _packed(rows: int, columns: int, warps: int, stages: int) -> tuple[Tile, Tile]:
@@ -38,15 +59,27 @@ def _packed(rows: int, columns: int, warps: int, stages: int) -> tuple[Tile, Til
     return tile, tile
 
 
+def _fp8(rows: int, columns: int, warps: int, stages: int) -> tuple[Tile, Tile]:
+    """One size for both products: it was not measured."""
+    tile = Tile(rows, columns, CHUNK, warps, stages, fp8=True)
+    return tile, tile
+
+
 _STEPS = (
-    Step(96, Tile(128, 128, 64, 8, 4, True), Tile(128, 256, 64, 8, 4, True), *_packed(128, 128, 8, 3)),
-    Step(24, Tile(64, 64, 64, 4, 4, True), Tile(64, 128, 64, 4, 4, True), *_packed(64, 64, 4, 4)),
+    Step(
+        96,
+        Tile(128, 128, 64, 8, 4, True),
+        Tile(128, 256, 64, 8, 4, True),
+        *_packed(128, 128, 8, 3),
+        _fp8(128, 128, 8, 3),
+    ),
+    Step(24, Tile(64, 64, 64, 4, 4, True), Tile(64, 128, 64, 4, 4, True), *_packed(64, 64, 4, 4), _fp8(64, 128, 4, 3)),
     Step(8, Tile(32, 32, 128, 4, 4), Tile(32, 64, 128, 4, 4), *_packed(32, 64, 4, 4)),
     Step(0, Tile(16, 32, 128, 4, 4), Tile(16, 32, 128, 4, 5), *_packed(16, 64, 4, 5)),
 )
 # What fits 99 KB of shared memory.
 _SMALL_STEPS = (
-    Step(24, Tile(64, 64, 64, 4, 3), Tile(64, 128, 64, 4, 3), *_packed(64, 64, 4, 3)),
+    Step(24, Tile(64, 64, 64, 4, 3), Tile(64, 128, 64, 4, 3), *_packed(64, 64, 4, 3), _fp8(64, 64, 4, 3)),
     Step(8, Tile(32, 32, 128, 4, 3), Tile(32, 64, 128, 4, 3), *_packed(32, 64, 4, 3)),
     Step(0, Tile(16, 32, 128, 4, 3), Tile(16, 32, 128, 4, 4), *_packed(16, 64, 4, 4)),
 )

@@ -26,10 +26,11 @@ class Quantized(NamedTuple):
     group: int
 
 
-def empty_form(x: Tensor, group: int) -> Quantized:
-    """Memory for the fp8 form of x ``[T, in]``."""
+def empty_form(x: Tensor, group: int, chunk: int = 0) -> Quantized:
+    """Memory for the fp8 form of x ``[T, in]``, its columns filled up to a multiple of ``chunk``."""
     groups = -(-x.shape[1] // group) if group else 1
-    numbers = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
+    width = -(-x.shape[1] // chunk) * chunk if chunk else x.shape[1]
+    numbers = torch.empty(len(x), width, dtype=torch.float8_e4m3fn, device=x.device)
     return Quantized(numbers, torch.empty(groups, len(x), dtype=torch.float32, device=x.device), group)
 
 

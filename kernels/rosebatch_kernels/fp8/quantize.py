@@ -44,10 +44,17 @@ def quantized(x: Tensor, group: int, *, sizes: Sizes, device: Device) -> Quantiz
     return left(x, group) or quantize(x, group, sizes=sizes, device=device)
 
 
-def quantize(x: Tensor, group: int = 0, *, sizes: Sizes, device: Device) -> Quantized:
-    """See ``reference.quantize``; rows of x at any stride."""
-    form = empty_form(x, group)
-    _launch(x, None, form, sizes, device)
+def quantize(x: Tensor, group: int = 0, chunk: int = 0, *, sizes: Sizes, device: Device) -> Quantized:
+    """See ``reference.quantize``; rows of x at any stride.
+
+    Args:
+        x: in a 16-bit type.
+        group: of ``reference.quantize``.
+        chunk: 0, or columns that are stored as the first of one half, the first of the other, the second, ...; zeros
+            fill up the last ones. It is a power of two, and no less than ``group``.
+    """
+    form = empty_form(x, group, chunk)
+    _launch(x, None, form, x.shape[1], chunk, sizes, device)
     return form
 
 
@@ -56,14 +63,13 @@ def gated(gate_up: Tensor, kind: str, group: int = 0, *, sizes: Sizes, device: D
     # Nothing but the form is read: 16-bit values would be a third of the bytes that are written and read.
     out = gate_up.new_empty(1, 1).expand(len(gate_up), gate_up.shape[1] // 2)
     form = empty_form(out, group)
-    _launch(gate_up, GATES[kind], form, sizes, device)
+    _launch(gate_up, GATES[kind], form, out.shape[1], 0, sizes, device)
     return leave(out, form)
 
 
-def _launch(x: Tensor, gate: str | None, form: Quantized, sizes: Sizes, device: Device) -> None:
+def _launch(x: Tensor, gate: str | None, form: Quantized, size: int, chunk: int, sizes: Sizes, device: Device) -> None:
     assert x.stride(-1) == 1, "the last axis is contiguous"
-    rows, size = form.numbers.shape
-    block = triton.next_power_of_2(size)
+    rows, block = len(x), triton.next_power_of_2(max(size, chunk))
     columns = min(block, sizes.columns) if form.group else block
     tile_rows = max(1, sizes.tile // columns)
     _quantize[(triton.cdiv(rows, tile_rows), triton.cdiv(size, columns))](
@@ -77,6 +83,7 @@ def _launch(x: Tensor, gate: str | None, form: Quantized, sizes: Sizes, device: 
         GROUP=min(form.group, columns),
         ROWS=tile_rows,
         COLUMNS=columns,
+        CHUNK=chunk,
         num_warps=value_at(sizes.warps, columns),
         **launch_options(device),
     )
@@ -94,6 +101,7 @@ def _quantize(
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    CHUNK: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -109,4 +117,4 @@ def _quantize(
         dtype = x.dtype.element_ty
         # Rounded where the gate in 16 bits is.
         value = (activate(value, GATE).to(dtype).to(tl.float32) * up).to(dtype).to(tl.float32)
-    store_quantized(value, numbers, scales, row, column, rows, first, SIZE, GROUP, ROWS, COLUMNS)
+    store_quantized(value, numbers, scales, row, column, rows, first, SIZE, GROUP, ROWS, COLUMNS, CHUNK)

@@ -25,6 +25,7 @@ def store_quantized(
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    CHUNK: tl.constexpr = 0,
 ):
     """Write the numbers ``[rows, SIZE]`` and scales ``[G, rows]`` of a tile.
 
@@ -37,7 +38,8 @@ def store_quantized(
         first: column of the tile.
         SIZE: columns of x.
         GROUP: columns that share a scale; 0: all, which are in the tile.
-        ROWS, COLUMNS: of the tile; COLUMNS is a multiple of GROUP.
+        ROWS, COLUMNS: of the tile; COLUMNS is a multiple of GROUP and CHUNK.
+        CHUNK: columns whose halves are stored in turns, the last ones filled up with 0; 0: all as they are.
     """
     if GROUP == 0:
         scale = tl.maximum(tl.div_rn(tl.max(tl.abs(value), 1, keep_dims=True), _MAX), _MIN_SCALE)
@@ -52,4 +54,10 @@ def store_quantized(
         scaled = tl.div_rn(grouped, tl.broadcast_to(scale, (ROWS, COLUMNS // GROUP, GROUP)))
         scaled = tl.reshape(scaled, (ROWS, COLUMNS))
     # No number exceeds 448 by more than rounding, so none is infinite; NaN stays NaN, and shows in the product.
-    tl.store(numbers + row * SIZE + column, scaled.to(tl.float8e4nv), (row < rows) & (column < SIZE))
+    if CHUNK == 0:
+        tl.store(numbers + row * SIZE + column, scaled.to(tl.float8e4nv), (row < rows) & (column < SIZE))
+    else:
+        width: tl.constexpr = (SIZE + CHUNK - 1) // CHUNK * CHUNK
+        halves = tl.reshape(scaled.to(tl.float8e4nv), (ROWS, COLUMNS // CHUNK, 2, CHUNK // 2))
+        codes = tl.reshape(tl.permute(halves, (0, 1, 3, 2)), (ROWS, COLUMNS))
+        tl.store(numbers + row * width + column, codes, (row < rows) & (column < width))
