@@ -111,7 +111,7 @@ def assert_exact(out, x, values):
 
 
 def test_parts_are_as_many_as_fill_a_gpu(device, randn):
-    for shape, splits in [((2, 4096, 64), 8), ((2, 1024, 64), 2), ((70, 4096, 64), 4), ((2, 512, 64), 1)]:
+    for shape, splits in [((2, 4096, 64), 8), ((2, 1024, 64), 2), ((70, 4096, 8192), 4), ((2, 512, 64), 1)]:
         x, weight, *_ = make(shape, 128, False, torch.float16, device, randn)
         assert len(kernel.parts(x, weight)) == splits
 

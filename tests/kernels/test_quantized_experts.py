@@ -143,7 +143,7 @@ def check(form, shape, kept, dtype, device, randn, assert_close):
     biases = randn(experts, 2 * inner, dtype=dtype), randn(experts, size, dtype=dtype)
     on_device = [each.to(device) for each in (x, ids, factors)]
     # Rows of fp8 have a test of their own.
-    step = SIZES.measured.at(tokens * k // experts, dtype.itemsize)._replace(fp8=None)
+    step = SIZES.measured.at(tokens * k // experts, dtype.itemsize)._replace(fp8=None, fp8_blocks=None)
     out = kernel.parts(*on_device, *given, *(each.to(device) for each in biases), step=step)
     wide = [each.double() for each in biases]
     expected = exact_parts(x.double(), ids, factors.double(), *exact, *wide, activation="silu_mul")

@@ -28,7 +28,8 @@ class Tile(NamedTuple):
 class Step(NamedTuple):
     """Tiles of both products, from so many tokens an expert on; those of quantized weights are ``CHUNK`` deep.
 
-    ``fp8`` has those of fp8 weights where rows are rounded to fp8 too; None where reading the weights takes longest.
+    ``fp8`` and ``fp8_blocks`` have those of fp8 weights where rows are rounded to fp8 too, with a scale for a row, or
+    for ``CHUNK`` columns of it. None where reading the weights takes longest.
     """
 
     minimum: int
@@ -37,20 +38,23 @@ class Step(NamedTuple):
     packed_up: Tile
     packed_down: Tile
     fp8: tuple[Tile, Tile] | None = None
+    fp8_blocks: tuple[Tile, Tile] | None = None
 
     def tiles(self, up: Tensor | Packed, down: Tensor | Packed, device: Device) -> tuple[Tile, Tile]:
         """Of both products, by their weights."""
-        if self.fp8 and device.arch >= ADA and _is_fp8(up) and _is_fp8(down):
-            return self.fp8
+        unit = _unit_of_fp8(up)
+        # All products of a chunk have the same scale.
+        own = self.fp8 if unit == 0 else self.fp8_blocks if unit == CHUNK else None
+        if own and unit == _unit_of_fp8(down) and device.arch >= ADA:
+            return own
         return (
             self.packed_up if isinstance(up, Packed) else self.up,
             self.packed_down if isinstance(down, Packed) else self.down,
         )
 
 
-def _is_fp8(weight: Tensor | Packed) -> bool:
-    """Whether all products of a chunk have the same scale."""
-    return isinstance(weight, Packed) and weight.form == "e4m3" and weight.unit in (0, CHUNK)
+def _unit_of_fp8(weight: Tensor | Packed) -> int | None:
+    return weight.unit if isinstance(weight, Packed) and weight.form == "e4m3" else None
 
 
 def _packed(rows: int, columns: int, warps: int, stages: int) -> tuple[Tile, Tile]:
@@ -59,10 +63,10 @@ def _packed(rows: int, columns: int, warps: int, stages: int) -> tuple[Tile, Til
     return tile, tile
 
 
-def _fp8(rows: int, columns: int, warps: int, stages: int) -> tuple[Tile, Tile]:
-    """One size for both products: it was not measured."""
-    tile = Tile(rows, columns, CHUNK, warps, stages, fp8=True)
-    return tile, tile
+def _fp8(*tiles: tuple[int, int, int, int]) -> tuple[Tile, Tile]:
+    """Of rows, columns, warps and stages of both products."""
+    up, down = (Tile(rows, columns, CHUNK, warps, stages, fp8=True) for rows, columns, warps, stages in tiles)
+    return up, down
 
 
 _STEPS = (
@@ -71,15 +75,29 @@ _STEPS = (
         Tile(128, 128, 64, 8, 4, True),
         Tile(128, 256, 64, 8, 4, True),
         *_packed(128, 128, 8, 3),
-        _fp8(128, 128, 8, 3),
+        _fp8((128, 64, 8, 3), (128, 64, 8, 4)),
+        _fp8((128, 64, 4, 3), (128, 64, 4, 3)),
     ),
-    Step(24, Tile(64, 64, 64, 4, 4, True), Tile(64, 128, 64, 4, 4, True), *_packed(64, 64, 4, 4), _fp8(64, 128, 4, 3)),
+    Step(
+        24,
+        Tile(64, 64, 64, 4, 4, True),
+        Tile(64, 128, 64, 4, 4, True),
+        *_packed(64, 64, 4, 4),
+        _fp8((64, 64, 4, 3), (64, 128, 8, 4)),
+        _fp8((64, 128, 8, 4), (64, 128, 4, 3)),
+    ),
     Step(8, Tile(32, 32, 128, 4, 4), Tile(32, 64, 128, 4, 4), *_packed(32, 64, 4, 4)),
     Step(0, Tile(16, 32, 128, 4, 4), Tile(16, 32, 128, 4, 5), *_packed(16, 64, 4, 5)),
 )
 # What fits 99 KB of shared memory.
 _SMALL_STEPS = (
-    Step(24, Tile(64, 64, 64, 4, 3), Tile(64, 128, 64, 4, 3), *_packed(64, 64, 4, 3), _fp8(64, 64, 4, 3)),
+    Step(
+        24,
+        Tile(64, 64, 64, 4, 3),
+        Tile(64, 128, 64, 4, 3),
+        *_packed(64, 64, 4, 3),
+        *(2 * (_fp8((64, 64, 4, 3), (64, 64, 4, 3)),)),
+    ),
     Step(8, Tile(32, 32, 128, 4, 3), Tile(32, 64, 128, 4, 3), *_packed(32, 64, 4, 3)),
     Step(0, Tile(16, 32, 128, 4, 3), Tile(16, 32, 128, 4, 4), *_packed(16, 64, 4, 4)),
 )

@@ -59,13 +59,13 @@ class Sizes:
         (17, Program(32, 128, 4, 3)),
         (0, Program(16, 128, 4, 5)),
     )
-    rounding: Programs = ((65, Program(256, 128, 8, 3, programs=128, max_parts=4, rounds=True)),)
+    rounding: Programs = ((65, Program(128, 128, 8, 3, programs=160, rounds=True)),)
     min_share: int = 4
     prefetched: int = 4
-    max_rows: int = 256
-    max_rows_in_parts: int = 128
+    max_rows: int = 512
+    max_rows_in_parts: int = 512
     min_summed: int = 4
-    max_rows_summed: int = 64
+    max_rows_summed: int = 128
     min_rows_onto: int = 513
     scratch: int = 2**25
     decoded: int = 32
