@@ -36,6 +36,7 @@ def int4_linear(
     order: np.ndarray | None,
     group: int,
     columns: int,
+    dtype: torch.dtype,
     bias: Tensor | None,
     device: Device,
 ) -> Linear:
@@ -48,6 +49,7 @@ def int4_linear(
         order: ``[in]``, the column of the matrix of each column of the words; None for their own order.
         group: see ``Int4Weight``.
         columns: in.
+        dtype: of the run, 16 bits wide.
         bias: ``[out]`` in the dtype of the run, or None.
         device: a GPU.
     """
@@ -55,6 +57,6 @@ def int4_linear(
     from rosebatch_kernels.int4.sizes import SIZES
 
     own_zeros = None if zeros is None else zeros.int().contiguous()
-    weight = Int4Weight(words, narrowest(scales).contiguous(), own_zeros, columns, group)
+    weight = Int4Weight(words, narrowest(scales, dtype).contiguous(), own_zeros, columns, group)
     places = None if order is None else torch.from_numpy(order).to(words.device)
     return Int4Linear(weight, bias, places, sizes=SIZES.of(device), device=device)

@@ -180,10 +180,15 @@ def test_the_scratch_is_bounded(randn, monkeypatch):
 
 @pytest.mark.parametrize("dtype_of", [torch.bfloat16, torch.float16, torch.float32])
 def test_scales_keep_their_numbers(dtype_of, randn):
-    """In 16 bits if these have them all."""
+    """In 16 bits if these have them all; in the type of x, if that has them, so that products of many rows round."""
     scales = randn(9, 9, dtype=dtype_of).float()
     assert narrowest(scales).dtype == dtype_of
     assert torch.equal(narrowest(scales).float(), scales)
+    halves = torch.full((2, 2), 0.5)
+    assert [narrowest(halves, each).dtype for each in (torch.float16, torch.bfloat16)] == [
+        torch.float16,
+        torch.bfloat16,
+    ]
 
 
 @pytest.mark.gpu

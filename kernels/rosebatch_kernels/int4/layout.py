@@ -72,9 +72,9 @@ def pack_(words: Tensor, first: int, codes: Tensor) -> None:
         own |= each.short() << 4 * place
 
 
-def narrowest(scales: Tensor) -> Tensor:
-    """The same fp32 numbers in 16 bits, if there is a type that has them all."""
-    for dtype in (torch.bfloat16, torch.float16):
+def narrowest(scales: Tensor, preferred: torch.dtype = torch.bfloat16) -> Tensor:
+    """The same fp32 numbers in 16 bits, if there is a type that has them all: the preferred one, if that has them."""
+    for dtype in (preferred, torch.bfloat16, torch.float16):
         narrow = scales.to(dtype)
         if torch.equal(narrow.float(), scales):
             return narrow

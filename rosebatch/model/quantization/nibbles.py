@@ -48,4 +48,4 @@ def nibble_linear(
         part = codes.take(-2, range(first, min(first + step, size))).read()
         pack_(words, first, part + MIDDLE if zeros is None else part)
     own_zeros, own_order = None if zeros is None else spread(zeros.read()), None if is_sorted else order
-    return int4_linear(words, spread(read), own_zeros, own_order, group, columns, bias, device)
+    return int4_linear(words, spread(read), own_zeros, own_order, group, columns, dtype, bias, device)

@@ -97,6 +97,9 @@ def _in_layout(layout: Layout, device: torch.device, values: LazyTensor, dtype: 
     largest = half - 1 if not layout.floats else len(_E2M1_CODES) - 1 if is_narrow else LARGEST
     # A power of two, as scales of most 4-bit floats are.
     scale = 2.0**-5 if is_narrow else DEVIATION / (largest * _SPREAD)
+    if not layout.floats:
+        # Scales of integers have the dtype of activations.
+        scale = torch.tensor(scale, dtype=dtype).item()
 
     def numbers(read: Tensor) -> Tensor:
         found = (read.float() / scale).clamp_(-largest, largest)
