@@ -99,7 +99,7 @@ def _in_layout(layout: Layout, device: torch.device, values: LazyTensor, dtype: 
     scale = 2.0**-5 if is_narrow else DEVIATION / (largest * _SPREAD)
     if not layout.floats:
         # Scales of integers have the dtype of activations.
-        scale = torch.tensor(scale, dtype=dtype).item()
+        scale = float(torch.tensor(scale, dtype=dtype))
 
     def numbers(read: Tensor) -> Tensor:
         found = (read.float() / scale).clamp_(-largest, largest)
