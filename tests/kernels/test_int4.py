@@ -11,7 +11,7 @@ from rosebatch_kernels.common.device import INTERPRETER, device_of
 from rosebatch_kernels.int4 import int4_linear, reference
 from rosebatch_kernels.int4.int4_linear import Int4Linear
 from rosebatch_kernels.int4.layout import GROUPS, Int4Weight, empty_words, narrowest, pack_
-from rosebatch_kernels.int4.sizes import SIZES, Sizes
+from rosebatch_kernels.int4.sizes import SIZES, Sizes, splits_of
 from tests.kernels.test_linear_kernel import ACTIVATIONS
 
 kernel, decode_ = Launchers("int4.kernel"), Launchers("int4.decode").decode_
@@ -110,10 +110,12 @@ def assert_exact(out, x, values):
     assert (error <= x.shape[1] * 2.0**-23 * (x.double().abs() @ values.abs().t())).all()
 
 
-def test_parts_are_as_many_as_fill_a_gpu(device, randn):
-    for shape, splits in [((2, 4096, 64), 8), ((2, 1024, 64), 2), ((70, 4096, 8192), 4), ((2, 512, 64), 1)]:
-        x, weight, *_ = make(shape, 128, False, torch.float16, device, randn)
-        assert len(kernel.parts(x, weight)) == splits
+def test_parts_are_as_many_as_fill_a_gpu():
+    dtype = torch.float16
+    for rows, columns, size, splits in [(2, 4096, 64, 8), (2, 1024, 64, 2), (70, 4096, 8192, 4), (2, 512, 64, 1)]:
+        scales = torch.empty(columns // 128, size, dtype=dtype)
+        weight = Int4Weight(empty_words(size, columns, "cpu"), scales, None, columns, 128)
+        assert splits_of(rows, weight, dtype, sizes=Sizes()) == splits
 
 
 @pytest.mark.parametrize("rows", [1, 16])
