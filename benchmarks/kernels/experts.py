@@ -116,7 +116,8 @@ def _matrices(form: str, experts: int, rows: int, columns: int) -> Tensor | Pack
     if code != "e2m1":
         units = chunks * CHUNK // unit if unit else 1
         scales = torch.full((experts, units, rows), columns**-0.5 / 100, device="cuda")
-    return Packed(code, columns, words, unit, scales, torch.full_like(scales, 7) if has_zeros else None)
+    zeros = torch.full_like(scales, 7) if has_zeros else None
+    return Packed(code, columns, words, unit, scales, zeros, in_blocks=unit == CHUNK)
 
 
 def _bench(name: str, layer: dict[str, Any], tokens: int, experts: int, k: int, *, sweep: bool) -> None:

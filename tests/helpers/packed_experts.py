@@ -21,7 +21,7 @@ FORMS = [
 HALVES = torch.arange(1, 9).div(2).to(torch.float8_e4m3fn).view(torch.uint8)
 
 
-def random_packed(form, unit, has_zeros, shape, seed, *, exact=False) -> Packed:
+def random_packed(form, unit, has_zeros, shape, seed, *, exact=False, in_blocks=False) -> Packed:
     """``[E, out, in]``, values of about 1 / sqrt(in).
 
     Args:
@@ -29,6 +29,7 @@ def random_packed(form, unit, has_zeros, shape, seed, *, exact=False) -> Packed:
         shape: E, out, in.
         seed: of the numbers.
         exact: whether scales are 1 / 2, 1 or 2, and numbers multiples of 1 / 2.
+        in_blocks: see ``Packed``.
     """
     generator = torch.Generator().manual_seed(seed)
     experts, rows, columns = shape
@@ -54,7 +55,10 @@ def random_packed(form, unit, has_zeros, shape, seed, *, exact=False) -> Packed:
     scales = torch.rand(experts, units, rows, generator=generator) * columns**-0.5 / (100 if form == "e4m3" else 5)
     if has_zeros:
         zeros = randint(0, 16, experts, units, rows).float()
-    return Packed(form, columns, words, unit, torch.exp2(powers - 127.0) if exact else scales, zeros)
+    scales = torch.exp2(powers - 127.0) if exact else scales
+    if in_blocks:
+        scales = scales[..., ::CHUNK].repeat_interleave(CHUNK, 2)[..., :rows].contiguous()
+    return Packed(form, columns, words, unit, scales, zeros, in_blocks)
 
 
 def values_of(packed: Packed) -> Tensor:

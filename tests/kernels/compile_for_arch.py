@@ -419,14 +419,15 @@ def experts() -> None:
 def experts_of_fp8() -> None:
     """Rows that are rounded to fp8, a few and many of an expert."""
     kernel = Launchers("experts.kernel")
-    for unit, size, inner, dtype in (
-        (0, 264, 200, torch.bfloat16),
-        (128, 264, 200, torch.float16),
-        (128, 256, 128, torch.bfloat16),
+    for unit, size, inner, dtype, in_blocks in (
+        (0, 264, 200, torch.bfloat16, False),
+        (128, 264, 200, torch.float16, False),
+        (128, 256, 128, torch.bfloat16, True),
     ):
         for tokens in (24, 96):
             ids, weights = ints(tokens, 4), empty(tokens, 4, dtype=torch.float32)
-            matrices = [random_packed("e4m3", unit, False, (4, *own), 0) for own in ((2 * inner, size), (size, inner))]
+            shapes = (4, 2 * inner, size), (4, size, inner)
+            matrices = [random_packed("e4m3", unit, False, shape, 0, in_blocks=in_blocks) for shape in shapes]
             kernel.parts(empty(tokens, size, dtype=dtype), ids, weights, *matrices)
 
 

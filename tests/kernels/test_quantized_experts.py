@@ -26,7 +26,7 @@ ALL_WORDS = 1 << 16
 def to(packed, device):
     moved = (None if each is None else each.to(device) for each in (packed.words, packed.scales, packed.zeros))
     words, scales, zeros = moved
-    return Packed(packed.form, packed.columns, words, packed.unit, scales, zeros)
+    return Packed(packed.form, packed.columns, words, packed.unit, scales, zeros, packed.in_blocks)
 
 
 @triton.jit
@@ -162,19 +162,22 @@ def test_rows_in_the_order_of_words(shape, unit, device, randn):
     assert torch.equal(found.cpu().view(torch.uint8), in_turns) and torch.equal(scales.cpu(), expected)
 
 
-@pytest.mark.parametrize("unit", [0, 128])
+# In blocks, the first product's rows are no whole blocks, and then they are.
+@pytest.mark.parametrize(
+    ("unit", "inner", "in_blocks"), [(0, 200, False), (128, 200, False), (128, 200, True), (128, 256, True)]
+)
 @pytest.mark.parametrize("rows", [23, 24, 96])
 @pytest.mark.parametrize("narrow", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
-def test_rows_of_fp8(rows, narrow, unit, device, randn):
+def test_rows_of_fp8(rows, narrow, unit, inner, in_blocks, device, randn):
     """From 24 rows an expert on, rows are rounded to fp8 before both products. Sides are cut off, experts are empty.
 
     The first product is exact: inputs are 0 or a power of two times 448, and the gate's logistic is 1. So the rows of
     the second are known to the bit.
     """
-    experts, k, size, inner = 4, 2, 328, 200
+    experts, k, size = 4, 2, 328
     tokens = rows * experts // k
-    gate_up = random_packed("e4m3", unit, False, (experts, 2 * inner, size), 0, exact=True)
-    down = random_packed("e4m3", unit, False, (experts, size, inner), 1, exact=True)
+    gate_up = random_packed("e4m3", unit, False, (experts, 2 * inner, size), 0, exact=True, in_blocks=in_blocks)
+    down = random_packed("e4m3", unit, False, (experts, size, inner), 1, exact=True, in_blocks=in_blocks)
     x = torch.zeros(tokens, size).scatter_(1, randn(tokens, size).topk(3).indices, 448 / 256)
     ids, factors = torch.tensor([3, 1], dtype=torch.int32).repeat(tokens, 1), torch.full((tokens, k), 0.5)
     bias = torch.cat((torch.full((experts, inner), 64.0), torch.zeros(experts, inner)), 1)

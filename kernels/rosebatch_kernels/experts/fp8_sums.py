@@ -19,7 +19,7 @@ def fp8_sums(
     weight,
     scales,
     expert,
-    n,
+    first,
     N: tl.constexpr,
     K: tl.constexpr,
     GATED: tl.constexpr,
@@ -27,19 +27,20 @@ def fp8_sums(
     COLUMNS: tl.constexpr,
     STAGES: tl.constexpr,
     UNIT: tl.constexpr,
+    IN_BLOCKS: tl.constexpr,
 ):
-    """Of x and rows ``n`` of an expert's N, and with GATED of those N further on: ``[ROWS, COLUMNS]`` fp32 each.
+    """Of x and an expert's rows from ``first`` of N on, and with GATED of those N further on: ``[ROWS, COLUMNS]`` fp32.
 
     Both lie in chunks, see ``Packed``; numbers behind the last column are 0. ``x_scales [ROWS]`` points to those of the
-    first columns, the next ones are ``count`` further on.
+    first columns, the next ones are ``count`` further on. With IN_BLOCKS, all those rows have the same scale.
     """
     chunks: tl.constexpr = (K + _CHUNK - 1) // _CHUNK
     matrix: tl.constexpr = 2 * N if GATED else N
     k = tl.arange(0, _CHUNK)
     # Past the end, read the last row again: its results are not stored.
-    row = tl.minimum(n, N - 1)
+    row = tl.minimum(first + tl.arange(0, COLUMNS), N - 1)
     weight += (expert.to(tl.int64) * (chunks * matrix) + row[:, None]) * _CHUNK + k[None, :]
-    scales += expert.to(tl.int64) * (matrix if UNIT == 0 else chunks * matrix) + row
+    scales += expert.to(tl.int64) * (matrix if UNIT == 0 else chunks * matrix) + (first if IN_BLOCKS else row)
     acc = tl.zeros([ROWS, COLUMNS], tl.float32)
     up_acc = tl.zeros([ROWS, COLUMNS], tl.float32)
     for chunk in tl.range(0, chunks, num_stages=STAGES):
@@ -50,14 +51,20 @@ def fp8_sums(
         if UNIT == 0:
             acc += part
         else:
-            x_scale = tl.load(x_scales + chunk * count, mask=present, other=0.0)[:, None]
-            acc += part * (x_scale * tl.load(scales + place)[None, :])
+            x_scale = tl.load(x_scales + chunk * count, mask=present, other=0.0)
+            acc += part * _product(x_scale, tl.load(scales + place), IN_BLOCKS)
         if GATED:
             part = tl.dot(x, tl.trans(tl.load(weight + (place + N) * _CHUNK)))
-            up_acc += part if UNIT == 0 else part * (x_scale * tl.load(scales + place + N)[None, :])
+            up_acc += part if UNIT == 0 else part * _product(x_scale, tl.load(scales + place + N), IN_BLOCKS)
     if UNIT == 0:
-        x_scale = tl.load(x_scales, mask=present, other=0.0)[:, None]
-        acc *= x_scale * tl.load(scales)[None, :]
+        x_scale = tl.load(x_scales, mask=present, other=0.0)
+        acc *= _product(x_scale, tl.load(scales), False)
         if GATED:
-            up_acc *= x_scale * tl.load(scales + N)[None, :]
+            up_acc *= _product(x_scale, tl.load(scales + N), False)
     return acc, up_acc
+
+
+@triton.jit
+def _product(x_scale, scale, IN_BLOCKS: tl.constexpr):
+    """``[ROWS, COLUMNS]``, or ``[ROWS, 1]`` if all columns have one scale."""
+    return (x_scale * scale)[:, None] if IN_BLOCKS else x_scale[:, None] * scale[None, :]

@@ -99,7 +99,9 @@ def _launch(
     if isinstance(weight, Packed) and tile.fp8:
         x, x_scales, _ = quantize.quantize(x, weight.unit, CHUNK, sizes=quantize.SIZES.of(device), device=device)
         given = {"weight": weight.words.view(x.dtype), "scales": weight.scales, "x_scales": x_scales, "TMA": False}
-        given |= {"UNIT": weight.unit}
+        # A tile's rows, and those of the gate's other half, are of one block each.
+        in_blocks = weight.in_blocks and weight.unit == CHUNK and (gate is None or columns % CHUNK == 0)
+        given |= {"UNIT": weight.unit, "IN_BLOCKS": in_blocks and CHUNK % tile.columns == 0}
     elif isinstance(weight, Packed):
         code = code_of(weight.form, x.dtype, assembles=device != INTERPRETER)
         given = {"weight": weight.words, "scales": weight.scales, "zeros": weight.zeros, "TMA": False}
@@ -162,6 +164,7 @@ def _expert_product(
     x_scales=None,
     CODE: tl.constexpr = None,
     UNIT: tl.constexpr = None,
+    IN_BLOCKS: tl.constexpr = False,
 ):
     """With GATE, x is gathered by token and the result stands in sorted order; else the other way round."""
     if PDL:
@@ -186,7 +189,22 @@ def _expert_product(
         count = tokens if GATE is not None else tokens * SLOTS
         own = x_scales + (token if GATE is not None else place)
         acc, up_acc = fp8_sums(
-            x_rows, own, count, present, weight, scales, expert, n, N, K, gated, ROWS, COLUMNS, STAGES, UNIT
+            x_rows,
+            own,
+            count,
+            present,
+            weight,
+            scales,
+            expert,
+            first,
+            N,
+            K,
+            gated,
+            ROWS,
+            COLUMNS,
+            STAGES,
+            UNIT,
+            IN_BLOCKS,
         )
     elif CODE is None:
         acc, up_acc = _sums(

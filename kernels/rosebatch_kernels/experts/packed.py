@@ -35,6 +35,7 @@ class Packed:
         scales: ``[E, U, out]`` fp32, of the units of all chunks; of e2m1 ``[E, C, out]`` int32, whose bytes are four
             exponents, plus 127, the first in the lowest bits.
         zeros: ``[E, U, out]`` fp32, of integers; None if all are ``MIDDLE``.
+        in_blocks: whether every ``CHUNK`` rows, from the first on, have the same scales.
     """
 
     form: str
@@ -43,6 +44,7 @@ class Packed:
     unit: int
     scales: Tensor
     zeros: Tensor | None = None
+    in_blocks: bool = False
 
     @property
     def shape(self) -> tuple[int, int, int]:

@@ -58,7 +58,9 @@ def packed_experts(
         if zeros is not None:
             all_zeros.append(_spread(zeros.part(part).float() + middle, row_of, groups))
     assert words is not None, "there are experts"
-    return Packed(form, columns, words, unit, torch.cat(all_scales), torch.cat(all_zeros) if all_zeros else None)
+    in_blocks = np.array_equal(np.repeat(row_of[::CHUNK], CHUNK)[:rows], row_of)
+    own_zeros = torch.cat(all_zeros) if all_zeros else None
+    return Packed(form, columns, words, unit, torch.cat(all_scales), own_zeros, in_blocks)
 
 
 def _spread(each: Tensor, row_of: np.ndarray, groups: np.ndarray) -> Tensor:

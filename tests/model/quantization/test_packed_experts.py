@@ -16,6 +16,7 @@ from rosebatch.model.quantization.grouped import GroupedWeight, in_groups
 from rosebatch.model.quantization.mxfp4 import MXFP4
 from rosebatch.model.quantization.packing import E2M1_KIND
 from rosebatch.model.weights import SafetensorsWeights
+from rosebatch_kernels.experts.packed import CHUNK
 from tests.helpers.packed_experts import values_of
 from tests.model.quantization.numbers import codes_of, scales_of, seeded
 from tests.model.quantization.same_logits import CPU
@@ -63,6 +64,9 @@ def require_kept(weight, *, form=None, unit=None):
     assert packed is not None and packed.shape == weight.shape
     assert torch.equal(values_of(packed), weight.dense())
     assert form is None or (packed.form, packed.unit) == (form, unit)
+    # A kernel that took one scale for rows that have several would be wrong.
+    firsts = packed.scales[..., ::CHUNK].repeat_interleave(CHUNK, 2)[..., : weight.shape[1]]
+    assert not packed.in_blocks or torch.equal(firsts, packed.scales)
     return packed
 
 
@@ -71,7 +75,8 @@ def test_the_same_values(name):
     """Also of rows that alternate, of columns cut between groups, and where a block ends with each expert."""
     arguments, options, (form, unit) = FORMS[name]
     weight = grouped(*arguments, **options)
-    require_kept(weight, form=form, unit=unit)
+    whole = require_kept(weight, form=form, unit=unit)
+    assert whole.in_blocks == (name in ("fp8 in blocks that are cut off", "fp8, a scale a matrix"))
     rows = weight.shape[1]
     apart = np.concatenate([np.arange(0, rows, 2), np.arange(1, rows, 2)])
     require_kept(weight.rows(apart))
