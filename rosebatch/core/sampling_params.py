@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import InitVar, dataclass, fields, replace
-from operator import index
+from operator import attrgetter, index
 from typing import Any, Self
 
 from rosebatch.core.plain import is_text, plain
@@ -217,6 +217,14 @@ class SamplingParams:
         """A copy, for scripts that make one. It cannot be changed either: use ``dataclasses.replace``."""
         return replace(self)
 
+    def seeded(self, seed: int) -> Self:
+        """The same with another seed below 2^64. Nothing is checked again: each row that is sampled needs one."""
+        made = object.__new__(type(self))
+        for setter, value in zip(_SETTERS, _VALUES(self), strict=True):
+            setter(made, value)
+        _SET_SEED(made, seed)
+        return made
+
     def given(self) -> dict[str, Any]:
         """The fields that differ from their defaults."""
         return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) != f.default}
@@ -242,6 +250,11 @@ class SamplingParams:
         """Whether logits are changed before tokens are filtered and chosen, but for a grammar."""
         return self.penalizes or bool(self.logit_bias) or self.min_tokens > 0
 
+
+# Of a slot each: the frozen class's own way does the same by name.
+_SLOTS = [f.name for f in fields(SamplingParams)]
+_SETTERS = [getattr(SamplingParams, name).__set__ for name in _SLOTS]
+_VALUES, _SET_SEED = attrgetter(*_SLOTS), _SETTERS[_SLOTS.index("seed")]
 
 _NUMBER, _INTEGER, _OPTIONAL_INTEGER = (int, float), (int,), (int, type(None))
 _SEQUENCE = (tuple, list, type(None))

@@ -45,7 +45,7 @@ class TakenNames:
         self.absent.difference_update(types)
         self._add(types, path, is_table=True)
 
-    def add_line(self, line: bytes, where: str) -> None:
+    def add_line(self, line: bytes, file: str, number: int) -> None:
         """Look at a line. A broken one has no names; it fails by itself."""
         try:
             names = _NAMES.decode(line)
@@ -57,7 +57,7 @@ class TakenNames:
                 elif len(seen) < _MAX_SEEN:
                     seen |= dict.fromkeys(names)
             if not self._reserved.isdisjoint(names):
-                self._add(msgspec.json.decode(line), where, is_table=False)
+                self._add(msgspec.json.decode(line), f"{file}{number}", is_table=False)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return
 

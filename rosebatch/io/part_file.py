@@ -41,6 +41,8 @@ _MAX_UNWRITTEN = 4 << 20
 _SYNC_SECONDS = 2.0
 # Of a file that is read from its beginning to its end.
 _READ_BYTES = 1 << 20
+# Lines that are not read a second time.
+_KEPT_BYTES = 1 << 22
 # Rows whose places in the file are in memory at once.
 _WINDOW = 2**16
 
@@ -225,21 +227,24 @@ class PartFile:
                 raise UserError(f"{self.path}: another file took its place while the run wrote to it")
             place = len(file.readline())
             for window in sorted(self._present):
-                places, sizes, place = self._places(file, place, window)
-                for line_place, size in zip(places, sizes, strict=True):
+                places, sizes, kept, place = self._places(file, place, window)
+                for at, size in enumerate(sizes):
                     if not size:
                         continue
-                    line = self._decode(os.pread(descriptor, size, line_place))
+                    line = self._decode(kept.pop(at, b"") or os.pread(descriptor, size, places[at]))
                     if line is None:
                         raise self._damage()
                     if failed is None or failed == line.failed:
                         yield line.row_index, line.row
 
-    def _places(self, file: BinaryIO, place: int, window: int) -> tuple["array[int]", "array[int]", int]:
-        """The lines of a window: where they begin, and their bytes (0 for missing rows).
+    def _places(
+        self, file: BinaryIO, place: int, window: int
+    ) -> tuple["array[int]", "array[int]", dict[int, bytes], int]:
+        """The lines of a window: where they begin, their bytes (0 for missing rows), and the first of them themselves.
 
         The last value is where to begin searching for later windows.
         """
+        kept, room = dict[int, bytes](), _KEPT_BYTES
         places, sizes = array("Q", bytes(8 * _WINDOW)), array("Q", bytes(8 * _WINDOW))
         present = self._present[window]
         missing = int.from_bytes(present).bit_count()
@@ -256,9 +261,12 @@ class PartFile:
                     later = later or place
                 elif its_window == window and not sizes[at] and present[at >> 3] >> (at & 7) & 1:
                     places[at], sizes[at] = place, len(content)
+                    if len(content) <= room:
+                        kept[at] = content
+                        room -= len(content)
                     missing -= 1
             place += len(content)
-        return places, sizes, later or place
+        return places, sizes, kept, later or place
 
     def close(self) -> None:
         """Release the file. Its rows stay for a later run."""

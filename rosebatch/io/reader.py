@@ -218,7 +218,7 @@ class PromptReader:
         for number, (place, text, _) in enumerate(self._json_rows(path, kind), start=1):  # noqa: B007
             if not isinstance(text, bytes):
                 return None
-            taken.add_line(text, f"{where}{place}")
+            taken.add_line(text, where, place)
         return number
 
     def __iter__(self) -> Iterator[Row | FailedRow]:

@@ -121,7 +121,8 @@ def parse_row(
         require_text(values)
         named = with_own_names(values)
         line = _check(named)
-        require_no_collision(values, result_column)
+        if result_column is not None or not _RESULT_FIELDS.isdisjoint(values):
+            require_no_collision(values, result_column)
         values = named
         own = given_sampling(line, values)
         sampling, prompt_only = split_prompt_only(with_defaults(own, defaults), echo=bool(line.echo))

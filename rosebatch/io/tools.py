@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from rosebatch.core.errors import RowError
+from rosebatch.text.shared_tools import shared_tools
 from rosebatch.text.tool_calls.call import Offered, Schema
 from rosebatch.text.tool_calls.call import ToolCall as ToolCall
 
@@ -119,7 +120,7 @@ def tool_use(
             raise RowError("invalid_field", "tool_choice required needs tools")
         return None
     kind = "required" if isinstance(choice, NamedTool) else choice or "auto"
-    return ToolUse(tuple(given), kind, named, parallel is not False)
+    return ToolUse(shared_tools(given), kind, named, parallel is not False)
 
 
 def call_fields(calls: Sequence[ToolCall], row: int, choice: int) -> list[dict[str, Any]]:

@@ -32,6 +32,8 @@ def for_model(row: Row | FailedRow | None, tokenizer: Tokenizer | None) -> Row |
 def _with_unread(row: Row, tokenizer: Tokenizer | None) -> Row:
     """The row, with what its chat template does not use among the ignored fields, or among the unclear ones."""
     variables, messages = row.options.chat_template_kwargs, row.messages or ()
+    if not variables and not messages:
+        return row
     further = [name for each in messages if len(each) > len(_OF_ALL) for name in each if name not in _SAY_NOTHING]
     if not variables and not further:
         return row

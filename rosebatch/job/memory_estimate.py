@@ -1,11 +1,13 @@
 """How much memory a row takes while it is under way: estimates that are cheap, and the same in every run."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from sys import getsizeof
+from typing import Any
 
 from rosebatch.core.request import LOGPROB_BYTES, RANK_BYTES
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.io.rows import FailedRow, Row
+from rosebatch.text.shared_tools import SharedTools
 
 _LISTS = (list, tuple)
 _CONTAINERS = (dict, *_LISTS)
@@ -28,7 +30,7 @@ def row_bytes(row: Row | FailedRow) -> int:
             return size + getsizeof(row.prompt)
         given = (row.messages, row.prompt_token_ids, row.prompts)
         size += sum(_deep_bytes(each) for each in given if each)
-        size += _deep_bytes(row.tool_use.tools) if row.tool_use is not None else 0
+        size += _tool_bytes(row.tool_use.tools) if row.tool_use is not None else 0
     return size
 
 
@@ -49,6 +51,14 @@ def prompt_bytes(sampling: SamplingParams, num_tokens: int, max_model_len: int) 
     if sampling.prompt_logprobs is not None:
         size += num_tokens * (_SCORED_TOKEN + _LIKELY_TOKEN * sampling.prompt_logprobs)
     return size
+
+
+def _tool_bytes(tools: Sequence[Any]) -> int:
+    if not isinstance(tools, SharedTools):
+        return _deep_bytes(tools)
+    if tools.memory is None:
+        tools.memory = _deep_bytes(tools)
+    return tools.memory
 
 
 def _deep_bytes(value: object) -> int:

@@ -7,7 +7,6 @@ the engine's steps: a second thread that computes in Python only takes turns wit
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import replace
 from typing import NamedTuple
 
 from rosebatch.core.errors import RowError, unexpected
@@ -171,7 +170,7 @@ def _prompts_of(
         prompt = tuple(prompt[-options.truncate_prompt_tokens :])
         own = sampling
         if sampling.seed is None and not sampling.greedy:
-            own = replace(sampling, seed=row_seed(seed, row.index, row.id, prompt, number))
+            own = sampling.seeded(row_seed(seed, row.index, row.id, prompt, number))
         echo = ""
         if options.echo and tokenizer is not None:
             echo = text if text and not options.truncate_prompt_tokens else _decoded(prompt, tokenizer)

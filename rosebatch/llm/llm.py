@@ -384,7 +384,7 @@ class LLM(WithoutMethods):
         if isinstance(error := prompt.get("error"), RowError):
             return FailedRow(index=index, where=where, metadata={}, error=error)
         if self._seed and sampling.seed is None and not sampling.greedy:
-            sampling = replace(sampling, seed=row_seed(None, index, self._seed, ()))
+            sampling = sampling.seeded(row_seed(None, index, self._seed, ()))
         if sampling.max_tokens == 0:
             # The engine always generates a token, which is dropped.
             sampling, prompt = replace(sampling, max_tokens=1), {**prompt, "prompt_only": True}

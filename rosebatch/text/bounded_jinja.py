@@ -20,6 +20,8 @@ from jinja2.runtime import Context, LoopContext, markup_join, str_join
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
+from rosebatch.text.template_values import kept_texts, plain_values
+
 # Characters of a text, or of all texts of a list. The longest prompt of a row has less.
 MAX_CHARACTERS = 1 << 26
 # Rounds of all loops, calls, filters. Each takes some microseconds. A chat of a thousand messages needs some thousands.
@@ -30,6 +32,7 @@ _MAX_BITS = 1 << 16
 _TEXT = frozenset({str})
 # Of an element of a list, in characters.
 _ELEMENT = 8
+_OF_DICTS = frozenset(dir(dict))
 _PERCENT = re.compile(r"%(?:\([^)]*\))?[-#0 +]*(\d+|\*)?(?:\.(\d+|\*))?")
 
 
@@ -52,6 +55,8 @@ def bounded_renderer() -> Callable[..., Any]:
         environment.filters[name] = _bounded_filter(environment.filters[name], growth)
     environment.filters |= {"sum of": _sum, "joined as texts": _joined_texts, "rounds of": _rounds, "as read": _read}
 
+    environment.filters["tojson"] = kept_texts(environment.filters["tojson"])
+
     @lru_cache
     def compiled(source: str) -> Template:
         tree = _Rewriter().visit(environment.parse(source))
@@ -63,7 +68,10 @@ def bounded_renderer() -> Callable[..., Any]:
     render = library.render_jinja_template
     # A copy: other users of the library have templates of their own.
     return FunctionType(
-        render.__code__, {**vars(library), "_compile_jinja_template": compiled}, None, render.__defaults__
+        render.__code__,
+        {**vars(library), **plain_values(vars(library)), "_compile_jinja_template": compiled},
+        None,
+        render.__defaults__,
     )
 
 
@@ -150,6 +158,12 @@ class _Environment(ImmutableSandboxedEnvironment):
             _checked(_percent(left, right))
         return self.binop_table[operator](left, right)
 
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        # The same for what nearly all are, without an error on the way.
+        if type(obj) is dict and attribute in obj and attribute not in _OF_DICTS:
+            return obj[attribute]
+        return super().getattr(obj, attribute)
+
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         _read(__context, getattr(__obj, "__self__", None))
         if isinstance(__obj, LoopContext):
@@ -229,7 +243,8 @@ def _counted(values: Iterable[Any]) -> Iterator[Any]:
 @pass_context
 def _sum(context: Context, terms: Sequence[Any]) -> Any:
     if _TEXT.issuperset(map(type, terms)):
-        _take(context, _checked(sum(map(len, terms))) // _A_STEP)
+        if (size := sum(map(len, terms))) >= _A_STEP:
+            _take(context, _checked(size) // _A_STEP)
         return "".join(terms)
     return reduce(_plus, terms)
 

@@ -93,6 +93,15 @@ def test_wrong_types(name, value, rule):
         SamplingParams(**{name: value})
 
 
+@pytest.mark.parametrize("given", [{}, {"seed": 1}, {**STOPS, **BIAS, "n": 3, "temperature": 0.5, "stop": ("a",)}])
+def test_another_seed_changes_nothing_else(given):
+    """It is set without the checks, so no field may be left out."""
+    params = SamplingParams(**given)
+    for seed in (0, 2**64 - 1):
+        assert params.seeded(seed) == SamplingParams(**{**given, "seed": seed})
+    assert params == SamplingParams(**given)
+
+
 def test_given_are_the_fields_that_differ_from_their_defaults():
     """As the defaults of a file, all fields would override the model's own; and reports name these alone."""
     assert GREEDY.given() == {}

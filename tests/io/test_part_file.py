@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from rosebatch.core.errors import FlagError, UserError
+from rosebatch.io import part_file
 from rosebatch.io.part_file import PartFile
 from rosebatch.io.part_lines import PartEncoder
 
@@ -50,6 +51,19 @@ def assert_refused(path, message):
     for open_file in (PartFile.reopen, lambda p: PartFile.create(p, manifest)):
         with pytest.raises(UserError, match=message):
             open_file(path)
+
+
+@pytest.mark.parametrize("room", [0, 40, 1 << 20])
+def test_lines_that_are_kept_and_lines_that_are_read_again(path, monkeypatch, room):
+    """Of a window, the first lines are kept while their places are found, as far as there is room."""
+    monkeypatch.setattr(part_file, "_KEPT_BYTES", room)
+    monkeypatch.setattr(part_file, "_WINDOW", 8)
+    order = [5, 9, 0, 17, 3, 8, 1]
+    write(path, [(index, index == 3) for index in order])
+    part = PartFile.reopen(path)
+    assert read(part) == expected(*sorted(order))
+    assert [row.decode() for row in part.rows(failed=True)] == expected(3)
+    part.close()
 
 
 def test_rows_come_back_in_order(path):

@@ -29,7 +29,10 @@ class Durations:
         bucket = round(math.log(max(seconds, _SHORTEST)) / _WIDTH)
         self._buckets[bucket] = self._buckets.get(bucket, 0) + count
         self._sum += seconds * count
-        self._minimum, self._maximum = min(self._minimum, seconds), max(self._maximum, seconds)
+        if seconds < self._minimum:
+            self._minimum = seconds
+        if seconds > self._maximum:
+            self._maximum = seconds
 
     def merge(self, other: "Durations") -> None:
         """Count those of another one too."""

@@ -84,10 +84,11 @@ class EngineStats:
         self.prompt_tokens += prompt_tokens
         self.output_tokens += output_tokens
         self.steps += steps
-        prefill = result.seconds * prompt_tokens / plan.num_tokens
+        num_tokens = plan.num_tokens
+        prefill = result.seconds * prompt_tokens / num_tokens
         self.prefill_seconds += prefill
         self.decode_seconds += result.seconds - prefill
-        if decoded := plan.num_tokens - prompt_tokens:
+        if decoded := num_tokens - prompt_tokens:
             self.token_steps += steps
             self.decoded += decoded
             self.squares += decoded * decoded / steps
@@ -100,7 +101,7 @@ class EngineStats:
         self.graph_replays += result.graph_replays
         self.graph_captures += result.graph_captures
         self.preemptions += plan.num_preempted
-        self.computed_tokens += plan.num_tokens
+        self.computed_tokens += num_tokens
         self.copied_blocks += len(plan.copies)
         self.max_running = max(self.max_running, plan.num_sequences)
         self.max_blocks_used = max(self.max_blocks_used, blocks_used)
