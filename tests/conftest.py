@@ -60,30 +60,28 @@ def transformers() -> Iterator[Any]:
 
 # Folders in which a test runs with many parameters: models, dtypes, shapes, block sizes.
 _MATRICES = {"kernels", "golden"}
-# A test there with more variants than these runs with the first and the last of them; all others are thorough.
-_MAX_VARIANTS = 2
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Divide the matrices: every test runs in the fast tier, the whole of each matrix in the thorough one.
 
-    Slow tests, of other folders too, have the mark ``matrix``, and run with the first variant if there are as many.
-    Tests marked ``whole`` keep all of their variants.
+    The fast tier takes the first variant of a test there, and of tests marked ``matrix`` in other folders. Tests marked
+    ``whole`` keep all of their variants.
     Where kernels run in the interpreter, each pair of two parameters' values is tried with each
     implementation; a GPU tries all products.
     """
-    variants: dict[tuple[str, bool], list[pytest.Item]] = {}
+    variants: dict[str, list[pytest.Item]] = {}
     on_cpu: dict[object, list[pytest.Function]] = {}
     for item in items:
         if isinstance(item, pytest.Function) and "TRITON_INTERPRET" in os.environ and runs_on_cpu(item):
             key = item.nodeid.partition("[")[0], item.callspec.params.get("implementation")
             on_cpu.setdefault(key, []).append(item)
-        is_slow = item.get_closest_marker("matrix") is not None
-        if (is_slow or item.path.parent.name in _MATRICES) and not item.get_closest_marker("whole"):
-            variants.setdefault((item.nodeid.partition("[")[0], is_slow), []).append(item)
-    for (_, is_slow), members in variants.items():
-        for item in members[1 : None if is_slow else -1] if len(members) > _MAX_VARIANTS else ():
+        is_of_matrix = item.get_closest_marker("matrix") or item.path.parent.name in _MATRICES
+        if is_of_matrix and not item.get_closest_marker("whole"):
+            variants.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for members in variants.values():
+        for item in members[1:]:
             item.add_marker("thorough")
     for functions in on_cpu.values():
         chosen = with_all_pairs([function.callspec.params for function in functions])

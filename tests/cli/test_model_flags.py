@@ -276,6 +276,7 @@ def test_a_tokenizer_folder_without_a_tokenizer(generate, tmp_path):
     )
 
 
+@pytest.mark.thorough
 def test_a_word_in_place_of_a_number(report, generate):
     """``auto`` was documented for the number of processes, and refused as no number."""
     lines = [{"id": 1, "prompt": "x"}]

@@ -79,6 +79,7 @@ def test_a_pipe_from_end_to_end(process, toy_toml):
     assert result.returncode == 3
 
 
+@pytest.mark.thorough
 def test_a_reader_that_goes_away(process, toy_toml):
     """``| head -1`` must give no traceback and no "Exception ignored", but an exit code of failure."""
     command = (
@@ -99,6 +100,7 @@ def test_a_reader_that_goes_away_before_the_report_of_bench(process, toy_toml):
     assert line.startswith("rosebatch: tiny-llama fits: ")
 
 
+@pytest.mark.thorough
 def test_a_report_that_cannot_be_written(process, toy_toml):
     """The process must not leave the writing to Python's end, which would hide the error."""
     result = process(f"{BENCH} > /dev/full", MODEL=toy_toml)

@@ -189,6 +189,7 @@ def test_a_pipe_resumes_like_a_file(toy, source, tmp_path, monkeypatch):
     assert indices((tmp_path / "out.jsonl").read_text()) == [0, 1, 2]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name",
     [

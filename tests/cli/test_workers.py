@@ -177,6 +177,7 @@ def is_alive(pid):
         return False
 
 
+@pytest.mark.thorough
 def test_two_processes_give_the_bytes_of_one(start, source, expected, tmp_path):
     """Rows come back in any order, from processes with their own random numbers, threads and batches.
 

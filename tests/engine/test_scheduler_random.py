@@ -17,7 +17,7 @@ from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.engine.torch_runner.batch import BlockTables
 from tests.engine.fake_runner import VOCAB, Follower, fake_completion, make_sequence, next_token, random_pools, verify
 
-SEEDS = 560
+SEEDS = 400
 GROUPS = 8
 # Each of these is a path that the checks below are about: a run without one of them would prove nothing.
 _EVENTS = (

@@ -83,6 +83,7 @@ def test_a_model_of_its_own_gets_an_engine(expected):
     assert loaded.kv_cache_bytes == blocks_times_numbers * BLOCK_SIZE * 2 * 4
 
 
+@pytest.mark.thorough
 @pytest.mark.matrix
 @pytest.mark.usefixtures("few_programs")
 @pytest.mark.parametrize("off", WAYS.values(), ids=WAYS)

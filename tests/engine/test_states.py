@@ -46,6 +46,7 @@ def test_completions_of_a_request(kind, alone):
         assert sorted(states) == list(range(SLOTS)) != states, "no sequence has moved"
 
 
+@pytest.mark.thorough
 def test_a_preempted_sequence_starts_over(alone):
     """With blocks for two sequences at a time; what it generated before is computed again as part of its chunk."""
     engine = device_engine("qwen3_5", blocks=7)
