@@ -3,7 +3,7 @@
 The product is computed transposed: then the weight is the first operand of the matrix instruction, which may lie in
 registers. A code is or-ed into the mantissa of a number as large as a unit of it, 128 in bf16 and 1024 in fp16. One
 subtraction of that number and the zero leaves ``code - zero``, exactly. The sum over a group is multiplied by its scale
-in fp32 (source: Marlin, arXiv 2408.11743).
+in fp32 (source: Marlin, arXiv 2408.11743). Of many rows, each number is multiplied by its scale instead, and rounded.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
