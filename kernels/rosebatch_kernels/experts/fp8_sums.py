@@ -43,8 +43,16 @@ def fp8_sums(
     scales += expert.to(tl.int64) * (matrix if UNIT == 0 else chunks * matrix) + (first if IN_BLOCKS else row)
     acc = tl.zeros([ROWS, COLUMNS], tl.float32)
     up_acc = tl.zeros([ROWS, COLUMNS], tl.float32)
+    # A block's scale is loaded a chunk ahead: Triton's pipeline copies no single numbers.
+    factor = tl.load(scales) if IN_BLOCKS else None
+    up_factor = tl.load(scales + N) if IN_BLOCKS and GATED else None
     for chunk in tl.range(0, chunks, num_stages=STAGES):
         place = chunk * matrix
+        if IN_BLOCKS:
+            following = tl.minimum(chunk + 1, chunks - 1) * matrix
+            next_factor = tl.load(scales + following)
+            if GATED:
+                next_up_factor = tl.load(scales + following + N)
         x = tl.load(x_rows + chunk * _CHUNK + k[None, :], mask=present[:, None], other=0.0)
         # Not into the accumulators: Hopper's instruction would add to them in 14 bits.
         part = tl.dot(x, tl.trans(tl.load(weight + place * _CHUNK)))
@@ -52,10 +60,17 @@ def fp8_sums(
             acc += part
         else:
             x_scale = tl.load(x_scales + chunk * count, mask=present, other=0.0)
-            acc += part * _product(x_scale, tl.load(scales + place), IN_BLOCKS)
+            acc += part * _product(x_scale, factor if IN_BLOCKS else tl.load(scales + place), IN_BLOCKS)
         if GATED:
             part = tl.dot(x, tl.trans(tl.load(weight + (place + N) * _CHUNK)))
-            up_acc += part if UNIT == 0 else part * _product(x_scale, tl.load(scales + place + N), IN_BLOCKS)
+            if UNIT == 0:
+                up_acc += part
+            else:
+                up_acc += part * _product(x_scale, up_factor if IN_BLOCKS else tl.load(scales + place + N), IN_BLOCKS)
+        if IN_BLOCKS:
+            factor = next_factor
+            if GATED:
+                up_factor = next_up_factor
     if UNIT == 0:
         x_scale = tl.load(x_scales, mask=present, other=0.0)
         acc *= _product(x_scale, tl.load(scales), False)
