@@ -8,6 +8,7 @@ import torch
 
 from benchmarks.kernels.launchers import Launchers
 from rosebatch_kernels.common.device import INTERPRETER, device_of
+from rosebatch_kernels.common.sizes import value_at
 from rosebatch_kernels.int4 import int4_linear, reference
 from rosebatch_kernels.int4.int4_linear import Int4Linear
 from rosebatch_kernels.int4.layout import GROUPS, Int4Weight, empty_words, narrowest, pack_
@@ -163,7 +164,7 @@ def test_parts_are_added_up_for_who_cannot(biased, narrow, device, randn, assert
     """A whole product of few rows: its programs would each read all columns, one after the other."""
     x, weight, bias, values = make((5, 2048, 48), 128, True, narrow, device, randn)
     layer = Int4Linear(weight, bias if biased else None, None, sizes=Sizes(), device=device_of(torch.device(device)))
-    assert len(layer.parts(x)) == Sizes().min_summed
+    assert value_at(Sizes().min_summed, 5) <= len(layer.parts(x)) == 4
     exact = x.double() @ values.t()
     assert_close(layer.product(x), exact)
     assert_close(layer(x), exact + (bias.double() if biased else 0))

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from rosebatch_kernels.common.device import Device
+from rosebatch_kernels.common.sizes import value_at
 from rosebatch_kernels.int4 import kernel
 from rosebatch_kernels.int4.decode import decode_
 from rosebatch_kernels.int4.layout import Int4Weight
@@ -88,7 +89,7 @@ class Int4Linear(Linear):
 
     def _sums_parts(self, x: Tensor) -> bool:
         sizes, rows = self._sizes, len(x)
-        return rows <= sizes.max_rows_summed and splits_of(rows, self.weight, x.dtype, sizes=sizes) >= sizes.min_summed
+        return splits_of(rows, self.weight, x.dtype, sizes=sizes) >= value_at(sizes.min_summed, rows)
 
     def _is_few(self, x: Tensor) -> bool:
         return len(x) <= self._sizes.max_rows

@@ -31,6 +31,8 @@ class Program(NamedTuple):
     rounds: bool = False
 
 
+# More parts than any product has.
+_NEVER = 1 << 10
 # By rows of x, largest least first.
 Programs = tuple[tuple[int, Program], ...]
 
@@ -46,8 +48,7 @@ class Sizes:
         prefetched: chunks that a program requests before its predecessor ends.
         max_rows: rows of x up to which the codes are multiplied; more are multiplied with values, decoded in between.
         max_rows_in_parts: the same for ``parts``.
-        min_summed, max_rows_summed: parts at least, and rows of x at most, for which a whole product is faster in parts
-            with a kernel that adds them up.
+        min_summed: parts from which a whole product is faster with a kernel that adds them up, by rows of x.
         min_rows_onto: rows of x from which cuBLAS had better add the product to the residual than the norm's kernel.
         scratch: bytes of the values that are decoded at a time. They should stay in the L2 cache.
         decoded: rows of the weight in a tile of ``decode``.
@@ -64,8 +65,7 @@ class Sizes:
     prefetched: int = 4
     max_rows: int = 512
     max_rows_in_parts: int = 512
-    min_summed: int = 4
-    max_rows_summed: int = 128
+    min_summed: tuple[tuple[int, int], ...] = ((257, _NEVER), (129, 2), (17, 4), (0, 2))
     min_rows_onto: int = 513
     scratch: int = 2**25
     decoded: int = 32
