@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from rosebatch.model.lazy_tensor import LazyTensor, join, stack
-from rosebatch.model.quantization.formats import load_weight
+from rosebatch.model.quantization.formats import FORMS, load_weight
 from rosebatch.model.weights import SafetensorsWeights, lazy_stored, lazy_tensor
 from rosebatch.ops.ops import Linear
 from rosebatch.ops.weight import Weight
 from tests.engine.family_models import FAMILIES
 from tests.model.quantization.same_logits import CPU, OPS, require_same_logits, write_both
+from tests.model.quantization.test_folders import require_same_answers, write
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class Counted(SafetensorsWeights):
 
 
 class Form:
+    layouts = ()
     find = staticmethod(find)
 
 
@@ -81,6 +83,13 @@ def encoded(name, values):
 def test_a_format_is_cut_joined_and_reordered(name, size, tmp_path):
     """q, k and v and gate and up are joined, or rows are reordered, in a format that no file of the package names."""
     require_same_logits(tmp_path, FAMILIES[name], encoded, Form, size)
+
+
+def test_a_format_is_a_line_of_the_list(tmp_path, monkeypatch):
+    """From config.json to tokens: a second list of methods, on the way of any run, would refuse the folder."""
+    monkeypatch.setitem(FORMS, "nibbles", lambda config: Form())
+    write(tmp_path, lambda name, shape: encoded(f"{name}.weight", torch.empty(shape)), {"quant_method": "nibbles"})
+    require_same_answers(tmp_path)
 
 
 def test_a_shard_reads_its_part_alone(tmp_path):

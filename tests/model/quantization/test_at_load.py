@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from rosebatch.config.run import RunConfig
 from rosebatch.core.errors import FlagError
 from rosebatch.model.lazy_tensor import LazyTensor
+from rosebatch.model.quantization import formats
 from rosebatch.model.quantization.chosen import choose_quantization
 from rosebatch.model.quantization.formats import form_of, load_matrix
 from rosebatch.model.quantization.grouped import GroupedWeight
@@ -18,6 +19,7 @@ from rosebatch.model.registry import build_model
 from rosebatch.model.source import find_model
 from rosebatch.model.weights import DEVIATION, RandomWeights, SafetensorsWeights
 from tests.engine.family_models import FAMILIES
+from tests.helpers.checkout import ROOT
 from tests.helpers.small_llama import save_llama
 from tests.model.quantization import test_awq, test_compressed_tensors, test_gptq
 from tests.model.quantization.numbers import PLAIN
@@ -180,6 +182,13 @@ def test_names_of_forms(name):
     assert choose_quantization("auto", FORMS[name]).name == name
     assert choose_quantization("none", FORMS[name]).identity == f"{name}, decoded"
     assert choose_quantization(FORMS[name]["quant_method"], FORMS[name]).name == name
+
+
+def test_every_form_has_a_name_and_a_row():
+    """A form that is not in ``FORMS`` above had no name for ``--quantization``, and nothing said so."""
+    methods = {config["quant_method"] for config in FORMS.values()}
+    page = (ROOT / "docs" / "quantization.md").read_text(encoding="utf-8")
+    assert formats.FORMS.keys() == methods == {method for method in methods if f"\n| `{method}` |" in page}
 
 
 def test_modules_of_several_forms():
