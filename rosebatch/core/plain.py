@@ -2,6 +2,10 @@
 
 from typing import Any
 
+# Types of plain JSON: of texts and names, and of all values without parts.
+TEXT = frozenset({str})
+SCALARS = frozenset({str, int, float, bool, type(None)})
+
 
 def plain(value: Any) -> Any:
     """A number or an array of NumPy, or a tensor of PyTorch, as Python's numbers; anything else as it is."""

@@ -20,6 +20,7 @@ from jinja2.runtime import Context, LoopContext, markup_join, str_join
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
+from rosebatch.core.plain import TEXT
 from rosebatch.text.template_values import kept_texts, plain_values
 
 # Characters of a text, or of all texts of a list. The longest prompt of a row has less.
@@ -29,7 +30,6 @@ MAX_STEPS = 1 << 20
 # Characters, or elements of a list, that a step has time to read or write.
 _A_STEP = 4096
 _MAX_BITS = 1 << 16
-_TEXT = frozenset({str})
 # Of an element of a list, in characters.
 _ELEMENT = 8
 _OF_DICTS = frozenset(dir(dict))
@@ -242,7 +242,7 @@ def _counted(values: Iterable[Any]) -> Iterator[Any]:
 
 @pass_context
 def _sum(context: Context, terms: Sequence[Any]) -> Any:
-    if _TEXT.issuperset(map(type, terms)):
+    if TEXT.issuperset(map(type, terms)):
         if (size := sum(map(len, terms))) >= _A_STEP:
             _take(context, _checked(size) // _A_STEP)
         return "".join(terms)

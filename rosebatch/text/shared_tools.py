@@ -4,12 +4,12 @@ import marshal
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from rosebatch.core.plain import SCALARS, TEXT
+
 # Of a table. One that is full is emptied.
 _MAX_TOOLS, _MAX_SEEN, _MAX_TEXTS = 64, 4096, 1024
 # Bytes of tools, characters of a text. Larger ones would fill the memory.
 _LONGEST = 1 << 14
-_TEXT = frozenset({str})
-_SCALARS = frozenset({str, int, float, bool, type(None)})
 _USUAL_INDENTS = (None, 2, 4)
 
 
@@ -85,9 +85,9 @@ def _parts_of(tools: SharedTools) -> list[Any] | None:
     """All lists and objects in them; None if not all is plain JSON."""
     parts: list[Any] = list(tools)
     for part in parts:
-        if type(part) is dict and _TEXT.issuperset(map(type, part)):
+        if type(part) is dict and TEXT.issuperset(map(type, part)):
             part = part.values()
         elif type(part) is not list:
             return None
-        parts += [each for each in part if type(each) not in _SCALARS]
+        parts += [each for each in part if type(each) not in SCALARS]
     return parts

@@ -4,12 +4,11 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any
 
+from rosebatch.core.plain import SCALARS, TEXT
 from rosebatch.text.shared_tools import is_shared, keep_text, text_of
 
 # The library's own: it copies all that a template sees, and leaves out objects that have methods.
 _COPY = "_plain_template_data"
-_TEXT = frozenset({str})
-_SCALARS = frozenset({str, int, float, bool, type(None)})
 _INDENTS = (int, type(None))
 
 
@@ -20,12 +19,12 @@ def plain_values(library: Mapping[str, Any]) -> dict[str, Any]:
 
     def plain(value: Any) -> Any:
         kind = type(value)
-        if kind in _SCALARS or is_shared(value):
+        if kind in SCALARS or is_shared(value):
             return value
         if kind is list:
             return list(map(plain, value))
-        if kind is dict and _TEXT.issuperset(map(type, value)):
-            if _SCALARS.issuperset(map(type, value.values())):
+        if kind is dict and TEXT.issuperset(map(type, value)):
+            if SCALARS.issuperset(map(type, value.values())):
                 return value.copy()
             return dict(zip(value, map(plain, value.values()), strict=True))
         return copied(value)
