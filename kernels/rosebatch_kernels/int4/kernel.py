@@ -189,11 +189,11 @@ def _int4_product(
         own_x, left = x_rows + chunk * _CHUNK, columns - chunk * _CHUNK
         if shifts is None:
             next_factors = _of_groups(scales, n, total, chunk + 1, groups, GROUP)
-            acc = _add_sums(acc, _numbers(code, own, BF16, ASM), factors, own_x, present, left, CUT, GROUP)
+            acc = _add_sums(acc, _numbers(code, own, None, None, BF16, ASM), factors, own_x, present, left, CUT, GROUP)
             factors = next_factors
         else:
             pairs = _of_groups(scales, n // 2, total // 2, chunk, groups, GROUP)
-            acc = _add_values(acc, _values(code, own, pairs, shift, BF16, ASM), own_x, present, left, CUT)
+            acc = _add_values(acc, _numbers(code, own, pairs, shift, BF16, ASM), own_x, present, left, CUT)
     n = first + tl.arange(0, half)
     wanted = (n < size)[:, None] & present[None, :]
     if PARTS:
@@ -235,41 +235,47 @@ def _add_sums(acc, numbers, factors, x_rows, present, left, CUT: tl.constexpr, G
 
 
 @triton.jit
-def _values(code, zeros, pairs, shift, BF16: tl.constexpr, ASM: tl.constexpr):
-    """``(code - zero) * scale`` of each place of the words, rounded once.
+def _numbers(code, zeros, pairs, shift, BF16: tl.constexpr, ASM: tl.constexpr):
+    """``code - zero`` of each place of the words, in bf16 or fp16; with ``pairs`` times its scale, rounded once.
 
     A row's scale is that half of its pair which ``shift`` brings to the lowest bits: Triton's pipeline copies loads of
     32 bits.
     """
-    s0, s1 = (pairs[0] >> shift).to(tl.int16)[:, None], (pairs[1] >> shift).to(tl.int16)[:, None]
-    s2, s3 = (pairs[2] >> shift).to(tl.int16)[:, None], (pairs[3] >> shift).to(tl.int16)[:, None]
+    dtype = tl.bfloat16 if BF16 else tl.float16
+    offset: tl.constexpr = _BF16_OFFSET if BF16 else _FP16_OFFSET
+    if pairs is not None:
+        s0, s1 = (pairs[0] >> shift).to(tl.int16)[:, None], (pairs[1] >> shift).to(tl.int16)[:, None]
+        s2, s3 = (pairs[2] >> shift).to(tl.int16)[:, None], (pairs[3] >> shift).to(tl.int16)[:, None]
     z0, z1 = zeros[0].to(tl.int16)[:, None], zeros[1].to(tl.int16)[:, None]
     z2, z3 = zeros[2].to(tl.int16)[:, None], zeros[3].to(tl.int16)[:, None]
-    if ASM and BF16:
+    if not ASM:
+        w0 = ((code & 15) - z0).to(dtype)
+        w1 = (((code >> 4) & 15) - z1).to(dtype)
+        w2 = (((code >> 8) & 15) - z2).to(dtype)
+        w3 = (((code >> 12) & 15) - z3).to(dtype)
+        if pairs is not None:
+            w0 *= s0.to(dtype, bitcast=True)
+            w1 *= s1.to(dtype, bitcast=True)
+            w2 *= s2.to(dtype, bitcast=True)
+            w3 *= s3.to(dtype, bitcast=True)
+    elif pairs is None:
         w0, w1, w2, w3 = tl.inline_asm_elementwise(
-            _BF16_VALUES_ASM,
-            "=r,=r,=r,=r,r,r,r,r,r,r,r,r,r",
-            [code, z0 | _BF16_OFFSET, z1 | _BF16_OFFSET, z2 | _BF16_OFFSET, z3 | _BF16_OFFSET, s0, s1, s2, s3],
-            dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
-            is_pure=True,
-            pack=2,
-        )
-    elif ASM:
-        w0, w1, w2, w3 = tl.inline_asm_elementwise(
-            _FP16_VALUES_ASM,
-            "=r,=r,=r,=r,r,r,r,r,r,r,r,r,r",
-            [code, z0 | _FP16_OFFSET, z1 | _FP16_OFFSET, z2 | _FP16_OFFSET, z3 | _FP16_OFFSET, s0, s1, s2, s3],
-            dtype=(tl.float16, tl.float16, tl.float16, tl.float16),
+            _BF16_ASM if BF16 else _FP16_ASM,
+            "=r,=r,=r,=r,r,r,r,r,r",
+            [code, z0 | offset, z1 | offset, z2 | offset, z3 | offset],
+            dtype=(dtype, dtype, dtype, dtype),
             is_pure=True,
             pack=2,
         )
     else:
-        dtype: tl.constexpr = tl.bfloat16 if BF16 else tl.float16
-        w0, w1, w2, w3 = _numbers(code, zeros, BF16, ASM)
-        w0 *= s0.to(dtype, bitcast=True)
-        w1 *= s1.to(dtype, bitcast=True)
-        w2 *= s2.to(dtype, bitcast=True)
-        w3 *= s3.to(dtype, bitcast=True)
+        w0, w1, w2, w3 = tl.inline_asm_elementwise(
+            _BF16_VALUES_ASM if BF16 else _FP16_VALUES_ASM,
+            "=r,=r,=r,=r,r,r,r,r,r,r,r,r,r",
+            [code, z0 | offset, z1 | offset, z2 | offset, z3 | offset, s0, s1, s2, s3],
+            dtype=(dtype, dtype, dtype, dtype),
+            is_pure=True,
+            pack=2,
+        )
     return w0, w1, w2, w3
 
 
@@ -304,38 +310,6 @@ def _of_groups(grid, n, total, chunk, groups, GROUP: tl.constexpr):
         v2 = v0 if GROUP == 128 else tl.load(grid + tl.minimum(first + 64 // GROUP, last) * total + n)
         v3 = v2 if GROUP >= 64 else tl.load(grid + tl.minimum(first + 3, last) * total + n)
     return v0, v1, v2, v3
-
-
-@triton.jit
-def _numbers(code, zeros, BF16: tl.constexpr, ASM: tl.constexpr):
-    """``code - zero`` of each place of the words, in bf16 or fp16."""
-    z0, z1 = zeros[0].to(tl.int16)[:, None], zeros[1].to(tl.int16)[:, None]
-    z2, z3 = zeros[2].to(tl.int16)[:, None], zeros[3].to(tl.int16)[:, None]
-    if ASM and BF16:
-        w0, w1, w2, w3 = tl.inline_asm_elementwise(
-            _BF16_ASM,
-            "=r,=r,=r,=r,r,r,r,r,r",
-            [code, z0 | _BF16_OFFSET, z1 | _BF16_OFFSET, z2 | _BF16_OFFSET, z3 | _BF16_OFFSET],
-            dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
-            is_pure=True,
-            pack=2,
-        )
-    elif ASM:
-        w0, w1, w2, w3 = tl.inline_asm_elementwise(
-            _FP16_ASM,
-            "=r,=r,=r,=r,r,r,r,r,r",
-            [code, z0 | _FP16_OFFSET, z1 | _FP16_OFFSET, z2 | _FP16_OFFSET, z3 | _FP16_OFFSET],
-            dtype=(tl.float16, tl.float16, tl.float16, tl.float16),
-            is_pure=True,
-            pack=2,
-        )
-    else:
-        dtype = tl.bfloat16 if BF16 else tl.float16
-        w0 = ((code & 15) - z0).to(dtype)
-        w1 = (((code >> 4) & 15) - z1).to(dtype)
-        w2 = (((code >> 8) & 15) - z2).to(dtype)
-        w3 = (((code >> 12) & 15) - z3).to(dtype)
-    return w0, w1, w2, w3
 
 
 @triton.jit
