@@ -17,7 +17,8 @@ from benchmarks.kernels.inputs import randn
 from benchmarks.kernels.launchers import Launchers
 from benchmarks.kernels.table import bench
 from rosebatch_kernels.common.device import device_of
-from rosebatch_kernels.experts.packed import CHUNK, Packed, empty_words
+from rosebatch_kernels.common.packing import CHUNK, empty_words
+from rosebatch_kernels.experts.packed import Packed, piece_of
 from rosebatch_kernels.experts.sizes import SIZES, Step, Tile
 
 _KERNEL, _ROUTER = Launchers("experts.kernel"), Launchers("experts.router")
@@ -108,7 +109,7 @@ def _matrices(form: str, experts: int, rows: int, columns: int) -> Tensor | Pack
         dense: Tensor = randn(experts, rows, columns) * columns**-0.5
         return dense
     code, unit, has_zeros = kind
-    words = empty_words(code, experts, rows, columns, torch.device("cuda"))
+    words = empty_words((experts, rows, columns), piece_of(code), torch.device("cuda"))
     words.random_(-(1 << 15), 1 << 15)
     chunks = words.shape[1]
     # Four exponents of 2^-7.

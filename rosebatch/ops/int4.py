@@ -6,10 +6,7 @@ from torch import Tensor
 
 from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.int4.layout import GROUPS as GROUPS
-from rosebatch_kernels.int4.layout import MIDDLE as MIDDLE
 from rosebatch_kernels.int4.layout import Int4Weight, narrowest
-from rosebatch_kernels.int4.layout import empty_words as empty_words
-from rosebatch_kernels.int4.layout import pack_ as pack_
 from rosebatch_kernels.linear.interface import Linear
 
 # Rows and columns are a multiple of these, so that rows of x and of the result begin where 16 bytes do.

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from rosebatch_kernels.experts.packed import BITS, CHUNK, MIDDLE, Packed, empty_words, pack_, piece_of
+from rosebatch_kernels.common.packing import CHUNK, MIDDLE, empty_words, pack_
+from rosebatch_kernels.experts.packed import BITS, Packed, piece_of
 from tests.model.quantization.numbers import E2M1
 
 # Forms, columns of a scale, and whether there are zeros: all that the kernel tells apart.
@@ -42,7 +43,7 @@ def random_packed(form, unit, has_zeros, shape, seed, *, exact=False, in_blocks=
         # None of the two NaNs; of exact ones, multiples of 1 / 2 up to 4, with their signs.
         codes = HALVES[codes.long() % 8] | codes & 128 if exact else codes % 127
         codes[..., ::5] |= 128
-    words = empty_words(form, *shape, codes.device)
+    words = empty_words(shape, piece_of(form), codes.device)
     for each, own in zip(words, codes, strict=True):
         pack_(each, own)
     chunks = words.shape[1]

@@ -367,7 +367,8 @@ def fp8() -> None:
 
 
 def int4() -> None:
-    from rosebatch_kernels.int4.layout import Int4Weight, empty_words
+    from rosebatch_kernels.common.packing import empty_words
+    from rosebatch_kernels.int4.layout import QUARTER, Int4Weight
 
     kernel, decode_ = Launchers("int4.kernel"), Launchers("int4.decode").decode_
     sum_parts = Launchers("int4.sum_parts").sum_parts
@@ -383,7 +384,8 @@ def int4() -> None:
     ]:
         grid = -(-size_in // group), 6144
         own = ints(*grid) if zeros else None
-        weight = Int4Weight(empty_words(6144, size_in, "cpu"), empty(*grid, dtype=scale), own, size_in, group)
+        words = empty_words((6144, size_in), QUARTER, "cpu")
+        weight = Int4Weight(words, empty(*grid, dtype=scale), own, size_in, group)
         x, bias = empty(rows, size_in, dtype=dtype), empty(6144, dtype=dtype)
         kernel.linear(x, weight, bias)
         kernel.linear(x, weight, None, "silu_mul" if zeros else "relu")

@@ -8,10 +8,11 @@ import torch
 
 from benchmarks.kernels.launchers import Launchers
 from rosebatch_kernels.common.device import INTERPRETER, device_of
+from rosebatch_kernels.common.packing import empty_words, pack_
 from rosebatch_kernels.common.sizes import value_at
 from rosebatch_kernels.int4 import int4_linear, reference
 from rosebatch_kernels.int4.int4_linear import Int4Linear
-from rosebatch_kernels.int4.layout import GROUPS, Int4Weight, empty_words, narrowest, pack_
+from rosebatch_kernels.int4.layout import GROUPS, QUARTER, Int4Weight, narrowest
 from rosebatch_kernels.int4.sizes import SIZES, Sizes, splits_of
 from tests.kernels.test_linear_kernel import ACTIVATIONS
 
@@ -49,9 +50,9 @@ def make(shape, group, zeros, dtype, device, randn):
     groups = -(-size_in // group)
     x = randn(rows, size_in + 8, dtype=dtype).to(device)[:, :size_in]
     codes = (randn(size_out, size_in) * 1000).int() % 16
-    words = empty_words(size_out, size_in, "cpu")
-    pack_(words, 0, codes[:5].byte())
-    pack_(words, 5, codes[5:].byte())
+    words = empty_words((size_out, size_in), QUARTER, "cpu")
+    pack_(words[:, :5], codes[:5].byte())
+    pack_(words[:, 5:], codes[5:].byte())
     scales = ((randn(groups, size_out) * 0.2).exp() / 6 * size_in**-0.5).to(dtype)
     own = ((randn(groups, size_out) * 1000).int() % 16).to(device) if zeros else None
     weight = Int4Weight(words.to(device), scales.to(device), own, size_in, group)
@@ -115,7 +116,7 @@ def test_parts_are_as_many_as_fill_a_gpu():
     dtype = torch.float16
     for rows, columns, size, splits in [(2, 4096, 64, 8), (2, 1024, 64, 2), (70, 4096, 8192, 4), (2, 512, 64, 1)]:
         scales = torch.empty(columns // 128, size, dtype=dtype)
-        weight = Int4Weight(empty_words(size, columns, "cpu"), scales, None, columns, 128)
+        weight = Int4Weight(empty_words((size, columns), QUARTER, "cpu"), scales, None, columns, 128)
         assert splits_of(rows, weight, dtype, sizes=Sizes()) == splits
 
 

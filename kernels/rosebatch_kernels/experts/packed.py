@@ -1,23 +1,15 @@
-"""How the quantized matrices of all experts lie in memory: the kernel reads them in whole lines and decodes pairs.
-
-A word of 16 bits holds a code of each piece of a chunk of columns. So two neighbouring words have pairs of neighbours,
-and few instructions make a register of two numbers of each pair.
-"""
+"""The quantized matrices of all experts as the kernel reads them."""
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
-from torch.nn import functional
 
 from rosebatch_kernels.common.device import Device
+from rosebatch_kernels.common.packing import CHUNK as CHUNK
+from rosebatch_kernels.common.packing import MIDDLE as MIDDLE
 
-# Columns of a chunk: all codes of a word are in it.
-CHUNK = 128
 # Bits of a code.
 BITS = {"e2m1": 4, "e4m3": 8, "int4": 4}
-# The zero of 4-bit integers without zeros of their own.
-MIDDLE = 8
 # The largest exponent byte of scales of e2m1, for 2: times a larger one, a step of the kernel's would overflow.
 MAX_EXPONENT = 128
 
@@ -29,8 +21,7 @@ class Packed:
     Attributes:
         form: ``e2m1``, ``e4m3`` (floats of 4 and 8 bits), or ``int4``.
         columns: in.
-        words: ``[E, C, out, P]`` int16, of C chunks; word q has the codes of columns q, q + P, ... of its chunk, the
-            first in its lowest bits. Codes behind the last column are 0.
+        words: ``[E, C, out, P]`` int16, of C chunks, see ``empty_words``.
         unit: columns that share a scale: ``CHUNK``, P, or 0 for all.
         scales: ``[E, U, out]`` fp32, of the units of all chunks; of e2m1 ``[E, C, out]`` int32, whose bytes are four
             exponents, plus 127, the first in the lowest bits.
@@ -65,19 +56,3 @@ def can_decode(device: Device) -> bool:
 def piece_of(form: str) -> int:
     """P: words of a row of a chunk."""
     return CHUNK * BITS[form] // 16
-
-
-def empty_words(form: str, experts: int, rows: int, columns: int, device: torch.device) -> Tensor:
-    """Words of ``[E, out, in]``, for ``pack_``."""
-    shape = experts, -(-columns // CHUNK), rows, piece_of(form)
-    return torch.empty(shape, dtype=torch.int16, device=device)
-
-
-def pack_(words: Tensor, codes: Tensor) -> None:
-    """Write the words ``[C, out, P]`` of one expert's codes ``[out, in]``, of a byte each."""
-    piece, bits = words.shape[2], 16 * words.shape[2] // CHUNK
-    padded = functional.pad(codes, (0, -codes.shape[1] % CHUNK))
-    places = padded.view(len(codes), -1, CHUNK // piece, piece).permute(2, 1, 0, 3)
-    words.copy_(places[0])
-    for place, each in enumerate(places[1:], 1):
-        words |= each.short() << bits * place

@@ -14,6 +14,7 @@ from rosebatch.host.model_files import shown
 from rosebatch.model.lazy_tensor import LazyTensor, join, stack
 from rosebatch.model.quantization.dense import DenseWeight, values_of
 from rosebatch.model.quantization.nibbles import nibble_linear
+from rosebatch.model.quantization.numbers import GroupedNumbers
 from rosebatch.model.quantization.packed_experts import packed_experts
 from rosebatch.model.quantization.packing import AT_ONCE, floats
 from rosebatch.model.quantization.stored import FLOATS, POWERS, scales_of, shape_of, stored_as
@@ -30,28 +31,8 @@ _BLOCKS = {"U8": (1, 32), "F8_E4M3": (1, 16)}
 
 
 @dataclass(frozen=True, slots=True)
-class GroupedWeight(Weight):
-    """See ``Weight``. A value is ``(number - zero) · scale``; elements of a group share zero and scale.
-
-    Attributes:
-        numbers: ``[..., out, in]``, the bytes of integers or of narrow floats.
-        kind: dtype of the numbers, of one byte; or ``E2M1_KIND``.
-        scales: ``[..., R, G]`` fp32.
-        zeros: ``[..., R, G]``; None if they are 0.
-        row_of: ``[out]``, the row of ``scales`` of each row.
-        group_of: ``[in]``, the column of ``scales`` of each column.
-        dtype: of the run.
-        bits: that an integer has at most.
-    """
-
-    numbers: LazyTensor
-    kind: torch.dtype
-    scales: LazyTensor
-    zeros: LazyTensor | None
-    row_of: np.ndarray
-    group_of: np.ndarray
-    dtype: torch.dtype
-    bits: int = 8
+class GroupedWeight(GroupedNumbers, Weight):
+    """See ``Weight``."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -126,10 +107,7 @@ class GroupedWeight(Weight):
         """See ``Weight``; integers of 4 bits at most, and e4m3."""
         if device is None:
             return None
-        if self.bits <= _NIBBLE:
-            fields = self.numbers, self.kind, self.scales, self.zeros, self.row_of, self.group_of, self.dtype
-            return nibble_linear(*fields, bias, device)
-        return self._fp8_linear(bias, device)
+        return nibble_linear(self, bias, device) if self.bits <= _NIBBLE else self._fp8_linear(bias, device)
 
     def _fp8_linear(self, bias: Tensor | None, device: Device) -> Linear | None:
         """Of e4m3 with scales of rows or of whole blocks, as the kernels have them."""
@@ -148,8 +126,7 @@ class GroupedWeight(Weight):
 
     def experts(self) -> Packed | None:
         """See ``Weight``."""
-        fields = self.numbers, self.kind, self.scales, self.zeros, self.row_of, self.group_of
-        return packed_experts(*fields, self.bits)
+        return packed_experts(self)
 
     def _with(self, numbers: LazyTensor, dim: int, used: np.ndarray, **changed: Any) -> "GroupedWeight":
         scales, zeros = self.scales.take(dim, used), self.zeros and self.zeros.take(dim, used)

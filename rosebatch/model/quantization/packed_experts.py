@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rosebatch.model.lazy_tensor import LazyTensor
+from rosebatch.model.quantization.numbers import GroupedNumbers
 from rosebatch.model.quantization.packing import E2M1_KIND
 from rosebatch.ops.packed import CHUNK, MAX_EXPONENT, MIDDLE, Packed, empty_words, pack_, piece_of
 
@@ -16,33 +16,22 @@ _MANTISSA = 23
 _AT_ONCE = 1 << 28
 
 
-def packed_experts(
-    numbers: LazyTensor,
-    kind: torch.dtype,
-    scales: LazyTensor,
-    zeros: LazyTensor | None,
-    row_of: np.ndarray,
-    group_of: np.ndarray,
-    bits: int,
-) -> Packed | None:
-    """``[E, out, in]``, read some experts at a time; None if the kernel has no such numbers or groups.
-
-    Args:
-        numbers, kind, scales, zeros, row_of, group_of, bits: see ``GroupedWeight``.
-    """
-    form = _FORMS.get(kind)
-    has_zeros, is_signed = zeros is not None, kind == torch.int8
-    is_served = bits <= 4 and (has_zeros or is_signed) if form == "int4" else form is not None and not has_zeros
+def packed_experts(weight: GroupedNumbers) -> Packed | None:
+    """``[E, out, in]``, read some experts at a time; None if the kernel has no such numbers or groups."""
+    numbers, zeros, row_of = weight.numbers, weight.zeros, weight.row_of
+    form = _FORMS.get(weight.kind)
+    has_zeros, is_signed = zeros is not None, weight.kind == torch.int8
+    is_served = weight.bits <= 4 and (has_zeros or is_signed) if form == "int4" else form is not None and not has_zeros
     if form is None or len(numbers.shape) != 3 or not is_served:
         return None
-    found = _units(group_of, (piece_of(form),) if form == "e2m1" else (0, CHUNK, piece_of(form)))
+    found = _units(weight.group_of, (piece_of(form),) if form == "e2m1" else (0, CHUNK, piece_of(form)))
     if found is None:
         return None
     (count, rows, columns), (unit, groups) = numbers.shape, found
     words, all_scales, all_zeros, step = None, [], [], max(1, _AT_ONCE // (rows * columns))
     for start in range(0, count, step):
         part = {0: range(start, min(start + step, count))}
-        codes, own = numbers.part(part), _spread(scales.part(part), row_of, groups)
+        codes, own = numbers.part(part), _spread(weight.scales.part(part), row_of, groups)
         # Signed ones begin at -8.
         middle = MIDDLE if is_signed else 0
         if form == "int4" and (codes := codes + middle).max() >= 2 * MIDDLE:
@@ -51,7 +40,7 @@ def packed_experts(
         if four is None:
             return None
         if words is None:
-            words = empty_words(form, count, rows, columns, codes.device)
+            words = empty_words(numbers.shape, piece_of(form), codes.device)
         for place, each in enumerate(codes, start):
             pack_(words[place], each)
         all_scales.append(four)
