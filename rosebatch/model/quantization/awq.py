@@ -1,17 +1,16 @@
 """AWQ: integers of 4 bits, packed along the outputs in an order of their own."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
-import torch
 
 from rosebatch.model.lazy_tensor import LazyTensor
 from rosebatch.model.quantization.fields import Fields
-from rosebatch.model.quantization.grouped import GroupedWeight, columns_in_groups
+from rosebatch.model.quantization.grouped import GroupedWeight, coded
 from rosebatch.model.quantization.packing import unpacked
-from rosebatch.model.quantization.stored import scales_of, stored_as
+from rosebatch.model.quantization.stored import stored_as
 from rosebatch.model.weights import Checkpoint
 from rosebatch.ops.layout import Layout
 
@@ -58,17 +57,9 @@ class AWQ:
         if weights.shape(f"{own}qweight") is None or len(shape) != 2:
             return None
         rows, columns = shape
-        group_of, groups = columns_in_groups(weights, f"{own}scales", columns, self.group)
-        return GroupedWeight(
-            numbers=_codes(weights, f"{own}qweight", columns, rows),
-            kind=torch.uint8,
-            scales=scales_of(weights, f"{own}scales", (groups, rows)).transposed(),
-            zeros=_codes(weights, f"{own}qzeros", groups, rows),
-            row_of=np.arange(rows),
-            group_of=group_of,
-            dtype=weights.dtype,
-            bits=_BITS,
-        )
+        codes = _codes(weights, f"{own}qweight", columns, rows)
+        found = coded(weights, codes, _BITS, f"{own}scales", self.group)
+        return replace(found, zeros=_codes(weights, f"{own}qzeros", found.scales.shape[-1], rows))
 
 
 def _codes(weights: Checkpoint, name: str, height: int, rows: int) -> LazyTensor:

@@ -11,7 +11,7 @@ from rosebatch.core.errors import UserError
 from rosebatch.host.model_files import shown
 from rosebatch.model.quantization.fields import Fields
 from rosebatch.model.quantization.fp4 import fp4, nvfp4
-from rosebatch.model.quantization.grouped import GroupedWeight, grouped, scaled
+from rosebatch.model.quantization.grouped import GroupedWeight, grouped, scaled, symmetric
 from rosebatch.model.quantization.listed import by_regex, require_unlisted
 from rosebatch.model.quantization.packing import unpacked
 from rosebatch.model.quantization.stored import POWERS, order_of, stored_as
@@ -172,9 +172,7 @@ def _with_zeros(weights: Checkpoint, name: str, found: GroupedWeight, scheme: Sc
     """Zeros of integers; those of packed ones begin at 0 too, and without any half of the range is zero."""
     is_packed, half = found.kind == torch.uint8, 1 << (scheme.bits - 1)
     if weights.shape(name) is None and scheme.symmetric:
-        if not is_packed:
-            return found
-        return replace(found, numbers=found.numbers.map(lambda read: read - half), kind=torch.int8)
+        return symmetric(found) if is_packed else found
     if not is_packed or weights.kind(name) == "I8":
         zeros = stored_as(weights, name, found.scales.shape, "I8").map(lambda read: read.view(torch.int8))
         return replace(found, zeros=zeros.map(lambda read: read.short() + half) if is_packed else zeros)

@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from rosebatch.host.model_files import shown
+
+Choice = TypeVar("Choice", bound=str | None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +33,9 @@ class Fields:
         what = f"{name} is missing" if value is None else f"{name} {shown(value)} is not supported"
         return ValueError(f"{self.path}: {what}")
 
-    def choice(self, name: str, served: Sequence[str | None]) -> str | None:
+    def choice(self, name: str, served: Sequence[Choice]) -> Choice:
         """One of these values."""
-        value: str | None = self.get(name)
+        value: Choice = self.get(name)
         if value not in served:
             raise self.unserved(name, value)
         return value

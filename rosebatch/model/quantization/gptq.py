@@ -5,17 +5,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from rosebatch.core.errors import UserError
 from rosebatch.host.model_files import shown
 from rosebatch.model.lazy_tensor import LazyTensor
 from rosebatch.model.quantization.fields import Fields
-from rosebatch.model.quantization.grouped import GroupedWeight, columns_in_groups
+from rosebatch.model.quantization.grouped import GroupedWeight, coded, symmetric
 from rosebatch.model.quantization.packing import unpacked
-from rosebatch.model.quantization.stored import order_of, scales_of, stored_as
+from rosebatch.model.quantization.stored import order_of, stored_as
 from rosebatch.model.weights import Checkpoint
 from rosebatch.ops.layout import Layout
 
@@ -104,27 +102,18 @@ class GPTQ:
         (rows, columns), bits = shape, scheme.bits
         if [32 * count for count in words[:1]] != [columns * bits]:
             raise UserError(f"quantization_config: bits is {bits}, and {module}.qweight has shape {shown(words)}")
-        group_of, groups = columns_in_groups(weights, f"{own}scales", columns, scheme.group)
-        if weights.shape(f"{own}g_idx") is not None or not (scheme.ordered or groups == 1):
-            group_of = order_of(weights, f"{own}g_idx", group_of, groups)
         stored = stored_as(weights, f"{own}qweight", (words[0], rows), "I32")
         codes = unpacked(stored, bits, 0, columns, 32).transposed()
-        found = GroupedWeight(
-            numbers=codes,
-            kind=torch.uint8,
-            scales=scales_of(weights, f"{own}scales", (groups, rows)).transposed(),
-            zeros=None,
-            row_of=np.arange(rows),
-            group_of=group_of,
-            dtype=weights.dtype,
-            bits=bits,
-        )
+        found = coded(weights, codes, bits, f"{own}scales", scheme.group)
+        groups = found.scales.shape[-1]
+        if weights.shape(f"{own}g_idx") is not None or not (scheme.ordered or groups == 1):
+            found = replace(found, group_of=order_of(weights, f"{own}g_idx", found.group_of, groups))
         if scheme.symmetric and weights.shape(f"{own}qzeros") is None:
-            return _symmetric(found, bits)
+            return symmetric(found)
         packed = stored_as(weights, f"{own}qzeros", (groups, -(-rows * bits // 32)), "I32")
         zeros, mask = unpacked(packed, bits, -1, rows, 32), (1 << bits) - 1
         if scheme.symmetric:
-            return _symmetric(_with_equal(found, zeros, f"{module}.qzeros"), bits)
+            return symmetric(_with_equal(found, zeros, f"{module}.qzeros"))
         return replace(found, zeros=zeros.map(lambda read: (read + self.added) & mask).transposed())
 
     def _scheme_of(self, module: str) -> Scheme:
@@ -135,12 +124,6 @@ class GPTQ:
                     raise UserError(f"quantization_config: dynamic has {pattern!r}, and {module} is quantized")
                 return scheme
         return self.scheme
-
-
-def _symmetric(found: GroupedWeight, bits: int) -> GroupedWeight:
-    """With a zero of half of the range."""
-    half = 1 << (bits - 1)
-    return replace(found, numbers=found.numbers.map(lambda read: read - half), kind=torch.int8)
 
 
 def _with_equal(found: GroupedWeight, zeros: LazyTensor, name: str) -> GroupedWeight:

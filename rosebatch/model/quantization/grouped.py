@@ -32,7 +32,7 @@ _BLOCKS = {"U8": (1, 32), "F8_E4M3": (1, 16)}
 
 @dataclass(frozen=True, slots=True)
 class GroupedWeight(GroupedNumbers, Weight):
-    """See ``Weight``."""
+    """See ``Weight`` and ``GroupedNumbers``."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -144,26 +144,42 @@ def _of_blocks(group_of: np.ndarray) -> np.ndarray | None:
     return groups if np.array_equal(np.repeat(groups, BLOCK)[: len(group_of)], group_of) else None
 
 
-def columns_in_groups(weights: Checkpoint, scale: str, columns: int, group: int | None) -> tuple[np.ndarray, int]:
-    """The group of each column, and the number of groups, where scales are ``[G, out]``.
+def coded(weights: Checkpoint, codes: LazyTensor, bits: int, scale: str, group: int | None) -> GroupedWeight:
+    """Codes, which begin at 0, with scales ``[G, out]``; zeros are not yet there.
 
     Args:
         weights: of the model.
+        codes: ``[out, in]``, a byte each.
+        bits: of a code.
         scale: name of the tensor of scales.
-        columns: of the matrix.
         group: neighbouring columns that share a scale, -1: all; None: as many as there are scales for.
 
     Raises:
         UserError: there are other numbers of scales.
     """
-    found = shape_of(weights, scale)
+    (rows, columns), found = codes.shape, shape_of(weights, scale)
     count = found[0] if len(found) == 2 else 0
     size = columns if group == -1 else group or -(-columns // max(1, count))
     # Groups of a size that is not known are all as large.
     if count != -(-columns // size) or (group is None and columns % count):
         where = f"quantization_config: group_size is {group}, and " if group else ""
         raise UserError(f"{where}{weights.name_of(scale)!r} of {columns} columns has shape {shown(found)}")
-    return in_groups(columns, size), count
+    return GroupedWeight(
+        numbers=codes,
+        kind=torch.uint8,
+        scales=scales_of(weights, scale, (count, rows)).transposed(),
+        zeros=None,
+        row_of=np.arange(rows),
+        group_of=in_groups(columns, size),
+        dtype=weights.dtype,
+        bits=bits,
+    )
+
+
+def symmetric(codes: GroupedWeight) -> GroupedWeight:
+    """Codes as numbers on both sides of 0: half of their range is subtracted."""
+    half = 1 << (codes.bits - 1)
+    return replace(codes, numbers=codes.numbers.map(lambda read: read - half), kind=torch.int8)
 
 
 def scaled(

@@ -40,10 +40,7 @@ class ModelOpt:
         if fields.get("quant_algo") is None and fields.get("kv_cache_quant_algo"):
             # Scales of a KV cache alone: weights are plain.
             layers = []
-        for each in layers:
-            if each.get("quant_algo") not in list(_SERVED):
-                raise each.unserved("quant_algo", each.get("quant_algo"))
-        layouts = dict.fromkeys(_SERVED[each.get("quant_algo")] for each in layers)
+        layouts = dict.fromkeys(_SERVED[each.choice("quant_algo", list(_SERVED))] for each in layers)
         return cls(fields.names("exclude_modules", "ignore"), tuple(layouts))
 
     def find(self, weights: Checkpoint, name: str, shape: tuple[int, ...]) -> GroupedWeight | None:
