@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rosebatch.config.switches import Switches
-from rosebatch_kernels.common.device import ADA, device_of
+from rosebatch_kernels.common.device import device_of
 from rosebatch_kernels.common.sizes import sized, unmeasured
 
 
@@ -49,7 +49,7 @@ def device_ops(switches: Switches) -> DeviceOps:
 
 def has_e4m3(device: torch.device) -> bool:
     """Whether the hardware converts e4m3, which kernels read; a CPU's operators need no such hardware."""
-    return device_of(device).arch >= ADA
+    return device_of(device).has_e4m3
 
 
 def unmeasured_sizes(device: torch.device) -> str | None:

@@ -62,7 +62,7 @@ def keeps(layout: Layout, switches: Switches, device: str, dtype: torch.dtype) -
     whole = fp8.BLOCK, fp8.BLOCK
     if layout.is_fp8:
         is_served = fp8.has_fp8_product(whole, dtype, device_of(torch.device(device)))
-        return is_served and layout.block in ((0, 0), (1, 0), whole)
+        return is_served and layout.block in fp8.BLOCKS
     rows, columns = layout.block
     is_served = not layout.floats and layout.bits <= 4 and int4.has_int4_product(whole, dtype)
     return is_served and rows == 1 and columns % min(int4.GROUPS) == 0
@@ -116,7 +116,7 @@ def _cuda_ops(switches: Switches, input_group: int | None) -> Ops:
     from rosebatch_kernels.logits import kernel as logits_kernel
 
     device = device_of(torch.device("cuda"))
-    group = input_group if switches.quantized_linear and fp8.multiplies_fp8(device) else None
+    group = input_group if switches.quantized_linear and device.has_e4m3 else None
 
     def own_product(weight: Weight, bias: Tensor | None) -> Linear | None:
         return weight.linear(bias, device) if switches.quantized_linear else None
@@ -162,12 +162,11 @@ def _expert_kernels(device: Device, quantized: bool, layer: Experts) -> RoutedEx
     With ``quantized``, weights stay as they are if the kernel decodes their format.
     """
     from rosebatch_kernels.experts import kernel
-    from rosebatch_kernels.experts.packed import can_decode
     from rosebatch_kernels.experts.router import route
     from rosebatch_kernels.experts.sizes import SIZES
 
     biases = layer.gate_up_bias, layer.down_bias
-    both, keeps = (layer.gate_up, layer.down), quantized and can_decode(device)
+    both, keeps = (layer.gate_up, layer.down), quantized and packed.can_decode(device)
     gate_up, down = ((weight.experts() if keeps else None) or weight.dense() for weight in both)
     k, normalize, activation = layer.k, layer.normalize, layer.activation
     parts = partial(kernel.parts, sizes=SIZES.of(device), device=device)
@@ -188,7 +187,7 @@ def _mlp_ops(switches: Switches, device: Device) -> dict[str, Any]:
     activations = {kind: sized(mlp_kernel, f"bias_{kind}_", device) for kind in ("gelu_erf", "gelu_tanh", "relu")}
     gates: dict[str, Callable[[Tensor], Tensor]] = {kind: sized(mlp_kernel, kind, device) for kind in mlp.GATED}
     fp8_gate: Callable[..., Tensor] | None = None
-    if fp8.multiplies_fp8(device):
+    if device.has_e4m3:
         from rosebatch_kernels.fp8 import quantize
 
         fp8_gate = sized(quantize, "gated", device)

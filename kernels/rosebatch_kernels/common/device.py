@@ -43,6 +43,11 @@ class Device:
     pdl: bool
     tma: bool
 
+    @property
+    def has_e4m3(self) -> bool:
+        """Whether the hardware converts and multiplies e4m3; Triton refuses it on others."""
+        return self.arch >= ADA
+
     @classmethod
     def of_arch(cls, arch: int, processors: int) -> "Device":
         """A GPU of an architecture."""

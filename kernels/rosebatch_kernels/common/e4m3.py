@@ -10,7 +10,7 @@ from torch import Tensor
 # The largest number of e4m3.
 LARGEST = 448.0
 # Heads of zeros, or nearly, have one that divides nothing by zero.
-LEAST_SCALE = 2.0**-100
+MIN_SCALE = 2.0**-100
 
 
 def quantized(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -23,14 +23,14 @@ def quantized(x: Tensor) -> tuple[Tensor, Tensor]:
         ``[..., D]`` uint8, and ``[..., 1]`` fp32.
     """
     x = x.float()
-    scales = scales_of(x.abs().amax(-1, keepdim=True), LEAST_SCALE)
+    scales = scales_of(x.abs().amax(-1, keepdim=True), MIN_SCALE)
     return (x / scales).to(torch.float8_e4m3fn).view(torch.uint8), scales
 
 
-def scales_of(amax: Tensor, least: float) -> Tensor:
-    """The scales, fp32, with which the largest values ``amax`` become the largest number; ``least`` at least."""
+def scales_of(amax: Tensor, minimum: float) -> Tensor:
+    """The scales, fp32, with which the largest values ``amax`` become the largest number; ``minimum`` at least."""
     # On a GPU, PyTorch multiplies by the reciprocal of a Python number.
-    return (amax / torch.full_like(amax, LARGEST)).clamp_min(least)
+    return (amax / torch.full_like(amax, LARGEST)).clamp_min(minimum)
 
 
 def dequantized(numbers: Tensor, scales: Tensor) -> Tensor:

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from rosebatch_kernels.common.e4m3 import LEAST_SCALE
+from rosebatch_kernels.common.e4m3 import LARGEST, MIN_SCALE
 
-_LEAST_SCALE = tl.constexpr(LEAST_SCALE)
+_LARGEST = tl.constexpr(LARGEST)
+_MIN_SCALE = tl.constexpr(MIN_SCALE)
 
 
 class Pages(NamedTuple):
@@ -105,7 +106,7 @@ def store(pages, place, k, v, mask, SIZE: tl.constexpr):
 def _quantized(x):
     """Bytes of e4m3 of rows ``[R, WIDTH]``, and a scale of each row ``[R, 1]``: ``quantized`` of the reference."""
     x = x.to(tl.float32)
-    scale = tl.maximum(tl.div_rn(tl.max(tl.abs(x), 1, keep_dims=True), 448.0), _LEAST_SCALE)
+    scale = tl.maximum(tl.div_rn(tl.max(tl.abs(x), 1, keep_dims=True), _LARGEST), _MIN_SCALE)
     x = tl.div_rn(x, scale)
     # By integers: Triton's interpreter rounds otherwise. Below 2^-6, numbers are multiples of 2^-9, as in [2^14, 2^15).
     bits = x.to(tl.int32, bitcast=True)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from rosebatch_kernels.common.device import ADA, Device
+from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.sizes import table
 from rosebatch_kernels.experts.packed import CHUNK, Packed
 
@@ -45,7 +45,7 @@ class Step(NamedTuple):
         unit = _unit_of_fp8(up)
         # All products of a chunk have the same scale.
         own = self.fp8 if unit == 0 else self.fp8_blocks if unit == CHUNK else None
-        if own and unit == _unit_of_fp8(down) and device.arch >= ADA:
+        if own and unit == _unit_of_fp8(down) and device.has_e4m3:
             return own
         return (
             self.packed_up if isinstance(up, Packed) else self.up,

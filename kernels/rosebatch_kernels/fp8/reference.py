@@ -9,12 +9,11 @@ from torch.nn import functional
 
 from rosebatch_kernels.common.e4m3 import LARGEST, scales_of
 
-MAX = LARGEST
 # Columns, and rows of a weight, that share a scale where scales are of blocks.
 BLOCK = 128
 # The least scale: of a row, and of 128 columns, where it only keeps zeros from being divided by zero.
-MIN_SCALE = 1 / (MAX * 512)
-MIN_BLOCK_SCALE = 1e-10 / MAX
+MIN_SCALE = 1 / (LARGEST * 512)
+MIN_BLOCK_SCALE = 1e-10 / LARGEST
 
 
 def quantize(x: Tensor, group: int = 0) -> tuple[Tensor, Tensor]:
@@ -33,7 +32,7 @@ def quantize(x: Tensor, group: int = 0) -> tuple[Tensor, Tensor]:
     padded = functional.pad(x.float(), (0, -x.shape[1] % width)).unflatten(1, (-1, width))
     least = MIN_BLOCK_SCALE if group else MIN_SCALE
     scales = scales_of(padded.abs().amax(2, keepdim=True), least)
-    numbers = (padded / scales).clamp(-MAX, MAX).flatten(1)[:, : x.shape[1]]
+    numbers = (padded / scales).clamp(-LARGEST, LARGEST).flatten(1)[:, : x.shape[1]]
     return numbers.to(torch.float8_e4m3fn).contiguous(), scales[..., 0].t().contiguous()
 
 

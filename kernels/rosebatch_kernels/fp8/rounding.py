@@ -5,9 +5,10 @@
 import triton
 import triton.language as tl
 
+from rosebatch_kernels.common.e4m3 import LARGEST
 from rosebatch_kernels.fp8 import reference
 
-_MAX = tl.constexpr(reference.MAX)
+_LARGEST = tl.constexpr(LARGEST)
 _MIN_SCALE = tl.constexpr(reference.MIN_SCALE)
 _MIN_BLOCK_SCALE = tl.constexpr(reference.MIN_BLOCK_SCALE)
 
@@ -42,12 +43,12 @@ def store_quantized(
         CHUNK: columns whose halves are stored in turns, the last ones filled up with 0; 0: all as they are.
     """
     if GROUP == 0:
-        scale = tl.maximum(tl.div_rn(tl.max(tl.abs(value), 1, keep_dims=True), _MAX), _MIN_SCALE)
+        scale = tl.maximum(tl.div_rn(tl.max(tl.abs(value), 1, keep_dims=True), _LARGEST), _MIN_SCALE)
         tl.store(scales + row, scale, row < rows)
         scaled = tl.div_rn(value, tl.broadcast_to(scale, (ROWS, COLUMNS)))
     else:
         grouped = tl.reshape(value, (ROWS, COLUMNS // GROUP, GROUP))
-        scale = tl.maximum(tl.div_rn(tl.max(tl.abs(grouped), 2, keep_dims=True), _MAX), _MIN_BLOCK_SCALE)
+        scale = tl.maximum(tl.div_rn(tl.max(tl.abs(grouped), 2, keep_dims=True), _LARGEST), _MIN_BLOCK_SCALE)
         group = first // GROUP + tl.arange(0, COLUMNS // GROUP)[None, :]
         exists = (row < rows) & (group * GROUP < SIZE)
         tl.store(scales + group.to(tl.int64) * rows + row, tl.reshape(scale, (ROWS, COLUMNS // GROUP)), exists)

@@ -18,7 +18,7 @@ from rosebatch.model.quantization.rounded import in_fp8, random_in
 from rosebatch.model.quantization.settings import quantization_of
 from rosebatch.model.quantization.unread import unread_fields
 from rosebatch.model.weights import Checkpoint, Form, Rounding
-from rosebatch.ops.fp8 import BLOCK
+from rosebatch.ops.fp8 import BLOCKS
 from rosebatch.ops.layout import FP8_ROWS, Layout, MatrixBytes
 from rosebatch.ops.select import keeps, keeps_experts
 
@@ -59,7 +59,7 @@ class Quantization:
     def input_group(self) -> int | None:
         """Columns of an input that share a scale where matrices are multiplied in fp8, 0 for all; None if none are."""
         for layout in self._layouts:
-            if layout.is_fp8 and not layout.of_experts and layout.block in ((0, 0), (1, 0), (BLOCK, BLOCK)):
+            if layout.is_fp8 and not layout.of_experts and layout.block in BLOCKS:
                 return layout.block[1]
         return None
 
