@@ -1,6 +1,7 @@
-"""Notes the launches of Triton's kernels in the interpreter instead of computing them."""
+"""Launches of Triton's kernels in the interpreter: noted instead of computed, or one at a time."""
 
 from collections.abc import Callable
+from threading import Lock
 from typing import Any
 
 import pytest
@@ -27,3 +28,16 @@ def note_launches(monkeypatch: pytest.MonkeyPatch, note: Callable[[str, Any, dic
     monkeypatch.setattr(interpreter.GridExecutor, "__call__", noted)
     monkeypatch.setattr(torch, "empty", torch.zeros)
     monkeypatch.setattr(torch, "empty_like", torch.zeros_like)
+
+
+def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where ranks are threads: the interpreter runs one kernel of a process."""
+    from triton.runtime import interpreter
+
+    turn, run = Lock(), interpreter.GridExecutor.__call__
+
+    def alone(self: Any, *args: Any, **kwargs: Any) -> None:
+        with turn:
+            run(self, *args, **kwargs)
+
+    monkeypatch.setattr(interpreter.GridExecutor, "__call__", alone)

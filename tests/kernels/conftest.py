@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +27,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test that asks for ``dtype`` runs for each of the table."""
     if "dtype" in metafunc.fixturenames:
         metafunc.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
+
+
+@pytest.fixture(params=["reference", "kernel"])
+def implementation(request: pytest.FixtureRequest) -> Any:
+    """Either of the ``IMPLEMENTATIONS`` of the test's module."""
+    return request.module.IMPLEMENTATIONS[request.param]
+
+
+@pytest.fixture(params=[torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+def narrow(request: pytest.FixtureRequest) -> torch.dtype:
+    """For kernels of 16-bit types alone."""
+    dtype: torch.dtype = request.param
+    return dtype
 
 
 @pytest.fixture

@@ -21,14 +21,9 @@ APPEND, PREPARE = Launchers("kv_cache.kernel").append, Launchers("qkv.kernel").p
 DECODE, PREFILL = Launchers("paged_attention.decode").decode, Launchers("paged_attention.prefill").prefill
 PREFILL_SHARED = Launchers("paged_attention.prefill_shared").prefill_shared
 NUM_SPLITS = Launchers("paged_attention.sizes").num_splits
-ATTENTION = {"reference": (reference.decode, reference.prefill), "kernel": (DECODE, PREFILL)}
+IMPLEMENTATIONS = {"reference": (reference.decode, reference.prefill), "kernel": (DECODE, PREFILL)}
 # K/V heads, queries of each, channels, tokens of a block: tiles within a block and across blocks.
 SHAPES = [(2, 1, 64, 16), (1, 2, 128, 64), (2, 4, 80, 24), (1, 7, 96, 64), (1, 2, 256, 32), (1, 5, 12, 16)]
-
-
-@pytest.fixture(params=["reference", "kernel"])
-def implementation(request):
-    return request.param
 
 
 def empty(blocks, kv_heads, block_size, size, device="cpu"):
@@ -158,7 +153,7 @@ def check_decode(
     options |= {"num_heads": heads, "scale": SCALE, "append": append, "scales": scales}
     if sinks is not None:
         options["sinks"] = sinks.to(device)
-    out = ATTENTION[implementation][0](*tensors, workspace, **options)
+    out = implementation[0](*tensors, workspace, **options)
     live = [0, 2, 3, 4]
     assert_close(out[live], torch.stack(exact)[live])
 
@@ -179,7 +174,7 @@ def test_prefill(implementation, kv_heads, group, size, block_size, window, dtyp
             k, v = paged.k[sequence][:end], paged.v[sequence][:end]
             exact.append(attention(q[len(exact)], k, v, SCALE, window))
     tensors = (x.to(device) for x in (q.flatten(1), paged.cache, paged.table, torch.tensor(tiles, dtype=torch.int32)))
-    out = ATTENTION[implementation][1](*tensors, num_heads=heads, scale=SCALE, window=window, scales=scales)
+    out = implementation[1](*tensors, num_heads=heads, scale=SCALE, window=window, scales=scales)
     assert_close(out, torch.stack(exact))
 
 

@@ -11,13 +11,9 @@ from rosebatch_kernels.feedback import reference
 from rosebatch_kernels.feedback.layout import LIMIT, NEXT, NUM_FIELDS, POSITION, STOPS, TOKEN
 
 kernel = Launchers("feedback.kernel")
+IMPLEMENTATIONS = {"reference": reference, "kernel": kernel}
 
 ENDS = [3, 5]
-
-
-@pytest.fixture(params=["reference", "kernel"])
-def implementation(request):
-    return kernel if request.param == "kernel" else reference
 
 
 class State:

@@ -11,6 +11,7 @@ from rosebatch_kernels.fp8.fp8_linear import Fp8Linear, by_pytorch
 from rosebatch_kernels.fp8.sizes import SIZES, share_of_parts
 
 kernel, rows_kernel = Launchers("fp8.kernel"), Launchers("fp8.quantize")
+IMPLEMENTATIONS = {"reference": reference, "kernel": kernel}
 mlp, norm = Launchers("mlp.kernel"), Launchers("norm.kernel")
 E4M3 = torch.float8_e4m3fn
 # All numbers, in order, and what lies between them.
@@ -22,17 +23,6 @@ SHAPES = [(1, 64, 32), (7, 208, 48), (33, 576, 576), (64, 2048, 256), (17, 1024,
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
 
-@pytest.fixture(params=["reference", "kernel"])
-def implementation(request):
-    return request.param
-
-
-@pytest.fixture(params=[torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
-def narrow(request):
-    """Tensors of a run are of 16 bits."""
-    return request.param
-
-
 @pytest.fixture(params=[0, 128], ids=["rows", "blocks"])
 def group(request):
     return request.param
@@ -40,7 +30,7 @@ def group(request):
 
 def quantize(implementation, x, group):
     """Numbers and scales by the reference, or by the kernel."""
-    return reference.quantize(x, group) if implementation == "reference" else rows_kernel.quantize(x, group)[:2]
+    return reference.quantize(x, group) if implementation is reference else rows_kernel.quantize(x, group)[:2]
 
 
 def same_bits(a, b):
@@ -176,13 +166,12 @@ def test_product(implementation, shape, group, biased, narrow, device, randn, as
     weight, scales, values = weight_of((size_out, size_in), group, randn, device)
     numbers, x_scales = reference.quantize((randn(rows, size_in) * size_in**-0.5).to(device, narrow), group)
     bias = randn(size_out, dtype=narrow).to(device) if biased else None
-    module = reference if implementation == "reference" else kernel
-    out = module.linear(numbers, x_scales, weight, scales, bias, narrow)
+    out = implementation.linear(numbers, x_scales, weight, scales, bias, narrow)
     x = values_of(numbers, x_scales, group)
     exact = x @ values.t()
     assert out.dtype == narrow
     assert_close(out, exact if bias is None else exact + bias.double())
-    parts = module.parts(numbers, x_scales, weight, scales)
+    parts = implementation.parts(numbers, x_scales, weight, scales)
     assert parts.dtype == torch.float32
     require_sums(parts.sum(0), x, values)
 

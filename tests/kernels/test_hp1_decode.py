@@ -23,11 +23,6 @@ RUNS, KEYS = 4, 4
 TILE = RUNS * KEYS
 
 
-@pytest.fixture(params=["reference", "kernel"])
-def implementation(request):
-    return IMPLEMENTATIONS[request.param]
-
-
 @pytest.fixture
 def as_on_a_gpu():
     """For tests that keep the numbers of runs and keys that a GPU has."""

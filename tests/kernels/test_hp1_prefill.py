@@ -19,11 +19,6 @@ pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 IMPLEMENTATIONS = {"reference": reference.prefill, "kernel": kernel.prefill}
 
 
-@pytest.fixture(params=["reference", "kernel"])
-def implementation(request):
-    return IMPLEMENTATIONS[request.param]
-
-
 def exact_rows(q, paged, chunks, gate):
     """Of each packed row of ``q [T, heads, D]``, token by token."""
     out = []

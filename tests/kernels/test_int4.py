@@ -17,21 +17,11 @@ from rosebatch_kernels.int4.sizes import SIZES, Sizes, splits_of
 from tests.kernels.test_linear_kernel import ACTIVATIONS
 
 kernel, decode_ = Launchers("int4.kernel"), Launchers("int4.decode").decode_
+IMPLEMENTATIONS = {"reference": reference, "kernel": kernel}
 # (rows, in, out): one row; half a chunk; none a multiple of a tile; more rows than a tile has; as many parts as there
 # can be.
 SHAPES = [(1, 128, 64), (3, 64, 8), (17, 200, 72), (70, 384, 136), (130, 136, 24), (2, 4096, 64)]
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
-
-
-@pytest.fixture(params=["reference", "kernel"])
-def implementation(request):
-    return kernel if request.param == "kernel" else reference
-
-
-@pytest.fixture(params=[torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
-def narrow(request):
-    """The kernel is for 16-bit types alone."""
-    return request.param
 
 
 @pytest.fixture(params=GROUPS)

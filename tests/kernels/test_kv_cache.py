@@ -10,11 +10,7 @@ from benchmarks.kernels.launchers import Launchers
 from rosebatch_kernels.kv_cache import reference
 
 kernel = Launchers("kv_cache.kernel")
-
-
-@pytest.fixture(params=["reference", "kernel"])
-def implementation(request):
-    return kernel if request.param == "kernel" else reference
+IMPLEMENTATIONS = {"reference": reference, "kernel": kernel}
 
 
 def poisoned(*shape, dtype):

@@ -11,6 +11,7 @@ from rosebatch_kernels.linear import reference
 from rosebatch_kernels.linear.streamed import StreamedHead, StreamedLinear, can_stream
 
 kernel, head_kernel = Launchers("linear.kernel"), Launchers("linear.head")
+IMPLEMENTATIONS = {"reference": reference, "kernel": kernel}
 gated = Launchers("linear.gated").gated
 logits, can_stream_head = head_kernel.logits, head_kernel.can_stream_head
 
@@ -27,17 +28,6 @@ ACTIVATIONS = {
     "relu_mul": lambda x: torch.relu(x.chunk(2, -1)[0]) * x.chunk(2, -1)[1],
 }
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
-
-
-@pytest.fixture(params=["reference", "kernel"])
-def implementation(request):
-    return kernel if request.param == "kernel" else reference
-
-
-@pytest.fixture(params=[torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
-def narrow(request):
-    """The kernel is for 16-bit types alone."""
-    return request.param
 
 
 def make(shape, dtype, device, randn):

@@ -10,6 +10,7 @@ from benchmarks.kernels.launchers import Launchers
 from rosebatch_kernels.logits import layout, reference
 
 kernel = Launchers("logits.kernel")
+IMPLEMENTATIONS = {"reference": reference, "kernel": kernel}
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
@@ -18,11 +19,6 @@ SIZES = [1, 63, 1000, 1030, 4100]
 NEUTRAL = {"presence": 0.0, "frequency": 0.0, "repetition": 1.0, "positions": 5, "min_positions": 0}
 PENALTIES = {"presence": 0.5, "frequency": 0.25, "repetition": 1.5, "positions": 5, "min_positions": 0}
 IN_PROMPT, ENDS = 2**24, 2**25
-
-
-@pytest.fixture(params=["reference", "kernel"])
-def implementation(request):
-    return kernel if request.param == "kernel" else reference
 
 
 def adjusted(x, mark, bias, presence, frequency, repetition, position, min_position):

@@ -10,6 +10,7 @@ from benchmarks.kernels.launchers import Launchers
 from rosebatch_kernels.mlp import reference
 
 kernel = Launchers("mlp.kernel")
+IMPLEMENTATIONS = {"reference": reference, "kernel": kernel}
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
@@ -29,11 +30,6 @@ GATES = {
 BIAS_FORMS = {"bias_gelu_erf_": "gelu", "bias_gelu_tanh_": "gelu_tanh", "bias_relu_": "relu"}
 # One program and several, in rows and in columns, and the number of tokens from which a program takes more rows.
 SHAPES = [(1, 1), (1, 63), (63, 17), (3, 1000), (2, 1030), (1025, 3)]
-
-
-@pytest.fixture(params=["reference", "kernel"])
-def implementation(request):
-    return kernel if request.param == "kernel" else reference
 
 
 def by_element(formula, x):

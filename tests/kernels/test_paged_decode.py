@@ -22,11 +22,6 @@ pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 IMPLEMENTATIONS = {"reference": reference.decode, "kernel": kernel.decode}
 
 
-@pytest.fixture(params=["reference", "kernel"])
-def implementation(request):
-    return IMPLEMENTATIONS[request.param]
-
-
 @pytest.mark.parametrize(
     ("kv_heads", "group", "size", "block_size", "window"),
     [

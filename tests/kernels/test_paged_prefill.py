@@ -20,11 +20,6 @@ SCALE = 0.17
 IMPLEMENTATIONS = {"reference": reference.prefill, "kernel": kernel.prefill}
 
 
-@pytest.fixture(params=["reference", "kernel"])
-def implementation(request):
-    return IMPLEMENTATIONS[request.param]
-
-
 def cut(chunks, rows=TILE_ROWS, seed=0):
     """Tiles of chunks ``(prefix, length)``, packed in order, in an order of their own."""
     tiles, first = [], 0

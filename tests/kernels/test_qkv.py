@@ -18,16 +18,12 @@ from tests.kernels.scattered import (
 )
 
 kernel = Launchers("qkv.kernel")
+IMPLEMENTATIONS = {"reference": reference, "kernel": kernel}
 # Row of the block table and position of each token, in no order: new ones, and a block's first and last.
 TOKENS = [(2, 20), (0, 70), (1, 3), (0, 64), (0, 0), (1, 0), (0, 63), (2, 15)]
 LENGTHS = [70, 3, 20]
 # A token that is skipped has no row, and a position that no table reaches.
 SKIPPED = (-1, 2**20)
-
-
-@pytest.fixture(params=["reference", "kernel"])
-def implementation(request):
-    return kernel if request.param == "kernel" else reference
 
 
 def columns(tokens, device):

@@ -82,3 +82,16 @@ def packed(fields: Tensor, bits: int, word_bits: int = 32) -> Tensor:
         words.append([number >> (i * word_bits) & ((1 << word_bits) - 1) for i in range(count)])
     found = np.array(words, {8: np.uint8, 32: np.uint32}[word_bits])
     return torch.from_numpy(found if word_bits == 8 else found.view(np.int32))
+
+
+def exponents(name: str, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Powers of two of 32 columns each: as bytes, and of every element."""
+    found = torch.randint(118, 123, (shape[0], -(-shape[1] // 32)), generator=seeded(f"scale {name}"))
+    return found.to(torch.uint8), spread(2.0 ** (found - 127), shape, (1, 32))
+
+
+def mxfp8(name: str, shape: tuple[int, int]) -> tuple[dict[str, Tensor], Tensor]:
+    """See ``EncodeMatrix``: compressed-tensors and ModelOpt have the same tensors."""
+    stored, scale = exponents(name, shape)
+    numbers = torch.randn(shape, generator=seeded(name)).to(torch.float8_e4m3fn)
+    return {f"{name}.weight": numbers, f"{name}.weight_scale": stored}, numbers.float() * scale

@@ -13,7 +13,9 @@ from tests.model.quantization.numbers import (
     MOE_FAMILIES,
     codes_of,
     encoder,
+    exponents,
     model_of,
+    mxfp8,
     packed,
     scales_of,
     seeded,
@@ -113,21 +115,10 @@ def nvfp4(name, shape):
     return tensors, E2M1[codes] * spread(scale.float() / whole, shape, (1, 16))
 
 
-def exponents(name, shape):
-    found = torch.randint(118, 123, (shape[0], -(-shape[1] // 32)), generator=seeded(f"scale {name}"))
-    return found.to(torch.uint8), spread(2.0 ** (found - 127), shape, (1, 32))
-
-
 def mxfp4(name, shape):
     stored, scale = exponents(name, shape)
     codes = codes_of(name, shape, 4)
     return {f"{name}.weight_packed": packed(codes, 4, 8), f"{name}.weight_scale": stored}, E2M1[codes] * scale
-
-
-def mxfp8(name, shape):
-    stored, scale = exponents(name, shape)
-    numbers = torch.randn(shape, generator=seeded(name)).to(FP8)
-    return {f"{name}.weight": numbers, f"{name}.weight_scale": stored}, numbers.float() * scale
 
 
 FORMS = {

@@ -1,13 +1,11 @@
 """Projections of one input in several formats: each stays in its own, whatever is cut, and values are the same."""
 
 from dataclasses import replace
-from threading import Lock
 
 import msgspec
 import numpy as np
 import pytest
 import torch
-from triton.runtime import interpreter
 
 from rosebatch.config.switches import Switches
 from rosebatch.model.lazy_tensor import LazyTensor
@@ -22,6 +20,7 @@ from rosebatch_kernels.fp8.fp8_linear import Fp8Linear
 from rosebatch_kernels.linear.interface import Linear
 from rosebatch_kernels.linear.joined import JoinedLinear
 from tests.engine.family_models import FAMILIES
+from tests.helpers.launches import one_at_a_time
 from tests.model.quantization.numbers import PLAIN, seeded
 from tests.model.quantization.same_logits import CPU, OPS, all_logits, require_same_logits, write_both
 from tests.model.quantization.test_fp8 import matrices
@@ -149,11 +148,7 @@ def test_the_rest_of_their_product_stays_in_fp8(tmp_path, monkeypatch, name, siz
     quantization = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     packed, _ = write_both(tmp_path, config, encoded([128, 128]))
     on_gpu = select(Switches.resolve({"quantized_linear": True}, "cuda"), "cuda")
-    turn, run, found = Lock(), interpreter.GridExecutor.__call__, []
-
-    def alone(self, *args, **kwargs):
-        with turn:
-            run(self, *args, **kwargs)
+    found = []
 
     def compared(weight, bias):
         kept, decoded = on_gpu.linear(weight, bias), OPS.linear(weight, bias)
@@ -162,8 +157,7 @@ def test_the_rest_of_their_product_stays_in_fp8(tmp_path, monkeypatch, name, siz
         found.append([(type(each), len(each.weight)) for each in kept.linears])
         return Compared(kept, decoded)
 
-    # Ranks are threads here, and the interpreter runs one kernel of a process.
-    monkeypatch.setattr(interpreter.GridExecutor, "__call__", alone)
+    one_at_a_time(monkeypatch)
     source = SafetensorsWeights(packed, torch.float16, CPU, form_of(quantization))
     all_logits(config, source, size, replace(OPS, linear=compared))
     delta = config.delta

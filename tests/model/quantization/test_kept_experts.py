@@ -1,7 +1,6 @@
 """Models whose experts stay quantized, by the interpreter: logits are those of experts that were decoded at load."""
 
 from dataclasses import replace
-from threading import Lock
 
 import msgspec
 import pytest
@@ -14,8 +13,10 @@ from rosebatch.ops.select import select
 from rosebatch_kernels.experts import kernel
 from rosebatch_kernels.experts.packed import Packed
 from tests.engine.family_models import FAMILIES
-from tests.model.quantization.numbers import E2M1, codes_of, encoder, model_of, seeded, spread
+from tests.helpers.launches import one_at_a_time
+from tests.model.quantization.numbers import E2M1, codes_of, encoder, model_of, seeded
 from tests.model.quantization.same_logits import CPU, OPS, all_logits, write_both
+from tests.model.quantization.test_fp8 import matrices
 
 BLOCK = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 
@@ -37,14 +38,6 @@ def mxfp4(name, values):
     return tensors, dense.flatten(2)[..., :columns].mT
 
 
-def fp8(name, shape):
-    numbers = (0.2 * torch.randn(shape, generator=seeded(name))).to(torch.float8_e4m3fn)
-    grid = torch.rand([-(-size // 128) for size in shape], generator=seeded(f"scales of {name}")) + 0.1
-    return {f"{name}.weight": numbers, f"{name}.weight_scale_inv": grid}, numbers.float() * spread(
-        grid, shape, (128, 128)
-    )
-
-
 def gpt_oss():
     """24 channels of two ranks: the second one's begin inside of a group, so its second product is dense."""
     config = msgspec.structs.replace(FAMILIES["gpt_oss"], hidden_size=40)
@@ -53,23 +46,7 @@ def gpt_oss():
 
 
 def qwen3_moe():
-    return model_of("qwen3_moe"), encoder("qwen3_moe", fp8), BLOCK
-
-
-def one_at_a_time(make):
-    """Ranks are threads here, and the interpreter runs one kernel of a process."""
-    turn = Lock()
-
-    def experts(layer):
-        own = make(layer)
-
-        def run(*args):
-            with turn:
-                return own(*args)
-
-        return run
-
-    return experts
+    return model_of("qwen3_moe"), encoder("qwen3_moe", matrices([128, 128])), BLOCK
 
 
 @pytest.mark.thorough
@@ -85,11 +62,12 @@ def test_the_same_logits(tmp_path, monkeypatch, make, size):
         kept.append([isinstance(each, Packed) for each in args[3:5]])
         return of(*args, **options)
 
+    one_at_a_time(monkeypatch)
     monkeypatch.setattr(kernel, "parts", recorded)
     found = []
     for on in (True, False):
         switches = replace(Switches.resolve({}, "cuda"), quantized_linear=on)
-        ops = replace(OPS, experts=one_at_a_time(select(switches, "cuda").experts))
+        ops = replace(OPS, experts=select(switches, "cuda").experts)
         source = SafetensorsWeights(packed, torch.float32, CPU, form_of(quantization))
         found.append(all_logits(config, source, size, ops))
         expected = [True, True] if on else [False, False]

@@ -17,6 +17,7 @@ from tests.model.quantization.numbers import (
     codes_of,
     encoder,
     model_of,
+    mxfp8,
     packed,
     scales_of,
     seeded,
@@ -49,14 +50,6 @@ def nvfp4(name, shape):
     }
     values = E2M1[codes] * spread(scale.float() * whole, shape, (1, 16))
     return {f"{name}.{key}": tensor for key, tensor in tensors.items()}, values
-
-
-def mxfp8(name, shape):
-    """Scales are powers of two, of 32 columns."""
-    scale = torch.randint(118, 123, (shape[0], -(-shape[1] // 32)), generator=seeded(f"scale {name}"))
-    numbers = torch.randn(shape, generator=seeded(name)).to(FP8)
-    values = numbers.float() * spread(2.0 ** (scale - 127), shape, (1, 32))
-    return {f"{name}.weight": numbers, f"{name}.weight_scale": scale.to(torch.uint8)}, values
 
 
 def by_rows(name, shape):
