@@ -21,9 +21,10 @@ from rosebatch.ops.weight import Weight
 # Standard deviation of random weights.
 DEVIATION = 0.02
 
+# Dtypes of plain values, as safetensors names them.
+FLOATS = ("F64", "F32", "F16", "BF16")
 # Names of other versions of transformers.
 _FORMER_NAMES = {"lm_head.weight": "embed_out.weight"}
-_FLOATS = {"F64", "F32", "F16", "BF16"}
 _NARROW_FLOATS = {"F8_E4M3", "F8_E5M2"}
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _DTYPES |= {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu}
@@ -283,7 +284,7 @@ class SafetensorsWeights:
         path, handle = self._files[name]
         kind, module = handle.get_slice(name).get_dtype(), name.rpartition(".")[0]
         is_scaled = any(f"{module}.{scale}" in self._files for scale in _SCALES)
-        if kind in _FLOATS or (kind in _NARROW_FLOATS and not is_scaled and self.form is None):
+        if kind in FLOATS or (kind in _NARROW_FLOATS and not is_scaled and self.form is None):
             return
         why = "config.json has no quantization_config: use the 16-bit weights of the model"
         if self.form is not None:

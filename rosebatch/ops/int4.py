@@ -6,7 +6,8 @@ from torch import Tensor
 
 from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.int4.layout import GROUPS as GROUPS
-from rosebatch_kernels.int4.layout import Int4Weight, narrowest
+from rosebatch_kernels.int4.layout import Int4Weight as Int4Weight
+from rosebatch_kernels.int4.layout import narrowest as narrowest
 from rosebatch_kernels.linear.interface import Linear
 
 # Rows and columns are a multiple of these, so that rows of x and of the result begin where 16 bytes do.
@@ -26,34 +27,17 @@ def group_size(group_of: np.ndarray) -> int | None:
     return None
 
 
-def int4_linear(
-    words: Tensor,
-    scales: Tensor,
-    zeros: Tensor | None,
-    order: np.ndarray | None,
-    group: int,
-    columns: int,
-    dtype: torch.dtype,
-    bias: Tensor | None,
-    device: Device,
-) -> Linear:
+def int4_linear(weight: Int4Weight, order: np.ndarray | None, bias: Tensor | None, device: Device) -> Linear:
     """The product with a weight whose codes are kept.
 
     Args:
-        words: see ``Int4Weight``.
-        scales: ``[G, out]`` fp32.
-        zeros: ``[G, out]``, or None.
-        order: ``[in]``, the column of the matrix of each column of the words; None for their own order.
-        group: see ``Int4Weight``.
-        columns: in.
-        dtype: of the run, 16 bits wide.
+        weight: ``[out, in]``, which ``has_int4_product``.
+        order: ``[in]``, the column of x of each column of the weight; None for their own order.
         bias: ``[out]`` in the dtype of the run, or None.
         device: a GPU.
     """
     from rosebatch_kernels.int4.int4_linear import Int4Linear
     from rosebatch_kernels.int4.sizes import SIZES
 
-    own_zeros = None if zeros is None else zeros.int().contiguous()
-    weight = Int4Weight(words, narrowest(scales, dtype).contiguous(), own_zeros, columns, group)
-    places = None if order is None else torch.from_numpy(order).to(words.device)
+    places = None if order is None else torch.from_numpy(order).to(weight.words.device)
     return Int4Linear(weight, bias, places, sizes=SIZES.of(device), device=device)

@@ -15,12 +15,12 @@ from rosebatch.model.lazy_tensor import LazyTensor, select
 from rosebatch.model.quantization.dense import DenseWeight
 from rosebatch.model.quantization.grouped import scaled
 from rosebatch.model.quantization.packing import AT_ONCE
-from rosebatch.model.quantization.stored import FLOATS, finite, host_array, scales_of, shape_of, stored_as
-from rosebatch.model.weights import Checkpoint
+from rosebatch.model.quantization.stored import finite, host_array, scales_of, shape_of, stored_as
+from rosebatch.model.weights import FLOATS, Checkpoint
 from rosebatch.ops.layout import Layout
 from rosebatch.ops.weight import Weight
 
-# Of 8-bit integers, whose scales are the largest values of rows.
+# The largest 8-bit integer: stored scales are the largest values of rows.
 _LARGEST = 127
 _STATES = ("nf4", "fp4")
 

@@ -58,8 +58,7 @@ def load_weight(weights: WeightSource, name: str, shape: tuple[int, ...], *, tra
         shape: ``[out, in]`` or ``[E, out, in]``.
         transposed: whether a checkpoint with the values themselves has them as ``[in, out]``.
     """
-    found = weights.find(name, shape)
-    return _plain(weights, name, shape, transposed) if found is None else found
+    return weights.find(name, shape) or _plain(weights, name, shape, transposed)
 
 
 def load_matrix(weights: WeightSource, name: str, shape: tuple[int, ...], *, transposed: bool = False) -> Weight:

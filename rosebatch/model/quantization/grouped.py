@@ -17,8 +17,8 @@ from rosebatch.model.quantization.nibbles import nibble_linear
 from rosebatch.model.quantization.numbers import GroupedNumbers
 from rosebatch.model.quantization.packed_experts import packed_experts
 from rosebatch.model.quantization.packing import AT_ONCE, floats
-from rosebatch.model.quantization.stored import FLOATS, POWERS, scales_of, shape_of, stored_as
-from rosebatch.model.weights import Checkpoint
+from rosebatch.model.quantization.stored import POWERS, scales_of, shape_of, stored_as
+from rosebatch.model.weights import FLOATS, Checkpoint
 from rosebatch.ops.fp8 import BLOCK, fp8_linear, has_fp8_product
 from rosebatch.ops.weight import Device, Indices, Linear, Packed, Weight
 
@@ -110,7 +110,7 @@ class GroupedWeight(GroupedNumbers, Weight):
         return nibble_linear(self, bias, device) if self.bits <= _NIBBLE else self._fp8_linear(bias, device)
 
     def _fp8_linear(self, bias: Tensor | None, device: Device) -> Linear | None:
-        """Of e4m3 with scales of rows or of whole blocks, as the kernels have them."""
+        """The product of e4m3 with scales of rows or of the kernels' blocks; None of others."""
         is_plain = self.kind == torch.float8_e4m3fn and self.zeros is None
         if not is_plain or not has_fp8_product(self.shape, self.dtype, device):
             return None

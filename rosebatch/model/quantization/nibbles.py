@@ -6,7 +6,7 @@ from torch import Tensor
 
 from rosebatch.model.quantization.numbers import GroupedNumbers
 from rosebatch.model.quantization.packing import AT_ONCE
-from rosebatch.ops.int4 import group_size, has_int4_product, int4_linear
+from rosebatch.ops.int4 import Int4Weight, group_size, has_int4_product, int4_linear, narrowest
 from rosebatch.ops.packed import MIDDLE, empty_words, pack_, piece_of
 from rosebatch.ops.weight import Device, Linear
 
@@ -32,7 +32,7 @@ def nibble_linear(weight: GroupedNumbers, bias: Tensor | None, device: Device) -
     rows, places = (torch.from_numpy(each).to(read.device) for each in (weight.row_of, group_of[::group]))
 
     def spread(grid: Tensor) -> Tensor:
-        return grid[rows][:, places].t()
+        return grid[rows][:, places].t().contiguous()
 
     size, columns = numbers.shape
     codes = numbers if is_sorted else numbers.take(-1, order)
@@ -41,5 +41,6 @@ def nibble_linear(weight: GroupedNumbers, bias: Tensor | None, device: Device) -
     for first in range(0, size, step):
         part = codes.take(-2, range(first, min(first + step, size))).read()
         pack_(words[:, first : first + step], part + MIDDLE if zeros is None else part)
-    own_zeros, own_order = None if zeros is None else spread(zeros.read()), None if is_sorted else order
-    return int4_linear(words, spread(read), own_zeros, own_order, group, columns, dtype, bias, device)
+    own_zeros = None if zeros is None else spread(zeros.read()).int()
+    kept = Int4Weight(words, narrowest(spread(read), dtype), own_zeros, columns, group)
+    return int4_linear(kept, None if is_sorted else order, bias, device)

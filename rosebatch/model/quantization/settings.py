@@ -7,7 +7,6 @@ from typing import Any
 from rosebatch.host.model_files import read_json, refusal
 from rosebatch.model.quantization.formats import form_of
 
-_KEY = "quantization_config"
 # What quantizers write beside config.json, and the method of a file that names none.
 _FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
 
@@ -24,7 +23,7 @@ def quantization_of(folder: Path, values: Mapping[str, Any]) -> Any:
     """
     text = values.get("text_config")
     for each in (values, text if isinstance(text, dict) else {}):
-        for key in (_KEY, "compression_config"):
+        for key in ("quantization_config", "compression_config"):
             if each.get(key):
                 return each[key]
     for name, method in _FILES.items():

@@ -8,10 +8,9 @@ from rosebatch.core.errors import UserError
 from rosebatch.host.model_files import shown
 from rosebatch.model.lazy_tensor import LazyTensor, select
 from rosebatch.model.quantization.packing import powers_of_two
-from rosebatch.model.weights import Checkpoint, lazy_stored
+from rosebatch.model.weights import FLOATS, Checkpoint, lazy_stored
 
-# What scales may be: floats, and exponents of powers of two.
-FLOATS = ("F64", "F32", "F16", "BF16")
+# Scales that are exponents of powers of two.
 POWERS = ("U8", "F8_E8M0")
 _NARROW = "F8_E4M3"
 
