@@ -38,7 +38,7 @@ class Layout:
 
     @property
     def bytes(self) -> float:
-        """Of a number on a device that keeps it, with its share of scale and zero; those of whole rows do not count."""
+        """Bytes of a number where a device keeps it, with its share of scale and zero; a row's scale does not count."""
         rows, columns = self.block
         if self.is_fp8:
             return 1 + (4 / (rows * columns) if rows and columns else 0)
@@ -46,7 +46,7 @@ class Layout:
         return max(self.bits, 4) / 8 + (6 if self.zeros else 2) / min(columns or _GROUP, _GROUP)
 
 
-# Of matrices that a run rounds itself.
+# The layout of matrices that a run rounds itself.
 FP8_ROWS = Layout(8, True, (1, 0))
 
 

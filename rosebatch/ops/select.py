@@ -69,7 +69,7 @@ def keeps(layout: Layout, switches: Switches, device: str, dtype: torch.dtype) -
 
 
 def keeps_experts(layout: Layout, switches: Switches, device: str, dtype: torch.dtype) -> bool:
-    """The same of the products of routed experts."""
+    """Whether products with routed experts read this layout as it is stored; arguments as of ``keeps``."""
     if device != "cuda" or not switches.quantized_linear or not packed.can_decode(device_of(torch.device(device))):
         return False
     rows, columns = layout.block

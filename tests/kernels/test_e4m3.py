@@ -40,7 +40,7 @@ def as_stored(paged):
 
 
 def test_each_number_is_the_nearest_of_its_row():
-    """Of ties the even one, by a list of all numbers of e4m3; the largest of a row is 448, and zeros are zeros."""
+    """A tie goes to the even one, by a list of all numbers; the largest of a row is 448, and zeros are zeros."""
     numbers = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).double()
     assert numbers[-1] == 448
     ties = (numbers[1:] + numbers[:-1]) / 2

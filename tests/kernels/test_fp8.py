@@ -144,7 +144,7 @@ NORMS = {
 @pytest.mark.parametrize("name", NORMS)
 @pytest.mark.parametrize("shape", ROWS)
 def test_norms_leave_what_anybody_would_make_of_them(name, shape, group, narrow, device, randn):
-    """Of the rounded values: of those before, a tenth of the numbers were others. The norm itself is the same."""
+    """Rounded values make the form: without rounding, a tenth of the numbers were others. The norm is the same."""
     x, weight = randn(*shape, dtype=narrow).to(device), randn(shape[1], dtype=narrow).to(device)
     out = NORMS[name](x, weight, group=group)
     assert torch.equal(out, NORMS[name](x, weight))

@@ -112,7 +112,7 @@ def test_parts_are_as_many_as_fill_a_gpu():
 
 @pytest.mark.parametrize("rows", [1, 16])
 def test_a_rows_bits_do_not_depend_on_its_neighbours(rows, device, randn):
-    """Of tiles with as many rows: those that are not there are zeros."""
+    """Rows of a tile that are not there are zeros."""
     x, weight, bias, _ = make((16, 200, 48), 64, True, torch.float16, device, randn)
     assert torch.equal(kernel.linear(x[:rows], weight, bias), kernel.linear(x, weight, bias)[:rows])
 

@@ -110,7 +110,7 @@ def _quantized(x):
     x = tl.div_rn(x, scale)
     # By integers: Triton's interpreter rounds otherwise. Below 2^-6, numbers are multiples of 2^-9, as in [2^14, 2^15).
     bits = x.to(tl.int32, bitcast=True)
-    # Of NaN, which a GPU writes with all bits, the smallest: the sum below would overflow.
+    # A GPU writes NaN with all bits: the smallest NaN keeps the sum below from overflowing.
     size = tl.minimum(bits & 0x7FFFFFFF, 0x7FC00000)
     small = (tl.abs(x) + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
     large = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - 960

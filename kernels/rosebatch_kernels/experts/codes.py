@@ -15,7 +15,7 @@ import triton.language as tl
 
 from rosebatch_kernels.experts.packed import BITS, piece_of
 
-# Of wide floats: all bits, and those of the mantissa; of narrow ones: of the mantissa, and the exponent of 1.
+# Wide floats: all bits, and bits of the mantissa. Narrow ones: bits of the mantissa, and the exponent of 1.
 _WIDE = {torch.bfloat16: (16, 7), torch.float16: (16, 10), torch.float32: (32, 23)}
 _NARROW = {"e2m1": (1, 1), "e4m3": (3, 7)}
 
@@ -65,7 +65,7 @@ def code_of(form: str, dtype: torch.dtype, *, assembles: bool) -> Code:
 
 
 def _assembly(code: Code) -> str:
-    """Of each place in two neighbouring words, a register of two numbers; lop3's 0xEA is ``a & b | c``."""
+    """A register of two numbers for each place in two neighbouring words; lop3's 0xEA is ``a & b | c``."""
     count, both, lines = 16 // code.BITS, 0x10001, []
     for place in range(count):
         lines.append(_shifted("m", f"${count}", code.SHIFT - code.BITS * place))

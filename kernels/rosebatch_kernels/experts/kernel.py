@@ -254,7 +254,7 @@ def _sums(
     TMA: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Of x and an expert's rows from ``first`` of N on, and with GATED of those N further on: ``[ROWS, COLUMNS]``."""
+    """x times an expert's rows from ``first`` of N on, and with GATED those N further on: ``[ROWS, COLUMNS]`` each."""
     n = first + tl.arange(0, COLUMNS)
     matrix: tl.constexpr = 2 * N if GATED else N
     k = tl.arange(0, DEPTH)

@@ -30,7 +30,7 @@ def packed_sums(
     UNIT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Of x and rows ``n`` of an expert's N, and with GATED of those N further on: ``[ROWS, COLUMNS]`` fp32 each.
+    """x times rows ``n`` of an expert's N, and with GATED those N further on: ``[ROWS, COLUMNS]`` fp32 each.
 
     Scales of e2m1 are powers of two: a number times its scale is exact. All others multiply the sum over their columns.
     """

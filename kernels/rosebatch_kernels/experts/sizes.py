@@ -41,7 +41,7 @@ class Step(NamedTuple):
     fp8_blocks: tuple[Tile, Tile] | None = None
 
     def tiles(self, up: Tensor | Packed, down: Tensor | Packed, device: Device) -> tuple[Tile, Tile]:
-        """Of both products, by their weights."""
+        """Tiles of both products, by their weights."""
         unit = _unit_of_fp8(up)
         # All products of a chunk have the same scale.
         own = self.fp8 if unit == 0 else self.fp8_blocks if unit == CHUNK else None
@@ -64,7 +64,7 @@ def _packed(rows: int, columns: int, warps: int, stages: int) -> tuple[Tile, Til
 
 
 def _fp8(*tiles: tuple[int, int, int, int]) -> tuple[Tile, Tile]:
-    """Of rows, columns, warps and stages of both products."""
+    """Tiles of both products, each of so many rows, columns, warps and stages."""
     up, down = (Tile(rows, columns, CHUNK, warps, stages, fp8=True) for rows, columns, warps, stages in tiles)
     return up, down
 

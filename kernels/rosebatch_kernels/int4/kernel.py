@@ -131,7 +131,7 @@ def _launch(
 
 @cache
 def _shifts(device: torch.device) -> Tensor:
-    """Of the scales of even rows and of odd ones in a pair. Loaded, as Triton moves no layout across a range."""
+    """How far the scales of even and odd rows are in a pair. Loaded, as Triton moves no layout across a range."""
     return torch.tensor([0, 16], dtype=torch.int32, device=device)
 
 
@@ -298,7 +298,7 @@ def _columns(x_rows, present, left, PLACE: tl.constexpr, CUT: tl.constexpr):
 
 @triton.jit
 def _of_groups(grid, n, total, chunk, groups, GROUP: tl.constexpr):
-    """Of each place in a chunk's words, the scale or zero of the rows ``n``; behind the last column any group's."""
+    """The scale or zero of the rows ``n`` at each place of a chunk's words; after the last column any group's."""
     last = groups - 1
     first = chunk * (_CHUNK // GROUP)
     if grid is None:

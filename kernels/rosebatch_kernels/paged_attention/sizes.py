@@ -8,7 +8,7 @@ import torch
 from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.sizes import Program, Steps, table, value_at
 
-# Of a part of a multiprocessor; and of a thread, however many the compiler would take.
+# Registers of a part of a multiprocessor, and of a thread at most.
 _PART_REGISTERS, _MAX_REGISTERS = 2**14, 255
 _WARP_THREADS = 32
 # Channels of a head.

@@ -64,7 +64,7 @@ class Quantization:
         return None
 
     def of_random(self, device: torch.device) -> Rounding | None:
-        """The same of random weights on this device."""
+        """What makes random weights of the same form on this device."""
         return self.rounding if self.form is None else random_in(self.form.layouts, device)
 
     @property
@@ -105,7 +105,7 @@ class Quantization:
         return None if any(found) else f"{self.name} is decoded to {dtype_name(dtype)} here"
 
     def _which_stay(self, switches: Switches, device: str, dtype: torch.dtype, has_experts: bool) -> list[bool]:
-        """Of each layout of matrices, and of experts."""
+        """Whether matrices of each layout stay, and then experts."""
         kept = [keeps(each, switches, device, dtype) for each in self._layouts if not each.of_experts]
         return kept + [keeps_experts(each, switches, device, dtype) for each in self._layouts if has_experts]
 

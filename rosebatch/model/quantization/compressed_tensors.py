@@ -73,7 +73,7 @@ class Scheme:
 
     @property
     def layout(self) -> Layout:
-        """Of the numbers."""
+        """How the numbers share their scales."""
         return Layout(self.bits, self.kind == "float", self.block or (1, 0), zeros=not self.symmetric)
 
 

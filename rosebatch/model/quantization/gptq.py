@@ -44,7 +44,7 @@ class Scheme:
 
     @property
     def layout(self) -> Layout:
-        """Of the numbers."""
+        """How the numbers share their scales."""
         return Layout(self.bits, False, (1, max(self.group or 0, 0)), zeros=not self.symmetric)
 
 

@@ -19,7 +19,7 @@ from rosebatch.ops.weight import Weight
 _E4M3 = torch.float8_e4m3fn
 # A standard deviation of random numbers, as a share of the largest.
 _SPREAD = 1 / 4
-# Of 4-bit floats: the codes of 0 to 3.
+# The codes of 0, 1, 2 and 3 as 4-bit floats.
 _E2M1_CODES = (0, 2, 4, 5)
 
 

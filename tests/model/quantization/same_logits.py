@@ -80,7 +80,7 @@ def attend_whole(spec: Any, qkv: Tensor, *others: Tensor, wanted: Tensor | None 
 
 
 def all_logits(config: ModelConfig, weights: WeightSource, size: int, whole: Ops = OPS) -> list[Tensor]:
-    """Of each rank, computed by as many threads with these operators."""
+    """The logits of each rank, computed by as many threads with these operators."""
     meeting = Meeting(size)
 
     def run(rank: int) -> Tensor:

@@ -19,7 +19,7 @@ from tests.model.quantization.numbers import (
 )
 from tests.model.quantization.same_logits import CPU, require_same_logits
 
-# Of eight columns, the ones that a word holds from its lowest bits on.
+# The order of eight columns in a word, from its lowest bits on.
 ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 CONFIG = {"quant_method": "awq", "bits": 4, "group_size": 8, "zero_point": True, "version": "gemm"}
 

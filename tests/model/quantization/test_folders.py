@@ -64,7 +64,7 @@ def answers(folder, **settings):
 
 
 def require_same_answers(folder):
-    """Of both folders; the answers vary."""
+    """Both folders give the same answers, which vary."""
     expected = answers(folder / "dense")
     assert answers(folder / "packed") == expected
     assert any(first != second for first, second in pairwise(expected))

@@ -146,7 +146,7 @@ def test_what_no_kernel_has(load):
 
 
 def test_joined_with_more_bits(load):
-    """Of one matrix with 8 bits, nibbles would lose half. One of fewer bits has the same product."""
+    """Nibbles would lose half of a matrix with 8 bits. One of fewer bits has the same product."""
     few, fewer, many = load(gptq, "q"), load(gptq, "k", bits=3), load(gptq, "v", bits=8)
     first, last = joined([few, fewer, many]).parts()
     assert require_kept(first).weight.shape[0] == 64 + 24
