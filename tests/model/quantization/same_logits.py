@@ -1,6 +1,6 @@
 """A model with quantized matrices computes what one with their values does."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +13,7 @@ from torch import Tensor
 from rosebatch.config.model import ModelConfig
 from rosebatch.config.switches import Switches
 from rosebatch.model.mixers.delta.mixer import DeltaSpec
+from rosebatch.model.quantization.formats import form_of, load_weight
 from rosebatch.model.registry import build_model
 from rosebatch.model.weights import Form, RandomWeights, SafetensorsWeights, WeightSource
 from rosebatch.ops.delta import DeltaState, reference
@@ -20,6 +21,7 @@ from rosebatch.ops.ops import Ops
 from rosebatch.ops.select import select
 from rosebatch.ops.shard import Shard
 from rosebatch.ops.tensor_parallel import divide
+from rosebatch.ops.weight import Weight
 from tests.engine.toy_model import dense_attention
 from tests.helpers.threads_group import Meeting, ThreadGroup
 
@@ -60,6 +62,13 @@ def write_both(folder: Path, config: ModelConfig, encode: Encode) -> tuple[Path,
         (folder / form).mkdir()
         save_file({name: tensor.contiguous() for name, tensor in found.items()}, folder / form / "model.safetensors")
     return folder / "packed", folder / "dense"
+
+
+def load_from(
+    folder: Path, config: Mapping[str, Any], name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32
+) -> Weight:
+    """A weight of a folder with this ``quantization_config``, unread."""
+    return load_weight(SafetensorsWeights(folder, dtype, CPU, form_of(config)), name, shape)
 
 
 def require_same_logits(folder: Path, config: ModelConfig, encode: Encode, form: Form, size: int) -> None:

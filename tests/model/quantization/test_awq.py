@@ -5,8 +5,7 @@ import torch
 from safetensors.torch import save_file
 
 from rosebatch.core.errors import UserError
-from rosebatch.model.quantization.formats import form_of, load_weight
-from rosebatch.model.weights import SafetensorsWeights
+from rosebatch.model.quantization.formats import form_of
 from tests.model.quantization.numbers import (
     DENSE_FAMILIES,
     MOE_FAMILIES,
@@ -17,7 +16,7 @@ from tests.model.quantization.numbers import (
     scales_of,
     spread,
 )
-from tests.model.quantization.same_logits import CPU, require_same_logits
+from tests.model.quantization.same_logits import load_from, require_same_logits
 
 # The order of eight columns in a word, from its lowest bits on.
 ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
@@ -65,8 +64,7 @@ def test_the_quantizers_own_file(tmp_path):
 
 
 def load(folder, **fields):
-    weights = SafetensorsWeights(folder, torch.float32, CPU, form_of({**CONFIG, **fields}))
-    return load_weight(weights, "m.weight", (32, 32))
+    return load_from(folder, {**CONFIG, **fields}, "m.weight", (32, 32))
 
 
 def test_what_contradicts(tmp_path):

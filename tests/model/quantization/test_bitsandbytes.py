@@ -7,8 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from rosebatch.core.errors import UserError
-from rosebatch.model.quantization.formats import form_of, load_weight
-from rosebatch.model.weights import SafetensorsWeights
+from rosebatch.model.quantization.formats import form_of
 from tests.model.quantization.numbers import (
     DENSE_FAMILIES,
     MOE_FAMILIES,
@@ -18,7 +17,7 @@ from tests.model.quantization.numbers import (
     scales_of,
     seeded,
 )
-from tests.model.quantization.same_logits import CPU, require_same_logits
+from tests.model.quantization.same_logits import load_from, require_same_logits
 
 CONFIG = {"quant_method": "bitsandbytes", "load_in_4bit": True}
 NESTED, OFFSET = 16, 0.0625
@@ -85,7 +84,7 @@ def test_each_form(tmp_path, matrix):
 
 
 def load(folder, shape=(32, 32)):
-    return load_weight(SafetensorsWeights(folder, torch.float32, CPU, form_of(CONFIG)), "m.weight", shape)
+    return load_from(folder, CONFIG, "m.weight", shape)
 
 
 @pytest.mark.parametrize("nested", [False, True])

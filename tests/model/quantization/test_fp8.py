@@ -5,11 +5,10 @@ import torch
 from safetensors.torch import save_file
 
 from rosebatch.core.errors import UserError
-from rosebatch.model.quantization.formats import form_of, load_weight
-from rosebatch.model.weights import SafetensorsWeights
+from rosebatch.model.quantization.formats import form_of
 from tests.engine.family_models import FAMILIES
 from tests.model.quantization.numbers import DENSE_FAMILIES, MOE_FAMILIES, encoder, seeded, spread
-from tests.model.quantization.same_logits import CPU, require_same_logits
+from tests.model.quantization.same_logits import load_from, require_same_logits
 
 
 def matrices(block, scale_dtype=torch.float32, name_of_scale="weight_scale_inv"):
@@ -50,8 +49,7 @@ def test_the_last_block_is_smaller(tmp_path):
     """By the number of scales, 448 rows in 4 blocks became blocks of 112: nearly half of the rows had another's."""
     tensors, values = matrices([128, 128])("x", (448, 200))
     save_file(tensors, tmp_path / "model.safetensors")
-    form = form_of({"quant_method": "fp8", "weight_block_size": [128, 128]})
-    weight = load_weight(SafetensorsWeights(tmp_path, torch.float32, CPU, form), "x.weight", (448, 200))
+    weight = load_from(tmp_path, {"quant_method": "fp8", "weight_block_size": [128, 128]}, "x.weight", (448, 200))
     assert torch.equal(weight.dense(), values)
 
 
@@ -61,8 +59,7 @@ def test_what_contradicts(tmp_path):
     save_file(tensors, tmp_path / "model.safetensors")
 
     def load(**config):
-        form = form_of({"quant_method": "fp8", **config})
-        return load_weight(SafetensorsWeights(tmp_path, torch.float32, CPU, form), "x.weight", (32, 24))
+        return load_from(tmp_path, {"quant_method": "fp8", **config}, "x.weight", (32, 24))
 
     assert load(weight_block_size=[8, 8], modules_to_not_convert=["y", "xx"]).shape == (32, 24)
     with pytest.raises(UserError, match=r"modules_to_not_convert has 'x', and x is quantized"):
@@ -78,9 +75,9 @@ def test_what_is_missing(tmp_path):
     tensors, _ = matrices([8, 8])("x", (32, 24))
     del tensors["x.weight_scale_inv"]
     save_file(tensors, tmp_path / "model.safetensors")
-    weights = SafetensorsWeights(tmp_path, torch.float32, CPU, form_of({"quant_method": "fp8"}))
+    weight = load_from(tmp_path, {"quant_method": "fp8"}, "x.weight", (32, 24))
     with pytest.raises(UserError, match=r"'x\.weight' holds 'F8_E4M3', and there are no scales for it of the form"):
-        load_weight(weights, "x.weight", (32, 24)).dense()
+        weight.dense()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -89,8 +86,7 @@ def test_scales_that_are_no_numbers(tmp_path, value):
     tensors, _ = matrices([8, 8])("x", (32, 24))
     tensors["x.weight_scale_inv"][3, 2] = value
     save_file(tensors, tmp_path / "model.safetensors")
-    form = form_of({"quant_method": "fp8", "weight_block_size": [8, 8]})
-    weight = load_weight(SafetensorsWeights(tmp_path, torch.float32, CPU, form), "x.weight", (32, 24))
+    weight = load_from(tmp_path, {"quant_method": "fp8", "weight_block_size": [8, 8]}, "x.weight", (32, 24))
     with pytest.raises(UserError, match=r"'x\.weight_scale_inv' has a value that is no finite number"):
         weight.dense()
 

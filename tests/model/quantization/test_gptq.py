@@ -5,8 +5,7 @@ import torch
 from safetensors.torch import save_file
 
 from rosebatch.core.errors import UserError
-from rosebatch.model.quantization.formats import form_of, load_weight
-from rosebatch.model.weights import SafetensorsWeights
+from rosebatch.model.quantization.formats import form_of
 from tests.model.quantization.numbers import (
     DENSE_FAMILIES,
     MOE_FAMILIES,
@@ -18,7 +17,7 @@ from tests.model.quantization.numbers import (
     seeded,
     spread,
 )
-from tests.model.quantization.same_logits import CPU, require_same_logits
+from tests.model.quantization.same_logits import load_from, require_same_logits
 
 
 def matrices(bits=4, size=8, *, symmetric=False, version="gptq", shuffled=False, stored_zeros=None):
@@ -117,8 +116,7 @@ def test_modules_with_fields_of_their_own(tmp_path):
 
 
 def load(folder, **fields):
-    weights = SafetensorsWeights(folder, torch.float32, CPU, form_of(config_of(**fields)))
-    return load_weight(weights, "model.layers.1.mlp.up_proj.weight", (32, 32))
+    return load_from(folder, config_of(**fields), "model.layers.1.mlp.up_proj.weight", (32, 32))
 
 
 @pytest.mark.parametrize(

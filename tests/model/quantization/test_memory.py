@@ -7,10 +7,8 @@ import torch
 from safetensors.torch import save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rosebatch.model.quantization.formats import form_of, load_weight
-from rosebatch.model.weights import SafetensorsWeights
 from tests.model.quantization.numbers import codes_of
-from tests.model.quantization.same_logits import CPU
+from tests.model.quantization.same_logits import load_from
 
 SIZE = 200
 
@@ -47,7 +45,7 @@ def test_four_bytes_a_value_of_a_part_alone(tmp_path, monkeypatch, make):
     """fp32 values of all experts, or the table's indices, took several times the memory of the result."""
     tensors, config, name, shape = make()
     save_file(tensors, tmp_path / "model.safetensors")
-    weight = load_weight(SafetensorsWeights(tmp_path, torch.bfloat16, CPU, form_of(config)), name, shape)
+    weight = load_from(tmp_path, config, name, shape, torch.bfloat16)
     expected = weight.dense()
     monkeypatch.setattr("rosebatch.model.quantization.grouped.AT_ONCE", SIZE)
     monkeypatch.setattr("rosebatch.model.quantization.packing.AT_ONCE", SIZE)

@@ -23,9 +23,10 @@ from tests.model.quantization.numbers import (
     seeded,
     spread,
 )
-from tests.model.quantization.same_logits import CPU, require_same_logits
+from tests.model.quantization.same_logits import CPU, load_from, require_same_logits
 
 FP8 = torch.float8_e4m3fn
+NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
 
 
 def fp8(name, shape, *, rows=False):
@@ -122,15 +123,13 @@ def test_what_is_missing(tmp_path, missing):
     message = (
         r"'m\.weight' holds 'U8', and there are no scales" if missing == "weight_scale" else f"no tensor 'm.{missing}'"
     )
-    weights = SafetensorsWeights(tmp_path, torch.float32, CPU, form("NVFP4"))
     with pytest.raises(UserError, match=message):
-        load_weight(weights, "m.weight", (32, 32)).dense()
+        load_from(tmp_path, NVFP4, "m.weight", (32, 32)).dense()
 
 
 def test_inputs_that_are_to_be_scaled(tmp_path):
     """AWQ's factors of the inputs would be dropped."""
     tensors, _ = nvfp4("m", (32, 32))
     save_file({**tensors, "m.pre_quant_scale": torch.ones(32)}, tmp_path / "model.safetensors")
-    weights = SafetensorsWeights(tmp_path, torch.float32, CPU, form("NVFP4"))
     with pytest.raises(UserError, match=r"m\.pre_quant_scale is not supported"):
-        load_weight(weights, "m.weight", (32, 32))
+        load_from(tmp_path, NVFP4, "m.weight", (32, 32))

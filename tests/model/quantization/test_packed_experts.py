@@ -11,15 +11,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rosebatch.model.lazy_tensor import LazyTensor
 from rosebatch.model.quantization import packed_experts
 from rosebatch.model.quantization.dense import DenseWeight
-from rosebatch.model.quantization.formats import form_of, load_weight
 from rosebatch.model.quantization.grouped import GroupedWeight, in_groups
-from rosebatch.model.quantization.mxfp4 import MXFP4
 from rosebatch.model.quantization.packing import E2M1_KIND
-from rosebatch.model.weights import SafetensorsWeights
 from rosebatch_kernels.experts.packed import CHUNK
 from tests.helpers.packed_experts import values_of
 from tests.model.quantization.numbers import codes_of, scales_of, seeded
-from tests.model.quantization.same_logits import CPU
+from tests.model.quantization.same_logits import load_from
 
 
 def grouped(kind, shape, block, *, bits=8, zeros=False, scale=None):
@@ -149,7 +146,7 @@ def test_some_experts_at_a_time(tmp_path, monkeypatch):
     shape = 16, 64, 128
     blocks, scales = codes_of("blocks", (16, 64, 4, 16), 8), torch.full((16, 64, 4), 120)
     save_file({"m_blocks": blocks.byte(), "m_scales": scales.byte()}, tmp_path / "model.safetensors")
-    weight = load_weight(SafetensorsWeights(tmp_path, torch.float32, CPU, MXFP4.of({})), "m", shape)
+    weight = load_from(tmp_path, {"quant_method": "mxfp4"}, "m", shape)
     expected = require_kept(weight)
     monkeypatch.setattr(packed_experts, "_AT_ONCE", 2 * 64 * 128)
     with Bytes() as made:
@@ -172,12 +169,10 @@ def test_blocks_of_each_expert(tmp_path):
             tensors[own] = torch.randn(shape, generator=seeded(own)).to(torch.float8_e4m3fn)
             tensors[f"{own}_scale_inv"] = scales_of(own, tuple(-(-size // 128) for size in shape))
     save_file(tensors, tmp_path / "model.safetensors")
-    source = SafetensorsWeights(
-        tmp_path, torch.float32, CPU, form_of({"quant_method": "fp8", "weight_block_size": [128, 128]})
-    )
+    config = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 
     def of(expert, name, shape):
-        return load_weight(source, f"mlp.experts.{expert}.{name}.weight", shape)
+        return load_from(tmp_path, config, f"mlp.experts.{expert}.{name}.weight", shape)
 
     both = [of(e, "gate_proj", (inner, hidden)).join([of(e, "up_proj", (inner, hidden))]) for e in range(3)]
     down = [of(e, "down_proj", (hidden, inner)) for e in range(3)]
