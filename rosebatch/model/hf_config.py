@@ -10,8 +10,8 @@ from rosebatch.host.model_files import read_json, refusal, shown
 from rosebatch.model.family import Architecture
 from rosebatch.model.hf_fields import UnservedError, end_tokens, run_dtype
 from rosebatch.model.hf_rope import rope_members
+from rosebatch.model.quantization.folder_config import quantization_of
 from rosebatch.model.quantization.formats import form_of
-from rosebatch.model.quantization.settings import quantization_of
 from rosebatch.model.registry import ARCHITECTURES, check_config
 from rosebatch.model.text_parts import WHOLES, text_values
 from rosebatch.model.unread import require_read

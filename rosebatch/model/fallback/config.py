@@ -18,7 +18,7 @@ from rosebatch.model.fallback.network import Decoder, build_network, fix_rope, r
 from rosebatch.model.fallback.trial import TOKENS
 from rosebatch.model.hf_config import generation_end_tokens, is_native, require_config
 from rosebatch.model.hf_fields import run_dtype
-from rosebatch.model.quantization.settings import quantization_of
+from rosebatch.model.quantization.folder_config import quantization_of
 
 # In transformers' names of classes without an output projection.
 _OTHER_TASKS = ("Classification", "Reward", "Answering", "MaskedLM", "Choice")
