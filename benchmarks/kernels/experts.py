@@ -38,8 +38,14 @@ FORMS = {
     "int4-128-zeros": ("int4", 128, True),
     "int4-32": ("int4", 32, False),
 }
+
+
+def _dense(up: Tile, down: Tile) -> Step:
+    return Step(0, up, down, packed=up)
+
+
 _FEW = [
-    Step(0, *(2 * (Tile(rows, *up), Tile(rows, *down))))
+    _dense(Tile(rows, *up), Tile(rows, *down))
     for rows in (16, 32)
     for up, down in (
         ((32, 128, 4, 4), (32, 128, 4, 5)),
@@ -49,7 +55,7 @@ _FEW = [
     )
 ]
 _MANY = [
-    Step(0, *(2 * (Tile(rows, *up), Tile(rows, *down))))
+    _dense(Tile(rows, *up), Tile(rows, *down))
     for rows, up, down in (
         (64, (64, 64, 4, 4), (128, 64, 4, 4)),
         (64, (64, 64, 4, 4, True), (128, 64, 4, 4, True)),
@@ -65,7 +71,7 @@ _MANY = [
 
 # Rows of x, rows of the weight, warps and stages of quantized weights.
 _PACKED = [
-    Step(0, *(4 * (Tile(rows, columns, CHUNK, warps, stages),)))
+    Step(0, *(3 * (Tile(rows, columns, CHUNK, warps, stages),)))
     for rows, columns, warps, stages in (
         *((16, 64, 4, 3), (16, 64, 4, 5), (16, 64, 4, 7), (16, 128, 4, 4), (16, 128, 8, 4), (32, 64, 4, 4)),
         *((32, 128, 4, 4), (64, 64, 4, 3), (64, 128, 8, 3), (64, 128, 4, 3), (128, 64, 4, 3), (128, 64, 8, 3)),
@@ -76,7 +82,7 @@ _PACKED = [
 _FP8 = [
     Step(
         0,
-        *(4 * (Tile(rows, columns, CHUNK, warps, stages),)),
+        *(3 * (Tile(rows, columns, CHUNK, warps, stages),)),
         2 * (Tile(rows, columns, CHUNK, warps, stages, fp8=True),),
     )
     for rows, columns, warps, stages in (

@@ -26,8 +26,9 @@ class Tile(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Tiles of both products, from so many tokens an expert on; those of quantized weights are ``CHUNK`` deep.
+    """Tiles of both products, from so many tokens an expert on.
 
+    ``packed`` is that of quantized weights, ``CHUNK`` deep, and the same for both products: it was not measured.
     ``fp8`` and ``fp8_blocks`` have those of fp8 weights where rows are rounded to fp8 too, with a scale for a row, or
     for ``CHUNK`` columns of it. None where reading the weights takes longest.
     """
@@ -35,8 +36,7 @@ class Step(NamedTuple):
     minimum: int
     up: Tile
     down: Tile
-    packed_up: Tile
-    packed_down: Tile
+    packed: Tile
     fp8: tuple[Tile, Tile] | None = None
     fp8_blocks: tuple[Tile, Tile] | None = None
 
@@ -48,8 +48,8 @@ class Step(NamedTuple):
         if own and unit == _unit_of_fp8(down) and device.has_e4m3:
             return own
         return (
-            self.packed_up if isinstance(up, Packed) else self.up,
-            self.packed_down if isinstance(down, Packed) else self.down,
+            self.packed if isinstance(up, Packed) else self.up,
+            self.packed if isinstance(down, Packed) else self.down,
         )
 
 
@@ -57,10 +57,8 @@ def _unit_of_fp8(weight: Tensor | Packed) -> int | None:
     return weight.unit if isinstance(weight, Packed) and weight.form == "e4m3" else None
 
 
-def _packed(rows: int, columns: int, warps: int, stages: int) -> tuple[Tile, Tile]:
-    """One size for both products: that of quantized weights was not measured."""
-    tile = Tile(rows, columns, CHUNK, warps, stages)
-    return tile, tile
+def _packed(rows: int, columns: int, warps: int, stages: int) -> Tile:
+    return Tile(rows, columns, CHUNK, warps, stages)
 
 
 def _fp8(*tiles: tuple[int, int, int, int]) -> tuple[Tile, Tile]:
@@ -74,7 +72,7 @@ _STEPS = (
         96,
         Tile(128, 128, 64, 8, 4, True),
         Tile(128, 256, 64, 8, 4, True),
-        *_packed(128, 128, 8, 3),
+        _packed(128, 128, 8, 3),
         _fp8((128, 64, 8, 3), (128, 64, 8, 4)),
         _fp8((64, 64, 4, 3), (64, 128, 4, 3)),
     ),
@@ -82,12 +80,12 @@ _STEPS = (
         24,
         Tile(64, 64, 64, 4, 4, True),
         Tile(64, 128, 64, 4, 4, True),
-        *_packed(64, 64, 4, 4),
+        _packed(64, 64, 4, 4),
         _fp8((64, 64, 4, 3), (64, 128, 8, 4)),
         _fp8((64, 64, 4, 3), (64, 128, 8, 3)),
     ),
-    Step(8, Tile(32, 32, 128, 4, 4), Tile(32, 64, 128, 4, 4), *_packed(32, 64, 4, 4)),
-    Step(0, Tile(16, 32, 128, 4, 4), Tile(16, 32, 128, 4, 5), *_packed(16, 64, 4, 5)),
+    Step(8, Tile(32, 32, 128, 4, 4), Tile(32, 64, 128, 4, 4), _packed(32, 64, 4, 4)),
+    Step(0, Tile(16, 32, 128, 4, 4), Tile(16, 32, 128, 4, 5), _packed(16, 64, 4, 5)),
 )
 # What fits 99 KB of shared memory.
 _SMALL_STEPS = (
@@ -95,13 +93,13 @@ _SMALL_STEPS = (
         24,
         Tile(64, 64, 64, 4, 3),
         Tile(64, 128, 64, 4, 3),
-        *_packed(64, 64, 4, 3),
+        _packed(64, 64, 4, 3),
         *(2 * (_fp8((64, 64, 4, 3), (64, 64, 4, 3)),)),
     ),
-    Step(8, Tile(32, 32, 128, 4, 3), Tile(32, 64, 128, 4, 3), *_packed(32, 64, 4, 3)),
-    Step(0, Tile(16, 32, 128, 4, 3), Tile(16, 32, 128, 4, 4), *_packed(16, 64, 4, 4)),
+    Step(8, Tile(32, 32, 128, 4, 3), Tile(32, 64, 128, 4, 3), _packed(32, 64, 4, 3)),
+    Step(0, Tile(16, 32, 128, 4, 3), Tile(16, 32, 128, 4, 4), _packed(16, 64, 4, 4)),
 )
-_WIDE = Step(0, Tile(16, 32, 32, 4, 2), Tile(16, 32, 32, 4, 2), *_packed(16, 32, 4, 2))
+_WIDE = Step(0, Tile(16, 32, 32, 4, 2), Tile(16, 32, 32, 4, 2), _packed(16, 32, 4, 2))
 
 
 @dataclass(frozen=True)
