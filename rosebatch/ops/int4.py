@@ -19,14 +19,6 @@ def has_int4_product(shape: tuple[int, ...], dtype: torch.dtype) -> bool:
     return len(shape) == 2 and not any(size % _ALIGNMENT for size in shape) and dtype.itemsize == 2
 
 
-def group_size(group_of: np.ndarray) -> int | None:
-    """The most neighbouring columns, of those that the kernels serve, that always share a group; None if none do."""
-    for size in GROUPS:
-        if np.array_equal(np.repeat(group_of[::size], size)[: len(group_of)], group_of):
-            return size
-    return None
-
-
 def int4_linear(weight: Int4Weight, order: np.ndarray | None, bias: Tensor | None, device: Device) -> Linear:
     """The product with a weight whose codes are kept.
 

@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 
+from rosebatch_kernels.int4.layout import GROUPS
+
 # Most columns that share a scale in the products of 4-bit integers.
-_GROUP = 128
+_GROUP = max(GROUPS)
 
 
 @dataclass(frozen=True, slots=True)

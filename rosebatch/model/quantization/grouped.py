@@ -14,7 +14,7 @@ from rosebatch.host.model_files import shown
 from rosebatch.model.lazy_tensor import LazyTensor, join, stack
 from rosebatch.model.quantization.dense import DenseWeight, values_of
 from rosebatch.model.quantization.nibbles import nibble_linear
-from rosebatch.model.quantization.numbers import GroupedNumbers
+from rosebatch.model.quantization.numbers import GroupedNumbers, groups_of_neighbours
 from rosebatch.model.quantization.packed_experts import packed_experts
 from rosebatch.model.quantization.packing import AT_ONCE, floats
 from rosebatch.model.quantization.stored import POWERS, scales_of, shape_of, stored_as
@@ -115,7 +115,8 @@ class GroupedWeight(GroupedNumbers, Weight):
         if not is_plain or not has_fp8_product(self.shape, self.dtype, device):
             return None
         of_rows = self.scales.shape[1] == 1
-        rows, columns = self.row_of if of_rows else _of_blocks(self.row_of), _of_blocks(self.group_of)
+        rows = self.row_of if of_rows else groups_of_neighbours(self.row_of, BLOCK)
+        columns = groups_of_neighbours(self.group_of, BLOCK)
         if rows is None or columns is None:
             return None
         # What is rounded at load has scales once it has numbers.
@@ -136,12 +137,6 @@ class GroupedWeight(GroupedNumbers, Weight):
 def in_groups(size: int, group: int) -> np.ndarray:
     """The group of each of ``size`` elements, where neighbours make groups of this size; the last may be smaller."""
     return np.arange(size) // group
-
-
-def _of_blocks(group_of: np.ndarray) -> np.ndarray | None:
-    """The group of each of the kernels' blocks; None if one has several, as where a shard begins inside of a group."""
-    groups = group_of[::BLOCK]
-    return groups if np.array_equal(np.repeat(groups, BLOCK)[: len(group_of)], group_of) else None
 
 
 def coded(weights: Checkpoint, codes: LazyTensor, bits: int, scale: str, group: int | None) -> GroupedWeight:

@@ -4,9 +4,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rosebatch.model.quantization.numbers import GroupedNumbers
+from rosebatch.model.quantization.numbers import GroupedNumbers, groups_of_neighbours
 from rosebatch.model.quantization.packing import AT_ONCE
-from rosebatch.ops.int4 import Int4Weight, group_size, has_int4_product, int4_linear, narrowest
+from rosebatch.ops.int4 import GROUPS, Int4Weight, has_int4_product, int4_linear, narrowest
 from rosebatch.ops.packed import MIDDLE, empty_words, pack_, piece_of
 from rosebatch.ops.weight import Device, Linear
 
@@ -23,7 +23,7 @@ def nibble_linear(weight: GroupedNumbers, bias: Tensor | None, device: Device) -
     numbers, zeros, dtype = weight.numbers, weight.zeros, weight.dtype
     order = np.argsort(weight.group_of, kind="stable")
     group_of = weight.group_of[order]
-    group = group_size(group_of)
+    group = next((size for size in GROUPS if groups_of_neighbours(group_of, size) is not None), None)
     # Codes begin at 0 and have zeros, or numbers are on both sides of 0.
     if group is None or (weight.kind == torch.int8) != (zeros is None) or not has_int4_product(numbers.shape, dtype):
         return None

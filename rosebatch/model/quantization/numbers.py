@@ -31,3 +31,12 @@ class GroupedNumbers:
     group_of: np.ndarray
     dtype: torch.dtype
     bits: int = 8
+
+
+def groups_of_neighbours(group_of: np.ndarray, size: int) -> np.ndarray | None:
+    """The group of each ``size`` neighbours, the last ones perhaps fewer.
+
+    None if some neighbours have several groups, as where a shard begins inside of one.
+    """
+    groups = group_of[::size]
+    return groups if np.array_equal(np.repeat(groups, size)[: len(group_of)], group_of) else None

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rosebatch.model.quantization.numbers import GroupedNumbers
+from rosebatch.model.quantization.numbers import GroupedNumbers, groups_of_neighbours
 from rosebatch.model.quantization.packing import E2M1_KIND
 from rosebatch.ops.packed import CHUNK, MAX_EXPONENT, MIDDLE, Packed, empty_words, pack_, piece_of
 
@@ -47,7 +47,7 @@ def packed_experts(weight: GroupedNumbers) -> Packed | None:
         if zeros is not None:
             all_zeros.append(_spread(zeros.part(part).float() + middle, row_of, groups))
     assert words is not None, "there are experts"
-    in_blocks = np.array_equal(np.repeat(row_of[::CHUNK], CHUNK)[:rows], row_of)
+    in_blocks = groups_of_neighbours(row_of, CHUNK) is not None
     own_zeros = torch.cat(all_zeros) if all_zeros else None
     return Packed(form, columns, words, unit, torch.cat(all_scales), own_zeros, in_blocks)
 
@@ -65,11 +65,10 @@ def _units(group_of: np.ndarray, served: tuple[int, ...]) -> tuple[int, np.ndarr
     begin inside of one.
     """
     for unit in served:
-        size = unit or len(group_of)
-        padded = np.pad(group_of, (0, -len(group_of) % (CHUNK if unit else size)), mode="edge")
-        units = padded.reshape(-1, size)
-        if (units == units[:, :1]).all():
-            return unit, units[:, 0]
+        groups = groups_of_neighbours(group_of, unit or len(group_of))
+        if groups is not None:
+            missing = -len(groups) % (CHUNK // unit) if unit else 0
+            return unit, np.pad(groups, (0, missing), mode="edge")
     return None
 
 
