@@ -22,10 +22,11 @@ from rosebatch.model.hf_config import is_native, read_model_config
 from rosebatch.model.hub import HubModel, find_snapshot, name_of_snapshot, parse_hub_id
 from rosebatch.model.quantization.chosen import PLAIN, Quantization, choose_quantization, read_quantization
 from rosebatch.model.quantization.formats import is_stored
+from rosebatch.model.random_weights import RandomWeights
 from rosebatch.model.registry import build_model, check_config
 from rosebatch.model.sentence_transformers import longest_prompt, pooling_or_refusal, prompts_or_none
 from rosebatch.model.weight_files import has_weight_files, weight_files
-from rosebatch.model.weights import RandomWeights, SafetensorsWeights, WeightSource
+from rosebatch.model.weights import SafetensorsWeights, WeightSource
 from rosebatch.ops.device import has_e4m3
 from rosebatch.ops.ops import Ops
 

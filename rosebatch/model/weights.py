@@ -1,7 +1,6 @@
-"""The tensors of a model: from the safetensors files of a folder, or random."""
+"""The tensors of a model, and those of the safetensors files of a folder."""
 
 import math
-import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -17,9 +16,6 @@ from rosebatch.model.lazy_tensor import Cuts, LazyTensor, select
 from rosebatch.model.weight_files import weight_files, weight_map
 from rosebatch.ops.layout import Layout
 from rosebatch.ops.weight import Weight
-
-# Standard deviation of random weights.
-DEVIATION = 0.02
 
 # Dtypes of plain values, as safetensors names them.
 FLOATS = ("F64", "F32", "F16", "BF16")
@@ -361,49 +357,3 @@ def _read(stored: Any, handle: Any, name: str, take: Take | None) -> Tensor:
     before = (slice(None),) * take.dim
     parts: list[Tensor] = [stored[(*before, slice(start, stop))] for start, stop in take.runs()]
     return parts[0] if len(parts) == 1 else torch.cat(parts, take.dim)
-
-
-class RandomWeights:
-    """Random tensors, for benchmarks and kernel work. The same name and seed give the same numbers.
-
-    Args:
-        dtype, device: of the run.
-        seed: of all numbers.
-        rounding: see ``WeightSource``.
-    """
-
-    def __init__(
-        self, dtype: torch.dtype, device: torch.device, seed: int = 0, rounding: Rounding | None = None
-    ) -> None:
-        self.dtype = dtype
-        self.device = device
-        self.seed = seed
-        self.rounding = rounding
-
-    def shape(self, name: str) -> tuple[int, ...] | None:
-        """See ``WeightSource``: nothing is stored."""
-        return None
-
-    def find(self, name: str, shape: tuple[int, ...]) -> Weight | None:
-        """See ``WeightSource``: nothing is stored."""
-        return None
-
-    def get(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        *,
-        dtype: torch.dtype | None = None,
-        fill: float | None = None,
-        take: Take | None = None,
-    ) -> Tensor:
-        """See ``WeightSource``; random numbers have a normal distribution with deviation ``DEVIATION``."""
-        if take is not None:
-            # The numbers are those of the whole tensor.
-            whole = self.get(name, shape, dtype=dtype, fill=fill)
-            return torch.cat([whole.narrow(take.dim, start, stop - start) for start, stop in take.runs()], take.dim)
-        if fill is not None:
-            return torch.full(shape, fill, dtype=dtype or self.dtype, device=self.device)
-        generator = torch.Generator(self.device).manual_seed(zlib.crc32(f"{self.seed} {name}".encode()))
-        tensor = torch.empty(shape, dtype=torch.float32, device=self.device)
-        return tensor.normal_(0.0, DEVIATION, generator=generator).to(dtype or self.dtype)

@@ -16,9 +16,9 @@ from rosebatch.core.errors import UserError
 from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.load import load_engine
+from rosebatch.model.random_weights import RandomWeights
 from rosebatch.model.registry import build_model
 from rosebatch.model.source import find_model
-from rosebatch.model.weights import RandomWeights
 from rosebatch.ops.select import select
 
 PATH = str(configs_dir() / "models" / "tiny-hp1.toml")

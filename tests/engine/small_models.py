@@ -22,9 +22,9 @@ from rosebatch.model.contract import rows_of
 from rosebatch.model.fallback.config import describe_config
 from rosebatch.model.fallback.load import load_fallback
 from rosebatch.model.mixers.softmax.mixer import SoftmaxSpec
+from rosebatch.model.random_weights import RandomWeights
 from rosebatch.model.registry import build_model
 from rosebatch.model.rope import rope_tables
-from rosebatch.model.weights import RandomWeights
 from rosebatch.ops.device import device_ops
 from rosebatch.ops.ops import HeadLayerNorm, HeadRMSNorm, WholeRMSNorm
 from rosebatch.ops.select import select

@@ -20,9 +20,9 @@ from rosebatch.engine.torch_runner.attention import GatheredAttention
 from rosebatch.engine.torch_runner.batch import build_batch
 from rosebatch.model.mixers.hp1.mixer import HP1Spec
 from rosebatch.model.mixers.softmax.mixer import SoftmaxSpec
+from rosebatch.model.random_weights import RandomWeights
 from rosebatch.model.registry import build_model
 from rosebatch.model.rope import Rotary
-from rosebatch.model.weights import RandomWeights
 from rosebatch.ops.hp1 import Gate, mean_taps
 from rosebatch.ops.ops import HeadLayerNorm, HeadRMSNorm, WholeRMSNorm
 from rosebatch.ops.select import select

@@ -18,8 +18,8 @@ from rosebatch.core.errors import UserError
 from rosebatch.launch.launch import default_sampling, load
 from rosebatch.launch.plan import plan_launch
 from rosebatch.model.hf_config import parse_model_config
+from rosebatch.model.random_weights import RandomWeights
 from rosebatch.model.registry import build_model
-from rosebatch.model.weights import RandomWeights
 from rosebatch.ops.select import select
 from tests.helpers.waiting import PATIENCE_SECONDS
 

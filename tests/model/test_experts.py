@@ -11,7 +11,8 @@ from rosebatch.config.switches import Switches
 from rosebatch.core.errors import UserError
 from rosebatch.model.experts import load_experts
 from rosebatch.model.families.mixtral import Mixtral
-from rosebatch.model.weights import RandomWeights, SafetensorsWeights
+from rosebatch.model.random_weights import RandomWeights
+from rosebatch.model.weights import SafetensorsWeights
 from rosebatch.ops.select import select
 from rosebatch.ops.shard import Shard
 from tests.helpers.model_configs import small_config

@@ -11,8 +11,8 @@ import rosebatch
 from rosebatch.config.switches import Switches
 from rosebatch.core.errors import UserError
 from rosebatch.engine.metrics.roofline import weight_bytes
+from rosebatch.model.random_weights import RandomWeights
 from rosebatch.model.registry import ARCHITECTURES, build_model
-from rosebatch.model.weights import RandomWeights
 from rosebatch.ops.select import select
 from tests.engine.family_models import FAMILIES as FAMILY_MODELS
 from tests.engine.small_models import CPU, MODELS

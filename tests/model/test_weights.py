@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import save_file
 
 from rosebatch.core.errors import UserError
-from rosebatch.model.weights import RandomWeights, SafetensorsWeights, Take
+from rosebatch.model.random_weights import RandomWeights
+from rosebatch.model.weights import SafetensorsWeights, Take
 
 CPU = torch.device("cpu")
 FIRST = {"model.embed_tokens.weight": torch.randn(5, 3), "model.norm.weight": torch.randn(3)}

@@ -35,9 +35,10 @@ from rosebatch.model.hf_fields import decoder, refuse
 from rosebatch.model.hf_rope import whole_rope
 from rosebatch.model.mixers.hp1.load import NUMBERS, load_gate, load_vector
 from rosebatch.model.mixers.hp1.mixer import HP1Spec
+from rosebatch.model.random_weights import DEVIATION
 from rosebatch.model.rope import rope_tables
 from rosebatch.model.sublayers import channels, columns, load_linear
-from rosebatch.model.weights import DEVIATION, WeightSource
+from rosebatch.model.weights import WeightSource
 from rosebatch.ops.ops import Gain, HeadUClip, Linear, Ops
 
 # What a clip to -1 .. 1 leaves of a deviation of 1; it cuts off a third of the channels.

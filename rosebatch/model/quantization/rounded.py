@@ -11,7 +11,8 @@ from rosebatch.model.lazy_tensor import Cuts, LazyTensor, select
 from rosebatch.model.quantization.dense import DenseWeight
 from rosebatch.model.quantization.grouped import GroupedWeight, in_groups
 from rosebatch.model.quantization.packing import AT_ONCE, E2M1_KIND
-from rosebatch.model.weights import DEVIATION, Rounding
+from rosebatch.model.random_weights import DEVIATION
+from rosebatch.model.weights import Rounding
 from rosebatch.ops.fp8 import LARGEST, MIN_SCALE, scales_of
 from rosebatch.ops.layout import Layout
 from rosebatch.ops.weight import Weight

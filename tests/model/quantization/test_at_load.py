@@ -15,9 +15,10 @@ from rosebatch.model.quantization.chosen import choose_quantization
 from rosebatch.model.quantization.formats import form_of, load_matrix
 from rosebatch.model.quantization.grouped import GroupedWeight
 from rosebatch.model.quantization.rounded import in_fp8, random_in
+from rosebatch.model.random_weights import DEVIATION, RandomWeights
 from rosebatch.model.registry import build_model
 from rosebatch.model.source import find_model
-from rosebatch.model.weights import DEVIATION, RandomWeights, SafetensorsWeights
+from rosebatch.model.weights import SafetensorsWeights
 from tests.engine.family_models import FAMILIES
 from tests.helpers.checkout import ROOT
 from tests.helpers.small_llama import save_llama

@@ -12,7 +12,8 @@ from rosebatch.model.quantization import nibbles
 from rosebatch.model.quantization.formats import form_of, load_weight
 from rosebatch.model.quantization.joined import joined
 from rosebatch.model.quantization.rounded import random_in
-from rosebatch.model.weights import DEVIATION, SafetensorsWeights
+from rosebatch.model.random_weights import DEVIATION
+from rosebatch.model.weights import SafetensorsWeights
 from rosebatch.ops.layout import Layout
 from rosebatch_kernels.common.device import INTERPRETER
 from rosebatch_kernels.int4 import reference

@@ -9,7 +9,7 @@ from rosebatch.config.switches import Switches
 from rosebatch.model.quantization.chosen import choose_quantization
 from rosebatch.model.quantization.formats import load_matrix
 from rosebatch.model.quantization.rounded import random_in
-from rosebatch.model.weights import RandomWeights
+from rosebatch.model.random_weights import RandomWeights
 from rosebatch.ops.layout import Layout, MatrixBytes
 from rosebatch.ops.select import keeps, keeps_experts
 from rosebatch_kernels.common.device import Device
