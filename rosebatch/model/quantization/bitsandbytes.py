@@ -23,6 +23,8 @@ from rosebatch.ops.weight import Weight
 # The largest 8-bit integer: stored scales are the largest values of rows.
 _LARGEST = 127
 _STATES = ("nf4", "fp4")
+# Dtypes of a number that names an order.
+_INTEGERS = ("U8", "I8", "I32", "I64")
 
 _Positive = Annotated[int, msgspec.Meta(gt=0)]
 
@@ -71,7 +73,7 @@ class BitsAndBytes:
 def _require_rows(weights: Checkpoint, name: str) -> None:
     """Check that 8-bit numbers are in the order of rows, not in that of a GPU's tiles."""
     shape = weights.shape(name)
-    if shape is not None and weights.on_host(name, shape).any():
+    if shape is not None and host_array(weights, name, shape, *_INTEGERS).any():
         raise UserError(f"tensor {weights.name_of(name)!r} is not 0: numbers in another order are not supported")
 
 

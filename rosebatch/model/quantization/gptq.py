@@ -18,6 +18,8 @@ from rosebatch.model.weights import Checkpoint
 from rosebatch.ops.layout import Layout
 
 _SKIPPED, _OTHER = "-:", "+:"
+# What a pattern may say otherwise.
+_FIELDS = ("bits", "group_size", "sym", "desc_act")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,8 @@ class GPTQ:
             except re.error:
                 raise ValueError(f"quantization_config: dynamic: {shown(pattern)} is no pattern") from None
             is_plain = pattern.startswith(_SKIPPED)
-            dynamic.append((pattern, None if is_plain else Scheme.of(replace(own, values={**config, **own.values}))))
+            merged = {**config, **{name: own.values.get(name) for name in _FIELDS if name in own.values}}
+            dynamic.append((pattern, None if is_plain else Scheme.of(replace(own, values=merged))))
         return cls(Scheme.of(fields), int(version != "gptq_v2"), tuple(dynamic))
 
     @property

@@ -16,19 +16,32 @@ _OF_NO_WEIGHT = {
     *("bnb_4bit_use_double_quant", "llm_int8_enable_fp32_cpu_offload", "llm_int8_has_fp16_weight"),
     *("llm_int8_skip_modules", "llm_int8_threshold", "group_size", "config_groups", "quantized_layers", "dequantize"),
 }
+# The same in objects of the config.
+_OF_NO_WEIGHT_INSIDE = _OF_NO_WEIGHT | {
+    *("targets", "format", "input_activations", "output_activations"),
+    *("observer", "observer_kwargs", "dynamic", "scale_dtype", "zp_dtype"),
+}
 
 
 class _Recorded(dict[str, Any]):
-    """Keeps the names that are asked for."""
+    """Keeps the names that are asked for, in the objects inside too."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        super().__init__(values)
+        super().__init__({name: _Recorded(each) if isinstance(each, dict) else each for name, each in values.items()})
         self.names: set[str] = set()
 
     def get(self, name: str, default: Any = None) -> Any:
         """See ``dict``."""
         self.names.add(name)
         return super().get(name, default)
+
+    def unread(self, known: set[str]) -> list[str]:
+        """Names with a value that nobody asked for, those of an object after its own name."""
+        given = {name for name, value in self.items() if value not in (None, False, [], {})}
+        found = [*(given - self.names - known)]
+        # An object is read if one of its fields is; another one is what its name says.
+        inside = [(name, each) for name, each in self.items() if isinstance(each, _Recorded) and each.names]
+        return found + [f"{name}.{inner}" for name, each in inside for inner in each.unread(_OF_NO_WEIGHT_INSIDE)]
 
 
 def unread_fields(config: Mapping[str, Any], read: Callable[[Mapping[str, Any]], object]) -> tuple[str, ...]:
@@ -40,5 +53,4 @@ def unread_fields(config: Mapping[str, Any], read: Callable[[Mapping[str, Any]],
     """
     recorded = _Recorded(config)
     read(recorded)
-    given = {name for name, value in config.items() if value not in (None, False, [], {})}
-    return tuple(sorted(given - recorded.names - _OF_NO_WEIGHT))
+    return tuple(sorted(recorded.unread(_OF_NO_WEIGHT)))

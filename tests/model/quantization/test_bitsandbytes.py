@@ -142,6 +142,15 @@ def test_integers_in_the_order_of_tiles(tmp_path):
         load(tmp_path)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e5m2])
+def test_an_order_that_is_no_integer(tmp_path, dtype):
+    """NumPy has neither dtype: it was a traceback."""
+    tensors, _ = bytes_of_rows("m", (32, 32))
+    save_file({**tensors, "m.weight_format": torch.tensor(0, dtype=dtype)}, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=r"'m\.weight_format' holds .*: U8 or I8 or I32 or I64 is supported"):
+        load(tmp_path)
+
+
 @pytest.mark.parametrize("end", ["", ".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map"])
 def test_what_is_missing(tmp_path, end):
     """It is one line that names the tensor."""

@@ -148,3 +148,16 @@ def test_fields_that_nobody_reads():
         config = {"quant_method": method, **fields, "static_groups": True, "later": 1, "other": None}
         assert choose_quantization("auto", config).unread == ("later",)
     assert choose_quantization("auto", None).unread == ()
+
+
+def test_fields_inside_of_others_that_nobody_reads():
+    """Only those of the config itself were listed: a group's or a pattern's were dropped without a word."""
+    made = {"dynamic": False, "observer": "minmax", "observer_kwargs": {"a": 1}, "scale_dtype": "torch.bfloat16"}
+    group = {"targets": ["Linear"], "weights": {**WEIGHTS, **made, "later": 1}, "input_activations": {"a": 1}, "own": 2}
+    idle = {"targets": ["Linear"], "weights": None, "format": "dense"}
+    config = {"quant_method": "compressed-tensors", "config_groups": {"g": group, "idle": idle}}
+    config["kv_cache_scheme"] = {"num_bits": 8, "type": "float"}
+    assert choose_quantization("auto", config).unread == ("config_groups.g.own", "config_groups.g.weights.later")
+    own = {"bits": 8, "group_size": 32, "sym": True, "desc_act": False, "later": 1}
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 32, "dynamic": {"-:a": {}, "b": own}}
+    assert choose_quantization("auto", config).unread == ("dynamic.b.later",)
