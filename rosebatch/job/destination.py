@@ -1,7 +1,7 @@
 """Where a job's results go: its paths, checked against each other."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rosebatch.config.run import RunConfig
@@ -73,6 +73,9 @@ def find_destination(
         errors = Target.of(output.default_errors())
     if errors is not None and errors.kind == "folder":
         raise FlagError(f"--errors {errors.name}: is a folder, name a JSONL file")
+    if errors is not None and is_url(errors.name):
+        # Made beside the output, which no other run writes: in the working directory two runs would take one name.
+        errors = replace(errors, path=output.path.with_name(f"{output.path.name}.{errors.path.name}"))
     part = part or output.part
     if job.shard is not None:
         if output.kind == "stream" or reader.source == "-":

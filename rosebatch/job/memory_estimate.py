@@ -13,7 +13,8 @@ _LISTS = (list, tuple)
 _CONTAINERS = (dict, *_LISTS)
 
 # An integer of Python, and two places that refer to it: a tuple and the list of the engine's first completion.
-_PROMPT_TOKEN = 32 + 2 * 8
+_INTEGER = 32
+_PROMPT_TOKEN = _INTEGER + 2 * 8
 # That list of each further completion.
 _COPIED_TOKEN = 8
 # A token with its log-probability as Python objects, and each of its likeliest tokens. Prompts have these.
@@ -28,8 +29,10 @@ def row_bytes(row: Row | FailedRow) -> int:
     if isinstance(row, Row):
         if row.prompt is not None:
             return size + getsizeof(row.prompt)
-        given = (row.messages, row.prompt_token_ids, row.prompts)
-        size += sum(_deep_bytes(each) for each in given if each)
+        for each in row.prompts if row.prompt_token_ids is None else (row.prompt_token_ids,):
+            # Not each id by itself: there are thousands.
+            size += getsizeof(each) + (_INTEGER * len(each) if isinstance(each, tuple) else 0)
+        size += _deep_bytes(row.messages) if row.messages else 0
         size += _tool_bytes(row.tool_use.tools) if row.tool_use is not None else 0
     return size
 

@@ -150,7 +150,7 @@ def prompt_fields(prompt: Prompt) -> dict[str, Any]:
         ids = tuple(plain(prompt))
         if ids and hasattr(ids[0], "tolist"):
             ids = tuple(map(plain, ids))
-        if all(isinstance(each, int) and not isinstance(each, bool) for each in ids):
+        if all(issubclass(kind, int) and kind is not bool for kind in set(map(type, ids))):
             return {"prompt_token_ids": ids}
     error = RowError("invalid_prompt", f"a prompt is a text, token ids or a mapping, got {type(prompt).__name__}")
     return {"error": error}

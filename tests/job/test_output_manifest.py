@@ -202,6 +202,18 @@ def test_error_rows_at_a_url(run, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", "out.jsonl", ".out.jsonl.run"}
 
 
+def test_error_rows_of_two_runs_at_urls(run, tmp_path, monkeypatch):
+    """Both were made in the working directory under one name, and each run could send the other's rows."""
+    monkeypatch.chdir(tmp_path)
+    other = placement.beside(tmp_path / "failed.jsonl")
+    other.write_text("another run's")
+    url = f"memory://{uuid.uuid4().hex}/failed.jsonl"
+    run(errors=url)
+    with fsspec.open(url) as file:
+        assert len(file.read().splitlines()) == 1
+    assert other.read_text() == "another run's"
+
+
 @pytest.mark.parametrize("begun", [None, "yesterday", 10**30])
 def test_a_damaged_manifest(run, tmp_path, capsys, monkeypatch, begun):
     """A time that is none was unexpected, please report it."""
