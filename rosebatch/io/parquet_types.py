@@ -62,7 +62,8 @@ def _holds(make: Callable[[IO[bytes], pa.Schema], Any], schema: pa.Schema) -> bo
     try:
         with make(BytesIO(), schema) as writer:
             writer.write_table(pa.Table.from_pylist([{}], schema))
-    except pa.ArrowException:
+    except (pa.ArrowException, OSError, UnicodeDecodeError):
+        # A damaged file may name a field in bytes that are no text.
         return False
     return True
 

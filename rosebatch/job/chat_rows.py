@@ -41,8 +41,8 @@ def _with_unread(row: Row, tokenizer: Tokenizer | None) -> Row:
     unread = [name for name in variables if template is None or name not in template.words]
     ignored = [name for name in unread if name in TEMPLATE_FIELDS]
     unclear = [f"chat_template_kwargs.{name}" for name in unread if name not in TEMPLATE_FIELDS]
-    for name in dict.fromkeys(further):
-        if template is not None and not template.reads(name, messages, template_options(row)):
+    if further and template is not None:
+        for name in template.unread(list(dict.fromkeys(further)), messages, template_options(row)):
             (ignored if name in _OF_SPEAKERS else unclear).append(f"messages.{name}")
     if not ignored and not unclear:
         return row

@@ -5,7 +5,8 @@ error. So the first chat of each kind is rendered once more with marks in it, an
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
@@ -27,8 +28,9 @@ _NO_ROLE = "\ue000"
 # Every template has a place for these.
 _BASIC_ROLES = ("user", "assistant")
 _MAX_KINDS = 4096
-# Names of further fields that are tried: each is two renderings.
+# Names of further fields that are tried, and of one chat those that are left out one by one: each is a rendering.
 _MAX_TRIED = 64
+_MAX_ALONE = 8
 # Of one chat: each is a rendering more.
 _MAX_ROLES = 32
 
@@ -86,23 +88,34 @@ class ChatTemplate:
                 return RowError("invalid_messages", f"{self.place}, line {line}: not a valid Jinja template ({reason})")
             return RowError("invalid_messages", f"the chat template refuses the messages: {reason}")
 
-    def reads(self, name: str, messages: Sequence[Message], options: Mapping[str, Any]) -> bool:
-        """Whether a field of messages may change the text: the template names it, or prints all fields.
+    def unread(self, names: Sequence[str], messages: Sequence[Message], options: Mapping[str, Any]) -> list[str]:
+        """The fields of messages that do not change the text: the template neither names them, nor prints all fields.
 
         Args:
-            name: of the field.
-            messages, options: of a chat that has it; see ``render``.
+            names: of fields, each once.
+            messages, options: of a chat that has them; see ``render``.
         """
-        if name not in self._read:
-            if name in self.words or len(self._read) >= _MAX_TRIED:
-                return name in self.words
-            text = self.render(messages, options)
-            if isinstance(text, RowError):
-                # Another chat may tell.
-                return True
-            without = [{other: value for other, value in each.items() if other != name} for each in messages]
-            self._read[name] = text != self.render(without, options)
-        return self._read[name]
+        others = [name for name in names if name not in self.words]
+        new = [name for name in others if name not in self._read]
+        found = self._try(new, messages, options) if new and len(self._read) < _MAX_TRIED else {}
+        return [name for name in others if not found.get(name, self._read.get(name, False))]
+
+    def _try(self, names: Sequence[str], messages: Sequence[Message], options: Mapping[str, Any]) -> dict[str, bool]:
+        """Whether each field changes the text. Of many, one that does stands for all: a rendering takes time."""
+        text = self.render(messages, options)
+        if isinstance(text, RowError):
+            # Another chat may tell.
+            return dict.fromkeys(names, True)
+
+        def changes(left_out: Container[str]) -> bool:
+            without = [{name: value for name, value in each.items() if name not in left_out} for each in messages]
+            return text != self.render(without, options)
+
+        changed = changes(frozenset(names))
+        one_by_one = changed and 1 < len(names) <= _MAX_ALONE
+        found = {name: changes((name,)) if one_by_one else changed for name in names}
+        self._read.update(islice(found.items(), _MAX_TRIED - len(self._read)))
+        return found
 
     def _text(self, messages: Sequence[Message], options: Mapping[str, Any]) -> str:
         # Here and not above: the import takes 0.4 s, and plain prompts do not need it.
