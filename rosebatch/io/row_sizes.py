@@ -33,6 +33,9 @@ def shares(kind: pa.DataType) -> bool:
 def row_sizes(array: pa.Array) -> Sizes:
     """Bytes of each row of an array that is valid; about, and for nulls none or a few."""
     kind, rows = array.type, len(array)
+    if not rows:
+        # PyArrow follows offsets of a list without rows, which no check has seen.
+        return np.zeros(0, np.int64)
     if kind in _TEXTS:
         return _numbers(pc.binary_length(array))
     if kind in _VIEWS:
@@ -61,10 +64,11 @@ def row_sizes(array: pa.Array) -> Sizes:
         # No cast to a list: PyArrow's makes an array that is none of values that are all null.
         ends = _numbers(array.offsets)
         return _sums(_POINTER + row_sizes(array.keys) + row_sizes(array.items), ends[:-1], ends[1:])
-    if pa.types.is_nested(kind) and kind.num_fields == 1:
+    if pa.types.is_nested(kind) and not pa.types.is_union(kind):
         ends = np.cumsum(_numbers(pc.list_value_length(array)))
         return _sums(row_sizes(array.flatten()), np.append(0, ends)[:-1], ends)
-    return np.full(rows, max(_POINTER, array.nbytes // max(rows, 1)))
+    size = array.get_total_buffer_size() if pa.types.is_union(kind) else array.nbytes
+    return np.full(rows, max(_POINTER, size // rows))
 
 
 def _sums(items: Sizes, begins: Sizes, ends: Sizes) -> Sizes:

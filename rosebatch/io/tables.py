@@ -156,7 +156,7 @@ def _batch_rows(
         yield from repeat(({}, 0), batch.num_rows)
         return
     batch = batch.select(names)
-    if batch.nbytes <= limit and not any(shares(column.type) for column in batch.columns):
+    if batch.get_total_buffer_size() <= limit and not any(shares(column.type) for column in batch.columns):
         yield from _short_rows(batch)
         return
     sizes: Sizes = np.sum([row_sizes(column) for column in batch.columns], axis=0)
@@ -176,7 +176,7 @@ def _batch_rows(
 
 def _short_rows(batch: pa.RecordBatch) -> Iterator[tuple[dict[str, object] | BadValues, int]]:
     """All rows of a batch that is no larger than a row may be."""
-    size = batch.nbytes // max(batch.num_rows, 1)
+    size = batch.get_total_buffer_size() // max(batch.num_rows, 1)
     step = max(1, min(_MAX_ROWS, _MAX_BYTES // max(size, 1)))
     for start in range(0, batch.num_rows, step):
         yield from zip(rows_of(batch.slice(start, step)), repeat(size), strict=False)

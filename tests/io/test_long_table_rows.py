@@ -5,7 +5,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rosebatch.core.errors import UserError
-from rosebatch.io import parquet_parts
+from rosebatch.io import parquet_parts, tables
 from rosebatch.io.columns import Columns
 from rosebatch.io.parquet_pages import pages
 from rosebatch.io.reader import PromptReader
@@ -156,3 +156,18 @@ def test_sizes_of_rows(array, sizes):
     """Texts by their bytes, however they are shared; each object and item of a list has some of its own."""
     assert row_sizes(array).tolist() == sizes
     assert row_sizes(array[1:]).tolist() == sizes[1:]
+    assert row_sizes(array[:0]).tolist() == []
+
+
+@pytest.mark.parametrize("offsets", [b"", (1 << 30).to_bytes(4, "little")])
+def test_sizes_of_lists_that_no_row_has(offsets):
+    """Their offsets may be missing or of any value, and PyArrow followed them: a signal ended the job."""
+    texts = pa.array([], pa.list_(pa.string()))
+    lists = pa.Array.from_buffers(pa.list_(texts.type), 0, [None, pa.py_buffer(offsets)], children=[texts])
+    array = pa.Array.from_buffers(
+        pa.list_(lists.type), 2, [pa.py_buffer(b"\0"), pa.py_buffer(bytes(12))], 2, 0, [lists]
+    )
+    array.validate(full=True)
+    assert row_sizes(array).tolist() == [0, 0]
+    rows = tables._batch_rows(pa.record_batch([array], ["x"]), lambda name: True, LIMIT)
+    assert [content for content, _ in rows] == [{"x": None}, {"x": None}]

@@ -5,6 +5,7 @@ import gzip
 import io
 import struct
 import sys
+from collections import Counter
 from importlib import import_module
 
 import pyarrow as pa
@@ -109,6 +110,30 @@ def test_offsets_outside_of_an_arrow_file(tmp_path, values, offsets, stream):
     path.write_bytes(sink.getvalue().replace(right, wrong))
     with pytest.raises(UserError, match=r"in\.arrow: unreadable Arrow file \([^\n]*\)$"):
         read(path)
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.list_(pa.list_(pa.list_(pa.string()))), pa.map_(pa.string(), pa.list_(pa.string()))]
+)
+def test_each_number_of_an_arrow_file(tmp_path, kind):
+    """Offsets of lists that no row has are not validated, and PyArrow followed them: a signal ended the job."""
+    sink = io.BytesIO()
+    table = pa.table({"prompt": ["a"], "x": pa.nulls(1, kind)})
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        begin = sink.tell()
+        writer.write_table(table)
+        end = sink.tell()
+    path, found = tmp_path / "in.arrow", Counter()
+    for place in range(begin, end, 4):
+        content = bytearray(sink.getvalue())
+        struct.pack_into("<i", content, place, 2**30)
+        path.write_bytes(content)
+        try:
+            found[len(read(path))] += 1
+        except UserError as error:
+            assert "\n" not in str(error)
+            found["refused"] += 1
+    assert found.keys() == {1, "refused"}
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()], ids=str)
