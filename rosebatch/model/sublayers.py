@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
+from rosebatch.core.errors import UserError
 from rosebatch.model.contract import Attention
 from rosebatch.model.lazy_tensor import join
 from rosebatch.model.mixers.mixer import MixerSpec
@@ -118,6 +119,9 @@ def load_linear(
         inputs: the channels of the input that this process has; None for all.
         transposed: see ``load_weight``.
         plain: names of those that the run does not round.
+
+    Raises:
+        UserError: a weight is missing, or there are biases where ``bias`` says none.
     """
     stored = sizes if len(names) == len(sizes) else (sum(sizes),)
     each = list(zip(names, stored, strict=True))
@@ -134,9 +138,21 @@ def load_linear(
         rows = np.asarray(rows)[own]
     weight = weight.rows(rows) if inputs is None else weight.rows(rows).columns(inputs)
     if not bias:
+        _require_no_biases(weights, names)
         return ops.linear(weight, None)
     biases = join([lazy_tensor(weights, f"{name}.bias", (size,)) for name, size in each], 0)
     return ops.linear(weight, biases.take(0, rows).read())
+
+
+def _require_no_biases(weights: WeightSource, names: Sequence[str]) -> None:
+    """Zeros change nothing: writers of GPTQ store them. All others would be dropped without a word."""
+    for name in names:
+        shape = weights.shape(f"{name}.bias")
+        if shape is None:
+            continue
+        found = weights.get(f"{name}.bias", shape)
+        if not found.is_meta and found.any():
+            raise UserError(f"{name}.bias: the weights have it, and by config.json this model has no such bias")
 
 
 def channels(heads: range, size: int) -> range:
