@@ -204,7 +204,7 @@ def _with_own_integers(values: Any) -> Any:
 def _with_integers(values: Any, levels: int = _NUMBERS_LEVELS) -> Any:
     """The same with integers in place of floats and decimals that are integral, so many levels deep."""
     if isinstance(values, Decimal):
-        values = float(values) if values % 1 else int(values)
+        values = int(values) if values == values.to_integral_value() else float(values)
     if isinstance(values, float) and values.is_integer():
         return int(values)
     if isinstance(values, list) and levels:

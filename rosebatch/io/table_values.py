@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from rosebatch.core.errors import RowError
 
-# Years past 9999, texts that are not UTF-8, numbers out of range.
-_UNREADABLE = (ValueError, OverflowError, pa.ArrowException)
+# Years past 9999, texts that are not UTF-8, numbers out of range, decimals of a scale that Python's have not.
+_UNREADABLE = (ValueError, ArithmeticError, pa.ArrowException)
 _REFERRING = (pa.DictionaryType, pa.RunEndEncodedType, pa.UnionType, pa.BaseExtensionType)
 
 

@@ -214,6 +214,16 @@ def test_settings_that_are_decimals(tmp_path):
     assert row.metadata["temperature"] == Decimal("0.5")
 
 
+def test_a_setting_that_is_a_large_decimal(tmp_path):
+    """Past 28 digits, the row failed as unexpected. In JSON lines, the number is served."""
+    table = pa.table({"prompt": ["a"], "max_tokens": pa.array([Decimal(10**37)], pa.decimal128(38, 0))})
+    pq.write_table(table, tmp_path / "in.parquet")
+    (tmp_path / "in.jsonl").write_text(f'{{"prompt":"a","max_tokens":{10**37}}}')
+    assert [read(tmp_path / name)[0].sampling for name in ("in.parquet", "in.jsonl")] == [
+        SamplingParams(max_tokens=10**37)
+    ] * 2
+
+
 def absent_of(tmp_path, text, name="in.jsonl", **names):
     (tmp_path / name).write_text(text)
     columns = Columns.of(None, names.get("id"), names["columns"])

@@ -301,6 +301,20 @@ def test_bad_values_of_a_table_fail_their_rows_only(tmp_path):
     assert [dict(each) for each in reader.carried()] == [dict(row.metadata) for row in rows]
 
 
+@pytest.mark.parametrize("scale", [-1000, 2**31 - 1])
+def test_a_decimal_of_any_scale(tmp_path, scale):
+    """One that Python's decimals cannot hold ended the job with an unexpected error."""
+    digits = [number.to_bytes(16, "little") for number in (0, 1234)]
+    price = pa.Array.from_buffers(pa.decimal128(18, scale), 2, [pa.py_buffer(b"\2"), pa.py_buffer(b"".join(digits))])
+    table = pa.table({"prompt": ["a", "b"], "price": price})
+    with pa.ipc.new_file(tmp_path / "in.arrow", table.schema) as writer:
+        writer.write_table(table)
+    good, bad = PromptReader(str(tmp_path / "in.arrow"), {})
+    assert good.metadata == {"prompt": "a", "price": None}
+    assert (bad.error.code, bad.metadata) == ("invalid_value", {"prompt": "b"})
+    assert bad.error.message.startswith("column price has a value that cannot be read")
+
+
 def test_long_rows_of_a_table_are_decoded_a_few_at_a_time(tmp_path, monkeypatch):
     """A thousand rows of 1 MB were in memory at once, and again as Python's own values."""
     path = tmp_path / "in.parquet"
