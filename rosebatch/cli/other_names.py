@@ -29,6 +29,7 @@ _FLAGS = {
     "leave it out, no code of a model folder is ever run": "--trust-remote-code",
     "leave it out, the checkpoint says how its weights are stored": ("--load-in-4bit --load-in-8bit"),
     "use --quantization": "--quantize",
+    "use --kv-cache-dtype": "-ctk -ctv --cache-type-k --cache-type-v",
     "use --max-model-len": "-c --context-length --ctx-size --n-ctx --max-seq-len --max-sequence-length",
     "use --max-num-seqs": ("-b --batch-size --max-batch-size --max-running-requests --concurrency --max-concurrency"),
     "use --max-num-batched-tokens": "--chunked-prefill-size --max-prefill-tokens --max-num-tokens",
@@ -79,6 +80,11 @@ _NO_COMMAND = re.compile(r"No such command '([^']*)'")
 _FIELD = re.compile(r"([a-z][a-z_]*)(?= must )")
 _VALUE = re.compile(r"Invalid value for '(--[\w-]+)[^:]*': (?:Value error, )?(.*)")
 _CHOICE = re.compile(r"Invalid value for '(--dtype|--kv-cache-dtype)[^:]*: (?:Value error, )?'([^']*)' is not one of")
+# Other tools' values of a flag. A 16-bit KV cache has the dtype of the run here.
+_OTHER_VALUES = {
+    "--dtype": DTYPES,
+    "--kv-cache-dtype": KV_CACHE_DTYPES | dict.fromkeys(["float16", "bfloat16", "half", "fp16", "bf16", "f16"], "none"),
+}
 # What the parser says of a value, and what we say.
 _REASONS = {
     r"Input should be a valid integer.*": "must be a whole number",
@@ -105,7 +111,7 @@ def explained(message: str, flags: Collection[str]) -> str:
         name = match[1]
         meant = f"generate {name}" if Path(name).exists() else COMMANDS.get(name)
         return f"{name} is no command: use rosebatch {meant}" if meant else f"{message} rosebatch --help lists them"
-    if (match := _CHOICE.match(message)) and (own := {**DTYPES, **KV_CACHE_DTYPES}.get(match[2])):
+    if (match := _CHOICE.match(message)) and (own := _OTHER_VALUES[match[1]].get(match[2])):
         return f"{match[1]} {match[2]}: use {match[1]} {own}"
     if match := _VALUE.match(message):
         told = (found.expand(ours) for theirs, ours in _REASONS.items() if (found := re.fullmatch(theirs, match[2])))

@@ -79,6 +79,11 @@ INVOCATIONS = [
     ("generate in.jsonl --model M --dtype fp16", "--dtype fp16: use --dtype float16"),
     ("check in.jsonl --model M --dtype half", "--dtype half: use --dtype float16"),
     ("check in.jsonl --model M --kv-cache-dtype fp8_e4m3", "--kv-cache-dtype fp8_e4m3: use --kv-cache-dtype fp8"),
+    # Hints of one flag were given for the other, so what they named was refused too.
+    ("check in.jsonl --model M --kv-cache-dtype half", "--kv-cache-dtype half: use --kv-cache-dtype none"),
+    ("check in.jsonl --model M --kv-cache-dtype bfloat16", "--kv-cache-dtype bfloat16: use --kv-cache-dtype none"),
+    ("check in.jsonl --model M --dtype fp8_e4m3", "--dtype is impossible: 'fp8_e4m3' is not one of"),
+    ("check in.jsonl --model M --cache-type-k q8_0", "--cache-type-k is no flag here: use --kv-cache-dtype"),
     ("bench --dtype bf16", "--dtype bf16: use --dtype bfloat16"),
     ("generate in.jsonl --model M --device gpu", "--device", "'cuda'"),
     ("generate in.jsonl --model M --gpu-memory-utilization 90", "--gpu-memory-utilization must be in (0, 1], got 90"),
