@@ -4,6 +4,7 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
+from rosebatch.config.quantization import QUANTIZATIONS
 from rosebatch.config.run import DTYPES, KV_CACHE_DTYPES
 
 # By what to do here: flags of vLLM, SGLang, llama.cpp, transformers, and of habit.
@@ -82,8 +83,10 @@ _VALUE = re.compile(r"Invalid value for '(--[\w-]+)[^:]*': (?:Value error, )?(.*
 _CHOICE = re.compile(r"Invalid value for '(--dtype|--kv-cache-dtype)[^:]*: (?:Value error, )?'([^']*)' is not one of")
 # Other tools' values of a flag. A 16-bit KV cache has the dtype of the run here.
 _OTHER_VALUES = {
-    "--dtype": DTYPES,
-    "--kv-cache-dtype": KV_CACHE_DTYPES | dict.fromkeys(["float16", "bfloat16", "half", "fp16", "bf16", "f16"], "none"),
+    "--dtype": DTYPES | dict.fromkeys(["fp8", "float8_e4m3fn"], "--quantization fp8"),
+    "--kv-cache-dtype": KV_CACHE_DTYPES
+    | dict.fromkeys(["float16", "bfloat16", "half", "fp16", "bf16", "f16"], "none")
+    | {"fp8_e5m2": "fp8"},
 }
 # What the parser says of a value, and what we say.
 _REASONS = {
@@ -112,11 +115,13 @@ def explained(message: str, flags: Collection[str]) -> str:
         meant = f"generate {name}" if Path(name).exists() else COMMANDS.get(name)
         return f"{name} is no command: use rosebatch {meant}" if meant else f"{message} rosebatch --help lists them"
     if (match := _CHOICE.match(message)) and (own := _OTHER_VALUES[match[1]].get(match[2])):
-        return f"{match[1]} {match[2]}: use {match[1]} {own}"
+        return f"{match[1]} {match[2]}: use {own if own.startswith('--') else f'{match[1]} {own}'}"
     if match := _VALUE.match(message):
         told = (found.expand(ours) for theirs, ours in _REASONS.items() if (found := re.fullmatch(theirs, match[2])))
         return f"{match[1]} {next(told, match[2])}"
     if match := _SEVERAL.match(message):
+        if match[1] in QUANTIZATIONS:
+            return f"{match[1]}: use --quantization {match[1]}, -q is --quiet"
         several = "a folder or a pattern in quotes stands for several files, --model names the model"
         return f"{match[1]}: a command takes one INPUT: {several}"
     return message

@@ -11,7 +11,7 @@ _METHODS = {
     "modelopt": ("modelopt", "modelopt_fp4", "modelopt_fp8", "modelopt_mixed", "modelopt_mxfp8"),
     "mxfp4": ("mxfp4",),
 }
-_NAMES = _OWN | {name: method for method, names in _METHODS.items() for name in names}
+QUANTIZATIONS = _OWN | {name: method for method, names in _METHODS.items() for name in names}
 
 
 def quantization_named(name: str) -> str:
@@ -20,7 +20,7 @@ def quantization_named(name: str) -> str:
     Raises:
         ValueError: the name is not served.
     """
-    if name not in _NAMES:
+    if name not in QUANTIZATIONS:
         methods = ", ".join(_METHODS)
         raise ValueError(f"quantization must be auto, fp8, none, or what the checkpoint is ({methods}), got {name!r}")
-    return _NAMES[name]
+    return QUANTIZATIONS[name]

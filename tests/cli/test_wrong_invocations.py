@@ -80,6 +80,9 @@ INVOCATIONS = [
     ("check in.jsonl --model M --dtype half", "--dtype half: use --dtype float16"),
     ("check in.jsonl --model M --kv-cache-dtype fp8_e4m3", "--kv-cache-dtype fp8_e4m3: use --kv-cache-dtype fp8"),
     # Hints of one flag were given for the other, so what they named was refused too.
+    ("check in.jsonl --model M --kv-cache-dtype fp8_e5m2", "--kv-cache-dtype fp8_e5m2: use --kv-cache-dtype fp8"),
+    ("check in.jsonl --model M --dtype fp8", "--dtype fp8: use --quantization fp8"),
+    ("generate in.jsonl -q fp8", "fp8: use --quantization fp8, -q is --quiet"),
     ("check in.jsonl --model M --kv-cache-dtype half", "--kv-cache-dtype half: use --kv-cache-dtype none"),
     ("check in.jsonl --model M --kv-cache-dtype bfloat16", "--kv-cache-dtype bfloat16: use --kv-cache-dtype none"),
     ("check in.jsonl --model M --dtype fp8_e4m3", "--dtype is impossible: 'fp8_e4m3' is not one of"),
