@@ -1,6 +1,5 @@
 """The tensors of a model, and those of the safetensors files of a folder."""
 
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -337,7 +336,7 @@ class SafetensorsWeights:
                 raise refusal(path, f"tensor {name!r} has shape {shown(found)}, config says {shape}")
             if device.type == "meta":
                 # A number of its own is read: what is built depends on it.
-                return _read(stored, handle, name, take) if math.prod(shape) == 1 else _unread(stored, shape, take)
+                return _read(stored, handle, name, take) if shape in ((), (1,)) else _unread(stored, shape, take)
             tensor: Tensor = stored[: shape[0]] if is_longer else _read(stored, handle, name, take)
             return tensor
 

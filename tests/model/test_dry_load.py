@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from benchmarks.quantize_folder import quantize
 from rosebatch.config.run import RunConfig
 from rosebatch.core.errors import UserError
 from rosebatch.model.dry_load import HEADERS, require_loadable
@@ -14,6 +15,7 @@ from rosebatch.model.source import find_model
 from rosebatch.model.weight_files import has_weight_files
 from rosebatch.model.weights import SafetensorsWeights
 from tests.engine.family_models import FAMILIES
+from tests.helpers.small_llama import save_llama
 from tests.model.odd_folders import INDEX, cases, write_good
 from tests.model.quantization import test_awq, test_fp8, test_gptq
 from tests.model.quantization.same_logits import CPU, OPS, write_both
@@ -26,6 +28,14 @@ def test_good_files(name, tmp_path):
     """Of every family."""
     folder, _ = write_both(tmp_path, FAMILIES[name], lambda _, values: ({}, values))
     require_loadable(FAMILIES[name], SafetensorsWeights(folder, torch.bfloat16, HEADERS))
+
+
+@pytest.mark.parametrize("form", ["nvfp4", "fp8-block"])
+def test_a_scale_that_is_one_number(form, tmp_path):
+    """Of a whole matrix, or of its only block: its value met scales that had no values, and ``check`` ended."""
+    save_llama(tmp_path / "plain", hidden_size=128, intermediate_size=128)
+    quantize(tmp_path / "plain", form, tmp_path / "quantized")
+    find_model(RunConfig(model=str(tmp_path / "quantized"), device="cpu"), CPU).require_loadable()
 
 
 def line_of(call, *arguments):
