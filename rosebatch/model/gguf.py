@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
 from rosebatch.core.plain import dtype_name
+from rosebatch.core.words import counted
 from rosebatch.host.model_files import refusal, refused, require_file, shown
 from rosebatch.model.family import EACH, GGUF
 from rosebatch.model.gguf_metadata import Metadata, Reader
@@ -95,6 +96,10 @@ def _describe(path: Path, dtype: torch.dtype, *, quiet: bool = False) -> _Descri
     )
     hf_class, architecture, form = _ARCHITECTURES[found, experts]
     model = _Model(found, fields, reader)
+    blocks, tensors = model.need("block_count"), len(model.names)
+    if isinstance(blocks, int) and blocks > tensors:
+        has = counted(tensors, "tensor")
+        raise refusal(path, f"GGUF metadata '{found}.block_count' is {blocks}, and the file has {has}")
     config = {"architectures": [hf_class], "model_type": architecture.model_type, **_shared_config(model)}
     config |= form.config(model)
     config["dtype"] = dtype_name(dtype)

@@ -164,6 +164,15 @@ def test_missing_metadata(write_gguf, toy, monkeypatch):
         converted_folder(write_gguf("llama", toy), torch.float32)
 
 
+@pytest.mark.parametrize("family", ["llama", "gpt_oss"])
+def test_more_layers_than_tensors(family, write_gguf, toy, monkeypatch):
+    """A damaged count made lists of 2^40 kinds of layers: gigabytes, then a MemoryError."""
+    add = gguf.GGUFWriter.add_block_count
+    monkeypatch.setattr(gguf.GGUFWriter, "add_block_count", lambda self, count: add(self, 2**31))
+    with pytest.raises(UserError, match=r"block_count' is 2147483648, and the file has \d+ tensors"):
+        converted_folder(write_gguf(family, toy), torch.float32)
+
+
 def test_a_kind_of_tensor_that_cannot_be_dequantized(write_gguf, toy):
     """New kinds appear every few months, and the gguf package raises NotImplementedError."""
     with pytest.raises(UserError, match=r"model\.gguf"):
