@@ -31,7 +31,8 @@ class Target:
     Attributes:
         name: path or URL as it was given.
         kind: a stream takes its rows in order, and nothing is renamed there.
-        path: of the file or folder, with links followed; for a URL, where it is made: in the working directory.
+        path: of the file or folder, with links followed; for a URL, where it is made: in the working directory, and
+            error rows beside the output, see ``find_destination``.
     """
 
     name: str

@@ -12,7 +12,7 @@ from rosebatch_kernels.experts import kernel as experts
 from rosebatch_kernels.experts.packed import Packed
 from rosebatch_kernels.fp8.fp8_linear import Fp8Linear
 from rosebatch_kernels.int4.int4_linear import Int4Linear
-from tests.gpu import test_int4_gpu
+from tests.gpu import test_fp8_gpu, test_int4_gpu
 from tests.gpu.test_ranks_gpu import end
 from tests.helpers.running import greedy
 from tests.helpers.tiny_engines import random_model
@@ -20,18 +20,7 @@ from tests.model.quantization.test_folders import write
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")]
 
-SIZES = {
-    "vocab_size": 211,
-    "hidden_size": 512,
-    "intermediate_size": 1024,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 128,
-    "initializer_range": 0.05,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
+SIZES = {**test_fp8_gpu.SIZES, "num_key_value_heads": 2, "bos_token_id": None, "eos_token_id": None}
 MIXTURE = {**SIZES, "moe_intermediate_size": 256, "num_experts": 8, "num_experts_per_tok": 2}
 PROMPTS = 64
 
@@ -92,6 +81,15 @@ def require_same(folder, least, **settings):
     assert len({each[0] for each in one}) > PROMPTS / 8
 
 
+def require_same_of(dense, form, packed, least, **settings):
+    """Of a folder that is quantized into ``packed``, or at load."""
+    if form == "at load":
+        require_same(dense, least, quantization="fp8", **settings)
+    else:
+        quantize(dense, form, packed)
+        require_same(packed, least, **settings)
+
+
 @pytest.mark.parametrize("form", test_int4_gpu.FORMS)
 def test_weights_of_4_bits(form, tmp_path, kept):
     """Groups that a rank's columns cut, zeros of packed columns, and ``desc_act``, whose columns are of all groups."""
@@ -105,24 +103,12 @@ def test_weights_of_4_bits(form, tmp_path, kept):
 @pytest.mark.parametrize("form", ["fp8", "fp8-block", "at load"])
 def test_weights_of_fp8(form, kv_cache_dtype, dense, tmp_path, kept):
     """Rows of inputs have the scale of a rank's columns: as with decoded weights, some tokens differ."""
-    folder, settings = dense["Llama"], {"kv_cache_dtype": kv_cache_dtype}
-    if form == "at load":
-        settings["quantization"] = "fp8"
-    else:
-        quantize(folder, form, tmp_path / "packed")
-        folder = tmp_path / "packed"
-    require_same(folder, 48, **settings)
+    require_same_of(dense["Llama"], form, tmp_path / "packed", 48, kv_cache_dtype=kv_cache_dtype)
     assert Fp8Linear in kept
 
 
 @pytest.mark.parametrize("form", ["fp8", "fp8-block", "int4", "mxfp4", "at load"])
 def test_experts(form, dense, tmp_path, kept):
     """A rank has some channels of all experts: with those of another expert, nearly all tokens would differ."""
-    folder, settings = dense["Qwen3Moe"], {}
-    if form == "at load":
-        settings["quantization"] = "fp8"
-    else:
-        quantize(folder, form, tmp_path / "packed")
-        folder = tmp_path / "packed"
-    require_same(folder, 40, **settings)
+    require_same_of(dense["Qwen3Moe"], form, tmp_path / "packed", 40)
     assert Packed in kept
