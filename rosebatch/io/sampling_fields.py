@@ -169,6 +169,8 @@ def _of_format(given: ResponseFormat) -> list[GrammarSpec]:
     wrapped = None if given.json_schema is None else given.json_schema.schema
     schemas = [schema for schema in (wrapped, given.schema) if schema is not None]
     if given.type == "text":
+        if any(schemas):
+            raise RowError("invalid_field", "response_format of type text has a schema: type json_schema keeps to it")
         return []
     if given.type == "json_schema" and not schemas:
         raise RowError("invalid_field", "response_format of type json_schema needs json_schema.schema")

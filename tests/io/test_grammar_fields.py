@@ -67,6 +67,8 @@ def test_no_grammar(parse, values):
     [
         ({"response_format": {"type": "json_schema"}}, "needs json_schema.schema"),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, "needs json_schema.schema"),
+        ({"response_format": {"type": "text", "schema": SCHEMA}}, "of type text has a schema"),
+        ({"response_format": {"type": "text", "json_schema": NAMED}}, "of type text has a schema"),
         ({"response_format": {"type": "json_schema", "schema": {}, "json_schema": {"schema": {}}}}, TWO),
         ({"response_format": {"type": "json_object", "schema": {}}, "structured_outputs": {"json": {}}}, TWO),
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, TWO),
