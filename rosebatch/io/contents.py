@@ -133,8 +133,8 @@ class Contents:
     @property
     def has_ended(self) -> bool:
         """Whether a stdin that can be read once only has no line."""
-        _ = self.kinds
-        return not self._peeked
+        _ = self.kinds  # copies a stdin that can be read again then
+        return not self._files.can_reopen(self._files.source) and not self._peeked
 
     @contextmanager
     def texts(self, path: str, kind: Kind) -> Iterator[Iterator[bytes | BadValues]]:

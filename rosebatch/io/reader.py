@@ -178,9 +178,11 @@ class PromptReader:
     @property
     def is_empty(self) -> bool:
         """Whether there is surely no row. On stdin this waits for the first line; URLs are not read for it."""
-        if not self._files.can_reopen(self.source):
-            return self._contents.has_ended
-        if is_url(self.source) or any(count for _, count in self._schemas.values()) or any(self._counts.values()):
+        if self._contents.has_ended:
+            return True
+        if is_url(self.source) or not self._files.can_reopen(self.source):
+            return False
+        if any(count for _, count in self._schemas.values()) or any(self._counts.values()):
             return False
         return next(self._records(), None) is None
 

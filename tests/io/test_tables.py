@@ -311,6 +311,25 @@ def test_tables_on_stdin(monkeypatch, form, kind):
     assert (reader.count(), reader.can_move, reader.kind) == (None, False, form)
 
 
+@pytest.mark.parametrize(
+    ("kind", "content", "empty"),
+    [
+        ("csv", b"prompt\np\n", b"prompt\n"),
+        ("json", b'[{"prompt":"p"}]', b"[]"),
+        ("jsonl", gzip.compress(b'{"prompt":"p"}\n'), gzip.compress(b"")),
+        ("auto", b'{"prompt":"p"}\n', b""),
+    ],
+    ids=["csv", "json", "gz", "auto"],
+)
+def test_whether_stdin_is_empty(monkeypatch, kind, content, empty):
+    """Asked first, before any row is read: a CSV on stdin "had no rows", and none of its rows was served."""
+    for data, rows in ((content, ["p"]), (empty, [])):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+        reader = PromptReader("-", {}, kind)
+        assert reader.is_empty == (not rows)
+        assert [row.prompt for row in reader] == rows
+
+
 def test_a_pipe_without_an_extension(tmp_path):
     """By its first bytes, as ``<(command)`` has no name of its own."""
     pq.write_table(TABLE, tmp_path / "data")
