@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -18,6 +19,11 @@ from rosebatch.ops.ops import Ops
 EACH = "{expert}"
 
 
+def integers(at_least: int = 0, below: int | None = None) -> Any:
+    """The type of whole numbers in a range."""
+    return Annotated[int, msgspec.Meta(ge=at_least, lt=below)]
+
+
 class GGUFModel(Protocol):
     """A GGUF file of an architecture.
 
@@ -27,12 +33,12 @@ class GGUFModel(Protocol):
 
     names: set[str]
 
-    def need(self, key: str) -> Any:
-        """The metadata ``ARCHITECTURE.key``; raises UserError if there is none."""
+    def need(self, key: str, kind: Any = ...) -> Any:
+        """The metadata ``ARCHITECTURE.key``, of a type, see ``Metadata``; raises UserError if there is none."""
         ...
 
-    def get(self, key: str, default: Any = None) -> Any:
-        """The metadata ``ARCHITECTURE.key``, or the default."""
+    def get(self, key: str, default: Any = None, kind: Any = None) -> Any:
+        """The metadata ``ARCHITECTURE.key``, or the default, whose type it has if no other ``kind`` is given."""
         ...
 
     def require(self, key: str, *neutral: Any) -> None:

@@ -19,7 +19,7 @@ from rosebatch.config.model import ModelConfig
 from rosebatch.core.plain import dtype_name
 from rosebatch.core.words import counted
 from rosebatch.host.model_files import refusal, refused, require_file, shown
-from rosebatch.model.family import EACH, GGUF
+from rosebatch.model.family import EACH, GGUF, integers
 from rosebatch.model.gguf_metadata import Metadata, Reader
 from rosebatch.model.gguf_tokenizer import GGUFTokenizer, read_tokenizer
 from rosebatch.model.hf_config import parse_model_config
@@ -32,6 +32,7 @@ _SHARD_BYTES = 2 << 30
 _MXFP4, _BLOCK_BYTES = gguf.GGMLQuantizationType.MXFP4, 16
 # Rates of decay, which are read in fp32 whatever the dtype of a run.
 _FP32 = ("A_log", "dt_bias")
+_INTEGER = integers()
 
 # By GGUF's names, and whether there are experts: Mixtral has Llama's name.
 _ARCHITECTURES = {(a.gguf.architecture, a.experts): (name, a, a.gguf) for name, a in ARCHITECTURES.items() if a.gguf}
@@ -87,7 +88,7 @@ def _describe(path: Path, dtype: torch.dtype, *, quiet: bool = False) -> _Descri
     fields = Metadata(path, reader)
     if fields.get("split.count", 1) > 1:
         raise refusal(path, "one of several parts: join them with llama-gguf-split --merge")
-    found = str(fields.need("general.architecture"))
+    found = fields.need("general.architecture", str)
     if not any(found == name for name, _ in _ARCHITECTURES):
         raise refusal(path, f"GGUF architecture {shown(found)} is not supported; docs/models.md lists what is")
     # Where no experts are served, the count stays unread, and is refused by its name.
@@ -97,7 +98,7 @@ def _describe(path: Path, dtype: torch.dtype, *, quiet: bool = False) -> _Descri
     hf_class, architecture, form = _ARCHITECTURES[found, experts]
     model = _Model(found, fields, reader)
     blocks, tensors = model.need("block_count"), len(model.names)
-    if isinstance(blocks, int) and blocks > tensors:
+    if blocks > tensors:
         has = counted(tensors, "tensor")
         raise refusal(path, f"GGUF metadata '{found}.block_count' is {blocks}, and the file has {has}")
     config = {"architectures": [hf_class], "model_type": architecture.model_type, **_shared_config(model)}
@@ -126,20 +127,21 @@ class _Model:
         self.used: set[str] = set()
         self.drafts = 0
 
-    def need(self, key: str) -> Any:
-        return self.fields.need(f"{self._architecture}.{key}")
+    def need(self, key: str, kind: Any = _INTEGER) -> Any:
+        return self.fields.need(f"{self._architecture}.{key}", kind)
 
-    def get(self, key: str, default: Any = None) -> Any:
-        return self.fields.get(f"{self._architecture}.{key}", default)
+    def get(self, key: str, default: Any = None, kind: Any = None) -> Any:
+        return self.fields.get(f"{self._architecture}.{key}", default, kind)
 
     def require(self, key: str, *neutral: Any) -> None:
         self.fields.require(f"{self._architecture}.{key}", *neutral)
 
     def without_drafts(self) -> int:
-        self.drafts = self.get("nextn_predict_layers", 0)
-        layers = int(self.need("block_count") - self.drafts)
-        blocks = {name: re.match(r"blk\.(\d+)\.", name) for name in self.names}
-        self.used.update(name for name, block in blocks.items() if block and int(block[1]) >= layers)
+        blocks = self.need("block_count")
+        self.drafts = self.get("nextn_predict_layers", 0, integers(below=max(1, blocks)))
+        layers = int(blocks - self.drafts)
+        numbers = {name: re.match(r"blk\.(\d+)\.", name) for name in self.names}
+        self.used.update(name for name, number in numbers.items() if number and int(number[1]) >= layers)
         return layers
 
     def values(self, name: str) -> NDArray[np.float32] | None:
@@ -158,16 +160,17 @@ def _shared_config(model: _Model) -> dict[str, Any]:
     return {
         "vocab_size": model.vocab_size(),
         "tie_word_embeddings": "output.weight" not in model.names,
-        "bos_token_id": model.fields.get("tokenizer.ggml.bos_token_id"),
+        "bos_token_id": model.fields.get("tokenizer.ggml.bos_token_id", kind=_INTEGER),
         # Defaults of some classes are beyond a small vocabulary.
-        "pad_token_id": model.fields.get("tokenizer.ggml.padding_token_id"),
+        "pad_token_id": model.fields.get("tokenizer.ggml.padding_token_id", kind=_INTEGER),
     }
 
 
 def _generation_config(fields: Metadata, end_ids: Sequence[int]) -> dict[str, Any]:
     """End tokens, and what the authors recommend for sampling."""
-    names = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
-    given = {name: fields.get(f"general.sampling.{key}") for name, key in names.items()}
+    names = {"temperature": "temp", "top_p": "top_p", "min_p": "min_p"}
+    given = {name: fields.get(f"general.sampling.{key}", kind=float) for name, key in names.items()}
+    given["top_k"] = fields.get("general.sampling.top_k", kind=int)
     return {"eos_token_id": end_ids, **{name: value for name, value in given.items() if value is not None}}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rosebatch.model.family import GGUFModel
+from rosebatch.model.family import GGUFModel, integers
 from rosebatch.model.hf_fields import every
 
 NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -36,8 +36,9 @@ def decoder(
         unnamed: the scaling of positions in a file that names none.
         dense: whether the file has to name the size of MLPs without experts.
     """
-    heads, hidden, length = (model.need(key) for key in ("attention.head_count", "embedding_length", "context_length"))
-    head_dim = model.get("attention.key_length", hidden // heads)
+    heads, length = model.need("attention.head_count", integers(1)), model.need("context_length")
+    hidden = model.need("embedding_length", integers(heads))
+    head_dim = model.get("attention.key_length", hidden // heads, integers(1))
     model.require("attention.value_length", head_dim)
     rotated = model.get("rope.dimension_count", head_dim)
     if not partial:
@@ -50,7 +51,7 @@ def decoder(
         "num_key_value_heads": model.get("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "max_position_embeddings": length,
-        layer_norm or "rms_norm_eps": model.need(f"attention.layer_norm_{'' if layer_norm else 'rms_'}epsilon"),
+        layer_norm or "rms_norm_eps": model.need(f"attention.layer_norm_{'' if layer_norm else 'rms_'}epsilon", float),
         "rope_parameters": _rope(model, rotated, length, unnamed)
         | ({"partial_rotary_factor": _share(rotated, head_dim)} if partial else {}),
     }
@@ -84,7 +85,7 @@ def biases(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 def layer_types(model: GGUFModel, interval: int) -> list[str]:
     """Which layers have a window: the file says so of each, or all have but each ``interval``-th."""
-    pattern = model.get("attention.sliding_window_pattern", interval)
+    pattern = model.get("attention.sliding_window_pattern", interval, integers() | list[bool])
     if isinstance(pattern, list):
         return ["sliding_attention" if windowed else "full_attention" for windowed in pattern]
     return every(pattern, model.need("block_count"))
@@ -124,7 +125,7 @@ def _rope(model: GGUFModel, rotated: int, length: int, unnamed: str) -> dict[str
     kind = model.get("rope.scaling.type", unnamed)
     trained = model.get("rope.scaling.original_context_length", length)
     attention = model.get("rope.scaling.attn_factor", 1.0) * model.get("rope.scaling.yarn_attn_factor", 1.0)
-    betas = {name: model.get(f"rope.scaling.yarn_{name}") for name in ("beta_fast", "beta_slow")}
+    betas = {name: model.get(f"rope.scaling.yarn_{name}", kind=float) for name in ("beta_fast", "beta_slow")}
     if kind == "yarn":
         model.require("rope.scaling.yarn_ext_factor", 1.0, -1.0)
         growth = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0

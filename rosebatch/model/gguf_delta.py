@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rosebatch.model import gguf_decoder
-from rosebatch.model.family import GGUFModel
+from rosebatch.model.family import GGUFModel, integers
 
 _ATTENTION = {**gguf_decoder.ATTENTION, **gguf_decoder.HEAD_NORMS}
 _NORMS = {"attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"}
@@ -40,10 +40,10 @@ BARE = ("ssm_a",)
 def config(model: GGUFModel, *, dense: bool = True) -> dict[str, Any]:
     """The fields of config.json, see ``gguf_decoder.decoder``, without experts."""
     fields = gguf_decoder.decoder(model, partial=True, dense=dense)
-    layers, interval = model.without_drafts(), model.get("full_attention_interval", 4)
+    layers, interval = model.without_drafts(), model.get("full_attention_interval", 4, integers(1))
     # Positions of text are equal in all of them.
     model.get("rope.dimension_sections")
-    heads = model.need("ssm.time_step_rank")
+    heads = model.need("ssm.time_step_rank", integers(1))
     return fields | {
         "num_hidden_layers": layers,
         "layer_types": ["linear_attention" if (i + 1) % interval else "full_attention" for i in range(layers)],

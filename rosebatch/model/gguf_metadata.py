@@ -3,13 +3,15 @@
 import sys
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import gguf
+import msgspec
 import numpy as np
 
 from rosebatch.core.errors import printable
 from rosebatch.host.model_files import refusal, shown
+from rosebatch.model.family import integers
 
 # They describe a file, not a model.
 _OF_THE_FILE = ("GGUF.", "general.", "split.", "quantize.", "imatrix.")
@@ -40,6 +42,11 @@ class TokenType(IntEnum):
     USER_DEFINED = 4
 
 
+def list_of(kind: Any, length: int | None = None) -> Any:
+    """The type of lists, of any length or of this one."""
+    return Annotated[list[kind], msgspec.Meta(min_length=length, max_length=length)]
+
+
 class Reader(gguf.GGUFReader):  # type: ignore[misc]
     """The library reads nothing where a file has ended, for as many times as the file says."""
 
@@ -56,28 +63,40 @@ class Reader(gguf.GGUFReader):  # type: ignore[misc]
 
 
 class Metadata:
-    """The metadata of a file. Values are read on demand, because the token lists are long."""
+    """The metadata of a file. Values are read on demand, because the token lists are long.
+
+    A ``kind`` is a type of Python, such as ``float`` or ``list[str]``, or one of ``integers``. A value of another type
+    raises UserError, which names the key.
+    """
 
     def __init__(self, path: Path, reader: gguf.GGUFReader) -> None:
         self._path = path
         self._fields = reader.fields
         self._read: set[str] = set()
 
-    def get(self, key: str, default: Any = None) -> Any:
-        """The value of a key, or the default."""
+    def get(self, key: str, default: Any = None, kind: Any = None) -> Any:
+        """The value of a key, or the default, whose type it has if no other ``kind`` is given."""
         self._read.add(key)
         field = self._fields.get(key)
-        return default if field is None else field.contents()
+        if field is None:
+            return default
+        given = field.contents()
+        if kind is None:
+            kind = Any if default is None else integers() if type(default) is int else type(default)
+        try:
+            return msgspec.convert(given, kind)
+        except msgspec.ValidationError as error:
+            raise refusal(self._path, f"GGUF metadata {key!r} is {shown(given)}: {error}") from None
 
-    def need(self, key: str) -> Any:
-        """The value of a key; raises UserError if there is none."""
+    def need(self, key: str, kind: Any) -> Any:
+        """The value of a key, of a type; raises UserError if there is none."""
         if key not in self._fields:
             raise refusal(self._path, f"GGUF metadata {key!r} is missing")
-        return self.get(key)
+        return self.get(key, kind=kind)
 
     def require(self, key: str, *neutral: Any) -> None:
         """Raise UserError if a key has another value than these."""
-        given = self.get(key, neutral[0])
+        given = self.get(key, neutral[0], Any)
         if given not in neutral:
             raise refusal(self._path, f"GGUF metadata {key!r} is {shown(given)}; supported is {shown(neutral[0])}")
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from rosebatch.model.gguf_metadata import Metadata, TokenType
+from rosebatch.model.gguf_metadata import Metadata, TokenType, list_of
 
 # Sentencepiece's space.
 _MARK = "\u2581"
@@ -32,16 +32,16 @@ def sentencepiece(metadata: Metadata, tokens: list[str], pieces: str) -> Tokeniz
         UserError: the file has neither merges nor scores.
     """
     vocab = {token: i for i, token in enumerate(tokens)}
-    given = metadata.get("tokenizer.ggml.merges")
+    given = metadata.get("tokenizer.ggml.merges", kind=list[str])
     if given is not None:
         merges = [tuple(merge.split(" ", 1)) for merge in given]
     elif pieces == "gemma":
         # Converters lose the scores of tokens that users defined, which are the best. The others' fall by number.
-        types = metadata.get("tokenizer.ggml.token_type") or [0] * len(tokens)
+        types = metadata.get("tokenizer.ggml.token_type", [0] * len(tokens), list_of(int, len(tokens)))
         defined = TokenType.CONTROL, TokenType.USER_DEFINED
         merges = _merges(tokens, vocab, [0.0 if kind in defined else -float(i) for i, kind in enumerate(types)])
     else:
-        merges = _merges(tokens, vocab, metadata.need("tokenizer.ggml.scores"))
+        merges = _merges(tokens, vocab, metadata.need("tokenizer.ggml.scores", list_of(float, len(tokens))))
     backend = Tokenizer(models.BPE(vocab=vocab, merges=merges, fuse_unk=True, byte_fallback=True))
     spaced = metadata.get("tokenizer.ggml.add_space_prefix", True)
     if pieces == "gemma":

@@ -10,7 +10,8 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from rosebatch.host.model_files import refusal, shown
-from rosebatch.model.gguf_metadata import Metadata, TokenType
+from rosebatch.model.family import integers
+from rosebatch.model.gguf_metadata import Metadata, TokenType, list_of
 from rosebatch.model.gguf_sentencepiece import sentencepiece, spelled
 
 _SPLIT_TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -128,17 +129,20 @@ def read_tokenizer(metadata: Metadata, path: Path, pieces: str) -> GGUFTokenizer
         UserError: the tokenizer is not supported or lacks metadata.
     """
 
-    def get(name: str, default: Any = None) -> Any:
-        return metadata.get(f"tokenizer.ggml.{name}", default)
+    def get(name: str, default: Any = None, kind: Any = None) -> Any:
+        return metadata.get(f"tokenizer.ggml.{name}", default, kind)
 
-    kind, pre = get("model"), get("pre", "default")
+    kind, pre = get("model", kind=str), get("pre", "default")
     if kind != "llama" and (kind != "gpt2" or pre not in _PRE_TOKENIZERS):
         known = ", ".join(_PRE_TOKENIZERS)
         raise refusal(
             path, f"tokenizer {shown(kind)} with pre-tokenizer {shown(pre)} is not supported; supported are {known}"
         )
-    tokens: list[str] = metadata.need("tokenizer.ggml.tokens")
-    types: list[int] = get("token_type", [1] * len(tokens))
+    tokens: list[str] = metadata.need("tokenizer.ggml.tokens", list[str])
+    types: list[int] = get("token_type", [1] * len(tokens), list_of(int, len(tokens)))
+    token_id = integers(below=len(tokens))
+    named = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+    ids = {name: get(f"{key}_token_id", kind=token_id) for name, key in named.items()}
     if kind == "llama":
         tokens = spelled(tokens, pieces)
         backend = sentencepiece(metadata, tokens, pieces)
@@ -150,7 +154,10 @@ def read_tokenizer(metadata: Metadata, path: Path, pieces: str) -> GGUFTokenizer
     metadata.require("tokenizer.ggml.token_type_count", 0, 1)
     own_ends = _GLM_ENDS if pre in _GLM else _PHI_3_ENDS if (kind, pieces) == ("llama", "phi") else set()
     # The last key is Ollama's.
-    keyed = [*(get(f"{name}_token_id") for name in _END_KEYS), *get("eos_token_ids", [])]
+    keyed = [
+        *(get(f"{name}_token_id", kind=token_id) for name in _END_KEYS),
+        *get("eos_token_ids", [], list_of(token_id)),
+    ]
     end_ids = _end_ids(tokens, keyed, _END_TEXTS | own_ends)
     templates = _templates(metadata)
     marks = set(_MARK.findall("".join(templates.values())))
@@ -163,9 +170,7 @@ def read_tokenizer(metadata: Metadata, path: Path, pieces: str) -> GGUFTokenizer
             backend.add_special_tokens([AddedToken(token, special=True, normalized=False, rstrip=rstrip)])
         elif token_type == TokenType.USER_DEFINED:
             backend.add_tokens([AddedToken(token, special=False, normalized=False)])
-    _add_to_prompts(backend, get, tokens, bos=kind == "llama" or pre in _LLAMA_3)
-    named = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-    ids = {name: get(f"{key}_token_id") for name, key in named.items()}
+    _add_to_prompts(backend, metadata, tokens, bos=kind == "llama" or pre in _LLAMA_3)
     config: dict[str, Any] = {name: tokens[i] for name, i in ids.items() if i is not None}
     config |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     if templates:
@@ -174,7 +179,7 @@ def read_tokenizer(metadata: Metadata, path: Path, pieces: str) -> GGUFTokenizer
 
 
 def _byte_level(path: Path, tokens: list[str], metadata: Metadata, pre: str) -> Tokenizer:
-    merges = [tuple(merge.split(" ", 1)) for merge in metadata.need("tokenizer.ggml.merges")]
+    merges = [tuple(merge.split(" ", 1)) for merge in metadata.need("tokenizer.ggml.merges", list[str])]
     if bad := next((merge for merge in merges if len(merge) != 2), None):
         raise refusal(path, f"the merge {shown(bad[0])} is no pair of tokens")
     vocab = {token: i for i, token in enumerate(tokens)}
@@ -194,14 +199,15 @@ def _end_ids(tokens: list[str], keyed: list[int | None], texts_of_ends: set[str]
     return [i for i in found if not _NO_ENDS.get(tokens[i], {""}) <= texts]
 
 
-def _add_to_prompts(backend: Tokenizer, get: Callable[..., Any], tokens: list[str], *, bos: bool) -> None:
+def _add_to_prompts(backend: Tokenizer, metadata: Metadata, tokens: list[str], *, bos: bool) -> None:
     """Let every prompt get a BOS, or an EOS, if the file says so; ``bos`` where it says nothing."""
 
     def added(name: str, default: bool) -> str:
-        return tokens[get(f"{name}_token_id")] if get(f"add_{name}_token", default) else ""
+        is_added = metadata.get(f"tokenizer.ggml.add_{name}_token", default)
+        return tokens[metadata.need(f"tokenizer.ggml.{name}_token_id", int)] if is_added else ""
 
     first, last = [added("bos", bos)], [added("eos", False)]
-    if get("pre") in _GLM and set(_GLM_PROMPT) <= set(tokens):
+    if metadata.get("tokenizer.ggml.pre") in _GLM and set(_GLM_PROMPT) <= set(tokens):
         first = _GLM_PROMPT
     first, last = [each for each in first if each], [each for each in last if each]
     backend.post_processor = processors.TemplateProcessing(
@@ -214,7 +220,7 @@ def _add_to_prompts(backend: Tokenizer, get: Callable[..., Any], tokens: list[st
 def _templates(metadata: Metadata) -> dict[str, str]:
     """Chat templates by name."""
     metadata.get("tokenizer.chat_templates")
-    found = {"default": metadata.get("tokenizer.chat_template")}
+    found = {"default": metadata.get("tokenizer.chat_template", kind=str)}
     prefix = "tokenizer.chat_template."
-    found |= {key.removeprefix(prefix): metadata.get(key) for key in metadata.keys(prefix)}
+    found |= {key.removeprefix(prefix): metadata.get(key, kind=str) for key in metadata.keys(prefix)}
     return {name: template for name, template in found.items() if template}

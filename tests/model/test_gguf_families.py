@@ -247,6 +247,25 @@ def test_layers_that_draft(write_gguf, described):
     assert described(path, {**fields, "qwen35.nextn_predict_layers": 1}, drafts) == usual
 
 
+@pytest.mark.parametrize("value", [-(2**40), -1, 2**40, 1.0, True, "1", [1]])
+def test_an_impossible_number_of_drafts(write_gguf, described, value):
+    """A negative one added as many layers."""
+    path = write_gguf("qwen3_5", model_of("qwen3_5"))
+    with pytest.raises(
+        UserError, match=r"model\.gguf: GGUF metadata 'qwen35\.nextn_predict_layers' is .*: Expected `int`"
+    ):
+        described(path, {"qwen35.nextn_predict_layers": value})
+
+
+def test_as_many_drafts_as_layers(write_gguf, described):
+    """No layer was left, and no key was named."""
+    path, layers = write_gguf("qwen3_5", model_of("qwen3_5")), _ALL["qwen3_5"][1]["num_hidden_layers"]
+    with pytest.raises(UserError, match=rf"nextn_predict_layers' is {layers}: Expected `int` <= {layers - 1}"):
+        described(path, {"qwen35.nextn_predict_layers": layers})
+    with pytest.raises(UserError, match=r"num_hidden_layers must be in \[1, \d+\], got 0"):
+        described(path, {"qwen35.block_count": 0})
+
+
 # They change nothing in any model here, or where the file has no such scaling, or beside what else the file says.
 _HARMLESS = {"vocab_size", "rope.scaling.finetuned", "tensor_data_layout"}
 _CONDITIONAL = {f"rope.scaling.yarn_{name}" for name in ("beta_fast", "beta_slow")}

@@ -91,16 +91,20 @@ def converted(write_gguf, toy, monkeypatch, tmp_path):
     return call
 
 
-def test_every_key_of_the_list(converted, monkeypatch):
-    """Sliding windows, scales, experts, softcaps and RoPE keys were dropped without a word."""
+@pytest.mark.parametrize(("value", "of_a_kind"), [(7, READ), ([[]], ())])
+def test_every_key_of_the_list(converted, monkeypatch, value, of_a_kind):
+    """Sliding windows, scales, experts, softcaps and RoPE keys were dropped without a word.
+
+    Where a value was of another type, the error did not name the key.
+    """
     monkeypatch.setattr(module, "_write_weights", lambda tensors, folder: None)
     assert len(LISTED) > 180
     wrong = {}
     for key in LISTED:
-        if key in READ:
+        if key in of_a_kind:
             continue
         try:
-            converted({key: 7})
+            converted({key: value})
             error = None
         except UserError as refused:
             error = str(refused)
@@ -157,6 +161,36 @@ def test_a_missing_tensor(converted, name):
     """It was found when the converted model was loaded, under the name of a folder of the cache."""
     with pytest.raises(UserError, match=r"model\.gguf"):
         converted(without=[name])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("llama.attention.head_count", 0, "`int` >= 1"),
+        ("llama.attention.head_count", -4, "`int` >= 1"),
+        ("llama.attention.head_count_kv", [1, 2], "`int`, got `array`"),
+        ("llama.attention.key_length", 0, "`int` >= 1"),
+        # Fewer channels than heads.
+        ("llama.embedding_length", 1, "`int` >= 4"),
+        ("llama.block_count", -1, "`int` >= 0"),
+        ("llama.block_count", True, "`int`, got `bool`"),
+        ("llama.expert_count", -8, "`int` >= 0"),
+        ("llama.context_length", 128.0, "`int`, got `float`"),
+        ("llama.rope.freq_base", "1e4", "`float`, got `str`"),
+        ("split.count", "2", "`int`, got `str`"),
+        ("tokenizer.ggml.eos_token_id", 320, "`int` <= 319"),
+        ("tokenizer.ggml.eot_token_id", -1, "`int` >= 0"),
+        ("tokenizer.ggml.add_bos_token", 1, "`bool`, got `int`"),
+        ("tokenizer.ggml.token_type", [1, 1], "`array` of length >= 320"),
+        ("tokenizer.ggml.tokens", ["a", 1], "`str`, got `int` - at `$[1]`"),
+    ],
+)
+def test_values_out_of_range(converted, key, value, expected):
+    """A division by zero was "not a readable GGUF file", and the token -1 the last one."""
+    with pytest.raises(
+        UserError, match=re.escape(f"model.gguf: GGUF metadata '{key}' is {value!r}: Expected {expected}")
+    ):
+        converted({key: value})
 
 
 def test_half_of_the_biases(converted):

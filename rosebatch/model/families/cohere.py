@@ -91,7 +91,7 @@ def _gguf_cohere2(model: GGUFModel) -> dict[str, Any]:
 
 
 def _gguf_cohere_shared(model: GGUFModel) -> dict[str, Any]:
-    return gguf_decoder.decoder(model, layer_norm="layer_norm_eps") | {"logit_scale": model.need("logit_scale")}
+    return gguf_decoder.decoder(model, layer_norm="layer_norm_eps") | {"logit_scale": model.need("logit_scale", float)}
 
 
 _GGUF_COHERE2 = GGUF("cohere2", "model.layers", gguf_decoder.NAMES, _GGUF_LAYER_NAMES, _gguf_cohere2)

@@ -117,7 +117,7 @@ def _gguf_gemma3(model: GGUFModel) -> dict[str, Any]:
     sliding = {"rope_type": "default", "rope_theta": model.get("rope.freq_base_swa", 10_000.0)}
     return {
         **fields,
-        "final_logit_softcapping": model.get("final_logit_softcapping") or None,
+        "final_logit_softcapping": model.get("final_logit_softcapping", 0.0) or None,
         "sliding_window": window or None,
         "layer_types": gguf_decoder.layer_types(model, 6 if window else 1),
         "rope_parameters": {"full_attention": fields["rope_parameters"], "sliding_attention": sliding},

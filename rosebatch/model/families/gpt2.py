@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from rosebatch.config.model import ModelConfig
 from rosebatch.model.contract import Attention, load_embedding, load_head, rows_of
-from rosebatch.model.family import GGUF, Architecture, Family, GGUFModel
+from rosebatch.model.family import GGUF, Architecture, Family, GGUFModel, integers
 from rosebatch.model.hf_fields import size, supported
 from rosebatch.model.mixers.softmax.mixer import SoftmaxSpec
 from rosebatch.model.sublayers import channels, columns, load_linear
@@ -170,14 +170,15 @@ _GGUF_LAYER_NAMES = {
 
 
 def _gguf_config(model: GGUFModel) -> dict[str, Any]:
-    model.require("attention.head_count_kv", model.need("attention.head_count"))
+    heads = model.need("attention.head_count", integers(1))
+    model.require("attention.head_count_kv", heads)
     return {
         "n_positions": model.need("context_length"),
-        "n_embd": model.need("embedding_length"),
+        "n_embd": model.need("embedding_length", integers(heads)),
         "n_layer": model.need("block_count"),
-        "n_head": model.need("attention.head_count"),
+        "n_head": heads,
         "n_inner": model.need("feed_forward_length"),
-        "layer_norm_epsilon": model.need("attention.layer_norm_epsilon"),
+        "layer_norm_epsilon": model.need("attention.layer_norm_epsilon", float),
     }
 
 

@@ -77,7 +77,7 @@ _GGUF_LAYER_NAMES = {
 
 def _gguf_config(model: GGUFModel) -> dict[str, Any]:
     return gguf_decoder.decoder(model, layer_norm="layer_norm_eps", partial=True) | {
-        "use_parallel_residual": model.need("use_parallel_residual"),
+        "use_parallel_residual": model.need("use_parallel_residual", bool),
         "attention_bias": gguf_decoder.has(model, "attn_qkv.bias"),
     }
 

@@ -54,10 +54,10 @@ def _gguf_config(model: GGUFModel) -> dict[str, Any]:
     model.require("rope.scaling.finetuned", True)
     fields = gguf_decoder.decoder(model)
     return fields | {
-        "attention_multiplier": model.get("attention.scale") or fields["head_dim"] ** -0.5,
-        "embedding_multiplier": model.get("embedding_scale") or 1.0,
-        "residual_multiplier": model.get("residual_scale") or 1.0,
-        "logits_scaling": model.need("logit_scale"),
+        "attention_multiplier": model.get("attention.scale", 0.0) or fields["head_dim"] ** -0.5,
+        "embedding_multiplier": model.get("embedding_scale", 0.0) or 1.0,
+        "residual_multiplier": model.get("residual_scale", 0.0) or 1.0,
+        "logits_scaling": model.need("logit_scale", float),
         "attention_bias": gguf_decoder.has(model, "attn_q.bias"),
         "mlp_bias": gguf_decoder.has(model, "ffn_gate.bias"),
     }

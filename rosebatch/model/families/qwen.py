@@ -6,7 +6,7 @@ from typing import Any
 
 from rosebatch.host.model_files import shown
 from rosebatch.model import gguf_decoder
-from rosebatch.model.family import EACH, GGUF, Architecture, GGUFModel
+from rosebatch.model.family import EACH, GGUF, Architecture, GGUFModel, integers
 from rosebatch.model.hf_fields import attention_biases, decoder, layer_types, size, supported, windows
 from rosebatch.model.hf_rope import whole_rope
 from rosebatch.ops.ops import EXPERT_GATES
@@ -140,20 +140,20 @@ def _gguf_qwen3_moe(model: GGUFModel) -> dict[str, Any]:
 
 def gguf_shared_size(model: GGUFModel) -> dict[str, Any]:
     """The size of the shared expert."""
-    shared = model.get("expert_shared_feed_forward_length") or model.need("feed_forward_length")
+    shared = model.get("expert_shared_feed_forward_length", 0) or model.need("feed_forward_length")
     return {"shared_expert_intermediate_size": shared}
 
 
 def gguf_experts(model: GGUFModel, *, normalize: bool) -> dict[str, Any]:
     """Experts in all layers, as in llama.cpp. Their weights are normalized by architecture, if the file is silent."""
-    used = model.need("expert_used_count")
+    used, size = model.need("expert_used_count", integers(1)), model.get("expert_feed_forward_length", 0)
     # A softmax over all experts.
     model.require("expert_gating_func", 1)
     model.require("expert_weights_scale", 1.0, 0.0)
     return {
         "num_experts": model.need("expert_count"),
         "num_experts_per_tok": used,
-        "moe_intermediate_size": model.get("expert_feed_forward_length") or model.need("feed_forward_length") // used,
+        "moe_intermediate_size": size or model.need("feed_forward_length") // used,
         "norm_topk_prob": model.get("expert_weights_norm", normalize),
     }
 
