@@ -56,11 +56,23 @@ _PLACES = {
     "UserError": "rosebatch.core.errors",
 }
 __all__ = ["__version__", *_PLACES]
+# vLLM's names that are not served, by what serves instead.
+_INSTEAD = {
+    "await LLM(…).agenerate(…) is for asyncio": "AsyncLLM AsyncLLMEngine AsyncEngineArgs",
+    "use LLM(model, …)": "EngineArgs LLMEngine",
+    "completions are sampled: use SamplingParams(n=…)": "BeamSearchParams",
+    "merge the adapter into the model's weights first": "LoRARequest",
+    "stream yields whole outputs": "RequestOutputKind",
+    "use EmbeddingRequestOutput": "PoolingOutput PoolingRequestOutput",
+}
 
 
 def __getattr__(name: str) -> "Any":
     from importlib import import_module
 
+    for hint, names in _INSTEAD.items():
+        if name in names.split():
+            raise ImportError(f"rosebatch has no {name}: {hint}", name="rosebatch")
     if name not in _PLACES:
         raise AttributeError(f"module 'rosebatch' has no attribute {name!r}")
     return getattr(import_module(_PLACES[name]), name)

@@ -7,6 +7,7 @@ from dataclasses import InitVar, dataclass, fields, replace
 from operator import attrgetter, index
 from typing import Any, Self
 
+from rosebatch.core.not_served import not_served
 from rosebatch.core.plain import is_text, plain
 from rosebatch.core.structured_outputs import GrammarSpec, StructuredOutputsParams, grammars_of
 
@@ -284,7 +285,7 @@ _NOTHING_ASKED = tuple(values[0] for values in _NEUTRAL.values())
 def _require_neutral(given: tuple[Any, ...]) -> None:
     for (name, values), value in zip(_NEUTRAL.items(), given, strict=True):
         if value not in values:
-            raise ValueError(f"{name}={value!r} is not served")
+            raise not_served(name, value)
 
 
 def _bias_pairs(given: Any) -> tuple[tuple[int, float], ...]:

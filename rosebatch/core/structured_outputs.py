@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from rosebatch.core.not_served import not_served
+
 _Kind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
 
 
@@ -56,7 +58,7 @@ class StructuredOutputsParams:
     def __post_init__(self) -> None:
         for name in _NOT_SERVED:
             if value := getattr(self, name):
-                raise ValueError(f"{name}={value!r} is not served")
+                raise not_served(name, value)
         for name in ("regex", "grammar"):
             if not isinstance(value := getattr(self, name), str | None):
                 raise ValueError(f"{name} must be a text, got {value!r}")

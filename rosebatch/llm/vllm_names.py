@@ -4,18 +4,26 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rosebatch.config.run import DTYPES, KV_CACHE_DTYPES
+from rosebatch.core.not_served import not_served
 from rosebatch.core.plain import dtype_name
 from rosebatch.core.sampling_params import MAX_LOGPROBS
 from rosebatch.io.fields import SAMPLING_FIELDS
 
 # vLLM's names of our switches.
 _SWITCHES = {"enable_prefix_caching": "prefix_cache", "enable_chunked_prefill": "chunked_prefill"}
-# Its parameters and ours that change nothing here, with the values that change nothing.
+# Its settings that change nothing here, whatever their value.
+_IGNORED = {
+    "async_scheduling",
+    "disable_custom_all_reduce",
+    "disable_log_stats",
+    "guided_decoding_backend",
+    "max_seq_len_to_capture",
+    "swap_space",
+    "trust_remote_code",
+}
+# Its settings and ours that change nothing here, with the values that change nothing.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "async_scheduling": (None, True, False),
     "cpu_offload_gb": (0,),
-    "disable_custom_all_reduce": (True, False),
-    "disable_log_stats": (True, False),
     "distributed_executor_backend": (None, "mp", "uni"),
     "enable_lora": (False,),
     "enforce_eager": (False,),
@@ -23,15 +31,23 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "ray": (None,),
     "runner": ("auto", "generate", "pooling"),
     "skip_tokenizer_init": (False,),
-    "swap_space": (0, 4),
     "task": (None, "auto", "generate", "embed"),
+    "compilation_config": (None, {}),
+    "config_format": ("auto", "hf"),
     "download_dir": (None,),
+    "enable_expert_parallel": (False,),
+    "enable_sleep_mode": (False,),
     "hf_overrides": (None, {}),
+    "hf_token": (None, False),
     "limit_mm_per_prompt": (None, {}),
     "max_logprobs": tuple(range(MAX_LOGPROBS + 1)),
+    "model_loader_extra_config": (None, {}),
+    "override_generation_config": (None, {}),
+    "override_pooler_config": (None,),
+    "pooler_config": (None,),
+    "speculative_config": (None,),
     "tokenizer_mode": ("auto",),
     "tokenizer_revision": (None,),
-    "trust_remote_code": (True, False),
 }
 # Parameters of its calls, likewise.
 _NEUTRAL_IN_CALLS: dict[str, tuple[Any, ...]] = {
@@ -96,8 +112,8 @@ def own_names(settings: Mapping[str, Any]) -> dict[str, Any]:
             own["cuda_graph"] = False
         elif name in _NEUTRAL:
             if value not in _NEUTRAL[name]:
-                raise ValueError(f"{name}={value!r} is not served")
-        else:
+                raise not_served(name, value)
+        elif name not in _IGNORED:
             own[_SWITCHES.get(name, name)] = value
     for name, values in _VALUES.items():
         if name in own:
@@ -122,4 +138,4 @@ def require_neutral(call: str, given: Mapping[str, Any]) -> None:
         if name not in _NEUTRAL_IN_CALLS:
             raise TypeError(f"{call}() got an unexpected keyword argument {name!r}")
         if value not in _NEUTRAL_IN_CALLS[name] and not (name == "priority" and len(set(value)) == 1):
-            raise ValueError(f"{name}={value!r} is not served")
+            raise not_served(name, value)

@@ -151,7 +151,9 @@ def without_forcing(serialized: str) -> str:
 
 def unusable(spec: GrammarSpec, reason: object) -> str:
     """The message for a grammar that cannot be used."""
-    return one_line(f"the {_NAMES[spec.kind]} cannot be used: {reason}")
+    is_ebnf = spec.kind == "lark" and "::=" in spec.source
+    hint = "; it looks like EBNF (root ::= …), but Lark is read (start: …)" if is_ebnf else ""
+    return one_line(f"the {_NAMES[spec.kind]} cannot be used: {reason}{hint}")
 
 
 def without_excerpts(error: str) -> str:

@@ -90,7 +90,7 @@ def test_values_past_the_devices_words_cost_one_row(tmp_path):
         ({"prompt_colum": "a"}, r"^unknown setting prompt_colum; did you mean prompt_column\?$"),
         ({"max_model_length": 5}, r"^unknown setting max_model_length; did you mean max_model_len\?$"),
         ({"input": ["a.jsonl", "b.jsonl"]}, r"^input must be one path: of a file, a folder, or a glob .*; got list$"),
-        ({"pipeline_parallel_size": 2}, "^pipeline_parallel_size=2 is not served$"),
+        ({"pipeline_parallel_size": 2}, "^pipeline_parallel_size=2 is not served: use tensor_parallel_size or data"),
     ],
 )
 def test_parameters_that_are_no_parameters(tmp_path, given, message):

@@ -505,7 +505,7 @@ def test_coroutines_of_each_kind(llm):
     assert nothing == []
     assert [output.error_code for output in some] == [None, "empty_prompt"]
     assert str(bad).startswith("prompt 1: ")
-    assert str(refused) == "lora_request=1 is not served"
+    assert str(refused) == "lora_request=1 is not served: merge the adapter into the model's weights first"
 
 
 def test_a_coroutine_that_is_cancelled(llm):

@@ -9,6 +9,7 @@ import pytest
 
 import rosebatch
 from rosebatch import LLM, GrammarSpec, SamplingParams, StructuredOutputsParams, TokensPrompt
+from rosebatch.llm.vllm_names import own_names
 from tests.api.conftest import NAME
 
 
@@ -44,7 +45,7 @@ def test_structured_outputs(llm):
             lambda: SamplingParams(guided_decoding={"regex": "a"}, grammar=GrammarSpec("json_object")),
             "one grammar: keep one of grammar, structured_outputs, guided_decoding",
         ),
-        (lambda: SamplingParams(best_of=3), "best_of=3 is not served"),
+        (lambda: SamplingParams(best_of=3), "best_of=3 is not served: use n: choices are not ranked"),
         (lambda: SamplingParams(logits_processors=[print]), "logits_processors=.* is not served"),
         (lambda: SamplingParams(extra_args={"a": 1}), "extra_args={'a': 1} is not served"),
     ],
@@ -74,8 +75,8 @@ def test_parameters_that_ask_for_nothing(llm):
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        ({"lora_request": object()}, ValueError, "^lora_request=<object .*> is not served$"),
-        ({"priority": [1, 2]}, ValueError, r"^priority=\[1, 2\] is not served$"),
+        ({"lora_request": object()}, ValueError, "^lora_request=<object .*> is not served: merge the adapter "),
+        ({"priority": [1, 2]}, ValueError, r"^priority=\[1, 2\] is not served: give urgent prompts first$"),
         ({"max_tokens": 3}, TypeError, r"^generate\(\): max_tokens is a field of SamplingParams: generate\(…, Sampl"),
         ({"use_tdqm": True}, TypeError, r"^generate\(\) got an unexpected keyword argument 'use_tdqm'$"),
     ],
@@ -83,6 +84,13 @@ def test_parameters_that_ask_for_nothing(llm):
 def test_calls_that_are_not_served(llm, given, error, message):
     with pytest.raises(error, match=message):
         llm.generate(["a"] * len(given.get("priority", [0])), **given)
+
+
+def test_a_grammar_in_ebnf(llm):
+    """It said only which character was not expected: vLLM's example has its grammar in EBNF."""
+    params = StructuredOutputsParams(grammar='root ::= "SELECT " column\ncolumn ::= "a" | "b"')
+    with pytest.raises(ValueError, match=r"Expected token.*; it looks like EBNF \(root ::= …\), but Lark is read"):
+        llm.generate("a", SamplingParams(structured_outputs=params))
 
 
 def test_what_vllm_has_and_we_do_not(llm):
@@ -101,8 +109,42 @@ def test_what_vllm_has_and_we_do_not(llm):
         for none in (None, 5):
             with pytest.raises(ValueError, match=f"^prompts must be a text, .* got {type(none).__name__}$"):
                 call(none)
-    with pytest.raises(ImportError, match="EngineArgs"):
-        from rosebatch import EngineArgs  # noqa: F401
+    with pytest.raises(ImportError, match=r"^cannot import name 'Frobnicator'"):
+        from rosebatch import Frobnicator  # noqa: F401
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [("EngineArgs", "use LLM"), ("AsyncLLM", "await LLM.*agenerate"), ("LoRARequest", "merge the adapter")],
+)
+def test_imports_that_are_not_served(name, instead):
+    """The line named nothing that serves instead."""
+    with pytest.raises(ImportError, match=f"^rosebatch has no {name}: .*{instead}"):
+        exec(f"from rosebatch import {name}")
+    assert name not in dir(rosebatch)
+
+
+@pytest.mark.parametrize(
+    ("setting", "instead"),
+    [
+        ({"compilation_config": 3}, "use switches, such as cuda_graph=False"),
+        ({"speculative_config": {"num_speculative_tokens": 5}}, "no draft model is used"),
+        ({"override_generation_config": {"temperature": 0.1}}, "use SamplingParams"),
+        ({"enable_lora": True}, "merge the adapter into the model's weights first"),
+        ({"download_dir": "/models"}, "set HF_HOME"),
+    ],
+)
+def test_settings_that_are_not_served(setting, instead):
+    """Some were answered with "did you mean generation_config?", and others did not say what serves instead."""
+    (name,) = setting
+    with pytest.raises(ValueError, match=f"^{name}=.* is not served: {re.escape(instead)}$"):
+        LLM(NAME, **setting)
+
+
+def test_settings_that_change_nothing():
+    """``swap_space=8`` was refused, where 4, vLLM's default, was not."""
+    ignored = {"swap_space": 8, "max_seq_len_to_capture": 8192, "guided_decoding_backend": "xgrammar"}
+    assert own_names(ignored | {"hf_token": None, "speculative_config": None, "seed": 1}) == {"seed": 1}
 
 
 def test_default_parameters_are_replaced(llm):

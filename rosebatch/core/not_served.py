@@ -1,0 +1,33 @@
+"""What serves instead of vLLM's parameters and settings that are not served."""
+
+_INSTEAD = {
+    "use n: choices are not ranked": "best_of",
+    "use logit_bias, bad_words or allowed_token_ids": "logits_processors",
+    "JSON is written on one line": "whitespace_pattern disable_any_whitespace",
+    "use grammar": "structural_tag",
+    'write "additionalProperties": false into the schema': "disable_additional_properties",
+    "merge the adapter into the model's weights first": "enable_lora lora_request",
+    "use chat_template= of LLM, with a file": "chat_template",
+    "only text is served": "limit_mm_per_prompt mm_processor_kwargs chat_template_content_format",
+    "give urgent prompts first": "priority",
+    "give token ids as prompts": "tokenization_kwargs truncate_prompt_tokens",
+    "use tensor_parallel_size or data_parallel_size": "pipeline_parallel_size distributed_executor_backend",
+    "use tensor_parallel_size or quantization='fp8'": "cpu_offload_gb",
+    "completes and embeds only": "task runner",
+    "set HF_HOME": "download_dir",
+    "set HF_TOKEN": "hf_token",
+    "change config.json in a copy of the model": "hf_overrides",
+    "use tokenizer= of LLM": "tokenizer_mode tokenizer_revision",
+    "prompts may be token ids": "skip_tokenizer_init",
+    "use switches, such as cuda_graph=False": "compilation_config",
+    "no draft model is used": "speculative_config",
+    "use SamplingParams": "override_generation_config",
+    "use PoolingParams": "pooler_config override_pooler_config",
+    "use close(), and make the LLM again": "enable_sleep_mode",
+}
+_HINTS = {name: hint for hint, names in _INSTEAD.items() for name in names.split()}
+
+
+def not_served(name: str, value: object) -> ValueError:
+    """The error for a parameter with a value that is not served."""
+    return ValueError(f"{name}={value!r} is not served" + (f": {_HINTS[name]}" if name in _HINTS else ""))
