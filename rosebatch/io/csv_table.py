@@ -3,6 +3,7 @@
 import csv
 import io
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import chain
 from typing import IO, Any
@@ -123,15 +124,15 @@ class CsvTable:
 
     def _checked(self, cells: list[str]) -> tuple[TextValues | BadValues, int]:
         values = {name: cell or None for name, cell in zip(self.names, cells, strict=False)}
-        if len(cells) != len(self.names):
+        if len(cells) == len(self.names):
+            with suppress(UnicodeEncodeError):
+                return TextValues(values), len("".join(cells).encode())
+        kept = {name: cell for name, cell in values.items() if cell is None or is_text(cell)}
+        if len(cells) == len(self.names):
+            message = f"column {next(name for name in values if name not in kept)} has text that is not UTF-8"
+        else:
             message = f"expected {counted(len(self.names), 'cell')}, as the first row has, got {len(cells)}"
-            return BadValues(values, RowError("invalid_value", message)), sum(map(len, cells))
-        try:
-            return TextValues(values), len("".join(cells).encode())
-        except UnicodeEncodeError:
-            bad = next(name for name, cell in values.items() if cell is not None and not is_text(cell))
-            kept = {name: cell for name, cell in values.items() if cell is None or is_text(cell)}
-            return BadValues(kept, RowError("invalid_value", f"column {bad} has text that is not UTF-8")), len(cells)
+        return BadValues(kept, RowError("invalid_value", message)), sum(map(len, cells))
 
 
 def _quoted(piece: str, separator: str, *, quoted: bool, opens: bool) -> tuple[bool, bool]:

@@ -106,11 +106,16 @@ def _for_template(values: dict[str, Any]) -> dict[str, Any]:
     """With the variables of the chat template where they belong. Those that are there already win."""
     given = {name: values.pop(name) for name in TEMPLATE_FIELDS if name in values}
     if values.get("messages") is None and any(given.values()):
-        raise RowError("invalid_field", f"{next(iter(given))} needs messages: the chat template reads it")
+        raise needs_messages(next(iter(given)))
     kwargs = values.get("chat_template_kwargs")
     if given and isinstance(kwargs, Mapping | None):
         values["chat_template_kwargs"] = {**given, **(kwargs or {})}
     return values
+
+
+def needs_messages(name: str) -> RowError:
+    """The error of a prompt that is no chat, and has a variable of chat templates."""
+    return RowError("invalid_field", f"{name} needs messages: the chat template reads it")
 
 
 def unclear_names(names: Collection[str]) -> tuple[str, ...]:

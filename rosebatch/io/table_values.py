@@ -98,7 +98,10 @@ def _object(changes: dict[str, Callable[[Any], Any] | None], value: dict[str, An
 
 
 def _mapping(change: Callable[[Any], Any] | None, items: list[tuple[Any, Any]]) -> dict[Any, Any]:
-    found = {key: each if change is None or each is None else change(each) for key, each in items}
+    try:
+        found = {key: each if change is None or each is None else change(each) for key, each in items}
+    except TypeError:
+        raise ValueError("a map has a key that is a list or an object") from None
     if len(found) != len(items):
         raise ValueError("a map has one key twice")
     return found

@@ -194,7 +194,7 @@ def _long_row(row: pa.RecordBatch, limit: int) -> BadValues:
 
 def _bounded(row: TextValues | BadValues, limit: int) -> TextValues | BadValues:
     """A row of CSV; if it is too long, its error, with the columns that have room without the longest one."""
-    sizes = {name: len(cell.encode("utf-8", "surrogateescape")) for name, cell in row.values.items() if cell}
+    sizes = {name: len(cell.encode()) for name, cell in row.values.items() if cell}
     if (size := sum(sizes.values())) <= limit:
         return row
     longest = max(sizes, key=sizes.__getitem__)

@@ -1,6 +1,6 @@
 """What a model of text can be given: a row, or a message, with anything to see or hear is an error."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rosebatch.core.errors import RowError
@@ -54,7 +54,16 @@ def plain_message(message: dict[str, Any]) -> dict[str, Any]:
             del message["tool_calls"]
     if not isinstance(content, list):
         return message
-    return {**message, "content": "\n".join(map(_text, content))}
+    return {**message, "content": joined_text(content)}
+
+
+def joined_text(parts: Sequence[Any]) -> str:
+    """The texts of the parts of a message's content, joined by line breaks.
+
+    Raises:
+        RowError: a part is not text, or has more than its text.
+    """
+    return "\n".join(map(_text, parts))
 
 
 def _no_content(message: dict[str, Any]) -> RowError:

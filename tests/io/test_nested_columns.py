@@ -116,6 +116,16 @@ def test_a_map_with_one_key_twice(read_table):
     assert "column log has a value that cannot be read (a map has one key twice)" in bad.error.message
 
 
+@pytest.mark.parametrize(("kind", "key"), [(pa.list_(pa.int64()), [1]), (pa.struct([("a", pa.int64())]), {"a": 1})])
+def test_a_map_whose_keys_are_no_values_of_a_row(read_table, kind, key):
+    """Python has no such object, and the error of it ended the job."""
+    bad, good = read_table(
+        pa.table({"prompt": ["x", "y"], "log": pa.array([[(key, 1)], None], pa.map_(kind, pa.int64()))})
+    )
+    assert (bad.error.code, good.metadata["log"]) == ("invalid_value", None)
+    assert "(a map has a key that is a list or an object)" in bad.error.message
+
+
 @pytest.mark.parametrize("also", [pa.int64(), pa.time64("ns"), pa.map_(pa.string(), pa.null())])
 def test_a_key_that_is_null_in_all_rows(also):
     """PyArrow's cast of such a column ended the process: of an Arrow file from the 257th row on."""

@@ -13,6 +13,7 @@ from rosebatch.io.openai.completions import COMPLETIONS
 from rosebatch.io.openai.fields import IGNORED, REFUSED, GenerationBody
 from rosebatch.io.openai.lines import parse_request
 from rosebatch.io.rows import FailedRow
+from tests.helpers.results import assert_failed
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "openai_batch.md"
 SERVED = frozenset(GenerationBody.__struct_fields__) | {"prompt"}
@@ -178,6 +179,12 @@ def test_efforts_go_to_the_template():
     """The template decides whether they mean something; what a row says to the template itself wins."""
     row = line(CHAT.url, reasoning_effort="low", verbosity="high", chat_template_kwargs={"verbosity": "low", "x": 1})
     assert row.options.chat_template_kwargs == {"reasoning_effort": "low", "verbosity": "low", "x": 1}
+
+
+@pytest.mark.parametrize("name", ["reasoning_effort", "verbosity"])
+def test_a_completion_has_no_template_for_efforts(name):
+    """They were dropped without a word."""
+    assert_failed(line(COMPLETIONS.url, **{name: "low"}), "invalid_field", f"{name} needs messages")
 
 
 def test_nulls_in_messages_are_left_out():

@@ -64,9 +64,12 @@ def test_a_text():
 
 
 def test_items_are_messages():
-    """Each kind of item, in order; calls of one turn are one message, and reasoning is left out."""
+    """Each kind of item, in order; calls of one turn are one message, and reasoning is left out.
+
+    Further fields of a message, such as its name, were dropped: the template decides.
+    """
     items = [
-        {"role": "developer", "content": "Be terse."},
+        {"role": "developer", "content": "Be terse.", "name": "Ann", "id": "msg_1", "status": "completed"},
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": each} for each in "ab"]},
         {"type": "reasoning", "id": "rs_1", "summary": []},
         {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "c", "annotations": []}]},
@@ -83,7 +86,7 @@ def test_items_are_messages():
     row = line(input=items, instructions="First.", tools=[TOOL])
     assert row.messages == [
         {"role": "system", "content": "First."},
-        {"role": "developer", "content": "Be terse."},
+        {"role": "developer", "content": "Be terse.", "name": "Ann"},
         {"role": "user", "content": "a\nb"},
         {"role": "assistant", "content": "c", "tool_calls": [call("1", "{}"), call("2", '{"a": 1}')]},
         {"role": "tool", "tool_call_id": "1", "content": "seen"},
@@ -167,6 +170,13 @@ def test_logprobs():
         ({"input": 5}, "invalid_field", "input"),
         ({"input": [{"content": "a"}]}, "invalid_field", "input[0]: role is missing"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "invalid_messages", "only text parts"),
+        # Dropped with its part, or its message, so that the answer was to the rest.
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_text", "text": "a", "file": "b"}]}]},
+            "invalid_messages",
+            "input[0]: a text part of a message's content has an unknown field: file",
+        ),
+        ({"input": [{"role": "user", "content": "a", "images": ["b"]}]}, "unsupported_field", "images: only text"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "invalid_messages", "items of type item_reference"),
         ({"tools": [{"type": "web_search"}]}, "unsupported_field", "tools of type web_search"),
         ({"include": ["file_search_call.results"]}, "unsupported_field", "include: file_search_call.results"),
@@ -190,9 +200,9 @@ def test_refused(body, code, message):
 @pytest.mark.parametrize("name", OWN_REFUSED)
 def test_refused_fields(name):
     """Null, and values that change nothing, are as if the field were absent."""
-    why, neutral = OWN_REFUSED[name]
-    assert line(**{name: "unheard of"}).error.message == f"{name} is not supported: {why}"
-    for value in (None, *neutral):
+    refused = OWN_REFUSED[name]
+    assert line(**{name: "unheard of"}).error.message == f"{name} is not supported: {refused.why}"
+    for value in (None, *refused.neutral):
         assert line(**{name: value}) == line()
 
 

@@ -197,15 +197,17 @@ def test_chats_of_a_csv_file(tmp_path):
 
 
 def test_bad_rows_of_a_csv_file_fail_alone(tmp_path):
-    """One row with a comma too many, or of another encoding, cost all others."""
-    (tmp_path / "in.csv").write_bytes(b"prompt,x\na,1\nb\nc,1,2\n\xff,3\nd,4\n")
+    """One row with a comma too many, or of another encoding, cost all others; with both, its error had no JSON."""
+    (tmp_path / "in.csv").write_bytes(b"prompt,x\na,1\nb\nc,1,2\n\xff,3\nd,4\n\xff,5,6\n")
     rows = read(tmp_path / "in.csv")
     assert [row.prompt for row in rows if not isinstance(row, FailedRow)] == ["a", "d"]
     assert [(row.where, row.error.code, row.error.message) for row in rows if isinstance(row, FailedRow)] == [
         ("row 2", "invalid_value", "expected 2 cells, as the first row has, got 1"),
         ("row 3", "invalid_value", "expected 2 cells, as the first row has, got 3"),
         ("row 4", "invalid_value", "column prompt has text that is not UTF-8"),
+        ("row 6", "invalid_value", "expected 2 cells, as the first row has, got 3"),
     ]
+    assert [row.metadata for row in rows[3:]] == [{"x": "3"}, {"prompt": "d", "x": "4"}, {"x": "5"}]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import msgspec
 from rosebatch.core.errors import RowError
 from rosebatch.core.sampling_params import MAX_TOKENS
 from rosebatch.io.fields import RequestFields, StructuredOutputs, prompt_options, to_struct, tools_of
-from rosebatch.io.row_names import GRAMMARS, SAME_AS, TEMPLATE_FIELDS
+from rosebatch.io.row_names import GRAMMARS, SAME_AS, TEMPLATE_FIELDS, needs_messages
 from rosebatch.io.sampling_fields import given_sampling, sampling_params, split_prompt_only, with_defaults
 
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
@@ -51,6 +51,15 @@ class Refused(NamedTuple):
 
     why: str
     neutral: tuple[Any, ...] = ()
+
+    def require_neutral(self, name: str, value: Any) -> None:
+        """Check that a body asks for nothing by the field.
+
+        Raises:
+            RowError: it does.
+        """
+        if value is not None and value not in self.neutral:
+            raise RowError("unsupported_field", f"{name} is not supported: {self.why}")
 
 
 REFUSED = {
@@ -124,9 +133,8 @@ def checked(values: dict[str, Any], kind: type[BodyT]) -> BodyT:
         if name not in REFUSED:
             unknown = sorted(set(values) - known - REFUSED.keys())
             raise RowError("unknown_field", f"unknown fields in the body: {', '.join(unknown)}")
-        value, refused = values[name], REFUSED[name]
-        if value is not None and value not in refused.neutral and not (name == "best_of" and value == values.get("n")):
-            raise RowError("unsupported_field", f"{name} is not supported: {refused.why}")
+        if name != "best_of" or values[name] != values.get("n"):
+            REFUSED[name].require_neutral(name, values[name])
     return body
 
 
@@ -166,8 +174,10 @@ def generation_fields(
         sampling = {"prompt_logprobs": sampling["logprobs"], **sampling}
     sampling, prompt_only = split_prompt_only(sampling, echo=bool(body.echo))
     options = prompt_options(body, values, chat=chat)
-    if chat and (body.reasoning_effort or body.verbosity):
+    if body.reasoning_effort or body.verbosity:
         for_template = {name: value for name in _TEMPLATE_FIELDS if (value := getattr(body, name))}
+        if not chat:
+            raise needs_messages(next(iter(for_template)))
         options = replace(options, chat_template_kwargs={**for_template, **options.chat_template_kwargs})
     return {
         "sampling": sampling_params(sampling),

@@ -3,29 +3,31 @@
 Fields follow the public API reference. Those of chats that mean the same have the same names.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from rosebatch.core.errors import RowError
 from rosebatch.io.fields import to_struct
+from rosebatch.io.openai.fields import Refused
+from rosebatch.io.text_only import joined_text
 
 # Fields that change nothing in a local run, and why. Those of chats are ignored too.
 IGNORED = {
     "background_options": "nothing runs in the background",
     "max_tool_calls": "it limits calls that the service makes itself",
 }
-# Fields that are not served, with why and the values that change nothing.
-REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "access_programs": ("nothing is accessed", ()),
-    "background": ("a batch has no background", (False,)),
-    "context_management": ("nothing is compacted: shorten the input", ([],)),
-    "conversation": ("no conversation is kept: put it into input", ()),
-    "image": ("answers are text", ()),
-    "previous_response_id": ("no response is kept: put it into input", ()),
-    "prompt": ("no prompt is kept: put it into input", ()),
-    "truncation": ("nothing is left out: use truncate_prompt_tokens", ("disabled",)),
+# Fields that are not served.
+REFUSED = {
+    "access_programs": Refused("nothing is accessed"),
+    "background": Refused("a batch has no background", (False,)),
+    "context_management": Refused("nothing is compacted: shorten the input", ([],)),
+    "conversation": Refused("no conversation is kept: put it into input"),
+    "image": Refused("answers are text"),
+    "previous_response_id": Refused("no response is kept: put it into input"),
+    "prompt": Refused("no prompt is kept: put it into input"),
+    "truncation": Refused("nothing is left out: use truncate_prompt_tokens", ("disabled",)),
 }
 _LOGPROBS = "message.output_text.logprobs"
 # What may be included and is there anyway, or means nothing here.
@@ -39,7 +41,10 @@ _OWN = frozenset(
 )
 # Fields of chats only: a response has them under other names.
 _OF_CHATS = ("messages", "max_tokens", "max_completion_tokens", "response_format", "functions", "logprobs")
-_TEXTS = frozenset({"input_text", "output_text", "text", "refusal"})
+# Parts of a content that a chat calls "text".
+_TEXTS = ("input_text", "output_text")
+# Fields of an item that no message of a chat needs.
+_OF_AN_ITEM = frozenset({"type", "id", "status"})
 
 
 class _Text(msgspec.Struct, forbid_unknown_fields=True):
@@ -73,9 +78,8 @@ def as_chat(values: dict[str, Any]) -> dict[str, Any]:
         RowError: a field or an item is not served, or has the wrong type.
     """
     body = to_struct(values, _Body)
-    for name, (why, neutral) in REFUSED.items():
-        if values.get(name) is not None and values[name] not in neutral:
-            raise RowError("unsupported_field", f"{name} is not supported: {why}")
+    for name, refused in REFUSED.items():
+        refused.require_neutral(name, values.get(name))
     foreign = next((name for name in _OF_CHATS if values.get(name) is not None), None)
     if foreign is not None:
         raise RowError("unknown_field", f"unknown fields in the body: {foreign}")
@@ -114,10 +118,10 @@ def _message(item: Mapping[str, Any], where: str) -> dict[str, Any] | None:
     """An item as a message; None for reasoning, which chat templates leave out of earlier turns."""
     match item.get("type") or "message":
         case "message":
-            role = item.get("role")
-            if not isinstance(role, str):
+            if not isinstance(item.get("role"), str):
                 raise RowError("invalid_field", f"{where}: role is missing")
-            return {"role": role, "content": _content(item.get("content"), where)}
+            message = {name: value for name, value in item.items() if name not in _OF_AN_ITEM}
+            return {**message, "content": _content(item.get("content"), where)}
         case "function_call":
             function = {"name": item.get("name"), "arguments": item.get("arguments")}
             call = {"id": item.get("call_id"), "type": "function", "function": function}
@@ -133,15 +137,16 @@ def _message(item: Mapping[str, Any], where: str) -> dict[str, Any] | None:
 def _content(content: Any, where: str) -> str:
     if isinstance(content, str):
         return content
-    parts: Sequence[Any] = content if isinstance(content, list) else [content]
-    texts = []
-    for part in parts:
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, Mapping) else None
-        if kind not in _TEXTS or not isinstance(text, str):
-            raise RowError("invalid_messages", f"{where}: only text parts are supported in message content")
-        texts.append(text)
-    return "\n".join(texts)
+    parts = content if isinstance(content, list) else [content]
+    try:
+        return joined_text(
+            [
+                {**part, "type": "text"} if isinstance(part, dict) and part.get("type") in _TEXTS else part
+                for part in parts
+            ]
+        )
+    except RowError as error:
+        raise RowError(error.code, f"{where}: {error.message}") from None
 
 
 def _response_format(given: dict[str, Any] | None) -> dict[str, Any] | None:
