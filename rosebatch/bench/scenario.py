@@ -72,10 +72,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         _require_min("max_num_seqs", self.max_num_seqs, 1)
         SamplingParams(**msgspec.structs.asdict(self.sampling))
         if self.kv_cache_memory is not None:
-            try:
-                parse_size(self.kv_cache_memory)
-            except FlagError as error:
-                raise ValueError(f"kv_cache_memory: {error}") from None
+            parse_size(self.kv_cache_memory, "kv_cache_memory")
 
 
 class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

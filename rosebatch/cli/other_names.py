@@ -119,6 +119,8 @@ def explained(message: str, flags: Collection[str]) -> str:
     if match := _VALUE.match(message):
         told = (found.expand(ours) for theirs, ours in _REASONS.items() if (found := re.fullmatch(theirs, match[2])))
         return f"{match[1]} {next(told, match[2])}"
+    if message == "Missing argument 'INPUT'.":
+        return "Missing argument 'INPUT': give a file of prompts, or - for stdin"
     if match := _SEVERAL.match(message):
         if match[1] in QUANTIZATIONS:
             return f"{match[1]}: use --quantization {match[1]}, -q is --quiet"

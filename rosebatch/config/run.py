@@ -172,11 +172,11 @@ class RunConfig:
         if not 0 < self.grammar_timeout <= MAX_GRAMMAR_SECONDS:
             raise ValueError(f"grammar_timeout must be in (0, {MAX_GRAMMAR_SECONDS}], got {self.grammar_timeout}")
         for name, minimum in _MIN_SIZES.items():
-            if in_bytes(value := getattr(self, name)) < minimum:
+            if in_bytes(value := getattr(self, name), name) < minimum:
                 raise ValueError(f"{name} must be >= {minimum}, got {value}")
         quantization_named(self.quantization)
         if isinstance(self.kv_cache_memory, str):
-            parse_size(self.kv_cache_memory)
+            parse_size(self.kv_cache_memory, "kv_cache_memory")
 
     @classmethod
     def of(cls, model: str | None, also: Iterable[str] = (), **settings: Any) -> "RunConfig":

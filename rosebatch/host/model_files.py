@@ -14,6 +14,8 @@ _REASON = 200
 _NAME = 60
 # No config or template is longer. A tokenizer may have a million tokens.
 _MAX_TEXT = 1 << 30
+# Of a clone without Git LFS, files that are some 130 bytes.
+_POINTER, _MAX_POINTER = b"version https://git-lfs", 1024
 
 
 def refusal(place: object, reason: object) -> UserError:
@@ -32,19 +34,23 @@ def shown(value: object) -> str:
 
 
 def require_file(path: Path) -> None:
-    """Check that a path leads to a regular file: to open a pipe would wait for ever.
+    """Check that a path leads to a regular file with contents: to open a pipe would wait for ever.
 
     Raises:
-        UserError: there is none.
+        UserError: there is none, or a pointer of Git LFS in its place.
     """
     try:
-        mode = path.stat().st_mode
+        state = path.stat()
+        is_file = stat.S_ISREG(state.st_mode)
+        is_pointer = is_file and state.st_size < _MAX_POINTER and path.read_bytes().startswith(_POINTER)
     except FileNotFoundError:
         raise refusal(path, "no such file") from None
     except (OSError, ValueError) as error:
         raise refusal(path, error) from None
-    if not stat.S_ISREG(mode):
+    if not is_file:
         raise refusal(path, "not a regular file")
+    if is_pointer:
+        raise refusal(path, "a pointer of Git LFS: git lfs pull brings the file itself")
 
 
 def read_text(path: Path) -> str:

@@ -102,10 +102,11 @@ class Columns:
                 raise FlagError(f"{flag} {name}: {path} has no such column, but {has}")
         for name in prompt_template.names(self.template):
             if name not in names:
-                raise FlagError(f"--prompt-template: {path} has no column {name}, but {has}")
+                spaced = "" if name == name.strip() else " with these spaces"
+                raise FlagError(f"--prompt-template: {path} has no column {name}{spaced}, but {has}")
         if self.template is not None:
             if self.keeps_prompt and "prompt" in names:
-                raise FlagError(f"--keep-prompt: {path} has a column prompt, so a prompt that is made has no name")
+                raise FlagError(f"--keep-prompt: {path} has a column prompt, which results keep: leave it out")
         elif self.prompt is None and not set(PROMPT_FIELDS).intersection(names):
             message = f"{path}: has none of the columns {', '.join(PROMPT_FIELDS)}, but {', '.join(names)}"
             raise FlagError(f"{message}: --prompt-column NAME says which has the prompts{separator}")

@@ -11,6 +11,10 @@ _QUOTES = re.compile(rb"[{,]\s*'")
 
 def hint(line: bytes) -> str:
     """The way out, to follow the parser's message; empty if nothing is known."""
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return "; convert it, such as from Windows: iconv -f cp1252 -t utf-8"
     if not line.startswith(b"{"):
         return '; a row is one JSON object on a line, such as {"prompt": "…"}'
     if line == b"{":

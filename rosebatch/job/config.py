@@ -98,7 +98,7 @@ class JobConfig:
     task: "Task" = field(default_factory=_generate)
 
     def __post_init__(self) -> None:
-        if in_bytes(self.max_row_bytes) < 1:
+        if in_bytes(self.max_row_bytes, "max_row_bytes") < 1:
             raise FlagError(f"--max-row-bytes must be >= 1, got {self.max_row_bytes}")
         for name in _TEXTS:
             value = getattr(self, name)

@@ -209,7 +209,7 @@ class SafetensorsWeights:
         found: dict[str, list[tuple[Path, Any]]] = {}
         for path in weight_files(folder):
             require_file(path)
-            with refused(path, "unreadable weights"):
+            with refused(path, "unreadable weights: copy or download the file again"):
                 handle = safe_open(str(path), framework="pt")
                 names = list(handle.keys())
             for name in names:

@@ -94,7 +94,7 @@ def test_files_by_path_and_in_any_order(tmp_path):
         (GOOD + "dtype = 'int4'\n", "Invalid enum value 'int4'"),
         (GOOD + "max_num_seqs = 0\n", "max_num_seqs must be >= 1, got 0"),
         (GOOD + "shared_prefix_len = -1\n", "shared_prefix_len must be >= 0, got -1"),
-        (GOOD + "kv_cache_memory = 'lots'\n", "kv_cache_memory: 'lots' is no size"),
+        (GOOD + "kv_cache_memory = 'lots'\n", "kv_cache_memory must be like 512MiB or 4GiB, got 'lots'"),
         ("num_prompts = 0\ninput_len = 1\noutput_len = 1", "num_prompts must be >= 1, got 0"),
         ("num_prompts = 1\ninput_len = []\noutput_len = 1", "input_len is empty: give at least one length"),
         ("num_prompts = 1\ninput_len = [3, 0]\noutput_len = 1", "input_len must be >= 1, got 0"),

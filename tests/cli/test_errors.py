@@ -57,9 +57,9 @@ def source(tmp_path):
         (["--max-model-len", "1"], "--max-model-len must be >= 2, got 1"),
         (["--gpu-memory-utilization", "1.5"], "--gpu-memory-utilization must be in (0, 1], got 1.5"),
         (["--max-num-seqs", "-3"], "--max-num-seqs must be >= 1, got -3"),
-        (["--kv-cache-memory", "lots"], "'lots' is no size in bytes"),
-        (["--kv-cache-memory", "-1"], "'-1' is no size in bytes"),
-        (["--kv-cache-memory", "4TB"], "'4TB' is no size in bytes"),
+        (["--kv-cache-memory", "lots"], "--kv-cache-memory must be like 512MiB or 4GiB, got 'lots'"),
+        (["--kv-cache-memory", "-1"], "--kv-cache-memory must be like 512MiB or 4GiB, got '-1'"),
+        (["--kv-cache-memory", "4TB"], "--kv-cache-memory must be like 512MiB or 4GiB, got '4TB'"),
         # Found here, not as a division by zero later.
         (["--kv-cache-memory", "10"], "--kv-cache-memory 10"),
         # A run must not fall back to another sampler silently.

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 
 import pytest
 from typer.main import get_command
@@ -33,7 +34,10 @@ FILES = {
     "schema.json": b'{"type": "objec"}',
     "model.bin": b"\x80\x02",
     "folder/notes.md": b"# a\n",
+    "adapter/adapter_config.json": b"{}",
 }
+# In place of a model's weights.
+WEIGHTS = {"pointer": b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n", "torn": bytes(9)}
 # What follows "rosebatch"; M is a model folder. Then parts of the line.
 INVOCATIONS = [
     # Commands.
@@ -42,7 +46,7 @@ INVOCATIONS = [
     ("in.jsonl --model M", "in.jsonl is no command: use rosebatch generate in.jsonl"),
     ("genrate in.jsonl", "No such command 'genrate'. Did you mean 'generate'? rosebatch --help lists them"),
     ("--model M in.jsonl", "No such option: --model"),
-    ("generate", "Missing argument 'INPUT'"),
+    ("generate", "Missing argument 'INPUT': give a file of prompts, or - for stdin"),
     ("generate in.jsonl plain.txt --model M", "plain.txt: a command takes one INPUT: a folder or a pattern in quotes"),
     ("check", "Missing argument 'INPUT'"),
     ("merge in.jsonl", "Missing option '--output'"),
@@ -90,7 +94,9 @@ INVOCATIONS = [
     ("bench --dtype bf16", "--dtype bf16: use --dtype bfloat16"),
     ("generate in.jsonl --model M --device gpu", "--device", "'cuda'"),
     ("generate in.jsonl --model M --gpu-memory-utilization 90", "--gpu-memory-utilization must be in (0, 1], got 90"),
-    ("generate in.jsonl --model M --kv-cache-memory 4TB", "'4TB' is no size in bytes: write it like 512MiB or 4GiB"),
+    ("generate in.jsonl --model M --kv-cache-memory 4TB", "--kv-cache-memory must be like 512MiB or 4GiB, got '4TB'"),
+    ("check in.jsonl --model M --max-row-bytes 9X", "--max-row-bytes must be like 512MiB or 4GiB, got '9X'"),
+    ("generate in.jsonl --model M --prompt-template '{ prompt }'", "no column  prompt  with these spaces"),
     ("generate in.jsonl --model M --max-model-len 99999", "--max-model-len 99999 must be between 2 and 256"),
     ("generate in.jsonl --model M -dp 0", "--data-parallel-size must be >= 1, got 0"),
     ("generate in.jsonl --model M -tp 3", "--tensor-parallel-size 3: the model has 4 heads, which cannot be divided"),
@@ -115,6 +121,10 @@ INVOCATIONS = [
     ("generate in.jsonl --model none", "none: no such model; give a model folder, a .gguf file, a .toml"),
     ("generate in.jsonl --model model.bin", "model.bin: not a model; give a model folder, a .gguf file"),
     ("generate in.jsonl --model folder", "config.json: no such file"),
+    ("generate in.jsonl --model adapter", "an adapter alone: merge it into its model"),
+    ("generate in.jsonl --model pointer", "a pointer of Git LFS: git lfs pull brings the file itself"),
+    ("check in.jsonl --model pointer", "model.safetensors: a pointer of Git LFS"),
+    ("generate in.jsonl --model torn", "model.safetensors: unreadable weights: copy or download the file again"),
     ("generate in.jsonl --model M --revision main", "--revision main needs a Hugging Face id (ORG/NAME)"),
     ("generate in.jsonl --model M --tokenizer none", "--tokenizer none: no such folder"),
     # Inputs.
@@ -155,11 +165,14 @@ INVOCATIONS = [
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory, model_folder):
     root = tmp_path_factory.mktemp("newcomer")
     for name, content in FILES.items():
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).write_bytes(content)
+    for name, content in WEIGHTS.items():
+        shutil.copytree(model_folder, root / name)
+        (root / name / "model.safetensors").write_bytes(content)
     return root
 
 

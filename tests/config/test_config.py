@@ -144,7 +144,7 @@ def test_heads_must_share_kv_heads_evenly():
         ({"max_num_batched_tokens": 0}, "max_num_batched_tokens must be >= 1, got 0"),
         ({"block_size": -1}, "block_size must be >= 1, got -1"),
         ({"kv_cache_memory": -1}, "kv_cache_memory must be >= 0, got -1"),
-        ({"kv_cache_memory": "lots"}, "'lots' is no size in bytes"),
+        ({"kv_cache_memory": "lots"}, "kv_cache_memory must be like 512MiB or 4GiB, got 'lots'"),
         ({"gpu_memory_utilization": 0}, r"gpu_memory_utilization must be in \(0, 1\], got 0"),
         ({"gpu_memory_utilization": 1.01}, r"gpu_memory_utilization must be in \(0, 1\], got 1.01"),
         ({"gpu_memory_utilization": float("nan")}, "gpu_memory_utilization must be in"),
@@ -293,5 +293,5 @@ def test_parse_size(text, size):
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1", "1e9", "1 TiB", "1.GiB", "four", "1 2"])
 def test_what_is_no_size(text):
-    with pytest.raises(FlagError, match="is no size in bytes"):
+    with pytest.raises(FlagError, match="a size must be like 512MiB or 4GiB"):
         parse_size(text)

@@ -106,7 +106,7 @@ def test_the_number_of_rows_is_not_counted_behind_a_long_one(tmp_path):
 @pytest.mark.parametrize("size", [0, "-1", "many"])
 def test_no_limit_is_no_size(size):
     """With -1, no line of the input was read."""
-    with pytest.raises(FlagError, match=r"must be >= 1|is no size"):
+    with pytest.raises(FlagError, match=r"must be >= 1|must be like"):
         JobConfig(input="in.jsonl", max_row_bytes=size)
 
 
