@@ -112,7 +112,7 @@ def _attend_shared(
 
     q_halves = query_halves(tokens, row[:, None], own_head, real[:, None], SHAPE)
     q = queries(normed_and_rotated(q_halves, q_weights, turned, SHAPE), scores, pages)
-    keys = first, end, first_tile, tl.cdiv(end, TILE), block, (end - 1) // SHAPE.BLOCK
+    keys = first, end, first_tile, tl.cdiv(end, TILE), block
     sums = attend_tiles(q, pages, keys, no_key(QUERIES, SHAPE.WIDTH), scores, SHAPE, TILE, STAGES)
     d = tl.arange(0, SHAPE.WIDTH)[None, :]
     line = first_line(row, head, _PARTS, SHAPE) + part * SHAPE.GROUP + g

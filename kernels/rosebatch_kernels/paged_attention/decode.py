@@ -188,8 +188,7 @@ def _decode(
     start_tile = first_tile + split * share
     stop_tile = tl.minimum(start_tile + share, first_tile + tiles)
     pages = pages_of(cache, scales, num_blocks, block_table + row * table_stride, head, SHAPE)
-    last_block = tl.maximum(end - 1, 0) // SHAPE.BLOCK
-    block = tl.load(pages.table + tl.minimum((start_tile * TILE) // SHAPE.BLOCK, last_block))
+    block = tl.load(pages.table + tl.minimum(start_tile * TILE, tl.maximum(end - 1, 0)) // SHAPE.BLOCK)
     turned = turn(tokens.rotary, position, SHAPE)
     m = tl.arange(0, MEMBERS)[:, None]
     one = tl.zeros([1, 1], tl.int32)
@@ -222,7 +221,7 @@ def _decode(
             k_read, v_read = store(pages, place_of(pages, position, SHAPE), k_new, v_new, d < SHAPE.D, SHAPE.D)
             sums = _attend_new(q, k_read, v_read, sums, scores, copies, cache.dtype.element_ty == tl.uint8)
     q = _repeated(q, copies)
-    keys_of_split = first, end, start_tile, stop_tile, block, last_block
+    keys_of_split = first, end, start_tile, stop_tile, block
     sums = attend_tiles(q, pages, keys_of_split, sums, scores, SHAPE, TILE, STAGES)
     if shared is not None:  # noqa: SIM102 (a compile-time condition)
         if split == 0:

@@ -90,14 +90,14 @@ def attend_tiles(q, pages, keys, sums, scores, SHAPE: tl.constexpr, TILE: tl.con
         q: from ``queries``.
         pages: of the keys.
         keys: the first key and the one after the last, the first tile and the one after the last, and the first
-            tile's block and the last block.
+            tile's block.
         sums: so far.
         scores: factors.
     """
-    first, end, start_tile, stop_tile, block, last_block = keys
+    first, end, start_tile, stop_tile, block = keys
     for tile in tl.range(start_tile, stop_tile, num_stages=STAGES):
         n = tile * TILE + tl.arange(0, TILE)
-        keys_of_tile, block = load_tile(pages, block, last_block, tile * TILE, first, end, SHAPE, TILE, True, True)
+        keys_of_tile, block = load_tile(pages, block, tile * TILE, first, end, SHAPE, TILE, True, True)
         sums = attend(q, keys_of_tile, ((n < end) & (n >= first))[None, :], sums, scores, False)
     return sums
 

@@ -108,7 +108,6 @@ def _prefill(
     sums = no_key(ROWS, SHAPE.WIDTH)
     own = position + tl.arange(0, ROWS)
     end = position + count
-    last_block = (end - 1) // SHAPE.BLOCK
     # Every row of the tile sees the keys from `full` up to `whole`: only the others need a mask.
     first = 0
     start = 0
@@ -123,13 +122,13 @@ def _prefill(
     block = tl.load(table + start // SHAPE.BLOCK, mask=count > 0, other=0)
     if window is not None:
         for n in tl.range(start, full, KEYS, num_stages=STAGES):
-            tile, block = load_tile(pages, block, last_block, n, first, end, SHAPE, KEYS, True, True)
+            tile, block = load_tile(pages, block, n, first, end, SHAPE, KEYS, True, True)
             sums = attend(query, tile, _seen(n, own, window, KEYS), sums, scores, True)
     for n in tl.range(full, whole, KEYS, num_stages=STAGES):
-        tile, block = load_tile(pages, block, last_block, n, first, end, SHAPE, KEYS, False, window is not None)
+        tile, block = load_tile(pages, block, n, first, end, SHAPE, KEYS, False, window is not None)
         sums = attend(query, tile, None, sums, scores, False)
     for n in tl.range(whole, end, KEYS, num_stages=STAGES):
-        tile, block = load_tile(pages, block, last_block, n, first, end, SHAPE, KEYS, True, window is not None)
+        tile, block = load_tile(pages, block, n, first, end, SHAPE, KEYS, True, window is not None)
         sums = attend(query, tile, _seen(n, own, window, KEYS), sums, scores, True)
     store_result(out, head, rows, mine, values(sums, sink), SHAPE)
 

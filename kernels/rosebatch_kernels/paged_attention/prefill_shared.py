@@ -109,11 +109,10 @@ def _prefill_shared(
     pages = pages_of(cache, scales, num_blocks, table, head // SHAPE.GROUP, SHAPE)
     query = queries(query, scores, pages)
     block = tl.load(table, mask=shared > 0, other=0)
-    last_block = (shared - 1) // SHAPE.BLOCK
     # Tiles of keys end with the shared blocks, or the last of them needs a mask.
     masked: tl.constexpr = SHAPE.BLOCK % KEYS != 0
     for n in tl.range(0, shared, KEYS, num_stages=STAGES):
-        keys, block = load_tile(pages, block, last_block, n, 0, shared, SHAPE, KEYS, masked, False)
+        keys, block = load_tile(pages, block, n, 0, shared, SHAPE, KEYS, masked, False)
         seen = None
         if masked:
             seen = (n + offset < shared) & (r < count)[:, None]
@@ -128,10 +127,9 @@ def _prefill_shared(
         own = position + r - begin
         of_piece = ((r >= begin) & (r < begin + length))[:, None]
         end = position + length
-        last_block = (end - 1) // SHAPE.BLOCK
         block = tl.load(table + start // SHAPE.BLOCK)
         for n in tl.range(start, end, KEYS, num_stages=STAGES):
-            keys, block = load_tile(pages, block, last_block, n, 0, end, SHAPE, KEYS, True, False)
+            keys, block = load_tile(pages, block, n, 0, end, SHAPE, KEYS, True, False)
             key = n + offset
             seen = (key <= own[:, None]) & (key >= shared) & of_piece
             sums = attend(query, keys, seen, sums, scores, True)
