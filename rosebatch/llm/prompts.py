@@ -67,6 +67,7 @@ def chats_fields(
         chat_template_kwargs=dict(chat_template_kwargs or {}),
     )
     use = _tool_use_of(tools, tool_choice, parallel=parallel_tool_calls)
+    messages = plain(messages)
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
         example = '[{"role": "user", "content": "Hi"}]'
         raise FlagError(f"messages must be a list such as {example}, got {type(messages).__name__}")
@@ -76,6 +77,7 @@ def chats_fields(
 
 def _chat_fields(chat: Any) -> dict[str, Any]:
     """The messages of a chat; an ``error`` if it is none."""
+    chat = plain(chat)
     try:
         if isinstance(chat, str) or not isinstance(chat, Sequence):
             raise RowError("invalid_messages", f"a chat is a list of messages, got {type(chat).__name__}")
@@ -114,8 +116,11 @@ def several(prompts: Any) -> Any:
         ValueError: they are no prompts.
     """
     prompts = plain(prompts)
-    if not isinstance(prompts, Iterable):
-        raise ValueError(f"prompts must be a text, token ids, a mapping, or several, got {type(prompts).__name__}")
+    # A table would give the names of its columns.
+    if isinstance(prompts, bytes) or hasattr(prompts, "columns") or not isinstance(prompts, Iterable):
+        way = "; give one of its columns" if hasattr(prompts, "columns") else ""
+        kind = type(prompts).__name__
+        raise ValueError(f"prompts must be a text, token ids, a mapping, or several, got {kind}{way}")
     is_one = isinstance(prompts, str | Mapping) or (
         isinstance(prompts, Sequence) and bool(prompts) and all(type(plain(each)) is int for each in prompts)
     )
@@ -146,7 +151,7 @@ def prompt_fields(prompt: Prompt) -> dict[str, Any]:
         if ids is not None or isinstance(prompt["prompt"], str):
             return prompt_fields(prompt["prompt"] if ids is None else ids)
         prompt = prompt["prompt"]
-    elif isinstance(prompt, Iterable):
+    elif isinstance(prompt, Iterable) and not isinstance(prompt, bytes):
         ids = tuple(plain(prompt))
         if ids and hasattr(ids[0], "tolist"):
             ids = tuple(map(plain, ids))

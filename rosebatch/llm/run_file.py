@@ -138,9 +138,10 @@ def _joined(columns: str | Sequence[str] | None) -> str | None:
 
 def _model(model: str | Path | Loaded | None, engine: dict[str, Any]) -> RunConfig | Loaded:
     """The model that is loaded, or how to load one."""
+    path = None if model is None or isinstance(model, Loaded) else str(model)
+    config = RunConfig.of(path, inspect.signature(run_file).parameters, **own_names(engine))
     if not isinstance(model, Loaded):
-        path = None if model is None else str(model)
-        return RunConfig.of(path, inspect.signature(run_file).parameters, **own_names(engine))
+        return config
     if engine:
         raise ValueError(f"{', '.join(engine)}: the model is loaded already, with settings of its own")
     return model

@@ -7,6 +7,7 @@ import time
 import weakref
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
@@ -153,6 +154,8 @@ def test_a_forked_process(llm, monkeypatch):
         ({"prompt": 5}, "invalid_prompt"),
         (3.5, "invalid_prompt"),
         (["a"], "invalid_prompt"),
+        # Its bytes were token ids.
+        (b"ab", "invalid_prompt"),
     ],
 )
 def test_a_bad_prompt_costs_itself(llm, prompt, code):
@@ -197,7 +200,7 @@ def test_bad_chats_cost_themselves(llm):
         ({"max_num_seqs": 0}, "max_num_seqs must be >= 1, got 0"),
         ({"prefix_cache": "yes"}, "prefix_cache must be True or False"),
         ({"dtype": "int8"}, "dtype must be one of"),
-        ({"kv_cache_memory": "lots"}, "no size"),
+        ({"kv_cache_memory": "lots"}, "must be like 512MiB or 4GiB"),
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization must be in"),
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2 is not served"),
         ({"enable_lora": True}, "enable_lora=True is not served"),
@@ -262,6 +265,24 @@ def test_prompt_logprobs(llm):
     first, *others = output.prompt_logprobs
     assert first is None and len(others) == len(output.prompt_token_ids) - 1
     assert all(token in scored for scored, token in zip(others, output.prompt_token_ids[1:], strict=True))
+
+
+def test_a_table_or_bytes_are_no_prompts(llm):
+    """The names of a table's columns were completed, and the numbers of bytes as token ids."""
+    table = pa.table({"prompt": ["a"]})
+    with pytest.raises(ValueError, match=r"^prompts must be .* got Table; give one of its columns$"):
+        llm.generate(table)
+    with pytest.raises(ValueError, match=r"^prompts must be .* got bytes$"):
+        llm.generate(b"ab")
+
+
+def test_chats_in_arrays(llm):
+    """As pandas reads them from Parquet: they were no list."""
+    chat = [{"role": "user", "content": "Hi"}]
+    chats = np.empty(2, dtype=object)
+    chats[0], chats[1] = np.array(chat), chat
+    one, two = llm.chat(chats, SHORT)
+    assert one.outputs[0].token_ids == two.outputs[0].token_ids == llm.chat(chat, SHORT)[0].outputs[0].token_ids
 
 
 def test_no_prompts(llm):

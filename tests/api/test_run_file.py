@@ -37,6 +37,8 @@ def test_a_model_that_stays_loaded(llm, prompts, tmp_path):
     assert llm.generate("a", SamplingParams(max_tokens=1)), "and serves other calls after it"
     with pytest.raises(ValueError, match="loaded already"):
         run_file(prompts, tmp_path / "c.jsonl", model=llm, dtype="float32")
+    with pytest.raises(ValueError, match=r"^unknown setting prompt_colum; did you mean prompt_column\?$"):
+        run_file(prompts, tmp_path / "c.jsonl", model=llm, prompt_colum="q")
 
 
 def test_sampling_defaults(llm, prompts, tmp_path):
