@@ -156,6 +156,18 @@ def test_ids_and_texts_are_those_of_transformers(folder):
         assert chat == theirs.apply_chat_template(CHAT, tokenize=True)["input_ids"]
 
 
+@pytest.mark.parametrize("name", ["Qwen2TokenizerFast", "GPT2TokenizerFast", "LlamaTokenizerFast"])
+def test_a_class_that_would_split_otherwise(tmp_path, name):
+    """transformers 5 replaces the normalizer and pre-tokenizer by its class's, which the model was not trained with."""
+    backend = byte_level()
+    backend.normalizer = normalizers.NFKC()
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    save_backend(backend, tmp_path, **{**GPT2, "tokenizer_class": name})
+    assert Tokenizer.load(tmp_path).encode(["12 \ufb01n"]) == [list(b"12 fin")]
+
+
 def test_templates_with_a_name(tmp_path):
     """A chat with tools takes the one for tools, as in transformers: the other one left the tools out."""
     templates = [{"name": "default", "template": "D{{ messages[0].content }}"}]
