@@ -15,6 +15,7 @@ from rosebatch.cli import jobs
 from rosebatch.cli.bench_options import BenchFlags
 from rosebatch.cli.cache import cache
 from rosebatch.cli.closed_streams import fill_closed_streams
+from rosebatch.cli.command import Command
 from rosebatch.cli.embed import embed
 from rosebatch.cli.options import SamplingFlags, Source, takes
 from rosebatch.cli.other_names import by_flag, explained
@@ -36,6 +37,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+_command = app.command(cls=Command, add_help_option=False)
 
 
 _FIELDS = {field.name for group in (RunConfig, JobConfig, SamplingFlags, BenchFlags) for field in fields(group)}
@@ -57,7 +59,7 @@ _OF_ROWS = (
 )  # fmt: skip
 
 
-@app.command(add_help_option=False)
+@_command
 @takes(job=JobConfig, run=RunConfig, sampling=SamplingFlags)
 def generate(source: Source, *, job: dict[str, Any], run: dict[str, Any], sampling: dict[str, Any]) -> None:
     """Generate a completion for every prompt of a file.
@@ -70,10 +72,10 @@ def generate(source: Source, *, job: dict[str, Any], run: dict[str, Any], sampli
     jobs.generate(source, job, run, sampling, started)
 
 
-app.command(add_help_option=False)(embed)
+_command(embed)
 
 
-@app.command(add_help_option=False)
+@_command
 @takes(job=JobConfig, run=RunConfig, sampling=SamplingFlags, without=_OF_JOBS, only={"job": _OF_INPUTS})
 def check(
     source: Source,
@@ -95,7 +97,7 @@ def check(
     jobs.check({"input": source, "task": Embed() if is_embed else GENERATE, **job}, run, sampling)
 
 
-@app.command(add_help_option=False)
+@_command
 @takes(work=BenchFlags, run=RunConfig, unset=["run"], without=_OF_ROWS)
 def bench(*, work: dict[str, Any], run: dict[str, Any]) -> None:
     """Time the engine on random token ids, every completion at full length.
@@ -109,7 +111,7 @@ def bench(*, work: dict[str, Any], run: dict[str, Any]) -> None:
     bench(BenchFlags(**work), run, started)
 
 
-@app.command(add_help_option=False)
+@_command
 @takes()
 def merge(
     source: Source,
@@ -136,7 +138,7 @@ def merge(
     jobs.exit_if(failed)
 
 
-app.command(add_help_option=False)(takes()(cache))
+_command(takes()(cache))
 
 
 @app.callback(invoke_without_command=True, add_help_option=False)
@@ -191,7 +193,8 @@ def main(args: list[str] | None = None) -> NoReturn:
         # Typer has shipped click's errors from two packages: known by what they can do, not by class.
         message = getattr(error, "format_message", None)
         if message is not None:
-            _fail(explained(message(), _flags_of(error)), EXIT_USAGE)
+            command = getattr(getattr(error, "ctx", None), "command", None)
+            _fail(explained(message(), _flags_of(command), getattr(command, "name", None)), EXIT_USAGE)
         if isinstance(error, MemoryError) or any(told in str(error) for told in _OUT_OF_MEMORY):
             _fail(f"out of memory: {_LESS_MEMORY}", EXIT_ABORTED)
         place = traceback.extract_tb(error.__traceback__)[-1]
@@ -203,9 +206,9 @@ def main(args: list[str] | None = None) -> NoReturn:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _flags_of(error: Any) -> list[str]:
-    """All flags of the command whose flags are wrong; none if it has not come to a command."""
-    parameters = error.ctx.command.params if getattr(error, "ctx", None) is not None else ()
+def _flags_of(command: Any) -> list[str]:
+    """All flags of a command; none without one."""
+    parameters = () if command is None else command.params
     return [name for each in parameters for name in (*each.opts, *each.secondary_opts)]
 
 

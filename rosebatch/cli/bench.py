@@ -23,8 +23,7 @@ from rosebatch.bench.trace import equal_steps, load_trace
 from rosebatch.cli.bench_options import BenchFlags
 from rosebatch.cli.interrupts import raise_for_signals
 from rosebatch.core.errors import FailedRunError, FlagError
-from rosebatch.host.paths import takes_rows_in_order
-from rosebatch.job.paths import require_writable
+from rosebatch.job.paths import require_report
 from rosebatch.job.report.build import write_text
 from rosebatch.launch.plan import idle_switches
 
@@ -51,8 +50,7 @@ def bench(work: BenchFlags, run: dict[str, Any], started: float) -> None:
     # A signal ends a peer's process and deletes its files, too.
     raise_for_signals()
     for path in work.report:
-        if not takes_rows_in_order(path):
-            require_writable(path, f"--report {path}")
+        require_report(path)
     if run.get("data_parallel_size", 1) != 1:
         _require_none(work, "data_parallel_size", ("compare", "against", "profile", "trace", "submit_interval_ms"))
     if run.get("tensor_parallel_size", 1) != 1:

@@ -95,15 +95,21 @@ _REASONS = {
     r"Input should be greater than or equal to (.*)": r"must be >= \1",
     r"(.*?)\.?": r"is impossible: \1",
 }
+# Commands that read no file of rows.
+_NO_INPUT = {
+    "bench": "makes its own requests and reads no INPUT; --model names the model",
+    "cache": "takes no names; --clear deletes all that it lists",
+}
 _SEVERAL = re.compile(r"Got unexpected extra argument\(?s?\)? \((.*)\)")
 
 
-def explained(message: str, flags: Collection[str]) -> str:
+def explained(message: str, flags: Collection[str], command: str | None = None) -> str:
     """The message of a command line that cannot be read, with what the user probably meant.
 
     Args:
         message: of the parser.
         flags: names of all flags.
+        command: whose flags they are.
     """
     if match := _NO_OPTION.match(message):
         name = match[1]
@@ -124,6 +130,8 @@ def explained(message: str, flags: Collection[str]) -> str:
     if match := _SEVERAL.match(message):
         if match[1] in QUANTIZATIONS:
             return f"{match[1]}: use --quantization {match[1]}, -q is --quiet"
+        if command in _NO_INPUT:
+            return f"{match[1]}: rosebatch {command} {_NO_INPUT[command]}"
         several = "a folder or a pattern in quotes stands for several files, --model names the model"
         return f"{match[1]}: a command takes one INPUT: {several}"
     return message

@@ -153,6 +153,10 @@ class RunConfig:
     switches: Mapping[str, bool | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for name in _KINDS:
+            # As of a shell's variable that is not set.
+            if getattr(self, name) == "":
+                raise ValueError(f"{name} must not be empty")
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")

@@ -1,8 +1,8 @@
 """Files by path or URL. URLs are read and written through fsspec."""
 
 import hashlib
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -49,16 +49,11 @@ def open_file(path: str) -> IO[bytes]:
     Raises:
         UserError: it cannot be opened.
     """
-    try:
+    with failing(lambda why: UserError(f"{path}: {why}")):
         if not is_url(path):
             return Path(path).open("rb", buffering=_READ_BYTES)
-        file_system, inside = remote(path)
+        file_system, inside = _connected(path)
         return cast(IO[bytes], file_system.open(inside, "rb"))
-    except UserError:
-        raise
-    # Each file system has errors of its own.
-    except Exception as error:
-        raise UserError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def digest(paths: Sequence[str], opened: Callable[[str], IO[bytes]] | None = None) -> str:
@@ -87,10 +82,11 @@ def upload(path: Path, url: str) -> None:
     Raises:
         OSError: the URL cannot be written.
     """
-    file_system, inside = remote(url)
     # Presigned URLs for uploads expect PUT.
     options = {"method": "put"} if url.startswith(("http://", "https://")) else {}
-    file_system.put_file(str(path), inside, **options)
+    with failing(OSError):
+        file_system, inside = _connected(url)
+        file_system.put_file(str(path), inside, **options)
     path.unlink()
 
 
@@ -109,11 +105,8 @@ def require_writable_url(url: str) -> None:
     folder = inside.rstrip("/") if url.endswith("/") else inside.rpartition("/")[0]
     # Always the same: the next run deletes what a killed one leaves.
     trial = f"{folder}/.rosebatch-try"
-    # Each file system has errors of its own.
-    try:
+    with failing(lambda why: UserError(f"{url}: cannot be written ({why})")):
         file_system.pipe_file(trial, b"")
-    except Exception as error:
-        raise UserError(f"{url}: cannot be written ({getattr(error, 'strerror', None) or error})") from None
     with suppress(Exception):
         file_system.rm_file(trial)
 
@@ -125,8 +118,8 @@ def remove_url(url: str) -> None:
         OSError: it cannot be deleted.
     """
     if not url.startswith(("http://", "https://")):
-        file_system, inside = remote(url)
-        with suppress(FileNotFoundError):
+        with failing(OSError), suppress(FileNotFoundError):
+            file_system, inside = _connected(url)
             file_system.rm_file(inside)
 
 
@@ -134,12 +127,29 @@ def remote(url: str) -> tuple[Any, str]:
     """The file system of a URL, and the path inside it.
 
     Raises:
-        UserError: the file system is unknown.
+        UserError: the file system is unknown, or cannot be reached.
     """
+    with failing(lambda why: UserError(f"{url}: {why}")):
+        return _connected(url)
+
+
+def _connected(url: str) -> tuple[Any, str]:
     from fsspec.core import url_to_fs
 
+    found: tuple[Any, str] = url_to_fs(url)
+    return found
+
+
+@contextmanager
+def failing(raised: Callable[[str], Exception]) -> Iterator[None]:
+    """Turn whatever a file system raises into an error of ours, made of its reason.
+
+    Each has errors of its own, which share no class but Exception: ``ftplib.Error``, ``EOFError``, those of SSH, SMB,
+    HTTP and archives, and ``TypeError`` where a URL lacks what the file system needs.
+    """
     try:
-        file_system, inside = url_to_fs(url)
-    except (ImportError, ValueError) as error:
-        raise UserError(f"{url}: {error}") from None
-    return file_system, inside
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise raised(getattr(error, "strerror", None) or str(error) or type(error).__name__) from None

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from rosebatch.core.errors import UserError
-from rosebatch.io.files import as_path, file_name, is_url, remote, url_identity
+from rosebatch.io.files import as_path, failing, file_name, is_url, remote, url_identity
 from rosebatch.io.formats import READ, named
 from rosebatch.io.hive import is_partition
 from rosebatch.io.saved_datasets import DESCRIPTIONS, STATE, saved_files
@@ -85,7 +85,7 @@ def _find_local(source: str) -> list[str] | None:
 def _find_remote(source: str) -> list[str] | None:
     """The same for a URL."""
     file_system, inside = remote(source)
-    try:
+    with failing(lambda why: UserError(f"{source}: {why}")):
         if any(mark in source.partition("?")[0] for mark in _WILD):
             # Like a shell's pattern, it does not match hidden files.
             paths = sorted(each for each in file_system.glob(inside) if not each.rpartition("/")[2].startswith("."))
@@ -107,11 +107,6 @@ def _find_remote(source: str) -> list[str] | None:
                 file_system.info(inside)
                 return None
             raise UserError(f"{source}: no such file or folder")
-    except UserError:
-        raise
-    # Each file system has errors of its own.
-    except Exception as error:
-        raise UserError(f"{source}: {getattr(error, 'strerror', None) or error}") from None
     return [file_system.unstrip_protocol(each) for each in paths]
 
 

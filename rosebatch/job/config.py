@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from rosebatch.io.tasks.task import Task
 
 FILES = "Input and output"
+# What a shell makes of a variable that is not set would be the working directory, or stdout.
+_PATHS = ("input", "output", "errors")
 # A shell passes any bytes on.
 _TEXTS = ("result_column", "prompt_column", "id_column", "columns", "prompt_template", "system_prompt")
 
@@ -100,6 +102,9 @@ class JobConfig:
     def __post_init__(self) -> None:
         if in_bytes(self.max_row_bytes, "max_row_bytes") < 1:
             raise FlagError(f"--max-row-bytes must be >= 1, got {self.max_row_bytes}")
+        for name in _PATHS:
+            if getattr(self, name) == "":
+                raise FlagError(f"{'INPUT' if name == 'input' else f'--{name}'} is empty: name a file")
         for name in _TEXTS:
             value = getattr(self, name)
             if value is not None and not is_text(value):

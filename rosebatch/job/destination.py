@@ -6,12 +6,11 @@ from pathlib import Path
 
 from rosebatch.config.run import RunConfig
 from rosebatch.core.errors import FlagError
-from rosebatch.host.paths import takes_rows_in_order
 from rosebatch.io.files import is_table, is_url, require_writable_url
 from rosebatch.io.reader import PromptReader
 from rosebatch.job.config import JobConfig
 from rosebatch.job.output_manifest import has_manifest, manifest_path, require_own_manifest
-from rosebatch.job.paths import Used, require_apart, require_not_read, require_writable
+from rosebatch.job.paths import Used, require_apart, require_not_read, require_report
 from rosebatch.job.shard import Shard
 from rosebatch.job.target import Target
 
@@ -89,8 +88,7 @@ def find_destination(
                 require_writable_url(target.name)
     require_own_manifest(output)
     for report in job.report:
-        if not takes_rows_in_order(report):
-            require_writable(report, f"--report {report}")
+        require_report(report)
     return Destination(output, errors, job.errors is not None, to_table)
 
 

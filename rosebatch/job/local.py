@@ -26,6 +26,7 @@ from rosebatch.job.run_rows import run_rows
 from rosebatch.job.service import Served, Work
 from rosebatch.launch.launch import Launched, default_sampling, load
 from rosebatch.launch.plan import LaunchPlan, plan_fitting
+from rosebatch.text.tokenizer import read_template
 
 
 @contextmanager
@@ -88,7 +89,7 @@ def model_info_of(plan: LaunchPlan) -> ModelInfo:
     identity = {
         "load_format": plan.source.load_format,
         "tokenizer": plan.tokenizer_identity(),
-        "chat_template": _digest(plan.config.chat_template),
+        "chat_template": _template_digest(plan.config.chat_template),
         "tool_call_parser": plan.config.tool_call_parser,
         "reasoning_parser": plan.config.reasoning_parser,
         "max_prompt_bytes": in_bytes(plan.config.max_prompt_bytes),
@@ -122,11 +123,14 @@ def model_info_of(plan: LaunchPlan) -> ModelInfo:
     )
 
 
-def _digest(path: str | None) -> str | None:
-    """SHA-256 of a file's contents; None without one."""
+def _template_digest(path: str | None) -> str | None:
+    """SHA-256 of the user's chat template, which is valid; None without one."""
     if path is None:
         return None
+    file = Path(path).expanduser()
     try:
-        return hashlib.sha256(Path(path).expanduser().read_bytes()).hexdigest()
+        content = file.read_bytes()
     except OSError as error:
         raise UserError(f"--chat-template {path}: {error.strerror}") from None
+    read_template(file)
+    return hashlib.sha256(content).hexdigest()

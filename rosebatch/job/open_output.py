@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from rosebatch.core.errors import FlagError, UserError
 from rosebatch.host.paths import open_stream
 from rosebatch.io.csv_output import write_csv
-from rosebatch.io.files import file_name, is_table, is_url, remove_url, upload
+from rosebatch.io.files import failing, file_name, is_table, is_url, remove_url, upload
 from rosebatch.io.formats import named
 from rosebatch.io.output import FileOutput, Output, ShardOutput, StreamOutput
 from rosebatch.io.parquet import PART_NAME, Carried, Rows, write_parquet, write_parquet_parts
@@ -139,10 +139,11 @@ def _upload_folder(folder: Path, url: str) -> None:
     for name in sorted(names):
         upload(folder / name, url + name)
     # Parts of a longer, older output: a reader would take them for the end of this one.
-    file_system, inside = url_to_fs(url)
-    for path in file_system.ls(inside, detail=False):
-        if PART_NAME.fullmatch(file_name(path)) and file_name(path) not in names:
-            file_system.rm_file(path)
+    with failing(OSError):
+        file_system, inside = url_to_fs(url)
+        for path in file_system.ls(inside, detail=False):
+            if PART_NAME.fullmatch(file_name(path)) and file_name(path) not in names:
+                file_system.rm_file(path)
 
 
 def _open_stream(target: Target) -> IO[bytes]:

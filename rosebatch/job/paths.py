@@ -19,6 +19,8 @@ from rosebatch.io.part_lines import begins_part_file
 _HEAD = 64
 # The end of the name of a file that is made to see whether one can be made.
 _TRIAL = "~try"
+# Names of reports.
+_REPORTS = ("", ".json", ".html", ".htm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +76,17 @@ def require_not_read(source: str, writes: Iterable[Used]) -> None:
             raise FlagError(f"{each} would be found by the next run of {source}: choose another folder for it")
 
 
-def require_writable(path: Path, shown: str) -> None:
-    """Check that a file can be made or written. Nothing changes on the disk.
-
-    Args:
-        path: local, and no stream.
-        shown: for messages.
+def require_report(path: Path) -> None:
+    """Check that a report can be written: a page, JSON, or a stream of any name. Nothing changes on the disk.
 
     Raises:
-        UserError: it cannot.
+        FlagError: the name is of another format.
+        UserError: the file cannot be made or written.
     """
+    if paths.takes_rows_in_order(path):
+        return
+    if path.suffix.lower() not in _REPORTS:
+        raise FlagError(f"--report {path}: is written as .html or .json; name such a file")
     real = os.path.realpath(path)
     try:
         try:
@@ -94,7 +97,7 @@ def require_writable(path: Path, shown: str) -> None:
             os.close(descriptor)
             os.unlink(real)  # noqa: PTH108
     except OSError as error:
-        raise UserError(f"{shown}: {_reason(error, path)}") from None
+        raise UserError(f"--report {path}: {_reason(error, path)}") from None
 
 
 def require_creatable(path: Path, shown: str) -> None:

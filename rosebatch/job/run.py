@@ -70,8 +70,6 @@ def run_job(
     """
     limits = None
     if isinstance(model, RunConfig):
-        if model.model is None and not job.quiet:
-            sys.stderr.write(f"rosebatch: no --model given: {DEMO_ANSWERS}\n")
         limits = GrammarLimits(model.grammar_timeout, in_bytes(model.grammar_memory))
     check_sampling(job.sampling, job.seed, limits)
     if job.strict and isinstance(model, RunConfig) and model.ray is not None:
@@ -113,6 +111,8 @@ def run_job(
         if not job.quiet:
             _tell_of_lines(destination)
         if isinstance(model, RunConfig) and not job.quiet:
+            if model.model is None:
+                sys.stderr.write(f"rosebatch: no --model given: {DEMO_ANSWERS}\n")
             sys.stderr.write(f"rosebatch: {service.facts.name} {service.facts.fit}\n")
         if isinstance(model, RunConfig) and (reader.is_empty or (resumed and resumed == _total(reader, shard))):
             return _without_model(job, reader, results)

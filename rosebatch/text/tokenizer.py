@@ -91,7 +91,7 @@ class Tokenizer(Vocabulary):
         Raises:
             UserError: a file of the tokenizer or the given template is unreadable or broken.
         """
-        template = None if chat_template is None else _read_template(chat_template)
+        template = None if chat_template is None else read_template(chat_template)
         found = cls._load(folder)
         if found is not None:
             found.max_prompt_bytes, found.prompts = max_prompt_bytes, prompts
@@ -236,8 +236,12 @@ def _encoding_error(error: BaseException) -> RowError:
     return RowError("invalid_prompt", f"the tokenizer cannot encode the prompt ({error})")
 
 
-def _read_template(path: Path) -> str:
-    """A chat template file of the user, checked now: otherwise its mistakes would be an error of every row."""
+def read_template(path: Path) -> str:
+    """A chat template file of the user, checked now: otherwise its mistakes would be an error of every row.
+
+    Raises:
+        UserError: it is unreadable, or no valid template.
+    """
     from jinja2 import TemplateError
     from transformers.utils.chat_template_utils import render_jinja_template
 

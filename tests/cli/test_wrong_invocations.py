@@ -32,6 +32,7 @@ FILES = {
     "semicolons.csv": b"prompt;id\na;1\n",
     "broken.parquet": b"no parquet",
     "schema.json": b'{"type": "objec"}',
+    "bad.jinja": b"a\n{{ b",
     "model.bin": b"\x80\x02",
     "folder/notes.md": b"# a\n",
     "adapter/adapter_config.json": b"{}",
@@ -116,7 +117,17 @@ INVOCATIONS = [
     ("generate in.jsonl --model M --chat-template none.jinja", "--chat-template none.jinja: No such file"),
     ("generate in.jsonl --model M --no-such-cache", "No such option: --no-such-cache"),
     ("generate old.csv --model M --prompt-column quest", "has no such column, but question, answer"),
+    ("generate in.jsonl --model M -o a.jsonl --output b.jsonl", "--output names one place, and is given 2 times"),
+    ("merge in.jsonl -o a.jsonl --errors a --errors=b", "--errors names one place, and is given 2 times"),
+    ("cache rm llama", "rm llama: rosebatch cache takes no names; --clear deletes all that it lists"),
+    ("bench in.jsonl", "in.jsonl: rosebatch bench makes its own requests and reads no INPUT"),
     ("check in.jsonl --model M --embed --top-k 3", "nothing is generated, so --top-k have no meaning"),
+    # A variable of the shell that is not set: all files of the working directory were read, or results went to stdout.
+    ("generate '' --model M", "INPUT is empty"),
+    ("check '' --model M", "INPUT is empty"),
+    ("generate in.jsonl --model ''", "--model must not be empty"),
+    ("generate in.jsonl --model M --tokenizer ''", "--tokenizer must not be empty"),
+    ("generate in.jsonl --model M -o ''", "--output is empty: name a file"),
     # Models.
     ("generate in.jsonl --model none", "none: no such model; give a model folder, a .gguf file, a .toml"),
     ("generate in.jsonl --model model.bin", "model.bin: not a model; give a model folder, a .gguf file"),
@@ -127,8 +138,12 @@ INVOCATIONS = [
     ("generate in.jsonl --model torn", "model.safetensors: unreadable weights: copy or download the file again"),
     ("generate in.jsonl --model M --revision main", "--revision main needs a Hugging Face id (ORG/NAME)"),
     ("generate in.jsonl --model M --tokenizer none", "--tokenizer none: no such folder"),
+    # What fits the device was told first.
+    ("generate in.jsonl --model M --chat-template bad.jinja", "bad.jinja, line 2: not a valid Jinja chat template"),
     # Inputs.
     ("generate none.jsonl --model M", "none.jsonl: no such file or folder"),
+    # The line about the demo model came first.
+    ("generate none.jsonl", "none.jsonl: no such file or folder"),
     ("generate 'none/*.jsonl' --model M", "none/*.jsonl"),
     ("generate folder --model M", "folder: no files found; a folder needs .jsonl"),
     ("generate pretty.json --model M", "nor one object per line; put [ and", "jq -c . pretty.json > prompts.jsonl"),
@@ -159,6 +174,9 @@ INVOCATIONS = [
     ("generate in.jsonl --model M -o in.jsonl", "in.jsonl"),
     ("generate in.jsonl --model M --resume", "-o FILE"),
     ("generate in.jsonl --model M --report none/r.html", "--report none/r.html: the folder none is missing"),
+    # A page or JSON was written under any name.
+    ("generate in.jsonl --model M --report r.pdf", "--report r.pdf: is written as .html or .json"),
+    ("bench --report r.pdf", "--report r.pdf: is written as .html or .json"),
     ("bench --scenario none", "none: no such scenario or suite"),
     ("bench --against vlm", "--against vlm: no such engine; choose from vllm"),
 ]  # fmt: skip

@@ -6,6 +6,7 @@ import hashlib
 import io
 import os
 import re
+import socket
 import threading
 import uuid
 
@@ -284,3 +285,40 @@ def test_upload(tmp_path, remote):
     with open_file(f"{remote}/out.jsonl") as file:
         assert file.read() == b"results"
     assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture(
+    params=[(None, "Connection refused"), (b"421 Too many users\r\n", "421 Too many users"), (b"", "EOFError")]
+)
+def unreachable(request):
+    """The URL of a file on an FTP server that does not listen, or answers so, and the reason to be told."""
+    answer, told = request.param
+    with socket.create_server(("127.0.0.1", 0)) if answer is not None else socket.socket() as server:
+        if answer is None:
+            server.bind(("127.0.0.1", 0))
+        else:
+            threading.Thread(target=lambda: _answer(server, answer)).start()
+        yield f"ftp://127.0.0.1:{server.getsockname()[1]}/a.jsonl", told
+
+
+def _answer(server, answer):
+    connection, _ = server.accept()
+    with connection:
+        connection.sendall(answer)
+
+
+def test_a_file_system_that_cannot_be_reached(unreachable):
+    """FTP connects when its file system is made: the error named no file, and was one of the run."""
+    url, told = unreachable
+    with pytest.raises(UserError, match=rf"^{re.escape(url)}: .*{told}$") as error:
+        find_files(url)
+    assert error.value.exit_code == 2
+
+
+def test_an_upload_that_fails(unreachable, tmp_path):
+    """What is no OSError ended the run as unexpected, and nothing said where its results are."""
+    url, told = unreachable
+    (tmp_path / "a").write_bytes(b"results")
+    with pytest.raises(OSError, match=told):
+        upload(tmp_path / "a", url)
+    assert (tmp_path / "a").read_bytes() == b"results"
