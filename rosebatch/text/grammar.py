@@ -17,11 +17,14 @@ from rosebatch.text.compiled_grammar import Grammar, _Renewals
 from rosebatch.text.grammar_check import GrammarLimits, Tried, start_process, try_grammar
 from rosebatch.text.grammar_source import load_tokens, serialize, unusable
 from rosebatch.text.mask_layout import MaskLayout
+from rosebatch.text.token_table import TokenTable
 from rosebatch.text.tokenizer import Tokenizer
 
 # Imported in the functions: it takes 50 ms, and most runs have no grammar.
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
+
+    Tokens = tuple[LLTokenizer, MaskLayout]
 
 V = TypeVar("V")
 
@@ -48,10 +51,10 @@ class Grammars:
     ) -> None:
         self._limits = limits or GrammarLimits()
         # None of these holds ``self``: the threads end with the last reference to it.
-        layout = _Once(lambda: _layout(tokenizer, vocab_size, eos_token_ids))
-        table = _Once(lambda: layout().table(tokenizer))
-        self._layout, self._table = layout, table
-        self._tokens = _Once(lambda: load_tokens(table().tokenizer, table().ends))
+        ends = frozenset(i for i in eos_token_ids if 0 <= i < vocab_size)
+        table = _Once(lambda: TokenTable.of(tokenizer, vocab_size, ends))
+        self._table = table
+        self._tokens = _Once(lambda: _load(tokenizer, table(), ends))
         self._renewals = _Renewals(self._limits.memory)
         self._pool = DaemonPool(_THREADS, "rosebatch-grammar")
         self._tried = _Recent[Future[Tried]](self._limits.memory)
@@ -74,7 +77,7 @@ class Grammars:
             self._started = self._pool.submit(self._start, here)
         return self._started
 
-    def _start(self, here: "Future[LLTokenizer | str]") -> None:
+    def _start(self, here: "Future[Tokens | str]") -> None:
         start_process(self._table())
         here.result()
 
@@ -106,16 +109,20 @@ class Grammars:
         if isinstance(tokens, str):
             return Tried("invalid_grammar", tokens)
         try:
-            return Grammar(tokens, self._layout(), serialize(spec), self._renewals, tried.memory)
+            return Grammar(*tokens, serialize(spec), self._renewals, tried.memory)
         except BaseException as error:
             if not is_failure(error):
                 raise
             return Tried("invalid_grammar", unusable(spec, error))
 
 
-def _layout(tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Iterable[int]) -> MaskLayout:
-    backend = tokenizer.backend
-    return MaskLayout(backend.get_vocab().values(), vocab_size, eos_token_ids, backend.get_added_tokens_decoder())
+def _load(tokenizer: Tokenizer, table: TokenTable, eos_token_ids: frozenset[int]) -> "Tokens | str":
+    """The tokenizer in llguidance's form, and the layout of its masks; or why it has none."""
+    tokens = load_tokens(table.tokenizer, table.ends)
+    if isinstance(tokens, str):
+        return tokens
+    added = tokenizer.backend.get_added_tokens_decoder()
+    return tokens, MaskLayout(table.known, tokens.vocab_size, eos_token_ids, added)
 
 
 class _Once(Generic[V]):

@@ -9,15 +9,17 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rosebatch.core.errors import RowError
 from rosebatch.core.structured_outputs import GrammarSpec
 from rosebatch.text.grammar_source import unusable
+
+if TYPE_CHECKING:
+    from rosebatch.text.token_table import TokenTable
 
 _CODE = "import sys; sys.path[:] = {path!r}; from rosebatch.text.grammar_worker import main; main()"
 
@@ -33,14 +35,6 @@ class GrammarLimits:
 
     seconds: float = 10.0
     memory: int = 2 << 30
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TokenTable:
-    """What a process needs of a tokenizer: its JSON, and the end tokens."""
-
-    tokenizer: str
-    ends: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +69,7 @@ def check_grammar(spec: GrammarSpec, limits: GrammarLimits | None = None) -> Non
     try_grammar(spec, limits or GrammarLimits()).require()
 
 
-def try_grammar(spec: GrammarSpec, limits: GrammarLimits, tokens: TokenTable | None = None) -> Tried:
+def try_grammar(spec: GrammarSpec, limits: GrammarLimits, tokens: "TokenTable | None" = None) -> Tried:
     """Compile a grammar in another process. Any thread may call this; each call has a process of its own meanwhile.
 
     Args:
@@ -114,7 +108,7 @@ def _reason(status: int, limits: GrammarLimits) -> str:
     return f"llguidance failed to compile it (exit status {status}); simplify it"
 
 
-def start_process(tokens: TokenTable) -> None:
+def start_process(tokens: "TokenTable") -> None:
     """Start a process that has the tokenizer, so that the first grammar need not wait for that.
 
     A failure shows when a grammar is tried.
@@ -142,7 +136,7 @@ class _Process:
         )
         self.tokens: TokenTable | None = None
 
-    def ask(self, spec: GrammarSpec, limits: GrammarLimits, tokens: TokenTable | None) -> dict[str, Any] | None:
+    def ask(self, spec: GrammarSpec, limits: GrammarLimits, tokens: "TokenTable | None") -> dict[str, Any] | None:
         """The answer; None if the process ended instead."""
         if tokens is not None and not self.learn(tokens):
             return None
@@ -155,7 +149,7 @@ class _Process:
         }
         return self._send(request)
 
-    def learn(self, tokens: TokenTable) -> bool:
+    def learn(self, tokens: "TokenTable") -> bool:
         """Load a tokenizer, unless that is done already; False if the process ended instead."""
         if tokens is not self.tokens:
             content = tokens.tokenizer.encode()
@@ -189,7 +183,7 @@ _idle: list[_Process] = []
 _lock = Lock()
 
 
-def _take(tokens: TokenTable | None) -> _Process:
+def _take(tokens: "TokenTable | None") -> _Process:
     """A process that does nothing else now; if possible, one that has the tokenizer."""
     with _lock:
         found = next((each for each in _idle if each.tokens is tokens), None)
