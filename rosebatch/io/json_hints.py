@@ -6,6 +6,8 @@ _TEXT = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _LONGEST = 1 << 16
 _NAN = re.compile(rb"[:\[,]\s*-?(NaN|Infinity|nan|inf)\b")
 _PYTHON = re.compile(rb"[:\[,]\s*(None|True|False)\b")
+# An escape of half a pair: JavaScript writes it where it cuts an emoji.
+_HALF = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")
 _QUOTES = re.compile(rb"[{,]\s*'")
 
 
@@ -19,6 +21,8 @@ def hint(line: bytes) -> str:
         return '; a row is one JSON object on a line, such as {"prompt": "…"}'
     if line == b"{":
         return "; a row is one JSON object on one line: jq -c . makes it one"
+    if match := _HALF.search(line[:_LONGEST]):
+        return f"; {match[0].decode()} is half a character"
     # What texts hold is no reason.
     line = _TEXT.sub(b'""', line[:_LONGEST])
     if _QUOTES.search(line) or _PYTHON.search(line):

@@ -20,7 +20,7 @@ from rosebatch.engine.load import LoadedEngine, load_engine
 from rosebatch.engine.step_runner import StepRunner
 from rosebatch.engine.triton_runner.runner import TritonRunner
 from rosebatch.launch.plan import LaunchPlan, plan_fitting, switched_off_by, warn_once
-from rosebatch.model.generation_config import sampling_defaults
+from rosebatch.model.generation_config import sampling_defaults, unserved_defaults
 from rosebatch.ops.shard import Shard
 from rosebatch.text.grammar import Grammars
 from rosebatch.text.grammar_check import GrammarLimits
@@ -87,6 +87,8 @@ def default_sampling(plan: LaunchPlan) -> dict[str, Any]:
     """
     if plan.config.generation_config == "none" or plan.source.folder is None:
         return {}
+    if names := unserved_defaults(plan.source.folder):
+        warn_once(f"generation_config.json of {plan.source.name}: not served: {', '.join(names)}")
     return sampling_defaults(plan.source.folder)
 
 

@@ -11,6 +11,27 @@ from rosebatch.host.model_files import read_json, refusal
 _SAMPLED = ("temperature", "top_k", "top_p", "min_p")
 _FIELDS = {name: name for name in (*_SAMPLED, "repetition_penalty")} | {"max_new_tokens": "max_tokens"}
 
+# What transformers samples by besides, with the values that change nothing. Beams are not sampling.
+_NOT_SERVED: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("bad_words_ids", "force_words_ids", "sequence_bias", "suppress_tokens"), ([], {})),
+    **dict.fromkeys(("begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id"), ([],)),
+    **dict.fromkeys(("encoder_repetition_penalty", "guidance_scale", "num_beams", "top_h", "typical_p"), (1,)),
+    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "min_length", "min_new_tokens", "no_repeat_ngram_size"), (0,)),
+    **dict.fromkeys(("penalty_alpha", "encoder_no_repeat_ngram_size"), (0,)),
+    **dict.fromkeys(("dola_layers", "exponential_decay_length_penalty", "stop_strings", "watermarking_config"), ([],)),
+}
+
+
+def unserved_defaults(folder: Path) -> list[str]:
+    """Names in a model's generation_config.json that ask for sampling that is not served.
+
+    Raises:
+        UserError: the file is unreadable.
+    """
+    path = folder / "generation_config.json"
+    stored = read_json(path) if path.exists() else {}
+    return [name for name, neutral in _NOT_SERVED.items() if stored.get(name) not in (None, *neutral)]
+
 
 def sampling_defaults(folder: Path) -> dict[str, Any]:
     """Fields of a row, by the names of ``SamplingParams``, with the values that the model's authors recommend.

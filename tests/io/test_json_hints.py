@@ -22,6 +22,9 @@ PYTHON = "; that is Python: json.dumps writes JSON"
         (b'{"prompt": "a", "temperature": NaN}', "; JSON has no NaN: write null, or leave the field out"),
         (b'{"x": [1, -Infinity]}', "; JSON has no Infinity: write null, or leave the field out"),
         (b'{"prompt": "caf\xe9"}', "; convert it, such as from Windows: iconv -f cp1252 -t utf-8"),
+        # "Input data was truncated", said the parser.
+        (b'{"prompt": "a\\uD83C"}', r"; \uD83C is half a character"),
+        (b'{"prompt": "a\\ud83c\\udf39",}', ""),
         (b'{"prompt": "a",}', ""),
         (b'{"prompt": "NaN, None and \'x\'"', ""),
     ],

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rosebatch.core.errors import UserError
-from rosebatch.model.generation_config import sampling_defaults
+from rosebatch.model.generation_config import sampling_defaults, unserved_defaults
 
 
 @pytest.fixture
@@ -23,6 +23,16 @@ def read(tmp_path):
 def test_a_folder_without_the_file(tmp_path):
     """Many have none."""
     assert sampling_defaults(tmp_path) == {}
+
+
+def test_sampling_that_is_not_served(tmp_path):
+    """Such fields were dropped without a word."""
+    assert unserved_defaults(tmp_path) == []
+    stored = {"typical_p": 1.0, "num_beams": 1, "stop_strings": None, "no_repeat_ngram_size": 0, "suppress_tokens": []}
+    for name in stored:
+        asks = {"typical_p": 0.9, "num_beams": 4, "stop_strings": ["x"], "suppress_tokens": [5]}.get(name, 3)
+        (tmp_path / "generation_config.json").write_text(json.dumps(QWEN3 | stored | {name: asks}))
+        assert unserved_defaults(tmp_path) == [name]
 
 
 # Of which only sampling is ours.
