@@ -102,6 +102,27 @@ def test_the_pipeline(bash, tmp_path):
 
 @pytest.mark.thorough
 @needs_demo_model
+def test_the_rows_of_the_readme(tmp_path):
+    """Its answer was that of fp32; where the demo model runs in bfloat16, pasted rows got another one."""
+    page = (FOLDER.parent / "README.md").read_text(encoding="utf-8")
+    (tmp_path / "prompts.jsonl").write_text(re.search(r'```\n((?:{"[^\n]*\n){3})```', page)[1])
+    command = [
+        sys.executable,
+        "-m",
+        "rosebatch",
+        "generate",
+        str(tmp_path / "prompts.jsonl"),
+        "-q",
+        "--max-tokens",
+        "8",
+    ]
+    for dtype in ("float32", "bfloat16"):
+        answers = subprocess.check_output([*command, "--dtype", dtype], env=ENVIRONMENT, text=True).splitlines()
+        assert answers[1] == re.search(r'```\n({"id":"france".*)\n```', page)[1]
+
+
+@pytest.mark.thorough
+@needs_demo_model
 def test_compressed_files(bash):
     """Two formats in one folder; the second run knows that the answers are finished, and changes nothing."""
     first, again = bash(FOLDER / "compressed.sh"), bash(FOLDER / "compressed.sh")
