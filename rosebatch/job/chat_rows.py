@@ -11,6 +11,8 @@ from rosebatch.job.texts import template_options
 from rosebatch.text.chat_parsers import unknown_calls
 from rosebatch.text.tokenizer import Tokenizer
 
+# Beyond any sense. To render more takes a kilobyte of each.
+_MAX_MESSAGES = 100_000
 # The fields of all messages.
 _OF_ALL = ("role", "content")
 # Of these, all is rendered or says nothing: what a server's answer has beside its text is among them.
@@ -26,7 +28,12 @@ def for_model(row: Row | FailedRow | None, tokenizer: Tokenizer | None) -> Row |
         row: as it was read; None is handed on.
         tokenizer: of the model; None if it works on token ids.
     """
-    return _with_call_grammar(_with_unread(row, tokenizer), tokenizer) if isinstance(row, Row) else row
+    if not isinstance(row, Row):
+        return row
+    if row.messages is not None and len(row.messages) > _MAX_MESSAGES:
+        told = f"the chat has {len(row.messages)} messages, more than {_MAX_MESSAGES}"
+        return row.failed(RowError("invalid_messages", told))
+    return _with_call_grammar(_with_unread(row, tokenizer), tokenizer)
 
 
 def _with_unread(row: Row, tokenizer: Tokenizer | None) -> Row:

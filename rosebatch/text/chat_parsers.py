@@ -29,6 +29,8 @@ _CALLS_BY_MARKS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("llama3", ("<|python_tag|>",)),
     ("llama3", ("<|start_header_id|>", '"parameters"')),
 )
+# llguidance numbers the parts of a grammar by 16 bits, and a call has at least eight.
+_MAX_TOOLS = 1 << 13
 
 
 class ChatText(NamedTuple):
@@ -89,10 +91,12 @@ class ChatParsers:
             must_call: if not, text may be around the calls and in their place; see ``calls_have_a_token``.
 
         Raises:
-            RowError: the form of calls is unknown, or a schema is broken.
+            RowError: the form of calls is unknown, the tools are too many, or a schema is broken.
         """
         if self.calls is None:
             raise unknown_calls()
+        if len(tools) > _MAX_TOOLS:
+            raise RowError("invalid_grammar", f"a grammar may have {_MAX_TOOLS} tools, and the row has {len(tools)}")
         around = None if must_call or self.calls.opening is None else lark.text_without(self.calls.opening)
         try:
             objects = [*map(_of_object, tools)]

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 # Lexer states that llguidance may discover in one grammar; some hundred bytes each.
 MAX_STATES = 250_000
+# llguidance refuses many more, but takes a gigabyte to find that.
+_MAX_CHOICES = 100_000
 _MAX_CHARACTERS = 300
 
 _NAMES = {
@@ -50,7 +52,7 @@ def serialize(spec: GrammarSpec) -> str:
         ValueError: the grammar is broken. Not every broken grammar is found here.
         RecursionError: the JSON has too many levels.
     """
-    from llguidance import LLMatcher, grammar_from
+    from llguidance import LLMatcher
 
     match spec.kind:
         case "json_schema":
@@ -66,7 +68,10 @@ def serialize(spec: GrammarSpec) -> str:
             choices = json.loads(spec.source)
             if not (isinstance(choices, list) and choices and all(isinstance(c, str) and c for c in choices)):
                 raise ValueError("expected a list of strings, at least one and none empty")
-            return grammar_from("choice", spec.source)
+            if len(choices) > _MAX_CHOICES:
+                raise ValueError(f"it has {len(choices)} texts, more than {_MAX_CHOICES}")
+            # A terminal: of rules, llguidance compiles 65,000 and follows 2,000.
+            return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {' | '.join(map(json.dumps, choices))}")
         case "lark":
             return LLMatcher.grammar_from_lark(_with_kept_schemas(spec.source))
 

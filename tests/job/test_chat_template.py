@@ -5,7 +5,7 @@ import re
 import pytest
 
 from rosebatch.core.errors import RowError
-from rosebatch.io.rows import parse_row
+from rosebatch.io.rows import Row, parse_row
 from rosebatch.job.chat_rows import for_model
 from rosebatch.text import bounded_jinja
 from rosebatch.text.chat_template import ChatTemplate
@@ -387,6 +387,18 @@ def test_fields_are_tried_together(monkeypatch, end, reads_all):
     assert template.unread(names, chat, {}) == ([] if reads_all else names)
     assert template.unread(names[:50], chat, {}) == ([] if reads_all else names[:50])
     assert len(texts) == 2, "those that were tried are known"
+
+
+def test_too_many_messages(tokenizer):
+    """The copies that a template gets of 300,000 messages took 660 MB."""
+
+    def read(count):
+        row = parse_row({"messages": [USER] * count}, index=0, where="line 1", defaults={})
+        return for_model(row, tokenizer)
+
+    assert isinstance(read(100_000), Row)
+    error = read(100_001).error
+    assert (error.code, error.message) == ("invalid_messages", "the chat has 100001 messages, more than 100000")
 
 
 def test_what_a_template_does_not_read_is_told(tokenizer):

@@ -208,6 +208,15 @@ def test_rows_that_cannot_be_served(job):
     assert rows[0]["text"] == "Yes."
 
 
+def test_calls_of_too_many_tools(job):
+    """A row of 20,000 tools took 750 MB until llguidance refused their grammar. Without one, they are a long prompt."""
+    forced = line(tools=[tool(f"f{i}") for i in range(8193)], tool_choice="required")
+    rows = run(job, "hermes", [forced, line(), forced | {"tool_choice": "none"}])
+    assert rows[0]["error"]["code"] == "invalid_grammar"
+    assert rows[0]["error"]["message"].endswith("a grammar may have 8192 tools, and the row has 8193")
+    assert "error" not in rows[1] and rows[2]["error"]["code"] == "prompt_too_long"
+
+
 def test_a_model_of_an_unknown_form(job):
     """Its calls would pass for text."""
     template = "{{ messages[0].content }}{% if tools %}{{ tools | tojson }}{% endif %}"

@@ -32,6 +32,14 @@ def test_two_completions_do_not_disturb_each_other(byte_grammars):
     assert first.error is second.error is None
 
 
+def test_many_choices(byte_grammars):
+    """Of more than 2,000, none could be followed: each answer failed at its first token."""
+    constraint = byte_grammars.compile(spec("choice", [f"{i:05}" for i in range(20_000)])).start()
+    assert allowed(constraint) == [ord("0"), ord("1")]
+    assert feed_text(constraint, "19999") is True
+    assert constraint.error is None
+
+
 @pytest.mark.parametrize("token", [ord("b"), -1, 257, VOCAB_SIZE, 2**40])
 def test_a_token_that_is_not_allowed(byte_grammars, token):
     """The row ends with an error, and the engine continues with all other rows."""

@@ -46,6 +46,8 @@ from tests.helpers.grammars import allowed, feed_text, spec
         ("choice", {"a": 1}, "list of strings"),
         ("choice", "yes", "Expecting value"),
         ("choice", '["\\ud800"]', "escape"),
+        # It took 12 s and a gigabyte to find that.
+        ("choice", list(map(str, range(100_001))), "it has 100001 texts, more than 100000"),
     ],
 )
 def test_grammars_that_cannot_be_used(byte_grammars, kind, source, message):
