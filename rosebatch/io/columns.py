@@ -94,7 +94,11 @@ class Columns:
         Raises:
             FlagError: it lacks one.
         """
-        separator = "; columns are separated by commas, in a .tsv by tabs" if any(";" in name for name in names) else ""
+        separator = (
+            "; columns are separated by commas, in a .tsv by tabs"
+            if any({";", "|", "\t"} & set(name) for name in names)
+            else ""
+        )
         has = ", ".join(names) + separator
         named = (("--prompt-column", self.prompt), ("--id-column", self.id))
         for flag, name in (*named, *(("--columns", each) for each in self.carried or ())):

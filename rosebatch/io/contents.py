@@ -18,7 +18,14 @@ from rosebatch.io.lines import LINE_END, bounded_lines, skip_line
 from rosebatch.io.openai.lines import is_request
 from rosebatch.io.rows import PROMPT_FIELDS
 from rosebatch.io.table_values import BadValues
-from rosebatch.io.unsupported_formats import kind_of, require_lines, require_no_array, require_no_csv, require_objects
+from rosebatch.io.unsupported_formats import (
+    kind_of,
+    require_lines,
+    require_no_array,
+    require_no_csv,
+    require_object_items,
+    require_objects,
+)
 
 # Lines of a file that may be looked at to recognize an OpenAI batch.
 _MAX_PEEKED = 100
@@ -60,6 +67,9 @@ class Contents:
             for path, _ in self.each("lines"):
                 if not is_url(path):
                     require_objects(path, self._first_lines(path))
+            for path, _ in self.each("json"):
+                if not is_url(path):
+                    require_object_items(path, self._first_items(path))
 
     @cached_property
     def kinds(self) -> list[Kind]:
@@ -163,6 +173,13 @@ class Contents:
                 if not streamed:
                     file.close()
         return False
+
+    def _first_items(self, path: str) -> list[bytes]:
+        """The first items of an array; none of other JSON, and of a file that is damaged there."""
+        if stripped(self._files.head(path)).startswith(b"["):
+            with suppress(OSError, EOFError, UserError), self.texts(path, "json") as items:
+                return [item for item in islice(items, _MAX_PEEKED) if isinstance(item, bytes)]
+        return []
 
     def _first_lines(self, path: str) -> list[bytes]:
         """The first lines that are not blank, or their beginnings; none of a file that is damaged there."""

@@ -129,6 +129,23 @@ def require_objects(path: str, lines: Iterable[bytes]) -> None:
         raise UserError(f'{path}: has no JSON objects, but a row is one on a line: {{"prompt": "…"}}; {way}')
 
 
+def require_object_items(path: str, items: Iterable[bytes]) -> None:
+    """Check that some of the first items of an array begin as JSON objects do.
+
+    Args:
+        path: of the file.
+        items: as JSON.
+
+    Raises:
+        UserError: there are some, and none does.
+    """
+    items = list(filter(None, map(bytes.strip, items)))
+    if items and not any(item.startswith(b"{") for item in items):
+        name, what = ("messages", "chat") if items[0].startswith(b"[") else ("prompt", "prompt")
+        way = f"if each item is a {what}: jq -c '.[] | {{{name}: .}}' {path} > prompts.jsonl"
+        raise UserError(f'{path}: is an array without objects, but a row is one: {{"prompt": "…"}}; {way}')
+
+
 def require_no_array(path: str, first: bytes) -> None:
     """Check that the first line of a file of lines does not open an array of objects.
 
