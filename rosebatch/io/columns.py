@@ -9,7 +9,7 @@ import msgspec
 
 from rosebatch.core.errors import FlagError, RowError
 from rosebatch.io import prompt_template
-from rosebatch.io.result_names import LISTS_IN_RESULTS
+from rosebatch.io.result_names import is_of_a_result
 from rosebatch.io.rows import PROMPT_FIELDS, REQUEST_FIELDS
 
 # pandas makes floats of integers in columns with missing values.
@@ -162,8 +162,7 @@ class Columns:
         request = {
             name: value
             for name, value in values.items()
-            if self.carries(name, is_table=is_table)
-            or (name in asked and not (name in LISTS_IN_RESULTS and isinstance(value, list)))
+            if self.carries(name, is_table=is_table) or (name in asked and not is_of_a_result(name, value))
         }
         if self.id is not None:
             request["id"] = values.get(self.id)

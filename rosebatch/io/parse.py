@@ -64,6 +64,11 @@ def _with_repeated_names(row: Row, content: Content) -> Row:
     return replace(row, unclear=(*row.unclear, *(f"{name} (twice)" for name in names))) if names else row
 
 
+def _no_row(index: int, where: str, error: RowError) -> FailedRow:
+    """Of what cannot be read at all: no field is known."""
+    return FailedRow(index=index, where=where, metadata={}, error=error)
+
+
 def _id(found: Any) -> str | int | None:
     """An id, if it is one. 4.0 is 4, as in every field of integers."""
     if type(found) in _ID_TYPES:
@@ -148,8 +153,7 @@ class RowParser:
         try:
             row = self.task.with_defaults(self._row(record))
         except Exception as error:
-            failure = unexpected("reading the row", error)
-            return FailedRow(index=record.number, where=record.where, metadata={}, error=failure)
+            return _no_row(record.number, record.where, unexpected("reading the row", error))
         if isinstance(row, FailedRow):
             return row
         if self.looks_closely or (record.number < _SEARCHED and record.size <= _SEARCHED_BYTES):
@@ -177,18 +181,19 @@ class RowParser:
         try:
             values = msgspec.json.decode(content)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            failure = RowError("invalid_json", f"not valid JSON: {error}{hint(content)}")
-            return FailedRow(index=index, where=where, metadata={}, error=failure)
+            return _no_row(index, where, RowError("invalid_json", f"not valid JSON: {error}{hint(content)}"))
         if (
             len(content) > _DEEPEST
             and content.count(b"[") + content.count(b"{") > _DEEPEST
             and is_deeper(values, _DEEPEST)
         ):
-            failure = RowError("invalid_json", f"nested more than {_DEEPEST} levels deep")
-            return FailedRow(index=index, where=where, metadata={}, error=failure)
+            return _no_row(index, where, RowError("invalid_json", f"nested more than {_DEEPEST} levels deep"))
         if self.is_batch:
             return parse_request(values, index=index, where=where, defaults=self.defaults)
-        if self._is_plain or not isinstance(values, dict):
+        if not isinstance(values, dict):
+            what = f"expected a JSON object, got {type(values).__name__}"
+            return _no_row(index, where, RowError("invalid_line", what))
+        if self._is_plain:
             return self._plain_row(values, index, where, is_table=False)
         return self._renamed_row(values, values, index, where, is_table=False)
 
@@ -229,7 +234,7 @@ class RowParser:
             found = {**{name: values[name] for name in names if name in values}, **found}
         return found
 
-    def _plain_row(self, values: object, index: int, where: str, *, is_table: bool) -> Row | FailedRow:
+    def _plain_row(self, values: dict[str, Any], index: int, where: str, *, is_table: bool) -> Row | FailedRow:
         return self.task.parse(
             values,
             index=index,

@@ -32,11 +32,12 @@ def collisions(values: Mapping[str, Any], result_column: str | None, own: Sequen
         return []
     if result_column is not None:
         return [result_column]
-    return [name for name in own if name in values and not _is_request(name, values[name])]
+    return [name for name in own if name in values and (name not in LISTS_IN_RESULTS or isinstance(values[name], list))]
 
 
-def _is_request(name: str, value: Any) -> bool:
-    return name in LISTS_IN_RESULTS and not isinstance(value, list)
+def is_of_a_result(name: str, value: Any) -> bool:
+    """Whether a field that both requests and results have is one of an earlier result."""
+    return name in LISTS_IN_RESULTS and isinstance(value, list)
 
 
 def require_no_collision(

@@ -19,7 +19,7 @@ from rosebatch.io.fields import (
     to_struct,
     tools_of,
 )
-from rosebatch.io.result_names import LISTS_IN_RESULTS, RESULT_FIELDS, require_no_collision
+from rosebatch.io.result_names import LISTS_IN_RESULTS, RESULT_FIELDS, is_of_a_result, require_no_collision
 from rosebatch.io.row_names import OTHER_NAMES, unclear_names, with_own_names
 from rosebatch.io.sampling_fields import given_sampling, sampling_params, split_prompt_only, with_defaults
 from rosebatch.io.text_only import plain_message, require_text
@@ -95,7 +95,7 @@ _NOT_CARRIED = REQUEST_FIELDS | _RESULT_FIELDS
 
 
 def parse_row(
-    values: object,
+    values: dict[str, Any],
     *,
     index: int,
     where: str,
@@ -113,9 +113,6 @@ def parse_row(
         keep_prompt: carry the known fields through too, because a table keeps its columns.
         result_column: the one field of a result next to the carried ones, see ``rosebatch.io.result_names``.
     """
-    if not isinstance(values, dict):
-        error = RowError("invalid_line", f"expected a JSON object, got {type(values).__name__}")
-        return FailedRow(index=index, where=where, metadata={}, error=error)
     metadata = carried_fields(values, keep_prompt, result_column)
     try:
         require_text(values)
@@ -152,39 +149,34 @@ def carried_fields(values: Mapping[str, Any], keep_prompt: bool, result_column: 
     return {
         name: value
         for name, value in values.items()
-        if name != result_column and (keep_prompt or name not in REQUEST_FIELDS or _is_result(name, value))
+        if name != result_column and (keep_prompt or name not in REQUEST_FIELDS or is_of_a_result(name, value))
     }
-
-
-def _is_result(name: str, value: Any) -> bool:
-    """Whether a field that both requests and results have is one of an earlier result."""
-    return name in LISTS_IN_RESULTS and isinstance(value, list)
 
 
 def _check(values: dict[str, Any]) -> _Fields:
     requested = values
     if not LISTS_IN_RESULTS.isdisjoint(values):
-        requested = {name: value for name, value in values.items() if not _is_result(name, value)}
+        requested = {name: value for name, value in values.items() if not is_of_a_result(name, value)}
     line = to_struct(requested, _Fields)
-    given = given_prompt(line, values)
+    require_prompt(line, values)
     if line.suffix and line.prompt_token_ids is not None:
         raise RowError("invalid_field", "suffix needs a prompt given as text")
     if values.get("best_of") not in (None, 1):
         raise RowError("unsupported_field", "best_of is not supported: remove it")
-    if not getattr(line, given):
-        raise RowError("empty_prompt", f"{given} is empty")
     return line
 
 
-def given_prompt(line: Any, values: Mapping[str, Any]) -> str:
-    """Which one of the fields of prompts a row has.
+def require_prompt(line: Any, values: Mapping[str, Any]) -> None:
+    """Check that a row has one of the fields of prompts.
 
     Raises:
-        RowError: none, or several.
+        RowError: it has none, or several, or an empty one.
     """
     given = [name for name in PROMPT_FIELDS if getattr(line, name) is not None]
     if len(given) == 1:
-        return given[0]
+        if not getattr(line, given[0]):
+            raise RowError("empty_prompt", f"{given[0]} is empty")
+        return
     what = " and ".join(given) or "none"
     way = "--prompt-column or --prompt-template says which fields have it"
     if "conversations" in values:

@@ -92,7 +92,6 @@ def test_a_chat_is_closed():
 @pytest.mark.parametrize(
     ("values", "code", "message"),
     [
-        ([], "invalid_line", "list"),
         ({}, "missing_prompt", "none"),
         ({"prompt": "a", "prompt_token_ids": [1]}, "missing_prompt", "prompt and prompt_token_ids"),
         ({"prompt": ""}, "empty_prompt", "prompt"),

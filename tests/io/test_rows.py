@@ -4,8 +4,10 @@ import pytest
 
 from rosebatch.core.sampling_params import MAX_SAMPLES, SamplingParams
 from rosebatch.io.fields import PromptOptions
+from rosebatch.io.parse import Record, RowParser
 from rosebatch.io.rows import FailedRow, Row, parse_row
 from rosebatch.io.sampling_fields import sampling_params
+from rosebatch.io.tasks.tasks import TASKS
 from tests.helpers.results import assert_failed
 
 
@@ -14,12 +16,13 @@ def failure(row):
     return row.error.code, row.error.message
 
 
-@pytest.mark.parametrize(
-    ("values", "kind"), [([1], "list"), ("text", "str"), (3, "int"), (None, "NoneType"), (True, "bool")]
-)
-def test_a_line_that_is_no_object(parse, values, kind):
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+def test_a_line_that_is_no_object(task):
     """Valid JSON of another shape must fail one row, not raise AttributeError."""
-    assert failure(parse(values)) == ("invalid_line", f"expected a JSON object, got {kind}")
+    parser = RowParser(False, {}, task=task)
+    for line, kind in {b"[1]": "list", b'"text"': "str", b"3": "int", b"null": "NoneType", b"true": "bool"}.items():
+        row = parser.parse(Record(0, "line 1", line, 1))
+        assert failure(row) == ("invalid_line", f"expected a JSON object, got {kind}")
 
 
 @pytest.mark.parametrize(

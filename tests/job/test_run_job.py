@@ -47,7 +47,6 @@ def test_error_rows_stand_in_their_place(job):
     """Every kind of failure beside rows that succeed: the job continues, and each row has one result."""
     good = {"prompt": "good", "max_tokens": 3}
     bad = [
-        ([1], "invalid_line"),
         ({"id": "no prompt"}, "missing_prompt"),
         ({"prompt": ""}, "empty_prompt"),
         ({"prompt": "x", "top_p": 2}, "invalid_sampling"),
@@ -69,8 +68,8 @@ def test_error_rows_stand_in_their_place(job):
     assert {row["text"] for row in rows[1::2]} == {FakeModel().complete("good", 3)}
     assert [row["index"] for row in rows] == list(range(len(lines)))
     way = "--prompt-column or --prompt-template says which fields have it"
-    message = f"line 3: expected one of prompt, messages, prompt_token_ids; got none; {way}"
-    assert rows[2] == {"id": "no prompt", "index": 2, "error": {"code": "missing_prompt", "message": message}}
+    message = f"line 1: expected one of prompt, messages, prompt_token_ids; got none; {way}"
+    assert rows[0] == {"id": "no prompt", "index": 0, "error": {"code": "missing_prompt", "message": message}}
     assert (tally.completed, tally.failed) == (len(bad), len(bad))
     assert tally.errors["invalid_token_id"] == 4
 

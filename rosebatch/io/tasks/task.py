@@ -13,7 +13,7 @@ from rosebatch.io.fields import Message, prompt_options, to_struct
 from rosebatch.io.result_names import require_no_collision, reserved_names
 from rosebatch.io.results import Result
 from rosebatch.io.row_names import unclear_names
-from rosebatch.io.rows import FailedRow, Row, given_prompt
+from rosebatch.io.rows import FailedRow, Row, require_prompt
 from rosebatch.io.text_only import plain_message, require_text
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Task:
 
     def parse(
         self,
-        values: object,
+        values: dict[str, Any],
         *,
         index: int,
         where: str,
@@ -89,9 +89,6 @@ class Task:
         result_column: str | None = None,
     ) -> Row | FailedRow:
         """Check one line; arguments as of ``rosebatch.io.rows.parse_row``."""
-        if not isinstance(values, dict):
-            error = RowError("invalid_line", f"expected a JSON object, got {type(values).__name__}")
-            return FailedRow(index=index, where=where, metadata={}, error=error)
         metadata = self.carried(values, keep_prompt, result_column)
         try:
             require_text(values)
@@ -99,9 +96,7 @@ class Task:
             line = to_struct(values, self.fields)
             # Nothing answers the chat.
             line.add_generation_prompt = bool(line.add_generation_prompt)
-            given = given_prompt(line, values)
-            if not getattr(line, given):
-                raise RowError("empty_prompt", f"{given} is empty")
+            require_prompt(line, values)
             chat = line.messages is not None
             known = {name: value for name, value in values.items() if name in self.request_fields}
             return Row(
