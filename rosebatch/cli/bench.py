@@ -22,6 +22,7 @@ from rosebatch.bench.tables import print_replays, print_results
 from rosebatch.bench.trace import equal_steps, load_trace
 from rosebatch.cli.bench_options import BenchFlags
 from rosebatch.cli.interrupts import raise_for_signals
+from rosebatch.config.switches import flag
 from rosebatch.core.errors import FailedRunError, FlagError
 from rosebatch.job.paths import require_report
 from rosebatch.job.report.build import write_text
@@ -78,11 +79,7 @@ def _require_none(work: BenchFlags, of: str, flags: Sequence[str]) -> None:
     """What one engine alone is measured by has no meaning for several processes."""
     for name in flags:
         if getattr(work, name) not in (None, ()):
-            raise FlagError(f"{_flag(of)}: leave out {_flag(name)}, which takes one process")
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+            raise FlagError(f"{flag(of)}: leave out {flag(name)}, which takes one process")
 
 
 def _kept(results: Iterable[Entry], entries: list[Entry]) -> Iterator[Entry]:

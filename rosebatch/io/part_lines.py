@@ -63,15 +63,13 @@ class PartLine(NamedTuple):
 
 def encode_row(index: int, row: dict[str, Any], checksum: int, *, failed: bool) -> bytes:
     """The line of a row. ``checksum`` is that of the manifest."""
-    line = b"[%d,%d,%s" % (index, failed, _encode(row))
-    return line + _SEAL % crc32(line, checksum)
+    return _sealed(b"[%d,%d,%s" % (index, failed, _encode(row)), checksum)
 
 
 def decode_row(line: bytes, checksum: int) -> PartLine | None:
     """The row of a line; None if the line is damaged."""
     head = _ROW.match(line)
-    # Without a copy of a line that may be long.
-    if head is None or line[-_END:] != _SEAL % crc32(memoryview(line)[:-_END], checksum):
+    if head is None or not _is_whole(line, checksum):
         return None
     return PartLine(int(head[1]), head[2] == b"1", line[head.end() : -_END])
 
@@ -84,8 +82,7 @@ def claimed_index(line: bytes) -> int | None:
 
 def encode_manifest(manifest: dict[str, Any]) -> bytes:
     """The first line of a part file."""
-    line = _BEGIN + msgspec.json.encode(manifest)
-    return line + _seal(line)
+    return _sealed(_BEGIN + msgspec.json.encode(manifest))
 
 
 def decode_manifest(line: bytes, path: Path) -> dict[str, Any]:
@@ -98,20 +95,19 @@ def decode_manifest(line: bytes, path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: another version of rosebatch wrote it; continue with that version, or delete it")
     if not line.startswith(_BEGIN):
         raise UserError(f"{path}: is not a part file of rosebatch; delete it or choose another output")
-    if line[-_END:] != _seal(line[:-_END]):
+    if not _is_whole(line):
         raise UserError(f"{path}: its first line is damaged, so its rows cannot be used; delete it to start again")
     return msgspec.json.decode(line[len(_BEGIN) : -_END], type=dict[str, Any])
 
 
 def encode_turn(manifest: dict[str, Any], checksum: int) -> bytes:
     """The line of a run that goes on with another manifest. ``checksum`` is that of the first one."""
-    line = _TURN + msgspec.json.encode(manifest)
-    return line + _SEAL % crc32(line, checksum)
+    return _sealed(_TURN + msgspec.json.encode(manifest), checksum)
 
 
 def decode_turn(line: bytes, checksum: int) -> dict[str, Any] | None:
     """The manifest of such a line; None for another line, or a damaged one."""
-    if not line.startswith(_TURN) or line[-_END:] != _SEAL % crc32(line[:-_END], checksum):
+    if not line.startswith(_TURN) or not _is_whole(line, checksum):
         return None
     return msgspec.json.decode(line[len(_TURN) : -_END], type=dict[str, Any])
 
@@ -135,5 +131,10 @@ def is_torn_manifest(content: bytes) -> bool:
     return begun.startswith(_BEGIN) or _BEGIN.startswith(begun)
 
 
-def _seal(line: bytes) -> bytes:
-    return _SEAL % crc32(line)
+def _sealed(line: bytes, checksum: int = 0) -> bytes:
+    return line + _SEAL % crc32(line, checksum)
+
+
+def _is_whole(line: bytes, checksum: int = 0) -> bool:
+    # Without a copy of a line that may be long.
+    return line[-_END:] == _SEAL % crc32(memoryview(line)[:-_END], checksum)

@@ -166,12 +166,7 @@ class PromptReader:
         if path in self._counts:
             return self._counts[path]
         if kind in JSON_KINDS:
-            number = 0
-            for _, content, _ in self._json_rows(path, kind):
-                if not isinstance(content, bytes):
-                    return None
-                number += 1
-            return number
+            return self._count_lines(path, kind)
         with self._files.open(path) as raw, open_table(raw, path, kind, self.max_row_bytes) as table:
             return table.num_rows if table.num_rows is not None else sum(1 for _ in table.rows(lambda name: False))
 
@@ -205,7 +200,7 @@ class PromptReader:
             taken.add_table(schema, self.paths[self._contents.kinds.index(kind)])
         reads_all = not is_url(self.source) and not self.is_batch
         for path, kind in self._contents.each(*JSON_KINDS) if reads_all else ():
-            if (count := self._add_lines(taken, path, kind)) is None:
+            if (count := self._count_lines(path, kind, taken)) is None:
                 reads_all = False
             else:
                 self._counts[path] = count
@@ -214,13 +209,14 @@ class PromptReader:
             taken.require_prompts(self.source)
         return sorted(taken.absent) if reads_all and any(self._counts.values()) else []
 
-    def _add_lines(self, taken: TakenNames, path: str, kind: Kind) -> int | None:
-        """Look at the lines of a file; returns their number, None if one is read past."""
+    def _count_lines(self, path: str, kind: Kind, taken: TakenNames | None = None) -> int | None:
+        """The number of a file's lines, which ``taken`` looks at; None if one is read past."""
         where, number = self._where(path, kind), 0
         for number, (place, text, _) in enumerate(self._json_rows(path, kind), start=1):  # noqa: B007
             if not isinstance(text, bytes):
                 return None
-            taken.add_line(text, where, place)
+            if taken is not None:
+                taken.add_line(text, where, place)
         return number
 
     def __iter__(self) -> Iterator[Row | FailedRow]:

@@ -7,7 +7,7 @@ import msgspec
 
 from rosebatch.core.errors import FailedRunError, FlagError
 from rosebatch.host.file_state import FileState
-from rosebatch.io.failed_write import failed_write
+from rosebatch.io.failed_write import writing
 from rosebatch.io.placement import beside, write_whole
 
 
@@ -32,10 +32,8 @@ def mark_merged(output: Path, rows: int, failed: int, parts: Iterable[Path]) -> 
         FailedRunError: the note cannot be written.
     """
     states = {part.name: FileState.of(part) for part in parts}
-    try:
+    with writing(_path(output), "; repeat the merge"):
         write_whole(_path(output), msgspec.json.encode(_Merged(rows, failed, states)) + b"\n", beside(_path(output)))
-    except OSError as error:
-        raise failed_write(_path(output), error, "; repeat the merge") from None
 
 
 def delete_merged(output: Path) -> tuple[int, int] | None:

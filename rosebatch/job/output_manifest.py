@@ -11,7 +11,7 @@ import msgspec
 
 from rosebatch.core.errors import FlagError
 from rosebatch.core.words import counted
-from rosebatch.io.failed_write import failed_write
+from rosebatch.io.failed_write import writing
 from rosebatch.io.files import digest, is_url
 from rosebatch.io.part_file import PartFile
 from rosebatch.io.placement import write_whole
@@ -101,13 +101,10 @@ def keep(
         mixed=any(part.mixed for part in parts),
         rows_per_file=rows_per_file,
     )
-    try:
-        # No longer than the part file's name, which has room.
-        temporary = output.path.with_name(f".{output.path.name}.tmp")
+    # No longer than the part file's name, which has room.
+    temporary = output.path.with_name(f".{output.path.name}.tmp")
+    with writing(path, f": {output.name} is whole, but not yet marked so; {way_out}"):
         write_whole(path, msgspec.json.format(msgspec.json.encode(found)) + b"\n", temporary)
-    except OSError as error:
-        told = f": {output.name} is whole, but not yet marked so; {way_out}"
-        raise failed_write(path, error, told) from None
 
 
 def told_replaced(output: Target) -> str | None:

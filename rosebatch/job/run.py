@@ -220,12 +220,16 @@ def _service(model: RunConfig | Loaded, *, quiet: bool) -> AbstractContextManage
 
 
 def _already_finished(job: JobConfig, found: OutputManifest) -> JobResult:
+    mixed = "; --force-resume made it of several runs" if found.mixed else ""
+    rows = f"{counted(found.rows, 'row')}, {found.failed} failed"
+    return _without_report(job, f"{job.output} is already finished: {rows}, nothing to do{mixed}", found.failed)
+
+
+def _without_report(job: JobConfig, told: str, num_failed: int) -> JobResult:
+    """The result of a job that has nothing to serve; ``told`` says why."""
     if not job.quiet:
-        no_report = "; no report is written" if job.report else ""
-        mixed = "; --force-resume made it of several runs" if found.mixed else ""
-        told = f"{counted(found.rows, 'row')}, {found.failed} failed, nothing to do{mixed}{no_report}"
-        sys.stderr.write(f"rosebatch: {job.output} is already finished: {told}\n")
-    return JobResult(found.failed, {})
+        sys.stderr.write(f"rosebatch: {told}{'; no report is written' if job.report else ''}\n")
+    return JobResult(num_failed, {})
 
 
 def _tell_of_lines(destination: Destination) -> None:
@@ -249,13 +253,11 @@ def _without_model(job: JobConfig, reader: PromptReader, results: Output) -> Job
         results.finish()
     finally:
         results.close()
-    if not job.quiet:
-        no_report = "; no report is written" if job.report else ""
+    told = f"{printable(reader.source)} has no rows: the output is empty"
+    if results.num_rows:
         rows = f"{counted(results.num_rows, 'row')}, {results.num_failed} failed"
-        done = f"all rows were done before ({rows}): nothing is computed"
-        told = done if results.num_rows else f"{printable(reader.source)} has no rows: the output is empty"
-        sys.stderr.write(f"rosebatch: {told}{no_report}\n")
-    return JobResult(results.num_failed, {})
+        told = f"all rows were done before ({rows}): nothing is computed"
+    return _without_report(job, told, results.num_failed)
 
 
 def _require_flags_apply(job: JobConfig, reader: PromptReader, destination: Destination) -> None:

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from rosebatch.core.errors import RowError
-from rosebatch.io.openai.endpoint import Endpoint, ParsedBody, additions, has_any, usage
+from rosebatch.io.openai.endpoint import Endpoint, ParsedBody, additions, completion_body, has_any, scored
 from rosebatch.io.openai.fields import GenerationBody, checked, generation_fields
 from rosebatch.io.openai.legacy_functions import as_tools, message_as_tools
-from rosebatch.io.results import Choice, Result, ScoredToken
+from rosebatch.io.results import Choice, Result
 from rosebatch.io.text_only import plain_message
 from rosebatch.io.tools import call_fields
 
@@ -35,24 +35,14 @@ def _parse(values: dict[str, Any], defaults: Mapping[str, Any]) -> ParsedBody:
 
 
 def _body(result: Result, model: str, created: int) -> dict[str, Any]:
-    return {
-        "id": f"chatcmpl-{result.row.index}",
-        "object": "chat.completion",
-        "created": created,
-        "model": model,
-        "choices": [{"index": index, **_choice(choice, result, index)} for index, choice in enumerate(result.choices)],
-        "usage": usage(result),
-    }
+    choices = [_choice(choice, result, index) for index, choice in enumerate(result.choices)]
+    return completion_body(result, model, created, choices, prefix="chatcmpl", kind="chat.completion")
 
 
 def _choice(choice: Choice, result: Result, index: int) -> dict[str, Any]:
-    def scored(token: ScoredToken) -> dict[str, Any]:
-        return {"token": token.label, "logprob": token.logprob, "bytes": list(token.raw or b"")}
-
     logprobs = None
     if choice.logprobs is not None:
-        content = [{**scored(t), "top_logprobs": [scored(other) for other in t.top]} for t in choice.logprobs]
-        logprobs = {"content": content, "refusal": None}
+        logprobs = {"content": list(map(scored, choice.logprobs)), "refusal": None}
     message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
     if choice.reasoning is not None:
         message["reasoning_content"] = choice.reasoning

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rosebatch.core.errors import RowError
-from rosebatch.io.openai.endpoint import Endpoint, ParsedBody, additions, has_any, usage
+from rosebatch.io.openai.endpoint import Endpoint, ParsedBody, additions, completion_body, has_any
 from rosebatch.io.openai.fields import GenerationBody, checked, generation_fields
 from rosebatch.io.results import Choice, Result, ScoredToken
 
@@ -35,14 +35,8 @@ def _parse(values: dict[str, Any], defaults: Mapping[str, Any]) -> ParsedBody:
 
 
 def _body(result: Result, model: str, created: int) -> dict[str, Any]:
-    return {
-        "id": f"cmpl-{result.row.index}",
-        "object": "text_completion",
-        "created": created,
-        "model": model,
-        "choices": [{"index": index, **_choice(choice)} for index, choice in enumerate(result.choices)],
-        "usage": usage(result),
-    }
+    choices = list(map(_choice, result.choices))
+    return completion_body(result, model, created, choices, prefix="cmpl", kind="text_completion")
 
 
 def prompts_of(prompt: str | list[Any] | None, name: str = "prompt") -> tuple[str | tuple[int, ...], ...]:

@@ -1,10 +1,10 @@
 """An endpoint of the API: how a body is parsed, how an answer is written, and what several of them share."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from rosebatch.io.results import Choice, Result, scored_tokens
+from rosebatch.io.results import Choice, Result, ScoredToken, scored_tokens
 
 
 class ParsedBody(NamedTuple):
@@ -43,16 +43,35 @@ def has_any(body: Mapping[str, Any], names: Iterable[str]) -> bool:
     return any(body.get(name) is not None for name in names)
 
 
-def usage(result: Result) -> dict[str, Any]:
-    """Tokens of a result, as completions count them."""
-    found = {
+def completion_body(
+    result: Result, model: str, created: int, choices: Sequence[Mapping[str, Any]], *, prefix: str, kind: str
+) -> dict[str, Any]:
+    """The body of an answer with ``choices``; its id begins with ``prefix``, and ``kind`` says what it is."""
+    usage: dict[str, Any] = {
         "prompt_tokens": result.prompt_tokens,
         "completion_tokens": result.completion_tokens,
         "total_tokens": result.prompt_tokens + result.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": result.cached_tokens},
     }
-    reasoning = sum(choice.reasoning_tokens for choice in result.choices)
-    return {**found, "completion_tokens_details": {"reasoning_tokens": reasoning}} if reasoning else found
+    if reasoning := sum(choice.reasoning_tokens for choice in result.choices):
+        usage["completion_tokens_details"] = {"reasoning_tokens": reasoning}
+    return {
+        "id": f"{prefix}-{result.row.index}",
+        "object": kind,
+        "created": created,
+        "model": model,
+        "choices": [{"index": index, **choice} for index, choice in enumerate(choices)],
+        "usage": usage,
+    }
+
+
+def scored(token: ScoredToken) -> dict[str, Any]:
+    """A token with its log-probability, and the likeliest ones in its place."""
+
+    def one(each: ScoredToken) -> dict[str, Any]:
+        return {"token": each.label, "logprob": each.logprob, "bytes": list(each.raw or b"")}
+
+    return {**one(token), "top_logprobs": list(map(one, token.top))}
 
 
 def additions(choice: Choice) -> dict[str, Any]:

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from rosebatch.core.errors import RowError
-from rosebatch.io.openai.endpoint import Endpoint, ParsedBody, has_any
+from rosebatch.io.openai.endpoint import Endpoint, ParsedBody, has_any, scored
 from rosebatch.io.openai.fields import GenerationBody, checked, generation_fields, ignored_fields
 from rosebatch.io.openai.responses_request import IGNORED, as_chat
-from rosebatch.io.results import Choice, Result, ScoredToken
+from rosebatch.io.results import Choice, Result
 from rosebatch.io.text_only import plain_message
 from rosebatch.io.tools import call_fields
 
@@ -33,22 +33,18 @@ def _parse(values: dict[str, Any], defaults: Mapping[str, Any]) -> ParsedBody:
     # As integers, whatever the request wrote.
     numbers = {"max_output_tokens": body.max_tokens, "top_logprobs": body.top_logprobs}
     text = {"format": {"type": "text"}, **{k: v for k, v in (values.get("text") or {}).items() if v is not None}}
-    return ParsedBody(
-        fields,
-        {
-            _REQUEST: {
-                **dict.fromkeys(_ECHOED),
-                **echoed,
-                **numbers,
-                "parallel_tool_calls": values.get("parallel_tool_calls") is not False,
-                "temperature": sampling.temperature,
-                "text": text,
-                "tool_choice": values.get("tool_choice") or "auto",
-                "tools": values.get("tools") or [],
-                "top_p": sampling.top_p,
-            }
-        },
-    )
+    request = {
+        **dict.fromkeys(_ECHOED),
+        **echoed,
+        **numbers,
+        "parallel_tool_calls": values.get("parallel_tool_calls") is not False,
+        "temperature": sampling.temperature,
+        "text": text,
+        "tool_choice": values.get("tool_choice") or "auto",
+        "tools": values.get("tools") or [],
+        "top_p": sampling.top_p,
+    }
+    return ParsedBody(fields, {_REQUEST: request})
 
 
 def _body(result: Result, model: str, created: int) -> dict[str, Any]:
@@ -84,20 +80,13 @@ def _items(choice: Choice, index: int, status: str) -> list[dict[str, Any]]:
         items.append({"id": f"rs_{index}", "type": "reasoning", "summary": [], "content": content})
     calls = call_fields(choice.tool_calls, index, 0)
     if choice.text or not (calls or items):
-        logprobs = None if choice.logprobs is None else [_scored(token) for token in choice.logprobs]
+        logprobs = None if choice.logprobs is None else list(map(scored, choice.logprobs))
         text = {"type": "output_text", "text": choice.text or "", "annotations": [], "logprobs": logprobs}
         items.append({"id": f"msg_{index}", "type": "message", "role": "assistant", "content": [text]})
     for number, call in enumerate(calls):
         own = {"id": f"fc_{index}_{number}", "type": "function_call", "call_id": call["id"]}
         items.append({**own, **call["function"]})
     return [{**item, "status": status if item is items[-1] else "completed"} for item in items]
-
-
-def _scored(token: ScoredToken) -> dict[str, Any]:
-    def one(each: ScoredToken) -> dict[str, Any]:
-        return {"token": each.label, "bytes": list(each.raw or b""), "logprob": each.logprob}
-
-    return {**one(token), "top_logprobs": [one(other) for other in token.top]}
 
 
 def _fits(body: Mapping[str, Any]) -> bool:

@@ -283,7 +283,7 @@ class Pool:
 
     def _put_question(self, number: int) -> None:
         """Ask a worker, unless another one is about to answer."""
-        if self._question is None or (self._asked and self.workers[self._asked[0]].life == self._asked[1]):
+        if self._question is None or self._lives(self._asked):
             return
         worker = self.workers[number]
         self._asked = number, worker.life
@@ -318,14 +318,16 @@ class Pool:
 
     def _ask_for_fingerprint(self) -> None:
         """Ask a process that has the files of the first one, unless another one is about to answer."""
-        if not self._wants_fingerprint or self._fingerprint is not None:
-            return
-        if self._identifying is not None and self.workers[self._identifying[0]].life == self._identifying[1]:
+        if not self._wants_fingerprint or self._fingerprint is not None or self._lives(self._identifying):
             return
         number = next((n for n, worker in enumerate(self.workers) if worker.planned and worker.is_same), None)
         self._identifying = None if number is None else (number, self.workers[number].life)
         if number is not None:
             self.send(number, m.Fingerprint())
+
+    def _lives(self, process: tuple[int, int] | None) -> bool:
+        """Whether a process, the number of its worker and its own, is still that of its worker."""
+        return process is not None and self.workers[process[0]].life == process[1]
 
     def _join(self, number: int) -> None:
         assert self._task is not None, "there is something to join"
