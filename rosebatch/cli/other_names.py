@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rosebatch.config.quantization import QUANTIZATIONS
 from rosebatch.config.run import DTYPES, KV_CACHE_DTYPES
+from rosebatch.config.switches import flag
 
 # By what to do here: flags of vLLM, SGLang, llama.cpp, transformers, and of habit.
 _FLAGS = {
@@ -142,4 +143,4 @@ def by_flag(message: str, fields: Collection[str]) -> str:
     match = _FIELD.match(message)
     if match is None or match[1] not in fields:
         return message
-    return f"--{match[1].replace('_', '-')}{message[match.end() :]}"
+    return f"{flag(match[1])}{message[match.end() :]}"

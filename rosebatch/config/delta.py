@@ -2,8 +2,7 @@
 
 import msgspec
 
-from rosebatch.config.limits import MAX_SIZE
-from rosebatch.host.model_files import shown
+from rosebatch.config.limits import MAX_SIZE, require_in
 
 # Tokens that the convolution before the rule spans: a tile of the kernel keeps them.
 _MAX_TAPS = 16
@@ -28,10 +27,8 @@ class DeltaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     def __post_init__(self) -> None:
         for name in ("key_heads", "value_heads", "key_dim", "value_dim"):
-            if not 1 <= getattr(self, name) <= MAX_SIZE:
-                raise ValueError(f"{name} must be in [1, {MAX_SIZE}], got {shown(getattr(self, name))}")
-        if not 1 <= self.taps <= _MAX_TAPS:
-            raise ValueError(f"taps must be in [1, {_MAX_TAPS}], got {shown(self.taps)}")
+            require_in(name, getattr(self, name), 1, MAX_SIZE)
+        require_in("taps", self.taps, 1, _MAX_TAPS)
         if self.value_heads % self.key_heads:
             raise ValueError(f"value_heads {self.value_heads} is no multiple of key_heads {self.key_heads}")
         if all(self.layers):

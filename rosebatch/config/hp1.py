@@ -4,7 +4,7 @@ import math
 
 import msgspec
 
-from rosebatch.host.model_files import shown
+from rosebatch.config.limits import require_in
 
 # Keys that the filter spans: the kernels keep a sum for each in registers.
 _MAX_TAPS = 8
@@ -25,8 +25,7 @@ class HP1Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     clip_max: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.fir_k <= _MAX_TAPS:
-            raise ValueError(f"fir_k must be in [1, {_MAX_TAPS}], got {shown(self.fir_k)}")
+        require_in("fir_k", self.fir_k, 1, _MAX_TAPS)
         if not (math.isfinite(self.clip_min) and math.isfinite(self.clip_max)):
             raise ValueError(f"clip_min and clip_max must be finite, got {self.clip_min} and {self.clip_max}")
         if self.clip_min > self.clip_max:

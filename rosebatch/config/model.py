@@ -7,7 +7,7 @@ import msgspec
 
 from rosebatch.config.delta import DeltaConfig
 from rosebatch.config.hp1 import HP1Config
-from rosebatch.config.limits import MAX_ID, MAX_LAYERS, MAX_SIZE
+from rosebatch.config.limits import MAX_ID, MAX_LAYERS, MAX_SIZE, require_in
 from rosebatch.host.model_files import shown
 
 # Windows of so many keys at most stay in 16 bits: they take little memory.
@@ -53,8 +53,7 @@ class RopeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             value = getattr(self, name)
             if not 0 < value < math.inf:
                 raise ValueError(f"{name} must be a positive number, got {shown(value)}")
-        if self.original_max_position_embeddings > MAX_SIZE:
-            raise ValueError(f"original_max_position_embeddings must be in [1, {MAX_SIZE}]")
+        require_in("original_max_position_embeddings", self.original_max_position_embeddings, 1, MAX_SIZE)
         if self.low_freq_factor >= self.high_freq_factor:
             raise ValueError(
                 f"low_freq_factor {self.low_freq_factor} must be below high_freq_factor {self.high_freq_factor}"
@@ -91,14 +90,10 @@ class ExpertsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     shared_gate: bool = False
 
     def __post_init__(self) -> None:
-        if not 1 <= self.num_experts <= _MAX_EXPERTS:
-            raise ValueError(f"num_experts must be in [1, {_MAX_EXPERTS}], got {shown(self.num_experts)}")
-        if not 1 <= self.experts_per_token <= self.num_experts:
-            raise ValueError(f"experts_per_token must be in [1, {self.num_experts}], got {self.experts_per_token}")
-        if not 1 <= self.expert_size <= MAX_SIZE:
-            raise ValueError(f"expert_size must be in [1, {MAX_SIZE}], got {shown(self.expert_size)}")
-        if not 0 <= self.shared_size <= MAX_SIZE:
-            raise ValueError(f"shared_size must be in [0, {MAX_SIZE}], got {shown(self.shared_size)}")
+        require_in("num_experts", self.num_experts, 1, _MAX_EXPERTS)
+        require_in("experts_per_token", self.experts_per_token, 1, self.num_experts)
+        require_in("expert_size", self.expert_size, 1, MAX_SIZE)
+        require_in("shared_size", self.shared_size, 0, MAX_SIZE)
 
 
 class Planes(NamedTuple):
@@ -213,9 +208,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     def __post_init__(self) -> None:
         for name in _SIZES:
-            limit = MAX_LAYERS if name == "num_layers" else MAX_SIZE
-            if not 1 <= getattr(self, name) <= limit:
-                raise ValueError(f"{name} must be in [1, {limit}], got {shown(getattr(self, name))}")
+            require_in(name, getattr(self, name), 1, MAX_LAYERS if name == "num_layers" else MAX_SIZE)
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_heads {self.num_heads} is no multiple of num_kv_heads {self.num_kv_heads}")
         self._check_rope()
@@ -237,16 +230,14 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             raise ValueError(f"transformers does not fit the family {self.family}")
         if self.hp1 is None and not 0 < self.norm_eps < math.inf:
             raise ValueError(f"norm_eps must be > 0, got {self.norm_eps}")
-        if self.delta and len(self.delta.layers) != self.num_layers:
-            raise ValueError(f"delta.layers has {len(self.delta.layers)} values for {self.num_layers} layers")
-        if self.experts and len(self.experts.layers) != self.num_layers:
-            raise ValueError(f"experts.layers has {len(self.experts.layers)} values for {self.num_layers} layers")
+        for name, part in (("delta", self.delta), ("experts", self.experts)):
+            if part and len(part.layers) != self.num_layers:
+                raise ValueError(f"{name}.layers has {len(part.layers)} values for {self.num_layers} layers")
 
     def _check_rope(self) -> None:
         if self.rope is None:
             return
-        if not 0 <= self.rotary_dim <= self.head_dim:
-            raise ValueError(f"rotary_dim must be in [0, {self.head_dim}], got {shown(self.rotary_dim)}")
+        require_in("rotary_dim", self.rotary_dim, 0, self.head_dim)
         if self.rotary_size > self.head_dim:
             raise ValueError(f"head_dim {self.head_dim} is odd: rotary positions turn pairs of channels")
         for rope in (self.rope, self.sliding_rope):

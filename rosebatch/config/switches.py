@@ -166,9 +166,9 @@ def without_effect(requested: Mapping[str, bool | None], switches: Switches, dev
     return found
 
 
-def flag(switch: str, *, on: bool = True) -> str:
-    """A switch as it is written on the command line."""
-    return ("--" if on else "--no-") + switch.replace("_", "-")
+def flag(name: str, *, on: bool = True) -> str:
+    """A switch, or another field, as it is written on the command line."""
+    return ("--" if on else "--no-") + name.replace("_", "-")
 
 
 def _metadata(switch: str) -> Mapping[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from rosebatch.config.byte_sizes import in_bytes
+from rosebatch.config.switches import flag
 from rosebatch.core.errors import UserError
 from rosebatch.io.columns import Columns
 from rosebatch.job.config import JobConfig
@@ -118,9 +119,9 @@ def _difference(name: str, old: Any, new: Any) -> str:
     if name in _CONTENTS and None not in (old, new):
         return f"{_CONTENTS[name]} differs"
     # The last part of a name is that of its flag: a field of a row, a switch, or a setting of an embedding.
-    flag = _NAMES.get(name) or _CONTENTS.get(name) or f"--{name.rpartition('.')[2].replace('_', '-')}"
+    setting = _NAMES.get(name) or _CONTENTS.get(name) or flag(name.rpartition(".")[2])
     before, now = (_shown(name, value) for value in (old, new))
-    return f"{flag} was {before}, is {now}"
+    return f"{setting} was {before}, is {now}"
 
 
 def _shown(name: str, value: Any) -> str:
