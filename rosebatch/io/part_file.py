@@ -245,8 +245,8 @@ class PartFile:
         The last value is where to begin searching for later windows.
         """
         kept, room = dict[int, bytes](), _KEPT_BYTES
-        places, sizes = array("Q", bytes(8 * _WINDOW)), array("Q", bytes(8 * _WINDOW))
-        present = self._present[window]
+        present = self._present[window].rstrip(b"\0")
+        places, sizes = array("Q", bytes(64 * len(present))), array("Q", bytes(64 * len(present)))
         missing = int.from_bytes(present).bit_count()
         later = 0
         file.seek(place)
@@ -259,7 +259,7 @@ class PartFile:
                 its_window, at = divmod(index, _WINDOW)
                 if its_window > window:
                     later = later or place
-                elif its_window == window and not sizes[at] and present[at >> 3] >> (at & 7) & 1:
+                elif its_window == window and at < len(sizes) and not sizes[at] and present[at >> 3] >> (at & 7) & 1:
                     places[at], sizes[at] = place, len(content)
                     if len(content) <= room:
                         kept[at] = content
