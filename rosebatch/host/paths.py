@@ -34,6 +34,16 @@ def is_stream(path: str | Path) -> bool:
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
+def may_reach_terminal(path: str | Path) -> bool:
+    """Whether what is written there may be printed on a terminal: there, or through a pipe, such as that to ``jq``."""
+    try:
+        state = os.stat(path)  # noqa: PTH116
+        is_null = state.st_rdev == os.stat(os.devnull).st_rdev  # noqa: PTH116
+    except OSError:
+        return False
+    return stat.S_ISFIFO(state.st_mode) or (stat.S_ISCHR(state.st_mode) and not is_null)
+
+
 def takes_rows_in_order(path: str | Path) -> bool:
     """Whether an output path is written row by row: a stream, or an open descriptor of whatever kind."""
     return descriptor_of(path) is not None or is_stream(path)

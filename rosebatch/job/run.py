@@ -11,6 +11,7 @@ from rosebatch.config.byte_sizes import in_bytes
 from rosebatch.config.run import DEMO_ANSWERS, RunConfig
 from rosebatch.core.errors import FailedRunError, FlagError, InterruptionError, LostProcessError, UserError, printable
 from rosebatch.core.words import counted
+from rosebatch.host.paths import may_reach_terminal
 from rosebatch.io.columns import Columns
 from rosebatch.io.openai.lines import BatchShape
 from rosebatch.io.output import Output
@@ -168,7 +169,7 @@ def _serve(
                 total,
                 resumed=resumed,
                 enabled=not job.quiet,
-                bar=job.output is not None or not sys.stdout.isatty(),
+                bar=not may_reach_terminal(job.output if job.output not in (None, "-") else "/dev/stdout"),
                 places=service.places,
                 counts=job.task.counts,
                 doing=job.task.doing,

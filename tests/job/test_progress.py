@@ -1,5 +1,6 @@
 """Progress where stderr is not a terminal: few plain lines."""
 
+import os
 import sys
 import time
 from collections import Counter
@@ -7,6 +8,7 @@ from collections import Counter
 import pytest
 
 from rosebatch.engine.metrics.outlook import Outlook, bin_of
+from rosebatch.host.paths import may_reach_terminal
 from rosebatch.job.report.progress import Progress
 
 
@@ -113,3 +115,16 @@ def test_no_bar_where_results_are_printed(monkeypatch, capsys, clock):
         progress.advance(tokens=20)
         progress.tick()
     assert capsys.readouterr().err == "1/4 rows, 20 output tokens, 2/s, 0:00:30 left\n"
+
+
+def test_where_results_may_be_printed(tmp_path):
+    """Beside ``| jq`` or ``-o -``, a bar and a result met on one line."""
+    ends = [*os.pipe(), *os.openpty()]
+    try:
+        assert all(may_reach_terminal(f"/dev/fd/{end}") for end in ends)
+    finally:
+        for end in ends:
+            os.close(end)
+    (tmp_path / "answers.jsonl").touch()
+    for path in (tmp_path / "answers.jsonl", tmp_path / "none", tmp_path, os.devnull, "s3://bucket/answers.jsonl"):
+        assert not may_reach_terminal(path)
