@@ -184,7 +184,7 @@ class RunConfig:
 
     @classmethod
     def of(cls, model: str | None, also: Iterable[str] = (), **settings: Any) -> "RunConfig":
-        """From keywords: fields, and switches by name.
+        """From keywords: fields, and switches by name. None stands for the default.
 
         Args:
             model: see the field.
@@ -204,7 +204,9 @@ class RunConfig:
         for name, value in switches.items():
             if not isinstance(value, bool | None):
                 raise ValueError(f"{name} must be True or False, got {value!r}")
-        values: dict[str, Any] = {n: str(v) if isinstance(v, Path) else v for n, v in settings.items() if n in own}
+        values: dict[str, Any] = {
+            n: str(v) if isinstance(v, Path) else v for n, v in settings.items() if n in own and v is not None
+        }
         return cls(model=model, switches=switches, **values)
 
     @property

@@ -21,43 +21,43 @@ _IGNORED = {
     "swap_space",
     "trust_remote_code",
 }
-# Its settings and ours that change nothing here, with the values that change nothing.
+# Its settings and ours that change nothing here, with the values that change nothing beside None.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "cpu_offload_gb": (0,),
-    "distributed_executor_backend": (None, "mp", "uni"),
+    "distributed_executor_backend": ("mp", "uni"),
     "enable_lora": (False,),
     "enforce_eager": (False,),
     "pipeline_parallel_size": (1,),
-    "ray": (None,),
+    "ray": (),
     "runner": ("auto", "generate", "pooling"),
     "skip_tokenizer_init": (False,),
-    "task": (None, "auto", "generate", "embed"),
-    "compilation_config": (None, {}),
+    "task": ("auto", "generate", "embed"),
+    "compilation_config": ({},),
     "config_format": ("auto", "hf"),
-    "download_dir": (None,),
+    "download_dir": (),
     "enable_expert_parallel": (False,),
     "enable_sleep_mode": (False,),
-    "hf_overrides": (None, {}),
-    "hf_token": (None, False),
-    "limit_mm_per_prompt": (None, {}),
+    "hf_overrides": ({},),
+    "hf_token": (False,),
+    "limit_mm_per_prompt": ({},),
     "max_logprobs": tuple(range(MAX_LOGPROBS + 1)),
-    "model_loader_extra_config": (None, {}),
-    "override_generation_config": (None, {}),
-    "override_pooler_config": (None,),
-    "pooler_config": (None,),
-    "speculative_config": (None,),
+    "model_loader_extra_config": ({},),
+    "override_generation_config": ({},),
+    "override_pooler_config": (),
+    "pooler_config": (),
+    "speculative_config": (),
     "tokenizer_mode": ("auto",),
-    "tokenizer_revision": (None,),
+    "tokenizer_revision": (),
 }
 # Parameters of its calls, likewise.
 _NEUTRAL_IN_CALLS: dict[str, tuple[Any, ...]] = {
-    "chat_template": (None,),
+    "chat_template": (),
     "chat_template_content_format": ("auto", "string"),
-    "lora_request": (None,),
-    "mm_processor_kwargs": (None, {}),
-    "priority": (None, []),
-    "tokenization_kwargs": (None, {}),
-    "truncate_prompt_tokens": (None,),
+    "lora_request": (),
+    "mm_processor_kwargs": ({},),
+    "priority": ([],),
+    "tokenization_kwargs": ({},),
+    "truncate_prompt_tokens": (),
 }
 # Parameters of its calls that have another form here.
 _OTHER_FORMS = {
@@ -83,7 +83,6 @@ _HINTS = {name: hint for hint, names in _METHODS.items() for name in names.split
 # Its names of values that have others here.
 _VALUES: dict[str, dict[Any, str]] = {
     "load_format": {"safetensors": "auto"},
-    "quantization": {None: "auto"},
     "generation_config": {"vllm": "none"},
     "kv_cache_dtype": KV_CACHE_DTYPES,
     "model_impl": {"vllm": "auto"},
@@ -111,14 +110,14 @@ def own_names(settings: Mapping[str, Any]) -> dict[str, Any]:
         if name == "enforce_eager" and value is True:
             own["cuda_graph"] = False
         elif name in _NEUTRAL:
-            if value not in _NEUTRAL[name]:
+            if value is not None and value not in _NEUTRAL[name]:
                 raise not_served(name, value)
         elif name not in _IGNORED:
             own[_SWITCHES.get(name, name)] = value
     for name, values in _VALUES.items():
         if name in own:
             own[name] = values.get(own[name], own[name])
-    if "dtype" in own:
+    if own.get("dtype") is not None:
         own["dtype"] = DTYPES.get(own["dtype"], dtype_name(own["dtype"]))
     return own
 
@@ -137,5 +136,6 @@ def require_neutral(call: str, given: Mapping[str, Any]) -> None:
             raise TypeError(f"{call}(): {name} is a field of SamplingParams: {call}(…, SamplingParams({name}=…))")
         if name not in _NEUTRAL_IN_CALLS:
             raise TypeError(f"{call}() got an unexpected keyword argument {name!r}")
-        if value not in _NEUTRAL_IN_CALLS[name] and not (name == "priority" and len(set(value)) == 1):
+        is_neutral = value is None or value in _NEUTRAL_IN_CALLS[name]
+        if not is_neutral and not (name == "priority" and len(set(value)) == 1):
             raise not_served(name, value)

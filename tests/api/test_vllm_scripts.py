@@ -145,6 +145,7 @@ def test_settings_that_change_nothing():
     """``swap_space=8`` was refused, where 4, vLLM's default, was not."""
     ignored = {"swap_space": 8, "max_seq_len_to_capture": 8192, "guided_decoding_backend": "xgrammar"}
     assert own_names(ignored | {"hf_token": None, "speculative_config": None, "seed": 1}) == {"seed": 1}
+    assert own_names(dict.fromkeys(["enforce_eager", "cpu_offload_gb", "enable_lora", "tokenizer_mode", "ray"])) == {}
 
 
 def test_default_parameters_are_replaced(llm):

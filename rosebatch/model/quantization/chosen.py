@@ -47,8 +47,8 @@ class Quantization:
 
     @property
     def identity(self) -> str | None:
-        """What ``--resume`` compares."""
-        return f"{self.name}, decoded" if self.decodes else self.name
+        """What ``--resume`` compares and names: the flag's value, or the form that needs none."""
+        return "fp8" if self.rounds else "none" if self.decodes else self.name
 
     @property
     def rounding(self) -> Rounding | None:

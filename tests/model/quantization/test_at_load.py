@@ -179,9 +179,10 @@ FORMS = {
 
 @pytest.mark.parametrize("name", FORMS)
 def test_names_of_forms(name):
-    """Reports, ``check`` and ``--resume`` have them: two forms of one name would be one run."""
+    """Reports and ``check`` have them. ``--resume`` names the flag's value: "fp8 at load" was none."""
+    assert choose_quantization("fp8", None).identity == "fp8"
     assert choose_quantization("auto", FORMS[name]).name == name
-    assert choose_quantization("none", FORMS[name]).identity == f"{name}, decoded"
+    assert choose_quantization("none", FORMS[name]).identity == "none"
     assert choose_quantization(FORMS[name]["quant_method"], FORMS[name]).name == name
 
 
