@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import signal
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -26,12 +27,18 @@ def source(tmp_path):
     return write_lines(tmp_path / "in.jsonl", ROWS)
 
 
-@pytest.fixture
-def limited():
-    """No file may grow further than so many bytes. Python gets an error as of a full disk, and no signal."""
+@contextmanager
+def limited(size):
+    """No file may grow further than so many bytes. Python gets an error as of a full disk, and no signal.
+
+    Not a fixture: pytest writes a test's result before it leaves them, maybe to a longer file.
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.fixture
@@ -55,18 +62,18 @@ def test_streams(toy, source, tmp_path):
     assert (tmp_path / "out.jsonl").read_bytes().count(b"\n") == 1
 
 
-def test_a_report(toy, source, tmp_path, limited):
+def test_a_report(toy, source, tmp_path):
     """Half a report stayed, and nothing said that the results are there."""
     report = tmp_path / "report.json"
-    limited(2000)
     write_lines(source, [{"prompt_token_ids": [1, 2, 3], "max_tokens": 2}])
-    found = toy(source, "-o", "/dev/null", "--report", report)
+    with limited(2000):
+        found = toy(source, "-o", "/dev/null", "--report", report)
     require_error(found, 1, f"{report}: File too large; only this report is missing")
     assert not report.exists()
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.csv", "answers/"])
-def test_the_output_of_a_run_whose_rows_are_done(toy, source, tmp_path, limited, name):
+def test_the_output_of_a_run_whose_rows_are_done(toy, source, tmp_path, name):
     """The run that resumes loads no model, and ended with the exit code of a wrong command."""
     part = tmp_path / f"{name.rstrip('/')}.part"
     before = os.fsync

@@ -1,5 +1,6 @@
 """Where a report's figures come from, without secrets."""
 
+import os
 import subprocess
 import sys
 
@@ -22,7 +23,8 @@ def test_names_and_command_without_secrets(monkeypatch):
 def test_the_commit_of_a_checkout(tmp_path):
     """An installed package has none; a checkout with changes says so: its figures cannot be repeated.
 
-    Reports looked for it in the package's folder once the file had moved, and named none.
+    Reports looked for it in the package's folder once the file had moved, and named none. Looking wrote the index: a
+    job that was killed meanwhile left ``index.lock``, which ended the user's next commit.
     """
     assert provenance_module._ROOT == ROOT
     assert git_revision(tmp_path) is None
@@ -36,9 +38,18 @@ def test_the_commit_of_a_checkout(tmp_path):
     git("add", "file")
     git("commit", "-qm", "first")
     commit = git("rev-parse", "--short=12", "HEAD").strip()
+    index = (tmp_path / ".git" / "index").read_bytes()
+    os.utime(tmp_path / "file", (1, 1))
     assert git_revision(tmp_path) == commit
+    assert (tmp_path / ".git" / "index").read_bytes() == index
     (tmp_path / "file").write_text("2")
     assert git_revision(tmp_path) == f"{commit}-dirty"
+    (tmp_path / os.fsdecode(b"\xff")).touch()
+    git("config", "core.quotePath", "false")
+    git("add", ".")
+    assert git_revision(tmp_path) == f"{commit}-dirty"
+    (tmp_path / ".git" / "index").write_bytes(b"damaged")
+    assert git_revision(tmp_path) is None
 
 
 def test_without_git(tmp_path, monkeypatch):

@@ -41,15 +41,24 @@ def gpu_name() -> str | None:
 
 
 def git_revision(root: Path) -> str | None:
-    """The commit of a checkout, with ``-dirty`` where files have changed; None where there is none, or no git."""
+    """The commit of a checkout, with ``-dirty`` where files have changed; None where there is none, or no git.
+
+    It only reads. ``git describe --dirty`` writes the index, and where it is killed leaves a lock on the checkout.
+    """
     if not (root / ".git").exists():
         return None
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+
+    def git(*arguments: str) -> str:
+        command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
+        found = subprocess.run(command, check=True, capture_output=True, timeout=5)
+        return found.stdout.decode(errors="replace").strip()
+
     try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=5)
-    except (OSError, subprocess.TimeoutExpired):
+        commit = git("describe", "--always", "--abbrev=12", "--exclude=*")
+        changed = git("status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.SubprocessError):
         return None
-    return found.stdout.strip() or None
+    return f"{commit}-dirty" if changed else commit
 
 
 def _versions() -> dict[str, str]:
