@@ -24,7 +24,6 @@ from rosebatch.io.part_lines import (
     decode_row,
     decode_turn,
     encode_manifest,
-    encode_row,
     encode_turn,
     is_torn_manifest,
     manifest_checksum,
@@ -157,11 +156,6 @@ class PartFile:
             self._checksum = manifest_checksum(first)
             self._lines.append(first)
         return self._checksum
-
-    def append(self, index: int, row: dict[str, Any], *, failed: bool) -> None:
-        """Add a result, as ``append_lines`` does."""
-        line = encode_row(index, row, self.begin(), failed=failed)
-        self.append_lines([index], [line], {index} if failed else ())
 
     def append_lines(self, indices: Sequence[int], lines: Sequence[bytes], failed: Collection[int]) -> None:
         """Add results. They reach the disk within a second or two.

@@ -27,10 +27,6 @@ class SeenIds:
         self._database: sqlite3.Connection | None = None
         self._groups = 0
 
-    def add(self, identity: str | int) -> bool:
-        """Add an id. Returns whether it is new."""
-        return not self.repeated([identity])
-
     def repeated(self, identities: Sequence[str | int | None]) -> list[int]:
         """Add the ids of some rows, None where a row has none. Returns the places of those that are not new."""
         keys = [None if identity is None else _key(identity) for identity in identities]

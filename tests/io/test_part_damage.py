@@ -9,6 +9,7 @@ import pytest
 from rosebatch.core.errors import UserError
 from rosebatch.io.output import FileOutput
 from rosebatch.io.part_file import PartFile
+from rosebatch.io.part_lines import encode_row
 from rosebatch.io.placement import Placement, write_jsonl
 
 ROWS = 60
@@ -154,8 +155,8 @@ def test_lines_of_another_run(run, left, whole, tmp_path):
     lines = left.splitlines(keepends=True)
     other = Run(tmp_path / "other.jsonl")
     part = PartFile.create(other.part_path, lambda: {**MANIFEST, "created": 1})
-    for index in range(ROWS):
-        part.append(index, {"index": index, "text": "of another run"}, failed=False)
+    row = {"text": "of another run"}
+    part.append_lines(range(ROWS), [encode_row(index, row, part.begin(), failed=False) for index in range(ROWS)], ())
     part.sync()
     part.close()
     foreign = other.part_path.read_bytes().splitlines(keepends=True)

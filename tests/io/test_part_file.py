@@ -14,7 +14,7 @@ import pytest
 from rosebatch.core.errors import FlagError, UserError
 from rosebatch.io import part_file
 from rosebatch.io.part_file import PartFile
-from rosebatch.io.part_lines import PartEncoder
+from rosebatch.io.part_lines import PartEncoder, encode_row
 
 MANIFEST = {"input": "abc", "nested": {"a": 1}}
 
@@ -28,11 +28,17 @@ def path(tmp_path):
     return tmp_path / "out.part"
 
 
+def append(part, index, row=None, *, failed=False):
+    """Adds the result of a row, by default one whose length depends on its index."""
+    row = {"n": index, "text": "é\n]" * index} if row is None else row
+    part.append_lines([index], [encode_row(index, row, part.begin(), failed=failed)], {index} if failed else ())
+
+
 def write(path, rows):
     """Writes a file with rows of (index, failed)."""
     part = PartFile.create(path, manifest)
     for index, failed in rows:
-        part.append(index, {"n": index, "text": "é\n]" * index}, failed=failed)
+        append(part, index, failed=failed)
     part.sync()
     part.close()
     return path.read_bytes()
@@ -73,7 +79,7 @@ def test_rows_come_back_in_order(path):
     assert (part.manifest, part.num_rows, part.num_failed) == (MANIFEST, 4, 2)
     assert [i for i in range(500) if i in part] == [0, 1, 3, 200]
     assert read(part) == expected(0, 1, 3, 200)
-    part.append(2, {"n": 2, "text": "é\n]" * 2}, failed=False)
+    append(part, 2)
     assert read(part) == expected(0, 1, 2, 3, 200)
 
 
@@ -103,7 +109,7 @@ def test_cut_at_every_byte(path):
         order = [0, 2, 1][: lines - 1]
         assert read(part) == expected(*sorted(order))
         assert path.read_bytes() == whole[: ends[lines - 1]]
-        part.append(7, {"n": 7, "text": "é\n]" * 7}, failed=False)
+        append(part, 7)
         part.sync()
         part.close()
         again = PartFile.reopen(path)
@@ -146,7 +152,7 @@ def test_what_a_crash_leaves_of_a_manifest(path, content):
     path.write_bytes(content)
     assert PartFile.reopen(path) is None
     part = PartFile.create(path, manifest)
-    part.append(0, {"n": 0, "text": ""}, failed=False)
+    append(part, 0)
     assert read(part) == expected(0)
 
 
@@ -178,7 +184,7 @@ def test_results_are_not_overwritten(path):
 def test_one_process_at_a_time(path):
     """Two runs that append to one file would double rows."""
     first = PartFile.create(path, manifest)
-    first.append(0, {}, failed=False)
+    append(first, 0, {})
     first.sync()
     assert_refused(path, "another run is writing to it")
     first.close()
@@ -199,7 +205,7 @@ def test_a_file_system_without_locks(path, monkeypatch):
 def test_a_full_disk_in_the_middle_of_a_line(path, monkeypatch):
     """The torn line is removed, earlier rows stay, and the message says how to continue."""
     part = PartFile.create(path, manifest)
-    part.append(0, {"n": 0, "text": ""}, failed=False)
+    append(part, 0)
     part.sync()
     real = os.write
     monkeypatch.setattr(os, "write", lambda descriptor, data: real(descriptor, data[:7]) if len(data) > 9 else full())
@@ -207,7 +213,7 @@ def test_a_full_disk_in_the_middle_of_a_line(path, monkeypatch):
     def full():
         raise OSError(28, "No space left on device")
 
-    part.append(1, {"n": 1, "text": ""}, failed=False)
+    append(part, 1)
     with pytest.raises(UserError, match="No space left on device; earlier rows are saved; rerun with --resume to cont"):
         part.flush()
     part.close()
@@ -218,7 +224,7 @@ def test_a_full_disk_in_the_middle_of_a_line(path, monkeypatch):
 def test_a_row_is_with_the_system_after_flush(path):
     """SIGKILL after a flush must lose nothing."""
     part = PartFile.create(path, manifest)
-    part.append(0, {}, failed=False)
+    append(part, 0, {})
     part.flush()
     assert re.fullmatch(rb'\[0,0,\{\},"[0-9a-f]{8}"\]\n', path.read_bytes().splitlines(keepends=True)[-1])
 
@@ -232,9 +238,9 @@ def test_rows_reach_the_disk_now_and_then(path, monkeypatch, rows, seconds):
     monkeypatch.setattr(os, "fsync", synced.append)
     now += seconds
     for index in range(rows - 1):
-        part.append(index, {}, failed=False)
+        append(part, index, {})
     assert not synced
-    part.append(rows - 1, {}, failed=False)
+    append(part, rows - 1, {})
     assert len(synced) == 1
 
 
@@ -251,7 +257,7 @@ def test_a_slow_disk_has_time_for_more_rows(path, monkeypatch):
     part = PartFile.create(path, manifest)
     monkeypatch.setattr(os, "fsync", fsync)
     for index in range(40_000):
-        part.append(index, {}, failed=False)
+        append(part, index, {})
         now += 1 / 8192
     # After the first thousand, no sooner than ten times what the disk takes.
     assert [round(8 * (later - earlier - 0.125)) for earlier, later in itertools.pairwise(synced)] == [10, 10, 10]
@@ -264,7 +270,7 @@ def test_results_in_groups_are_those_one_by_one(path):
     indices = [5, 70_000, 0]
     lines = [encode(index, {"n": index, "more": 1}, failed=index == 5) for index in indices]
     part.append_lines(indices, lines, {5})
-    part.append(1, {"n": 1}, failed=False)
+    append(part, 1, {"n": 1})
     assert (part.num_rows, part.num_failed) == (4, 1)
     assert [index for index in range(80_000) if index in part] == [0, 1, 5, 70_000]
     with pytest.raises(AssertionError, match="a row has one result"):
@@ -294,7 +300,7 @@ def test_the_manifest_is_made_before_the_first_row(path):
     with pytest.raises(UserError, match="another run is writing to it"):
         PartFile.create(path, manifest)
     for index in range(3):
-        part.append(index, {}, failed=False)
+        append(part, index, {})
     assert part.manifest == MANIFEST
     assert made == [1]
     part.sync()
@@ -318,7 +324,7 @@ def test_a_file_that_is_deleted_before_the_lock(path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", flock)
     part = PartFile.create(path, manifest)
     assert len(calls) == 3
-    part.append(0, {"n": 0, "text": ""}, failed=False)
+    append(part, 0)
     part.sync()
     part.close()
     assert read(PartFile.reopen(path)) == expected(0)
@@ -327,7 +333,7 @@ def test_a_file_that_is_deleted_before_the_lock(path, monkeypatch):
 def test_another_file_in_its_place(path):
     """Rows are never read from a file that somebody else put there, and it is not deleted."""
     part = PartFile.create(path, manifest)
-    part.append(0, {}, failed=False)
+    append(part, 0, {})
     part.sync()
     path.rename(path.with_name("moved"))
     path.write_text("somebody else's")
@@ -342,8 +348,8 @@ def test_a_huge_index_takes_no_memory(path):
     huge = 10**18 - 1
     write(path, [])
     part = PartFile.create(path, manifest)
-    part.append(huge, {"n": huge}, failed=False)
-    part.append(0, {"n": 0}, failed=True)
+    append(part, huge, {"n": huge})
+    append(part, 0, {"n": 0}, failed=True)
     part.sync()
     part.close()
     part = PartFile.reopen(path)
@@ -367,7 +373,7 @@ def test_a_run_that_goes_on_with_another_manifest(path):
     part = PartFile.reopen(path)
     part.go_on(other)
     part.leave_out(8)
-    part.append(3, {"n": 3, "text": "é\n]" * 3}, failed=True)
+    append(part, 3, failed=True)
     part.sync()
     part.close()
     content = path.read_bytes()
@@ -392,7 +398,7 @@ def test_a_manifest_of_another_file(path):
     line = path.read_bytes().splitlines(keepends=True)[-1]
     path.unlink()
     part = PartFile.create(path, lambda: {"input": "x"})
-    part.append(0, {}, failed=False)
+    append(part, 0, {})
     part.sync()
     part.close()
     path.write_bytes(path.read_bytes() + line)

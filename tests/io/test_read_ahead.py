@@ -2,7 +2,6 @@
 
 import itertools
 import threading
-import time
 
 import pytest
 
@@ -23,25 +22,21 @@ def test_all_items_in_order(count):
     assert list(read_ahead(iter(range(count)), lambda: None)) == list(range(count))
 
 
-def test_it_stays_a_bounded_way_ahead():
-    """Memory must not hold the whole file."""
-    read = itertools.count()
-    items = read_ahead(read, lambda: None)
-    assert [next(items) for _ in range(10)] == list(range(10))
-    # One group in use, two that wait, and one for which there is no room.
-    time.sleep(0.2)
-    assert next(read) <= 4 * 64
-    items.close()
+@pytest.mark.parametrize(("size", "ahead"), [(0, 4 * 64), (3 << 20, 4 * 2)])
+def test_it_stays_a_bounded_way_ahead(size, ahead):
+    """Memory must not hold the whole file, and it held 256 lines of 1 MB before the first was used.
 
+    One group is in use, two wait, and for one there is no room.
+    """
+    taken = 0
 
-def test_lines_of_many_bytes_are_read_a_shorter_way_ahead():
-    """256 lines of 1 MB were in memory before the first was used."""
-    read = itertools.count()
-    items = read_ahead(read, lambda: None, lambda _: 3 << 20)
-    assert [next(items) for _ in range(3)] == [0, 1, 2]
-    time.sleep(0.2)
-    assert next(read) <= 3 + 4 * 2
-    items.close()
+    def source():
+        for number in range(5000):
+            assert number <= taken + ahead
+            yield number
+
+    for taken, number in enumerate(read_ahead(source(), lambda: None, lambda _: size)):
+        assert number == taken
 
 
 def test_an_exception_comes_after_the_items_before_it():

@@ -20,11 +20,10 @@ def test_an_id_is_known_again(one, in_memory, monkeypatch):
     monkeypatch.setattr("rosebatch.io.seen_ids._MAX_IN_MEMORY", in_memory)
     others = [2, "2", "x" * 65, "x" * 10**6 + "y", "a\x00c", 10**40 + 1, "True"]
     seen = SeenIds()
-    for other in others:
-        assert seen.add(other)
-    assert seen.add(one)
-    assert not seen.add(one)
-    assert not any(seen.add(other) for other in others)
+    for identity in (*others, one):
+        assert seen.repeated([identity]) == []
+    for identity in (one, *others):
+        assert seen.repeated([identity]) == [0]
 
 
 @pytest.mark.parametrize("in_memory", [1, 50, 100_000])
@@ -47,9 +46,9 @@ def growth():
     """KiB that the process takes for many ids."""
     seen = SeenIds()
     for i in range(20_000):
-        seen.add(f"warm-up {i}")
+        seen.repeated([f"warm-up {i}"])
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert all(seen.add(f"row number {i}") for i in range(300_000))
+    assert not any(seen.repeated([f"row number {i}"]) for i in range(300_000))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
 
 
@@ -64,11 +63,11 @@ def test_a_disk_that_is_full():
     """A full disk of temporary files ended the job with a traceback's last line instead of a message."""
     seen = SeenIds()
     for i in range(2**16):
-        seen.add(i)
+        seen.repeated([i])
     seen._database.execute("PRAGMA max_page_count = 400")
     with pytest.raises(UserError, match=r"^the temporary database of row ids: database or disk is full; SQLITE_TMPDIR"):
         for i in range(100_000):
-            seen.add(f"row number {i} {'x' * 30}")
+            seen.repeated([f"row number {i} {'x' * 30}"])
 
 
 def spools():
@@ -81,10 +80,10 @@ def test_a_damaged_database():
     before = spools()
     seen = SeenIds()
     for i in range(100_000):
-        seen.add(f"row number {i} {'x' * 30}")
+        seen.repeated([f"row number {i} {'x' * 30}"])
     (file,) = spools() - before
     with file.open("r+b") as content:
         content.write(b"\xff" * file.stat().st_size)
     with pytest.raises(UserError, match=r"^the temporary database of row ids: .*malformed; SQLITE_TMPDIR"):
         for i in range(0, 100_000, 100):
-            seen.add(f"row number {i} {'x' * 30}")
+            seen.repeated([f"row number {i} {'x' * 30}"])

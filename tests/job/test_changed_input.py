@@ -164,6 +164,16 @@ def test_a_forced_run_is_interrupted_and_resumed(job, tmp_path):
     assert run(resume=True, seed=1).report == {}
 
 
+def begin(job, source, target, finished):
+    """Runs the whole job, or breaks it off after its first rows."""
+    if finished:
+        job.run_file(source, target)
+    else:
+        with pytest.raises(IndexError):
+            job.run_file(source, target, model=FakeModel(before_step=lambda plan, left=[1] * 9: left.pop()))
+        assert target.with_name("out.jsonl.part").read_bytes().count(b"\n") > 1
+
+
 @pytest.mark.parametrize("finished", [True, False])
 def test_a_folder_that_is_renamed(job, tmp_path, finished):
     """Its key is a column of its rows: a run with another one went on, or its output was "already finished"."""
@@ -171,12 +181,7 @@ def test_a_folder_that_is_renamed(job, tmp_path, finished):
     for day in "12":
         (source / f"day={day}").mkdir(parents=True)
         jsonl(source / f"day={day}/a.jsonl", LINES)
-    if finished:
-        job.run_file(source, target)
-    else:
-        with pytest.raises(IndexError):
-            job.run_file(source, target, model=FakeModel(before_step=lambda plan, left=[1] * 9: left.pop()))
-        assert (tmp_path / "out.jsonl.part").read_bytes().count(b"\n") > 1
+    begin(job, source, target, finished)
     (source / "day=2").rename(source / "day=3")
     with pytest.raises(FlagError, match="the content of the input differs"):
         job.run_file(source, target, resume=True)
@@ -193,12 +198,7 @@ def test_a_folder_of_a_batch_that_is_renamed(job, tmp_path, finished):
     body = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
     line = {"method": "POST", "url": "/v1/chat/completions", "body": body}
     jsonl(source / "day=1/a.jsonl", [json.dumps({**line, "custom_id": f"{number}"}) for number in range(20)])
-    if finished:
-        job.run_file(source, target)
-    else:
-        with pytest.raises(IndexError):
-            job.run_file(source, target, model=FakeModel(before_step=lambda plan, left=[1] * 9: left.pop()))
-        assert (tmp_path / "out.jsonl.part").read_bytes().count(b"\n") > 1
+    begin(job, source, target, finished)
     (source / "day=1").rename(source / "day=2")
     job.run_file(source, target, resume=True)
     assert [row["custom_id"] for row in read_lines(target)] == [f"{number}" for number in range(20)]

@@ -39,11 +39,12 @@ def test_a_protected_stop_string_beside_a_longer_one(job):
     assert (row["text"], row["usage"]["completion_tokens"]) == ("xxabbbbb", 9)
 
 
-def test_watching_agrees_with_cutting_behind_a_least_length(job, tokenizer):
+@pytest.mark.parametrize("count", [60, pytest.param(600, marks=pytest.mark.thorough)])
+def test_watching_agrees_with_cutting_behind_a_least_length(job, tokenizer, count):
     """For random bytes the completion must end with the first token that makes the text need cutting."""
     rng = random.Random(0)
     pieces = [b"a", b"b", b"c", "é".encode(), b"\xc3", b"\xff"]
-    for _ in range(300):
+    for _ in range(count):
         answer, minimum = b"".join(rng.choices(pieces, k=12)), rng.randint(0, 8)
         stop = rng.choice([["ab"], ["ab", "cé"], ["a"], ["abc", "b"], ["ca", "éa"]])
         line = {"prompt": "x", "stop": stop, "min_tokens": minimum, "max_tokens": len(answer)}
