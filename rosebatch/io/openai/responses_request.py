@@ -78,8 +78,9 @@ def as_chat(values: dict[str, Any]) -> dict[str, Any]:
         RowError: a field or an item is not served, or has the wrong type.
     """
     body = to_struct(values, _Body)
-    for name, refused in REFUSED.items():
-        refused.require_neutral(name, values.get(name))
+    for name, value in values.items():
+        if name in REFUSED:
+            REFUSED[name].require_neutral(name, value)
     foreign = next((name for name in _OF_CHATS if values.get(name) is not None), None)
     if foreign is not None:
         raise RowError("unknown_field", f"unknown fields in the body: {foreign}")
