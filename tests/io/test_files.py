@@ -81,14 +81,6 @@ def test_parquet_files_are_one_table(tmp_path, remote):
         assert [row.metadata["n"] for row in reader] == [row["n"] for row in reader.carried()] == [0, 1, 2, 3]
 
 
-def test_parquet_files_that_differ(tmp_path):
-    """Found before anything runs: the output can have only one schema."""
-    pq.write_table(pa.table({"prompt": ["a"], "n": [1]}), tmp_path / "1.parquet")
-    pq.write_table(pa.table({"prompt": ["a"], "n": ["1"]}), tmp_path / "2.parquet")
-    with pytest.raises(UserError, match=r"2\.parquet: its columns differ from those of .*1\.parquet"):
-        PromptReader(str(tmp_path), {})
-
-
 @pytest.mark.parametrize(
     ("make", "source", "message"),
     [

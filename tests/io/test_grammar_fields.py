@@ -9,7 +9,6 @@ from tests.helpers.results import assert_failed
 
 SCHEMA = {"type": "object", "properties": {"é": {"type": "number"}}}
 NAMED = {"name": "a", "strict": True, "schema": SCHEMA}
-CHAT, TOOLS = [{"role": "user", "content": "x"}], [{"type": "function", "function": {"name": "f"}}]
 OBJECT = {"type": "object", "required": []}
 TWO = "one grammar, but 2 are given"
 
@@ -79,23 +78,6 @@ def test_no_grammar(parse, values):
 def test_grammars_that_are_none_or_several(parse, values, message):
     """Of two grammars one would win silently; a schema in the wrong place would be ignored."""
     assert_failed(parse({"prompt": "x", **values}), "invalid_field", message)
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"response_format": {"type": "json_object", "shema": SCHEMA}},
-        {"response_format": {"type": "text", "pattern": "a"}},
-        {"response_format": {"type": "json_schema", "json_schema": {**NAMED, "shema": {}}}},
-        {"structured_outputs": {"jsn": SCHEMA}},
-        {"messages": CHAT, "tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}, "mode": "a"}},
-        {"messages": CHAT, "tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f", "mode": 1}}},
-    ],
-)
-def test_unknown_members_of_what_says_the_form(parse, values):
-    """A schema under a wrong name was left out, and the answer was any JSON object."""
-    row = parse(values if "messages" in values else {"prompt": "x", **values})
-    assert_failed(row, "invalid_field", "unknown field")
 
 
 def test_a_lines_own_grammar_replaces_the_runs(parse):

@@ -198,7 +198,6 @@ def test_fields_without_effect():
         (text(logprobs=True), "invalid_field", "must be the number of likeliest tokens"),
         (chat(top_logprobs=2), "invalid_sampling", "top_logprobs needs logprobs"),
         (chat(logprobs=True, top_logprobs=21), "invalid_sampling", "logprobs must"),
-        (text(logprobs=True), "invalid_field", "number of likeliest tokens"),
         (text(logprobs=21), "invalid_sampling", "logprobs must"),
         (chat(presence_penalty=3), "invalid_sampling", "presence_penalty"),
         (chat(logit_bias={"the": 1}), "invalid_sampling", "logit_bias"),

@@ -163,6 +163,7 @@ NO_TOKEN_IDS = ("a", "", "1.5", "10_0", "\u0661\u0660", " 7 ", "+7", "07", "05")
         ({"top_logprobs": 2}, "top_logprobs needs logprobs"),
         ({"top_logprobs": 2, "logprobs": False}, "top_logprobs needs logprobs"),
         ({"top_logprobs": 21, "logprobs": True}, "logprobs must be in"),
+        ({"top_logprobs": 3, "logprobs": 1}, "but logprobs is a number"),
         ({"min_tokens": 4, "max_tokens": 3}, "min_tokens must be in"),
         ({"min_tokens": 4, "structured_outputs": {"regex": "a+"}}, "min_tokens and a grammar"),
         ({"min_tokens": 4, "response_format": {"type": "json_object"}}, "min_tokens and a grammar"),
@@ -315,21 +316,12 @@ def test_options_of_the_prompt(parse, values, expected):
         ({**CHAT, "chat_template_kwargs": []}, "chat_template_kwargs"),
         ({**CHAT, "suffix": "b"}, "suffix cannot be used with messages"),
         ({"prompt": "a", "suffix": "b", "echo": True}, "echo and suffix cannot be used together"),
+        ({"prompt_token_ids": [1], "suffix": "b"}, "suffix needs a prompt given as text"),
     ],
 )
 def test_options_that_do_not_go_together(parse, values, message):
     """No option is ignored silently."""
     assert_failed(parse(values), "invalid_field", message)
-
-
-def test_a_suffix_of_token_ids(parse):
-    """Token ids have no text that a suffix could follow."""
-    assert_failed(parse({"prompt_token_ids": [1], "suffix": "b"}), "invalid_field")
-
-
-def test_two_numbers_of_logprobs(parse):
-    """Of two different numbers, one must not win silently."""
-    assert_failed(parse({"prompt": "x", "logprobs": 1, "top_logprobs": 3}), "invalid_sampling")
 
 
 def test_a_float_in_a_template_or_a_schema_stays_one():
