@@ -16,7 +16,9 @@ def failed_write(file: Path | IO[bytes], error: OSError, way_out: str = "") -> F
         error: of the system.
         way_out: for people, the end of the message.
     """
-    name = file if isinstance(file, Path) else str(getattr(file, "name", "the output")).strip("<>")
+    name = file if isinstance(file, Path) else getattr(file, "name", "the output")
+    # A closed stream is opened again by its number.
+    name = "stdout" if name == 1 else str(name).strip("<>")
     return FailedRunError(f"{name}: {error.strerror or error}{way_out}")
 
 

@@ -230,4 +230,5 @@ def test_results_for_a_closed_stream(process, toy_toml, source, args, code):
     result = process(f"{command} {args}", MODEL=toy_toml, IN=source)
     assert result.returncode == code
     assert result.stderr.count("\n") == 1
-    assert "Bad file descriptor" in result.stderr
+    stream = "stdout" if code == 1 else "stdin"
+    assert f"rosebatch: error: {stream}: Bad file descriptor" in result.stderr
