@@ -79,7 +79,7 @@ def check_job(job: JobConfig, config: RunConfig, stream: TextIO) -> int:
         UserError: the input or the model is missing or unreadable, or a flag is impossible.
     """
     plan, task = plan_fitting(config, weights=False), job.task
-    plan.source.require_loadable()
+    unread = plan.source.require_loadable()
     if job.sampling and not task.samples:
         given = ", ".join(map(flag, job.sampling))
         raise FlagError(f"--{task.name}: nothing is generated, so {given} have no meaning")
@@ -90,6 +90,8 @@ def check_job(job: JobConfig, config: RunConfig, stream: TextIO) -> int:
     checked = check_file(reader, plan, stream)
     rates = measure_rates(plan.device.type) or measure_host_rates(plan.source.dtype)
     rows = _summary(checked, plan, choose_block_size(plan.config, plan.device), rates)
+    if unread:
+        rows.append(("not read", f"{counted(len(unread), 'tensor')} of the weights, such as {printable(unread[0])}"))
     title = f"{printable(job.input)}: {plan.source.name} by {plan.source.model_impl}, {plan.device.type}"
     print_table(title, rows, stream)
     return checked.errors.total()

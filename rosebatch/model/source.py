@@ -113,19 +113,23 @@ class ModelSource:
             return RandomWeights(self.dtype, device, rounding=self.quantization.of_random(device))
         return SafetensorsWeights(self.folder, self.dtype, device, self.quantization.form, self.quantization.rounding)
 
-    def require_loadable(self) -> None:
+    def require_loadable(self) -> list[str]:
         """Check what can be known of the weights without reading them, if there are any.
+
+        Returns:
+            names of tensors that the model does not read.
 
         Raises:
             UserError: as ``build``.
         """
         if self.load_format == "dummy" or self.folder is None or not has_weight_files(self.folder):
-            return
+            return []
         if self.hf_config is not None:
             SafetensorsWeights(self.folder, self.dtype, HEADERS).require_plain_matrices()
-            return
+            return []
         weights = SafetensorsWeights(self.folder, self.dtype, HEADERS, self.quantization.form)
         require_loadable(msgspec.structs.replace(self.config, head=self.has_head), weights)
+        return weights.unread
 
     def fingerprint(self) -> str:
         """Hash of shape, tokenizer and weights: every byte of every file. How K and V are stored is not of the model.

@@ -25,6 +25,8 @@ _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF
 _DTYPES |= {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu}
 _DTYPES |= {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8}
 # What follows the name of a tensor, or of its module, where values are to be multiplied.
+# What models compute themselves: rotary frequencies, masks; a tied head is looked at before.
+_COMPUTED = ("inv_freq", "masked_bias", "attn.bias", "position_ids", "lm_head.weight")
 _SCALES = ("weight_scale", "weight_scale_inv", "scale_weight", "weight_scale_2", "input_scale")
 # Numbers of quantized matrices, in place of ``weight``.
 _PACKED = ("qweight", "weight_packed", "weight_blocks")
@@ -205,6 +207,7 @@ class SafetensorsWeights:
         self.form = form
         # The file of each tensor, open.
         self._files: dict[str, tuple[Path, Any]] = {}
+        self._asked: set[str] = set()
         index = weight_map(folder)
         found: dict[str, list[tuple[Path, Any]]] = {}
         for path in weight_files(folder):
@@ -258,7 +261,19 @@ class SafetensorsWeights:
         bare = name.partition(".")[2]
         parts = (f"language_model.{name}", f"model.language_model.{bare}", f"model.text_model.{bare}")
         others = (bare, *parts, _FORMER_NAMES.get(name, name))
-        return next((other for other in (name, *others) if other in self._files), name)
+        found = next((other for other in (name, *others) if other in self._files), name)
+        self._asked.add(found)
+        return found
+
+    @property
+    def unread(self) -> list[str]:
+        """Names of tensors that nobody has asked for, but for those that models compute themselves.
+
+        None of quantized models: forms have tensors that change nothing.
+        """
+        if self.form is not None:
+            return []
+        return [name for name in self._files if name not in self._asked and not name.endswith(_COMPUTED)]
 
     def require_plain_matrices(self) -> None:
         """Check all of them: transformers loads integers and scaled floats without a word.

@@ -141,3 +141,14 @@ def test_check_looks_at_the_files_of_the_model(cli, source, model_folder, tmp_pa
     save_file(tensors, folder / "model.safetensors")
     for command in (["check"], ["generate", "--quiet"]):
         require_error(cli(*command, source, "--model", folder), 2, f"{folder}: weights have no tensor '{name}'")
+
+
+def test_check_lists_tensors_that_are_not_read(cli, source, model_folder, tmp_path):
+    """Layers beyond those of config.json were left out without a word."""
+    folder = tmp_path / "longer"
+    shutil.copytree(model_folder, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 1}))
+    told = "not read: 9 tensors of the weights, such as model.layers.1."
+    assert told in cli("check", source, "--model", folder).out
+    assert "not read" not in cli("check", source, "--model", model_folder).out

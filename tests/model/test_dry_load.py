@@ -25,9 +25,11 @@ from tests.model.quantization.test_folders import write
 @pytest.mark.matrix
 @pytest.mark.parametrize("name", FAMILIES)
 def test_good_files(name, tmp_path):
-    """Of every family."""
+    """Of every family; each tensor is read."""
     folder, _ = write_both(tmp_path, FAMILIES[name], lambda _, values: ({}, values))
-    require_loadable(FAMILIES[name], SafetensorsWeights(folder, torch.bfloat16, HEADERS))
+    weights = SafetensorsWeights(folder, torch.bfloat16, HEADERS)
+    require_loadable(FAMILIES[name], weights)
+    assert weights.unread == []
 
 
 @pytest.mark.parametrize("form", ["nvfp4", "fp8-block"])
