@@ -1,5 +1,7 @@
 """Random matrices of experts as the kernel keeps them, and their values."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -20,6 +22,17 @@ FORMS = [
 ]
 # Codes of e4m3 for 1 / 2, 1, ..., 4: sums of finer numbers have more bits than fp32.
 HALVES = torch.arange(1, 9).div(2).to(torch.float8_e4m3fn).view(torch.uint8)
+
+
+def empty_packed(form, unit, has_zeros, shape, *, in_blocks=False) -> Packed:
+    """``[E, out, in]`` of any numbers; see ``Packed``."""
+    experts, rows, columns = shape
+    words = empty_words(shape, piece_of(form), torch.device("cpu"))
+    chunks = words.shape[1]
+    if form == "e2m1":
+        return Packed(form, columns, words, unit, torch.empty(experts, chunks, rows, dtype=torch.int32))
+    scales = torch.empty(experts, chunks * CHUNK // unit if unit else 1, rows)
+    return Packed(form, columns, words, unit, scales, torch.empty_like(scales) if has_zeros else None, in_blocks)
 
 
 def random_packed(form, unit, has_zeros, shape, seed, *, exact=False, in_blocks=False) -> Packed:
@@ -43,23 +56,21 @@ def random_packed(form, unit, has_zeros, shape, seed, *, exact=False, in_blocks=
         # None of the two NaNs; of exact ones, multiples of 1 / 2 up to 4, with their signs.
         codes = HALVES[codes.long() % 8] | codes & 128 if exact else codes % 127
         codes[..., ::5] |= 128
-    words = empty_words(shape, piece_of(form), codes.device)
-    for each, own in zip(words, codes, strict=True):
+    packed = empty_packed(form, unit, has_zeros, shape, in_blocks=in_blocks)
+    for each, own in zip(packed.words, codes, strict=True):
         pack_(each, own)
-    chunks = words.shape[1]
-    units = 1 if unit == 0 else chunks * CHUNK // unit
-    powers, zeros = randint(126, 129, experts, units, rows), None
     if form == "e2m1":
+        powers = randint(126, 129, experts, 4 * packed.words.shape[1], rows)
         powers = powers if exact else powers - round(columns**0.5).bit_length() - 2
         four = powers.unflatten(1, (-1, 4)) << torch.tensor([0, 8, 16, 24])[:, None]
-        return Packed(form, columns, words, unit, four.sum(2).to(torch.int32))
-    scales = torch.rand(experts, units, rows, generator=generator) * columns**-0.5 / (100 if form == "e4m3" else 5)
-    if has_zeros:
-        zeros = randint(0, 16, experts, units, rows).float()
+        return replace(packed, scales=four.sum(2).to(torch.int32))
+    powers = randint(126, 129, *packed.scales.shape)
+    scales = torch.rand(packed.scales.shape, generator=generator) * columns**-0.5 / (100 if form == "e4m3" else 5)
+    zeros = randint(0, 16, *packed.scales.shape).float() if has_zeros else None
     scales = torch.exp2(powers - 127.0) if exact else scales
     if in_blocks:
         scales = scales[..., ::CHUNK].repeat_interleave(CHUNK, 2)[..., :rows].contiguous()
-    return Packed(form, columns, words, unit, scales, zeros, in_blocks)
+    return replace(packed, scales=scales, zeros=zeros)
 
 
 def values_of(packed: Packed) -> Tensor:

@@ -7,7 +7,7 @@ instruction. The answer to it is an exit code; ``FOLDER/errors`` says why it is 
 
 The first of each kernel is compiled to the end, which is one in bf16, for Hopper the first of each dtype. FORMS says
 what becomes of the others. ``converted``: those in 16 bits go through all passes of Triton's own, without LLVM and
-ptxas. ``lowered``: their shared memory is known. So it is for fp32.
+ptxas. ``lowered``: their shared memory is known. So it is for fp32. ``parsed``: Triton's language is accepted.
 """
 
 import multiprocessing
@@ -24,6 +24,7 @@ from triton._C.libtriton import llvm, nvidia
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime import driver
+from triton.runtime.cache import triton_key
 from triton.runtime.jit import JITFunction
 
 from benchmarks.kernels import launchers
@@ -31,7 +32,7 @@ from benchmarks.kernels.launchers import Launchers
 from rosebatch_kernels.common.device import HOPPER, Device
 from rosebatch_kernels.experts.packed import can_decode
 from rosebatch_kernels.feedback import layout
-from tests.helpers.packed_experts import random_packed
+from tests.helpers.packed_experts import empty_packed
 
 QKV = Launchers("qkv.kernel")
 compiled = []
@@ -73,6 +74,20 @@ def converted_only():
     return only(llvm, "to_module")
 
 
+def parsed_only():
+    """Triton's language becomes its first form of code, and nothing is compiled."""
+
+    def make_none(backend, module, metadata, *_):
+        metadata.update(name="-", shared=0)
+        return ""
+
+    stages = {"make_ttgir": lambda _, module, *__: module, "make_llir": make_none}
+    return patch.multiple(CUDABackend, **stages, make_ptx=lambda *_: "", make_cubin=lambda *_: b"")
+
+
+OTHERS = {"converted": converted_only, "lowered": lowered_only, "parsed": parsed_only}
+
+
 def compile_only(device: Device, forms: str) -> None:
     """Make every launch a compilation for ``device``."""
     met = set()
@@ -88,7 +103,7 @@ def compile_only(device: Device, forms: str) -> None:
         values = (*args, *options.values())
         dtypes = {each.dtype for each in values if isinstance(each, torch.Tensor)} & {torch.float16, torch.bfloat16}
         form = self.__name__, frozenset(dtypes) if device.arch == HOPPER else None
-        others = converted_only if forms == "converted" and dtypes else lowered_only
+        others = lowered_only if forms == "converted" and not dtypes else OTHERS[forms]
         with others() if form in met else nullcontext():
             kernel = run(self, *args, grid=grid, warmup=True, **options)
         met.add(form)
@@ -414,7 +429,7 @@ def experts() -> None:
     ):
         for tokens, dtype in sizes:
             ids, weights = ints(tokens, 4), empty(tokens, 4, dtype=torch.float32)
-            matrices = [random_packed(form, unit, has_zeros, (32, *shape), 0) for shape in ((400, 264), (264, 200))]
+            matrices = [empty_packed(form, unit, has_zeros, (32, *shape)) for shape in ((400, 264), (264, 200))]
             kernel.parts(empty(tokens, 264, dtype=dtype), ids, weights, *matrices)
 
 
@@ -429,7 +444,7 @@ def experts_of_fp8() -> None:
         for tokens in (24, 96):
             ids, weights = ints(tokens, 4), empty(tokens, 4, dtype=torch.float32)
             shapes = (4, 2 * inner, size), (4, size, inner)
-            matrices = [random_packed("e4m3", unit, False, shape, 0, in_blocks=in_blocks) for shape in shapes]
+            matrices = [empty_packed("e4m3", unit, False, shape, in_blocks=in_blocks) for shape in shapes]
             kernel.parts(empty(tokens, size, dtype=dtype), ids, weights, *matrices)
 
 
@@ -482,7 +497,8 @@ def compile_group(arch: str, group: str, forms: str, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    # What is imported once takes longer than many a group.
+    # What is imported once takes longer than many a group, and so does the digest of Triton's files.
+    triton_key()
     for line in sys.stdin:
         process = multiprocessing.get_context("fork").Process(target=compile_group, args=line.split())
         process.start()
