@@ -1,10 +1,10 @@
 """The order in which rows are served: the same beginnings together, and at the end the longest first."""
 
-from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
+from rosebatch.core.token_ids import TokenIds
 from rosebatch.io.rows import FailedRow
 from rosebatch.job.lengths import ROWS_AHEAD, length_class
 from rosebatch.job.prepared import DEFAULT_BYTES, END, End, Prepared, size_of
@@ -121,7 +121,7 @@ def _beginning(item: Prepared | FailedRow) -> bytes:
     if isinstance(item, FailedRow):
         return b""
     try:
-        return array("I", item.prompts[0].token_ids).tobytes()
+        return TokenIds.of(item.prompts[0].token_ids).packed.tobytes()
     except OverflowError:
         # No token ids of any model: the engine refuses them.
         return b""

@@ -10,6 +10,7 @@ from concurrent.futures import Executor, Future
 from typing import NamedTuple
 
 from rosebatch.core.errors import RowError, unexpected
+from rosebatch.core.token_ids import TokenIds
 from rosebatch.host.threads import wait_for
 from rosebatch.io.rows import FailedRow, Row
 from rosebatch.job.chat_rows import for_model
@@ -167,7 +168,9 @@ def _prompts_of(
     for number, (prompt, text) in enumerate(encoded):
         if isinstance(prompt, RowError):
             raise prompt
-        prompt = tuple(prompt[-options.truncate_prompt_tokens :])
+        if options.truncate_prompt_tokens:
+            prompt = prompt[-options.truncate_prompt_tokens :]
+        prompt = TokenIds.of(prompt)
         own = sampling
         if sampling.seed is None and not sampling.greedy:
             own = sampling.seeded(row_seed(seed, row.index, row.id, prompt, number))

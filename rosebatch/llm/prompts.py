@@ -4,8 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypedDict
 
+import numpy as np
+
 from rosebatch.core.errors import FlagError, RowError
 from rosebatch.core.plain import plain
+from rosebatch.core.token_ids import TokenIds
 from rosebatch.core.words import counted
 from rosebatch.io.fields import PromptOptions, RequestFields, to_struct, tools_of
 from rosebatch.io.text_only import plain_message, require_text
@@ -138,6 +141,17 @@ def _require_known(prompt: Mapping[str, Any]) -> None:
         raise RowError("unsupported_field", f"{unknown[0]}: a prompt's mapping has prompt or prompt_token_ids alone")
 
 
+def _are_numbers(ids: TokenIds) -> bool:
+    """Whether they are whole numbers and no truth values; mostly without a look at each."""
+    try:
+        if ids and np.frombuffer(ids.packed, np.uint32).min() > 1:
+            # Truth values are 0 and 1.
+            return True
+    except (OverflowError, TypeError):
+        pass
+    return all(issubclass(kind, int) and kind is not bool for kind in set(map(type, ids)))
+
+
 def prompt_fields(prompt: Prompt) -> dict[str, Any]:
     """The fields of a row; an ``error`` if it is no prompt."""
     if isinstance(prompt, str):
@@ -152,10 +166,10 @@ def prompt_fields(prompt: Prompt) -> dict[str, Any]:
             return prompt_fields(prompt["prompt"] if ids is None else ids)
         prompt = prompt["prompt"]
     elif isinstance(prompt, Iterable) and not isinstance(prompt, bytes):
-        ids = tuple(plain(prompt))
+        ids = TokenIds(plain(prompt))
         if ids and hasattr(ids[0], "tolist"):
-            ids = tuple(map(plain, ids))
-        if all(issubclass(kind, int) and kind is not bool for kind in set(map(type, ids))):
+            ids = TokenIds(map(plain, ids))
+        if _are_numbers(ids):
             return {"prompt_token_ids": ids}
     error = RowError("invalid_prompt", f"a prompt is a text, token ids or a mapping, got {type(prompt).__name__}")
     return {"error": error}

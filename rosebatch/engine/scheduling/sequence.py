@@ -12,6 +12,7 @@ import numpy as np
 from rosebatch.core.errors import RowError
 from rosebatch.core.request import Completion, Constraint, Logprobs, PackedLogprobs, Request, StopMatcher
 from rosebatch.core.sampling_params import SamplingParams
+from rosebatch.core.token_ids import TokenIds
 from rosebatch.engine.plan import NOT_FINITE, SequenceSpec
 from rosebatch.engine.pooling.outputs import output_of
 
@@ -108,8 +109,7 @@ class SequenceState:
             has_features=sampling.adjusts or sampling.logprobs is not None,
             pooling=pooling,
         )
-        # CPython fills an array without signs in a third of the time.
-        token_ids = array("I", prompt)
+        token_ids = TokenIds.of(prompt).packed[:]
         return cls(request, sample, spec, token_ids, stop_matcher, constraint, arrival_time=arrival_time)
 
     @property

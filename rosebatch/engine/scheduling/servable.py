@@ -1,7 +1,6 @@
 """Which requests an engine can serve. No torch."""
 
 import math
-from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,6 +8,7 @@ import numpy as np
 from rosebatch.core.errors import RowError
 from rosebatch.core.pooling_params import cannot_generate
 from rosebatch.core.request import Request
+from rosebatch.core.token_ids import TokenIds
 from rosebatch.core.words import counted
 from rosebatch.engine.pooling.outputs import require_output
 
@@ -52,6 +52,6 @@ def _largest(token_ids: Sequence[int]) -> float:
         return max(token_ids) if min(token_ids) >= 0 else math.inf
     try:
         # ``min`` and ``max`` take three times as long here.
-        return int(np.frombuffer(array("I", token_ids), np.uint32).max())
+        return int(np.frombuffer(TokenIds.of(token_ids).packed, np.uint32).max())
     except OverflowError:
         return math.inf
