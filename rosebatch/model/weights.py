@@ -24,9 +24,9 @@ _NARROW_FLOATS = {"F8_E4M3", "F8_E5M2"}
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _DTYPES |= {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu}
 _DTYPES |= {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8}
-# What follows the name of a tensor, or of its module, where values are to be multiplied.
 # What models compute themselves: rotary frequencies, masks; a tied head is looked at before.
 _COMPUTED = ("inv_freq", "masked_bias", "attn.bias", "position_ids", "lm_head.weight")
+# What follows the name of a tensor, or of its module, where values are to be multiplied.
 _SCALES = ("weight_scale", "weight_scale_inv", "scale_weight", "weight_scale_2", "input_scale")
 # Numbers of quantized matrices, in place of ``weight``.
 _PACKED = ("qweight", "weight_packed", "weight_blocks")
