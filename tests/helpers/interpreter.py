@@ -23,6 +23,7 @@ def speed_up() -> None:
     _patch_once()
     _describe_once()
     _broadcast_what_differs()
+    _promote_what_differs()
     _leave_overflow_out()
     _round_to_fp8()
 
@@ -84,6 +85,29 @@ def _broadcast_what_differs() -> None:
         return broadcast(self, left, right)
 
     TritonSemantic.broadcast_impl_value = broadcast_unless_equal
+
+
+def _promote_what_differs() -> None:
+    """Operands of one type keep it, and so does a tensor next to a Python number of its kind."""
+    tensor, dtype = tl.core.tensor, tl.core.dtype
+    signed, floats = {"int8", "int16", "int32", "int64"}, {"fp16", "bf16", "fp32", "fp64"}
+    kept = {int: signed | floats, float: floats}
+    promote = TritonSemantic.binary_op_type_checking_impl
+
+    def promote_unless_alike(self, left, right, *flags, **named):
+        # Flags behind the two of pointers, and named ones, are those of divisions and others that convert.
+        if len(flags) <= 2 and not named:
+            a, b = type(left), type(right)
+            if a is tensor and type(left.dtype) is dtype:
+                if b is tensor and left.dtype is right.dtype:
+                    return self.broadcast_impl_value(left, right)
+                if b in kept and left.dtype.name in kept[b]:
+                    return self.broadcast_impl_value(left, self._cast_to_computation_type(right, left.dtype))
+            elif b is tensor and type(right.dtype) is dtype and a in kept and right.dtype.name in kept[a]:
+                return self.broadcast_impl_value(self._cast_to_computation_type(left, right.dtype), right)
+        return promote(self, left, right, *flags, **named)
+
+    TritonSemantic.binary_op_type_checking_impl = promote_unless_alike
 
 
 def _leave_overflow_out() -> None:
