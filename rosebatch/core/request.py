@@ -1,8 +1,9 @@
 """Requests to the engine and its completions: token ids in, token ids out. Neither has rows or texts."""
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from operator import eq
 from typing import Any, NamedTuple, Protocol, Self, overload
 
@@ -60,8 +61,24 @@ class PackedLogprobs(Sequence[Logprobs]):
         self._width = 1
         self.extend(logprobs)
 
+    @classmethod
+    def of(cls, ids: bytes, values: bytes, ranks: bytes, width: int) -> Self:
+        """Of int32 ``ids [T, width]``, a token's own first, fp32 ``values`` of these, and int32 ``ranks [T]``."""
+        packed = cls()
+        packed._ids.frombytes(ids)
+        packed._values.frombytes(values)
+        packed._ranks.frombytes(ranks)
+        packed._width = width
+        return packed
+
     def extend(self, logprobs: Iterable[Logprobs]) -> None:
         """Append those of further tokens."""
+        if isinstance(logprobs, PackedLogprobs):
+            self._width = logprobs._width
+            self._ids += logprobs._ids
+            self._values += logprobs._values
+            self._ranks += logprobs._ranks
+            return
         for token_id, logprob, top, rank in logprobs:
             self._width = 1 + len(top)
             self._ranks.append(rank)
@@ -82,11 +99,26 @@ class PackedLogprobs(Sequence[Logprobs]):
 
     def __getitem__(self, at: int | slice) -> Logprobs | Sequence[Logprobs]:
         if isinstance(at, slice):
-            return [self[each] for each in range(*at.indices(len(self)))]
+            first, stop, step = at.indices(len(self))
+            assert step == 1, "a slice is of successive tokens"
+            own = slice(first * self._width, stop * self._width)
+            ids, values, ranks = self._ids[own], self._values[own], self._ranks[first:stop]
+            return PackedLogprobs.of(ids.tobytes(), values.tobytes(), ranks.tobytes(), self._width)
         number = range(len(self))[at]
         own = slice(number * self._width, (number + 1) * self._width)
         ids, values = self._ids[own], self._values[own]
         return Logprobs(ids[0], values[0], tuple(zip(ids[1:], values[1:], strict=True)), self._ranks[number])
+
+    def __iter__(self) -> Iterator[Logprobs]:
+        ids, values, likeliest = iter(self._ids), iter(self._values), self._width - 1
+        for rank in self._ranks:
+            token_id, logprob = next(ids), next(values)
+            top = tuple(zip(islice(ids, likeliest), islice(values, likeliest), strict=True))
+            yield Logprobs(token_id, logprob, top, rank)
+
+    def total(self) -> float:
+        """The sum over the tokens."""
+        return sum(self._values[:: self._width])
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and len(self) == len(other) and all(map(eq, self, other))
@@ -162,7 +194,7 @@ class Completion:
     arrival_time: float
     finish_time: float
     token_times: Sequence[float] = ()
-    logprobs: Sequence[Logprobs] = ()
+    logprobs: PackedLogprobs | tuple[()] = ()
     prompt_logprobs: tuple[Logprobs, ...] = ()
     pooled: "array[float] | None" = None
     error: RowError | None = None

@@ -204,8 +204,8 @@ class StepResult:
     """
 
     token_ids: list[list[int]]
-    logprobs: Sequence[list[Logprobs]] = ()
-    prompt_logprobs: Mapping[int, list[Logprobs]] = field(default_factory=dict)
+    logprobs: Sequence[Sequence[Logprobs]] = ()
+    prompt_logprobs: Mapping[int, Sequence[Logprobs]] = field(default_factory=dict)
     pooled: Mapping[int, np.ndarray] = field(default_factory=dict)
     seconds: float = field(default=0.0, kw_only=True)
     syncs: int = field(default=0, kw_only=True)

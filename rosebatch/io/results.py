@@ -61,8 +61,8 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str
     stop_reason: str | None = None
     token_ids: list[int] | None = None
-    logprobs: list[ScoredToken] | None = None
-    prompt_logprobs: list[ScoredToken] | None = None
+    logprobs: Sequence[ScoredToken] | None = None
+    prompt_logprobs: Sequence[ScoredToken] | None = None
     echo: bool = False
     reasoning: str | None = None
     reasoning_tokens: int = 0

@@ -1,11 +1,12 @@
 """From the completions of a row to its result: texts cut at stop strings, log-probabilities by token."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from rosebatch.core.request import Completion
-from rosebatch.io.results import Choice, Result, ScoredToken
+from rosebatch.io.results import Choice, Result
 from rosebatch.job.prepared import Prepared, PreparedPrompt
+from rosebatch.job.scored_tokens import ScoredTokens, scored
 from rosebatch.text.chat_parsers import ChatReader, ChatText
 from rosebatch.text.stop_strings import cut_at_stop
 from rosebatch.text.tokenizer import Tokenizer
@@ -81,10 +82,10 @@ def _choice(
         if ended.calls and finish_reason == "stop":
             finish_reason = "tool_calls"
     if sampling.logprobs is not None:
-        logprobs = [_scored(*scored, tokenizer) for scored in completion.logprobs]
+        logprobs = ScoredTokens(completion.logprobs, tokenizer)
     if sampling.prompt_logprobs is not None:
-        prompt_logprobs = [_scored(prompt.token_ids[0], None, (), 0, tokenizer)]
-        prompt_logprobs += [_scored(*scored, tokenizer) for scored in first.prompt_logprobs]
+        prompt_logprobs = [scored(prompt.token_ids[0], None, (), 0, tokenizer)]
+        prompt_logprobs += ScoredTokens(first.prompt_logprobs, tokenizer)
     return Choice(
         text=_with_echo(content, prompt, completion, tokenizer),
         finish_reason=finish_reason,
@@ -167,15 +168,3 @@ def _parse_chat(whole: ChatText, reader: ChatReader, stop: Sequence[str], protec
     parsed = reader.parse(whole.rest, thought=whole.reasoning_tokens > 0)
     text, string = cut_at_stop(parsed.content, stop, protected, keep=keep)
     return _Content(text, whole.reasoning, parsed.calls, string)
-
-
-def _scored(
-    token_id: int, logprob: float | None, top: Iterable[tuple[int, float]], rank: int, tokenizer: Tokenizer | None
-) -> ScoredToken:
-    if tokenizer is None:
-        likeliest = tuple(ScoredToken(other, None, value) for other, value in top)
-        return ScoredToken(token_id, None, logprob, likeliest, rank=rank)
-    likeliest = tuple(ScoredToken(other, tokenizer.token_bytes(other), value) for other, value in top)
-    return ScoredToken(
-        token_id, tokenizer.token_bytes(token_id), logprob, likeliest, tokenizer.is_special(token_id), rank
-    )

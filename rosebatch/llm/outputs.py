@@ -1,8 +1,8 @@
 """What ``LLM.generate`` and its kin return. Names and meanings as in vLLM, so that scripts find what they look for."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, overload
 
 from rosebatch.core.request import Completion
 from rosebatch.io.results import Choice, Result, ScoredToken
@@ -42,6 +42,39 @@ class RequestMetrics(NamedTuple):
 TokenLogprobs = dict[int, Logprob]
 
 
+class LogprobsOfTokens(Sequence[TokenLogprobs]):
+    """Of each token of a completion. Dictionaries are made when they are read; pickled, they are a list."""
+
+    def __init__(self, tokens: Sequence[ScoredToken]) -> None:
+        self._tokens = tokens
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    @overload
+    def __getitem__(self, at: int) -> TokenLogprobs: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[TokenLogprobs]: ...
+
+    def __getitem__(self, at: int | slice) -> TokenLogprobs | list[TokenLogprobs]:
+        return list(map(_by_id, self._tokens[at])) if isinstance(at, slice) else _by_id(self._tokens[at])
+
+    def __iter__(self) -> Iterator[TokenLogprobs]:
+        return map(_by_id, self._tokens)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+    def __reduce__(self) -> tuple[type, tuple[list[TokenLogprobs]]]:
+        return list, (list(self),)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionOutput:
     """One completion of a prompt.
@@ -65,7 +98,7 @@ class CompletionOutput:
     token_ids: list[int]
     finish_reason: str
     stop_reason: str | int | None = None
-    logprobs: list[TokenLogprobs] | None = None
+    logprobs: Sequence[TokenLogprobs] | None = None
     cumulative_logprob: float | None = None
     token_times: Sequence[float] = ()
     message: dict[str, Any] | None = None
@@ -125,7 +158,7 @@ class Completions:
                     token_ids=choice.token_ids or [],
                     finish_reason=choice.finish_reason,
                     stop_reason=_stop_reason(choice, done),
-                    logprobs=None if choice.logprobs is None else [_by_id(token) for token in choice.logprobs],
+                    logprobs=None if choice.logprobs is None else LogprobsOfTokens(choice.logprobs),
                     cumulative_logprob=_sum(done) if choice.logprobs is not None else None,
                     token_times=[time - done.arrival_time for time in done.token_times],
                     message=_message(choice, result.row.index, index) if is_chat else None,
@@ -189,4 +222,4 @@ def _of_prompt(tokens: Sequence[ScoredToken]) -> list[TokenLogprobs | None]:
 
 
 def _sum(completion: Completion) -> float:
-    return sum(token.logprob for token in completion.logprobs)
+    return completion.logprobs.total() if completion.logprobs else 0.0

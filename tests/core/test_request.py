@@ -170,3 +170,14 @@ def test_packed_log_probabilities_are_the_same_again(limit):
     with pytest.raises(IndexError):
         packed[50]
     assert sum(len(kept) * kept.itemsize for kept in (packed._ids, packed._values)) == LOGPROB_BYTES * 50 * (1 + limit)
+
+
+def test_parts_of_packed_log_probabilities():
+    """Tokens of a window are appended as they come, up to the one that ends the completion."""
+    given = [Logprobs(i, -i / 8, ((i + 1, -1.0),), i) for i in range(6)]
+    packed = PackedLogprobs(given[:1])
+    packed.extend(PackedLogprobs(given[1:])[:3])
+    assert packed == given[:4]
+    assert packed[1:3] == given[1:3] and type(packed[1:3]) is PackedLogprobs
+    assert packed.total() == sum(each.logprob for each in given[:4])
+    assert PackedLogprobs().total() == 0

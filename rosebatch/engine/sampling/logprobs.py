@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rosebatch.core.request import Logprobs
+from rosebatch.core.request import PackedLogprobs
 from rosebatch.core.sampling_params import MAX_LOGPROBS
 from rosebatch.engine.plan import Chunk, SequenceSpec
 from rosebatch.engine.staging import Staging
@@ -57,7 +57,7 @@ def prompt_logprobs(
     logits_of: Callable[[Tensor], Tensor],
     up: Staging,
     down: Staging,
-) -> Callable[[], dict[int, list[Logprobs]]]:
+) -> Callable[[], dict[int, PackedLogprobs]]:
     """Begin to fetch what ``StepResult.prompt_logprobs`` holds.
 
     Args:
@@ -88,7 +88,7 @@ def prompt_logprobs(
         parts += [logprob_rows(logits_of(some), ids, each.limit) for some, ids in pairs]
     fetch = down.fetch(torch.cat(parts))
 
-    def read() -> dict[int, list[Logprobs]]:
+    def read() -> dict[int, PackedLogprobs]:
         rows = np.split(fetch(), np.cumsum(lengths)[:-1])
         return {a.number: read_logprobs(own, a.following, a.limit) for a, own in zip(asked, rows, strict=True)}
 
@@ -97,23 +97,22 @@ def prompt_logprobs(
 
 def read_all(
     rows: np.ndarray, specs: Sequence[SequenceSpec], token_ids: Sequence[Sequence[int]]
-) -> list[list[Logprobs]]:
-    """Each sequence's log-probabilities from rows ``[S, T, ROW]``; an empty list for one without."""
+) -> list[PackedLogprobs]:
+    """Each sequence's log-probabilities from rows ``[S, T, ROW]``; none for one without."""
     return [
-        [] if (limit := spec.sampling.logprobs) is None else read_logprobs(own, tokens, limit)
+        PackedLogprobs() if (limit := spec.sampling.logprobs) is None else read_logprobs(own, tokens, limit)
         for own, spec, tokens in zip(rows, specs, token_ids, strict=True)
     ]
 
 
-def read_logprobs(rows: np.ndarray, token_ids: Sequence[int], limit: int) -> list[Logprobs]:
+def read_logprobs(rows: np.ndarray, token_ids: Sequence[int], limit: int) -> PackedLogprobs:
     """Read rows ``[T, ROW]`` int32 of these tokens, with their ``limit`` likeliest.
 
     There are fewer tokens than rows if the sequence ended earlier.
     """
-    rows = np.ascontiguousarray(rows[: len(token_ids)])
-    ids, reals = rows[:, _IDS : _IDS + limit].tolist(), rows.view(np.float32)
-    chosen, tops = reals[:, 0].tolist(), reals[:, _TOPS : _TOPS + limit].tolist()
-    return [
-        Logprobs(token_id, logprob, tuple(zip(top_ids, top, strict=True)), rank)
-        for token_id, logprob, top_ids, top, rank in zip(token_ids, chosen, ids, tops, rows[:, 1].tolist(), strict=True)
-    ]
+    rows = rows[: len(token_ids)]
+    ids = np.empty((len(rows), 1 + limit), np.int32)
+    ids[:, 0], ids[:, 1:] = token_ids, rows[:, _IDS : _IDS + limit]
+    values = np.empty_like(ids)
+    values[:, 0], values[:, 1:] = rows[:, 0], rows[:, _TOPS : _TOPS + limit]
+    return PackedLogprobs.of(ids.tobytes(), values.tobytes(), rows[:, 1].tobytes(), 1 + limit)

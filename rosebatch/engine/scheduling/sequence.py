@@ -5,7 +5,6 @@ import time
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 
 import numpy as np
 
@@ -215,7 +214,7 @@ class SequenceState:
         self.token_times.extend([now] * appended)
         if logprobs:
             self.logprobs = self.logprobs or PackedLogprobs()
-            self.logprobs.extend(islice(logprobs, appended))
+            self.logprobs.extend(logprobs[:appended])
         if self.finish_reason is not None:
             self.finish_time = now
         return appended

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rosebatch.core.request import Logprobs
+from rosebatch.core.request import PackedLogprobs
 from rosebatch.engine.cache.kv_cache import KVCache
 from rosebatch.engine.cache.state_pool import StatePool
 from rosebatch.engine.plan import PackedStep, RestartPolicy, StepPlan, StepResult
@@ -85,7 +85,7 @@ class TorchRunner:
         self.cache.copy(plan.copies, self.staging)
         attention = GatheredAttention(batch, self.cache, self._cached, self.ops, self.states)
         trimmed = self.trim_last_layer and not reads_all(plan, specs)
-        count, of_prompts = len(batch.sampled), dict[int, list[Logprobs]]()
+        count, of_prompts = len(batch.sampled), dict[int, PackedLogprobs]()
         if trimmed:
             wanted = batch.last_rows if count < plan.num_tokens else None
             hidden = ends = self.model.forward(batch.input_ids, batch.positions, attention, wanted)
@@ -109,7 +109,7 @@ class TorchRunner:
 
 def _logprobs(
     logits: Tensor, tokens: Tensor, sampled: list[SampledRow], token_ids: list[list[int]]
-) -> list[list[Logprobs]]:
+) -> list[PackedLogprobs]:
     specs = [row.spec for row in sampled]
     limit = Features.of(specs).logprobs
     if limit is None:

@@ -1,7 +1,7 @@
 """What a plan brought, and how long the device took."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -46,10 +46,10 @@ class DeviceClock:
 
 def to_result(
     ids: list[list[int]],
-    logprobs: list[list[Logprobs]],
+    logprobs: Sequence[Sequence[Logprobs]],
     clock: DeviceClock,
     ran: Ran,
-    of_prompts: Mapping[int, list[Logprobs]] | None = None,
+    of_prompts: Mapping[int, Sequence[Logprobs]] | None = None,
     pooled: Mapping[int, np.ndarray] | None = None,
 ) -> StepResult:
     """What a plan brought; waits for the device."""

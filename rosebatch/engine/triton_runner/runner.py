@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rosebatch.config.switches import Switches
-from rosebatch.core.request import Logprobs
+from rosebatch.core.request import PackedLogprobs
 from rosebatch.engine.cache.kv_cache import KVCache
 from rosebatch.engine.cache.state_pool import StatePool
 from rosebatch.engine.plan import DecodeWindow, PackedStep, RestartPolicy, StepPlan, StepResult
@@ -45,7 +45,7 @@ from rosebatch_kernels.common import host_waits
 _MAX_FETCHES = 12
 
 # These wait for what prompts report, by the number of a chunk: log-probabilities, and pooled hidden states.
-_PromptLogprobs = Callable[[], dict[int, list[Logprobs]]]
+_PromptLogprobs = Callable[[], dict[int, PackedLogprobs]]
 _Pooled = Callable[[], dict[int, np.ndarray]]
 
 
