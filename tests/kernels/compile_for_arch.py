@@ -7,7 +7,7 @@ instruction. The answer to it is an exit code; ``FOLDER/errors`` says why it is 
 
 The first of each kernel is compiled to the end, which is one in bf16, for Hopper the first of each dtype. FORMS says
 what becomes of the others. ``converted``: those in 16 bits go through all passes of Triton's own, without LLVM and
-ptxas. ``lowered``: their shared memory is known. So it is for fp32. ``parsed``: Triton's language is accepted.
+ptxas. ``lowered``: their shared memory is known. So it is for fp32.
 """
 
 import multiprocessing
@@ -74,20 +74,6 @@ def converted_only():
     return only(llvm, "to_module")
 
 
-def parsed_only():
-    """Triton's language becomes its first form of code, and nothing is compiled."""
-
-    def make_none(backend, module, metadata, *_):
-        metadata.update(name="-", shared=0)
-        return ""
-
-    stages = {"make_ttgir": lambda _, module, *__: module, "make_llir": make_none}
-    return patch.multiple(CUDABackend, **stages, make_ptx=lambda *_: "", make_cubin=lambda *_: b"")
-
-
-OTHERS = {"converted": converted_only, "lowered": lowered_only, "parsed": parsed_only}
-
-
 def compile_only(device: Device, forms: str) -> None:
     """Make every launch a compilation for ``device``."""
     met = set()
@@ -103,7 +89,7 @@ def compile_only(device: Device, forms: str) -> None:
         values = (*args, *options.values())
         dtypes = {each.dtype for each in values if isinstance(each, torch.Tensor)} & {torch.float16, torch.bfloat16}
         form = self.__name__, frozenset(dtypes) if device.arch == HOPPER else None
-        others = lowered_only if forms == "converted" and not dtypes else OTHERS[forms]
+        others = converted_only if forms == "converted" and dtypes else lowered_only
         with others() if form in met else nullcontext():
             kernel = run(self, *args, grid=grid, warmup=True, **options)
         met.add(form)

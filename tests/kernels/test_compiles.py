@@ -13,7 +13,6 @@ import pytest
 
 import rosebatch_kernels
 from rosebatch_kernels.common.device import HOPPER, SHARED_MEMORY, Device
-from rosebatch_kernels.experts import sizes as experts
 from tests.helpers.checkout import python_path
 
 SCRIPT = Path(__file__).with_name("compile_for_arch.py")
@@ -47,8 +46,8 @@ OF_E4M3 = {
 # Nothing is compiled for these: another of the generation, with no more shared memory, has the same sizes and launches.
 ALIKE = {80: 86, 89: 86, 103: 100}
 # See ``compile_for_arch.py``. The shapes of products in tensor cores are those of 86 for 89 and 120 too. 120 has the
-# sizes of 86 as well, and every form has as much shared memory or less; kernels may wait for their predecessor.
-FORMS = {86: "converted", HOPPER: "converted", 120: "parsed"}
+# sizes of 86 as well; Triton has passes of its own for it, and kernels may wait for their predecessor.
+FORMS = {86: "converted", HOPPER: "converted"}
 STREAMED = {"_gated_product", "_logits", "_product"}
 # Products of many rows on Hopper's own instruction, which Triton leaves for others without a word.
 WGMMA = {
@@ -98,8 +97,7 @@ def test_kernels_compile_and_fit(compiled, arch, group, tmp_path):
 
     A form of each kernel in bf16 is compiled to the end, and for Hopper one of each dtype, but systems of the delta
     rule in fp32. The rest goes through Triton's own passes, in 16 bits for Hopper and for 86, or until the shared
-    memory is known; for 120 it is only parsed, because its memory is that of 86, or of 89 in e4m3. A failure behind
-    these points which another form of the kernel alone would bring out is not seen.
+    memory is known. A failure behind these points which another form of the kernel alone would bring out is not seen.
     """
     pytest.importorskip("triton")
     lines = compiled(arch, group, tmp_path)
@@ -112,33 +110,16 @@ def test_kernels_compile_and_fit(compiled, arch, group, tmp_path):
             assert all(cores == "wgmma" for name, _, cores in lines if name == "_expert_product")
 
 
-def require_equal_sizes(one, two):
-    """Each table has the same for both. FlashInfer's module needs its package, and has no sizes."""
-    for name in (each.name for each in walk_packages(rosebatch_kernels.__path__, "rosebatch_kernels.")):
-        table = None if name.endswith(".flashinfer") else getattr(import_module(name), "SIZES", None)
-        assert table is None or table.of(one) == table.of(two), name
-
-
 @pytest.mark.whole
 @pytest.mark.parametrize(("arch", "other"), ALIKE.items())
 def test_architectures_that_are_alike(arch, other):
     """Sizes or launches of its own were compiled for nobody. Triton's passes go by the generation."""
     pytest.importorskip("triton")
     one, two = (Device.of_arch(each, 100) for each in (arch, other))
-    require_equal_sizes(one, two)
+    # FlashInfer's module needs its package, and has no sizes.
+    for name in (each.name for each in walk_packages(rosebatch_kernels.__path__, "rosebatch_kernels.")):
+        table = None if name.endswith(".flashinfer") else getattr(import_module(name), "SIZES", None)
+        assert table is None or table.of(one) == table.of(two), name
     assert arch // 10 == other // 10
     assert one.shared_memory >= two.shared_memory
     assert (one.pdl, one.tma) == (two.pdl, two.tma)
-
-
-@pytest.mark.whole
-@pytest.mark.parametrize("other", [86, 89])
-def test_sizes_of_forms_that_are_only_parsed(other):
-    """With sizes of its own, nobody would know the shared memory of most forms for 120."""
-    pytest.importorskip("triton")
-    one, two = (Device.of_arch(each, 100) for each in (120, other))
-    require_equal_sizes(one, two)
-    assert one.shared_memory >= two.shared_memory
-    # Such tiles would have other launches there.
-    assert "tma=True" in repr(experts.SIZES.of(Device.of_arch(HOPPER, 100)))
-    assert "tma=True" not in repr(experts.SIZES.of(one))
