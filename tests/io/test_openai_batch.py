@@ -134,6 +134,15 @@ def test_several_prompts(prompt, expected):
     assert (row.prompts, row.prompt, row.prompt_token_ids, row.messages) == (expected, None, None, None)
 
 
+def test_too_many_answers():
+    """A line of a million prompts took 2.5 GB and minutes, and its answers came at once at the end."""
+    for most in (text(["a"] * 16_384), text(["a"] * 16, n=1024), text([[1]] * 16_384)):
+        assert isinstance(parse(most), Row)
+    inputs = {**text(), "url": "/v1/embeddings", "body": {"input": ["a"] * 16_385}}
+    for more, answers in ((text(["a"] * 16_385), 16_385), (text(["a"] * 17, n=1024), 17_408), (inputs, 16_385)):
+        assert_failed(parse(more), "invalid_field", f"prompts and n make {answers} answers, more than 16384")
+
+
 def test_a_suffix_of_several_prompts():
     """The suffix must not be dropped silently."""
     assert isinstance(parse(text(["a", "b"], suffix="c")), FailedRow)

@@ -19,6 +19,8 @@ from rosebatch.io.rows import FailedRow, Row
 
 # Errors that no change of the request mends.
 OUR_ERRORS = frozenset({"grammar_failed", "non_finite_logits", "unexpected_error", "worker_died"})
+# Of all prompts of a line. Beyond any sense: each takes three kilobytes until the last is there.
+_MAX_ANSWERS = 16_384
 _ENDPOINTS = {each.url: each for each in (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES)}
 
 
@@ -53,13 +55,16 @@ def parse_request(values: object, *, index: int, where: str, defaults: Mapping[s
         endpoint = _endpoint(line)
         asked = endpoint.parse(line.body, defaults)
         beside = [name for name, value in given.items() if value is not None and name not in _FIELDS]
-        return Row(
+        row = Row(
             index=index,
             where=where,
             metadata={"custom_id": line.custom_id, "url": endpoint.url, **_model(line.body), **asked.metadata},
             id=line.custom_id,
             **{**asked.fields, "ignored": (*asked.fields["ignored"], *beside)},
         )
+        if (answers := len(row.prompts) * row.sampling.n) > _MAX_ANSWERS:
+            raise RowError("invalid_field", f"prompts and n make {answers} answers, more than {_MAX_ANSWERS}")
+        return row
     except RowError as error:
         return FailedRow(index=index, where=where, metadata=metadata, error=error)
 
