@@ -3,6 +3,9 @@
 from array import array
 from collections.abc import Iterable
 
+# Up to so many token ids, a look at each of them takes less time than NumPy's call.
+FEW = 64
+
 
 class TokenIds(tuple[int, ...]):
     """Token ids."""

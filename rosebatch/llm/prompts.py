@@ -8,7 +8,7 @@ import numpy as np
 
 from rosebatch.core.errors import FlagError, RowError
 from rosebatch.core.plain import plain
-from rosebatch.core.token_ids import TokenIds
+from rosebatch.core.token_ids import FEW, TokenIds
 from rosebatch.core.words import counted
 from rosebatch.io.fields import PromptOptions, RequestFields, to_struct, tools_of
 from rosebatch.io.text_only import plain_message, require_text
@@ -144,7 +144,7 @@ def _require_known(prompt: Mapping[str, Any]) -> None:
 def _are_numbers(ids: TokenIds) -> bool:
     """Whether they are whole numbers and no truth values; mostly without a look at each."""
     try:
-        if ids and np.frombuffer(ids.packed, np.uint32).min() > 1:
+        if len(ids) > FEW and np.frombuffer(ids.packed, np.uint32).min() > 1:
             # Truth values are 0 and 1.
             return True
     except (OverflowError, TypeError):

@@ -8,12 +8,9 @@ import numpy as np
 from rosebatch.core.errors import RowError
 from rosebatch.core.pooling_params import cannot_generate
 from rosebatch.core.request import Request
-from rosebatch.core.token_ids import TokenIds
+from rosebatch.core.token_ids import FEW, TokenIds
 from rosebatch.core.words import counted
 from rosebatch.engine.pooling.outputs import require_output
-
-# Token ids of a prompt: up to here, Python's own ``min`` and ``max`` are faster than NumPy.
-_SHORT = 64
 
 
 def require_servable(
@@ -48,7 +45,7 @@ def require_servable(
 
 def _largest(token_ids: Sequence[int]) -> float:
     """The largest token id; infinity if one is negative or has more than 32 bits."""
-    if len(token_ids) <= _SHORT:
+    if len(token_ids) <= FEW:
         return max(token_ids) if min(token_ids) >= 0 else math.inf
     try:
         # ``min`` and ``max`` take three times as long here.
