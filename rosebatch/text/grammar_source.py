@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 # Lexer states that llguidance may discover in one grammar; some hundred bytes each.
 MAX_STATES = 250_000
+# Characters of a grammar's text. llguidance takes up to 400 bytes for each, and most for a regex.
+_MAX_REGEX, _MAX_TEXT = 1 << 19, 1 << 22
 # llguidance refuses many more, but takes a gigabyte to find that.
 _MAX_CHOICES = 100_000
 _MAX_CHARACTERS = 300
@@ -54,6 +56,8 @@ def serialize(spec: GrammarSpec) -> str:
     """
     from llguidance import LLMatcher
 
+    if len(spec.source) > (limit := _MAX_REGEX if spec.kind == "regex" else _MAX_TEXT):
+        raise ValueError(f"it has {len(spec.source)} characters, more than {limit}")
     match spec.kind:
         case "json_schema":
             return LLMatcher.grammar_from_json_schema(formatted_schema(json.loads(spec.source)))

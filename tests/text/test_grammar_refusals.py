@@ -1,5 +1,7 @@
 """Grammars that cannot be used cost their row alone; what schemas may say."""
 
+import json
+
 import pytest
 import tokenizers
 from tokenizers import decoders, models
@@ -48,6 +50,9 @@ from tests.helpers.grammars import allowed, feed_text, spec
         ("choice", '["\\ud800"]', "escape"),
         # It took 12 s and a gigabyte to find that.
         ("choice", list(map(str, range(100_001))), "it has 100001 texts, more than 100000"),
+        # A regex of 10 MB took 2.7 GB.
+        ("regex", "a" * (2**19 + 1), "it has 524289 characters, more than 524288"),
+        ("json_schema", json.dumps({"type": "string", "pattern": "a" * 2**22}), "more than 4194304"),
     ],
 )
 def test_grammars_that_cannot_be_used(byte_grammars, kind, source, message):
