@@ -49,7 +49,9 @@ _FLAGS = {
     "use --temperature": "-t --temp",
     "use --seed": "-s --random-seed",
     "use --n": "-n --num-samples --num-return-sequences --n-samples",
+    "leave it out, a --temperature above 0 samples": "--do-sample",
     "use --repetition-penalty": "--repeat-penalty",
+    "use --stop": "--stop-sequences --stop-strings",
     "use --json-schema": "--guided-json --schema --response-format",
     "use --regex": "--guided-regex --pattern",
     "use --tokenizer": "--tokenizer-path --tokenizer-name",
@@ -57,11 +59,18 @@ _FLAGS = {
     "use --quiet (-q)": "--disable-log-stats --disable-log-requests --no-progress --silent",
     "leave it out, progress and a report are shown unless --quiet is given": "-v --verbose --debug --log-level",
     "leave it out, a run without --resume replaces the output": "-y --overwrite --force",
+    "use rosebatch check": "--dry-run",
+    "use --help": "-h",
+    "use rosebatch --version": "-V",
+    "end the name of --output in .jsonl, .csv, .parquet or .arrow": "--format --output-format",
+    "set HF_HOME in front of the command": "--cache-dir --download-dir",
+    "set HF_TOKEN in front of the command": "--token --hf-token",
     "use --resume": "--continue --restart",
     "give fewer lines, head -n N FILE | rosebatch generate -": "--limit --max-samples --head",
-    "leave it out, rosebatch reads files and serves no port": "--host --port --api-key",
+    "leave it out, rosebatch reads files and serves no port": "--host --port --api-key --base-url --api-base",
     "leave it out, rosebatch has no such feature": (
-        "--swap-space --cpu-offload-gb --enable-lora --lora-modules --lora-paths --speculative-config"
+        "--swap-space --cpu-offload-gb --enable-lora --lora --lora-modules --lora-paths --lora-adapter --best-of"
+        " --num-beams --use-beam-search --speculative-config --speculative-model --draft-model --num-speculative-tokens"
     ),
 }
 _COMMANDS = {
@@ -96,6 +105,8 @@ _REASONS = {
     r"Input should be greater than or equal to (.*)": r"must be >= \1",
     r"(.*?)\.?": r"is impossible: \1",
 }
+# Commands whose rows have all fields.
+_OF_ROWS = ("generate", "check")
 # Commands that read no file of rows.
 _NO_INPUT = {
     "bench": "makes its own requests and reads no INPUT; --model names the model",
@@ -115,8 +126,11 @@ def explained(message: str, flags: Collection[str], command: str | None = None) 
     if match := _NO_OPTION.match(message):
         name = match[1]
         own = name.replace("_", "-").lower()
-        hint = f"use {own}" if own in flags else FLAGS.get(own)
-        return f"{name} is no flag here: {hint}" if hint else f"{message}; --help-all lists all flags"
+        hint = f"use {own}" if own in flags else FLAGS.get(name) or FLAGS.get(own)
+        if hint is None and command in _OF_ROWS and _is_field(field := own.strip("-").replace("-", "_")):
+            hint = f"{field} is a field of rows"
+        every = "--help-all" if "--help-all" in flags else "--help"
+        return f"{name} is no flag here: {hint}" if hint else f"{message}; {every} lists all flags"
     if match := _NO_COMMAND.match(message):
         name = match[1]
         meant = f"generate {name}" if Path(name).exists() else COMMANDS.get(name)
@@ -131,11 +145,20 @@ def explained(message: str, flags: Collection[str], command: str | None = None) 
     if match := _SEVERAL.match(message):
         if match[1] in QUANTIZATIONS:
             return f"{match[1]}: use --quantization {match[1]}, -q is --quiet"
+        if command == "merge":
+            return f"{match[1]}: give INPUT as the shards had it; they are found by the name of --output"
         if command in _NO_INPUT:
             return f"{match[1]}: rosebatch {command} {_NO_INPUT[command]}"
         several = "a folder or a pattern in quotes stands for several files, --model names the model"
         return f"{match[1]}: a command takes one INPUT: {several}"
     return message
+
+
+def _is_field(name: str) -> bool:
+    """Whether rows have it; imported late, because it takes as long as all flags."""
+    from rosebatch.io.rows import REQUEST_FIELDS
+
+    return name in REQUEST_FIELDS
 
 
 def by_flag(message: str, fields: Collection[str]) -> str:

@@ -16,6 +16,7 @@ from rosebatch.io.saved_datasets import DESCRIPTIONS, STATE, saved_files
 from rosebatch.io.unsupported_formats import is_unsupported_data, is_visible, require_all_read
 
 _WILD = "*?["
+_IF_A_PROMPT = """; a prompt itself goes to stdin: echo '{"prompt": "…"}' | rosebatch generate -"""
 # A folder, its folders and its files.
 _Walked = tuple[str, list[str], list[str]]
 # A whole repository. Splits and configurations have folders of their own there.
@@ -79,7 +80,7 @@ def _find_local(source: str) -> list[str] | None:
     if any(mark in source for mark in _WILD):
         # pathlib's glob refuses absolute patterns.
         return sorted(each for each in glob.glob(source, recursive=True) if not Path(each).is_dir())  # noqa: PTH207
-    raise UserError(f"{source}: no such file or folder")
+    raise UserError(f"{source}: no such file or folder{_IF_A_PROMPT if ' ' in source else ''}")
 
 
 def _find_remote(source: str) -> list[str] | None:

@@ -119,6 +119,7 @@ def model_info_of(plan: LaunchPlan) -> ModelInfo:
         asdict(pooling.params),
         refused,
         names,
+        plan.source.config.hidden_size,
         fit=str(plan.fit or ""),
     )
 

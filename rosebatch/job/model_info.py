@@ -15,6 +15,7 @@ class ModelInfo:
         sampling: the model's own defaults, as fields of a row.
         pooling: the model's own, as fields of ``PoolingParams``.
         prompt_names: of the model's own texts that may precede a prompt.
+        hidden_size: numbers of a vector that it embeds to.
         refused: why the model cannot do a task, by the task's name.
         independent: whether no completion depends on its batch.
         fit: what the model takes of the device, in one line; not of the model, so it may differ.
@@ -27,4 +28,5 @@ class ModelInfo:
     pooling: Mapping[str, Any] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
     prompt_names: Sequence[str] = ()
+    hidden_size: int | None = None
     fit: str = field(default="", compare=False)

@@ -86,7 +86,8 @@ def run_job(
     imported = time.perf_counter()
     with making as service:
         if not reader.is_batch:
-            job.task.require_able(service.facts.refused, service.facts.prompt_names)
+            facts = service.facts
+            job.task.require_able(facts.refused, facts.prompt_names, facts.hidden_size)
         if own := service.facts.sampling:
             job = replace(job, sampling=with_defaults(job.sampling, own))
             reader.defaults = job.sampling

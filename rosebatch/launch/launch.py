@@ -11,7 +11,6 @@ import torch
 from rosebatch.config.byte_sizes import in_bytes
 from rosebatch.config.model import ModelConfig
 from rosebatch.config.run import RunConfig
-from rosebatch.core.errors import UserError
 from rosebatch.core.plain import dtype_name
 from rosebatch.engine.cache.memory import KVGroup
 from rosebatch.engine.cache.windows import blocks_of_window
@@ -66,7 +65,7 @@ def load_tokenizer(plan: LaunchPlan) -> Tokenizer | None:
     if plan.tokenizer_folder is None:
         return None
     template = plan.config.chat_template
-    found = Tokenizer.load(
+    return Tokenizer.load(
         plan.tokenizer_folder,
         None if template is None else Path(template).expanduser(),
         in_bytes(plan.config.max_prompt_bytes),
@@ -74,9 +73,6 @@ def load_tokenizer(plan: LaunchPlan) -> Tokenizer | None:
         tool_call_parser=plan.config.tool_call_parser,
         prompts=plan.source.prompts,
     )
-    if found is None and plan.config.tokenizer is not None:
-        raise UserError(f"--tokenizer {plan.config.tokenizer}: has no tokenizer")
-    return found
 
 
 def default_sampling(plan: LaunchPlan) -> dict[str, Any]:

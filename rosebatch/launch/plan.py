@@ -23,6 +23,7 @@ from rosebatch.model.source import ModelSource, find_model, find_tokenizer
 from rosebatch.ops.device import has_e4m3, unmeasured_sizes
 from rosebatch.ops.layout import MatrixBytes
 from rosebatch.ops.shard import require_divisible
+from rosebatch.text.tokenizer import has_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,11 @@ def plan_launch(config: RunConfig, *, quiet: bool = False, weights: bool = True)
     source = find_model(config, device, quiet=quiet, weights=weights)
     if weights:
         source.keep_state()
-    folder = find_tokenizer(config.tokenizer, quiet=quiet) if config.tokenizer is not None else source.folder
+    folder = source.folder
+    if config.tokenizer is not None:
+        folder = find_tokenizer(config.tokenizer, quiet=quiet)
+        if not has_tokenizer(folder):
+            raise UserError(f"--tokenizer {config.tokenizer}: has no tokenizer")
     if (ranks := config.tensor_parallel_size) > 1:
         require_divisible(source.config, ranks)
         if device.type == "cuda" and (count := torch.cuda.device_count()) < ranks:

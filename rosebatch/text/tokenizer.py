@@ -25,11 +25,25 @@ _MIDDLE_TOKENS = (
     ("<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>", "<\uff5cfim\u2581end\uff5c>"),
     ("\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"),
 )
+_READ = ("tokenizer.json", "tokenizer.model", "vocab.json")
 # Tokenizers in forms that neither we nor transformers read: of Mistral, of tiktoken, of SentencePiece by other names.
 _UNREAD = ("tekken.json", "tokenizer.model.*", "*.tiktoken", "tiktoken.model", "spiece.model", "sentencepiece*.model")
 _TOKENIZER_WAY = "add the tokenizer.json of the model's transformers files, or give --tokenizer with a folder or hub id"
 # A tokenizer's search through longer prompts can end in a panic, or take minutes.
 _MAX_PROMPT_BYTES = 8 * 2**20
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder has files of a tokenizer.
+
+    Raises:
+        UserError: it has some, in a form that is not read.
+    """
+    if any((folder / name).exists() for name in _READ):
+        return True
+    if unread := sorted(path.name for pattern in _UNREAD for path in folder.glob(pattern)):
+        raise refusal(folder, f"its tokenizer is {unread[0]} alone, a form that is not read: {_TOKENIZER_WAY}")
+    return False
 
 
 class Tokenizer(Vocabulary):
@@ -102,11 +116,9 @@ class Tokenizer(Vocabulary):
 
     @classmethod
     def _load(cls, folder: Path) -> "Tokenizer | None":
-        file = folder / "tokenizer.json"
-        if not file.exists() and not any((folder / name).exists() for name in ("tokenizer.model", "vocab.json")):
-            if unread := sorted(path.name for pattern in _UNREAD for path in folder.glob(pattern)):
-                raise refusal(folder, f"its tokenizer is {unread[0]} alone, a form that is not read: {_TOKENIZER_WAY}")
+        if not has_tokenizer(folder):
             return None
+        file = folder / "tokenizer.json"
         files = TokenizerFiles(folder)
         templates = files.chat_templates()
 

@@ -54,6 +54,14 @@ INVOCATIONS = [
     ("generate in.jsonl plain.txt --model M", "plain.txt: a command takes one INPUT: a folder or a pattern in quotes"),
     ("check", "Missing argument 'INPUT'"),
     ("merge in.jsonl", "Missing option '--output'"),
+    # The way out was to name one of the parts.
+    ("merge o.jsonl.1-of-2.part o.jsonl.2-of-2.part -o o.jsonl", "give INPUT as the shards had it"),
+    # They were told of a flag that is not there.
+    ("--help-all", "No such option: --help-all", "; --help lists all flags"),
+    ("merge in.jsonl -o o.jsonl --frobnicate", "No such option: --frobnicate", "; --help lists all flags"),
+    ("-h", "-h is no flag here: use --help"),
+    # It was taken for --verbose.
+    ("-V", "-V is no flag here: use rosebatch --version"),
     # Files with names of flags.
     ("generate input --model M", "rosebatch: error: input: no such file or folder"),
     ("check columns --model M", "rosebatch: error: columns: no such file or folder"),
@@ -74,6 +82,13 @@ INVOCATIONS = [
     ("generate in.jsonl --model M -n 2", "-n is no flag here: use --n"),
     ("check in.jsonl --model M --limit 9", "head -n N FILE | rosebatch generate -"),
     ("bench --batch-size 9", "use --max-num-seqs"),
+    # Flags that sound alike were proposed.
+    ("generate in.jsonl --model M --logit-bias {}", "--logit-bias is no flag here: logit_bias is a field of rows"),
+    ("check in.jsonl --model M --guided-choice a", "--guided-choice is no flag here: guided_choice is a field of rows"),
+    ("embed in.jsonl --model M --logit-bias {}", "No such option: --logit-bias"),
+    ("generate in.jsonl --model M --best-of 3", "--best-of is no flag here: leave it out, rosebatch has no such"),
+    ("generate in.jsonl --model M --do-sample", "--do-sample is no flag here: leave it out, a --temperature above 0"),
+    ("generate in.jsonl --model M --format csv", "end the name of --output in .jsonl, .csv, .parquet or .arrow"),
     ("generate in.jsonl --model M --frobnicate", "No such option: --frobnicate", "--help-all lists all flags"),
     # Values.
     ("generate in.jsonl --model M --max-tokens many", "--max-tokens must be a whole number"),
@@ -105,6 +120,8 @@ INVOCATIONS = [
     ("generate in.jsonl --model M -dp 0", "--data-parallel-size must be >= 1, got 0"),
     ("generate in.jsonl --model M -tp 3", "--tensor-parallel-size 3: the model has 4 heads, which cannot be divided"),
     ("generate in.jsonl --model M -dp many", "--data-parallel-size is impossible: 'many' is neither a number nor auto"),
+    # All rows failed.
+    ("embed in.jsonl --model M --dimensions 9999", "--dimensions 9999: a vector of the model has 32 numbers"),
     ("generate in.jsonl --model M --rows-per-file 0", "--rows-per-file must be >= 1"),
     ("generate in.jsonl --model M --stop ''", "--stop must be made of non-empty strings"),
     ("generate in.jsonl --model M --stop \udcff", "--stop must be made of non-empty strings"),
@@ -142,9 +159,12 @@ INVOCATIONS = [
     ("generate in.jsonl --model M --revision main", "--revision main needs a Hugging Face id (ORG/NAME)"),
     ("generate in.jsonl --model M --tokenizer none", "--tokenizer none: no such folder"),
     # What fits the device was told first.
+    ("generate in.jsonl --model M --tokenizer folder", "--tokenizer folder: has no tokenizer"),
+    ("check in.jsonl --model M --tokenizer folder", "--tokenizer folder: has no tokenizer"),
     ("generate in.jsonl --model M --chat-template bad.jinja", "bad.jinja, line 2: not a valid Jinja chat template"),
     # Inputs.
     ("generate none.jsonl --model M", "none.jsonl: no such file or folder"),
+    ("generate 'Tell me a joke' --model M", "a prompt itself goes to stdin: echo '{\"prompt\": \"…\"}' | rosebatch"),
     # The line about the demo model came first.
     ("generate none.jsonl", "none.jsonl: no such file or folder"),
     ("generate 'none/*.jsonl' --model M", "none/*.jsonl"),

@@ -72,22 +72,16 @@ class Embed(Task):
             return row
         return replace(row, pooling=row.pooling.over(self.pooling))
 
-    def require_able(self, refused: Mapping[str, str], prompt_names: Sequence[str]) -> None:
+    def require_able(self, refused: Mapping[str, str], prompt_names: Sequence[str], hidden_size: int | None) -> None:
         """See ``Task``. A pooling that was named replaces one of the model's that is not served."""
         if self.pooling.pooling is None:
-            super().require_able(refused, prompt_names)
-        self.require_prompt(prompt_names)
-
-    def require_prompt(self, known: Sequence[str]) -> None:
-        """Check that the model has the prompt.
-
-        Raises:
-            FlagError: it has not.
-        """
-        name = self.pooling.prompt_name
-        if name is not None and name not in known:
-            has = f"only {', '.join(known)}" if known else "no prompts"
+            super().require_able(refused, prompt_names, hidden_size)
+        name, wanted = self.pooling.prompt_name, self.pooling.dimensions
+        if name is not None and name not in prompt_names:
+            has = f"only {', '.join(prompt_names)}" if prompt_names else "no prompts"
             raise FlagError(f"--prompt-name {name}: the model has {has}")
+        if wanted is not None and hidden_size is not None and wanted > hidden_size:
+            raise FlagError(f"--dimensions {wanted}: a vector of the model has {hidden_size} numbers")
 
     def require_applies(self, *, is_batch: bool, to_table: bool) -> None:
         """See ``Task``."""

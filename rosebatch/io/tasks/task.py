@@ -124,12 +124,13 @@ class Task:
         """The row, with the job's own parameters for what it leaves open. Requests of a batch come here too."""
         return row
 
-    def require_able(self, refused: Mapping[str, str], prompt_names: Sequence[str]) -> None:
+    def require_able(self, refused: Mapping[str, str], prompt_names: Sequence[str], hidden_size: int | None) -> None:
         """Check that the model can do this.
 
         Args:
             refused: why it cannot do a task, by the task's name.
             prompt_names: of the texts that the model wants before what it embeds.
+            hidden_size: numbers of its vectors; None if that is not known.
 
         Raises:
             UserError: it cannot.
