@@ -177,9 +177,11 @@ def require_prompt(line: Any, values: Mapping[str, Any]) -> None:
         if not getattr(line, given[0]):
             raise RowError("empty_prompt", f"{given[0]} is empty")
         return
-    what = " and ".join(given) or "none"
-    way = "--prompt-column or --prompt-template says which fields have it"
-    if "conversations" in values:
-        way = "conversations is ShareGPT's form: write messages with role and content"
-    way = "" if values.keys() & set(PROMPT_FIELDS) else f"; {way}"
-    raise RowError("missing_prompt", f"expected one of {', '.join(PROMPT_FIELDS)}; got {what}{way}")
+    what = " and ".join(given)
+    if not given:
+        # Tables have null for what rows of JSONL leave out.
+        way = "--prompt-column or --prompt-template says which fields have it"
+        if values.get("conversations") is not None:
+            way = "conversations is ShareGPT's form: write messages with role and content"
+        what = f"none; {way}"
+    raise RowError("missing_prompt", f"expected one of {', '.join(PROMPT_FIELDS)}; got {what}")

@@ -72,7 +72,8 @@ def test_parquet_to_parquet(cli, model_folder, tmp_path):
     assert written.column("index").to_pylist() == [0, 1]
     good, bad = written.to_pylist()
     assert (good["usage"]["completion_tokens"], good["error"]) == (2, None)
-    message = "row 2: expected one of prompt, messages, prompt_token_ids; got none"
+    way = "--prompt-column or --prompt-template says which fields have it"
+    message = f"row 2: expected one of prompt, messages, prompt_token_ids; got none; {way}"
     assert bad["error"] == {"code": "missing_prompt", "message": message}
 
 

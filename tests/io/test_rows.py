@@ -82,7 +82,12 @@ def test_null_means_absent(parse, field):
     [
         ({"conversations": []}, "none; conversations is ShareGPT's form: write messages with role and content"),
         ({}, "none; --prompt-column or --prompt-template says which fields have it"),
-        ({"prompt": None}, "none"),
+        # A table has null for what a row of JSONL leaves out: their messages differed.
+        ({"prompt": None}, "none; --prompt-column or --prompt-template says which fields have it"),
+        (
+            {"conversations": None, "messages": None},
+            "none; --prompt-column or --prompt-template says which fields have it",
+        ),
         ({"id": 1, "text": "x"}, "none; --prompt-column or --prompt-template says which fields have it"),
         ({"prompt": "x", "prompt_token_ids": [1]}, "prompt and prompt_token_ids"),
         ({"prompt": "", "messages": [{"role": "user"}]}, "prompt and messages"),
