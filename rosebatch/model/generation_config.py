@@ -11,8 +11,10 @@ from rosebatch.host.model_files import read_json, refusal
 _SAMPLED = ("temperature", "top_k", "top_p", "min_p")
 _FIELDS = {name: name for name in (*_SAMPLED, "repetition_penalty")} | {"max_new_tokens": "max_tokens"}
 
+# What llama.cpp samples by besides, by the names of GGUF's ``general.sampling``. Its penalty is for the last 64 tokens.
+UNSERVED_OF_GGUF: dict[str, tuple[Any, ...]] = {"penalty_repeat": (1,), "mirostat": (0,), "xtc_probability": (0,)}
 # What transformers samples by besides, with the values that change nothing. Beams are not sampling.
-_NOT_SERVED: dict[str, tuple[Any, ...]] = {
+_NOT_SERVED: dict[str, tuple[Any, ...]] = UNSERVED_OF_GGUF | {
     **dict.fromkeys(("bad_words_ids", "force_words_ids", "sequence_bias", "suppress_tokens"), ([], {})),
     **dict.fromkeys(("begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id"), ([],)),
     **dict.fromkeys(("encoder_repetition_penalty", "guidance_scale", "num_beams", "top_h", "typical_p"), (1,)),

@@ -20,6 +20,7 @@ from rosebatch.core.plain import dtype_name
 from rosebatch.core.words import counted
 from rosebatch.host.model_files import refusal, refused, require_file, shown
 from rosebatch.model.family import EACH, GGUF, integers
+from rosebatch.model.generation_config import UNSERVED_OF_GGUF
 from rosebatch.model.gguf_metadata import Metadata, Reader
 from rosebatch.model.gguf_tokenizer import GGUFTokenizer, read_tokenizer
 from rosebatch.model.hf_config import parse_model_config
@@ -171,6 +172,8 @@ def _generation_config(fields: Metadata, end_ids: Sequence[int]) -> dict[str, An
     names = {"temperature": "temp", "top_p": "top_p", "min_p": "min_p"}
     given = {name: fields.get(f"general.sampling.{key}", kind=float) for name, key in names.items()}
     given["top_k"] = fields.get("general.sampling.top_k", kind=int)
+    # A run tells of them.
+    given |= {name: fields.get(f"general.sampling.{name}", kind=float) for name in UNSERVED_OF_GGUF}
     return {"eos_token_id": end_ids, **{name: value for name, value in given.items() if value is not None}}
 
 

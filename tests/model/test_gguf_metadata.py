@@ -11,6 +11,7 @@ from gguf.constants import Keys
 
 from rosebatch.core.errors import UserError
 from rosebatch.model import gguf as module
+from rosebatch.model.generation_config import unserved_defaults
 from rosebatch.model.gguf import convert
 from rosebatch.model.gguf_metadata import Reader
 
@@ -262,6 +263,14 @@ def test_recommended_sampling(converted, tmp_path):
     converted({"general.sampling.temp": 0.5, "general.sampling.top_k": 20, "general.sampling.xtc_threshold": 0.1})
     found = json.loads((tmp_path / "converted" / "generation_config.json").read_text())
     assert {name: value for name, value in found.items() if name != "eos_token_id"} == {"temperature": 0.5, "top_k": 20}
+
+
+def test_recommended_sampling_that_is_not_served(converted, tmp_path):
+    """llama.cpp's own was dropped without a word."""
+    own = {"penalty_repeat": 1.1, "mirostat": 2, "xtc_probability": 0.5}
+    for values, told in ((own, [*own]), ({"penalty_repeat": 1.0, "mirostat": 0, "xtc_probability": 0.0}, [])):
+        converted({f"general.sampling.{name}": value for name, value in values.items()})
+        assert unserved_defaults(tmp_path / "converted") == told
 
 
 def test_the_list_is_read_from_the_package():
