@@ -13,7 +13,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rosebatch.io.parquet_types import OPTIONAL_FIELDS, RESULT_TYPES, Types, as_json, widen
+from rosebatch.io.parquet_types import OPTIONAL_FIELDS, RESULT_TYPES, Types, as_json, widen, without_inner_views
 from rosebatch.io.schemas import kept_metadata
 
 # Each call gives all rows again, as JSON.
@@ -116,13 +116,14 @@ def write_parquet_parts(
 def _write(
     path: Path, pairs: Iterable[_Pair], info: _TableInfo, make: Callable[[IO[bytes], pa.Schema], Any] = pq.ParquetWriter
 ) -> None:
+    schema = info.schema if make is pa.ipc.new_file else without_inner_views(info.schema)
     # Opened here: Arrow takes no names that are not UTF-8.
-    with path.open("wb") as file, make(file, info.schema) as writer:
+    with path.open("wb") as file, make(file, schema) as writer:
         for chunk in chunks(pairs):
             rows = [{**carried, **msgspec.json.decode(row)} for row, carried in chunk]
             for row in rows:
                 row.update({name: as_json(row[name]) for name in info.json_columns if row.get(name) is not None})
-            writer.write_table(pa.Table.from_pylist(rows, info.schema))
+            writer.write_table(pa.Table.from_pylist(rows, schema))
 
 
 def _pairs(rows: Rows, carried: Carried | None) -> Iterator[_Pair]:

@@ -48,6 +48,13 @@ RESULT_TYPES: dict[str, pa.DataType] = {
     "error": pa.struct([("code", pa.string()), ("message", pa.string())]),
 }
 
+_OF_VIEWS = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+_LISTS = (
+    (pa.types.is_list, pa.list_),
+    (pa.types.is_large_list, pa.large_list),
+    (pa.types.is_list_view, pa.list_view),
+    (pa.types.is_large_list_view, pa.large_list_view),
+)
 
 # Columns that a file has only if some row has them.
 OPTIONAL_FIELDS = {"reasoning_content", "tool_calls", "token_ids", "logprobs", "prompt_logprobs", "choices"}
@@ -68,6 +75,30 @@ def _holds(make: Callable[[IO[bytes], pa.Schema], Any], schema: pa.Schema) -> bo
         # A damaged file may name a field in bytes that are no text.
         return False
     return True
+
+
+def without_inner_views(columns: pa.Schema) -> pa.Schema:
+    """The same columns with plain texts and bytes inside lists and structs, which Parquet does not distinguish.
+
+    Its writer of PyArrow 26 cannot write views in a list of structs if some list is null.
+    """
+    fields = [each.with_type(_plain(each.type)) if each.type.num_fields else each for each in columns]
+    return pa.schema(fields, columns.metadata)
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    fields = [kind.field(number) for number in range(kind.num_fields)]
+    inner = [each.with_type(_plain(each.type)) for each in fields]
+    if inner == fields:
+        return _OF_VIEWS.get(kind, kind)
+    if pa.types.is_struct(kind):
+        return pa.struct(inner)
+    if pa.types.is_map(kind):
+        return pa.map_(inner[0].type.field(0), inner[0].type.field(1), kind.keys_sorted)
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(inner[0], kind.list_size)
+    make = next((make for holds, make in _LISTS if holds(kind)), None)
+    return kind if make is None else make(inner[0])
 
 
 def _has_lists_of_no_size(kind: pa.DataType) -> bool:

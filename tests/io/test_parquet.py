@@ -183,6 +183,27 @@ def test_deep_columns_of_parquet_keep_their_type(carry_through):
     assert written.column("deep").to_pylist() == [value]
 
 
+@pytest.mark.parametrize("kind", [pa.string_view(), pa.binary_view()])
+@pytest.mark.parametrize("outer", [pa.list_, pa.large_list, pa.list_view, pa.large_list_view])
+def test_views_in_lists_of_structs(write_table, kind, outer):
+    """Parquet's writer failed where one of the lists was null, when all rows had been served."""
+    values = [[{"a": "text" if kind == pa.string_view() else b"bytes"}], None, [{"a": None}]]
+    columns = pa.schema([("c", outer(pa.struct([("a", kind)])))])
+    assert write_table([{"c": value} for value in values], columns=columns).column("c").to_pylist() == values
+
+
+def test_views_keep_what_is_around_them(write_table):
+    """Fields inside keep their names, and whether they may be null; a column of views stays one."""
+    inner = pa.list_(pa.field("each", pa.string_view(), nullable=False), 1)
+    table = write_table(
+        [{"c": {"x": ["a"]}, "d": "b"}], columns=pa.schema([("c", pa.struct([("x", inner)])), ("d", pa.string_view())])
+    )
+    assert table.schema.field("d").type == pa.string_view()
+    assert table.schema.field("c").type == pa.struct(
+        [("x", pa.list_(pa.field("each", pa.string(), nullable=False), 1))]
+    )
+
+
 def test_nanoseconds_are_carried_through(carry_through):
     """Arrow refuses to make Python datetimes of nanoseconds, which are pandas' default; the same inside other types."""
     moments = [1_700_000_000_123_456_789]
