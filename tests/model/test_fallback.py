@@ -230,6 +230,15 @@ def test_layers_are_fused(model_type, norms, mlps, layers):
     torch.testing.assert_close(hidden(decoder), before, rtol=0, atol=0)
 
 
+def test_a_vocabulary_of_few_letters_is_fused():
+    """The trial runs had more ids: such models were refused with "index out of range"."""
+    decoder = decoder_of("qwen3", vocab_size=4, pad_token_id=None)
+    ids = torch.arange(9) % 4
+    before = decoder.hidden_per_token(ids, torch.arange(9))
+    assert len(fused(decoder).mlps) == 4
+    torch.testing.assert_close(decoder.hidden_per_token(ids, torch.arange(9)), before, rtol=1e-4, atol=1e-4)
+
+
 def test_a_layer_of_another_kind_between_fused_ones():
     """It must not take the norm that the layer before it made ready for a later one."""
     decoder = decoder_of("llama")

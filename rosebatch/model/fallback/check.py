@@ -69,15 +69,15 @@ def waits_for_host(decoder: Decoder) -> str | None:
     device = next(decoder.network.parameters()).device
     if device.type != "cuda":
         return None
-    ids = torch.arange(_SHARED, device=device)
+    ids, positions = decoder.some_ids(_SHARED, device), torch.arange(_SHARED, device=device)
     mode = torch.cuda.get_sync_debug_mode()
-    decoder.logits(decoder.hidden_per_token(ids, ids))
+    decoder.logits(decoder.hidden_per_token(ids, positions))
     try:
         with warnings.catch_warnings():
             # PyTorch calls the mode a prototype, once.
             warnings.simplefilter("ignore")
             torch.cuda.set_sync_debug_mode("error")
-        decoder.logits(decoder.hidden_per_token(ids, ids))
+        decoder.logits(decoder.hidden_per_token(ids, positions))
     except RuntimeError as error:
         return str(error).partition("\n")[0]
     finally:

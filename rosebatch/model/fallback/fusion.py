@@ -243,7 +243,7 @@ def _watch(decoder: Decoder, positions: Tensor) -> tuple[dict[Module, Seen], lis
     seen: dict[Module, Seen] = {}
     calls: list[Call] = []
     specs = iter(decoder.layers.specs)
-    ids = torch.arange(_TOKENS, device=positions.device)
+    ids = decoder.some_ids(_TOKENS, positions.device)
 
     def keep(module: Module, args: tuple[Any, ...], options: dict[str, Any], out: Any) -> None:
         seen[module] = Seen(args, options, out)

@@ -98,7 +98,7 @@ def load_fallback(
 def _fuse_if_same(decoder: Decoder, config: ModelConfig, ops: Ops) -> None:
     """Fuse, unless the whole then computes something else; its parts were checked one by one."""
     device = next(decoder.network.parameters()).device
-    ids = torch.arange(_TOKENS, device=device) * 7 % config.vocab_size
+    ids = decoder.some_ids(_TOKENS, device)
     positions = spread_positions(_TOKENS, config.max_model_len, device)
     before = decoder.hidden_per_token(ids, positions)
     with torch.no_grad():

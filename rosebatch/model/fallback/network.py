@@ -120,6 +120,11 @@ class Decoder:
         self.network = network
         self.layers = find_layers(network)
 
+    def some_ids(self, count: int, device: torch.device) -> Tensor:
+        """Ids ``[count]`` for a trial run; a vocabulary may be smaller."""
+        vocab_size: int = self.network.config.get_text_config(decoder=True).vocab_size
+        return torch.arange(count, device=device) % vocab_size
+
     def hidden(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         """Hidden states ``[T, H]`` of ids and positions ``[T]``."""
         out = self.layers.body(input_ids=input_ids[None], position_ids=positions[None], use_cache=False)
