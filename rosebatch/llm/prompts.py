@@ -131,6 +131,10 @@ def several(prompts: Any) -> Any:
 
 
 def _require_known(prompt: Mapping[str, Any]) -> None:
+    text, ids = map(prompt.get, _PROMPT_KEYS)
+    if len(prompt) == 1 and (text is not None or ids is not None):
+        # Nearly all, and quicker to check.
+        return
     require_text(prompt)
     given = [name for name, value in prompt.items() if value is not None]
     if not set(_PROMPT_KEYS).intersection(given):
