@@ -13,6 +13,8 @@ from rosebatch.text.tokenizer import Tokenizer
 
 # Beyond any sense. To render more takes a kilobyte of each.
 _MAX_MESSAGES = 100_000
+# A name that the template does not read is told in the report.
+_MAX_VARIABLES = 10_000
 # The fields of all messages.
 _OF_ALL = ("role", "content")
 # Of these, all is rendered or says nothing: what a server's answer has beside its text is among them.
@@ -33,6 +35,11 @@ def for_model(row: Row | FailedRow | None, tokenizer: Tokenizer | None) -> Row |
     if row.messages is not None and len(row.messages) > _MAX_MESSAGES:
         told = f"the chat has {len(row.messages)} messages, more than {_MAX_MESSAGES}"
         return row.failed(RowError("invalid_messages", told))
+    variables = len(row.options.chat_template_kwargs)
+    if variables > _MAX_VARIABLES:
+        return row.failed(
+            RowError("invalid_field", f"chat_template_kwargs has {variables} names, more than {_MAX_VARIABLES}")
+        )
     return _with_call_grammar(_with_unread(row, tokenizer), tokenizer)
 
 

@@ -401,6 +401,19 @@ def test_too_many_messages(tokenizer):
     assert (error.code, error.message) == ("invalid_messages", "the chat has 100001 messages, more than 100000")
 
 
+def test_too_many_variables(tokenizer):
+    """A million of them took 750 MB on their way into the report."""
+
+    def read(count):
+        variables = {f"v{number}": 1 for number in range(count)}
+        row = parse_row({"messages": [USER], "chat_template_kwargs": variables}, index=0, where="line 1", defaults={})
+        return for_model(row, tokenizer)
+
+    assert isinstance(read(10_000), Row)
+    error = read(10_001).error
+    assert (error.code, error.message) == ("invalid_field", "chat_template_kwargs has 10001 names, more than 10000")
+
+
 def test_what_a_template_does_not_read_is_told(tokenizer):
     """Unknown fields of messages, and variables that no template has, changed nothing without a word."""
     message = {**USER, "foo": 1, "bar": None, "name": "Ada", "id": "7"}
