@@ -26,6 +26,7 @@ from rosebatch_kernels.gated_delta.layout import PackedChunks as PackedChunks
 from rosebatch_kernels.gated_delta.layout import pack_chunks as pack_chunks
 from rosebatch_kernels.kv_cache import reference as kv_cache
 from rosebatch_kernels.linear.interface import Linear as Linear
+from rosebatch_kernels.linear.interface import Scales as Scales
 from rosebatch_kernels.logits import reference as logits
 from rosebatch_kernels.mlp import reference as mlp
 from rosebatch_kernels.norm import reference as norm
@@ -57,12 +58,14 @@ class Partial(NamedTuple):
         bias: ``[H]``, to be added as well.
         all_reduce: if the value is this rank's part of a sum over ranks.
         projection: a product that the norm's operator computes as well; ``value [T, in]`` is its input then.
+        scales: factors of the value.
     """
 
     value: Tensor
     bias: Tensor | None = None
     all_reduce: AllReduce | None = None
     projection: Linear | None = None
+    scales: Scales | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

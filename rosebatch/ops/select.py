@@ -221,14 +221,22 @@ def parts_or_product(projection: Linear, x: Tensor) -> Partial:
     return whole_product(projection, x)
 
 
+def _product_for_norm(projection: Linear, x: Tensor) -> Partial:
+    """The same, or without its scales if that is faster: the kernel of the norm applies them."""
+    if projection.divides(x) or not projection.has_scales(x):
+        return parts_or_product(projection, x)
+    product, scales = projection.unscaled(x)
+    return Partial(product, projection.bias, scales=scales)
+
+
 def _biased_or_parts(projection: Linear, x: Tensor) -> Partial:
     """The same, but a bias is added by the product."""
-    return parts_or_product(projection, x) if projection.bias is None else Partial(projection(x))
+    return _product_for_norm(projection, x) if projection.bias is None else Partial(projection(x))
 
 
 def _in_place_or_parts(projection: Linear, x: Tensor) -> Partial:
     """The same, but a product that is fastest when added to the residual in place is left to the norm."""
-    return Partial(x, projection=projection) if projection.adds_in_place(x) else parts_or_product(projection, x)
+    return Partial(x, projection=projection) if projection.adds_in_place(x) else _product_for_norm(projection, x)
 
 
 def _multiplied(partial: Partial) -> Partial:
@@ -257,7 +265,8 @@ def _norm_ops(switches: Switches, device: Device, group: int | None) -> dict[str
             # Options stand between the residual and the bias.
             def added(partial: Partial, residual: Tensor, *options: Any) -> Any:
                 partial = _multiplied(partial)
-                return operator(partial.value, residual, *options, partial.bias, partial.all_reduce)
+                each = partial.value, residual, *options, partial.bias, partial.all_reduce
+                return operator(*each, scales=partial.scales)
 
             return added
 
@@ -269,9 +278,8 @@ def _norm_ops(switches: Switches, device: Device, group: int | None) -> dict[str
                 total = product.add_(partial.value, residual)
                 return rms_norm(total, weight, eps), total
             partial = _multiplied(partial)
-            out: tuple[Tensor, Tensor] = add_norm(
-                partial.value, residual, weight, eps, partial.bias, scale, partial.all_reduce
-            )
+            each = partial.value, residual, weight, eps, partial.bias, scale, partial.all_reduce
+            out: tuple[Tensor, Tensor] = add_norm(*each, scales=partial.scales)
             return out
 
         return {

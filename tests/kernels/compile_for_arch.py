@@ -32,6 +32,7 @@ from benchmarks.kernels.launchers import Launchers
 from rosebatch_kernels.common.device import HOPPER, Device
 from rosebatch_kernels.experts.packed import can_decode
 from rosebatch_kernels.feedback import layout
+from rosebatch_kernels.linear.interface import Scales
 from tests.helpers.packed_experts import empty_packed
 
 QKV = Launchers("qkv.kernel")
@@ -359,6 +360,8 @@ def fp8() -> None:
         for size in (64, 4096):
             norm.add_rms_norm(empty(2, 3, size, dtype=torch.float32), empty(3, size), empty(size), 1e-6, group=group)
             norm.layer_norm(empty(3, size, dtype=torch.float16), empty(size), None, 1e-6, group=group)
+            scales = Scales(empty(3, dtype=torch.float32), empty(size, dtype=torch.float32))
+            norm.add_rms_norm(empty(3, size), empty(3, size), empty(size), 1e-6, group=group, scales=scales)
         for rows, size_in, size_out in ((1, 4096, 6144), (17, 576, 208), (64, 4096, 4096), (300, 4096, 4096)):
             form = quantize.quantize(empty(rows, size_in), group)
             scales = empty(-(-size_out // 128), -(-size_in // 128)) if group else empty(size_out)

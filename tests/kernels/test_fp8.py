@@ -189,7 +189,11 @@ def test_nothing_is_lost_of_long_sums(rows, size_in, group, narrow, device, rand
     numbers, x_scales = reference.quantize(x, group)
     exact = values_of(numbers, x_scales, group) @ weight.double().t()
     rounding = torch.finfo(narrow).eps / 2 if narrow == torch.bfloat16 else 0.0
-    for out, allowed in ((layer.parts(x).sum(0), 1e-3), (layer(x), 1e-3 + rounding)):
+    found = [(layer.parts(x).sum(0), 1e-3), (layer(x), 1e-3 + rounding)]
+    if layer.has_scales(x):
+        product, scales = layer.unscaled(x)
+        found.append((product.double() * scales.rows[:, None] * scales.columns, 1e-3 + rounding))
+    for out, allowed in found:
         assert ((out.double() - exact) / exact).abs().max() < allowed
 
 
@@ -216,6 +220,11 @@ def test_layer(rows, group, narrow, device, randn, assert_close):
     if layer.divides(x):
         require_sums(layer.parts(x).sum(0), some, values)
     assert not layer.activates(x, "silu_mul") and not layer.adds_in_place(x)
+    assert layer.has_scales(x) == (not group and narrow == torch.bfloat16 and rows > SIZES.measured.max_rows)
+    if layer.has_scales(x):
+        product, scales = layer.unscaled(x)
+        assert product.dtype == narrow
+        assert_close(product.double() * scales.rows[:, None] * scales.columns, exact)
 
 
 def test_many_rows_by_pytorch(randn, assert_close):

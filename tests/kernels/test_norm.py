@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from benchmarks.kernels.launchers import Launchers
+from rosebatch_kernels.linear.interface import Scales
 from rosebatch_kernels.norm import reference
 
 kernel = Launchers("norm.kernel")
@@ -182,6 +183,26 @@ def test_add_norms_of_a_sum_in_parts(implementation, parts, rows, size, biased, 
     normed, total = implementation.add_layer_norm(x, residual, weight, bias, EPS, *extra)
     assert_close(total, exact)
     assert torch.equal(normed, implementation.layer_norm(total, weight, bias, EPS))
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("rows", "size"), [(63, 48), (3, 1000)])
+def test_scales_of_a_product_come_before_its_bias(biased, rows, size, dtype, device, randn, assert_close):
+    """A row has one, and a column has one: exchanged, or after the bias, all numbers are others."""
+    x, residual, weight, x_bias = (randn(*s, dtype=dtype).to(device) for s in [(rows, size)] * 2 + [(size,)] * 2)
+    scales = Scales(randn(rows).to(device), randn(size).to(device))
+    product = x.double() * scales.rows.double()[:, None] * scales.columns.double()
+    exact = residual.double() + product + (x_bias.double() if biased else 0)
+    extra = (x_bias,) if biased else ()
+    assert_close(kernel.add(x, residual, *extra, scales=scales), exact)
+    for normed, total in (
+        kernel.add_rms_norm(x, residual, weight, EPS, *extra, scales=scales),
+        kernel.add_layer_norm(x, residual, weight, None, EPS, *extra, scales=scales),
+    ):
+        assert_close(total, exact)
+        assert torch.isfinite(normed).all()
+    _, total = kernel.add_post_norm(x, residual, weight, weight, EPS, *extra, scales=scales)
+    assert_close(total, residual.double() + naive_rms_norm(exact - residual.double(), weight))
 
 
 def test_norms_of_rows_that_lie_apart(implementation, dtype, device, randn):

@@ -8,7 +8,7 @@ from rosebatch_kernels.common.device import HOPPER, Device
 from rosebatch_kernels.fp8 import kernel, quantize, sizes
 from rosebatch_kernels.fp8.carried import Quantized
 from rosebatch_kernels.fp8.reference import BLOCK
-from rosebatch_kernels.linear.interface import Linear
+from rosebatch_kernels.linear.interface import Linear, Scales
 
 # PyTorch multiplies blocks on Hopper from this version of CUDA on.
 _CUDA_OF_BLOCKS = (12, 9)
@@ -31,6 +31,7 @@ class Fp8Linear(Linear):
         self.scales = scales
         self.bias = bias
         self._device = device
+        self._one = torch.ones((), device=weight.device)
         self._sizes = sizes.SIZES.of(device)
         self._row_sizes = quantize.SIZES.of(device)
         self.input_group: int = BLOCK if scales.ndim == 2 else 0
@@ -52,6 +53,18 @@ class Fp8Linear(Linear):
         """See ``Linear``."""
         numbers, x_scales, _ = self._quantized(x)
         return kernel.parts(numbers, x_scales, self.weight, self.scales, sizes=self._sizes, device=self._device)
+
+    def has_scales(self, x: Tensor) -> bool:
+        """See ``Linear``. One scale of all rows lets cuBLAS take larger tiles than scales of rows do."""
+        return not self.input_group and x.dtype == torch.bfloat16 and len(x) > self._sizes.max_rows
+
+    def unscaled(self, x: Tensor) -> tuple[Tensor, Scales]:
+        """See ``Linear``."""
+        numbers, x_scales, _ = self._quantized(x)
+        ones = self._one, self._one
+        # Fast accumulation would add up all columns in some 14 bits.
+        out = torch._scaled_mm(numbers, self.weight.t(), *ones, out_dtype=x.dtype, use_fast_accum=False)
+        return out, Scales(x_scales.view(-1), self.scales)
 
     def _quantized(self, x: Tensor) -> Quantized:
         return quantize.quantized(x, self.input_group, sizes=self._row_sizes, device=self._device)

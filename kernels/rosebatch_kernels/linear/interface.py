@@ -2,14 +2,27 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from torch import Tensor
+
+
+class Scales(NamedTuple):
+    """Factors of a product that its reader applies.
+
+    Attributes:
+        rows: ``[T]`` fp32.
+        columns: ``[out]`` fp32.
+    """
+
+    rows: Tensor
+    columns: Tensor
 
 
 class Linear(ABC):
     """``x [T, in] -> [T, out]`` with a weight ``[out, in]`` and an optional ``bias [out]``.
 
-    Callers call ``divides``, ``activates`` and ``adds_in_place`` before the method after it.
+    Callers call ``divides``, ``has_scales``, ``activates`` and ``adds_in_place`` before the method after it.
 
     Attributes:
         bias: added by a call.
@@ -38,6 +51,14 @@ class Linear(ABC):
 
     def parts(self, x: Tensor) -> Tensor:
         """The product alone, ``[S, T, out]`` fp32 to be summed."""
+        raise NotImplementedError
+
+    def has_scales(self, x: Tensor) -> bool:
+        """Whether the product of these rows is faster without its scales, if the reader can apply them."""
+        return False
+
+    def unscaled(self, x: Tensor) -> tuple[Tensor, Scales]:
+        """The product alone in x's dtype, and the factors that it lacks."""
         raise NotImplementedError
 
     def activates(self, x: Tensor, activation: str) -> bool:

@@ -23,6 +23,7 @@ from rosebatch_kernels.common.rows import rows_of
 from rosebatch_kernels.common.sizes import Steps, table, value_at
 from rosebatch_kernels.fp8.carried import empty_form, leave
 from rosebatch_kernels.fp8.rounding import store_quantized
+from rosebatch_kernels.linear.interface import Scales
 
 
 @dataclass(frozen=True)
@@ -69,13 +70,16 @@ def add_layer_norm(
     sizes: Sizes,
     device: Device,
     group: int | None = None,
+    scales: Scales | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``residual + (x + x_bias)`` and its LayerNorm: ``(normed [T, H], residual [T, H])``, both new.
 
     ``x`` is ``[T, H]``; or ``[S, T, H]`` fp32, parts to be added up first (see ``rosebatch_kernels.linear.kernel``).
-    With ``all_reduce``, ``x`` is this rank's part of a sum over ranks.
+    With ``all_reduce``, ``x`` is this rank's part of a sum over ranks. With ``scales``, ``x [T, H]`` is multiplied by
+    them first.
     """
-    return _launch(x, residual, weight, eps, "layer", x_bias, all_reduce, sizes, device, bias=bias, group=group)
+    each = x, residual, weight, eps, "layer", x_bias, all_reduce, sizes, device
+    return _launch(*each, bias=bias, group=group, scales=scales)
 
 
 def rms_norm(
@@ -101,9 +105,11 @@ def add_rms_norm(
     sizes: Sizes,
     device: Device,
     group: int | None = None,
+    scales: Scales | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``residual + scale · (x + x_bias)`` and its RMSNorm: ``(normed [T, H], residual [T, H])``, both new."""
-    return _launch(x, residual, weight, eps, "rms", x_bias, all_reduce, sizes, device, scale=scale, group=group)
+    each = x, residual, weight, eps, "rms", x_bias, all_reduce, sizes, device
+    return _launch(*each, scale=scale, group=group, scales=scales)
 
 
 def add_post_norm(
@@ -118,6 +124,7 @@ def add_post_norm(
     sizes: Sizes,
     device: Device,
     group: int | None = None,
+    scales: Scales | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``residual + RMSNorm(x + x_bias)`` and its RMSNorm: ``(normed [T, H], residual [T, H])``; ``x`` as above.
 
@@ -125,7 +132,7 @@ def add_post_norm(
     """
     kind = None if weight is None else "rms"
     each = x, residual, weight, eps, kind, x_bias, all_reduce, sizes, device
-    return _launch(*each, post_weight=post_weight, group=group)
+    return _launch(*each, post_weight=post_weight, group=group, scales=scales)
 
 
 def add(
@@ -136,9 +143,10 @@ def add(
     *,
     sizes: Sizes,
     device: Device,
+    scales: Scales | None = None,
 ) -> Tensor:
     """``residual + (x + x_bias)``, a new ``[T, H]``; ``x`` as above."""
-    _, total = _launch(x, residual, None, 0.0, None, x_bias, all_reduce, sizes, device)
+    _, total = _launch(x, residual, None, 0.0, None, x_bias, all_reduce, sizes, device, scales=scales)
     return total
 
 
@@ -157,9 +165,11 @@ def _launch(
     post_weight: Tensor | None = None,
     scale: float = 1.0,
     group: int | None = None,
+    scales: Scales | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The norm of ``kind``: ``layer``, ``rms`` or None. Without a residual, the second result is ``x``."""
     rows, size = rows_of(x, residual), x.shape[-1]
+    assert scales is None or x.ndim == 2, "parts have their scales"
     like = x if residual is None else residual
     # ``empty_like`` takes the host a microsecond less than ``empty`` with its arguments.
     total = x if residual is None else torch.empty_like(like, memory_format=torch.contiguous_format)
@@ -170,6 +180,7 @@ def _launch(
     form = None if group is None or kind is None or normed.ndim != 2 else empty_form(normed, group)
     _norm[(triton.cdiv(rows.number, tile_rows),)](
         x=x,
+        x_scales=scales,
         x_bias=x_bias,
         residual=residual,
         post_weight=post_weight,
@@ -205,6 +216,7 @@ def _launch(
 @triton.jit(do_not_specialize=["rows"])
 def _norm(
     x,
+    x_scales,
     x_bias,
     residual,
     post_weight,
@@ -249,12 +261,16 @@ def _norm(
         offset = tl.load(bias + column, exists, other=0.0).to(tl.float32)
     if x_bias is not None:
         shift = tl.load(x_bias + column, exists, other=0.0).to(tl.float32)
+    if x_scales is not None:
+        x_scale = tl.load(x_scales.columns + column, exists, other=0.0)
     if PDL:
         wait()
     source = x + token * x_stride + head * inner_stride + column
     value = tl.load(source, inside, other=0.0).to(tl.float32)
     if residual is not None:
         addend = tl.load(residual + row * residual_stride + column, inside, other=0.0).to(tl.float32)
+    if x_scales is not None:
+        value *= tl.load(x_scales.rows + row, row < rows, other=0.0) * x_scale
     # Step by step: parts of many experts lie more than 2³¹ numbers apart.
     for _ in tl.static_range(1, PARTS):
         source += inner_stride
