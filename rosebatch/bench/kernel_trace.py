@@ -45,7 +45,7 @@ _PARTS = {
     NORMS: r"^_(whole_norm|norm|uclip)",
     KV: r"^_(prepare|append|copy_blocks)",
     LOGITS: r"^_scale_and_cap",
-    SAMPLING: r"^_(summarise|choose)",
+    SAMPLING: r"^_(summarise|choose|sum_segments|report)",
     FEEDBACK: r"^_advance",
     EXPERTS: r"^_(route|count_chunk|add_chunks|place_chunk|expert_product)$",
     ACTIVATIONS: r"^_(activation|bias_residual)",

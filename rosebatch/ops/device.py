@@ -26,6 +26,7 @@ class DeviceOps:
     adjust: Callable[..., Tensor]
     mask_: Callable[[Tensor, Tensor, Tensor], None]
     count_: Callable[[Tensor, Tensor, Tensor | None], None]
+    logprob_rows: Callable[[Tensor, Tensor, int, int], Tensor]
     advance: Callable[..., None]
 
 
@@ -33,6 +34,7 @@ def device_ops(switches: Switches) -> DeviceOps:
     """The kernels of a run."""
     from rosebatch_kernels.feedback import kernel as feedback
     from rosebatch_kernels.logits import kernel as logits_kernel
+    from rosebatch_kernels.logprobs import kernel as logprobs_kernel
     from rosebatch_kernels.paged_attention.prefill import TILE_ROWS
     from rosebatch_kernels.sampling import kernel as sampling_kernel
 
@@ -43,6 +45,7 @@ def device_ops(switches: Switches) -> DeviceOps:
         adjust=sized(logits_kernel, "adjust", device),
         mask_=sized(logits_kernel, "mask_", device),
         count_=sized(logits_kernel, "count_", device),
+        logprob_rows=sized(logprobs_kernel, "logprob_rows", device),
         advance=partial(feedback.advance, device=device),
     )
 

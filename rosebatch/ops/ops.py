@@ -28,6 +28,7 @@ from rosebatch_kernels.kv_cache import reference as kv_cache
 from rosebatch_kernels.linear.interface import Linear as Linear
 from rosebatch_kernels.linear.interface import Scales as Scales
 from rosebatch_kernels.logits import reference as logits
+from rosebatch_kernels.logprobs import reference as logprobs
 from rosebatch_kernels.mlp import reference as mlp
 from rosebatch_kernels.norm import reference as norm
 from rosebatch_kernels.qkv import torch_heads as qkv
@@ -193,6 +194,7 @@ class Ops:
     sigmoid_mul: Callable[[Tensor, Tensor], Tensor] = mlp.sigmoid_mul
     adjust: Callable[..., Tensor] = logits.adjust
     mask_: Callable[[Tensor, Tensor, Tensor], None] = logits.mask_
+    logprob_rows: Callable[[Tensor, Tensor, int, int], Tensor] = logprobs.logprob_rows
     scale_and_cap_: Callable[[Tensor, float, float], Tensor] = logits.scale_and_cap_
     greedy: Callable[[Tensor], Tensor] = sampling.greedy
     sample: Callable[[Tensor, Tensor, Tensor], Tensor] = sampling.sample

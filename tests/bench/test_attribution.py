@@ -99,7 +99,7 @@ def test_overlapping_kernels_add_up_to_the_step():
         ("matrix products", ["_product", "nvjet_tst_128x8", "sm90_xmma_gemm_bf16"]),
         ("matrix products", ["gemv2T", PRODUCT, "cublasSplitKParams"]),
         ("logits", ["_scale_and_cap"]),
-        ("sampling", ["_summarise", "_choose"]),
+        ("sampling", ["_summarise", "_choose", "_sum_segments", "_report"]),
         ("feedback", ["_advance"]),
         ("the rest", [COPY, "void at::native::vectorized_gather_kernel<16>(char*)"]),
     ],

@@ -467,6 +467,7 @@ def tokens() -> None:
                 min_positions=fields[4],
             )
             kernel.count_(marks, ints(9), slots)
+        Launchers("logprobs.kernel").logprob_rows(logits, ints(9), 5, 20)
         kernel.mask_(logits, ints(2, -(-vocab // 32)), ints(2))
         for cap in (0.0, 30.0):
             kernel.scale_and_cap_(logits, 1.0, cap)

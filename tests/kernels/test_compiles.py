@@ -34,7 +34,9 @@ GROUPS = {
     "int4": {"_int4_decode", "_int4_product", "_sum_parts"},
     "experts": {"_add_chunks", "_count_chunk", "_expert_product", "_place_chunk", "_route"},
     "experts_of_fp8": {"_add_chunks", "_count_chunk", "_expert_product", "_place_chunk", "_quantize"},
-    "tokens": {"_adjust", "_advance", "_choose", "_count", "_mask", "_scale_and_cap", "_summarise"},
+    "tokens": {
+        "_adjust", "_advance", "_choose", "_count", "_mask", "_report", "_scale_and_cap", "_sum_segments", "_summarise",
+    },
 }  # fmt: skip
 # Groups of kernels with e4m3, and the architectures that have it: 103 has each instruction of "fp8".
 OF_E4M3 = {

@@ -20,7 +20,8 @@ def functions(module):
 
 
 @pytest.mark.parametrize(
-    "operator", ["norm", "mlp", "linear", "kv_cache", "qkv", "feedback", "logits", "uclip", "sampling", "fp8"]
+    "operator",
+    ["norm", "mlp", "linear", "kv_cache", "qkv", "feedback", "logits", "logprobs", "uclip", "sampling", "fp8"],
 )
 def test_same_signature(operator):
     kernels = functions(import_module(f"rosebatch_kernels.{operator}.kernel"))

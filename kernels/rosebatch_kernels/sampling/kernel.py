@@ -35,8 +35,9 @@ from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.sizes import table
 from rosebatch_kernels.common.tokens import NOT_FINITE
+from rosebatch_kernels.common.wide_rows import group_of, load
 from rosebatch_kernels.sampling.distribution import COLDEST, HOTTEST
-from rosebatch_kernels.sampling.threshold import crossing, load, lower_bound, pick_kept, uniform, weight
+from rosebatch_kernels.sampling.threshold import crossing, lower_bound, pick_kept, uniform, weight
 
 
 @dataclass(frozen=True)
@@ -84,19 +85,13 @@ def sample_rows(
 ) -> Tensor:
     """See ``rosebatch_kernels.sampling.reference``; V is at most 2^20.
 
-    Logits are read 16 bytes at a time if all rows begin on 16 bytes and the tensor's memory holds the last 16 bytes of
-    each. Else they are read number by number. The other arguments may have any stride.
+    How logits are read: ``group_of``. The other arguments may have any stride.
     """
-    assert logits.stride(-1) == 1, "the last axis is contiguous"
     rows, vocab = logits.shape
     tokens = torch.empty(rows, dtype=torch.int32, device=logits.device)
     if rows == 0:
         return tokens
-    group = 16 // logits.element_size()
-    end = logits.storage_offset() + (rows - 1) * logits.stride(0) + triton.cdiv(vocab, group) * group
-    room = end * logits.element_size() <= logits.untyped_storage().nbytes()
-    if logits.data_ptr() % 16 or logits.stride(0) % group or not room:
-        group = 1
+    group = group_of(logits)
     segments = triton.cdiv(vocab, sizes.segment)
     # Two tensors, which both begin on 16 bytes: else Triton would compile the kernels for both cases.
     maxima, sums = (torch.empty(rows, segments, dtype=torch.float32, device=logits.device) for _ in range(2))

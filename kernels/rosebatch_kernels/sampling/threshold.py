@@ -10,19 +10,14 @@ on, an address aligned to ``group`` numbers. ``top`` is the row's largest logit,
 import triton
 import triton.language as tl
 
+from rosebatch_kernels.common.wide_rows import load
+
 
 @triton.jit
 def uniform(low_word, high_word, position):
     """The fp64 number of ``philox.uniform``, from the seed's two 32-bit words."""
     seed = (high_word.to(tl.uint64) << 32) | low_word.to(tl.uint64)
     return (tl.randint(seed, position).to(tl.float64) + 0.5) * (1.0 / 4294967296.0)
-
-
-@triton.jit
-def load(base, offset, size, GROUP: tl.constexpr):
-    """Numbers of the source in fp32, -inf past its end. The last group is read whole."""
-    x = tl.load(base + offset, mask=offset < (size + GROUP - 1) // GROUP * GROUP, other=float("-inf"))
-    return tl.where(offset < size, x.to(tl.float32), float("-inf"))
 
 
 @triton.jit

@@ -1,7 +1,6 @@
 """Log-probabilities of tokens by the model's own logits, as rows of int32 that travel like tokens do.
 
-A row holds the log-probability of the token, its rank, ``MAX_LOGPROBS`` ids of likeliest tokens, and their
-log-probabilities. Real numbers are stored as the bits of fp32.
+See ``rosebatch_kernels.logprobs.layout``; a row has room for ``MAX_LOGPROBS`` likeliest tokens.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,30 +14,13 @@ from rosebatch.core.request import PackedLogprobs
 from rosebatch.core.sampling_params import MAX_LOGPROBS
 from rosebatch.engine.plan import Chunk, SequenceSpec
 from rosebatch.engine.staging import Staging
+from rosebatch_kernels.logprobs.layout import IDS, LOGPROB, RANK, width
 
-ROW = 2 + 2 * MAX_LOGPROBS
-# Where ids and log-probabilities of likeliest tokens begin.
-_IDS, _TOPS = 2, 2 + MAX_LOGPROBS
+ROW = width(MAX_LOGPROBS)
+# Where log-probabilities of likeliest tokens begin.
+_TOPS = IDS + MAX_LOGPROBS
 # Rows of prompt logits in memory at once: those of a whole prompt may be larger than everything else.
 _PROMPT_ROWS = 128
-
-
-def logprob_rows(logits: Tensor, tokens: Tensor, limit: int) -> Tensor:
-    """``[S, ROW]`` int32 for tokens ``[S]`` of logits ``[S, V]``, with the ``limit`` likeliest filled in.
-
-    Nothing is fetched from the device, so a CUDA graph can hold it. The row of a token below 0 is not read.
-    """
-    logprobs = torch.log_softmax(logits.float(), dim=-1)
-    rows = torch.zeros(len(logits), ROW, dtype=torch.int32, device=logits.device)
-    chosen = logprobs.gather(1, tokens.long().clamp_min(0)[:, None])
-    rows[:, 0] = chosen[:, 0].view(torch.int32)
-    rows[:, 1] = 1 + (logprobs > chosen).sum(1)
-    limit = min(limit, logits.shape[1])
-    if limit:
-        values, ids = logprobs.topk(limit)
-        rows[:, _IDS : _IDS + limit] = ids.int()
-        rows[:, _TOPS : _TOPS + limit] = values.contiguous().view(torch.int32)
-    return rows
 
 
 class _Asked(NamedTuple):
@@ -55,6 +37,7 @@ def prompt_logprobs(
     specs: Mapping[int, SequenceSpec],
     hidden: Tensor,
     logits_of: Callable[[Tensor], Tensor],
+    logprob_rows: Callable[..., Tensor],
     up: Staging,
     down: Staging,
 ) -> Callable[[], dict[int, PackedLogprobs]]:
@@ -65,6 +48,7 @@ def prompt_logprobs(
         specs: the specs of their sequences.
         hidden: ``[T, H]``, the step's final hidden states.
         logits_of: hidden states to logits.
+        logprob_rows: the operator of this run.
         up, down: copy in stream order.
 
     Returns:
@@ -85,7 +69,7 @@ def prompt_logprobs(
     for each, own in zip(asked, tokens.split(lengths), strict=True):
         states = hidden[each.first : each.first + len(own)]
         pairs = zip(states.split(_PROMPT_ROWS), own.split(_PROMPT_ROWS), strict=True)
-        parts += [logprob_rows(logits_of(some), ids, each.limit) for some, ids in pairs]
+        parts += [logprob_rows(logits_of(some), ids, each.limit, MAX_LOGPROBS) for some, ids in pairs]
     fetch = down.fetch(torch.cat(parts))
 
     def read() -> dict[int, PackedLogprobs]:
@@ -112,7 +96,7 @@ def read_logprobs(rows: np.ndarray, token_ids: Sequence[int], limit: int) -> Pac
     """
     rows = rows[: len(token_ids)]
     ids = np.empty((len(rows), 1 + limit), np.int32)
-    ids[:, 0], ids[:, 1:] = token_ids, rows[:, _IDS : _IDS + limit]
+    ids[:, 0], ids[:, 1:] = token_ids, rows[:, IDS : IDS + limit]
     values = np.empty_like(ids)
-    values[:, 0], values[:, 1:] = rows[:, 0], rows[:, _TOPS : _TOPS + limit]
-    return PackedLogprobs.of(ids.tobytes(), values.tobytes(), rows[:, 1].tobytes(), 1 + limit)
+    values[:, 0], values[:, 1:] = rows[:, LOGPROB], rows[:, _TOPS : _TOPS + limit]
+    return PackedLogprobs.of(ids.tobytes(), values.tobytes(), rows[:, RANK].tobytes(), 1 + limit)

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from rosebatch.core.request import PackedLogprobs
+from rosebatch.core.sampling_params import MAX_LOGPROBS
 from rosebatch.engine.cache.kv_cache import KVCache
 from rosebatch.engine.cache.state_pool import StatePool
 from rosebatch.engine.plan import PackedStep, RestartPolicy, StepPlan, StepResult
 from rosebatch.engine.pooling.pooled_states import PooledStates, reads_all
 from rosebatch.engine.sampling.features import Features
 from rosebatch.engine.sampling.logits import SampledRow, adjust, constrain
-from rosebatch.engine.sampling.logprobs import logprob_rows, prompt_logprobs, read_all
+from rosebatch.engine.sampling.logprobs import prompt_logprobs, read_all
 from rosebatch.engine.sampling.sampler import sample
 from rosebatch.engine.staging import Staging
 from rosebatch.engine.step_runner import Masks
@@ -92,7 +93,8 @@ class TorchRunner:
         else:
             hidden = self.model.forward(batch.input_ids, batch.positions, attention)
             ends = hidden[batch.last_rows]
-            of_prompts = prompt_logprobs(plan.chunks, specs, hidden, self.model.logits, self.staging, self.staging)()
+            operators = self.model.logits, self.ops.logprob_rows
+            of_prompts = prompt_logprobs(plan.chunks, specs, hidden, *operators, self.staging, self.staging)()
         pooled = self.pooling.fetch(plan, specs, ends[count:], hidden, self.staging, self.staging)()
         if not batch.sampled:
             return StepResult([], prompt_logprobs=of_prompts, pooled=pooled)
@@ -104,15 +106,14 @@ class TorchRunner:
         params, positions = [row.spec.sampling for row in batch.sampled], [row.position for row in batch.sampled]
         tokens = sample(changed, params, positions, self.ops, self.staging, batched=self.batched_sampling)
         token_ids = [[token] for token in host_waits.to_list(tokens)]
-        return StepResult(token_ids, _logprobs(logits, tokens, batch.sampled, token_ids), of_prompts, pooled)
+        return StepResult(token_ids, self._logprobs(logits, tokens, batch.sampled, token_ids), of_prompts, pooled)
 
-
-def _logprobs(
-    logits: Tensor, tokens: Tensor, sampled: list[SampledRow], token_ids: list[list[int]]
-) -> list[PackedLogprobs]:
-    specs = [row.spec for row in sampled]
-    limit = Features.of(specs).logprobs
-    if limit is None:
-        return []
-    rows = host_waits.to_numpy(logprob_rows(logits, tokens, limit))[:, None]
-    return read_all(rows, specs, token_ids)
+    def _logprobs(
+        self, logits: Tensor, tokens: Tensor, sampled: list[SampledRow], token_ids: list[list[int]]
+    ) -> list[PackedLogprobs]:
+        specs = [row.spec for row in sampled]
+        limit = Features.of(specs).logprobs
+        if limit is None:
+            return []
+        rows = host_waits.to_numpy(self.ops.logprob_rows(logits, tokens, limit, MAX_LOGPROBS))[:, None]
+        return read_all(rows, specs, token_ids)

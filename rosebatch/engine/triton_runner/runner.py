@@ -277,7 +277,8 @@ class TritonRunner:
         elif reports:
             inputs = layout.inputs(cells)
             hidden = self.steps.forward(inputs)
-            of_prompts = prompt_logprobs(plan.chunks, specs, hidden, self.model.logits, self.up, self.down)
+            operators = self.model.logits, self.kernels.logprob_rows
+            of_prompts = prompt_logprobs(plan.chunks, specs, hidden, *operators, self.up, self.down)
             ran = Ran(hidden[inputs.last_rows])
         else:
             ran = Ran(self.steps.last_hidden(layout.inputs(cells)))

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rosebatch.core.sampling_params import MAX_LOGPROBS
 from rosebatch.engine.plan import DecodeWindow, SequenceSpec, StepPlan
 from rosebatch.engine.sampling.features import Features
-from rosebatch.engine.sampling.logprobs import logprob_rows
 from rosebatch.engine.sampling.sampler import sample
 from rosebatch.engine.staging import Staging
 from rosebatch.engine.step_runner import Masks
@@ -140,7 +140,8 @@ class TokenSampler:
         else:
             tokens = self.kernels.sample_rows(changed, **state.sampling(places))
         if features.logprobs is not None:
-            state.keep_logprobs(logprob_rows(logits, tokens, features.logprobs), places, step)
+            rows = self.kernels.logprob_rows(logits, tokens, features.logprobs, MAX_LOGPROBS)
+            state.keep_logprobs(rows, places, step)
         if features.adjusts:
             self.kernels.count_(state.token_counts, tokens, columns)
         self.kernels.advance(tokens, state.fields, columns, history, step, self._end_tokens)

@@ -1,0 +1,1 @@
+"""Log-probabilities of tokens, and the likeliest tokens beside them."""
