@@ -187,21 +187,23 @@ def test_add_norms_of_a_sum_in_parts(implementation, parts, rows, size, biased, 
 
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize(("rows", "size"), [(63, 48), (3, 1000)])
-def test_scales_of_a_product_come_before_its_bias(biased, rows, size, dtype, device, randn, assert_close):
+def test_scales_of_a_product_come_before_its_bias(
+    implementation, biased, rows, size, dtype, device, randn, assert_close
+):
     """A row has one, and a column has one: exchanged, or after the bias, all numbers are others."""
     x, residual, weight, x_bias = (randn(*s, dtype=dtype).to(device) for s in [(rows, size)] * 2 + [(size,)] * 2)
     scales = Scales(randn(rows).to(device), randn(size).to(device))
     product = x.double() * scales.rows.double()[:, None] * scales.columns.double()
     exact = residual.double() + product + (x_bias.double() if biased else 0)
     extra = (x_bias,) if biased else ()
-    assert_close(kernel.add(x, residual, *extra, scales=scales), exact)
+    assert_close(implementation.add(x, residual, *extra, scales=scales), exact)
     for normed, total in (
-        kernel.add_rms_norm(x, residual, weight, EPS, *extra, scales=scales),
-        kernel.add_layer_norm(x, residual, weight, None, EPS, *extra, scales=scales),
+        implementation.add_rms_norm(x, residual, weight, EPS, *extra, scales=scales),
+        implementation.add_layer_norm(x, residual, weight, None, EPS, *extra, scales=scales),
     ):
         assert_close(total, exact)
         assert torch.isfinite(normed).all()
-    _, total = kernel.add_post_norm(x, residual, weight, weight, EPS, *extra, scales=scales)
+    _, total = implementation.add_post_norm(x, residual, weight, weight, EPS, *extra, scales=scales)
     assert_close(total, residual.double() + naive_rms_norm(exact - residual.double(), weight))
 
 
