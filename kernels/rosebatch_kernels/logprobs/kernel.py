@@ -28,7 +28,7 @@ from rosebatch_kernels.logprobs import layout
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of both kernels.
+    """Sizes of both kernels, measured on an H200 with 256 rows of 151,936 logits in bf16.
 
     Attributes:
         segment: ids that share one maximum and one sum.
@@ -38,8 +38,8 @@ class Sizes:
     """
 
     segment: int = 128
-    summed: int = 32
-    summing_warps: int = 8
+    summed: int = 64
+    summing_warps: int = 4
     reporting_warps: int = 4
 
 
