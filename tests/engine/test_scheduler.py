@@ -290,7 +290,7 @@ def test_shared_full_last_block_gets_a_successor_for_each_and_no_copy(fake_runne
 
 def test_preemption_takes_the_youngest_and_resumes_it_first(fake_runner):
     scheduler = make_scheduler(num_blocks=6, block_size=2, prefix_cache=False, seqs=2)
-    a, b, c = add(scheduler, *(make_sequence([i, i], max_tokens=7, id=i) for i in range(3)))
+    a, b, *others = add(scheduler, *(make_sequence([i, i], max_tokens=7, id=i) for i in range(6)))
     for _ in range(4):
         plan, _ = step(scheduler, fake_runner)
         assert (plan.num_preempted, plan.released) == (0, ())
@@ -302,8 +302,8 @@ def test_preemption_takes_the_youngest_and_resumes_it_first(fake_runner):
     scheduler.check_integrity()
     assert (plan.num_preempted, plan.released, chunks(plan)) == (1, (b.id,), [(0, 6, 1, 1)])
     assert (b.status, b.block_ids, b.num_computed_tokens) == (Status.WAITING, [], 0)
-    # Before c, which has waited longer than it.
-    assert list(scheduler.queues.waiting) == [b, c]
+    # Before those that have waited longer than it.
+    assert list(scheduler.queues.waiting) == [b, *others]
     # Of the blocks that came back, the head of the sequence is the first to be used again.
     assert a.block_ids == [0, 2, 4, 1]
     scheduler.commit(plan, fake_runner.run(plan))
@@ -316,8 +316,21 @@ def test_preemption_takes_the_youngest_and_resumes_it_first(fake_runner):
     assert chunks(plan) == [(1, 0, 7, 1), (2, 0, 2, 1)]
     assert b.output_token_ids[:-1] == before
     drain(scheduler, fake_runner)
-    for i, sequence in enumerate((a, b, c)):
+    for i, sequence in enumerate((a, b, *others)):
         assert sequence.output_token_ids == fake_completion([i, i], 7)
+
+
+def test_towards_the_end_a_preempted_sequence_lets_longer_ones_go_first(fake_runner):
+    """Those that had not begun were begun last, and ran on in a cache that was empty otherwise."""
+    scheduler = make_scheduler(num_blocks=6, block_size=2, prefix_cache=False, seqs=2)
+    limits = [7, 7, 7, 2, 7]
+    _, b, c, short, d = add(scheduler, *(make_sequence([i, i], max_tokens=n, id=i) for i, n in enumerate(limits)))
+    while b.status is not Status.WAITING or not b.output_token_ids:
+        step(scheduler, fake_runner)
+    # Two tokens are left to b, as many as to the short one: sequences are not sorted, so d stays behind that.
+    assert (b.num_remaining_tokens, list(scheduler.queues.waiting)) == (2, [c, b, short, d])
+    _, plans = drain(scheduler, fake_runner)
+    assert [spec.id for plan in plans for spec in plan.started] == [c.id, b.id, short.id, d.id]
 
 
 def test_a_sequence_preempts_itself_when_it_is_the_youngest(fake_runner):

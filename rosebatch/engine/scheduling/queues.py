@@ -60,13 +60,13 @@ class SequenceQueues:
         self.running.append(sequence)
         self.started[sequence.id] = sequence
 
-    def send_back(self, sequence: SequenceState) -> None:
-        """Let a running sequence, which has lost its blocks, wait before all others. It keeps its tokens."""
+    def send_back(self, sequence: SequenceState, place: int = 0) -> None:
+        """Let a running sequence, which has lost its blocks, wait behind ``place`` others. It keeps its tokens."""
         self.running.remove(sequence)
         sequence.status = Status.WAITING
         sequence.decoding, sequence.drafts = False, ()
         self.released.append(sequence.id)
-        self.waiting.appendleft(sequence)
+        self.waiting.insert(place, sequence)
 
     def end_planned(self) -> None:
         """Release the slots of sequences whose last token is planned."""

@@ -7,6 +7,7 @@ V are written inside it.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from rosebatch.engine.plan import BlockChange, Chunk, DecodeRow, StepPlan
 from rosebatch.engine.scheduling.block_groups import BlockGroups
@@ -211,8 +212,7 @@ class StepPlanner:
     def _make_room(self) -> bool:
         """Take blocks back: those of a waiting fork, else all of the newest sequence.
 
-        The preempted sequence resumes before all others that wait, and recomputes what is not cached. False if its
-        tokens must be known first.
+        The preempted sequence recomputes what is not cached. False if its tokens must be known first.
         """
         if self._release_fork():
             return True
@@ -220,9 +220,27 @@ class StepPlanner:
         if victim.num_pending_tokens:
             return False
         self.blocks.free(victim)
-        self.queues.send_back(victim)
+        self.queues.send_back(victim, self._others_first(victim))
         self._plan.num_preempted += 1
         return True
+
+    def _others_first(self, victim: SequenceState) -> int:
+        """How many of the waiting resume before a preempted sequence: none, until the longest may end last.
+
+        One that is begun last runs on alone, with the rest of the cache empty. So once two of the longest no longer fit
+        one after the other into the steps that all work takes in a full cache, those with more tokens to come go first
+        (the idea: Graham 1969, Bounds on multiprocessing timing anomalies).
+        """
+        waiting, left = self.queues.waiting, victim.num_remaining_tokens
+        # A step holds all tokens of a sequence, which are half of the coming ones more on average.
+        held = sum(
+            (1 + len(s.forks)) * s.num_remaining_tokens * (s.num_tokens + s.max_len) / 2
+            for s in chain(self.queues.running, waiting)
+        )
+        longest = max((s.num_remaining_tokens for s in waiting), default=0)
+        if 2 * longest * self.blocks.pools[0].num_blocks * self.blocks.block_size < held:
+            return 0
+        return next((i for i, s in enumerate(waiting) if s.num_remaining_tokens <= left), len(waiting))
 
     def _release_fork(self) -> bool:
         """Take the blocks of the last waiting sequence that holds any. It is then computed like any other."""
