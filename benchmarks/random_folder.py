@@ -1,0 +1,66 @@
+"""A model folder with random weights and a real tokenizer, which all engines read alike."""
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import msgspec
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from rosebatch.config.model import ModelConfig
+from rosebatch.model.hf_folder import write_config
+
+_SPREAD = 0.02
+
+
+def write_random_folder(config: ModelConfig, tokenizer: Path, folder: Path) -> None:
+    """Write config, weights and tokenizer of a shape.
+
+    Args:
+        config: the shape. The end token becomes the tokenizer's.
+        tokenizer: a folder with ``tokenizer.json`` and ``tokenizer_config.json``. It may know fewer tokens than the
+            shape has.
+        folder: does not exist.
+
+    Raises:
+        UserError: transformers has no such architecture.
+    """
+    folder.mkdir(parents=True)
+    shutil.copy(tokenizer / "tokenizer_config.json", folder)
+    values = json.loads((tokenizer / "tokenizer.json").read_text(encoding="utf-8"))
+    vocabulary = values["model"]["vocab"]
+    fill_vocabulary(vocabulary, config.vocab_size)
+    (folder / "tokenizer.json").write_text(json.dumps(values, ensure_ascii=False), encoding="utf-8")
+    end = json.loads((tokenizer / "tokenizer_config.json").read_text(encoding="utf-8"))["eos_token"]
+    write_config(msgspec.structs.replace(config, eos_token_ids=(vocabulary[end],)), folder)
+    save_file(_random_weights(folder, getattr(torch, config.dtype)), folder / "model.safetensors", {"format": "pt"})
+
+
+def fill_vocabulary(vocabulary: dict[str, int], size: int) -> None:
+    """Add pairs of its tokens until it has ``size``: no text is encoded to them, and they decode to text.
+
+    Without them, most of what random weights generate would have no text.
+    """
+    words = [token for token in vocabulary if token[1:].isascii() and token[1:].isalpha()]
+    assert size < len(vocabulary) + len(words) ** 2 // 2, "there are enough pairs to choose from"
+    numbers = random.Random(0)
+    while len(vocabulary) < size:
+        vocabulary.setdefault("".join(numbers.choices(words, k=2)), len(vocabulary))
+
+
+def _random_weights(folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Normal with the usual spread; norms are 1, biases 0."""
+    torch.manual_seed(0)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    weights = {name: torch.empty(each.shape, dtype=dtype) for name, each in model.named_parameters()}
+    for name, weight in weights.items():
+        if weight.dim() > 1:
+            weight.normal_(0, _SPREAD)
+        else:
+            weight.fill_(name.endswith("weight"))
+    return weights
