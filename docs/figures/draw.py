@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 OURS = "rosebatch"
-_NAMES = {"vllm": "vLLM", "sglang": "SGLang"}
+_NAMES = {"vllm": "vLLM", "sglang": "SGLang", "lmdeploy": "LMDeploy"}
 _TIMES, _TO = "\u00d7", "\u2013"
 
 # Pixels.

@@ -49,8 +49,8 @@ class Peer:
 
 
 PEERS = {
-    name: Peer(name, module=f"rosebatch.bench.peers.{name}", package=name, has_fp8=name != "transformers")
-    for name in ("vllm", "sglang", "transformers")
+    name: Peer(name, module=f"rosebatch.bench.peers.{name}", package=name, has_fp8=name in {"vllm", "sglang"})
+    for name in ("vllm", "sglang", "lmdeploy", "transformers")
 }
 
 

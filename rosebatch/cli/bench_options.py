@@ -36,7 +36,8 @@ class BenchFlags:
         tuple[str, ...], Flag("Time this switch on and off, in turn; 'all' takes each.", COMPARE, metavar="SWITCH")
     ] = ()
     against: Annotated[
-        tuple[str, ...], Flag("Run vllm, sglang or transformers on the same token ids.", COMPARE, metavar="ENGINE")
+        tuple[str, ...],
+        Flag("Run vllm, sglang, lmdeploy or transformers on the same token ids.", COMPARE, metavar="ENGINE"),
     ] = ()
     peer_args: Annotated[
         tuple[str, ...], Flag("Arguments of that engine.", COMPARE, metavar="[NAME=]JSON", rare=True)

@@ -187,7 +187,7 @@ def test_choose_peers(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("name", "args", "part"),
     [
-        ("llama.cpp", "", "--against llama.cpp: no such engine; choose from vllm, sglang, transformers"),
+        ("llama.cpp", "", "--against llama.cpp: no such engine; choose from vllm, sglang, lmdeploy, transformers"),
         ("vllm", "{cut", "--peer-args is not valid JSON: "),
         ("vllm", "[1]", "--peer-args must be a JSON object, got [1]"),
     ],
