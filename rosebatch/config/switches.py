@@ -86,6 +86,9 @@ class Switches:
     shared_prefix_attention: bool = _switch(
         "Attention reads a common prefix once for all rows.", _CUDA, scenario="shared-prefix", needs=_PAGED
     )
+    hopper_prefill: bool = _switch(
+        "Hopper's own kernel for the attention of prompts.", _CUDA, scenario="prefill_heavy_b16", needs=_PAGED
+    )
     fused_peri_norm: bool = _switch(
         "HP1: clip, residual addition, clip in one kernel.", _CUDA, scenario="article-s4", needs=("fused_norm",)
     )

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Collection, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -106,6 +106,8 @@ def softmax_kernels(
 
     record = device_of(device)
     sizes = module.SIZES.of(record)
+    if not switches.hopper_prefill:
+        sizes = replace(sizes, prefill=replace(sizes.prefill, hopper=()))
 
     def undivided_keys(batch: int) -> int:
         if not switches.split_keys:

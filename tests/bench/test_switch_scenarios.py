@@ -31,11 +31,13 @@ from rosebatch.engine.triton_runner.slots import Slots
 from rosebatch.model.lazy_tensor import LazyTensor
 from rosebatch.model.quantization.dense import DenseWeight
 from rosebatch.model.quantization.grouped import GroupedWeight
+from rosebatch.ops.attention import softmax_kernels
 from rosebatch.ops.select import select
+from rosebatch_kernels.common.device import HOPPER, Device
 from rosebatch_kernels.fp8.fp8_linear import Fp8Linear
 from rosebatch_kernels.linear.streamed import StreamedLinear
 from rosebatch_kernels.linear.torch_packed import PackedLinear, can_pack
-from rosebatch_kernels.paged_attention import sizes
+from rosebatch_kernels.paged_attention import prefill, sizes
 from tests.engine.small_models import device_engine
 from tests.helpers.checkout import ROOT
 from tests.helpers.launches import note_launches
@@ -282,6 +284,21 @@ def keeps_numbers(switch, observe):
         assert isinstance(select(switches, "cuda").linear(weight, None), Fp8Linear) is value
 
 
+def has_hoppers_kernel(switch, observe):
+    """For the layers of the scenario's model."""
+    model, hopper, cpu = model_of(switch), Device.of_arch(HOPPER, 132), torch.device("cpu")
+    heads, dtype = (model.num_heads, model.num_kv_heads, model.head_dim), getattr(torch, scenario_of(switch).dtype)
+    q = torch.empty(1, model.num_heads * model.head_dim, dtype=dtype)
+    cache = torch.empty(2, 1, model.num_kv_heads, BLOCK_SIZE, model.head_dim, dtype=dtype)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rosebatch.ops.attention.device_of", lambda _: hopper)
+        for value in (True, False):
+            switches = replace(Switches.resolve({}, "cuda"), **{switch: value})
+            launcher = softmax_kernels(4, {heads}, {False}, switches, dtype, cpu).prefill
+            options = {"num_heads": model.num_heads, "scale": 1.0, **launcher.keywords}
+            assert (prefill.hopper_program(q, cache, **options) is not None) is value
+
+
 def model_of(switch):
     return load_toml(configs_dir() / "models" / f"{scenario_of(switch).model}.toml", ModelConfig)
 
@@ -307,6 +324,7 @@ ACTS = {
     "fused_kv_append": {"of_off": ("_prepare",)},
     "split_keys": splits_sequences,
     "shared_prefix_attention": shares_keys,
+    "hopper_prefill": has_hoppers_kernel,
     "fused_peri_norm": {"of_off": ("_uclip",)},
     "sparse_values": leaves_values_out,
     "batched_kv_append": {"of_on": ("_append",)},

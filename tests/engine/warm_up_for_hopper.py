@@ -2,7 +2,7 @@
 
 Run by ``test_warm_up.py`` in a process of its own, where Triton does not interpret. Prints for each model how
 many kernels warm-up compiled, how many it launched, how many its steps then found in Triton's cache, and how many
-they did not; at last, how many threads at most had Triton's Python part at a time.
+they did not; then the same of a kernel in Gluon, and how many threads at most had Triton's Python part at a time.
 
 A compilation ends with Python's part: the compiler's own takes minutes, and tells no launch from another.
 """
@@ -30,6 +30,8 @@ from rosebatch_kernels.common import device as devices
 from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.sizes import sized
 from rosebatch_kernels.mlp import kernel as mlp
+from rosebatch_kernels.paged_attention import prefill
+from rosebatch_kernels.paged_attention.sizes import SIZES
 from tests.engine import small_models
 from tests.engine.small_models import device_engine
 
@@ -77,7 +79,9 @@ def compile_only() -> None:
 
 def leave_out(self: CUDABackend, stages: dict[str, object], options: object, language: object) -> None:
     """The stages of the compiler, of which the last one's file is what a launch looks for."""
-    stages["ttir"] = lambda module, metadata: module
+    # Triton's kernels begin with the first of these, those in Gluon with one of the others.
+    for each in ("ttir", "ttgir", "glir"):
+        stages[each] = lambda module, metadata: module
     stages["cubin"] = lambda module, metadata: metadata.update(name="kernel", shared=0) or b""
 
 
@@ -96,6 +100,13 @@ def all_steps(of) -> None:
         logits = of.model.logits(of.steps.packed(kind)[:samples])
         columns = torch.arange(SLOTS, dtype=torch.int32)[:samples]
         of.sampler.next_tokens(logits, Features(), columns, decodes=False)
+
+
+def launch_gluon() -> None:
+    """A kernel that begins elsewhere than Triton's."""
+    q, cache = torch.empty(64, 256, dtype=torch.bfloat16), torch.empty(2, 1, 1, 64, 128, dtype=torch.bfloat16)
+    table = torch.zeros(4, 4, dtype=torch.int32)
+    prefill.prefill(q, cache, table, table, num_heads=2, scale=1.0, sizes=SIZES.measured, device=HOPPER)
 
 
 def launch_beside() -> None:
@@ -119,5 +130,11 @@ if __name__ == "__main__":
         found.clear()
         compile_for(lambda: sys.exit("warmed up twice"), name)
     sys.stdout.write(f"together {max(together)}\n")
+    found.clear()
+    compile_for(launch_gluon, "gluon")
+    compiled = len(found)
+    launch_gluon()
+    sys.stdout.write(f"gluon {compiled} {len(found) - compiled} {sum(found[compiled:])}\n")
+    found.clear()
     compile_for(launch_beside, "beside")
     sys.stdout.write(f"beside {len(found)}\n")

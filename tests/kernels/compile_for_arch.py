@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import sys
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,6 +34,7 @@ from rosebatch_kernels.common.device import HOPPER, Device
 from rosebatch_kernels.experts.packed import can_decode
 from rosebatch_kernels.feedback import layout
 from rosebatch_kernels.linear.interface import Scales
+from rosebatch_kernels.paged_attention.sizes import SIZES
 from tests.helpers.packed_experts import empty_packed
 
 QKV = Launchers("qkv.kernel")
@@ -111,10 +113,12 @@ def ints(*shape):
 
 
 def softmax():
-    """Decode, prefill, prefill of shared tiles, and the number of splits."""
+    """Decode, prefill as all GPUs have it, prefill of shared tiles, and the number of splits."""
+    sizes = SIZES.of(launchers.device_of(torch.device("cuda")))
+    everywhere = replace(sizes, prefill=replace(sizes.prefill, hopper=()))
     return (
         Launchers("paged_attention.decode").decode,
-        Launchers("paged_attention.prefill").prefill,
+        partial(Launchers("paged_attention.prefill").prefill, sizes=everywhere),
         Launchers("paged_attention.prefill_shared").prefill_shared,
         Launchers("paged_attention.sizes").num_splits,
     )
@@ -179,6 +183,23 @@ def attention_of_more_families() -> None:
         QKV.prepare(qkv, cache, table, fields, fields, **heads_before, rotary_rows=fields if with_rows else None)
         QKV.whole_rms_norm_(qkv, empty(heads * size, dtype=dtype), empty(kv_heads * size, dtype=dtype), 1e-6)
         prefill(qkv, cache, table, ints(3, 4), num_heads=heads, window=window, **scores)
+
+
+def prompts_on_hopper() -> None:
+    """Its own kernel: each size of head, with all that a layer may have; keys in blocks of any size."""
+    prefill = Launchers("paged_attention.prefill").prefill
+    for heads, kv_heads, size, block_size, dtype, cap, with_sinks, window in [
+        (16, 8, 128, 64, torch.bfloat16, 0.0, False, 0),
+        (7, 1, 128, 16, torch.float16, 0.0, False, 0),
+        (64, 8, 64, 64, torch.bfloat16, 0.0, True, 128),
+        (8, 4, 256, 24, torch.bfloat16, 50.0, False, 100),
+        (24, 8, 96, 48, torch.float16, 30.0, True, 0),
+        (5, 1, 24, 8, torch.bfloat16, 0.0, False, 100),
+    ]:
+        cache, sinks = empty(2, 4, kv_heads, block_size, size, dtype=dtype), empty(heads, dtype=dtype)
+        scores = {"scale": 0.1, "soft_cap": cap, "sinks": sinks if with_sinks else None}
+        q = empty(100, heads * size, dtype=dtype)
+        prefill(q, cache, ints(2, 4), ints(3, 4), num_heads=heads, window=window, **scores)
 
 
 def shared_attention() -> None:

@@ -22,6 +22,7 @@ FLOOR = Path(sys.prefix) / ".floor-triton"
 GROUPS = {
     "attention": {"_decode", "_prefill", "_prepare"},
     "attention_of_more_families": {"_decode", "_prefill", "_prepare", "_whole_norm"},
+    "prompts_on_hopper": {"_prefill_hopper"},
     "shared_attention": {"_attend_shared", "_decode", "_prefill_shared"},
     "attention_of_e4m3": {"_append", "_attend_shared", "_decode", "_prefill", "_prefill_shared", "_prepare"},
     "gated_attention": {"_gated_attend_shared", "_gated_decode", "_gated_prefill", "_prepare"},
@@ -38,8 +39,9 @@ GROUPS = {
         "_adjust", "_advance", "_choose", "_count", "_mask", "_report", "_scale_and_cap", "_sum_segments", "_summarise",
     },
 }  # fmt: skip
-# Groups of kernels with e4m3, and the architectures that have it: 103 has each instruction of "fp8".
-OF_E4M3 = {
+# Groups that not all architectures have. 103 has each instruction of "fp8".
+ARCHITECTURES = {
+    "prompts_on_hopper": (HOPPER,),
     "fp8": (89, 90, 100, 103, 120),
     "attention_of_e4m3": (89, 90, 100, 120),
     # Experts are decoded at load for the generation of 100.
@@ -54,7 +56,8 @@ STREAMED = {"_gated_product", "_logits", "_product"}
 # Products of many rows on Hopper's own instruction, which Triton leaves for others without a word.
 WGMMA = {
     "_attend_shared", "_delta_solve", "_delta_walk", "_expert_product", "_fp8_product", "_gated_attend_shared",
-    "_gated_prefill", "_gated_product", "_int4_product", "_logits", "_prefill", "_prefill_shared", "_product",
+    "_gated_prefill", "_gated_product", "_int4_product", "_logits", "_prefill", "_prefill_hopper", "_prefill_shared",
+    "_product",
 }  # fmt: skip
 
 
@@ -73,8 +76,8 @@ def compiled():
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
             return stack.enter_context(subprocess.Popen([sys.executable, str(SCRIPT)], env=os.environ | own, **pipes))
 
-        def run(arch, group, folder):
-            process = compiler((FLOOR,) if arch == HOPPER and FLOOR.exists() else ())
+        def run(arch, group, folder, *, oldest=True):
+            process = compiler((FLOOR,) if oldest and arch == HOPPER and FLOOR.exists() else ())
             process.stdin.write(f"{arch} {group} {FORMS.get(arch, 'lowered')} {folder}\n")
             process.stdin.flush()
             assert process.stdout.readline() == "0\n", (folder / "errors").read_text()[-3000:]
@@ -91,7 +94,7 @@ def compiled():
         (arch, group)
         for arch in SHARED_MEMORY
         for group in GROUPS
-        if (arch in OF_E4M3[group] if group in OF_E4M3 else arch not in ALIKE)
+        if (arch in ARCHITECTURES[group] if group in ARCHITECTURES else arch not in ALIKE)
     ],
 )
 def test_kernels_compile_and_fit(compiled, arch, group, tmp_path):
@@ -110,6 +113,15 @@ def test_kernels_compile_and_fit(compiled, arch, group, tmp_path):
         assert {name for name, _, cores in lines if cores == "wgmma"} >= WGMMA & names
         if group == "experts_of_fp8":
             assert all(cores == "wgmma" for name, _, cores in lines if name == "_expert_product")
+
+
+@pytest.mark.thorough
+def test_gluon_of_the_installed_triton(compiled, tmp_path):
+    """Names and arguments of Gluon, which is experimental, change from version to version."""
+    pytest.importorskip("triton")
+    lines = compiled(HOPPER, "prompts_on_hopper", tmp_path, oldest=False)
+    assert {(name, cores) for name, _, cores in lines} == {("_prefill_hopper", "wgmma")}
+    assert max(int(shared) for _, shared, _ in lines) <= SHARED_MEMORY[HOPPER]
 
 
 @pytest.mark.whole

@@ -1,14 +1,17 @@
 """Prefill attention over scattered blocks against float64: chunks of many sequences behind their prefixes."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nan
 
 from benchmarks.kernels.launchers import Launchers
+from rosebatch_kernels.common.device import device_of
 from rosebatch_kernels.common.tiles import TILE_ROWS
 from rosebatch_kernels.paged_attention import reference
+from rosebatch_kernels.paged_attention.sizes import SIZES
 from tests.kernels.scattered import Scattered, assert_same, attention, untouched
 
 kernel = Launchers("paged_attention.prefill")
@@ -17,7 +20,29 @@ pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
 # Nobody's default.
 SCALE = 0.17
-IMPLEMENTATIONS = {"reference": reference.prefill, "kernel": kernel.prefill}
+
+
+def everywhere(*arguments, **options):
+    """The kernel that all GPUs have."""
+    sizes = SIZES.of(device_of(torch.device("cuda")))
+    return kernel.prefill(*arguments, sizes=replace(sizes, prefill=replace(sizes.prefill, hopper=())), **options)
+
+
+def on_hopper(q, cache, *arguments, num_heads, scale, **options):
+    """Hopper's own, which must not be left out without a word."""
+    if kernel.hopper_program(q, cache, num_heads=num_heads, scale=scale) is None:
+        pytest.skip("the call is not for Hopper's own kernel")
+    assert kernel._hopper_kernel() is not None
+    return kernel.prefill(q, cache, *arguments, num_heads=num_heads, scale=scale, **options)
+
+
+IMPLEMENTATIONS = {"reference": reference.prefill, "kernel": everywhere, "hopper": on_hopper}
+
+
+@pytest.fixture(params=["reference", "kernel", pytest.param("hopper", marks=pytest.mark.gpu)])
+def implementation(request):
+    """Any of them; Triton's interpreter knows no Gluon."""
+    return IMPLEMENTATIONS[request.param]
 
 
 def cut(chunks, rows=TILE_ROWS, seed=0):

@@ -3,16 +3,22 @@
 One program serves a tile of successive query tokens of one sequence and one query head. It walks over that sequence's
 keys with an online softmax (FlashAttention, arXiv 2205.14135). The chunk's own K and V are in the cache already. So it
 reads a prefix from an earlier step, or from another sequence, like the rest.
+
+Hopper has a kernel of its own for most calls, see ``prefill_hopper``.
 """
+
+from collections.abc import Callable
+from functools import cache as once
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from rosebatch_kernels.common.device import Device
+from rosebatch_kernels.common.device import HOPPER, INTERPRETER, Device, can_describe
 from rosebatch_kernels.common.kv_tiles import load_tile, pages_of
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.scores import score_factors
+from rosebatch_kernels.common.sizes import value_at
 from rosebatch_kernels.common.tiles import TILE_ROWS as TILE_ROWS
 from rosebatch_kernels.common.tiles import (
     load_queries,
@@ -22,7 +28,12 @@ from rosebatch_kernels.common.tiles import (
     tile_of_program,
 )
 from rosebatch_kernels.paged_attention.online_softmax import attend, load_sink, no_key, queries, values
-from rosebatch_kernels.paged_attention.sizes import Sizes, has_own_tiles
+from rosebatch_kernels.paged_attention.sizes import HopperProgram, Sizes, has_own_tiles
+
+# Channels of a head that the registers of Hopper's own kernel hold.
+_MAX_SIZE_ON_HOPPER = 256
+# Its copies have a multiple of so many tokens: shared memory has them in an order that recurs.
+_COPIED_TOKENS = 8
 
 
 def prefill(
@@ -57,6 +68,11 @@ def prefill(
     Returns:
         ``[T, heads · D]``.
     """
+    on_hopper = hopper_program(q, cache, num_heads=num_heads, scale=scale, sizes=sizes, device=device)
+    kernel = _hopper_kernel() if on_hopper else None
+    if kernel is not None:
+        options = {"window": window, "soft_cap": soft_cap, "sinks": sinks, "program": on_hopper, "device": device}
+        return kernel(q, cache, block_table, tiles, num_heads=num_heads, scale=scale, **options)
     out, arguments = prefill_arguments(q, cache, block_table, tiles, num_heads=num_heads)
     program = sizes.prefill.fp32
     if q.dtype.itemsize == 2:
@@ -74,6 +90,39 @@ def prefill(
         **launch_options(device),
     )
     return out
+
+
+def hopper_program(
+    q: Tensor, cache: Tensor, *, num_heads: int, scale: float, sizes: Sizes, device: Device
+) -> HopperProgram | None:
+    """Sizes of Hopper's own kernel for a call of ``prefill``; None if the call is not for it.
+
+    It takes tensors of 16 bits alone, whose addresses and strides are multiples of 16 bytes: TMA wants that. Two query
+    heads share a K/V head. Scores are compared before they are scaled, so the scale is positive.
+    """
+    _, _, kv_heads, block_size, size = cache.shape
+    if not sizes.prefill.hopper or device.arch != HOPPER or device == INTERPRETER:
+        return None
+    is_narrow = q.dtype == cache.dtype and q.dtype.itemsize == 2
+    has_strides = can_describe(size, q.dtype) and can_describe(q.stride(0), q.dtype) and cache.is_contiguous()
+    is_aligned = has_strides and not any(x.data_ptr() % 16 for x in (q, cache))
+    in_pieces = block_size % _COPIED_TOKENS == 0 and size <= _MAX_SIZE_ON_HOPPER
+    if not (is_narrow and is_aligned and in_pieces and num_heads > kv_heads and scale > 0):
+        return None
+    return value_at(sizes.prefill.hopper, size)
+
+
+@once
+def _hopper_kernel() -> Callable[..., Tensor] | None:
+    """Hopper's own kernel; None if this Triton's Gluon, which is experimental, lacks what it is written with.
+
+    Imported here: Gluon takes 0.1 s, which other runs need not spend.
+    """
+    try:
+        from rosebatch_kernels.paged_attention.prefill_hopper import prefill_hopper
+    except (ImportError, AttributeError):
+        return None
+    return prefill_hopper
 
 
 @triton.jit(do_not_specialize=["num_blocks"])

@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -67,6 +68,20 @@ class SharedSizes:
     large_heads: Program
 
 
+class HopperProgram(NamedTuple):
+    """Sizes of a program of Hopper's own prefill kernel.
+
+    Attributes:
+        keys: of a tile: a thread's registers hold their scores, and the result.
+        stages: tiles of K, and as many of V, in shared memory.
+        turns: whether the two warp groups issue their products in turn.
+    """
+
+    keys: int
+    stages: int
+    turns: bool
+
+
 @dataclass(frozen=True)
 class PrefillSizes:
     """Sizes of a prefill program.
@@ -76,12 +91,15 @@ class PrefillSizes:
         narrow: for 16-bit types.
         e4m3: for 16-bit types and a cache of e4m3, see ``has_own_tiles``, measured on an H200.
         shared: for 16-bit types where chunks share tiles.
+        hopper: for 16-bit types on Hopper, by channels of a head; empty to leave its own kernel out. Heads of 65 to 128
+            channels were measured.
     """
 
     fp32: Program
     narrow: Program
     e4m3: Program
     shared: Program
+    hopper: tuple[tuple[int, HopperProgram], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -112,6 +130,11 @@ SIZES = table(
             narrow=Program(keys=32, warps=4, stages=3),
             e4m3=Program(keys=128, warps=4, stages=2),
             shared=Program(keys=32, warps=4, stages=3),
+            hopper=(
+                (129, HopperProgram(keys=64, stages=2, turns=False)),
+                (65, HopperProgram(keys=128, stages=3, turns=True)),
+                (0, HopperProgram(keys=128, stages=2, turns=False)),
+            ),
         ),
     ),
     sm_86=Sizes(

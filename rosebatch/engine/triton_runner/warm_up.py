@@ -135,9 +135,10 @@ def _compile(function: Any, target: Any, asked: dict[str, Any], turn: Lock) -> N
 
     What fails here fails again at the launch, with its error.
     """
-    from triton.compiler import ASTSource, compile
+    from triton.compiler import compile
 
-    class Source(ASTSource):  # type: ignore[misc]
+    # Triton's own, or that of Gluon.
+    class Source(function.ASTSource):  # type: ignore[misc]
         def make_ir(self, *args: Any, **options: Any) -> Any:
             with turn:
                 return super().make_ir(*args, **options)
