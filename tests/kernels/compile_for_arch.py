@@ -191,10 +191,10 @@ def prompts_on_hopper() -> None:
     for heads, kv_heads, size, block_size, dtype, cap, with_sinks, window in [
         (16, 8, 128, 64, torch.bfloat16, 0.0, False, 0),
         (7, 1, 128, 16, torch.float16, 0.0, False, 0),
-        (64, 8, 64, 64, torch.bfloat16, 0.0, True, 128),
+        (64, 8, 80, 64, torch.bfloat16, 0.0, True, 128),
         (8, 4, 256, 24, torch.bfloat16, 50.0, False, 100),
-        (24, 8, 96, 48, torch.float16, 30.0, True, 0),
-        (5, 1, 24, 8, torch.bfloat16, 0.0, False, 100),
+        (32, 8, 96, 48, torch.float16, 30.0, True, 0),
+        (5, 1, 72, 8, torch.bfloat16, 0.0, False, 100),
     ]:
         cache, sinks = empty(2, 4, kv_heads, block_size, size, dtype=dtype), empty(heads, dtype=dtype)
         scores = {"scale": 0.1, "soft_cap": cap, "sinks": sinks if with_sinks else None}

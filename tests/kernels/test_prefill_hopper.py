@@ -29,10 +29,10 @@ def program_of(
 
 @pytest.mark.parametrize(
     "served",
-    [{}, {"dtype": torch.float16}, {"heads": 7, "kv_heads": 1}, {"size": 24, "block": 8}, {"before": 8, "after": 16}],
+    [{}, {"dtype": torch.float16}, {"heads": 7, "kv_heads": 1}, {"size": 256, "block": 8}, {"before": 8, "after": 16}],
 )
 def test_calls_that_it_serves(served):
-    assert program_of(**served) == SIZES.measured.prefill.hopper[2 if served.get("size") == 24 else 1][1]
+    assert program_of(**served) == SIZES.measured.prefill.hopper[0 if served.get("size") == 256 else 1][1]
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,8 @@ def test_calls_that_it_serves(served):
         {"on": Device.of_arch(89, 128)},
         {"on": INTERPRETER},
         {"heads": 2},
+        {"heads": 6},
+        {"size": 64},
         {"dtype": torch.float32},
         {"stored": torch.float8_e4m3fn},
         {"size": 20},

@@ -97,17 +97,19 @@ def hopper_program(
 ) -> HopperProgram | None:
     """Sizes of Hopper's own kernel for a call of ``prefill``; None if the call is not for it.
 
-    It takes tensors of 16 bits alone, whose addresses and strides are multiples of 16 bytes: TMA wants that. Two query
-    heads share a K/V head. Scores are compared before they are scaled, so the scale is positive.
+    It takes tensors of 16 bits alone, whose addresses and strides are multiples of 16 bytes: TMA wants that. Pairs of
+    query heads share a K/V head: of three, one would leave half of a program idle. Scores are compared before they are
+    scaled, so the scale is positive.
     """
     _, _, kv_heads, block_size, size = cache.shape
+    group = num_heads // kv_heads
     if not sizes.prefill.hopper or device.arch != HOPPER or device == INTERPRETER:
         return None
     is_narrow = q.dtype == cache.dtype and q.dtype.itemsize == 2
     has_strides = can_describe(size, q.dtype) and can_describe(q.stride(0), q.dtype) and cache.is_contiguous()
     is_aligned = has_strides and not any(x.data_ptr() % 16 for x in (q, cache))
     in_pieces = block_size % _COPIED_TOKENS == 0 and size <= _MAX_SIZE_ON_HOPPER
-    if not (is_narrow and is_aligned and in_pieces and num_heads > kv_heads and scale > 0):
+    if not (is_narrow and is_aligned and in_pieces and group not in (1, 3) and scale > 0):
         return None
     return value_at(sizes.prefill.hopper, size)
 
