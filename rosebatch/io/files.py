@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from rosebatch.core.errors import UserError
+from rosebatch.host.sparse_file import open_local
 from rosebatch.io.formats import named
 
 # Of a local file, at once: a line that is too long is read past in such pieces.
@@ -51,7 +52,7 @@ def open_file(path: str) -> IO[bytes]:
     """
     with failing(lambda why: UserError(f"{path}: {why}")):
         if not is_url(path):
-            return Path(path).open("rb", buffering=_READ_BYTES)
+            return open_local(Path(path), _READ_BYTES)
         file_system, inside = _connected(path)
         return cast(IO[bytes], file_system.open(inside, "rb"))
 
