@@ -142,7 +142,8 @@ def check_rows(
     checked = Checked(beginning=None if tokenizer is None else tokenizer.beginning)
     grammars = None if tokenizer is None else Grammars(tokenizer, config.vocab_size, config.eos_token_ids, limits)
     with DaemonPool(1, "rosebatch-text") as pool:
-        for item in with_grammars(prepare(rows, tokenizer, grammars, pool), grammars, in_order=True):
+        prepared = prepare(rows, tokenizer, grammars, pool, max_model_len=config.max_model_len)
+        for item in with_grammars(prepared, grammars, in_order=True):
             assert item is not None, "a file always has a next row, or an end"
             _count(checked, item, config, on_failure, strict=strict)
     return checked

@@ -55,7 +55,7 @@ def prepare(
         seconds: host time by kind of work is added there.
         check: called before each group is read, and while waiting; what it raises ends the preparation.
         max_bytes: of rows under way in the whole job.
-        max_model_len: most tokens of prompt and completion together, for estimates.
+        max_model_len: most tokens of prompt and completion together.
     """
     source = (for_model(row, tokenizer) for row in rows)
     group_bytes = min(_GROUP_BYTES, max_bytes // 16 // _ENCODING_BYTES)
@@ -76,7 +76,7 @@ def prepare(
             with Stopwatch(seconds, "reading"):
                 group, ended, idle = _next_group(source, grammars, group_bytes)
             if group:
-                texts = _rendered([each.row for each in group], tokenizer, seconds)
+                texts = _rendered([each.row for each in group], tokenizer, seconds, max_model_len)
                 ahead.append((group, pool.submit(encode, texts)))
                 bytes_ahead += sum(each.size for each in group)
                 del texts
@@ -127,13 +127,16 @@ def _next_group(
 
 
 def _rendered(
-    group: Sequence[Row | FailedRow], tokenizer: Tokenizer | None, seconds: defaultdict[str, float]
+    group: Sequence[Row | FailedRow],
+    tokenizer: Tokenizer | None,
+    seconds: defaultdict[str, float],
+    max_model_len: int,
 ) -> "Texts":
     rows = [row for row in group if isinstance(row, Row)]
     if all(row.messages is None for row in rows):
-        return Texts(rows, tokenizer)
+        return Texts(rows, tokenizer, max_model_len)
     with Stopwatch(seconds, "rendering chats"):
-        return Texts(rows, tokenizer)
+        return Texts(rows, tokenizer, max_model_len)
 
 
 def _prepared(

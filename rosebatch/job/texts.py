@@ -5,7 +5,10 @@ from itertools import repeat
 from typing import Any
 
 from rosebatch.core.errors import RowError
+from rosebatch.core.words import counted
+from rosebatch.engine.scheduling.servable import prompt_too_long
 from rosebatch.io.rows import Row
+from rosebatch.text.long_texts import Bound
 from rosebatch.text.tokenizer import Tokenizer
 
 # A text or token ids, or why there is no prompt; then the token ids, with the text if there is one.
@@ -14,11 +17,18 @@ Encoded = tuple[Sequence[int] | RowError, str | None]
 
 
 class Texts:
-    """The prompts of some rows with chats rendered, to be encoded in one call and on any thread."""
+    """The prompts of some rows with chats rendered, to be encoded in one call and on any thread.
 
-    def __init__(self, rows: Sequence[Row], tokenizer: Tokenizer | None) -> None:
+    Args:
+        rows: in any number.
+        tokenizer: None for a model that works on token ids.
+        max_model_len: most tokens of prompt and completion together. Long texts with more become errors.
+    """
+
+    def __init__(self, rows: Sequence[Row], tokenizer: Tokenizer | None, max_model_len: int) -> None:
         self._tokenizer = tokenizer
         self._prompts = [_plain_prompts(row, tokenizer) for row in rows]
+        self._bounds = [_bound(row, max_model_len) for row in rows]
         self._chats: list[str | RowError] = []
         self._is_chat = [row.messages is not None for row in rows]
         if tokenizer is not None:
@@ -27,15 +37,17 @@ class Texts:
 
     def encode(self) -> list[list[Encoded]]:
         """For each row, its prompts as token ids, and their texts if they have any."""
-        texts = [prompt for prompts in self._prompts for prompt in prompts if isinstance(prompt, str)]
+        rows = list(zip(self._prompts, self._is_chat, self._bounds, strict=True))
+        texts = [(prompt, bound) for prompts, _, bound in rows for prompt in prompts if isinstance(prompt, str)]
         if self._tokenizer is None:
             refusal = RowError("no_tokenizer", "the model has no tokenizer: give prompt_token_ids")
             encoded: Iterator[Sequence[int] | RowError] = repeat(refusal)
             chats: Iterator[tuple[Sequence[int] | RowError, str | None]] = repeat((refusal, None))
         else:
-            encoded = iter(self._tokenizer.encode(texts))
+            encoded = iter(self._tokenizer.encode([text for text, _ in texts], [bound for _, bound in texts]))
             rendered = (chat if isinstance(chat, str) else None for chat in self._chats)
-            chats = zip(self._tokenizer.encode_rendered(self._chats), rendered, strict=True)
+            bounds = [bound for _, is_chat, bound in rows if is_chat]
+            chats = zip(self._tokenizer.encode_rendered(self._chats, bounds), rendered, strict=True)
 
         def of_row(prompts: Iterable[_Prompt], is_chat: bool) -> Iterator[Encoded]:
             if is_chat:
@@ -43,7 +55,15 @@ class Texts:
             for prompt in prompts:
                 yield (next(encoded), prompt) if isinstance(prompt, str) else (prompt, None)
 
-        return [list(of_row(*row)) for row in zip(self._prompts, self._is_chat, strict=True)]
+        return [list(of_row(prompts, is_chat)) for prompts, is_chat, _ in rows]
+
+
+def _bound(row: Row, max_model_len: int) -> Bound:
+    """How many tokens each prompt of a row may have. The engine finds the few more of short texts."""
+    error = prompt_too_long(
+        f"more than {counted(max_model_len, 'token')}", max_model_len, is_pooled=row.pooling is not None
+    )
+    return Bound(row.options.truncate_prompt_tokens, max_model_len, error)
 
 
 def template_options(row: Row) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from rosebatch.text import panics
 from rosebatch.text.batch_or_each import batch_or_each
 from rosebatch.text.chat_parsers import ChatParsers
 from rosebatch.text.chat_template import ChatTemplate
+from rosebatch.text.long_texts import LONG, UNBOUND, Bound, LongTexts
 from rosebatch.text.tokenizer_files import Template, TokenizerFiles
 from rosebatch.text.vocabulary import Vocabulary
 
@@ -76,6 +77,7 @@ class Tokenizer(Vocabulary):
         self.special_tokens = special_tokens or {}
         self.set_templates(None if chat_template is None else Template(chat_template))
         self.max_prompt_bytes = max_prompt_bytes
+        self._long_texts = LongTexts(backend)
         self.parsers = self.choose_parsers()
         self.prompts = NO_PROMPTS
 
@@ -168,12 +170,14 @@ class Tokenizer(Vocabulary):
             return None
         return encoded.ids[0], encoded.tokens[0]
 
-    def encode(self, texts: Sequence[str]) -> list[list[int] | RowError]:
+    def encode(self, texts: Sequence[str], bounds: Sequence[Bound] = ()) -> list[list[int] | RowError]:
         """Token ids of each text, with the tokens that the model adds to a prompt (such as a BOS).
 
-        The result of a text that is not valid Unicode is a RowError.
+        Args:
+            texts: the result of one that is not valid Unicode is a RowError.
+            bounds: for each text, how many token ids are wanted; a short one may have more.
         """
-        return self._encode(texts, add_special_tokens=True)
+        return self._encode(texts, bounds or [UNBOUND] * len(texts), add_special_tokens=True)
 
     def encode_chats(
         self, chats: Sequence[list[dict[str, Any]]], options: Sequence[Mapping[str, Any]] = ()
@@ -205,9 +209,15 @@ class Tokenizer(Vocabulary):
 
         return [rendered(messages, given) for messages, given in zip(chats, options, strict=True)]
 
-    def encode_rendered(self, rendered: Sequence[str | RowError]) -> list[list[int] | RowError]:
-        """Token ids of rendered conversations. No special tokens are added: the template writes them."""
-        encoded = iter(self._encode([text for text in rendered if isinstance(text, str)], add_special_tokens=False))
+    def encode_rendered(
+        self, rendered: Sequence[str | RowError], bounds: Sequence[Bound] = ()
+    ) -> list[list[int] | RowError]:
+        """Token ids of rendered conversations, as of ``encode``, but no token is added: the template writes them."""
+        pairs = zip(rendered, bounds or [UNBOUND] * len(rendered), strict=True)
+        texts = [(text, bound) for text, bound in pairs if isinstance(text, str)]
+        encoded = iter(
+            self._encode([text for text, _ in texts], [bound for _, bound in texts], add_special_tokens=False)
+        )
         return [next(encoded) if isinstance(text, str) else text for text in rendered]
 
     def fill_in_middle(self, prompt: str, suffix: str) -> str | RowError:
@@ -217,14 +227,23 @@ class Tokenizer(Vocabulary):
                 return f"{before}{prompt}{after}{suffix}{middle}"
         return RowError("unsupported_field", "suffix: the model's tokenizer has no tokens for filling in the middle")
 
-    def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int] | RowError]:
+    def _encode(
+        self, texts: Sequence[str], bounds: Sequence[Bound], *, add_special_tokens: bool
+    ) -> list[list[int] | RowError]:
+        longest = max(map(len, texts), default=0)
         # Characters have at most four bytes: nearly all prompts need no closer look.
-        if 4 * max(map(len, texts), default=0) > self.max_prompt_bytes:
-            refused = [self._too_long(text) for text in texts]
-            rest = [text for text, error in zip(texts, refused, strict=True) if error is None]
-            encoded = iter(self._encode_short(rest, add_special_tokens))
-            return [error or next(encoded) for error in refused]
-        return self._encode_short(texts, add_special_tokens)
+        if longest <= LONG and 4 * longest <= self.max_prompt_bytes:
+            return self._encode_short(texts, add_special_tokens)
+        refused = [self._too_long(text) for text in texts]
+        short = [text for text, error in zip(texts, refused, strict=True) if error is None and len(text) <= LONG]
+        encoded = iter(self._encode_short(short, add_special_tokens))
+
+        def of(text: str, error: RowError | None, bound: Bound) -> list[int] | RowError:
+            if error is not None:
+                return error
+            return next(encoded) if len(text) <= LONG else self._encode_long(text, bound, add_special_tokens)
+
+        return list(map(of, texts, refused, bounds))
 
     def _encode_short(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int] | RowError]:
         def encode(group: Sequence[str]) -> list[list[int] | RowError]:
@@ -232,6 +251,12 @@ class Tokenizer(Vocabulary):
             return [encoding.ids for encoding in encodings]
 
         return batch_or_each(encode, texts, _encoding_error)
+
+    def _encode_long(self, text: str, bound: Bound, add_special_tokens: bool) -> list[int] | RowError:
+        def encode(group: Sequence[str]) -> list[list[int] | RowError]:
+            return [self._long_texts.encode(each, bound, add_special_tokens=add_special_tokens) for each in group]
+
+        return batch_or_each(encode, [text], _encoding_error)[0]
 
     def _too_long(self, text: str) -> RowError | None:
         size = len(text.encode("utf-8", "surrogatepass"))

@@ -14,7 +14,7 @@ _WORD = re.compile("\u2581[a-zA-Z]+")
 _BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
 _PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
 # Byte-level vocabularies write each byte as a character: a printable byte as itself, the others from 256 on.
-_BYTES = {chr(byte): byte for byte in _PRINTABLE} | {
+BYTES = {chr(byte): byte for byte in _PRINTABLE} | {
     chr(256 + number): byte for number, byte in enumerate(byte for byte in range(256) if byte not in _PRINTABLE)
 }
 
@@ -76,7 +76,7 @@ class Vocabulary:
         if token_id in self._added:
             return piece.encode()
         if self._is_byte_level:
-            return bytes(_BYTES[character] for character in piece if character in _BYTES)
+            return bytes(BYTES[character] for character in piece if character in BYTES)
         if _BYTE_PIECE.fullmatch(piece):
             return bytes([int(piece[3:-1], 16)])
         return piece.replace("\u2581", " ").encode()

@@ -102,14 +102,14 @@ def test_texts_are_encoded_one_group_at_a_time(job, tokenizer, monkeypatch):
     """Two texts of 1 MB were encoded at once, at 150 MB each, and four were read ahead."""
     encode, running, limit, texts_at_once = tokenizer.encode, [], 0, []
 
-    def slowly(texts):
+    def slowly(texts, bounds):
         nonlocal limit
         running.append(texts)
         limit = max(limit, len(running))
         texts_at_once.append(len(texts))
         time.sleep(0.01)
         running.pop()
-        return encode(texts)
+        return encode(texts, bounds)
 
     monkeypatch.setattr(tokenizer, "encode", slowly)
     rows = job.rows([{"prompt": "x" * 900, "max_tokens": 1}] * 40)

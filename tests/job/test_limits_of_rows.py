@@ -127,6 +127,18 @@ def test_prompts_have_a_limit_in_bytes(job):
     assert codes(rows) == [None, "prompt_too_long", None]
 
 
+def test_a_long_prompt_is_not_encoded_to_its_end(job):
+    """A chat of 3 MB took 600 MB before it was refused. The error says what it said, but for the number."""
+    text = "word " * 40_000
+    chat = {"messages": [{"role": "user", "content": text}]}
+    lines = [{"prompt": text}, chat, {"prompt_token_ids": [7] * 2001}, {"prompt": text, "truncate_prompt_tokens": 50}]
+    *refused, cut = job.results(lines, max_model_len=200)
+    end = "; with at least one to generate, 200 are allowed"
+    for row, has in zip(refused, ("more than 200", "more than 200", "2001"), strict=True):
+        assert row["error"]["message"].endswith(f": the prompt has {has} tokens{end}")
+    assert cut["usage"]["prompt_tokens"] == 50
+
+
 @pytest.mark.parametrize("limit", [2**31 - 1, 2**31, 2**63, 2**64, 10**300])
 @pytest.mark.parametrize("name", ["max_tokens", "min_tokens", "top_k", "truncate_prompt_tokens"])
 def test_large_integers_mean_no_limit(job, name, limit):

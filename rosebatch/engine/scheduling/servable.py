@@ -27,20 +27,23 @@ def require_servable(
         raise RowError("empty_prompt", "the prompt has no tokens")
     if request.pooling is not None:
         if len(prompt) > max_model_len:
-            raise RowError(
-                "prompt_too_long", f"the prompt has {counted(len(prompt), 'token')}; {max_model_len} are allowed"
-            )
+            raise prompt_too_long(counted(len(prompt), "token"), max_model_len, is_pooled=True)
         require_output(request.pooling, hidden_size)
     elif not generates:
         raise cannot_generate()
     elif len(prompt) >= max_model_len:
-        has = f"the prompt has {counted(len(prompt), 'token')}"
-        raise RowError("prompt_too_long", f"{has}; with at least one to generate, {max_model_len} are allowed")
+        raise prompt_too_long(counted(len(prompt), "token"), max_model_len, is_pooled=False)
     if _largest(prompt) >= vocab_size:
         raise RowError("invalid_token_id", f"prompt token ids must be in [0, {vocab_size})")
     bias = request.sampling.logit_bias
     if bias and any(not 0 <= token_id < vocab_size for token_id, _ in bias):
         raise RowError("invalid_token_id", f"token ids of logit_bias must be in [0, {vocab_size})")
+
+
+def prompt_too_long(has: str, max_model_len: int, *, is_pooled: bool) -> RowError:
+    """The error of a prompt with more tokens than the model or the cache has room for; ``has`` says how many."""
+    generated = "" if is_pooled else "with at least one to generate, "
+    return RowError("prompt_too_long", f"the prompt has {has}; {generated}{max_model_len} are allowed")
 
 
 def _largest(token_ids: Sequence[int]) -> float:

@@ -1,0 +1,170 @@
+"""Token ids of long texts in bounded memory: a tokenizer takes up to 300 bytes for each byte that it encodes at once.
+
+A text is cut between words, and encoded piece by piece. All tokens are in the vocabulary: where none has both
+characters beside a cut, none reaches across it. A tokenizer may also look ahead for the end of a word, or put a space
+in front of each text. So the characters around a cut are encoded together and apart, which must give the same.
+"""
+
+import re
+from array import array
+from collections.abc import Iterator
+from functools import cached_property
+from itertools import islice
+from typing import NamedTuple
+
+import tokenizers
+from tokenizers import models
+
+from rosebatch.core.errors import RowError
+from rosebatch.text.vocabulary import BYTES
+
+# Characters of a text that is encoded in pieces, and about those of a piece.
+LONG = 1 << 17
+_PIECE = 1 << 16
+# Characters in which a cut is looked for, and places that are tried.
+_SEARCHED = 4 * _PIECE
+_MAX_TRIES = 16
+# Characters on each side that are encoded to try a place.
+_AROUND = 128
+# A cut at any other place adds fewer tokens.
+_TOKENS_OF_A_CUT = 256
+# A space or line break between words.
+_MARK = re.compile(r"[ \n](?<=\S.)(?=\S)", re.DOTALL)
+# In a vocabulary, where tokens of bytes have others for the two: what precedes a space, and what follows a line break.
+_BEFORE_SPACE = re.compile("([^ \u0120\u2581\0])[ \u0120\u2581]")
+_BEHIND_BREAK = re.compile("(?<=[\n\u010a])[^\0]")
+
+
+class Bound(NamedTuple):
+    """How many token ids of a text are wanted.
+
+    Attributes:
+        last: so many, of its end; 0 for all.
+        most: a text that has more is refused; None for any number. Without meaning for the last ones.
+        refusal: what is then the result.
+    """
+
+    last: int = 0
+    most: int | None = None
+    refusal: RowError | None = None
+
+
+UNBOUND = Bound()
+
+
+class _Piece(NamedTuple):
+    """A part of a text, and whether it may be encoded apart from what precedes it."""
+
+    begin: int
+    end: int
+    is_apart: bool = True
+
+
+class LongTexts:
+    """Encodes texts of any length.
+
+    Args:
+        backend: encodes short ones.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        self._backend = backend
+
+    def encode(self, text: str, bound: Bound, *, add_special_tokens: bool) -> list[int] | RowError:
+        """Token ids, as the tokenizer gives them for the text as a whole.
+
+        A text that cannot be cut is encoded as a whole, if the number of tokens may be within the bound.
+        """
+        front, back = self._added if add_special_tokens else ([], [])
+        pieces = list(self._pieces(text))
+        if bound.last:
+            ends = self._last(text, pieces, front, back, bound.last)
+            return ends or self._whole(text, add_special_tokens)[-bound.last :]
+        most, is_exact = bound.most, all(piece.is_apart for piece in pieces)
+        if not is_exact:
+            if most is None:
+                return self._whole(text, add_special_tokens)
+            most = 2 * most + _TOKENS_OF_A_CUT * len(pieces)
+        ids = array("I", front)
+        for piece in pieces:
+            ids.extend(self._ids(text[piece.begin : piece.end]))
+            if most is not None and len(ids) + len(back) > most:
+                assert bound.refusal is not None
+                return bound.refusal
+        return [*ids, *back] if is_exact else self._whole(text, add_special_tokens)
+
+    def _last(self, text: str, pieces: list[_Piece], front: list[int], back: list[int], count: int) -> list[int]:
+        """So many last token ids, or all if there are fewer; none where the text cannot be cut."""
+        found = back
+        for piece in reversed(pieces):
+            if not piece.is_apart:
+                return []
+            found = self._ids(text[piece.begin : piece.end]) + found
+            if len(found) >= count:
+                return found[-count:]
+        return (front + found)[-count:]
+
+    def _whole(self, text: str, add_special_tokens: bool) -> list[int]:
+        ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        return ids
+
+    def _ids(self, text: str) -> list[int]:
+        return self._whole(text, add_special_tokens=False)
+
+    def _pieces(self, text: str) -> Iterator[_Piece]:
+        begin, is_apart = 0, True
+        while len(text) - begin > _PIECE:
+            cut = None if self._is_one_word else self._cut(text, begin)
+            end, behind = cut or (begin + _PIECE, begin + _PIECE)
+            yield _Piece(begin, end, is_apart)
+            begin, is_apart = behind, cut is not None
+        yield _Piece(begin, len(text), is_apart)
+
+    def _cut(self, text: str, begin: int) -> tuple[int, int] | None:
+        """Where a piece may end and the next one may begin, which may leave out a space; None if there is no place."""
+        for mark in islice(_MARK.finditer(text, begin + _PIECE // 2, begin + _SEARCHED), _MAX_TRIES):
+            at, behind = mark.span()
+            if mark[0] == " ":
+                before = text[at - 1]
+                if self._before_space.isdisjoint((before.encode()[-1], before.lower().encode()[-1])):
+                    found = next((place for place in (at, behind) if self._is_apart(text, at, place)), None)
+                    if found is not None:
+                        return at, found
+            elif text[behind].encode()[0] not in self._behind_break and self._is_apart(text, behind, behind):
+                return behind, behind
+        return None
+
+    def _is_apart(self, text: str, end: int, begin: int) -> bool:
+        """Whether the text up to one place and from another have together the tokens that they have apart."""
+        first, last = max(0, end - _AROUND), begin + _AROUND
+        return self._ids(text[first:end]) + self._ids(text[begin:last]) == self._ids(text[first:last])
+
+    @cached_property
+    def _is_one_word(self) -> bool:
+        """Whether equal sums of the tokens' scores depend on what precedes a word, by their rounding."""
+        return isinstance(self._backend.model, models.Unigram) and self._backend.pre_tokenizer is None
+
+    @cached_property
+    def _added(self) -> tuple[list[int], list[int]]:
+        """The tokens that the tokenizer puts in front of each text and behind it."""
+        encoded = self._backend.encode("a")
+        own = [place for place, is_added in enumerate(encoded.special_tokens_mask) if not is_added]
+        return encoded.ids[: own[0]], encoded.ids[own[-1] + 1 :]
+
+    @cached_property
+    def _before_space(self) -> set[int]:
+        """The last bytes of characters before a space in tokens, as UTF-8; in doubt, too many."""
+        found = set(_BEFORE_SPACE.findall(self._vocabulary))
+        return {each.encode()[-1] for each in found} | {BYTES[each] for each in found if each in BYTES}
+
+    @cached_property
+    def _behind_break(self) -> set[int]:
+        """The first bytes of characters behind a line break."""
+        found = set(_BEHIND_BREAK.findall(self._vocabulary))
+        return {each.encode()[0] for each in found} | {BYTES[each] for each in found if each in BYTES}
+
+    @property
+    def _vocabulary(self) -> str:
+        """All tokens but those that are looked for in a text first: around a cut, these are seen."""
+        added = {each.content for each in self._backend.get_added_tokens_decoder().values()}
+        return "\0".join(self._backend.get_vocab(with_added_tokens=False).keys() - added)
