@@ -4,13 +4,12 @@ Reading, encoding and decoding run on threads. Our own Python runs in this loop,
 steps, while the device computes.
 """
 
-import gc
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager
 from itertools import chain
 
 from rosebatch.engine.engine import Engine
+from rosebatch.host.garbage import searched_rarely
 from rosebatch.host.threads import DaemonPool
 from rosebatch.io.results import Result
 from rosebatch.io.rows import FailedRow, Row
@@ -27,9 +26,6 @@ from rosebatch.text.tokenizer import Tokenizer
 _ROWS_A_STEP = 32
 # Rows that fail one after the other before the caller gets them.
 _MAX_FAILED = 1024
-# New objects before Python looks for garbage cycles, of which this loop makes few. Python's default looks far more
-# often, which took 7 % of the host's time.
-_GARBAGE_THRESHOLD = 50_000
 
 
 def serve(
@@ -77,7 +73,7 @@ def serve(
     max_bytes = max_inflight_bytes
     # One encodes while the other decodes; each call uses all cores.
     encoder, decoder = DaemonPool(1, "rosebatch-encode"), DaemonPool(1, "rosebatch-decode")
-    with encoder, decoder, _few_collections():
+    with encoder, decoder, searched_rarely():
         source = prepare(rows, tokenizer, grammars, encoder, seed, seconds, check, max_bytes, engine.max_model_len)
         if not in_order:
             source = in_job_order(
@@ -136,13 +132,3 @@ def _steps(
         check()
         tickets.take(engine.step() if engine.has_unfinished else ())
         yield chain(failed, tickets.finished(_ROWS_A_STEP))
-
-
-@contextmanager
-def _few_collections() -> Iterator[None]:
-    before = gc.get_threshold()
-    gc.set_threshold(max(before[0], _GARBAGE_THRESHOLD), *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)

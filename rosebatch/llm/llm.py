@@ -13,6 +13,7 @@ from rosebatch.config.run import DEMO_ANSWERS, RunConfig
 from rosebatch.core.errors import FlagError, RowError
 from rosebatch.core.pooling_params import PoolingParams
 from rosebatch.core.sampling_params import GREEDY, SamplingParams
+from rosebatch.host.garbage import searched_rarely
 from rosebatch.host.openmp import wait_passively
 from rosebatch.host.pretrained import load_pretrained_tokenizer
 from rosebatch.host.threads import on_thread
@@ -121,8 +122,9 @@ class LLM(WithoutMethods):
             ValueError: with ``on_error="raise"``: a prompt cannot be served. It is named by its place, from 0.
         """
         require_neutral("generate", vllm)
-        rows = self._rows(map(prompt_fields, several(prompts)), sampling_params)
-        return self._served(rows, Completions(), seed, on_error, use_tqdm)
+        with searched_rarely():
+            rows = self._rows(map(prompt_fields, several(prompts)), sampling_params)
+            return self._served(rows, Completions(), seed, on_error, use_tqdm)
 
     def chat(
         self,
@@ -170,7 +172,8 @@ class LLM(WithoutMethods):
             tool_choice=tool_choice,
             parallel_tool_calls=parallel_tool_calls,
         )
-        return self._served(self._rows(chats, sampling_params), Completions(), seed, on_error, use_tqdm)
+        with searched_rarely():
+            return self._served(self._rows(chats, sampling_params), Completions(), seed, on_error, use_tqdm)
 
     def embed(
         self,
@@ -195,7 +198,8 @@ class LLM(WithoutMethods):
             ValueError: with ``on_error="raise"``: a prompt cannot be served. It is named by its place, from 0.
         """
         require_neutral("embed", vllm)
-        return self._served(self._pooled_rows(prompts, pooling_params), Embeddings(), None, on_error, use_tqdm)
+        with searched_rarely():
+            return self._served(self._pooled_rows(prompts, pooling_params), Embeddings(), None, on_error, use_tqdm)
 
     def stream(
         self,

@@ -1,6 +1,10 @@
 """Blocks found again by the digests of their tokens: prompts with a common prefix share its K and V. No torch."""
 
+from array import array
 from collections.abc import Sequence
+from itertools import takewhile
+
+import numpy as np
 
 from rosebatch.engine.plan import GONE
 from rosebatch.engine.scheduling.block_group import BlockGroup
@@ -23,6 +27,8 @@ class PrefixCache:
         self.blocks = blocks
         self.enabled = enabled
         self.exact = exact
+        # Of the last prompt: its salt, tokens of full blocks, and the hashes of these.
+        self._last: tuple[bytes, array[int], list[bytes]] = b"", array("I"), []
 
     def take(self, sequence: SequenceState) -> None:
         """Hold the blocks of the longest cached prefix, if any: its tokens are computed.
@@ -34,6 +40,8 @@ class PrefixCache:
         size, num_tokens = self.blocks.block_size, len(sequence.token_ids)
         looks = self.enabled and not sequence.needs_whole_prompt
         hashes = self._hashes(sequence, num_tokens // size) if looks else []
+        if looks:
+            self._keep(sequence)
         count = self._longest_prefix(num_tokens, hashes)
         sequence.num_computed_tokens = min(count * size, num_tokens - 1)
         sequence.tables = []
@@ -66,6 +74,8 @@ class PrefixCache:
     def _hashes(self, sequence: SequenceState, count: int) -> list[bytes]:
         """Hashes of at least ``count`` of the sequence's first blocks, all of them full."""
         hashes, size = sequence.block_hashes, self.blocks.block_size
+        if count and not hashes:
+            hashes += self._hashes_in_common(sequence, count)
         known = len(hashes)
         if known < count:
             parent = hashes[-1] if hashes else sequence.spec.salt
@@ -78,13 +88,32 @@ class PrefixCache:
                 hashes.append(parent)
         return hashes
 
+    def _keep(self, sequence: SequenceState) -> None:
+        """Let the next sequence have the hashes of this prompt."""
+        size = self.blocks.block_size
+        count = sequence.num_prompt_tokens // size
+        self._last = sequence.spec.salt, sequence.token_ids[: count * size], sequence.block_hashes[:count]
+
+    def _hashes_in_common(self, sequence: SequenceState, count: int) -> list[bytes]:
+        """The hashes of up to ``count`` blocks with which the last prompt begins too: prompts come in such an order."""
+        salt, tokens, hashes = self._last
+        size = self.blocks.block_size
+        # Blocks of generated tokens may have other hashes.
+        count = min(count, sequence.num_prompt_tokens // size, len(hashes))
+        if not count or salt != sequence.spec.salt:
+            return []
+        length = count * size
+        differs = np.frombuffer(tokens, np.uint32, length) != np.frombuffer(sequence.token_ids, np.uint32, length)
+        first = int(differs.argmax())
+        return hashes[: first // size if differs[first] else count]
+
     def _longest_prefix(self, num_tokens: int, hashes: Sequence[bytes]) -> int:
         """How many of these blocks, the first of ``num_tokens`` tokens, can be held in all groups."""
         size, count = self.blocks.block_size, len(hashes)
         for group in self.blocks.groups:
             if not group.pool.window:
                 known = group.pool.by_hash
-                count = next((i for i, block_hash in enumerate(hashes[:count]) if block_hash not in known), count)
+                count = sum(1 for _ in takewhile(known.__contains__, hashes[:count]))
         while count:
             whole = count * size == num_tokens
             if whole and any(g.pool.lookup(hashes[count - 1]) in g.in_flight for g in self.blocks.groups):
