@@ -7,6 +7,8 @@ from itertools import islice
 from operator import eq
 from typing import Any, NamedTuple, Protocol, Self, overload
 
+import msgspec
+
 from rosebatch.core.errors import RowError
 from rosebatch.core.pooling_params import PoolingParams
 from rosebatch.core.sampling_params import GREEDY, SamplingParams
@@ -168,9 +170,10 @@ def fill_rows(constraints: Mapping[int, Constraint], masks: Any) -> None:
         masks[rows] = own
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Completion:
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """One completion of a request; times are seconds on the clock of ``time.perf_counter``.
+
+    A struct, because one is made for every row: a frozen dataclass takes ten times as long.
 
     Attributes:
         request: the request as it was added.

@@ -5,10 +5,11 @@ blocks back, and all its tokens are computed again. transformers does so for Phi
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import structs
 
 from rosebatch.engine.plan import Chunk, SequenceSpec
 
@@ -35,9 +36,9 @@ class LongRope:
     def spec_for(self, spec: SequenceSpec, num_tokens: int) -> SequenceSpec:
         """The last token of a sequence is not computed, so one more than the trained length may be known."""
         if num_tokens > self.trained_len:
-            return replace(spec, salt=spec.salt.removesuffix(LONG) + LONG, restart_len=None)
+            return structs.replace(spec, salt=spec.salt.removesuffix(LONG) + LONG, restart_len=None)
         restart_len = self.trained_len + 1
-        return replace(spec, restart_len=restart_len) if restart_len < spec.max_len else spec
+        return structs.replace(spec, restart_len=restart_len) if restart_len < spec.max_len else spec
 
     def rotary_rows(self, chunk: Chunk, spec: SequenceSpec) -> np.ndarray:
         """Decode steps need no long rows: their tokens with long factors are after the trained length."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+import msgspec
 import numpy as np
 
 from rosebatch.core.pooling_params import Pooling
@@ -24,8 +25,7 @@ BlockChange = tuple[int, int, int]
 BlockCopy = tuple[int, int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceSpec:
+class SequenceSpec(msgspec.Struct, frozen=True):
     """What a runner needs of a sequence.
 
     Attributes:

@@ -4,7 +4,9 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec import structs
 
 from rosebatch.core.errors import RowError
 from rosebatch.host.threads import done_within, wait_for
@@ -113,7 +115,7 @@ class _Waiting:
                 return None
             grammar = self.compiled.result()
             if isinstance(grammar, Grammar):
-                return replace(row, tried=None, grammar=grammar)
+                return structs.replace(row, tried=None, grammar=grammar)
             grammar.require()
         except RowError as error:
             return row.failed(error)

@@ -7,6 +7,7 @@ the engine's steps: a second thread that computes in Python only takes turns wit
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
+from functools import partial
 from typing import NamedTuple
 
 from rosebatch.core.errors import RowError, unexpected
@@ -65,7 +66,11 @@ def prepare(
         with Stopwatch(seconds, "tokenizing"):
             return texts.encode()
 
-    ahead: deque[tuple[list[_Read], Future[list[list[Encoded]]]]] = deque()
+    def begin(texts: Texts) -> Callable[[], list[list[Encoded]]]:
+        # Another thread takes its turn with this one: longer than token ids do.
+        return partial(wait_for, pool.submit(encode, texts), check) if texts.takes_time else texts.encode
+
+    ahead: deque[tuple[list[_Read], Callable[[], list[list[Encoded]]]]] = deque()
     bytes_ahead = 0
     ended = False
     while True:
@@ -77,15 +82,13 @@ def prepare(
                 group, ended, idle = _next_group(source, grammars, group_bytes)
             if group:
                 texts = _rendered([each.row for each in group], tokenizer, seconds, max_model_len)
-                ahead.append((group, pool.submit(encode, texts)))
+                ahead.append((group, begin(texts)))
                 bytes_ahead += sum(each.size for each in group)
                 del texts
         if ahead:
             group, encoded = ahead.popleft()
             bytes_ahead -= sum(each.size for each in group)
-            texts_of_rows = wait_for(encoded, check)
-            prompts = iter(texts_of_rows)
-            del texts_of_rows
+            prompts = iter(encoded())
             del encoded
             for each in group:
                 if isinstance(each.row, FailedRow):
@@ -131,7 +134,7 @@ def _rendered(
     tokenizer: Tokenizer | None,
     seconds: defaultdict[str, float],
     max_model_len: int,
-) -> "Texts":
+) -> Texts:
     rows = [row for row in group if isinstance(row, Row)]
     if all(row.messages is None for row in rows):
         return Texts(rows, tokenizer, max_model_len)

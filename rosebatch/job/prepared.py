@@ -1,7 +1,8 @@
 """Rows that the engine can take: prompts as token ids, with seeds and grammars."""
 
 from concurrent.futures import Future
-from dataclasses import dataclass
+
+import msgspec
 
 from rosebatch.core.errors import RowError
 from rosebatch.core.sampling_params import SamplingParams
@@ -15,8 +16,7 @@ from rosebatch.text.grammar_check import Tried
 DEFAULT_BYTES = 1 << 30
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedPrompt:
+class PreparedPrompt(msgspec.Struct, frozen=True):
     """One prompt of a row.
 
     Attributes:
@@ -34,8 +34,7 @@ class PreparedPrompt:
     reader: ChatReader | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(msgspec.Struct, frozen=True):
     """A row that can be served, as far as that is known without an engine.
 
     Attributes:

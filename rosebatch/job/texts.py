@@ -35,6 +35,11 @@ class Texts:
             chats = [row for row in rows if row.messages is not None]
             self._chats = tokenizer.render([r.messages or [] for r in chats], [template_options(r) for r in chats])
 
+    @property
+    def takes_time(self) -> bool:
+        """Whether there is a text to encode, and not token ids alone."""
+        return any(self._is_chat) or any(isinstance(prompt, str) for prompts in self._prompts for prompt in prompts)
+
     def encode(self) -> list[list[Encoded]]:
         """For each row, its prompts as token ids, and their texts if they have any."""
         rows = list(zip(self._prompts, self._is_chat, self._bounds, strict=True))

@@ -3,9 +3,11 @@
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, islice
+
+from msgspec import structs
 
 from rosebatch.core.errors import RowError, unexpected
 from rosebatch.core.request import Completion, Request
@@ -120,7 +122,9 @@ class Tickets:
             row = ticket.prepared
             if row.row.prompt_only:
                 # The engine always generates a token, which this row does not want.
-                completion = replace(completion, token_ids=(), logprobs=(), finish_reason="length", has_end_token=False)
+                completion = structs.replace(
+                    completion, token_ids=(), logprobs=(), finish_reason="length", has_end_token=False
+                )
             ticket.completions[completion.request.id, completion.sample] = completion
             if len(ticket.completions) == row.num_completions:
                 for request_id, _ in ticket.completions:

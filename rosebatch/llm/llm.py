@@ -122,9 +122,10 @@ class LLM(WithoutMethods):
             ValueError: with ``on_error="raise"``: a prompt cannot be served. It is named by its place, from 0.
         """
         require_neutral("generate", vllm)
+        given = map(prompt_fields, several(prompts))
         with searched_rarely():
-            rows = self._rows(map(prompt_fields, several(prompts)), sampling_params)
-            return self._served(rows, Completions(), seed, on_error, use_tqdm)
+            # No name holds the rows at the end of this block: the next search would look at all of their tokens.
+            return self._served(self._rows(given, sampling_params), Completions(), seed, on_error, use_tqdm)
 
     def chat(
         self,
@@ -392,7 +393,7 @@ class LLM(WithoutMethods):
         if sampling.max_tokens == 0:
             # The engine always generates a token, which is dropped.
             sampling, prompt = replace(sampling, max_tokens=1), {**prompt, "prompt_only": True}
-        fields = dict(prompt)
-        if not isinstance(fields.get("pooling"), PoolingParams | None):
-            raise ValueError(f"pooling_params must be PoolingParams, got {type(fields['pooling']).__name__}")
-        return Row(index=index, where=where, metadata={}, sampling=sampling, **fields)
+        pooling = prompt.get("pooling")
+        if pooling is not None and not isinstance(pooling, PoolingParams):
+            raise ValueError(f"pooling_params must be PoolingParams, got {type(pooling).__name__}")
+        return Row(index=index, where=where, metadata={}, sampling=sampling, **prompt)

@@ -1,10 +1,12 @@
 """What ``LLM.generate`` and its kin return. Names and meanings as in vLLM, so that scripts find what they look for."""
 
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, overload
 
 from rosebatch.core.request import Completion
+from rosebatch.core.token_ids import TokenIds
 from rosebatch.io.results import Choice, Result, ScoredToken
 from rosebatch.io.rows import FailedRow
 from rosebatch.io.tools import call_fields
@@ -75,7 +77,7 @@ class LogprobsOfTokens(Sequence[TokenLogprobs]):
         return list, (list(self),)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class CompletionOutput:
     """One completion of a prompt.
 
@@ -104,7 +106,7 @@ class CompletionOutput:
     message: dict[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class RequestOutput:
     """A prompt and its completions.
 
@@ -140,6 +142,32 @@ class RequestOutput:
         return sum(len(each.token_ids) for each in self.outputs)
 
 
+class _ListOnRead:
+    """An attribute that may be given as an array, which becomes a list when it is read.
+
+    A list of 1,300 token ids takes as long to make as all else of an output, and each search for garbage looks at all
+    of them. Few scripts read those of the prompt.
+    """
+
+    def __init__(self, slot: Any) -> None:
+        self._slot = slot
+
+    def __get__(self, owner: Any, kind: type) -> Any:
+        if owner is None:
+            return self
+        value = self._slot.__get__(owner, kind)
+        if isinstance(value, array):
+            value = value.tolist()
+            self._slot.__set__(owner, value)
+        return value
+
+    def __set__(self, owner: Any, value: Any) -> None:
+        self._slot.__set__(owner, value)
+
+
+RequestOutput.prompt_token_ids = _ListOnRead(RequestOutput.prompt_token_ids)  # type: ignore[assignment, misc]
+
+
 class Completions:
     """See ``rosebatch.io.results.Shape``."""
 
@@ -150,7 +178,7 @@ class Completions:
         return RequestOutput(
             request_id=str(result.row.index),
             prompt=result.prompt,
-            prompt_token_ids=list(result.completions[0].request.prompt_token_ids),
+            prompt_token_ids=TokenIds.of(result.completions[0].request.prompt_token_ids).packed,  # type: ignore[arg-type]
             outputs=[
                 CompletionOutput(
                     index=index,
@@ -184,9 +212,9 @@ class Completions:
 
 def _metrics(completions: Sequence[Completion]) -> RequestMetrics:
     arrival = completions[0].arrival_time
-    first = min(done.first_token_time for done in completions)
-    last = max(done.token_times[-1] if done.token_times else done.finish_time for done in completions)
-    return RequestMetrics(arrival, first, last, first - arrival, sum(len(done.token_ids) for done in completions))
+    first = min([done.first_token_time for done in completions])
+    last = max([done.token_times[-1] if done.token_times else done.finish_time for done in completions])
+    return RequestMetrics(arrival, first, last, first - arrival, sum([len(done.token_ids) for done in completions]))
 
 
 def _stop_reason(choice: Choice, completion: Completion) -> str | int | None:

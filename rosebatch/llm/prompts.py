@@ -147,13 +147,14 @@ def _require_known(prompt: Mapping[str, Any]) -> None:
 
 def _are_numbers(ids: TokenIds) -> bool:
     """Whether they are whole numbers and no truth values; mostly without a look at each."""
+    looked: Iterable[int] = ids
     try:
-        if len(ids) > FEW and np.frombuffer(ids.packed, np.uint32).min() > 1:
+        if len(ids) > FEW:
             # Truth values are 0 and 1.
-            return True
+            looked = [ids[place] for place in np.flatnonzero(np.frombuffer(ids.packed, np.uint32) <= 1).tolist()]
     except (OverflowError, TypeError):
         pass
-    return all(issubclass(kind, int) and kind is not bool for kind in set(map(type, ids)))
+    return all(issubclass(kind, int) and kind is not bool for kind in set(map(type, looked)))
 
 
 def prompt_fields(prompt: Prompt) -> dict[str, Any]:

@@ -59,6 +59,15 @@ def test_text_ids_and_mappings_mix(llm):
     assert texts(llm.generate(ids, SHORT)) == [by_text.outputs[0].text], "a list of ids is one prompt"
 
 
+@pytest.mark.parametrize("first", [True, 1.0, np.True_, np.float64(1)])
+@pytest.mark.parametrize("length", [3, 99])
+def test_truth_values_and_floats_are_no_token_ids(llm, first, length):
+    """Of long prompts only small ids are looked at one by one: a truth value is 0 or 1."""
+    prompts = [[first] + [7] * length, [7] * length + [first], [1, 0] + [7] * length]
+    found = llm.generate(prompts, SHORT, on_error="return")
+    assert [output.error_code for output in found] == ["invalid_prompt", "invalid_prompt", None]
+
+
 def test_parameters_of_each_prompt(llm):
     """One list, as long as the prompts; another length is an error before anything runs."""
     params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (1, 4, 2)]

@@ -1,6 +1,8 @@
 """What ``LLM.chat`` tells of reasoning and tool calls, beside the whole text."""
 
+import json
 import pickle
+from dataclasses import asdict, replace
 from unittest.mock import Mock
 
 import pytest
@@ -10,7 +12,7 @@ from rosebatch.text.chat_parsers import ChatReader
 from rosebatch.text.tokenizer import Tokenizer
 from rosebatch.text.tool_calls.qwen3_coder import Qwen3Coder
 from tests.helpers.byte_tokenizer import byte_backend
-from tests.job.fake_model import launch_fake, make_engine
+from tests.job.fake_model import FakeModel, launch_fake, make_engine
 from tests.job.test_tools import SUM_TEXT, TOOLS, WIDTH, WRITTEN, Scripted, require_valid
 from tests.job.tool_templates import chat_tokenizer
 
@@ -35,6 +37,23 @@ def test_calls_and_thoughts_of_an_answer():
     message = {"role": "assistant", "content": "Well.", "reasoning_content": "Add.", "tool_calls": [CALL]}
     assert completion.message == message
     assert pickle.loads(pickle.dumps(output)) == output, "it comes from other processes"
+
+
+def test_token_ids_of_a_prompt_are_a_list():
+    """They are made when they are read: before, outputs are compared, copied and sent as if they were there."""
+    prompt = [1, 0, *range(2, 99)]
+
+    def output():
+        return LLM.of(launch_fake(make_engine(FakeModel()), None)).generate([prompt], SamplingParams(max_tokens=1))[0]
+
+    read = output().prompt_token_ids
+    assert type(read) is list and read == prompt
+    (one,) = [output()]
+    assert one.prompt_token_ids is one.prompt_token_ids, "a change stays"
+    assert pickle.loads(pickle.dumps(output())).prompt_token_ids == prompt
+    assert json.loads(json.dumps(asdict(output())))["prompt_token_ids"] == prompt
+    assert replace(output(), prompt_token_ids=[7]).prompt_token_ids == [7]
+    assert repr(prompt) in repr(output())
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
 """Sampling parameters, requests and completions: what the engine is asked and what it answers."""
 
-import dataclasses
 import math
 
 import pytest
+from msgspec import structs
 
 from rosebatch.core.request import LOGPROB_BYTES, Completion, Logprobs, PackedLogprobs, Request
 from rosebatch.core.sampling_params import GREEDY, MAX_LOGPROBS, MAX_SAMPLES, SamplingParams
@@ -147,14 +147,14 @@ def test_the_time_of_the_first_token():
     """A completion without tokens has one too: reports divide by what follows."""
     done = completion(token_ids=(5, 6, 7), token_times=(2.0, 2.0, 4.0))
     assert done.first_token_time == 2.0
-    assert dataclasses.replace(done, token_ids=(), token_times=()).first_token_time == 4.0
+    assert structs.replace(done, token_ids=(), token_times=()).first_token_time == 4.0
 
 
 @pytest.mark.parametrize(
     ("value", "name"), [(SamplingParams(), "seed"), (Request(0, (1,)), "id"), (completion(token_ids=(5,)), "sample")]
 )
 def test_frozen(value, name):
-    with pytest.raises(dataclasses.FrozenInstanceError):
+    with pytest.raises(AttributeError):
         setattr(value, name, 1)
 
 

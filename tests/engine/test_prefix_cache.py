@@ -1,7 +1,8 @@
 """Digests of a prompt's blocks, which it may take from the prompt before it."""
 
 import random
-from dataclasses import replace
+
+from msgspec import structs
 
 from rosebatch.engine.scheduling.block_groups import BlockGroups
 from rosebatch.engine.scheduling.block_pool import BlockPool
@@ -16,7 +17,7 @@ def prompts_that_begin_alike(rng: random.Random, count: int) -> list[SequenceSta
     for number in range(count):
         tokens = tokens[: rng.randrange(13)] + [rng.randrange(9) for _ in range(rng.randrange(1, 9))]
         sequence = make_sequence(tokens, id=number)
-        sequence.restart(replace(sequence.spec, salt=rng.choice((b"", b"", b"long"))))
+        sequence.restart(structs.replace(sequence.spec, salt=rng.choice((b"", b"", b"long"))))
         if rng.random() < 0.3:
             sequence.apply_token_ids([rng.randrange(9) for _ in range(rng.randrange(7))])
         sequences.append(sequence)

@@ -1,8 +1,7 @@
 """Salts and restarts: what changes the keys of a sequence, and is neither its tokens nor their positions."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec import structs
 
 from rosebatch.engine.scheduling.step_planner import MIXED, SeparateDecodes
 from tests.engine.fake_runner import FakeRunner, make_sequence, next_token
@@ -20,7 +19,7 @@ class SaltedRunner(FakeRunner):
 
 
 def salted(sequence, salt=SALT):
-    sequence.restart(replace(sequence.spec, salt=salt))
+    sequence.restart(structs.replace(sequence.spec, salt=salt))
     return sequence
 
 
@@ -58,7 +57,7 @@ def test_a_restart_in_mid_decode_gives_the_tokens_of_a_fresh_sequence(policy):
     known, old = list(sequence.token_ids), dict(scheduler.pool.by_hash)
     assert (len(known), len(old), sequence.tables) == (13, 3, [[0, 1, 2]])
 
-    scheduler.restart(sequence, replace(sequence.spec, salt=SALT))
+    scheduler.restart(sequence, structs.replace(sequence.spec, salt=SALT))
     scheduler.check_integrity()
     assert (sequence.num_computed_tokens, sequence.tables, list(sequence.token_ids)) == (0, [], known)
     plan, _ = step(scheduler, runner)

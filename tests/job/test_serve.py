@@ -6,7 +6,7 @@ import pytest
 
 from rosebatch.core.errors import RowError
 from rosebatch.io.rows import FailedRow, parse_row
-from rosebatch.job.prepare import _GROUP, _GROUPS_AHEAD
+from rosebatch.job.prepare import _GROUP, _GROUPS_AHEAD, prepare
 from rosebatch.job.results import result_of
 from rosebatch.job.serve import _MAX_FAILED, serve
 from rosebatch.text.grammar import Grammars
@@ -33,6 +33,13 @@ def serve_rows(tokenizer):
 def text_of(result):
     """The text of a row that was served."""
     return result.choices[0].text
+
+
+def test_token_ids_take_no_turn_of_a_thread():
+    """Seven rows of 1,300 ids were a group, and each group waited for a thread with nothing to encode."""
+    rows = [parse_row({"prompt_token_ids": [i, 7]}, index=i, where="here", defaults={}) for i in range(9)]
+    prepared = [row for row in prepare(rows, None, None, pool=None) if row is not None]
+    assert [row.prompts[0].token_ids for row in prepared] == [(i, 7) for i in range(9)]
 
 
 def test_rows_that_come_late_do_not_hold_back_finished_ones(serve_rows):

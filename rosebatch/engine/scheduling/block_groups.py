@@ -5,7 +5,7 @@ sequence have the same length: a block that was given back, or never taken, is `
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import chain
+from itertools import chain, repeat
 
 from rosebatch.engine.plan import BlockChange, BlockCopy
 from rosebatch.engine.scheduling.block_group import BlockGroup, held_blocks
@@ -146,9 +146,8 @@ class BlockGroups:
 
     def entries(self, sequence: SequenceState) -> tuple[BlockChange, ...]:
         """All entries of its tables."""
-        return tuple(
-            (number, index, block) for number, table in enumerate(sequence.tables) for index, block in enumerate(table)
-        )
+        tables = enumerate(sequence.tables)
+        return tuple(chain.from_iterable(zip(repeat(number), range(len(table)), table) for number, table in tables))
 
     def share(self, sequence: SequenceState, fork: SequenceState, num_tokens: int) -> None:
         """Let a fork hold the blocks of the first ``num_tokens`` as well."""

@@ -113,7 +113,7 @@ class PrefixCache:
         for group in self.blocks.groups:
             if not group.pool.window:
                 known = group.pool.by_hash
-                count = sum(1 for _ in takewhile(known.__contains__, hashes[:count]))
+                count = len(list(takewhile(known.__contains__, hashes[:count])))
         while count:
             whole = count * size == num_tokens
             if whole and any(g.pool.lookup(hashes[count - 1]) in g.in_flight for g in self.blocks.groups):

@@ -103,7 +103,7 @@ class SequenceState:
             prompt_token_ids=prompt,
             sampling=sampling,
             max_len=len(prompt) + 1 if pooling else min(len(prompt) + sampling.max_tokens, max_model_len),
-            stop_ids=eos | frozenset(sampling.stop_token_ids),
+            stop_ids=eos.union(sampling.stop_token_ids) if sampling.stop_token_ids else eos,
             guided=constraint is not None,
             has_features=sampling.adjusts or sampling.logprobs is not None,
             pooling=pooling,

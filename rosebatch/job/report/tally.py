@@ -52,7 +52,8 @@ class Tally:
             finish_reasons: of each completion, as in the result.
         """
         self.completed += 1
-        self.finish_reasons.update(finish_reasons)
+        for reason in finish_reasons:
+            self.finish_reasons[reason] += 1
         for completion in completions:
             tokens = len(completion.token_ids)
             if completion.sample == 0:
