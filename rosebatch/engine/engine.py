@@ -98,6 +98,11 @@ class Engine:
         """Completions that are waiting or running."""
         return self.scheduler.num_unfinished
 
+    @property
+    def num_ending(self) -> int:
+        """Those of them whose tokens are all planned: they keep no other from a slot."""
+        return self.scheduler.queues.num_ending
+
     def outlook(self) -> Outlook:
         """What was done since ``restart_stats``, and what is left to do. It takes a look at every sequence."""
         stats, queues = self.stats, self.scheduler.queues

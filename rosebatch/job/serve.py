@@ -103,9 +103,10 @@ def _steps(
         # By numbers alone, never by how far a thread happens to be: a second run takes the same steps. Only a few rows
         # at a time, so that the device does not wait while many are replaced; all of them if slots would stay empty.
         added, failed, failed_bytes = 0, list[Result | FailedRow](), 0
+        ending = engine.num_ending
         while no_room_yet or not exhausted:
             limit = max_unfinished if added < _ROWS_A_STEP else engine.max_num_seqs
-            if engine.num_unfinished >= limit:
+            if engine.num_unfinished - ending >= limit:
                 break
             check()
             if paused() and engine.has_unfinished:

@@ -5,6 +5,10 @@ import itertools
 import pytest
 
 from rosebatch.core.errors import RowError
+from rosebatch.engine.engine import Engine
+from rosebatch.engine.scheduling.block_pool import BlockPool
+from rosebatch.engine.scheduling.scheduler import Scheduler
+from rosebatch.engine.scheduling.step_planner import SeparateDecodes
 from rosebatch.io.rows import FailedRow, parse_row
 from rosebatch.job.prepare import _GROUP, _GROUPS_AHEAD, prepare
 from rosebatch.job.results import result_of
@@ -39,7 +43,22 @@ def test_token_ids_take_no_turn_of_a_thread():
     """Seven rows of 1,300 ids were a group, and each group waited for a thread with nothing to encode."""
     rows = [parse_row({"prompt_token_ids": [i, 7]}, index=i, where="here", defaults={}) for i in range(9)]
     prepared = [row for row in prepare(rows, None, None, pool=None) if row is not None]
-    assert [row.prompts[0].token_ids for row in prepared] == [(i, 7) for i in range(9)]
+    assert [list(row.prompts[0].token_ids) for row in prepared] == [[i, 7] for i in range(9)]
+
+
+def test_rows_of_one_token_fill_the_steps(serve_rows):
+    """Rows whose only token is under way were counted as if they had slots: other steps had 32 rows, not 64."""
+    steps = []
+    scheduler = Scheduler(
+        BlockPool(2000, 4), max_num_seqs=64, max_num_batched_tokens=4096, policy=SeparateDecodes(8), prefix_cache=False
+    )
+    model = FakeModel(before_step=lambda plan: steps.append(plan.num_sequences))
+    engine = Engine(scheduler, model, vocab_size=BYTES + 1, max_model_len=99, eos_token_ids=[EOS], async_depth=1)
+    served = itertools.chain.from_iterable(
+        serve_rows(engine, [{"prompt": f"row {i}", "max_tokens": 1} for i in range(320)])
+    )
+    assert len(list(served)) == 320
+    assert steps == [64] * 5
 
 
 def test_rows_that_come_late_do_not_hold_back_finished_ones(serve_rows):

@@ -37,6 +37,15 @@ class SequenceQueues:
         """All sequences but forks whose prompt is not computed: these hold no blocks."""
         return chain(self.running, self.ending, self.waiting, self.forked)
 
+    @property
+    def num_ending(self) -> int:
+        """Those whose tokens are all planned: the next plan gives their slots to others."""
+        return len(self.ending) + len(self._planned())
+
+    def _planned(self) -> list[SequenceState]:
+        """The running ones among these."""
+        return [s for s in self.running if s.num_pending_tokens and not s.num_remaining_tokens]
+
     def add(self, sequence: SequenceState) -> None:
         """Queue a new sequence after all others. Its forks follow when its prompt is computed."""
         self.waiting.append(sequence)
@@ -70,8 +79,7 @@ class SequenceQueues:
 
     def end_planned(self) -> None:
         """Release the slots of sequences whose last token is planned."""
-        ending = [s for s in self.running if s.num_pending_tokens and not s.num_remaining_tokens]
-        if ending:
+        if ending := self._planned():
             for sequence in ending:
                 sequence.status = Status.ENDING
                 self.released.append(sequence.id)

@@ -43,8 +43,8 @@ def group_tiles(plan: PackedStep, slots: Slots, block_size: int, tile_rows: int)
         return None
     alike = _alike(slots.tables[numbers, :width], whole)
     fill = _Fill(tile_rows, block_size)
-    for number, chunk in enumerate(chunks):
-        fill.add(int(numbers[number]), chunk.start, len(chunk.token_ids), int(whole[number]), alike[number])
+    for slot, chunk, own, common in zip(numbers.tolist(), chunks, whole.tolist(), alike, strict=True):
+        fill.add(slot, chunk.start, len(chunk.token_ids), own, common)
     apart = sum(-(-len(chunk.token_ids) // tile_rows) for chunk in chunks)
     return fill.tiles if len(fill.tiles) <= MAX_LEFT * apart else None
 
@@ -73,7 +73,8 @@ class _Fill:
             tile = self.tiles[-1]
             shared = min(tile.shared, alike * self.block_size)
             if shared >= MIN_KEYS:
-                self.tiles[-1] = tile._replace(shared=shared)
+                if shared < tile.shared:
+                    self.tiles[-1] = tile._replace(shared=shared)
                 done = self._take(slot, start, min(length, self.tile_rows - self._used))
         while done < length:
             self.tiles.append(PrefixTile(self._row, whole * self.block_size, []))
