@@ -26,7 +26,7 @@ class Request:
     """
 
     id: int
-    prompt_token_ids: tuple[int, ...]
+    prompt_token_ids: Sequence[int]
     sampling: SamplingParams = GREEDY
     pooling: PoolingParams | None = None
 
@@ -156,6 +156,10 @@ class Constraint(Protocol):
 
     def feed(self, token_id: int) -> bool:
         """Take the next generated token; True if no token may follow it."""
+        ...
+
+    def rest(self) -> Sequence[int]:
+        """The tokens up to the end, if at each of these places no other may come; else none."""
         ...
 
 

@@ -42,7 +42,7 @@ class SequenceSpec(msgspec.Struct, frozen=True):
     """
 
     id: int
-    prompt_token_ids: tuple[int, ...]
+    prompt_token_ids: Sequence[int]
     sampling: SamplingParams
     max_len: int
     stop_ids: frozenset[int] = frozenset()

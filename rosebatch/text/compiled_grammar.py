@@ -105,6 +105,24 @@ class TokenConstraint:
                 self._fail(self._matcher.get_error())
         return self._ended
 
+    def rest(self) -> list[int]:
+        """The tokens up to the end, if at each of these places no other may come; else none.
+
+        Only of a choice: other grammars seldom end where text must come, and a look takes as long as a mask.
+        """
+        if self._ended or not self._grammar.is_choice:
+            return []
+        matcher, found = self._matcher.deep_copy(), list[int]()
+        while not matcher.is_stopped():
+            words = np.frombuffer(matcher.compute_bitmask(), "<u4", count=self._layout.num_tokenizer_words)
+            token_id = _only(words)
+            if token_id is None or matcher.is_accepting() or token_id in self._layout.eos_token_ids:
+                return []
+            if token_id >= self._layout.known or not matcher.consume_token(token_id):
+                return []
+            found.append(token_id)
+        return found
+
     def _allowed(self) -> NDArray[np.int32] | None:
         """One bit for each token; None if the grammar cannot be followed further."""
         words = self._words()
@@ -164,6 +182,15 @@ class TokenConstraint:
         )
 
 
+def _only(words: NDArray[np.uint32]) -> int | None:
+    """The only token of a mask; None if it has none or several."""
+    places = np.flatnonzero(words)
+    if len(places) != 1:
+        return None
+    word = int(words[places[0]])
+    return None if word & (word - 1) else 32 * int(places[0]) + word.bit_length() - 1
+
+
 @functools.cache
 def _executor() -> "LLExecutor":
     from llguidance import LLExecutor
@@ -179,19 +206,28 @@ class Grammar:
         layout: the layout of the masks.
         serialized: the grammar in llguidance's format.
         renewals: of all grammars.
-        memory: see below.
+        memory, is_choice: see below.
 
     Attributes:
         memory: bytes that it takes, as far as that is known before a completion follows it.
+        is_choice: whether it is a list of texts.
 
     Raises:
         ValueError: the grammar does not compile, or nothing matches it.
     """
 
     def __init__(
-        self, tokens: "LLTokenizer", layout: MaskLayout, serialized: str, renewals: "_Renewals", memory: int
+        self,
+        tokens: "LLTokenizer",
+        layout: MaskLayout,
+        serialized: str,
+        renewals: "_Renewals",
+        memory: int,
+        *,
+        is_choice: bool,
     ) -> None:
         self.memory = memory
+        self.is_choice = is_choice
         self._tokens = tokens
         self._layout = layout
         self._serialized = serialized

@@ -109,7 +109,7 @@ class Grammars:
         if isinstance(tokens, str):
             return Tried("invalid_grammar", tokens)
         try:
-            return Grammar(*tokens, serialize(spec), self._renewals, tried.memory)
+            return Grammar(*tokens, serialize(spec), self._renewals, tried.memory, is_choice=spec.kind == "choice")
         except BaseException as error:
             if not is_failure(error):
                 raise

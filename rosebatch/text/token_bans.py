@@ -117,6 +117,10 @@ class BanConstraint:
             self._last = (*self._last, token_id)[-longest:]
         return self._inner is not None and self._inner.feed(token_id)
 
+    def rest(self) -> Sequence[int]:
+        """See ``Constraint``."""
+        return ()
+
     def _banned(self) -> Iterable[int]:
         """The tokens that would complete a word."""
         for word in self._bans.words:

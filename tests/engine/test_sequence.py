@@ -48,6 +48,9 @@ class CompleteAt(MatchAt):
 
     error = None
 
+    def rest(self):
+        return ()
+
 
 @pytest.mark.parametrize("seed", [None, 0, 5, 2**64 - 1])
 def test_samples_of_a_request(seed):

@@ -66,6 +66,24 @@ def test_every_answer_matches_its_grammar(job, blocks):
     assert job.results(lines, blocks=blocks) == rows
 
 
+@pytest.mark.parametrize("scored", [{}, {"logprobs": 1}], ids=["plain", "logprobs"])
+@pytest.mark.parametrize("max_tokens", [20, 3])
+def test_a_choice_that_parts_at_the_first_token_takes_one_pass(job, scored, max_tokens):
+    """Each further token of a label took a step, though no other could come; log-probabilities need these steps."""
+    labels = ["positive", "negative", "unclear"]
+    lines = [
+        {"prompt": f"row {i}", "structured_outputs": {"choice": labels}, "max_tokens": max_tokens, **scored}
+        for i in range(30)
+    ]
+    rows, tally, engine = job.run(lines, return_token_ids=True)
+    assert {row["text"] for row in rows} == {label[:max_tokens] for label in labels}
+    assert [bytes(row["token_ids"]).decode() for row in rows] == [row["text"] for row in rows]
+    assert {row["finish_reason"] for row in rows} == {"stop" if max_tokens == 20 else "length"}
+    prompts, sampled = tally.prompt_tokens - tally.cached_tokens, sum(len(row["text"]) for row in rows)
+    assert engine.stats.computed_tokens == prompts + (sampled - len(rows) if scored else 0)
+    assert tally.output_tokens == sampled
+
+
 def test_a_grammar_of_all_rows(job):
     """A grammar given by a flag applies to rows without one of their own."""
     flags = {"structured_outputs": {"json": SCHEMA}, "max_tokens": 150}
@@ -85,7 +103,7 @@ def test_answers_that_are_cut_short_by_their_length(job):
 def test_a_grammar_that_does_not_compile(job):
     """Only its row fails, before anything is generated for it."""
     begun = set()
-    model = FakeModel(before_step=lambda plan: begun.update(bytes(s.prompt_token_ids) for s in plan.started))
+    model = FakeModel(before_step=lambda plan: begun.update(bytes([*s.prompt_token_ids]) for s in plan.started))
     good = {"structured_outputs": {"choice": ["yes"]}}
     lines = [
         {"prompt": "first", **good},

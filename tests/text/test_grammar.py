@@ -40,6 +40,37 @@ def test_many_choices(byte_grammars):
     assert constraint.error is None
 
 
+def alone(grammar, fed):
+    """The tokens up to the end, each the only one that its mask allows; none if a mask allows others."""
+    constraint, found = grammar.start(), []
+    for token in fed:
+        constraint.feed(token)
+    while len(ids := allowed(constraint)) == 1:
+        found += ids
+        if constraint.feed(*ids):
+            return found
+    return []
+
+
+def test_the_rest_of_a_choice_is_what_masks_would_leave():
+    """Tokens that come without logits must be those that would have been sampled, one after the other."""
+    grammars = Grammars(Tokenizer(byte_backend(b"ab", b"abc", b"cab", b"bc")), VOCAB_SIZE, EOS_IDS)
+    rng, lengths = random.Random(0), set()
+    for _ in range(40):
+        texts = {"".join(rng.choices("abc", k=rng.randrange(1, 9))) for _ in range(rng.randrange(1, 4))}
+        grammar = grammars.compile(spec("choice", sorted(texts)))
+        constraint, fed = grammar.start(), []
+        while True:
+            rest = constraint.rest()
+            assert rest == alone(grammar, fed)
+            lengths.add(len(rest))
+            fed.append(rng.choice([token for token in allowed(constraint) if token not in EOS_IDS] or [EOS_IDS[0]]))
+            if constraint.feed(fed[-1]):
+                break
+        assert constraint.rest() == []
+    assert max(lengths) > 3
+
+
 @pytest.mark.parametrize("token", [ord("b"), -1, 257, VOCAB_SIZE, 2**40])
 def test_a_token_that_is_not_allowed(byte_grammars, token):
     """The row ends with an error, and the engine continues with all other rows."""

@@ -28,7 +28,7 @@ class _Asked(NamedTuple):
 
     number: int
     first: int
-    following: tuple[int, ...]
+    following: Sequence[int]
     limit: int
 
 

@@ -147,6 +147,8 @@ class Scheduler:
                 sequence.num_computed_tokens = start + kept
             if registers or drafts:
                 self.prefixes.register(sequence, start, start + kept)
+            if sequence.finish_reason is None:
+                sequence.apply_rest(now)
             if sequence.finish_reason is not None:
                 self._free(sequence)
                 finished.append(sequence)

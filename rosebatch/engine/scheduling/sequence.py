@@ -11,7 +11,6 @@ import numpy as np
 from rosebatch.core.errors import RowError
 from rosebatch.core.request import Completion, Constraint, Logprobs, PackedLogprobs, Request, StopMatcher
 from rosebatch.core.sampling_params import SamplingParams
-from rosebatch.core.token_ids import TokenIds
 from rosebatch.engine.plan import NOT_FINITE, SequenceSpec
 from rosebatch.engine.pooling.outputs import output_of
 
@@ -108,7 +107,7 @@ class SequenceState:
             has_features=sampling.adjusts or sampling.logprobs is not None,
             pooling=pooling,
         )
-        token_ids = TokenIds.of(prompt).packed[:]
+        token_ids = array("I", prompt)
         return cls(request, sample, spec, token_ids, stop_matcher, constraint, arrival_time=arrival_time)
 
     @property
@@ -218,6 +217,11 @@ class SequenceState:
         if self.finish_reason is not None:
             self.finish_time = now
         return appended
+
+    def apply_rest(self, now: float) -> None:
+        """Append the tokens up to the end that no other could replace: only their log-probabilities need a step."""
+        if self.constraint is not None and self.sampling.logprobs is None and (rest := self.constraint.rest()):
+            self.apply_token_ids(rest, now=now)
 
     def _tokens_until_stop(self, token_ids: Sequence[int]) -> int | None:
         """How many of the next tokens to keep if one of them stops the sequence, that one included; else None."""

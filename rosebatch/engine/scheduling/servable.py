@@ -52,6 +52,6 @@ def _largest(token_ids: Sequence[int]) -> float:
         return max(token_ids) if min(token_ids) >= 0 else math.inf
     try:
         # ``min`` and ``max`` take three times as long here.
-        return int(np.maximum.reduce(np.frombuffer(TokenIds.of(token_ids).packed, np.uint32)))
+        return int(np.maximum.reduce(np.frombuffer(TokenIds.of(token_ids), np.uint32)))
     except OverflowError:
         return math.inf

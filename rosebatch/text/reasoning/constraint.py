@@ -80,6 +80,10 @@ class ReasoningConstraint:
         self._answers = self._ended and not self._forced
         return False
 
+    def rest(self) -> Sequence[int]:
+        """See ``Constraint``."""
+        return ()
+
     @property
     def _follows_grammar(self) -> bool:
         """Whether the next token is one of the grammar, or the one that opens the thoughts."""
