@@ -1,32 +1,41 @@
-"""Token ids of a prompt, with the same in 32 bits each: what sorts, checks and hashes them takes no look at each id."""
+"""Token ids of a prompt in 32 bits each: what sorts, checks and hashes them takes no look at each id."""
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 # Up to so many token ids, a look at each of them takes less time than NumPy's call.
 FEW = 64
 
+if TYPE_CHECKING:
+    _Ids = array[int]
+else:
+    _Ids = array
 
-class TokenIds(tuple[int, ...]):
-    """Token ids."""
 
-    _packed: "array[int] | None" = None
+class TokenIds(_Ids):
+    """Token ids. Not to be changed.
+
+    A tuple takes up to eleven times the memory, and every search for garbage looks at each id of it.
+    """
+
+    __slots__ = ()
 
     @classmethod
-    def of(cls, token_ids: Iterable[int]) -> "TokenIds":
-        """These token ids, which are numbers."""
-        return token_ids if isinstance(token_ids, TokenIds) else cls(token_ids)
-
-    @property
-    def packed(self) -> "array[int]":
-        """The same as 32-bit numbers, made once. Not to be changed.
+    def of(cls, token_ids: Sequence[int]) -> "TokenIds":
+        """These token ids.
 
         Raises:
-            OverflowError: one has more bits, or a sign. It is of no model.
+            OverflowError: one has more than 32 bits, or a sign. It is of no model.
             TypeError: one is no whole number.
         """
-        if self._packed is None:
-            # CPython fills an array without signs in a third of the time, and from a plain tuple in a tenth. A slice is
-            # one, and copied at once; ``tuple`` would take one id after the other.
-            self._packed = array("I", self[:])
-        return self._packed
+        # CPython fills an array without signs in a third of the time.
+        return token_ids if isinstance(token_ids, cls) else cls("I", token_ids)
+
+
+def packed(token_ids: Sequence[int]) -> Sequence[int]:
+    """Whole numbers as ``TokenIds``; as they are if one is a token id of no model, which the engine refuses."""
+    try:
+        return TokenIds.of(token_ids)
+    except OverflowError:
+        return token_ids

@@ -1,6 +1,6 @@
 """One line of the input -> a checked row, or an error that fails this row only."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -54,7 +54,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     options: PromptOptions = NO_OPTIONS
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
-    prompt_token_ids: tuple[int, ...] | None = None
+    prompt_token_ids: Sequence[int] | None = None
     prompts: tuple[str | tuple[int, ...], ...] = ()
     tool_use: ToolUse | None = None
     ignored: tuple[str, ...] = ()

@@ -169,7 +169,7 @@ def _count(
         return
     for prompt in item.prompts:
         length, sampling = len(prompt.token_ids), prompt.sampling
-        if checked.beginning is not None and prompt.token_ids[:2] == (checked.beginning[0],) * 2:
+        if checked.beginning is not None and list(prompt.token_ids[:2]) == [checked.beginning[0]] * 2:
             checked.doubled += 1
         checked.prompt_lens.append(length)
         limit = 0 if item.row.pooling is not None else min(sampling.max_tokens, config.max_model_len - length)

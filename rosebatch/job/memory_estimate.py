@@ -6,6 +6,7 @@ from typing import Any
 
 from rosebatch.core.request import LOGPROB_BYTES, RANK_BYTES
 from rosebatch.core.sampling_params import SamplingParams
+from rosebatch.core.token_ids import FEW, TokenIds
 from rosebatch.io.rows import FailedRow, Row
 from rosebatch.text.shared_tools import SharedTools
 
@@ -31,7 +32,7 @@ def row_bytes(row: Row | FailedRow) -> int:
             return size + getsizeof(row.prompt)
         for each in row.prompts if row.prompt_token_ids is None else (row.prompt_token_ids,):
             # Not each id by itself: there are thousands.
-            size += getsizeof(each) + (_INTEGER * len(each) if isinstance(each, tuple) else 0)
+            size += getsizeof(each) + (0 if isinstance(each, str) else _INTEGER * len(each))
         size += _deep_bytes(row.messages) if row.messages else 0
         size += _tool_bytes(row.tool_use.tools) if row.tool_use is not None else 0
     return size
@@ -64,6 +65,14 @@ def _tool_bytes(tools: Sequence[Any]) -> int:
     return tools.memory
 
 
+def _are_token_ids(values: Sequence[Any]) -> bool:
+    """Whether they are whole numbers of 32 bits; tables keep those of prompts, and looks at thousands take long."""
+    try:
+        return TokenIds.of(values) is not None
+    except (OverflowError, TypeError):
+        return False
+
+
 def _deep_bytes(value: object) -> int:
     """Bytes of decoded JSON; nothing is assumed of its depth."""
     size, rest = getsizeof(value), [value]
@@ -74,7 +83,10 @@ def _deep_bytes(value: object) -> int:
             size += sum(map(getsizeof, each))
             inner = each.values()
         elif isinstance(each, _LISTS):
-            inner = each
+            if len(each) > FEW and _are_token_ids(each):
+                size += _INTEGER * len(each)
+            else:
+                inner = each
         size += sum(map(getsizeof, inner))
         # Never the values themselves, of which there may be millions.
         rest += [found for found in inner if isinstance(found, _CONTAINERS)]

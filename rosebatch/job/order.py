@@ -121,7 +121,7 @@ def _beginning(item: Prepared | FailedRow) -> bytes:
     if isinstance(item, FailedRow):
         return b""
     try:
-        return TokenIds.of(item.prompts[0].token_ids).packed.tobytes()
+        return TokenIds.of(item.prompts[0].token_ids).tobytes()
     except OverflowError:
         # No token ids of any model: the engine refuses them.
         return b""

@@ -11,7 +11,7 @@ from functools import partial
 from typing import NamedTuple
 
 from rosebatch.core.errors import RowError, unexpected
-from rosebatch.core.token_ids import TokenIds
+from rosebatch.core.token_ids import packed
 from rosebatch.host.threads import wait_for
 from rosebatch.io.rows import FailedRow, Row
 from rosebatch.job.chat_rows import for_model
@@ -176,7 +176,7 @@ def _prompts_of(
             raise prompt
         if options.truncate_prompt_tokens:
             prompt = prompt[-options.truncate_prompt_tokens :]
-        prompt = TokenIds.of(prompt)
+        prompt = packed(prompt)
         own = sampling
         if sampling.seed is None and not sampling.greedy:
             own = sampling.seeded(row_seed(seed, row.index, row.id, prompt, number))
@@ -187,7 +187,7 @@ def _prompts_of(
     return tuple(prompts)
 
 
-def _reader(row: Row, prompt: tuple[int, ...], tokenizer: Tokenizer | None) -> ChatReader | None:
+def _reader(row: Row, prompt: Sequence[int], tokenizer: Tokenizer | None) -> ChatReader | None:
     """What reads the answers to a prompt.
 
     Raises:

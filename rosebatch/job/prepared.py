@@ -1,5 +1,6 @@
 """Rows that the engine can take: prompts as token ids, with seeds and grammars."""
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 
 import msgspec
@@ -20,14 +21,14 @@ class PreparedPrompt(msgspec.Struct, frozen=True):
     """One prompt of a row.
 
     Attributes:
-        token_ids: at least one, if the engine is to take it.
+        token_ids: at least one, if the engine is to take it; ``TokenIds`` if they are of any model.
         sampling: with a seed if it samples.
         text: as given or rendered; None if it was given as token ids.
         echo: what the completion's text begins with.
         reader: splits reasoning and tool calls off a chat's answers; None if there is nothing to split.
     """
 
-    token_ids: tuple[int, ...]
+    token_ids: Sequence[int]
     sampling: SamplingParams
     text: str | None = None
     echo: str = ""

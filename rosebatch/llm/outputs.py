@@ -1,12 +1,10 @@
 """What ``LLM.generate`` and its kin return. Names and meanings as in vLLM, so that scripts find what they look for."""
 
-from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, overload
 
 from rosebatch.core.request import Completion
-from rosebatch.core.token_ids import TokenIds
 from rosebatch.io.results import Choice, Result, ScoredToken
 from rosebatch.io.rows import FailedRow
 from rosebatch.io.tools import call_fields
@@ -143,7 +141,7 @@ class RequestOutput:
 
 
 class _ListOnRead:
-    """An attribute that may be given as an array, which becomes a list when it is read.
+    """An attribute that becomes a list when it is read.
 
     A list of 1,300 token ids takes as long to make as all else of an output, and each search for garbage looks at all
     of them. Few scripts read those of the prompt.
@@ -156,8 +154,8 @@ class _ListOnRead:
         if owner is None:
             return self
         value = self._slot.__get__(owner, kind)
-        if isinstance(value, array):
-            value = value.tolist()
+        if not isinstance(value, list):
+            value = list(value)
             self._slot.__set__(owner, value)
         return value
 
@@ -178,7 +176,7 @@ class Completions:
         return RequestOutput(
             request_id=str(result.row.index),
             prompt=result.prompt,
-            prompt_token_ids=TokenIds.of(result.completions[0].request.prompt_token_ids).packed,  # type: ignore[arg-type]
+            prompt_token_ids=result.completions[0].request.prompt_token_ids,  # type: ignore[arg-type]
             outputs=[
                 CompletionOutput(
                     index=index,

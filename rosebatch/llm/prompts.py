@@ -145,16 +145,21 @@ def _require_known(prompt: Mapping[str, Any]) -> None:
         raise RowError("unsupported_field", f"{unknown[0]}: a prompt's mapping has prompt or prompt_token_ids alone")
 
 
-def _are_numbers(ids: TokenIds) -> bool:
-    """Whether they are whole numbers and no truth values; mostly without a look at each."""
-    looked: Iterable[int] = ids
+def _token_ids(given: Iterable[Any]) -> Sequence[int] | None:
+    """A prompt's token ids; None if it has truth values, or others that are no whole numbers."""
+    found = plain(given)
+    ids: Sequence[Any] = found if isinstance(found, list | tuple) else tuple(found)
+    if ids and hasattr(ids[0], "tolist"):
+        ids = list(map(plain, ids))
+    looked: Sequence[Any] = ids
     try:
+        made: Sequence[int] = TokenIds.of(ids)
         if len(ids) > FEW:
-            # Truth values are 0 and 1.
-            looked = [ids[place] for place in np.flatnonzero(np.frombuffer(ids.packed, np.uint32) <= 1).tolist()]
+            # Truth values are 0 and 1: mostly, none is looked at.
+            looked = [ids[place] for place in np.flatnonzero(np.frombuffer(made, np.uint32) <= 1).tolist()]  # type: ignore[call-overload]
     except (OverflowError, TypeError):
-        pass
-    return all(issubclass(kind, int) and kind is not bool for kind in set(map(type, looked)))
+        made = tuple(ids)
+    return made if all(issubclass(kind, int) and kind is not bool for kind in set(map(type, looked))) else None
 
 
 def prompt_fields(prompt: Prompt) -> dict[str, Any]:
@@ -170,11 +175,9 @@ def prompt_fields(prompt: Prompt) -> dict[str, Any]:
         if ids is not None or isinstance(prompt["prompt"], str):
             return prompt_fields(prompt["prompt"] if ids is None else ids)
         prompt = prompt["prompt"]
-    elif isinstance(prompt, Iterable) and not isinstance(prompt, bytes):
-        ids = TokenIds(plain(prompt))
-        if ids and hasattr(ids[0], "tolist"):
-            ids = TokenIds(map(plain, ids))
-        if _are_numbers(ids):
-            return {"prompt_token_ids": ids}
+    elif not isinstance(prompt, Iterable) or isinstance(prompt, bytes):
+        pass
+    elif (token_ids := _token_ids(prompt)) is not None:
+        return {"prompt_token_ids": token_ids}
     error = RowError("invalid_prompt", f"a prompt is a text, token ids or a mapping, got {type(prompt).__name__}")
     return {"error": error}

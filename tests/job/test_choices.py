@@ -145,7 +145,7 @@ def test_the_same_prompt_twice_in_a_request(job):
 def test_one_prompt_that_cannot_be_served(job, bad, code):
     """The whole request fails and none of its prompts runs; its neighbours are served."""
     begun = set()
-    model = FakeModel(before_step=lambda plan: begun.update(bytes(s.prompt_token_ids) for s in plan.started))
+    model = FakeModel(before_step=lambda plan: begun.update(bytes([*s.prompt_token_ids]) for s in plan.started))
     good = {"prompt": ["good", "day"], "max_tokens": 2}
     after = {"prompt": ["good", "bye"], "max_tokens": 2}
     answers = job.answer(good, {"prompt": ["fine", bad, "fine too"], "n": 2}, after, model=model)

@@ -1,12 +1,13 @@
 """Rows under way are bounded by bytes, not only by their number, and still by numbers alone."""
 
 import time
+from sys import getsizeof
 
 import pytest
 
 from rosebatch.core.sampling_params import GREEDY, SamplingParams
 from rosebatch.host.threads import DaemonPool
-from rosebatch.io.rows import Row
+from rosebatch.io.rows import Row, parse_row
 from rosebatch.job.memory_estimate import prompt_bytes, row_bytes
 from rosebatch.job.order import in_good_order
 from rosebatch.job.prepare import prepare
@@ -135,3 +136,16 @@ def test_a_signal_ends_the_run_before_the_next_group(job, tokenizer):
     with pytest.raises(InterruptedError):
         list(prepare(rows(), tokenizer, None, DaemonPool(1, "text"), check=check, max_bytes=16 << 20))
     assert len(read) == 2, "16 MiB / 16 are the encoding of 5 KB"
+
+
+@pytest.mark.parametrize("number", [7, 2**32 - 1, -1, 2**60, 0.5])
+def test_numbers_of_a_list_are_counted_without_a_look_at_each(number):
+    """Those of a prompt, which tables keep, took half of the host's time; what else is in a list still counts."""
+
+    def size(kept):
+        return row_bytes(parse_row({"prompt": "x", "kept": kept}, index=0, where="", defaults={}))
+
+    numbers = [number] * 1000
+    whole = getsizeof(numbers) - getsizeof([]) + 1000 * getsizeof(number)
+    assert whole <= size(numbers) - size([]) <= 1.2 * whole
+    assert size([*numbers, "y" * 100_000]) > 0.8 * size(numbers) + 100_000

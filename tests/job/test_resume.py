@@ -137,7 +137,7 @@ def test_a_resumed_run_computes_only_what_is_missing(job, source, tmp_path):
     def before_step(plan):
         nonlocal steps
         steps += 1
-        begun.update(int(bytes(spec.prompt_token_ids).split()[-1]) for spec in plan.started)
+        begun.update(int(bytes([*spec.prompt_token_ids]).split()[-1]) for spec in plan.started)
         if steps == 75:
             raise StopError
 
