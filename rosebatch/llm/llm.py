@@ -122,8 +122,8 @@ class LLM(WithoutMethods):
             ValueError: with ``on_error="raise"``: a prompt cannot be served. It is named by its place, from 0.
         """
         require_neutral("generate", vllm)
-        given = map(prompt_fields, several(prompts))
         with searched_rarely():
+            given = map(prompt_fields, several(prompts))
             # No name holds the rows at the end of this block: the next search would look at all of their tokens.
             return self._served(self._rows(given, sampling_params), Completions(), seed, on_error, use_tqdm)
 
