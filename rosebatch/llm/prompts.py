@@ -145,8 +145,16 @@ def _require_known(prompt: Mapping[str, Any]) -> None:
         raise RowError("unsupported_field", f"{unknown[0]}: a prompt's mapping has prompt or prompt_token_ids alone")
 
 
+def _has_token_ids(given: np.ndarray) -> bool:
+    whole = given.ndim == 1 and given.dtype.kind in "iu" and len(given) > 0
+    return bool(whole and given.min() >= 0 and given.max() < 2**32)
+
+
 def _token_ids(given: Iterable[Any]) -> Sequence[int] | None:
     """A prompt's token ids; None if it has truth values, or others that are no whole numbers."""
+    if isinstance(given, np.ndarray) and _has_token_ids(given):
+        # Without a number of Python for each.
+        return TokenIds("I", given.astype(np.uint32).tobytes())
     found = plain(given)
     ids: Sequence[Any] = found if isinstance(found, list | tuple) else tuple(found)
     if ids and hasattr(ids[0], "tolist"):

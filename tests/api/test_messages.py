@@ -5,6 +5,7 @@ import pickle
 from dataclasses import asdict, replace
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 
 from rosebatch import LLM, SamplingParams
@@ -54,6 +55,17 @@ def test_token_ids_of_a_prompt_are_a_list():
     assert json.loads(json.dumps(asdict(output())))["prompt_token_ids"] == prompt
     assert replace(output(), prompt_token_ids=[7]).prompt_token_ids == [7]
     assert repr(prompt) in repr(output())
+
+
+@pytest.mark.parametrize("kind", ["int64", "uint8", ">i4", "uint64", "float32", "bool"])
+@pytest.mark.parametrize("ids", [[1, 0, 97], [1] * 99, [-1, 5], [2**40], []])
+def test_arrays_are_taken_as_lists_of_their_numbers_are(kind, ids):
+    """Whole numbers of an array are taken as they lie in memory, in their order of bytes and with their sign."""
+    with np.errstate(invalid="ignore"):
+        given = np.array(ids, np.float64).astype(kind)
+    llm = LLM.of(launch_fake(make_engine(FakeModel()), None))
+    array, numbers = llm.generate([given, given.tolist()], SamplingParams(max_tokens=1), on_error="return")
+    assert (array.error_code, array.prompt_token_ids) == (numbers.error_code, numbers.prompt_token_ids)
 
 
 @pytest.mark.parametrize(
