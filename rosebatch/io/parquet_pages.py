@@ -13,6 +13,9 @@ import pyarrow as pa
 _HEADER_BYTES = 1 << 10
 _MAX_HEADER_BYTES = 1 << 24
 _DICTIONARY = 2
+# Of a dictionary, that are looked at one by one: a second or two.
+_MAX_VALUES = 1 << 22
+_LENGTH = 4
 # Kinds of values. No header has a map; others are integers.
 _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _STRUCT = 1, 2, 3, 7, 8, 9, 10, 12
 
@@ -23,10 +26,14 @@ class Page(NamedTuple):
     Attributes:
         is_dictionary: whether it has the values that others refer to.
         size: bytes once it is decompressed.
+        place: of its data in the file.
+        stored: bytes in the file.
     """
 
     is_dictionary: bool
     size: int
+    place: int
+    stored: int
 
 
 def pages(raw: IO[bytes], chunk: Any) -> Iterator[Page]:
@@ -48,8 +55,35 @@ def pages(raw: IO[bytes], chunk: Any) -> Iterator[Page]:
         kind, size, compressed = (header.get(number) for number in (1, 2, 3))
         if not (isinstance(kind, int) and isinstance(size, int) and isinstance(compressed, int) and compressed >= 0):
             raise pa.ArrowInvalid("damaged page header")
-        yield Page(kind == _DICTIONARY, size)
+        yield Page(kind == _DICTIONARY, size, place + length, compressed)
         place += length + compressed
+
+
+def longest_value(raw: IO[bytes], chunk: Any, page: Page) -> int:
+    """Bytes of the longest text in a dictionary; of very many texts, or if it cannot be read, those of the page.
+
+    Args:
+        raw: the file. Its place changes.
+        chunk: ``pyarrow.parquet.ColumnChunkMetaData`` of texts.
+        page: the dictionary.
+    """
+    raw.seek(page.place, os.SEEK_SET)
+    data: Any = raw.read(page.stored)
+    if chunk.compression != "UNCOMPRESSED":
+        name = "lz4_raw" if chunk.compression == "LZ4" else chunk.compression.lower()
+        try:
+            data = pa.Codec(name).decompress(data, page.size)
+        except (pa.ArrowException, OSError):
+            return page.size
+    view, at, longest = memoryview(data), 0, 0
+    for _ in range(_MAX_VALUES):
+        # A length, then so many bytes. What is left may be too little for a longer one.
+        if len(view) - at - _LENGTH <= longest:
+            return longest
+        size = int.from_bytes(view[at : at + _LENGTH], "little")
+        longest = max(longest, size)
+        at += _LENGTH + size
+    return page.size
 
 
 def _header(raw: IO[bytes], place: int) -> tuple[dict[int, Any], int]:

@@ -6,17 +6,19 @@ from typing import IO, Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rosebatch.io.parquet_pages import pages
+from rosebatch.io.parquet_pages import longest_value, pages
 
 # Rows that are decoded at once, and about their bytes.
 _MAX_ROWS = 256
 _MAX_BYTES = 4 << 20
-# The same if each row had all values of the dictionaries. A writer ends the dictionary of a column at some 1 MiB.
-_MAX_SHARED_BYTES = 512 << 20
+# The same if each row had the longest values of the dictionaries, which PyArrow copies for each row.
+_MAX_SHARED_BYTES = 64 << 20
 # Of a group that is read without a look at its pages.
-_SMALL_BYTES = 1 << 20
+_SMALL_BYTES = _MAX_SHARED_BYTES // _MAX_ROWS
 # Of a page: PyArrow holds it two or three times.
 _MAX_PAGE_BYTES = 128 << 20
+# Of a dictionary with a text that no row may have: PyArrow holds it five times.
+_MAX_LONG_PAGE_BYTES = 48 << 20
 _VALUE_BYTES = 8
 
 
@@ -63,9 +65,13 @@ def parts(raw: IO[bytes], file: pq.ParquetFile, names: Sequence[str], limit: int
             yield Part(small, _MAX_ROWS)
             small = []
         long = [name for name in names if any(_is_long(raw, chunk, group.num_rows, limit) for chunk in chunks[name])]
-        left = [chunk for name in names if name not in long for chunk in chunks[name]]
-        texts = [chunk for chunk in left if chunk.has_dictionary_page and chunk.physical_type == "BYTE_ARRAY"]
-        shared = sum(next(pages(raw, chunk)).size for chunk in texts)
+        shared = 0
+        for name in names:
+            longest = [_longest(raw, chunk) for chunk in chunks[name] if name not in long]
+            if any(value > limit and page > _MAX_LONG_PAGE_BYTES for page, value in longest):
+                long.append(name)
+            else:
+                shared += sum(value for _, value in longest)
         rows = min(_MAX_BYTES // max(size // max(group.num_rows, 1), 1), _MAX_SHARED_BYTES // max(shared, 1), _MAX_ROWS)
         yield Part([number], max(1, rows), long)
     if small:
@@ -85,6 +91,16 @@ def _is_of(chunk: Any, name: str) -> bool:
 def _size(chunk: Any) -> int:
     """Bytes of its values: runs of one value take none in the file."""
     return max(int(chunk.total_uncompressed_size), int(chunk.num_values) * _VALUE_BYTES)
+
+
+def _longest(raw: IO[bytes], chunk: Any) -> tuple[int, int]:
+    """Bytes of the dictionary of a chunk of texts, and of the longest one; 0 and 0 without a dictionary."""
+    if not chunk.has_dictionary_page or chunk.physical_type != "BYTE_ARRAY":
+        return 0, 0
+    page = next(pages(raw, chunk))
+    if page.size * _MAX_ROWS <= _MAX_SHARED_BYTES:
+        return page.size, page.size
+    return page.size, longest_value(raw, chunk, page)
 
 
 def _is_long(raw: IO[bytes], chunk: Any, num_rows: int, limit: int) -> bool:

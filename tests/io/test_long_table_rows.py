@@ -5,9 +5,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from rosebatch.core.errors import UserError
-from rosebatch.io import parquet_parts, tables
+from rosebatch.io import parquet_pages, parquet_parts, tables
 from rosebatch.io.columns import Columns
-from rosebatch.io.parquet_pages import pages
+from rosebatch.io.parquet_pages import longest_value, pages
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.row_sizes import row_sizes
 
@@ -122,6 +122,51 @@ def test_full_dictionary_of_short_texts(tmp_path):
     with path.open("rb") as raw, pq.ParquetFile(path) as file:
         assert next(pages(raw, file.metadata.row_group(0).column(0))).size > LIMIT
         assert list(parquet_parts.parts(raw, file, ["prompt"], LIMIT)) == [([0], 256, [])]
+
+
+CODECS = ["none", "snappy", "gzip", "brotli", "zstd", "lz4"]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_longest_text_of_a_dictionary(tmp_path, codec):
+    """It is found without PyArrow, which holds a dictionary five times."""
+    path = tmp_path / "in.parquet"
+    texts = pa.array(["ab", "c" * 5000, "", "d" * 7, "é" * 10])
+    pq.write_table(pa.table({"x": texts}), path, compression=codec)
+    chunk = pq.read_metadata(path).row_group(0).column(0)
+    with path.open("rb") as raw:
+        assert longest_value(raw, chunk, next(pages(raw, chunk))) == 5000
+
+
+def test_a_dictionary_of_very_many_texts_is_not_searched(tmp_path, monkeypatch):
+    """A page of 128 MiB may have 30 million."""
+    monkeypatch.setattr(parquet_pages, "_MAX_VALUES", 50)
+    path = tmp_path / "in.parquet"
+    pq.write_table(pa.table({"x": list(map(str, range(1000)))}), path)
+    chunk = pq.read_metadata(path).row_group(0).column(0)
+    with path.open("rb") as raw:
+        page = next(pages(raw, chunk))
+        assert longest_value(raw, chunk, page) == page.size
+
+
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize(("size", "most"), [(3 * LIMIT, 8), (LIMIT // 2, 24)])
+def test_memory_of_rows_that_share_a_text(tmp_path, monkeypatch, stored, size, most):
+    """2.7 KB of a file were 200 rows of one text of 64 MiB: 2 GB, or 340 MB where the file has Arrow's type."""
+    monkeypatch.setattr(parquet_parts, "_MAX_LONG_PAGE_BYTES", 2 * LIMIT)
+    monkeypatch.setattr(parquet_parts, "_MAX_SHARED_BYTES", 2 * LIMIT)
+    prompts = pa.array(["x" * size] * 200).dictionary_encode()
+    path = tmp_path / "in.parquet"
+    pq.write_table(pa.table({"prompt": prompts, "id": range(200)}), path, compression="zstd", store_schema=stored)
+    del prompts
+    before, pool = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
+    pa.set_memory_pool(pool)
+    try:
+        found = [what for _, what in read(path)]
+    finally:
+        pa.set_memory_pool(before)
+    assert found == [ERROR if size > LIMIT else "x" * size] * 200
+    assert pool.max_memory() < most * LIMIT
 
 
 @pytest.mark.parametrize("options", [{}, {"data_page_version": "2.0"}, {"use_dictionary": False}])
