@@ -68,7 +68,8 @@ def parts(raw: IO[bytes], file: pq.ParquetFile, names: Sequence[str], limit: int
         shared = 0
         for name in names:
             longest = [_longest(raw, chunk) for chunk in chunks[name] if name not in long]
-            if any(value > limit and page > _MAX_LONG_PAGE_BYTES for page, value in longest):
+            # As long as the page, it is not known.
+            if any(limit < value < page and page > _MAX_LONG_PAGE_BYTES for page, value in longest):
                 long.append(name)
             else:
                 shared += sum(value for _, value in longest)

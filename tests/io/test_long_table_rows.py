@@ -141,12 +141,17 @@ def test_longest_text_of_a_dictionary(tmp_path, codec):
 def test_a_dictionary_of_very_many_texts_is_not_searched(tmp_path, monkeypatch):
     """A page of 128 MiB may have 30 million."""
     monkeypatch.setattr(parquet_pages, "_MAX_VALUES", 50)
+    for name in ("_MAX_LONG_PAGE_BYTES", "_MAX_SHARED_BYTES"):
+        monkeypatch.setattr(parquet_parts, name, 1000)
     path = tmp_path / "in.parquet"
-    pq.write_table(pa.table({"x": list(map(str, range(1000)))}), path)
-    chunk = pq.read_metadata(path).row_group(0).column(0)
-    with path.open("rb") as raw:
+    pq.write_table(pa.table({"prompt": list(map(str, range(1000)))}), path)
+    with path.open("rb") as raw, pq.ParquetFile(path) as file:
+        chunk = file.metadata.row_group(0).column(0)
         page = next(pages(raw, chunk))
-        assert longest_value(raw, chunk, page) == page.size
+        assert longest_value(raw, chunk, page) == page.size > 1000
+        # Then it is read a row at a time, and no reason to refuse it.
+        monkeypatch.setattr(parquet_parts, "_SMALL_BYTES", 0)
+        assert list(parquet_parts.parts(raw, file, ["prompt"], 100)) == [([0], 1, [])]
 
 
 @pytest.mark.parametrize("stored", [False, True])
