@@ -1,6 +1,7 @@
 """How a Parquet file is read so that memory stays bounded: which row groups together, and how many rows at once."""
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import IO, Any, NamedTuple
 
 import pyarrow as pa
@@ -45,15 +46,18 @@ def parts(raw: IO[bytes], file: pq.ParquetFile, names: Sequence[str], limit: int
         names: columns that are read.
         limit: most bytes of a row.
     """
-    metadata, small = file.metadata, list[int]()
+    # PyArrow makes the schema anew whenever it is asked.
+    metadata, schema, small = file.metadata, file.schema_arrow, list[int]()
     # PyArrow does not join those of two groups.
-    has_dictionaries = any(_has_dictionary_inside(file.schema_arrow.field(name).type) for name in names)
+    has_dictionaries = any(_has_dictionary_inside(schema.field(name).type) for name in names)
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
-        chunks = {
-            name: [chunk for chunk in map(group.column, range(group.num_columns)) if _is_of(chunk, name)]
-            for name in names
-        }
+        chunks: dict[str, list[Any]] = {name: [] for name in names}
+        for chunk in map(group.column, range(group.num_columns)):
+            # Names may have dots, as paths have.
+            for name in accumulate(chunk.path_in_schema.split("."), "{}.{}".format):
+                if name in chunks:
+                    chunks[name].append(chunk)
         size = sum(_size(chunk) for each in chunks.values() for chunk in each)
         if size <= _SMALL_BYTES:
             small.append(number)
@@ -82,11 +86,6 @@ def parts(raw: IO[bytes], file: pq.ParquetFile, names: Sequence[str], limit: int
 def _has_dictionary_inside(kind: pa.DataType) -> bool:
     inner = [kind.field(number).type for number in range(kind.num_fields)]
     return any(pa.types.is_dictionary(each) or _has_dictionary_inside(each) for each in inner)
-
-
-def _is_of(chunk: Any, name: str) -> bool:
-    path: str = chunk.path_in_schema
-    return path == name or path.startswith(f"{name}.")
 
 
 def _size(chunk: Any) -> int:
