@@ -77,6 +77,14 @@ class InputFiles:
             except OSError as error:
                 raise UserError(f"{path}: {error.strerror or error}") from None
 
+    def has_places(self, path: str) -> bool:
+        """Whether a text can be read from any place of its file on: it is local and neither compressed nor UTF-16."""
+        if path == "-" or is_url(path) or is_stream(path):
+            return False
+        with self._raw(path) as raw:
+            head = raw.read(MAGIC_BYTES)
+        return compression_of(head) is None and not is_utf16(head)
+
     def can_reopen(self, path: str) -> bool:
         """Whether the file can be opened again: all but a stdin that was not copied."""
         return path != "-" or path in self._copied

@@ -62,7 +62,13 @@ class Sink:
 
 
 class Output(Sink, ABC):
-    """The file, folder or stream of a job. It becomes visible when it is finished, in input order."""
+    """The file, folder or stream of a job. It becomes visible when it is finished, in input order.
+
+    Attributes:
+        in_order: whether each row waits for those before it.
+    """
+
+    in_order = False
 
     @property
     @abstractmethod
@@ -108,6 +114,7 @@ class StreamOutput(Output):
         close: called at the end, to close streams that belong to nobody else.
     """
 
+    in_order = True
     num_rows = 0
     num_failed = 0
     created = 0

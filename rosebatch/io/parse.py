@@ -33,6 +33,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         content: unchecked.
         size: bytes.
         repeated: the id, if an earlier row has it.
+        place: bytes of its file before it; None if it cannot be read again there.
     """
 
     number: int
@@ -40,6 +41,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     content: Content
     size: int
     repeated: str | int | None = None
+    place: int | None = None
 
 
 class _PlainId(msgspec.Struct):

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from rosebatch.config.run import InputFormat
 from rosebatch.core.errors import printable
+from rosebatch.io.beginnings import Beginnings
 from rosebatch.io.columns import Columns
 from rosebatch.io.contents import Contents
 from rosebatch.io.files import as_path, is_url
@@ -18,8 +19,9 @@ from rosebatch.io.formats import JSON_KINDS, Kind
 from rosebatch.io.free_names import TakenNames
 from rosebatch.io.hive import Partitions, row_with_keys, text_with_keys, with_columns
 from rosebatch.io.input_files import InputFiles
-from rosebatch.io.json_texts import BOM
+from rosebatch.io.json_texts import stripped
 from rosebatch.io.parse import Content, Record, RowParser
+from rosebatch.io.read_again import ReadAgain
 from rosebatch.io.read_ahead import GROUP_BYTES, grouped, read_ahead
 from rosebatch.io.rows import FailedRow, Row
 from rosebatch.io.schemas import joined, kept_metadata
@@ -28,6 +30,7 @@ from rosebatch.io.table_values import BadValues
 from rosebatch.io.tables import open_table
 from rosebatch.io.tasks.generate import GENERATE
 from rosebatch.io.tasks.task import Task
+from rosebatch.io.whole_order import in_whole_order
 
 # Four times what a prompt may have: JSON may write a byte of text as three.
 MAX_ROW_BYTES = 32 << 20
@@ -73,6 +76,8 @@ class PromptReader:
         self.task = task
         # Whether a row is served; others count for numbers and ids only.
         self.serves: Callable[[int], bool] | None = None
+        # Bytes of rows that are sorted together, so that those that begin alike follow each other; 0: input order.
+        self.sorts_within = 0
         # See ``RowParser``.
         self.looks_closely = False
         self.input_format = input_format
@@ -212,7 +217,7 @@ class PromptReader:
     def _count_lines(self, path: str, kind: Kind, taken: TakenNames | None = None) -> int | None:
         """The number of a file's lines, which ``taken`` looks at; None if one is read past."""
         where, number = self._where(path, kind), 0
-        for number, (place, text, _) in enumerate(self._json_rows(path, kind), start=1):  # noqa: B007
+        for number, (place, text, *_) in enumerate(self._json_rows(path, kind), start=1):  # noqa: B007
             if not isinstance(text, bytes):
                 return None
             if taken is not None:
@@ -220,13 +225,15 @@ class PromptReader:
         return number
 
     def __iter__(self) -> Iterator[Row | FailedRow]:
-        """Rows in input order. Raises UserError if the input cannot be read."""
+        """Rows in input order, whatever ``sorts_within``. Raises UserError if the input cannot be read."""
         # A pipe may have one row now, and the next one later.
         return self._rows(self._records(), 1 if self.source == "-" else _GROUP)
 
     def rows(self, check: Callable[[], None]) -> Iterator[Row | FailedRow]:
         """The same, read ahead on a thread. ``check`` is called while waiting for input."""
-        return self._rows(read_ahead(self._records(), check, _SIZE), _GROUP)
+        if not self._sorts:
+            return self._rows(read_ahead(self._records(), check, _SIZE), _GROUP)
+        return map(self.parser.parse, read_ahead(chain.from_iterable(self._sorted()), check, _SIZE))
 
     def carried(self) -> Iterator[Mapping[str, Any]]:
         """The fields of each row that its result takes over. Reads the input again, so not from stdin."""
@@ -235,8 +242,21 @@ class PromptReader:
             yield parser.parse(record).metadata
 
     def records(self) -> Iterator[list[Record]]:
-        """Groups of rows in input order as they are read, to be parsed elsewhere by ``parser``."""
+        """Groups of rows as they are read, to be parsed elsewhere by ``parser``."""
+        if self._sorts:
+            return self._sorted()
         return self._identified(self._records(), _GROUP if self.source == "-" else _LARGE_GROUP)
+
+    @property
+    def _sorts(self) -> bool:
+        """Whether rows are sorted. Those of a stdin that is read as it comes would have to wait for others."""
+        return self.sorts_within > 0 and self._files.can_reopen(self.source)
+
+    def _sorted(self) -> Iterator[list[Record]]:
+        beginning = Beginnings(self.is_batch, self.columns)
+        with ReadAgain(self._files) as again:
+            groups = self._identified(self._records(again), _LARGE_GROUP)
+            yield from in_whole_order(groups, beginning, again.text, self.sorts_within)
 
     @property
     def parser(self) -> RowParser:
@@ -275,31 +295,41 @@ class PromptReader:
         what = "line" if kind == "lines" else "row"
         return f"{what} " if len(self.paths) == 1 else f"{printable(path)} {what} "
 
-    def _records(self) -> Iterator[Record]:
+    def _records(self, again: ReadAgain | None = None) -> Iterator[Record]:
         # Decide this first: on stdin it takes the first lines.
         _ = self.is_batch
         index = 0
         for path, kind in zip(self.paths, self._contents.kinds, strict=True):
-            rows: Iterator[tuple[int, Content, int]] = (
+            rows: Iterator[tuple[int, Content, int, int | None]] = (
                 self._json_rows(path, kind) if kind in JSON_KINDS else self._table_rows(path, kind)
             )
-            where = self._where(path, kind)
-            for number, content, size in rows:
-                yield Record(index, f"{where}{number}", content, size)
+            where, keys = self._where(path, kind), self._json_keys(path)
+            has_places = again is not None and kind == "lines" and again.begin(path, index, keys)
+            for number, content, size, place in rows:
+                yield Record(index, f"{where}{number}", content, size, None, place if has_places else None)
                 index += 1
 
-    def _json_rows(self, path: str, kind: Kind) -> Iterator[tuple[int, bytes | BadValues, int]]:
-        keys = {} if self.is_batch else self._keys.of(path)
-        with self._contents.texts(path, kind) as texts:
-            for number, text in enumerate(texts, start=1):
-                if not isinstance(text, bytes):
-                    # Of this size, it goes on at once, with the rows before it.
-                    yield number, text, GROUP_BYTES
-                elif text := text.removeprefix(BOM).strip():
-                    yield number, (text_with_keys(text, keys) if keys else text), len(text)
+    def _json_keys(self, path: str) -> Mapping[str, Any]:
+        return {} if self.is_batch else self._keys.of(path)
 
-    def _table_rows(self, path: str, kind: Kind) -> Iterator[tuple[int, Content, int]]:
+    def _json_rows(self, path: str, kind: Kind) -> Iterator[tuple[int, bytes | BadValues, int, int | None]]:
+        """Of each row its number, text and bytes, and of lines also the place; None behind one that is read past."""
+        keys = self._json_keys(path)
+        end: int | None = 0
+        with self._contents.texts(path, kind) as texts:
+            for number, line in enumerate(texts, start=1):
+                if not isinstance(line, bytes):
+                    end = None
+                    # Of this size, it goes on at once, with the rows before it.
+                    yield number, line, GROUP_BYTES, None
+                    continue
+                place, end = end, None if end is None else end + len(line)
+                if text := stripped(line):
+                    place = None if place is None else place + line.find(text)
+                    yield number, (text_with_keys(text, keys) if keys else text), len(text), place
+
+    def _table_rows(self, path: str, kind: Kind) -> Iterator[tuple[int, Content, int, None]]:
         with self._files.open(path) as raw, open_table(raw, path, kind, self.max_row_bytes) as table:
             keys = {name: value for name, value in self._keys.of(path).items() if name not in table.schema.names}
             for number, (content, size) in enumerate(table.rows(self.parser.needs), start=1):
-                yield number, (row_with_keys(content, keys) if keys else content), size
+                yield number, (row_with_keys(content, keys) if keys else content), size, None

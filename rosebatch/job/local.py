@@ -70,6 +70,8 @@ class LocalService:
         """See ``Service``."""
         assert self._launched is not None, "the model is loaded"
         self._stats = self._launched.engine.restart_stats()
+        if self.facts.shares_prefixes:
+            work.sort_rows(in_bytes(self._plan.config.max_inflight_bytes))
         rows = (row for row in work.reader.rows(work.check) if row.index not in work.output)
         work.run(run_rows(rows, self._launched, work.serving, work.output, work.tally, work.progress, work.check))
 
@@ -120,6 +122,7 @@ def model_info_of(plan: LaunchPlan) -> ModelInfo:
         refused,
         names,
         plan.source.config.hidden_size,
+        plan.switches.prefix_cache and not plan.source.config.num_state_layers,
         fit=str(plan.fit or ""),
     )
 

@@ -18,6 +18,7 @@ class ModelInfo:
         hidden_size: numbers of a vector that it embeds to.
         refused: why the model cannot do a task, by the task's name.
         independent: whether no completion depends on its batch.
+        shares_prefixes: whether what is computed for a prefix serves other rows, too.
         fit: what the model takes of the device, in one line; not of the model, so it may differ.
     """
 
@@ -29,4 +30,5 @@ class ModelInfo:
     refused: Mapping[str, str] = field(default_factory=dict)
     prompt_names: Sequence[str] = ()
     hidden_size: int | None = None
+    shares_prefixes: bool = True
     fit: str = field(default="", compare=False)

@@ -45,6 +45,11 @@ class Work:
     progress: Progress
     check: Callable[[], None]
 
+    def sort_rows(self, max_inflight_bytes: int) -> None:
+        """Have rows of the whole input that begin alike follow each other, if the output takes them in any order."""
+        if not self.output.in_order:
+            self.reader.sorts_within = max_inflight_bytes // 4
+
     def run(self, steps: Generator[None, None, None]) -> None:
         """Take all steps of a loop that serves the rows, then make the output visible.
 

@@ -67,6 +67,16 @@ def write_template(folder):
     return path, {"prompt_template": "Sum up: {note}", "keep_prompt": True}
 
 
+def write_documents(folder):
+    """Questions to documents that come again far behind: rows are begun in another order than the input's."""
+    rng = random.Random(8)
+    lines = [
+        {"prompt": f"{i % 9} " * 60 + f"row {i}", "max_tokens": rng.randint(1, 60), "temperature": i % 2, "id": i}
+        for i in range(ROWS)
+    ]
+    return _save(folder, lines), {}
+
+
 def write_hive(folder):
     """The rows of ``write_jsonl`` in files whose folders have keys, which the prompts name."""
     path, _ = write_jsonl(folder)

@@ -1,12 +1,23 @@
 """The order in which rows reach the engine, and when they are read."""
 
+import json
+from io import BytesIO
 from itertools import chain, count, islice, pairwise, repeat
+from unittest.mock import Mock
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
 
 from rosebatch.core.errors import RowError
 from rosebatch.core.sampling_params import SamplingParams
+from rosebatch.io.output import FileOutput, StreamOutput
+from rosebatch.io.reader import PromptReader
 from rosebatch.io.rows import FailedRow, Row
 from rosebatch.job.order import in_good_order
 from rosebatch.job.prepared import Prepared, PreparedPrompt
+from rosebatch.job.service import Work
+from tests.helpers.json_lines import write_lines
 
 
 def row(index, prompt, limit=512):
@@ -76,3 +87,23 @@ def test_without_a_shared_beginning_only_the_end_is_sorted():
     """Models without a prefix cache served a long last row alone: their rows were not sorted at all."""
     items = in_good_order((row(i, (9 - i,), limit) for i, limit in enumerate([9, 1, 8, 2, 3, 70])), 3, shares=False)
     assert [item.row.index for item in items] == [0, 1, 2, 3, 5, 4]
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_a_document_far_apart_is_computed_once(job, tmp_path, form):
+    """With 50 questions for each of 2,000 documents in random order, nearly all of the prompts were computed again."""
+    rows = [{"prompt": f"{i % 30:03d}" * 50 + f" {i}", "max_tokens": 2} for i in range(600)]
+    source, target = tmp_path / f"in.{form}", tmp_path / "out.jsonl"
+    write_lines(source, rows) if form == "jsonl" else pq.write_table(pa.Table.from_pylist(rows), source)
+    # The cache has room for five documents beside the four rows that run.
+    _, engine = job.run_file(source, target, limits={"seqs": 4, "blocks": 400, "budget": 400}, quiet=True)
+    assert [json.loads(line)["index"] for line in target.read_text().splitlines()] == list(range(600))
+    assert engine.stats.computed_tokens < 30 * 150 + 600 * 10
+
+
+def test_rows_of_a_stream_keep_the_order_of_the_input(tmp_path):
+    """Results wait for earlier rows: thousands of them, before the first is written."""
+    reader = PromptReader(str(write_lines(tmp_path / "in.jsonl", [{"prompt": "a"}])), {})
+    for output, sorts_within in ((StreamOutput(BytesIO()), 0), (FileOutput(Mock(), Mock()), 1 << 28)):
+        Work(reader, output, Mock(), Mock(), Mock(), Mock()).sort_rows(1 << 30)
+        assert reader.sorts_within == sorts_within

@@ -34,12 +34,18 @@ def source(tmp_path):
 KINDS = [("jsonl", "out.jsonl"), ("parquet", "answers"), ("gzip", "out.jsonl.gz"), ("embedding_tables", "answers")]
 KINDS += [("csv", "out.csv"), ("csv", "out.tsv.gz")]
 KINDS += [("template", "out.csv.zst"), ("hive", "answers")]
-KINDS += [(kind, "out.jsonl") for kind in ("openai", "n", "structured", "tools", "responses", "embeddings")]
+KINDS += [
+    (kind, "out.jsonl") for kind in ("documents", "openai", "n", "structured", "tools", "responses", "embeddings")
+]
 
 
 @pytest.mark.parametrize(
     ("kind", "name", "max_kills"),
-    [(*KINDS[0], 3), *(pytest.param(*each, 14, marks=pytest.mark.thorough) for each in KINDS)],
+    [
+        (*KINDS[0], 3),
+        ("documents", "out.jsonl", 2),
+        *(pytest.param(*each, 14, marks=pytest.mark.thorough) for each in KINDS),
+    ],
 )
 def test_killed_many_times(tmp_path, kind, name, max_kills):
     """Killed at random moments, from before the first row to the final rename, the output has the same bytes."""

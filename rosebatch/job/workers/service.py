@@ -84,6 +84,8 @@ class Workers:
 
     def run(self, work: Work) -> None:
         """See ``Service``."""
+        if self.facts.shares_prefixes:
+            work.sort_rows(self._pool.inflight * len(self._pool.workers))
         message = m.Begin(work.reader.parser, work.output.encode, work.serving)
         self._task = RowTask(self._pool, message, work.output, work.tally, work.progress, work.check)
         work.run(self._task.serve(_unanswered(work, self._chunks(work.reader))))

@@ -32,9 +32,11 @@ def write(path, count, size=10):
     return PromptReader(str(path), {"top_k": 3})
 
 
-def test_rows_are_those_of_the_reader(reading, tmp_path):
-    """Numbers, places and marks of repeated ids must not depend on who reads; a shard has its own rows only."""
+@pytest.mark.parametrize("sorts_within", [0, 1 << 20])
+def test_rows_are_those_of_the_reader(reading, tmp_path, sorts_within):
+    """Numbers, places, order and marks of repeated ids must not depend on who reads; a shard has its own rows only."""
     reader = write(tmp_path / "in.jsonl", 3000)
+    reader.sorts_within = sorts_within
     reader.serves = Shard(2, 3).has
     expected = [record for group in reader.records() for record in group]
     chunks = [chunk for group in reading.read(reader) for chunk in group]

@@ -1,0 +1,65 @@
+"""What the prompt of a row begins with, before anybody parses the row."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from rosebatch.core.errors import RowError
+from rosebatch.io.columns import Columns
+from rosebatch.io.parse import Content
+from rosebatch.io.rows import PROMPT_FIELDS
+
+
+class _Prompt(msgspec.Struct):
+    """The fields of a row or a request that make its prompt, in the order in which templates have them."""
+
+    tools: msgspec.Raw = msgspec.Raw()
+    instructions: msgspec.Raw = msgspec.Raw()
+    messages: msgspec.Raw = msgspec.Raw()
+    input: msgspec.Raw = msgspec.Raw()
+    prompt: msgspec.Raw = msgspec.Raw()
+    prompt_token_ids: msgspec.Raw = msgspec.Raw()
+
+
+class _Request(msgspec.Struct):
+    body: _Prompt
+
+
+_PROMPT, _REQUEST = msgspec.json.Decoder(_Prompt), msgspec.json.Decoder(_Request)
+_FIELDS, _VALUES = msgspec.json.Decoder(dict[str, msgspec.Raw]), msgspec.json.Decoder(dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Beginnings:
+    """Finds the prompts of rows that are not parsed yet, as bytes that are alike where prompts are.
+
+    Attributes:
+        is_batch: whether lines are requests of an OpenAI batch.
+        columns: what the names of columns or fields mean.
+    """
+
+    is_batch: bool
+    columns: Columns
+
+    def __call__(self, content: Content) -> bytes:
+        """The prompt of a row; nothing if it has none that can be read."""
+        try:
+            if not isinstance(content, bytes):
+                return self._of_values(content if isinstance(content, dict) else content.values)
+            if self.columns.template is not None:
+                return self._of_values(_VALUES.decode(content))
+            if self.columns.prompt is not None:
+                return bytes(_FIELDS.decode(content).get(self.columns.prompt, b""))
+            found = _REQUEST.decode(content).body if self.is_batch else _PROMPT.decode(content)
+        except (msgspec.MsgspecError, RowError, UnicodeError, RecursionError, TypeError):
+            return b""
+        return b"".join(msgspec.structs.astuple(found))
+
+    def _of_values(self, values: Mapping[str, Any]) -> bytes:
+        prompt: Any = self.columns.made_prompt(values)
+        if prompt is None:
+            names = PROMPT_FIELDS if self.columns.prompt is None else (self.columns.prompt,)
+            prompt = next((values[name] for name in names if values.get(name) is not None), "")
+        return prompt.encode() if isinstance(prompt, str) else msgspec.json.encode(prompt, enc_hook=str)
