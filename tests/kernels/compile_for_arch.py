@@ -63,13 +63,13 @@ def only(owner, step, stop=stop_at_once):
 
 
 def lowered_only():
-    """Its passes up to the first of LLVM's instructions are run: the shared memory is known then."""
+    """Its passes are run until memory is given out. Those after it add barriers and fences, which take none."""
 
     def run_and_stop(module, manager, *_):
         manager.run(module, "make_llir")
         raise StoppedError
 
-    return only(nvidia.passes.ttgpuir, "add_to_llvmir", run_and_stop)
+    return only(nvidia.passes.ttnvgpuir, "add_proxy_fence_insertion", run_and_stop)
 
 
 def converted_only():
