@@ -58,7 +58,7 @@ clean:
 	@touch $@
 
 # The oldest Triton that pyproject.toml allows compiles the kernels for Hopper. CI's constraints name a newer one.
-.venv/.floor-triton/.installed: .venv/.installed-dev
+.venv/.floor-triton/.installed: .venv/.installed
 	@rm -rf $(@D) && mkdir $(@D)
 	@PIP_CONSTRAINT= $(BIN)/python -m pip install --quiet --no-deps --target $(@D) \
 		"$$(sed -n 's/^ *"\(triton\)>=\(.*\)",/\1==\2/p' pyproject.toml)"
