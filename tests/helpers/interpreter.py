@@ -3,7 +3,8 @@
 It replaces the functions of ``triton.language`` by its own when a kernel is launched, and once more for each call
 within the kernel, where all of them have been replaced already: looking for what is left took a third of a test's time.
 Of what is left, a quarter went into the shapes of tensors: into describing, comparing and looking up the same few; and
-a third into overflow that nobody hears of.
+a third into overflow that nobody hears of. Then a third went into calls around calls, into looking for constants among
+what has none, and into blocks full of one number.
 """
 
 import dataclasses
@@ -21,6 +22,8 @@ from triton.runtime import interpreter
 def speed_up() -> None:
     """Kernels compute the same, sooner."""
     _patch_once()
+    _call_at_once()
+    _unwrap_constants_alone()
     _describe_once()
     _broadcast_what_differs()
     _promote_what_differs()
@@ -44,29 +47,67 @@ def _patch_once() -> None:
     interpreter._patch_lang = patch_unless_patched
 
 
+def _call_at_once() -> None:
+    """A builtin is called without the wrapper that only asks for its semantic."""
+    asks = tl.core.builtin(lambda: None).__code__
+
+    def patch(owner, name, member, builder, scope):
+        call = member.__wrapped__ if getattr(member, "__code__", None) is asks else member
+
+        def call_with_semantic(*args, _semantic=None, **options):
+            return call(*args, **options, _semantic=interpreter.interpreter_semantic)
+
+        scope.set_attr(owner, name, call_with_semantic)
+
+    interpreter._patch_attr = patch
+
+
+def _unwrap_constants_alone() -> None:
+    """Numbers and tensors are no constants, and hold none."""
+    unwrap, constexpr = tl.core._unwrap_if_constexpr, tl.core.constexpr
+    plain = {int, float, bool, str, type(None), tl.core.tensor, tl.core.dtype}
+
+    def unwrap_unless_plain(value):
+        kind = type(value)
+        if kind in plain:
+            return value
+        return value.value if kind is constexpr else unwrap(value)
+
+    tl.core._unwrap_if_constexpr = unwrap_unless_plain
+
+
 def _describe_once() -> None:
-    """Tensors of one shape share its description, of one type that type, all the numpy types of their elements."""
+    """Blocks of one shape and type share their description, of one type all the numpy types of their elements."""
     look_up = functools.cache(interpreter._get_np_dtype)
     pointer = np.dtype(np.uint64)
     interpreter._get_np_dtype = lambda dtype: pointer if dtype.scalar.is_ptr() else look_up(dtype.scalar)
 
+    describe, known = tl.block_type.__init__, {}
+
+    def init_block(self, element_ty, shape):
+        sizes = tuple([tl.core._unwrap_if_constexpr(size) for size in shape])
+        # A pointer's type has no hash.
+        key = tuple(vars(element_ty).values()) if element_ty.is_ptr() else element_ty
+        if (key, sizes) not in known:
+            describe(self, element_ty, list(sizes))
+            self.tensor_shape = _described(sizes)
+            known[key, sizes] = vars(self)
+        self.__dict__ = known[key, sizes]
+
+    tl.block_type.__init__ = init_block
+    single = _described(())
+
     def init(self, handle, type):
         self.handle = handle
         self.type = type
-        self.dtype = type.scalar
-        self.shape, self.numel = _described(tuple(type.shape.values) if type.is_block() else ())
+        if type.__class__ is tl.block_type:
+            self.dtype = type.element_ty
+            self.shape, self.numel = type.tensor_shape
+        else:
+            self.dtype = type
+            self.shape, self.numel = single
 
     tl.core.tensor.__init__ = init
-
-    block = tl.block_type
-    share = functools.cache(lambda scalar, shape: block(scalar, list(shape)))
-
-    def block_of(scalar, shape):
-        # A pointer's type has no hash.
-        return block(scalar, shape) if scalar.is_ptr() else share(scalar, tuple(shape))
-
-    block.with_element_ty = lambda self, scalar: block_of(scalar, self.shape)
-    interpreter.InterpreterBuilder.get_block_ty = lambda self, scalar, shape: block_of(scalar, shape)
 
 
 @functools.cache
@@ -88,23 +129,42 @@ def _broadcast_what_differs() -> None:
 
 
 def _promote_what_differs() -> None:
-    """Operands of one type keep it, and so does a tensor next to a Python number of its kind."""
-    tensor, dtype = tl.core.tensor, tl.core.dtype
+    """Operands of one type keep it, and so do a tensor next to a Python number of its kind, and a pointer."""
+    tensor, dtype, block, pointer = tl.core.tensor, tl.core.dtype, tl.core.block_type, tl.core.pointer_type
     signed, floats = {"int8", "int16", "int32", "int64"}, {"fp16", "bf16", "fp32", "fp64"}
     kept = {int: signed | floats, float: floats}
     promote = TritonSemantic.binary_op_type_checking_impl
+
+    def spread(self, left, right):
+        """NumPy spreads operands itself. The result has all elements of a block: one operand of each axis has them."""
+        a, b = left.type, right.type
+        if type(a) is not block and type(b) is not block:
+            return left, right
+        if type(a) is block and type(b) is block:
+            if a is b or a.shape.values == b.shape.values:
+                return left, right
+            if len(a.shape.values) != len(b.shape.values):
+                return self.broadcast_impl_value(left, right)
+            sizes = [max(pair) for pair in zip(a.shape.values, b.shape.values, strict=True)]
+            if any(1 != size != whole for each in (a, b) for size, whole in zip(each.shape.values, sizes, strict=True)):
+                return self.broadcast_impl_value(left, right)
+        else:
+            sizes = (a if type(a) is block else b).shape.values
+        return tensor(left.handle, block(a.scalar, sizes)), tensor(right.handle, block(b.scalar, sizes))
 
     def promote_unless_alike(self, left, right, *flags, **named):
         # Flags behind the two of pointers, and named ones, are those of divisions and others that convert.
         if len(flags) <= 2 and not named:
             a, b = type(left), type(right)
+            if a is tensor and type(left.dtype) is pointer and flags and b is tensor and right.dtype.is_int():
+                return spread(self, left, right)
             if a is tensor and type(left.dtype) is dtype:
                 if b is tensor and left.dtype is right.dtype:
-                    return self.broadcast_impl_value(left, right)
+                    return spread(self, left, right)
                 if b in kept and left.dtype.name in kept[b]:
-                    return self.broadcast_impl_value(left, self._cast_to_computation_type(right, left.dtype))
+                    return spread(self, left, self._cast_to_computation_type(right, left.dtype))
             elif b is tensor and type(right.dtype) is dtype and a in kept and right.dtype.name in kept[a]:
-                return self.broadcast_impl_value(self._cast_to_computation_type(left, right.dtype), right)
+                return spread(self, self._cast_to_computation_type(left, right.dtype), right)
         return promote(self, left, right, *flags, **named)
 
     TritonSemantic.binary_op_type_checking_impl = promote_unless_alike
