@@ -118,6 +118,10 @@ class PackedLogprobs(Sequence[Logprobs]):
             top = tuple(zip(islice(ids, likeliest), islice(values, likeliest), strict=True))
             yield Logprobs(token_id, logprob, top, rank)
 
+    def columns(self) -> tuple[list[int], list[float], int]:
+        """Ids and values ``[T * width]``, each token's own before its likeliest, and the width."""
+        return self._ids.tolist(), self._values.tolist(), self._width
+
     def total(self) -> float:
         """The sum over the tokens."""
         return sum(self._values[:: self._width])
@@ -202,7 +206,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     finish_time: float
     token_times: Sequence[float] = ()
     logprobs: PackedLogprobs | tuple[()] = ()
-    prompt_logprobs: tuple[Logprobs, ...] = ()
+    prompt_logprobs: PackedLogprobs | tuple[()] = ()
     pooled: "array[float] | None" = None
     error: RowError | None = None
 

@@ -3,42 +3,14 @@
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from rosebatch.core.request import Completion
 from rosebatch.io.rows import FailedRow, Row
+from rosebatch.io.scored_tokens import ScoredToken, ScoredTokens
 from rosebatch.io.tools import ToolCall, call_fields
-
-
-class ScoredToken(NamedTuple):
-    """A token with its log-probability. The first token of a prompt has None.
-
-    Attributes:
-        raw: its bytes, perhaps only a part of a character. For a special token, its name, which no text contains. None
-            without a tokenizer.
-        top: the likeliest tokens in its place.
-        special: whether it is a special token.
-        rank: see ``rosebatch.core.request.Logprobs``; only of a token that was chosen.
-    """
-
-    token_id: int
-    raw: bytes | None
-    logprob: float | None
-    top: tuple["ScoredToken", ...] = ()
-    special: bool = False
-    rank: int = 0
-
-    @property
-    def text(self) -> str | None:
-        """The bytes as text."""
-        return None if self.raw is None else self.raw.decode("utf-8", errors="replace")
-
-    @property
-    def label(self) -> str:
-        """The text; without a tokenizer the id, as vLLM's server writes it on request."""
-        return f"token_id:{self.token_id}" if self.text is None else self.text
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,8 +33,8 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str
     stop_reason: str | None = None
     token_ids: list[int] | None = None
-    logprobs: Sequence[ScoredToken] | None = None
-    prompt_logprobs: Sequence[ScoredToken] | None = None
+    logprobs: ScoredTokens | None = None
+    prompt_logprobs: ScoredTokens | None = None
     echo: bool = False
     reasoning: str | None = None
     reasoning_tokens: int = 0
@@ -127,7 +99,7 @@ def completion_fields(result: Result) -> dict[str, Any]:
     else:
         row |= {**_completion(first, result.row.index, 0), "usage": usage, **_details(first)}
     if first.prompt_logprobs is not None:
-        row["prompt_logprobs"] = scored_tokens(first.prompt_logprobs)
+        row["prompt_logprobs"] = first.prompt_logprobs.json(scored_token)
     return row
 
 
@@ -171,14 +143,10 @@ def _details(choice: Choice) -> dict[str, Any]:
     if choice.token_ids is not None:
         details["token_ids"] = choice.token_ids
     if choice.logprobs is not None:
-        details["logprobs"] = scored_tokens(choice.logprobs)
+        details["logprobs"] = choice.logprobs.json(scored_token)
     return details
 
 
-def scored_tokens(tokens: Sequence[ScoredToken]) -> list[dict[str, Any]]:
-    """Log-probabilities as a result row has them."""
-
-    def one(token: ScoredToken) -> dict[str, Any]:
-        return {"token": token.text, "token_id": token.token_id, "logprob": token.logprob}
-
-    return [{**one(token), "top_logprobs": [one(other) for other in token.top]} for token in tokens]
+def scored_token(token: ScoredToken) -> dict[str, Any]:
+    """A token with its log-probability as a result row has it."""
+    return {"token": token.text, "token_id": token.token_id, "logprob": token.logprob}

@@ -18,8 +18,6 @@ _INTEGER = 32
 _PROMPT_TOKEN = _INTEGER + 2 * 8
 # That list of each further completion.
 _COPIED_TOKEN = 8
-# A token with its log-probability as Python objects, and each of its likeliest tokens. Prompts have these.
-_SCORED_TOKEN, _LIKELY_TOKEN = 200, 128
 # The objects of a row and its sampling parameters.
 _ROW = 2000
 
@@ -51,10 +49,15 @@ def prompt_bytes(sampling: SamplingParams, num_tokens: int, max_model_len: int) 
     size = num_tokens * (_PROMPT_TOKEN + _COPIED_TOKEN * (sampling.n - 1))
     if sampling.logprobs is not None:
         limit = max(0, min(sampling.max_tokens, max_model_len - num_tokens))
-        size += sampling.n * limit * (LOGPROB_BYTES * (1 + sampling.logprobs) + RANK_BYTES)
+        size += sampling.n * limit * _scored_bytes(sampling.logprobs)
     if sampling.prompt_logprobs is not None:
-        size += num_tokens * (_SCORED_TOKEN + _LIKELY_TOKEN * sampling.prompt_logprobs)
+        size += num_tokens * _scored_bytes(sampling.prompt_logprobs)
     return size
+
+
+def _scored_bytes(likeliest: int) -> int:
+    """Bytes of a token's log-probability, packed, with those of its likeliest ones."""
+    return LOGPROB_BYTES * (1 + likeliest) + RANK_BYTES
 
 
 def _tool_bytes(tools: Sequence[Any]) -> int:

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rosebatch.core.request import Completion
+from rosebatch.core.request import Completion, PackedLogprobs
 from rosebatch.io.results import Choice, Result
+from rosebatch.io.scored_tokens import ScoredTokens, TokenTable
 from rosebatch.job.prepared import Prepared, PreparedPrompt
-from rosebatch.job.scored_tokens import ScoredTokens, scored
 from rosebatch.text.chat_parsers import ChatReader, ChatText
 from rosebatch.text.stop_strings import cut_at_stop
 from rosebatch.text.tokenizer import Tokenizer
@@ -18,6 +18,7 @@ def result_of(
     completions: Sequence[Completion],
     texts: Sequence[str | ChatText | None],
     tokenizer: Tokenizer | None,
+    table: TokenTable,
     *,
     return_token_ids: bool,
 ) -> Result:
@@ -28,6 +29,7 @@ def result_of(
         completions: ``n`` of its first prompt, then those of the next.
         texts: of all tokens of each completion, stop strings included; None without a tokenizer.
         tokenizer: None for a model that works on token ids.
+        table: of its tokens.
         return_token_ids: whether choices have token ids.
     """
     prompts, n = prepared.prompts, prepared.row.sampling.n
@@ -37,8 +39,9 @@ def result_of(
     choices: list[Choice] = []
     if not pooled:
         choices = [
-            _choice(prompts[number // n], done, text, firsts[number // n], tokenizer, return_token_ids=return_token_ids)
+            _choice(prompt, done, text, first, tokenizer, table, return_token_ids=return_token_ids)
             for number, (done, text) in enumerate(zip(completions, texts, strict=True))
+            for prompt, first in [(prompts[number // n], firsts[number // n])]
         ]
     return Result(
         row=prepared.row,
@@ -58,6 +61,7 @@ def _choice(
     text: str | ChatText | None,
     first: Completion,
     tokenizer: Tokenizer | None,
+    table: TokenTable,
     *,
     return_token_ids: bool,
 ) -> Choice:
@@ -82,10 +86,9 @@ def _choice(
         if ended.calls and finish_reason == "stop":
             finish_reason = "tool_calls"
     if sampling.logprobs is not None:
-        logprobs = ScoredTokens(completion.logprobs, tokenizer)
+        logprobs = ScoredTokens(completion.logprobs or PackedLogprobs(), table)
     if sampling.prompt_logprobs is not None:
-        prompt_logprobs = [scored(prompt.token_ids[0], None, (), 0, tokenizer)]
-        prompt_logprobs += ScoredTokens(first.prompt_logprobs, tokenizer)
+        prompt_logprobs = ScoredTokens(first.prompt_logprobs or PackedLogprobs(), table, prompt.token_ids[0])
     return Choice(
         text=_with_echo(content, prompt, completion, tokenizer),
         finish_reason=finish_reason,

@@ -16,6 +16,7 @@ from rosebatch.engine.engine import Engine
 from rosebatch.host.threads import wait_for
 from rosebatch.io.results import Result
 from rosebatch.io.rows import FailedRow
+from rosebatch.io.scored_tokens import TokenTable
 from rosebatch.job.constraints import constraint_of
 from rosebatch.job.prepared import Prepared
 from rosebatch.job.report.stopwatch import Stopwatch
@@ -68,6 +69,10 @@ class Tickets:
     _open: dict[int, _Ticket] = field(default_factory=dict)
     _complete: deque[_Ticket] = field(default_factory=deque)
     _decoding: tuple[list[_Ticket], Future[Sequence[_Text]]] | None = None
+    _table: TokenTable = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._table = TokenTable(self.tokenizer)
 
     def has_room(self, row: Prepared) -> bool:
         """Whether a row may be added now. Rows that share a grammar count it once; one that is too large runs alone."""
@@ -199,7 +204,9 @@ class Tickets:
         if error is not None:
             return row.failed(error)
         try:
-            return result_of(row, completions, texts, self.tokenizer, return_token_ids=self.return_token_ids)
+            return result_of(
+                row, completions, texts, self.tokenizer, self._table, return_token_ids=self.return_token_ids
+            )
         except Exception as unknown:
             return row.failed(unexpected("telling the answer", unknown))
 

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, overload
 
 from rosebatch.core.request import Completion
-from rosebatch.io.results import Choice, Result, ScoredToken
+from rosebatch.io.results import Choice, Result
 from rosebatch.io.rows import FailedRow
+from rosebatch.io.scored_tokens import ScoredToken
 from rosebatch.io.tools import call_fields
 
 

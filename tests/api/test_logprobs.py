@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from rosebatch.core.request import Logprobs, PackedLogprobs
-from rosebatch.job.scored_tokens import ScoredTokens
+from rosebatch.io.scored_tokens import ScoredTokens, TokenTable
 from rosebatch.llm.outputs import Logprob, LogprobsOfTokens
 
 FIRST = {7: Logprob(-0.5, 1), 9: Logprob(-1.5, 2)}
@@ -16,7 +16,7 @@ SECOND = {9: Logprob(-0.25, 1), 7: Logprob(-2.0, 2), 5: Logprob(-8.0, 30)}
 def logprobs():
     """Of two tokens with their two likeliest; the second one is not among them."""
     given = [Logprobs(7, -0.5, ((7, -0.5), (9, -1.5)), 1), Logprobs(5, -8.0, ((9, -0.25), (7, -2.0)), 30)]
-    return LogprobsOfTokens(ScoredTokens(PackedLogprobs(given), None))
+    return LogprobsOfTokens(ScoredTokens(PackedLogprobs(given), TokenTable(None)))
 
 
 def test_they_are_a_sequence_of_dictionaries(logprobs):

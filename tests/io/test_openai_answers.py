@@ -2,15 +2,18 @@
 
 import json
 
+import msgspec
 import openai.types
 import pytest
 from msgspec.structs import replace
 
 from rosebatch.core.errors import RowError
 from rosebatch.io.openai.lines import BatchShape
-from rosebatch.io.results import Choice, ScoredToken
+from rosebatch.io.results import Choice
 from rosebatch.io.rows import FailedRow
+from rosebatch.io.scored_tokens import ScoredToken
 from tests.helpers.results import make_result
+from tests.helpers.scored import packed
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
@@ -21,20 +24,26 @@ def answer(url, *choices, **fields):
     return make_result(index=3, metadata={"custom_id": "request-1", "url": url}, choices=choices, **values | fields)
 
 
+def line(url, *choices, **fields):
+    """The line of an answer, as it is read again."""
+    shape = BatchShape("toy", 1700000000)
+    return msgspec.json.decode(msgspec.json.encode(shape.result(answer(url, *choices, **fields))))
+
+
 def parsed(url, *choices, **fields):
     """The body of an answer: parsed by the official client, and as it is written."""
-    body = BatchShape("toy", 1700000000).result(answer(url, *choices, **fields))["response"]["body"]
+    body = line(url, *choices, **fields)["response"]["body"]
     kind = openai.types.chat.ChatCompletion if url == CHAT else openai.types.Completion
     return kind.model_validate(body, strict=True), body
 
 
 def test_the_line_of_a_chat_is_the_clients_type():
     """A field with a wrong name or type would be lost to every client of the API."""
-    line = BatchShape("toy", 1700000000).result(answer(CHAT))
-    assert (line["id"], line["custom_id"], line["error"]) == ("batch_req_3", "request-1", None)
-    assert (line["response"]["status_code"], line["response"]["request_id"]) == (200, "req_3")
+    whole = line(CHAT)
+    assert (whole["id"], whole["custom_id"], whole["error"]) == ("batch_req_3", "request-1", None)
+    assert (whole["response"]["status_code"], whole["response"]["request_id"]) == (200, "req_3")
     body, written = parsed(CHAT)
-    assert line["response"]["body"] == written
+    assert whole["response"]["body"] == written
     assert (body.choices[0].message.content, body.choices[0].message.role) == ("Hi!", "assistant")
     assert (body.choices[0].finish_reason, body.created, body.model) == ("stop", 1700000000, "toy")
     assert (body.usage.prompt_tokens, body.usage.completion_tokens, body.usage.total_tokens) == (5, 2, 7)
@@ -62,8 +71,13 @@ def test_the_line_of_several_choices_is_the_clients_type(url):
 
 
 def scored(raw, logprob, *top):
-    """A token and the likeliest tokens in its place. Ids are 0: no line shows them."""
-    return ScoredToken(0, raw, logprob, tuple(ScoredToken(0, other, value) for other, value in top))
+    """A token and the likeliest tokens in its place. Ids are of the bytes: no line shows them."""
+
+    def token_id(raw):
+        return int.from_bytes(raw[:3], "big")
+
+    likeliest = tuple(ScoredToken(token_id(other), other, value) for other, value in top)
+    return ScoredToken(token_id(raw), raw, logprob, likeliest)
 
 
 SCORED = [
@@ -75,7 +89,7 @@ SCORED = [
 
 def test_logprobs_of_a_chat_are_the_clients_type():
     """Each token has its bytes and log-probability, and so do the likeliest ones, likeliest first."""
-    body, _ = parsed(CHAT, Choice(text="Hi there!", finish_reason="stop", logprobs=SCORED))
+    body, _ = parsed(CHAT, Choice(text="Hi there!", finish_reason="stop", logprobs=packed(SCORED)))
     content = body.choices[0].logprobs.content
     assert [(t.token, t.logprob, bytes(t.bytes)) for t in content] == [
         ("Hi", -0.5, b"Hi"),
@@ -89,14 +103,14 @@ def test_logprobs_of_a_chat_are_the_clients_type():
 
 def test_logprobs_of_a_chat_without_the_likeliest():
     """The type requires an empty list, not null."""
-    body, _ = parsed(CHAT, Choice(text="Hi", finish_reason="stop", logprobs=[scored(b"Hi", -0.5)]))
+    body, _ = parsed(CHAT, Choice(text="Hi", finish_reason="stop", logprobs=packed([scored(b"Hi", -0.5)])))
     assert body.choices[0].logprobs.content[0].top_logprobs == []
 
 
 def test_a_token_that_is_half_a_character():
     """Clients rebuild characters from the bytes, so these must be exact; the text is a replacement character."""
     tokens = [scored(b"\xf0\x9f", -1.0, (b"\xf0\x9f", -1.0)), scored(b"\x98\x80", -2.0, (b"\x98\x80", -2.0))]
-    body, _ = parsed(CHAT, Choice(text="\U0001f600", finish_reason="stop", logprobs=tokens))
+    body, _ = parsed(CHAT, Choice(text="\U0001f600", finish_reason="stop", logprobs=packed(tokens)))
     content = body.choices[0].logprobs.content
     assert bytes(b for token in content for b in token.bytes).decode() == body.choices[0].message.content
     assert (bytes(content[0].top_logprobs[0].bytes), set(content[0].token)) == (b"\xf0\x9f", {"\ufffd"})
@@ -104,7 +118,7 @@ def test_a_token_that_is_half_a_character():
 
 def test_logprobs_of_a_completion_are_the_clients_type():
     """The four lists have one entry for each token, and offsets point at the tokens in the text."""
-    body, _ = parsed(TEXT, Choice(text="Hi there!", finish_reason="stop", logprobs=SCORED))
+    body, _ = parsed(TEXT, Choice(text="Hi there!", finish_reason="stop", logprobs=packed(SCORED)))
     (choice,) = body.choices
     assert choice.logprobs.tokens == ["Hi", " there", "!"]
     assert choice.logprobs.token_logprobs == [-0.5, -2.0, 0.0]
@@ -116,9 +130,11 @@ def test_logprobs_of_a_completion_are_the_clients_type():
 
 def test_logprobs_of_an_echoed_prompt_come_first():
     """The prompt's tokens come first in the same lists. The first has no number, and the client's type no null."""
-    prompt = [scored(b"Say", None), scored(b" it:", -4.0, (b" so", -0.5))]
-    choice = Choice(text="Say it:Hi there!", finish_reason="stop", logprobs=SCORED, prompt_logprobs=prompt, echo=True)
-    body = BatchShape("toy", 5).result(answer(TEXT, choice))["response"]["body"]
+    prompt = packed([scored(b"Say", None), scored(b" it:", -4.0, (b" so", -0.5))])
+    choice = Choice(
+        text="Say it:Hi there!", finish_reason="stop", logprobs=packed(SCORED), prompt_logprobs=prompt, echo=True
+    )
+    body = line(TEXT, choice)["response"]["body"]
     logprobs = body["choices"][0]["logprobs"]
     assert logprobs["tokens"] == ["Say", " it:", "Hi", " there", "!"]
     assert (logprobs["token_logprobs"], logprobs["top_logprobs"][0]) == ([0.0, -4.0, -0.5, -2.0, 0.0], {})
@@ -128,44 +144,44 @@ def test_logprobs_of_an_echoed_prompt_come_first():
 
 def test_logprobs_of_a_completion_without_the_likeliest():
     """A client looks the token itself up among the likeliest, as in the API."""
-    body, _ = parsed(TEXT, Choice(text="Hi", finish_reason="stop", logprobs=[scored(b"Hi", -0.5)]))
+    body, _ = parsed(TEXT, Choice(text="Hi", finish_reason="stop", logprobs=packed([scored(b"Hi", -0.5)])))
     assert body.choices[0].logprobs.top_logprobs == [{"Hi": -0.5}]
 
 
 def test_an_unlikely_token_of_a_completion():
     """The token itself is one entry more than requested, as the API's reference says."""
-    body, _ = parsed(TEXT, Choice(text=" there", finish_reason="stop", logprobs=SCORED[1:2]))
+    body, _ = parsed(TEXT, Choice(text=" there", finish_reason="stop", logprobs=packed(SCORED[1:2])))
     assert body.choices[0].logprobs.top_logprobs == [{" all": -0.25, " you": -1.0, " there": -2.0}]
 
 
 def test_likeliest_tokens_that_look_the_same():
     """Two halves of characters have the same text and so one key: the likelier one counts."""
     token = scored(b"a", -0.5, (b"a", -0.5), (b"\xc3", -1.0), (b"\xe2", -7.0))
-    body, _ = parsed(TEXT, Choice(text="a", finish_reason="stop", logprobs=[token]))
+    body, _ = parsed(TEXT, Choice(text="a", finish_reason="stop", logprobs=packed([token])))
     assert body.choices[0].logprobs.top_logprobs == [{"a": -0.5, "\ufffd": -1.0}]
 
 
 def test_offsets_behind_halves_of_a_character():
     """Two tokens that make one character put every later offset one place too late."""
-    tokens = [scored(b"\xc3", -1.0, (b"a", -1.0)), scored(b"\xa9", -1.0, (b"a", -1.0)), SCORED[2]]
-    body, _ = parsed(TEXT, Choice(text="é!", finish_reason="stop", logprobs=tokens))
+    tokens = [scored(b"\xc3", -1.0, (b"a", -1.0)), scored(b"\xa9", -1.0, (b"a", -1.0)), scored(b"!", 0.0, (b"!", 0.0))]
+    body, _ = parsed(TEXT, Choice(text="é!", finish_reason="stop", logprobs=packed(tokens)))
     assert body.choices[0].logprobs.text_offset[2] == 1
 
 
 def test_logprobs_of_a_prompt_that_is_not_echoed():
     """The lists hold the tokens of the text, so not those of the prompt."""
-    prompt = [scored(b"Say", None), scored(b" it:", -4.0, (b" so", -0.5))]
-    choice = Choice(text="Hi there!", finish_reason="stop", logprobs=SCORED, prompt_logprobs=prompt)
-    logprobs = BatchShape("toy", 5).result(answer(TEXT, choice))["response"]["body"]["choices"][0]["logprobs"]
+    prompt = packed([scored(b"Say", None), scored(b" it:", -4.0, (b" so", -0.5))])
+    choice = Choice(text="Hi there!", finish_reason="stop", logprobs=packed(SCORED), prompt_logprobs=prompt)
+    logprobs = line(TEXT, choice)["response"]["body"]["choices"][0]["logprobs"]
     assert logprobs["tokens"] == ["Hi", " there", "!"]
 
 
 @pytest.mark.parametrize("url", [CHAT, TEXT])
 def test_logprobs_of_a_prompt_alone(url):
     """Log-probabilities that were requested and computed must not vanish from the line."""
-    prompt = [scored(b"Say", None), scored(b" it:", -4.0, (b" so", -0.5))]
+    prompt = packed([scored(b"Say", None), scored(b" it:", -4.0, (b" so", -0.5))])
     choice = Choice(text="Hi there!", finish_reason="stop", prompt_logprobs=prompt)
-    assert " it:" in json.dumps(BatchShape("toy", 5).result(answer(url, choice)))
+    assert " it:" in json.dumps(line(url, choice))
 
 
 def test_the_line_of_a_failure():

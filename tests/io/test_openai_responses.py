@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 from openai.types.responses import Response
 from openai.types.responses import response_create_params as params
@@ -14,9 +15,11 @@ from rosebatch.io.openai.lines import BatchShape, parse_request
 from rosebatch.io.openai.responses_request import IGNORED as OWN_IGNORED
 from rosebatch.io.openai.responses_request import REFUSED as OWN_REFUSED
 from rosebatch.io.openai.responses_request import as_chat
-from rosebatch.io.results import Choice, ScoredToken
+from rosebatch.io.results import Choice
+from rosebatch.io.scored_tokens import ScoredToken
 from rosebatch.io.tools import ToolCall
 from tests.helpers.results import assert_failed, make_result
+from tests.helpers.scored import packed
 
 URL = "/v1/responses"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "openai_batch.md"
@@ -39,7 +42,8 @@ def told(row, *, text="Hello.", **choice):
     answer = make_result(
         index=3, metadata=row.metadata, choices=choices, prompt_tokens=5, completion_tokens=2, cached_tokens=1
     )
-    body = BatchShape("toy", 1700000000).result(answer)["response"]["body"]
+    line = msgspec.json.decode(msgspec.json.encode(BatchShape("toy", 1700000000).result(answer)))
+    body = line["response"]["body"]
     Response.model_validate(body, strict=True)
     return body
 
@@ -150,7 +154,7 @@ def test_logprobs():
     assert line(include=["message.output_text.logprobs"]).sampling.logprobs == 0
     row = line(top_logprobs=2)
     assert row.sampling.logprobs == 2
-    tokens = [ScoredToken(5, b"Hi", -0.5, (ScoredToken(6, b"Ho", -1.0),))]
+    tokens = packed([ScoredToken(5, b"Hi", -0.5, (ScoredToken(6, b"Ho", -1.0),))])
     (message,) = told(row, text="Hi", logprobs=tokens)["output"]
     assert message["content"][0]["logprobs"] == [
         {

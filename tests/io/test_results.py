@@ -1,13 +1,16 @@
 """One line of the output, and the same line as a later run's input."""
 
+import msgspec
 import pytest
 
 from rosebatch.core.errors import RowError
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.io.result_names import RESULT_FIELDS
-from rosebatch.io.results import Choice, PlainShape, ScoredToken
+from rosebatch.io.results import Choice, PlainShape
 from rosebatch.io.rows import FailedRow, Row, parse_row
+from rosebatch.io.scored_tokens import ScoredToken
 from tests.helpers.results import make_result
+from tests.helpers.scored import packed
 
 
 def scored(token, logprob, *top):
@@ -18,15 +21,16 @@ CHOICE = Choice(
     text="ab",
     finish_reason="stop",
     token_ids=[97, 98],
-    logprobs=[scored("a", -0.5, (97, -0.5), (98, -1.5)), scored("b", -0.25, (98, -0.25), (97, -2.5))],
-    prompt_logprobs=[scored("x", None), scored("y", -3.5, (122, -1.0))],
+    logprobs=packed([scored("a", -0.5, (97, -0.5), (98, -1.5)), scored("b", -0.25, (98, -0.25), (97, -2.5))]),
+    prompt_logprobs=packed([scored("x", None), scored("y", -3.5, (122, -1.0))]),
 )
 
 
 def result(*choices, **metadata):
     """The line of an answer."""
     counts = {"prompt_tokens": 2, "completion_tokens": 2 * len(choices), "cached_tokens": 1}
-    return PlainShape().result(make_result(index=0, metadata=metadata, choices=list(choices), **counts))
+    line = PlainShape().result(make_result(index=0, metadata=metadata, choices=list(choices), **counts))
+    return msgspec.json.decode(msgspec.json.encode(line))
 
 
 def test_the_line_of_one_completion():
@@ -69,7 +73,7 @@ def test_the_line_of_one_completion():
             },
         ],
     }
-    (token,) = result(Choice(text="", finish_reason="length", logprobs=[half]))["logprobs"]
+    (token,) = result(Choice(text="", finish_reason="length", logprobs=packed([half])))["logprobs"]
     assert token == {"token": "\ufffd", "token_id": 0xC3, "logprob": -0.75, "top_logprobs": []}
 
 
@@ -110,7 +114,7 @@ def test_a_result_in_one_field():
     carried = dict.fromkeys(RESULT_FIELDS, "old")
     counts = {"prompt_tokens": 2, "completion_tokens": 2, "cached_tokens": 1}
     line = shape.result(make_result(index=0, metadata=carried, choices=[CHOICE], **counts))
-    assert line == {**carried, "out": result(CHOICE)}
+    assert msgspec.json.decode(msgspec.json.encode(line)) == {**carried, "out": result(CHOICE)}
     failed = FailedRow(index=7, where="line 8", metadata=carried, error=RowError("some_code", "no"))
     error = {"code": "some_code", "message": "line 8: no"}
     assert shape.failure(failed) == {**carried, "out": {"index": 7, "error": error}}

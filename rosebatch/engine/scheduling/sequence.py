@@ -56,7 +56,7 @@ class SequenceState:
     constraint: Constraint | None = None
     forks: list["SequenceState"] = field(default_factory=list)
     logprobs: PackedLogprobs | tuple[()] = ()
-    prompt_logprobs: list[Logprobs] = field(default_factory=list)
+    prompt_logprobs: PackedLogprobs = field(default_factory=PackedLogprobs)
     num_computed_tokens: int = 0
     num_pending_tokens: int = 0
     num_cached_tokens: int | None = None
@@ -247,7 +247,7 @@ class SequenceState:
 
     def apply_prompt_logprobs(self, first: int, logprobs: Sequence[Logprobs]) -> None:
         """Take those of the prompt's tokens from position ``first`` on; recomputed ones are the same again."""
-        self.prompt_logprobs[first - 1 : first - 1 + len(logprobs)] = logprobs
+        self.prompt_logprobs.extend(logprobs[len(self.prompt_logprobs) - (first - 1) :])
 
     def completion(self) -> Completion:
         """The result of a finished sequence."""
@@ -263,7 +263,7 @@ class SequenceState:
             finish_time=self.finish_time,
             token_times=self.token_times,
             logprobs=self.logprobs,
-            prompt_logprobs=tuple(self.prompt_logprobs),
+            prompt_logprobs=self.prompt_logprobs,
             pooled=self.pooled,
             error=self._error(),
         )

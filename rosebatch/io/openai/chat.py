@@ -42,7 +42,7 @@ def _body(result: Result, model: str, created: int) -> dict[str, Any]:
 def _choice(choice: Choice, result: Result, index: int) -> dict[str, Any]:
     logprobs = None
     if choice.logprobs is not None:
-        logprobs = {"content": list(map(scored, choice.logprobs)), "refusal": None}
+        logprobs = {"content": choice.logprobs.json(scored), "refusal": None}
     message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
     if choice.reasoning is not None:
         message["reasoning_content"] = choice.reasoning

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from rosebatch.io.results import Choice, Result, ScoredToken, scored_tokens
+from rosebatch.io.results import Choice, Result, scored_token
+from rosebatch.io.scored_tokens import ScoredToken
 
 
 class ParsedBody(NamedTuple):
@@ -66,17 +67,13 @@ def completion_body(
 
 
 def scored(token: ScoredToken) -> dict[str, Any]:
-    """A token with its log-probability, and the likeliest ones in its place."""
-
-    def one(each: ScoredToken) -> dict[str, Any]:
-        return {"token": each.label, "logprob": each.logprob, "bytes": list(each.raw or b"")}
-
-    return {**one(token), "top_logprobs": list(map(one, token.top))}
+    """A token with its log-probability."""
+    return {"token": token.label, "logprob": token.logprob, "bytes": list(token.raw or b"")}
 
 
 def additions(choice: Choice) -> dict[str, Any]:
     """Fields that the API does not have, under the names that other servers use."""
     found: dict[str, Any] = {} if choice.token_ids is None else {"token_ids": choice.token_ids}
     if choice.prompt_logprobs is not None and not (choice.echo and choice.logprobs is not None):
-        found["prompt_logprobs"] = scored_tokens(choice.prompt_logprobs)
+        found["prompt_logprobs"] = choice.prompt_logprobs.json(scored_token)
     return found

@@ -80,8 +80,13 @@ def _items(choice: Choice, index: int, status: str) -> list[dict[str, Any]]:
         items.append({"id": f"rs_{index}", "type": "reasoning", "summary": [], "content": content})
     calls = call_fields(choice.tool_calls, index, 0)
     if choice.text or not (calls or items):
-        logprobs = None if choice.logprobs is None else list(map(scored, choice.logprobs))
-        text = {"type": "output_text", "text": choice.text or "", "annotations": [], "logprobs": logprobs}
+        logprobs = None if choice.logprobs is None else choice.logprobs.json(scored)
+        text: dict[str, Any] = {
+            "type": "output_text",
+            "text": choice.text or "",
+            "annotations": [],
+            "logprobs": logprobs,
+        }
         items.append({"id": f"msg_{index}", "type": "message", "role": "assistant", "content": [text]})
     for number, call in enumerate(calls):
         own = {"id": f"fc_{index}_{number}", "type": "function_call", "call_id": call["id"]}
