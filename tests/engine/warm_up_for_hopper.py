@@ -109,6 +109,24 @@ def launch_gluon() -> None:
     prefill.prefill(q, cache, table, table, num_heads=2, scale=1.0, sizes=SIZES.measured, device=HOPPER)
 
 
+@torch.inference_mode()
+def all_features(of) -> None:
+    """Sampling with features alone and together, of all batch sizes; and the log-probabilities of prompts."""
+    adjusts = (False, False), (True, False), (True, True)
+    kinds = [Features(*each, logprobs) for each, logprobs in product(adjusts, (None, 0, 20))]
+    hidden = torch.empty(SLOTS, of.model.config.hidden_size)
+    of.state.allocate(Features(adjusts=True, biased=True, logprobs=0))
+    for rows, features, decodes, guided in product(of.slots.buckets, kinds, (False, True), (False, True)):
+        logits, columns, masks = of.model.logits(hidden[:rows]), torch.arange(SLOTS, dtype=torch.int32)[:rows], None
+        if guided:
+            # Their rows come behind them, in one transfer.
+            words = torch.empty(rows, -(-logits.shape[1] // 32), dtype=torch.int32)
+            masks = words, torch.empty(9, dtype=torch.int32)[1:]
+            logits = logits[columns] if decodes else logits
+        of.sampler.next_tokens(logits, features, None if decodes and not guided else columns, masks, decodes=decodes)
+    of.kernels.logprob_rows(of.model.logits(hidden), torch.empty(SLOTS, dtype=torch.int64), 3, 20)
+
+
 def launch_beside() -> None:
     """Another thread launches a kernel while this one warms up."""
     sigmoid_mul = sized(mlp, "sigmoid_mul", HOPPER)
@@ -125,6 +143,7 @@ if __name__ == "__main__":
         compiled, real = len(found), len(launched)
         found.clear()
         all_steps(of)
+        all_features(of)
         sys.stdout.write(f"{name} {compiled} {real} {sum(found)} {len(found) - sum(found)}\n")
         launched.clear()
         found.clear()

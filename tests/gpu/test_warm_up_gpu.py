@@ -15,6 +15,8 @@ RUN = """
 import sys
 from triton import knobs
 from rosebatch.config.run import RunConfig
+from rosebatch.core.request import Request
+from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.job.workers.first_compile import run_briefly
 from rosebatch.launch.launch import launch
 
@@ -27,6 +29,9 @@ engine = launch(config).engine
 loading, running = list(compiled), compiled
 del running[:]
 run_briefly(engine)
+# One after the other: each of these steps is sampled with one feature alone.
+for feature in dict(presence_penalty=1.0), dict(logit_bias={5: 1.0}), dict(logprobs=0), dict(logprobs=5):
+    list(engine.run([Request(0, (0,) * 9, SamplingParams(max_tokens=20, ignore_eos=True, **feature))]))
 print(len(loading), *running)
 """
 

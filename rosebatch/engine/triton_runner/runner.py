@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rosebatch.config.switches import Switches
 from rosebatch.core.request import PackedLogprobs
+from rosebatch.core.sampling_params import MAX_LOGPROBS
 from rosebatch.engine.cache.kv_cache import KVCache
 from rosebatch.engine.cache.state_pool import StatePool
 from rosebatch.engine.plan import DecodeWindow, PackedStep, RestartPolicy, StepPlan, StepResult
@@ -43,6 +44,9 @@ from rosebatch_kernels.common import host_waits
 
 # Three plans are launched before the first is read. Each has tokens, log-probabilities, a prompt's, and pooled states.
 _MAX_FETCHES = 12
+
+# At most so many rows have the features that are warmed up: their tables would be large.
+_FEATURE_ROWS = 16
 
 # These wait for what prompts report, by the number of a chunk: log-probabilities, and pooled hidden states.
 _PromptLogprobs = Callable[[], dict[int, PackedLogprobs]]
@@ -119,7 +123,7 @@ class TritonRunner:
 
     @torch.inference_mode()
     def warm_up(self, max_num_tokens: int, *, has_experts: bool = False) -> None:
-        """Launch the kernels of plain steps of several sizes. No sequence may have a slot.
+        """Launch the kernels of plain steps of several sizes, and of all features. No sequence may have a slot.
 
         The steps have nothing but padding, at most so many tokens, so they change nothing that a plan reads. Prompts
         come first: their attention takes the compiler long.
@@ -134,12 +138,32 @@ class TritonRunner:
             steps.packed_cells[: len(cells)].copy_(cells)
             hidden = steps.packed(kind)
             for count in {1, len(columns)} if self.sampler.fits_graphs else ():
-                self.sampler.next_tokens(self.model.logits(hidden[:count]), features, columns[:count], decodes=False)
+                logits = self.model.logits(hidden[:count])
+                self.sampler.next_tokens(logits, features, columns[:count], decodes=False)
+                if len(columns) <= _FEATURE_ROWS:
+                    self._warm_up_features(logits, columns[:count])
         kinds = warm_up_decodes(self.slots.buckets, steps.attention.decode_form)
         for (rows, divided), shares in product(kinds, {False, self.prefix_groups is not None}):
             if not shares or rows >= MIN_ROWS:
                 steps.decode(DecodeKind(rows, features if self.sampler.fits_graphs else None, shares, divided))
         self._reset()
+
+    def _warm_up_features(self, logits: Tensor, columns: Tensor) -> None:
+        """Launch what features add to the sampling of these rows: no size of a step decides which kernels that are."""
+        kinds = Features(), Features(adjusts=True), Features(adjusts=True, biased=True), Features(logprobs=MAX_LOGPROBS)
+        words = torch.zeros(len(logits), -(-logits.shape[1] // 32), dtype=torch.int32, device=logits.device)
+        # Decode steps with masks sample from copies of the logits.
+        steps = [
+            (logits, columns, None, False),
+            (logits, None, None, True),
+            (logits, columns, (words, columns), False),
+            (logits[columns], columns, (words, columns), True),
+        ]
+        with self.state.tables_of(len(logits)):
+            for (given, own, masks, decodes), features in product(steps, kinds):
+                tokens = self.sampler.next_tokens(given, features, own, masks, decodes=decodes)
+        # Those of a prompt.
+        self.kernels.logprob_rows(logits, tokens.long(), 0, MAX_LOGPROBS)
 
     def launch(self, plan: StepPlan, masks: Masks) -> Callable[[], StepResult]:
         """See ``rosebatch.engine.step_runner.StepRunner``."""

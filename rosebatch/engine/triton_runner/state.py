@@ -1,7 +1,8 @@
 """The state of all running sequences on the device. A decode step reads and advances it; the host changes few cells."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -58,6 +59,17 @@ class DeviceState:
         if features.logprobs is not None and not len(self.logprobs):
             window = len(self.history)
             self.logprobs = torch.zeros(window + 1, slots, ROW, dtype=torch.int32, device=device)
+
+    @contextmanager
+    def tables_of(self, slots: int) -> Iterator[None]:
+        """Meanwhile, the first slots have tables of all features, and no others."""
+        before = self.token_counts, self.bias, self.logprobs
+        self.token_counts, self.bias = (like.new_zeros(slots, self.vocab_size) for like in before[:2])
+        self.allocate(Features(logprobs=0))
+        try:
+            yield
+        finally:
+            self.token_counts, self.bias, self.logprobs = before
 
     def apply(self, write: StateWrite, staging: Staging) -> None:
         """Carry out the host's changes after the work launched before: all cells in one write."""
