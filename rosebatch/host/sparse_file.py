@@ -3,6 +3,7 @@
 Read as usual, the system makes a page of its cache for each: of a file of 5 GB, that takes ten seconds and more.
 """
 
+import errno
 import io
 import os
 import sys
@@ -52,7 +53,10 @@ class _SparseFile(io.FileIO):
         if place < size:
             try:
                 begin = os.lseek(self.fileno(), place, os.SEEK_DATA)
-            except OSError:
+            except OSError as error:
+                if error.errno != errno.ENXIO:
+                    # The file system tells of no holes.
+                    return range(place, sys.maxsize), False
                 # There is no more.
                 begin = size
             if begin > place:

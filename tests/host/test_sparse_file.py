@@ -1,5 +1,6 @@
 """A hole of a file is read as zeros, and makes no pages of the system's cache."""
 
+import errno
 import hashlib
 import os
 import sys
@@ -45,6 +46,21 @@ def test_contents(tmp_path, parts):
             assert file.read(100_000) == whole[place : place + 100_000]
         file.seek(0)
         assert b"".join(iter(lambda: file.read1(70_000), b"")) == whole
+
+
+def test_a_file_system_that_tells_of_no_holes(tmp_path, monkeypatch):
+    """All of its file was read as zeros."""
+    path = write(tmp_path / "file", [b"a\n", 3 * MEBIBYTE, b"b\n"])
+    seek = os.lseek
+
+    def lseek(descriptor, place, whence):
+        if whence in (os.SEEK_DATA, os.SEEK_HOLE):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return seek(descriptor, place, whence)
+
+    monkeypatch.setattr(os, "lseek", lseek)
+    with open_local(path, 1 << 14) as file:
+        assert b"".join(iter(lambda: file.read(70_000), b"")) == path.read_bytes()
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
