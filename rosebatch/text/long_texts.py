@@ -28,8 +28,8 @@ _MAX_TRIES = 16
 _AROUND = 128
 # A cut at any other place adds fewer tokens.
 _TOKENS_OF_A_CUT = 256
-# A space or line break between words.
-_MARK = re.compile(r"[ \n](?<=\S.)(?=\S)", re.DOTALL)
+# A space or line break between words. Behind a character that tokenizers write for a space, it is one of several.
+_MARK = re.compile("[ \n](?<=[^\\s\u2581].)(?=\\S)", re.DOTALL)
 # In a vocabulary, where tokens of bytes have others for the two: what precedes a space, and what follows a line break.
 _BEFORE_SPACE = re.compile("([^ \u0120\u2581\0])[ \u0120\u2581]")
 _BEHIND_BREAK = re.compile("(?<=[\n\u010a])[^\0]")
@@ -114,7 +114,7 @@ class LongTexts:
     def _pieces(self, text: str) -> Iterator[_Piece]:
         begin, is_apart = 0, True
         while len(text) - begin > _PIECE:
-            cut = None if self._is_one_word else self._cut(text, begin)
+            cut = self._cut(text, begin)
             end, behind = cut or (begin + _PIECE, begin + _PIECE)
             yield _Piece(begin, end, is_apart)
             begin, is_apart = behind, cut is not None
@@ -122,14 +122,15 @@ class LongTexts:
 
     def _cut(self, text: str, begin: int) -> tuple[int, int] | None:
         """Where a piece may end and the next one may begin, which may leave out a space; None if there is no place."""
-        for mark in islice(_MARK.finditer(text, begin + _PIECE // 2, begin + _SEARCHED), _MAX_TRIES):
+        found = _MARK.finditer(text, begin + _PIECE // 2, begin + _SEARCHED)
+        for mark in islice((each for each in found if each[0] in self._marks), _MAX_TRIES):
             at, behind = mark.span()
             if mark[0] == " ":
                 before = text[at - 1]
                 if self._before_space.isdisjoint((before.encode()[-1], before.lower().encode()[-1])):
-                    found = next((place for place in (at, behind) if self._is_apart(text, at, place)), None)
-                    if found is not None:
-                        return at, found
+                    next_begin = next((place for place in (at, behind) if self._is_apart(text, at, place)), None)
+                    if next_begin is not None:
+                        return at, next_begin
             elif text[behind].encode()[0] not in self._behind_break and self._is_apart(text, behind, behind):
                 return behind, behind
         return None
@@ -140,9 +141,18 @@ class LongTexts:
         return self._ids(text[first:end]) + self._ids(text[begin:last]) == self._ids(text[first:last])
 
     @cached_property
-    def _is_one_word(self) -> bool:
-        """Whether equal sums of the tokens' scores depend on what precedes a word, by their rounding."""
-        return isinstance(self._backend.model, models.Unigram) and self._backend.pre_tokenizer is None
+    def _marks(self) -> str:
+        """The marks to cut at. Unigram needs ends of words: rounding orders equal sums of scores within a word."""
+        marks = " \n"
+        if not isinstance(self._backend.model, models.Unigram):
+            return marks
+        return "".join(mark for mark in marks if self._splits(f"a{mark}a"))
+
+    def _splits(self, text: str) -> bool:
+        """Whether a text is more than one word."""
+        normalizer, words = self._backend.normalizer, self._backend.pre_tokenizer
+        normalized = text if normalizer is None else normalizer.normalize_str(text)
+        return words is not None and len(words.pre_tokenize_str(normalized)) > 1
 
     @cached_property
     def _added(self) -> tuple[list[int], list[int]]:

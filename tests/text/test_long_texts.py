@@ -144,6 +144,33 @@ def test_sums_of_scores_that_depend_on_what_precedes(small_pieces):
     assert not any(piece.is_apart for piece in pieces[1:])
 
 
+@pytest.mark.parametrize("scheme", ["always", "first", "never"])
+@pytest.mark.parametrize("gap", [" ", "\n"])
+@pytest.mark.parametrize("split", [True, False])
+def test_words_that_go_on_behind_a_mark(small_pieces, split, gap, scheme):
+    """Metaspace may split no text at all, and splits none at line breaks: a cut there changed some words."""
+    scores = [("<unk>", -20.0), ("▁", -3.1), ("a", -1.17), ("aa", -2.03), ("\n", -3.0)]
+    backend = tokenizers.Tokenizer(models.Unigram(scores, unk_id=0))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=split)
+    rng = random.Random(0)
+    text = gap.join("a" * rng.randint(1, 9) for _ in range(2000))
+    pieces = list(LongTexts(backend)._pieces(text))
+    assert any(piece.is_apart for piece in pieces[1:]) == (split and gap == " ")
+    whole = backend.encode(text, add_special_tokens=False).ids
+    assert LongTexts(backend).encode(text, UNBOUND, add_special_tokens=False) == whole
+
+
+@pytest.mark.parametrize("count", [150, 151])
+def test_a_run_of_written_spaces(small_pieces, count):
+    """A text may have the character that stands for a space: which of them are one token depends on all of a run."""
+    vocabulary = {token: number for number, token in enumerate(["<unk>", "▁", "a", "▁▁", "▁a"])}
+    backend = tokenizers.Tokenizer(models.BPE(vocabulary, [("▁", "▁"), ("▁", "a")], unk_token="<unk>"))
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    text = "a" * 100 + ("▁" * count + " " + "a" * 100) * 5
+    whole = backend.encode(text).ids
+    assert LongTexts(backend).encode(text, UNBOUND, add_special_tokens=False) == whole
+
+
 class Watched:
     """A tokenizer that notes how long the texts are that it encodes at once."""
 
