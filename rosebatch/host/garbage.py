@@ -31,7 +31,8 @@ class _Rarely:
         with self._lock:
             if not self._holders:
                 self._before = gc.get_threshold()
-                gc.set_threshold(max(self._before[0], _RARELY), *self._before[1:])
+                # 0 is for no search at all.
+                gc.set_threshold(self._before[0] and max(self._before[0], _RARELY), *self._before[1:])
             self._holders += holders
             if not self._holders:
                 gc.set_threshold(*self._before)

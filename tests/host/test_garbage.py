@@ -64,3 +64,10 @@ def test_of_two_calls_the_later_one_brings_back_what_was_before_both(threshold):
     assert threshold()[0] == 50_000
     second.__exit__(None, None, None)
     assert threshold() == before
+
+
+def test_a_program_without_searches_has_none_in_calls(threshold):
+    """Each call began them again, for its time."""
+    gc.set_threshold(0)
+    with searched_rarely():
+        assert threshold()[0] == 0
