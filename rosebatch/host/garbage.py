@@ -8,8 +8,8 @@ from threading import Lock
 # New objects before a search. Imports make 300,000 objects, nearly all to stay, and Python's default searches them 450
 # times, which takes an eighth of the import. One search of all takes longer than a decode step of a GPU.
 _SELDOM = 100_000
-# Rows make few cycles. Python's default took 7 % of the host's time for them, and 15 % for prompts of 1,300 token ids,
-# each of which a search looks at.
+# Rows make few cycles. Python's default took 7 % of the host's time for them. A search looks at each token id: prompts
+# of 1,300 took 15 %.
 _RARELY = 50_000
 
 

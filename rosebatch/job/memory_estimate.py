@@ -71,9 +71,10 @@ def _tool_bytes(tools: Sequence[Any]) -> int:
 def _are_token_ids(values: Sequence[Any]) -> bool:
     """Whether they are whole numbers of 32 bits; tables keep those of prompts, and looks at thousands take long."""
     try:
-        return TokenIds.of(values) is not None
+        TokenIds.of(values)
     except (OverflowError, TypeError):
         return False
+    return True
 
 
 def _deep_bytes(value: object) -> int:

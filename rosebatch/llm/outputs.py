@@ -144,8 +144,8 @@ class RequestOutput:
 class _ListOnRead:
     """An attribute that becomes a list when it is read.
 
-    A list of 1,300 token ids takes as long to make as all else of an output, and each search for garbage looks at all
-    of them. Few scripts read those of the prompt.
+    A list of 1,300 token ids takes as long to make as all else of an output. Each search for garbage looks at all of
+    them, and few scripts read those of the prompt.
     """
 
     def __init__(self, slot: Any) -> None:

@@ -227,9 +227,9 @@ class StepPlanner:
     def _others_first(self, victim: SequenceState) -> int:
         """How many of the waiting resume before a preempted sequence: none, until the longest may end last.
 
-        One that is begun last runs on alone, with the rest of the cache empty. So once two of the longest no longer fit
-        one after the other into the steps that all work takes in a full cache, those with more tokens to come go first
-        (the idea: Graham 1969, Bounds on multiprocessing timing anomalies).
+        One that is begun last runs on alone, with the rest of the cache empty. All work in a full cache takes some
+        number of steps. Once two of the longest, one after the other, take more, those with more tokens to come go
+        first (the idea: Graham 1969, Bounds on multiprocessing timing anomalies).
         """
         waiting, left = self.queues.waiting, victim.num_remaining_tokens
         # A step holds all tokens of a sequence, which are half of the coming ones more on average.
