@@ -26,8 +26,10 @@ _DEPTHS = tuple(accumulate(repeat(64, 23), lambda depth, step: depth + max(step,
 _SPANS = ((0, _DEPTHS[0]), *pairwise(_DEPTHS))
 # Of a row's objects and digests.
 _ROW_BYTES = 400
-# Rows of the first window, for which the first answers wait; and the groups that are read for each one handed out.
-_FIRST_ROWS, _GROUPS_READ = 1 << 17, 8
+# Rows and bytes of the first window, for which the first answers wait.
+_FIRST_ROWS, _FIRST_BYTES = 1 << 17, 1 << 27
+# Groups that are read for each one handed out.
+_GROUPS_READ = 8
 # Of any window. When the part file is written in the order of the input, so many rows are looked for at once.
 _MAX_ROWS = 1 << 20
 
@@ -50,7 +52,7 @@ def in_whole_order(
         max_bytes: of the rows that are held.
     """
     window = _Window(beginning, read)
-    while window.size < max_bytes and len(window) < _FIRST_ROWS and (group := next(groups, None)):
+    while not window.is_first(max_bytes) and (group := next(groups, None)):
         window.add(group)
     while len(window):
         following = _Window(beginning, read)
@@ -63,10 +65,11 @@ def in_whole_order(
 
 
 class _Window:
-    """Rows that are sorted together; ``size`` is about their bytes."""
+    """Rows that are sorted together; ``size`` is about their bytes in memory."""
 
     def __init__(self, beginning: Callable[[Content], bytes], read: Callable[[Record], Content]) -> None:
         self.size = 0
+        self._bytes_read = 0
         self._beginning = beginning
         self._read = read
         # Each without its content, which is packed: token ids take a tenth then. None is read again.
@@ -84,6 +87,11 @@ class _Window:
             packed = pickle.dumps(row.content, pickle.HIGHEST_PROTOCOL) if row.place is None else None
             self._rows.append((replace(row, content=b""), packed))
             self.size += _ROW_BYTES + len(packed or b"")
+            self._bytes_read += row.size
+
+    def is_first(self, max_bytes: int) -> bool:
+        """Whether these are enough for the first answers."""
+        return self.size >= max_bytes or self._bytes_read >= _FIRST_BYTES or len(self) >= _FIRST_ROWS
 
     def in_order(self, limit: int = 256) -> Groups:
         """The rows in groups of at most so many, and of not too many bytes. They are let go."""

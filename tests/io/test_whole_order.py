@@ -47,6 +47,21 @@ def test_rows_that_begin_alike_follow_the_first_of_them():
     assert ordered([a + b + b"1", a + c + b"1", a + b + b"2", b, a + c + b"2", a[:300]]) == [0, 2, 1, 4, 5, 3]
 
 
+def test_the_first_rows_do_not_wait_for_gigabytes(monkeypatch):
+    """Rows that are read again count little, so 13 GB of them were read while the GPU had nothing to do."""
+    monkeypatch.setattr(whole_order, "_FIRST_BYTES", 1000)
+    asked = []
+
+    def groups():
+        for number in range(100):
+            asked.append(number)
+            yield [Record(number, "", bytes(100), 100, None, 100 * number)]
+
+    first = next(in_whole_order(groups(), bytes, lambda row: b"", 1 << 30))
+    assert [row.number for row in first] == list(range(10))
+    assert len(asked) == 10
+
+
 def test_rows_that_share_nothing_keep_their_order():
     """Where nothing is gained, nothing changes; so too where all rows share one beginning, and nothing else."""
     texts = [bytes(RNG.choices(range(256), k=RNG.randrange(200))) for _ in range(200)]
