@@ -138,7 +138,7 @@ def load_engine(
         of_model = source.config, source.dtype, source.quantization.identity
         shape = *of_model, switches, limits.sampler, loaded.engine.max_num_seqs, loaded.block_size
         compile_for(
-            lambda: runner.warm_up(tokens, has_experts=source.config.experts is not None),
+            lambda: runner.warm_up(tokens),
             (*shape, tokens, width % 16 == 0),
         )
         loaded = replace(loaded, is_compiled=True)

@@ -49,12 +49,11 @@ def test_all_forms_are_warmed_up(kernels, slots, heads):
         assert warmed_up == {form(rows, divided=divided) for rows in sizes for divided in (0, 1) if rows >= minimum}
 
 
-def test_experts_need_large_steps():
-    """The first large prompt step waited for the kernels of experts with many tokens; others have none of these."""
-    assert max(warm_up_tokens(16384, has_experts=True)) == 16384
-    assert max(warm_up_tokens(16384, has_experts=False)) == 2048
+def test_large_steps_are_warmed_up():
+    """The first large prompt step waited for the kernels of experts with many tokens, and of attention on Hopper."""
+    assert max(warm_up_tokens(16384)) == 16384
     for limit in (16, 100, 3000, 10**6):
-        assert all(tokens <= limit + limit // 8 for tokens in warm_up_tokens(limit, has_experts=True))
+        assert all(tokens <= limit + limit // 8 for tokens in warm_up_tokens(limit))
 
 
 def test_a_gate_divides_nothing(kernels):

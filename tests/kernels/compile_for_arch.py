@@ -186,19 +186,20 @@ def attention_of_more_families() -> None:
 
 
 def prompts_on_hopper() -> None:
-    """Its own kernel: each size of head, with all that a layer may have; keys in blocks of any size."""
+    """Its own kernel: each size of head, with all that a layer may have; keys in blocks of any size; few and many."""
     prefill = Launchers("paged_attention.prefill").prefill
-    for heads, kv_heads, size, block_size, dtype, cap, with_sinks, window in [
-        (16, 8, 128, 64, torch.bfloat16, 0.0, False, 0),
-        (7, 1, 128, 16, torch.float16, 0.0, False, 0),
-        (64, 8, 80, 64, torch.bfloat16, 0.0, True, 128),
-        (8, 4, 256, 24, torch.bfloat16, 50.0, False, 100),
-        (32, 8, 96, 48, torch.float16, 30.0, True, 0),
-        (5, 1, 72, 8, torch.bfloat16, 0.0, False, 100),
+    for heads, kv_heads, size, block_size, dtype, cap, with_sinks, window, tokens in [
+        (16, 8, 128, 64, torch.bfloat16, 0.0, False, 0, 9000),
+        (7, 1, 128, 16, torch.float16, 0.0, False, 0, 100),
+        (64, 8, 80, 64, torch.bfloat16, 0.0, True, 128, 100),
+        (8, 4, 256, 24, torch.bfloat16, 50.0, False, 100, 100),
+        (32, 8, 96, 48, torch.float16, 30.0, True, 0, 100),
+        (5, 1, 72, 8, torch.bfloat16, 0.0, False, 100, 100),
+        (12, 6, 64, 32, torch.bfloat16, 0.0, True, 0, 100),
     ]:
         cache, sinks = empty(2, 4, kv_heads, block_size, size, dtype=dtype), empty(heads, dtype=dtype)
         scores = {"scale": 0.1, "soft_cap": cap, "sinks": sinks if with_sinks else None}
-        q = empty(100, heads * size, dtype=dtype)
+        q = empty(tokens, heads * size, dtype=dtype)
         prefill(q, cache, ints(2, 4), ints(3, 4), num_heads=heads, window=window, **scores)
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from benchmarks.kernels.launchers import Launchers
+from rosebatch.engine.triton_runner.warm_up import warm_up_tokens
 from rosebatch_kernels.common.device import HOPPER, INTERPRETER, Device
 from rosebatch_kernels.paged_attention import prefill
 from rosebatch_kernels.paged_attention.sizes import SIZES
@@ -28,11 +29,18 @@ def program_of(
 
 
 @pytest.mark.parametrize(
-    "served",
-    [{}, {"dtype": torch.float16}, {"heads": 7, "kv_heads": 1}, {"size": 256, "block": 8}, {"before": 8, "after": 16}],
+    ("served", "keys"),
+    [
+        ({}, 128),
+        ({"size": 64}, 128),
+        ({"dtype": torch.float16}, 128),
+        ({"heads": 7, "kv_heads": 1}, 128),
+        ({"size": 256, "block": 8}, 64),
+        ({"before": 8, "after": 16}, 128),
+    ],
 )
-def test_calls_that_it_serves(served):
-    assert program_of(**served) == SIZES.measured.prefill.hopper[0 if served.get("size") == 256 else 1][1]
+def test_calls_that_it_serves(served, keys):
+    assert program_of(**served).keys == keys
 
 
 @pytest.mark.parametrize(
@@ -43,7 +51,6 @@ def test_calls_that_it_serves(served):
         {"on": INTERPRETER},
         {"heads": 2},
         {"heads": 6},
-        {"size": 64},
         {"dtype": torch.float32},
         {"stored": torch.float8_e4m3fn},
         {"size": 20},
@@ -57,6 +64,14 @@ def test_calls_that_it_serves(served):
 def test_calls_that_it_does_not_serve(other):
     """A launch would fail in the middle of a run, or compute with what was not copied."""
     assert program_of(**other) is None
+
+
+@pytest.mark.parametrize(("kv_heads", "size"), [(8, 128), (8, 64), (4, 256), (2, 128)])
+def test_both_forms_are_warmed_up(kv_heads, size):
+    """The first large prompt step would wait for the compiler: its K and V do not stay in L2 in one part."""
+    prefill_hopper = pytest.importorskip("rosebatch_kernels.paged_attention.prefill_hopper")
+    forms = {prefill_hopper.sections_of(tokens, kv_heads, size) for tokens in warm_up_tokens(16384)}
+    assert forms == {prefill_hopper.sections_of(tokens, kv_heads, size) for tokens in range(1, 16385)} == {1, kv_heads}
 
 
 def test_a_triton_without_it(monkeypatch):

@@ -4,7 +4,7 @@ The same work as ``prefill``, for caches of 16 bits. A persistent program serves
 tile of query tokens and two query heads of a K/V head. One warp copies queries, keys and values to shared memory (TMA).
 Each warp group has a head, and both read the same keys and values. A warp group starts the products q·k of a tile of
 keys before it weighs the values of the tile before. So its exponentials run beside a matrix product
-(FlashAttention-3, arXiv 2407.08608).
+(FlashAttention-3, arXiv 2407.08608). The first products of an item start before the last values of the item before.
 
 Keys are walked from the last to the first: the tile at the diagonal comes first, so that the others need no mask.
 """
@@ -17,7 +17,13 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra import cuda
 
@@ -36,10 +42,13 @@ _COMPUTE_REGISTERS = gl.constexpr(240)
 _COPY_REGISTERS = gl.constexpr(24)
 # Channels of a row that the copy stores in another order, so that the products read it without conflicts.
 _MIN_WIDTH = 64
+# Bytes of K and V whose heads are walked at once, at most: most of a half of an H100's L2.
+_CACHED = 10 << 20
 # No score is as low: of rows that saw no key yet. Finite, so that differences are.
 _NO_SCORE = gl.constexpr(-1e30)
-# Its name up to Triton 3.6.
+# Their names up to Triton 3.6.
 _load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
+_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 
 
 class Program(NamedTuple):
@@ -48,16 +57,19 @@ class Program(NamedTuple):
     Attributes:
         ROWS: query tokens of a tile.
         KEYS: keys of a tile.
-        STAGES: tiles of K, and as many of V, in shared memory.
+        Q_STAGES, K_STAGES, V_STAGES: tiles of Q for a head, of K and of V in shared memory. With two of Q, whole tiles
+            of the result go through the one that is done with, and are copied (TMA).
         PIECE: keys of a copy, all of a block.
-        TURNS: whether the warp groups issue their products in turn.
+        SECTIONS: K/V heads are walked in so many parts, see ``sections_of``.
     """
 
     ROWS: int
     KEYS: int
-    STAGES: int
+    Q_STAGES: int
+    K_STAGES: int
+    V_STAGES: int
     PIECE: int
-    TURNS: bool
+    SECTIONS: int
 
 
 def prefill_hopper(
@@ -83,9 +95,11 @@ def prefill_hopper(
     piece = math.gcd(shape.BLOCK, program.keys)
     out = q.new_empty(len(q), num_heads * shape.D)
     items = len(tiles) * shape.KV_HEADS * -(-shape.GROUP // 2)
+    rows = [num_heads, len(q), shape.D]
     _prefill_hopper[(min(device.processors, items),)](
         out=out,
-        queries=_descriptor(q, [num_heads, len(q), shape.D], [shape.D, q.stride(0), 1], TILE_ROWS, shape),
+        results=_descriptor(out, rows, [shape.D, out.stride(0), 1], TILE_ROWS, shape),
+        queries=_descriptor(q, rows, [shape.D, q.stride(0), 1], TILE_ROWS, shape),
         cache=_descriptor(
             cache,
             [2 * cache.shape[1] * shape.KV_HEADS, shape.BLOCK, shape.D],
@@ -102,12 +116,29 @@ def prefill_hopper(
         table_stride=block_table.stride(0),
         window=window or None,
         SHAPE=shape,
-        PROGRAM=Program(TILE_ROWS, program.keys, program.stages, piece, program.turns),
+        PROGRAM=Program(
+            TILE_ROWS,
+            program.keys,
+            program.q_stages,
+            program.k_stages,
+            program.v_stages,
+            piece,
+            sections_of(len(q), shape.KV_HEADS, shape.D),
+        ),
         num_warps=4,
         maxnreg=_LAUNCH_REGISTERS,
         **launch_options(device),
     )
     return out
+
+
+def sections_of(tokens: int, kv_heads: int, size: int) -> int:
+    """Parts in which K/V heads are walked: one, or a part for each, so that its K and V stay in L2 for all tiles.
+
+    Tokens are taken as those of whole prompts. In one part, the longest tiles of all heads come first: few tiles
+    balance better. A warm-up compiles both forms, so there are no more of them.
+    """
+    return 1 if tokens * kv_heads * size * 4 <= _CACHED else kv_heads
 
 
 def _descriptor(tensor: Tensor, sizes: list[int], strides: list[int], rows: int, shape: Shape) -> Any:
@@ -135,7 +166,7 @@ class Item(NamedTuple):
 
 
 class Ring(NamedTuple):
-    """Tiles of K or of V in shared memory, and barriers that tell when one is full and when it is empty again."""
+    """Tiles of Q, K or V in shared memory, and barriers that tell when one is full and when it is empty again."""
 
     tiles: Any
     full: Any
@@ -170,6 +201,7 @@ class Sums(NamedTuple):
 @gluon.jit(do_not_specialize=["num_tiles", "num_blocks", "window"])
 def _prefill_hopper(
     out,
+    results,
     queries,
     cache,
     block_table,
@@ -185,14 +217,16 @@ def _prefill_hopper(
     PDL: gl.constexpr,
 ):
     layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    q_tiles = gl.allocate_shared_memory(queries.dtype, [_HEADS, PROGRAM.ROWS, SHAPE.WIDTH], layout)
-    k_tiles = gl.allocate_shared_memory(cache.dtype, [PROGRAM.STAGES, PROGRAM.KEYS, SHAPE.WIDTH], layout)
-    v_tiles = gl.allocate_shared_memory(cache.dtype, [PROGRAM.STAGES, PROGRAM.KEYS, SHAPE.WIDTH], layout)
-    q_ring = Ring(q_tiles, _barriers(_HEADS, 1), _barriers(_HEADS, 1))
-    k_ring = Ring(k_tiles, _barriers(PROGRAM.STAGES, 1), _barriers(PROGRAM.STAGES, _HEADS))
-    v_ring = Ring(v_tiles, _barriers(PROGRAM.STAGES, 1), _barriers(PROGRAM.STAGES, _HEADS))
+    q_stages: gl.constexpr = PROGRAM.Q_STAGES * _HEADS
+    q_tiles = gl.allocate_shared_memory(queries.dtype, [q_stages, PROGRAM.ROWS, SHAPE.WIDTH], layout)
+    k_tiles = gl.allocate_shared_memory(cache.dtype, [PROGRAM.K_STAGES, PROGRAM.KEYS, SHAPE.WIDTH], layout)
+    v_tiles = gl.allocate_shared_memory(cache.dtype, [PROGRAM.V_STAGES, PROGRAM.KEYS, SHAPE.WIDTH], layout)
+    q_ring = Ring(q_tiles, _barriers(q_stages, 1), _barriers(q_stages, 1))
+    k_ring = Ring(k_tiles, _barriers(PROGRAM.K_STAGES, 1), _barriers(PROGRAM.K_STAGES, _HEADS))
+    v_ring = Ring(v_tiles, _barriers(PROGRAM.V_STAGES, 1), _barriers(PROGRAM.V_STAGES, _HEADS))
     turns = _barriers(_HEADS, 1)
     rings = (q_ring, k_ring, v_ring)
+    outputs = (out, results)
     work = Work(tiles, num_tiles, window)
     # The other warps start behind these.
     if PDL:
@@ -200,8 +234,8 @@ def _prefill_hopper(
         cuda.gdc_launch_dependents()
     gl.warp_specialize(
         [
-            (_compute, (rings, turns, out, work, scores, sinks, 0, SHAPE, PROGRAM)),
-            (_compute, (rings, turns, out, work, scores, sinks, 1, SHAPE, PROGRAM)),
+            (_compute, (rings, turns, outputs, work, scores, sinks, 0, SHAPE, PROGRAM)),
+            (_compute, (rings, turns, outputs, work, scores, sinks, 1, SHAPE, PROGRAM)),
             (_copy, (rings, queries, cache, block_table, work, num_blocks, table_stride, SHAPE, PROGRAM)),
         ],
         [4, 1],
@@ -219,41 +253,61 @@ def _barriers(NUMBER: gl.constexpr, COUNT: gl.constexpr):
 
 
 @gluon.jit
-def _item(work, turn, SHAPE: gl.constexpr):
+def _item(work, turn, SHAPE: gl.constexpr, PROGRAM: gl.constexpr):
     """The item of a program's ``turn``, of no rows after the last.
 
-    Every other turn goes through the programs backwards, so that long items do not meet the same ones.
+    Items come in sections of K/V heads. Every other section has its longest tiles last, so that the lengths of
+    successive items differ little; the last has them first. Every other turn goes through the programs backwards, so
+    that long items do not meet the same ones.
     """
     pairs: gl.constexpr = SHAPE.KV_HEADS * ((SHAPE.GROUP + 1) // 2)
+    sections: gl.constexpr = PROGRAM.SECTIONS
+    together: gl.constexpr = pairs // sections
     programs = gl.num_programs(0)
     own = gl.program_id(0)
     item = turn * programs + gl.where(turn % 2 == 0, own, programs - 1 - own)
     there = item < work.number * pairs
-    tile = work.tiles + item // pairs * 4
+    size = work.number * together
+    section = 0
+    place = item
+    # Compared, because a division takes more registers, and some of the loops' would move.
+    for _ in gl.static_range(1, sections):
+        section += gl.where(place >= size, 1, 0)
+        place -= gl.where(place >= size, size, 0)
+    place = gl.where((sections - 1 - section) % 2 == 0, place, size - 1 - place)
+    tile = work.tiles + place // together * 4
     return Item(
         gl.load(tile, mask=there, other=0),
         gl.load(tile + 1, mask=there, other=0),
         gl.load(tile + 2, mask=there, other=0),
         gl.load(tile + 3, mask=there, other=0),
-        item % pairs,
+        section * together + place % together,
     )
 
 
 @gluon.jit
 def _turns(work, SHAPE: gl.constexpr):
-    """Items of a program, at most."""
-    return gl.cdiv(work.number * (SHAPE.KV_HEADS * ((SHAPE.GROUP + 1) // 2)), gl.num_programs(0))
+    """Items of a program."""
+    programs = gl.num_programs(0)
+    own = gl.program_id(0)
+    items = work.number * (SHAPE.KV_HEADS * ((SHAPE.GROUP + 1) // 2))
+    whole = items // programs
+    place = gl.where(whole % 2 == 0, own, programs - 1 - own)
+    return whole + gl.where(place < items % programs, 1, 0)
 
 
 @gluon.jit
 def _bounds(item, window, PROGRAM: gl.constexpr):
-    """Tiles of keys: the first that a row sees, the one after the last, and between them those that all rows see."""
+    """Tiles of keys: the first that a row sees, the one after the last, and between them those that all rows see.
+
+    An item of no rows has a tile as well, of zeros: so each item has a first tile.
+    """
     start = item.count * 0
     full = start
-    stop = gl.cdiv(item.position + item.count, PROGRAM.KEYS)
+    stop = gl.maximum(gl.cdiv(item.position + item.count, PROGRAM.KEYS), 1)
     whole = gl.minimum((item.position + 1) // PROGRAM.KEYS, stop - 1)
     if window is not None:
-        start = gl.maximum(item.position + 1 - window, 0) // PROGRAM.KEYS
+        start = gl.minimum(gl.maximum(item.position + 1 - window, 0) // PROGRAM.KEYS, stop - 1)
         whole = gl.maximum(whole, start)
         full = gl.cdiv(gl.maximum(item.position + item.count - window, 0), PROGRAM.KEYS)
         full = gl.minimum(gl.maximum(full, start), whole)
@@ -272,57 +326,72 @@ def _copy(
     SHAPE: gl.constexpr,
     PROGRAM: gl.constexpr,
 ):
-    """The warp that copies queries, keys and values of all items in the order in which they are needed."""
+    """The warp that copies queries, keys and values of all items in the order in which they are needed.
+
+    Values are needed a step after their keys, beside the next keys.
+    """
     q_ring, k_ring, v_ring = rings
     pairs: gl.constexpr = (SHAPE.GROUP + 1) // 2
+    pieces: gl.constexpr = PROGRAM.KEYS // PROGRAM.PIECE
+    values = num_blocks * SHAPE.KV_HEADS
     copied = 0
-    following = _item(work, 0, SHAPE)
-    done = 0
+    following = _item(work, 0, SHAPE, PROGRAM)
+    rows_before = ()
+    places_before = ()
+    for _piece in gl.static_range(pieces):
+        rows_before += (following.count * 0,)
+        places_before += (following.count * 0,)
     for turn in range(_turns(work, SHAPE)):
         item = following
-        following = _item(work, turn + 1, SHAPE)
-        if item.count > 0:
-            kv_head = item.pair // pairs
-            for i in gl.static_range(_HEADS):
-                head = kv_head * SHAPE.GROUP + gl.minimum(item.pair % pairs * 2 + i, SHAPE.GROUP - 1)
-                full = q_ring.full.index(i)
-                mbarrier.wait(q_ring.empty.index(i), (done & 1) ^ 1)
-                mbarrier.expect(full, PROGRAM.ROWS * SHAPE.WIDTH * 2)
-                _load(queries, [head, item.first_row, 0], full, q_ring.tiles.index(i))
-            done += 1
-            table = block_table + item.sequence * table_stride
-            end = item.position + item.count
-            start, _, _, stop = _bounds(item, work.window, PROGRAM)
-            first = item.count * 0
-            if work.window is not None:
-                first = gl.maximum(item.position + 1 - work.window, 0)
-            for back in range(stop - start):
-                key = (stop - 1 - back) * PROGRAM.KEYS
-                stage = copied % PROGRAM.STAGES
-                phase = (copied // PROGRAM.STAGES & 1) ^ 1
-                copied += 1
-                rows = ()
-                places = ()
-                for piece in gl.static_range(PROGRAM.KEYS // PROGRAM.PIECE):
-                    n = key + piece * PROGRAM.PIECE
-                    block = gl.load(table + gl.minimum(gl.maximum(n, first), end - 1) // SHAPE.BLOCK)
-                    rows += (block * SHAPE.KV_HEADS + kv_head,)
-                    # What lies outside of a block is zeros. So keys that no sequence wrote are not read: the piece with
-                    # the end ends there, and those without a key lie before the block.
-                    place = n % SHAPE.BLOCK - gl.maximum(n + PROGRAM.PIECE - end, 0)
-                    places += (gl.where((n >= end) | (n + PROGRAM.PIECE <= first), -PROGRAM.PIECE, place),)
-                _copy_tile(k_ring, stage, phase, cache, rows, 0, places, SHAPE, PROGRAM)
-                _copy_tile(v_ring, stage, phase, cache, rows, num_blocks * SHAPE.KV_HEADS, places, SHAPE, PROGRAM)
+        following = _item(work, turn + 1, SHAPE, PROGRAM)
+        kv_head = item.pair // pairs
+        for i in gl.static_range(_HEADS):
+            head = kv_head * SHAPE.GROUP + gl.minimum(item.pair % pairs * 2 + i, SHAPE.GROUP - 1)
+            slot = turn % PROGRAM.Q_STAGES * 2 + i
+            full = q_ring.full.index(slot)
+            mbarrier.wait(q_ring.empty.index(slot), (turn // PROGRAM.Q_STAGES & 1) ^ 1)
+            mbarrier.expect(full, PROGRAM.ROWS * SHAPE.WIDTH * 2)
+            _load(queries, [head, item.first_row, 0], full, q_ring.tiles.index(slot))
+        table = block_table + item.sequence * table_stride
+        end = item.position + item.count
+        start, _, _, stop = _bounds(item, work.window, PROGRAM)
+        first = item.count * 0
+        if work.window is not None:
+            first = gl.maximum(item.position + 1 - work.window, 0)
+        for back in range(stop - start):
+            key = (stop - 1 - back) * PROGRAM.KEYS
+            rows = ()
+            places = ()
+            for piece in gl.static_range(pieces):
+                n = key + piece * PROGRAM.PIECE
+                block = gl.load(table + gl.maximum(gl.minimum(gl.maximum(n, first), end - 1), 0) // SHAPE.BLOCK)
+                rows += (block * SHAPE.KV_HEADS + kv_head,)
+                # What lies outside of a block is zeros. So keys that no sequence wrote are not read: the piece with
+                # the end ends there, and those without a key lie before the block.
+                place = n % SHAPE.BLOCK - gl.maximum(n + PROGRAM.PIECE - end, 0)
+                places += (gl.where((n >= end) | (n + PROGRAM.PIECE <= first), -PROGRAM.PIECE, place),)
+            _copy_tile(k_ring, PROGRAM.K_STAGES, copied, cache, rows, 0, places, SHAPE, PROGRAM)
+            if copied > 0:
+                _copy_tile(
+                    v_ring, PROGRAM.V_STAGES, copied - 1, cache, rows_before, values, places_before, SHAPE, PROGRAM
+                )
+            rows_before = rows
+            places_before = places
+            copied += 1
+    _copy_tile(v_ring, PROGRAM.V_STAGES, copied - 1, cache, rows_before, values, places_before, SHAPE, PROGRAM)
 
 
 @gluon.jit
-def _copy_tile(ring, stage, phase, cache, rows, plane, places, SHAPE: gl.constexpr, PROGRAM: gl.constexpr):
-    """A tile of K or of V as soon as its place is empty: its pieces by block and K/V head, and by place in the block.
+def _copy_tile(
+    ring, STAGES: gl.constexpr, number, cache, rows, plane, places, SHAPE: gl.constexpr, PROGRAM: gl.constexpr
+):
+    """Tile ``number`` of K or of V as soon as its place is empty: its pieces by block and K/V head, and by place in it.
 
     ``plane`` is the first row of K or of V.
     """
+    stage = number % STAGES
     full = ring.full.index(stage)
-    mbarrier.wait(ring.empty.index(stage), phase)
+    mbarrier.wait(ring.empty.index(stage), (number // STAGES & 1) ^ 1)
     mbarrier.expect(full, PROGRAM.KEYS * SHAPE.WIDTH * 2)
     for piece in gl.static_range(PROGRAM.KEYS // PROGRAM.PIECE):
         to = ring.tiles.index(stage).slice(piece * PROGRAM.PIECE, PROGRAM.PIECE)
@@ -333,7 +402,7 @@ def _copy_tile(ring, stage, phase, cache, rows, plane, places, SHAPE: gl.constex
 def _compute(
     rings,
     turns,
-    out,
+    outputs,
     work,
     scores,
     sinks,
@@ -343,69 +412,168 @@ def _compute(
 ):
     """A warp group that computes one head of each item."""
     q_ring, k_ring, v_ring = rings
-    operands = Operands(q_ring.tiles.index(WHICH), k_ring, v_ring, turns)
-    pairs: gl.constexpr = (SHAPE.GROUP + 1) // 2
     of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PROGRAM.KEYS, 16])
     of_values: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SHAPE.WIDTH, 16])
-    of_rows: gl.constexpr = gl.SliceLayout(1, of_scores)
-    r = gl.arange(0, PROGRAM.ROWS, of_rows)
-    # Tiles of keys so far, and items.
-    steps = 0
-    done = 0
-    following = _item(work, 0, SHAPE)
-    for turn in range(_turns(work, SHAPE)):
-        item = following
-        following = _item(work, turn + 1, SHAPE)
-        if item.count > 0:
-            own = item.position + r
-            start, full, whole, stop = _bounds(item, work.window, PROGRAM)
-            mbarrier.wait(q_ring.full.index(WHICH), done & 1)
-            done += 1
-            stage = steps % PROGRAM.STAGES
-            mbarrier.wait(k_ring.full.index(stage), steps // PROGRAM.STAGES & 1)
-            s = _products(operands.q, k_ring.tiles.index(stage), of_scores, PROGRAM)
-            s = warpgroup_mma_wait(0, deps=(s,))
-            mbarrier.arrive(k_ring.empty.index(stage))
+    r = gl.arange(0, PROGRAM.ROWS, gl.SliceLayout(1, of_scores))
+    number = _turns(work, SHAPE)
+    item = _item(work, 0, SHAPE, PROGRAM)
+    slot = gl.to_tensor(WHICH)
+    mbarrier.wait(q_ring.full.index(slot), 0)
+    mbarrier.wait(k_ring.full.index(0), 0)
+    s = _products(q_ring.tiles.index(slot), k_ring.tiles.index(0), of_scores, PROGRAM)
+    s = warpgroup_mma_wait(0, deps=(s,))
+    mbarrier.arrive(k_ring.empty.index(0))
+    weights, row_max, total = _first_weights(s, item, r, work.window, scores, PROGRAM)
+    p = _operand(weights, q_ring.tiles.dtype, of_values)
+    # Tiles of keys so far.
+    steps = 1
+    following = _item(work, 1, SHAPE, PROGRAM)
+    for turn in range(number):
+        own = item.position + r
+        start, full, whole, stop = _bounds(item, work.window, PROGRAM)
+        acc = gl.full([PROGRAM.ROWS, SHAPE.WIDTH], 0.0, gl.float32, of_values)
+        sums = Sums(p, acc, row_max, total)
+        operands = Operands(_queries(q_ring, slot, steps, PROGRAM), k_ring, v_ring, turns)
+        for back in range(stop - 1 - whole):
+            base = own - (stop - 2 - back) * PROGRAM.KEYS
+            sums = _step(operands, sums, steps, base, work.window, scores, True, WHICH, SHAPE, PROGRAM)
             steps += 1
-            row_max = gl.full([PROGRAM.ROWS], _NO_SCORE, gl.float32, of_rows)
-            total = gl.full([PROGRAM.ROWS], 0.0, gl.float32, of_rows)
-            acc = gl.full([PROGRAM.ROWS, SHAPE.WIDTH], 0.0, gl.float32, of_values)
-            s, factor = _scores(s, scores)
-            keys = _last_keys(item.position + item.count, stop - 1, of_scores, PROGRAM)
-            s = _masked(s, keys, own - (stop - 1) * PROGRAM.KEYS, work.window)
-            p, _, row_max, total = _weigh(s, factor, row_max, total)
-            sums = Sums(_operand(p, operands.q.dtype, of_values), acc, row_max, total)
-            for back in range(stop - 1 - whole):
-                base = own - (stop - 2 - back) * PROGRAM.KEYS
-                sums = _step(operands, sums, steps, done, base, work.window, scores, True, WHICH, SHAPE, PROGRAM)
+        operands = Operands(_queries(q_ring, slot, steps, PROGRAM), k_ring, v_ring, turns)
+        for _ in range(whole - full):
+            sums = _step(operands, sums, steps, own, work.window, scores, False, WHICH, SHAPE, PROGRAM)
+            steps += 1
+        if work.window is not None:
+            operands = Operands(_queries(q_ring, slot, steps, PROGRAM), k_ring, v_ring, turns)
+            for back in range(full - start):
+                base = own - (full - 1 - back) * PROGRAM.KEYS
+                sums = _step(operands, sums, steps, base, work.window, scores, True, WHICH, SHAPE, PROGRAM)
                 steps += 1
-            for _ in range(whole - full):
-                sums = _step(operands, sums, steps, done, own, work.window, scores, False, WHICH, SHAPE, PROGRAM)
-                steps += 1
-            if work.window is not None:
-                for back in range(full - start):
-                    base = own - (full - 1 - back) * PROGRAM.KEYS
-                    sums = _step(operands, sums, steps, done, base, work.window, scores, True, WHICH, SHAPE, PROGRAM)
-                    steps += 1
-            mbarrier.arrive(q_ring.empty.index(WHICH))
-            last = steps - 1
-            stage = last % PROGRAM.STAGES
-            mbarrier.wait(v_ring.full.index(stage), last // PROGRAM.STAGES & 1)
-            acc = warpgroup_mma(sums.weights, v_ring.tiles.index(stage), sums.acc, is_async=True)
-            total = sums.total
-            head = item.pair // pairs * SHAPE.GROUP + item.pair % pairs * 2 + WHICH
-            if sinks is not None:
-                sink = gl.load(sinks + gl.minimum(head, SHAPE.HEADS - 1)).to(gl.float32)
-                total += gl.exp2(gl.minimum(sink * 1.4426950408889634 - sums.row_max * factor, 120.0))
-            share = gl.convert_layout(1.0 / gl.maximum(total, 1e-30), gl.SliceLayout(1, of_values))
+        if PROGRAM.Q_STAGES == 1:
+            mbarrier.arrive(q_ring.empty.index(slot))
+        p, acc, row_max, total = sums
+        before = item
+        slot_before = slot
+        max_before = row_max
+        total_before = total
+        if turn + 1 < number:
+            # The first tile of the next item, beside the last values of this one.
+            item = following
+            slot = (turn + 1) % PROGRAM.Q_STAGES * 2 + WHICH
+            mbarrier.wait(q_ring.full.index(slot), (turn + 1) // PROGRAM.Q_STAGES & 1)
+            operands = Operands(q_ring.tiles.index(slot), k_ring, v_ring, turns)
+            s, acc = _both_products(operands, p, acc, steps, WHICH, PROGRAM)
+            following = _item(work, turn + 2, SHAPE, PROGRAM)
+            weights, row_max, total = _first_weights(s, item, r, work.window, scores, PROGRAM)
+            acc = _values(v_ring, p, acc, steps - 1, PROGRAM)
+            p = _operand(weights, q_ring.tiles.dtype, of_values)
+            _write(
+                acc,
+                max_before,
+                total_before,
+                before,
+                q_ring.tiles,
+                slot_before,
+                outputs,
+                scores,
+                sinks,
+                WHICH,
+                SHAPE,
+                PROGRAM,
+            )
+            steps += 1
+        else:
+            stage = (steps - 1) % PROGRAM.V_STAGES
+            mbarrier.wait(v_ring.full.index(stage), (steps - 1) // PROGRAM.V_STAGES & 1)
+            acc = warpgroup_mma(p, v_ring.tiles.index(stage), acc, is_async=True)
             acc = warpgroup_mma_wait(0, deps=(acc,))
-            mbarrier.arrive(v_ring.empty.index(stage))
-            here = out + (item.first_row.to(gl.int64) * SHAPE.HEADS + head) * SHAPE.D
-            line = gl.arange(0, PROGRAM.ROWS, gl.SliceLayout(1, of_values))[:, None]
-            d = gl.arange(0, SHAPE.WIDTH, gl.SliceLayout(0, of_values))[None, :]
-            mine = (line < item.count) & (d < SHAPE.D) & (item.pair % pairs * 2 + WHICH < SHAPE.GROUP)
-            result = (acc * share[:, None]).to(out.dtype.element_ty)
-            gl.store(here + (line * (SHAPE.HEADS * SHAPE.D) + d), result, mask=mine)
+            _write(
+                acc,
+                max_before,
+                total_before,
+                before,
+                q_ring.tiles,
+                slot_before,
+                outputs,
+                scores,
+                sinks,
+                WHICH,
+                SHAPE,
+                PROGRAM,
+            )
+        if PROGRAM.Q_STAGES > 1:
+            # The copy has read the result: queries may come.
+            tma.store_wait(0)
+            mbarrier.arrive(q_ring.empty.index(slot_before))
+
+
+@gluon.jit
+def _queries(q_ring, slot, steps, PROGRAM: gl.constexpr):
+    """The queries of a slot, for the loop that starts after so many steps."""
+    if PROGRAM.Q_STAGES > 1:
+        # Adds 0, and makes the address another value in each loop. ptxas (CUDA 12.8) computes what the loops' addresses
+        # share before the first loop alone: where that has no turn, the next one would read stale registers.
+        slot += steps >> 31
+    return q_ring.tiles.index(slot)
+
+
+@gluon.jit
+def _first_weights(s, item, r, window, scores, PROGRAM: gl.constexpr):
+    """Of the products of an item's first tile of keys, its last one: weights, largest scores, and sums."""
+    of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PROGRAM.KEYS, 16])
+    s, factor = _scores(s, scores)
+    end = item.position + item.count
+    tile = gl.maximum(gl.cdiv(end, PROGRAM.KEYS), 1) - 1
+    keys = _last_keys(end, tile, of_scores, PROGRAM)
+    s = _masked(s, keys, item.position + r - tile * PROGRAM.KEYS, window)
+    row_max = gl.maximum(gl.max(s, 1), _NO_SCORE)
+    weights = gl.exp2(s * factor - (row_max * factor)[:, None])
+    return weights, row_max, gl.sum(weights, 1)
+
+
+@gluon.jit
+def _write(
+    acc,
+    row_max,
+    total,
+    item,
+    tiles,
+    slot,
+    outputs,
+    scores,
+    sinks,
+    WHICH: gl.constexpr,
+    SHAPE: gl.constexpr,
+    PROGRAM: gl.constexpr,
+):
+    """Divide the weighted values of an item's rows by their weights, and store them.
+
+    A whole tile goes through a slot of ``tiles`` in shared memory; its copy is to be waited for.
+    """
+    of_values: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SHAPE.WIDTH, 16])
+    pairs: gl.constexpr = (SHAPE.GROUP + 1) // 2
+    out, results = outputs
+    head = item.pair // pairs * SHAPE.GROUP + item.pair % pairs * 2 + WHICH
+    if sinks is not None:
+        factor = scores.scale
+        if scores.cap is not None:
+            factor = 1.0
+        sink = gl.load(sinks + gl.minimum(head, SHAPE.HEADS - 1)).to(gl.float32)
+        total += gl.exp2(gl.minimum(sink * 1.4426950408889634 - row_max * factor, 120.0))
+    share = gl.convert_layout(1.0 / gl.maximum(total, 1e-30), gl.SliceLayout(1, of_values))
+    result = (acc * share[:, None]).to(out.dtype.element_ty)
+    there = item.pair % pairs * 2 + WHICH < SHAPE.GROUP
+    if PROGRAM.Q_STAGES > 1 and item.count == PROGRAM.ROWS:
+        if there:
+            tile = tiles.index(slot)
+            tile.store(result)
+            fence_async_shared()
+            _store(results, [head, item.first_row, 0], tile)
+    else:
+        here = out + (item.first_row.to(gl.int64) * SHAPE.HEADS + head) * SHAPE.D
+        line = gl.arange(0, PROGRAM.ROWS, gl.SliceLayout(1, of_values))[:, None]
+        d = gl.arange(0, SHAPE.WIDTH, gl.SliceLayout(0, of_values))[None, :]
+        mine = (line < item.count) & (d < SHAPE.D) & there
+        gl.store(here + (line * (SHAPE.HEADS * SHAPE.D) + d), result, mask=mine)
 
 
 @gluon.jit
@@ -413,7 +581,6 @@ def _step(
     operands,
     sums,
     steps,
-    done,
     own,
     window,
     scores,
@@ -428,32 +595,47 @@ def _step(
     """
     of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PROGRAM.KEYS, 16])
     of_values: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SHAPE.WIDTH, 16])
-    q, k_ring, v_ring, turns = operands
+    q, _, v_ring, _ = operands
     p, acc, row_max, total = sums
-    stage = steps % PROGRAM.STAGES
-    before = steps - 1
-    stage_before = before % PROGRAM.STAGES
-    mbarrier.wait(k_ring.full.index(stage), steps // PROGRAM.STAGES & 1)
-    if PROGRAM.TURNS:
-        _wait_for_turn(turns, steps - done, WHICH)
-    s = _products(q, k_ring.tiles.index(stage), of_scores, PROGRAM)
-    mbarrier.wait(v_ring.full.index(stage_before), before // PROGRAM.STAGES & 1)
-    acc = warpgroup_mma(p, v_ring.tiles.index(stage_before), acc, is_async=True)
-    if PROGRAM.TURNS:
-        mbarrier.arrive(turns.index(1 - WHICH))
-    s = warpgroup_mma_wait(1, deps=(s,))
-    mbarrier.arrive(k_ring.empty.index(stage))
+    s, acc = _both_products(operands, p, acc, steps, WHICH, PROGRAM)
     s, factor = _scores(s, scores)
     if MASKED:
         keys = gl.arange(0, PROGRAM.KEYS, gl.SliceLayout(0, of_scores))
         s = _masked(s, keys, own, window)
     weights, shrink, row_max, total = _weigh(s, factor, row_max, total)
-    # Passed already. ptxas moves no exponential past the end of a block: without one, they would wait for the product.
-    mbarrier.wait(v_ring.full.index(stage_before), before // PROGRAM.STAGES & 1)
-    acc, p = warpgroup_mma_wait(0, deps=(acc, p))
-    mbarrier.arrive(v_ring.empty.index(stage_before))
+    acc = _values(v_ring, p, acc, steps - 1, PROGRAM)
     acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, of_values))[:, None]
     return Sums(_operand(weights, q.dtype, of_values), acc, row_max, total)
+
+
+@gluon.jit
+def _both_products(operands, p, acc, steps, WHICH: gl.constexpr, PROGRAM: gl.constexpr):
+    """q·k of a tile of keys, and the product of ``p`` with the values of the tile before, which is to be waited for."""
+    of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PROGRAM.KEYS, 16])
+    q, k_ring, v_ring, turns = operands
+    stage = steps % PROGRAM.K_STAGES
+    before = steps - 1
+    stage_before = before % PROGRAM.V_STAGES
+    mbarrier.wait(k_ring.full.index(stage), steps // PROGRAM.K_STAGES & 1)
+    _wait_for_turn(turns, before, WHICH)
+    s = _products(q, k_ring.tiles.index(stage), of_scores, PROGRAM)
+    mbarrier.wait(v_ring.full.index(stage_before), before // PROGRAM.V_STAGES & 1)
+    acc = warpgroup_mma(p, v_ring.tiles.index(stage_before), acc, is_async=True)
+    mbarrier.arrive(turns.index(1 - WHICH))
+    s = warpgroup_mma_wait(1, deps=(s,))
+    mbarrier.arrive(k_ring.empty.index(stage))
+    return s, acc
+
+
+@gluon.jit
+def _values(v_ring, p, acc, step, PROGRAM: gl.constexpr):
+    """``acc``, when the product of ``p`` with the values of a step has ended."""
+    stage = step % PROGRAM.V_STAGES
+    # Passed already. ptxas moves no exponential past the end of a block: without one, they would wait for the product.
+    mbarrier.wait(v_ring.full.index(stage), step // PROGRAM.V_STAGES & 1)
+    acc, p = warpgroup_mma_wait(0, deps=(acc, p))
+    mbarrier.arrive(v_ring.empty.index(stage))
+    return acc
 
 
 @gluon.jit

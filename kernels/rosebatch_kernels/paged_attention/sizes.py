@@ -73,13 +73,13 @@ class HopperProgram(NamedTuple):
 
     Attributes:
         keys: of a tile: a thread's registers hold their scores, and the result.
-        stages: tiles of K, and as many of V, in shared memory.
-        turns: whether the two warp groups issue their products in turn.
+        q_stages, k_stages, v_stages: tiles of Q for a head, of K and of V in shared memory.
     """
 
     keys: int
-    stages: int
-    turns: bool
+    q_stages: int
+    k_stages: int
+    v_stages: int
 
 
 @dataclass(frozen=True)
@@ -91,15 +91,15 @@ class PrefillSizes:
         narrow: for 16-bit types.
         e4m3: for 16-bit types and a cache of e4m3, see ``has_own_tiles``, measured on an H200.
         shared: for 16-bit types where chunks share tiles.
-        hopper: for 16-bit types on Hopper, by channels of a head; empty to leave its own kernel out. With 64 channels,
-            prompts of 512 tokens take it a tenth longer.
+        hopper: for 16-bit types on Hopper, by channels of a head; empty to leave its own kernel out. Measured on an
+            H200.
     """
 
     fp32: Program
     narrow: Program
     e4m3: Program
     shared: Program
-    hopper: tuple[tuple[int, HopperProgram | None], ...] = ()
+    hopper: tuple[tuple[int, HopperProgram], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -131,9 +131,9 @@ SIZES = table(
             e4m3=Program(keys=128, warps=4, stages=2),
             shared=Program(keys=32, warps=4, stages=3),
             hopper=(
-                (129, HopperProgram(keys=64, stages=2, turns=False)),
-                (65, HopperProgram(keys=128, stages=3, turns=True)),
-                (0, None),
+                (129, HopperProgram(keys=64, q_stages=1, k_stages=3, v_stages=2)),
+                (65, HopperProgram(keys=128, q_stages=2, k_stages=3, v_stages=2)),
+                (0, HopperProgram(keys=128, q_stages=2, k_stages=4, v_stages=4)),
             ),
         ),
     ),

@@ -122,7 +122,7 @@ class TritonRunner:
         self._deferred: Callable[[], None] | None = None
 
     @torch.inference_mode()
-    def warm_up(self, max_num_tokens: int, *, has_experts: bool = False) -> None:
+    def warm_up(self, max_num_tokens: int) -> None:
         """Launch the kernels of plain steps of several sizes, and of all features. No sequence may have a slot.
 
         The steps have nothing but padding, at most so many tokens, so they change nothing that a plan reads. Prompts
@@ -130,7 +130,7 @@ class TritonRunner:
         """
         steps, features = self.steps, Features()
         self.cache.copy([(group, last - 1, last - 1) for group, last in enumerate(self.cache.num_blocks)], self.up)
-        sizes = warm_up_tokens(max_num_tokens, has_experts=has_experts)
+        sizes = warm_up_tokens(max_num_tokens)
         for kind in (PackedKind(tokens, shares) for tokens in sizes for shares in {False, self._shares_tiles}):
             shared: list[PrefixTile] | None = [] if kind.shares else None
             packed = pack(PackedStep(()), self.slots, steps.layout(kind), steps.tile_rows, shared)

@@ -177,10 +177,11 @@ def warm_up_decodes(sizes: Sequence[int], form: Callable[..., Hashable]) -> Coll
     return dict.fromkeys([*((rows, True) for rows in chosen), *forms.values()])
 
 
-def warm_up_tokens(limit: int, *, has_experts: bool) -> Collection[int]:
+def warm_up_tokens(limit: int) -> Collection[int]:
     """Tokens of packed steps without padding, at most ``limit``.
 
-    Each of many experts has few tokens, so models with experts need large steps as well.
+    A large one is among them: each of many experts has few tokens, and attention on Hopper walks the heads of many
+    keys in parts.
     """
-    large = [padded_size(min(limit, MAX_PADDED_TOKENS))] if has_experts else []
-    return dict.fromkeys([*large, *(tokens for tokens in _TOKENS if tokens <= limit)])
+    large = padded_size(min(limit, MAX_PADDED_TOKENS))
+    return dict.fromkeys([large, *(tokens for tokens in _TOKENS if tokens <= limit)])
