@@ -9,7 +9,7 @@ from typing import IO
 import msgspec
 
 from rosebatch.core.errors import UserError
-from rosebatch.io.lines import bounded_lines, too_long
+from rosebatch.io.lines import bounded, bounded_lines, too_long
 from rosebatch.io.table_values import BadValues
 
 BOM = b"\xef\xbb\xbf"
@@ -90,7 +90,7 @@ def _items(file: IO[bytes], path: str, limit: int, before: int) -> Iterator[byte
                 text = buffer[begin : mark.start()].strip()
                 if not text and not is_long and kind != _END:
                     raise UserError(f"{path}: row {number} is missing before the comma at byte {before + place}")
-                yield BadValues({}, too_long(limit)) if is_long or len(text) > limit else text
+                yield BadValues({}, too_long(limit)) if is_long or len(text) > limit else bounded(text, limit)
                 begin, is_long, has_ended, number = place, False, False, number + 1
                 if kind == _END:
                     _require_end(file, buffer[place:], path, before + place)

@@ -5,10 +5,13 @@ from functools import partial
 from io import BufferedReader
 
 from rosebatch.core.errors import RowError, UserError
+from rosebatch.io.parsed_size import SHORT_LINE, takes_more
 from rosebatch.io.table_values import BadValues
 
 # Most bytes of the end of a line. The limit is without it.
 LINE_END = 2
+# What the values of a row may take, parsed: at least so much, or so many times the bytes that a row may have.
+_VALUE_BYTES, _VALUE_TIMES = 192 << 20, 6
 
 
 def bounded_lines(file: BufferedReader, path: str, limit: int) -> Iterator[bytes | BadValues]:
@@ -27,14 +30,24 @@ def bounded_lines(file: BufferedReader, path: str, limit: int) -> Iterator[bytes
     try:
         for line in iter(partial(file.readline, limit + LINE_END), b""):
             if len(line) <= limit:
-                yield line
+                yield line if len(line) <= SHORT_LINE else bounded(line, limit)
                 continue
             is_whole = len(line) < limit + LINE_END or line.endswith(b"\n")
-            yield line if is_whole and len(line.rstrip(b"\r\n")) <= limit else BadValues({}, too_long(limit))
+            is_long = not is_whole or len(line.rstrip(b"\r\n")) > limit
+            yield BadValues({}, too_long(limit)) if is_long else bounded(line, limit)
             if not is_whole:
                 skip_line(file)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}") from None
+
+
+def bounded(line: bytes, limit: int) -> bytes | BadValues:
+    """A line or an item of so many bytes at most; the error if its values would take far more."""
+    most = max(_VALUE_BYTES, _VALUE_TIMES * limit)
+    if len(line) <= SHORT_LINE or not takes_more(line, most):
+        return line
+    told = f"the row's values would take more than {most} bytes in memory; a larger --max-row-bytes allows more"
+    return BadValues({}, RowError("row_too_long", told))
 
 
 def skip_line(file: BufferedReader) -> None:

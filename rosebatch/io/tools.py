@@ -16,6 +16,8 @@ from rosebatch.text.tool_calls.call import ToolCall as ToolCall
 _ANY: Schema = {"type": "object"}
 _NOTHING: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
 
+# Beyond any sense. To render one takes a kilobyte.
+_MAX_TOOLS = 30_000
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -103,8 +105,10 @@ def tool_use(
         parallel: None is True.
 
     Raises:
-        RowError: names repeat or are impossible, or a tool must be called that is not there.
+        RowError: there are too many, names repeat or are impossible, or a tool must be called that is not there.
     """
+    if len(tools or ()) > _MAX_TOOLS:
+        raise RowError("invalid_field", f"tools: there are {len(tools or ())}, more than {_MAX_TOOLS}")
     names: set[str] = set()
     for name in (tool.function.name for tool in tools or ()):
         if not _NAME.fullmatch(name):

@@ -1,6 +1,8 @@
 """What a chat means for one model: what its template does not use, and the grammar of its tool calls."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from msgspec import structs
 
@@ -13,6 +15,8 @@ from rosebatch.text.tokenizer import Tokenizer
 
 # Beyond any sense. To render more takes a kilobyte of each.
 _MAX_MESSAGES = 100_000
+# Of all messages together. A template may write each as JSON.
+_MAX_CALLS = 50_000
 # A name that the template does not read is told in the report.
 _MAX_VARIABLES = 10_000
 # The fields of all messages.
@@ -32,15 +36,23 @@ def for_model(row: Row | FailedRow | None, tokenizer: Tokenizer | None) -> Row |
     """
     if not isinstance(row, Row):
         return row
-    if row.messages is not None and len(row.messages) > _MAX_MESSAGES:
-        told = f"the chat has {len(row.messages)} messages, more than {_MAX_MESSAGES}"
-        return row.failed(RowError("invalid_messages", told))
+    if row.messages is not None and (told := _too_many(row.messages)):
+        return row.failed(RowError("invalid_messages", f"the chat has {told}"))
     variables = len(row.options.chat_template_kwargs)
     if variables > _MAX_VARIABLES:
         return row.failed(
             RowError("invalid_field", f"chat_template_kwargs has {variables} names, more than {_MAX_VARIABLES}")
         )
     return _with_call_grammar(_with_unread(row, tokenizer), tokenizer)
+
+
+def _too_many(messages: Sequence[Mapping[str, Any]]) -> str:
+    """What of a chat is more than it may have; empty if nothing is."""
+    if len(messages) > _MAX_MESSAGES:
+        return f"{len(messages)} messages, more than {_MAX_MESSAGES}"
+    of_each = [each.get("tool_calls") for each in messages if len(each) > len(_OF_ALL)]
+    calls = sum(len(calls) for calls in of_each if isinstance(calls, list))
+    return f"{calls} tool calls, more than {_MAX_CALLS}" if calls > _MAX_CALLS else ""
 
 
 def _with_unread(row: Row, tokenizer: Tokenizer | None) -> Row:

@@ -11,7 +11,9 @@ import pytest
 
 from rosebatch.config.run import RunConfig
 from rosebatch.core.errors import FlagError
+from rosebatch.io import lines as io_lines
 from rosebatch.io.lines import bounded_lines
+from rosebatch.io.parsed_size import takes_more
 from rosebatch.io.reader import PromptReader
 from rosebatch.job.config import JobConfig
 
@@ -114,6 +116,66 @@ def test_a_row_may_have_any_prompt_that_a_model_may_have():
     """JSON writes two bytes of a text as six at most."""
     config, job = RunConfig(model=None), JobConfig(input="-")
     assert (config.max_prompt_bytes, job.max_row_bytes) == ("8MiB", "32MiB")
+
+
+OF_VALUES = (
+    "row_too_long",
+    "the row's values would take more than 50000 bytes in memory; a larger --max-row-bytes allows more",
+)
+
+
+@pytest.fixture
+def few_values(monkeypatch):
+    """Rows may take 50,000 bytes parsed, and those of more than 1000 bytes are looked at."""
+    monkeypatch.setattr(io_lines, "SHORT_LINE", 1000)
+    monkeypatch.setattr(io_lines, "_VALUE_BYTES", 50_000)
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        *("[" * 500 + "]" * 500, '{"a":' * 200 + "1" + "}" * 200),
+        *("[]," * 600 + "0", "{}," * 400 + "0", "1.5," * 2000 + "0", '"a",' * 800 + "0"),
+    ],
+)
+@pytest.mark.parametrize("form", ["lines", "array", "stdin"])
+def test_values_that_take_more_than_their_bytes(tmp_path, monkeypatch, few_values, form, inner):
+    """A line of 24 MB took 1.1 GB as empty lists, and one of 20 MB was not parsed within minutes."""
+    lines = [line(20), b'{"prompt": "a", "x": [%s]}' % inner.encode(), line(21)]
+    text = b"[%s]" % b",".join(lines) if form == "array" else b"\n".join(lines)
+    path = tmp_path / ("in.json" if form == "array" else "in.jsonl")
+    path.write_bytes(text)
+    if form == "stdin":
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BufferedReader(io.BytesIO(text))))
+    reader = PromptReader("-" if form == "stdin" else str(path), {}, max_row_bytes=8100)
+    assert [what_of(row) for row in reader] == ["x" * 6, OF_VALUES, "x" * 7]
+
+
+def test_texts_that_look_like_values(tmp_path, few_values):
+    """A carried text of JSON or CSV is one value, whatever is escaped in it."""
+    texts = ["[]," * 600, '{"a": 1},' * 300, "\\" * 3 + '"' + ",[" * 600, '\\"[{' * 600 + "\\"]
+    path = write(tmp_path, [json.dumps({"prompt": "a", "x": text}).encode() for text in texts])
+    assert [row.metadata for row in PromptReader(str(path), {}, max_row_bytes=8100)] == [{"x": text} for text in texts]
+
+
+def test_a_larger_limit_allows_more_values(tmp_path, few_values):
+    """Whoever has such rows needs a way to run them."""
+    path = write(tmp_path, [b'{"prompt": "a", "x": [%s0]}' % (b"[]," * 600)])
+    assert [what_of(row) for row in PromptReader(str(path), {}, max_row_bytes=20_000)] == ["a"]
+
+
+def test_short_lines_are_not_searched(tmp_path, monkeypatch):
+    """To look at each line would take as long as to parse it."""
+    monkeypatch.setattr(io_lines, "takes_more", None)
+    assert [what_of(row) for row in PromptReader(str(write(tmp_path, [line(1 << 20)])), {})] == ["x" * ((1 << 20) - 14)]
+
+
+def test_values_of_usual_rows_are_within_their_limit():
+    """A chat of as many messages as are rendered, and all tools that a row may offer, still run."""
+    messages = b'{"role": "user", "content": "hello"}, ' * 100_000
+    tool = b'{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}, '
+    assert not takes_more(messages, io_lines._VALUE_BYTES)
+    assert not takes_more(tool * 30_000, io_lines._VALUE_BYTES)
 
 
 def write(folder, lines):

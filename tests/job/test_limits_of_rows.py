@@ -6,12 +6,15 @@ import pytest
 
 from rosebatch.core.errors import RowError
 from rosebatch.core.sampling_params import MAX_TOKENS, SamplingParams
+from rosebatch.io import tools
+from rosebatch.job import chat_rows
 from rosebatch.text.batch_or_each import batch_or_each
 from rosebatch.text.stop_strings import StopStrings
 from rosebatch.text.tokenizer import Tokenizer
 from tests.helpers.byte_tokenizer import byte_backend
 from tests.job.fake_model import TEMPLATE, FakeModel
 from tests.job.lines import codes
+from tests.job.tool_templates import chat_tokenizer
 
 GOOD = {"prompt": "good", "max_tokens": 2}
 
@@ -210,3 +213,25 @@ def test_a_message_with_a_deep_field(job):
         deep = {"a": deep}
     lines = [GOOD, {"messages": [{"role": "user", "content": "x", "extra": deep}]}, GOOD]
     assert codes(job.results(lines)) in ([None, "invalid_messages", None], [None] * 3)
+
+
+def test_more_tools_or_calls_than_anyone_has(job, monkeypatch):
+    """A line of 200,000 calls or tools took 750 MiB and ten seconds, most of it after it was parsed."""
+    monkeypatch.setattr(chat_rows, "_MAX_CALLS", 3)
+    monkeypatch.setattr(tools, "_MAX_TOOLS", 3)
+    call = {"id": "a", "type": "function", "function": {"name": "f0", "arguments": "{}"}}
+    offered = [{"type": "function", "function": {"name": f"f{number}"}} for number in range(4)]
+    ask = {"role": "user", "content": "x"}
+    rows = [
+        GOOD,
+        *({"messages": [ask, *[{**ask, "role": "assistant", "tool_calls": [call] * n}] * 2]} for n in (1, 2)),
+        *({"messages": [ask], "tools": offered[:n], "tool_choice": "none"} for n in (3, 4)),
+        {"messages": [{**ask, "tool_calls": 4}]},
+        GOOD,
+    ]
+    results = job.results(rows, tokenizer=chat_tokenizer("hermes"))
+    messages = [row.get("error", {}).get("message", "") for row in results]
+    assert ["more than 3" in message for message in messages] == [False, False, True, False, True, False, False]
+    assert codes([results[2], results[4]]) == ["invalid_messages", "invalid_field"]
+    assert messages[2].endswith("the chat has 4 tool calls, more than 3")
+    assert messages[4].endswith("tools: there are 4, more than 3")
