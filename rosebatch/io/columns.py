@@ -9,6 +9,7 @@ import msgspec
 
 from rosebatch.core.errors import FlagError, RowError
 from rosebatch.io import prompt_template
+from rosebatch.io.parsed_size import SHORT_LINE, VALUE_BYTES, takes_more
 from rosebatch.io.result_names import is_of_a_result
 from rosebatch.io.rows import PROMPT_FIELDS, REQUEST_FIELDS
 
@@ -229,6 +230,9 @@ def from_text(values: dict[str, Any]) -> dict[str, Any]:
     """A CSV row as a request: cells of fields that are no texts hold JSON. What is no JSON stays a text.
 
     If nothing differs, it is the same object.
+
+    Raises:
+        RowError: the values of a cell would take far more memory than its text.
     """
     if _JSON.isdisjoint(values):
         return values
@@ -241,6 +245,8 @@ def parsed(name: str, value: Any) -> Any:
         return value
     if name == "stop" and not value.startswith("["):
         return value
+    if len(value) > SHORT_LINE and takes_more(value.encode(), VALUE_BYTES):
+        raise RowError("row_too_long", f"column {name}: its values would take more than {VALUE_BYTES} bytes in memory")
     try:
         return msgspec.json.decode(_FLAGS.get(value, value))
     except (msgspec.DecodeError, RecursionError):

@@ -5,13 +5,13 @@ from functools import partial
 from io import BufferedReader
 
 from rosebatch.core.errors import RowError, UserError
-from rosebatch.io.parsed_size import SHORT_LINE, takes_more
+from rosebatch.io.parsed_size import SHORT_LINE, VALUE_BYTES, takes_more
 from rosebatch.io.table_values import BadValues
 
 # Most bytes of the end of a line. The limit is without it.
 LINE_END = 2
-# What the values of a row may take, parsed: at least so much, or so many times the bytes that a row may have.
-_VALUE_BYTES, _VALUE_TIMES = 192 << 20, 6
+# The values of a row may take so many times the bytes that a row may have, or ``VALUE_BYTES``.
+_VALUE_TIMES = 6
 
 
 def bounded_lines(file: BufferedReader, path: str, limit: int) -> Iterator[bytes | BadValues]:
@@ -43,7 +43,7 @@ def bounded_lines(file: BufferedReader, path: str, limit: int) -> Iterator[bytes
 
 def bounded(line: bytes, limit: int) -> bytes | BadValues:
     """A line or an item of so many bytes at most; the error if its values would take far more."""
-    most = max(_VALUE_BYTES, _VALUE_TIMES * limit)
+    most = max(VALUE_BYTES, _VALUE_TIMES * limit)
     if len(line) <= SHORT_LINE or not takes_more(line, most):
         return line
     told = f"the row's values would take more than {most} bytes in memory; a larger --max-row-bytes allows more"

@@ -172,7 +172,11 @@ class RowParser:
             # As carried as it would be without the error.
             return FailedRow(index=index, where=where, metadata=self._carried(content.values), error=content.error)
         if isinstance(content, TextValues):
-            values, request = content.values, from_text(content.values)
+            values = content.values
+            try:
+                request = from_text(values)
+            except RowError as error:
+                return FailedRow(index=index, where=where, metadata=self._carried(values), error=error)
         else:
             values, request = content, as_in_json(content)
         if self._is_plain and request is values:

@@ -7,6 +7,8 @@ import numpy as np
 _BYTES = {b"{": 200, b"[": 100, b",": 40, b":": 80, b'"': 24}
 # Of a shorter line, values take too little to be counted.
 SHORT_LINE = 1 << 20
+# What the values of a row may take at least.
+VALUE_BYTES = 192 << 20
 _QUOTE = b'"'[0]
 
 

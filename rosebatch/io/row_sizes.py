@@ -11,8 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-# Of any Python value that is no text, and of each item of a list.
-_POINTER = 8
+# Of any Python value that is no text, and of each item of a list. Here, and of lists and objects as such, a sixth of
+# what CPython takes: values may take six times the bytes of a row, as those of a line of JSON may.
+_POINTER, _LIST, _OBJECT, _NAMED = 8, 16, 64, 32
 _TEXTS = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 _VIEWS = (pa.string_view(), pa.binary_view())
 
@@ -30,6 +31,12 @@ def shares(kind: pa.DataType) -> bool:
     return own or any(map(shares, fields if inner is kind else [inner]))
 
 
+def shares_or_nests(kind: pa.DataType) -> bool:
+    """Whether rows of this type may take far more than the bytes of their batch."""
+    inner = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+    return pa.types.is_nested(inner) or shares(kind)
+
+
 def row_sizes(array: pa.Array) -> Sizes:
     """Bytes of each row of an array that is valid; about, and for nulls none or a few."""
     kind, rows = array.type, len(array)
@@ -43,6 +50,8 @@ def row_sizes(array: pa.Array) -> Sizes:
         views = np.frombuffer(array.buffers()[1], np.int32).reshape(-1, 4)[array.offset : array.offset + rows, 0]
         lengths: Sizes = views.astype(np.int64)
         return lengths
+    if (of_each := _size_of_each(array)) is not None:
+        return np.full(rows, of_each)
     if isinstance(array, pa.ExtensionArray):
         return row_sizes(array.storage)
     if pa.types.is_dictionary(kind):
@@ -53,28 +62,49 @@ def row_sizes(array: pa.Array) -> Sizes:
         of_runs: Sizes = row_sizes(array.values)[places]
         return of_runs
     if pa.types.is_struct(kind):
-        found: Sizes = np.full(rows, _POINTER)
+        found: Sizes = np.full(rows, _OBJECT)
         for field in array.flatten():
             found += row_sizes(field)
         return found
     if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
         begins, lengths = _numbers(array.offsets), _numbers(array.sizes)
-        return _sums(row_sizes(array.values), begins, begins + lengths)
+        return _sums(array.values, begins, begins + lengths)
     if pa.types.is_map(kind):
         # No cast to a list: PyArrow's makes an array that is none of values that are all null.
         ends = _numbers(array.offsets)
-        return _sums(_POINTER + row_sizes(array.keys) + row_sizes(array.items), ends[:-1], ends[1:])
+        return _NAMED * np.diff(ends) + _sums(array.keys, ends[:-1], ends[1:]) + _sums(array.items, ends[:-1], ends[1:])
     if pa.types.is_nested(kind) and not pa.types.is_union(kind):
-        ends = np.cumsum(_numbers(pc.list_value_length(array)))
-        return _sums(row_sizes(array.flatten()), np.append(0, ends)[:-1], ends)
-    size = array.get_total_buffer_size() if pa.types.is_union(kind) else array.nbytes
-    return np.full(rows, max(_POINTER, size // rows))
+        ends = np.append(0, np.cumsum(_numbers(pc.list_value_length(array))))
+        return _sums(array.flatten(), ends[:-1], ends[1:])
+    raise AssertionError(kind)
 
 
-def _sums(items: Sizes, begins: Sizes, ends: Sizes) -> Sizes:
-    """Of the items from each begin to its end."""
-    before = np.append(0, np.cumsum(items + _POINTER))
-    found: Sizes = before[ends] - before[begins]
+def _size_of_each(array: pa.Array) -> int | None:
+    """Bytes of each row, where all are alike; None where they may differ."""
+    kind, rows = array.type, max(len(array), 1)
+    if pa.types.is_struct(kind):
+        found = [_size_of_each(array.field(number)) for number in range(kind.num_fields)]
+        fields = [size for size in found if size is not None]
+        return _OBJECT + sum(fields) if len(fields) == len(found) else None
+    if pa.types.is_union(kind):
+        return max(_POINTER, int(array.get_total_buffer_size()) // rows)
+    if pa.types.is_nested(kind) or shares(kind) or kind in _TEXTS or isinstance(array, pa.ExtensionArray):
+        return None
+    return max(_POINTER, int(array.nbytes) // rows)
+
+
+def _sums(items: pa.Array, begins: Sizes, ends: Sizes) -> Sizes:
+    """Of lists with the items from each begin to its end."""
+    found: Sizes = ends - begins
+    if (of_each := _size_of_each(items)) is not None:
+        # However many there are, they take no memory here.
+        found *= of_each + _POINTER
+    else:
+        sizes = row_sizes(items)
+        sizes += _POINTER
+        before = np.append(0, np.cumsum(sizes, out=sizes))
+        found = before[ends] - before[begins]
+    found += _LIST
     return found
 
 

@@ -19,7 +19,7 @@ from rosebatch.io.lines import too_long
 from rosebatch.io.parquet_parts import parts
 from rosebatch.io.parse import Content
 from rosebatch.io.read_ahead import GROUP_BYTES
-from rosebatch.io.row_sizes import Sizes, row_sizes, shares
+from rosebatch.io.row_sizes import Sizes, row_sizes, shares_or_nests
 from rosebatch.io.table_values import BadValues, TextValues, rows_of
 
 # Rows that are decoded at once, and their bytes.
@@ -156,7 +156,7 @@ def _batch_rows(
         yield from repeat(({}, 0), batch.num_rows)
         return
     batch = batch.select(names)
-    if batch.get_total_buffer_size() <= limit and not any(shares(column.type) for column in batch.columns):
+    if batch.get_total_buffer_size() <= limit and not any(shares_or_nests(column.type) for column in batch.columns):
         yield from _short_rows(batch)
         return
     sizes: Sizes = np.sum([row_sizes(column) for column in batch.columns], axis=0)

@@ -128,7 +128,7 @@ OF_VALUES = (
 def few_values(monkeypatch):
     """Rows may take 50,000 bytes parsed, and those of more than 1000 bytes are looked at."""
     monkeypatch.setattr(io_lines, "SHORT_LINE", 1000)
-    monkeypatch.setattr(io_lines, "_VALUE_BYTES", 50_000)
+    monkeypatch.setattr(io_lines, "VALUE_BYTES", 50_000)
 
 
 @pytest.mark.parametrize(
@@ -174,8 +174,8 @@ def test_values_of_usual_rows_are_within_their_limit():
     """A chat of as many messages as are rendered, and all tools that a row may offer, still run."""
     messages = b'{"role": "user", "content": "hello"}, ' * 100_000
     tool = b'{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}, '
-    assert not takes_more(messages, io_lines._VALUE_BYTES)
-    assert not takes_more(tool * 30_000, io_lines._VALUE_BYTES)
+    assert not takes_more(messages, io_lines.VALUE_BYTES)
+    assert not takes_more(tool * 30_000, io_lines.VALUE_BYTES)
 
 
 def write(folder, lines):

@@ -5,6 +5,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rosebatch.core.errors import UserError
+from rosebatch.io import columns as io_columns
 from rosebatch.io import parquet_pages, parquet_parts, tables
 from rosebatch.io.columns import Columns
 from rosebatch.io.parquet_pages import longest_value, pages
@@ -65,6 +66,16 @@ def test_a_long_row_of_csv(tmp_path, columns):
     assert found == [("1", padded), ("2", ERROR), (None, ERROR.replace("prompt", "id")), ("4", "d"), ("5", mixed)]
 
 
+def test_a_cell_whose_values_take_more_than_its_bytes(tmp_path, monkeypatch):
+    """24 MB of empty lists in a cell took 1.4 GB."""
+    monkeypatch.setattr(io_columns, "SHORT_LINE", 1000)
+    monkeypatch.setattr(io_columns, "VALUE_BYTES", 50_000)
+    lists = "[" + "[]," * 600 + "0]"
+    (tmp_path / "in.csv").write_text(f'id,prompt,stop,x\n1,a,,\n2,b,"{lists}",\n3,c,,"{lists}"\n')
+    error = "column stop: its values would take more than 50000 bytes in memory"
+    assert read(tmp_path / "in.csv") == [("1", "a"), ("2", error), ("3", "c")]
+
+
 @pytest.mark.parametrize("end", ["\n", pytest.param("\r\n", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize(
     "cell",
@@ -113,6 +124,25 @@ def test_a_row_of_very_many_values(tmp_path):
     table = pa.table({"prompt": ["a", "b"], "id": [0, 1], "x": [[None] * LIMIT, [None]]})
     pq.write_table(table, tmp_path / "in.parquet", row_group_size=1)
     assert read(tmp_path / "in.parquet") == [(0, ERROR.replace("prompt", "x")), (1, "b")]
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow"])
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array([True] * (LIMIT // 8)),
+        pa.StructArray.from_arrays([pa.array([True] * (LIMIT // 64))], ["a"]),
+        pa.array([[]] * (LIMIT // 16), pa.list_(pa.int8())),
+        pa.array([[("k", True)]] * (LIMIT // 64), pa.map_(pa.string(), pa.bool_())),
+    ],
+    ids=["bools", "structs", "lists", "maps"],
+)
+def test_a_row_of_values_that_take_less_in_arrow(tmp_path, form, values):
+    """A megabyte of structs of one bit took 400 MB: batches of as few bytes as a row may have were not looked at."""
+    ends = pa.array([0, 1, len(values) - 1, len(values)], pa.int32())
+    table = pa.table({"prompt": ["a", "b", "c"], "id": range(3), "x": pa.ListArray.from_arrays(ends, values)})
+    WRITERS[form](table, tmp_path / f"in.{form}")
+    assert read(tmp_path / f"in.{form}") == [(0, "a"), (1, ERROR.replace("prompt", "x")), (2, "c")]
 
 
 def test_full_dictionary_of_short_texts(tmp_path):
@@ -208,12 +238,12 @@ def test_headers_of_pages(tmp_path, options):
         (pa.array(["ab", None, "c" * 20], pa.string_view()), [2, 0, 20]),
         (pa.array(["ab", None, "ab"]).dictionary_encode(), [2, 0, 2]),
         (pa.RunEndEncodedArray.from_arrays([2, 3], pa.array(["q" * 7, "r"])), [7, 7, 1]),
-        (pa.array([{"a": "xx"}, None, {"a": "yyyy"}]), [10, 8, 12]),
-        (pa.array([["ab", "c"], None, ["d" * 9]]), [19, 0, 17]),
-        (pa.array([["ab", "c"], None, ["d" * 9]], pa.list_view(pa.string())), [19, 0, 17]),
-        (pa.array([["ab", "c"], None, ["d", "e"]], pa.list_(pa.string(), 2)), [19, 0, 18]),
-        (pa.array([[("k", "vv")], None, []], pa.map_(pa.string(), pa.string())), [19, 0, 0]),
-        (pa.array([[{"role": "u", "content": "c" * 30}], None, []], CHAT), [47, 0, 0]),
+        (pa.array([{"a": "xx"}, None, {"a": "yyyy"}]), [66, 64, 68]),
+        (pa.array([["ab", "c"], None, ["d" * 9]]), [35, 16, 33]),
+        (pa.array([["ab", "c"], None, ["d" * 9]], pa.list_view(pa.string())), [35, 16, 33]),
+        (pa.array([["ab", "c"], None, ["d", "e"]], pa.list_(pa.string(), 2)), [35, 16, 34]),
+        (pa.array([[("k", "vv")], None, []], pa.map_(pa.string(), pa.string())), [83, 32, 32]),
+        (pa.array([[{"role": "u", "content": "c" * 30}], None, []], CHAT), [119, 16, 16]),
     ],
     ids=lambda value: str(value.type)[:40] if isinstance(value, pa.Array) else "",
 )
@@ -233,6 +263,6 @@ def test_sizes_of_lists_that_no_row_has(offsets):
         pa.list_(lists.type), 2, [pa.py_buffer(b"\0"), pa.py_buffer(bytes(12))], 2, 0, [lists]
     )
     array.validate(full=True)
-    assert row_sizes(array).tolist() == [0, 0]
+    assert row_sizes(array).tolist() == [16, 16]
     rows = tables._batch_rows(pa.record_batch([array], ["x"]), lambda name: True, LIMIT)
     assert [content for content, _ in rows] == [{"x": None}, {"x": None}]
