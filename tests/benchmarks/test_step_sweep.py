@@ -1,10 +1,10 @@
 """Sizes of kernels' programs, changed for a while."""
 
-from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 pytest.importorskip("triton")
 from benchmarks import step_sweep

@@ -4,8 +4,9 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rosebatch.core.errors import UserError
@@ -27,6 +28,7 @@ def main(
     form: str | None = None,
     *,
     embeds: bool = False,
+    settings: Mapping[str, Any] = MappingProxyType({}),
     **options: Any,
 ) -> float:
     """Run the job at a time that is always the same; returns the processor time that it took.
@@ -38,6 +40,7 @@ def main(
             time have passed since. No bytes are the start.
         form: the tokenizer and the template are those of ``tests.job.tool_templates``.
         embeds: whether the task is to embed.
+        settings: of ``RunConfig``.
         options: of the run.
     """
     os.environ["SOURCE_DATE_EPOCH"] = "1700000000"
@@ -46,7 +49,7 @@ def main(
     model = FakeModel(before_step=lambda plan: look())
     tokenizer = chat_tokenizer(form) if form else Tokenizer(byte_backend(), TEMPLATE, {"eos_token": "<eos>"})
     engine = make_engine(model, seqs=8, blocks=400 if form else 200, vocab_size=tokenizer.backend.get_vocab_size())
-    launched = launch_fake(engine, tokenizer)
+    launched = launch_fake(engine, tokenizer, **settings)
     if embeds:
         job = JobConfig(input=source, output=target, resume=True, quiet=True, task=Embed(), **options)
         run_job(job, LLM.of(launched))
@@ -86,6 +89,6 @@ def with_full_disk(source: str, target: str, max_bytes: int) -> str | None:
 
 
 def peak(source: str) -> int:
-    """Run a job; the most memory in KiB that the process has taken."""
-    main(source, f"{source}.jsonl")
+    """Run a job that holds some thousand rows at once; the most memory in KiB that the process has taken."""
+    main(source, f"{source}.jsonl", settings={"max_inflight_bytes": "2MiB"})
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
