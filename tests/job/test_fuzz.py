@@ -82,7 +82,8 @@ def test_mutated_lines(job, tmp_path, kind):
     lines += [json.dumps({**good[0], name: "the last"}).encode()]
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_bytes(b"\n".join(lines) + b"\n")
-    expected = PromptReader(str(source), {}, kind).count()
+    assert PromptReader(str(source), {}, kind).count() is None, "lines that are read past are not counted"
+    expected = sum(bool(line.strip()) for line in lines)
     assert expected > LINES * 0.9
     result, rows = run(job, source, target, kind, blocks=1000)
     assert len(rows) == expected
