@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from rosebatch.llm.prompts import TokensPrompt as TokensPrompt
     from rosebatch.llm.run_file import JobResult as JobResult
     from rosebatch.llm.run_file import run_file as run_file
+    from rosebatch.llm.scores import ScoreRequestOutput as ScoreRequestOutput
 
 # Imported when they are first asked for: the command line starts without PyTorch.
 _PLACES = {
@@ -51,6 +52,7 @@ _PLACES = {
     "PoolingParams": "rosebatch.core.pooling_params",
     "EmbeddingRequestOutput": "rosebatch.llm.embeddings",
     "EmbeddingOutput": "rosebatch.llm.embeddings",
+    "ScoreRequestOutput": "rosebatch.llm.scores",
     "Logprob": "rosebatch.llm.outputs",
     "RequestMetrics": "rosebatch.llm.outputs",
     "UserError": "rosebatch.core.errors",

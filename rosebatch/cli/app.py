@@ -19,8 +19,9 @@ from rosebatch.cli.command import Command
 from rosebatch.cli.embed import embed
 from rosebatch.cli.options import SamplingFlags, Source, takes
 from rosebatch.cli.other_names import by_flag, explained
+from rosebatch.cli.score import score
 from rosebatch.config.run import RunConfig
-from rosebatch.core.errors import InterruptionError, UserError, printable
+from rosebatch.core.errors import FlagError, InterruptionError, UserError, printable
 from rosebatch.core.version import __version__
 from rosebatch.core.words import counted
 from rosebatch.host.openmp import wait_passively
@@ -73,6 +74,7 @@ def generate(source: Source, *, job: dict[str, Any], run: dict[str, Any], sampli
 
 
 _command(embed)
+_command(score)
 
 
 @_command
@@ -81,6 +83,9 @@ def check(
     source: Source,
     is_embed: Annotated[
         bool, typer.Option("--embed", metavar=" ", help="Rows are for embed.", show_default=False)
+    ] = False,
+    is_score: Annotated[
+        bool, typer.Option("--score", metavar=" ", help="Rows are for score.", show_default=False)
     ] = False,
     *,
     job: dict[str, Any],
@@ -93,8 +98,12 @@ def check(
     """
     from rosebatch.io.tasks.embed import Embed
     from rosebatch.io.tasks.generate import GENERATE
+    from rosebatch.io.tasks.score import Score
 
-    jobs.check({"input": source, "task": Embed() if is_embed else GENERATE, **job}, run, sampling)
+    if is_embed and is_score:
+        raise FlagError("--embed and --score cannot be used together")
+    task = Embed() if is_embed else Score() if is_score else GENERATE
+    jobs.check({"input": source, "task": task, **job}, run, sampling)
 
 
 @_command

@@ -12,7 +12,7 @@ from rosebatch.job.config import JobConfig
 
 EMBEDDING = "Embeddings"
 # What only completions need.
-_OF_COMPLETIONS = (
+OF_COMPLETIONS = (
     "generation_config",
     "sampler",
     "grammar_timeout",
@@ -46,7 +46,7 @@ class EmbeddingFlags:
     encoding_format: Annotated[EncodingFormat, Flag("How JSONL holds a vector.", EMBEDDING)] = "float"
 
 
-@takes(job=JobConfig, run=RunConfig, embedding=EmbeddingFlags, without=_OF_COMPLETIONS)
+@takes(job=JobConfig, run=RunConfig, embedding=EmbeddingFlags, without=OF_COMPLETIONS)
 def embed(source: Source, *, job: dict[str, Any], run: dict[str, Any], embedding: dict[str, Any]) -> None:
     """Embed every prompt of a file: one vector for each row.
 

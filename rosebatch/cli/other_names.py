@@ -77,6 +77,7 @@ _COMMANDS = {
     "generate": "run-batch run gen batch infer inference predict complete chat",
     "generate, which reads a file and serves no port": "serve server launch_server",
     "embed": "embeddings embedding encode",
+    "score": "logprobs loglikelihood perplexity rerank",
     "bench": "benchmark throughput",
     "check": "validate lint test",
     "merge": "join concat",

@@ -12,6 +12,7 @@ import msgspec
 from rosebatch.core.errors import RowError
 from rosebatch.core.pooling_params import PoolingParams
 from rosebatch.core.sampling_params import GREEDY, SamplingParams
+from rosebatch.core.scoring import Scoring
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +23,15 @@ class Request:
         id: chosen by the caller, who finds the completions by it; unique among unfinished requests.
         prompt_token_ids: at least one token.
         sampling: ``n`` completions are generated.
-        pooling: the hidden states of the prompt are pooled, and nothing is generated; None: tokens are generated.
+        pooling: the hidden states of the prompt are pooled, and nothing is generated.
+        scoring: given tokens get their log-probabilities, and nothing is generated. With neither, tokens are.
     """
 
     id: int
     prompt_token_ids: Sequence[int]
     sampling: SamplingParams = GREEDY
     pooling: PoolingParams | None = None
+    scoring: Scoring | None = None
 
 
 class Logprobs(NamedTuple):
@@ -189,8 +192,9 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
         cached_tokens: prompt tokens that came from the prefix cache.
         arrival_time: when the request came.
         token_times: when each token was known to the host. Tokens of one decode window have the same time.
-        prompt_logprobs: of the prompt's tokens from the second on; only the first sample has them.
-        finish_reason: ``stop``, ``length``, ``error``, or ``embedded``.
+        prompt_logprobs: of the prompt's tokens from the second on; only the first sample has them. Where a request
+            is scored: of its tokens from ``start`` on, then of its next ones.
+        finish_reason: ``stop``, ``length``, ``error``, ``embedded``, or ``scored``.
         has_end_token: whether the last token ended it: an end token, or one of ``stop_token_ids``.
         pooled: the vector of the prompt, fp32, if its states are pooled.
         error: why it cannot be used: it does not match its grammar, or its logits are not finite. None if it can.

@@ -15,6 +15,7 @@ import numpy as np
 from rosebatch.core.pooling_params import Pooling
 from rosebatch.core.request import Logprobs
 from rosebatch.core.sampling_params import SamplingParams
+from rosebatch.core.scoring import Scoring
 from rosebatch_kernels.common.tokens import NOT_FINITE as NOT_FINITE
 
 # In a block table: a block that left its group's sliding window, and is not read.
@@ -38,7 +39,8 @@ class SequenceSpec(msgspec.Struct, frozen=True):
         has_features: whether its logits are more than sampled: penalties, biases, log-probabilities.
         salt: seeds the digests of its blocks. Sequences share blocks only if their salts are equal.
         restart_len: number of tokens with which it is computed again from the start; None for never.
-        pooling: what becomes of its hidden states; None if tokens are generated.
+        pooling: what becomes of its hidden states; None if they are not pooled.
+        scoring: which tokens get log-probabilities, and none are generated; None for no such sequence.
     """
 
     id: int
@@ -51,6 +53,19 @@ class SequenceSpec(msgspec.Struct, frozen=True):
     salt: bytes = b""
     restart_len: int | None = None
     pooling: Pooling | None = None
+    scoring: Scoring | None = None
+
+    @property
+    def generates(self) -> bool:
+        """Whether tokens follow the prompt."""
+        return self.pooling is None and self.scoring is None
+
+    @property
+    def first_scored(self) -> int | None:
+        """Position of the prompt's first token that gets a log-probability; None if none does."""
+        if self.scoring is not None:
+            return self.scoring.start
+        return None if self.sampling.prompt_logprobs is None else 1
 
     @property
     def decode_len(self) -> int:
@@ -196,7 +211,8 @@ class StepResult:
             at most the length of its row in a window: fewer if the model's end token came first. ``NOT_FINITE`` is the
             last where the logits are not finite.
         logprobs: in the same order, of each token; an empty list for a sequence without.
-        prompt_logprobs: by the number of a chunk in the plan, of the prompt token after each of its own.
+        prompt_logprobs: by the number of a chunk in the plan, of the prompt token after each of its own, from the
+            sequence's ``first_scored`` on. At the end of a scored prompt, those of its next tokens follow.
         pooled: by the number of a chunk that pools, ``[H]`` fp32.
         seconds: that the device was busy with it.
         syncs: how often the host waited for the device.

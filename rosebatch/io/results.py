@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -42,15 +42,30 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     whole: str | None = None
 
 
+class Score(NamedTuple):
+    """How likely a continuation is.
+
+    Attributes:
+        logprob: the natural logarithm of its probability after the prompt: the sum over its tokens.
+        num_tokens: how many it has.
+        is_greedy: whether each of them is the likeliest at its place.
+    """
+
+    logprob: float
+    num_tokens: int
+    is_greedy: bool
+
+
 class Result(msgspec.Struct, frozen=True, kw_only=True):
     """A row that was served.
 
     Attributes:
         row: as it was read.
-        choices: ``n`` completions of the first prompt, then those of the next; none where prompts are pooled.
+        choices: ``n`` completions of the first prompt, then those of the next; none where nothing is generated.
         prompt_tokens, cached_tokens: of all prompts.
         completion_tokens: of all choices.
-        pooled: the vector of each prompt, fp32, where nothing is generated.
+        pooled: the vector of each prompt, fp32, of a row that is embedded.
+        scores: of each continuation, or of the prompt, of a row that is scored.
         prompt: the text of the first prompt, as given or rendered; None for token ids.
         completions: what the engine made, in the same order.
     """
@@ -61,13 +76,15 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int
     cached_tokens: int
     pooled: Sequence["array[float]"] = ()
+    scores: Sequence[Score] = ()
     prompt: str | None = None
     completions: Sequence[Completion] = ()
 
     @property
     def finish_reasons(self) -> list[str]:
-        """Of each choice or vector."""
-        return [choice.finish_reason for choice in self.choices] + ["embedded"] * len(self.pooled)
+        """Of each choice, vector or score."""
+        own = ["embedded"] * len(self.pooled) + ["scored"] * len(self.scores)
+        return [choice.finish_reason for choice in self.choices] + own
 
 
 class Shape(Protocol):

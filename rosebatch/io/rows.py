@@ -43,7 +43,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         ignored: fields that change nothing in a local run.
         unclear: fields that look as if they should change something, and do not.
         prompt_only: whether only the prompt's log-probabilities or its echo are wanted, and no completion.
-        pooling: of a row that is embedded; None if it is completed.
+        pooling: of a row that is embedded; None if it is not.
+        continuations: texts or token ids that are scored after the prompt; none: the prompt's own tokens are scored.
+            None for a row that is not scored.
     """
 
     index: int
@@ -61,6 +63,12 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     unclear: tuple[str, ...] = ()
     prompt_only: bool = False
     pooling: PoolingParams | None = None
+    continuations: tuple[str | tuple[int, ...], ...] | None = None
+
+    @property
+    def generates(self) -> bool:
+        """Whether the prompt is completed."""
+        return self.pooling is None and self.continuations is None
 
     def failed(self, error: RowError) -> "FailedRow":
         """The row as one that could not be served."""

@@ -172,7 +172,7 @@ def _count(
         if checked.beginning is not None and list(prompt.token_ids[:2]) == [checked.beginning[0]] * 2:
             checked.doubled += 1
         checked.prompt_lens.append(length)
-        limit = 0 if item.row.pooling is not None else min(sampling.max_tokens, config.max_model_len - length)
+        limit = min(sampling.max_tokens, config.max_model_len - length) if item.row.generates else 0
         checked.output_lens.append(sampling.n * limit)
 
 
@@ -183,7 +183,7 @@ def _refused(row: Prepared, config: ModelConfig, *, strict: bool) -> FailedRow |
         return row.failed(RowError("unclear_field", f"not understood, and would change nothing: {what}"))
     try:
         for number, prompt in enumerate(row.prompts):
-            request = Request(number, prompt.token_ids, prompt.sampling, row.row.pooling)
+            request = Request(number, prompt.token_ids, prompt.sampling, row.row.pooling, prompt.scoring)
             require_servable(request, config.vocab_size, config.max_model_len, hidden_size=config.hidden_size)
     except RowError as error:
         return row.failed(error)

@@ -17,4 +17,4 @@ def class_of(tokens: int) -> int:
 
 def length_class(row: Row | FailedRow) -> int:
     """The class of the longest answer that the row may have; 0 for rows without one."""
-    return 0 if isinstance(row, FailedRow) or row.pooling is not None else class_of(row.sampling.max_tokens)
+    return class_of(row.sampling.max_tokens) if isinstance(row, Row) and row.generates else 0

@@ -18,6 +18,7 @@ from rosebatch.job.chat_rows import for_model
 from rosebatch.job.memory_estimate import prompt_bytes, row_bytes
 from rosebatch.job.prepared import DEFAULT_BYTES, Prepared, PreparedPrompt
 from rosebatch.job.report.stopwatch import Stopwatch
+from rosebatch.job.scored_prompts import scored_prompts
 from rosebatch.job.seeds import row_seed
 from rosebatch.job.texts import Encoded, Texts
 from rosebatch.text.chat_parsers import ChatReader
@@ -170,6 +171,8 @@ def _prompts_of(
     sampling, options = row.sampling, row.options
     if tokenizer is None and (sampling.stop or options.echo or sampling.grammar or sampling.bad_words):
         raise RowError("no_tokenizer", "stop strings, bad_words, echo and grammars need a model with a tokenizer")
+    if row.continuations is not None:
+        return scored_prompts(row, encoded)
     prompts = []
     for number, (prompt, text) in enumerate(encoded):
         if isinstance(prompt, RowError):

@@ -7,6 +7,7 @@ import msgspec
 
 from rosebatch.core.errors import RowError
 from rosebatch.core.sampling_params import SamplingParams
+from rosebatch.core.scoring import Scoring
 from rosebatch.io.rows import FailedRow, Row
 from rosebatch.job.memory_estimate import row_bytes
 from rosebatch.text.chat_parsers import ChatReader
@@ -26,6 +27,8 @@ class PreparedPrompt(msgspec.Struct, frozen=True):
         text: as given or rendered; None if it was given as token ids.
         echo: what the completion's text begins with.
         reader: splits reasoning and tool calls off a chat's answers; None if there is nothing to split.
+        scoring: of a row that is scored; None if it is not.
+        continuations: the numbers of those that end with the next tokens of ``scoring``.
     """
 
     token_ids: Sequence[int]
@@ -33,6 +36,8 @@ class PreparedPrompt(msgspec.Struct, frozen=True):
     text: str | None = None
     echo: str = ""
     reader: ChatReader | None = None
+    scoring: Scoring | None = None
+    continuations: tuple[int, ...] = ()
 
 
 class Prepared(msgspec.Struct, frozen=True):

@@ -7,6 +7,7 @@ from rosebatch.core.request import Completion, PackedLogprobs
 from rosebatch.io.results import Choice, Result
 from rosebatch.io.scored_tokens import ScoredTokens, TokenTable
 from rosebatch.job.prepared import Prepared, PreparedPrompt
+from rosebatch.job.scored_prompts import scores_of
 from rosebatch.text.chat_parsers import ChatReader, ChatText
 from rosebatch.text.stop_strings import cut_at_stop
 from rosebatch.text.tokenizer import Tokenizer
@@ -37,7 +38,8 @@ def result_of(
     firsts = completions[::n]
     pooled = [done.pooled for done in completions if done.pooled is not None]
     choices: list[Choice] = []
-    if not pooled:
+    scores = scores_of(prompts, completions)
+    if not pooled and not scores:
         choices = [
             _choice(prompt, done, text, first, tokenizer, table, return_token_ids=return_token_ids)
             for number, (done, text) in enumerate(zip(completions, texts, strict=True))
@@ -50,6 +52,7 @@ def result_of(
         completion_tokens=sum(len(done.token_ids) for done in completions),
         cached_tokens=sum(done.cached_tokens for done in firsts),
         pooled=pooled,
+        scores=scores,
         prompt=prompts[0].text,
         completions=completions,
     )

@@ -1,7 +1,7 @@
 """The prompts of some rows, encoded in one call."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import repeat
+from itertools import islice, repeat
 from typing import Any
 
 from rosebatch.core.errors import RowError
@@ -30,19 +30,27 @@ class Texts:
         self._prompts = [_plain_prompts(row, tokenizer) for row in rows]
         self._bounds = [_bound(row, max_model_len) for row in rows]
         self._chats: list[str | RowError] = []
-        self._is_chat = [row.messages is not None for row in rows]
+        self._num_chats = [0 if row.messages is None else 1 + len(_continuations(row)) for row in rows]
         if tokenizer is not None:
             chats = [row for row in rows if row.messages is not None]
-            self._chats = tokenizer.render([r.messages or [] for r in chats], [template_options(r) for r in chats])
+            rendered = tokenizer.render([r.messages or [] for r in chats], [template_options(r) for r in chats])
+            self._chats = [
+                each + then if isinstance(each, str) else each
+                for row, each in zip(chats, rendered, strict=True)
+                for then in ("", *_continuations(row))
+            ]
 
     @property
     def takes_time(self) -> bool:
         """Whether there is a text to encode, and not token ids alone."""
-        return any(self._is_chat) or any(isinstance(prompt, str) for prompts in self._prompts for prompt in prompts)
+        return any(self._num_chats) or any(isinstance(prompt, str) for prompts in self._prompts for prompt in prompts)
 
     def encode(self) -> list[list[Encoded]]:
-        """For each row, its prompts as token ids, and their texts if they have any."""
-        rows = list(zip(self._prompts, self._is_chat, self._bounds, strict=True))
+        """For each row, its prompts as token ids, and their texts if they have any.
+
+        After a prompt that is scored: the same with each continuation that is a text.
+        """
+        rows = list(zip(self._prompts, self._num_chats, self._bounds, strict=True))
         texts = [(prompt, bound) for prompts, _, bound in rows for prompt in prompts if isinstance(prompt, str)]
         if self._tokenizer is None:
             refusal = RowError("no_tokenizer", "the model has no tokenizer: give prompt_token_ids")
@@ -51,24 +59,30 @@ class Texts:
         else:
             encoded = iter(self._tokenizer.encode([text for text, _ in texts], [bound for _, bound in texts]))
             rendered = (chat if isinstance(chat, str) else None for chat in self._chats)
-            bounds = [bound for _, is_chat, bound in rows if is_chat]
+            bounds = [bound for _, num_chats, bound in rows for _ in range(num_chats)]
             chats = zip(self._tokenizer.encode_rendered(self._chats, bounds), rendered, strict=True)
 
-        def of_row(prompts: Iterable[_Prompt], is_chat: bool) -> Iterator[Encoded]:
-            if is_chat:
-                yield next(chats)
+        def of_row(prompts: Iterable[_Prompt], num_chats: int) -> Iterator[Encoded]:
+            yield from islice(chats, num_chats)
             for prompt in prompts:
                 yield (next(encoded), prompt) if isinstance(prompt, str) else (prompt, None)
 
-        return [list(of_row(prompts, is_chat)) for prompts, is_chat, _ in rows]
+        return [list(of_row(prompts, num_chats)) for prompts, num_chats, _ in rows]
 
 
 def _bound(row: Row, max_model_len: int) -> Bound:
     """How many tokens each prompt of a row may have. The engine finds the few more of short texts."""
     error = prompt_too_long(
-        f"more than {counted(max_model_len, 'token')}", max_model_len, is_pooled=row.pooling is not None
+        f"more than {counted(max_model_len, 'token')}", max_model_len, is_pooled=not row.generates
     )
-    return Bound(row.options.truncate_prompt_tokens, max_model_len, error)
+    # The last token of a text is not computed where it is scored.
+    longest = max_model_len + (row.continuations is not None)
+    return Bound(None if row.continuations else row.options.truncate_prompt_tokens, longest, error)
+
+
+def _continuations(row: Row) -> list[str]:
+    """Those that are texts."""
+    return [each for each in row.continuations or () if isinstance(each, str)]
 
 
 def template_options(row: Row) -> dict[str, Any]:
@@ -92,4 +106,4 @@ def _plain_prompts(row: Row, tokenizer: Tokenizer | None) -> list[_Prompt]:
         return []
     if row.options.suffix and tokenizer is not None:
         return [tokenizer.fill_in_middle(row.prompt, row.options.suffix)]
-    return [front + row.prompt]
+    return [front + row.prompt, *(row.prompt + each for each in _continuations(row))]

@@ -98,7 +98,8 @@ class Tickets:
         if sampling.stop and tokenizer:
             matcher = partial(self._stop_strings, tokenizer, sampling, row.prompts[0].reader)
         requests = [
-            Request(next(self._ids), prompt.token_ids, prompt.sampling, row.row.pooling) for prompt in row.prompts
+            Request(next(self._ids), prompt.token_ids, prompt.sampling, row.row.pooling, prompt.scoring)
+            for prompt in row.prompts
         ]
         try:
             constraints = [constraint_of(engine, tokenizer, row, prompt) for prompt in row.prompts]

@@ -29,7 +29,8 @@ from rosebatch.llm.calls import Calls
 from rosebatch.llm.embeddings import EmbeddingRequestOutput, Embeddings
 from rosebatch.llm.on_error import OnError, check_on_error, checked
 from rosebatch.llm.outputs import Completions, RequestOutput
-from rosebatch.llm.prompts import Prompt, chats_fields, one_for_each, prompt_fields, several
+from rosebatch.llm.prompts import Prompt, chats_fields, continuations_of, one_for_each, prompt_fields, several
+from rosebatch.llm.scores import ScoreRequestOutput, Scores
 from rosebatch.llm.vllm_names import WithoutMethods, own_names, require_neutral
 
 if TYPE_CHECKING:
@@ -201,6 +202,36 @@ class LLM(WithoutMethods):
         require_neutral("embed", vllm)
         with searched_rarely():
             return self._served(self._pooled_rows(prompts, pooling_params), Embeddings(), None, on_error, use_tqdm)
+
+    def score(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        continuations: Sequence[Any] | None = None,
+        *,
+        on_error: OnError = "raise",
+        use_tqdm: bool = False,
+        **vllm: Any,
+    ) -> list[ScoreRequestOutput]:
+        """Score continuations of prompts, or the prompts themselves.
+
+        Args:
+            prompts: as for ``generate``.
+            continuations: texts or lists of token ids, for all prompts; or a list of such lists, one for each. None
+                scores each prompt, from its second token on.
+            on_error, use_tqdm, vllm: as for ``generate``.
+
+        Returns:
+            one output for each prompt, in order.
+
+        Raises:
+            ValueError: the continuations are none; with ``on_error="raise"``: a prompt cannot be served.
+        """
+        require_neutral("score", vllm)
+        with searched_rarely():
+            fields = list(map(prompt_fields, several(prompts)))
+            wanted = continuations_of(fields, continuations)
+            rows = [self._row({**p, "continuations": own}, GREEDY) for p, own in zip(fields, wanted, strict=True)]
+            return self._served(rows, Scores(), None, on_error, use_tqdm)
 
     def stream(
         self,

@@ -11,6 +11,7 @@ from rosebatch.core.plain import plain
 from rosebatch.core.token_ids import FEW, TokenIds
 from rosebatch.core.words import counted
 from rosebatch.io.fields import PromptOptions, RequestFields, to_struct, tools_of
+from rosebatch.io.tasks.score import require_continuations
 from rosebatch.io.text_only import plain_message, require_text
 from rosebatch.io.tools import ToolUse
 
@@ -110,6 +111,35 @@ def one_for_each(name: str, given: Any, default: Any, count: int) -> list[Any]:
     if len(params) != count:
         raise ValueError(f"{name} has {counted(len(params), 'parameter')} for {counted(count, 'prompt')}")
     return params
+
+
+def continuations_of(prompts: Sequence[Mapping[str, Any]], given: Any) -> list[tuple[Any, ...]]:
+    """The continuations of each prompt, from those of all or a list of them; none where the prompt is scored.
+
+    Raises:
+        ValueError: they are no continuations, or the list has another length.
+    """
+    if given is None:
+        return [()] * len(prompts)
+    given = plain(given)
+    if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
+        raise FlagError(f"continuations must be a list of texts or token ids, got {type(given).__name__}")
+    given = list(given)
+    if given and all(map(_is_continuation, given)):
+        given = [given] * len(prompts)
+    if len(given) != len(prompts):
+        raise FlagError(f"continuations has {counted(len(given), 'list')} for {counted(len(prompts), 'prompt')}")
+    try:
+        return [
+            require_continuations("continuations", own, has_tokens=prompt.get("prompt_token_ids") is not None)
+            for prompt, own in zip(prompts, given, strict=True)
+        ]
+    except RowError as error:
+        raise FlagError(error.message) from None
+
+
+def _is_continuation(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, Sequence) and all(type(each) is int for each in value))
 
 
 def several(prompts: Any) -> Any:

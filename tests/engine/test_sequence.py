@@ -236,11 +236,11 @@ def test_logprobs_of_the_prompt_computed_twice():
     sequence = start(prompt=range(1, 8), prompt_logprobs=0, max_tokens=1)
     found = [Logprobs(token, -1.0) for token in range(2, 8)]
     assert sequence.needs_prompt_logprobs
-    sequence.apply_prompt_logprobs(1, found[:2])
-    sequence.apply_prompt_logprobs(3, found[2:4])
+    sequence.apply_prompt_logprobs(1, found[:2], 0.0)
+    sequence.apply_prompt_logprobs(3, found[2:4], 0.0)
     assert sequence.needs_prompt_logprobs
-    sequence.apply_prompt_logprobs(1, found[:3])
-    sequence.apply_prompt_logprobs(4, found[3:])
+    sequence.apply_prompt_logprobs(1, found[:3], 0.0)
+    sequence.apply_prompt_logprobs(4, found[3:], 0.0)
     assert sequence.prompt_logprobs == found
     for done in sequence, start(), start(prompt=(1,), prompt_logprobs=5):
         assert not done.needs_prompt_logprobs

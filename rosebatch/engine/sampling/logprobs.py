@@ -24,10 +24,10 @@ _PROMPT_ROWS = 128
 
 
 class _Asked(NamedTuple):
-    """A chunk whose prompt gets log-probabilities: number, first row, and the token after each of its own."""
+    """A chunk whose prompt gets log-probabilities: its number, and the tokens, each with the row before it."""
 
     number: int
-    first: int
+    rows: np.ndarray
     following: Sequence[int]
     limit: int
 
@@ -56,20 +56,18 @@ def prompt_logprobs(
     """
     asked, first = [], 0
     for number, chunk in enumerate(chunks):
-        spec = specs[chunk.id]
-        limit, following = spec.sampling.prompt_logprobs, spec.prompt_token_ids[chunk.start + 1 : chunk.end + 1]
-        if limit is not None and following:
-            asked.append(_Asked(number, first, following, limit))
+        if (found := _asked(number, chunk, specs[chunk.id], first)) is not None:
+            asked.append(found)
         first += len(chunk.token_ids)
     if not asked:
         return dict
     lengths = [len(each.following) for each in asked]
-    (tokens,) = up.send(np.concatenate([np.array(each.following, np.int64) for each in asked]))
-    parts = []
-    for each, own in zip(asked, tokens.split(lengths), strict=True):
-        states = hidden[each.first : each.first + len(own)]
-        pairs = zip(states.split(_PROMPT_ROWS), own.split(_PROMPT_ROWS), strict=True)
-        parts += [logprob_rows(logits_of(some), ids, each.limit, MAX_LOGPROBS) for some, ids in pairs]
+    before = np.concatenate([each.rows for each in asked])
+    following = np.concatenate([np.array(each.following, np.int64) for each in asked])
+    limit = max(each.limit for each in asked)
+    # Those of all chunks together: a product reads the whole head, for one row as for many.
+    pairs = zip(*(sent.split(_PROMPT_ROWS) for sent in up.send(before, following)), strict=True)
+    parts = [logprob_rows(logits_of(hidden[rows]), ids, limit, MAX_LOGPROBS) for rows, ids in pairs]
     fetch = down.fetch(torch.cat(parts))
 
     def read() -> dict[int, PackedLogprobs]:
@@ -77,6 +75,26 @@ def prompt_logprobs(
         return {a.number: read_logprobs(own, a.following, a.limit) for a, own in zip(asked, rows, strict=True)}
 
     return read
+
+
+def _asked(number: int, chunk: Chunk, spec: SequenceSpec, first_row: int) -> _Asked | None:
+    """What a chunk reports; None for nothing. Its own rows start at ``first_row``."""
+    if not is_scored(chunk, spec):
+        return None
+    assert spec.first_scored is not None
+    begin = max(chunk.start, spec.first_scored - 1)
+    following = list(spec.prompt_token_ids[begin + 1 : chunk.end + 1])
+    rows = np.arange(len(following), dtype=np.int64) + (first_row + begin - chunk.start)
+    if spec.scoring is not None and chunk.end == len(spec.prompt_token_ids):
+        last = first_row + len(chunk.token_ids) - 1
+        following += spec.scoring.next_token_ids
+        rows = np.concatenate([rows, np.full(len(spec.scoring.next_token_ids), last)])
+    return _Asked(number, rows, following, spec.sampling.prompt_logprobs or 0) if following else None
+
+
+def is_scored(chunk: Chunk, spec: SequenceSpec) -> bool:
+    """Whether tokens after some of the chunk's may get log-probabilities."""
+    return spec.first_scored is not None and chunk.end >= spec.first_scored
 
 
 def read_all(

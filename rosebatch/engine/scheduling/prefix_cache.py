@@ -38,9 +38,10 @@ class PrefixCache:
         computed in this very step, it is left out instead.
         """
         size, num_tokens = self.blocks.block_size, len(sequence.token_ids)
-        looks = self.enabled and not sequence.needs_whole_prompt
-        hashes = self._hashes(sequence, num_tokens // size) if looks else []
-        if looks:
+        reusable = sequence.num_reusable_tokens if self.enabled else 0
+        # At least those to which the digests are known.
+        hashes = self._hashes(sequence, reusable // size)[: reusable // size]
+        if reusable:
             self._keep(sequence)
         count = self._longest_prefix(num_tokens, hashes)
         sequence.num_computed_tokens = min(count * size, num_tokens - 1)

@@ -157,19 +157,22 @@ class Scheduler:
 
     def _commit_prompts(self, plan: PackedStep, result: StepResult, now: float) -> list[SequenceState]:
         """Record log-probabilities and pooled states of prompts; returns the sequences that these finish."""
+        answered = []
         for number, values in result.prompt_logprobs.items():
-            scored = self.queues.started[plan.chunks[number].id]
+            sequence = self.queues.started[plan.chunks[number].id]
             # A sequence that restarted may have them already.
-            if scored.needs_prompt_logprobs:
-                scored.apply_prompt_logprobs(plan.chunks[number].start + 1, values)
-        finished = []
+            if sequence.needs_prompt_logprobs:
+                sequence.apply_prompt_logprobs(plan.chunks[number].start + 1, values, now)
+                if sequence.finish_reason is not None:
+                    answered.append(sequence)
         for number, pooled in result.pooled.items():
             sequence = self.queues.started[plan.chunks[number].id]
-            sequence.num_pending_tokens -= 1
             sequence.apply_pooled(pooled, now)
+            answered.append(sequence)
+        for sequence in answered:
+            sequence.num_pending_tokens -= 1
             self._free(sequence)
-            finished.append(sequence)
-        return finished
+        return answered
 
     def _free(self, sequence: SequenceState) -> None:
         """Take the blocks of a finished sequence; the prefix cache keeps them if they are finite."""

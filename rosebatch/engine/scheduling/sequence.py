@@ -1,6 +1,7 @@
 """A completion under way: its tokens, how many of them are computed, and the blocks that hold their K and V."""
 
 import enum
+import math
 import time
 from array import array
 from collections.abc import Sequence
@@ -88,7 +89,8 @@ class SequenceState:
     ) -> "SequenceState":
         """A completion of a request; prompt and completion together never exceed ``max_model_len`` tokens.
 
-        A prompt that is pooled gets a single token: its pooled hidden state comes in the token's place.
+        A prompt that is pooled or scored gets a single token: its pooled hidden state, or its log-probabilities, come
+        in the token's place.
 
         Raises:
             OverflowError: a token id has more than 32 bits, or a sign; see ``require_servable`` of the engine.
@@ -96,16 +98,18 @@ class SequenceState:
         prompt, sampling = request.prompt_token_ids, _sampling_of(request.sampling, sample)
         pooling = None if request.pooling is None else request.pooling.pooling
         assert request.pooling is None or pooling, "the engine has resolved it"
+        answered = pooling or request.scoring is not None
         eos = frozenset() if sampling.ignore_eos else eos_token_ids
         spec = SequenceSpec(
             id=id,
             prompt_token_ids=prompt,
             sampling=sampling,
-            max_len=len(prompt) + 1 if pooling else min(len(prompt) + sampling.max_tokens, max_model_len),
+            max_len=len(prompt) + 1 if answered else min(len(prompt) + sampling.max_tokens, max_model_len),
             stop_ids=eos.union(sampling.stop_token_ids) if sampling.stop_token_ids else eos,
             guided=constraint is not None,
             has_features=sampling.adjusts or sampling.logprobs is not None,
             pooling=pooling,
+            scoring=request.scoring,
         )
         token_ids = array("I", prompt)
         return cls(request, sample, spec, token_ids, stop_matcher, constraint, arrival_time=arrival_time)
@@ -158,14 +162,21 @@ class SequenceState:
 
     @property
     def needs_prompt_logprobs(self) -> bool:
-        """Whether some are still missing, so that the whole prompt has to be computed."""
-        asked = self.spec.sampling.prompt_logprobs is not None
-        return asked and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
+        """Whether some are still missing; also those of the tokens that may follow a scored prompt."""
+        first, scoring = self.spec.first_scored, self.spec.scoring
+        following = 0 if scoring is None else len(scoring.next_token_ids)
+        return first is not None and len(self.prompt_logprobs) < self.num_prompt_tokens - first + following
 
     @property
-    def needs_whole_prompt(self) -> bool:
-        """Whether each token of the prompt has to be computed, though its K and V may be known."""
-        return self.needs_prompt_logprobs or self.spec.pooling == "mean"
+    def num_reusable_tokens(self) -> int:
+        """How many of its first tokens need not be computed where their K and V are known."""
+        if self.spec.pooling == "mean":
+            return 0
+        if not self.needs_prompt_logprobs:
+            return len(self.token_ids)
+        assert self.spec.first_scored is not None
+        # The token before each that is scored is computed, so the last one of the prompt if those after it are.
+        return min(self.spec.first_scored + len(self.prompt_logprobs), self.num_prompt_tokens) - 1
 
     @property
     def output_token_ids(self) -> list[int]:
@@ -245,9 +256,17 @@ class SequenceState:
         self.pooled, self.finish_reason = output_of(pooled, self.request.pooling)
         self.not_finite = self.pooled is None
 
-    def apply_prompt_logprobs(self, first: int, logprobs: Sequence[Logprobs]) -> None:
-        """Take those of the prompt's tokens from position ``first`` on; recomputed ones are the same again."""
-        self.prompt_logprobs.extend(logprobs[len(self.prompt_logprobs) - (first - 1) :])
+    def apply_prompt_logprobs(self, first: int, logprobs: Sequence[Logprobs], now: float) -> None:
+        """Take those of the tokens after a chunk, whose first has position ``first``, as far as they are asked for.
+
+        Recomputed ones are the same again. The last ones finish a sequence that is scored.
+        """
+        assert self.spec.first_scored is not None, "they are asked for"
+        known = self.spec.first_scored + len(self.prompt_logprobs)
+        self.prompt_logprobs.extend(logprobs[known - max(first, self.spec.first_scored) :])
+        if self.spec.scoring is not None and not self.needs_prompt_logprobs:
+            self.not_finite = not math.isfinite(self.prompt_logprobs.total())
+            self.finish_time, self.finish_reason = now, "error" if self.not_finite else "scored"
 
     def completion(self) -> Completion:
         """The result of a finished sequence."""
@@ -271,6 +290,8 @@ class SequenceState:
     def _error(self) -> RowError | None:
         if self.not_finite and self.spec.pooling is not None:
             return RowError("non_finite_logits", "the model's hidden states of the prompt are not finite")
+        if self.not_finite and self.spec.scoring is not None:
+            return RowError("non_finite_logits", "the model's logits of the prompt are not finite")
         reason = None if self.constraint is None else self.constraint.error
         if self.not_finite and reason is None:
             where = len(self.token_ids) - self.num_prompt_tokens + 1

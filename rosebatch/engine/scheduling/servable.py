@@ -31,10 +31,12 @@ def require_servable(
         require_output(request.pooling, hidden_size)
     elif not generates:
         raise cannot_generate()
-    elif len(prompt) >= max_model_len:
-        raise prompt_too_long(counted(len(prompt), "token"), max_model_len, is_pooled=False)
+    elif len(prompt) >= max_model_len + (request.scoring is not None):
+        raise prompt_too_long(counted(len(prompt), "token"), max_model_len, is_pooled=request.scoring is not None)
     if _largest(prompt) >= vocab_size:
         raise RowError("invalid_token_id", f"prompt token ids must be in [0, {vocab_size})")
+    if request.scoring is not None and _largest(request.scoring.next_token_ids) >= vocab_size:
+        raise RowError("invalid_token_id", f"token ids of continuations must be in [0, {vocab_size})")
     bias = request.sampling.logit_bias
     if bias and any(not 0 <= token_id < vocab_size for token_id, _ in bias):
         raise RowError("invalid_token_id", f"token ids of logit_bias must be in [0, {vocab_size})")

@@ -150,14 +150,15 @@ class StepPlanner:
         self.prefixes.register(sequence, start, end - len(drafts), in_flight=True)
         sequence.num_computed_tokens = end
         ends = end >= known
-        sampled = 1 + len(drafts) if ends and sequence.spec.pooling is None else 0
+        sampled = 1 + len(drafts) if ends and sequence.spec.generates else 0
         if ends:
-            # A pooled state comes in the place of a token.
+            # A pooled state, or log-probabilities, come in the place of a token.
             sequence.num_pending_tokens += sampled or 1
             sequence.decoding = sampled > 0
             self._fork(sequence)
         output = tuple(sequence.output_token_ids) if sampled and sequence.sampling.adjusts else ()
-        self._plan.chunks.append(Chunk(sequence.id, start, token_ids, sampled, changes, output, ends and not sampled))
+        pools = ends and sequence.spec.pooling is not None
+        self._plan.chunks.append(Chunk(sequence.id, start, token_ids, sampled, changes, output, pools))
         return budget - length if ends else 0
 
     def _fork(self, sequence: SequenceState) -> None:

@@ -21,6 +21,7 @@ class Generate(Task):
     doing: ClassVar[str] = "generating"
     counts: ClassVar[Literal["output", "prompt"]] = "output"
     samples: ClassVar[bool] = True
+    reads_logits: ClassVar[bool] = True
     result_fields: ClassVar[tuple[str, ...]] = RESULT_FIELDS
 
     @property

@@ -43,6 +43,7 @@ class Task:
         doing: the same as a progress bar shows it.
         counts: which tokens progress counts.
         samples: whether rows have sampling fields.
+        reads_logits: whether it needs a model with an output projection.
         fields: of a row.
         result_fields: of a result, without the carried ones. They are in this order.
     """
@@ -51,6 +52,7 @@ class Task:
     doing: ClassVar[str]
     counts: ClassVar[Literal["output", "prompt"]] = "prompt"
     samples: ClassVar[bool] = False
+    reads_logits: ClassVar[bool] = False
     fields: ClassVar[type[PromptFields]] = PromptFields
     result_fields: ClassVar[tuple[str, ...]]
 
@@ -78,6 +80,10 @@ class Task:
         """
         return {"sampling": GREEDY}
 
+    def opens_answer(self, line: Any) -> bool:
+        """Whether the chat of a line, of type ``fields``, ends with the opening of an answer."""
+        return bool(line.add_generation_prompt)
+
     def parse(
         self,
         values: dict[str, Any],
@@ -94,8 +100,7 @@ class Task:
             require_text(values)
             require_no_collision(values, result_column, self.result_fields)
             line = to_struct(values, self.fields)
-            # Nothing answers the chat.
-            line.add_generation_prompt = bool(line.add_generation_prompt)
+            line.add_generation_prompt = self.opens_answer(line)
             require_prompt(line, values)
             chat = line.messages is not None
             known = {name: value for name, value in values.items() if name in self.request_fields}

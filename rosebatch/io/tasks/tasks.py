@@ -4,14 +4,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rosebatch.core.pooling_params import ModelPooling, cannot_generate
-from rosebatch.io.tasks.embed import DESCRIBED, Embed, in_words
+from rosebatch.io.tasks import embed, score
+from rosebatch.io.tasks.embed import Embed
 from rosebatch.io.tasks.generate import GENERATE
+from rosebatch.io.tasks.score import Score
 from rosebatch.io.tasks.task import Task
 
 # The one without a description comes last.
-TASKS: tuple[Task, ...] = (Embed(), GENERATE)
+TASKS: tuple[Task, ...] = (Embed(), Score(), GENERATE)
 # What a report for people says of a task's description: its key, and its value in words.
-IN_WORDS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {DESCRIBED: in_words}
+IN_WORDS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {each.DESCRIBED: each.in_words for each in (embed, score)}
 
 
 def described_by(manifest: Mapping[str, Any]) -> Task:
@@ -28,4 +30,4 @@ def refusals(model: str, pooling: ModelPooling, *, has_head: bool) -> dict[str, 
         has_head: whether it has an output projection.
     """
     of_samples = None if has_head else f"{model}: {cannot_generate().message}; use rosebatch {Embed.name}"
-    return {task.name: why for task in TASKS if (why := of_samples if task.samples else pooling.refused)}
+    return {task.name: why for task in TASKS if (why := of_samples if task.reads_logits else pooling.refused)}
