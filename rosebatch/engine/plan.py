@@ -67,6 +67,10 @@ class SequenceSpec(msgspec.Struct, frozen=True):
             return self.scoring.start
         return None if self.sampling.prompt_logprobs is None else 1
 
+    def is_scored(self, end: int) -> bool:
+        """Whether tokens after those of a chunk that ends here may get log-probabilities."""
+        return self.first_scored is not None and end >= self.first_scored
+
     @property
     def decode_len(self) -> int:
         """The number of tokens at which decode steps end: there the sequence ends or restarts."""

@@ -35,7 +35,15 @@ def scored_prompts(row: Row, encoded: Sequence[Encoded]) -> tuple[PreparedPrompt
         kept = context[-(row.options.truncate_prompt_tokens or len(context)) :]
         if len(kept) < 2:
             raise RowError("nothing_to_score", "the prompt has a single token, and no other comes before it")
-        return (PreparedPrompt(TokenIds("I", kept[:-1].tobytes()), GREEDY, encoded[0][1], scoring=Scoring(1, (kept[-1],)), continuations=(0,)),)
+        return (
+            PreparedPrompt(
+                TokenIds("I", kept[:-1].tobytes()),
+                GREEDY,
+                encoded[0][1],
+                scoring=Scoring(1, (kept[-1],)),
+                continuations=(0,),
+            ),
+        )
     texts = iter(wholes)
     # Numbers and last tokens of the continuations that follow the same tokens.
     ends: dict[tuple[int, bytes], list[tuple[int, int]]] = {}

@@ -72,12 +72,12 @@ class Texts:
 
 def _bound(row: Row, max_model_len: int) -> Bound:
     """How many tokens each prompt of a row may have. The engine finds the few more of short texts."""
-    error = prompt_too_long(
-        f"more than {counted(max_model_len, 'token')}", max_model_len, is_pooled=not row.generates
-    )
+    error = prompt_too_long(f"more than {counted(max_model_len, 'token')}", max_model_len, is_pooled=not row.generates)
     # The last token of a text is not computed where it is scored.
     longest = max_model_len + (row.continuations is not None)
-    return Bound(None if row.continuations else row.options.truncate_prompt_tokens, longest, error)
+    # The prompt is cut, and not its continuations.
+    truncate = 0 if row.continuations else row.options.truncate_prompt_tokens
+    return Bound(truncate, longest, error)
 
 
 def _continuations(row: Row) -> list[str]:

@@ -129,6 +129,9 @@ def continuations_of(prompts: Sequence[Mapping[str, Any]], given: Any) -> list[t
         given = [given] * len(prompts)
     if len(given) != len(prompts):
         raise FlagError(f"continuations has {counted(len(given), 'list')} for {counted(len(prompts), 'prompt')}")
+    for each in given:
+        if isinstance(each, str) or not isinstance(each, Sequence) or not all(map(_is_continuation, each)):
+            raise FlagError("continuations are lists of continuations, each of them a text or token ids")
     try:
         return [
             require_continuations("continuations", own, has_tokens=prompt.get("prompt_token_ids") is not None)

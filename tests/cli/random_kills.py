@@ -57,6 +57,7 @@ KINDS = {
     "generate": Kind(("generate",)),
     "parquet": Kind(("generate", "--rows-per-file", "20"), result=""),
     "embed": Kind(("embed",)),
+    "score": Kind(("score",)),
     "merge": Kind(("merge",), rows=400),
     "dp": Kind(("generate", "-dp", "2"), WORKER),
     "tp": Kind(("generate", "-tp", "2"), RANK, survives=False, rows=30),
@@ -86,6 +87,8 @@ class Jobs:
         rows = lines(self.kind.rows)
         if kind == "embed":
             rows = [{"id": row["id"], "prompt": row["prompt"] * 5} for row in rows]
+        if kind == "score":
+            rows = [{"id": row["id"], "prompt": row["prompt"] * 5, "continuations": ["ab", "c", "d"]} for row in rows]
         self._source = write_lines(folder / "in.jsonl", rows)
         if kind == "merge":
             for shard in ("1/2", "2/2"):

@@ -97,7 +97,7 @@ class FakeModel:
             spec, known = self._specs[chunk.id], self._token_ids[chunk.id]
             assert list(chunk.token_ids) == known[chunk.start : chunk.end]
             ends = chunk.end == len(known)
-            assert (chunk.sampled, chunk.pools) == ((False, ends) if spec.pooling else (ends, False))
+            assert (chunk.sampled, chunk.pools) == (ends and spec.generates, ends and spec.pooling is not None)
             output = known[len(spec.prompt_token_ids) :] if chunk.sampled and spec.sampling.adjusts else []
             assert list(chunk.output_token_ids) == output
 
@@ -153,8 +153,14 @@ def _likeliest(position: int) -> tuple[tuple[int, float], ...]:
 
 
 def _prompt_logprobs(chunk: Chunk, spec: SequenceSpec) -> list[Logprobs]:
-    limit, behind = spec.sampling.prompt_logprobs, spec.prompt_token_ids[chunk.start + 1 : chunk.end + 1]
-    return [] if limit is None else [scored(token, chunk.start + 1 + i, limit) for i, token in enumerate(behind)]
+    if not spec.is_scored(chunk.end):
+        return []
+    limit, first = spec.sampling.prompt_logprobs or 0, max(chunk.start + 1, spec.first_scored)
+    behind = spec.prompt_token_ids[first : chunk.end + 1]
+    found = [scored(token, first + i, limit) for i, token in enumerate(behind)]
+    if spec.scoring is not None and chunk.end == len(spec.prompt_token_ids):
+        found += [scored(token, chunk.end, limit) for token in spec.scoring.next_token_ids]
+    return found
 
 
 def _number(token_ids: Sequence[int], seed: int | None) -> int:

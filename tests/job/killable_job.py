@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from rosebatch.core.errors import UserError
-from rosebatch.io.tasks.embed import Embed
+from rosebatch.io.tasks.tasks import TASKS
 from rosebatch.job.config import JobConfig
 from rosebatch.job.run import run_job
 from rosebatch.llm.llm import LLM
@@ -27,7 +27,7 @@ def main(
     kill: tuple[float, float] | None = None,
     form: str | None = None,
     *,
-    embeds: bool = False,
+    task: str = "generate",
     settings: Mapping[str, Any] = MappingProxyType({}),
     **options: Any,
 ) -> float:
@@ -39,7 +39,7 @@ def main(
         kill: SIGPROF ends the process once the part file has grown by so many bytes, and so many seconds of processor
             time have passed since. No bytes are the start.
         form: the tokenizer and the template are those of ``tests.job.tool_templates``.
-        embeds: whether the task is to embed.
+        task: its name.
         settings: of ``RunConfig``.
         options: of the run.
     """
@@ -50,9 +50,9 @@ def main(
     tokenizer = chat_tokenizer(form) if form else Tokenizer(byte_backend(), TEMPLATE, {"eos_token": "<eos>"})
     engine = make_engine(model, seqs=8, blocks=400 if form else 200, vocab_size=tokenizer.backend.get_vocab_size())
     launched = launch_fake(engine, tokenizer, **settings)
-    if embeds:
-        job = JobConfig(input=source, output=target, resume=True, quiet=True, task=Embed(), **options)
-        run_job(job, LLM.of(launched))
+    if task != "generate":
+        (own,) = (each for each in TASKS if each.name == task)
+        run_job(JobConfig(input=source, output=target, resume=True, quiet=True, task=own, **options), LLM.of(launched))
     else:
         run_file(source, target, model=LLM.of(launched), resume=True, **options)
     return time.process_time()

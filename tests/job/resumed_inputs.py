@@ -158,12 +158,25 @@ def write_responses(folder):
 
 def write_embeddings(folder):
     """Prompts of all lengths for vectors of several lengths; some rows fail."""
-    return _save(folder, _embeddings()), {"embeds": True}
+    return _save(folder, _embeddings()), {"task": "embed"}
 
 
 def write_embedding_tables(folder):
     """The same as Parquet, into a folder."""
-    return _save_table(folder, _embeddings()), {"embeds": True, "rows_per_file": 22}
+    return _save_table(folder, _embeddings()), {"task": "embed", "rows_per_file": 22}
+
+
+def write_scores(folder):
+    """Continuations of prompts, many with the same beginning; prompts alone; some rows fail."""
+    rng = random.Random(7)
+    lines = [
+        {"prompt": f"about {i % 7} " * 9, "continuations": ["x" * rng.randint(1, 30), "y", "z"][: 1 + i % 3], "i": i}
+        for i in range(ROWS)
+    ]
+    lines[7]["prompt"] = ""
+    for line in lines[::9]:
+        del line["continuations"]
+    return _save(folder, lines), {"task": "score"}
 
 
 def _embeddings():

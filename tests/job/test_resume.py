@@ -35,7 +35,8 @@ KINDS = [("jsonl", "out.jsonl"), ("parquet", "answers"), ("gzip", "out.jsonl.gz"
 KINDS += [("csv", "out.csv"), ("csv", "out.tsv.gz")]
 KINDS += [("template", "out.csv.zst"), ("hive", "answers")]
 KINDS += [
-    (kind, "out.jsonl") for kind in ("documents", "openai", "n", "structured", "tools", "responses", "embeddings")
+    (kind, "out.jsonl")
+    for kind in ("documents", "openai", "n", "structured", "tools", "responses", "embeddings", "scores")
 ]
 
 
@@ -96,6 +97,8 @@ def test_killed_many_times(tmp_path, kind, name, max_kills):
     elif kind == "embeddings":
         # Of 8 dimensions there are 9 lengths to ask for.
         assert expected[name].count(b'"embedding":[') == ROWS - ROWS // 9 - 1
+    elif kind == "scores":
+        assert expected[name].count(b'"scores":[') == ROWS - 1
     rng, kills, rounds = random.Random(1), 0, 0
     while kills < max_kills or not rounds:
         # One in five comes at any time at all; the start-up has its share of them.

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from rosebatch.engine.plan import PackedStep, SequenceSpec
-from rosebatch.engine.sampling.logprobs import is_scored
 from rosebatch.engine.staging import Staging
 
 
@@ -90,4 +89,4 @@ def _has_means(plan: PackedStep, specs: Mapping[int, SequenceSpec]) -> bool:
 
 def reads_all(plan: PackedStep, specs: Mapping[int, SequenceSpec]) -> bool:
     """Whether hidden states of all tokens are read: for a mean, or for log-probabilities of a prompt."""
-    return any(is_scored(chunk, specs[chunk.id]) for chunk in plan.chunks) or _has_means(plan, specs)
+    return any(specs[chunk.id].is_scored(chunk.end) for chunk in plan.chunks) or _has_means(plan, specs)

@@ -79,7 +79,7 @@ def prompt_logprobs(
 
 def _asked(number: int, chunk: Chunk, spec: SequenceSpec, first_row: int) -> _Asked | None:
     """What a chunk reports; None for nothing. Its own rows start at ``first_row``."""
-    if not is_scored(chunk, spec):
+    if not spec.is_scored(chunk.end):
         return None
     assert spec.first_scored is not None
     begin = max(chunk.start, spec.first_scored - 1)
@@ -90,11 +90,6 @@ def _asked(number: int, chunk: Chunk, spec: SequenceSpec, first_row: int) -> _As
         following += spec.scoring.next_token_ids
         rows = np.concatenate([rows, np.full(len(spec.scoring.next_token_ids), last)])
     return _Asked(number, rows, following, spec.sampling.prompt_logprobs or 0) if following else None
-
-
-def is_scored(chunk: Chunk, spec: SequenceSpec) -> bool:
-    """Whether tokens after some of the chunk's may get log-probabilities."""
-    return spec.first_scored is not None and chunk.end >= spec.first_scored
 
 
 def read_all(

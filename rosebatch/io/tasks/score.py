@@ -45,14 +45,21 @@ class Score(Task):
         return {
             "index": pa.int64(),
             "scores": pa.list_(score),
-            "usage": pa.struct([("prompt_tokens", pa.int64())]),
+            "usage": pa.struct([("prompt_tokens", pa.int64()), ("scored_tokens", pa.int64())]),
             "error": RESULT_TYPES["error"],
         }
 
     def result(self, result: Result) -> dict[str, Any]:
         """See ``Task``."""
-        own = {"index": result.row.index, "scores": [each._asdict() for each in result.scores]}
-        return {**own, "usage": {"prompt_tokens": result.prompt_tokens}}
+        scored = sum(each.num_tokens for each in result.scores)
+        # The number of passes over a prompt follows from how its continuations are grouped.
+        scoring = result.completions[0].request.scoring
+        assert scoring is not None, "the row is scored"
+        return {
+            "index": result.row.index,
+            "scores": [each._asdict() for each in result.scores],
+            "usage": {"prompt_tokens": scoring.start, "scored_tokens": scored},
+        }
 
     def opens_answer(self, line: _Fields) -> bool:
         """See ``Task``. Continuations answer a chat."""
