@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rosebatch.config.run import InputFormat, RunConfig
 from rosebatch.core.errors import FlagError
@@ -14,6 +14,8 @@ from rosebatch.io.fields import SAMPLING_FIELDS
 from rosebatch.io.sampling_fields import fields_of
 from rosebatch.io.tasks.embed import Embed
 from rosebatch.io.tasks.generate import GENERATE
+from rosebatch.io.tasks.score import Score
+from rosebatch.io.tasks.task import Task
 from rosebatch.job.config import JobConfig
 from rosebatch.job.run import JobResult as JobResult
 from rosebatch.job.run import run_job
@@ -47,11 +49,12 @@ def run_file(
     report: str | Path | Sequence[str | Path] = (),
     seed: int | None = None,
     quiet: bool = True,
+    task: Literal["generate", "score"] = "generate",
     pooling: PoolingParams | None = None,
     encoding_format: EncodingFormat = "float",
     **engine: Any,
 ) -> JobResult:
-    """Generate a completion for every prompt of a file, as ``rosebatch generate`` does, or embed it.
+    """Generate a completion for every prompt of a file, as ``rosebatch generate`` does; or embed or score it.
 
     ::
 
@@ -82,6 +85,7 @@ def run_file(
         report: files for the report: a page for ``.html``, else JSON.
         seed: base seed. A row's result no longer depends on its line number.
         quiet: no progress and no report on stderr.
+        task: ``score`` scores continuations, as ``rosebatch score`` does.
         pooling, encoding_format: embed the prompts, as ``rosebatch embed`` does; None completes them.
         engine: as of ``rosebatch.LLM``; only for a model that is not loaded yet.
 
@@ -116,9 +120,19 @@ def run_file(
         seed=seed,
         quiet=quiet,
         sampling=fields_of(sampling) if isinstance(sampling, SamplingParams) else dict(sampling or {}),
-        task=GENERATE if pooling is None else Embed(pooling, encoding_format),
+        task=_task(task, pooling, encoding_format),
     )
     return run_job(job, _model(model, engine))
+
+
+def _task(name: str, pooling: PoolingParams | None, encoding_format: EncodingFormat) -> Task:
+    if name not in ("generate", "score"):
+        raise FlagError(f"task must be generate or score, got {name!r}; with pooling, prompts are embedded")
+    if pooling is None:
+        return Score() if name == "score" else GENERATE
+    if name == "score":
+        raise FlagError("pooling embeds prompts: leave it out where they are scored")
+    return Embed(pooling, encoding_format)
 
 
 def _one_path(input: str | Path) -> str:

@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from rosebatch import SamplingParams
+from rosebatch import PoolingParams, SamplingParams, run_file
+from tests.helpers.json_lines import read_lines, write_lines
 
 PROMPTS = ["The rose is", [7, 8, 9], {"prompt": "Roses are"}]
 
@@ -88,3 +89,17 @@ def test_calls_of_another_kind(llm):
     assert llm.score("ab", [" c"], lora_request=None)[0].scores
     with pytest.raises(TypeError, match="temperature is a field of SamplingParams"):
         llm.score("ab", [" c"], temperature=1)
+
+
+def test_a_file(llm, tmp_path):
+    """The same scores as of the call; two tasks at once are refused."""
+    source = write_lines(tmp_path / "in.jsonl", [{"prompt": "ab", "continuations": [" c", "d"]}])
+    assert run_file(source, tmp_path / "out.jsonl", model=llm, task="score").num_failed == 0
+    (row,) = read_lines(tmp_path / "out.jsonl")
+    assert row["scores"] == [each._asdict() for each in llm.score("ab", [" c", "d"])[0].scores]
+    for options, told in (
+        ({"task": "rank"}, "generate or score"),
+        ({"task": "score", "pooling": PoolingParams()}, "leave"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            run_file(source, model=llm, **options)

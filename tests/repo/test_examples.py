@@ -21,6 +21,7 @@ from rosebatch.cli.app import main
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.rows import Row
 from rosebatch.io.tasks.embed import Embed
+from rosebatch.io.tasks.score import Score
 from tests.helpers.checkout import environment
 from tests.helpers.marks import needs_demo_model
 from tests.helpers.small_llama import save_llama
@@ -461,16 +462,18 @@ def test_evaluation_equals_transformers(evaluate, tmp_path, transformers, monkey
     assert "0 of 1 answers are equal" in told
 
 
-def test_the_examples_of_embeddings(tmp_path):
-    """The first vectors that anyone makes must not fail."""
-    reader = PromptReader(str(FOLDER / "embeddings.jsonl"), {}, task=Embed())
-    rows = list(reader)
+@pytest.mark.parametrize(
+    ("task", "name", "field"), [(Embed(), "embeddings", "embedding"), (Score(), "scores", "scores")]
+)
+def test_the_examples_of_what_generates_nothing(tmp_path, task, name, field):
+    """The first vectors and scores that anyone makes must not fail."""
+    rows = list(PromptReader(str(FOLDER / f"{name}.jsonl"), {}, task=task))
     assert [type(row) for row in rows] == [Row] * 3
     target = tmp_path / "vectors.jsonl"
     flags = ["--model", str(TINY), "--load-format", "dummy", "--device", "cpu", "--quiet", "-o", str(target)]
     source = tmp_path / "in.jsonl"
     source.write_text('{"prompt_token_ids": [1, 2, 3]}\n')
     with pytest.raises(SystemExit) as end:
-        main(["embed", str(source), *flags])
+        main([task.name, str(source), *flags])
     assert end.value.code == 0
-    assert len(json.loads(target.read_text())["embedding"]) > 1
+    assert json.loads(target.read_text())[field]
