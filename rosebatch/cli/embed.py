@@ -28,7 +28,11 @@ class EmbeddingFlags:
     """What the vectors are; fields as in ``rosebatch.core.pooling_params.PoolingParams``."""
 
     pooling: Annotated[
-        Pooling | None, Flag("State of the last token, or mean of all. Default: the model's own, or last.", EMBEDDING)
+        Pooling | None,
+        Flag(
+            "State of the last token, mean of all, or state of the first (cls). Default: the model's own.",
+            EMBEDDING,
+        ),
     ] = None
     normalize: Annotated[
         bool | None,

@@ -164,6 +164,11 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             tensor, and ``activation`` and ``norm_eps`` have no meaning.
         delta: the gated delta rule of some layers.
         experts: routed experts; None for a dense MLP in every layer.
+        bidirectional: whether a token sees those after it too. A prompt is then computed in one step, and nothing is
+            kept of it; a sliding window has the keys on each side, the query's own included.
+        token_types: rows of a table that is added to embeddings (BERT); 0 for none. Token ids from ``vocab_size`` on
+            are of the second type, and so on.
+        position_offset: rows of learned positions before that of the first token (RoBERTa).
         head: whether it has an output projection; without, it embeds only.
         dtype: of the checkpoint; the default of a run.
         kv_cache_dtype: ``fp8`` stores K and V as ``stores_e4m3`` says; ``auto`` is the dtype of activations.
@@ -201,6 +206,9 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     transformers: TransformersShape | None = None
     delta: DeltaConfig | None = None
     experts: ExpertsConfig | None = None
+    bidirectional: bool = False
+    token_types: int = 0
+    position_offset: int = 0
     head: bool = True
     eos_token_ids: tuple[int, ...] = ()
     dtype: Literal["float32", "float16", "bfloat16"] = "bfloat16"
@@ -209,6 +217,8 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def __post_init__(self) -> None:
         for name in _SIZES:
             require_in(name, getattr(self, name), 1, MAX_LAYERS if name == "num_layers" else MAX_SIZE)
+        for name in ("token_types", "position_offset"):
+            require_in(name, getattr(self, name), 0, MAX_SIZE)
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_heads {self.num_heads} is no multiple of num_kv_heads {self.num_kv_heads}")
         self._check_rope()
@@ -256,6 +266,11 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return channels + channels % 2
 
     @property
+    def num_token_ids(self) -> int:
+        """Token ids are below this: those of the vocabulary, once for each type of tokens."""
+        return self.vocab_size * max(1, self.token_types)
+
+    @property
     def longest(self) -> int:
         """Most tokens that ``--max-model-len`` may ask for: scaled positions reach past the length in config.json."""
         rope = self.rope
@@ -266,6 +281,8 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     @property
     def kv_planes(self) -> tuple[tuple[Planes, ...], ...]:
         """What each layer with a KV cache keeps there: the ``planes`` of the model's mixers, as a test checks."""
+        if self.bidirectional:
+            return ()
         if self.transformers is not None:
             layers = self.transformers.kv_planes
         else:
@@ -297,6 +314,8 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     @property
     def kv_windows(self) -> list[int]:
         """``sliding_window`` of each layer with a KV cache."""
+        if self.bidirectional:
+            return []
         states = self.delta.layers if self.delta else (False,) * self.num_layers
         return [self.sliding_window(layer) for layer, state in enumerate(states) if not state]
 

@@ -6,7 +6,7 @@ from typing import Literal, Self, get_args
 
 from rosebatch.core.errors import RowError
 
-Pooling = Literal["last", "mean"]
+Pooling = Literal["last", "mean", "cls"]
 # How JSON holds a vector.
 EncodingFormat = Literal["float", "base64"]
 # Larger than any hidden state.
@@ -20,7 +20,8 @@ class PoolingParams:
     The hidden states are those after the model's last norm. The vector is cut, then normalised.
 
     Attributes:
-        pooling: the state of the last token, or the mean over all tokens. A model that says nothing: ``last``.
+        pooling: the state of the last token, the mean over all tokens, or the state of the first (``cls``), which
+            is of models whose tokens see those after them. If a model says nothing: ``mean`` for these, else ``last``.
         normalize: whether the vector has length 1. A model that says nothing: True.
         dimensions: numbers of the vector that are kept, the first ones; None for all (source: Kusupati et al. 2022,
             Matryoshka Representation Learning).
@@ -37,7 +38,7 @@ class PoolingParams:
 
     def __post_init__(self) -> None:
         if self.pooling not in (None, *get_args(Pooling)):
-            raise ValueError(f"pooling must be {' or '.join(get_args(Pooling))}, got {self.pooling!r}")
+            raise ValueError(f"pooling must be {', '.join(get_args(Pooling)[:-1])} or cls, got {self.pooling!r}")
         if not isinstance(self.normalize, bool | None):
             raise ValueError(f"normalize must be True or False, got {self.normalize!r}")
         given = self.dimensions
@@ -54,6 +55,8 @@ class PoolingParams:
 
 # The defaults of a model without its own.
 PLAIN = PoolingParams(pooling="last", normalize=True)
+# The same, of a model whose tokens see those after them.
+MEAN = PoolingParams(pooling="mean", normalize=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,20 +66,30 @@ class ModelPooling:
     Attributes:
         params: the model's own, for what a request leaves open.
         refused: why they are not served, so that a request has to name its pooling; None if they are.
+        bidirectional: whether the model's tokens see those after them, so that the first can stand for all.
     """
 
     params: PoolingParams = field(default_factory=PoolingParams)
     refused: str | None = None
+    bidirectional: bool = False
+
+    @property
+    def lacks(self) -> dict[str, str]:
+        """Poolings that the model cannot have, and why."""
+        return {} if self.bidirectional else {"cls": "the first token of this model sees no other"}
 
     def of(self, asked: PoolingParams) -> PoolingParams:
         """The parameters of a request, complete.
 
         Raises:
-            RowError: it leaves the pooling to the model, whose own is not served.
+            RowError: it leaves the pooling to the model, whose own is not served, or the first token sees no other.
         """
         if self.refused and asked.pooling is None:
             raise RowError("unsupported_pooling", self.refused)
-        return asked.over(self.params).over(PLAIN)
+        found = asked.over(self.params).over(PLAIN)
+        if (why := self.lacks.get(found.pooling or "")) is not None:
+            raise RowError("unsupported_pooling", f"pooling {found.pooling}: {why}")
+        return found
 
 
 # The pooling of a model without its own.

@@ -195,6 +195,9 @@ def build_engine(
         minimum=minimum,
     )
     on_device = device.type == "cuda" and switches.paged_attention
+    whole = any(spec.whole_prompts for spec in model.mixers)
+    if whole:
+        switches = replace(switches, chunked_prefill=False, prefix_cache=False)
     window = _DECODE_WINDOW if switches.fused_sampler and switches.late_results else 1
     restarts = restart_policy(model.mixers)
     policy = SeparateDecodes(window) if on_device else MIXED
@@ -234,7 +237,7 @@ def build_engine(
     engine = Engine(
         scheduler,
         runner if drive is None else drive(runner),
-        vocab_size=config.vocab_size,
+        vocab_size=config.num_token_ids,
         max_model_len=config.max_model_len,
         eos_token_ids=eos_token_ids,
         async_depth=int(on_device and switches.late_results),

@@ -184,7 +184,7 @@ def _refused(row: Prepared, config: ModelConfig, *, strict: bool) -> FailedRow |
     try:
         for number, prompt in enumerate(row.prompts):
             request = Request(number, prompt.token_ids, prompt.sampling, row.row.pooling, prompt.scoring)
-            require_servable(request, config.vocab_size, config.max_model_len, hidden_size=config.hidden_size)
+            require_servable(request, config.num_token_ids, config.max_model_len, hidden_size=config.hidden_size)
     except RowError as error:
         return row.failed(error)
     return None
@@ -233,7 +233,8 @@ def _summary(checked: Checked, plan: LaunchPlan, block_size: int, rates: Rates) 
     if unread := plan.source.quantization.unread:
         lines.append(("not read", f"{', '.join(unread)} of quantization_config"))
     form = " in fp8" if config.kv_cache_dtype == "fp8" else ""
-    lines.append(("KV cache", f"at most {gib(cache)}{form} for the {longest} at once; less is enough"))
+    if config.kv_planes:
+        lines.append(("KV cache", f"at most {gib(cache)}{form} for the {longest} at once; less is enough"))
     states = min(slots, good) * config.state_bytes(itemsize)
     if states:
         lines.append(("states", f"{gib(states)} for {counted(min(slots, good), 'row')} at once"))

@@ -122,7 +122,7 @@ def model_info_of(plan: LaunchPlan) -> ModelInfo:
         refused,
         names,
         plan.source.config.hidden_size,
-        plan.switches.prefix_cache and not plan.source.config.num_state_layers,
+        plan.switches.prefix_cache,
         fit=str(plan.fit or ""),
     )
 

@@ -95,7 +95,8 @@ class Fit:
         allowed = f" (the model allows {model})" if self.longest < model else ""
         few = f", {self.longest_together} of that length" if self.longest_together < self.together else ""
         form = " (fp8)" if wanted.config.kv_cache_dtype == "fp8" else ""
-        room = f"{gib(self.cache)} of KV cache{form} for a row of up to {counted(self.longest, 'token')}{allowed}"
+        kept = f"{gib(self.cache)} of KV cache{form}" if wanted.config.kv_planes else "no KV cache,"
+        room = f"{kept} for a row of up to {counted(self.longest, 'token')}{allowed}"
         room += f", at most {counted(self.together, 'row')} at once{few}"
         return f"fits: {weights} and {room}, in {_free(self.memory)}{_ranks(wanted)}"
 
@@ -139,7 +140,9 @@ def _fit(wanted: Wanted, memory: DeviceMemory) -> Fit | None:
             return None
         raise
     cache = sum(group.blocks * size for group, size in zip(plan.groups, _block_sizes(wanted, plan), strict=True))
-    step = step_bytes(config, plan.max_num_batched_tokens, plan.max_num_seqs, wanted.dtype)
+    # A prompt that is computed whole may be longer than the budget.
+    tokens = max(plan.max_num_batched_tokens, config.max_model_len * config.bidirectional)
+    step = step_bytes(config, tokens, plan.max_num_seqs, wanted.dtype)
     states = plan.max_num_seqs * _state_bytes(wanted)
     # The trial ends before a row fills its blocks.
     tries = wanted.switches.batch_invariant and wanted.dtype == torch.bfloat16 and config.head
@@ -149,9 +152,9 @@ def _fit(wanted: Wanted, memory: DeviceMemory) -> Fit | None:
     if max(cache + step + states, trial) > room:
         return None
     pools = (BlockPool(group.blocks, wanted.block_size, group.window) for group in plan.groups)
-    tokens = BlockGroups([*pools]).max_sequence_len(chunked=wanted.switches.chunked_prefill)
-    longest, slots = min(tokens or config.max_model_len, config.max_model_len), plan.max_num_seqs
-    return Fit(wanted, memory, cache, longest, slots, min(tokens // longest, slots) if tokens else slots)
+    held = BlockGroups([*pools]).max_sequence_len(chunked=wanted.switches.chunked_prefill)
+    longest, slots = min(held or config.max_model_len, config.max_model_len), plan.max_num_seqs
+    return Fit(wanted, memory, cache, longest, slots, min(held // longest, slots) if held else slots)
 
 
 def _plan(wanted: Wanted, left: DeviceMemory) -> MemoryPlan:

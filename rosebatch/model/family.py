@@ -128,6 +128,7 @@ class Family:
         may_have: further parts that a shape may have. Other families' parts are refused.
         lacks: other options of ``ModelConfig`` that the class does not have.
         check: raises ValueError for other shapes that the class cannot have.
+        bidirectional: whether its tokens may, or must, see those after them.
         hf_values: config.json of a shape, but for the fields of all families; None if other engines do not have it.
     """
 
@@ -138,4 +139,5 @@ class Family:
     may_have: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()
     check: Callable[[ModelConfig], None] = lambda _: None
+    bidirectional: bool = False
     hf_values: Callable[[ModelConfig], dict[str, Any]] | None = None

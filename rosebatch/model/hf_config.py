@@ -18,6 +18,8 @@ from rosebatch.model.unread import require_read
 
 # How transformers names the class of all layers, and the one with an output projection as well.
 _BARE, _WHOLE = "Model", ("ForCausalLM", "LMHeadModel")
+# Those of encoders that were trained with a head, which is not read.
+_TRAINED = ("ForMaskedLM", "ForPreTraining")
 _BY_MODEL_TYPE = {each.model_type: name for table in (ARCHITECTURES, WHOLES) for name, each in table.items()}
 
 
@@ -135,8 +137,13 @@ def _is_bare(name: Any) -> bool:
 
 
 def _with_head(name: Any) -> Any:
-    """The class with the output projection, if it is served; else the class itself."""
-    if not isinstance(name, str) or name in ARCHITECTURES or not name.endswith(_BARE):
+    """The class with the output projection, or of encoders the one without, if it is served; else the class itself."""
+    if not isinstance(name, str) or name in ARCHITECTURES:
+        return name
+    for end in _TRAINED:
+        if (bare := f"{name.removesuffix(end)}{_BARE}") != f"{name}{_BARE}" and bare in ARCHITECTURES:
+            return bare
+    if not name.endswith(_BARE):
         return name
     stem = name.removesuffix(_BARE)
     return next((whole for end in _WHOLE if (whole := stem + end) in ARCHITECTURES), name)

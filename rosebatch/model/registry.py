@@ -41,6 +41,8 @@ def check_config(config: ModelConfig, source: str) -> ModelConfig:
     for name in sorted(_PARTS - {*family.needs, *family.may_have}):
         if getattr(config, name) is not None:
             raise refusal(source, f"{name} has no meaning for {config.family}")
+    if config.bidirectional and not family.bidirectional:
+        raise refusal(source, f"bidirectional has no meaning for {config.family}")
     for name in family.lacks:
         if getattr(config, name):
             raise refusal(source, f"{name} is not supported for {config.family}")

@@ -13,7 +13,13 @@ from rosebatch.core.pooling_params import NO_PROMPTS, PLAIN_POOLING, ModelPoolin
 from rosebatch.host.model_files import read_json, read_text, refusal, shown
 
 _TRANSFORMER, _POOLING, _NORMALIZE = "Transformer", "Pooling", "Normalize"
-_SERVED: dict[str, Pooling] = {"lasttoken": "last", "mean_tokens": "mean", "mean": "mean"}
+_SERVED: dict[str, Pooling] = {
+    "lasttoken": "last",
+    "mean_tokens": "mean",
+    "mean": "mean",
+    "cls_token": "cls",
+    "cls": "cls",
+}
 _FLAG = "pooling_mode_"
 _PROMPTS, _LIMITS = "config_sentence_transformers.json", "sentence_bert_config.json"
 
@@ -98,10 +104,10 @@ def _pooling(path: Path, prompts: NamedPrompts) -> Pooling:
     values = read_json(path)
     modes = _modes(values)
     if values.get("include_prompt") is False and any(prompts.by_name.values()):
-        raise refusal(path, "pooling without the prompt in front is not supported: give --pooling last or mean")
+        raise refusal(path, "pooling without the prompt in front is not supported: give --pooling")
     if len(modes) != 1 or modes[0] not in _SERVED:
         asked = ", ".join(map(shown, modes)) or "nothing"
-        raise refusal(path, f"pooling by {asked} is not supported: give --pooling last or mean")
+        raise refusal(path, f"pooling by {asked} is not supported: give --pooling")
     return _SERVED[modes[0]]
 
 

@@ -13,7 +13,7 @@ from rosebatch.config.model import ModelConfig
 from rosebatch.config.run import LoadFormat, RunConfig
 from rosebatch.config.toml_file import load_toml
 from rosebatch.core.errors import FlagError, UserError
-from rosebatch.core.pooling_params import ModelPooling, NamedPrompts
+from rosebatch.core.pooling_params import MEAN, ModelPooling, NamedPrompts
 from rosebatch.host.model_files import require_file
 from rosebatch.model.contract import Model
 from rosebatch.model.dry_load import HEADERS, require_loadable
@@ -96,7 +96,10 @@ class ModelSource:
     @property
     def pooling(self) -> ModelPooling:
         """See ``rosebatch.model.sentence_transformers.pooling_or_refusal``."""
-        return pooling_or_refusal(self.folder)
+        found = pooling_or_refusal(self.folder)
+        if not self.config.bidirectional:
+            return found
+        return replace(found, params=found.params.over(MEAN), bidirectional=True)
 
     @property
     def prompts(self) -> NamedPrompts:

@@ -42,6 +42,20 @@ class MLP(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class SelfAttention:
+    """q, k and v of the normed input in one product, attention, and a last product."""
+
+    ops: Ops
+    qkv: Linear
+    spec: MixerSpec
+    out: Linear
+
+    def __call__(self, normed: Tensor, attention: Attention, wanted: Tensor | None = None) -> Partial:
+        """See ``Mixer``."""
+        return self.ops.project(self.out, attention(self.spec, self.qkv(normed), wanted=wanted))
+
+
+@dataclass(frozen=True, slots=True)
 class GatedMLP:
     """``down(activation(gate(x)) · up(x))``; gate and up are one product."""
 

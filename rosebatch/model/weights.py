@@ -26,6 +26,8 @@ _DTYPES |= {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8
 _DTYPES |= {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8}
 # What models compute themselves: rotary frequencies, masks; a tied head is looked at before.
 _COMPUTED = ("inv_freq", "masked_bias", "attn.bias", "position_ids", "lm_head.weight")
+# Tables of learned positions.
+_OF_POSITIONS = ("wpe.weight", "position_embeddings.weight")
 # What follows the name of a tensor, or of its module, where values are to be multiplied.
 _SCALES = ("weight_scale", "weight_scale_inv", "scale_weight", "weight_scale_2", "input_scale")
 # Numbers of quantized matrices, in place of ``weight``.
@@ -346,7 +348,7 @@ class SafetensorsWeights:
             stored = handle.get_slice(name)
             found = tuple(stored.get_shape())
             # Only as much is read as is used, and nothing of a wrong shape.
-            is_longer = name.endswith("wpe.weight") and len(found) == len(shape) and found[0] > shape[0]
+            is_longer = name.endswith(_OF_POSITIONS) and len(found) == len(shape) and found[0] > shape[0]
             if (shape[0], *found[1:]) != shape if is_longer else found != shape:
                 raise refusal(path, f"tensor {name!r} has shape {shown(found)}, config says {shape}")
             if device.type == "meta":

@@ -284,6 +284,56 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-yarn": ("Qwen3Config", {**_SIZES, "head_dim": 24, "rope_parameters": {**_YARN, "attention_factor": 0.8}}),
 }
 
+_ENCODER = {
+    "vocab_size": 199,
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 80,
+    "max_position_embeddings": 130,
+    "pad_token_id": None,
+}
+_AFTER_PADDING = {**_ENCODER, "pad_token_id": 1}
+_WINDOWED = {key: value for key, value in _ENCODER.items() if key != "pad_token_id"}
+# Models whose tokens see those after them: they embed. The second value of ``layer_types`` slides.
+ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("BertConfig", _ENCODER),
+    "bert-relu": ("BertConfig", {**_ENCODER, "hidden_act": "relu", "type_vocab_size": 3, "layer_norm_eps": 1e-5}),
+    "roberta": ("RobertaConfig", {**_AFTER_PADDING, "type_vocab_size": 1}),
+    "xlm-roberta": ("XLMRobertaConfig", {**_AFTER_PADDING, "pad_token_id": 5}),
+    "camembert": ("CamembertConfig", {**_AFTER_PADDING, "type_vocab_size": 1}),
+    "distilbert": (
+        "DistilBertConfig",
+        {"vocab_size": 199, "dim": 48, "n_layers": 3, "n_heads": 4, "hidden_dim": 80, "max_position_embeddings": 130},
+    ),
+    "mpnet": ("MPNetConfig", _AFTER_PADDING),
+    "nomic_bert": ("NomicBertConfig", {**_ENCODER, "pad_token_id": 0}),
+    "gte": ("GteConfig", _AFTER_PADDING),
+    "gte-untyped": ("GteConfig", {**_AFTER_PADDING, "type_vocab_size": 0, "hidden_act": "silu"}),
+    "modernbert": ("ModernBertConfig", {**_WINDOWED, "local_attention": 24, "pad_token_id": 3}),
+    "modernbert-biases": (
+        "ModernBertConfig",
+        {
+            **_WINDOWED,
+            "local_attention": 9,
+            "norm_bias": True,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "pad_token_id": 3,
+        },
+    ),
+    "embeddinggemma": (
+        "Gemma3TextConfig",
+        {
+            **_GEMMA,
+            "num_hidden_layers": 3,
+            "use_bidirectional_attention": True,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+}
+
 
 def reference_options(name: str) -> dict[str, Any]:
     """Further options of transformers' ``generate`` for a model: without a cache, longrope is exact.

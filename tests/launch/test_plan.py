@@ -22,7 +22,7 @@ def source():
     """A model that nobody loads."""
     return SimpleNamespace(
         folder=None,
-        config=SimpleNamespace(num_state_layers=0, experts=None),
+        config=SimpleNamespace(num_state_layers=0, experts=None, bidirectional=False),
         quantization=PLAIN,
         dtype=torch.bfloat16,
         keep_state=lambda: None,

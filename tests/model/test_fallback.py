@@ -109,7 +109,7 @@ def test_the_floor_counts_active_experts(folder):
     ("model_type", "reason"),
     [
         ("bloom", "its attention does not go through transformers' attention interface"),
-        ("bert", "its masks are neither causal nor sliding windows"),
+        ("electra", "its masks are neither causal nor sliding windows"),
         ("jamba", "layer 0 is of type linear_attention"),
         ("falcon_h1", "layer 0 is of type hybrid"),
         ("doge", "model.layers.0.self_attn builds a mask of its own"),

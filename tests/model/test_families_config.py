@@ -38,7 +38,25 @@ def theirs(architecture, **values):
     return getattr(transformers, kind)(**SIZES, **values)
 
 
-@pytest.mark.parametrize("name", [n for n in ARCHITECTURES if n not in ("GPT2LMHeadModel", "HP1ForCausalLM")])
+ENCODERS = [n for n, a in ARCHITECTURES.items() if n.endswith("Model") and a.model_type not in ("gpt2", "new")]
+# As DistilBERT names the same sizes.
+_DISTILLED = {"vocab_size": 300, "dim": 2048, "hidden_dim": 40, "n_layers": 8, "n_heads": 32}
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_defaults_of_encoders_are_transformers_own(name):
+    """A folder that leaves out what equals the defaults is the model of one that has all."""
+    import transformers
+
+    sizes = _DISTILLED if name == "DistilBertModel" else SIZES
+    kind = name.replace("Model", "Config")
+    whole = {**getattr(transformers, kind)(**sizes).to_dict(), "architectures": [name], "dtype": None}
+    found = parse_model_config({**sizes, "architectures": [name]}, "config.json")
+    assert found == parse_model_config(whole, "config.json")
+    assert not found.head
+
+
+@pytest.mark.parametrize("name", [n for n in ARCHITECTURES if n.endswith("CausalLM") and n != "HP1ForCausalLM"])
 def test_defaults_are_transformers_own(name):
     """With only the sizes given, all other values equal those of transformers' config class."""
     served = {"num_local_experts": 0, "layer_types": ["full_attention"] * 8} if "Hybrid" in name else {}

@@ -43,6 +43,8 @@ LAST = {"pooling_mode_cls_token": False, "pooling_mode_lasttoken": True, "includ
         (LAST, [], PoolingParams(pooling="last", normalize=False)),
         ({"pooling_mode_mean_tokens": True}, [NORMALIZE], PoolingParams(pooling="mean", normalize=True)),
         ({"pooling_mode": "lasttoken"}, [NORMALIZE], PoolingParams(pooling="last", normalize=True)),
+        ({"pooling_mode_cls_token": True}, [NORMALIZE], PoolingParams(pooling="cls", normalize=True)),
+        ({"pooling_mode": "cls"}, [], PoolingParams(pooling="cls", normalize=False)),
         ({"pooling_mode": ["mean"]}, [NORMALIZE], PoolingParams(pooling="mean", normalize=True)),
     ],
 )
@@ -60,7 +62,7 @@ def test_a_model_that_says_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("pooling", "further", "message"),
     [
-        ({"pooling_mode_cls_token": True}, [], "cls_token.*--pooling"),
+        ({"pooling_mode_max_tokens": True}, [], "max_tokens.*--pooling"),
         ({"pooling_mode_mean_tokens": True, "pooling_mode_lasttoken": True}, [], "--pooling"),
         ({}, [], "nothing"),
         (LAST, [("2_Dense", "Dense")], "Dense"),
@@ -73,6 +75,15 @@ def test_refused(folder, pooling, further, message):
     with pytest.raises(UserError, match=message):
         read_pooling(made)
     assert pooling_or_refusal(made).refused
+
+
+def test_the_first_token_of_a_decoder():
+    """It sees no other token: all texts would have one vector, or that of a chunk's first token."""
+    own = PoolingParams(pooling="cls")
+    for model, asked in ((ModelPooling(own), PoolingParams()), (ModelPooling(), own)):
+        with pytest.raises(RowError, match="sees no other"):
+            model.of(asked)
+    assert ModelPooling(own, bidirectional=True).of(PoolingParams()).pooling == "cls"
 
 
 def test_a_broken_list(tmp_path):

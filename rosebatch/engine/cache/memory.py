@@ -60,7 +60,7 @@ class MemoryPlan:
     """The KV cache, and most tokens and sequences of a step.
 
     Attributes:
-        groups: of its layers, see ``window_groups``.
+        groups: of its layers, see ``window_groups``; none if nothing is kept of tokens.
         group_of: the number of each layer's group.
     """
 
@@ -109,6 +109,12 @@ def plan_memory(
         while not limits.max_num_batched_tokens and tokens > _FEWEST_TOKENS and step > _STEP_SHARE * free:
             tokens //= 2
             step = step_bytes(config, tokens, slots, dtype)
+    if not layers:
+        # Nothing is kept of a prompt: a step has as many as its tokens allow.
+        slots = _MAX_SLOTS if device.device == "cuda" and limits.max_num_seqs == "auto" else slots
+        tokens, slots = minimum([tokens, slots])
+        return MemoryPlan((), (), tokens, slots)
+    if device.device == "cuda":
         # The share of the whole GPU, less what this process has taken; and never more than that share of what is free.
         share = limits.gpu_memory_utilization
         usable = int(min(share * device.total - device.taken, share * free))
@@ -180,7 +186,7 @@ def step_bytes(config: ModelConfig, tokens: int, seqs: int, dtype: torch.dtype) 
         mlp = max(mlp, 3 * config.experts.shared_size + config.hidden_size + routed + config.experts.num_experts)
     # Next to residuals and norms, old and new.
     wide = mlp + 4 * config.hidden_size + config.mixer_channels
-    return 2 * (tokens * wide + seqs * config.vocab_size) * dtype.itemsize
+    return 2 * (tokens * wide + seqs * config.vocab_size * config.head) * dtype.itemsize
 
 
 def memory_of(device: torch.device) -> DeviceMemory:

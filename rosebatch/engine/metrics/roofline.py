@@ -75,7 +75,8 @@ def measure_host_rates(dtype: torch.dtype) -> Rates:
 
 def weight_bytes(config: ModelConfig, itemsize: int, kept: MatrixBytes | None = None) -> int:
     """Bytes of a model's matrices; ``kept`` says what those of layers take, None that they are plain."""
-    embedding = config.vocab_size * config.hidden_size * (1 if config.tie_word_embeddings else 2)
+    rows = config.num_token_ids + config.vocab_size * (config.head and not config.tie_word_embeddings)
+    embedding = rows * config.hidden_size
     if config.transformers is not None:
         return (config.transformers.layer_weights + embedding) * itemsize
     experts = config.experts.num_experts if config.experts else 0
@@ -112,11 +113,12 @@ def find_floor(
     # No decode step follows either of them.
     output_lens = [max(1, length) for length in output_lens]
     chosen = config.experts.experts_per_token if config.experts else 0
-    layers, head = _parameters(config, chosen), config.vocab_size * config.hidden_size
+    layers, head = _parameters(config, chosen), config.vocab_size * config.hidden_size * config.head
     kept = kept or MatrixBytes(itemsize, itemsize)
 
     tokens = cached_prefix + sum(own_lens)
-    last = _after_keys(config, chosen)
+    # All tokens of a prompt may see each other: then the last layer computes all of them.
+    last = 0 if config.bidirectional else _after_keys(config, chosen)
     of_layers, of_head = (layers - last) * tokens + last * len(prompt_lens), head * len(prompt_lens)
     live = _live_sequences(output_lens, max_num_seqs)
     steps = live.total()
@@ -127,6 +129,9 @@ def find_floor(
         window = config.kv_windows[-1]
         pairs = sum(min(n, window or n) for n in prompt_lens)
         pairs -= _pairs(prompt_lens, cached_prefix, window)
+    if config.bidirectional:
+        reaches = [2 * config.sliding_window(layer) - 1 for layer in range(config.num_layers)]
+        pairs += sum(n * (min(n, reach) if reach > 0 else n) for reach in reaches for n in prompt_lens)
     for window, count in Counter(config.kv_windows).items():
         pairs += count * _pairs(prompt_lens, cached_prefix, window)
         # The step after k generated tokens reads their K and V and the prompt's. A window moves past the prefix.

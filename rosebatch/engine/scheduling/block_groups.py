@@ -17,7 +17,8 @@ class BlockGroups:
     """The block tables of all sequences, in all groups.
 
     Args:
-        pools: one for each group, in the order of the groups' numbers; all with one block size.
+        pools: one for each group, in the order of the groups' numbers; all with one block size. None if nothing is kept
+            of tokens: then no sequence needs blocks.
 
     Attributes:
         groups: all of them.
@@ -25,9 +26,9 @@ class BlockGroups:
     """
 
     def __init__(self, pools: Sequence[BlockPool]) -> None:
-        assert len({pool.block_size for pool in pools}) == 1, "groups have one block size"
+        assert len({pool.block_size for pool in pools}) <= 1, "groups have one block size"
         self.pools = tuple(pools)
-        self.block_size = pools[0].block_size
+        self.block_size = pools[0].block_size if pools else 1
         self.groups = [BlockGroup(number, pool) for number, pool in enumerate(pools)]
         self._no_copies = (False,) * len(pools)
         self.window_groups = [group for group in self.groups if group.pool.window]
@@ -66,7 +67,7 @@ class BlockGroups:
                 if not pool.writable(table[first]):
                     copies = self._must_copy(sequence)
                     break
-        missing = -(-num_tokens // self.block_size) - held
+        missing = -(-num_tokens // self.block_size) - held if self.pools else 0
         return copies if missing <= 0 else [missing + copy for copy in copies or self._no_copies]
 
     def _must_copy(self, sequence: SequenceState) -> Sequence[bool]:

@@ -36,7 +36,7 @@ class Scheduler:
     """Continuous batching over a block pool.
 
     Args:
-        pools: the blocks of the KV cache, for each group of layers with the same sliding window.
+        pools: the blocks of the KV cache, for each group of layers with the same sliding window; none without a cache.
         max_num_seqs: maximum number of sequences in one step.
         max_num_batched_tokens: budget of a step with prompts in it; decode windows need none.
         policy: whether prompts and decodes share steps.
@@ -223,4 +223,5 @@ class Scheduler:
         self.blocks.check_integrity(self.queues)
         self.queues.check_integrity()
         for sequence in self.queues.running:
-            assert len(sequence.block_ids) * self.blocks.block_size >= sequence.num_computed_tokens
+            held = len(sequence.block_ids) * self.blocks.block_size
+            assert not self.blocks.pools or held >= sequence.num_computed_tokens

@@ -7,6 +7,7 @@ after a preemption: its bits depend on its own sequence only.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
 import torch
@@ -85,12 +86,14 @@ class GatheredAttention:
         self.group_of = {spec.window: cache.group_of[spec.layer] for spec in specs}
         self.reads: set[_Read] = {(spec.planes, spec.window) for spec in specs}
         # The bytes of a token in the widest layer.
-        self.token_bytes = cache.dtype.itemsize * max(sum(each.numbers for each in planes) for planes, _ in self.reads)
+        widths = [sum(each.numbers for each in planes) for planes, _ in self.reads]
+        self.token_bytes = cache.dtype.itemsize * max(widths, default=0)
         self._append_rows = {
             (planes, window): tuple(self._rows_of(batch.slots[self.group_of[window]], each.heads) for each in planes)
             for planes, window in self.reads
         }
         self.rotary_rows = batch.rotary_rows
+        self._chunks = batch.chunks
         self._states = states
         if states is not None:
             ends = accumulate(len(chunk.token_ids) for chunk in batch.chunks)
@@ -102,13 +105,27 @@ class GatheredAttention:
         self._rotations: dict[Rotary, tuple[Tensor, Tensor]] = {}
         self.groups: list[_Group] = []
         order: list[int] = []
-        for queries in self._shapes(_queries(batch)):
+        for queries in self._shapes(_queries(batch)) if specs else ():
             order += self._add_group(queries, batch, first=len(order))
         inverse = {row: position for position, row in enumerate(order) if row >= 0}
-        ordered = order == list(range(len(batch.input_ids)))
+        ordered = not specs or order == list(range(len(batch.input_ids)))
         # Padding rows of a tile are filled with any query: their results are dropped.
         self.order = None if ordered else self._tensor([max(row, 0) for row in order])
         self.inverse = None if ordered else self._tensor([inverse[row] for row in range(len(inverse))])
+
+    def prompts(self) -> list[Tensor]:
+        """See ``rosebatch.model.mixers.mixer.GatheredContext``."""
+        return self._prompts
+
+    @cached_property
+    def _prompts(self) -> list[Tensor]:
+        lengths: dict[int, list[range]] = {}
+        first = 0
+        for chunk in self._chunks:
+            size = len(chunk.token_ids)
+            lengths.setdefault(size, []).append(range(first, first + size))
+            first += size
+        return [self._tensor([list(rows) for rows in members]) for members in lengths.values()]
 
     def __call__(self, spec: MixerSpec, *inputs: Tensor, wanted: Tensor | None = None) -> Tensor:
         """See ``rosebatch.model.contract.Attention``: tiles are always whole."""

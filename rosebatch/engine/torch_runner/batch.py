@@ -51,8 +51,8 @@ class StepBatch:
             masked keys are read, and another sequence's may be NaN.
         chunks: the plan's, one for each of the B sequences.
         num_prompt_tokens: prompt lengths of the B sequences.
-        last_rows: ``[S]`` int64, the rows of T that are sampled, then the last rows of the chunks that pool; one row if
-            there is none of either.
+        last_rows: ``[S]`` int64, the rows of T that are sampled, then the first or last rows of the chunks that pool;
+            one row if there is none of either.
         sampled: the sequences of the rows that are sampled.
     """
 
@@ -83,7 +83,7 @@ def build_batch(
     sample_rows: list[int] = []
     sampled: list[SampledRow] = []
     pool_rows: list[int] = []
-    width = max(len(blocks[chunk.id][0]) for chunk in chunks)
+    width = max(len(own[0]) if own else 0 for own in (blocks[chunk.id] for chunk in chunks))
     tables: list[list[list[int]]] = [[] for _ in range(num_groups)]
     for chunk in chunks:
         input_ids += chunk.token_ids
@@ -96,7 +96,8 @@ def build_batch(
             sample_rows.append(len(input_ids) - 1)
             sampled.append(SampledRow(specs[chunk.id], chunk.end, chunk.output_token_ids))
         if chunk.pools:
-            pool_rows.append(len(input_ids) - 1)
+            at_first = specs[chunk.id].pooling == "cls"
+            pool_rows.append(len(input_ids) - (len(chunk.token_ids) if at_first else 1))
 
     def tensor(values: list[int] | list[list[int]] | np.ndarray) -> Tensor:
         return torch.tensor(values, dtype=torch.int64).to(device, non_blocking=True)

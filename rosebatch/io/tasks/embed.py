@@ -74,8 +74,11 @@ class Embed(Task):
 
     def require_able(self, refused: Mapping[str, str], prompt_names: Sequence[str], hidden_size: int | None) -> None:
         """See ``Task``. A pooling that was named replaces one of the model's that is not served."""
-        if self.pooling.pooling is None:
+        asked = self.pooling.pooling
+        if asked is None:
             super().require_able(refused, prompt_names, hidden_size)
+        elif asked in refused:
+            raise FlagError(f"--pooling {asked}: {refused[asked]}")
         name, wanted = self.pooling.prompt_name, self.pooling.dimensions
         if name is not None and name not in prompt_names:
             has = f"only {', '.join(prompt_names)}" if prompt_names else "no prompts"
@@ -95,9 +98,12 @@ class Embed(Task):
         return {DESCRIBED: {**asdict(decided), "encoding_format": self.encoding_format}}
 
 
+_STATES = {"last": "state of the last token", "mean": "mean of all tokens", "cls": "state of the first token"}
+
+
 def in_words(described: Mapping[str, Any]) -> str:
     """What the vectors of a run are, from the value of its task's description."""
-    parts = ["state of the last token" if described["pooling"] == "last" else "mean of all tokens"]
+    parts = [_STATES[described["pooling"]]]
     if described["dimensions"] is not None:
         parts.append(f"{described['dimensions']} dimensions")
     if described["prompt_name"] is not None:

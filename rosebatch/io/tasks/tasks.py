@@ -22,7 +22,7 @@ def described_by(manifest: Mapping[str, Any]) -> Task:
 
 
 def refusals(model: str, pooling: ModelPooling, *, has_head: bool) -> dict[str, str]:
-    """Why a model cannot do a task, by the task's name.
+    """Why a model cannot do a task, by the task's name, or cannot pool so, by the pooling's.
 
     Args:
         model: its name.
@@ -30,4 +30,5 @@ def refusals(model: str, pooling: ModelPooling, *, has_head: bool) -> dict[str, 
         has_head: whether it has an output projection.
     """
     of_samples = None if has_head else f"{model}: {cannot_generate().message}; use rosebatch {Embed.name}"
-    return {task.name: why for task in TASKS if (why := of_samples if task.reads_logits else pooling.refused)}
+    tasks = {task.name: why for task in TASKS if (why := of_samples if task.reads_logits else pooling.refused)}
+    return tasks | pooling.lacks

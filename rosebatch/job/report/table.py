@@ -57,11 +57,7 @@ def table(report: dict[str, Any]) -> list[tuple[str, str]]:
             f"{report['steps']}, {counted(report['syncs'], 'sync')}, {counted(report['preemptions'], 'preemption')}",
         ),
         ("host work per row", host_work or "-"),
-        (
-            "KV cache",
-            f"{report['max_blocks_used']} of {engine['kv_cache_blocks']} blocks used at most"
-            + (", fp8" if engine.get("kv_cache_dtype") == "fp8" else ""),
-        ),
+        ("KV cache", _cache(report)),
         (
             "peak memory",
             ", ".join(f"{name} {size / 2**30:.2f} GiB" for name, size in report["peak_memory_bytes"].items()),
@@ -97,6 +93,14 @@ def field_rows(ignored: Mapping[str, int], unclear: Mapping[str, int]) -> list[t
             ("hint", f"--prompt-template puts columns such as {texts[0]} into prompts; or use --system-prompt")
         )
     return found
+
+
+def _cache(report: Mapping[str, Any]) -> str:
+    engine = report["engine"]
+    if not engine["kv_cache_blocks"]:
+        return "none: nothing is kept of a prompt"
+    form = ", fp8" if engine.get("kv_cache_dtype") == "fp8" else ""
+    return f"{report['max_blocks_used']} of {engine['kv_cache_blocks']} blocks used at most{form}"
 
 
 def _capacity(group: Mapping[str, int]) -> str:

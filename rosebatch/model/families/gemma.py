@@ -8,11 +8,14 @@ import torch
 from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
+from rosebatch.host.model_files import shown
 from rosebatch.model import gguf_decoder
 from rosebatch.model.families.llama import Llama
 from rosebatch.model.family import GGUF, Architecture, Family, GGUFModel
 from rosebatch.model.hf_fields import attention_biases, decoder, decoder_values, every, layer_types, refuse, windows
 from rosebatch.model.hf_rope import ropes_by_type, whole_rope
+from rosebatch.model.mixers.full.sublayer import load_full_attention
+from rosebatch.model.sublayers import Mixer
 from rosebatch.model.weights import WeightSource
 
 
@@ -22,6 +25,13 @@ class Gemma(Llama):
     post_attention_norm_name: ClassVar[str | None] = "post_attention_layernorm"
     mlp_norm_name = "pre_feedforward_layernorm"
     post_mlp_norm_name: ClassVar[str | None] = "post_feedforward_layernorm"
+
+    def load_softmax(self, index: int, prefix: str, weights: WeightSource, **options: Any) -> Mixer:
+        """See ``Llama``; EmbeddingGemma's tokens see those after them."""
+        if not self.config.bidirectional:
+            return super().load_softmax(index, prefix, weights, **options)
+        names, out = [prefix + name for name in self.qkv_names], f"{prefix}self_attn.o_proj"
+        return load_full_attention(self.config, self.ops, weights, index, names, out, **options)
 
     def load_norm(self, name: str, size: int, weights: WeightSource) -> Tensor:
         """``1 + weight`` in fp32: only the normed result is rounded."""
@@ -58,6 +68,7 @@ _GEMMA2_DEFAULTS = {
 
 def _parse_gemma2(values: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of ``ModelConfig``."""
+    refuse(values, "use_bidirectional_attention")
     fields = _shared(values, interval=2)
     return fields | {"attention_soft_cap": values["attn_logit_softcapping"] or 0.0, "rope": whole_rope(values)}
 
@@ -65,12 +76,23 @@ def _parse_gemma2(values: Mapping[str, Any]) -> dict[str, Any]:
 def _parse_gemma3(values: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of ``ModelConfig``; sliding layers have positions of their own."""
     full, sliding = ropes_by_type(values, theta=1_000_000.0, sliding_theta=10_000.0)
+    both = values.get("use_bidirectional_attention") or False
+    if type(both) is not bool:
+        raise ValueError(f"use_bidirectional_attention must be true or false, got {shown(both)}")
+    if both:
+        # So many keys on each side, as transformers counts them.
+        values = {**values, "sliding_window": values["sliding_window"] // 2 + 1}
     fields = _shared(values, interval=values.get("sliding_window_pattern", 6))
+    fields |= {"bidirectional": True, "head": False, "logit_soft_cap": 0.0} if both else {}
     return fields | {"qk_norm": True, "rope": full, "sliding_rope": sliding}
 
 
+def _parse_bare(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The same without an output projection."""
+    return _parse_gemma3(values) | {"head": False}
+
+
 def _shared(values: Mapping[str, Any], interval: Any) -> dict[str, Any]:
-    refuse(values, "use_bidirectional_attention")
     fields = decoder(values, "gemma", activation="hidden_activation")
     layers = fields["num_layers"]
     return fields | {
@@ -155,6 +177,8 @@ _GGUF_GEMMA3 = replace(
     GGUF_GEMMA2, architecture="gemma3", layer_names={**_LAYER_NAMES, **gguf_decoder.HEAD_NORMS}, config=_gguf_gemma3
 )
 ARCHITECTURES = {
+    # Its text part alone: EmbeddingGemma.
+    "Gemma3TextModel": Architecture("gemma3_text", "EmbeddingGemma", _parse_bare, _GEMMA3_DEFAULTS, window=True),
     "Gemma2ForCausalLM": Architecture(
         "gemma2", "Gemma 2", _parse_gemma2, _GEMMA2_DEFAULTS, window=True, gguf=GGUF_GEMMA2
     ),
@@ -162,4 +186,4 @@ ARCHITECTURES = {
         "gemma3_text", "Gemma 3", _parse_gemma3, _GEMMA3_DEFAULTS, window=True, gguf=_GGUF_GEMMA3
     ),
 }
-FAMILY = Family("gemma", Gemma, hf_values=_hf_values)
+FAMILY = Family("gemma", Gemma, bidirectional=True, hf_values=_hf_values)

@@ -36,7 +36,7 @@ class MixerSpec(ABC):
 
     Attributes:
         layer: counted from 0 among the layers with planes, or among those with states.
-        window: keys that a query sees, its own included; 0 for all.
+        window: keys that a query sees, its own included; 0 for all. Of whole prompts, those on each side.
         rotary: None if positions are not rotary.
     """
 
@@ -58,6 +58,11 @@ class MixerSpec(ABC):
     def prefix_heads(self) -> tuple[int, int] | None:
         """Query heads and K/V heads, if decode rows may share the keys of a prefix; None if they may not."""
         return None
+
+    @property
+    def whole_prompts(self) -> bool:
+        """Whether tokens see those after them: a prompt is computed in one step, and nothing of it is kept."""
+        return False
 
     @property
     def groups_tiles(self) -> bool:
@@ -111,6 +116,10 @@ class GatheredContext(Step, Protocol):
     """
 
     chunks: PackedChunks
+
+    def prompts(self) -> Sequence[Tensor]:
+        """For layers that need them whole: the step's rows of those of one length, ``[B, L]`` int64 each."""
+        ...
 
     def rotation(self, rotary: Rotary | None) -> tuple[Tensor, Tensor] | None:
         """The rows of the tables, ``[T, 1, R]`` each."""

@@ -10,23 +10,9 @@ from rosebatch.config.model import ModelConfig
 from rosebatch.model.contract import Attention, rows_of
 from rosebatch.model.mixers.softmax.mixer import SoftmaxSpec
 from rosebatch.model.rope import Rotary
-from rosebatch.model.sublayers import channels, columns, load_linear
+from rosebatch.model.sublayers import SelfAttention, channels, columns, load_linear
 from rosebatch.model.weights import WeightSource
 from rosebatch.ops.ops import Linear, Ops, Partial, QKNorm, WholeRMSNorm
-
-
-@dataclass(frozen=True, slots=True)
-class SelfAttention:
-    """q, k and v of the normed input in one product, attention, and a last product."""
-
-    ops: Ops
-    qkv: Linear
-    spec: SoftmaxSpec
-    out: Linear
-
-    def __call__(self, normed: Tensor, attention: Attention, wanted: Tensor | None = None) -> Partial:
-        """See ``rosebatch.model.sublayers.Mixer``."""
-        return self.ops.project(self.out, attention(self.spec, self.qkv(normed), wanted=wanted))
 
 
 @dataclass(frozen=True, slots=True)

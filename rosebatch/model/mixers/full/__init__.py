@@ -1,0 +1,1 @@
+"""Attention over whole prompts: each token sees those after it too."""

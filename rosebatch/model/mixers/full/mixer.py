@@ -1,0 +1,47 @@
+"""Attention over whole prompts: each token sees those after it too, and nothing is kept of a prompt."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from rosebatch.model.mixers.mixer import GatheredContext, MixerSpec
+from rosebatch.ops.full_attention import gathered
+from rosebatch.ops.ops import QKNorm
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class FullSpec(MixerSpec):
+    """See ``MixerSpec``. The input is ``[T, (heads + 2 · kv_heads) · D]``, q then k then v as projected.
+
+    The output is ``[T, heads · D]``.
+
+    Attributes:
+        num_heads, num_kv_heads: of q, and of k and v.
+        head_dim: D.
+        scale: factor on q·k.
+        qk_norm: what q and k go through before the rotation.
+        bias: ``[heads, 2 · M - 1]``, added to scores by the distance of a key; see
+            ``rosebatch_kernels.full_attention``. None for none.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    qk_norm: QKNorm | None = None
+    bias: Tensor | None = None
+
+    @property
+    def whole_prompts(self) -> bool:
+        """See ``MixerSpec``."""
+        return True
+
+    def gathered(self, step: GatheredContext, inputs: tuple[Tensor, ...]) -> Tensor:
+        """Attend to prompts of one length at a time: no row is padding, and the bits of a row are its prompt's own."""
+        (qkv,) = inputs
+        rotation, norm = step.rotation(self.rotary), self.qk_norm
+        q, k, v = step.ops.split_heads(qkv, self.num_heads, self.num_kv_heads, rotation, norm)
+        out = qkv.new_empty(len(qkv), self.num_heads, self.head_dim)
+        for rows in step.prompts():
+            out[rows] = gathered.attend(q[rows], k[rows], v[rows], self.scale, self.window, self.bias)
+        return out.flatten(1)
