@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Literal, Self, get_args
 
 from rosebatch.core.errors import RowError
@@ -60,6 +61,24 @@ MEAN = PoolingParams(pooling="mean", normalize=True)
 
 
 @dataclass(frozen=True, slots=True)
+class Dense:
+    """A product that vectors go through after they are pooled.
+
+    Attributes:
+        folder: of its weights.
+        inputs, outputs: numbers of a vector before and after it.
+        bias: whether it has one.
+        tanh: whether that follows.
+    """
+
+    folder: Path
+    inputs: int
+    outputs: int
+    bias: bool = True
+    tanh: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ModelPooling:
     """How a model pools.
 
@@ -67,11 +86,17 @@ class ModelPooling:
         params: the model's own, for what a request leaves open.
         refused: why they are not served, so that a request has to name its pooling; None if they are.
         bidirectional: whether the model's tokens see those after them, so that the first can stand for all.
+        dense: what follows any pooling, before vectors are cut and normalised.
     """
 
     params: PoolingParams = field(default_factory=PoolingParams)
     refused: str | None = None
     bidirectional: bool = False
+    dense: tuple[Dense, ...] = ()
+
+    def size(self, hidden_size: int) -> int:
+        """Numbers of a vector."""
+        return self.dense[-1].outputs if self.dense else hidden_size
 
     @property
     def lacks(self) -> dict[str, str]:
@@ -108,10 +133,12 @@ class NamedPrompts:
     Attributes:
         by_name: the texts.
         default: the name of the prompt where none is named; None for no prompt.
+        lower_case: whether the model was trained on texts in small letters, which its tokenizer leaves to others.
     """
 
     by_name: Mapping[str, str] = field(default_factory=dict)
     default: str | None = None
+    lower_case: bool = False
 
     def named(self, name: str | None) -> str:
         """The text of this name; for None, that of the default, or nothing.

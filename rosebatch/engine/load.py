@@ -108,7 +108,7 @@ def load_engine(
         if ops.fuses_all_reduce:
             group.prepare(batched_tokens(limits, device.type), source.config.hidden_size, source.dtype)
     hashed = hash_compiler() if device.type == "cuda" else None
-    model = source.build(ops, device)
+    model, pooling_head = source.build(ops, device), source.build_pooling_head(ops, device)
     source.require_unchanged()
     waits = model.waits if isinstance(model, Fallback) else None
     if waits is not None:
@@ -126,6 +126,7 @@ def load_engine(
         generates=source.has_head,
         drive=drive,
         pooling=source.pooling,
+        pooling_head=pooling_head,
     )
     if hashed is not None:
         hashed()
@@ -158,6 +159,7 @@ def build_engine(
     generates: bool = True,
     drive: Callable[[StepRunner], StepRunner] | None = None,
     pooling: ModelPooling = PLAIN_POOLING,
+    pooling_head: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> LoadedEngine:
     """Size the KV cache for a model that is loaded, and put the engine together.
 
@@ -173,6 +175,7 @@ def build_engine(
         generates: whether the model has an output projection.
         drive: see ``load_engine``.
         pooling: the model's own.
+        pooling_head: what follows it.
 
     Raises:
         FlagError: the KV cache has no room for a single block.
@@ -223,6 +226,7 @@ def build_engine(
             window=window,
             states=states,
             restarts=restarts,
+            pooling_head=pooling_head,
         )
     else:
         runner = TorchRunner(
@@ -231,6 +235,7 @@ def build_engine(
             ops,
             states,
             restarts=restarts,
+            pooling_head=pooling_head,
             batched_sampling=switches.batched_sampling,
             trim_last_layer=switches.trim_last_layer,
         )
@@ -241,7 +246,7 @@ def build_engine(
         max_model_len=config.max_model_len,
         eos_token_ids=eos_token_ids,
         async_depth=int(on_device and switches.late_results),
-        hidden_size=config.hidden_size,
+        hidden_size=pooling.size(config.hidden_size),
         generates=generates,
         pooling=pooling,
     )

@@ -116,6 +116,7 @@ def check_file(reader: PromptReader, plan: LaunchPlan, stream: TextIO, *, strict
         config,
         lambda row: stream.write(printable(f"{row.where}: {row.error.code}: {row.error.message}") + "\n"),
         grammar_limits(plan.config),
+        vector_size=plan.source.vector_size,
         strict=strict,
     )
 
@@ -127,6 +128,7 @@ def check_rows(
     on_failure: Callable[[FailedRow], object],
     limits: GrammarLimits | None = None,
     *,
+    vector_size: int | None = None,
     strict: bool = False,
 ) -> Checked:
     """Read and tokenize all rows.
@@ -137,6 +139,7 @@ def check_rows(
         config: of the model.
         on_failure: called with every row that cannot be served.
         limits: what compiling a grammar may take.
+        vector_size: numbers of an embedding; None for those of a hidden state.
         strict: see ``check_file``.
     """
     checked = Checked(beginning=None if tokenizer is None else tokenizer.beginning)
@@ -145,7 +148,7 @@ def check_rows(
         prepared = prepare(rows, tokenizer, grammars, pool, max_model_len=config.max_model_len)
         for item in with_grammars(prepared, grammars, in_order=True):
             assert item is not None, "a file always has a next row, or an end"
-            _count(checked, item, config, on_failure, strict=strict)
+            _count(checked, item, config, on_failure, vector_size or config.hidden_size, strict=strict)
     return checked
 
 
@@ -154,10 +157,11 @@ def _count(
     item: Prepared | FailedRow,
     config: ModelConfig,
     on_failure: Callable[[FailedRow], object],
+    vector_size: int,
     *,
     strict: bool,
 ) -> None:
-    failed = item if isinstance(item, FailedRow) else _refused(item, config, strict=strict)
+    failed = item if isinstance(item, FailedRow) else _refused(item, config, vector_size, strict=strict)
     if isinstance(item, Prepared):
         checked.ignored.update(item.row.ignored)
         checked.unclear.update(item.row.unclear)
@@ -176,7 +180,7 @@ def _count(
         checked.output_lens.append(sampling.n * limit)
 
 
-def _refused(row: Prepared, config: ModelConfig, *, strict: bool) -> FailedRow | None:
+def _refused(row: Prepared, config: ModelConfig, vector_size: int, *, strict: bool) -> FailedRow | None:
     """The row, if an engine would refuse a part of it."""
     if strict and row.row.unclear:
         what = ", ".join(row.row.unclear)
@@ -184,7 +188,7 @@ def _refused(row: Prepared, config: ModelConfig, *, strict: bool) -> FailedRow |
     try:
         for number, prompt in enumerate(row.prompts):
             request = Request(number, prompt.token_ids, prompt.sampling, row.row.pooling, prompt.scoring)
-            require_servable(request, config.num_token_ids, config.max_model_len, hidden_size=config.hidden_size)
+            require_servable(request, config.num_token_ids, config.max_model_len, hidden_size=vector_size)
     except RowError as error:
         return row.failed(error)
     return None

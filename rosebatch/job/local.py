@@ -121,7 +121,7 @@ def model_info_of(plan: LaunchPlan) -> ModelInfo:
         asdict(pooling.params),
         refused,
         names,
-        plan.source.config.hidden_size,
+        plan.source.vector_size,
         plan.switches.prefix_cache,
         fit=str(plan.fit or ""),
     )

@@ -92,18 +92,23 @@ def template_options(row: Row) -> dict[str, Any]:
 
 def _plain_prompts(row: Row, tokenizer: Tokenizer | None) -> list[_Prompt]:
     """The prompts of a row, except a chat."""
-    front = ""
+    front, lower_case = "", False
     if row.pooling is not None and tokenizer is not None:
+        lower_case = tokenizer.prompts.lower_case
         try:
             front = tokenizer.prompts.named(row.pooling.prompt_name)
         except RowError as error:
             return [error]
+
+    def text(prompt: str) -> str:
+        return (front + prompt).lower() if lower_case else front + prompt
+
     if row.prompts:
-        return [front + prompt if isinstance(prompt, str) else prompt for prompt in row.prompts]
+        return [text(prompt) if isinstance(prompt, str) else prompt for prompt in row.prompts]
     if row.prompt_token_ids is not None:
         return [row.prompt_token_ids]
     if row.prompt is None:
         return []
     if row.options.suffix and tokenizer is not None:
         return [tokenizer.fill_in_middle(row.prompt, row.options.suffix)]
-    return [front + row.prompt, *(row.prompt + each for each in _continuations(row))]
+    return [text(row.prompt), *(row.prompt + each for each in _continuations(row))]

@@ -149,7 +149,7 @@ def idle_switches(source: ModelSource, switches: Switches, device: str) -> dict[
 def switched_off_by(model: ModelConfig) -> dict[str, str]:
     """Switches that a model cannot have, and why."""
     if model.bidirectional:
-        whole = "tokens of this model see those after them, so prompts are computed whole and nothing is kept of them"
+        whole = "tokens see those after them: prompts are computed whole, and nothing is kept of them"
         return dict.fromkeys(("prefix_cache", "chunked_prefill"), whole)
     if not model.num_state_layers:
         return {}

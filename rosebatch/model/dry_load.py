@@ -38,7 +38,7 @@ def require_loadable(config: ModelConfig, weights: WeightSource) -> None:
         UserError: as ``build_model``, but for what values say.
     """
     with torch.inference_mode():
-        build_model(config, _OPS, weights)
+        build_model(config, NO_PRODUCTS, weights)
 
 
 def _experts(layer: Experts) -> RoutedExperts:
@@ -51,4 +51,5 @@ def _experts(layer: Experts) -> RoutedExperts:
     return run
 
 
-_OPS = Ops(linear=_NoProduct, head=lambda weight: _NoProduct(weight, None), experts=_experts)
+# The operators of a model that is never called.
+NO_PRODUCTS = Ops(linear=_NoProduct, head=lambda weight: _NoProduct(weight, None), experts=_experts)

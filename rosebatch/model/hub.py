@@ -16,8 +16,8 @@ _FILE_SUFFIXES = (".gguf", ".toml", ".json", ".safetensors", ".bin")
 # The patterns of huggingface_hub match "/" too, so subfolders (original/, onnx/) have to be excluded by name.
 _SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
 _WEIGHTS = ("*.safetensors",)
-# Except 1_Pooling, of sentence-transformers, and additional_chat_templates.
-_IGNORED = ("[!1a]*/*", "a[!d]*/*", "consolidated*")
+# Except 1_Pooling and 2_Dense, of sentence-transformers, and additional_chat_templates.
+_IGNORED = ("[!1-9a]*/*", "a[!d]*/*", "consolidated*")
 
 # The files that Tokenizer.load looks for.
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")

@@ -1,18 +1,28 @@
 """How a folder of sentence-transformers describes its embeddings.
 
 Its ``modules.json`` lists the parts of the model in order; the one that pools has a folder with a ``config.json``.
-``config_sentence_transformers.json`` has prefixes of texts, and ``sentence_bert_config.json`` the longest prompt.
+Dense parts have folders with weights as well. ``config_sentence_transformers.json`` has prefixes of texts, and
+``sentence_bert_config.json`` the longest prompt.
 """
 
 import json
 from pathlib import Path
 from typing import Any
 
+from rosebatch.config.limits import MAX_SIZE
 from rosebatch.core.errors import UserError
-from rosebatch.core.pooling_params import NO_PROMPTS, PLAIN_POOLING, ModelPooling, NamedPrompts, Pooling, PoolingParams
+from rosebatch.core.pooling_params import (
+    NO_PROMPTS,
+    PLAIN_POOLING,
+    Dense,
+    ModelPooling,
+    NamedPrompts,
+    Pooling,
+    PoolingParams,
+)
 from rosebatch.host.model_files import read_json, read_text, refusal, shown
 
-_TRANSFORMER, _POOLING, _NORMALIZE = "Transformer", "Pooling", "Normalize"
+_TRANSFORMER, _POOLING, _DENSE, _NORMALIZE = "Transformer", "Pooling", "Dense", "Normalize"
 _SERVED: dict[str, Pooling] = {
     "lasttoken": "last",
     "mean_tokens": "mean",
@@ -21,7 +31,14 @@ _SERVED: dict[str, Pooling] = {
     "cls": "cls",
 }
 _FLAG = "pooling_mode_"
-_PROMPTS, _LIMITS = "config_sentence_transformers.json", "sentence_bert_config.json"
+_PROMPTS = "config_sentence_transformers.json"
+# Of the first part; former versions named it by the kind of model.
+_LIMITS = [
+    f"sentence_{kind}_config.json" for kind in ("bert", "roberta", "distilbert", "camembert", "xlm-roberta", "mpnet")
+]
+# Activations of Dense -> whether they are tanh.
+_ACTIVATIONS = {"Identity": False, "Tanh": True}
+_VECTOR = "sentence_embedding"
 
 
 def read_pooling(folder: Path) -> PoolingParams:
@@ -41,9 +58,40 @@ def read_pooling(folder: Path) -> PoolingParams:
             pooling = _pooling(path.parent / place / "config.json", prompts)
         elif kind == _NORMALIZE:
             normalize = True
-        elif kind != _TRANSFORMER:
+        elif kind == _DENSE and normalize:
+            raise refusal(path, "its embeddings are normalised before a part 'Dense', which is not supported")
+        elif kind not in (_TRANSFORMER, _DENSE):
             raise refusal(path, f"its embeddings go through a part {shown(kind)}, which is not supported")
     return PoolingParams(pooling=pooling, normalize=normalize, prompt_name=prompts.default)
+
+
+def read_dense(folder: Path) -> tuple[Dense, ...]:
+    """The products that follow the pooling; none where there is no ``modules.json``.
+
+    Raises:
+        UserError: one is unreadable, or has what is not served.
+    """
+    path = folder / "modules.json"
+    places = [place for kind, place in _modules(path) if kind == _DENSE] if path.exists() else []
+    return tuple(_dense(folder / place) for place in places)
+
+
+def _dense(folder: Path) -> Dense:
+    path = folder / "config.json"
+    values = read_json(path)
+    activation = str(values.get("activation_function", "Tanh")).rpartition(".")[2]
+    if activation not in _ACTIVATIONS:
+        raise refusal(path, f"activation {shown(activation)} is not supported; supported are Identity and Tanh")
+    for name in ("module_input_name", "module_output_name"):
+        if values.get(name, _VECTOR) not in (None, _VECTOR):
+            raise refusal(path, f"{name} {shown(values[name])} is not supported")
+    sizes = values.get("in_features"), values.get("out_features")
+    if not all(type(size) is int and 0 < size <= MAX_SIZE for size in sizes):
+        raise refusal(path, f"in_features and out_features are no sizes: {shown(list(sizes))}")
+    bias = values.get("bias", True)
+    if type(bias) is not bool:
+        raise refusal(path, f"bias must be true or false, got {shown(bias)}")
+    return Dense(folder, values["in_features"], values["out_features"], bias, _ACTIVATIONS[activation])
 
 
 def read_prompts(folder: Path) -> NamedPrompts:
@@ -52,16 +100,16 @@ def read_prompts(folder: Path) -> NamedPrompts:
     Raises:
         UserError: they are unreadable.
     """
-    path = folder / _PROMPTS
+    path, lower_case = folder / _PROMPTS, _limits(folder)[1].get("do_lower_case") is True
     if not path.exists():
-        return NO_PROMPTS
+        return NamedPrompts(lower_case=lower_case)
     values = read_json(path)
     texts, default = values.get("prompts") or {}, values.get("default_prompt_name")
     if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
         raise refusal(path, "its prompts are no texts by name")
     if default is not None and (not isinstance(default, str) or default not in texts):
         raise refusal(path, f"its default prompt {shown(default)} is not among its prompts")
-    return NamedPrompts(texts, default)
+    return NamedPrompts(texts, default, lower_case)
 
 
 def prompts_or_none(folder: Path | None) -> NamedPrompts:
@@ -78,13 +126,17 @@ def longest_prompt(folder: Path) -> int | None:
     Raises:
         UserError: the file is unreadable.
     """
-    path = folder / _LIMITS
-    if not path.exists():
-        return None
-    limit = read_json(path).get("max_seq_length")
+    path, values = _limits(folder)
+    limit = values.get("max_seq_length")
     if limit is not None and (type(limit) is not int or limit < 2):
         raise refusal(path, f"max_seq_length {shown(limit)} is no length")
     return limit
+
+
+def _limits(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """The file of the first part, and its values; none where there is no such file."""
+    path = next((folder / name for name in _LIMITS if (folder / name).exists()), None)
+    return (folder, {}) if path is None else (path, read_json(path))
 
 
 def _modules(path: Path) -> list[tuple[str, str]]:
@@ -122,6 +174,8 @@ def _modes(values: dict[str, Any]) -> list[str]:
 def pooling_or_refusal(folder: Path | None) -> ModelPooling:
     """``read_pooling``, or why the folder's own pooling is not served."""
     try:
-        return PLAIN_POOLING if folder is None else ModelPooling(read_pooling(folder))
+        if folder is None:
+            return PLAIN_POOLING
+        return ModelPooling(read_pooling(folder), dense=read_dense(folder))
     except UserError as error:
         return ModelPooling(refused=str(error))

@@ -16,10 +16,11 @@ from rosebatch.core.errors import FlagError, UserError
 from rosebatch.core.pooling_params import MEAN, ModelPooling, NamedPrompts
 from rosebatch.host.model_files import require_file
 from rosebatch.model.contract import Model
-from rosebatch.model.dry_load import HEADERS, require_loadable
+from rosebatch.model.dry_load import HEADERS, NO_PRODUCTS, require_loadable
 from rosebatch.model.fingerprint import fingerprint_of, small_files, state_of
 from rosebatch.model.hf_config import is_native, read_model_config
 from rosebatch.model.hub import HubModel, find_snapshot, name_of_snapshot, parse_hub_id
+from rosebatch.model.pooling_head import PoolingHead, load_pooling_head
 from rosebatch.model.quantization.chosen import PLAIN, Quantization, choose_quantization, read_quantization
 from rosebatch.model.quantization.formats import is_stored
 from rosebatch.model.random_weights import RandomWeights
@@ -78,6 +79,20 @@ class ModelSource:
         folder = None if self.load_format == "dummy" else self.folder
         return load_fallback(self.hf_config, self.config, folder, ops, self.dtype, device)
 
+    def build_pooling_head(self, ops: Ops, device: torch.device) -> PoolingHead | None:
+        """Load what follows the pooling; None if nothing does.
+
+        Raises:
+            UserError: see ``load_pooling_head``.
+        """
+        with torch.inference_mode():
+            return load_pooling_head(self.pooling.dense, self.config.hidden_size, ops, device)
+
+    @property
+    def vector_size(self) -> int:
+        """Numbers of an embedding."""
+        return self.pooling.size(self.config.hidden_size)
+
     @cached_property
     def has_head(self) -> bool:
         """Whether the checkpoint has an output projection: else the model embeds only.
@@ -132,6 +147,7 @@ class ModelSource:
             return []
         weights = SafetensorsWeights(self.folder, self.dtype, HEADERS, self.quantization.form)
         require_loadable(msgspec.structs.replace(self.config, head=self.has_head), weights)
+        load_pooling_head(self.pooling.dense, self.config.hidden_size, NO_PRODUCTS, HEADERS)
         return weights.unread
 
     def fingerprint(self) -> str:
@@ -167,7 +183,10 @@ class ModelSource:
     def _files(self) -> list[Path]:
         small = [] if self.folder is None else small_files(self.folder)
         weights = [] if self.folder is None or self.load_format == "dummy" else weight_files(self.folder)
-        return [*small, *weights]
+        dense = [
+            file for part in self.pooling.dense for file in (part.folder / "config.json", *weight_files(part.folder))
+        ]
+        return [*small, *weights, *dense]
 
     def _state(self) -> str:
         return state_of(repr(self.config), self._files())

@@ -165,8 +165,8 @@ def test_a_model_without_a_head_does_not_generate(cli, encoder, source, architec
 
 def test_pooling_that_is_not_served(cli, embed, encoder, source):
     """Vectors without the last part of the model would compare badly, and nobody would know why."""
-    _say(encoder, "Pooling", "Dense")
-    require_error(cli("embed", source, "--model", encoder, "-q"), 2, "'Dense', which is not supported")
+    _say(encoder, "Pooling", "LayerNorm")
+    require_error(cli("embed", source, "--model", encoder, "-q"), 2, "'LayerNorm', which is not supported")
     assert len(embed("--pooling", "mean", model=encoder)) == 7
 
 

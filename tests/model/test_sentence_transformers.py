@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rosebatch.core.errors import RowError, UserError
-from rosebatch.core.pooling_params import ModelPooling, PoolingParams
+from rosebatch.core.pooling_params import Dense, ModelPooling, PoolingParams
 from rosebatch.model.sentence_transformers import (
     longest_prompt,
     pooling_or_refusal,
@@ -65,7 +65,8 @@ def test_a_model_that_says_nothing(tmp_path):
         ({"pooling_mode_max_tokens": True}, [], "max_tokens.*--pooling"),
         ({"pooling_mode_mean_tokens": True, "pooling_mode_lasttoken": True}, [], "--pooling"),
         ({}, [], "nothing"),
-        (LAST, [("2_Dense", "Dense")], "Dense"),
+        (LAST, [("2_LayerNorm", "LayerNorm")], "LayerNorm"),
+        (LAST, [NORMALIZE, ("3_Dense", "Dense")], "normalised before a part 'Dense'"),
         (LAST, [("../2_Normalize", "Normalize")], "no folder beside it"),
     ],
 )
@@ -75,6 +76,47 @@ def test_refused(folder, pooling, further, message):
     with pytest.raises(UserError, match=message):
         read_pooling(made)
     assert pooling_or_refusal(made).refused
+
+
+DENSE = {"in_features": 8, "out_features": 3, "bias": False, "activation_function": "torch.nn.modules.activation.Tanh"}
+
+
+def test_products_after_the_pooling(folder):
+    """Without them a vector is of another space."""
+    made = folder(LAST, ("2_Dense", "Dense"), ("3_Dense", "Dense"), ("4_Normalize", "Normalize"))
+    for name, values in {"2_Dense": DENSE, "3_Dense": {"in_features": 3, "out_features": 5}}.items():
+        (made / name).mkdir()
+        (made / name / "config.json").write_text(json.dumps(values))
+    found = pooling_or_refusal(made)
+    # The class has a bias and tanh where its config says nothing.
+    assert found.dense == (Dense(made / "2_Dense", 8, 3, False, True), Dense(made / "3_Dense", 3, 5, True, True))
+    assert (found.size(8), ModelPooling().size(8)) == (5, 8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"activation_function": "torch.nn.modules.activation.GELU"}, "'GELU' is not supported"),
+        ({"out_features": -1}, "no sizes"),
+        ({"out_features": None}, "no sizes"),
+        ({"bias": 1}, "bias"),
+        ({"module_output_name": "token_embeddings"}, "module_output_name"),
+    ],
+)
+def test_products_that_are_refused(folder, changes, message):
+    """Another activation, or a product of each token, would change every vector."""
+    made = folder(LAST, ("2_Dense", "Dense"))
+    (made / "2_Dense").mkdir()
+    (made / "2_Dense" / "config.json").write_text(json.dumps({**DENSE, **changes}))
+    assert message in str(pooling_or_refusal(made).refused)
+
+
+def test_small_letters(tmp_path):
+    """Some models' tokenizers leave that to sentence-transformers: capitals would be unknown tokens."""
+    assert not read_prompts(tmp_path).lower_case
+    (tmp_path / "sentence_roberta_config.json").write_text('{"max_seq_length": 7, "do_lower_case": true}')
+    assert read_prompts(tmp_path).lower_case
+    assert longest_prompt(tmp_path) == 7
 
 
 def test_the_first_token_of_a_decoder():

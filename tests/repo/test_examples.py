@@ -462,15 +462,32 @@ def test_evaluation_equals_transformers(evaluate, tmp_path, transformers, monkey
     assert "0 of 1 answers are equal" in told
 
 
+def test_nearest(chat_model, tmp_path):
+    """A text is nearest to itself."""
+    texts = tmp_path / "texts.txt"
+    texts.write_text("a rose\nthe engine\na tulip\n")
+    command = [sys.executable, str(FOLDER / "nearest.py"), str(texts), "the engine", "a tulip", "--top", "1"]
+    done = subprocess.run(
+        [*command, "--model", str(chat_model)], env=ENVIRONMENT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "the engine\n  1.000  the engine\na tulip\n  1.000  a tulip\n"
+
+
 @pytest.mark.parametrize(
-    ("task", "name", "field"), [(Embed(), "embeddings", "embedding"), (Score(), "scores", "scores")]
+    ("task", "name", "field", "shape"),
+    [
+        (Embed(), "embeddings", "embedding", "tiny-llama"),
+        (Embed(), "embeddings", "embedding", "all-minilm-l6"),
+        (Score(), "scores", "scores", "tiny-llama"),
+    ],
 )
-def test_the_examples_of_what_generates_nothing(tmp_path, task, name, field):
+def test_the_examples_of_what_generates_nothing(tmp_path, task, name, field, shape):
     """The first vectors and scores that anyone makes must not fail."""
     rows = list(PromptReader(str(FOLDER / f"{name}.jsonl"), {}, task=task))
     assert [type(row) for row in rows] == [Row] * 3
     target = tmp_path / "vectors.jsonl"
-    flags = ["--model", str(TINY), "--load-format", "dummy", "--device", "cpu", "--quiet", "-o", str(target)]
+    model = TINY.with_stem(shape)
+    flags = ["--model", str(model), "--load-format", "dummy", "--device", "cpu", "--quiet", "-o", str(target)]
     source = tmp_path / "in.jsonl"
     source.write_text('{"prompt_token_ids": [1, 2, 3]}\n')
     with pytest.raises(SystemExit) as end:

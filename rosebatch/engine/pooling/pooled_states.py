@@ -14,9 +14,13 @@ class PooledStates:
     """Pools the hidden states of prompts; keeps the sums of those whose chunks have not all come.
 
     A sum is fp64 and adds token by token, from chunk to chunk, so chunks do not change its bits.
+
+    Args:
+        head: what pooled vectors go through, ``[P, H]`` to ``[P, D]`` fp32; None for nothing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, head: Callable[[Tensor], Tensor] | None = None) -> None:
+        self.head = head
         self._sums: dict[int, Tensor] = {}
 
     def update(self, plan: PackedStep) -> None:
@@ -40,7 +44,7 @@ class PooledStates:
         Args:
             plan: the step.
             specs: the specs of its sequences, by id.
-            ends: ``[at least P, H]``, the last hidden state of each of the P chunks that pool.
+            ends: ``[at least P, H]``, the last hidden state of each of the P chunks that pool; for ``cls``, the first.
             hidden: ``[T, H]``, all hidden states; None if ``reads_all`` is False.
             up, down: copy in stream order.
 
@@ -54,7 +58,8 @@ class PooledStates:
             vectors = self._with_means(plan, specs, vectors, self._sum(plan, hidden, up))
         if not numbers:
             return dict
-        fetch = down.fetch(vectors.float().view(torch.int32))
+        vectors = vectors.float()
+        fetch = down.fetch((vectors if self.head is None else self.head(vectors)).view(torch.int32))
         # Later transfers may overwrite what is fetched.
         return lambda: dict(zip(numbers, fetch().view(np.float32).copy(), strict=True))
 

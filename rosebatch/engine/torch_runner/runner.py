@@ -35,6 +35,7 @@ class TorchRunner:
         ops: the operators of this run.
         states: those of the model's layers that have one; None for a model without them.
         restarts: finds the rotary rows of tokens; None if they are the positions.
+        pooling_head: see ``PooledStates``.
         batched_sampling: sample like rows together.
         trim_last_layer: compute only rows that are read after the last layer's attention.
     """
@@ -47,6 +48,7 @@ class TorchRunner:
         states: StatePool | None = None,
         *,
         restarts: RestartPolicy | None = None,
+        pooling_head: Callable[[Tensor], Tensor] | None = None,
         batched_sampling: bool = True,
         trim_last_layer: bool = True,
     ) -> None:
@@ -59,7 +61,7 @@ class TorchRunner:
         self.trim_last_layer = trim_last_layer
         self.tables = BlockTables(len(cache.num_blocks))
         self.restarts = restarts
-        self.pooling = PooledStates()
+        self.pooling = PooledStates(pooling_head)
         self.staging = Staging(cache.device)
 
     def launch(self, plan: StepPlan, masks: Masks) -> Callable[[], StepResult]:

@@ -69,6 +69,7 @@ class TritonRunner:
         window: maximum number of decode steps of a plan.
         states: those of the model's layers that have one; None for a model without them.
         restarts: finds the rotary rows of tokens; None if they are the positions.
+        pooling_head: see ``PooledStates``.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class TritonRunner:
         window: int,
         states: StatePool | None = None,
         restarts: RestartPolicy | None = None,
+        pooling_head: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         device = cache.device
         width = -(-max_len // cache.block_size)
@@ -94,7 +96,7 @@ class TritonRunner:
         self.kernels = kernels
         self.states = states
         self.restarts = restarts
-        self.pooling = PooledStates()
+        self.pooling = PooledStates(pooling_head)
         sharing = (spec.prefix_heads for spec in model.mixers if spec.prefix_heads)
         heads = next(sharing, None) if switches.shared_prefix_attention else None
         self.slots = Slots(max_num_seqs, width, keeps_tables=heads is not None)

@@ -98,7 +98,7 @@ def field_rows(ignored: Mapping[str, int], unclear: Mapping[str, int]) -> list[t
 def _cache(report: Mapping[str, Any]) -> str:
     engine = report["engine"]
     if not engine["kv_cache_blocks"]:
-        return "none: nothing is kept of a prompt"
+        return "none, nothing is kept of a prompt"
     form = ", fp8" if engine.get("kv_cache_dtype") == "fp8" else ""
     return f"{report['max_blocks_used']} of {engine['kv_cache_blocks']} blocks used at most{form}"
 
