@@ -53,6 +53,17 @@ class FailedRunError(UserError):
     exit_code = 1
 
 
+class ChangedInputError(FailedRunError):
+    """The input has changed since the run began. What the run has written is of the old contents, and stays.
+
+    Args:
+        path: of the input or a file of it.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"{path}: changed during the run, which needs the old contents: put them back")
+
+
 class LostProcessError(FailedRunError):
     """A process that the run cannot go on without is gone. What the run has written stays."""
 

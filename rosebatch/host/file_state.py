@@ -1,5 +1,6 @@
 """Whether a local file still has the contents that were read, without reading it again."""
 
+import os
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -18,13 +19,13 @@ class FileState(NamedTuple):
     ctime_ns: int
 
     @classmethod
-    def of(cls, path: Path) -> "FileState":
-        """The state of a file, links followed.
+    def of(cls, file: Path | int) -> "FileState":
+        """The state of a file, links followed, or of a descriptor.
 
         Raises:
             OSError: there is no such file.
         """
-        status = path.stat()
+        status = os.fstat(file) if isinstance(file, int) else file.stat()
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
     @property

@@ -11,7 +11,7 @@ from rosebatch.host.sparse_file import open_local
 from rosebatch.io.formats import named
 
 # Of a local file, at once: a line that is too long is read past in such pieces.
-_READ_BYTES = 1 << 18
+READ_BYTES = 1 << 18
 
 
 def is_url(path: str) -> bool:
@@ -52,7 +52,7 @@ def open_file(path: str) -> IO[bytes]:
     """
     with failing(lambda why: UserError(f"{path}: {why}")):
         if not is_url(path):
-            return open_local(Path(path), _READ_BYTES)
+            return open_local(Path(path), READ_BYTES)
         file_system, inside = _connected(path)
         return cast(IO[bytes], file_system.open(inside, "rb"))
 
@@ -67,13 +67,20 @@ def digest(paths: Sequence[str], opened: Callable[[str], IO[bytes]] | None = Non
     Raises:
         UserError: a file cannot be read.
     """
-    digests = []
-    for path in paths:
-        with (opened or open_file)(path) as file:
-            try:
-                digests.append(hashlib.file_digest(cast(Any, file), "sha256").hexdigest())
-            except OSError as error:
-                raise UserError(f"{path}: {error.strerror or error}") from None
+    return joined_digest([digest_of(path, opened or open_file) for path in paths])
+
+
+def digest_of(path: str, opened: Callable[[str], IO[bytes]]) -> str:
+    """SHA-256 of the contents of one file; arguments and errors as of ``digest``."""
+    with opened(path) as file:
+        try:
+            return hashlib.file_digest(cast(Any, file), "sha256").hexdigest()
+        except OSError as error:
+            raise UserError(f"{path}: {error.strerror or error}") from None
+
+
+def joined_digest(digests: Sequence[str]) -> str:
+    """The digest of files, made of those of each."""
     return digests[0] if len(digests) == 1 else hashlib.sha256(" ".join(digests).encode()).hexdigest()
 
 

@@ -9,9 +9,10 @@ from rosebatch.core.errors import UserError
 from rosebatch.host.file_state import FileState
 from rosebatch.host.paths import is_stream
 from rosebatch.io.compressed import decompressed
-from rosebatch.io.files import as_path, digest, file_name, is_url, open_file
+from rosebatch.io.files import READ_BYTES, as_path, digest_of, file_name, is_url, joined_digest, open_file
 from rosebatch.io.find_files import find_files
 from rosebatch.io.formats import MAGIC_BYTES, compression_of, named, table_of
+from rosebatch.io.hashed_file import HashedFile
 from rosebatch.io.piped import Copied
 from rosebatch.io.transcoded import is_utf16, require_read, transcoded
 
@@ -36,8 +37,9 @@ class InputFiles:
         self.source = source
         self.paths = find_files(source)
         self._copied: dict[str, Copied] = {}
-        # The state of each file when it was hashed, and the hash.
+        # The state of each file when it was hashed, and the hash of all.
         self._digested: tuple[list[FileState] | None, str] | None = None
+        self._hashed: dict[str, HashedFile] = {}
 
     @property
     def can_move(self) -> bool:
@@ -107,10 +109,18 @@ class InputFiles:
         return True
 
     def digest(self) -> str:
-        """SHA-256 of the files' contents, as ``require_unchanged`` will compare it."""
+        """SHA-256 of the files' contents, as ``require_unchanged`` will compare it.
+
+        From now on, reading a local file raises ChangedInputError where it has others.
+        """
+        self._hashed.clear()
         states = self._states()
+        digests = [digest_of(path, self._raw) for path in self.paths]
+        if states is not None:
+            found = zip(self.paths, states, digests, strict=True)
+            self._hashed = {path: HashedFile(path, state, each) for path, state, each in found}
         settled = states is not None and all(state.settled for state in states)
-        self._digested = states if settled else None, digest(self.paths, self._raw)
+        self._digested = states if settled else None, joined_digest(digests)
         return self._digested[1]
 
     def require_unchanged(self) -> None:
@@ -124,11 +134,17 @@ class InputFiles:
         if self._digested is None:
             return
         states, before = self._digested
-        if (states is None or states != self._states()) and digest(self.paths, self._raw) != before:
+        if states is not None and states == self._states():
+            return
+        if joined_digest([digest_of(path, self._raw) for path in self.paths]) != before:
             raise UserError(
-                f"{self.source}: changed during the run, so results may be of two inputs; its rows are kept: "
-                "put the old input back and rerun with --resume, or accept them with --force-resume"
+                f"{self.source}: changed during the run, so results may be of two inputs: "
+                "start again, or accept them with --force-resume"
             )
+
+    def is_same(self, path: str, file: IO[bytes]) -> bool:
+        """See ``HashedFile``; True of a file that was not hashed."""
+        return path not in self._hashed or self._hashed[path].is_same(file.fileno())
 
     def _states(self) -> list[FileState] | None:
         """The state of each file; None if one is at a URL or missing."""
@@ -143,6 +159,8 @@ class InputFiles:
         if path not in self._copied:
             if path == "-":
                 return sys.stdin.buffer
+            if path in self._hashed:
+                return self._hashed[path].open(cast(io.BufferedReader, open_file(path)).detach(), READ_BYTES)
             if is_url(path) or not is_stream(path):
                 return open_file(path)
             self._copied[path] = Copied(path)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import IO, Any, Self
 
+from msgspec.structs import replace
+
 from rosebatch.core.errors import UserError
 from rosebatch.io.hive import text_with_keys
 from rosebatch.io.input_files import InputFiles
@@ -39,16 +41,24 @@ class ReadAgain:
         self._contents.append((path, self._opened.enter_context(self._files.open(path)), keys))
         return True
 
-    def text(self, row: Record) -> bytes:
-        """The content of a row, which was read before.
+    def with_contents(self, rows: list[Record]) -> list[Record]:
+        """Rows that were read before; those with a ``place`` get their contents.
 
         Raises:
-            UserError: the file cannot be read.
+            UserError: a file cannot be read, or has changed since it was hashed.
         """
-        assert row.place is not None, "the row is in a file that has places"
-        path, file, keys = self._contents[bisect(self._firsts, row.number) - 1]
+        while True:
+            read: set[int] = set()
+            found = [row if row.place is None else self._with_content(row, row.place, read) for row in rows]
+            if all(self._files.is_same(*self._contents[number][:2]) for number in read):
+                return found
+
+    def _with_content(self, row: Record, place: int, read: set[int]) -> Record:
+        number = bisect(self._firsts, row.number) - 1
+        read.add(number)
+        path, file, keys = self._contents[number]
         try:
-            text = os.pread(file.fileno(), row.size, row.place)
+            text = os.pread(file.fileno(), row.size, place)
         except OSError as error:
             raise UserError(f"{path}: {error.strerror or error}") from None
-        return text_with_keys(text, keys) if keys else text
+        return replace(row, content=text_with_keys(text, keys) if keys else text, place=None)

@@ -256,7 +256,7 @@ class PromptReader:
         beginning = Beginnings(self.is_batch, self.columns)
         with ReadAgain(self._files) as again:
             groups = self._identified(self._records(again), _LARGE_GROUP)
-            yield from in_whole_order(groups, beginning, again.text, self.sorts_within)
+            yield from in_whole_order(groups, beginning, again.with_contents, self.sorts_within)
 
     @property
     def parser(self) -> RowParser:

@@ -36,11 +36,10 @@ _MAX_ROWS = 1 << 20
 Digests = np.ndarray[Any, np.dtype[np.uint32]]
 Ends = np.ndarray[Any, np.dtype[np.uint64]]
 Groups = Iterator[list[Record]]
+Read = Callable[[list[Record]], list[Record]]
 
 
-def in_whole_order(
-    groups: Groups, beginning: Callable[[Content], bytes], read: Callable[[Record], Content], max_bytes: int
-) -> Groups:
+def in_whole_order(groups: Groups, beginning: Callable[[Content], bytes], read: Read, max_bytes: int) -> Groups:
     """Reorder rows, a window at a time: each that begins like earlier ones comes behind these, others in their order.
 
     The next window is read while one is handed out, and grows.
@@ -48,7 +47,7 @@ def in_whole_order(
     Args:
         groups: of rows.
         beginning: what a prompt begins with, as bytes to compare.
-        read: gives the content of a row with a ``place``.
+        read: gives the rows of a group that have a ``place`` their contents.
         max_bytes: of the rows that are held.
     """
     window = _Window(beginning, read)
@@ -67,7 +66,7 @@ def in_whole_order(
 class _Window:
     """Rows that are sorted together; ``size`` is about their bytes in memory."""
 
-    def __init__(self, beginning: Callable[[Content], bytes], read: Callable[[Record], Content]) -> None:
+    def __init__(self, beginning: Callable[[Content], bytes], read: Read) -> None:
         self.size = 0
         self._bytes_read = 0
         self._beginning = beginning
@@ -97,14 +96,14 @@ class _Window:
         """The rows in groups of at most so many, and of not too many bytes. They are let go."""
         order = _order(np.array(self._digests), np.array(self._ends)).tolist()
         self._digests = array("I")
-        return grouped(map(self._take, order), attrgetter("size"), limit)
+        return map(self._read, grouped(map(self._take, order), attrgetter("size"), limit))
 
     def _take(self, place: int) -> Record:
         held, self._rows[place] = self._rows[place], None
         assert held is not None, "each row is taken once"
         row, packed = held
         self.size -= _ROW_BYTES + len(packed or b"")
-        return replace(row, content=self._read(row) if packed is None else pickle.loads(packed), place=None)
+        return row if packed is None else replace(row, content=pickle.loads(packed))
 
 
 def _digests(text: bytes) -> list[int]:

@@ -9,7 +9,15 @@ from typing import Any
 
 from rosebatch.config.byte_sizes import in_bytes
 from rosebatch.config.run import DEMO_ANSWERS, RunConfig
-from rosebatch.core.errors import FailedRunError, FlagError, InterruptionError, LostProcessError, UserError, printable
+from rosebatch.core.errors import (
+    ChangedInputError,
+    FailedRunError,
+    FlagError,
+    InterruptionError,
+    LostProcessError,
+    UserError,
+    printable,
+)
 from rosebatch.core.words import counted
 from rosebatch.host.paths import may_reach_terminal
 from rosebatch.io.columns import Columns
@@ -182,9 +190,9 @@ def _serve(
     except InterruptionError as interrupted:
         results.flush()
         raise InterruptionError(interrupted.number, results.kept) from None
-    except LostProcessError as lost:
+    except (LostProcessError, ChangedInputError) as error:
         results.flush()
-        raise FailedRunError(f"{lost}{results.kept}") from None
+        raise FailedRunError(f"{error}{results.kept}") from None
     except UserError as error:
         if begun is not None:
             error.exit_code = FailedRunError.exit_code

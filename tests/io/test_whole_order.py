@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rosebatch.core.errors import UserError
 from rosebatch.io import read_again, whole_order
 from rosebatch.io.beginnings import Beginnings
 from rosebatch.io.columns import Columns
@@ -31,7 +30,7 @@ def ordered(texts, size=3):
     """The numbers of rows with these prompts."""
     records = [Record(number, "", text, len(text)) for number, text in enumerate(texts)]
     groups = (records[start : start + size] for start in range(0, len(records), size))
-    return [row.number for group in in_whole_order(groups, bytes, lambda row: b"", 1 << 30) for row in group]
+    return [row.number for group in in_whole_order(groups, bytes, list, 1 << 30) for row in group]
 
 
 def numbers(reader):
@@ -57,7 +56,7 @@ def test_the_first_rows_do_not_wait_for_gigabytes(monkeypatch):
             asked.append(number)
             yield [Record(number, "", bytes(100), 100, None, 100 * number)]
 
-    first = next(in_whole_order(groups(), bytes, lambda row: b"", 1 << 30))
+    first = next(in_whole_order(groups(), bytes, list, 1 << 30))
     assert [row.number for row in first] == list(range(10))
     assert len(asked) == 10
 
@@ -96,7 +95,7 @@ def test_held_rows_are_bounded(monkeypatch):
             yield [Record(number, "", text + bytes(size), size) for number, text in texts]
 
     ahead, handed, found = [], 0, []
-    for group in in_whole_order(groups(10), bytes, lambda row: b"", 1 << 30):
+    for group in in_whole_order(groups(10), bytes, list, 1 << 30):
         ahead.append(read - handed)
         handed += len(group)
         found += [row.number for row in group]
@@ -106,7 +105,7 @@ def test_held_rows_are_bounded(monkeypatch):
     assert found != sorted(found)
     # Large rows fill the memory before.
     read = handed = 0
-    for group in in_whole_order(groups(9600), bytes, lambda row: b"", 2_000_000):
+    for group in in_whole_order(groups(9600), bytes, list, 2_000_000):
         assert read - handed <= 300
         handed += len(group)
     assert handed == 9000
@@ -115,7 +114,7 @@ def test_held_rows_are_bounded(monkeypatch):
 def test_large_rows_are_read_again_a_few_at_a_time():
     """256 rows of 10 MB were read again at once."""
     groups = iter([[Record(number, "", b"same", 1 << 20, None, number) for number in range(99)]])
-    sizes = [len(group) for group in in_whole_order(groups, bytes, lambda row: b"", 1 << 30)]
+    sizes = [len(group) for group in in_whole_order(groups, bytes, list, 1 << 30)]
     assert (max(sizes), sum(sizes)) == (4, 99)
 
 
@@ -213,21 +212,6 @@ def test_more_files_than_may_be_open(tmp_path, monkeypatch):
     records = [record for group in reader.records() for record in group]
     assert [record.number for record in records] == BY_DOCUMENT
     assert [json.loads(record.content) for record in records] == [ROWS[i] for i in BY_DOCUMENT]
-
-
-def test_a_file_that_is_cut_meanwhile(tmp_path):
-    """What is not there any more must end the job, or fail its rows; the end of the job finds the change."""
-    path = write_lines(tmp_path / "in.jsonl", ROWS)
-    reader = PromptReader(str(path), {})
-    reader.digest()
-    reader.sorts_within = 1 << 20
-    groups = reader.records()
-    path.write_bytes(path.read_bytes()[:100])
-    (rows,) = groups
-    path.write_bytes(b"")
-    assert [reader.parser.parse(row).error.code for row in rows[1:]] == ["invalid_json"] * (len(rows) - 1)
-    with pytest.raises(UserError, match="changed during the run"):
-        reader.require_unchanged()
 
 
 @pytest.mark.parametrize(
