@@ -66,7 +66,8 @@ def columns_without_a_type(columns: pa.Schema, writer: Callable[[IO[bytes], pa.S
 
 
 def _holds(make: Callable[[IO[bytes], pa.Schema], Any], schema: pa.Schema) -> bool:
-    if make is not pa.ipc.new_file and any(_has_lists_of_no_size(field.type) for field in schema):
+    unwritten = (_is_bool8,) if make is pa.ipc.new_file else (_is_bool8, _is_list_of_no_size)
+    if any(_has(each, field.type) for each in unwritten for field in schema):
         return False
     try:
         with make(BytesIO(), schema) as writer:
@@ -101,10 +102,18 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     return kind if make is None else make(inner[0])
 
 
-def _has_lists_of_no_size(kind: pa.DataType) -> bool:
+def _has(is_one: Callable[[pa.DataType], bool], kind: pa.DataType) -> bool:
+    return is_one(kind) or any(_has(is_one, kind.field(number).type) for number in range(kind.num_fields))
+
+
+def _is_list_of_no_size(kind: pa.DataType) -> bool:
     """Parquet's writer of PyArrow 26 ends the process at a null among them."""
-    is_one = pa.types.is_fixed_size_list(kind) and kind.list_size == 0
-    return is_one or any(_has_lists_of_no_size(kind.field(number).type) for number in range(kind.num_fields))
+    return bool(pa.types.is_fixed_size_list(kind)) and kind.list_size == 0
+
+
+def _is_bool8(kind: pa.DataType) -> bool:
+    """Booleans of a byte: PyArrow 26 makes none of Python's."""
+    return getattr(kind, "extension_name", None) == "arrow.bool8"
 
 
 def widen(

@@ -77,6 +77,11 @@ def _change(array: pa.Array) -> Callable[[Any], Any] | None:
         return _change(array.dictionary)
     if pa.types.is_run_end_encoded(kind):
         return _change(array.values)
+    if pa.types.is_interval(kind):
+        # Their own type is a tuple too, but cannot be pickled.
+        return tuple
+    if pa.types.is_union(kind):
+        return _without_intervals if any(pa.types.is_interval(field.type) for field in kind) else None
     if pa.types.is_nested(kind) and kind.num_fields == 1:
         # Without a copy: values that no row has may ask for a change, which then changes nothing.
         inner = _change(array.values)
@@ -105,6 +110,10 @@ def _mapping(change: Callable[[Any], Any] | None, items: list[tuple[Any, Any]]) 
     if len(found) != len(items):
         raise ValueError("a map has one key twice")
     return found
+
+
+def _without_intervals(value: Any) -> Any:
+    return tuple(value) if isinstance(value, tuple) else value
 
 
 def _list(change: Callable[[Any], Any], values: list[Any]) -> list[Any]:

@@ -202,6 +202,30 @@ def test_rows_behind_a_line_that_is_read_past(tmp_path):
     assert {row.index: repr(row) for row in rows} == expected
 
 
+INTERVALS = pa.array([pa.MonthDayNano([1, 2, 3])], pa.month_day_nano_interval())
+ONE = pa.array([0], pa.int8())
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        (INTERVALS, (1, 2, 3)),
+        (pa.ListArray.from_arrays([0, 1], INTERVALS), [(1, 2, 3)]),
+        (pa.StructArray.from_arrays([INTERVALS], ["a"]), {"a": (1, 2, 3)}),
+        (pa.UnionArray.from_sparse(ONE, [INTERVALS]), (1, 2, 3)),
+        (pa.UnionArray.from_sparse(ONE, [pa.array(["a"])]), "a"),
+    ],
+)
+def test_values_of_any_type_wait(tmp_path, column, value):
+    """PyArrow's intervals cannot be pickled, and a union of one type was taken for a list: both were tracebacks."""
+    table = pa.table({"prompt": ["a"], "carried": column})
+    with pa.ipc.new_file(tmp_path / "in.arrow", table.schema) as file:
+        file.write(table)
+    reader = PromptReader(str(tmp_path / "in.arrow"), {})
+    reader.sorts_within = 1 << 20
+    assert [row.metadata["carried"] for row in reader.rows(lambda: None)] == [value]
+
+
 def test_more_files_than_may_be_open(tmp_path, monkeypatch):
     """A folder of thousands of files would need as many descriptors. Rows of others are held."""
     monkeypatch.setattr(read_again, "_MAX_FILES", 2)

@@ -439,11 +439,12 @@ def test_a_batch_is_not_written_as_csv(run, tmp_path):
 @pytest.mark.parametrize("output", ["out.parquet", "answers", "out.arrow"])
 def test_types_that_the_output_cannot_hold(run, tmp_path, output):
     """All rows were computed first, and the file could not be written then. Bytes of no size, and names that are no
-    text, were unexpected errors; lists of no size were a signal.
+    text, were unexpected errors, as were booleans of a byte; lists of no size were a signal.
     """
     union = pa.UnionArray.from_sparse(pa.array([0], pa.int8()), [pa.array([1])])
     others = {"e": pa.array([{}], pa.struct([])), "b": pa.array([b""], pa.binary(0)), "s": [{"NAME": 1}]}
     others["l"] = pa.array([None], pa.struct([("a", pa.list_(pa.int8(), 0))]))
+    others["t"] = pa.array([None], pa.bool8())
     table = pa.table({"prompt": ["a"], "u": union, "n": [1], **others})
     with pa.BufferOutputStream() as sink, pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
@@ -452,6 +453,7 @@ def test_types_that_the_output_cannot_hold(run, tmp_path, output):
     if output != "out.arrow":
         refused[1:1] = ["e (struct<>)", "b (fixed_size_binary[0])"]
         refused.append("l (struct<a: fixed_size_list<item: int8>[0]>)")
+    refused.append("t (extension<arrow.bool8>)")
     with pytest.raises(FlagError, match=re.escape(f"no type for {', '.join(refused)}: leave them out with --columns")):
         run(output, "in.arrow")
     assert not (tmp_path / f"{output}.part").exists()
