@@ -101,6 +101,7 @@ class Switches:
         scenario="article-s2",
         hidden_by={"fused_rotary": "", "fused_kv_append": " in decode steps"},
     )
+    swap: bool = _switch("Save K and V of preempted sequences in host memory.", _CUDA, scenario="preempting")
     quantized_linear: bool = _switch("Multiply quantized weights as they are.", _CUDA, scenario="llama-8b-short")
 
     @classmethod

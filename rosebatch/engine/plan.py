@@ -24,6 +24,8 @@ GONE = -1
 BlockChange = tuple[int, int, int]
 # (group of layers, source, destination)
 BlockCopy = tuple[int, int, int]
+# (block, block of the host), of the only group of layers
+HostCopy = tuple[int, int]
 
 
 class SequenceSpec(msgspec.Struct, frozen=True):
@@ -120,16 +122,20 @@ class _Plan:
     """The fields of both kinds of plan.
 
     Attributes:
-        wipes: (group, block) to overwrite with zeros first: the last holder's K and V may not be finite.
+        saves: blocks to copy to the host before all else: their sequences give them up.
+        wipes: (group, block) to overwrite with zeros then: the last holder's K and V may not be finite.
         copies: (group, source, destination) blocks to copy before the forward pass; no block is both.
+        restores: blocks to copy back from the host after that.
         started: sequences that this plan computes for the first time, or again after it lost its blocks.
         released: ids that the runner may forget: no later plan has them, unless they are started again.
         num_preempted: how many of the released ones lost their blocks to others, and wait again.
         reset: whether the runner first forgets all sequences, because they were aborted.
     """
 
+    saves: tuple[HostCopy, ...] = ()
     wipes: tuple[tuple[int, int], ...] = ()
     copies: tuple[BlockCopy, ...] = ()
+    restores: tuple[HostCopy, ...] = ()
     started: tuple[SequenceSpec, ...] = ()
     released: tuple[int, ...] = ()
     num_preempted: int = 0

@@ -17,9 +17,11 @@ import torch
 
 from rosebatch.bench.scenario import configs_dir, load_scenarios
 from rosebatch.bench.workload import Workload, make_workload
+from rosebatch.config.byte_sizes import parse_size
 from rosebatch.config.model import ModelConfig
 from rosebatch.config.switches import Switches, hiding
 from rosebatch.config.toml_file import load_toml
+from rosebatch.engine.cache.kv_cache import bytes_per_block
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.plan import DecodeWindow, StepResult
 from rosebatch.engine.scheduling.block_pool import BlockPool
@@ -125,11 +127,11 @@ def observe(monkeypatch):
     return lambda switch: (side(switch, True), side(switch, False))
 
 
-def plan_all(switch, **options):
+def plan_all(switch, *, blocks=0, **options):
     """The plans for the whole scenario, as a GPU's scheduler makes them; every token is 7."""
     scenario = scenario_of(switch)
     workload = make_workload(scenario, 1000)
-    limit = scenario.max_num_seqs * (-(-workload.longest // BLOCK_SIZE) + 1)
+    limit = blocks or scenario.max_num_seqs * (-(-workload.longest // BLOCK_SIZE) + 1)
     plans = []
 
     class Runner:
@@ -299,6 +301,16 @@ def has_hoppers_kernel(switch, observe):
             assert (prefill.hopper_program(q, cache, **options) is not None) is value
 
 
+def saves_blocks(switch, observe):
+    """Nothing is computed twice."""
+    scenario, planes = scenario_of(switch), model_of(switch).kv_planes
+    blocks = parse_size(scenario.kv_cache_memory) // bytes_per_block(planes, BLOCK_SIZE, torch.bfloat16)
+    on, off = (plan_all(switch, blocks=blocks, host_blocks=blocks * value) for value in (True, False))
+    computed = scenario.num_prompts * (scenario.input_len + scenario.output_len - 1)
+    assert sum(plan.num_tokens for plan in on) == computed < sum(plan.num_tokens for plan in off)
+    assert any(plan.restores for plan in on)
+
+
 def model_of(switch):
     return load_toml(configs_dir() / "models" / f"{scenario_of(switch).model}.toml", ModelConfig)
 
@@ -328,6 +340,7 @@ ACTS = {
     "fused_peri_norm": {"of_off": ("_uclip",)},
     "sparse_values": leaves_values_out,
     "batched_kv_append": {"of_on": ("_append",)},
+    "swap": saves_blocks,
     "quantized_linear": keeps_numbers,
 }
 

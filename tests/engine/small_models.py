@@ -253,7 +253,7 @@ def make_engine(name, runner_of, *, async_depth=0, blocks=60, **scheduling):
     )
 
 
-def plain_engine(name, blocks=60):
+def plain_engine(name, blocks=60, host_blocks=0):
     def runner_of(config):
         ops = select(Switches.resolve({}, "cpu"))
         model = build(name, ops)
@@ -261,10 +261,10 @@ def plain_engine(name, blocks=60):
             model, make_cache(model, blocks, ops), ops, make_states(model), restarts=restart_policy(model.mixers)
         )
 
-    return make_engine(name, runner_of, blocks=blocks, **_sharing(name))
+    return make_engine(name, runner_of, blocks=blocks, host_blocks=host_blocks, **_sharing(name))
 
 
-def device_engine(name, off=(), blocks=60):
+def device_engine(name, off=(), blocks=60, host_blocks=0):
     """As a GPU would run it, graphs excepted, with the switches named in ``off`` off."""
     served = {f.name for f in fields(Switches) if "cuda" in f.metadata["devices"]}
     assert served >= set(off)
@@ -300,5 +300,6 @@ def device_engine(name, off=(), blocks=60):
         async_depth=int(switches.late_results),
         blocks=blocks,
         policy=SeparateDecodes(window),
+        host_blocks=host_blocks,
         **_sharing(name, prefix_cache=switches.prefix_cache),
     )

@@ -146,12 +146,14 @@ def test_an_engine_goes_on_after_an_abort(seed, policy):
     rng = random.Random(seed)
     async_depth = 0 if policy is MIXED else rng.randint(0, 2)
     size = rng.choice([1, 2, 4])
+    pools = random_pools(rng, rng.choice([24, 48, 200]) // size, size)
     scheduler = Scheduler(
-        *random_pools(rng, rng.choice([24, 48, 200]) // size, size),
+        *pools,
         max_num_seqs=rng.choice([1, 3, 16]),
         max_num_batched_tokens=rng.choice([4, 64]),
         policy=policy,
         prefix_cache=rng.random() < 0.7,
+        host_blocks=0 if len(pools) > 1 or pools[0].window else 100,
     )
     runner = InterruptedRunner(scheduler, at=rng.randint(1, 12), where=rng.choice([None, "before", "during", "wait"]))
     engine = make_engine(scheduler, runner, async_depth)

@@ -22,7 +22,7 @@ GROUPS = 8
 # Each of these is a path that the checks below are about: a run without one of them would prove nothing.
 _EVENTS = (
     *("preemptions", "copies", "hits", "resumed", "partial", "stop"),
-    *("length", "forks", "gone", "windows", "started over", "accepted", "rejected"),
+    *("length", "forks", "gone", "windows", "started over", "accepted", "rejected", "saved", "restored", "kept"),
 )
 
 
@@ -53,7 +53,7 @@ class CheckingRunner(Follower):
         super().__init__(len(windows))
         self.block_size, self.exact, self.windows, self.trained_len = block_size, exact, windows, trained_len
         self.tables, self.cache = BlockTables(len(windows)), [{} for _ in windows]
-        self.prefixes, self.tokens = Prefixes(), {}
+        self.prefixes, self.tokens, self.host = Prefixes(), {}, {}
 
     def first_read(self, chunk, group):
         """The first position that the first token of a chunk sees."""
@@ -82,6 +82,8 @@ class CheckingRunner(Follower):
         assert (self.tables.specs, self.tables.blocks) == (self.specs, self.blocks)
         for spec in plan.started:
             self.tokens.setdefault(spec.id, list(spec.prompt_token_ids))
+        for block, kept in plan.saves:
+            self.host[kept] = [self.cache[0].get(block * size + i) for i in range(size)]
         for group, block in plan.wipes:
             for slot in range(block * size, block * size + size):
                 self.cache[group].pop(slot, None)
@@ -90,6 +92,9 @@ class CheckingRunner(Follower):
         copied = [(g, d * size + i, self.cache[g].get(s * size + i)) for g, s, d in plan.copies for i in range(size)]
         for group, slot, content in copied:
             self.cache[group][slot] = content
+        for block, kept in plan.restores:
+            assert (0, block) not in frozen
+            self.cache[0] |= {block * size + i: content for i, content in enumerate(self.host[kept])}
         written, read = set(), []
         for chunk, group in product(plan.chunks, range(self.num_groups)):
             known = self.tokens[chunk.id][chunk.start : chunk.end]
@@ -169,6 +174,7 @@ def run_once(seed):
         chunked_prefill=rng.random() < 0.7,
         exact_prefixes=rng.random() < 0.5,
         restarts=LongRope(trained_len, 10**6) if trained_len else None,
+        host_blocks=rng.choice([4, 100]) if [pool.window for pool in pools] == [0] else 0,
     )
     capacity = scheduler.max_sequence_len or num_blocks * block_size
     runner = CheckingRunner(block_size, scheduler.prefixes.exact, [pool.window for pool in pools], trained_len)
@@ -190,6 +196,7 @@ def run_once(seed):
         while pending and (not scheduler.has_unfinished or rng.random() >= patience):
             scheduler.add(pending.pop(0))
         waiting = {s.id for s in scheduler.queues.waiting}
+        saved = {s.id for s in scheduler.queues.waiting if s.saved_blocks}
         assert scheduler.num_unfinished == len(sequences) - len(done) - sum(1 + len(s.forks) for s in pending)
         full = [
             (s, group, block)
@@ -208,13 +215,15 @@ def run_once(seed):
         counts["steps"] += 1
         counts["preemptions"] += plan.num_preempted
         counts["copies"] += len(plan.copies)
+        counts["saved"] += len(plan.saves)
+        counts["restored"] += len(plan.restores)
         counts["started over"] += sum(bool(spec.salt) and spec.id in plan.released for spec in plan.started)
         for chunk in plan.chunks:
             sequence = sequences[chunk.id]
             if sequence.sample and not sequence.output_token_ids:
                 counts["forks"] += chunk.start == sequence.num_prompt_tokens - 1
             elif chunk.id in waiting:
-                counts["hits"] += chunk.start > 0
+                counts["hits"] += chunk.start > 0 and chunk.id not in saved
                 counts["resumed"] += len(sequence.output_token_ids) > 0
             counts["partial"] += not chunk.sampled
         frozen = {(group, block) for s, group, block in full if s.id not in plan.released}
@@ -231,6 +240,7 @@ def run_once(seed):
                 counts["rejected"] += kept < chunk.sampled
         scheduler.check_integrity()
     assert scheduler.blocks.num_used == 0
+    counts["kept"] += counts["restored"] < counts["saved"]
     assert sorted(s.id for s in done) == sorted(sequences)
     for sequence in done:
         prompt = sequence.request.prompt_token_ids

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from rosebatch.config.model import ModelConfig, Planes
+from rosebatch.engine.cache.host_store import HostStore
 from rosebatch.engine.cache.windows import max_blocks, window_groups
-from rosebatch.engine.plan import BlockCopy
+from rosebatch.engine.plan import BlockCopy, StepPlan
 from rosebatch.engine.staging import Staging
 from rosebatch.ops.ops import Ops
 
@@ -98,6 +99,7 @@ class KVCache:
             self._groups[group] += tensors
             own |= dict(zip(members, zip(*tensors, strict=True), strict=True))
         self._layers = [own[index] for index in range(len(layers))]
+        self._host: HostStore | None = None
 
     @property
     def nbytes(self) -> int:
@@ -107,6 +109,16 @@ class KVCache:
     def layer(self, index: int) -> tuple[Tensor, ...]:
         """The tensors of a layer, ``[number, blocks, heads, block_size, width]`` for each of its planes."""
         return self._layers[index]
+
+    def change(self, plan: StepPlan, staging: Staging) -> None:
+        """Do what a plan does to blocks before its forward pass."""
+        if plan.saves:
+            self._host = self._host or HostStore(self.tensors, self.device)
+            self._host.save(plan.saves, staging)
+        self.wipe(plan.wipes, staging)
+        self.copy(plan.copies, staging)
+        if self._host is not None and plan.restores:
+            self._host.restore(plan.restores, staging)
 
     def wipe(self, blocks: Sequence[tuple[int, int]], staging: Staging) -> None:
         """Overwrite (group, block) with zeros in all layers of the group."""

@@ -25,6 +25,8 @@ _MIN_SLOTS, _MAX_SLOTS = 256, 1024
 # Share of a CPU's free memory that the KV cache takes.
 _CPU_SHARE = 0.25
 _CPU_MOST = 4 << 30
+# Share of the host's free memory that preempted sequences take at most.
+_HOST_SHARE = 0.125
 
 
 class DeviceMemory(NamedTuple):
@@ -138,6 +140,11 @@ def plan_memory(
         raise FlagError(_no_room(limits, device.device, memory, block_size, sum(sizes)))
     groups = tuple(map(KVGroup, windows, map(len, members), blocks))
     return MemoryPlan(groups, group_of, tokens, slots)
+
+
+def blocks_on_host(num_blocks: int, block_bytes: int, limits: RunConfig) -> int:
+    """Blocks of the host's memory for preempted sequences: at most as many as the cache has."""
+    return min(num_blocks, int(_HOST_SHARE * host_memory().free) // _sharers(limits) // block_bytes)
 
 
 def min_slots(limits: RunConfig) -> int:

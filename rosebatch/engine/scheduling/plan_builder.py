@@ -4,7 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rosebatch.engine.plan import BlockCopy, Chunk, DecodeRow, DecodeWindow, PackedStep, SequenceSpec, StepPlan
+from rosebatch.engine.plan import (
+    BlockCopy,
+    Chunk,
+    DecodeRow,
+    DecodeWindow,
+    HostCopy,
+    PackedStep,
+    SequenceSpec,
+    StepPlan,
+)
 
 
 @dataclass(slots=True)
@@ -17,8 +26,10 @@ class PlanBuilder:
     chunks: list[Chunk] = field(default_factory=list)
     rows: list[DecodeRow] = field(default_factory=list)
     steps: int = 0
+    saves: list[HostCopy] = field(default_factory=list)
     wipes: list[tuple[int, int]] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
+    restores: list[HostCopy] = field(default_factory=list)
     started: list[SequenceSpec] = field(default_factory=list)
     num_preempted: int = 0
     reset: bool = False
@@ -26,8 +37,10 @@ class PlanBuilder:
     def build(self, released: Sequence[int]) -> StepPlan | None:
         """The plan; None if it computes nothing."""
         changes: dict[str, Any] = {
+            "saves": tuple(self.saves),
             "wipes": tuple(self.wipes),
             "copies": tuple(self.copies),
+            "restores": tuple(self.restores),
             "started": tuple(self.started),
             "released": tuple(released),
             "num_preempted": self.num_preempted,

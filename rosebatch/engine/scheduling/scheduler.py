@@ -14,6 +14,7 @@ from typing import NamedTuple
 from rosebatch.engine.plan import DecodeWindow, PackedStep, RestartPolicy, SequenceSpec, StepPlan, StepResult
 from rosebatch.engine.scheduling.block_groups import BlockGroups
 from rosebatch.engine.scheduling.block_pool import BlockPool
+from rosebatch.engine.scheduling.host_blocks import HostBlocks
 from rosebatch.engine.scheduling.prefix_cache import PrefixCache
 from rosebatch.engine.scheduling.queues import SequenceQueues
 from rosebatch.engine.scheduling.sequence import SequenceState
@@ -45,6 +46,7 @@ class Scheduler:
         restarts: decides when sequences restart; None for never.
         exact_prefixes: see ``PrefixCache``.
         share_prompts: the completions of a request share the blocks of its prompt; otherwise each computes it.
+        host_blocks: blocks of the host for preempted sequences; needs one group without a window, and no states.
     """
 
     def __init__(
@@ -58,7 +60,9 @@ class Scheduler:
         restarts: RestartPolicy | None = None,
         exact_prefixes: bool = False,
         share_prompts: bool = True,
+        host_blocks: int = 0,
     ) -> None:
+        assert not host_blocks or (len(pools) == 1 and not pools[0].window), "the host holds whole sequences"
         self.blocks = BlockGroups(pools)
         self.queues = SequenceQueues()
         self.prefixes = PrefixCache(self.blocks, enabled=prefix_cache, exact=exact_prefixes)
@@ -67,6 +71,7 @@ class Scheduler:
             queues=self.queues,
             blocks=self.blocks,
             prefixes=self.prefixes,
+            host_blocks=HostBlocks(host_blocks, self.blocks.block_size),
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             policy=policy,
@@ -221,6 +226,7 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Assert that blocks and sequences agree; see ``BlockPool.check_integrity``."""
         self.blocks.check_integrity(self.queues)
+        self.planner.host_blocks.check_integrity(self.queues.waiting)
         self.queues.check_integrity()
         for sequence in self.queues.running:
             held = len(sequence.block_ids) * self.blocks.block_size

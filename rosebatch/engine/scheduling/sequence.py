@@ -41,6 +41,7 @@ class SequenceState:
         token_ids: the tokens of prompt and completion, 32 bits each.
         forks: further completions of the same prompt. They start from this one's blocks when the prompt is computed.
         tables: its block table in each group of layers, see ``BlockGroups``; empty if it holds no blocks.
+        saved_blocks: of the host, see ``HostBlocks``: they hold K and V of its first ``num_saved_tokens``.
         decoding: whether a plan has sampled its newest token.
         drafts: tokens that may follow. The next chunk verifies as many as it has room for; a result drops them.
         logprobs, prompt_logprobs: those of the tokens so far, if asked for.
@@ -62,6 +63,8 @@ class SequenceState:
     num_pending_tokens: int = 0
     num_cached_tokens: int | None = None
     tables: list[list[int]] = field(default_factory=list)
+    saved_blocks: list[int] = field(default_factory=list)
+    num_saved_tokens: int = 0
     block_hashes: list[bytes] = field(default_factory=list)
     status: Status = Status.WAITING
     decoding: bool = False

@@ -11,6 +11,7 @@ from itertools import chain
 
 from rosebatch.engine.plan import BlockChange, Chunk, DecodeRow, StepPlan
 from rosebatch.engine.scheduling.block_groups import BlockGroups
+from rosebatch.engine.scheduling.host_blocks import HostBlocks
 from rosebatch.engine.scheduling.plan_builder import PlanBuilder
 from rosebatch.engine.scheduling.prefix_cache import PrefixCache
 from rosebatch.engine.scheduling.queues import SequenceQueues
@@ -43,6 +44,7 @@ class StepPlanner:
     queues: SequenceQueues
     blocks: BlockGroups
     prefixes: PrefixCache
+    host_blocks: HostBlocks
     max_num_seqs: int
     max_num_batched_tokens: int
     policy: StepPolicy
@@ -59,6 +61,7 @@ class StepPlanner:
     def reset(self) -> None:
         """Start over: all sequences were dropped, and the runner has to forget them."""
         self._plan = PlanBuilder(reset=True)
+        self.host_blocks.free_all()
         self._admitting = False
 
     def next_plan(self) -> StepPlan | None:
@@ -114,16 +117,17 @@ class StepPlanner:
             sequence = waiting[0]
             if not sequence.tables:
                 self.prefixes.take(sequence)
-            length = sequence.num_uncomputed_tokens
+            start = max(sequence.num_computed_tokens, sequence.num_saved_tokens)
+            length = sequence.num_tokens - start
             if self.chunked_prefill:
                 length = min(length, budget, self._max_chunk)
             elif length > budget and not (over_budget_allowed and length > self.max_num_batched_tokens):
                 self.blocks.free(sequence)
                 break
-            end = sequence.num_computed_tokens + length
+            end = start + length
             room = self.blocks.has_room(sequence, len(sequence.token_ids), end, spare=len(running))
             is_new = not any(sequence.tables)
-            changes = self._reserve(sequence, length) if room else None
+            changes = self._reserve(sequence, end - sequence.num_computed_tokens) if room else None
             if changes is None:
                 self.blocks.free(sequence)
                 if not running and self._release_fork():
@@ -133,6 +137,8 @@ class StepPlanner:
             if sequence.num_cached_tokens is None:
                 sequence.num_cached_tokens = sequence.num_computed_tokens
             self._plan.started.append(sequence.spec)
+            if sequence.saved_blocks:
+                self._plan.restores += self.host_blocks.restore(sequence)
             changes = changes if is_new else self.blocks.entries(sequence)
             budget = self._plan_chunk(sequence, length, changes, budget)
             over_budget_allowed = False
@@ -213,13 +219,14 @@ class StepPlanner:
     def _make_room(self) -> bool:
         """Take blocks back: those of a waiting fork, else all of the newest sequence.
 
-        The preempted sequence recomputes what is not cached. False if its tokens must be known first.
+        The preempted sequence recomputes what is neither cached nor saved. False if its tokens must be known first.
         """
         if self._release_fork():
             return True
         victim = self.queues.running[-1]
         if victim.num_pending_tokens:
             return False
+        self._plan.saves += self.host_blocks.save(victim)
         self.blocks.free(victim)
         self.queues.send_back(victim, self._others_first(victim))
         self._plan.num_preempted += 1

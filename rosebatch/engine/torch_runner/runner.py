@@ -84,8 +84,7 @@ class TorchRunner:
         if self.states is not None:
             self.states.update(plan)
         batch = build_batch(plan.chunks, specs, blocks, self.cache.block_size, self.cache.device, self.restarts)
-        self.cache.wipe(plan.wipes, self.staging)
-        self.cache.copy(plan.copies, self.staging)
+        self.cache.change(plan, self.staging)
         attention = GatheredAttention(batch, self.cache, self._cached, self.ops, self.states)
         trimmed = self.trim_last_layer and not reads_all(plan, specs)
         count, of_prompts = len(batch.sampled), dict[int, PackedLogprobs]()

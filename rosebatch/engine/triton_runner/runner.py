@@ -208,8 +208,7 @@ class TritonRunner:
         if self.prefix_groups and (plan.reset or plan.started or write.moves):
             self.prefix_groups.forget()
         self._apply(write, self.up)
-        self.cache.wipe(plan.wipes, self.up)
-        self.cache.copy(plan.copies, self.up)
+        self.cache.change(plan, self.up)
         sampled = Sampled.of(plan, self.slots, masks)
         self.state.allocate(sampled.features)
         if isinstance(plan, DecodeWindow):
