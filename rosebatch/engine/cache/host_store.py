@@ -102,7 +102,7 @@ class _Beside:
     def _slices(
         self, blocks: Sequence[int], held: Sequence[Sequence[Tensor]], staging: Staging
     ) -> Iterator[tuple[Tensor, Sequence[Sequence[Tensor]]]]:
+        (index,) = staging.send(np.array(blocks, np.int64))
         for first in range(0, len(blocks), self._room):
             part = slice(first, first + self._room)
-            (index,) = staging.send(np.array(blocks[part], np.int64))
-            yield index, held[part]
+            yield index[part], held[part]
