@@ -1,5 +1,7 @@
 """Preempted sequences whose K and V wait in the host's memory: nothing is computed twice, and no bit changes."""
 
+import pickle
+
 import pytest
 import torch
 
@@ -105,6 +107,22 @@ def test_nothing_is_computed_twice(name):
     assert run(cramped) == run(roomy)
     assert cramped.stats.preemptions > 3
     assert cramped.stats.computed_tokens == roomy.stats.computed_tokens
+
+
+def test_a_rank_swaps_by_the_plans_alone():
+    """It has a host of its own, and knows no scheduler."""
+    engine, rank = plain_engine("gpt2", blocks=9, host_blocks=60), plain_engine("gpt2", blocks=9).runner
+    own, compared = engine.runner.launch, []
+
+    def launch(plan, masks):
+        sent = pickle.loads(pickle.dumps(plan))
+        wait = own(plan, masks)
+        compared.append(rank.launch(sent, masks)().token_ids == wait().token_ids)
+        return wait
+
+    engine.runner.launch = launch
+    run(engine)
+    assert engine.stats.preemptions > 3 and all(compared)
 
 
 @needs_interpreter
