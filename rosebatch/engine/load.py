@@ -10,15 +10,8 @@ from rosebatch.config.run import RunConfig
 from rosebatch.config.switches import Switches
 from rosebatch.core.errors import FlagError
 from rosebatch.core.pooling_params import PLAIN_POOLING, ModelPooling
-from rosebatch.engine.cache.kv_cache import KVCache, bytes_per_block
-from rosebatch.engine.cache.memory import (
-    KVGroup,
-    MemoryPlan,
-    batched_tokens,
-    blocks_on_host,
-    memory_of,
-    plan_memory,
-)
+from rosebatch.engine.cache.kv_cache import KVCache
+from rosebatch.engine.cache.memory import KVGroup, MemoryPlan, batched_tokens, memory_of, plan_memory, swap_bytes
 from rosebatch.engine.cache.state_pool import StatePool, state_bytes
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.long_rope import restart_policy
@@ -202,6 +195,7 @@ def build_engine(
         windows=[spec.window for spec in cached],
         whole_prompts=not switches.chunked_prefill,
         fused_sampler=switches.fused_sampler,
+        host_bytes=swap_bytes(limits) if switches.swap else 0,
         minimum=minimum,
     )
     on_device = device.type == "cuda" and switches.paged_attention
@@ -211,11 +205,7 @@ def build_engine(
     window = _DECODE_WINDOW if switches.fused_sampler and switches.late_results else 1
     restarts = restart_policy(model.mixers)
     policy = SeparateDecodes(window) if on_device else MIXED
-    host_blocks = 0
-    if switches.swap and not state_layers and [group.window for group in memory.groups] == [0]:
-        host_blocks = blocks_on_host(memory.groups[0].blocks, bytes_per_block(layers, block_size, dtype), limits)
-    (host_blocks,) = minimum([host_blocks])
-    scheduler = _scheduler(memory, block_size, switches, policy, restarts, host_blocks, has_states=bool(state_layers))
+    scheduler = _scheduler(memory, block_size, switches, policy, restarts, has_states=bool(state_layers))
     # One block more than in the scheduler's pools: kernels write there what is not read.
     counts = [group.blocks + on_device for group in memory.groups]
     cache = KVCache(layers, counts, block_size, dtype, device, ops, memory.group_of)
@@ -270,7 +260,6 @@ def _scheduler(
     switches: Switches,
     policy: StepPolicy,
     restarts: RestartPolicy | None,
-    host_blocks: int,
     *,
     has_states: bool,
 ) -> Scheduler:
@@ -285,5 +274,5 @@ def _scheduler(
         restarts=restarts,
         exact_prefixes=switches.batch_invariant,
         share_prompts=not has_states,
-        host_blocks=host_blocks,
+        host_blocks=memory.host_blocks,
     )

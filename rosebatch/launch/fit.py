@@ -12,7 +12,7 @@ from rosebatch.core.errors import FlagError
 from rosebatch.core.plain import dtype_name
 from rosebatch.core.words import counted
 from rosebatch.engine.cache.kv_cache import bytes_per_block
-from rosebatch.engine.cache.memory import DeviceMemory, MemoryPlan, min_slots, plan_memory, step_bytes
+from rosebatch.engine.cache.memory import DeviceMemory, MemoryPlan, min_slots, plan_memory, step_bytes, swap_bytes
 from rosebatch.engine.metrics.roofline import weight_bytes
 from rosebatch.engine.scheduling.block_groups import BlockGroups
 from rosebatch.engine.scheduling.block_pool import BlockPool
@@ -170,6 +170,7 @@ def _plan(wanted: Wanted, left: DeviceMemory) -> MemoryPlan:
         wanted.config.kv_windows,
         whole_prompts=not wanted.switches.chunked_prefill,
         fused_sampler=wanted.switches.fused_sampler,
+        host_bytes=swap_bytes(wanted.limits) if wanted.switches.swap else 0,
     )
 
 

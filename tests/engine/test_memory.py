@@ -7,6 +7,7 @@ import torch
 from rosebatch.config.model import ModelConfig, Planes
 from rosebatch.config.run import RunConfig
 from rosebatch.core.errors import FlagError
+from rosebatch.engine.cache.host_store import BUFFER_BYTES
 from rosebatch.engine.cache.kv_cache import bytes_for_longest, bytes_per_block
 from rosebatch.engine.cache.memory import DeviceMemory, plan_memory, share_memory, step_bytes
 
@@ -201,6 +202,28 @@ LAYER_BLOCK = BLOCK // 32
 
 def windowed(limits, windows=MIXED_WINDOWS, **options):
     return plan_memory(LARGE, LARGE.kv_planes, limits, 64, BF16, MEMORIES["cuda"], windows=windows, **options)
+
+
+def test_the_host_holds_preempted_sequences():
+    """By its memory, but no more blocks than the cache has; the device gives the buffers up that lie between."""
+    gpu(60 * GIB)
+    cache, none = plan().groups[0].blocks, windowed(RunConfig(), [0] * 32)
+    assert none.host_blocks == 0
+    few = windowed(RunConfig(), [0] * 32, host_bytes=7 * BLOCK + 1)
+    assert (few.host_blocks, few.groups[0].blocks) == (7, cache - -(-BUFFER_BYTES // BLOCK))
+    all_ = windowed(RunConfig(), [0] * 32, host_bytes=1000 * GIB)
+    assert all_.host_blocks == all_.groups[0].blocks
+    assert windowed(RunConfig(), [0] * 32, host_bytes=BLOCK - 1).host_blocks == 0
+    least = windowed(RunConfig(), [0] * 32, host_bytes=9 * BLOCK, minimum=lambda numbers: [*numbers[:3], 2 * BLOCK])
+    assert least.host_blocks == 2
+
+
+def test_windows_and_states_are_computed_again():
+    """A window's blocks are partly gone, and states are in no block: what came back would be too little."""
+    gpu(60 * GIB)
+    assert windowed(RunConfig(), host_bytes=GIB) == windowed(RunConfig())
+    states = {"windows": [0] * 32, "state_bytes": 10**6}
+    assert windowed(RunConfig(), host_bytes=GIB, **states) == windowed(RunConfig(), **states)
 
 
 def test_one_group_is_planned_as_ever():

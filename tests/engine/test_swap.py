@@ -1,18 +1,23 @@
 """Preempted sequences whose K and V wait in the host's memory: nothing is computed twice, and no bit changes."""
 
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
 
+from rosebatch.config.run import RunConfig
+from rosebatch.config.switches import Switches
 from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.cache.host_store import HostStore
+from rosebatch.engine.load import build_engine
 from rosebatch.engine.scheduling.step_planner import MIXED, SeparateDecodes
 from rosebatch.engine.staging import Staging
+from rosebatch.ops.select import select
 from tests.engine.fake_runner import fake_completion, make_sequence
 from tests.engine.schedulers import add, chunks, drain, make_scheduler, step
-from tests.engine.small_models import device_engine, plain_engine
+from tests.engine.small_models import MODELS, build, device_engine, plain_engine
 from tests.helpers import running
 from tests.helpers.marks import needs_interpreter
 
@@ -76,6 +81,21 @@ def test_a_prefix_that_is_still_cached_is_shared_not_restored(fake_runner):
     assert b.output_token_ids == fake_completion([1, 1], 7)
 
 
+def test_a_restored_prefix_is_shared_again(fake_runner):
+    """The cache had lost it: another row with that prompt would compute what is there."""
+    scheduler = make_scheduler(num_blocks=6, block_size=2, host_blocks=9)
+    prompt = [1, 2, 3, 4]
+    a, b = add(scheduler, make_sequence([0, 0], max_tokens=9, id=0), make_sequence(prompt, max_tokens=5, id=1))
+    assert until_preempted(scheduler, fake_runner).saves
+    while a.finish_reason is None:
+        step(scheduler, fake_runner)
+    (c,) = add(scheduler, make_sequence([*prompt, 5], max_tokens=1, id=2))
+    plan, _ = step(scheduler, fake_runner)
+    # The prompt's second block comes from the host, for both.
+    assert (len(plan.restores), [chunk[:3] for chunk in chunks(plan)]) == (2, [(b.id, 6, 1), (c.id, 4, 1)])
+    drain(scheduler, fake_runner)
+
+
 @pytest.mark.parametrize("policy", [MIXED, SeparateDecodes(4)])
 def test_an_abort_frees_the_host(policy, fake_runner):
     scheduler, _, b, _ = two(fake_runner, host_blocks=5, policy=policy)
@@ -101,12 +121,17 @@ def run(engine):
     return {key: done.token_ids for key, done in running.run(engine, requests()).items()}
 
 
-@pytest.mark.parametrize("name", ["gpt2", "e4m3"])
-def test_nothing_is_computed_twice(name):
-    roomy, cramped = plain_engine(name), plain_engine(name, blocks=9, host_blocks=60)
+def swaps(cramped, roomy):
+    """Equal tokens, and as many computed as with room for all."""
     assert run(cramped) == run(roomy)
-    assert cramped.stats.preemptions > 3
+    assert cramped.stats.preemptions > 3 and cramped.stats.restored_blocks > 3
     assert cramped.stats.computed_tokens == roomy.stats.computed_tokens
+
+
+@pytest.mark.parametrize("name", ["gpt2", "hp1", "e4m3"])
+def test_nothing_is_computed_twice(name):
+    """With planes of each kind: K and V, codes, and bytes with scales."""
+    swaps(plain_engine(name, blocks=9, host_blocks=60), plain_engine(name))
 
 
 def test_a_rank_swaps_by_the_plans_alone():
@@ -128,10 +153,18 @@ def test_a_rank_swaps_by_the_plans_alone():
 @needs_interpreter
 @pytest.mark.usefixtures("unwritten_is_nan", "few_programs")
 def test_nothing_is_computed_twice_on_the_device_path():
-    roomy, cramped = plain_engine("gpt2"), device_engine("gpt2", blocks=9, host_blocks=60)
-    assert run(cramped) == run(roomy)
-    assert cramped.stats.preemptions > 3
-    assert cramped.stats.computed_tokens == roomy.stats.computed_tokens
+    """With plans that run ahead of their results."""
+    swaps(device_engine("gpt2", blocks=9, host_blocks=60), plain_engine("gpt2"))
+
+
+@pytest.mark.parametrize("swap", [True, False])
+def test_the_switch_decides(swap):
+    """At load, where the memory plan allows as many blocks as a cache of 64 KiB has."""
+    switches = replace(Switches.resolve({}, "cpu"), swap=swap)
+    ops, cpu = select(switches), torch.device("cpu")
+    limits = RunConfig(device="cpu", max_num_seqs=4, block_size=4, kv_cache_memory=1 << 16)
+    loaded = build_engine(build("gpt2", ops), MODELS["gpt2"], limits, switches, ops, torch.float32, cpu)
+    assert loaded.engine.scheduler.planner.host_blocks.num_blocks == (loaded.num_blocks if swap else 0)
 
 
 def test_the_host_holds_each_plane_of_a_block():

@@ -22,7 +22,7 @@ def test_blocks_keep_their_order_among_kernels(monkeypatch):
         torch.zeros(1, 1, BLOCKS, 2, 16, 1, device=device),
     ]
     # Three blocks at a time.
-    monkeypatch.setattr(host_store, "_BUFFER_BYTES", 3 * sum(data[:, :, 0].nbytes for data in tensors) + 1)
+    monkeypatch.setattr(host_store, "BUFFER_BYTES", 2 * 3 * sum(data[:, :, 0].nbytes for data in tensors) + 2)
     store, staging = HostStore(tensors, device), Staging(device)
     busy = torch.rand(4096, 4096, device=device)
     for turn in range(6):

@@ -21,7 +21,7 @@ FIELDS = {
     *("finish_reasons", "prompt_tokens", "cached_tokens", "cache_hit_rate", "output_tokens"),
     *("elapsed_s", "requests_per_s", "prompt_tokens_per_s", "output_tokens_per_s", "total_tokens_per_s"),
     *("prefill_s", "decode_s", "startup_s", "ttft_s", "tpot_s", "itl_s", "e2e_s"),
-    *("steps", "decode_steps", "syncs", "preemptions", "copied_blocks", "computed_tokens"),
+    *("steps", "decode_steps", "syncs", "preemptions", "copied_blocks", "restored_blocks", "computed_tokens"),
     *("max_running", "max_blocks_used", "peak_memory_bytes", "host_us_per_row", "timeline"),
     *("date", "command", "input", "output", "host", "gpu", "git_revision", "engine", "versions"),
 }
@@ -122,7 +122,7 @@ def test_report_of_a_run(job):
     _, tally, engine = job.run(lines, seqs=1)
     report = report_of(tally, stats=engine.stats)
     expected = {"steps": 8, "decode_steps": 6, "syncs": 8, "computed_tokens": 9 + 8}
-    expected |= {"max_running": 1, "copied_blocks": 0, "preemptions": 0}
+    expected |= {"max_running": 1, "copied_blocks": 0, "restored_blocks": 0, "preemptions": 0}
     assert {name: report[name] for name in expected} == expected
     assert (report["cached_tokens"], report["cache_hit_rate"]) == (4, 4 / 15)
     assert 0 < report["prefill_s"] + report["decode_s"] < 60
@@ -164,6 +164,13 @@ def test_what_a_kv_cache_with_windows_holds():
     shown = dict(table(report_of(tally_of(completion()), kv_cache_groups=groups)))
     assert shown["KV cache holds"] == "64000 tokens in 5 layers; the last 1024 tokens of 5 sequences in 1 layer"
     assert "KV cache holds" not in dict(table(report_of(tally_of(completion()), kv_cache_groups=groups[:1])))
+
+
+def test_blocks_that_came_back_from_the_host_are_told():
+    """Without swaps there is nothing to tell."""
+    cache = dict(table(report_of(tally_of(completion()), stats=EngineStats(restored_blocks=3))))["KV cache"]
+    assert cache.endswith(" used at most, 3 restored from the host")
+    assert "host" not in dict(table(report_of(tally_of(completion()))))["KV cache"]
 
 
 def test_table():

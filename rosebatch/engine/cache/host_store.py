@@ -9,8 +9,8 @@ from torch import Tensor
 from rosebatch.engine.plan import HostCopy
 from rosebatch.engine.staging import Staging
 
-# Bytes of each of the two buffers on the device.
-_BUFFER_BYTES = 128 << 20
+# Bytes of the two buffers on the device together.
+BUFFER_BYTES = 128 << 20
 
 
 class HostStore:
@@ -63,7 +63,7 @@ class _Beside:
     def __init__(self, tensors: Sequence[Tensor], device: torch.device) -> None:
         self._tensors = tensors
         self._stream = torch.cuda.Stream(device)
-        self._room = max(1, _BUFFER_BYTES // sum(data[0].nbytes for data in tensors))
+        self._room = max(1, BUFFER_BYTES // 2 // sum(data[0].nbytes for data in tensors))
         self._up, self._down = list[Tensor](), list[Tensor]()
         self._up_read, self._down_read = torch.cuda.Event(), torch.cuda.Event()
 

@@ -9,6 +9,7 @@ import torch
 from rosebatch.config.model import ModelConfig, Planes
 from rosebatch.config.run import RunConfig
 from rosebatch.core.errors import FlagError
+from rosebatch.engine.cache.host_store import BUFFER_BYTES
 from rosebatch.engine.cache.kv_cache import bytes_per_block
 from rosebatch.engine.cache.windows import max_blocks, window_groups
 from rosebatch.host.memory import host_memory
@@ -25,7 +26,8 @@ _MIN_SLOTS, _MAX_SLOTS = 256, 1024
 # Share of a CPU's free memory that the KV cache takes.
 _CPU_SHARE = 0.25
 _CPU_MOST = 4 << 30
-# Share of the host's free memory that preempted sequences take at most.
+# Share of the host's free memory for preempted sequences. PyTorch rounds pinned memory up to powers of two, which at
+# most doubles it.
 _HOST_SHARE = 0.125
 
 
@@ -64,12 +66,14 @@ class MemoryPlan:
     Attributes:
         groups: of its layers, see ``window_groups``; none if nothing is kept of tokens.
         group_of: the number of each layer's group.
+        host_blocks: of the host's memory, for preempted sequences.
     """
 
     groups: tuple[KVGroup, ...]
     group_of: tuple[int, ...]
     max_num_batched_tokens: int
     max_num_seqs: int
+    host_blocks: int = 0
 
 
 def plan_memory(
@@ -83,6 +87,7 @@ def plan_memory(
     windows: Sequence[int] | None = None,
     whole_prompts: bool = False,
     fused_sampler: bool = True,
+    host_bytes: int = 0,
     minimum: Callable[[Sequence[int]], list[int]] = list[int],
 ) -> MemoryPlan:
     """Follow the limits that are given; the device decides the others.
@@ -98,11 +103,16 @@ def plan_memory(
         windows: the sliding window of each layer; None for full attention in all.
         whole_prompts: whether a prompt is computed in one step, however long.
         fused_sampler: without it, sampling takes several times the memory of the logits, so memory decides no slots.
+        host_bytes: of the host, for preempted sequences; without use where layers have windows or states.
         minimum: the least of each number over the processes that hold the model: all make the same plan.
 
     Raises:
         FlagError: the KV cache has no room for a single block.
     """
+    windows, group_of = window_groups(windows or [0] * len(layers), config.max_model_len)
+    if windows != (0,) or state_bytes:
+        # Window groups give blocks back while a sequence runs, and no block holds a state.
+        host_bytes = 0
     free = device.free
     tokens = batched_tokens(limits, device.device)
     slots = min_slots(limits)
@@ -119,7 +129,7 @@ def plan_memory(
     if device.device == "cuda":
         # The share of the whole GPU, less what this process has taken; and never more than that share of what is free.
         share = limits.gpu_memory_utilization
-        usable = int(min(share * device.total - device.taken, share * free))
+        usable = int(min(share * device.total - device.taken, share * free)) - (BUFFER_BYTES if host_bytes else 0)
         if fused_sampler and limits.max_num_seqs == "auto":
             row = -(-_SLOT_TOKENS // block_size) * bytes_per_block(layers, block_size, dtype) + state_bytes
             left = limits.kv_cache_bytes or usable - step_bytes(config, tokens, _MAX_SLOTS, dtype)
@@ -128,8 +138,7 @@ def plan_memory(
     else:
         memory = min(int(_CPU_SHARE * free), _CPU_MOST) // _sharers(limits)
     memory = limits.kv_cache_bytes or max(memory - slots * state_bytes, 0)
-    tokens, memory, slots = minimum([tokens, memory, slots])
-    windows, group_of = window_groups(windows or [0] * len(layers), config.max_model_len)
+    tokens, memory, slots, host_bytes = minimum([tokens, memory, slots, host_bytes])
     members = [[p for p, group in zip(layers, group_of, strict=True) if group == n] for n in range(len(windows))]
     longest = config.max_model_len
     # A whole prompt may begin at the end of the budget.
@@ -139,12 +148,12 @@ def plan_memory(
     if min(blocks) < 1 or min(blocks) * block_size < 2:
         raise FlagError(_no_room(limits, device.device, memory, block_size, sum(sizes)))
     groups = tuple(map(KVGroup, windows, map(len, members), blocks))
-    return MemoryPlan(groups, group_of, tokens, slots)
+    return MemoryPlan(groups, group_of, tokens, slots, min(blocks[0], host_bytes // sizes[0]))
 
 
-def blocks_on_host(num_blocks: int, block_bytes: int, limits: RunConfig) -> int:
-    """Blocks of the host's memory for preempted sequences: at most as many as the cache has."""
-    return min(num_blocks, int(_HOST_SHARE * host_memory().free) // _sharers(limits) // block_bytes)
+def swap_bytes(limits: RunConfig) -> int:
+    """Bytes of the host's free memory that preempted sequences of this process may take."""
+    return int(_HOST_SHARE * host_memory().free) // _sharers(limits)
 
 
 def min_slots(limits: RunConfig) -> int:

@@ -10,7 +10,7 @@ from rosebatch.engine.plan import DecodeWindow, StepPlan, StepResult
 _COUNTS = (
     *("steps", "decode_steps", "syncs", "graph_replays", "graph_captures", "preemptions", "computed_tokens"),
     *("finished", "stopped", "prompt_tokens", "output_tokens", "token_steps", "decoded", "squares", "products"),
-    *("copied_blocks", "max_running", "max_blocks_used", "prefill_seconds", "decode_seconds"),
+    *("copied_blocks", "restored_blocks", "max_running", "max_blocks_used", "prefill_seconds", "decode_seconds"),
 )
 
 
@@ -44,6 +44,7 @@ class EngineStats:
     squares: float = 0.0
     products: float = 0.0
     copied_blocks: int = 0
+    restored_blocks: int = 0
     max_running: int = 0
     max_blocks_used: int = 0
     prefill_seconds: float = 0.0
@@ -103,6 +104,7 @@ class EngineStats:
         self.preemptions += plan.num_preempted
         self.computed_tokens += num_tokens
         self.copied_blocks += len(plan.copies)
+        self.restored_blocks += len(plan.restores)
         self.max_running = max(self.max_running, plan.num_sequences)
         self.max_blocks_used = max(self.max_blocks_used, blocks_used)
 

@@ -188,7 +188,7 @@ class SequenceState:
 
     def restart(self, spec: SequenceSpec) -> None:
         """Compute all tokens again, by this spec. The sequence holds no blocks, and keeps its tokens."""
-        assert not self.tables, "blocks were computed by the last spec"
+        assert not self.tables and not self.saved_blocks, "blocks were computed by the last spec"
         self.spec = spec
         self.block_hashes.clear()
 

@@ -138,7 +138,10 @@ class StepPlanner:
                 sequence.num_cached_tokens = sequence.num_computed_tokens
             self._plan.started.append(sequence.spec)
             if sequence.saved_blocks:
+                found = sequence.num_computed_tokens
                 self._plan.restores += self.host_blocks.restore(sequence)
+                # Others may share them again. No copy of this plan reads them: copies come before restores.
+                self.prefixes.register(sequence, found, sequence.num_computed_tokens, in_flight=True)
             changes = changes if is_new else self.blocks.entries(sequence)
             budget = self._plan_chunk(sequence, length, changes, budget)
             over_budget_allowed = False

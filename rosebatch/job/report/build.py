@@ -74,6 +74,7 @@ def build_report(
         "syncs": stats.syncs,
         "preemptions": stats.preemptions,
         "copied_blocks": stats.copied_blocks,
+        "restored_blocks": stats.restored_blocks,
         "computed_tokens": stats.computed_tokens,
         "max_running": stats.max_running,
         "max_blocks_used": stats.max_blocks_used,

@@ -100,7 +100,8 @@ def _cache(report: Mapping[str, Any]) -> str:
     if not engine["kv_cache_blocks"]:
         return "none, nothing is kept of a prompt"
     form = ", fp8" if engine.get("kv_cache_dtype") == "fp8" else ""
-    return f"{report['max_blocks_used']} of {engine['kv_cache_blocks']} blocks used at most{form}"
+    back = f", {report['restored_blocks']} restored from the host" if report["restored_blocks"] else ""
+    return f"{report['max_blocks_used']} of {engine['kv_cache_blocks']} blocks used at most{back}{form}"
 
 
 def _capacity(group: Mapping[str, int]) -> str:
