@@ -303,3 +303,31 @@ def test_processes_share_the_memory_of_a_host():
     assert together == alone // 4
     limited = RunConfig(data_parallel_size=4, kv_cache_memory="1GiB")
     assert plan(limited, 16, "cpu") == plan(RunConfig(kv_cache_memory="1GiB"), 16, "cpu"), "that is for each"
+
+
+ENCODER = ModelConfig(
+    family="bert",
+    vocab_size=250002,
+    hidden_size=1024,
+    num_layers=24,
+    num_heads=16,
+    num_kv_heads=16,
+    head_dim=64,
+    intermediate_size=4096,
+    max_model_len=8192,
+    norm_eps=1e-5,
+    activation="gelu",
+    bidirectional=True,
+    head=False,
+)
+
+
+@pytest.mark.parametrize(("free", "tokens"), [(60 * GIB, 16384), (2 * GIB, 4096), (GIB // 4, 2048)])
+def test_a_model_that_keeps_nothing(free, tokens):
+    """There is no cache to divide by, and no logits take memory from a step."""
+    memory = DeviceMemory("cuda", free, free)
+    found = plan_memory(ENCODER, ENCODER.kv_planes, RunConfig(), 64, BF16, memory, whole_prompts=True)
+    assert (found.groups, found.group_of, found.max_num_batched_tokens, found.max_num_seqs) == ((), (), tokens, 1024)
+    found = plan_memory(ENCODER, (), RunConfig(max_num_seqs=7), 16, BF16, DeviceMemory("cpu", free, free))
+    assert (found.groups, found.max_num_batched_tokens, found.max_num_seqs) == ((), 1024, 7)
+    assert step_bytes(ENCODER, 1, 1000, BF16) == step_bytes(ENCODER, 1, 1, BF16)

@@ -58,7 +58,7 @@ def test_every_part_begins_at_16_bytes(states):
         slots.slot_of = {number: number for number in range(count)}
         slots.state_of = {number: number for number in range(count)}
         plan = PackedStep(tuple(chunk(number, 0, length, sampled=1) for number in range(count)))
-        layout = Layout.exact(plan, tile_rows=2, states=states)
+        layout = Layout.exact(plan, tile_rows=2, with_chunks=states)
         cells = torch.from_numpy(pack(plan, slots, layout, tile_rows=2))
         assert len(cells) == layout.num_cells
         inputs = layout.inputs(cells)

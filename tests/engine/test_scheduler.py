@@ -4,10 +4,14 @@ import subprocess
 import sys
 from array import array
 
+import numpy as np
 import pytest
 
+from rosebatch.core.pooling_params import PoolingParams
+from rosebatch.core.request import Request
 from rosebatch.engine.plan import Chunk, PackedStep, StepResult
-from rosebatch.engine.scheduling.sequence import Status
+from rosebatch.engine.scheduling.scheduler import Scheduler
+from rosebatch.engine.scheduling.sequence import SequenceState, Status
 from tests.engine.fake_runner import fake_completion, make_sequence
 from tests.engine.schedulers import add, chunks, drain, make_scheduler, next_chunks, serving, step, tables_told
 from tests.helpers.checkout import python_path
@@ -518,3 +522,28 @@ def test_check_integrity_notices_a_lost_block(fake_runner):
     a.block_ids.pop()
     with pytest.raises(AssertionError, match="block 1"):
         scheduler.check_integrity()
+
+
+def test_whole_prompts_without_blocks():
+    """A part of a prompt would not see the rest. One over the budget has a step of its own, first in its turn."""
+    options = {"max_num_batched_tokens": 10, "chunked_prefill": False, "prefix_cache": False}
+    scheduler, pooling = Scheduler(max_num_seqs=4, **options), PoolingParams(pooling="mean")
+    for number, length in enumerate((4, 6, 3, 25, 2, 1, 1, 1, 1)):
+        request = Request(number, tuple(range(length)), pooling=pooling)
+        scheduler.add(SequenceState.start(request, id=number, max_model_len=25))
+    planned = []
+    while (plan := scheduler.schedule()) is not None:
+        scheduler.check_integrity()
+        planned.append([(chunk.id, chunk.start, len(chunk.token_ids), chunk.pools) for chunk in plan.chunks])
+        pooled = {number: np.ones(2, np.float32) for number in range(len(plan.chunks))}
+        finished = scheduler.commit(plan, StepResult([], pooled=pooled)).finished
+        assert [each.id for each in finished] == [chunk.id for chunk in plan.chunks]
+    # Chunks of one token come first in a plan.
+    assert planned == [
+        [(0, 0, 4, True), (1, 0, 6, True)],
+        [(2, 0, 3, True)],
+        [(3, 0, 25, True)],
+        [(5, 0, 1, True), (6, 0, 1, True), (7, 0, 1, True), (4, 0, 2, True)],
+        [(8, 0, 1, True)],
+    ]
+    assert not scheduler.has_unfinished

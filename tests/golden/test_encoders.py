@@ -2,7 +2,6 @@
 
 import functools
 import json
-import random
 from itertools import product
 
 import numpy as np
@@ -17,6 +16,7 @@ from rosebatch.core.pooling_params import PoolingParams
 from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.model.source import find_model
+from tests.helpers.encoders import prompts_of, save_encoder
 from tests.helpers.families import ENCODERS
 from tests.helpers.running import run
 from tests.helpers.threads_group import make_tensor_parallel_engine
@@ -24,14 +24,6 @@ from tests.helpers.threads_group import make_tensor_parallel_engine
 POOLINGS = ("mean", "cls", "last")
 CPU = torch.device("cpu")
 TOLERANCE = 1e-5
-LENGTHS = (1, 2, 9, 16, 47, 100, 16, 9, 120)
-
-
-def prompts_of(values):
-    """Of several lengths, some of them equal; one begins like another. None has the padding token."""
-    numbers = random.Random(0)
-    prompts = [[numbers.randrange(6, values["vocab_size"]) for _ in range(length)] for length in LENGTHS * 2]
-    return [*prompts[:-1], prompts[8][:70] + prompts[-1][70:]]
 
 
 @pytest.fixture(scope="session")
@@ -40,20 +32,8 @@ def encoders(transformers, tmp_path_factory):
 
     @functools.cache
     def made(name):
-        kind, values = ENCODERS[name]
-        torch.manual_seed(0)
-        config = getattr(transformers, kind)(**values, initializer_range=0.2)
-        model = transformers.AutoModel.from_config(config, dtype=torch.float32).eval()
-        for key, parameter in model.named_parameters():
-            if parameter.ndim == 1:
-                torch.nn.init.normal_(parameter, 1.0 if key.endswith("weight") else 0.0, 0.2)
-        folder = tmp_path_factory.mktemp(name)
-        model.save_pretrained(folder)
-        if values.get("use_bidirectional_attention"):
-            # transformers halves the window whenever it makes a config.
-            said = json.loads((folder / "config.json").read_text())
-            (folder / "config.json").write_text(json.dumps({**said, "sliding_window": values["sliding_window"]}))
-        prompts = prompts_of(values)
+        folder, prompts = tmp_path_factory.mktemp(name), prompts_of(name)
+        model = save_encoder(name, folder)
         with torch.inference_mode():
             states = [model(torch.tensor([prompt])).last_hidden_state[0].double() for prompt in prompts]
         return folder, prompts, states

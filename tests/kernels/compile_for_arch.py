@@ -295,6 +295,26 @@ def gated_attention() -> None:
         prefill(qkv, cache, table, ints(3, 4), gate, num_heads=heads, scale=0.1)
 
 
+def whole_prompts() -> None:
+    """Heads of encoders, with biases, windows on both sides, and groups of heads."""
+    from rosebatch_kernels.gated_delta.layout import pack_chunks
+
+    attend = Launchers("full_attention.kernel").attend
+    for heads, kv_heads, size, dtype, window, with_bias in [
+        (12, 12, 64, torch.bfloat16, 0, False),
+        (12, 12, 32, torch.float16, 0, True),
+        (12, 12, 64, torch.bfloat16, 65, False),
+        (12, 12, 96, torch.bfloat16, 0, True),
+        (8, 4, 128, torch.float16, 100, True),
+        (3, 1, 256, torch.bfloat16, 257, False),
+        (3, 1, 256, torch.float32, 0, True),
+        (12, 12, 64, torch.float32, 65, False),
+    ]:
+        q, *rest = empty(70, heads + 2 * kv_heads, size, dtype=dtype).split((heads, kv_heads, kv_heads), 1)
+        bias = empty(heads, 1023, dtype=dtype) if with_bias else None
+        attend(q, *rest, *pack_chunks([(0, 0, 0, 70)]), scale=0.1, window=window, bias=bias)
+
+
 def delta_rule() -> None:
     from rosebatch_kernels.gated_delta.layout import DeltaState, DeltaWeights, pack_chunks
 

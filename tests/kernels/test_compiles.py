@@ -26,6 +26,7 @@ GROUPS = {
     "shared_attention": {"_attend_shared", "_decode", "_prefill_shared"},
     "attention_of_e4m3": {"_append", "_attend_shared", "_decode", "_prefill", "_prefill_shared", "_prepare"},
     "gated_attention": {"_gated_attend_shared", "_gated_decode", "_gated_prefill", "_prepare"},
+    "whole_prompts": {"_full_attend"},
     "delta_rule": {"_delta_convolve", "_delta_decode", "_delta_solve", "_delta_walk", "_gated_norm"},
     "layers": {
         "_activation", "_activation_mul", "_append", "_bias_residual", "_copy_blocks", "_norm", "_sigmoid_mul",
@@ -55,9 +56,9 @@ FORMS = {86: "converted", HOPPER: "converted"}
 STREAMED = {"_gated_product", "_logits", "_product"}
 # Products of many rows on Hopper's own instruction, which Triton leaves for others without a word.
 WGMMA = {
-    "_attend_shared", "_delta_solve", "_delta_walk", "_expert_product", "_fp8_product", "_gated_attend_shared",
-    "_gated_prefill", "_gated_product", "_int4_product", "_logits", "_prefill", "_prefill_hopper", "_prefill_shared",
-    "_product",
+    "_attend_shared", "_delta_solve", "_delta_walk", "_expert_product", "_fp8_product", "_full_attend",
+    "_gated_attend_shared", "_gated_prefill", "_gated_product", "_int4_product", "_logits", "_prefill",
+    "_prefill_hopper", "_prefill_shared", "_product",
 }  # fmt: skip
 
 

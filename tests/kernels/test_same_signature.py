@@ -21,7 +21,20 @@ def functions(module):
 
 @pytest.mark.parametrize(
     "operator",
-    ["norm", "mlp", "linear", "kv_cache", "qkv", "feedback", "logits", "logprobs", "uclip", "sampling", "fp8"],
+    [
+        "norm",
+        "mlp",
+        "linear",
+        "kv_cache",
+        "qkv",
+        "feedback",
+        "logits",
+        "logprobs",
+        "uclip",
+        "sampling",
+        "fp8",
+        "full_attention",
+    ],
 )
 def test_same_signature(operator):
     kernels = functions(import_module(f"rosebatch_kernels.{operator}.kernel"))

@@ -36,9 +36,9 @@ class PackedInputs(NamedTuple):
         tiles: ``[N, 4]`` int32, see ``rosebatch_kernels.paged_attention.prefill``; padding has no rows. With ``pieces``
             ``[N, 5]``, see ``rosebatch_kernels.paged_attention.prefill_shared``.
         pieces: ``[P, 4]`` int32 of tiles that chunks share; empty if each tile is of one chunk.
-        last_rows: ``[S]`` int32, the row of the last token of each of the plan's ``read_numbers``, then the first of
-            these again. Any row, if there is none.
-        chunks: the same chunks for layers with states; empty for a model without them.
+        last_rows: ``[S]`` int32, the row of the last token of each of the plan's ``read_numbers``, of the first token
+            for ``cls``; then the first of these again. Any row, if there is none.
+        chunks: the same chunks for layers with states or whole prompts; empty for a model without them.
     """
 
     input_ids: Tensor
@@ -54,7 +54,7 @@ class PackedInputs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Room for tokens, tiles, last rows, and chunks if the model has states, in an array of packed inputs.
+    """Room for tokens, tiles, last rows, and chunks if layers go by these, in an array of packed inputs.
 
     With ``restarts``, tokens have rows of the rotary tables too. With ``num_pieces``, chunks share tiles.
     """
@@ -72,13 +72,13 @@ class Layout:
         plan: PackedStep,
         tile_rows: int,
         *,
-        states: bool = False,
+        with_chunks: bool = False,
         restarts: RestartPolicy | None = None,
         shared: Sequence[PrefixTile] | None = None,
     ) -> "Layout":
         """No more room than the plan needs."""
         num_tiles = sum(-(-len(chunk.token_ids) // tile_rows) for chunk in plan.chunks)
-        num_chunks = len(plan.chunks) if states else 0
+        num_chunks = len(plan.chunks) if with_chunks else 0
         # Kernels are launched for a row at least.
         num_last = max(1, len(plan.read_numbers))
         if shared is not None:
@@ -93,7 +93,7 @@ class Layout:
         tile_rows: int,
         num_slots: int,
         *,
-        states: bool = False,
+        with_chunks: bool = False,
         restarts: RestartPolicy | None = None,
         shares: bool = False,
     ) -> "Layout":
@@ -102,7 +102,7 @@ class Layout:
         num_tiles = size // tile_rows + limit
         # A piece begins with a chunk or with a tile.
         num_pieces = num_tiles + limit if shares else 0
-        return cls(size, num_tiles, limit, limit if states else 0, restarts, num_pieces)
+        return cls(size, num_tiles, limit, limit if with_chunks else 0, restarts, num_pieces)
 
     @property
     def num_cells(self) -> int:
@@ -186,7 +186,7 @@ def pack(
     if layout.restarts is not None:
         for chunk, first, length in zip(plan.chunks, chunks.firsts, chunks.lengths, strict=True):
             rotary_rows[0][first : first + length] = layout.restarts.rotary_rows(chunk, slots.specs[chunk.id])
-    last_tiles, last_rows = _pack_last(plan, chunks, layout)
+    last_tiles, last_rows = _pack_last(plan, chunks, slots, layout)
     parts = [of_tokens.reshape(-1), last_tiles]
     parts += [_pack_tiles(chunks, layout, tile_rows)] if shared is None else _pack_shared(shared, layout)
     parts.append(last_rows)
@@ -195,9 +195,12 @@ def pack(
     return np.concatenate([np.pad(part, (0, -len(part) % 4)) for part in parts])
 
 
-def _pack_last(plan: PackedStep, chunks: _Chunks, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
+def _pack_last(plan: PackedStep, chunks: _Chunks, slots: Slots, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
     """``last_tiles`` and ``last_rows``, see ``PackedInputs``."""
     wanted, last = plan.read_numbers, chunks.lengths - 1
+    for number in plan.pooled_numbers:
+        if slots.specs[plan.chunks[number].id].pooling == "cls":
+            last[number] = 0
     if plan.chunks and not wanted:
         # Kernels are launched for a row at least, and an attended one.
         wanted, last = [0], np.zeros_like(last)

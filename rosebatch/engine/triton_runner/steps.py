@@ -74,7 +74,8 @@ class DeviceSteps:
         self.tile_rows = sampler.kernels.tile_rows
         self.attention = attention
         self.restarts = restarts
-        self.has_states = attention.states is not None
+        # Both kinds go by the chunks of a step.
+        self.packs_chunks = attention.states is not None or any(spec.whole_prompts for spec in model.mixers)
         self._trims_last_layer = trims_last_layer
         device = attention.cache.device
         cells = self.layout(PackedKind(MAX_PADDED_TOKENS, shares_tiles)).num_cells
@@ -111,7 +112,7 @@ class DeviceSteps:
 
     def exact_layout(self, plan: PackedStep, shared: Sequence[PrefixTile] | None) -> Layout:
         """Room for a plan, see ``Layout.exact``."""
-        return Layout.exact(plan, self.tile_rows, states=self.has_states, restarts=self.restarts, shared=shared)
+        return Layout.exact(plan, self.tile_rows, with_chunks=self.packs_chunks, restarts=self.restarts, shared=shared)
 
     def layout(self, kind: PackedKind) -> Layout:
         """Room for any step of a kind."""
@@ -119,7 +120,7 @@ class DeviceSteps:
             kind.size,
             self.tile_rows,
             self.state.fields.shape[1],
-            states=self.has_states,
+            with_chunks=self.packs_chunks,
             restarts=self.restarts,
             shares=kind.shares,
         )

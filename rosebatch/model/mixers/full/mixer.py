@@ -1,11 +1,19 @@
 """Attention over whole prompts: each token sees those after it too, and nothing is kept of a prompt."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from rosebatch.model.mixers.mixer import GatheredContext, MixerSpec
-from rosebatch.ops.full_attention import gathered
+from rosebatch.model.mixers.mixer import (
+    DecodeContext,
+    DeviceMixer,
+    DeviceSetup,
+    GatheredContext,
+    MixerSpec,
+    PackedContext,
+)
+from rosebatch.ops.full_attention import full_kernel, gathered
 from rosebatch.ops.ops import QKNorm
 
 
@@ -45,3 +53,31 @@ class FullSpec(MixerSpec):
         for rows in step.prompts():
             out[rows] = gathered.attend(q[rows], k[rows], v[rows], self.scale, self.window, self.bias)
         return out.flatten(1)
+
+    @classmethod
+    def on_device(cls, specs: Sequence["FullSpec"], setup: DeviceSetup) -> "DeviceFull":
+        """See ``MixerSpec``."""
+        return DeviceFull(setup)
+
+
+class DeviceFull(DeviceMixer[FullSpec]):
+    """The kind in the Triton runner."""
+
+    def __init__(self, setup: DeviceSetup) -> None:
+        self.kernel = full_kernel(setup.device)
+
+    def packed(self, spec: FullSpec, step: PackedContext, inputs: tuple[Tensor, ...], wanted: Tensor | None) -> Tensor:
+        """See ``DeviceMixer``; all rows are computed."""
+        (qkv,), rotary = inputs, spec.rotary
+        rotation = None
+        if rotary is not None:
+            rows = step.positions if step.rotary_rows is None else step.rotary_rows
+            rotation = rotary.cos[rows][:, None], rotary.sin[rows][:, None]
+        q, k, v = step.ops.split_heads(qkv, spec.num_heads, spec.num_kv_heads, rotation, spec.qk_norm)
+        options = {"scale": spec.scale, "window": spec.window, "bias": spec.bias}
+        out = self.kernel(q, k, v, step.chunks.chunks, step.chunks.tiles, **options)
+        return out if wanted is None else out[wanted]
+
+    def decode(self, spec: FullSpec, step: DecodeContext, inputs: tuple[Tensor, ...]) -> Tensor:
+        """See ``DeviceMixer``."""
+        raise AssertionError("nothing is generated")
