@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from rosebatch.core.structured_outputs import GrammarSpec as GrammarSpec
     from rosebatch.core.structured_outputs import GuidedDecodingParams as GuidedDecodingParams
     from rosebatch.core.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
+    from rosebatch.llm.classes import ClassificationOutput as ClassificationOutput
+    from rosebatch.llm.classes import ClassificationRequestOutput as ClassificationRequestOutput
     from rosebatch.llm.embeddings import EmbeddingOutput as EmbeddingOutput
     from rosebatch.llm.embeddings import EmbeddingRequestOutput as EmbeddingRequestOutput
     from rosebatch.llm.llm import LLM as LLM
@@ -53,6 +55,8 @@ _PLACES = {
     "EmbeddingRequestOutput": "rosebatch.llm.embeddings",
     "EmbeddingOutput": "rosebatch.llm.embeddings",
     "ScoreRequestOutput": "rosebatch.llm.scores",
+    "ClassificationRequestOutput": "rosebatch.llm.classes",
+    "ClassificationOutput": "rosebatch.llm.classes",
     "Logprob": "rosebatch.llm.outputs",
     "RequestMetrics": "rosebatch.llm.outputs",
     "UserError": "rosebatch.core.errors",

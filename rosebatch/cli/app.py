@@ -14,6 +14,7 @@ import typer
 from rosebatch.cli import jobs
 from rosebatch.cli.bench_options import BenchFlags
 from rosebatch.cli.cache import cache
+from rosebatch.cli.classify import classify
 from rosebatch.cli.closed_streams import fill_closed_streams
 from rosebatch.cli.command import Command
 from rosebatch.cli.embed import embed
@@ -75,6 +76,7 @@ def generate(source: Source, *, job: dict[str, Any], run: dict[str, Any], sampli
 
 _command(embed)
 _command(score)
+_command(classify)
 
 
 @_command
@@ -87,6 +89,9 @@ def check(
     is_score: Annotated[
         bool, typer.Option("--score", metavar=" ", help="Rows are for score.", show_default=False)
     ] = False,
+    is_classify: Annotated[
+        bool, typer.Option("--classify", metavar=" ", help="Rows are for classify.", show_default=False)
+    ] = False,
     *,
     job: dict[str, Any],
     run: dict[str, Any],
@@ -96,14 +101,15 @@ def check(
 
     Exit code: 0 all rows can be served, 3 some cannot, 2 the command, its input or the model is wrong.
     """
+    from rosebatch.io.tasks.classify import Classify
     from rosebatch.io.tasks.embed import Embed
     from rosebatch.io.tasks.generate import GENERATE
     from rosebatch.io.tasks.score import Score
 
-    if is_embed and is_score:
-        raise FlagError("--embed and --score cannot be used together")
-    task = Embed() if is_embed else Score() if is_score else GENERATE
-    jobs.check({"input": source, "task": task, **job}, run, sampling)
+    given = [task for task, chosen in ((Embed(), is_embed), (Score(), is_score), (Classify(), is_classify)) if chosen]
+    if len(given) > 1:
+        raise FlagError(f"{' and '.join(f'--{task.name}' for task in given)} cannot be used together")
+    jobs.check({"input": source, "task": given[0] if given else GENERATE, **job}, run, sampling)
 
 
 @_command

@@ -78,6 +78,7 @@ _COMMANDS = {
     "generate, which reads a file and serves no port": "serve server launch_server",
     "embed": "embeddings embedding encode",
     "score": "logprobs loglikelihood perplexity rerank",
+    "classify": "classification classifier label reward",
     "bench": "benchmark throughput",
     "check": "validate lint test",
     "merge": "join concat",

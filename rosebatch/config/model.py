@@ -5,6 +5,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from rosebatch.config.classifier import ClassifierConfig
 from rosebatch.config.delta import DeltaConfig
 from rosebatch.config.hp1 import HP1Config
 from rosebatch.config.limits import MAX_ID, MAX_LAYERS, MAX_SIZE, require_in
@@ -170,6 +171,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             are of the second type, and so on.
         position_offset: rows of learned positions before that of the first token (RoBERTa).
         head: whether it has an output projection; without, it embeds only.
+        classifier: its classification head; None if it has none.
         dtype: of the checkpoint; the default of a run.
         kv_cache_dtype: ``fp8`` stores K and V as ``stores_e4m3`` says; ``auto`` is the dtype of activations.
     """
@@ -210,6 +212,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     token_types: int = 0
     position_offset: int = 0
     head: bool = True
+    classifier: ClassifierConfig | None = None
     eos_token_ids: tuple[int, ...] = ()
     dtype: Literal["float32", "float16", "bfloat16"] = "bfloat16"
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"

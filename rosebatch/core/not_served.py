@@ -13,7 +13,7 @@ _INSTEAD = {
     "give token ids as prompts": "tokenization_kwargs truncate_prompt_tokens",
     "use tensor_parallel_size or data_parallel_size": "pipeline_parallel_size distributed_executor_backend",
     "use tensor_parallel_size or quantization='fp8'": "cpu_offload_gb",
-    "completes, embeds and scores": "task runner",
+    "completes, embeds, scores and classifies": "task runner",
     "set HF_HOME": "download_dir",
     "set HF_TOKEN": "hf_token",
     "change config.json in a copy of the model": "hf_overrides",

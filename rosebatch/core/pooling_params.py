@@ -1,7 +1,7 @@
 """How the hidden states of a prompt become one vector."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Literal, Self, get_args
 
@@ -10,6 +10,9 @@ from rosebatch.core.errors import RowError
 Pooling = Literal["last", "mean", "cls"]
 # How JSON holds a vector.
 EncodingFormat = Literal["float", "base64"]
+# What the outputs of a classifier go through.
+Activation = Literal["softmax", "sigmoid", "none"]
+PoolingTask = Literal["embed", "classify"]
 # Larger than any hidden state.
 _MAX_DIMENSIONS = 2**24
 
@@ -27,6 +30,9 @@ class PoolingParams:
         dimensions: numbers of the vector that are kept, the first ones; None for all (source: Kusupati et al. 2022,
             Matryoshka Representation Learning).
         prompt_name: which of the model's own texts precedes each text, such as ``query``.
+        task: what becomes of the state: a vector, or a number for each label. A classifier pools as it was trained.
+        activation: what a classifier's outputs go through; None leaves it to the model.
+        labels: of a classifier's outputs; the engine knows them.
 
     Raises:
         ValueError: a value outside its range, named in the message.
@@ -36,6 +42,9 @@ class PoolingParams:
     normalize: bool | None = None
     dimensions: int | None = None
     prompt_name: str | None = None
+    task: PoolingTask = "embed"
+    activation: Activation | None = None
+    labels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.pooling not in (None, *get_args(Pooling)):
@@ -45,6 +54,12 @@ class PoolingParams:
         given = self.dimensions
         if given is not None and (type(given) is not int or not 1 <= given <= _MAX_DIMENSIONS):
             raise ValueError(f"dimensions must be an integer in [1, {_MAX_DIMENSIONS}], got {given!r}")
+        if self.task not in get_args(PoolingTask):
+            raise ValueError(f"task must be {' or '.join(get_args(PoolingTask))}, got {self.task!r}")
+        if self.activation not in (None, *get_args(Activation)):
+            raise ValueError(f"activation must be one of {', '.join(get_args(Activation))}, got {self.activation!r}")
+        if self.task == "classify" and given is not None:
+            raise ValueError("dimensions are of vectors: a classifier has one number for each label")
         if not isinstance(self.prompt_name, str | None):
             raise ValueError(f"prompt_name must be a text, got {self.prompt_name!r}")
 
@@ -54,6 +69,7 @@ class PoolingParams:
         return type(self)(**{name: getattr(defaults, name) if own[name] is None else own[name] for name in own})
 
 
+NO_CLASSIFIER = "the model has no classification head"
 # The defaults of a model without its own.
 PLAIN = PoolingParams(pooling="last", normalize=True)
 # The same, of a model whose tokens see those after them.
@@ -87,12 +103,14 @@ class ModelPooling:
         refused: why they are not served, so that a request has to name its pooling; None if they are.
         bidirectional: whether the model's tokens see those after them, so that the first can stand for all.
         dense: what follows any pooling, before vectors are cut and normalised.
+        classifier: the pooling, activation and labels of the model's own classifier; None if it has none.
     """
 
     params: PoolingParams = field(default_factory=PoolingParams)
     refused: str | None = None
     bidirectional: bool = False
     dense: tuple[Dense, ...] = ()
+    classifier: PoolingParams | None = None
 
     def size(self, hidden_size: int) -> int:
         """Numbers of a vector."""
@@ -109,6 +127,11 @@ class ModelPooling:
         Raises:
             RowError: it leaves the pooling to the model, whose own is not served, or the first token sees no other.
         """
+        if asked.task == "classify":
+            if self.classifier is None:
+                raise RowError("unsupported_pooling", NO_CLASSIFIER)
+            activation = asked.activation or self.classifier.activation
+            return replace(self.classifier, activation=activation, prompt_name=asked.prompt_name)
         if self.refused and asked.pooling is None:
             raise RowError("unsupported_pooling", self.refused)
         found = asked.over(self.params).over(PLAIN)

@@ -194,7 +194,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
         token_times: when each token was known to the host. Tokens of one decode window have the same time.
         prompt_logprobs: of the prompt's tokens from the second on; only the first sample has them. Where a request
             is scored: of its tokens from ``start`` on, then of its next ones.
-        finish_reason: ``stop``, ``length``, ``error``, ``embedded``, or ``scored``.
+        finish_reason: ``stop``, ``length``, ``error``, ``embedded``, ``classified``, or
+            ``scored``.
         has_end_token: whether the last token ended it: an end token, or one of ``stop_token_ids``.
         pooled: the vector of the prompt, fp32, if its states are pooled.
         error: why it cannot be used: it does not match its grammar, or its logits are not finite. None if it can.

@@ -23,7 +23,7 @@ from rosebatch.engine.step_runner import StepRunner
 from rosebatch.engine.torch_runner.runner import TorchRunner
 from rosebatch.engine.triton_runner.runner import TritonRunner
 from rosebatch.engine.triton_runner.warm_up import compile_for, hash_compiler
-from rosebatch.model.contract import Model
+from rosebatch.model.contract import NO_HEADS, Model, PoolingHeads
 from rosebatch.model.fallback.load import Fallback
 from rosebatch.model.source import ModelSource
 from rosebatch.ops.device import device_ops
@@ -108,7 +108,7 @@ def load_engine(
         if ops.fuses_all_reduce:
             group.prepare(batched_tokens(limits, device.type), source.config.hidden_size, source.dtype)
     hashed = hash_compiler() if device.type == "cuda" else None
-    model, pooling_head = source.build(ops, device), source.build_pooling_head(ops, device)
+    model, pooling_heads = source.build(ops, device), source.build_pooling_heads(ops, device)
     source.require_unchanged()
     waits = model.waits if isinstance(model, Fallback) else None
     if waits is not None:
@@ -126,7 +126,7 @@ def load_engine(
         generates=source.has_head,
         drive=drive,
         pooling=source.pooling,
-        pooling_head=pooling_head,
+        pooling_heads=pooling_heads,
     )
     if hashed is not None:
         hashed()
@@ -159,7 +159,7 @@ def build_engine(
     generates: bool = True,
     drive: Callable[[StepRunner], StepRunner] | None = None,
     pooling: ModelPooling = PLAIN_POOLING,
-    pooling_head: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    pooling_heads: PoolingHeads = NO_HEADS,
 ) -> LoadedEngine:
     """Size the KV cache for a model that is loaded, and put the engine together.
 
@@ -175,7 +175,7 @@ def build_engine(
         generates: whether the model has an output projection.
         drive: see ``load_engine``.
         pooling: the model's own.
-        pooling_head: what follows it.
+        pooling_heads: what follows it.
 
     Raises:
         FlagError: the KV cache has no room for a single block.
@@ -227,7 +227,7 @@ def build_engine(
             window=window,
             states=states,
             restarts=restarts,
-            pooling_head=pooling_head,
+            pooling_heads=pooling_heads,
         )
     else:
         runner = TorchRunner(
@@ -236,7 +236,7 @@ def build_engine(
             ops,
             states,
             restarts=restarts,
-            pooling_head=pooling_head,
+            pooling_heads=pooling_heads,
             batched_sampling=switches.batched_sampling,
             trim_last_layer=switches.trim_last_layer,
         )

@@ -42,6 +42,7 @@ class SequenceSpec(msgspec.Struct, frozen=True):
         salt: seeds the digests of its blocks. Sequences share blocks only if their salts are equal.
         restart_len: number of tokens with which it is computed again from the start; None for never.
         pooling: what becomes of its hidden states; None if they are not pooled.
+        classifies: whether the pooled states go through the model's classifier.
         scoring: which tokens get log-probabilities, and none are generated; None for no such sequence.
     """
 
@@ -55,6 +56,7 @@ class SequenceSpec(msgspec.Struct, frozen=True):
     salt: bytes = b""
     restart_len: int | None = None
     pooling: Pooling | None = None
+    classifies: bool = False
     scoring: Scoring | None = None
 
     @property

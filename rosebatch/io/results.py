@@ -83,7 +83,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def finish_reasons(self) -> list[str]:
         """Of each choice, vector or score."""
-        own = ["embedded"] * len(self.pooled) + ["scored"] * len(self.scores)
+        own = [done.finish_reason for done in self.completions] if self.pooled else ["scored"] * len(self.scores)
         return [choice.finish_reason for choice in self.choices] + own
 
 

@@ -19,6 +19,7 @@ from rosebatch.host.pretrained import load_pretrained_tokenizer
 from rosebatch.host.threads import on_thread
 from rosebatch.io.results import Shape
 from rosebatch.io.rows import FailedRow, Row
+from rosebatch.io.tasks.classify import CLASSIFY
 from rosebatch.job.report.progress import Progress
 from rosebatch.job.seeds import row_seed
 from rosebatch.job.service import Service
@@ -26,6 +27,7 @@ from rosebatch.llm.awaited import AwaitedCalls
 from rosebatch.llm.backend import Backend, launched_of, load_backend
 from rosebatch.llm.call import Call
 from rosebatch.llm.calls import Calls
+from rosebatch.llm.classes import Classes, ClassificationRequestOutput
 from rosebatch.llm.embeddings import EmbeddingRequestOutput, Embeddings
 from rosebatch.llm.on_error import OnError, check_on_error, checked
 from rosebatch.llm.outputs import Completions, RequestOutput
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
 # Prompts of a stream that are read ahead.
 _MAX_WAITING = 64
+_REWARD = PoolingParams(task="classify", activation="none")
 
 
 class LLM(WithoutMethods):
@@ -202,6 +205,43 @@ class LLM(WithoutMethods):
         require_neutral("embed", vllm)
         with searched_rarely():
             return self._served(self._pooled_rows(prompts, pooling_params), Embeddings(), None, on_error, use_tqdm)
+
+    def classify(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        on_error: OnError = "raise",
+        use_tqdm: bool = False,
+        **vllm: Any,
+    ) -> list[ClassificationRequestOutput]:
+        """Classify prompts by the model's own head, after its activation.
+
+        Args:
+            prompts: as for ``generate``.
+            on_error, use_tqdm, vllm: as for ``generate``.
+
+        Returns:
+            one output for each prompt, in order.
+
+        Raises:
+            ValueError: with ``on_error="raise"``: a prompt cannot be served, or the model has no such head.
+        """
+        require_neutral("classify", vllm)
+        with searched_rarely():
+            return self._served(self._pooled_rows(prompts, CLASSIFY), Classes(), None, on_error, use_tqdm)
+
+    def reward(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        on_error: OnError = "raise",
+        use_tqdm: bool = False,
+        **vllm: Any,
+    ) -> list[ClassificationRequestOutput]:
+        """The outputs of the model's own head, as they are; arguments as for ``classify``."""
+        require_neutral("reward", vllm)
+        with searched_rarely():
+            return self._served(self._pooled_rows(prompts, _REWARD), Classes(raw=True), None, on_error, use_tqdm)
 
     def score(
         self,

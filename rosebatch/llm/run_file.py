@@ -12,6 +12,7 @@ from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.host.openmp import wait_passively
 from rosebatch.io.fields import SAMPLING_FIELDS
 from rosebatch.io.sampling_fields import fields_of
+from rosebatch.io.tasks.classify import Classify
 from rosebatch.io.tasks.embed import Embed
 from rosebatch.io.tasks.generate import GENERATE
 from rosebatch.io.tasks.score import Score
@@ -49,7 +50,7 @@ def run_file(
     report: str | Path | Sequence[str | Path] = (),
     seed: int | None = None,
     quiet: bool = True,
-    task: Literal["generate", "score"] = "generate",
+    task: Literal["generate", "score", "classify"] = "generate",
     pooling: PoolingParams | None = None,
     encoding_format: EncodingFormat = "float",
     **engine: Any,
@@ -85,7 +86,7 @@ def run_file(
         report: files for the report: a page for ``.html``, else JSON.
         seed: base seed. A row's result no longer depends on its line number.
         quiet: no progress and no report on stderr.
-        task: ``score`` scores continuations, as ``rosebatch score`` does.
+        task: ``score`` and ``classify`` do what these commands do.
         pooling, encoding_format: embed the prompts, as ``rosebatch embed`` does; None completes them.
         engine: as of ``rosebatch.LLM``; only for a model that is not loaded yet.
 
@@ -126,12 +127,13 @@ def run_file(
 
 
 def _task(name: str, pooling: PoolingParams | None, encoding_format: EncodingFormat) -> Task:
-    if name not in ("generate", "score"):
-        raise FlagError(f"task must be generate or score, got {name!r}; with pooling, prompts are embedded")
+    tasks = {task.name: task for task in (GENERATE, Score(), Classify())}
+    if name not in tasks:
+        raise FlagError(f"task must be one of {', '.join(tasks)}, got {name!r}; with pooling, prompts are embedded")
     if pooling is None:
-        return Score() if name == "score" else GENERATE
-    if name == "score":
-        raise FlagError("pooling embeds prompts: leave it out where they are scored")
+        return tasks[name]
+    if name != GENERATE.name:
+        raise FlagError(f"pooling embeds prompts: leave it out of task={name!r}")
     return Embed(pooling, encoding_format)
 
 

@@ -31,7 +31,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "ray": (),
     "runner": ("auto", "generate", "pooling"),
     "skip_tokenizer_init": (False,),
-    "task": ("auto", "generate", "embed", "score"),
+    "task": ("auto", "generate", "embed", "score", "classify", "reward"),
     "compilation_config": ({},),
     "config_format": ("auto", "hf"),
     "download_dir": (),
@@ -68,7 +68,6 @@ _OTHER_FORMS = {
 _METHODS = {
     "use embed, or get_tokenizer() for token ids": "encode",
     "completions are sampled: use generate with SamplingParams(n=…)": "beam_search",
-    "rosebatch completes, embeds and scores": "classify reward",
     "use close(), and make the LLM again": "sleep wake_up",
     "use rosebatch bench --profile": "start_profile stop_profile",
     "an output has its metrics": "get_metrics",

@@ -1,7 +1,7 @@
 """What the model families share: the contract of a model, and its embedding and head."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -54,6 +54,21 @@ class Model(Protocol):
     def logits(self, hidden: Tensor) -> Tensor:
         """``[S, V]`` logits of the rows ``hidden [S, H]``."""
         ...
+
+
+class PoolingHeads(NamedTuple):
+    """What pooled states ``[P, H]`` fp32 go through, by what becomes of them; None for nothing.
+
+    Attributes:
+        embed: to vectors ``[P, D]`` fp32.
+        classify: to numbers ``[P, labels]`` fp32.
+    """
+
+    embed: Callable[[Tensor], Tensor] | None = None
+    classify: Callable[[Tensor], Tensor] | None = None
+
+
+NO_HEADS = PoolingHeads()
 
 
 def rows_of(x: Tensor, rows: Tensor | None) -> Tensor:

@@ -10,7 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rosebatch.config.classifier import HeadLayer
 from rosebatch.config.model import ModelConfig
+from rosebatch.core.pooling_params import Pooling
 from rosebatch.model.contract import Model
 from rosebatch.model.weights import WeightSource
 from rosebatch.ops.ops import Ops
@@ -90,6 +92,10 @@ class GGUF:
     pieces: Literal["llama", "phi", "gemma"] = "llama"
 
 
+# Of a classification head: which state it takes, and its layers.
+ClassifierHead = tuple[Pooling, tuple[HeadLayer, ...]]
+
+
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """One of transformers' classes that rosebatch runs by its own code.
@@ -103,6 +109,7 @@ class Architecture:
         experts: whether its MLPs are mixtures of experts.
         fallback: whether transformers' own code may run it, with ``--model-impl transformers``.
         gguf: how GGUF files hold it; None if they are not served.
+        classifier: config.json -> the head of its class that classifies; None: that of decoders, one product.
     """
 
     model_type: str
@@ -113,6 +120,7 @@ class Architecture:
     experts: bool = False
     fallback: bool = True
     gguf: GGUF | None = None
+    classifier: Callable[[Mapping[str, Any]], ClassifierHead] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,14 +13,15 @@ from rosebatch.config.model import ModelConfig
 from rosebatch.config.run import LoadFormat, RunConfig
 from rosebatch.config.toml_file import load_toml
 from rosebatch.core.errors import FlagError, UserError
-from rosebatch.core.pooling_params import MEAN, ModelPooling, NamedPrompts
+from rosebatch.core.pooling_params import MEAN, ModelPooling, NamedPrompts, PoolingParams
 from rosebatch.host.model_files import require_file
-from rosebatch.model.contract import Model
+from rosebatch.model.classifier_head import load_classifier
+from rosebatch.model.contract import Model, PoolingHeads
 from rosebatch.model.dry_load import HEADERS, NO_PRODUCTS, require_loadable
 from rosebatch.model.fingerprint import fingerprint_of, small_files, state_of
 from rosebatch.model.hf_config import is_native, read_model_config
 from rosebatch.model.hub import HubModel, find_snapshot, name_of_snapshot, parse_hub_id
-from rosebatch.model.pooling_head import PoolingHead, load_pooling_head
+from rosebatch.model.pooling_head import load_pooling_head
 from rosebatch.model.quantization.chosen import PLAIN, Quantization, choose_quantization, read_quantization
 from rosebatch.model.quantization.formats import is_stored
 from rosebatch.model.random_weights import RandomWeights
@@ -79,14 +80,17 @@ class ModelSource:
         folder = None if self.load_format == "dummy" else self.folder
         return load_fallback(self.hf_config, self.config, folder, ops, self.dtype, device)
 
-    def build_pooling_head(self, ops: Ops, device: torch.device) -> PoolingHead | None:
-        """Load what follows the pooling; None if nothing does.
+    def build_pooling_heads(self, ops: Ops, device: torch.device) -> PoolingHeads:
+        """Load what follows the pooling.
 
         Raises:
-            UserError: see ``load_pooling_head``.
+            UserError: a weight is missing or has the wrong shape.
         """
         with torch.inference_mode():
-            return load_pooling_head(self.pooling.dense, self.config.hidden_size, ops, device)
+            return PoolingHeads(
+                load_pooling_head(self.pooling.dense, self.config.hidden_size, ops, device),
+                load_classifier(self.config, ops, self.weights(device)),
+            )
 
     @property
     def vector_size(self) -> int:
@@ -112,6 +116,12 @@ class ModelSource:
     def pooling(self) -> ModelPooling:
         """See ``rosebatch.model.sentence_transformers.pooling_or_refusal``."""
         found = pooling_or_refusal(self.folder)
+        own = self.config.classifier
+        if own is not None:
+            classifier = PoolingParams(
+                pooling=own.pooling, normalize=False, task="classify", activation=own.activation, labels=own.labels
+            )
+            found = replace(found, classifier=classifier)
         if not self.config.bidirectional:
             return found
         return replace(found, params=found.params.over(MEAN), bidirectional=True)
@@ -148,6 +158,7 @@ class ModelSource:
         weights = SafetensorsWeights(self.folder, self.dtype, HEADERS, self.quantization.form)
         require_loadable(msgspec.structs.replace(self.config, head=self.has_head), weights)
         load_pooling_head(self.pooling.dense, self.config.hidden_size, NO_PRODUCTS, HEADERS)
+        load_classifier(self.config, NO_PRODUCTS, weights)
         return weights.unread
 
     def fingerprint(self) -> str:

@@ -20,7 +20,24 @@ def require_output(params: PoolingParams, hidden_size: int | None) -> None:
 
 def output_of(pooled: np.ndarray, params: PoolingParams) -> tuple["array[float] | None", str]:
     """The output and the finish reason, from ``[H]`` fp32; no output if the hidden states are not finite."""
-    return (_embedding(pooled, params), "embedded") if np.isfinite(pooled).all() else (None, "error")
+    if not np.isfinite(pooled).all():
+        return None, "error"
+    return (
+        (_numbers(pooled, params), "classified")
+        if params.task == "classify"
+        else (_embedding(pooled, params), "embedded")
+    )
+
+
+def _numbers(outputs: np.ndarray, params: PoolingParams) -> "array[float]":
+    """What a classifier's outputs are after its activation."""
+    found = outputs.astype(np.float64)
+    if params.activation == "sigmoid":
+        found = 1 / (1 + np.exp(-found))
+    elif params.activation == "softmax":
+        found = np.exp(found - found.max())
+        found /= found.sum()
+    return array("f", found.astype(np.float32).tobytes())
 
 
 def _embedding(pooled: np.ndarray, params: PoolingParams) -> "array[float]":

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from rosebatch.engine.plan import PackedStep, SequenceSpec
 from rosebatch.engine.staging import Staging
+from rosebatch.model.contract import NO_HEADS, PoolingHeads
 
 
 class PooledStates:
@@ -16,11 +17,11 @@ class PooledStates:
     A sum is fp64 and adds token by token, from chunk to chunk, so chunks do not change its bits.
 
     Args:
-        head: what pooled vectors go through, ``[P, H]`` to ``[P, D]`` fp32; None for nothing.
+        heads: what pooled states go through.
     """
 
-    def __init__(self, head: Callable[[Tensor], Tensor] | None = None) -> None:
-        self.head = head
+    def __init__(self, heads: PoolingHeads = NO_HEADS) -> None:
+        self.heads = heads
         self._sums: dict[int, Tensor] = {}
 
     def update(self, plan: PackedStep) -> None:
@@ -58,10 +59,21 @@ class PooledStates:
             vectors = self._with_means(plan, specs, vectors, self._sum(plan, hidden, up))
         if not numbers:
             return dict
-        vectors = vectors.float()
-        fetch = down.fetch((vectors if self.head is None else self.head(vectors)).view(torch.int32))
+        classified = np.array([specs[plan.chunks[number].id].classifies for number in numbers])
+        parts = []
+        for head, wanted in ((self.heads.embed, ~classified), (self.heads.classify, classified)):
+            if not wanted.any():
+                continue
+            (rows,) = up.send(np.flatnonzero(wanted))
+            states = vectors.float()[rows]
+            fetch = down.fetch((states if head is None else head(states)).view(torch.int32))
+            parts.append(([number for number, own in zip(numbers, wanted, strict=True) if own], fetch))
         # Later transfers may overwrite what is fetched.
-        return lambda: dict(zip(numbers, fetch().view(np.float32).copy(), strict=True))
+        return lambda: {
+            number: row
+            for own, fetch in parts
+            for number, row in zip(own, fetch().view(np.float32).copy(), strict=True)
+        }
 
     def _with_means(self, plan: PackedStep, specs: Mapping[int, SequenceSpec], ends: Tensor, sums: Tensor) -> Tensor:
         """``[P, H]``, means in the place of last states where they are wanted; keeps the sums of incomplete prompts."""

@@ -21,7 +21,7 @@ from rosebatch.engine.staging import Staging
 from rosebatch.engine.step_runner import Masks
 from rosebatch.engine.torch_runner.attention import GatheredAttention
 from rosebatch.engine.torch_runner.batch import BlockTables, build_batch
-from rosebatch.model.contract import Model
+from rosebatch.model.contract import NO_HEADS, Model, PoolingHeads
 from rosebatch.ops.ops import Ops
 from rosebatch_kernels.common import host_waits
 
@@ -35,7 +35,7 @@ class TorchRunner:
         ops: the operators of this run.
         states: those of the model's layers that have one; None for a model without them.
         restarts: finds the rotary rows of tokens; None if they are the positions.
-        pooling_head: see ``PooledStates``.
+        pooling_heads: see ``PooledStates``.
         batched_sampling: sample like rows together.
         trim_last_layer: compute only rows that are read after the last layer's attention.
     """
@@ -48,7 +48,7 @@ class TorchRunner:
         states: StatePool | None = None,
         *,
         restarts: RestartPolicy | None = None,
-        pooling_head: Callable[[Tensor], Tensor] | None = None,
+        pooling_heads: PoolingHeads = NO_HEADS,
         batched_sampling: bool = True,
         trim_last_layer: bool = True,
     ) -> None:
@@ -61,7 +61,7 @@ class TorchRunner:
         self.trim_last_layer = trim_last_layer
         self.tables = BlockTables(len(cache.num_blocks))
         self.restarts = restarts
-        self.pooling = PooledStates(pooling_head)
+        self.pooling = PooledStates(pooling_heads)
         self.staging = Staging(cache.device)
 
     def launch(self, plan: StepPlan, masks: Masks) -> Callable[[], StepResult]:

@@ -36,7 +36,7 @@ from rosebatch.engine.triton_runner.state import DeviceState
 from rosebatch.engine.triton_runner.steps import DecodeKind, DeviceSteps, PackedKind
 from rosebatch.engine.triton_runner.token_sampler import Sampled, TokenSampler
 from rosebatch.engine.triton_runner.warm_up import warm_up_decodes, warm_up_tokens
-from rosebatch.model.contract import Model
+from rosebatch.model.contract import NO_HEADS, Model, PoolingHeads
 from rosebatch.model.mixers.mixer import DeviceSetup
 from rosebatch.ops.device import DeviceOps
 from rosebatch.ops.ops import Ops
@@ -69,7 +69,7 @@ class TritonRunner:
         window: maximum number of decode steps of a plan.
         states: those of the model's layers that have one; None for a model without them.
         restarts: finds the rotary rows of tokens; None if they are the positions.
-        pooling_head: see ``PooledStates``.
+        pooling_heads: see ``PooledStates``.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class TritonRunner:
         window: int,
         states: StatePool | None = None,
         restarts: RestartPolicy | None = None,
-        pooling_head: Callable[[Tensor], Tensor] | None = None,
+        pooling_heads: PoolingHeads = NO_HEADS,
     ) -> None:
         device = cache.device
         width = -(-max_len // cache.block_size)
@@ -96,7 +96,7 @@ class TritonRunner:
         self.kernels = kernels
         self.states = states
         self.restarts = restarts
-        self.pooling = PooledStates(pooling_head)
+        self.pooling = PooledStates(pooling_heads)
         sharing = (spec.prefix_heads for spec in model.mixers if spec.prefix_heads)
         heads = next(sharing, None) if switches.shared_prefix_attention else None
         self.slots = Slots(max_num_seqs, width, keeps_tables=heads is not None)

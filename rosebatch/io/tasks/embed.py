@@ -3,7 +3,7 @@
 from array import array
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -95,7 +95,8 @@ class Embed(Task):
     def description(self, pooling: Mapping[str, Any]) -> dict[str, Any]:
         """See ``Task``."""
         decided = self.pooling.over(PoolingParams(**pooling)).over(PLAIN)
-        return {DESCRIBED: {**asdict(decided), "encoding_format": self.encoding_format}}
+        own = {name: getattr(decided, name) for name in ("pooling", "normalize", "dimensions", "prompt_name")}
+        return {DESCRIBED: {**own, "encoding_format": self.encoding_format}}
 
 
 _STATES = {"last": "state of the last token", "mean": "mean of all tokens", "cls": "state of the first token"}

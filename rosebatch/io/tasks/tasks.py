@@ -3,17 +3,20 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rosebatch.core.pooling_params import ModelPooling, cannot_generate
-from rosebatch.io.tasks import embed, score
+from rosebatch.core.pooling_params import NO_CLASSIFIER, ModelPooling, cannot_generate
+from rosebatch.io.tasks import classify, embed, score
+from rosebatch.io.tasks.classify import Classify
 from rosebatch.io.tasks.embed import Embed
 from rosebatch.io.tasks.generate import GENERATE
 from rosebatch.io.tasks.score import Score
 from rosebatch.io.tasks.task import Task
 
 # The one without a description comes last.
-TASKS: tuple[Task, ...] = (Embed(), Score(), GENERATE)
+TASKS: tuple[Task, ...] = (Embed(), Score(), Classify(), GENERATE)
 # What a report for people says of a task's description: its key, and its value in words.
-IN_WORDS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {each.DESCRIBED: each.in_words for each in (embed, score)}
+IN_WORDS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    each.DESCRIBED: each.in_words for each in (embed, score, classify)
+}
 
 
 def described_by(manifest: Mapping[str, Any]) -> Task:
@@ -29,6 +32,9 @@ def refusals(model: str, pooling: ModelPooling, *, has_head: bool) -> dict[str, 
         pooling: its own.
         has_head: whether it has an output projection.
     """
-    of_samples = None if has_head else f"{model}: {cannot_generate().message}; use rosebatch {Embed.name}"
-    tasks = {task.name: why for task in TASKS if (why := of_samples if task.reads_logits else pooling.refused)}
-    return tasks | pooling.lacks
+    able = Embed.name if pooling.classifier is None else Classify.name
+    of_samples = None if has_head else f"{model}: {cannot_generate().message}; use rosebatch {able}"
+    of_classes = f"{model}: {NO_CLASSIFIER}" if pooling.classifier is None else None
+    why = {Embed.name: pooling.refused, Classify.name: of_classes}
+    found = {task.name: of_samples if task.reads_logits else why[task.name] for task in TASKS}
+    return {name: told for name, told in found.items() if told} | pooling.lacks

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rosebatch.model.families.layer_norm_encoder import LayerNormEncoder, plain_encoder
+from rosebatch.model.families.layer_norm_encoder import LayerNormEncoder, first_token_head, plain_encoder
 from rosebatch.model.family import Architecture, Family
 
 # Defaults of transformers' config class.
@@ -23,7 +23,12 @@ def _parse(values: Mapping[str, Any]) -> dict[str, Any]:
 
 ARCHITECTURES = {
     "BertModel": Architecture(
-        "bert", "BERT, MiniLM, BGE, E5, GTE 1, Arctic Embed", _parse, BERT_DEFAULTS, fallback=False
+        "bert",
+        "BERT, MiniLM, BGE, E5, GTE 1, Arctic Embed",
+        _parse,
+        BERT_DEFAULTS,
+        fallback=False,
+        classifier=lambda _: first_token_head("bert.pooler.dense", "classifier"),
     ),
 }
 FAMILY = Family("bert", LayerNormEncoder, mlp_matrices=2, bidirectional=True)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from rosebatch.model.families.layer_norm_encoder import LayerNormEncoder, plain_encoder
+from rosebatch.model.families.layer_norm_encoder import LayerNormEncoder, first_token_head, plain_encoder
 from rosebatch.model.family import Architecture, Family
 
 # Its config has other names for the same fields.
@@ -43,5 +43,14 @@ def _parse(values: Mapping[str, Any]) -> dict[str, Any]:
     return plain_encoder(values, "distilbert", **_NAMES)
 
 
-ARCHITECTURES = {"DistilBertModel": Architecture("distilbert", "DistilBERT", _parse, _DEFAULTS, fallback=False)}
+ARCHITECTURES = {
+    "DistilBertModel": Architecture(
+        "distilbert",
+        "DistilBERT",
+        _parse,
+        _DEFAULTS,
+        fallback=False,
+        classifier=lambda _: first_token_head("pre_classifier", "classifier", "relu"),
+    )
+}
 FAMILY = Family("distilbert", DistilBert, mlp_matrices=2, bidirectional=True)

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from rosebatch.model.families.layer_norm_encoder import LayerNormEncoder, gated_encoder
+from rosebatch.model.families.layer_norm_encoder import LayerNormEncoder, first_token_head, gated_encoder
 from rosebatch.model.family import Architecture, Family
 from rosebatch.model.hf_fields import refuse, supported
 from rosebatch.model.hf_rope import rope_members, whole_rope
@@ -61,7 +61,14 @@ def _rope(values: Mapping[str, Any], channels: int) -> dict[str, Any]:
 
 # Alibaba-NLP's own code, which transformers has as ``gte``, has the type ``new``.
 ARCHITECTURES = {
-    f"{name}Model": Architecture(kind, models, _parse, {**_DEFAULTS, "rope_theta": theta}, fallback=False)
+    f"{name}Model": Architecture(
+        kind,
+        models,
+        _parse,
+        {**_DEFAULTS, "rope_theta": theta},
+        fallback=False,
+        classifier=lambda values: first_token_head(f"{values['model_type']}.pooler.dense", "classifier"),
+    )
     for name, kind, models, theta in (
         ("New", "new", "GTE base and large en v1.5, multilingual base", 10_000.0),
         ("Gte", "gte", "GTE of 2024 in transformers' form", 160_000.0),

@@ -2,14 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from torch import Tensor
 from torch.nn import functional
 
+from rosebatch.config.classifier import HeadLayer
 from rosebatch.config.model import ModelConfig
 from rosebatch.model.contract import Attention, rows_of
+from rosebatch.model.family import ClassifierHead
 from rosebatch.model.hf_fields import refuse, size, supported
 from rosebatch.model.mixers.full.sublayer import load_full_attention
 from rosebatch.model.quantization.formats import load_weight
@@ -169,6 +171,11 @@ def encoder(values: Mapping[str, Any], family: str, **names: str) -> dict[str, A
         "bidirectional": True,
         "head": False,
     }
+
+
+def first_token_head(first: str, last: str, activation: Literal["tanh", "relu"] = "tanh") -> ClassifierHead:
+    """A classification head of the first token's state: two products, whose tensors have these names."""
+    return "cls", (HeadLayer(name=first, activation=activation), HeadLayer(name=last))
 
 
 def plain_encoder(values: Mapping[str, Any], family: str, **names: str) -> dict[str, Any]:

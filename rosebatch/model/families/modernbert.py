@@ -6,10 +6,12 @@ from typing import Any
 
 from torch import Tensor
 
+from rosebatch.config.classifier import HeadLayer
 from rosebatch.config.model import ModelConfig
+from rosebatch.host.model_files import shown
 from rosebatch.model.contract import Attention, load_embedding, rows_of
-from rosebatch.model.family import Architecture, Family
-from rosebatch.model.hf_fields import decoder, every, layer_types
+from rosebatch.model.family import Architecture, ClassifierHead, Family
+from rosebatch.model.hf_fields import UnservedError, decoder, every, layer_types, supported
 from rosebatch.model.hf_rope import ropes_by_type
 from rosebatch.model.mixers.full.sublayer import load_full_attention
 from rosebatch.model.rope import Rotary, layer_rotaries
@@ -127,9 +129,32 @@ def _parse(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _classifier(values: Mapping[str, Any]) -> ClassifierHead:
+    pooling = values.get("classifier_pooling", "cls")
+    if pooling not in ("cls", "mean"):
+        raise UnservedError(f"classifier_pooling {shown(pooling)} is not supported")
+    activation = supported(
+        "classifier_activation", values.get("classifier_activation", "gelu"), ("gelu", "relu", "silu")
+    )
+    before = HeadLayer(
+        name="head.dense",
+        bias=values.get("classifier_bias", False),
+        activation=activation,
+        norm="head.norm",
+        norm_bias=values.get("norm_bias", False),
+    )
+    return pooling, (before, HeadLayer(name="classifier"))
+
+
 ARCHITECTURES = {
     "ModernBertModel": Architecture(
-        "modernbert", "ModernBERT, GTE and Nomic ModernBERT", _parse, _DEFAULTS, window=True, fallback=False
+        "modernbert",
+        "ModernBERT, GTE and Nomic ModernBERT",
+        _parse,
+        _DEFAULTS,
+        window=True,
+        fallback=False,
+        classifier=_classifier,
     )
 }
 FAMILY = Family("modernbert", ModernBert, bidirectional=True)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from rosebatch.model.families.layer_norm_encoder import LayerNormEncoder, after_padding, plain_encoder
+from rosebatch.model.families.layer_norm_encoder import LayerNormEncoder, after_padding, first_token_head, plain_encoder
 from rosebatch.model.family import Architecture, Family
 from rosebatch.model.hf_fields import supported
 from rosebatch.model.weights import WeightSource
@@ -62,5 +62,14 @@ def _parse(values: Mapping[str, Any]) -> dict[str, Any]:
     return after_padding({**plain_encoder(values, "mpnet"), "token_types": 0}, {**values, "pad_token_id": 1})
 
 
-ARCHITECTURES = {"MPNetModel": Architecture("mpnet", "MPNet, all-mpnet-base", _parse, _DEFAULTS, fallback=False)}
+ARCHITECTURES = {
+    "MPNetModel": Architecture(
+        "mpnet",
+        "MPNet, all-mpnet-base",
+        _parse,
+        _DEFAULTS,
+        fallback=False,
+        classifier=lambda _: first_token_head("classifier.dense", "classifier.out_proj"),
+    )
+}
 FAMILY = Family("mpnet", MPNet, mlp_matrices=2, bidirectional=True)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from rosebatch.model.families.layer_norm_encoder import LayerNormEncoder, gated_encoder
+from rosebatch.model.families.layer_norm_encoder import LayerNormEncoder, first_token_head, gated_encoder
 from rosebatch.model.family import Architecture, Family
 from rosebatch.model.hf_fields import UnservedError, refuse, supported
 from rosebatch.model.hf_rope import whole_rope
@@ -69,6 +69,13 @@ def _renamed(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 ARCHITECTURES = {
-    "NomicBertModel": Architecture("nomic_bert", "Nomic Embed Text 1 and 1.5", _parse, _DEFAULTS, fallback=False)
+    "NomicBertModel": Architecture(
+        "nomic_bert",
+        "Nomic Embed Text 1 and 1.5",
+        _parse,
+        _DEFAULTS,
+        fallback=False,
+        classifier=lambda _: first_token_head("nomic_bert.pooler.dense", "classifier"),
+    )
 }
 FAMILY = Family("nomic_bert", NomicBert, bidirectional=True)

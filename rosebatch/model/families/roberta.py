@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from rosebatch.model.families.layer_norm_encoder import LayerNormEncoder, after_padding, plain_encoder
+from rosebatch.model.families.layer_norm_encoder import LayerNormEncoder, after_padding, first_token_head, plain_encoder
 from rosebatch.model.family import Architecture, Family
 
 # Defaults of transformers' config classes.
@@ -29,7 +29,14 @@ def _parse(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 ARCHITECTURES = {
-    f"{name}Model": Architecture(model_type, models, _parse, _DEFAULTS, fallback=False)
+    f"{name}Model": Architecture(
+        model_type,
+        models,
+        _parse,
+        _DEFAULTS,
+        fallback=False,
+        classifier=lambda _: first_token_head("classifier.dense", "classifier.out_proj"),
+    )
     for name, model_type, models in (
         ("Roberta", "roberta", "RoBERTa"),
         ("XLMRoberta", "xlm-roberta", "XLM-RoBERTa, multilingual E5, BGE-M3 (dense)"),

@@ -1,0 +1,69 @@
+"""Classification heads of transformers' classes, as config.json describes them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rosebatch.config.classifier import ClassifierConfig, HeadLayer
+from rosebatch.core.pooling_params import Activation
+from rosebatch.host.model_files import shown
+from rosebatch.model.family import ClassifierHead
+from rosebatch.model.hf_fields import UnservedError
+
+# How transformers names classes with a head that classifies whole prompts.
+CLASSIFIES = "ForSequenceClassification"
+_BY_PROBLEM: dict[str, Activation] = {
+    "single_label_classification": "softmax",
+    "multi_label_classification": "sigmoid",
+    "regression": "none",
+}
+# sentence-transformers' names of what cross-encoders' outputs go through.
+_BY_FUNCTION: dict[str, Activation] = {"Sigmoid": "sigmoid", "Identity": "none"}
+# transformers' own number of labels.
+_LABELS = 2
+
+
+def decoder_head(values: Mapping[str, Any]) -> ClassifierHead:
+    """That of decoders: one product of the last token's state."""
+    return "last", (HeadLayer(name="score", bias=False),)
+
+
+def parse_classifier(values: Mapping[str, Any], head: ClassifierHead) -> ClassifierConfig:
+    """The classifier of a class.
+
+    Args:
+        values: of config.json.
+        head: of the class: which state it takes, and its layers.
+
+    Raises:
+        ValueError: labels or kinds of outputs are not served.
+    """
+    labels = _labels(values)
+    pooling, layers = head
+    return ClassifierConfig(labels=labels, layers=layers, pooling=pooling, activation=_activation(values, len(labels)))
+
+
+def _labels(values: Mapping[str, Any]) -> tuple[str, ...]:
+    named, number = values.get("id2label"), values.get("num_labels")
+    if named is None:
+        return tuple(f"LABEL_{i}" for i in range(_LABELS if number is None else number))
+    by_id = {int(key): str(label) for key, label in named.items()}
+    if sorted(by_id) != list(range(len(by_id))) or not by_id:
+        raise ValueError(f"id2label has the keys {shown(list(named))}, which are not 0, 1, 2 …")
+    return tuple(by_id[i] for i in range(len(by_id)))
+
+
+def _activation(values: Mapping[str, Any], num_labels: int) -> Activation:
+    """As transformers' pipelines, and for cross-encoders sentence-transformers, decide."""
+    own = values.get("sentence_transformers") or {}
+    function = own.get("activation_fn") or values.get("sbert_ce_default_activation_function")
+    if function is not None:
+        name = str(function).rpartition(".")[2]
+        if name not in _BY_FUNCTION:
+            raise UnservedError(f"activation_fn {shown(function)} is not supported")
+        return _BY_FUNCTION[name]
+    problem = values.get("problem_type")
+    if problem is None:
+        return "sigmoid" if num_labels == 1 else "softmax"
+    if problem not in _BY_PROBLEM:
+        raise UnservedError(f"problem_type {shown(problem)} is not supported")
+    return _BY_PROBLEM[problem]
