@@ -95,14 +95,14 @@ def test_a_grammar_in_ebnf(llm):
 
 def test_what_vllm_has_and_we_do_not(llm):
     """Each is refused by its name, in one line that says what serves instead."""
-    for name in ("beam_search", "classify", "sleep", "wake_up", "llm_engine", "apply_model", "collective_rpc"):
+    for name in ("beam_search", "sleep", "wake_up", "llm_engine", "apply_model", "collective_rpc"):
         with pytest.raises(AttributeError, match=f"^LLM has no {name}: [^\n]+$"):
             getattr(llm, name)
     with pytest.raises(AttributeError, match=r"^LLM has no encode: use embed, or "):
         llm.encode("a")
     with pytest.raises(AttributeError, match=r"^LLM has no frobnicate$"):
         _ = llm.frobnicate
-    assert not hasattr(llm, "reward")
+    assert not hasattr(llm, "frobnicate")
     for call in (llm.generate, llm.embed):
         with pytest.raises(TypeError, match=r"prompt_token_ids is not served: give token ids as prompts: generate\("):
             call(prompt_token_ids=[[1, 2]])
