@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from rosebatch.llm.run_file import JobResult as JobResult
     from rosebatch.llm.run_file import run_file as run_file
     from rosebatch.llm.scores import ScoreRequestOutput as ScoreRequestOutput
+    from rosebatch.llm.scores import ScoringOutput as ScoringOutput
+    from rosebatch.llm.scores import ScoringRequestOutput as ScoringRequestOutput
 
 # Imported when they are first asked for: the command line starts without PyTorch.
 _PLACES = {
@@ -55,6 +57,8 @@ _PLACES = {
     "EmbeddingRequestOutput": "rosebatch.llm.embeddings",
     "EmbeddingOutput": "rosebatch.llm.embeddings",
     "ScoreRequestOutput": "rosebatch.llm.scores",
+    "ScoringRequestOutput": "rosebatch.llm.scores",
+    "ScoringOutput": "rosebatch.llm.scores",
     "ClassificationRequestOutput": "rosebatch.llm.classes",
     "ClassificationOutput": "rosebatch.llm.classes",
     "Logprob": "rosebatch.llm.outputs",

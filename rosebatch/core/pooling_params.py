@@ -12,7 +12,7 @@ Pooling = Literal["last", "mean", "cls"]
 EncodingFormat = Literal["float", "base64"]
 # What the outputs of a classifier go through.
 Activation = Literal["softmax", "sigmoid", "none"]
-PoolingTask = Literal["embed", "classify"]
+PoolingTask = Literal["embed", "classify", "score"]
 # Larger than any hidden state.
 _MAX_DIMENSIONS = 2**24
 
@@ -30,7 +30,8 @@ class PoolingParams:
         dimensions: numbers of the vector that are kept, the first ones; None for all (source: Kusupati et al. 2022,
             Matryoshka Representation Learning).
         prompt_name: which of the model's own texts precedes each text, such as ``query``.
-        task: what becomes of the state: a vector, or a number for each label. A classifier pools as it was trained.
+        task: what becomes of the state: a vector, a number for each label, or the one number of a head that scores. A
+            classifier pools as it was trained.
         activation: what a classifier's outputs go through; None leaves it to the model.
         labels: of a classifier's outputs; the engine knows them.
 
@@ -58,7 +59,7 @@ class PoolingParams:
             raise ValueError(f"task must be {' or '.join(get_args(PoolingTask))}, got {self.task!r}")
         if self.activation not in (None, *get_args(Activation)):
             raise ValueError(f"activation must be one of {', '.join(get_args(Activation))}, got {self.activation!r}")
-        if self.task == "classify" and given is not None:
+        if self.task != "embed" and given is not None:
             raise ValueError("dimensions are of vectors: a classifier has one number for each label")
         if not isinstance(self.prompt_name, str | None):
             raise ValueError(f"prompt_name must be a text, got {self.prompt_name!r}")
@@ -127,11 +128,13 @@ class ModelPooling:
         Raises:
             RowError: it leaves the pooling to the model, whose own is not served, or the first token sees no other.
         """
-        if asked.task == "classify":
+        if asked.task != "embed":
             if self.classifier is None:
                 raise RowError("unsupported_pooling", NO_CLASSIFIER)
+            if asked.task == "score" and (labels := len(self.classifier.labels)) != 1:
+                raise RowError("unsupported_pooling", f"a score needs a head with a single output: this has {labels}")
             activation = asked.activation or self.classifier.activation
-            return replace(self.classifier, activation=activation, prompt_name=asked.prompt_name)
+            return replace(self.classifier, activation=activation, task=asked.task)
         if self.refused and asked.pooling is None:
             raise RowError("unsupported_pooling", self.refused)
         found = asked.over(self.params).over(PLAIN)
@@ -157,11 +160,13 @@ class NamedPrompts:
         by_name: the texts.
         default: the name of the prompt where none is named; None for no prompt.
         lower_case: whether the model was trained on texts in small letters, which its tokenizer leaves to others.
+        second_text: what is added to the token ids of a pair's second text, if the model tells the two apart.
     """
 
     by_name: Mapping[str, str] = field(default_factory=dict)
     default: str | None = None
     lower_case: bool = False
+    second_text: int = 0
 
     def named(self, name: str | None) -> str:
         """The text of this name; for None, that of the default, or nothing.

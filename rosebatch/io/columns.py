@@ -89,8 +89,8 @@ class Columns:
         """For a manifest, as JSON gives it back."""
         return {**asdict(self), "carried": None if self.carried is None else list(self.carried)}
 
-    def require_in(self, names: Collection[str], path: str) -> None:
-        """Check that a table has the columns that were named, and one for prompts.
+    def require_in(self, names: Collection[str], path: str, prompts: Sequence[str] = PROMPT_FIELDS) -> None:
+        """Check that a table has the columns that were named, and one for prompts, which may be any of ``prompts``.
 
         Raises:
             FlagError: it lacks one.
@@ -112,15 +112,15 @@ class Columns:
         if self.template is not None:
             if self.keeps_prompt and "prompt" in names:
                 raise FlagError(f"--keep-prompt: {path} has a column prompt, which results keep: leave it out")
-        elif self.prompt is None and not set(PROMPT_FIELDS).intersection(names):
-            message = f"{path}: has none of the columns {', '.join(PROMPT_FIELDS)}, but {', '.join(names)}"
+        elif self.prompt is None and not set(prompts).intersection(names):
+            message = f"{path}: has none of the columns {', '.join(prompts)}, but {', '.join(names)}"
             raise FlagError(f"{message}: --prompt-column NAME says which has the prompts{separator}")
 
-    def may_have_prompt(self, names: Container[str]) -> bool:
-        """Whether a row with these fields may have a prompt."""
+    def may_have_prompt(self, names: Container[str], prompts: Sequence[str] = PROMPT_FIELDS) -> bool:
+        """Whether a row with these fields may have a prompt; ``prompts`` as of ``require_in``."""
         if self.template is not None:
             return all(name in names for name in prompt_template.names(self.template))
-        return any(name in names for name in (PROMPT_FIELDS if self.prompt is None else (self.prompt,)))
+        return any(name in names for name in (prompts if self.prompt is None else (self.prompt,)))
 
     def needs(self, name: str, asked: Container[str]) -> bool:
         """Whether a column of a table is read at all; ``asked`` as of ``request``."""

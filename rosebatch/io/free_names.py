@@ -24,15 +24,19 @@ class TakenNames:
         result_column: see ``rosebatch.io.result_names``.
         columns: which fields results take over. No others can collide.
         names: the fields of a result.
+        prompts: the fields of which a row has one.
 
     Attributes:
         absent: fields that ``--columns`` and ``--id-column`` name, and that were not met yet.
     """
 
-    def __init__(self, result_column: str | None, columns: Columns, names: Sequence[str]) -> None:
+    def __init__(
+        self, result_column: str | None, columns: Columns, names: Sequence[str], prompts: Sequence[str]
+    ) -> None:
         self._result_column = result_column
         self._columns = columns
         self._names = names
+        self._prompts = prompts
         self._reserved = reserved_names(result_column, names)
         self._found: dict[str, str] = {}
         # Until a line may have a prompt, the fields of all lines.
@@ -52,7 +56,7 @@ class TakenNames:
             if self.absent:
                 self.absent.difference_update(names)
             if (seen := self._without_prompt) is not None:
-                if self._columns.may_have_prompt(names):
+                if self._columns.may_have_prompt(names, self._prompts):
                     self._without_prompt = None
                 elif len(seen) < _MAX_SEEN:
                     seen |= dict.fromkeys(names)
@@ -68,7 +72,7 @@ class TakenNames:
             FlagError: none has. The fields of all lines are in the message.
         """
         if self._without_prompt:
-            self._columns.require_in(list(self._without_prompt), source)
+            self._columns.require_in(list(self._without_prompt), source, self._prompts)
 
     def _add(self, values: Mapping[str, Any], where: str, *, is_table: bool) -> None:
         carried = {name: value for name, value in values.items() if self._columns.carries(name, is_table=is_table)}

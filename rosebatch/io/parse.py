@@ -13,7 +13,7 @@ from rosebatch.io.depth import is_deeper
 from rosebatch.io.json_hints import hint
 from rosebatch.io.openai.lines import parse_request
 from rosebatch.io.repeated_names import repeated_names
-from rosebatch.io.rows import PROMPT_FIELDS, FailedRow, Row
+from rosebatch.io.rows import FailedRow, Row
 from rosebatch.io.table_values import BadValues, TextValues
 from rosebatch.io.tasks.generate import GENERATE
 from rosebatch.io.tasks.task import Task
@@ -236,7 +236,7 @@ class RowParser:
             own = self.task.result_fields if self.result_column is None else (self.result_column,)
             found = {name: values[name] for name in columns.carried if name in values and name not in own}
         if columns.keeps_prompt and columns.template is None:
-            names = PROMPT_FIELDS if columns.prompt is None else (columns.prompt,)
+            names = self.task.prompt_fields if columns.prompt is None else (columns.prompt,)
             found = {**{name: values[name] for name in names if name in values}, **found}
         return found
 

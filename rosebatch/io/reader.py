@@ -112,7 +112,7 @@ class PromptReader:
                 schema, count = found.get(kind, (own, 0))
                 if not schema.equals(own):
                     schema = joined(schema, own, first, path)
-                self.columns.require_in(schema.names, path)
+                self.columns.require_in(schema.names, path, self.task.prompt_fields)
                 found[kind] = schema, None if count is None or table.num_rows is None else count + table.num_rows
         return found
 
@@ -200,7 +200,7 @@ class PromptReader:
         """
         if self.source == "-":
             return []
-        taken = TakenNames(self.result_column, self.columns, self.task.result_fields)
+        taken = TakenNames(self.result_column, self.columns, self.task.result_fields, self.task.prompt_fields)
         for kind, (schema, _) in self._schemas.items():
             taken.add_table(schema, self.paths[self._contents.kinds.index(kind)])
         reads_all = not is_url(self.source) and not self.is_batch

@@ -27,7 +27,7 @@ from rosebatch.io.tools import ToolUse
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """A valid line. Exactly one of ``prompt``, ``messages``, ``prompt_token_ids``, ``prompts`` is set.
+    """A valid line. Exactly one of ``prompt``, ``messages``, ``prompt_token_ids``, ``prompts``, ``pairs`` is set.
 
     A struct, because one is made for every row: a frozen dataclass takes 1.5 µs longer.
 
@@ -39,6 +39,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         id: unique in the input, if given.
         options: what happens to the prompt.
         prompts: several texts or token ids, each to be completed.
+        pairs: of texts, each of them scored as one prompt.
         tool_use: for chats. The tools that the model may call.
         ignored: fields that change nothing in a local run.
         unclear: fields that look as if they should change something, and do not.
@@ -58,6 +59,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     messages: list[dict[str, Any]] | None = None
     prompt_token_ids: Sequence[int] | None = None
     prompts: tuple[str | tuple[int, ...], ...] = ()
+    pairs: tuple[tuple[str, str], ...] = ()
     tool_use: ToolUse | None = None
     ignored: tuple[str, ...] = ()
     unclear: tuple[str, ...] = ()

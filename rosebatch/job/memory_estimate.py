@@ -28,6 +28,7 @@ def row_bytes(row: Row | FailedRow) -> int:
     if isinstance(row, Row):
         if row.prompt is not None:
             return size + getsizeof(row.prompt)
+        size += sum(getsizeof(first) + getsizeof(second) for first, second in row.pairs)
         for each in row.prompts if row.prompt_token_ids is None else (row.prompt_token_ids,):
             # Not each id by itself: there are thousands.
             size += getsizeof(each) + (0 if isinstance(each, str) else _INTEGER * len(each))

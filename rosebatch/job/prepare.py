@@ -177,7 +177,7 @@ def _prompts_of(
     for number, (prompt, text) in enumerate(encoded):
         if isinstance(prompt, RowError):
             raise prompt
-        if options.truncate_prompt_tokens:
+        if options.truncate_prompt_tokens and not row.pairs:
             prompt = prompt[-options.truncate_prompt_tokens :]
         prompt = packed(prompt)
         own = sampling

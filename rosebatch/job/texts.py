@@ -28,6 +28,7 @@ class Texts:
     def __init__(self, rows: Sequence[Row], tokenizer: Tokenizer | None, max_model_len: int) -> None:
         self._tokenizer = tokenizer
         self._prompts = [_plain_prompts(row, tokenizer) for row in rows]
+        self._pairs = [(row.pairs, row.options.truncate_prompt_tokens) for row in rows]
         self._bounds = [_bound(row, max_model_len) for row in rows]
         self._chats: list[str | RowError] = []
         self._num_chats = [0 if row.messages is None else 1 + len(_continuations(row)) for row in rows]
@@ -43,7 +44,11 @@ class Texts:
     @property
     def takes_time(self) -> bool:
         """Whether there is a text to encode, and not token ids alone."""
-        return any(self._num_chats) or any(isinstance(prompt, str) for prompts in self._prompts for prompt in prompts)
+        return (
+            any(self._num_chats)
+            or any(pairs for pairs, _ in self._pairs)
+            or any(isinstance(prompt, str) for prompts in self._prompts for prompt in prompts)
+        )
 
     def encode(self) -> list[list[Encoded]]:
         """For each row, its prompts as token ids, and their texts if they have any.
@@ -67,7 +72,13 @@ class Texts:
             for prompt in prompts:
                 yield (next(encoded), prompt) if isinstance(prompt, str) else (prompt, None)
 
-        return [list(of_row(prompts, num_chats)) for prompts, num_chats, _ in rows]
+        found = [list(of_row(prompts, num_chats)) for prompts, num_chats, _ in rows]
+        return [own or self._of_pairs(*pairs) for own, pairs in zip(found, self._pairs, strict=True)]
+
+    def _of_pairs(self, pairs: Sequence[tuple[str, str]], longest: int | None) -> list[Encoded]:
+        if self._tokenizer is None:
+            return [(RowError("no_tokenizer", "the model has no tokenizer: it scores no texts"), None)]
+        return [(token_ids, None) for token_ids in self._tokenizer.encode_pairs(pairs, longest or None)]
 
 
 def _bound(row: Row, max_model_len: int) -> Bound:

@@ -29,6 +29,11 @@ class Backend(Protocol):
         """None for a model that works on token ids."""
         ...
 
+    @property
+    def classifies(self) -> bool:
+        """Whether the model has a classification head."""
+        ...
+
     def outlook(self) -> Outlook:
         """What was done, and what is under way."""
         ...

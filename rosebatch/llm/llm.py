@@ -20,6 +20,7 @@ from rosebatch.host.threads import on_thread
 from rosebatch.io.results import Shape
 from rosebatch.io.rows import FailedRow, Row
 from rosebatch.io.tasks.classify import CLASSIFY
+from rosebatch.io.tasks.score import SCORE
 from rosebatch.job.report.progress import Progress
 from rosebatch.job.seeds import row_seed
 from rosebatch.job.service import Service
@@ -31,8 +32,16 @@ from rosebatch.llm.classes import Classes, ClassificationRequestOutput
 from rosebatch.llm.embeddings import EmbeddingRequestOutput, Embeddings
 from rosebatch.llm.on_error import OnError, check_on_error, checked
 from rosebatch.llm.outputs import Completions, RequestOutput
-from rosebatch.llm.prompts import Prompt, chats_fields, continuations_of, one_for_each, prompt_fields, several
-from rosebatch.llm.scores import ScoreRequestOutput, Scores
+from rosebatch.llm.prompts import (
+    Prompt,
+    chats_fields,
+    continuations_of,
+    one_for_each,
+    prompt_fields,
+    several,
+    text_pairs,
+)
+from rosebatch.llm.scores import Pairs, ScoreRequestOutput, Scores, ScoringRequestOutput
 from rosebatch.llm.vllm_names import WithoutMethods, own_names, require_neutral
 
 if TYPE_CHECKING:
@@ -251,22 +260,27 @@ class LLM(WithoutMethods):
         on_error: OnError = "raise",
         use_tqdm: bool = False,
         **vllm: Any,
-    ) -> list[ScoreRequestOutput]:
-        """Score continuations of prompts, or the prompts themselves.
+    ) -> list[ScoreRequestOutput] | list[ScoringRequestOutput]:
+        """Score continuations of prompts, or the prompts themselves; by a cross-encoder, pairs of texts.
 
         Args:
             prompts: as for ``generate``.
             continuations: texts or lists of token ids, for all prompts; or a list of such lists, one for each. None
-                scores each prompt, from its second token on.
+                scores each prompt, from its second token on. With a model that has a head for scores: one text for
+                each of as many prompts, or several for one.
             on_error, use_tqdm, vllm: as for ``generate``.
 
         Returns:
-            one output for each prompt, in order.
+            one output for each prompt, or for each pair, in order.
 
         Raises:
             ValueError: the continuations are none; with ``on_error="raise"``: a prompt cannot be served.
         """
         require_neutral("score", vllm)
+        if self._running().classifies:
+            pairs = text_pairs(prompts, continuations)
+            rows = [self._row({"pairs": (pair,), "pooling": SCORE}, GREEDY) for pair in pairs]
+            return self._served(rows, Pairs(), None, on_error, use_tqdm)
         with searched_rarely():
             fields = list(map(prompt_fields, several(prompts)))
             wanted = continuations_of(fields, continuations)

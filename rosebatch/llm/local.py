@@ -27,6 +27,7 @@ class LocalBackend:
         self._launched: Launched | None = launched
         self.tokenizer_folder: Path | None = None if launched.tokenizer is None else launched.plan.tokenizer_folder
         self.sampling: Mapping[str, Any] = default_sampling(launched.plan)
+        self.classifies = launched.engine.pooling.classifier is not None
 
     @property
     def launched(self) -> Launched:

@@ -11,6 +11,7 @@ from rosebatch.engine.metrics.outlook import Outlook
 from rosebatch.io.output import Sink
 from rosebatch.io.parse import Record
 from rosebatch.io.rows import FailedRow, Row
+from rosebatch.io.tasks.classify import Classify
 from rosebatch.job.memory_estimate import row_bytes
 from rosebatch.job.service import Service
 from rosebatch.job.serving import Parsed, Serving
@@ -46,6 +47,7 @@ class PooledBackend:
             self.close()
             raise
         self.sampling: Mapping[str, Any] = self._pool.facts.sampling
+        self.classifies = Classify.name not in self._pool.facts.refused
         self.tokenizer_folder: Path | None = self._pool.tokenizer_folder
 
     def outlook(self) -> Outlook:

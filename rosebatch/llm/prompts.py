@@ -11,7 +11,7 @@ from rosebatch.core.plain import plain
 from rosebatch.core.token_ids import FEW, TokenIds
 from rosebatch.core.words import counted
 from rosebatch.io.fields import PromptOptions, RequestFields, to_struct, tools_of
-from rosebatch.io.tasks.score import require_continuations
+from rosebatch.io.tasks.score import pairs_of, require_continuations
 from rosebatch.io.text_only import plain_message, require_text
 from rosebatch.io.tools import ToolUse
 
@@ -137,6 +137,23 @@ def continuations_of(prompts: Sequence[Mapping[str, Any]], given: Any) -> list[t
             require_continuations("continuations", own, has_tokens=prompt.get("prompt_token_ids") is not None)
             for prompt, own in zip(prompts, given, strict=True)
         ]
+    except RowError as error:
+        raise FlagError(error.message) from None
+
+
+def text_pairs(first: Any, second: Any) -> tuple[tuple[str, str], ...]:
+    """The pairs of a call.
+
+    Raises:
+        ValueError: they are no texts, or not as many of both.
+    """
+    given = [plain(each) for each in (first, second)]
+    for each in given:
+        several_texts = isinstance(each, Sequence) and all(isinstance(text, str) for text in each)
+        if not isinstance(each, str) and not several_texts:
+            raise FlagError("this model scores pairs: give a text or texts, and a text or texts for them")
+    try:
+        return pairs_of(*given)
     except RowError as error:
         raise FlagError(error.message) from None
 

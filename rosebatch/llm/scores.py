@@ -1,4 +1,4 @@
-"""What ``LLM.score`` returns."""
+"""What ``LLM.score`` returns; of pairs, with vLLM's names."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -28,6 +28,56 @@ class ScoreRequestOutput:
     def best(self) -> int:
         """The number of the likeliest continuation, the first of several."""
         return max(range(len(self.scores)), key=lambda number: self.scores[number].logprob)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringOutput:
+    """How well the texts of a pair fit, after the model's activation."""
+
+    score: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoringRequestOutput:
+    """A pair of texts and its score.
+
+    Attributes:
+        outputs: of the pair; None for one that failed.
+        request_id, prompt_token_ids, num_cached_tokens, error, error_code, finished: see ``RequestOutput``.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: ScoringOutput | None
+    num_cached_tokens: int = 0
+    error: str | None = None
+    error_code: str | None = None
+    finished: bool = True
+    num_generated_tokens: ClassVar[int] = 0
+
+
+class Pairs:
+    """See ``rosebatch.io.results.Shape``."""
+
+    def result(self, result: Result) -> ScoringRequestOutput:
+        """See ``Shape``."""
+        ((score,),) = result.pooled
+        return ScoringRequestOutput(
+            request_id=str(result.row.index),
+            prompt_token_ids=list(result.completions[0].request.prompt_token_ids),
+            outputs=ScoringOutput(score),
+            num_cached_tokens=result.cached_tokens,
+        )
+
+    def failure(self, row: FailedRow) -> ScoringRequestOutput:
+        """See ``Shape``."""
+        return ScoringRequestOutput(
+            request_id=str(row.index),
+            prompt_token_ids=[],
+            outputs=None,
+            error=row.error.message,
+            error_code=row.error.code,
+        )
 
 
 class Scores:

@@ -129,7 +129,8 @@ class ModelSource:
     @property
     def prompts(self) -> NamedPrompts:
         """What precedes texts that are embedded; see ``rosebatch.model.sentence_transformers.prompts_or_none``."""
-        return prompts_or_none(self.folder)
+        config = self.config
+        return replace(prompts_or_none(self.folder), second_text=config.vocab_size if config.token_types > 1 else 0)
 
     def weights(self, device: torch.device) -> WeightSource:
         """Open the weights.

@@ -220,6 +220,38 @@ class Tokenizer(Vocabulary):
         )
         return [next(encoded) if isinstance(text, str) else text for text in rendered]
 
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]], longest: int | None) -> list[list[int] | RowError]:
+        """Token ids of each pair of texts as one prompt, with the tokens that the model adds.
+
+        Args:
+            pairs: the ids of a second text are moved by ``NamedPrompts.second_text``.
+            longest: most tokens of a pair; the longer text loses its last ones first, as in transformers. None for any
+                number.
+        """
+
+        def encode(group: Sequence[tuple[str, str]]) -> list[list[int] | RowError]:
+            texts = self.backend.encode_batch([text for pair in group for text in pair], add_special_tokens=False)
+            room = None if longest is None else max(0, longest - self.backend.num_special_tokens_to_add(is_pair=True))
+            return [self._joined(*both, room) for both in zip(texts[::2], texts[1::2], strict=True)]
+
+        refused = [next(filter(None, map(self._too_long, pair)), None) for pair in pairs]
+        short = [pair for pair, error in zip(pairs, refused, strict=True) if error is None]
+        encoded = iter(batch_or_each(encode, short, _encoding_error))
+        return [error or next(encoded) for error in refused]
+
+    def _joined(self, first: tokenizers.Encoding, second: tokenizers.Encoding, room: int | None) -> list[int]:
+        if room is not None and len(first) + len(second) > room:
+            shorter = min(len(first), len(second))
+            longer = max(shorter, room - shorter)
+            if shorter + longer > room:
+                shorter, longer = room // 2, room // 2 + room % 2
+            one, two = (shorter, longer) if len(first) <= len(second) else (longer, shorter)
+            first.truncate(one)
+            second.truncate(two)
+        whole = self.backend.post_process(first, second)
+        moved = self.prompts.second_text
+        return [i + moved * kind for i, kind in zip(whole.ids, whole.type_ids, strict=True)] if moved else whole.ids
+
     def fill_in_middle(self, prompt: str, suffix: str) -> str | RowError:
         """The prompt that makes a fill-in-the-middle model write the text between ``prompt`` and ``suffix``."""
         for before, after, middle in _MIDDLE_TOKENS:

@@ -22,11 +22,9 @@ def output_of(pooled: np.ndarray, params: PoolingParams) -> tuple["array[float] 
     """The output and the finish reason, from ``[H]`` fp32; no output if the hidden states are not finite."""
     if not np.isfinite(pooled).all():
         return None, "error"
-    return (
-        (_numbers(pooled, params), "classified")
-        if params.task == "classify"
-        else (_embedding(pooled, params), "embedded")
-    )
+    if params.task == "embed":
+        return _embedding(pooled, params), "embedded"
+    return _numbers(pooled, params), "classified" if params.task == "classify" else "scored"
 
 
 def _numbers(outputs: np.ndarray, params: PoolingParams) -> "array[float]":

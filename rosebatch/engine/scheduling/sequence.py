@@ -112,7 +112,7 @@ class SequenceState:
             guided=constraint is not None,
             has_features=sampling.adjusts or sampling.logprobs is not None,
             pooling=pooling,
-            classifies=request.pooling is not None and request.pooling.task == "classify",
+            classifies=request.pooling is not None and request.pooling.task != "embed",
             scoring=request.scoring,
         )
         token_ids = array("I", prompt)

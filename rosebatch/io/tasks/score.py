@@ -1,11 +1,13 @@
-"""Given continuations of each prompt, or the prompt itself, are scored: how likely the model finds them."""
+"""Rows are scored: continuations of a prompt by their log-probabilities, pairs of texts by the model's own head."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rosebatch.core.errors import RowError
+from rosebatch.core.pooling_params import PoolingParams
 from rosebatch.io.results import Result
+from rosebatch.io.rows import PROMPT_FIELDS
 from rosebatch.io.tasks.task import PromptFields, Task
 
 if TYPE_CHECKING:
@@ -19,7 +21,14 @@ MAX_CONTINUATIONS = 1024
 _NAMES = ("continuations", "choices", "logprob_token_ids")
 
 
+# A cross-encoder's prompt is both texts.
+_PAIR = ("text_1", "text_2")
+SCORE = PoolingParams(task="score")
+
+
 class _Fields(PromptFields):
+    text_1: str | tuple[str, ...] | None = None
+    text_2: str | tuple[str, ...] | None = None
     continuations: tuple[str | tuple[int, ...], ...] | None = None
     choices: tuple[str | tuple[int, ...], ...] | None = None
     logprob_token_ids: tuple[int, ...] | None = None
@@ -31,9 +40,9 @@ class Score(Task):
 
     name: ClassVar[str] = "score"
     doing: ClassVar[str] = "scoring"
-    reads_logits: ClassVar[bool] = True
     fields: ClassVar[type[PromptFields]] = _Fields
-    result_fields: ClassVar[tuple[str, ...]] = ("index", "scores", "usage", "error")
+    prompt_fields: ClassVar[Sequence[str]] = (*PROMPT_FIELDS, *_PAIR)
+    result_fields: ClassVar[tuple[str, ...]] = ("index", "scores", "relevance", "usage", "error")
 
     def types(self) -> Mapping[str, "pa.DataType"]:
         """See ``Task``."""
@@ -45,12 +54,17 @@ class Score(Task):
         return {
             "index": pa.int64(),
             "scores": pa.list_(score),
+            "relevance": pa.list_(pa.float32()),
             "usage": pa.struct([("prompt_tokens", pa.int64()), ("scored_tokens", pa.int64())]),
             "error": RESULT_TYPES["error"],
         }
 
     def result(self, result: Result) -> dict[str, Any]:
         """See ``Task``."""
+        if result.pooled:
+            relevance = [number for (number,) in result.pooled]
+            usage = {"prompt_tokens": result.prompt_tokens, "scored_tokens": 0}
+            return {"index": result.row.index, "relevance": relevance, "usage": usage}
         scored = sum(each.num_tokens for each in result.scores)
         # The number of passes over a prompt follows from how its continuations are grouped.
         scoring = result.completions[0].request.scoring
@@ -68,7 +82,19 @@ class Score(Task):
 
     def asks(self, line: _Fields) -> dict[str, Any]:
         """See ``Task``."""
+        if line.text_1 is not None and line.text_2 is not None:
+            return {**super().asks(line), "pairs": pairs_of(line.text_1, line.text_2), "pooling": SCORE}
         return {**super().asks(line), "continuations": _continuations(line)}
+
+    def require_prompt(self, line: Any, values: Mapping[str, Any]) -> None:
+        """See ``Task``. A pair of texts is a prompt too."""
+        given = [name for name in _PAIR if getattr(line, name) is not None]
+        if not given:
+            super().require_prompt(line, values)
+            return
+        others = [name for name in (*PROMPT_FIELDS, *_NAMES) if getattr(line, name) is not None]
+        if given != list(_PAIR) or others:
+            raise RowError("missing_prompt", f"expected text_1 and text_2 alone; got {' and '.join(given + others)}")
 
     def description(self, pooling: Mapping[str, Any]) -> dict[str, Any]:
         """See ``Task``."""
@@ -90,6 +116,22 @@ def _continuations(line: _Fields) -> tuple[str | tuple[int, ...], ...]:
     ((name, values),) = given.items()
     values = [(each,) if isinstance(each, int) else each for each in values]
     return require_continuations(name, values, has_tokens=line.prompt_token_ids is not None)
+
+
+def pairs_of(first: str | Sequence[str], second: str | Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """The pairs of two texts, of a text with each of several, or of as many as the others.
+
+    Raises:
+        RowError: there are none, too many, or not as many of both.
+    """
+    ones = [first] if isinstance(first, str) else list(first)
+    twos = [second] if isinstance(second, str) else list(second)
+    ones = ones * len(twos) if len(ones) == 1 else ones
+    if len(ones) != len(twos):
+        raise RowError("invalid_field", f"text_1 has {len(ones)} texts, and text_2 {len(twos)}")
+    if not 1 <= len(twos) <= MAX_CONTINUATIONS:
+        raise RowError("invalid_field", f"text_2 must have 1 to {MAX_CONTINUATIONS} texts, got {len(twos)}")
+    return tuple(zip(ones, twos, strict=True))
 
 
 def require_continuations(name: str, values: Any, *, has_tokens: bool) -> tuple[str | tuple[int, ...], ...]:

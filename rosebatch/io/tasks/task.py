@@ -13,7 +13,7 @@ from rosebatch.io.fields import Message, prompt_options, to_struct
 from rosebatch.io.result_names import require_no_collision, reserved_names
 from rosebatch.io.results import Result
 from rosebatch.io.row_names import unclear_names
-from rosebatch.io.rows import FailedRow, Row, require_prompt
+from rosebatch.io.rows import PROMPT_FIELDS, FailedRow, Row, require_prompt
 from rosebatch.io.text_only import plain_message, require_text
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class Task:
         samples: whether rows have sampling fields.
         reads_logits: whether it needs a model with an output projection.
         fields: of a row.
+        prompt_fields: those of which it has one.
         result_fields: of a result, without the carried ones. They are in this order.
     """
 
@@ -54,6 +55,7 @@ class Task:
     samples: ClassVar[bool] = False
     reads_logits: ClassVar[bool] = False
     fields: ClassVar[type[PromptFields]] = PromptFields
+    prompt_fields: ClassVar[Sequence[str]] = PROMPT_FIELDS
     result_fields: ClassVar[tuple[str, ...]]
 
     @property
@@ -80,6 +82,14 @@ class Task:
         """
         return {"sampling": GREEDY}
 
+    def require_prompt(self, line: Any, values: Mapping[str, Any]) -> None:
+        """Check that a line, of type ``fields``, has a prompt; ``values`` are the line as it was decoded.
+
+        Raises:
+            RowError: it has none, or several.
+        """
+        require_prompt(line, values)
+
     def opens_answer(self, line: Any) -> bool:
         """Whether the chat of a line, of type ``fields``, ends with the opening of an answer."""
         return bool(line.add_generation_prompt)
@@ -101,7 +111,7 @@ class Task:
             require_no_collision(values, result_column, self.result_fields)
             line = to_struct(values, self.fields)
             line.add_generation_prompt = self.opens_answer(line)
-            require_prompt(line, values)
+            self.require_prompt(line, values)
             chat = line.messages is not None
             known = {name: value for name, value in values.items() if name in self.request_fields}
             return Row(

@@ -35,6 +35,7 @@ def refusals(model: str, pooling: ModelPooling, *, has_head: bool) -> dict[str, 
     able = Embed.name if pooling.classifier is None else Classify.name
     of_samples = None if has_head else f"{model}: {cannot_generate().message}; use rosebatch {able}"
     of_classes = f"{model}: {NO_CLASSIFIER}" if pooling.classifier is None else None
-    why = {Embed.name: pooling.refused, Classify.name: of_classes}
+    of_scores = of_samples if pooling.classifier is None else None
+    why = {Embed.name: pooling.refused, Classify.name: of_classes, Score.name: of_scores}
     found = {task.name: of_samples if task.reads_logits else why[task.name] for task in TASKS}
     return {name: told for name, told in found.items() if told} | pooling.lacks

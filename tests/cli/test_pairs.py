@@ -1,0 +1,119 @@
+"""Pairs of texts scored by cross-encoders: rows, the library, and what transformers gives."""
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    PreTrainedTokenizerFast,
+    XLMRobertaConfig,
+    XLMRobertaForSequenceClassification,
+)
+
+from rosebatch import LLM
+from tests.helpers.command_errors import require_error
+from tests.helpers.json_lines import read_lines, write_lines
+from tests.job.lines import codes
+
+WORDS = ["<pad>", "<s>", "</s>", "<unk>", *"abcdefghij"]
+TOLERANCE = 1e-5
+PAIRS = [("a b", "c d e"), ("a b", "f"), ("a b", "a b c d e f g h i j a b c d e f"), ("g h i", "j")]
+ROWS = [
+    {"id": "one", "text_1": "a b", "text_2": [second for _, second in PAIRS[:3]]},
+    {"text_1": "g h i", "text_2": "j", "gold": 1},
+    {"text_1": ["a b", "g h i"], "text_2": ["f", "j"]},
+]
+BAD = [
+    {"text_1": "a"},
+    {"text_2": ["a"]},
+    {"text_1": "a", "text_2": []},
+    {"text_1": ["a", "b"], "text_2": ["c"]},
+    {"text_1": "a", "text_2": "b", "prompt": "c"},
+    {"text_1": "a " * 90, "text_2": "b"},
+    {"prompt": "a", "continuations": ["b"]},
+]
+CODES = ["missing_prompt"] * 2 + ["invalid_field"] * 2 + ["missing_prompt", "prompt_too_long", "embeds_only"]
+
+
+@pytest.fixture(scope="session", params=["bert", "xlm-roberta"])
+def encoder(request, tmp_path_factory):
+    """The folder of a cross-encoder, the model, and its tokenizer: BERT tells the second text by a type."""
+    folder = tmp_path_factory.mktemp(request.param)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    names = {"id2label": {0: "fits"}, "label2id": {"fits": 0}, "max_position_embeddings": 66, "pad_token_id": 0}
+    options = {**sizes, **names, "vocab_size": len(WORDS), "initializer_range": 0.3}
+    backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    if request.param == "bert":
+        model = BertForSequenceClassification(BertConfig(**options)).eval()
+        backend.post_processor = processors.BertProcessing(("</s>", 2), ("<s>", 1))
+    else:
+        model = XLMRobertaForSequenceClassification(XLMRobertaConfig(**options, type_vocab_size=1)).eval()
+        backend.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 1), trim_offsets=False)
+    model.save_pretrained(folder)
+    backend.save(str(folder / "tokenizer.json"))
+    inputs = ["input_ids", "attention_mask", *(["token_type_ids"] if request.param == "bert" else [])]
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", model_input_names=inputs)
+    return folder, model, tokenizer
+
+
+def right(encoder, pairs, **options):
+    _, model, tokenizer = encoder
+    found = []
+    for pair in pairs:
+        with torch.inference_mode():
+            found.append(model(**tokenizer(*pair, return_tensors="pt", **options)).logits[0, 0].sigmoid().item())
+    return found
+
+
+def test_scores_are_those_of_transformers(cli, encoder, tmp_path):
+    """A second text of the first type, or one without the mark between them, is another score."""
+    source, target = write_lines(tmp_path / "in.jsonl", [*ROWS, *BAD]), tmp_path / "out.jsonl"
+    assert cli("score", source, "-o", target, "--model", encoder[0], "--dtype", "float32").code == 3
+    rows = read_lines(target)
+    assert codes(rows) == [None] * len(ROWS) + CODES
+    expected = [right(encoder, PAIRS[:3]), right(encoder, PAIRS[3:]), right(encoder, [PAIRS[1], PAIRS[3]])]
+    for row, wanted in zip(rows, expected, strict=False):
+        assert row["relevance"] == pytest.approx(wanted, abs=TOLERANCE)
+    assert (rows[0]["id"], rows[1]["gold"]) == ("one", 1)
+    assert len({round(score, 4) for scores in expected[:2] for score in scores}) == 4, "scores differ"
+
+
+def test_long_pairs_are_cut_as_transformers_cuts(cli, encoder, tmp_path):
+    """The end of the longer text goes first; the marks of the texts stay."""
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    texts = [" ".join("abcdefghij"[: 1 + i % 10]) for i in range(0, 60, 7)]
+    pairs = [(one, two) for one in texts for two in texts]
+    for longest in (5, 8, 11, 14):
+        write_lines(source, [{"text_1": a, "text_2": b, "truncate_prompt_tokens": longest} for a, b in pairs])
+        assert cli("score", source, "-o", target, "--model", encoder[0], "--dtype", "float32").code == 0
+        expected = right(encoder, pairs, truncation="longest_first", max_length=longest)
+        assert [row["relevance"][0] for row in read_lines(target)] == pytest.approx(expected, abs=TOLERANCE)
+
+
+def test_the_library(encoder):
+    """As vLLM's users type it: a text with several, or as many of both."""
+    with LLM(encoder[0], dtype="float32") as llm:
+        firsts, seconds = zip(*PAIRS, strict=True)
+        outputs = llm.score(list(firsts), list(seconds))
+        assert [output.outputs.score for output in outputs] == pytest.approx(right(encoder, PAIRS), abs=TOLERANCE)
+        several = llm.score("a b", [second for _, second in PAIRS[:3]])
+        assert [output.outputs for output in several] == [output.outputs for output in outputs[:3]]
+        assert llm.score("g h i", "j")[0].outputs == outputs[3].outputs
+        for first, second, told in (
+            ("a", None, "scores pairs"),
+            (["a", "b"], ["c"], "has 2 texts"),
+            ([[1]], ["a"], "pairs"),
+        ):
+            with pytest.raises(ValueError, match=told):
+                llm.score(first, second)
+
+
+def test_a_model_of_text_scores_no_pairs(cli, model_folder, tmp_path):
+    """It has no head for them: each is an error row."""
+    source, target = write_lines(tmp_path / "in.jsonl", ROWS[:1]), tmp_path / "out.jsonl"
+    assert cli("score", source, "-o", target, "--model", model_folder).code == 3
+    assert codes(read_lines(target)) == ["unsupported_pooling"]
+    require_error(cli("classify", source, "--model", model_folder), 2, "has no classification head")
