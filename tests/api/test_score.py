@@ -98,7 +98,7 @@ def test_a_file(llm, tmp_path):
     (row,) = read_lines(tmp_path / "out.jsonl")
     assert row["scores"] == [each._asdict() for each in llm.score("ab", [" c", "d"])[0].scores]
     for options, told in (
-        ({"task": "rank"}, "generate or score"),
+        ({"task": "rank"}, "one of generate, score, classify"),
         ({"task": "score", "pooling": PoolingParams()}, "leave"),
     ):
         with pytest.raises(ValueError, match=told):
