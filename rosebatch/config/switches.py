@@ -22,6 +22,7 @@ def _switch(
     scenario: str,
     needs: tuple[str, ...] = (),
     hidden_by: Mapping[str, str] | None = None,
+    default: bool = True,
 ) -> Any:
     """A switch.
 
@@ -31,9 +32,10 @@ def _switch(
         scenario: a name in ``configs/bench``, of work in which the switch changes what runs.
         needs: switches without which it has no effect.
         hidden_by: switches with which it has no effect, and where: nothing means anywhere.
+        default: whether it is on where it is not asked for.
     """
     metadata = {"help": text, "devices": devices, "scenario": scenario, "needs": needs, "hidden_by": hidden_by or {}}
-    return field(default=True, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 _PAGED = ("paged_attention",)
@@ -41,7 +43,7 @@ _PAGED = ("paged_attention",)
 
 @dataclass(frozen=True, slots=True)
 class Switches:
-    """The switches of a run. On by default are those that the device has."""
+    """The switches of a run. On by default are those that the device has, but for some that are not measured yet."""
 
     prefix_cache: bool = _switch("Reuse the KV blocks of prefixes computed before.", scenario="shared-prefix")
     chunked_prefill: bool = _switch("Split long prompts over steps.", scenario="qwen3-mixed")
@@ -101,7 +103,9 @@ class Switches:
         scenario="article-s2",
         hidden_by={"fused_rotary": "", "fused_kv_append": " in decode steps"},
     )
-    swap: bool = _switch("Save K and V of preempted sequences in host memory.", _CUDA, scenario="preempting")
+    swap: bool = _switch(
+        "Save K and V of preempted sequences in host memory.", _CUDA, scenario="preempting", default=False
+    )
     quantized_linear: bool = _switch("Multiply quantized weights as they are.", _CUDA, scenario="llama-8b-short")
 
     @classmethod
@@ -123,7 +127,7 @@ class Switches:
                 raise FlagError(
                     f"{flag(switch.name)} has no meaning on {device}: leave it out or choose another --device"
                 )
-            values[switch.name] = served if wanted is None else wanted
+            values[switch.name] = served and bool(switch.default) if wanted is None else wanted
         return cls(**values)
 
 
