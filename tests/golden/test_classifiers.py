@@ -11,8 +11,8 @@ from rosebatch.core.pooling_params import PoolingParams
 from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.core.scoring import Scoring
-from tests.golden.test_encoders import ENCODERS, prompts_of
-from tests.helpers.families import FAMILIES, MODELS
+from tests.helpers.encoders import prompts_of
+from tests.helpers.families import ENCODERS, FAMILIES, MODELS
 from tests.helpers.running import run
 
 TOLERANCE = 1e-5
@@ -52,7 +52,7 @@ def classifiers(transformers, tmp_path_factory):
                 torch.nn.init.normal_(parameter, 1.0 if key.endswith("weight") else 0.0, 0.2)
         folder = tmp_path_factory.mktemp(name)
         model.save_pretrained(folder)
-        prompts = prompts_of(values)
+        prompts = prompts_of(values["vocab_size"])
         with torch.inference_mode():
             ids = [torch.tensor([prompt]) for prompt in prompts]
             outputs = [model(each, attention_mask=torch.ones_like(each)).logits[0].double() for each in ids]

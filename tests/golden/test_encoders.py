@@ -32,7 +32,7 @@ def encoders(transformers, tmp_path_factory):
 
     @functools.cache
     def made(name):
-        folder, prompts = tmp_path_factory.mktemp(name), prompts_of(name)
+        folder, prompts = tmp_path_factory.mktemp(name), prompts_of(ENCODERS[name][1]["vocab_size"])
         model = save_encoder(name, folder)
         with torch.inference_mode():
             states = [model(torch.tensor([prompt])).last_hidden_state[0].double() for prompt in prompts]

@@ -35,7 +35,7 @@ def embed(engine, prompts, pooling):
 @pytest.fixture(scope="module", params=ENCODERS)
 def case(request, tmp_path_factory):
     """A folder, its prompts, and the CPU's vectors by pooling."""
-    folder, prompts = tmp_path_factory.mktemp(request.param), prompts_of(request.param)
+    folder, prompts = tmp_path_factory.mktemp(request.param), prompts_of(ENCODERS[request.param][1]["vocab_size"])
     save_encoder(request.param, folder)
     engine = engine_on("cpu", folder, "float32")
     return folder, prompts, {pooling: embed(engine, prompts, pooling) for pooling in POOLINGS}

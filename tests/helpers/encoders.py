@@ -31,8 +31,8 @@ def save_encoder(name: str, folder: Path) -> Any:
     return model
 
 
-def prompts_of(name: str) -> list[list[int]]:
+def prompts_of(vocab: int) -> list[list[int]]:
     """Of several lengths, some of them equal; one ends like another. None has the padding token."""
-    numbers, vocab = random.Random(0), ENCODERS[name][1]["vocab_size"]
+    numbers = random.Random(0)
     prompts = [[numbers.randrange(6, vocab) for _ in range(length)] for length in _LENGTHS * 2]
     return [*prompts[:-1], prompts[8][:70] + prompts[-1][70:]]
