@@ -43,6 +43,8 @@ class TokenConstraint:
         self._alone = False
         self._forces = True
         self._token_ids: list[int] = []
+        # Of fewer tokens, others may still come later.
+        self._looks_from = 0
         self._ended = False
         self.error: str | None = None
 
@@ -108,20 +110,24 @@ class TokenConstraint:
     def rest(self) -> list[int]:
         """The tokens up to the end, if at each of these places no other may come; else none.
 
-        Only of a choice: other grammars seldom end where text must come, and a look takes as long as a mask.
+        Only of a choice: other grammars seldom end where text must come, and a look takes as long as a mask. So each
+        place is looked at once.
         """
-        if self._ended or not self._grammar.is_choice:
+        if self._ended or not self._grammar.is_choice or len(self._token_ids) < self._looks_from:
             return []
         matcher, found = self._matcher.deep_copy(), list[int]()
         while not matcher.is_stopped():
             words = np.frombuffer(matcher.compute_bitmask(), "<u4", count=self._layout.num_tokenizer_words)
             token_id = _only(words)
             if token_id is None or matcher.is_accepting() or token_id in self._layout.eos_token_ids:
-                return []
+                break
             if token_id >= self._layout.known or not matcher.consume_token(token_id):
-                return []
+                break
             found.append(token_id)
-        return found
+        else:
+            return found
+        self._looks_from = len(self._token_ids) + len(found) + 1
+        return []
 
     def _allowed(self) -> NDArray[np.int32] | None:
         """One bit for each token; None if the grammar cannot be followed further."""

@@ -40,6 +40,9 @@ _CONTROL = re.compile(r"\\(u00|x)[017][0-9a-f]|\x7f", re.IGNORECASE)
 
 _LONGEST_REMEMBERED = 16_384
 
+# What stands for a space in tokens of sentencepiece, as a character or escaped. Encoding takes one for the other.
+_WRITTEN_SPACE = re.compile(r"\u2581|[ux]\{?2581")
+
 # Where a schema begins in a Lark grammar.
 _SCHEMA = re.compile(r"%json\s*(?=\{)")
 
@@ -54,6 +57,11 @@ def serialize(spec: GrammarSpec) -> str:
         ValueError: the grammar is broken. Not every broken grammar is found here.
         RecursionError: the JSON has too many levels.
     """
+    serialized = _serialized(spec)
+    return without_forcing(serialized) if _WRITTEN_SPACE.search(serialized) else serialized
+
+
+def _serialized(spec: GrammarSpec) -> str:
     from llguidance import LLMatcher
 
     if len(spec.source) > (limit := _MAX_REGEX if spec.kind == "regex" else _MAX_TEXT):

@@ -15,7 +15,8 @@ _LARGEST_INT = 2**53
 _STEP_BEYOND = 11
 _MOST_PLACES = 18
 _DIGITS = 15
-_LARGEST_MULTIPLE = Decimal(2**32)
+# Ten times the remainder of one and a digit are 32 bits in llguidance.
+_LARGEST_MULTIPLE = Decimal(429_496_729)
 _MOST_MULTIPLES = 64
 # Of bounds: llguidance makes ranges of 64-bit integers, and fails at -2**63.
 _END = 2**63

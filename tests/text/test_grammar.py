@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 
-from rosebatch.text.compiled_grammar import Grammar, TokenConstraint
+from rosebatch.text.compiled_grammar import Grammar, TokenConstraint, _only
 from rosebatch.text.grammar import Grammars
 from rosebatch.text.grammar_source import new_matcher
 from rosebatch.text.tokenizer import Tokenizer
@@ -69,6 +69,18 @@ def test_the_rest_of_a_choice_is_what_masks_would_leave():
                 break
         assert constraint.rest() == []
     assert max(lengths) > 3
+
+
+def test_a_long_beginning_of_several_choices(byte_grammars, monkeypatch):
+    """Each token looked through all that follow it: a beginning of 400 tokens took 80,000 masks a row, 15 seconds."""
+    grammar = byte_grammars.compile(spec("choice", ["ab" * 100, "ab" * 150, "ab" * 150 + "cd" * 50]))
+    constraint, looks = grammar.start(), []
+    monkeypatch.setattr("rosebatch.text.compiled_grammar._only", lambda words: looks.append(1) or _only(words))
+    for token in b"ab" * 150 + b"c":
+        assert constraint.rest() == []
+        assert constraint.feed(token) is False
+    assert bytes(constraint.rest()).decode() == ("cd" * 50)[1:]
+    assert 300 < len(looks) <= 401
 
 
 @pytest.mark.parametrize("token", [ord("b"), -1, 257, VOCAB_SIZE, 2**40])

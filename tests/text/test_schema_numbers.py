@@ -150,11 +150,19 @@ def test_random_ranges(byte_grammars):
                 assert found == (low and high), (source, number)
 
 
-@pytest.mark.parametrize("step", [0.07, 2**32, 1e-30, 0.1 + 0.2, 10**30])
+@pytest.mark.parametrize("step", [0.07, 429_496_729, 0.999999999, 1e-30, 0.1 + 0.2, 10**30])
 def test_multiples_that_are_refused(byte_grammars, step):
-    """llguidance multiplies by ten until a float is integral, and its digits have to fit 32 bits."""
+    """llguidance multiplies by ten until a float is integral, and ten times its digits have to fit 32 bits."""
     with pytest.raises(RowError, match="cannot be kept"):
         compiled(byte_grammars, {"type": "number", "multipleOf": step})
+
+
+@pytest.mark.parametrize("step", [429_496_728, 42_949_672.8])
+def test_the_largest_multiples(byte_grammars, step):
+    """Ten times a remainder and a digit did not fit 32 bits: 6 was a multiple of 429496729, as was 9 of 2^32 - 1."""
+    grammar = compiled(byte_grammars, {"type": "number", "multipleOf": step, "minimum": 0, "maximum": 30})
+    texts = [f"{tenths / 10}" for tenths in range(300)] + [str(number) for number in range(31)]
+    assert {Decimal(text) for text in texts if takes(grammar, text)} == {0}
 
 
 def test_multiples_that_hold_together(byte_grammars):
