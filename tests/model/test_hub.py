@@ -246,7 +246,7 @@ def test_what_is_downloaded(hub, download, kept):
     wanted = [
         *("config.json", "generation_config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json"),
         *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "merges.txt", "vocab.json"),
-        "chat_template.jinja",
+        *("chat_template.jinja", "1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"),
     ]
     unwanted = [
         *("original/consolidated.00.pth", "original/params.json", "original/tokenizer.model"),

@@ -17,7 +17,7 @@ from rosebatch.config.model import Planes
 from rosebatch.engine.cache.kv_cache import KVCache
 from rosebatch.engine.cache.state_pool import StatePool
 from rosebatch.engine.torch_runner.batch import StepBatch
-from rosebatch.model.mixers.mixer import GatheredTiles, MixerSpec
+from rosebatch.model.mixers.mixer import GatheredTiles, MixerSpec, WholePrompts
 from rosebatch.model.rope import Rotary
 from rosebatch.ops.ops import Ops, pack_chunks
 from rosebatch_kernels.common.gather import gather_rows, padded_keys
@@ -113,19 +113,24 @@ class GatheredAttention:
         self.order = None if ordered else self._tensor([max(row, 0) for row in order])
         self.inverse = None if ordered else self._tensor([inverse[row] for row in range(len(inverse))])
 
-    def prompts(self) -> list[Tensor]:
+    def prompts(self) -> WholePrompts:
         """See ``rosebatch.model.mixers.mixer.GatheredContext``."""
         return self._prompts
 
     @cached_property
-    def _prompts(self) -> list[Tensor]:
-        lengths: dict[int, list[range]] = {}
-        first = 0
+    def _prompts(self) -> WholePrompts:
+        by_length: dict[int, list[int]] = {}
+        order, first = [], 0
         for chunk in self._chunks:
-            size = len(chunk.token_ids)
-            lengths.setdefault(size, []).append(range(first, first + size))
-            first += size
-        return [self._tensor([list(rows) for rows in members]) for members in lengths.values()]
+            by_length.setdefault(len(chunk.token_ids), []).append(first)
+            first += len(chunk.token_ids)
+        for length, firsts in by_length.items():
+            order += [row for first in firsts for row in range(first, first + length)]
+        shapes = [(len(firsts), length) for length, firsts in by_length.items()]
+        if order == list(range(len(order))):
+            return WholePrompts(None, None, shapes)
+        rows = self._tensor(order)
+        return WholePrompts(rows, rows.argsort(), shapes)
 
     def __call__(self, spec: MixerSpec, *inputs: Tensor, wanted: Tensor | None = None) -> Tensor:
         """See ``rosebatch.model.contract.Attention``: tiles are always whole."""

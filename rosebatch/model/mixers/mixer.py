@@ -108,6 +108,27 @@ class GatheredTiles(NamedTuple):
     mask: Tensor
 
 
+class WholePrompts(NamedTuple):
+    """The prompts of a step of the PyTorch runner, those of one length next to each other.
+
+    Attributes:
+        order, inverse: ``[T]`` int64, the step's rows in that order, and back; None if they lie so.
+        shapes: how many there are of each length, and the length.
+    """
+
+    order: Tensor | None
+    inverse: Tensor | None
+    shapes: Sequence[tuple[int, int]]
+
+    def ordered(self, x: Tensor) -> Tensor:
+        """Rows of the step ``[T, ...]`` in this order."""
+        return x if self.order is None else x.index_select(0, self.order)
+
+    def restored(self, x: Tensor) -> Tensor:
+        """The same rows as they lie in the step."""
+        return x if self.inverse is None else x.index_select(0, self.inverse)
+
+
 class GatheredContext(Step, Protocol):
     """A step of the PyTorch runner.
 
@@ -117,8 +138,8 @@ class GatheredContext(Step, Protocol):
 
     chunks: PackedChunks
 
-    def prompts(self) -> Sequence[Tensor]:
-        """For layers that need them whole: the step's rows of those of one length, ``[B, L]`` int64 each."""
+    def prompts(self) -> WholePrompts:
+        """For layers that need them whole."""
         ...
 
     def rotation(self, rotary: Rotary | None) -> tuple[Tensor, Tensor] | None:

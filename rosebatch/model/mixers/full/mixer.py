@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from rosebatch.model.mixers.mixer import (
@@ -46,13 +47,17 @@ class FullSpec(MixerSpec):
 
     def gathered(self, step: GatheredContext, inputs: tuple[Tensor, ...]) -> Tensor:
         """Attend to prompts of one length at a time: no row is padding, and the bits of a row are its prompt's own."""
-        (qkv,) = inputs
-        rotation, norm = step.rotation(self.rotary), self.qk_norm
-        q, k, v = step.ops.split_heads(qkv, self.num_heads, self.num_kv_heads, rotation, norm)
-        out = qkv.new_empty(len(qkv), self.num_heads, self.head_dim)
-        for rows in step.prompts():
-            out[rows] = gathered.attend(q[rows], k[rows], v[rows], self.scale, self.window, self.bias)
-        return out.flatten(1)
+        prompts, rotation = step.prompts(), step.rotation(self.rotary)
+        if rotation is not None:
+            rotation = prompts.ordered(rotation[0]), prompts.ordered(rotation[1])
+        qkv = prompts.ordered(*inputs)
+        heads = step.ops.split_heads(qkv, self.num_heads, self.num_kv_heads, rotation, self.qk_norm)
+        sizes = [count * length for count, length in prompts.shapes]
+        parts = []
+        for shape, *rows in zip(prompts.shapes, *(x.split(sizes) for x in heads), strict=True):
+            q, k, v = (x.unflatten(0, shape) for x in rows)
+            parts.append(gathered.attend(q, k, v, self.scale, self.window, self.bias).flatten(2).flatten(0, 1))
+        return prompts.restored(torch.cat(parts))
 
     @classmethod
     def on_device(cls, specs: Sequence["FullSpec"], setup: DeviceSetup) -> "DeviceFull":
