@@ -21,7 +21,7 @@ from rosebatch.io.reader import PromptReader
 from tests.helpers.json_lines import write_lines
 
 # Far more than is read at once, and no compression makes less of it.
-ROWS = [{"prompt": f"{number} {os.urandom(1000).hex()}"} for number in range(2000)]
+ROWS = [{"prompt": f"{number} {os.urandom(1000).hex()}"} for number in range(1000)]
 OLD, NEW = b"old contents", b"new contents"
 
 
@@ -66,6 +66,8 @@ def test_a_file_that_is_written_over(tmp_path, name, sorts_within, is_cut):
         os.truncate(path, 1000)
     else:
         WRITE[name](path, [{"prompt": row["prompt"].replace("1", "2")} for row in ROWS])
+    # The system's clock may have stood still meanwhile.
+    os.utime(path, (1, 1))
     with pytest.raises(ChangedInputError, match=f"^{path}: changed during the run, which needs the old contents"):
         for group in groups:
             seen += map(reader.parser.parse, group)
@@ -85,6 +87,7 @@ def test_the_same_contents_at_another_time(tmp_path, monkeypatch, sorts_within):
     digest = Mock(side_effect=hashed_file._digest)
     monkeypatch.setattr(hashed_file, "_digest", digest)
     path.rename(tmp_path / "old.jsonl")
+    os.utime(tmp_path / "old.jsonl", (1, 1))
     write_lines(path, ROWS)
     numbers += [row.number for group in groups for row in group]
     assert sorted(numbers) == list(range(len(ROWS)))
@@ -108,7 +111,7 @@ class Torn(io.FileIO):
 
 
 def write_at_another_time(path, content):
-    """Write over a file. Its clock may have stood still meanwhile."""
+    """Write over a file. The system's clock may stand still meanwhile."""
     before = path.stat().st_mtime_ns
     path.write_bytes(content)
     os.utime(path, ns=(before, before + 1))
