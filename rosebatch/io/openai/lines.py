@@ -13,6 +13,7 @@ from rosebatch.io.openai.chat import CHAT
 from rosebatch.io.openai.completions import COMPLETIONS
 from rosebatch.io.openai.embeddings import EMBEDDINGS
 from rosebatch.io.openai.endpoint import Endpoint
+from rosebatch.io.openai.pooled import POOLED
 from rosebatch.io.openai.responses import RESPONSES
 from rosebatch.io.results import Result
 from rosebatch.io.rows import FailedRow, Row
@@ -21,7 +22,7 @@ from rosebatch.io.rows import FailedRow, Row
 OUR_ERRORS = frozenset({"grammar_failed", "non_finite_logits", "unexpected_error", "worker_died"})
 # Of all prompts of a line. Beyond any sense: each takes three kilobytes until the last is there.
 _MAX_ANSWERS = 16_384
-_ENDPOINTS = {each.url: each for each in (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES)}
+_ENDPOINTS = {each.url: each for each in (CHAT, *POOLED, COMPLETIONS, EMBEDDINGS, RESPONSES)}
 
 
 class _Line(msgspec.Struct):

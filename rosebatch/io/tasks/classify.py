@@ -56,9 +56,9 @@ class Classify(Task):
         return {DESCRIBED: {"of": "prompts"}}
 
 
-def likeliest(result: Result) -> str:
-    """The label with the largest number, the first of several."""
-    pooling, (numbers,) = result.completions[0].request.pooling, result.pooled
+def likeliest(result: Result, prompt: int = 0) -> str:
+    """The label with the largest number, the first of several, of one of the row's prompts."""
+    pooling, numbers = result.completions[prompt].request.pooling, result.pooled[prompt]
     assert pooling is not None, "the engine has resolved it"
     return pooling.labels[max(range(len(numbers)), key=numbers.__getitem__)]
 

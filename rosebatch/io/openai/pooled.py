@@ -1,0 +1,124 @@
+"""``/v1/classify``, ``/v1/score`` and ``/v1/rerank``, with the fields and answers of vLLM's server."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from rosebatch.core.errors import RowError
+from rosebatch.core.sampling_params import GREEDY
+from rosebatch.io.fields import NO_OPTIONS, PromptOptions
+from rosebatch.io.openai.completions import prompts_of
+from rosebatch.io.openai.endpoint import Endpoint, ParsedBody, has_any
+from rosebatch.io.openai.fields import checked, ignored_fields
+from rosebatch.io.results import Result
+from rosebatch.io.tasks.classify import CLASSIFY, likeliest
+from rosebatch.io.tasks.score import SCORE, pairs_of
+
+# What an answer to a rerank request needs of it.
+_DOCUMENTS, _TOP = "documents", "top_n"
+
+
+class _Classify(msgspec.Struct):
+    input: str | list[Any] | None = None
+    model: str | None = None
+    truncate_prompt_tokens: int | None = None
+
+
+class _Score(msgspec.Struct):
+    text_1: str | tuple[str, ...] | None = None
+    text_2: str | tuple[str, ...] | None = None
+    model: str | None = None
+    truncate_prompt_tokens: int | None = None
+
+
+class _Document(msgspec.Struct, forbid_unknown_fields=True):
+    text: str
+
+
+class _Rerank(msgspec.Struct):
+    query: str | None = None
+    documents: tuple[str | _Document, ...] = ()
+    model: str | None = None
+    top_n: int | None = None
+    truncate_prompt_tokens: int | None = None
+
+
+def _parse_classify(values: dict[str, Any], defaults: Mapping[str, Any]) -> ParsedBody:
+    body = checked(values, _Classify)
+    return ParsedBody(_fields(values, body, prompts=prompts_of(body.input, "input"), pooling=CLASSIFY))
+
+
+def _parse_score(values: dict[str, Any], defaults: Mapping[str, Any]) -> ParsedBody:
+    body = checked(values, _Score)
+    if body.text_1 is None or body.text_2 is None:
+        raise RowError("missing_prompt", "expected text_1 and text_2")
+    return ParsedBody(_fields(values, body, pairs=pairs_of(body.text_1, body.text_2), pooling=SCORE))
+
+
+def _parse_rerank(values: dict[str, Any], defaults: Mapping[str, Any]) -> ParsedBody:
+    body = checked(values, _Rerank)
+    if body.query is None or not body.documents:
+        raise RowError("missing_prompt", "expected query and documents")
+    if body.top_n is not None and body.top_n < 0:
+        raise RowError("invalid_field", "top_n must be >= 0")
+    texts = [each if isinstance(each, str) else each.text for each in body.documents]
+    fields = _fields(values, body, pairs=pairs_of(body.query, texts), pooling=SCORE)
+    return ParsedBody(fields, {_DOCUMENTS: texts, _TOP: body.top_n})
+
+
+def _fields(values: Mapping[str, Any], body: Any, **own: Any) -> dict[str, Any]:
+    options = NO_OPTIONS
+    if (longest := body.truncate_prompt_tokens) is not None:
+        if longest < 1:
+            raise RowError("invalid_field", "truncate_prompt_tokens must be >= 1")
+        options = PromptOptions(truncate_prompt_tokens=longest)
+    return {"sampling": GREEDY, "options": options, "ignored": ignored_fields(values), **own}
+
+
+def _classes(result: Result, model: str, created: int) -> dict[str, Any]:
+    data = [
+        {"index": index, "label": likeliest(result, index), "probs": numbers.tolist(), "num_classes": len(numbers)}
+        for index, numbers in enumerate(result.pooled)
+    ]
+    return _list(result, model, created, "classify", data)
+
+
+def _scores(result: Result, model: str, created: int) -> dict[str, Any]:
+    data = [{"index": index, "object": "score", "score": score} for index, (score,) in enumerate(result.pooled)]
+    return _list(result, model, created, "score", data)
+
+
+def _list(result: Result, model: str, created: int, kind: str, data: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "id": f"{kind}-{result.row.index}",
+        "object": "list",
+        "created": created,
+        "model": model,
+        "data": data,
+        "usage": _usage(result),
+    }
+
+
+def _ranks(result: Result, model: str, created: int) -> dict[str, Any]:
+    """The documents, those that fit best first. With ``top_n`` of 0 or none, all of them."""
+    texts, top = result.row.metadata[_DOCUMENTS], result.row.metadata[_TOP]
+    scores = [score for (score,) in result.pooled]
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])
+    results = [
+        {"index": index, "document": {"text": texts[index]}, "relevance_score": scores[index]}
+        for index in order[: top or None]
+    ]
+    return {"id": f"rerank-{result.row.index}", "model": model, "usage": _usage(result), "results": results}
+
+
+def _usage(result: Result) -> dict[str, int]:
+    return {"prompt_tokens": result.prompt_tokens, "total_tokens": result.prompt_tokens, "completion_tokens": 0}
+
+
+POOLED = (
+    # A body with ``input`` alone is not told from others: such a line needs its URL.
+    Endpoint("/v1/classify", _parse_classify, _classes, lambda body: False, "classes"),
+    Endpoint("/v1/score", _parse_score, _scores, lambda body: has_any(body, ["text_1"])),
+    Endpoint("/v1/rerank", _parse_rerank, _ranks, lambda body: has_any(body, ["query"])),
+)

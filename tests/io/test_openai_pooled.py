@@ -1,0 +1,97 @@
+"""Lines of ``/v1/classify``, ``/v1/score`` and ``/v1/rerank``, and their answers as vLLM's server gives them."""
+
+from array import array
+
+import pytest
+
+from rosebatch.core.pooling_params import PoolingParams
+from rosebatch.core.request import Completion, Request
+from rosebatch.io.openai.lines import BatchShape, parse_request
+from rosebatch.io.rows import FailedRow, Row
+from rosebatch.io.tasks.classify import CLASSIFY
+from rosebatch.io.tasks.score import SCORE
+from tests.helpers.results import make_result
+
+
+def parse(url, **body):
+    line = {"custom_id": "a", "url": url, "body": {"model": "m", **body}}
+    return parse_request(line, index=0, where="line 1", defaults={"temperature": 0.5})
+
+
+def answer(row, *outputs, labels=("no", "yes")):
+    pooling = PoolingParams(task="classify", labels=labels)
+    done = [
+        Completion(
+            request=Request(i, (1, 2), pooling=pooling), sample=0, token_ids=(), finish_reason="classified",
+            cached_tokens=0, arrival_time=0.0, finish_time=0.0,
+        )
+        for i in range(len(outputs))
+    ]  # fmt: skip
+    pooled = [array("f", each) for each in outputs]
+    counts = {"prompt_tokens": 7, "completion_tokens": 0, "cached_tokens": 0}
+    result = make_result(index=0, metadata=row.metadata, pooled=pooled, completions=done, **counts)
+    return BatchShape("model", 1700000000).result(result)["response"]["body"]
+
+
+@pytest.mark.parametrize("url", ["/v1/classify", "/classify", "http://localhost:8000/v1/classify"])
+def test_classify(url):
+    """Each input has an entry, with the label by the largest number."""
+    row = parse(url, input=["a", [1, 2]], user="u")
+    assert isinstance(row, Row)
+    assert (row.prompts, row.pooling, row.ignored) == (("a", (1, 2)), CLASSIFY, ("user",))
+    body = answer(row, [0.25, 0.75], [0.5, 0.5])
+    assert [(each["index"], each["label"], each["num_classes"]) for each in body["data"]] == [
+        (0, "yes", 2),
+        (1, "no", 2),
+    ]
+    assert body["data"][0]["probs"] == [0.25, 0.75]
+    assert body["usage"] == {"prompt_tokens": 7, "total_tokens": 7, "completion_tokens": 0}
+    assert (body["object"], body["model"], body["created"]) == ("list", "model", 1700000000)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "pairs"),
+    [
+        ("q", "d", (("q", "d"),)),
+        ("q", ["d", "e"], (("q", "d"), ("q", "e"))),
+        (["q", "r"], ["d", "e"], (("q", "d"), ("r", "e"))),
+    ],
+)
+def test_score(first, second, pairs):
+    """Also without a URL: no other body has two texts."""
+    for url in ("/v1/score", None):
+        row = parse(url, text_1=first, text_2=second, truncate_prompt_tokens=9)
+        assert (row.pairs, row.pooling, row.options.truncate_prompt_tokens) == (pairs, SCORE, 9)
+    body = answer(row, *[[0.5]] * len(pairs))
+    assert body["data"] == [{"index": i, "object": "score", "score": 0.5} for i in range(len(pairs))]
+
+
+@pytest.mark.parametrize(("top", "order"), [(None, [2, 0, 1]), (0, [2, 0, 1]), (2, [2, 0]), (9, [2, 0, 1])])
+def test_rerank(top, order):
+    """The best first, by their numbers in the request; equal ones stay in its order."""
+    row = parse("/v1/rerank", query="q", documents=["d", {"text": "e"}, "f"], top_n=top)
+    assert row.pairs == (("q", "d"), ("q", "e"), ("q", "f"))
+    results = answer(row, [0.25], [0.25], [0.75])["results"]
+    assert [each["index"] for each in results] == order
+    assert results[0] == {"index": 2, "document": {"text": "f"}, "relevance_score": 0.75}
+
+
+@pytest.mark.parametrize(
+    ("url", "body", "code"),
+    [
+        ("/v1/classify", {}, "missing_prompt"),
+        ("/v1/classify", {"input": "a", "dimensions": 3}, "unknown_field"),
+        ("/v1/score", {"text_1": "a"}, "missing_prompt"),
+        ("/v1/score", {"text_1": ["a", "b"], "text_2": ["c"]}, "invalid_field"),
+        ("/v1/score", {"text_1": "a", "text_2": "b", "truncate_prompt_tokens": 0}, "invalid_field"),
+        ("/v1/rerank", {"query": "a", "documents": []}, "missing_prompt"),
+        ("/v1/rerank", {"query": "a", "documents": ["b"], "top_n": -1}, "invalid_field"),
+        ("/v1/rerank", {"query": "a", "documents": [{"text": "b", "image": "c"}]}, "invalid_field"),
+        ("/v1/pooling", {"input": "a"}, "unsupported_url"),
+    ],
+)
+def test_refused(url, body, code):
+    """A body that cannot be served says why."""
+    row = parse(url, **body)
+    assert isinstance(row, FailedRow)
+    assert row.error.code == code
