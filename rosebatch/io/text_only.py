@@ -48,8 +48,10 @@ def plain_message(message: dict[str, Any]) -> dict[str, Any]:
     if None in message.values() or content is None or message.get("tool_calls") == []:
         if content is None and message.get("role") in _SPEAKERS:
             raise _no_content(message)
-        message = {name: value for name, value in message.items() if value is not None or name == "content"}
-        message.setdefault("content", None)
+        message = {name: value for name, value in message.items() if value is not None}
+        if content is None:
+            # Also where a table, which leaves out nulls, has lost its place: a template may print whole messages.
+            message = {"role": message["role"], "content": None, **message}
         if message.get("tool_calls") == []:
             del message["tool_calls"]
     if not isinstance(content, list):

@@ -202,15 +202,19 @@ def _call(where: str, call: Any, spelling: _Spelling) -> Any:
     """A tool call with its arguments as an object, or as JSON text.
 
     Raises:
-        RowError: they are no JSON object.
+        RowError: they are no JSON object, or it calls nothing: a template would leave no trace of it.
     """
     parts = call_parts(call)
+    if not isinstance(name := parts.get("name"), str) or not name:
+        raise RowError("invalid_messages", f"{where}: has no name of a function")
     given = arguments = parts.get("arguments")
     if isinstance(given, str):
         try:
             arguments = msgspec.json.decode(given, type=dict[str, Any]) if given.strip() else {}
         except (msgspec.MsgspecError, UnicodeError, RecursionError):
-            raise RowError("invalid_messages", f"{where}: its arguments are not a JSON object") from None
+            arguments = ()
+    if not isinstance(arguments, Mapping | None):
+        raise RowError("invalid_messages", f"{where}: its arguments are not a JSON object")
     if spelling.arguments_as_text and isinstance(arguments, Mapping):
         arguments = given if isinstance(given, str) else msgspec.json.encode(arguments).decode()
     return call if arguments is given else with_call_parts(call, {**parts, "arguments": arguments})

@@ -276,6 +276,14 @@ def test_message_content_as_text_parts(parse):
     ]
 
 
+def test_no_content_has_one_place(parse):
+    """A null stood where JSON had it, and last where a table lost it: templates that print messages told them apart."""
+    calls = [{"function": {"name": "f"}}]
+    given = [{"role": "assistant", "content": None, "tool_calls": calls}, {"role": "assistant", "tool_calls": calls}]
+    null, absent = parse({"messages": given}).messages
+    assert list(null.items()) == list(absent.items()) == list(given[0].items())
+
+
 @pytest.mark.parametrize(
     "part", [{"type": "image_url", "image_url": {"url": "x"}}, {"type": "text"}, {"type": "text", "text": 5}, {}]
 )

@@ -126,7 +126,17 @@ def test_tool_calls_without_arguments(arguments):
     assert render(BRANCHES, USER, calls(arguments), TOOL).startswith("U:hiA:[f ")
 
 
-@pytest.mark.parametrize("arguments", ["{", "[1]", "5", '"x"', "[" * 5000, '{"a": 1} x'])
+@pytest.mark.parametrize(
+    "call",
+    ["x", 1, None, [], {}, {"function": 1}, {"function": {"name": 1}}, {"name": ""}, {"function": {"arguments": "{}"}}],
+)
+def test_calls_of_nothing(call):
+    """They left no trace in the text, and the answer was to a chat without them."""
+    error = render(BRANCHES, USER, {"role": "assistant", "content": "a", "tool_calls": [call]})
+    assert (error.code, error.message) == ("invalid_messages", "messages[1].tool_calls[0]: has no name of a function")
+
+
+@pytest.mark.parametrize("arguments", [[1], 5, False, "{", "[1]", "5", '"x"', "[" * 5000, '{"a": 1} x'])
 def test_arguments_that_are_no_json_object(arguments):
     """The template would render them as if they were."""
     assert "messages[1].tool_calls[0]" in failure(render(BRANCHES, USER, calls(arguments), TOOL))
