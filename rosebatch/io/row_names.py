@@ -46,9 +46,9 @@ TEXTS = ("system", "system_prompt", "system_message", "instruction", "instructio
 # Settings of other tools that mean nothing here.
 _ELSEWHERE = frozenset(
     {
-        *("do_sample", "max_length", "min_length", "num_beams", "stop_sequences", "stream"),
+        *("do_sample", "max_length", "min_length", "num_beams", "stop_sequence", "stop_sequences", "stream"),
         *("add_special_tokens", "bad_words_ids", "chat_template", "custom_logit_processor"),
-        *("custom_params", "early_stopping", "ebnf", "eos_token_id", "extra_body"),
+        *("custom_params", "early_stopping", "ebnf", "encoding_format", "eos_token_id", "extra_body"),
         *("function_call", "functions", "generation_config", "generation_kwargs", "grammar", "guided_decoding"),
         *("guided_decoding_backend", "guided_whitespace_pattern", "include_reasoning", "length_penalty"),
         *("logit_processors", "logits_processors", "lora_request", "max_gen_toks", "max_tokens_to_sample"),
@@ -118,22 +118,29 @@ def needs_messages(name: str) -> RowError:
     return RowError("invalid_field", f"{name} needs messages: the chat template reads it")
 
 
-def unclear_names(names: Collection[str]) -> tuple[str, ...]:
-    """Those of some carried fields that look like settings. Of very many, only the first may be misspelt ones."""
+def unclear_names(names: Collection[str], known: frozenset[str] = _KNOWN) -> tuple[str, ...]:
+    """Those of some carried fields that look like settings. Of very many, only the first may be misspelt ones.
+
+    Args:
+        names: of the fields.
+        known: the settings of the task, which tables carry; those of another one look like settings.
+    """
     if len(names) <= _MAX_COMPARED:
-        return tuple(filter(_looks_like_a_setting, names))
+        return tuple([name for name in names if _looks_like_a_setting(name, known)])
     left = iter(names)
-    found = [name for name in islice(left, _MAX_COMPARED) if _looks_like_a_setting(name)]
-    return (*found, *filter(_is_a_setting, left))
+    found = [name for name in islice(left, _MAX_COMPARED) if _looks_like_a_setting(name, known)]
+    return (*found, *(name for name in left if _is_a_setting(name, known)))
 
 
 @lru_cache(4096)
-def _looks_like_a_setting(name: str) -> bool:
-    return _is_a_setting(name) or (name not in _KNOWN and bool(get_close_matches(name, _KNOWN, 1, _SIMILAR)))
+def _looks_like_a_setting(name: str, known: frozenset[str]) -> bool:
+    if name in known:
+        return False
+    return _is_a_setting(name, known) or bool(get_close_matches(name, _KNOWN | known, 1, _SIMILAR))
 
 
-def _is_a_setting(name: str) -> bool:
-    return name not in _KNOWN and (name in _ELSEWHERE or _plain(name) in _PLAIN)
+def _is_a_setting(name: str, known: frozenset[str]) -> bool:
+    return name not in known and (name in _ELSEWHERE or _plain(name) in _PLAIN)
 
 
 def _plain(name: str) -> str:

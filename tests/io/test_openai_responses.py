@@ -70,16 +70,16 @@ def test_a_text():
 def test_items_are_messages():
     """Each kind of item, in order; calls of one turn are one message, and reasoning is left out.
 
-    Further fields of a message, such as its name, were dropped: the template decides.
+    Further fields of a message or a call, such as its name, were dropped: the template decides.
     """
     items = [
         {"role": "developer", "content": "Be terse.", "name": "Ann", "id": "msg_1", "status": "completed"},
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": each} for each in "ab"]},
         {"type": "reasoning", "id": "rs_1", "summary": []},
         {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "c", "annotations": []}]},
-        {"type": "function_call", "call_id": "1", "name": "look", "arguments": "{}"},
+        {"type": "function_call", "call_id": "1", "name": "look", "arguments": "{}", "why": "x", "by": None},
         {"type": "function_call", "call_id": "2", "name": "look", "arguments": '{"a": 1}'},
-        {"type": "function_call_output", "call_id": "1", "output": "seen"},
+        {"type": "function_call_output", "call_id": "1", "output": "seen", "id": "o", "from": "x"},
         {"type": "function_call_output", "call_id": "2", "output": [{"type": "input_text", "text": "not seen"}]},
         {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
     ]  # fmt: skip
@@ -92,8 +92,8 @@ def test_items_are_messages():
         {"role": "system", "content": "First."},
         {"role": "developer", "content": "Be terse.", "name": "Ann"},
         {"role": "user", "content": "a\nb"},
-        {"role": "assistant", "content": "c", "tool_calls": [call("1", "{}"), call("2", '{"a": 1}')]},
-        {"role": "tool", "tool_call_id": "1", "content": "seen"},
+        {"role": "assistant", "content": "c", "tool_calls": [{"why": "x", **call("1", "{}")}, call("2", '{"a": 1}')]},
+        {"role": "tool", "tool_call_id": "1", "content": "seen", "from": "x"},
         {"role": "tool", "tool_call_id": "2", "content": "not seen"},
         {"role": "assistant", "content": "no"},
     ]

@@ -6,6 +6,7 @@ from rosebatch.core.structured_outputs import GrammarSpec
 from rosebatch.io.parse import Record, RowParser
 from rosebatch.io.row_names import unclear_names
 from rosebatch.io.rows import FailedRow
+from rosebatch.io.tasks.embed import Embed
 
 
 @pytest.mark.parametrize(
@@ -103,6 +104,21 @@ def test_carried_fields_are_told(parse):
     """They are carried as ever."""
     row = parse({"prompt": "x", "top_K": 5, "label": "a"})
     assert (row.unclear, row.metadata, row.sampling.top_k) == (("top_K",), {"top_K": 5, "label": "a"}, 0)
+
+
+def test_settings_of_another_task_are_told():
+    """Rows for embed carried what only completions have: tools were missing in the prompt, and no line said so."""
+    carried = {
+        "max_tokens": 3,
+        "tools": [],
+        "continue_final_message": True,
+        "dimension": 4,
+        "encoding_format": "base64",
+    }
+    values = {"prompt": "x", "dimensions": 4, "truncate_prompt_tokens": 9, "label": "a", **carried}
+    row = Embed().parse(values, index=0, where="line 1", defaults={}, keep_prompt=True)
+    assert row.unclear == tuple(carried)
+    assert row.metadata == values
 
 
 @pytest.mark.parametrize("name", ["image", "images", "image_url", "audio", "input_audio", "video", "multi_modal_data"])

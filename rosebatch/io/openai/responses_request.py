@@ -121,18 +121,28 @@ def _message(item: Mapping[str, Any], where: str) -> dict[str, Any] | None:
         case "message":
             if not isinstance(item.get("role"), str):
                 raise RowError("invalid_field", f"{where}: role is missing")
-            message = {name: value for name, value in item.items() if name not in _OF_AN_ITEM}
-            return {**message, "content": _content(item.get("content"), where)}
+            return {**_others(item), "content": _content(item.get("content"), where)}
         case "function_call":
             function = {"name": item.get("name"), "arguments": item.get("arguments")}
-            call = {"id": item.get("call_id"), "type": "function", "function": function}
+            own = {"id": item.get("call_id"), "type": "function", "function": function}
+            call = {**_others(item, "call_id", "name", "arguments"), **own}
             return {"role": "assistant", "content": None, "tool_calls": [call]}
         case "function_call_output":
-            return {"role": "tool", "tool_call_id": item.get("call_id"), "content": _content(item.get("output"), where)}
+            answer = {
+                "role": "tool",
+                "tool_call_id": item.get("call_id"),
+                "content": _content(item.get("output"), where),
+            }
+            return {**_others(item, "call_id", "output"), **answer}
         case "reasoning":
             return None
         case kind:
             raise RowError("invalid_messages", f"{where}: items of type {kind} are not supported")
+
+
+def _others(item: Mapping[str, Any], *own: str) -> dict[str, Any]:
+    """What else an item has; a chat template may read it."""
+    return {n: v for n, v in item.items() if v is not None and n not in _OF_AN_ITEM and n not in own}
 
 
 def _content(content: Any, where: str) -> str:

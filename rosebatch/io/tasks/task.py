@@ -123,7 +123,7 @@ class Task:
                 prompt=line.prompt,
                 messages=[plain_message(message) for message in values["messages"]] if chat else None,
                 prompt_token_ids=line.prompt_token_ids,
-                unclear=unclear_names(metadata),
+                unclear=unclear_names(metadata, self.request_fields),
                 **self.asks(line),
             )
         except RowError as error:
