@@ -130,7 +130,7 @@ class SamplingParams:
         several = [each for each in (self.grammar, *given) if each is not None]
         if len(several) > 1:
             raise ValueError("an answer can have one grammar: keep one of grammar, structured_outputs, guided_decoding")
-        params = StructuredOutputsParams(**several[0]) if isinstance(several[0], Mapping) else several[0]
+        params = StructuredOutputsParams.of(several[0]) if isinstance(several[0], Mapping) else several[0]
         if not isinstance(params, StructuredOutputsParams):
             raise ValueError(f"structured_outputs must be StructuredOutputsParams, got {type(params).__name__}")
         (grammar,) = grammars_of(params)

@@ -1,8 +1,8 @@
 """What an answer has to match: the grammar, and how rows and vLLM's users write it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import msgspec
 
@@ -25,6 +25,7 @@ class GrammarSpec:
     source: str = ""
 
 
+_GRAMMARS = "json, regex, choice, grammar, json_object"
 _NOT_SERVED = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern", "structural_tag")
 
 
@@ -55,6 +56,17 @@ class StructuredOutputsParams:
     structural_tag: str | None = None
     backend: str | None = None
 
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Self:
+        """From its fields.
+
+        Raises:
+            ValueError: it has another one, or see above.
+        """
+        if unknown := [name for name in given if name not in cls.__dataclass_fields__]:
+            raise ValueError(f"structured_outputs has no {unknown[0]}: give one of {_GRAMMARS}")
+        return cls(**given)
+
     def __post_init__(self) -> None:
         for name in _NOT_SERVED:
             if value := getattr(self, name):
@@ -62,10 +74,12 @@ class StructuredOutputsParams:
         for name in ("regex", "grammar"):
             if not isinstance(value := getattr(self, name), str | None):
                 raise ValueError(f"{name} must be a text, got {value!r}")
-        if isinstance(self.choice, str) or not all(isinstance(each, str) for each in self.choice or ()):
+        if not isinstance(self.choice, list | tuple | None) or not all(
+            isinstance(each, str) for each in self.choice or ()
+        ):
             raise ValueError(f"choice must be a list of texts, got {self.choice!r}")
         if (count := len(list(grammars_of(self)))) != 1:
-            raise ValueError(f"give one of json, regex, choice, grammar, json_object; got {count or 'none'}")
+            raise ValueError(f"give one of {_GRAMMARS}; got {count or 'none'}")
 
 
 # Its name before vLLM 0.12.

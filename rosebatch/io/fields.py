@@ -185,11 +185,11 @@ def to_struct(values: object, kind: type[FieldsT]) -> FieldsT:
     """
     try:
         return msgspec.convert(values, kind)
-    except (msgspec.ValidationError, OverflowError):
+    except (msgspec.ValidationError, OverflowError, UnicodeError):
         # Some writers have no integers: 4.0 is 4.
         try:
             return msgspec.convert(_with_own_integers(values), kind)
-        except (msgspec.ValidationError, OverflowError) as error:
+        except (msgspec.ValidationError, OverflowError, UnicodeError) as error:
             told = str(error).replace("`$.", "`")
             way = '; a message is {"role": "user", "content": "…"}' if "required field `role`" in told else ""
             raise RowError("invalid_field", f"{told}{way}") from None

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from rosebatch.core.errors import RowError, unexpected
 from rosebatch.io.columns import Columns, as_in_json, from_text, written
-from rosebatch.io.depth import is_deeper
+from rosebatch.io.depth import DEEPEST, is_deeper
 from rosebatch.io.json_hints import hint
 from rosebatch.io.openai.lines import parse_request
 from rosebatch.io.repeated_names import repeated_names
@@ -20,8 +20,6 @@ from rosebatch.io.tasks.task import Task
 
 # A line of JSON, or the values of a table's row. A table's row keeps all of its columns.
 Content = bytes | dict[str, Any] | TextValues | BadValues
-# Levels of lists and objects in a line. Python's own limit, near 1000, depends on where a line is read or written.
-_DEEPEST = 600
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -188,12 +186,8 @@ class RowParser:
             values = msgspec.json.decode(content)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             return _no_row(index, where, RowError("invalid_json", f"not valid JSON: {error}{hint(content)}"))
-        if (
-            len(content) > _DEEPEST
-            and content.count(b"[") + content.count(b"{") > _DEEPEST
-            and is_deeper(values, _DEEPEST)
-        ):
-            return _no_row(index, where, RowError("invalid_json", f"nested more than {_DEEPEST} levels deep"))
+        if len(content) > DEEPEST and content.count(b"[") + content.count(b"{") > DEEPEST and is_deeper(values):
+            return _no_row(index, where, RowError("invalid_json", f"nested more than {DEEPEST} levels deep"))
         if self.is_batch:
             return parse_request(values, index=index, where=where, defaults=self.defaults)
         if not isinstance(values, dict):

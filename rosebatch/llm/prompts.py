@@ -1,6 +1,6 @@
 """What an ``LLM`` is given: prompts, and parameters for all or one for each."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any, TypedDict
 
@@ -10,6 +10,7 @@ from rosebatch.core.errors import FlagError, RowError
 from rosebatch.core.plain import plain
 from rosebatch.core.token_ids import FEW, TokenIds
 from rosebatch.core.words import counted
+from rosebatch.io.depth import DEEPEST, is_deeper
 from rosebatch.io.fields import PromptOptions, RequestFields, to_struct, tools_of
 from rosebatch.io.tasks.score import pairs_of, require_continuations
 from rosebatch.io.text_only import plain_message, require_text
@@ -31,6 +32,8 @@ class TokensPrompt(TypedDict):
 # A text, its token ids, or either in a mapping: ``{"prompt": ...}``, ``{"prompt_token_ids": [...]}``.
 Prompt = str | Sequence[int] | Mapping[str, Any]
 _PROMPT_KEYS = ("prompt", "prompt_token_ids")
+# Of whole numbers, but no token ids: parts of a file, and what has no order.
+_NO_TOKEN_IDS = (bytes, bytearray, memoryview, Set, Mapping)
 
 
 def _tool_use_of(
@@ -41,6 +44,8 @@ def _tool_use_of(
     Raises:
         ValueError: the tools are no tools, or the choice is none of them.
     """
+    if not isinstance(tools, Sequence | None):
+        raise FlagError(f"tools must be a list, got {type(tools).__name__}")
     given = {"tools": list(tools or ()), "tool_choice": choice, "parallel_tool_calls": parallel}
     try:
         use = tools_of(to_struct(given, RequestFields), given, chat=True)
@@ -70,6 +75,9 @@ def chats_fields(
         continue_final_message=continue_final_message,
         chat_template_kwargs=dict(chat_template_kwargs or {}),
     )
+    for name, given in (("chat_template_kwargs", options.chat_template_kwargs), ("tools", tools)):
+        if is_deeper(given):
+            raise FlagError(f"{name} are nested more than {DEEPEST} levels deep")
     use = _tool_use_of(tools, tool_choice, parallel=parallel_tool_calls)
     messages = plain(messages)
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
@@ -88,6 +96,8 @@ def _chat_fields(chat: Any) -> dict[str, Any]:
         if not chat:
             raise RowError("empty_prompt", "messages is empty")
         messages = [dict(each) if isinstance(each, Mapping) else each for each in chat]
+        if is_deeper(messages):
+            raise RowError("invalid_messages", f"messages are nested more than {DEEPEST} levels deep")
         to_struct({"messages": messages}, RequestFields)
         return {"messages": list(map(plain_message, messages))}
     except RowError as refused:
@@ -189,7 +199,7 @@ def _require_known(prompt: Mapping[str, Any]) -> None:
     given = [name for name, value in prompt.items() if value is not None]
     if not set(_PROMPT_KEYS).intersection(given):
         way = "; chat takes messages" if "messages" in given else ""
-        got = ", ".join(given) or "nothing"
+        got = ", ".join(map(str, given)) or "nothing"
         raise RowError("missing_prompt", f"expected prompt or prompt_token_ids, got {got}{way}")
     if unknown := [name for name in given if name not in _PROMPT_KEYS]:
         raise RowError("unsupported_field", f"{unknown[0]}: a prompt's mapping has prompt or prompt_token_ids alone")
@@ -200,12 +210,14 @@ def _has_token_ids(given: np.ndarray) -> bool:
     return bool(whole and given.min() >= 0 and given.max() < 2**32)
 
 
-def _token_ids(given: Iterable[Any]) -> Sequence[int] | None:
-    """A prompt's token ids; None if it has truth values, or others that are no whole numbers."""
+def _token_ids(given: Any) -> Sequence[int] | None:
+    """A prompt's token ids; None if it has no order, or truth values, or others that are no whole numbers."""
     if isinstance(given, np.ndarray) and _has_token_ids(given):
         # Without a number of Python for each.
         return TokenIds("I", given.astype(np.uint32).tobytes())
     found = plain(given)
+    if isinstance(given, _NO_TOKEN_IDS) or not isinstance(found, Iterable):
+        return None
     ids: Sequence[Any] = found if isinstance(found, list | tuple) else tuple(found)
     if ids and hasattr(ids[0], "tolist"):
         ids = list(map(plain, ids))
@@ -222,20 +234,22 @@ def _token_ids(given: Iterable[Any]) -> Sequence[int] | None:
 
 def prompt_fields(prompt: Prompt) -> dict[str, Any]:
     """The fields of a row; an ``error`` if it is no prompt."""
-    if isinstance(prompt, str):
-        return {"prompt": prompt} if prompt else {"error": RowError("empty_prompt", "prompt is empty")}
+    given: Any = prompt
     if isinstance(prompt, Mapping):
         try:
             _require_known(prompt)
         except RowError as refused:
             return {"error": refused}
-        ids = prompt.get("prompt_token_ids")
-        if ids is not None or isinstance(prompt["prompt"], str):
-            return prompt_fields(prompt["prompt"] if ids is None else ids)
-        prompt = prompt["prompt"]
-    elif not isinstance(prompt, Iterable) or isinstance(prompt, bytes):
-        pass
-    elif (token_ids := _token_ids(prompt)) is not None:
-        return {"prompt_token_ids": token_ids}
-    error = RowError("invalid_prompt", f"a prompt is a text, token ids or a mapping, got {type(prompt).__name__}")
-    return {"error": error}
+        text, ids = map(prompt.get, _PROMPT_KEYS)
+        given = text if ids is None else ids
+        if isinstance(given, str) is not (ids is None):
+            return _no_prompt(given)
+    if isinstance(given, str):
+        return {"prompt": given} if given else {"error": RowError("empty_prompt", "prompt is empty")}
+    token_ids = _token_ids(given)
+    return _no_prompt(given) if token_ids is None else {"prompt_token_ids": token_ids}
+
+
+def _no_prompt(given: Any) -> dict[str, Any]:
+    told = f"a prompt is a text, token ids or a mapping, got {type(given).__name__}"
+    return {"error": RowError("invalid_prompt", told)}

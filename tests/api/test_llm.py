@@ -165,6 +165,15 @@ def test_a_forked_process(llm, monkeypatch):
         (["a"], "invalid_prompt"),
         # Its bytes were token ids.
         (b"ab", "invalid_prompt"),
+        (bytearray(b"ab"), "invalid_prompt"),
+        # Its order is nobody's.
+        ({97, 98}, "invalid_prompt"),
+        # The text was completed.
+        ({"prompt_token_ids": "ab"}, "invalid_prompt"),
+        ({"prompt_token_ids": {"prompt": "ab"}}, "invalid_prompt"),
+        # These raised, also where errors are returned.
+        (np.array(5), "invalid_prompt"),
+        ({1: 2}, "missing_prompt"),
     ],
 )
 def test_a_bad_prompt_costs_itself(llm, prompt, code):
@@ -195,11 +204,32 @@ def test_parameters_of_another_type(llm, given):
         llm.generate("a", given)
 
 
-def test_bad_chats_cost_themselves(llm):
+CYCLE = []
+CYCLE += [CYCLE, CYCLE]
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ({"content": [{"type": "image_url"}]}, "only text parts"),
+        # A name that JSON cannot have raised, and what has itself inside was looked through for ever.
+        ({"content": "a", "\ud800": 1}, "surrogates not allowed"),
+        ({"content": "a", "of": CYCLE}, "messages are nested more than 600 levels deep"),
+    ],
+)
+def test_bad_chats_cost_themselves(llm, message, told):
     """As prompts do."""
-    chats = [[{"role": "user", "content": "a"}], [{"role": "user", "content": [{"type": "image_url"}]}]]
+    chats = [[{"role": "user", "content": "a"}], [{"role": "user", **message}]]
     good, bad = llm.chat(chats, SHORT, on_error="return")
-    assert good.outputs and bad.error_code == "invalid_messages"
+    assert good.outputs and bad.error_code == "invalid_messages" and told in bad.error
+
+
+@pytest.mark.parametrize("name", ["tools", "chat_template_kwargs"])
+def test_what_has_itself_inside(llm, name):
+    """A call that never ended."""
+    given = CYCLE if name == "tools" else {"a": CYCLE}
+    with pytest.raises(ValueError, match=f"{name} are nested more than 600 levels deep"):
+        llm.chat([{"role": "user", "content": "a"}], SHORT, **{name: given})
 
 
 @pytest.mark.parametrize(

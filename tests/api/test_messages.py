@@ -136,6 +136,7 @@ def test_a_model_whose_calls_are_unknown_is_served():
         (TOOLS, "perhaps", "perhaps"),
         (TOOLS, {"type": "function", "function": {"name": "sing"}}, "there is no tool sing"),
         (None, "required", "required needs tools"),
+        (5, "auto", "tools must be a list, got int"),
     ],
 )
 def test_tools_that_cannot_be_used(tools, choice, message):

@@ -110,6 +110,20 @@ def test_a_grammar_says_itself_where_it_ends():
 
 
 @pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"jsn": {}}, "structured_outputs has no jsn: give one of json, regex, choice, grammar, json_object"),
+        ({"choice": 5}, "choice must be a list of texts, got 5"),
+        ({}, "give one of json, regex, choice, grammar, json_object; got none"),
+    ],
+)
+def test_forms_that_are_none(given, told):
+    """A misspelt name was a TypeError, which ``except ValueError`` does not catch."""
+    with pytest.raises(ValueError, match=f"^{told}$"):
+        SamplingParams(structured_outputs=given)
+
+
+@pytest.mark.parametrize(
     ("values", "penalizes", "adjusts"),
     [
         ({"presence_penalty": 0.1}, True, True),
