@@ -208,8 +208,10 @@ def main(args: list[str] | None = None) -> NoReturn:
         # Typer has shipped click's errors from two packages: known by what they can do, not by class.
         message = getattr(error, "format_message", None)
         if message is not None:
-            command = getattr(getattr(error, "ctx", None), "command", None)
-            _fail(explained(message(), _flags_of(command), getattr(command, "name", None)), EXIT_USAGE)
+            context = getattr(error, "ctx", None)
+            command = getattr(context, "command", None)
+            others = _flags_of_others(context)
+            _fail(explained(message(), _flags_of(command), getattr(command, "name", None), others), EXIT_USAGE)
         if isinstance(error, MemoryError) or any(told in str(error) for told in _OUT_OF_MEMORY):
             _fail(f"out of memory: {_LESS_MEMORY}", EXIT_ABORTED)
         place = traceback.extract_tb(error.__traceback__)[-1]
@@ -225,6 +227,12 @@ def _flags_of(command: Any) -> list[str]:
     """All flags of a command; none without one."""
     parameters = () if command is None else command.params
     return [name for each in parameters for name in (*each.opts, *each.secondary_opts)]
+
+
+def _flags_of_others(context: Any) -> dict[str, str]:
+    """The flags of the other commands, with the name of the first one that has each."""
+    commands = getattr(getattr(getattr(context, "parent", None), "command", None), "commands", {})
+    return {flag: name for name, each in reversed(commands.items()) for flag in _flags_of(each)}
 
 
 def _fail(message: str, code: int) -> NoReturn:

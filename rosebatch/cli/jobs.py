@@ -99,6 +99,10 @@ def _defaults(flags: dict[str, Any]) -> dict[str, Any]:
     Raises:
         FlagError: the file of a schema is unreadable, or there are two forms.
     """
+    for name in ("regex", "json_schema"):
+        if flags.get(name) == "":
+            # A variable of the shell that is not set.
+            raise FlagError(f"--{name.replace('_', '-')} is empty")
     given = {name: value for name, value in flags.items() if value not in (None, ())}
     if "regex" in given and "json_schema" in given:
         raise FlagError("--regex and --json-schema exclude each other: an answer has one form")

@@ -1,7 +1,7 @@
 """What users of other tools type, and what that is here."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from rosebatch.config.quantization import QUANTIZATIONS
@@ -12,7 +12,7 @@ from rosebatch.config.switches import flag
 _FLAGS = {
     "use --model": "-m --model-path --model-name --model-id --hf-model --hf-repo",
     "the input has no flag, use rosebatch generate INPUT": (
-        "-i -f --input --input-file --input-path --file --prompts --dataset"
+        "-i -f --input --input-file --input-path --file --prompts --prompt-file --dataset"
     ),
     "give a file of prompts, or - and one JSON object a line on stdin": "-p --prompt",
     "use --output (-o)": "--out --output-file --output-path --output-dir --save-path --results",
@@ -44,7 +44,16 @@ _FLAGS = {
     "leave it out, it is so by default": (
         "--enable-prefix-caching --enable-chunked-prefill --enable-auto-tool-choice --enable-reasoning"
     ),
-    "leave it out, there is one choice": "--guided-decoding-backend --grammar-backend --attention-backend",
+    "leave it out, there is one choice": (
+        "--guided-decoding-backend --grammar-backend --attention-backend --distributed-executor-backend"
+        " --compilation-config --max-seq-len-to-capture"
+    ),
+    "leave it out, all layers are on one device": "-ngl --gpu-layers --n-gpu-layers",
+    "leave it out, only text is served": "--limit-mm-per-prompt --mm-processor-kwargs --image --images",
+    "use rosebatch embed": "--task --runner --is-embedding",
+    "put chat_template_kwargs into the rows": "--default-chat-template-kwargs",
+    "give its fields by flags, such as --top-p": "--override-generation-config",
+    "use --system-prompt": "--system --system-message",
     "use --max-tokens": "--max-new-tokens --max-length --n-predict --num-predict --max-output-tokens",
     "use --temperature": "-t --temp",
     "use --seed": "-s --random-seed",
@@ -90,12 +99,14 @@ COMMANDS = {name: hint for hint, names in _COMMANDS.items() for name in names.sp
 
 _NO_OPTION = re.compile(r"No such option: (\S+)")
 _NO_COMMAND = re.compile(r"No such command '([^']*)'")
-_FIELD = re.compile(r"([a-z][a-z_]*)(?= must )")
+_FIELD = re.compile(r"([a-z][a-z_]*)(?= must | and a )")
 _VALUE = re.compile(r"Invalid value for '(--[\w-]+)[^:]*': (?:Value error, )?(.*)")
 _CHOICE = re.compile(r"Invalid value for '(--dtype|--kv-cache-dtype)[^:]*: (?:Value error, )?'([^']*)' is not one of")
 # Other tools' values of a flag. A 16-bit KV cache has the dtype of the run here.
 _OTHER_VALUES = {
-    "--dtype": DTYPES | dict.fromkeys(["fp8", "float8_e4m3fn"], "--quantization fp8"),
+    "--dtype": DTYPES
+    | {"f16": "float16", "f32": "float32"}
+    | dict.fromkeys(["fp8", "float8_e4m3fn"], "--quantization fp8"),
     "--kv-cache-dtype": KV_CACHE_DTYPES
     | dict.fromkeys(["float16", "bfloat16", "half", "fp16", "bf16", "f16"], "none")
     | {"fp8_e5m2": "fp8"},
@@ -117,18 +128,23 @@ _NO_INPUT = {
 _SEVERAL = re.compile(r"Got unexpected extra argument\(?s?\)? \((.*)\)")
 
 
-def explained(message: str, flags: Collection[str], command: str | None = None) -> str:
+def explained(
+    message: str, flags: Collection[str], command: str | None = None, others: Mapping[str, str] | None = None
+) -> str:
     """The message of a command line that cannot be read, with what the user probably meant.
 
     Args:
         message: of the parser.
         flags: names of all flags.
         command: whose flags they are.
+        others: flags of other commands, with the name of one.
     """
     if match := _NO_OPTION.match(message):
         name = match[1]
         own = name.replace("_", "-").lower()
         hint = f"use {own}" if own in flags else FLAGS.get(name) or FLAGS.get(own)
+        if hint is None and name in (others or {}):
+            return f"{name} is a flag of rosebatch {(others or {})[name]}, and has no meaning here"
         if hint is None and command in _OF_ROWS and _is_field(field := own.strip("-").replace("-", "_")):
             hint = f"{field} is a field of rows"
         every = "--help-all" if "--help-all" in flags else "--help"

@@ -80,7 +80,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except RecursionError:
         raise refusal(path, "nested too deeply") from None
     except ValueError as error:
-        raise refusal(path, error) from None
+        raise refusal(path, f"no JSON: {error}") from None
     if not isinstance(values, dict):
         raise refusal(path, "not a JSON object")
     return values

@@ -11,7 +11,7 @@ from rosebatch.core.errors import FlagError, RowError
 from rosebatch.io import prompt_template
 from rosebatch.io.parsed_size import SHORT_LINE, VALUE_BYTES, takes_more
 from rosebatch.io.result_names import is_of_a_result
-from rosebatch.io.rows import PROMPT_FIELDS, REQUEST_FIELDS
+from rosebatch.io.rows import PROMPT_FIELDS, REQUEST_FIELDS, SHAREGPT
 
 # pandas makes floats of integers in columns with missing values.
 INTEGERS = frozenset(
@@ -114,7 +114,8 @@ class Columns:
                 raise FlagError(f"--keep-prompt: {path} has a column prompt, which results keep: leave it out")
         elif self.prompt is None and not set(prompts).intersection(names):
             message = f"{path}: has none of the columns {', '.join(prompts)}, but {', '.join(names)}"
-            raise FlagError(f"{message}: --prompt-column NAME says which has the prompts{separator}")
+            way = SHAREGPT if "conversations" in names else "--prompt-column NAME says which has the prompts"
+            raise FlagError(f"{message}: {way}{separator}")
 
     def may_have_prompt(self, names: Container[str], prompts: Sequence[str] = PROMPT_FIELDS) -> bool:
         """Whether a row with these fields may have a prompt; ``prompts`` as of ``require_in``."""

@@ -21,6 +21,8 @@ def hint(line: bytes) -> str:
         return '; a row is one JSON object on a line, such as {"prompt": "…"}'
     if line == b"{":
         return "; a row is one JSON object on one line: jq -c . makes it one"
+    if line.endswith(b"},"):
+        return "; there are no commas between lines"
     if match := _HALF.search(line[:_LONGEST]):
         return f"; {match[0].decode()} is half a character"
     # What texts hold is no reason.

@@ -101,6 +101,7 @@ class _Fields(RequestFields):
 _RESULT_FIELDS = frozenset(RESULT_FIELDS)
 PROMPT_FIELDS = ("prompt", "messages", "prompt_token_ids")
 REQUEST_FIELDS = OPTION_FIELDS | SAMPLING_FIELDS | TOOL_FIELDS | {*PROMPT_FIELDS, *OTHER_NAMES, "best_of"}
+SHAREGPT = "conversations is ShareGPT's form: write messages with role and content"
 _NOT_CARRIED = REQUEST_FIELDS | _RESULT_FIELDS
 
 
@@ -192,6 +193,6 @@ def require_prompt(line: Any, values: Mapping[str, Any]) -> None:
         # Tables have null for what rows of JSONL leave out.
         way = "--prompt-column or --prompt-template says which fields have it"
         if values.get("conversations") is not None:
-            way = "conversations is ShareGPT's form: write messages with role and content"
+            way = SHAREGPT
         what = f"none; {way}"
     raise RowError("missing_prompt", f"expected one of {', '.join(PROMPT_FIELDS)}; got {what}")

@@ -273,6 +273,8 @@ def _without_model(job: JobConfig, reader: PromptReader, results: Output) -> Job
 def _require_flags_apply(job: JobConfig, reader: PromptReader, destination: Destination) -> None:
     """Check that no flag was given that means nothing for these files."""
     job.task.require_applies(is_batch=reader.is_batch, to_table=destination.to_table)
+    if job.echo_model and not reader.is_batch:
+        raise FlagError("--echo-model has no meaning without an OpenAI batch: no other row names a model")
     if reader.is_batch and (job.result_column is not None or reader.columns != Columns()):
         flags = "--prompt-column, --id-column, --columns, --prompt-template, --system-prompt or --keep-prompt"
         flag = flags if job.result_column is None else "--result-column"

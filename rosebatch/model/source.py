@@ -265,7 +265,7 @@ def _find(settings: RunConfig, device: torch.device, quiet: bool, weights: bool)
         folder = find_snapshot(_at(hub_model, revision), weights=weights, quiet=quiet)
         return _in_folder(folder, hub_model.name, settings, device)
     if not path.exists():
-        raise UserError(f"{path}: no such model; {_KINDS}")
+        raise UserError(f"{model}: no such model; {_KINDS}")
     if revision is not None:
         raise FlagError(f"--revision {revision} needs a Hugging Face id (ORG/NAME) as --model, {path} is a path")
     if path.is_dir():

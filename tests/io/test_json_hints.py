@@ -26,6 +26,7 @@ PYTHON = "; that is Python: json.dumps writes JSON"
         (b'{"prompt": "a\\uD83C"}', r"; \uD83C is half a character"),
         (b'{"prompt": "a\\ud83c\\udf39",}', ""),
         (b'{"prompt": "a",}', ""),
+        (b'{"prompt": "a"},', "; there are no commas between lines"),
         (b'{"prompt": "NaN, None and \'x\'"', ""),
     ],
 )
