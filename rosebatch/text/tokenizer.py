@@ -135,6 +135,7 @@ class Tokenizer(Vocabulary):
             require_file(file)
             with refused(file, "unreadable tokenizer"), panics.unreported():
                 backend = tokenizers.Tokenizer.from_file(str(file))
+                files.add_padding(backend.padding)
                 # A file may ask for terabytes of padding.
                 backend.no_padding()
                 # Some mistakes show only here; later, each row would fail.

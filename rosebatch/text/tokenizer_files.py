@@ -65,6 +65,11 @@ class TokenizerFiles:
             found = _templates(self._folder / "chat_template.json", self._read("chat_template.json"))
         return {"default": next(iter(found.values())), **found} if len(found) == 1 else found
 
+    def add_padding(self, padding: Mapping[str, Any] | None) -> None:
+        """Take the token of tokenizer.json's padding for ``pad_token``, as transformers does where none is named."""
+        if padding is not None and "pad_token" not in self._values:
+            self._values["pad_token"] = self.special_tokens["pad_token"] = padding["pad_token"]
+
     def change(self, backend: tokenizers.Tokenizer) -> bool:
         """Whether they change the tokenizer of tokenizer.json: its added tokens, its spaces or its letters."""
         with refused(self._config_file, "unreadable tokenizer"):

@@ -35,6 +35,13 @@ def beginning():
     return backend
 
 
+def padded():
+    """The same as the first, with padding by a token that is none yet."""
+    backend = byte_level()
+    backend.enable_padding(pad_id=260, pad_token="<|new|>")
+    return backend
+
+
 def metaspace():
     """Like Llama 2's: a mark for the space before each text, and bytes for what has no token."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", *"abehtTHE", "\u2581a"]
@@ -108,6 +115,10 @@ FOLDERS = {
     "extra-named": (byte_level, {**NAMED, "extra_special_tokens": {"image_token": "<|new|>"}}, {}),
     "token-of-its-own-name": (byte_level, {**NAMED, "image_token": "<|new|>"}, {}),
     "pad": (byte_level, {**NAMED, "pad_token": "<|new|>"}, {}),
+    "padding": (padded, {**NAMED, "chat_template": TEMPLATE + "{{ pad_token }}"}, {}),
+    "padding-without-config": (padded, None, {}),
+    "padding-beside-a-name": (padded, {**NAMED, "pad_token": "</s>"}, {}),
+    "padding-beside-no-name": (padded, {**NAMED, "pad_token": None}, {}),
     "eos-not-special": (byte_level, {**NAMED, "eos_token": "<|end|>"}, {}),
     "eos-a-plain-word": (byte_level, {**NAMED, "eos_token": "b"}, {}),
     "map": (byte_level, {"chat_template": TEMPLATE}, {"special_tokens_map.json": {"bos_token": "<s>"}}),
