@@ -16,6 +16,7 @@ _NO_TEXT = frozenset(
 _TEXTS = ("text", "refusal")
 # What else such a part may have: it says how a server keeps the text, or where an answer has it from.
 _OF_A_PART = {"type", "id", "cache_control", "prompt_cache_breakpoint", "annotations", "logprobs"}
+_NO_CALLS: tuple[Sequence[Any], ...] = ([], ())
 # Who says nothing without content; others call tools, think, or return nothing.
 _SPEAKERS = ("user", "system", "developer")
 
@@ -45,14 +46,14 @@ def plain_message(message: dict[str, Any]) -> dict[str, Any]:
     if type(content) is str and len(message) == 2 and "role" in message:
         return message
     require_text(message)
-    if None in message.values() or content is None or message.get("tool_calls") == []:
+    if None in message.values() or content is None or message.get("tool_calls") in _NO_CALLS:
         if content is None and message.get("role") in _SPEAKERS:
             raise _no_content(message)
         message = {name: value for name, value in message.items() if value is not None}
         if content is None:
             # Also where a table, which leaves out nulls, has lost its place: a template may print whole messages.
             message = {"role": message["role"], "content": None, **message}
-        if message.get("tool_calls") == []:
+        if message.get("tool_calls") in _NO_CALLS:
             del message["tool_calls"]
     if not isinstance(content, list):
         return message

