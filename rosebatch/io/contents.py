@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from io import BufferedReader, BytesIO
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 
 import msgspec
 
@@ -178,7 +178,8 @@ class Contents:
         """The first items of an array; none of other JSON, and of a file that is damaged there."""
         if stripped(self._files.head(path)).startswith(b"["):
             with suppress(OSError, EOFError, UserError), self.texts(path, "json") as items:
-                return [item for item in islice(items, _MAX_PEEKED) if isinstance(item, bytes)]
+                # None behind one that would be read past.
+                return list(takewhile(lambda item: isinstance(item, bytes), islice(items, _MAX_PEEKED)))  # type: ignore[arg-type]
         return []
 
     def _first_lines(self, path: str) -> list[bytes]:

@@ -1,12 +1,13 @@
 """The rows of a file of JSON, undecoded: its lines, or the items of an array. One row at a time is in memory."""
 
 import io
-import re
 import shlex
 from collections.abc import Iterator
+from functools import partial
 from typing import IO
 
 import msgspec
+import numpy as np
 
 from rosebatch.core.errors import UserError
 from rosebatch.io.lines import bounded, bounded_lines, too_long
@@ -15,11 +16,13 @@ from rosebatch.io.table_values import BadValues
 BOM = b"\xef\xbb\xbf"
 _BLANK = b" \t\r\n" + BOM
 _READ_BYTES = 1 << 18
-# A string as far as it is there, with its end; or what divides and nests.
-_MARK = re.compile(rb'"(?:[^"\\]++|\\.)*+("?)|[\[\]{},]', re.DOTALL)
-_QUOTE, _END = b'"]'
-_OPENING, _CLOSING, _DIVIDING = b"[{", b"]}", b",]"
-_BEGINNING = b'"[{'
+# At once: arrays of these stay in the processor's cache.
+_LOOKED_AT = 1 << 13
+_QUOTE, _COMMA, _END = b'",]'
+_CLOSING = b"]}"
+# What each byte adds to the depth.
+_STEPS = np.zeros(256, np.int8)
+_STEPS[list(b"[{")], _STEPS[list(_CLOSING)] = 1, -1
 
 
 def stripped(line: bytes) -> bytes:
@@ -69,47 +72,87 @@ def _items(file: IO[bytes], path: str, limit: int, before: int) -> Iterator[byte
     Raises:
         UserError: there is more than one value between two commas, or none; or the file goes on behind the array.
     """
-    buffer, begin, place, depth, is_long = b"", 0, 0, 0, False
-    number, has_ended = 1, False
-    while True:
-        for mark in _MARK.finditer(buffer, place):
-            place = mark.start()
-            kind = buffer[place]
-            if has_ended and kind in _BEGINNING:
-                raise UserError(f"{path}: a comma is missing before byte {before + place + 1}, behind row {number}")
-            if kind == _QUOTE and not mark[1]:
-                if mark.end() - begin > limit:
-                    # The string goes on: with the half of an escape, if there is one.
-                    before += mark.end() - 1
-                    is_long, buffer, begin, place = True, b'"' + buffer[mark.end() :], 0, 0
-                break
-            place = mark.end()
-            if kind in _OPENING:
-                depth += 1
-            elif kind in _DIVIDING and not depth:
-                text = buffer[begin : mark.start()].strip()
-                if not text and not is_long and kind != _END:
-                    raise UserError(f"{path}: row {number} is missing before the comma at byte {before + place}")
-                yield BadValues({}, too_long(limit)) if is_long or len(text) > limit else bounded(text, limit)
-                begin, is_long, has_ended, number = place, False, False, number + 1
+    marks = _Marks()
+    number, pieces, size, is_long, has_ended = 1, list[bytes](), 0, False, False
+    for block in iter(partial(file.read, _READ_BYTES), b""):
+        begin = 0
+        for place, depth in marks.of(block):
+            kind = block[place]
+            if kind == _COMMA or (kind == _END and depth < 0):
+                text = b"".join([*pieces, block[begin:place]]).strip()
+                if not text and not is_long and kind == _COMMA:
+                    raise UserError(f"{path}: row {number} is missing before the comma at byte {before + place + 1}")
+                if not is_long:
+                    yield BadValues({}, too_long(limit)) if len(text) > limit else bounded(text, limit)
                 if kind == _END:
-                    _require_end(file, buffer[place:], path, before + place)
+                    _require_end(file, block[place + 1 :], path, before + place + 1)
                     return
-            elif kind in _CLOSING and depth:
-                depth -= 1
-                has_ended = not depth
-        else:
-            # No mark is in the rest.
-            place = len(buffer)
-        if place - begin > limit:
-            is_long, begin = is_long or bool(buffer[begin:place].strip()), place
-        # A long string is looked at again from its start, but with twice as much.
-        more = file.read(max(_READ_BYTES, len(buffer) - begin))
-        if not more:
-            raise UserError(f"{path}: ends inside of its array")
-        before += begin
-        buffer = buffer[begin:] + more
-        begin, place = 0, place - begin
+                begin, number, size, is_long, has_ended = place + 1, number + 1, 0, False, False
+                pieces.clear()
+            elif depth < 0:
+                raise UserError(f"{path}: }} at byte {before + place + 1} closes nothing, in row {number}")
+            elif kind in _CLOSING:
+                has_ended = True
+            elif has_ended:
+                raise UserError(f"{path}: a comma is missing before byte {before + place + 1}, behind row {number}")
+            else:
+                has_ended = kind == _QUOTE
+        rest = block[begin:] if pieces else block[begin:].lstrip()
+        size += len(rest)
+        if is_long or size > limit:
+            if not is_long:
+                # Rows before it need not wait until it is read past.
+                yield BadValues({}, too_long(limit))
+            is_long = True
+            pieces.clear()
+        elif rest:
+            pieces.append(rest)
+        before += len(block)
+    raise UserError(f"{path}: ends inside of its array")
+
+
+class _Marks:
+    """Finds what divides the items of an array, a block of the file at a time: arrays of its bytes, for there may be
+    very many marks.
+    """
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._in_text = self._is_escaped = False
+
+    def of(self, block: bytes) -> Iterator[tuple[int, int]]:
+        """The marks of a block: see ``_of``."""
+        for start in range(0, len(block), _LOOKED_AT):
+            for place, depth in self._of(block[start : start + _LOOKED_AT]):
+                yield start + place, depth
+
+    def _of(self, block: bytes) -> Iterator[tuple[int, int]]:
+        """Places of commas between items, and of the first and last mark of texts, lists and objects that are items.
+
+        With each comes the depth behind it: 0 for an item that has ended, -1 for the end of the array.
+        """
+        # Escapes, of the same length; that before the block may be the first half of one.
+        plain = (b"\\" * self._is_escaped + block).replace(rb"\\", b"  ").replace(rb"\"", b"  ")[self._is_escaped :]
+        self._is_escaped = plain.endswith(b"\\")
+        if self._in_text and b'"' not in plain:
+            return iter(())
+        found = np.frombuffer(plain, np.uint8)
+        quotes = found == _QUOTE
+        in_text = np.logical_xor.accumulate(quotes)
+        if self._in_text:
+            np.logical_not(in_text, out=in_text)
+        self._in_text = bool(in_text[-1])
+        steps = _STEPS[found]
+        steps *= ~in_text
+        depths = np.cumsum(steps, dtype=np.int32)
+        depths += self._depth
+        self._depth = int(depths[-1])
+        if depths.min() > 1:
+            return iter(())
+        is_mark = (depths <= 0) & ((steps < 0) | ((found == _COMMA) & ~in_text) | (quotes & in_text))
+        is_mark |= (depths == 1) & (steps > 0)
+        places = np.flatnonzero(is_mark)
+        return zip(places.tolist(), depths[places].tolist(), strict=True)
 
 
 def _require_end(file: IO[bytes], rest: bytes, path: str, before: int) -> None:

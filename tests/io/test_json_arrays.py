@@ -116,6 +116,39 @@ def test_memory_holds_no_item_that_is_too_long(monkeypatch):
             tracemalloc.stop()
 
 
+def test_only_marks_between_items_are_steps_of_python():
+    """Each comma and bracket inside of them was one: an item of 300 MB took a minute."""
+    marks = json_texts._Marks()
+    inner = b'{"a": [' + b'[1, "]"], ' * 1000 + b"1]}"
+    assert [place for place, _ in marks.of(inner + b", " + inner)] == [
+        *(0, len(inner) - 1, len(inner)),
+        *(len(inner) + 2, 2 * len(inner) + 1),
+    ]
+
+
+def test_rows_do_not_wait_for_an_item_that_is_read_past(tmp_path, monkeypatch):
+    """It was read past four times: by each that looks at the first items, and again for its row."""
+    monkeypatch.setattr(json_texts, "_READ_BYTES", 10)
+    read = []
+
+    class Long(Repeated):
+        def read(self, size):
+            read.append(size)
+            return super().read(size)
+
+    found = lines_or_items(Long(b'"', b"x" * 10, 1000, b'"]'), "in.json", 50)
+    assert next(found).error.code == "row_too_long"
+    assert len(read) < 10
+    assert list(found) == []
+    text = json.dumps([{"prompt": "a"}, {"prompt": "x" * 1000}, {"prompt": "b"}])
+    (tmp_path / "in.json").write_text(text)
+    reader = PromptReader(str(tmp_path / "in.json"), {}, max_row_bytes=50)
+    assert [isinstance(row, FailedRow) for row in reader] == [False, True, False]
+    with reader._contents.texts(str(tmp_path / "in.json"), "json") as texts:
+        assert len(list(texts)) == 3
+    assert len(reader._contents._first_items(str(tmp_path / "in.json"))) == 1
+
+
 def test_blanks_are_no_part_of_an_item(monkeypatch):
     """Blanks that fill more than one read do not make the item beside them too long."""
     monkeypatch.setattr(json_texts, "_READ_BYTES", 4)
