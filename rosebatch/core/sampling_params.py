@@ -13,6 +13,11 @@ from rosebatch.core.structured_outputs import GrammarSpec, StructuredOutputsPara
 
 MAX_LOGPROBS = 20
 MAX_SAMPLES = 1024
+# Stop strings, or bad words, and their characters together: each costs time at every token.
+MAX_TEXTS = 4096
+MAX_TEXT_LENGTH = 1 << 16
+# Items, and characters, of a value that an error shows.
+_TOLD = 200
 # As good as no limit: sequences end at the model's length. A prompt's length added to it fits 32 bits.
 MAX_TOKENS = 2**30
 # What a device holds as 32-bit numbers. A larger top-k keeps all tokens; a higher temperature makes all equally likely.
@@ -121,7 +126,8 @@ class SamplingParams:
         self._normalize()
         for name, rule in self._broken_rules():
             value = getattr(self, name)
-            raise ValueError(f"{name} must be {rule}, got {list(value) if isinstance(value, tuple) else value!r}")
+            told = repr(list(value[:_TOLD]) if isinstance(value, tuple) else value)[:_TOLD]
+            raise ValueError(f"{name} must be {rule}, got {told}")
         if self.grammar is not None and self.min_tokens:
             raise ValueError("min_tokens and a grammar exclude each other: the grammar says where it may end")
 
@@ -187,10 +193,13 @@ class SamplingParams:
             yield "seed", "in [0, 2^64)"
         if not all(is_text(each) and each for each in self.stop):
             yield "stop", "made of non-empty strings"
-        if any(type(token_id) is not int or token_id < 0 for token_id in self.stop_token_ids):
-            yield "stop_token_ids", "made of integers >= 0"
         if not all(is_text(each) and each.strip() for each in self.bad_words):
             yield "bad_words", "made of texts with more than white space"
+        for name in ("stop", "bad_words"):
+            if len(texts := getattr(self, name)) > MAX_TEXTS or sum(map(len, texts)) > MAX_TEXT_LENGTH:
+                yield name, f"at most {MAX_TEXTS} texts, with {MAX_TEXT_LENGTH} characters together"
+        if any(type(token_id) is not int or token_id < 0 for token_id in self.stop_token_ids):
+            yield "stop_token_ids", "made of integers >= 0"
         if self.allowed_token_ids is not None and (
             not self.allowed_token_ids or any(type(each) is not int or each < 0 for each in self.allowed_token_ids)
         ):

@@ -14,7 +14,7 @@ from rosebatch.engine.metrics.stats import EngineStats
 from rosebatch.engine.plan import PackedStep, StepPlan, StepResult
 from rosebatch.engine.sampling.masks import fill_masks
 from rosebatch.engine.scheduling.scheduler import Scheduler
-from rosebatch.engine.scheduling.sequence import SequenceState
+from rosebatch.engine.scheduling.sequence import SequenceState, stop_ids_of
 from rosebatch.engine.scheduling.servable import require_servable
 from rosebatch.engine.scheduling.step_planner import SeparateDecodes
 from rosebatch.engine.step_runner import StepRunner
@@ -165,14 +165,14 @@ class Engine:
         if request.pooling is not None:
             request = replace(request, pooling=self.pooling.of(request.pooling))
         now = time.perf_counter() if arrival_time is None else arrival_time
-        sequences = []
+        sequences, stop_ids = [], stop_ids_of(request.sampling, self.eos_token_ids, self.vocab_size)
         for sample in range(request.sampling.n):
             sequence = SequenceState.start(
                 request,
                 id=self._num_started,
                 sample=sample,
                 max_model_len=self.max_model_len,
-                eos_token_ids=self.eos_token_ids,
+                stop_ids=stop_ids,
                 stop_matcher=None if stop_matcher is None else stop_matcher(),
                 constraint=None if constraint is None else constraint(),
                 arrival_time=now,

@@ -61,6 +61,8 @@ _ELSEWHERE = frozenset(
 )
 # A carried field may well be called "prompts" or "temperature_c".
 _SIMILAR = 0.94
+# A longer name is like none of those that are known. To compare one takes 50 times its bytes.
+_LONGEST = 100
 # Names of a row that are compared with all that are known: each takes some 0.1 ms.
 _MAX_COMPARED = 256
 
@@ -132,15 +134,19 @@ def unclear_names(names: Collection[str], known: frozenset[str] = _KNOWN) -> tup
     return (*found, *(name for name in left if _is_a_setting(name, known)))
 
 
-@lru_cache(4096)
 def _looks_like_a_setting(name: str, known: frozenset[str]) -> bool:
+    return len(name) <= _LONGEST and _is_like_a_setting(name, known)
+
+
+@lru_cache(4096)
+def _is_like_a_setting(name: str, known: frozenset[str]) -> bool:
     if name in known:
         return False
     return _is_a_setting(name, known) or bool(get_close_matches(name, _KNOWN | known, 1, _SIMILAR))
 
 
 def _is_a_setting(name: str, known: frozenset[str]) -> bool:
-    return name not in known and (name in _ELSEWHERE or _plain(name) in _PLAIN)
+    return len(name) <= _LONGEST and name not in known and (name in _ELSEWHERE or _plain(name) in _PLAIN)
 
 
 def _plain(name: str) -> str:

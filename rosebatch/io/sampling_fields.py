@@ -83,7 +83,8 @@ _MAY_BE_LONG = frozenset({"stop", "stop_token_ids", "bad_words", "allowed_token_
 def _is_long(given: Mapping[str, Any]) -> bool:
     """Whether the fields are too long to be remembered: a thousand of them would fill the memory."""
     ids = [*(given.get("stop_token_ids") or ()), *(given.get("allowed_token_ids") or ())]
-    words = [*(given.get("stop") or ()), *(given.get("bad_words") or ())]
+    stop = given.get("stop") or ()
+    words = [*((stop,) if isinstance(stop, str) else stop), *(given.get("bad_words") or ())]
     return len(ids) > _LONGEST_CACHED or sum(map(len, words)) > _LONGEST_CACHED
 
 

@@ -1,6 +1,7 @@
 """Keeps completions from tokens and words that a row rules out."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -22,6 +23,8 @@ class Bans:
         stops: mask of the tokens that do not come before ``min_tokens``.
         min_tokens: so many.
         words: sequences of tokens whose last one is ruled out after the others.
+        after: these last ones by the others.
+        lengths: of the others.
     """
 
     allowed: NDArray[np.int32]
@@ -29,11 +32,13 @@ class Bans:
     stops: NDArray[np.int32]
     min_tokens: int
     words: tuple[tuple[int, ...], ...]
+    after: Mapping[tuple[int, ...], Sequence[int]]
+    lengths: tuple[int, ...]
 
     @property
     def longest(self) -> int:
         """Tokens that have to be remembered."""
-        return max(map(len, self.words), default=1) - 1
+        return max(self.lengths, default=0)
 
 
 @lru_cache(64)
@@ -71,7 +76,12 @@ def find_bans(
         mask[[i for i in ids if 0 <= i < vocab_size]] = True
     # A tokenizer may have more tokens than the model has logits: such a word cannot come.
     known = tuple(word for word in words if word and max(word) < vocab_size)
-    return Bans(_packed(allowed), _packed(ends), _packed(stops), min_tokens, known)
+    after = defaultdict[tuple[int, ...], list[int]](list)
+    for tokens in known:
+        after[tokens[:-1]].append(tokens[-1])
+    # A word of one token never comes.
+    allowed[after.pop((), [])] = False
+    return Bans(_packed(allowed), _packed(ends), _packed(stops), min_tokens, known, after, tuple(set(map(len, after))))
 
 
 class BanConstraint:
@@ -123,10 +133,8 @@ class BanConstraint:
 
     def _banned(self) -> Iterable[int]:
         """The tokens that would complete a word."""
-        for word in self._bans.words:
-            before = word[:-1]
-            if not before or self._last[-len(before) :] == before:
-                yield word[-1]
+        for length in self._bans.lengths:
+            yield from self._bans.after.get(self._last[-length:], ())
 
 
 def _packed(allowed: Collection[bool]) -> NDArray[np.int32]:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import tracemalloc
 
 import msgspec
 import numpy as np
@@ -161,3 +162,26 @@ def test_long_values_are_not_remembered():
     ):
         assert sampling_params(given) == sampling_params(given)
         assert sampling_params(given) is not sampling_params(given)
+
+
+def test_a_long_stop_string_is_one_text():
+    """A list was made of its characters: 240 MB for a string of 30 MB."""
+    tracemalloc.start()
+    try:
+        assert sampling_params({"stop": "s" * 60_000}).stop == ("s" * 60_000,)
+        assert tracemalloc.get_traced_memory()[1] < 200_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("name", ["stop", "bad_words"])
+@pytest.mark.parametrize(("texts", "fits"), [(4096, True), (4097, False), ("x" * 65_536, True), ("x" * 65_537, False)])
+def test_texts_that_are_looked_for_at_every_token(name, texts, fits):
+    """A million bad words took 13 s of the processor before the first token."""
+    given = {name: [texts] if isinstance(texts, str) else [str(number) for number in range(texts)]}
+    if fits:
+        assert len(getattr(SamplingParams(**given), name)) == len(given[name])
+    else:
+        with pytest.raises(ValueError, match=f"{name} must be at most 4096 texts, with 65536 characters together") as e:
+            SamplingParams(**given)
+        assert len(str(e.value)) < 400

@@ -9,7 +9,7 @@ from rosebatch.engine.cache.windows import blocks_of_window
 from rosebatch.engine.plan import GONE, Chunk, DecodeRow, DecodeWindow, SequenceSpec, StepPlan, StepResult
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler
-from rosebatch.engine.scheduling.sequence import SequenceState
+from rosebatch.engine.scheduling.sequence import SequenceState, stop_ids_of
 
 VOCAB = 20
 
@@ -53,7 +53,8 @@ def make_sequence(
 ) -> SequenceState:
     """A sequence whose request has the same id."""
     request = Request(id, tuple(prompt), SamplingParams(max_tokens=max_tokens, **sampling))
-    return SequenceState.start(request, id=id, sample=sample, max_model_len=max_model_len, eos_token_ids=eos)
+    stop_ids = stop_ids_of(request.sampling, eos, 1 << 31)
+    return SequenceState.start(request, id=id, sample=sample, max_model_len=max_model_len, stop_ids=stop_ids)
 
 
 def verify(held: list[int], drafts: Iterable[int], sample: Callable[[list[int]], int]) -> list[int]:

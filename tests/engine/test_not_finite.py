@@ -130,6 +130,6 @@ def test_what_no_token_saw_of_a_long_prompt_spreads_to_nobody(make, monkeypatch)
 def test_a_stop_string_before_counts():
     """Tokens of the window up to the stop are good: the sequence has ended there."""
     stopping = SamplingParams(max_tokens=9, stop_token_ids=(7,))
-    sequence = SequenceState.start(Request(0, (1, 2), stopping), id=0, max_model_len=40)
+    sequence = SequenceState.start(Request(0, (1, 2), stopping), id=0, max_model_len=40, stop_ids=frozenset({7}))
     assert sequence.apply_token_ids([3, 7, 4, NOT_FINITE]) == 2
     assert (sequence.finish_reason, sequence.not_finite) == ("stop", False)

@@ -8,16 +8,17 @@ import pytest
 from rosebatch.core.request import Completion, Logprobs, Request
 from rosebatch.core.sampling_params import MAX_SAMPLES, SamplingParams
 from rosebatch.engine.plan import SequenceSpec
-from rosebatch.engine.scheduling.sequence import SequenceState, Status
+from rosebatch.engine.scheduling.sequence import SequenceState, Status, stop_ids_of
 
 
 def start(prompt=(1, 2, 3), max_model_len=100, eos=frozenset(), matcher=None, constraint=None, sample=0, **sampling):
+    given = SamplingParams(**sampling)
     return SequenceState.start(
-        Request(7, tuple(prompt), SamplingParams(**sampling)),
+        Request(7, tuple(prompt), given),
         id=70 + sample,
         sample=sample,
         max_model_len=max_model_len,
-        eos_token_ids=eos,
+        stop_ids=stop_ids_of(given, eos, 100),
         stop_matcher=matcher,
         constraint=constraint,
     )
@@ -30,6 +31,18 @@ def feed(sequence, tokens):
         if sequence.finish_reason:
             return count
     return None
+
+
+def test_tokens_that_end_it():
+    """A set was made of each of three million ids, for each of ``n`` completions, of a vocabulary of 300."""
+    given = SamplingParams(stop_token_ids=(8, 100, 2**40), n=2)
+    assert stop_ids_of(given, frozenset({9, 100}), 100) == {8, 9, 100}
+    assert stop_ids_of(replace(given, ignore_eos=True), frozenset({9}), 100) == {8}
+    shared = frozenset({8})
+    for sample in range(2):
+        own = SequenceState.start(Request(0, (1,), given), id=0, sample=sample, max_model_len=9, stop_ids=shared)
+        assert own.spec.stop_ids is shared
+        assert own.spec.sampling.stop_token_ids is given.stop_token_ids
 
 
 class MatchAt:

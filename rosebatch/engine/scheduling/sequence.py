@@ -85,13 +85,14 @@ class SequenceState:
         id: int,
         max_model_len: int,
         sample: int = 0,
-        eos_token_ids: frozenset[int] = frozenset(),
+        stop_ids: frozenset[int] = frozenset(),
         stop_matcher: StopMatcher | None = None,
         constraint: Constraint | None = None,
         arrival_time: float = 0.0,
     ) -> "SequenceState":
         """A completion of a request; prompt and completion together never exceed ``max_model_len`` tokens.
 
+        All completions of a request share ``stop_ids``, see ``stop_ids_of``: a row may give very many.
         A prompt that is pooled or scored gets a single token: its pooled hidden state, or its log-probabilities, come
         in the token's place.
 
@@ -102,13 +103,12 @@ class SequenceState:
         pooling = None if request.pooling is None else request.pooling.pooling
         assert request.pooling is None or pooling, "the engine has resolved it"
         answered = pooling or request.scoring is not None
-        eos = frozenset() if sampling.ignore_eos else eos_token_ids
         spec = SequenceSpec(
             id=id,
             prompt_token_ids=prompt,
             sampling=sampling,
             max_len=len(prompt) + 1 if answered else min(len(prompt) + sampling.max_tokens, max_model_len),
-            stop_ids=eos.union(sampling.stop_token_ids) if sampling.stop_token_ids else eos,
+            stop_ids=stop_ids,
             guided=constraint is not None,
             has_features=sampling.adjusts or sampling.logprobs is not None,
             pooling=pooling,
@@ -306,9 +306,16 @@ class SequenceState:
         return RowError("invalid_sampling" if self.not_finite else "grammar_failed", reason)
 
 
+def stop_ids_of(sampling: SamplingParams, eos_token_ids: frozenset[int], vocab_size: int) -> frozenset[int]:
+    """The tokens that end the completions of a request, of those that can be generated."""
+    own = frozenset(token_id for token_id in sampling.stop_token_ids if token_id < vocab_size)
+    return own if sampling.ignore_eos else eos_token_ids | own
+
+
 def _sampling_of(sampling: SamplingParams, sample: int) -> SamplingParams:
     """The parameters of one of ``n`` completions: each has its own seed, and only the first reports on the prompt."""
     if sample == 0:
         return sampling
     seed = ((sampling.seed or 0) + sample * _SEED_STEP) % 2**64
-    return replace(sampling, seed=seed, prompt_logprobs=None)
+    fork = sampling if sampling.prompt_logprobs is None else replace(sampling, prompt_logprobs=None)
+    return fork.seeded(seed)
