@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Executor, Future, wait
 from contextlib import suppress
-from queue import Empty, Full, Queue, SimpleQueue
-from threading import Event, Thread
+from queue import Empty, SimpleQueue
+from threading import Condition, Thread
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -64,30 +64,48 @@ def in_background(call: Callable[[], T]) -> Callable[[], T]:
     return future.result
 
 
-def on_thread(items: Iterable[T], limit: int, patience: float, name: str) -> Generator[T | None, None, None]:
+def on_thread(
+    items: Iterable[T], limit: int, patience: float, name: str, weight: Callable[[T], int] = lambda _: 1
+) -> Generator[T | None, None, None]:
     """Run an iterator on a thread, so many items ahead.
+
+    Args:
+        items: run on the thread.
+        limit: no item is begun while those that wait have together this weight.
+        patience: seconds.
+        name: of the thread.
+        weight: of an item.
 
     Yields:
         Its items in order; None whenever none has come for ``patience`` seconds. Its exceptions are raised here.
     """
-    ahead: Queue[tuple[T] | BaseException | None] = Queue(limit)
-    stopped = Event()
+    ahead: SimpleQueue[T | BaseException | None] = SimpleQueue()
+    changed, waiting, stopped = Condition(), 0, False
 
-    def put(found: tuple[T] | BaseException | None) -> bool:
-        while not stopped.is_set():
-            with suppress(Full):
-                ahead.put(found, timeout=_PATIENCE_SECONDS)
-                return True
-        return False
+    def goes_on() -> bool:
+        return stopped or waiting < limit
 
     def work() -> None:
+        nonlocal waiting
         try:
             for item in items:
-                if not put((item,)):
+                with changed:
+                    waiting += weight(item)
+                    ahead.put(item)
+                    # Else it would be here until the next one.
+                    del item
+                    changed.wait_for(goes_on)
+                if stopped:
                     return
-            put(None)
+            ahead.put(None)
         except BaseException as error:
-            put(error)
+            ahead.put(error)
+
+    def change(*, by: int = 0, stops: bool = False) -> None:
+        nonlocal waiting, stopped
+        with changed:
+            waiting, stopped = waiting - by, stops
+            changed.notify()
 
     Thread(target=work, name=name, daemon=True).start()
     try:
@@ -101,9 +119,10 @@ def on_thread(items: Iterable[T], limit: int, patience: float, name: str) -> Gen
                 raise found
             if found is None:
                 return
-            yield found[0]
+            change(by=weight(found))
+            yield found
     finally:
-        stopped.set()
+        change(stops=True)
 
 
 def _work(jobs: SimpleQueue[_Job]) -> None:

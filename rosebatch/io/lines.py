@@ -31,6 +31,8 @@ def bounded_lines(file: BufferedReader, path: str, limit: int) -> Iterator[bytes
         for line in iter(partial(file.readline, limit + LINE_END), b""):
             if len(line) <= limit:
                 yield line if len(line) <= SHORT_LINE else bounded(line, limit)
+                # Not while the next one is read.
+                del line
                 continue
             is_whole = len(line) < limit + LINE_END or line.endswith(b"\n")
             is_long = not is_whole or len(line.rstrip(b"\r\n")) > limit

@@ -8,10 +8,11 @@ from rosebatch.host.threads import on_thread
 
 T = TypeVar("T")
 
-# Items in a group, and groups that may wait. Threads hand over whole groups. One ends early if it has so many bytes.
+# Items in a group, and groups that may wait. Threads hand over whole groups. One ends early if it has so many bytes,
+# and counts as one more for each so many.
 _GROUP = 64
 GROUP_BYTES = 4 << 20
-_GROUPS_AHEAD = 2
+_GROUPS_AHEAD = 3
 # Longest wait for a group before it is checked whether to continue.
 _PATIENCE_SECONDS = 0.1
 
@@ -23,6 +24,8 @@ def grouped(items: Iterator[T], size: Callable[[T], int], limit: int = _GROUP) -
     for item in items:
         group.append(item)
         total += size(item)
+        # The group alone has it: whoever takes it from there lets it go.
+        del item
         if len(group) == limit or total >= GROUP_BYTES:
             yield group
             group, total = [], 0
@@ -40,9 +43,17 @@ def read_ahead(items: Iterator[T], check: Callable[[], None], size: Callable[[T]
         check: called again and again while no item has come; its exceptions are raised here.
         size: of an item in bytes.
     """
-    with closing(on_thread(grouped(items, size), _GROUPS_AHEAD, _PATIENCE_SECONDS, "rosebatch-read")) as groups:
+
+    def weight(group: list[T]) -> int:
+        return 1 + sum(map(size, group)) // GROUP_BYTES
+
+    ahead = on_thread(grouped(items, size), _GROUPS_AHEAD, _PATIENCE_SECONDS, "rosebatch-read", weight)
+    with closing(ahead) as groups:
         for group in groups:
             if group is None:
                 check()
-            else:
-                yield from group
+                continue
+            group.reverse()
+            while group:
+                # Parsed, a row must not be here as it was read, too.
+                yield group.pop()

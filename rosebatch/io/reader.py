@@ -307,6 +307,7 @@ class PromptReader:
             has_places = again is not None and kind == "lines" and again.begin(path, index, keys)
             for number, content, size, place in rows:
                 yield Record(index, f"{where}{number}", content, size, None, place if has_places else None)
+                del content
                 index += 1
 
     def _json_keys(self, path: str) -> Mapping[str, Any]:
@@ -326,7 +327,11 @@ class PromptReader:
                 place, end = end, None if end is None else end + len(line)
                 if text := stripped(line):
                     place = None if place is None else place + line.find(text)
-                    yield number, (text_with_keys(text, keys) if keys else text), len(text), place
+                    size, content = len(text), text_with_keys(text, keys) if keys else text
+                    # Neither while the row is used, nor while the next line is read.
+                    del line, text
+                    yield number, content, size, place
+                    del content
 
     def _table_rows(self, path: str, kind: Kind) -> Iterator[tuple[int, Content, int, None]]:
         with self._files.open(path) as raw, open_table(raw, path, kind, self.max_row_bytes) as table:

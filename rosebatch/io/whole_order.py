@@ -87,6 +87,8 @@ class _Window:
             self._rows.append((replace(row, content=b""), packed))
             self.size += _ROW_BYTES + len(packed or b"")
             self._bytes_read += row.size
+        # Whoever read them has them no more.
+        group.clear()
 
     def is_first(self, max_bytes: int) -> bool:
         """Whether these are enough for the first answers."""

@@ -16,6 +16,8 @@ _CONTAINERS = (dict, *_LISTS)
 # An integer of Python, and two places that refer to it: a tuple and the list of the engine's first completion.
 _INTEGER = 32
 _PROMPT_TOKEN = _INTEGER + 2 * 8
+# A token id with a number, in a tuple of both.
+_PAIR = 128
 # That list of each further completion.
 _COPIED_TOKEN = 8
 # The objects of a row and its sampling parameters.
@@ -26,6 +28,8 @@ def row_bytes(row: Row | FailedRow) -> int:
     """Bytes of a row as it was read."""
     size = _ROW + _deep_bytes(row.metadata)
     if isinstance(row, Row):
+        size += _sampling_bytes(row.sampling) + len(row.options.suffix)
+        size += _deep_bytes(row.options.chat_template_kwargs) if row.options.chat_template_kwargs else 0
         if row.prompt is not None:
             return size + getsizeof(row.prompt)
         size += sum(getsizeof(first) + getsizeof(second) for first, second in row.pairs)
@@ -54,6 +58,14 @@ def prompt_bytes(sampling: SamplingParams, num_tokens: int, max_model_len: int) 
     if sampling.prompt_logprobs is not None:
         size += num_tokens * _scored_bytes(sampling.prompt_logprobs)
     return size
+
+
+def _sampling_bytes(sampling: SamplingParams) -> int:
+    """Bytes of what a row may give very many of."""
+    size = 0 if sampling.grammar is None else len(sampling.grammar.source)
+    for ids in (sampling.stop_token_ids, sampling.allowed_token_ids or ()):
+        size += _PROMPT_TOKEN * len(ids)
+    return size + _PAIR * len(sampling.logit_bias)
 
 
 def _scored_bytes(likeliest: int) -> int:

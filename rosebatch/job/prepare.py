@@ -7,6 +7,7 @@ the engine's steps: a second thread that computes in Python only takes turns wit
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
+from contextlib import nullcontext
 from functools import partial
 from typing import NamedTuple
 
@@ -76,13 +77,18 @@ def prepare(
     ended = False
     while True:
         idle = False
-        # Of large rows, one encodes while another is served.
-        while not (ended or idle) and len(ahead) < (_GROUPS_AHEAD if bytes_ahead < 2 * group_bytes else 2):
+        # Of large rows, one encodes while another is served; of very large ones, there is one.
+        while not (ended or idle) and len(ahead) < (
+            _GROUPS_AHEAD if bytes_ahead < 2 * group_bytes else 2 if bytes_ahead < max_bytes // 16 else 1
+        ):
             check()
             with Stopwatch(seconds, "reading"):
                 group, ended, idle = _next_group(source, grammars, group_bytes)
             if group:
-                texts = _rendered([each.row for each in group], tokenizer, seconds, max_model_len)
+                read = [each.row for each in group if isinstance(each.row, Row)]
+                with Stopwatch(seconds, "rendering chats") if any(row.messages for row in read) else nullcontext():
+                    texts = Texts(read, tokenizer, max_model_len, max_bytes // _ENCODING_BYTES)
+                del read
                 ahead.append((group, begin(texts)))
                 bytes_ahead += sum(each.size for each in group)
                 del texts
@@ -128,19 +134,6 @@ def _next_group(
         if len(group) == _GROUP or total >= max_bytes:
             return group, False, False
     return group, True, False
-
-
-def _rendered(
-    group: Sequence[Row | FailedRow],
-    tokenizer: Tokenizer | None,
-    seconds: defaultdict[str, float],
-    max_model_len: int,
-) -> Texts:
-    rows = [row for row in group if isinstance(row, Row)]
-    if all(row.messages is None for row in rows):
-        return Texts(rows, tokenizer, max_model_len)
-    with Stopwatch(seconds, "rendering chats"):
-        return Texts(rows, tokenizer, max_model_len)
 
 
 def _prepared(

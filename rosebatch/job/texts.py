@@ -23,13 +23,14 @@ class Texts:
         rows: in any number.
         tokenizer: None for a model that works on token ids.
         max_model_len: most tokens of prompt and completion together. Long texts with more become errors.
+        most_at_once: characters of a text that may be encoded as a whole.
     """
 
-    def __init__(self, rows: Sequence[Row], tokenizer: Tokenizer | None, max_model_len: int) -> None:
+    def __init__(self, rows: Sequence[Row], tokenizer: Tokenizer | None, max_model_len: int, most_at_once: int) -> None:
         self._tokenizer = tokenizer
         self._prompts = [_plain_prompts(row, tokenizer) for row in rows]
         self._pairs = [(row.pairs, row.options.truncate_prompt_tokens) for row in rows]
-        self._bounds = [_bound(row, max_model_len) for row in rows]
+        self._bounds = [_bound(row, max_model_len, most_at_once) for row in rows]
         self._chats: list[str | RowError] = []
         self._num_chats = [0 if row.messages is None else 1 + len(_continuations(row)) for row in rows]
         if tokenizer is not None:
@@ -81,14 +82,14 @@ class Texts:
         return [(token_ids, None) for token_ids in self._tokenizer.encode_pairs(pairs, longest or None)]
 
 
-def _bound(row: Row, max_model_len: int) -> Bound:
+def _bound(row: Row, max_model_len: int, most_at_once: int) -> Bound:
     """How many tokens each prompt of a row may have. The engine finds the few more of short texts."""
     error = prompt_too_long(f"more than {counted(max_model_len, 'token')}", max_model_len, is_pooled=not row.generates)
     # The last token of a text is not computed where it is scored.
     longest = max_model_len + (row.continuations is not None)
     # The prompt is cut, and not its continuations.
     truncate = 0 if row.continuations else row.options.truncate_prompt_tokens
-    return Bound(truncate, longest, error)
+    return Bound(truncate, longest, error, most_at_once)
 
 
 def _continuations(row: Row) -> list[str]:

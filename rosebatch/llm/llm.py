@@ -21,6 +21,7 @@ from rosebatch.io.results import Shape
 from rosebatch.io.rows import FailedRow, Row
 from rosebatch.io.tasks.classify import CLASSIFY
 from rosebatch.io.tasks.score import SCORE
+from rosebatch.job.memory_estimate import row_bytes
 from rosebatch.job.report.progress import Progress
 from rosebatch.job.seeds import row_seed
 from rosebatch.job.service import Service
@@ -51,6 +52,12 @@ if TYPE_CHECKING:
 # Prompts of a stream that are read ahead.
 _MAX_WAITING = 64
 _REWARD = PoolingParams(task="classify", activation="none")
+# A prompt of so many bytes counts as two.
+_COUNTS_TWICE = 1 << 20
+
+
+def _weight(row: Row | FailedRow | None) -> int:
+    return 1 if row is None else 1 + row_bytes(row) // _COUNTS_TWICE
 
 
 class LLM(WithoutMethods):
@@ -315,7 +322,7 @@ class LLM(WithoutMethods):
         rows: Iterator[Row | FailedRow | None]
         rows = (self._row(prompt_fields(prompt), params or self._default) for prompt, params in pairs)
         if backend.joins:
-            rows = on_thread(rows, _MAX_WAITING, 0, "rosebatch-stream")
+            rows = on_thread(rows, _MAX_WAITING, 0, "rosebatch-stream", _weight)
         with closing(self._calls.outputs(Call(rows, Completions(), seed))) as outputs:
             for place, output in outputs:
                 yield checked(output, on_error, place)

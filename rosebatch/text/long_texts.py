@@ -42,11 +42,13 @@ class Bound(NamedTuple):
         last: so many, of its end; 0 for all.
         most: a text that has more is refused; None for any number. Without meaning for the last ones.
         refusal: what is then the result.
+        most_at_once: characters of a text that may be encoded as a whole, where it cannot be cut; None for any number.
     """
 
     last: int = 0
     most: int | None = None
     refusal: RowError | None = None
+    most_at_once: int | None = None
 
 
 UNBOUND = Bound()
@@ -79,11 +81,11 @@ class LongTexts:
         pieces = list(self._pieces(text))
         if bound.last:
             ends = self._last(text, pieces, front, back, bound.last)
-            return ends or self._whole(text, add_special_tokens)[-bound.last :]
+            return ends or _too_long(text, bound) or self._whole(text, add_special_tokens)[-bound.last :]
         most, is_exact = bound.most, all(piece.is_apart for piece in pieces)
         if not is_exact:
             if most is None:
-                return self._whole(text, add_special_tokens)
+                return _too_long(text, bound) or self._whole(text, add_special_tokens)
             most = 2 * most + _TOKENS_OF_A_CUT * len(pieces)
         ids = array("I", front)
         for piece in pieces:
@@ -91,7 +93,9 @@ class LongTexts:
             if most is not None and len(ids) + len(back) > most:
                 assert bound.refusal is not None
                 return bound.refusal
-        return [*ids, *back] if is_exact else self._whole(text, add_special_tokens)
+        if is_exact:
+            return [*ids, *back]
+        return _too_long(text, bound) or self._whole(text, add_special_tokens)
 
     def _last(self, text: str, pieces: list[_Piece], front: list[int], back: list[int], count: int) -> list[int]:
         """So many last token ids, or all if there are fewer; none where the text cannot be cut."""
@@ -142,8 +146,12 @@ class LongTexts:
 
     @cached_property
     def _marks(self) -> str:
-        """The marks to cut at. Unigram needs ends of words: rounding orders equal sums of scores within a word."""
-        marks = " \n"
+        """The marks to cut at. Unigram needs ends of words: rounding orders equal sums of scores within a word.
+
+        Words of a fixed length are counted from the beginning of the text.
+        """
+        words = self._backend.pre_tokenizer
+        marks = "" if words is not None and b"FixedLength" in words.__getstate__() else " \n"
         if not isinstance(self._backend.model, models.Unigram):
             return marks
         return "".join(mark for mark in marks if self._splits(f"a{mark}a"))
@@ -178,3 +186,14 @@ class LongTexts:
         """All tokens but those that are looked for in a text first: around a cut, these are seen."""
         added = {each.content for each in self._backend.get_added_tokens_decoder().values()}
         return "\0".join(self._backend.get_vocab(with_added_tokens=False).keys() - added)
+
+
+def _too_long(text: str, bound: Bound) -> RowError | None:
+    """The error of a text that takes too much memory as a whole."""
+    if bound.most_at_once is None or len(text) <= bound.most_at_once:
+        return None
+    return RowError(
+        "prompt_too_long",
+        f"the prompt has {len(text)} characters that cannot be encoded a part at a time, and at once no more than "
+        f"{bound.most_at_once}; a larger --max-inflight-bytes allows more",
+    )

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from rosebatch import LLM, GrammarSpec, PoolingParams, SamplingParams, run_file
+from rosebatch.io.text_only import plain_message
 from tests.api.conftest import NAME
 from tests.helpers.waiting import PATIENCE_SECONDS
 
@@ -417,3 +418,30 @@ def test_what_belongs_elsewhere(llm, tmp_path):
         llm.embed("a", SamplingParams())
     with pytest.raises(ValueError, match=r"^prompt 0: expected prompt or .*, got messages; chat takes messages$"):
         llm.generate({"messages": []})
+
+
+def test_large_prompts_of_a_stream_count_more(llm, monkeypatch):
+    """64 of them were read ahead, whatever their size: of 30 MB each, 2 GB."""
+    weights = []
+
+    def on_thread(rows, limit, patience, name, weight):
+        for row in rows:
+            weights.append(weight(row))
+            yield row
+
+    monkeypatch.setattr("rosebatch.llm.llm.on_thread", on_thread)
+    assert len(list(llm.stream(["a", [7] * 200_000], SHORT, on_error="return"))) == 2
+    assert weights == [1, 1 + 32 * 200_000 // 2**20]
+
+
+def test_an_array_of_a_number_alone_is_no_prompt(llm):
+    """It ended the whole call, with a TypeError."""
+    good, bad = llm.generate(["a", np.array(3)], SHORT, on_error="return")
+    assert (good.error, bad.error_code) == (None, "invalid_prompt")
+
+
+def test_an_empty_tuple_of_calls_is_none():
+    """A template that asks whether a message has calls took it for some."""
+    message = {"role": "assistant", "content": "x"}
+    for calls in ([], ()):
+        assert plain_message({**message, "tool_calls": calls}) == message

@@ -2,11 +2,12 @@
 
 import itertools
 import threading
+import weakref
 
 import pytest
 
 from rosebatch.io.read_ahead import read_ahead
-from tests.helpers.waiting import no_thread_left
+from tests.helpers.waiting import no_thread_left, until
 
 
 @pytest.fixture(autouse=True)
@@ -22,11 +23,11 @@ def test_all_items_in_order(count):
     assert list(read_ahead(iter(range(count)), lambda: None)) == list(range(count))
 
 
-@pytest.mark.parametrize(("size", "ahead"), [(0, 4 * 64), (3 << 20, 4 * 2)])
+@pytest.mark.parametrize(("size", "ahead"), [(0, 4 * 64), (3 << 20, 4 * 2), (30 << 20, 2)])
 def test_it_stays_a_bounded_way_ahead(size, ahead):
     """Memory must not hold the whole file, and it held 256 lines of 1 MB before the first was used.
 
-    One group is in use, two wait, and for one there is no room.
+    One group is in use, and three are ahead: one where each is a row of 30 MB, four of which were there.
     """
     taken = 0
 
@@ -67,3 +68,19 @@ def test_a_signal_is_noticed_while_nothing_comes():
     with pytest.raises(InterruptedError):
         next(items)
     opened.set()
+
+
+def test_nobody_keeps_an_item():
+    """A row of 30 MB was there as it was read, too, while it was served."""
+
+    class Item:
+        pass
+
+    def source():
+        for _ in range(3):
+            yield Item()
+
+    for item in read_ahead(source(), lambda: None, lambda _: 30 << 20):
+        gone = weakref.ref(item)
+        del item
+        until(lambda gone=gone: gone() is None)

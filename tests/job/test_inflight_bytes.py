@@ -149,3 +149,34 @@ def test_numbers_of_a_list_are_counted_without_a_look_at_each(number):
     whole = getsizeof(numbers) - getsizeof([]) + 1000 * getsizeof(number)
     assert whole <= size(numbers) - size([]) <= 1.2 * whole
     assert size([*numbers, "y" * 100_000]) > 0.8 * size(numbers) + 100_000
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"stop_token_ids": [7] * 1000},
+        {"allowed_token_ids": [7] * 1000},
+        {"logit_bias": {str(number): 1.0 for number in range(500)}},
+        {"guided_regex": "a" * 50_000},
+        {"suffix": "a" * 50_000},
+        {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"x": "y" * 50_000}},
+    ],
+)
+def test_all_that_a_row_may_give_much_of_counts(values):
+    """Eight suffixes of 30 MB were under way at once, and counted as 2 kB each."""
+    prompt = {} if "messages" in values else {"prompt": "x"}
+    assert 40_000 < row_bytes(parse_row({**prompt, **values}, index=0, where="", defaults={})) < 80_000
+
+
+def test_of_very_large_rows_one_is_ahead(job, tokenizer):
+    """Three of 30 MB were prepared before the first was served."""
+    read = []
+
+    def rows():
+        for row in job.rows([{"prompt": "x", "doc": "y" * 9000}] * 5):
+            read.append(row)
+            yield row
+
+    found = prepare(rows(), tokenizer, None, DaemonPool(1, "text"), max_bytes=16 * 9000)
+    for number, _ in enumerate(found, start=1):
+        assert len(read) == number

@@ -20,6 +20,7 @@ WORDS = [
 GAPS = [" "] * 20 + ["\n"] * 5 + ["\n\n", "  ", "\t", " \n", "\n ", "\r\n", "", ".\n", ";\n", "     ", "\u00a0"]
 # As of Llama 3 and of gpt-oss, which has tokens of a line break and slashes.
 SPLIT = r"(?i:'s|'t|'m|'ll)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+BYTES_OF_WORDS = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 REFUSAL = RowError("prompt_too_long", "too long")
 
 
@@ -221,6 +222,26 @@ def test_a_word_without_end_is_a_whole_if_it_may_fit():
     assert tokenizer.encode([text], [Bound(most=150_000, refusal=REFUSAL)]) == [[ord("w")] * 200_000]
     assert tokenizer.encode([text], [Bound(last=5)]) == [[ord("w")] * 5]
     assert backend.longest == len(text)
+
+
+def test_a_word_without_end_that_memory_has_no_room_for():
+    """One of 2 MB took 320 MB more, whatever rows may take."""
+    tokenizer = Tokenizer(byte_backend())
+    for bound in (Bound(last=5, most_at_once=199_999), Bound(most=150_000, refusal=REFUSAL, most_at_once=199_999)):
+        (error,) = tokenizer.encode(["w" * 200_000], [bound])
+        assert (error.code, "at once no more than 199999" in error.message) == ("prompt_too_long", True)
+    text = "word " * 40_000
+    assert tokenizer.encode([text], [Bound(last=5, most_at_once=10)]) == [list(b"word ")]
+
+
+def test_words_of_a_fixed_length(small_pieces):
+    """They are counted from the beginning of the text: behind a cut, all of them would be others."""
+    backend = byte_level(pre_tokenizer=pre_tokenizers.Sequence([pre_tokenizers.FixedLength(5), BYTES_OF_WORDS]))
+    text = text_of(500)
+    whole = backend.encode(text, add_special_tokens=False).ids
+    for last in (0, 300):
+        found = LongTexts(backend).encode(text, Bound(last), add_special_tokens=False)
+        assert found == whole[-last:]
 
 
 def test_unknown_words_of_any_length_are_one_token():
