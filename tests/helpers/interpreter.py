@@ -4,7 +4,8 @@ It replaces the functions of ``triton.language`` by its own when a kernel is lau
 within the kernel, where all of them have been replaced already: looking for what is left took a third of a test's time.
 Of what is left, a quarter went into the shapes of tensors: into describing, comparing and looking up the same few; and
 a third into overflow that nobody hears of. Then a third went into calls around calls, into looking for constants among
-what has none, and into blocks full of one number.
+what has none, and into blocks full of one number. Then a fifth went into replacing the same functions at each launch,
+and into making the same numbers and types.
 """
 
 import dataclasses
@@ -25,6 +26,7 @@ def speed_up() -> None:
     _call_at_once()
     _unwrap_constants_alone()
     _describe_once()
+    _make_integers_once()
     _broadcast_what_differs()
     _promote_what_differs()
     _leave_overflow_out()
@@ -32,19 +34,19 @@ def speed_up() -> None:
 
 
 def _patch_once() -> None:
-    """Leave the language alone where it is the interpreter's already."""
+    """The language stays the interpreter's from the first launch on: nothing is compiled in a process of the tests."""
     patch = interpreter._patch_lang
     languages = {}
 
-    def patch_unless_patched(fn):
+    def patch_for_good(fn):
         if fn not in languages:
             modules = [x for x in fn.__globals__.values() if inspect.ismodule(x)]
             languages[fn] = [x for x in (tl, tl.core) if x in modules]
         if not languages[fn] or any(tl.core.is_builtin(language.load) for language in languages[fn]):
-            return patch(fn)
+            patch(fn)
         return interpreter._LangPatchScope()
 
-    interpreter._patch_lang = patch_unless_patched
+    interpreter._patch_lang = patch_for_good
 
 
 def _call_at_once() -> None:
@@ -86,13 +88,13 @@ def _describe_once() -> None:
 
     def init_block(self, element_ty, shape):
         sizes = tuple([tl.core._unwrap_if_constexpr(size) for size in shape])
-        # A pointer's type has no hash.
-        key = tuple(vars(element_ty).values()) if element_ty.is_ptr() else element_ty
-        if (key, sizes) not in known:
+        # The name of a pointer's type does not tell its address space.
+        key = element_ty.name, getattr(element_ty, "address_space", None), sizes
+        if key not in known:
             describe(self, element_ty, list(sizes))
             self.tensor_shape = _described(sizes)
-            known[key, sizes] = vars(self)
-        self.__dict__ = known[key, sizes]
+            known[key] = vars(self)
+        self.__dict__ = known[key]
 
     tl.block_type.__init__ = init_block
     single = _described(())
@@ -113,6 +115,22 @@ def _describe_once() -> None:
 @functools.cache
 def _described(shape):
     return tl.core.tuple([tl.core.constexpr(size) for size in shape]), tl.core.constexpr(math.prod(shape))
+
+
+def _make_integers_once() -> None:
+    """A kernel computes with the same few numbers, and no operation writes into its operands."""
+    make, known = TritonSemantic._cast_to_computation_type, {}
+
+    def make_unless_made(self, value, dtype):
+        if type(value) is not int:
+            return value if type(value) is tl.core.tensor and value.dtype is dtype else make(self, value, dtype)
+        key = value, dtype.name
+        if key not in known:
+            known[key] = make(self, value, dtype)
+            known[key].handle.data.flags.writeable = False
+        return known[key]
+
+    TritonSemantic._cast_to_computation_type = make_unless_made
 
 
 def _broadcast_what_differs() -> None:
@@ -138,18 +156,17 @@ def _promote_what_differs() -> None:
     def spread(self, left, right):
         """NumPy spreads operands itself. The result has all elements of a block: one operand of each axis has them."""
         a, b = left.type, right.type
-        if type(a) is not block and type(b) is not block:
+        if type(a) is not block:
+            return (left if type(b) is not block else tensor(left.handle, block(a.scalar, b.shape.values))), right
+        if type(b) is not block:
+            return left, tensor(right.handle, block(b.scalar, a.shape.values))
+        if a is b or a.shape.values == b.shape.values:
             return left, right
-        if type(a) is block and type(b) is block:
-            if a is b or a.shape.values == b.shape.values:
-                return left, right
-            if len(a.shape.values) != len(b.shape.values):
-                return self.broadcast_impl_value(left, right)
-            sizes = [max(pair) for pair in zip(a.shape.values, b.shape.values, strict=True)]
-            if any(1 != size != whole for each in (a, b) for size, whole in zip(each.shape.values, sizes, strict=True)):
-                return self.broadcast_impl_value(left, right)
-        else:
-            sizes = (a if type(a) is block else b).shape.values
+        if len(a.shape.values) != len(b.shape.values):
+            return self.broadcast_impl_value(left, right)
+        sizes = [max(pair) for pair in zip(a.shape.values, b.shape.values, strict=True)]
+        if any(1 != size != whole for each in (a, b) for size, whole in zip(each.shape.values, sizes, strict=True)):
+            return self.broadcast_impl_value(left, right)
         return tensor(left.handle, block(a.scalar, sizes)), tensor(right.handle, block(b.scalar, sizes))
 
     def promote_unless_alike(self, left, right, *flags, **named):
