@@ -2,7 +2,6 @@
 
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from operator import eq
 from typing import Any, NamedTuple, Protocol, Self, overload
@@ -15,9 +14,8 @@ from rosebatch.core.sampling_params import GREEDY, SamplingParams
 from rosebatch.core.scoring import Scoring
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One prompt.
+class Request(msgspec.Struct, frozen=True):
+    """One prompt. A struct, because one is made for every row.
 
     Attributes:
         id: chosen by the caller, who finds the completions by it; unique among unfinished requests.

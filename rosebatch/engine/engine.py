@@ -4,8 +4,9 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from itertools import islice
+
+from msgspec import structs
 
 from rosebatch.core.pooling_params import PLAIN_POOLING, ModelPooling
 from rosebatch.core.request import Completion, Constraint, Request, StopMatcher
@@ -91,12 +92,12 @@ class Engine:
     @property
     def has_unfinished(self) -> bool:
         """Whether any request is still under way."""
-        return self.scheduler.has_unfinished
+        return len(self.scheduler.queues) > 0
 
     @property
     def num_unfinished(self) -> int:
         """Completions that are waiting or running."""
-        return self.scheduler.num_unfinished
+        return len(self.scheduler.queues)
 
     @property
     def num_ending(self) -> int:
@@ -163,7 +164,7 @@ class Engine:
         """
         self.require_servable(request)
         if request.pooling is not None:
-            request = replace(request, pooling=self.pooling.of(request.pooling))
+            request = structs.replace(request, pooling=self.pooling.of(request.pooling))
         now = time.perf_counter() if arrival_time is None else arrival_time
         sequences, stop_ids = [], stop_ids_of(request.sampling, self.eos_token_ids, self.vocab_size)
         for sample in range(request.sampling.n):

@@ -153,7 +153,7 @@ class PackedStep(_Plan):
     @property
     def num_tokens(self) -> int:
         """Tokens computed."""
-        return sum(len(chunk.token_ids) for chunk in self.chunks)
+        return sum([len(chunk.token_ids) for chunk in self.chunks])
 
     @property
     def num_sequences(self) -> int:
@@ -186,7 +186,7 @@ class DecodeWindow(_Plan):
     @property
     def num_tokens(self) -> int:
         """Tokens computed."""
-        return sum(row.length for row in self.rows)
+        return sum([row.length for row in self.rows])
 
     @property
     def num_sequences(self) -> int:

@@ -27,18 +27,21 @@ _SAY_NOTHING = {*_OF_ALL, "id", "tool_calls", "tool_call_id", "annotations", "st
 _OF_SPEAKERS = ("name", "refusal", "reasoning", "reasoning_content", "thinking")
 
 
-def for_model(row: Row | FailedRow | None, tokenizer: Tokenizer | None) -> Row | FailedRow | None:
+def for_model(row: Row | FailedRow, tokenizer: Tokenizer | None) -> Row | FailedRow:
     """The row as a model serves it; a failed one if the model cannot.
 
     Args:
-        row: as it was read; None is handed on.
+        row: as it was read.
         tokenizer: of the model; None if it works on token ids.
     """
     if not isinstance(row, Row):
         return row
+    variables = len(row.options.chat_template_kwargs)
+    if row.messages is None and row.tool_use is None and not variables:
+        # Nearly all prompts that are no chats.
+        return row
     if row.messages is not None and (told := _too_many(row.messages)):
         return row.failed(RowError("invalid_messages", f"the chat has {told}"))
-    variables = len(row.options.chat_template_kwargs)
     if variables > _MAX_VARIABLES:
         return row.failed(
             RowError("invalid_field", f"chat_template_kwargs has {variables} names, more than {_MAX_VARIABLES}")

@@ -65,8 +65,10 @@ def in_good_order(
             if item is None or isinstance(item, End):
                 break
             # Now, not when rows are sorted: for thousands of long prompts that takes longer than launched steps.
-            waiting.append(_Held(item, _beginning(item) if shares else b""))
-            held += waiting[-1].size
+            beginning = _beginning(item) if shares else b""
+            size = size_of(item) + len(beginning)
+            waiting.append(_Held(item, beginning, size))
+            held += size
             count -= 1
 
     read(window)
@@ -94,15 +96,11 @@ def in_good_order(
 
 
 class _Held(NamedTuple):
-    """A row, and what its prompt begins with as bytes, which compare quickly; in which order does not matter."""
+    """A row, what its prompt begins with as bytes, which compare quickly in whichever order, and the bytes of both."""
 
     item: Prepared | FailedRow
     beginning: bytes
-
-    @property
-    def size(self) -> int:
-        """Bytes of both."""
-        return size_of(self.item) + len(self.beginning)
+    size: int
 
 
 def _ordered(rows: Iterable[_Held], *, longest_first: bool) -> deque[_Held]:

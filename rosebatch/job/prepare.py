@@ -60,7 +60,7 @@ def prepare(
         max_bytes: of rows under way in the whole job.
         max_model_len: most tokens of prompt and completion together.
     """
-    source = (for_model(row, tokenizer) for row in rows)
+    source = iter(rows)
     group_bytes = min(_GROUP_BYTES, max_bytes // 16 // _ENCODING_BYTES)
     seconds = defaultdict(float) if seconds is None else seconds
 
@@ -83,18 +83,18 @@ def prepare(
         ):
             check()
             with Stopwatch(seconds, "reading"):
-                group, ended, idle = _next_group(source, grammars, group_bytes)
+                group, ended, idle = _next_group(source, tokenizer, grammars, group_bytes)
             if group:
                 read = [each.row for each in group if isinstance(each.row, Row)]
                 with Stopwatch(seconds, "rendering chats") if any(row.messages for row in read) else nullcontext():
                     texts = Texts(read, tokenizer, max_model_len, max_bytes // _ENCODING_BYTES)
                 del read
                 ahead.append((group, begin(texts)))
-                bytes_ahead += sum(each.size for each in group)
+                bytes_ahead += sum([each.size for each in group])
                 del texts
         if ahead:
             group, encoded = ahead.popleft()
-            bytes_ahead -= sum(each.size for each in group)
+            bytes_ahead -= sum([each.size for each in group])
             prompts = iter(encoded())
             del encoded
             for each in group:
@@ -117,15 +117,15 @@ class _Read(NamedTuple):
 
 
 def _next_group(
-    source: Iterator[Row | FailedRow | None], grammars: Grammars | None, max_bytes: int
+    source: Iterator[Row | FailedRow | None], tokenizer: Tokenizer | None, grammars: Grammars | None, max_bytes: int
 ) -> tuple[list[_Read], bool, bool]:
     """Some rows; whether the source ended; whether it has nothing at the moment."""
     group: list[_Read] = []
     total = 0
-    for row in source:
-        if row is None:
+    for read in source:
+        if read is None:
             return group, False, True
-        tried = None
+        row, tried = for_model(read, tokenizer), None
         if grammars is not None and isinstance(row, Row) and row.sampling.grammar is not None:
             tried = grammars.begin(row.sampling.grammar)
         size = row_bytes(row)

@@ -1,5 +1,6 @@
 """The loop around ``serve``: rows in, results into a sink, counts into a tally. Every caller uses this one."""
 
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 from typing import TYPE_CHECKING
@@ -38,15 +39,16 @@ def run_rows(
         launched: the model.
         serving: how rows are served.
         sink: takes the results; the caller finishes it.
-        tally: counts them.
-        progress: counts them, too.
+        tally: counts them; None if nobody asks.
+        progress: counts those that are tallied, too.
         check: called before every step; what it raises ends the loop there.
         expects_rows: see ``rosebatch.job.order.in_good_order``.
 
     Yields:
         after every step, with its results flushed: a kill then loses none of them.
     """
-    tally, progress = tally or Tally(), progress or Progress(None, enabled=False)
+    seconds = defaultdict[str, float](float) if tally is None else tally.host_seconds
+    progress = progress or Progress(None, enabled=False)
     tokenizer, grammars = (launched.tokenizer, launched.grammars) if serving.decode else (None, None)
     shape, counted = serving.shape, "prompt_tokens" if progress.counts == "prompt" else "output_tokens"
 
@@ -57,15 +59,17 @@ def run_rows(
             except Exception as error:
                 result = result.row.failed(unexpected("telling the answer", error))
             else:
-                row, before = result.row, getattr(tally, counted)
-                sink.add(row.index, written, failed=False)
-                tally.add_row(result.completions, result.finish_reasons)
-                tally.add_fields(row.ignored, row.unclear)
-                progress.advance(tokens=getattr(tally, counted) - before)
+                sink.add(result.row.index, written, failed=False)
+                if tally is not None:
+                    before = getattr(tally, counted)
+                    tally.add_row(result.completions, result.finish_reasons)
+                    tally.add_fields(result.row.ignored, result.row.unclear)
+                    progress.advance(tokens=getattr(tally, counted) - before)
                 return
         sink.add(result.index, shape.failure(result), failed=True)
-        tally.add_error(result.error)
-        progress.advance(failed=True)
+        if tally is not None:
+            tally.add_error(result.error)
+            progress.advance(failed=True)
 
     batches = serve(
         launched.engine,
@@ -74,7 +78,7 @@ def run_rows(
         rows,
         seed=serving.seed,
         in_order=serving.in_order,
-        seconds=tally.host_seconds,
+        seconds=seconds,
         paused=lambda: sink.full,
         check=check,
         expects_rows=expects_rows,
@@ -85,7 +89,7 @@ def run_rows(
     progress.watch(launched.engine.outlook)
     with closing(batches):
         for batch in batches:
-            with Stopwatch(tally.host_seconds, "writing"):
+            with Stopwatch(seconds, "writing"):
                 for result in batch:
                     write(result)
                     # Before the next one is made.

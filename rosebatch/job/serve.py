@@ -79,7 +79,8 @@ def serve(
             source = in_job_order(
                 source, engine.max_num_seqs, max_bytes // 4, shares=engine.prefix_cache, expects_rows=expects_rows
             )
-        source = with_grammars(source, grammars, check, seconds, max_bytes // 8)
+        if grammars is not None:
+            source = with_grammars(source, grammars, check, seconds, max_bytes // 8)
         tickets = Tickets(tokenizer, decoder, seconds, max_bytes // 2, check, return_token_ids, whole_texts)
         try:
             yield from _steps(engine, source, tickets, max_unfinished, paused, check)
@@ -103,13 +104,13 @@ def _steps(
         # By numbers alone, never by how far a thread happens to be: a second run takes the same steps. Only a few rows
         # at a time, so that the device does not wait while many are replaced; all of them if slots would stay empty.
         added, failed, failed_bytes = 0, list[Result | FailedRow](), 0
-        ending = engine.num_ending
+        ending, waits = engine.num_ending, paused()
         while no_room_yet or not exhausted:
             limit = max_unfinished if added < _ROWS_A_STEP else engine.max_num_seqs
             if engine.num_unfinished - ending >= limit:
                 break
             check()
-            if paused() and engine.has_unfinished:
+            if waits and engine.has_unfinished:
                 break
             if len(failed) == _MAX_FAILED or failed_bytes > tickets.max_bytes // 8:
                 break

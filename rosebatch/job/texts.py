@@ -24,16 +24,24 @@ class Texts:
         tokenizer: None for a model that works on token ids.
         max_model_len: most tokens of prompt and completion together. Long texts with more become errors.
         most_at_once: characters of a text that may be encoded as a whole.
+
+    Attributes:
+        takes_time: whether there is a text to encode, and not token ids alone.
     """
 
     def __init__(self, rows: Sequence[Row], tokenizer: Tokenizer | None, max_model_len: int, most_at_once: int) -> None:
         self._tokenizer = tokenizer
         self._prompts = [_plain_prompts(row, tokenizer) for row in rows]
         self._pairs = [(row.pairs, row.options.truncate_prompt_tokens) for row in rows]
-        self._bounds = [_bound(row, max_model_len, most_at_once) for row in rows]
         self._chats: list[str | RowError] = []
         self._num_chats = [0 if row.messages is None else 1 + len(_continuations(row)) for row in rows]
-        if tokenizer is not None:
+        self.takes_time = (
+            any(self._num_chats)
+            or any(pairs for pairs, _ in self._pairs)
+            or any(isinstance(prompt, str) for prompts in self._prompts for prompt in prompts)
+        )
+        self._bounds = [_bound(row, max_model_len, most_at_once) for row in rows] if self.takes_time else []
+        if tokenizer is not None and any(self._num_chats):
             chats = [row for row in rows if row.messages is not None]
             rendered = tokenizer.render([r.messages or [] for r in chats], [template_options(r) for r in chats])
             self._chats = [
@@ -42,20 +50,13 @@ class Texts:
                 for then in ("", *_continuations(row))
             ]
 
-    @property
-    def takes_time(self) -> bool:
-        """Whether there is a text to encode, and not token ids alone."""
-        return (
-            any(self._num_chats)
-            or any(pairs for pairs, _ in self._pairs)
-            or any(isinstance(prompt, str) for prompts in self._prompts for prompt in prompts)
-        )
-
     def encode(self) -> list[list[Encoded]]:
         """For each row, its prompts as token ids, and their texts if they have any.
 
         After a prompt that is scored: the same with each continuation that is a text.
         """
+        if not self.takes_time:
+            return [[(prompt, None) for prompt in prompts if not isinstance(prompt, str)] for prompts in self._prompts]
         rows = list(zip(self._prompts, self._num_chats, self._bounds, strict=True))
         texts = [(prompt, bound) for prompts, _, bound in rows for prompt in prompts if isinstance(prompt, str)]
         if self._tokenizer is None:

@@ -6,6 +6,7 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, islice
+from typing import Any
 
 from msgspec import structs
 
@@ -32,15 +33,19 @@ _Text = str | ChatText | RowError | None
 
 @dataclass(slots=True)
 class _Ticket:
-    """A row whose completions are not all there yet, by request id."""
+    """A row whose completions are not all there yet.
+
+    Attributes:
+        prepared: the row.
+        first_id: of its requests, whose ids are in the order of its prompts.
+        missing: how many completions are.
+        completions: by prompt, then by sample; None for those that are missing.
+    """
 
     prepared: Prepared
-    completions: dict[tuple[int, int], Completion] = field(default_factory=dict)
-
-    @property
-    def ordered(self) -> list[Completion]:
-        """By prompt, then by sample: request ids of a row are in the order of its prompts."""
-        return [self.completions[key] for key in sorted(self.completions)]
+    first_id: int
+    missing: int
+    completions: list[Any]
 
 
 @dataclass(slots=True)
@@ -111,8 +116,10 @@ class Tickets:
         except RowError as error:
             return row.failed(error)
         self._account(row, 1)
-        ticket = _Ticket(row)
-        self._open.update((request.id, ticket) for request in requests)
+        number = row.num_completions
+        ticket = _Ticket(row, requests[0].id, number, [None] * number)
+        for request in requests:
+            self._open[request.id] = ticket
         return None
 
     def _stop_strings(self, tokenizer: Tokenizer, sampling: SamplingParams, reader: ChatReader | None) -> StopStrings:
@@ -131,10 +138,12 @@ class Tickets:
                 completion = structs.replace(
                     completion, token_ids=(), logprobs=(), finish_reason="length", has_end_token=False
                 )
-            ticket.completions[completion.request.id, completion.sample] = completion
-            if len(ticket.completions) == row.num_completions:
-                for request_id, _ in ticket.completions:
-                    self._open.pop(request_id, None)
+            place = (completion.request.id - ticket.first_id) * row.row.sampling.n + completion.sample
+            ticket.completions[place] = completion
+            ticket.missing -= 1
+            if not ticket.missing:
+                for request_id in range(ticket.first_id, ticket.first_id + len(row.prompts)):
+                    del self._open[request_id]
                 self._complete.append(ticket)
 
     def finished(self, at_least: int) -> Iterator[Result | FailedRow]:
@@ -156,7 +165,7 @@ class Tickets:
         tickets = [self._complete.popleft() for _ in range(min(limit, len(self._complete)))]
         if tickets:
             # A chat is a row's only prompt.
-            undecoded = [(done, ticket.prepared.prompts[0].reader) for ticket in tickets for done in ticket.ordered]
+            undecoded = [(done, ticket.prepared.prompts[0].reader) for ticket in tickets for done in ticket.completions]
             self._decoding = tickets, self.pool.submit(self._decode, undecoded)
 
     def _decode(self, undecoded: Sequence[tuple[Completion, ChatReader | None]]) -> Sequence[_Text]:
@@ -194,9 +203,9 @@ class Tickets:
             yield self._result(tickets.popleft(), texts)
 
     def _result(self, ticket: _Ticket, decoded: Iterator[_Text]) -> Result | FailedRow:
-        row, completions = ticket.prepared, ticket.ordered
+        row, completions = ticket.prepared, ticket.completions
         texts: list[str | ChatText | None] = []
-        error = next((done.error for done in completions if done.error), None)
+        error = next(filter(None, [done.error for done in completions]), None)
         for text in islice(decoded, len(completions)):
             if isinstance(text, RowError):
                 error = error or text

@@ -124,8 +124,9 @@ class AwaitedCalls:
             self._open.add(first)
             try:
                 call = Call(self._rows(first), self._shape, progress=_UntilTheEnd(self))
-                for place, output in self._calls.outputs(call):
-                    self._take(place, output)
+                for found in self._calls.outputs(call):
+                    for place, output in found:
+                        self._take(place, output)
             except BaseException as error:
                 for awaited in self._open:
                     awaited.finish(error)

@@ -1,7 +1,7 @@
 """The rows of one call of an ``LLM``, and their results."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from queue import SimpleQueue
 from threading import get_ident
 from typing import Any
@@ -77,7 +77,7 @@ class Call:
 
     def draw(self) -> tuple[Row | FailedRow, int] | None:
         """The next row, and its place in the call; None if there is none now, or too many results wait."""
-        if not self.expects_rows or len(self._found) >= _MAX_UNTAKEN:
+        if self.exhausted or self._ended or len(self._found) >= _MAX_UNTAKEN:
             return None
         try:
             row = next(self._iterator, END)
@@ -105,10 +105,11 @@ class Call:
         """No further result will come, or is wanted."""
         self._error, self._ended = self._error or error, True
 
-    def take(self) -> Iterator[tuple[int, Any]]:
-        """The results so far. An error comes after them."""
-        while self._found:
-            yield self._found.popleft()
-        if self._error is not None:
+    def take(self) -> list[tuple[int, Any]]:
+        """The results so far; an error is raised once there are none."""
+        found = self._found
+        if not found and self._error is not None:
             error, self._error = self._error, None
             raise error
+        # A thread that steps for all calls may put others there meanwhile.
+        return [found.popleft() for _ in range(len(found))]

@@ -61,8 +61,10 @@ class Calls(Sink):
         if any(each.alone or each.seed is not None or not self._backend.joins for each in own):
             raise RuntimeError(_BUSY)
 
-    def outputs(self, call: Call) -> Generator[tuple[int, Any], None, None]:
-        """The results of a call as they are ready, each with its row's place. Closing drops what is unfinished.
+    def outputs(self, call: Call) -> Generator[list[tuple[int, Any]], None, None]:
+        """The results of a call as they are ready, some at a time, with the places of their rows.
+
+        Closing drops what is unfinished.
 
         Raises:
             RuntimeError: it would wait for another call of this thread.
@@ -71,7 +73,7 @@ class Calls(Sink):
             self._waiting.append(call)
             while not call.over:
                 self._wait_until(call, lambda: call.ready)
-                yield from call.take()
+                yield call.take()
         finally:
             try:
                 self._leave(call)

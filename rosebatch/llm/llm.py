@@ -324,10 +324,11 @@ class LLM(WithoutMethods):
         if backend.joins:
             rows = on_thread(rows, _MAX_WAITING, 0, "rosebatch-stream", _weight)
         with closing(self._calls.outputs(Call(rows, Completions(), seed))) as outputs:
-            for place, output in outputs:
-                yield checked(output, on_error, place)
-                # The caller may have closed it meanwhile.
-                self._running()
+            for found in outputs:
+                for place, output in found:
+                    yield checked(output, on_error, place)
+                    # The caller may have closed it meanwhile.
+                    self._running()
 
     async def agenerate(
         self,
@@ -464,12 +465,15 @@ class LLM(WithoutMethods):
         outputs: list[Any] = [None] * len(rows)
         with (
             Progress(len(rows), enabled=use_tqdm) as progress,
-            closing(self._calls.outputs(Call(rows, shape, seed, progress=progress))) as found,
+            closing(self._calls.outputs(Call(rows, shape, seed, progress=progress))) as batches,
         ):
-            for place, output in found:
+            for found in batches:
                 self._running()
-                outputs[place] = checked(output, on_error, place)
-                progress.advance(tokens=output.num_generated_tokens, failed=output.error is not None)
+                for place, output in found:
+                    outputs[place] = checked(output, on_error, place)
+                if use_tqdm:
+                    tokens = sum([output.num_generated_tokens for _, output in found])
+                    progress.advance(len(found), tokens=tokens, failed=sum([o.error is not None for _, o in found]))
         return outputs
 
     def _row(self, prompt: Mapping[str, Any], sampling: SamplingParams) -> Row | FailedRow:

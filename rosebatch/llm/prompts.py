@@ -223,10 +223,14 @@ def _token_ids(given: Any) -> Sequence[int] | None:
         ids = list(map(plain, ids))
     looked: Sequence[Any] = ids
     try:
-        made: Sequence[int] = TokenIds.of(ids)
+        packed = TokenIds.of(ids)
         if len(ids) > FEW:
-            # Truth values are 0 and 1: mostly, none is looked at.
-            looked = [ids[place] for place in np.flatnonzero(np.frombuffer(made, np.uint32) <= 1).tolist()]  # type: ignore[call-overload]
+            values = np.frombuffer(packed, np.uint32)
+            # Truth values are 0 and 1: mostly, there are none.
+            if np.minimum.reduce(values) > 1:
+                return packed
+            looked = [ids[place] for place in np.flatnonzero(values <= 1).tolist()]
+        made: Sequence[int] = packed
     except (OverflowError, TypeError):
         made = tuple(ids)
     return made if all(issubclass(kind, int) and kind is not bool for kind in set(map(type, looked))) else None

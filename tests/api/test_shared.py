@@ -361,7 +361,7 @@ def test_a_failure_between_the_rows_of_a_coroutine():
 
         def outputs(self, call):
             sent.wait(PATIENCE_SECONDS)
-            yield from zip(range(2), call.rows, strict=False)
+            yield from ([found] for found in zip(range(2), call.rows, strict=False))
             raise ZeroDivisionError
 
     async def both():

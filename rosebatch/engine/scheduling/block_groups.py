@@ -71,10 +71,8 @@ class BlockGroups:
         return copies if missing <= 0 else [missing + copy for copy in copies or self._no_copies]
 
     def _must_copy(self, sequence: SequenceState) -> Sequence[bool]:
-        """Whether the next token goes into a block that is not writable, in each group."""
+        """Whether the next token goes into a block that is not writable, in each group. It has a block there."""
         first = sequence.num_computed_tokens // self.block_size
-        if first >= len(sequence.tables[0]):
-            return self._no_copies
         return [not pool.writable(table[first]) for pool, table in zip(self.pools, sequence.tables, strict=True)]
 
     def has(self, needed: Iterable[int]) -> bool:
@@ -127,7 +125,8 @@ class BlockGroups:
         if not self.has(needed):
             return None
         changes: list[BlockChange] = []
-        copied = self._must_copy(sequence)
+        first = sequence.num_computed_tokens // self.block_size
+        copied = self._must_copy(sequence) if first < len(sequence.tables[0]) else self._no_copies
         for group, count, copy_first in zip(self.groups, needed, copied, strict=True):
             number, table = group.number, sequence.tables[group.number]
             blocks = group.pool.allocate(count)
@@ -135,13 +134,12 @@ class BlockGroups:
                 wipes += [(number, block) for block in group.tainted.intersection(blocks)]
                 group.tainted.difference_update(blocks)
             if copy_first:
-                first = sequence.num_computed_tokens // self.block_size
                 source, copy = table[first], blocks.pop()
                 table[first] = copy
                 changes.append((number, first, copy))
                 copies.append((number, source, copy))
                 group.copy_sources.append(source)
-            changes += [(number, index, block) for index, block in enumerate(blocks, start=len(table))]
+            changes += zip(repeat(number), range(len(table), len(table) + len(blocks)), blocks)
             table += blocks
         return tuple(changes)
 

@@ -47,6 +47,7 @@ class PlanBuilder:
             "reset": self.reset,
         }
         if self.chunks:
-            chunks = tuple(sorted(self.chunks, key=lambda chunk: len(chunk.token_ids) != 1))
-            return PackedStep(chunks=chunks, **changes)
+            single = [chunk for chunk in self.chunks if len(chunk.token_ids) == 1]
+            longer = [chunk for chunk in self.chunks if len(chunk.token_ids) != 1]
+            return PackedStep(chunks=(*single, *longer), **changes)
         return DecodeWindow(rows=tuple(self.rows), steps=self.steps, **changes) if self.rows else None

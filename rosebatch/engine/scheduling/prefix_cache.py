@@ -30,6 +30,12 @@ class PrefixCache:
         # Of the last prompt: its salt, tokens of full blocks, and the hashes of these.
         self._last: tuple[bytes, array[int], list[bytes]] = b"", array("I"), []
 
+    def look(self, sequence: SequenceState) -> None:
+        """Hash the blocks of a new prompt, whose tokens were just written: later, they are in no cache of the CPU."""
+        if self.enabled and (count := sequence.num_reusable_tokens // self.blocks.block_size):
+            self._hashes(sequence, count)
+            self._keep(sequence)
+
     def take(self, sequence: SequenceState) -> None:
         """Hold the blocks of the longest cached prefix, if any: its tokens are computed.
 
@@ -41,8 +47,6 @@ class PrefixCache:
         reusable = sequence.num_reusable_tokens if self.enabled else 0
         # At least those to which the digests are known.
         hashes = self._hashes(sequence, reusable // size)[: reusable // size]
-        if reusable:
-            self._keep(sequence)
         count = self._longest_prefix(num_tokens, hashes)
         sequence.num_computed_tokens = min(count * size, num_tokens - 1)
         sequence.tables = []

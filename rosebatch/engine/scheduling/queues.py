@@ -44,7 +44,12 @@ class SequenceQueues:
 
     def _planned(self) -> list[SequenceState]:
         """The running ones among these."""
-        return [s for s in self.running if s.num_pending_tokens and not s.num_remaining_tokens]
+        # Read for each sequence of a step: properties would take several times as long.
+        return [
+            s
+            for s in self.running
+            if s.num_pending_tokens and len(s.token_ids) + s.num_pending_tokens == s.spec.max_len
+        ]
 
     def add(self, sequence: SequenceState) -> None:
         """Queue a new sequence after all others. Its forks follow when its prompt is computed."""

@@ -104,6 +104,7 @@ class Scheduler:
         if self.restarts is not None:
             for each in (sequence, *sequence.forks):
                 each.restart(self.restarts.spec_for(each.spec, each.num_tokens))
+        self.prefixes.look(sequence)
         self.queues.add(sequence)
 
     def schedule(self) -> StepPlan | None:
@@ -128,7 +129,7 @@ class Scheduler:
         gaps: Counter[float] = Counter()
         if isinstance(plan, PackedStep):
             finished += self._commit_prompts(plan, result, now)
-            sampled = [(chunk.id, chunk.end - chunk.sampled, chunk.sampled) for chunk in plan.chunks if chunk.sampled]
+            sampled = [(c.id, c.start + len(c.token_ids) - c.sampled, c.sampled) for c in plan.chunks if c.sampled]
         else:
             sampled = [(row.id, row.start, row.length) for row in plan.rows]
         # Full blocks of packed steps were registered when planned. Those of a window hold tokens that come only now.

@@ -5,8 +5,9 @@ import math
 import time
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
+import msgspec
 import numpy as np
 
 from rosebatch.core.errors import RowError
@@ -28,9 +29,8 @@ class Status(enum.Enum):
     FINISHED = enum.auto()
 
 
-@dataclass(slots=True, eq=False)
-class SequenceState:
-    """The scheduler's view of one completion.
+class SequenceState(msgspec.Struct, eq=False):
+    """The scheduler's view of one completion. A struct, because one is made for every row.
 
     ``num_computed_tokens`` trails ``num_tokens``: each step lets it catch up by one chunk. Once it has caught up, a
     token is sampled. Prompts, prefix hits and resumed sequences differ in nothing else. Both numbers count what is
@@ -56,16 +56,16 @@ class SequenceState:
     token_ids: "array[int]"
     stop_matcher: StopMatcher | None = None
     constraint: Constraint | None = None
-    forks: list["SequenceState"] = field(default_factory=list)
+    forks: list["SequenceState"] = []
     logprobs: PackedLogprobs | tuple[()] = ()
-    prompt_logprobs: PackedLogprobs = field(default_factory=PackedLogprobs)
+    prompt_logprobs: PackedLogprobs | tuple[()] = ()
     num_computed_tokens: int = 0
     num_pending_tokens: int = 0
     num_cached_tokens: int | None = None
-    tables: list[list[int]] = field(default_factory=list)
-    saved_blocks: list[int] = field(default_factory=list)
+    tables: list[list[int]] = []
+    saved_blocks: list[int] = []
     num_saved_tokens: int = 0
-    block_hashes: list[bytes] = field(default_factory=list)
+    block_hashes: list[bytes] = []
     status: Status = Status.WAITING
     decoding: bool = False
     drafts: tuple[int, ...] = ()
@@ -75,7 +75,7 @@ class SequenceState:
     pooled: "array[float] | None" = None
     arrival_time: float = 0.0
     finish_time: float | None = None
-    token_times: "array[float]" = field(default_factory=lambda: array("d"))
+    token_times: "array[float]" = msgspec.field(default_factory=lambda: array("d"))
 
     @classmethod
     def start(
@@ -99,7 +99,9 @@ class SequenceState:
         Raises:
             OverflowError: a token id has more than 32 bits, or a sign; see ``require_servable`` of the engine.
         """
-        prompt, sampling = request.prompt_token_ids, _sampling_of(request.sampling, sample)
+        prompt, sampling = request.prompt_token_ids, request.sampling
+        if sample:
+            sampling = _sampling_of(sampling, sample)
         pooling = None if request.pooling is None else request.pooling.pooling
         assert request.pooling is None or pooling, "the engine has resolved it"
         answered = pooling or request.scoring is not None
@@ -266,6 +268,7 @@ class SequenceState:
         Recomputed ones are the same again. The last ones finish a sequence that is scored.
         """
         assert self.spec.first_scored is not None, "they are asked for"
+        self.prompt_logprobs = self.prompt_logprobs or PackedLogprobs()
         known = self.spec.first_scored + len(self.prompt_logprobs)
         self.prompt_logprobs.extend(logprobs[known - max(first, self.spec.first_scored) :])
         if self.spec.scoring is not None and not self.needs_prompt_logprobs:
@@ -278,7 +281,7 @@ class SequenceState:
         return Completion(
             request=self.request,
             sample=self.sample,
-            token_ids=tuple(self.output_token_ids),
+            token_ids=tuple(self.token_ids[self.num_prompt_tokens :]),
             finish_reason=self.finish_reason,
             has_end_token=self.has_end_token,
             cached_tokens=self.num_cached_tokens or 0,
@@ -288,7 +291,7 @@ class SequenceState:
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
             pooled=self.pooled,
-            error=self._error(),
+            error=self._error() if self.not_finite or self.constraint is not None else None,
         )
 
     def _error(self) -> RowError | None:
@@ -313,9 +316,7 @@ def stop_ids_of(sampling: SamplingParams, eos_token_ids: frozenset[int], vocab_s
 
 
 def _sampling_of(sampling: SamplingParams, sample: int) -> SamplingParams:
-    """The parameters of one of ``n`` completions: each has its own seed, and only the first reports on the prompt."""
-    if sample == 0:
-        return sampling
+    """The parameters of a further completion: each has its own seed, and only the first reports on the prompt."""
     seed = ((sampling.seed or 0) + sample * _SEED_STEP) % 2**64
     fork = sampling if sampling.prompt_logprobs is None else replace(sampling, prompt_logprobs=None)
     return fork.seeded(seed)

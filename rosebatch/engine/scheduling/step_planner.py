@@ -164,8 +164,10 @@ class StepPlanner:
             # A pooled state, or log-probabilities, come in the place of a token.
             sequence.num_pending_tokens += sampled or 1
             sequence.decoding = sampled > 0
-            self._fork(sequence)
-        output = tuple(sequence.output_token_ids) if sampled and sequence.sampling.adjusts else ()
+            if sequence.forks:
+                self._fork(sequence)
+        adjusts = sampled and sequence.spec.has_features and sequence.sampling.adjusts
+        output = tuple(sequence.output_token_ids) if adjusts else ()
         pools = ends and sequence.spec.pooling is not None
         self._plan.chunks.append(Chunk(sequence.id, start, token_ids, sampled, changes, output, pools))
         return budget - length if ends else 0
