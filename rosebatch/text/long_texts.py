@@ -7,7 +7,7 @@ in front of each text. So the characters around a cut are encoded together and a
 
 import re
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import islice
 from typing import NamedTuple
@@ -25,7 +25,7 @@ _PIECE = 1 << 16
 _SEARCHED = 4 * _PIECE
 _MAX_TRIES = 16
 # Characters on each side that are encoded to try a place.
-_AROUND = 128
+AROUND = 128
 # A cut at any other place adds fewer tokens.
 _TOKENS_OF_A_CUT = 256
 # A space or line break between words. Behind a character that tokenizers write for a space, it is one of several.
@@ -77,7 +77,7 @@ class LongTexts:
 
         A text that cannot be cut is encoded as a whole, if the number of tokens may be within the bound.
         """
-        front, back = self._added if add_special_tokens else ([], [])
+        front, back = self.added if add_special_tokens else ([], [])
         pieces = list(self._pieces(text))
         if bound.last:
             ends = self._last(text, pieces, front, back, bound.last)
@@ -89,7 +89,7 @@ class LongTexts:
             most = 2 * most + _TOKENS_OF_A_CUT * len(pieces)
         ids = array("I", front)
         for piece in pieces:
-            ids.extend(self._ids(text[piece.begin : piece.end]))
+            ids.extend(self._ids_of(text[piece.begin : piece.end]))
             if most is not None and len(ids) + len(back) > most:
                 assert bound.refusal is not None
                 return bound.refusal
@@ -103,7 +103,7 @@ class LongTexts:
         for piece in reversed(pieces):
             if not piece.is_apart:
                 return []
-            found = self._ids(text[piece.begin : piece.end]) + found
+            found = self._ids_of(text[piece.begin : piece.end]) + found
             if len(found) >= count:
                 return found[-count:]
         return (front + found)[-count:]
@@ -112,21 +112,28 @@ class LongTexts:
         ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
 
-    def _ids(self, text: str) -> list[int]:
+    def _ids_of(self, text: str) -> list[int]:
         return self._whole(text, add_special_tokens=False)
+
+    def ids(self, parts: Sequence[str]) -> list[list[int]]:
+        """Token ids of short parts of texts, without those that are put around a text."""
+        return [each.ids for each in self._backend.encode_batch_fast(list(parts), add_special_tokens=False)]
 
     def _pieces(self, text: str) -> Iterator[_Piece]:
         begin, is_apart = 0, True
         while len(text) - begin > _PIECE:
-            cut = self._cut(text, begin)
+            cut = self.cut(text, begin + _PIECE // 2, begin + _SEARCHED)
             end, behind = cut or (begin + _PIECE, begin + _PIECE)
             yield _Piece(begin, end, is_apart)
             begin, is_apart = behind, cut is not None
         yield _Piece(begin, len(text), is_apart)
 
-    def _cut(self, text: str, begin: int) -> tuple[int, int] | None:
-        """Where a piece may end and the next one may begin, which may leave out a space; None if there is no place."""
-        found = _MARK.finditer(text, begin + _PIECE // 2, begin + _SEARCHED)
+    def cut(self, text: str, first: int, last: int) -> tuple[int, int] | None:
+        """Where a piece may end and the next one may begin, which may leave out a space; None if there is no place.
+
+        The place is from ``first`` to ``last``. No more than ``AROUND`` characters on each side of it are looked at.
+        """
+        found = _MARK.finditer(text, first, last)
         for mark in islice((each for each in found if each[0] in self._marks), _MAX_TRIES):
             at, behind = mark.span()
             if mark[0] == " ":
@@ -141,8 +148,8 @@ class LongTexts:
 
     def _is_apart(self, text: str, end: int, begin: int) -> bool:
         """Whether the text up to one place and from another have together the tokens that they have apart."""
-        first, last = max(0, end - _AROUND), begin + _AROUND
-        return self._ids(text[first:end]) + self._ids(text[begin:last]) == self._ids(text[first:last])
+        first, last = max(0, end - AROUND), begin + AROUND
+        return self._ids_of(text[first:end]) + self._ids_of(text[begin:last]) == self._ids_of(text[first:last])
 
     @cached_property
     def _marks(self) -> str:
@@ -163,7 +170,7 @@ class LongTexts:
         return words is not None and len(words.pre_tokenize_str(normalized)) > 1
 
     @cached_property
-    def _added(self) -> tuple[list[int], list[int]]:
+    def added(self) -> tuple[list[int], list[int]]:
         """The tokens that the tokenizer puts in front of each text and behind it."""
         encoded = self._backend.encode("a")
         own = [place for place, is_added in enumerate(encoded.special_tokens_mask) if not is_added]

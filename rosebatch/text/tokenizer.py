@@ -15,6 +15,7 @@ from rosebatch.text.batch_or_each import batch_or_each
 from rosebatch.text.chat_parsers import ChatParsers
 from rosebatch.text.chat_template import ChatTemplate
 from rosebatch.text.long_texts import LONG, UNBOUND, Bound, LongTexts
+from rosebatch.text.shared_beginnings import SharedBeginnings
 from rosebatch.text.tokenizer_files import Template, TokenizerFiles
 from rosebatch.text.vocabulary import Vocabulary
 
@@ -78,6 +79,7 @@ class Tokenizer(Vocabulary):
         self.set_templates(None if chat_template is None else Template(chat_template))
         self.max_prompt_bytes = max_prompt_bytes
         self._long_texts = LongTexts(backend)
+        self._shared_beginnings = SharedBeginnings(self._long_texts)
         self.parsers = self.choose_parsers()
         self.prompts = NO_PROMPTS
 
@@ -280,6 +282,8 @@ class Tokenizer(Vocabulary):
 
     def _encode_short(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int] | RowError]:
         def encode(group: Sequence[str]) -> list[list[int] | RowError]:
+            if (shared := self._shared_beginnings.encode(group, add_special_tokens=add_special_tokens)) is not None:
+                return [*shared]
             encodings = self.backend.encode_batch_fast(list(group), add_special_tokens=add_special_tokens)
             return [encoding.ids for encoding in encodings]
 
