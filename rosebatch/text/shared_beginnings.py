@@ -62,8 +62,9 @@ class SharedBeginnings:
         if cut is None:
             return None
         before, behind = cut
-        (ids,) = self._texts.ids([text[:before]])
-        return _Beginning(text[: behind + AROUND], behind, ids)
+        ids, rest, whole = self._texts.ids([text[:before], text[behind:], text])
+        # One text is compared, whatever the rule of cuts says of this tokenizer.
+        return _Beginning(text[: behind + AROUND], behind, ids) if ids + rest == whole else None
 
 
 def _length_in_common(first: str, second: str) -> int:
