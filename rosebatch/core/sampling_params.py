@@ -13,9 +13,9 @@ from rosebatch.core.structured_outputs import GrammarSpec, StructuredOutputsPara
 
 MAX_LOGPROBS = 20
 MAX_SAMPLES = 1024
-# Stop strings, or bad words, and their characters together: each costs time at every token.
+# Stop strings, or bad words: each costs time at every token. Bad words are encoded as a whole.
 MAX_TEXTS = 4096
-MAX_TEXT_LENGTH = 1 << 16
+MAX_BAD_CHARACTERS = 1 << 16
 # Items, and characters, of a value that an error shows.
 _TOLD = 200
 # As good as no limit: sequences end at the model's length. A prompt's length added to it fits 32 bits.
@@ -196,8 +196,10 @@ class SamplingParams:
         if not all(is_text(each) and each.strip() for each in self.bad_words):
             yield "bad_words", "made of texts with more than white space"
         for name in ("stop", "bad_words"):
-            if len(texts := getattr(self, name)) > MAX_TEXTS or sum(map(len, texts)) > MAX_TEXT_LENGTH:
-                yield name, f"at most {MAX_TEXTS} texts, with {MAX_TEXT_LENGTH} characters together"
+            if len(getattr(self, name)) > MAX_TEXTS:
+                yield name, f"at most {MAX_TEXTS} texts"
+        if sum(map(len, self.bad_words)) > MAX_BAD_CHARACTERS:
+            yield "bad_words", f"at most {MAX_BAD_CHARACTERS} characters together"
         if any(type(token_id) is not int or token_id < 0 for token_id in self.stop_token_ids):
             yield "stop_token_ids", "made of integers >= 0"
         if self.allowed_token_ids is not None and (

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -18,6 +19,7 @@ from rosebatch.io.table_values import BadValues, TextValues
 _MAX_CHARACTERS = 2**31 - 1
 # Of a row that is read past, at once.
 _SKIPPED_CHARACTERS = 1 << 20
+_IN_QUOTES = re.compile('(?:[^"]++|"")*+')
 
 
 class _LongRowError(Exception):
@@ -135,6 +137,13 @@ class CsvTable:
         return BadValues(kept, RowError("invalid_value", message)), sum(map(len, cells))
 
 
+def _end_of_text(piece: str, place: int) -> int:
+    """Where a cell in quotes ends, with its quote or the piece: two quotes inside of it are one of its text."""
+    found = _IN_QUOTES.match(piece, place)
+    assert found is not None, "it may be empty"
+    return found.end()
+
+
 def _quoted(piece: str, separator: str, *, quoted: bool, opens: bool) -> tuple[bool, bool]:
     """Whether a piece of a row ends inside of quotes, and whether a quote behind it opens some.
 
@@ -142,12 +151,16 @@ def _quoted(piece: str, separator: str, *, quoted: bool, opens: bool) -> tuple[b
         quoted: whether it begins inside of quotes.
         opens: whether a quote at its begin opens some.
     """
-    # Two quotes inside of a cell close it and open it again.
     opener, place = 0 if opens else -1, 0
-    while (place := piece.find('"', place)) >= 0:
+    while True:
         if quoted:
+            place = _end_of_text(piece, place)
+            if place == len(piece):
+                break
             quoted, opener = False, place + 1
-        else:
+        elif (place := piece.find('"', place)) >= 0:
             quoted = place == opener or piece[place - 1 : place] == separator
+        else:
+            break
         place += 1
     return quoted, opener == len(piece) or piece.endswith(separator)
