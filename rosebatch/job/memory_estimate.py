@@ -62,7 +62,8 @@ def prompt_bytes(sampling: SamplingParams, num_tokens: int, max_model_len: int) 
 
 def _sampling_bytes(sampling: SamplingParams) -> int:
     """Bytes of what a row may give very many of."""
-    size = 0 if sampling.grammar is None else len(sampling.grammar.source)
+    size = sum(map(getsizeof, (*sampling.stop, *sampling.bad_words)))
+    size += 0 if sampling.grammar is None else len(sampling.grammar.source)
     for ids in (sampling.stop_token_ids, sampling.allowed_token_ids or ()):
         size += _PROMPT_TOKEN * len(ids)
     return size + _PAIR * len(sampling.logit_bias)

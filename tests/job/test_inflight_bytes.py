@@ -158,6 +158,8 @@ def test_numbers_of_a_list_are_counted_without_a_look_at_each(number):
         {"allowed_token_ids": [7] * 1000},
         {"logit_bias": {str(number): 1.0 for number in range(500)}},
         {"guided_regex": "a" * 50_000},
+        {"stop": "a" * 50_000},
+        {"bad_words": ["a" * 50_000]},
         {"suffix": "a" * 50_000},
         {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"x": "y" * 50_000}},
     ],
