@@ -10,6 +10,7 @@ from rosebatch.core.errors import RowError
 from rosebatch.io.columns import Columns
 from rosebatch.io.parse import Content
 from rosebatch.io.rows import PROMPT_FIELDS
+from rosebatch.io.whole_order import COMPARED
 
 
 class _Prompt(msgspec.Struct):
@@ -62,4 +63,5 @@ class Beginnings:
         if prompt is None:
             names = PROMPT_FIELDS if self.columns.prompt is None else (self.columns.prompt,)
             prompt = next((values[name] for name in names if values.get(name) is not None), "")
-        return prompt.encode() if isinstance(prompt, str) else msgspec.json.encode(prompt, enc_hook=str)
+        # What is not compared is not copied.
+        return prompt[:COMPARED].encode() if isinstance(prompt, str) else msgspec.json.encode(prompt, enc_hook=str)

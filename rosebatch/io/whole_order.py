@@ -23,6 +23,8 @@ from rosebatch.io.read_ahead import grouped
 
 # Bytes of a beginning: at first about a KV block of 16 tokens, and at last a prompt of some 20,000 tokens.
 _DEPTHS = tuple(accumulate(repeat(64, 23), lambda depth, step: depth + max(step, depth // 3)))
+# Bytes of a prompt that are compared at most.
+COMPARED = _DEPTHS[-1]
 _SPANS = ((0, _DEPTHS[0]), *pairwise(_DEPTHS))
 # Of a row's objects and digests.
 _ROW_BYTES = 400
@@ -32,6 +34,9 @@ _FIRST_ROWS, _FIRST_BYTES = 1 << 17, 1 << 27
 _GROUPS_READ = 8
 # Of any window. When the part file is written in the order of the input, so many rows are looked for at once.
 _MAX_ROWS = 1 << 20
+
+# Rows of so many bytes are held as they are: packed and unpacked, they would be there twice.
+_LARGE = 1 << 20
 
 Digests = np.ndarray[Any, np.dtype[np.uint32]]
 Ends = np.ndarray[Any, np.dtype[np.uint64]]
@@ -71,7 +76,7 @@ class _Window:
         self._bytes_read = 0
         self._beginning = beginning
         self._read = read
-        # Each without its content, which is packed: token ids take a tenth then. None is read again.
+        # Each without its content, which is packed: token ids take a tenth then. None is read again, or is in the row.
         self._rows: list[tuple[Record, bytes | None] | None] = []
         # Of all rows, one behind the other; and where those of each row end.
         self._digests, self._ends = array("I"), array("Q", [0])
@@ -83,9 +88,12 @@ class _Window:
         for row in group:
             self._digests.extend(_digests(self._beginning(row.content)))
             self._ends.append(len(self._digests))
-            packed = pickle.dumps(row.content, pickle.HIGHEST_PROTOCOL) if row.place is None else None
-            self._rows.append((replace(row, content=b""), packed))
-            self.size += _ROW_BYTES + len(packed or b"")
+            packed = None
+            if row.place is None and row.size < _LARGE:
+                packed = pickle.dumps(row.content, pickle.HIGHEST_PROTOCOL)
+            held = row if row.place is None and packed is None else replace(row, content=b"")
+            self._rows.append((held, packed))
+            self.size += _held_bytes(held, packed)
             self._bytes_read += row.size
         # Whoever read them has them no more.
         group.clear()
@@ -104,8 +112,12 @@ class _Window:
         held, self._rows[place] = self._rows[place], None
         assert held is not None, "each row is taken once"
         row, packed = held
-        self.size -= _ROW_BYTES + len(packed or b"")
+        self.size -= _held_bytes(row, packed)
         return row if packed is None else replace(row, content=pickle.loads(packed))
+
+
+def _held_bytes(row: Record, packed: bytes | None) -> int:
+    return _ROW_BYTES + (len(packed) if packed is not None else row.size if row.content else 0)
 
 
 def _digests(text: bytes) -> list[int]:

@@ -296,7 +296,7 @@ class Tokenizer(Vocabulary):
         return batch_or_each(encode, [text], _encoding_error)[0]
 
     def _too_long(self, text: str) -> RowError | None:
-        size = len(text.encode("utf-8", "surrogatepass"))
+        size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
         if size <= self.max_prompt_bytes:
             return None
         return RowError(

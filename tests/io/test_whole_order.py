@@ -111,6 +111,15 @@ def test_held_rows_are_bounded(monkeypatch):
     assert handed == 9000
 
 
+def test_a_large_row_is_held_once():
+    """A row of 30 MB was packed and unpacked: for a moment it was there twice, and its time was two copies."""
+    content = {"prompt": "x" * (1 << 20)}
+    records = [Record(number, "", content, size) for number, size in ((0, 1 << 20), (1, 100))]
+    (group,) = in_whole_order(iter([records]), lambda each: b"", list, 1 << 30)
+    assert [row.content == content for row in group] == [True, True]
+    assert [row.content is content for row in group] == [True, False]
+
+
 def test_large_rows_are_read_again_a_few_at_a_time():
     """256 rows of 10 MB were read again at once."""
     groups = iter([[Record(number, "", b"same", 1 << 20, None, number) for number in range(99)]])
