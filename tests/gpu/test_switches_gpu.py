@@ -4,6 +4,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from rosebatch.bench.scenario import configs_dir, load_scenarios
 from rosebatch.bench.workload import make_workload
@@ -32,7 +33,7 @@ def run(switch, on):
     )
     launched = launch(replace(config, switches={**config.switches, switch: on}))
     requests: list[Any] = make_workload(scenario, 1000).requests(scenario.sampling)[:8]
-    short = [replace(each, sampling=replace(each.sampling, max_tokens=24)) for each in requests]
+    short = [structs.replace(each, sampling=replace(each.sampling, max_tokens=24)) for each in requests]
     assert len(list(launched.engine.run(short))) == 8
     return launched.engine
 

@@ -11,8 +11,14 @@ from rosebatch.config.toml_file import load_toml
 from rosebatch.core.errors import UserError
 from rosebatch.model.hf_config import read_model_config
 from rosebatch.model.hf_folder import write_config
+from rosebatch.model.registry import FAMILIES
 
-MODELS = [p for p in sorted((configs_dir() / "models").glob("*.toml")) if load_toml(p, ModelConfig).family != "hp1"]
+# Those that other engines have.
+MODELS = [
+    path
+    for path in sorted((configs_dir() / "models").glob("*.toml"))
+    if FAMILIES[load_toml(path, ModelConfig).family].hf_values is not None
+]
 QWEN = load_toml(configs_dir() / "models" / "qwen3-0.6b.toml", ModelConfig)
 
 

@@ -206,7 +206,7 @@ def test_truncated_file(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "Expecting property name"),
+        ("{", "no JSON: Expecting property name"),
         ("{}", "unreadable index"),
         ("[]", "not a JSON object"),
         ('{"weight_map": 3}', "unreadable index"),
