@@ -106,6 +106,7 @@ def run(tmp_path):
     return call
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("sampling", "told"),
     [
@@ -127,6 +128,7 @@ def test_what_it_is_told(run, sampling, told):
     assert all(told in line and "ignore_eos=True" in line for line in requests)
 
 
+@pytest.mark.thorough
 def test_it_streams(run):
     """Each token has its own time of arrival."""
     replays = {"prompts": [[[5]] * 5] * 2, "output_lens": OUTPUTS, "sampling": {"temperature": 0.0}}

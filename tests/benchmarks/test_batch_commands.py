@@ -110,6 +110,7 @@ def site(tmp_path):
     return tmp_path
 
 
+@pytest.mark.thorough
 def test_both_answer_the_same_file(site, model, monkeypatch, capsys):
     """Both get the file, the model and its name. A row without an answer is not valid, and costs no other row."""
     flags = ["--against", "vllm", "--peer-path", str(site), "--model", str(model[1]), "--folder", str(site / "files")]

@@ -17,6 +17,8 @@ from tests.helpers.running import run
 
 TOLERANCE = 1e-5
 CLASSIFY, RAW = PoolingParams(task="classify"), PoolingParams(task="classify", activation="none")
+# A head of each kind.
+FAST = ("bert", "roberta", "distilbert", "modernbert", "llama")
 # By names of configs; those with a class that classifies.
 SHAPES = {**{name: ENCODERS[name] for name in ENCODERS if name != "embeddinggemma"}}
 SHAPES |= {name: {**MODELS, **FAMILIES}[name] for name in ("llama", "gpt2", "qwen3", "mixtral", "gemma2")}
@@ -67,7 +69,9 @@ def classify(engine, prompts, params):
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in FAST else pytest.mark.thorough) for name in SHAPES]
+)
 def test_classes_alone_batched_and_from_the_prefix_cache(name, classifiers, make_engine):
     """Another token's state, a head without its activation, bias or norm, or another activation of its outputs."""
     folder, prompts, outputs = classifiers(name)

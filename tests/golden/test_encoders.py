@@ -24,6 +24,8 @@ from tests.helpers.threads_group import make_tensor_parallel_engine
 POOLINGS = ("mean", "cls", "last")
 CPU = torch.device("cpu")
 TOLERANCE = 1e-5
+# One with a table of positions, with a bias, with windows, and a decoder's layers.
+FAST = ("bert", "mpnet", "modernbert", "embeddinggemma")
 
 
 @pytest.fixture(scope="session")
@@ -53,7 +55,9 @@ def embed(engine, prompts, pooling):
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in FAST else pytest.mark.thorough) for name in ENCODERS]
+)
 def test_alone_batched_and_over_the_budget(name, encoders, make_engine):
     """A token that does not see those after it, or sees those of another prompt, would make another vector."""
     folder, prompts, states = encoders(name)

@@ -26,6 +26,9 @@ FORMS = {
     "folder": ("answers/", None, ROWS),
 }
 
+# Calls at which each merge is killed in the fast tier, too.
+FAST = ("rename", "unlink")
+
 
 @pytest.fixture
 def shards(job, tmp_path, request):
@@ -55,7 +58,9 @@ def contents(folder):
 
 
 @pytest.mark.parametrize("shards", FORMS, indirect=True)
-@pytest.mark.parametrize("kind", [*sorted(CALLS.keys() - {"write"}), pytest.param("write", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind in FAST else pytest.mark.thorough) for kind in sorted(CALLS)]
+)
 def test_a_killed_merge_is_repeated(shards, tmp_path, kind):
     """Leftovers were called foreign, an output was new beside old errors, and a deleted shard was missed."""
     source, *names = shards
