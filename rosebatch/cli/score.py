@@ -12,7 +12,7 @@ from rosebatch.job.config import JobConfig
 
 @takes(job=JobConfig, run=RunConfig, without=OF_COMPLETIONS)
 def score(source: Source, *, job: dict[str, Any], run: dict[str, Any]) -> None:
-    """Score continuations of every prompt of a file, or the prompts: their log-probabilities.
+    """Score pairs of texts, continuations of every prompt of a file, or the prompts.
 
     Exit code: as of generate.
     """

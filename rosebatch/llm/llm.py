@@ -29,8 +29,8 @@ from rosebatch.llm.awaited import AwaitedCalls
 from rosebatch.llm.backend import Backend, launched_of, load_backend
 from rosebatch.llm.call import Call
 from rosebatch.llm.calls import Calls
-from rosebatch.llm.classes import Classes, ClassificationRequestOutput
-from rosebatch.llm.embeddings import EmbeddingRequestOutput, Embeddings
+from rosebatch.llm.classes import CLASSES, REWARDS, ClassificationRequestOutput
+from rosebatch.llm.embeddings import EMBEDDINGS, EmbeddingRequestOutput
 from rosebatch.llm.on_error import OnError, check_on_error, checked
 from rosebatch.llm.outputs import Completions, RequestOutput
 from rosebatch.llm.prompts import (
@@ -42,7 +42,7 @@ from rosebatch.llm.prompts import (
     several,
     text_pairs,
 )
-from rosebatch.llm.scores import Pairs, ScoreRequestOutput, Scores, ScoringRequestOutput
+from rosebatch.llm.scores import PAIRS, ScoreRequestOutput, Scores, ScoringRequestOutput
 from rosebatch.llm.vllm_names import WithoutMethods, own_names, require_neutral
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class LLM(WithoutMethods):
         self._numbers = count()
         self._calls = Calls(backend)
         self._awaited = AwaitedCalls(self._calls, Completions(), self._running)
-        self._awaited_vectors = AwaitedCalls(self._calls, Embeddings(), self._running)
+        self._awaited_vectors = AwaitedCalls(self._calls, EMBEDDINGS, self._running)
         self._process = os.getpid()
 
     def generate(
@@ -220,7 +220,7 @@ class LLM(WithoutMethods):
         """
         require_neutral("embed", vllm)
         with searched_rarely():
-            return self._served(self._pooled_rows(prompts, pooling_params), Embeddings(), None, on_error, use_tqdm)
+            return self._served(self._pooled_rows(prompts, pooling_params), EMBEDDINGS, None, on_error, use_tqdm)
 
     def classify(
         self,
@@ -244,7 +244,7 @@ class LLM(WithoutMethods):
         """
         require_neutral("classify", vllm)
         with searched_rarely():
-            return self._served(self._pooled_rows(prompts, CLASSIFY), Classes(), None, on_error, use_tqdm)
+            return self._served(self._pooled_rows(prompts, CLASSIFY), CLASSES, None, on_error, use_tqdm)
 
     def reward(
         self,
@@ -257,7 +257,7 @@ class LLM(WithoutMethods):
         """The outputs of the model's own head, as they are; arguments as for ``classify``."""
         require_neutral("reward", vllm)
         with searched_rarely():
-            return self._served(self._pooled_rows(prompts, _REWARD), Classes(raw=True), None, on_error, use_tqdm)
+            return self._served(self._pooled_rows(prompts, _REWARD), REWARDS, None, on_error, use_tqdm)
 
     def score(
         self,
@@ -287,7 +287,7 @@ class LLM(WithoutMethods):
         if self._running().classifies:
             pairs = text_pairs(prompts, continuations)
             rows = [self._row({"pairs": (pair,), "pooling": SCORE}, GREEDY) for pair in pairs]
-            return self._served(rows, Pairs(), None, on_error, use_tqdm)
+            return self._served(rows, PAIRS, None, on_error, use_tqdm)
         with searched_rarely():
             fields = list(map(prompt_fields, several(prompts)))
             wanted = continuations_of(fields, continuations)

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from rosebatch.io.results import Result, Score
 from rosebatch.io.rows import FailedRow
+from rosebatch.llm.pooled_output import PooledRequestOutput, PooledShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,46 +39,18 @@ class ScoringOutput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScoringRequestOutput:
-    """A pair of texts and its score.
+class ScoringRequestOutput(PooledRequestOutput):
+    """A pair of texts and its score; fields as of ``PooledRequestOutput``."""
 
-    Attributes:
-        outputs: of the pair; None for one that failed.
-        request_id, prompt_token_ids, num_cached_tokens, error, error_code, finished: see ``RequestOutput``.
-    """
-
-    request_id: str
-    prompt_token_ids: list[int]
     outputs: ScoringOutput | None
-    num_cached_tokens: int = 0
-    error: str | None = None
-    error_code: str | None = None
-    finished: bool = True
-    num_generated_tokens: ClassVar[int] = 0
 
 
-class Pairs:
-    """See ``rosebatch.io.results.Shape``."""
+def _score(result: Result) -> ScoringOutput:
+    ((score,),) = result.pooled
+    return ScoringOutput(score)
 
-    def result(self, result: Result) -> ScoringRequestOutput:
-        """See ``Shape``."""
-        ((score,),) = result.pooled
-        return ScoringRequestOutput(
-            request_id=str(result.row.index),
-            prompt_token_ids=list(result.completions[0].request.prompt_token_ids),
-            outputs=ScoringOutput(score),
-            num_cached_tokens=result.cached_tokens,
-        )
 
-    def failure(self, row: FailedRow) -> ScoringRequestOutput:
-        """See ``Shape``."""
-        return ScoringRequestOutput(
-            request_id=str(row.index),
-            prompt_token_ids=[],
-            outputs=None,
-            error=row.error.message,
-            error_code=row.error.code,
-        )
+PAIRS = PooledShape(ScoringRequestOutput, _score)
 
 
 class Scores:
