@@ -40,10 +40,11 @@ def test_blocks_keep_their_order_among_kernels(monkeypatch):
 
 @pytest.mark.parametrize("family", ["GPT2", "Qwen3"])
 def test_nothing_is_computed_twice(family, make_engine):
-    """With each sequence swapped several times; its tokens are those of a cache with room for all."""
+    """Sequences that are swapped would be computed again, or go on with another's K and V."""
     prompts = [[(7 * i + j) % 90 + 1 for j in range(3 + i)] for i in range(24)]
     roomy = make_engine(family, torch.float32, {"prefix_cache": False}, seqs=24, block_size=16)
-    cramped = make_engine(family, torch.float32, {"prefix_cache": False}, seqs=24, block_size=16, blocks=14)
+    switches = {"prefix_cache": False, "swap": True}
+    cramped = make_engine(family, torch.float32, switches, seqs=24, block_size=16, blocks=14)
     assert greedy(cramped, prompts, 40) == greedy(roomy, prompts, 40)
-    assert cramped.stats.preemptions > 10
+    assert cramped.stats.preemptions > 3
     assert cramped.stats.computed_tokens == roomy.stats.computed_tokens
