@@ -39,7 +39,8 @@ Programs = tuple[tuple[int, Program], ...]
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of programs, measured on an H100 80GB HBM3; exact ones of more than 64 rows are not yet.
+    """Sizes of programs, measured on an H100 80GB HBM3; those of up to 16 rows on an H200, exact ones of more than 64
+    rows not yet.
 
     Attributes:
         exact: programs that multiply a sum by its scale.
@@ -58,7 +59,8 @@ class Sizes:
         (65, Program(128, 128, 8, 3, max_parts=4)),
         (33, Program(64, 128, 8, 3)),
         (17, Program(32, 128, 4, 3)),
-        (0, Program(16, 128, 4, 5)),
+        (9, Program(16, 64, 2, 3, programs=512)),
+        (0, Program(8, 64, 2, 3, programs=512)),
     )
     rounding: Programs = ((65, Program(128, 128, 8, 3, programs=160, rounds=True)),)
     min_share: int = 4
