@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from rosebatch.core.structured_outputs import GrammarSpec as GrammarSpec
     from rosebatch.core.structured_outputs import GuidedDecodingParams as GuidedDecodingParams
     from rosebatch.core.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
+    from rosebatch.llm.beam_search import BeamSearchOutput as BeamSearchOutput
+    from rosebatch.llm.beam_search import BeamSearchParams as BeamSearchParams
+    from rosebatch.llm.beam_search import BeamSearchSequence as BeamSearchSequence
     from rosebatch.llm.classes import ClassificationOutput as ClassificationOutput
     from rosebatch.llm.classes import ClassificationRequestOutput as ClassificationRequestOutput
     from rosebatch.llm.embeddings import EmbeddingOutput as EmbeddingOutput
@@ -53,6 +56,9 @@ _PLACES = {
     "JobResult": "rosebatch.llm.run_file",
     "RequestOutput": "rosebatch.llm.outputs",
     "CompletionOutput": "rosebatch.llm.outputs",
+    "BeamSearchParams": "rosebatch.llm.beam_search",
+    "BeamSearchOutput": "rosebatch.llm.beam_search",
+    "BeamSearchSequence": "rosebatch.llm.beam_search",
     "PoolingParams": "rosebatch.core.pooling_params",
     "EmbeddingRequestOutput": "rosebatch.llm.embeddings",
     "EmbeddingOutput": "rosebatch.llm.embeddings",
@@ -70,7 +76,6 @@ __all__ = ["__version__", *_PLACES]
 _INSTEAD = {
     "await LLM(…).agenerate(…) is for asyncio": "AsyncLLM AsyncLLMEngine AsyncEngineArgs",
     "use LLM(model, …)": "EngineArgs LLMEngine",
-    "completions are sampled: use SamplingParams(n=…)": "BeamSearchParams",
     "merge the adapter into the model's weights first": "LoRARequest",
     "stream yields whole outputs": "RequestOutputKind",
     "use EmbeddingRequestOutput": "PoolingOutput PoolingRequestOutput",

@@ -27,6 +27,7 @@ from rosebatch.job.seeds import row_seed
 from rosebatch.job.service import Service
 from rosebatch.llm.awaited import AwaitedCalls
 from rosebatch.llm.backend import Backend, launched_of, load_backend
+from rosebatch.llm.beam_search import BeamSearchOutput, BeamSearchParams, beam_search
 from rosebatch.llm.call import Call
 from rosebatch.llm.calls import Calls
 from rosebatch.llm.classes import CLASSES, REWARDS, ClassificationRequestOutput
@@ -195,6 +196,37 @@ class LLM(WithoutMethods):
         )
         with searched_rarely():
             return self._served(self._rows(chats, sampling_params), Completions(), seed, on_error, use_tqdm)
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        *,
+        use_tqdm: bool = False,
+        concurrency_limit: int | None = None,
+        **vllm: Any,
+    ) -> list[BeamSearchOutput]:
+        """Search for the likeliest completions of prompts.
+
+        Args:
+            prompts: as for ``generate``.
+            params: of all prompts.
+            use_tqdm: show progress on stderr.
+            concurrency_limit: prompts that are searched at once; None for all. Beams that the KV cache has no room for
+                are computed again at each step.
+            vllm: its other parameters, as long as they ask for nothing.
+
+        Returns:
+            one output for each prompt, in order.
+
+        Raises:
+            ValueError: a prompt cannot be served, or the model has no tokenizer.
+        """
+        require_neutral("beam_search", vllm)
+        given = list(several(prompts))
+        with Progress(len(given), enabled=use_tqdm) as progress:
+            at_once = concurrency_limit or len(given)
+            return beam_search(self.generate, given, params, self.get_tokenizer(), at_once, progress)
 
     def embed(
         self,

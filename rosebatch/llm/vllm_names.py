@@ -67,7 +67,6 @@ _OTHER_FORMS = {
 # Methods of its LLM, by what serves here instead.
 _METHODS = {
     "use embed, or get_tokenizer() for token ids": "encode",
-    "completions are sampled: use generate with SamplingParams(n=…)": "beam_search",
     "use close(), and make the LLM again": "sleep wake_up",
     "use rosebatch bench --profile": "start_profile stop_profile",
     "an output has its metrics": "get_metrics",

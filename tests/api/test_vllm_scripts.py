@@ -95,7 +95,7 @@ def test_a_grammar_in_ebnf(llm):
 
 def test_what_vllm_has_and_we_do_not(llm):
     """Each is refused by its name, in one line that says what serves instead."""
-    for name in ("beam_search", "sleep", "wake_up", "llm_engine", "apply_model", "collective_rpc"):
+    for name in ("sleep", "wake_up", "llm_engine", "apply_model", "collective_rpc"):
         with pytest.raises(AttributeError, match=f"^LLM has no {name}: [^\n]+$"):
             getattr(llm, name)
     with pytest.raises(AttributeError, match=r"^LLM has no encode: use embed, or "):
