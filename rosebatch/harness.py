@@ -65,6 +65,9 @@ class RosebatchLM(TemplateLM):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         if not isinstance(pretrained, LLM):
+            max_length = max_length or settings.pop("max_model_len", None)
+            if max_length is None and settings.get("data_parallel_size", 1) != 1:
+                raise ValueError("data_parallel_size needs max_length, for the model is in other processes")
             settings = {"generation_config": "auto", "max_model_len": max_length, **settings}
             pretrained = LLM(pretrained, device="cuda" if device == "cuda:0" else device, **settings)
         self.llm = pretrained
@@ -81,16 +84,18 @@ class RosebatchLM(TemplateLM):  # type: ignore[misc]
             self.chat_template_args["enable_thinking"] = enable_thinking
 
     @property
-    def eot_token_id(self) -> int:
+    def eot_token_id(self) -> int | None:
         """What ends a text."""
-        end: int = self.tokenizer.eos_token_id
+        end: int | None = self.tokenizer.eos_token_id
         return end
 
     @property
     def prefix_token_id(self) -> int:
         """What stands before a text without a context."""
-        own = self.custom_prefix_token_id, self.tokenizer.bos_token_id, self.eot_token_id
-        return next(token for token in own if token is not None)
+        for token in (self.custom_prefix_token_id, self.tokenizer.bos_token_id, self.eot_token_id):
+            if token is not None:
+                return int(token)
+        raise ValueError("the tokenizer names no BOS and no EOS token: give prefix_token_id")
 
     @property
     def tokenizer_name(self) -> str:
@@ -181,7 +186,8 @@ class RosebatchLM(TemplateLM):  # type: ignore[misc]
     def _asked(self, context: str, gen_kwargs: dict[str, Any]) -> tuple[list[int], SamplingParams]:
         """The prompt of a request, without its start where it is too long, and how it is completed."""
         given = dict(normalize_gen_kwargs(gen_kwargs, self.max_gen_toks))
-        until = handle_stop_sequences(given.pop("until"), self.tokenizer.decode(self.eot_token_id))
+        end = None if self.eot_token_id is None else self.tokenizer.decode(self.eot_token_id)
+        until = handle_stop_sequences(given.pop("until"), end)
         max_tokens = given.pop("max_gen_toks")
         if max_tokens >= self.max_length:
             raise ValueError(f"max_gen_toks {max_tokens} leave no room for a prompt: max_length is {self.max_length}")

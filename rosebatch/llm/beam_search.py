@@ -31,7 +31,7 @@ class BeamSearchParams:
         max_tokens: most tokens of a sequence after the prompt.
         ignore_eos: go on after the end token.
         temperature: above 0, a token that is sampled counts among the likeliest ones of each beam.
-        length_penalty: above 1 favors long sequences, below 1 short ones.
+        length_penalty: the greater, the more long sequences are favored; 0 compares log-probabilities as they are.
         include_stop_str_in_output: changes nothing, as in vLLM's library: the end token always stays.
 
     Raises:

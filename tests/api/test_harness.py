@@ -1,5 +1,6 @@
 """The backend of lm-evaluation-harness beside the harness's own backend ``hf``, in fp32."""
 
+import copy
 import json
 import math
 import tomllib
@@ -238,6 +239,8 @@ def test_arguments_of_the_command(folder):
     assert RosebatchLM(lm.llm, max_gen_toks=7).max_gen_toks == 7
     with pytest.raises(ValueError, match=r"^unknown setting parallelize"):
         RosebatchLM.create_from_arg_string(f"{given},parallelize=True", also)
+    with pytest.raises(ValueError, match=r"^data_parallel_size needs max_length"):
+        RosebatchLM(str(folder), data_parallel_size=2)
     assert get_model("rosebatch") is RosebatchLM
 
 
@@ -252,6 +255,16 @@ def test_a_tokenizer_that_is_told_of_bos(folder, ours, add_bos_token):
         assert found.tok_encode(text) == right.tok_encode(text)
 
 
+def test_a_tokenizer_without_an_end(ours, monkeypatch):
+    """Prompts need none; what stands before a text has to be given."""
+    monkeypatch.setattr(ours, "tokenizer", copy.deepcopy(ours.tokenizer))
+    ours.tokenizer.bos_token = ours.tokenizer.eos_token = None
+    with pytest.raises(ValueError, match=r"no BOS and no EOS token: give prefix_token_id"):
+        ours.loglikelihood(requests("loglikelihood", ("", "a")), disable_tqdm=True)
+    monkeypatch.setattr(ours, "custom_prefix_token_id", 3)
+    assert ours._asked("a", {"until": "b", "max_gen_toks": 9})[1].stop == ("b",)
+
+
 def test_the_name_that_the_package_declares():
     """The harness finds the backend by it."""
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["lm_eval.models"]
@@ -259,24 +272,25 @@ def test_the_name_that_the_package_declares():
     assert getattr(import_module(module), name) is RosebatchLM
 
 
-def evaluated(lm):
+def evaluated(lm, **options):
     """The table that the harness prints for the tasks of the examples, the perplexity, and what the model answered."""
     tasks = TaskManager(include_path=str(ROOT / "examples" / "harness"), include_defaults=False)
-    done = simple_evaluate(
-        lm, tasks=["capitals", "texts", "sums"], task_manager=tasks, num_fewshot=2, bootstrap_iters=0
-    )
+    names = ["capitals", "texts", "sums"]
+    done = simple_evaluate(lm, tasks=names, task_manager=tasks, num_fewshot=2, bootstrap_iters=0, **options)
     answers = {name: [each["filtered_resps"] for each in samples] for name, samples in done["samples"].items()}
     # Of a random model it has six digits before the last that is printed, more than fp32 is sure of.
     perplexity = done["results"]["texts"].pop("byte_perplexity,none")
     return make_table(done), perplexity, answers
 
 
+@pytest.mark.matrix
+@pytest.mark.parametrize("options", [{}, {"apply_chat_template": True}], ids=["texts", "chats"])
 @pytest.mark.filterwarnings("ignore:The distutils package:DeprecationWarning")
-def test_whole_evaluations(ours, theirs, monkeypatch, tmp_path):
+def test_whole_evaluations(ours, theirs, monkeypatch, tmp_path, options):
     """Multiple choice, perplexity and generation: the same to the last digit that is printed."""
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
-    (found, perplexity, answers), (right, expected, texts) = evaluated(ours), evaluated(theirs)
+    (found, perplexity, answers), (right, expected, texts) = evaluated(ours, **options), evaluated(theirs, **options)
     assert found == right
     assert perplexity == pytest.approx(expected, rel=1e-5)
     assert answers["sums"] == texts["sums"]

@@ -24,7 +24,7 @@ from rosebatch.io.tasks.embed import Embed
 from rosebatch.io.tasks.score import Score
 from tests.helpers.checkout import environment
 from tests.helpers.marks import needs_demo_model
-from tests.helpers.small_llama import save_llama
+from tests.helpers.small_llama import save_llama, save_tokenizer
 from tests.job.tool_templates import TEMPLATES, chat_backend
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples"
@@ -460,6 +460,27 @@ def test_evaluation_equals_transformers(evaluate, tmp_path, transformers, monkey
     assert code == 1
     assert told.startswith("prompt 1 differs from token 2 on:\n")
     assert "0 of 1 answers are equal" in told
+
+
+@pytest.mark.thorough
+def test_the_harness(tmp_path):
+    """The command runs a task of each kind, whose files are found from the repository's root."""
+    model = tmp_path / "model"
+    save_llama(model)
+    save_tokenizer(model)
+    command = [sys.executable, "-m", "rosebatch.harness", "--model", "rosebatch", "--device", "cpu"]
+    command += ["--model_args", f"pretrained={model},dtype=float32", "--include_path", str(FOLDER / "harness")]
+    done = subprocess.run(
+        [*command, "--tasks", "capitals,texts,sums"],
+        cwd=FOLDER.parent,
+        env=ENVIRONMENT | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    metrics = [line.split("|")[5].strip() for line in done.stdout.splitlines() if line.startswith("|")][2:]
+    assert metrics == ["acc", "acc_norm", "exact_match", "bits_per_byte", "byte_perplexity"]
 
 
 def test_nearest(chat_model, tmp_path):
