@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from rosebatch.llm.beam_search import BeamSearchSequence as BeamSearchSequence
     from rosebatch.llm.classes import ClassificationOutput as ClassificationOutput
     from rosebatch.llm.classes import ClassificationRequestOutput as ClassificationRequestOutput
+    from rosebatch.llm.classes import RewardOutput as RewardOutput
+    from rosebatch.llm.classes import TokenClassificationOutput as TokenClassificationOutput
     from rosebatch.llm.embeddings import EmbeddingOutput as EmbeddingOutput
     from rosebatch.llm.embeddings import EmbeddingRequestOutput as EmbeddingRequestOutput
     from rosebatch.llm.llm import LLM as LLM
@@ -67,6 +69,8 @@ _PLACES = {
     "ScoringOutput": "rosebatch.llm.scores",
     "ClassificationRequestOutput": "rosebatch.llm.classes",
     "ClassificationOutput": "rosebatch.llm.classes",
+    "TokenClassificationOutput": "rosebatch.llm.classes",
+    "RewardOutput": "rosebatch.llm.classes",
     "Logprob": "rosebatch.llm.outputs",
     "RequestMetrics": "rosebatch.llm.outputs",
     "UserError": "rosebatch.core.errors",

@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from rosebatch.core.pooling_params import Activation, Pooling
+from rosebatch.core.pooling_params import Activation, AnyPooling
 
 
 class HeadLayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, repr_omit_defaults=True):
@@ -31,11 +31,13 @@ class ClassifierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     Attributes:
         labels: names of its outputs.
         layers: all but the last have as many outputs as inputs.
-        pooling: which state it takes.
+        pooling: which state it takes; ``all`` for those of all tokens.
         activation: what outputs go through.
+        step_token: id of the token after each step of an answer, where only these are read.
     """
 
     labels: tuple[str, ...]
     layers: tuple[HeadLayer, ...]
-    pooling: Pooling = "last"
+    pooling: AnyPooling = "last"
     activation: Activation = "softmax"
+    step_token: int | None = None

@@ -1,6 +1,6 @@
 """How the hidden states of a prompt become one vector."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Literal, Self, get_args
@@ -8,6 +8,8 @@ from typing import Literal, Self, get_args
 from rosebatch.core.errors import RowError
 
 Pooling = Literal["last", "mean", "cls"]
+# Of a classifier, also the states of all tokens, or of those that end steps.
+AnyPooling = Pooling | Literal["all"]
 # How JSON holds a vector.
 EncodingFormat = Literal["float", "base64"]
 # What the outputs of a classifier go through.
@@ -31,24 +33,27 @@ class PoolingParams:
             Matryoshka Representation Learning).
         prompt_name: which of the model's own texts precedes each text, such as ``query``.
         task: what becomes of the state: a vector, a number for each label, or the one number of a head that scores. A
-            classifier pools as it was trained.
+            classifier pools as it was trained: one that classifies tokens has numbers for each of them.
         activation: what a classifier's outputs go through; None leaves it to the model.
         labels: of a classifier's outputs; the engine knows them.
+        step_token: the token whose states alone are read, where a model rates the steps of an answer.
 
     Raises:
         ValueError: a value outside its range, named in the message.
     """
 
-    pooling: Pooling | None = None
+    pooling: AnyPooling | None = None
     normalize: bool | None = None
     dimensions: int | None = None
     prompt_name: str | None = None
     task: PoolingTask = "embed"
     activation: Activation | None = None
     labels: tuple[str, ...] = ()
+    step_token: int | None = None
 
     def __post_init__(self) -> None:
-        if self.pooling not in (None, *get_args(Pooling)):
+        of_tokens = ("all",) if self.task == "classify" else ()
+        if self.pooling not in (None, *get_args(Pooling), *of_tokens):
             raise ValueError(f"pooling must be {', '.join(get_args(Pooling)[:-1])} or cls, got {self.pooling!r}")
         if not isinstance(self.normalize, bool | None):
             raise ValueError(f"normalize must be True or False, got {self.normalize!r}")
@@ -63,6 +68,11 @@ class PoolingParams:
             raise ValueError("dimensions are of vectors: a classifier has one number for each label")
         if not isinstance(self.prompt_name, str | None):
             raise ValueError(f"prompt_name must be a text, got {self.prompt_name!r}")
+
+    @property
+    def of_tokens(self) -> bool:
+        """Whether tokens have numbers of their own."""
+        return self.pooling == "all"
 
     def over(self, defaults: Self) -> Self:
         """These, with the defaults for what they leave open."""
@@ -131,16 +141,29 @@ class ModelPooling:
         if asked.task != "embed":
             if self.classifier is None:
                 raise RowError("unsupported_pooling", NO_CLASSIFIER)
+            if asked.task == "score" and self.classifier.pooling == "all":
+                raise RowError("unsupported_pooling", "a score needs a head for whole prompts: this is for tokens")
             if asked.task == "score" and (labels := len(self.classifier.labels)) != 1:
                 raise RowError("unsupported_pooling", f"a score needs a head with a single output: this has {labels}")
-            activation = asked.activation or self.classifier.activation
-            return replace(self.classifier, activation=activation, task=asked.task)
+            # Rewards of steps are probabilities.
+            given = asked.activation if self.classifier.step_token is None else None
+            return replace(self.classifier, activation=given or self.classifier.activation, task=asked.task)
         if self.refused and asked.pooling is None:
             raise RowError("unsupported_pooling", self.refused)
         found = asked.over(self.params).over(PLAIN)
         if (why := self.lacks.get(found.pooling or "")) is not None:
             raise RowError("unsupported_pooling", f"pooling {found.pooling}: {why}")
         return found
+
+    def require_steps(self, asked: PoolingParams | None, prompt_token_ids: Sequence[int]) -> None:
+        """Check that a prompt has a step, if the model rates steps.
+
+        Raises:
+            RowError: it has none.
+        """
+        step = None if self.classifier is None else self.classifier.step_token
+        if step is not None and asked is not None and asked.task != "embed" and step not in prompt_token_ids:
+            raise RowError("nothing_to_score", f"the model rates steps that end with token {step}: the prompt has none")
 
 
 # The pooling of a model without its own.

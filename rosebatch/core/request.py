@@ -195,7 +195,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
         finish_reason: ``stop``, ``length``, ``error``, ``embedded``, ``classified``, or
             ``scored``.
         has_end_token: whether the last token ended it: an end token, or one of ``stop_token_ids``.
-        pooled: the vector of the prompt, fp32, if its states are pooled.
+        pooled: the vector of the prompt, fp32, if its states are pooled; of tokens, the numbers of one after the other.
         error: why it cannot be used: it does not match its grammar, or its logits are not finite. None if it can.
     """
 

@@ -160,7 +160,7 @@ class Engine:
             arrival_time: when it came, in seconds of ``time.perf_counter``; None is now.
 
         Raises:
-            RowError: see ``require_servable`` and ``ModelPooling.of``.
+            RowError: see ``require_servable``, and ``require_steps`` and ``of`` of ``ModelPooling``.
         """
         self.require_servable(request)
         if request.pooling is not None:
@@ -187,10 +187,11 @@ class Engine:
         self.scheduler.add(first)
 
     def require_servable(self, request: Request) -> None:
-        """Check a request; see the function of this name."""
+        """Check a request; see the function of this name, and ``ModelPooling.require_steps``."""
         require_servable(
             request, self.vocab_size, self.max_model_len, hidden_size=self.hidden_size, generates=self.generates
         )
+        self.pooling.require_steps(request.pooling, request.prompt_token_ids)
 
     def step(self) -> list[Completion]:
         """Launch a plan and commit those that are due; returns the completions that they finished."""

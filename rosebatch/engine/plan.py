@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 import numpy as np
 
-from rosebatch.core.pooling_params import Pooling
+from rosebatch.core.pooling_params import AnyPooling
 from rosebatch.core.request import Logprobs
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.core.scoring import Scoring
@@ -43,6 +43,7 @@ class SequenceSpec(msgspec.Struct, frozen=True):
         restart_len: number of tokens with which it is computed again from the start; None for never.
         pooling: what becomes of its hidden states; None if they are not pooled.
         classifies: whether the pooled states go through the model's classifier.
+        step_token: see ``PoolingParams``.
         scoring: which tokens get log-probabilities, and none are generated; None for no such sequence.
     """
 
@@ -55,8 +56,9 @@ class SequenceSpec(msgspec.Struct, frozen=True):
     has_features: bool = False
     salt: bytes = b""
     restart_len: int | None = None
-    pooling: Pooling | None = None
+    pooling: AnyPooling | None = None
     classifies: bool = False
+    step_token: int | None = None
     scoring: Scoring | None = None
 
     @property
@@ -70,6 +72,14 @@ class SequenceSpec(msgspec.Struct, frozen=True):
         if self.scoring is not None:
             return self.scoring.start
         return None if self.sampling.prompt_logprobs is None else 1
+
+    def pooled_places(self, start: int, end: int) -> np.ndarray:
+        """``[N]`` int64, positions from ``start`` to ``end`` of tokens that get numbers of their own."""
+        if self.pooling != "all":
+            return np.empty(0, np.int64)
+        if self.step_token is None:
+            return np.arange(start, end)
+        return start + np.flatnonzero(np.array(self.prompt_token_ids[start:end]) == self.step_token)
 
     def is_scored(self, end: int) -> bool:
         """Whether tokens after those of a chunk that ends here may get log-probabilities."""
@@ -225,7 +235,7 @@ class StepResult:
         logprobs: in the same order, of each token; an empty list for a sequence without.
         prompt_logprobs: by the number of a chunk in the plan, of the prompt token after each of its own, from the
             sequence's ``first_scored`` on. At the end of a scored prompt, those of its next tokens follow.
-        pooled: by the number of a chunk that pools, ``[H]`` fp32.
+        pooled: by the number of a chunk that pools, ``[H]`` fp32; of all tokens, ``[N, labels]``.
         seconds: that the device was busy with it.
         syncs: how often the host waited for the device.
         graph_replays, graph_captures: of CUDA graphs.

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from rosebatch.core.request import Completion
+from rosebatch.io.labelled_tokens import LabelledTokens
 from rosebatch.io.rows import FailedRow, Row
 from rosebatch.io.scored_tokens import ScoredToken, ScoredTokens
 from rosebatch.io.tools import ToolCall, call_fields
@@ -65,6 +66,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         prompt_tokens, cached_tokens: of all prompts.
         completion_tokens: of all choices.
         pooled: the vector of each prompt, fp32, of a row that is embedded.
+        tokens: of each prompt, if the model has given tokens numbers of their own.
         scores: of each continuation, or of the prompt, of a row that is scored.
         prompt: the text of the first prompt, as given or rendered; None for token ids.
         completions: what the engine made, in the same order.
@@ -76,6 +78,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int
     cached_tokens: int
     pooled: Sequence["array[float]"] = ()
+    tokens: Sequence[LabelledTokens] = ()
     scores: Sequence[Score] = ()
     prompt: str | None = None
     completions: Sequence[Completion] = ()

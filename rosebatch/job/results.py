@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from rosebatch.core.request import Completion, PackedLogprobs
+from rosebatch.io.labelled_tokens import LabelledTokens
 from rosebatch.io.results import Choice, Result
 from rosebatch.io.scored_tokens import ScoredTokens, TokenTable
 from rosebatch.job.prepared import Prepared, PreparedPrompt
 from rosebatch.job.scored_prompts import scores_of
 from rosebatch.text.chat_parsers import ChatReader, ChatText
+from rosebatch.text.spans import Spans
 from rosebatch.text.stop_strings import cut_at_stop
 from rosebatch.text.tokenizer import Tokenizer
 from rosebatch.text.tool_calls.call import ToolCall
@@ -17,7 +19,7 @@ from rosebatch.text.tool_calls.call import ToolCall
 def result_of(
     prepared: Prepared,
     completions: Sequence[Completion],
-    texts: Sequence[str | ChatText | None],
+    texts: Sequence[str | ChatText | Spans | None],
     tokenizer: Tokenizer | None,
     table: TokenTable,
     *,
@@ -28,7 +30,8 @@ def result_of(
     Args:
         prepared: the row.
         completions: ``n`` of its first prompt, then those of the next.
-        texts: of all tokens of each completion, stop strings included; None without a tokenizer.
+        texts: of all tokens of each completion, stop strings included; None without a tokenizer. Where tokens of
+            prompts have labels: the places of these in the prompt's text.
         tokenizer: None for a model that works on token ids.
         table: of its tokens.
         return_token_ids: whether choices have token ids.
@@ -43,6 +46,7 @@ def result_of(
         choices = [
             _choice(prompt, done, text, first, tokenizer, table, return_token_ids=return_token_ids)
             for number, (done, text) in enumerate(zip(completions, texts, strict=True))
+            if not isinstance(text, Spans)
             for prompt, first in [(prompts[number // n], firsts[number // n])]
         ]
     return Result(
@@ -52,6 +56,13 @@ def result_of(
         completion_tokens=sum(len(done.token_ids) for done in completions),
         cached_tokens=sum(done.cached_tokens for done in firsts),
         pooled=pooled,
+        tokens=[
+            LabelledTokens(
+                done.request.prompt_token_ids, done.pooled, own, found if isinstance(found, Spans) else None, table
+            )
+            for done, found in zip(completions, texts, strict=True)
+            if done.pooled is not None and (own := done.request.pooling) is not None and own.of_tokens
+        ],
         scores=scores,
         prompt=prompts[0].text,
         completions=completions,

@@ -16,19 +16,20 @@ from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.engine import Engine
 from rosebatch.host.threads import wait_for
 from rosebatch.io.results import Result
-from rosebatch.io.rows import FailedRow
+from rosebatch.io.rows import FailedRow, Row
 from rosebatch.io.scored_tokens import TokenTable
 from rosebatch.job.constraints import constraint_of
-from rosebatch.job.prepared import Prepared
+from rosebatch.job.prepared import Prepared, PreparedPrompt
 from rosebatch.job.report.stopwatch import Stopwatch
 from rosebatch.job.results import result_of
 from rosebatch.text.chat_parsers import ChatReader, ChatText
 from rosebatch.text.compiled_grammar import Grammar
+from rosebatch.text.spans import EncodedText, Spans
 from rosebatch.text.stop_strings import StopStrings
 from rosebatch.text.tokenizer import Tokenizer
 
-# A completion's text, or why it has none. None without a tokenizer.
-_Text = str | ChatText | RowError | None
+# A completion's text, or the places of a prompt's tokens in its text; or why there is none. None without a tokenizer.
+_Text = str | ChatText | Spans | RowError | None
 
 
 @dataclass(slots=True)
@@ -164,12 +165,15 @@ class Tickets:
     def _submit(self, limit: int) -> None:
         tickets = [self._complete.popleft() for _ in range(min(limit, len(self._complete)))]
         if tickets:
-            # A chat is a row's only prompt.
-            undecoded = [(done, ticket.prepared.prompts[0].reader) for ticket in tickets for done in ticket.completions]
+            undecoded = [
+                (done, ticket.prepared.prompts[place // ticket.prepared.row.sampling.n], ticket.prepared.row)
+                for ticket in tickets
+                for place, done in enumerate(ticket.completions)
+            ]
             self._decoding = tickets, self.pool.submit(self._decode, undecoded)
 
-    def _decode(self, undecoded: Sequence[tuple[Completion, ChatReader | None]]) -> Sequence[_Text]:
-        """The texts of completions, with what reads those that are no plain text."""
+    def _decode(self, undecoded: Sequence[tuple[Completion, PreparedPrompt, Row]]) -> Sequence[_Text]:
+        """The texts of completions, or where the tokens of their prompts are."""
         tokenizer = self.tokenizer
         if tokenizer is None:
             return [None] * len(undecoded)
@@ -178,15 +182,23 @@ class Tickets:
             for skip in (True, False):
                 plain = [
                     (number, done.text_token_ids)
-                    for number, (done, reader) in enumerate(undecoded)
-                    if (reader is None or self.whole_texts) and done.request.sampling.skip_special_tokens is skip
+                    for number, (done, prompt, _) in enumerate(undecoded)
+                    if (prompt.reader is None or self.whole_texts) and done.request.sampling.skip_special_tokens is skip
                 ]
                 texts = tokenizer.decode_batch([token_ids for _, token_ids in plain], skip_special_tokens=skip)
                 whole |= {number: text for (number, _), text in zip(plain, texts, strict=True)}
-            return [
-                whole[number] if reader is None else _read(reader, done.text_token_ids, whole.get(number))
-                for number, (done, reader) in enumerate(undecoded)
+            found: list[_Text] = [
+                whole[number] if prompt.reader is None else _read(prompt.reader, done.text_token_ids, whole.get(number))
+                for number, (done, prompt, _) in enumerate(undecoded)
             ]
+            labelled = {
+                number: EncodedText(prompt.text, prompt.token_ids, row.messages is not None)
+                for number, (done, prompt, row) in enumerate(undecoded)
+                if done.request.pooling is not None and done.request.pooling.of_tokens and prompt.text is not None
+            }
+            for number, spans in zip(labelled, tokenizer.spans([*labelled.values()]), strict=True):
+                found[number] = spans
+            return found
 
     def _collect(self) -> Iterator[Result | FailedRow]:
         if self._decoding is None:
@@ -204,7 +216,7 @@ class Tickets:
 
     def _result(self, ticket: _Ticket, decoded: Iterator[_Text]) -> Result | FailedRow:
         row, completions = ticket.prepared, ticket.completions
-        texts: list[str | ChatText | None] = []
+        texts: list[str | ChatText | Spans | None] = []
         error = next(filter(None, [done.error for done in completions]), None)
         for text in islice(decoded, len(completions)):
             if isinstance(text, RowError):

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from rosebatch.io.labelled_tokens import LabelledToken
 from rosebatch.io.results import Result
 from rosebatch.io.tasks.classify import likeliest
 from rosebatch.llm.pooled_output import PooledRequestOutput, PooledShape
@@ -26,25 +27,51 @@ class ClassificationOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class RewardOutput:
-    """What a reward head gives a prompt: its outputs as they are, fp32."""
+class TokenClassificationOutput:
+    """What a head for tokens gives each token of a prompt.
 
-    data: list[float]
+    Attributes:
+        probs: ``[T, labels]`` fp32, after the model's activation.
+        tokens: each with its text, its place in the prompt's text, its likeliest label, and the number of that.
+    """
+
+    probs: list[list[float]]
+    tokens: list[LabelledToken]
+
+    @property
+    def num_classes(self) -> int:
+        """How many labels there are."""
+        return len(self.probs[0])
+
+
+@dataclass(frozen=True, slots=True)
+class RewardOutput:
+    """What a reward head gives a prompt: its outputs as they are, fp32.
+
+    Attributes:
+        data: ``[labels]``; of a head for tokens ``[T, labels]``. Of one for steps, probabilities, ``[steps, labels]``.
+    """
+
+    data: list[float] | list[list[float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassificationRequestOutput(PooledRequestOutput):
     """A prompt and its class, or its reward; fields as of ``PooledRequestOutput``."""
 
-    outputs: ClassificationOutput | RewardOutput | None
+    outputs: ClassificationOutput | TokenClassificationOutput | RewardOutput | None
 
 
-def _class(result: Result) -> ClassificationOutput:
+def _class(result: Result) -> ClassificationOutput | TokenClassificationOutput:
+    for tokens in result.tokens:
+        return TokenClassificationOutput(tokens.numbers.tolist(), tokens.read())
     (numbers,) = result.pooled
     return ClassificationOutput(numbers.tolist(), likeliest(result))
 
 
 def _reward(result: Result) -> RewardOutput:
+    for tokens in result.tokens:
+        return RewardOutput(tokens.numbers.tolist())
     (numbers,) = result.pooled
     return RewardOutput(numbers.tolist())
 

@@ -61,7 +61,7 @@ class PoolingHeads(NamedTuple):
 
     Attributes:
         embed: to vectors ``[P, D]`` fp32.
-        classify: to numbers ``[P, labels]`` fp32.
+        classify: to numbers ``[P, labels]`` fp32; those of tokens too.
     """
 
     embed: Callable[[Tensor], Tensor] | None = None

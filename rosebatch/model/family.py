@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rosebatch.config.classifier import HeadLayer
+from rosebatch.config.classifier import ClassifierConfig, HeadLayer
 from rosebatch.config.model import ModelConfig
-from rosebatch.core.pooling_params import Pooling
+from rosebatch.core.pooling_params import AnyPooling
 from rosebatch.model.contract import Model
 from rosebatch.model.weights import WeightSource
 from rosebatch.ops.ops import Ops
@@ -93,7 +93,10 @@ class GGUF:
 
 
 # Of a classification head: which state it takes, and its layers.
-ClassifierHead = tuple[Pooling, tuple[HeadLayer, ...]]
+ClassifierHead = tuple[AnyPooling, tuple[HeadLayer, ...]]
+
+# The head for tokens of encoders, and of some decoders.
+TOKEN_CLASSIFIER = (HeadLayer(name="classifier"),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +112,9 @@ class Architecture:
         experts: whether its MLPs are mixtures of experts.
         fallback: whether transformers' own code may run it, with ``--model-impl transformers``.
         gguf: how GGUF files hold it; None if they are not served.
-        classifier: config.json -> the head of its class that classifies; None: that of decoders, one product.
+        classifier: config.json -> the head of its class for whole prompts; None: that of decoders, one product.
+        token_classifier: config.json -> the layers of its head for tokens; None: one product, as most have it.
+        rewards: further classes with a head, by what follows the stem of their names -> that head.
     """
 
     model_type: str
@@ -121,6 +126,8 @@ class Architecture:
     fallback: bool = True
     gguf: GGUF | None = None
     classifier: Callable[[Mapping[str, Any]], ClassifierHead] | None = None
+    token_classifier: Callable[[Mapping[str, Any]], tuple[HeadLayer, ...]] | None = None
+    rewards: Mapping[str, ClassifierConfig] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,13 @@ from typing import Any
 from rosebatch.config.classifier import ClassifierConfig, HeadLayer
 from rosebatch.core.pooling_params import Activation
 from rosebatch.host.model_files import shown
-from rosebatch.model.family import ClassifierHead
+from rosebatch.model.family import TOKEN_CLASSIFIER, Architecture, ClassifierHead
 from rosebatch.model.hf_fields import UnservedError
 
-# How transformers names classes with a head that classifies whole prompts.
-CLASSIFIES = "ForSequenceClassification"
+# How transformers names classes with a head for whole prompts, and with one for tokens.
+_PROMPTS, _TOKENS = "ForSequenceClassification", "ForTokenClassification"
+# The same of classes outside of it.
+_REWARDS = ("ForRewardModel", "ForProcessRewardModel")
 _BY_PROBLEM: dict[str, Activation] = {
     "single_label_classification": "softmax",
     "multi_label_classification": "sigmoid",
@@ -22,24 +24,49 @@ _BY_FUNCTION: dict[str, Activation] = {"Sigmoid": "sigmoid", "Identity": "none"}
 _LABELS = 2
 
 
-def decoder_head(values: Mapping[str, Any]) -> ClassifierHead:
-    """That of decoders: one product of the last token's state."""
-    return "last", (HeadLayer(name="score", bias=False),)
+def split_class(name: str) -> tuple[str, str]:
+    """The stem of a class with a head that classifies, and the rest of its name; for others, the name and nothing."""
+    head = next((each for each in (_PROMPTS, _TOKENS, *_REWARDS) if name.endswith(each)), "")
+    return name.removesuffix(head), head
 
 
-def parse_classifier(values: Mapping[str, Any], head: ClassifierHead) -> ClassifierConfig:
+def has_head(architecture: Architecture, head: str) -> bool:
+    """Whether there is such a class with this rest of its name."""
+    return head in (_PROMPTS, _TOKENS, *architecture.rewards)
+
+
+def parse_classifier(values: Mapping[str, Any], architecture: Architecture, head: str) -> ClassifierConfig:
     """The classifier of a class.
 
     Args:
         values: of config.json.
-        head: of the class: which state it takes, and its layers.
+        architecture: of the class.
+        head: what follows the stem of the class's name; see ``has_head``.
 
     Raises:
         ValueError: labels or kinds of outputs are not served.
     """
+    if head in architecture.rewards:
+        return architecture.rewards[head]
     labels = _labels(values)
-    pooling, layers = head
+    pooling, layers = (_head_of_tokens if head == _TOKENS else _head_of_prompts)(values, architecture)
     return ClassifierConfig(labels=labels, layers=layers, pooling=pooling, activation=_activation(values, len(labels)))
+
+
+def _head_of_prompts(values: Mapping[str, Any], architecture: Architecture) -> ClassifierHead:
+    """That of decoders is one product of the last token's state."""
+    if architecture.classifier is not None:
+        return architecture.classifier(values)
+    return "last", (HeadLayer(name="score", bias=False),)
+
+
+def _head_of_tokens(values: Mapping[str, Any], architecture: Architecture) -> ClassifierHead:
+    """One product of each state, with another name in encoders than in most decoders."""
+    if architecture.token_classifier is not None:
+        return "all", architecture.token_classifier(values)
+    if architecture.classifier is not None:
+        return "all", TOKEN_CLASSIFIER
+    return "all", (HeadLayer(name="score", bias=values.get("token_classification_bias", True)),)
 
 
 def _labels(values: Mapping[str, Any]) -> tuple[str, ...]:

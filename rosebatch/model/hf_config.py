@@ -8,7 +8,7 @@ from rosebatch.config.model import ModelConfig
 from rosebatch.config.toml_file import convert
 from rosebatch.host.model_files import read_json, refusal, shown
 from rosebatch.model.family import Architecture
-from rosebatch.model.hf_classifier import CLASSIFIES, decoder_head, parse_classifier
+from rosebatch.model.hf_classifier import has_head, parse_classifier, split_class
 from rosebatch.model.hf_fields import UnservedError, end_tokens, run_dtype
 from rosebatch.model.hf_rope import rope_members
 from rosebatch.model.quantization.folder_config import quantization_of
@@ -109,9 +109,8 @@ def parse_model_config(values: Mapping[str, Any], source: str) -> ModelConfig:
         require_read(values, architecture.parse, {**architecture.defaults, **rope_members(values)})
         if _is_bare(name):
             fields["head"] = False
-        if name.endswith(CLASSIFIES):
-            own = architecture.classifier or decoder_head
-            fields |= {"head": False, "classifier": parse_classifier(values, own(values))}
+        if head := split_class(name)[1]:
+            fields |= {"head": False, "classifier": parse_classifier(values, architecture, head)}
     except KeyError as error:
         raise refusal(source, f"{error.args[0]!r} is missing") from None
     except UnservedError as error:
@@ -147,9 +146,10 @@ def _with_head(name: Any) -> Any:
     for end in _TRAINED:
         if (bare := f"{name.removesuffix(end)}{_BARE}") != f"{name}{_BARE}" and bare in ARCHITECTURES:
             return bare
-    if name.endswith(CLASSIFIES):
-        stem = name.removesuffix(CLASSIFIES)
-        return next((each for end in (*_WHOLE, _BARE) if (each := stem + end) in ARCHITECTURES), name)
+    stem, head = split_class(name)
+    if head:
+        siblings = (each for end in (*_WHOLE, _BARE) if (each := stem + end) in ARCHITECTURES)
+        return next((each for each in siblings if has_head(ARCHITECTURES[each], head)), name)
     if not name.endswith(_BARE):
         return name
     stem = name.removesuffix(_BARE)

@@ -133,7 +133,12 @@ class ModelSource:
         own = self.config.classifier
         if own is not None:
             classifier = PoolingParams(
-                pooling=own.pooling, normalize=False, task="classify", activation=own.activation, labels=own.labels
+                pooling=own.pooling,
+                normalize=False,
+                task="classify",
+                activation=own.activation,
+                labels=own.labels,
+                step_token=own.step_token,
             )
             found = replace(found, classifier=classifier)
         if not self.config.bidirectional:

@@ -54,7 +54,7 @@ class Bound(NamedTuple):
 UNBOUND = Bound()
 
 
-class _Piece(NamedTuple):
+class Piece(NamedTuple):
     """A part of a text, and whether it may be encoded apart from what precedes it."""
 
     begin: int
@@ -78,7 +78,7 @@ class LongTexts:
         A text that cannot be cut is encoded as a whole, if the number of tokens may be within the bound.
         """
         front, back = self.added if add_special_tokens else ([], [])
-        pieces = list(self._pieces(text))
+        pieces = list(self.pieces(text))
         if bound.last:
             ends = self._last(text, pieces, front, back, bound.last)
             return ends or _too_long(text, bound) or self._whole(text, add_special_tokens)[-bound.last :]
@@ -97,7 +97,7 @@ class LongTexts:
             return [*ids, *back]
         return _too_long(text, bound) or self._whole(text, add_special_tokens)
 
-    def _last(self, text: str, pieces: list[_Piece], front: list[int], back: list[int], count: int) -> list[int]:
+    def _last(self, text: str, pieces: list[Piece], front: list[int], back: list[int], count: int) -> list[int]:
         """So many last token ids, or all if there are fewer; none where the text cannot be cut."""
         found = back
         for piece in reversed(pieces):
@@ -119,14 +119,15 @@ class LongTexts:
         """Token ids of short parts of texts, without those that are put around a text."""
         return [each.ids for each in self._backend.encode_batch_fast(list(parts), add_special_tokens=False)]
 
-    def _pieces(self, text: str) -> Iterator[_Piece]:
+    def pieces(self, text: str) -> Iterator[Piece]:
+        """The parts in which a text is encoded."""
         begin, is_apart = 0, True
         while len(text) - begin > _PIECE:
             cut = self.cut(text, begin + _PIECE // 2, begin + _SEARCHED)
             end, behind = cut or (begin + _PIECE, begin + _PIECE)
-            yield _Piece(begin, end, is_apart)
+            yield Piece(begin, end, is_apart)
             begin, is_apart = behind, cut is not None
-        yield _Piece(begin, len(text), is_apart)
+        yield Piece(begin, len(text), is_apart)
 
     def cut(self, text: str, first: int, last: int) -> tuple[int, int] | None:
         """Where a piece may end and the next one may begin, which may leave out a space; None if there is no place.

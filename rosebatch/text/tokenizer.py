@@ -1,12 +1,13 @@
 """From prompts and chats to token ids."""
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
-from rosebatch.core.errors import RowError, UserError
+from rosebatch.core.errors import RowError, UserError, unexpected
 from rosebatch.core.pooling_params import NO_PROMPTS, NamedPrompts
 from rosebatch.host.model_files import refusal, refused, require_file
 from rosebatch.host.pretrained import load_pretrained_tokenizer
@@ -16,6 +17,7 @@ from rosebatch.text.chat_parsers import ChatParsers
 from rosebatch.text.chat_template import ChatTemplate
 from rosebatch.text.long_texts import LONG, UNBOUND, Bound, LongTexts
 from rosebatch.text.shared_beginnings import SharedBeginnings
+from rosebatch.text.spans import EncodedText, Spans, find_spans
 from rosebatch.text.tokenizer_files import Template, TokenizerFiles
 from rosebatch.text.vocabulary import Vocabulary
 
@@ -254,6 +256,14 @@ class Tokenizer(Vocabulary):
         whole = self.backend.post_process(first, second)
         moved = self.prompts.second_text
         return [i + moved * kind for i, kind in zip(whole.ids, whole.type_ids, strict=True)] if moved else whole.ids
+
+    def spans(self, prompts: Sequence[EncodedText]) -> list[Spans | RowError]:
+        """Where the tokens of prompts are in their texts."""
+
+        def find(group: Sequence[EncodedText]) -> list[Spans | RowError]:
+            return [find_spans(self.backend, self._long_texts, each) for each in group]
+
+        return batch_or_each(find, prompts, partial(unexpected, "finding the places of tokens"))
 
     def fill_in_middle(self, prompt: str, suffix: str) -> str | RowError:
         """The prompt that makes a fill-in-the-middle model write the text between ``prompt`` and ``suffix``."""

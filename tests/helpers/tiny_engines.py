@@ -13,18 +13,22 @@ from rosebatch.engine.load import load_engine
 from rosebatch.model.source import find_model
 
 
-def random_model(config: Any, *, plain: bool = False, **options: Any) -> Any:
+def random_model(config: Any, kind: Any = None, *, plain: bool = False, **options: Any) -> Any:
     """A model of transformers in fp32, always the same.
 
     Args:
         config: of transformers.
+        kind: transformers' class; None for that of the config with an output projection.
         plain: norms are at one and biases at zero. A model could ignore them without failing a test.
         options: of ``from_config``.
     """
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **options).eval()
+    if kind is None:
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **options).eval()
+    else:
+        model = kind(config).float().eval()
     for name, parameter in model.named_parameters():
         if parameter.ndim == 1 and not plain:
             torch.nn.init.normal_(parameter, 1.0 if name.endswith("weight") else 0.0, 0.2)

@@ -10,6 +10,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from rosebatch.core.errors import RowError
 from rosebatch.text import long_texts
 from rosebatch.text.long_texts import UNBOUND, Bound, LongTexts
+from rosebatch.text.spans import EncodedText, find_spans
 from rosebatch.text.tokenizer import Tokenizer
 from tests.helpers.byte_tokenizer import byte_backend
 
@@ -111,7 +112,7 @@ def test_ids_are_those_of_the_whole_text(small_pieces, kind):
     texts = LongTexts(backend)
     for seed in range(3):
         text = text_of(500, seed)
-        assert [piece.is_apart for piece in texts._pieces(text)].count(True) >= 8
+        assert [piece.is_apart for piece in texts.pieces(text)].count(True) >= 8
         for add in (False, True):
             whole = backend.encode(text, add_special_tokens=add).ids
             assert texts.encode(text, UNBOUND, add_special_tokens=add) == whole
@@ -121,6 +122,22 @@ def test_ids_are_those_of_the_whole_text(small_pieces, kind):
                 assert texts.encode(text, Bound(last), add_special_tokens=add) == whole[-last:]
 
 
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_places_are_those_of_the_whole_text(small_pieces, kind):
+    """Tokens of a later piece had places in that; added tokens stood for the first character."""
+    backend = BACKENDS[kind]()
+    text = text_of(500)
+    whole = backend.encode(text)
+    added = zip(whole.offsets, whole.special_tokens_mask, strict=True)
+    expected = [(None, None) if special else span for span, special in added]
+    for count in (len(whole.ids), 5):
+        found = find_spans(backend, LongTexts(backend), EncodedText(text, whole.ids[-count:], is_whole=False))
+        assert list(found) == expected[-count:]
+    # Ids of another text.
+    found = find_spans(backend, LongTexts(backend), EncodedText(text, [0, *whole.ids[1:]], is_whole=False))
+    assert set(found) == {(None, None)} or whole.ids[0] == 0
+
+
 def test_tokens_of_two_words(small_pieces):
     """A vocabulary may have them: a cut between the two would lose them."""
     backend = byte_backend(b"e ", b"e t")
@@ -128,7 +145,7 @@ def test_tokens_of_two_words(small_pieces):
     plain["model"]["merges"] = [["e", "Ġ"], ["eĠ", "t"]]
     backend = tokenizers.Tokenizer.from_str(json.dumps(plain))
     texts = LongTexts(backend)
-    assert not any(piece.is_apart for piece in list(texts._pieces("the " * 1000))[1:])
+    assert not any(piece.is_apart for piece in list(texts.pieces("the " * 1000))[1:])
     for text in ("the " * 1000, "the tea " * 500):
         whole = backend.encode(text).ids
         assert texts.encode(text, UNBOUND, add_special_tokens=True) == whole
@@ -140,7 +157,7 @@ def test_sums_of_scores_that_depend_on_what_precedes(small_pieces):
     scores = [("<unk>", 0.0), ("▁", -3.0), ("a", -0.1), ("aa", -0.7), ("b", -2.3)]
     backend = tokenizers.Tokenizer(models.Unigram(scores, unk_id=0))
     backend.normalizer = normalizers.Replace(" ", "▁")
-    pieces = list(LongTexts(backend)._pieces("aaa b " * 500))
+    pieces = list(LongTexts(backend).pieces("aaa b " * 500))
     assert len(pieces) > 5
     assert not any(piece.is_apart for piece in pieces[1:])
 
@@ -155,7 +172,7 @@ def test_words_that_go_on_behind_a_mark(small_pieces, split, gap, scheme):
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=split)
     rng = random.Random(0)
     text = gap.join("a" * rng.randint(1, 9) for _ in range(2000))
-    pieces = list(LongTexts(backend)._pieces(text))
+    pieces = list(LongTexts(backend).pieces(text))
     assert any(piece.is_apart for piece in pieces[1:]) == (split and gap == " ")
     whole = backend.encode(text, add_special_tokens=False).ids
     assert LongTexts(backend).encode(text, UNBOUND, add_special_tokens=False) == whole

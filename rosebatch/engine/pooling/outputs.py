@@ -19,7 +19,7 @@ def require_output(params: PoolingParams, hidden_size: int | None) -> None:
 
 
 def output_of(pooled: np.ndarray, params: PoolingParams) -> tuple["array[float] | None", str]:
-    """The output and the finish reason, from ``[H]`` fp32; no output if the hidden states are not finite."""
+    """The output and the finish reason, from ``[H]`` or ``[N, labels]`` fp32; no output if they are not finite."""
     if not np.isfinite(pooled).all():
         return None, "error"
     if params.task == "embed":
@@ -33,8 +33,8 @@ def _numbers(outputs: np.ndarray, params: PoolingParams) -> "array[float]":
     if params.activation == "sigmoid":
         found = 1 / (1 + np.exp(-found))
     elif params.activation == "softmax":
-        found = np.exp(found - found.max())
-        found /= found.sum()
+        found = np.exp(found - found.max(-1, keepdims=True))
+        found /= found.sum(-1, keepdims=True)
     return array("f", found.astype(np.float32).tobytes())
 
 

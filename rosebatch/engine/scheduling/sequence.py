@@ -115,6 +115,7 @@ class SequenceState(msgspec.Struct, eq=False):
             has_features=sampling.adjusts or sampling.logprobs is not None,
             pooling=pooling,
             classifies=request.pooling is not None and request.pooling.task != "embed",
+            step_token=None if request.pooling is None else request.pooling.step_token,
             scoring=request.scoring,
         )
         token_ids = array("I", prompt)
@@ -178,6 +179,9 @@ class SequenceState(msgspec.Struct, eq=False):
         """How many of its first tokens need not be computed where their K and V are known."""
         if self.spec.pooling == "mean":
             return 0
+        if self.spec.pooling == "all":
+            step = self.spec.step_token
+            return 0 if step is None else self.spec.prompt_token_ids.index(step)
         if not self.needs_prompt_logprobs:
             return len(self.token_ids)
         assert self.spec.first_scored is not None
@@ -256,7 +260,7 @@ class SequenceState(msgspec.Struct, eq=False):
         return None
 
     def apply_pooled(self, pooled: np.ndarray, now: float) -> None:
-        """Take the pooled hidden states ``[H]`` fp32 of the prompt, which finish the sequence."""
+        """Take what ``StepResult.pooled`` has of the prompt, which finishes the sequence."""
         assert self.request.pooling is not None, "the states are to be pooled"
         self.finish_time = now
         self.pooled, self.finish_reason = output_of(pooled, self.request.pooling)

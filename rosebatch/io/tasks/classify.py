@@ -1,10 +1,12 @@
-"""Each prompt is classified: the model's own head gives its labels numbers."""
+"""Each prompt, or each of its tokens, is classified: the model's own head gives labels numbers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from rosebatch.core.errors import RowError
 from rosebatch.core.pooling_params import PoolingParams
+from rosebatch.io.labelled_tokens import shortest
 from rosebatch.io.results import Result
 from rosebatch.io.tasks.task import PromptFields, Task
 
@@ -18,11 +20,18 @@ CLASSIFY = PoolingParams(task="classify")
 
 @dataclass(frozen=True)
 class Classify(Task):
-    """See ``Task``."""
+    """See ``Task``.
+
+    Attributes:
+        token_probs: whether tokens that are classified have the numbers of all labels.
+    """
 
     name: ClassVar[str] = "classify"
     doing: ClassVar[str] = "classifying"
-    result_fields: ClassVar[tuple[str, ...]] = ("index", "label", "probs", "score", "usage", "error")
+    result_fields: ClassVar[tuple[str, ...]] = (
+        "index", "label", "probs", "score", "tokens", "rewards", "usage", "error",
+    )  # fmt: skip
+    token_probs: bool = False
 
     def types(self) -> Mapping[str, "pa.DataType"]:
         """See ``Task``."""
@@ -30,22 +39,35 @@ class Classify(Task):
 
         from rosebatch.io.parquet_types import RESULT_TYPES
 
+        numbers = pa.list_(pa.float32())
+        token = [("token", pa.string()), ("start", pa.int64()), ("end", pa.int64())]
+        token += [("label", pa.string()), ("score", pa.float32()), *[("probs", numbers)] * self.token_probs]
         return {
             "index": pa.int64(),
             "label": pa.string(),
-            "probs": pa.list_(pa.float32()),
+            "probs": numbers,
             "score": pa.float32(),
+            "tokens": pa.list_(pa.struct(token)),
+            "rewards": numbers,
             "usage": pa.struct([("prompt_tokens", pa.int64())]),
             "error": RESULT_TYPES["error"],
         }
 
     def result(self, result: Result) -> dict[str, Any]:
-        """See ``Task``. A head with a single output gives a score."""
+        """See ``Task``."""
+        return {"index": result.row.index, **self._classes(result), "usage": {"prompt_tokens": result.prompt_tokens}}
+
+    def _classes(self, result: Result) -> dict[str, Any]:
+        """What a head has made of a prompt; one with a single output, and one for steps, give no labels."""
+        if result.tokens:
+            (tokens,) = result.tokens
+            if tokens.of_steps:
+                return {"rewards": shortest(tokens.numbers[:, -1])}
+            return {"tokens": tokens.read(probs=self.token_probs)}
         (numbers,) = result.pooled
-        own: dict[str, Any] = {"score": numbers[0]}
-        if len(numbers) > 1:
-            own = {"label": likeliest(result), "probs": numbers.tolist()}
-        return {"index": result.row.index, **own, "usage": {"prompt_tokens": result.prompt_tokens}}
+        if len(numbers) == 1:
+            return {"score": numbers[0]}
+        return {"label": likeliest(result), "probs": numbers.tolist()}
 
     def asks(self, line: PromptFields) -> dict[str, Any]:
         """See ``Task``."""
@@ -53,11 +75,17 @@ class Classify(Task):
 
     def description(self, pooling: Mapping[str, Any]) -> dict[str, Any]:
         """See ``Task``."""
-        return {DESCRIBED: {"of": "prompts"}}
+        return {DESCRIBED: {"of": "prompts", **({"token_probs": True} if self.token_probs else {})}}
 
 
 def likeliest(result: Result, prompt: int = 0) -> str:
-    """The label with the largest number, the first of several, of one of the row's prompts."""
+    """The label with the largest number, the first of several, of one of the row's prompts.
+
+    Raises:
+        RowError: the model classifies tokens.
+    """
+    if result.tokens:
+        raise RowError("unsupported_pooling", "the model classifies tokens: a prompt has no label")
     pooling, numbers = result.completions[prompt].request.pooling, result.pooled[prompt]
     assert pooling is not None, "the engine has resolved it"
     return pooling.labels[max(range(len(numbers)), key=numbers.__getitem__)]

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from rosebatch.config.model import ModelConfig
 from rosebatch.model.contract import Attention, load_embedding, load_head, rows_of
-from rosebatch.model.family import GGUF, Architecture, Family, GGUFModel, integers
+from rosebatch.model.family import GGUF, TOKEN_CLASSIFIER, Architecture, Family, GGUFModel, integers
 from rosebatch.model.hf_fields import size, supported
 from rosebatch.model.mixers.softmax.mixer import SoftmaxSpec
 from rosebatch.model.sublayers import channels, columns, load_linear
@@ -197,5 +197,14 @@ _GGUF = GGUF(
     biases=lambda _: _GGUF_BIASES,
     values=_gguf_values,
 )
-ARCHITECTURES = {"GPT2LMHeadModel": Architecture("gpt2", "GPT-2", _parse, {"eos_token_id": 50256}, gguf=_GGUF)}
+ARCHITECTURES = {
+    "GPT2LMHeadModel": Architecture(
+        "gpt2",
+        "GPT-2",
+        _parse,
+        {"eos_token_id": 50256},
+        gguf=_GGUF,
+        token_classifier=lambda _: TOKEN_CLASSIFIER,
+    )
+}
 FAMILY = Family("gpt2", GPT2, mlp_matrices=2, hf_values=_hf_values)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rosebatch.model import gguf_decoder
 from rosebatch.model.families.layer_norm_decoder import LayerNormDecoder
-from rosebatch.model.family import GGUF, Architecture, Family, GGUFModel
+from rosebatch.model.family import GGUF, TOKEN_CLASSIFIER, Architecture, Family, GGUFModel
 from rosebatch.model.hf_fields import attention_biases, decoder
 from rosebatch.model.hf_rope import rope, rotary_dim, rotary_share
 from rosebatch.model.sublayers import MLP, load_plain_mlp
@@ -104,5 +104,14 @@ _GGUF = GGUF(
     biases=_gguf_biases,
     values=_gguf_values,
 )
-ARCHITECTURES = {"GPTNeoXForCausalLM": Architecture("gpt_neox", "GPT-NeoX, Pythia", _parse, _DEFAULTS, gguf=_GGUF)}
+ARCHITECTURES = {
+    "GPTNeoXForCausalLM": Architecture(
+        "gpt_neox",
+        "GPT-NeoX, Pythia",
+        _parse,
+        _DEFAULTS,
+        gguf=_GGUF,
+        token_classifier=lambda _: TOKEN_CLASSIFIER,
+    )
+}
 FAMILY = Family("gpt_neox", GPTNeoX, mlp_matrices=2)

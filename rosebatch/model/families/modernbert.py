@@ -129,6 +129,10 @@ def _parse(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _token_classifier(values: Mapping[str, Any]) -> tuple[HeadLayer, ...]:
+    return _classifier({**values, "classifier_pooling": "cls"})[1]
+
+
 def _classifier(values: Mapping[str, Any]) -> ClassifierHead:
     pooling = values.get("classifier_pooling", "cls")
     if pooling not in ("cls", "mean"):
@@ -155,6 +159,7 @@ ARCHITECTURES = {
         window=True,
         fallback=False,
         classifier=_classifier,
+        token_classifier=_token_classifier,
     )
 }
 FAMILY = Family("modernbert", ModernBert, bidirectional=True)

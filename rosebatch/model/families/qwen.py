@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from rosebatch.config.classifier import ClassifierConfig, HeadLayer
 from rosebatch.host.model_files import shown
 from rosebatch.model import gguf_decoder
 from rosebatch.model.family import EACH, GGUF, Architecture, GGUFModel, integers
@@ -188,6 +189,14 @@ _GGUF_QWEN3_MOE = replace(
     layer_names={**_ATTENTION, **GGUF_EXPERTS, **gguf_decoder.HEAD_NORMS},
     config=_gguf_qwen3_moe,
 )
+_REWARD_LAYERS = (HeadLayer(name="score.0", activation="relu"), HeadLayer(name="score.2"))
+# Of the classes that come with Qwen2.5-Math-RM and -PRM; <extra_0> ends a step (source: their model cards).
+_REWARDS = {
+    "ForRewardModel": ClassifierConfig(labels=("LABEL_0",), layers=_REWARD_LAYERS, activation="none"),
+    "ForProcessRewardModel": ClassifierConfig(
+        labels=("LABEL_0", "LABEL_1"), layers=_REWARD_LAYERS, pooling="all", step_token=151651
+    ),
+}
 ARCHITECTURES = {
     "Qwen2ForCausalLM": Architecture(
         "qwen2",
@@ -196,6 +205,7 @@ ARCHITECTURES = {
         _QWEN2_DEFAULTS,
         window=True,
         gguf=_GGUF_QWEN2,
+        rewards=_REWARDS,
     ),
     "Qwen3ForCausalLM": Architecture(
         "qwen3",
