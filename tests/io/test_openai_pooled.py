@@ -1,13 +1,17 @@
-"""Lines of ``/v1/classify``, ``/v1/score`` and ``/v1/rerank``, and their answers as vLLM's server gives them."""
+"""Lines of vLLM's pooling endpoints, and their answers as its server gives them."""
 
 from array import array
+from base64 import b64decode
 
 import pytest
 
+from rosebatch.core.errors import RowError
 from rosebatch.core.pooling_params import PoolingParams
 from rosebatch.core.request import Completion, Request
+from rosebatch.io.labelled_tokens import LabelledTokens
 from rosebatch.io.openai.lines import BatchShape, parse_request
 from rosebatch.io.rows import FailedRow, Row
+from rosebatch.io.scored_tokens import TokenTable
 from rosebatch.io.tasks.classify import CLASSIFY
 from rosebatch.io.tasks.score import SCORE
 from tests.helpers.results import make_result
@@ -18,8 +22,8 @@ def parse(url, **body):
     return parse_request(line, index=0, where="line 1", defaults={"temperature": 0.5})
 
 
-def answer(row, *outputs, labels=("no", "yes")):
-    pooling = PoolingParams(task="classify", labels=labels)
+def answer(row, *outputs, labels=("no", "yes"), **params):
+    pooling = PoolingParams(task="classify", labels=labels, **params)
     done = [
         Completion(
             request=Request(i, (1, 2), pooling=pooling), sample=0, token_ids=(), finish_reason="classified",
@@ -29,7 +33,8 @@ def answer(row, *outputs, labels=("no", "yes")):
     ]  # fmt: skip
     pooled = [array("f", each) for each in outputs]
     counts = {"prompt_tokens": 7, "completion_tokens": 0, "cached_tokens": 0}
-    result = make_result(index=0, metadata=row.metadata, pooled=pooled, completions=done, **counts)
+    tokens = [LabelledTokens((), each, pooling, None, TokenTable(None)) for each in pooled if pooling.of_tokens]
+    result = make_result(index=0, metadata=row.metadata, pooled=pooled, completions=done, tokens=tokens, **counts)
     return BatchShape("model", 1700000000).result(result)["response"]["body"]
 
 
@@ -47,6 +52,38 @@ def test_classify(url):
     assert body["data"][0]["probs"] == [0.25, 0.75]
     assert body["usage"] == {"prompt_tokens": 7, "total_tokens": 7, "completion_tokens": 0}
     assert (body["object"], body["model"], body["created"]) == ("list", "model", 1700000000)
+
+
+@pytest.mark.parametrize("url", ["/pooling", "/v1/pooling"])
+def test_pooling(url):
+    """Numbers of prompts, of tokens, and vectors have one endpoint; an activation that is off is left out."""
+    row = parse(url, input=["a", [1, 2]], use_activation=False, truncate_prompt_tokens=9)
+    assert (row.prompts, row.options.truncate_prompt_tokens) == (("a", (1, 2)), 9)
+    assert row.pooling == PoolingParams(task="classify", activation="none")
+    body = answer(row, [0.25, 0.75], [0.5, 0.5])
+    assert body["data"] == [
+        {"index": 0, "object": "pooling", "data": [0.25, 0.75]},
+        {"index": 1, "object": "pooling", "data": [0.5, 0.5]},
+    ]
+    assert body["id"] == "pool-0"
+    of_tokens = answer(row, [0.25, 0.75, 1, 0], pooling="all")
+    assert of_tokens["data"] == [{"index": 0, "object": "pooling", "data": [[0.25, 0.75], [1, 0]]}]
+    packed = parse(url, input="a", encoding_format="base64", task="token_classify")
+    (found,) = answer(packed, [0.25, 0.75], pooling="all")["data"]
+    assert array("f", b64decode(found["data"])).tolist() == [0.25, 0.75]
+    with pytest.raises(RowError, match="task token_classify: the model's head is for whole prompts"):
+        answer(packed, [0.25, 0.75])
+    vector = parse(url, input="a", task="embed", dimensions=2, use_activation=False)
+    assert vector.pooling == PoolingParams(dimensions=2, normalize=False)
+    assert parse(url, input="a").pooling == CLASSIFY
+
+
+def test_pooling_of_chats():
+    """A reward model sees whole conversations: no answer is opened."""
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    row = parse("/pooling", messages=chat, chat_template_kwargs={"x": 1})
+    assert row.messages == chat
+    assert row.options.template == {"add_generation_prompt": False, "continue_final_message": False, "x": 1}
 
 
 @pytest.mark.parametrize(
@@ -87,7 +124,15 @@ def test_rerank(top, order):
         ("/v1/rerank", {"query": "a", "documents": []}, "missing_prompt"),
         ("/v1/rerank", {"query": "a", "documents": ["b"], "top_n": -1}, "invalid_field"),
         ("/v1/rerank", {"query": "a", "documents": [{"text": "b", "image": "c"}]}, "invalid_field"),
-        ("/v1/pooling", {"input": "a"}, "unsupported_url"),
+        ("/v1/classification", {"input": "a"}, "unsupported_url"),
+        ("/pooling", {}, "missing_prompt"),
+        ("/pooling", {"input": "a", "messages": [{"role": "user", "content": "a"}]}, "missing_prompt"),
+        ("/pooling", {"input": "a", "dimensions": 3}, "invalid_field"),
+        ("/pooling", {"input": "a", "task": "embed", "dimensions": 0}, "invalid_dimensions"),
+        ("/pooling", {"input": "a", "task": "token_embed"}, "invalid_field"),
+        ("/pooling", {"input": "a", "embed_dtype": "float16"}, "invalid_field"),
+        ("/pooling", {"input": "a", "chat_template_kwargs": {"x": 1}}, "invalid_field"),
+        ("/pooling", {"input": "a", "truncate_prompt_tokens": 0}, "invalid_field"),
     ],
 )
 def test_refused(url, body, code):

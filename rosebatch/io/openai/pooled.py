@@ -1,28 +1,46 @@
-"""``/v1/classify``, ``/v1/score`` and ``/v1/rerank``, with the fields and answers of vLLM's server."""
+"""``/v1/classify``, ``/v1/pooling``, ``/v1/score`` and ``/v1/rerank``: fields and answers of vLLM's server."""
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import msgspec
 
 from rosebatch.core.errors import RowError
+from rosebatch.core.pooling_params import EncodingFormat
 from rosebatch.core.sampling_params import GREEDY
-from rosebatch.io.fields import NO_OPTIONS, PromptOptions
+from rosebatch.io.fields import NO_OPTIONS, Message, PromptOptions, prompt_options
 from rosebatch.io.openai.completions import prompts_of
 from rosebatch.io.openai.endpoint import Endpoint, ParsedBody, has_any
 from rosebatch.io.openai.fields import checked, ignored_fields
 from rosebatch.io.results import Result
 from rosebatch.io.tasks.classify import CLASSIFY, likeliest
+from rosebatch.io.tasks.embed import encoded, pooling_params
 from rosebatch.io.tasks.score import SCORE, pairs_of
+from rosebatch.io.text_only import plain_message
 
-# What an answer to a rerank request needs of it.
+# What answers need of requests: to rerank, and to pool.
 _DOCUMENTS, _TOP = "documents", "top_n"
+_FORMAT, _TASK = "encoding_format", "task"
 
 
 class _Classify(msgspec.Struct):
     input: str | list[Any] | None = None
     model: str | None = None
     truncate_prompt_tokens: int | None = None
+
+
+class _Pooling(_Classify):
+    messages: list[Message] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    task: Literal["embed", "classify", "token_classify"] | None = None
+    dimensions: int | None = None
+    use_activation: bool | None = None
+    encoding_format: EncodingFormat | None = None
+    embed_dtype: Literal["float32"] | None = None
+    endianness: Literal["native", "little"] | None = None
 
 
 class _Score(msgspec.Struct):
@@ -47,6 +65,28 @@ class _Rerank(msgspec.Struct):
 def _parse_classify(values: dict[str, Any], defaults: Mapping[str, Any]) -> ParsedBody:
     body = checked(values, _Classify)
     return ParsedBody(_fields(values, body, prompts=prompts_of(body.input, "input"), pooling=CLASSIFY))
+
+
+def _parse_pooling(values: dict[str, Any], defaults: Mapping[str, Any]) -> ParsedBody:
+    body = checked(values, _Pooling)
+    if body.task == "embed":
+        pooling = replace(pooling_params(body.dimensions), normalize=body.use_activation)
+    elif body.dimensions is not None:
+        raise RowError("invalid_field", "dimensions are of vectors: give task embed")
+    else:
+        pooling = replace(CLASSIFY, activation="none" if body.use_activation is False else None)
+    own: dict[str, Any] = {"pooling": pooling}
+    if body.messages is None:
+        own["prompts"] = prompts_of(body.input, "input")
+    elif body.input is not None or not body.messages:
+        raise RowError("missing_prompt", "expected one of input and messages")
+    else:
+        own["messages"] = [plain_message(message) for message in values["messages"]]
+    body.add_generation_prompt = bool(body.add_generation_prompt)
+    given = {"add_generation_prompt": False, **values} if body.messages is not None else values
+    options = prompt_options(body, given, chat=body.messages is not None)
+    fields = {"sampling": GREEDY, "options": options, "ignored": ignored_fields(values), **own}
+    return ParsedBody(fields, {_FORMAT: body.encoding_format or "float", _TASK: body.task})
 
 
 def _parse_score(values: dict[str, Any], defaults: Mapping[str, Any]) -> ParsedBody:
@@ -84,6 +124,19 @@ def _classes(result: Result, model: str, created: int) -> dict[str, Any]:
     return _list(result, model, created, "classify", data)
 
 
+def _pooled(result: Result, model: str, created: int) -> dict[str, Any]:
+    """What a head gives a prompt or its tokens, or vectors."""
+    task, form = (result.row.metadata[name] for name in (_TASK, _FORMAT))
+    if task is not None and (task == "token_classify") != bool(result.tokens):
+        what = "tokens" if result.tokens else "whole prompts"
+        raise RowError("unsupported_pooling", f"task {task}: the model's head is for {what}")
+    found: list[Any] = [encoded(each, form) for each in result.pooled]
+    if result.tokens and form == "float":
+        found = [each.numbers.tolist() for each in result.tokens]
+    data = [{"index": index, "object": "pooling", "data": each} for index, each in enumerate(found)]
+    return _list(result, model, created, "pool", data)
+
+
 def _scores(result: Result, model: str, created: int) -> dict[str, Any]:
     data = [{"index": index, "object": "score", "score": score} for index, (score,) in enumerate(result.pooled)]
     return _list(result, model, created, "score", data)
@@ -119,6 +172,7 @@ def _usage(result: Result) -> dict[str, int]:
 POOLED = (
     # A body with ``input`` alone is not told from others: such a line needs its URL.
     Endpoint("/v1/classify", _parse_classify, _classes, lambda body: False, "classes"),
+    Endpoint("/v1/pooling", _parse_pooling, _pooled, lambda body: False, "what a model pools"),
     Endpoint("/v1/score", _parse_score, _scores, lambda body: has_any(body, ["text_1"])),
     Endpoint("/v1/rerank", _parse_rerank, _ranks, lambda body: has_any(body, ["query"])),
 )
