@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Literal, Self, get_args
 
-from rosebatch.core.errors import RowError
+from rosebatch.core.errors import FlagError, RowError
 
 Pooling = Literal["last", "mean", "cls"]
 # Of a classifier, also the states of all tokens, or of those that end steps.
@@ -73,6 +73,15 @@ class PoolingParams:
     def of_tokens(self) -> bool:
         """Whether tokens have numbers of their own."""
         return self.pooling == "all"
+
+    def require_vector(self) -> None:
+        """Check that a vector is asked for.
+
+        Raises:
+            FlagError: numbers of a classifier are.
+        """
+        if self.task != "embed":
+            raise FlagError(f"pooling_params with task={self.task!r} ask for no vector: use {self.task}")
 
     def over(self, defaults: Self) -> Self:
         """These, with the defaults for what they leave open."""

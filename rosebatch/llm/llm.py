@@ -33,7 +33,7 @@ from rosebatch.llm.calls import Calls
 from rosebatch.llm.classes import CLASSES, REWARDS, ClassificationRequestOutput
 from rosebatch.llm.embeddings import EMBEDDINGS, EmbeddingRequestOutput
 from rosebatch.llm.on_error import OnError, check_on_error, checked
-from rosebatch.llm.outputs import Completions, RequestOutput
+from rosebatch.llm.outputs import COMPLETIONS, RequestOutput
 from rosebatch.llm.prompts import (
     Prompt,
     chats_fields,
@@ -43,7 +43,7 @@ from rosebatch.llm.prompts import (
     several,
     text_pairs,
 )
-from rosebatch.llm.scores import PAIRS, ScoreRequestOutput, Scores, ScoringRequestOutput
+from rosebatch.llm.scores import PAIRS, SCORES, ScoreRequestOutput, ScoringRequestOutput
 from rosebatch.llm.vllm_names import WithoutMethods, own_names, require_neutral
 
 if TYPE_CHECKING:
@@ -109,8 +109,7 @@ class LLM(WithoutMethods):
         self._default = SamplingParams(**backend.sampling)
         self._numbers = count()
         self._calls = Calls(backend)
-        self._awaited = AwaitedCalls(self._calls, Completions(), self._running)
-        self._awaited_vectors = AwaitedCalls(self._calls, EMBEDDINGS, self._running)
+        self._awaited: dict[Shape, AwaitedCalls] = {}
         self._process = os.getpid()
 
     def generate(
@@ -146,7 +145,7 @@ class LLM(WithoutMethods):
         with searched_rarely():
             given = map(prompt_fields, several(prompts))
             # No name holds the rows at the end of this block: the next search would look at all of their tokens.
-            return self._served(self._rows(given, sampling_params), Completions(), seed, on_error, use_tqdm)
+            return self._served(self._rows(given, sampling_params), COMPLETIONS, seed, on_error, use_tqdm)
 
     def chat(
         self,
@@ -195,7 +194,7 @@ class LLM(WithoutMethods):
             parallel_tool_calls=parallel_tool_calls,
         )
         with searched_rarely():
-            return self._served(self._rows(chats, sampling_params), Completions(), seed, on_error, use_tqdm)
+            return self._served(self._rows(chats, sampling_params), COMPLETIONS, seed, on_error, use_tqdm)
 
     def beam_search(
         self,
@@ -252,7 +251,7 @@ class LLM(WithoutMethods):
         """
         require_neutral("embed", vllm)
         with searched_rarely():
-            return self._served(self._pooled_rows(prompts, pooling_params), EMBEDDINGS, None, on_error, use_tqdm)
+            return self._served(self._embedded_rows(prompts, pooling_params), EMBEDDINGS, None, on_error, use_tqdm)
 
     def classify(
         self,
@@ -316,15 +315,8 @@ class LLM(WithoutMethods):
             ValueError: the continuations are none; with ``on_error="raise"``: a prompt cannot be served.
         """
         require_neutral("score", vllm)
-        if self._running().classifies:
-            pairs = text_pairs(prompts, continuations)
-            rows = [self._row({"pairs": (pair,), "pooling": SCORE}, GREEDY) for pair in pairs]
-            return self._served(rows, PAIRS, None, on_error, use_tqdm)
         with searched_rarely():
-            fields = list(map(prompt_fields, several(prompts)))
-            wanted = continuations_of(fields, continuations)
-            rows = [self._row({**p, "continuations": own}, GREEDY) for p, own in zip(fields, wanted, strict=True)]
-            return self._served(rows, Scores(), None, on_error, use_tqdm)
+            return self._served(*self._scored_rows(prompts, continuations), None, on_error, use_tqdm)
 
     def stream(
         self,
@@ -355,7 +347,7 @@ class LLM(WithoutMethods):
         rows = (self._row(prompt_fields(prompt), params or self._default) for prompt, params in pairs)
         if backend.joins:
             rows = on_thread(rows, _MAX_WAITING, 0, "rosebatch-stream", _weight)
-        with closing(self._calls.outputs(Call(rows, Completions(), seed))) as outputs:
+        with closing(self._calls.outputs(Call(rows, COMPLETIONS, seed))) as outputs:
             for found in outputs:
                 for place, output in found:
                     yield checked(output, on_error, place)
@@ -373,7 +365,7 @@ class LLM(WithoutMethods):
         """``generate`` for coroutines. Prompts of all calls under way run together."""
         require_neutral("agenerate", vllm)
         rows = self._rows(map(prompt_fields, several(prompts)), sampling_params)
-        return await self._await(rows, self._awaited, on_error)
+        return await self._await(rows, COMPLETIONS, on_error)
 
     async def achat(
         self,
@@ -385,7 +377,7 @@ class LLM(WithoutMethods):
     ) -> list[RequestOutput]:
         """``chat`` for coroutines, with the same parameters of chats."""
         rows = self._rows(chats_fields(messages, **chat), sampling_params)
-        return await self._await(rows, self._awaited, on_error)
+        return await self._await(rows, COMPLETIONS, on_error)
 
     async def aembed(
         self,
@@ -397,11 +389,39 @@ class LLM(WithoutMethods):
     ) -> list[EmbeddingRequestOutput]:
         """``embed`` for coroutines. Prompts of all calls under way run together."""
         require_neutral("aembed", vllm)
-        return await self._await(self._pooled_rows(prompts, pooling_params), self._awaited_vectors, on_error)
+        return await self._await(self._embedded_rows(prompts, pooling_params), EMBEDDINGS, on_error)
 
-    async def _await(self, rows: Sequence[Row | FailedRow], calls: AwaitedCalls, on_error: OnError) -> list[Any]:
+    async def aclassify(
+        self, prompts: Prompt | Sequence[Prompt], *, on_error: OnError = "raise", **vllm: Any
+    ) -> list[ClassificationRequestOutput]:
+        """``classify`` for coroutines."""
+        require_neutral("aclassify", vllm)
+        return await self._await(self._pooled_rows(prompts, CLASSIFY), CLASSES, on_error)
+
+    async def areward(
+        self, prompts: Prompt | Sequence[Prompt], *, on_error: OnError = "raise", **vllm: Any
+    ) -> list[ClassificationRequestOutput]:
+        """``reward`` for coroutines."""
+        require_neutral("areward", vllm)
+        return await self._await(self._pooled_rows(prompts, _REWARD), REWARDS, on_error)
+
+    async def ascore(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        continuations: Sequence[Any] | None = None,
+        *,
+        on_error: OnError = "raise",
+        **vllm: Any,
+    ) -> list[ScoreRequestOutput] | list[ScoringRequestOutput]:
+        """``score`` for coroutines."""
+        require_neutral("ascore", vllm)
+        return await self._await(*self._scored_rows(prompts, continuations), on_error)
+
+    async def _await(self, rows: Sequence[Row | FailedRow], shape: Shape, on_error: OnError) -> list[Any]:
+        """The outputs of rows, in order. Rows of all coroutines whose outputs have this shape run as one stream."""
         check_on_error(on_error)
         self._running()
+        calls = self._awaited.setdefault(shape, AwaitedCalls(self._calls, shape, self._running))
         outputs = await calls.outputs(rows)
         return [checked(output, on_error, place) for place, output in enumerate(outputs)]
 
@@ -484,6 +504,26 @@ class LLM(WithoutMethods):
         given = several(prompts)
         params = one_for_each("pooling_params", pooling_params, PoolingParams(), len(given))
         return [self._row({**prompt_fields(p), "pooling": own}, GREEDY) for p, own in zip(given, params, strict=True)]
+
+    def _embedded_rows(
+        self, prompts: Prompt | Sequence[Prompt] | None, pooling_params: PoolingParams | Sequence[PoolingParams] | None
+    ) -> list[Row | FailedRow]:
+        rows = self._pooled_rows(prompts, pooling_params)
+        for row in rows:
+            if isinstance(row, Row) and row.pooling is not None:
+                row.pooling.require_vector()
+        return rows
+
+    def _scored_rows(
+        self, prompts: Prompt | Sequence[Prompt], continuations: Sequence[Any] | None
+    ) -> tuple[list[Row | FailedRow], Shape]:
+        """Pairs of texts for a model with a head for scores, else continuations; and the shape of their outputs."""
+        if self._running().classifies:
+            pairs = text_pairs(prompts, continuations)
+            return [self._row({"pairs": (pair,), "pooling": SCORE}, GREEDY) for pair in pairs], PAIRS
+        fields = list(map(prompt_fields, several(prompts)))
+        wanted = continuations_of(fields, continuations)
+        return [self._row({**p, "continuations": own}, GREEDY) for p, own in zip(fields, wanted, strict=True)], SCORES
 
     def _served(
         self, rows: Sequence[Row | FailedRow], shape: Shape, seed: int | None, on_error: OnError, use_tqdm: bool

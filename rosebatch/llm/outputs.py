@@ -209,6 +209,9 @@ class Completions:
         )
 
 
+COMPLETIONS = Completions()
+
+
 def _metrics(completions: Sequence[Completion]) -> RequestMetrics:
     arrival = completions[0].arrival_time
     first = min([done.first_token_time for done in completions])

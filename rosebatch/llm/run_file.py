@@ -134,6 +134,7 @@ def _task(name: str, pooling: PoolingParams | None, encoding_format: EncodingFor
         return tasks[name]
     if name != GENERATE.name:
         raise FlagError(f"pooling embeds prompts: leave it out of task={name!r}")
+    pooling.require_vector()
     return Embed(pooling, encoding_format)
 
 

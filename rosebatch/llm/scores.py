@@ -67,3 +67,6 @@ class Scores:
         return ScoreRequestOutput(
             request_id=str(row.index), scores=[], error=row.error.message, error_code=row.error.code
         )
+
+
+SCORES = Scores()

@@ -410,12 +410,12 @@ def test_python_ends_under_a_coroutine(kind):
         ended.wait(PATIENCE_SECONDS)
 
     llm = LLM.of(launch_fake(make_engine(FakeModel(before_step=step)), None))
-    awaited = llm._awaited if kind == "agenerate" else llm._awaited_vectors
 
     async def main():
         # More than one step has room for.
         call = asyncio.create_task(getattr(llm, kind)([[1, 2] * 30, [3, 4] * 30]))
         await asyncio.to_thread(begun.wait, PATIENCE_SECONDS)
+        (awaited,) = llm._awaited.values()
         thread = awaited._thread
         end = threading.Thread(target=awaited.end)
         end.start()
@@ -485,7 +485,7 @@ def test_rows_of_a_coroutine_that_is_cancelled_are_not_begun():
 
 
 def test_coroutines_of_each_kind(llm):
-    """Chats, vectors, errors and empty calls."""
+    """Chats, vectors, scores, errors and empty calls."""
 
     async def main():
         chats = llm.achat([{"role": "user", "content": "Hi"}], SHORT, add_generation_prompt=False)
@@ -496,10 +496,14 @@ def test_coroutines_of_each_kind(llm):
             llm.agenerate(["a", ""], SHORT, on_error="return"),
             llm.agenerate(["a", ""], SHORT),
             llm.agenerate("a", lora_request=1),
+            llm.ascore(["a", "b"], ["c", "d"]),
+            llm.aclassify("a"),
             return_exceptions=True,
         )
 
-    chat, vector, nothing, some, bad, refused = asyncio.run(main())
+    chat, vector, nothing, some, bad, refused, scores, no_head = asyncio.run(main())
+    assert [each.scores for each in scores] == [each.scores for each in llm.score(["a", "b"], ["c", "d"])]
+    assert str(no_head) == "prompt 0: the model has no classification head"
     assert chat[0].prompt == "<|user|>Hi<|end|>"
     assert vector[0].outputs.hidden_size == 32
     assert nothing == []

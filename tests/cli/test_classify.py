@@ -1,11 +1,13 @@
 """``rosebatch classify``: from files of prompts to files of labels, and the same by ``LLM``."""
 
+import asyncio
+
 import pyarrow.parquet as pq
 import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification, LlamaConfig, LlamaForSequenceClassification
 
-from rosebatch import LLM, run_file
+from rosebatch import LLM, PoolingParams, run_file
 from tests.helpers.byte_tokenizer import byte_backend
 from tests.helpers.command_errors import require_error
 from tests.helpers.json_lines import read_lines, write_lines
@@ -100,8 +102,20 @@ def test_the_library(source, classifier, reward, tmp_path):
         good, bad = llm.classify([[5, 6, 7, 8], [5, 900]], on_error="return")
         assert good.outputs.num_classes == 3
         assert bad.error_code == "invalid_token_id"
+
+        async def both():
+            return await asyncio.gather(llm.aclassify([[5, 6, 7, 8]]), llm.areward([[5, 6, 7, 8]]))
+
+        (awaited,), (reward,) = asyncio.run(both())
+        assert awaited.outputs == good.outputs
+        assert torch.tensor(reward.outputs.data).softmax(0) == pytest.approx(torch.tensor(good.outputs.probs), abs=1e-6)
         # Its hidden states are there too.
         assert llm.embed([[5, 6, 7, 8]])[0].outputs.hidden_size == 32
+        # Numbers of labels passed for a vector.
+        with pytest.raises(ValueError, match=r"task='classify' ask for no vector: use classify"):
+            llm.embed("a", PoolingParams(task="classify"))
+        with pytest.raises(ValueError, match=r"task='score' ask for no vector: use score"):
+            run_file(source, tmp_path / "out.jsonl", model=llm, pooling=PoolingParams(task="score"))
         run_file(source, tmp_path / "out.jsonl", model=llm, task="classify")
         assert read_lines(tmp_path / "out.jsonl")[0]["label"] == good.outputs.label
 
