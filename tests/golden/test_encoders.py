@@ -54,6 +54,18 @@ def embed(engine, prompts, pooling):
     return np.array([done[number].pooled for number in range(len(prompts))], np.float32)
 
 
+@pytest.mark.parametrize("name", ["roberta", "xlm-roberta", "mpnet"])
+def test_padding_tokens_inside_of_prompts(name, transformers, tmp_path, make_engine):
+    """A text may have ``<pad>``: transformers counts positions without it, and vectors of such texts differed."""
+    model = save_encoder(name, tmp_path)
+    pad = model.config.pad_token_id
+    prompts = [[7, pad, 9, 10], [pad, pad, 8, 9, pad], [11, 12, 13], [pad], [6, 7, pad, 8]]
+    with torch.inference_mode():
+        states = [model(torch.tensor([prompt])).last_hidden_state[0].double() for prompt in prompts]
+    for engine in (make_engine(tmp_path, seqs=1), make_engine(tmp_path, seqs=5)):
+        np.testing.assert_allclose(embed(engine, prompts, "mean"), pooled(states, "mean"), rtol=0, atol=TOLERANCE)
+
+
 @pytest.mark.whole
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in FAST else pytest.mark.thorough) for name in ENCODERS]

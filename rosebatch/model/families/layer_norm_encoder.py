@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -98,10 +99,20 @@ class LayerNormEncoder:
         return words.rows(rows % c.vocab_size).dense() + types[rows // c.vocab_size]
 
     def _load_positions(self, weights: WeightSource) -> Tensor:
-        """``[max_model_len, H]``."""
+        """``[max_model_len, H]``; where positions begin after the padding token's id, that token's row comes first."""
         c = self.config
-        shape = c.position_offset + c.max_model_len, c.hidden_size
-        return weights.get(f"{self.prefix}embeddings.position_embeddings.weight", shape)[c.position_offset :]
+        shape, first = (c.position_offset + c.max_model_len, c.hidden_size), max(0, c.position_offset - 1)
+        return weights.get(f"{self.prefix}embeddings.position_embeddings.weight", shape)[first:]
+
+    def _position_rows(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        """``[T]``, rows of the positions' table. Padding tokens, which a text may have, are not counted."""
+        if not self.config.position_offset:
+            return positions
+        is_padding = input_ids % self.config.vocab_size == self.config.position_offset - 1
+        counted = is_padding.cumsum(0)
+        begins = torch.arange(len(positions), device=positions.device) - positions
+        own = counted - (counted - is_padding.long())[begins]
+        return torch.where(is_padding, 0, positions + 1 - own)
 
     def _load_layer(self, index: int, rotary: Rotary | None, weights: WeightSource) -> _Layer:
         prefix = f"{self.prefix}{self.layers_name}.{index}."
@@ -121,7 +132,7 @@ class LayerNormEncoder:
         ops, eps = self.ops, self.config.norm_eps
         embedded = ops.embed(input_ids, self.embedding, self.config.num_token_ids)
         if self.positions is not None:
-            embedded = embedded + functional.embedding(positions, self.positions)
+            embedded = embedded + functional.embedding(self._position_rows(input_ids, positions), self.positions)
         hidden = ops.layer_norm(embedded, *self.norm, eps)
         for layer in self.layers:
             rows = wanted if layer is self.layers[-1] else None
