@@ -16,13 +16,16 @@ import jsonschema
 import pytest
 import yaml
 from openai.types.responses import Response
+from transformers import BertConfig, BertForSequenceClassification, BertForTokenClassification, BertModel
 
 from rosebatch.cli.app import main
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.rows import Row
 from rosebatch.io.tasks.embed import Embed
 from rosebatch.io.tasks.score import Score
+from tests.helpers.byte_tokenizer import byte_backend
 from tests.helpers.checkout import environment
+from tests.helpers.json_lines import read_lines
 from tests.helpers.marks import needs_demo_model
 from tests.helpers.small_llama import save_llama, save_tokenizer
 from tests.job.tool_templates import TEMPLATES, chat_backend
@@ -515,3 +518,64 @@ def test_the_examples_of_what_generates_nothing(tmp_path, task, name, field, sha
         main([task.name, str(source), *flags])
     assert end.value.code == 0
     assert json.loads(target.read_text())[field]
+
+
+HEADS = {
+    "classes": (BertForSequenceClassification, 2),
+    "entities": (BertForTokenClassification, 3),
+    "pairs": (BertForSequenceClassification, 1),
+    "embeddings": (BertModel, 2),
+}
+
+
+@pytest.fixture
+def with_head(tmp_path):
+    """The folder of a tiny encoder for an example."""
+
+    def made(name):
+        kind, labels = HEADS[name]
+        sizes = {"hidden_size": 64, "intermediate_size": 80, "num_hidden_layers": 1, "num_attention_heads": 2}
+        kind(BertConfig(**sizes, vocab_size=300, num_labels=labels)).save_pretrained(tmp_path / "model")
+        byte_backend().save(str(tmp_path / "model" / "tokenizer.json"))
+        return tmp_path / "model"
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "field"),
+    [
+        ("classify", "classes", "label"),
+        ("classify", "entities", "tokens"),
+        ("score", "pairs", "relevance"),
+        ("embed", "embeddings", "embedding"),
+    ],
+)
+def test_the_examples_of_encoders(with_head, tmp_path, command, name, field):
+    """All of their rows are served."""
+    target = tmp_path / "out.jsonl"
+    flags = ["--model", str(with_head(name)), "--device", "cpu", "--quiet"]
+    with pytest.raises(SystemExit) as end:
+        main([command, str(FOLDER / f"{name}.jsonl"), "-o", str(target), *flags])
+    assert end.value.code == 0
+    rows = read_lines(target)
+    assert len(rows) == 3
+    assert all(row[field] for row in rows)
+    if name == "entities":
+        given = read_lines(FOLDER / "entities.jsonl")
+        for row, own in zip(rows, given, strict=True):
+            # The tokenizer has a token for each letter.
+            assert [own["prompt"][t["start"] : t["end"]] for t in row["tokens"]] == list(own["prompt"])
+
+
+def test_rerank(with_head, tmp_path):
+    """The best text comes first."""
+    texts = tmp_path / "texts.txt"
+    texts.write_text("a rose\nthe engine\na tulip\n")
+    command = [sys.executable, str(FOLDER / "rerank.py"), str(texts), "roses", "--top", "2"]
+    done = subprocess.run(
+        [*command, "--model", str(with_head("pairs"))], env=ENVIRONMENT, capture_output=True, text=True, check=True
+    )
+    scores = [float(line.split()[0]) for line in done.stdout.splitlines()]
+    assert len(scores) == 2
+    assert scores == sorted(scores, reverse=True)
