@@ -66,7 +66,7 @@ _OTHER_FORMS = {
 }
 # Methods of its LLM, by what serves here instead.
 _METHODS = {
-    "use embed, or get_tokenizer() for token ids": "encode",
+    "use embed, classify or reward; get_tokenizer() for token ids": "encode",
     "use close(), and make the LLM again": "sleep wake_up",
     "use rosebatch bench --profile": "start_profile stop_profile",
     "an output has its metrics": "get_metrics",

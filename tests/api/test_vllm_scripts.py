@@ -98,7 +98,7 @@ def test_what_vllm_has_and_we_do_not(llm):
     for name in ("sleep", "wake_up", "llm_engine", "apply_model", "collective_rpc"):
         with pytest.raises(AttributeError, match=f"^LLM has no {name}: [^\n]+$"):
             getattr(llm, name)
-    with pytest.raises(AttributeError, match=r"^LLM has no encode: use embed, or "):
+    with pytest.raises(AttributeError, match=r"^LLM has no encode: use embed, classify or reward; "):
         llm.encode("a")
     with pytest.raises(AttributeError, match=r"^LLM has no frobnicate$"):
         _ = llm.frobnicate

@@ -20,6 +20,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from transformers import LlamaForTokenClassification
+
 from benchmarks.options import options
 from tests.cli.test_workers import lines
 from tests.helpers.checkout import environment
@@ -58,6 +60,7 @@ KINDS = {
     "parquet": Kind(("generate", "--rows-per-file", "20"), result=""),
     "embed": Kind(("embed",)),
     "score": Kind(("score",)),
+    "classify": Kind(("classify",)),
     "merge": Kind(("merge",), rows=400),
     "dp": Kind(("generate", "-dp", "2"), WORKER),
     "tp": Kind(("generate", "-tp", "2"), RANK, survives=False, rows=30),
@@ -82,10 +85,10 @@ class Jobs:
         self._result = f"{self._output}/{self.kind.result}"
         (folder / "model").mkdir(parents=True)
         self._temporary.mkdir()
-        save_llama(folder / "model")
+        save_llama(folder / "model", *[LlamaForTokenClassification] * (kind == "classify"))
         save_tokenizer(folder / "model")
         rows = lines(self.kind.rows)
-        if kind == "embed":
+        if kind in ("embed", "classify"):
             rows = [{"id": row["id"], "prompt": row["prompt"] * 5} for row in rows]
         if kind == "score":
             rows = [{"id": row["id"], "prompt": row["prompt"] * 5, "continuations": ["ab", "c", "d"]} for row in rows]

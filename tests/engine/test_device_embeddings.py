@@ -5,9 +5,10 @@ from itertools import cycle
 import numpy as np
 import pytest
 
-from rosebatch.core.pooling_params import PoolingParams
+from rosebatch.core.pooling_params import ModelPooling, PoolingParams
 from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
+from rosebatch.model.contract import PoolingHeads
 from tests.engine.family_models import FAMILIES
 from tests.engine.small_models import MODELS, SLOTS, VOCAB, device_engine, plain_engine
 from tests.helpers import running
@@ -72,3 +73,22 @@ def test_a_preempted_mean_starts_over(make):
     for i in (1, 2):
         np.testing.assert_allclose(done[i].pooled, roomy[i].pooled, rtol=0, atol=2e-5)
     assert done[0].token_ids == roomy[0].token_ids
+
+
+@pytest.mark.parametrize("step", [None, prompt_of([3])[0]])
+def test_numbers_of_tokens(step):
+    """Rows of padding or of other chunks, also where a part of a prompt comes from the prefix cache."""
+    classifier = PoolingParams(task="classify", pooling="all", labels=("a", "b"), activation="none", step_token=step)
+    found = []
+    for engine in (plain_engine("llama"), device_engine("llama")):
+        engine.runner.pooling.heads = PoolingHeads(classify=lambda states: states[:, :2])
+        engine.pooling = ModelPooling(classifier=classifier)
+        requests = [Request(i, prompt_of(each), pooling=classifier) for i, each in enumerate(PLACES)]
+        for _ in range(2):
+            done = run(engine, requests)
+            found.append(np.concatenate([done[i].pooled for i in range(len(PLACES))]))
+        assert not engine.runner.pooling._numbers
+    for other in found[1:]:
+        np.testing.assert_allclose(other, found[0], rtol=0, atol=2e-5)
+    counted = [prompt_of(each).count(step) if step is not None else len(each) for each in PLACES]
+    assert len(found[0]) == 2 * sum(counted)

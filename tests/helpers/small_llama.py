@@ -15,8 +15,14 @@ TEMPLATE = (
 )
 
 
-def save_llama(folder: Path, **values: Any) -> None:
-    """Save weights that are large enough for answers that vary; values are of transformers' config."""
+def save_llama(folder: Path, kind: Any = LlamaForCausalLM, **values: Any) -> None:
+    """Save weights that are large enough for answers that vary.
+
+    Args:
+        folder: for them.
+        kind: transformers' class.
+        values: of its config.
+    """
     sizes = {
         "vocab_size": VOCAB,
         "hidden_size": 32,
@@ -30,7 +36,7 @@ def save_llama(folder: Path, **values: Any) -> None:
         "eos_token_id": EOS,
     }
     torch.manual_seed(0)
-    LlamaForCausalLM(LlamaConfig(**sizes | values)).save_pretrained(folder)
+    kind(LlamaConfig(**sizes | values)).save_pretrained(folder)
 
 
 def save_tokenizer(folder: Path) -> None:
