@@ -86,5 +86,9 @@ def _text(token: ScoredToken) -> str | None:
 
 def shortest(numbers: np.ndarray) -> list[Any]:
     """Numbers of fp32, whose texts have the fewest digits: a reader in fp32 gets the same bits."""
-    found: list[Any] = numbers.astype("U32").astype(np.float64).tolist()
+    import pyarrow as pa
+
+    # NumPy takes ten times as long.
+    texts = pa.array(numbers.reshape(-1)).cast(pa.string())
+    found: list[Any] = texts.cast(pa.float64()).to_numpy().reshape(numbers.shape).tolist()
     return found

@@ -31,7 +31,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "ray": (),
     "runner": ("auto", "generate", "pooling"),
     "skip_tokenizer_init": (False,),
-    "task": ("auto", "generate", "embed", "score", "classify", "reward"),
+    "task": ("auto", "generate", "embed", "score", "classify", "token_classify", "reward"),
     "compilation_config": ({},),
     "config_format": ("auto", "hf"),
     "download_dir": (),
