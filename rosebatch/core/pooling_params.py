@@ -90,6 +90,7 @@ class PoolingParams:
 
 
 NO_CLASSIFIER = "the model has no classification head"
+NO_SCORE = "a score needs a head for whole prompts: this is for tokens"
 # The defaults of a model without its own.
 PLAIN = PoolingParams(pooling="last", normalize=True)
 # The same, of a model whose tokens see those after them.
@@ -150,8 +151,8 @@ class ModelPooling:
         if asked.task != "embed":
             if self.classifier is None:
                 raise RowError("unsupported_pooling", NO_CLASSIFIER)
-            if asked.task == "score" and self.classifier.pooling == "all":
-                raise RowError("unsupported_pooling", "a score needs a head for whole prompts: this is for tokens")
+            if asked.task == "score" and self.classifier.of_tokens:
+                raise RowError("unsupported_pooling", NO_SCORE)
             if asked.task == "score" and (labels := len(self.classifier.labels)) != 1:
                 raise RowError("unsupported_pooling", f"a score needs a head with a single output: this has {labels}")
             # Rewards of steps are probabilities.

@@ -13,6 +13,7 @@ from transformers import BertConfig, BertForTokenClassification, Qwen2Config, Qw
 from rosebatch import LLM
 from rosebatch.model.families.qwen import ARCHITECTURES as QWEN
 from tests.helpers.byte_tokenizer import byte_backend
+from tests.helpers.command_errors import require_error
 from tests.helpers.json_lines import read_lines, write_lines
 from tests.job.lines import codes
 
@@ -87,6 +88,12 @@ def test_tokens_have_their_labels_and_places(cli, tagger, tmp_path):
     for found, own in zip(table["tokens"].to_pylist(), [*plain, None, None], strict=True):
         assert found == (None if own is None else [token | {"score": pytest.approx(token["score"])} for token in own])
     assert table["label"].null_count == len(ROWS)
+
+
+def test_a_head_for_tokens_scores_nothing(cli, tagger, tmp_path):
+    """Each row had the same error."""
+    source = write_lines(tmp_path / "in.jsonl", [{"text_1": "a", "text_2": "b"}])
+    require_error(cli("score", source, "--model", tagger[0]), 2, "a score needs a head for whole prompts")
 
 
 def test_the_library_gives_all_numbers(tagger):

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rosebatch.core.pooling_params import NO_CLASSIFIER, ModelPooling, cannot_generate
+from rosebatch.core.pooling_params import NO_CLASSIFIER, NO_SCORE, ModelPooling, cannot_generate
 from rosebatch.io.tasks import classify, embed, score
 from rosebatch.io.tasks.classify import Classify
 from rosebatch.io.tasks.embed import Embed
@@ -36,6 +36,8 @@ def refusals(model: str, pooling: ModelPooling, *, has_head: bool) -> dict[str, 
     of_samples = None if has_head else f"{model}: {cannot_generate().message}; use rosebatch {able}"
     of_classes = f"{model}: {NO_CLASSIFIER}" if pooling.classifier is None else None
     of_scores = of_samples if pooling.classifier is None else None
+    if pooling.classifier is not None and pooling.classifier.of_tokens:
+        of_scores = f"{model}: {NO_SCORE}"
     why = {Embed.name: pooling.refused, Classify.name: of_classes, Score.name: of_scores}
     found = {task.name: of_samples if task.reads_logits else why[task.name] for task in TASKS}
     return {name: told for name, told in found.items() if told} | pooling.lacks
