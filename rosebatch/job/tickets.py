@@ -11,6 +11,7 @@ from typing import Any
 from msgspec import structs
 
 from rosebatch.core.errors import RowError, unexpected
+from rosebatch.core.pooling_params import ModelPooling
 from rosebatch.core.request import Completion, Request
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.engine import Engine
@@ -28,6 +29,8 @@ from rosebatch.text.spans import EncodedText, Spans
 from rosebatch.text.stop_strings import StopStrings
 from rosebatch.text.tokenizer import Tokenizer
 
+# Of a label's number, and of a token's place.
+_NUMBER_BYTES, _SPAN_BYTES = 4, 8
 # A completion's text, or the places of a prompt's tokens in its text; or why there is none. None without a tokenizer.
 _Text = str | ChatText | Spans | RowError | None
 
@@ -116,6 +119,7 @@ class Tickets:
                 engine.add(request, stop_matcher=matcher, constraint=constraint)
         except RowError as error:
             return row.failed(error)
+        row = structs.replace(row, size=row.size + _bytes_of_labels(engine.pooling, row))
         self._account(row, 1)
         number = row.num_completions
         ticket = _Ticket(row, requests[0].id, number, [None] * number)
@@ -231,6 +235,14 @@ class Tickets:
             )
         except Exception as unknown:
             return row.failed(unexpected("telling the answer", unknown))
+
+
+def _bytes_of_labels(pooling: ModelPooling, row: Prepared) -> int:
+    """What the numbers of a row's tokens take, and their places, if the model classifies tokens."""
+    own = pooling.classifier
+    if own is None or not own.of_tokens or row.row.pooling is None or row.row.pooling.task == "embed":
+        return 0
+    return (_NUMBER_BYTES * len(own.labels) + _SPAN_BYTES) * sum(len(prompt.token_ids) for prompt in row.prompts)
 
 
 def _read(reader: ChatReader, token_ids: Sequence[int], whole: str | RowError | None) -> ChatText | RowError:

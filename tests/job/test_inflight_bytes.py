@@ -5,14 +5,17 @@ from sys import getsizeof
 
 import pytest
 
+from rosebatch.core.pooling_params import ModelPooling, PoolingParams
 from rosebatch.core.sampling_params import GREEDY, SamplingParams
 from rosebatch.host.threads import DaemonPool
 from rosebatch.io.rows import Row, parse_row
+from rosebatch.io.tasks.classify import CLASSIFY
 from rosebatch.job.memory_estimate import prompt_bytes, row_bytes
 from rosebatch.job.order import in_good_order
 from rosebatch.job.prepare import prepare
 from rosebatch.job.prepared import Prepared, PreparedPrompt
 from rosebatch.job.serve import serve
+from rosebatch.job.tickets import Tickets
 from tests.job.fake_model import FakeModel, make_engine
 
 
@@ -58,6 +61,23 @@ def test_large_rows_are_under_way_in_bounded_numbers(job, kind):
     running.clear()
     assert job.results(lines, model=model, **limits) == rows
     assert running == first
+
+
+def test_numbers_of_tokens_count():
+    """A head of many labels gives a prompt of token ids a hundred times its bytes."""
+    labels = tuple(map(str, range(1000)))
+    classifier = PoolingParams(task="classify", pooling="all", labels=labels, activation="softmax")
+    engine = make_engine(FakeModel(), seqs=64)
+    engine.pooling = ModelPooling(classifier=classifier)
+    tickets = Tickets(None, None, {}, 1 << 20, lambda: None, False, False)
+    ids = (1,) * 20
+    row = Row(index=0, where="", metadata={}, sampling=GREEDY, prompt_token_ids=ids, pooling=CLASSIFY)
+    item = Prepared(row, (PreparedPrompt(ids, GREEDY),), 100)
+    count = 0
+    while tickets.has_room(item):
+        assert tickets.add(engine, item) is None
+        count += 1
+    assert count == -(-(1 << 20) // (100 + 20 * 4008))
 
 
 def test_a_row_above_the_bound_runs_alone(job):
