@@ -51,7 +51,7 @@ _OF_JOBS = ("data_parallel_size", "ray", "worker_timeout")
 # What says how an input is read.
 _OF_INPUTS = (
     "input_format", "result_column", "prompt_column", "id_column", "columns",
-    "prompt_template", "system_prompt", "keep_prompt", "max_row_bytes",
+    "prompt_template", "reorder_fields", "system_prompt", "keep_prompt", "max_row_bytes",
 )  # fmt: skip
 # What only files of rows need.
 _OF_ROWS = (

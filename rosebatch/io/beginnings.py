@@ -32,6 +32,17 @@ _PROMPT, _REQUEST = msgspec.json.Decoder(_Prompt), msgspec.json.Decoder(_Request
 _FIELDS, _VALUES = msgspec.json.Decoder(dict[str, msgspec.Raw]), msgspec.json.Decoder(dict[str, Any])
 
 
+def values_of(content: Content) -> Mapping[str, Any]:
+    """The values of a row, as far as they can be read, by the names of its columns or fields.
+
+    Raises:
+        MsgspecError, UnicodeError, RecursionError: it is a line of no JSON object.
+    """
+    if isinstance(content, bytes):
+        return _VALUES.decode(content)
+    return content if isinstance(content, dict) else content.values
+
+
 @dataclass(frozen=True, slots=True)
 class Beginnings:
     """Finds the prompts of rows that are not parsed yet, as bytes that are alike where prompts are.
@@ -47,10 +58,8 @@ class Beginnings:
     def __call__(self, content: Content) -> bytes:
         """The prompt of a row; nothing if it has none that can be read."""
         try:
-            if not isinstance(content, bytes):
-                return self._of_values(content if isinstance(content, dict) else content.values)
-            if self.columns.template is not None:
-                return self._of_values(_VALUES.decode(content))
+            if self.columns.template is not None or not isinstance(content, bytes):
+                return self._of_values(values_of(content))
             if self.columns.prompt is not None:
                 return bytes(_FIELDS.decode(content).get(self.columns.prompt, b""))
             found = _REQUEST.decode(content).body if self.is_batch else _PROMPT.decode(content)

@@ -11,7 +11,7 @@ import msgspec
 from rosebatch.core.errors import FlagError, RowError
 
 
-@lru_cache(4)
+@lru_cache(64)
 def parts(template: str) -> tuple[tuple[str, str | None], ...]:
     """A template as texts, each with the name of the column behind it.
 

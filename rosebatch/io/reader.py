@@ -1,19 +1,22 @@
 """Files of prompts -> rows: JSONL of rosebatch's own fields or of an OpenAI batch, and tables."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace as with_fields
 from functools import cached_property
-from itertools import chain
+from itertools import chain, islice
 from operator import attrgetter
 from typing import Any
 
 import pyarrow as pa
+from msgspec import MsgspecError
 from msgspec.structs import replace
 
 from rosebatch.config.run import InputFormat
-from rosebatch.core.errors import printable
-from rosebatch.io.beginnings import Beginnings
+from rosebatch.core.errors import FlagError, printable
+from rosebatch.io.beginnings import Beginnings, values_of
 from rosebatch.io.columns import Columns
 from rosebatch.io.contents import Contents
+from rosebatch.io.field_order import reordered
 from rosebatch.io.files import as_path, is_url
 from rosebatch.io.formats import JSON_KINDS, Kind
 from rosebatch.io.free_names import TakenNames
@@ -37,6 +40,8 @@ MAX_ROW_BYTES = 32 << 20
 _SIZE = attrgetter("size")
 # Rows that are read together. Of files, more: a large group takes less time for each row.
 _GROUP, _LARGE_GROUP = 64, 256
+# Rows, and their bytes, that are looked at to choose the order of a template's fields.
+_FIRST_ROWS, _FIRST_BYTES = 10_000, 64 << 20
 
 
 class PromptReader:
@@ -185,6 +190,30 @@ class PromptReader:
         if any(count for _, count in self._schemas.values()) or any(self._counts.values()):
             return False
         return next(self._records(), None) is None
+
+    def reorder_fields(self) -> None:
+        """Bring the lines of the template into a better order for the first rows, see ``rosebatch.io.field_order``.
+
+        Raises:
+            FlagError: there is no template, or none with such lines; or stdin, which is read once, has the rows.
+        """
+        if self.columns.template is None:
+            raise FlagError("--reorder-fields needs a --prompt-template")
+        if self.source == "-":
+            raise FlagError("--reorder-fields looks at rows before the run: it needs a file, and not stdin")
+        self.columns = with_fields(self.columns, template=reordered(self.columns.template, self._first_values()))
+
+    def _first_values(self) -> Iterator[Mapping[str, Any]]:
+        size = 0
+        for record in islice(self._records(), _FIRST_ROWS):
+            size += record.size
+            if size > _FIRST_BYTES:
+                return
+            try:
+                values = values_of(record.content)
+            except (MsgspecError, UnicodeError, RecursionError):
+                continue
+            yield values
 
     def require_free_names(self) -> list[str]:
         """Check that results overwrite no field of the input, and that some row of it may have a prompt.

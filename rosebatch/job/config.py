@@ -71,6 +71,9 @@ class JobConfig:
     prompt_template: Annotated[
         str | None, Flag("Makes prompts of columns, such as 'Summarize: {article}'.", FILES, rare=True)
     ] = None
+    reorder_fields: Annotated[
+        bool, Flag("The template's labelled lines with the fewest distinct values go first.", FILES, rare=True)
+    ] = False
     system_prompt: Annotated[
         str | None, Flag("System message of chats without one; texts become chats.", FILES, rare=True)
     ] = None

@@ -23,7 +23,10 @@ def open_input(job: JobConfig) -> PromptReader:
     if job.keep_prompt and job.result_column == "prompt":
         raise FlagError("--result-column prompt: --keep-prompt needs this name; choose another")
     limit = in_bytes(job.max_row_bytes)
-    return PromptReader(job.input, job.sampling, job.input_format, job.result_column, columns, job.task, limit)
+    reader = PromptReader(job.input, job.sampling, job.input_format, job.result_column, columns, job.task, limit)
+    if job.reorder_fields:
+        reader.reorder_fields()
+    return reader
 
 
 def require_free_names(reader: PromptReader) -> None:

@@ -39,6 +39,7 @@ def run_file(
     id_column: str | None = None,
     columns: str | Sequence[str] | None = None,
     prompt_template: str | None = None,
+    reorder_fields: bool = False,
     system_prompt: str | None = None,
     keep_prompt: bool = False,
     max_row_bytes: str | int = "32MiB",
@@ -75,6 +76,8 @@ def run_file(
         prompt_column, id_column: columns or fields of prompts and ids, where they have other names.
         columns: those that results keep, as names or as one text with commas; None for all.
         prompt_template: makes prompts of columns or fields, such as ``"Summarize: {article}"``.
+        reorder_fields: labelled lines of the template, such as ``Color: {color}``, with the fewest distinct values
+            go first: rows share more of their prompts, which are others than without.
         system_prompt: the system message of chats that have none; prompts that are texts become chats.
         keep_prompt: results keep the prompt, also one that was made.
         max_row_bytes: a larger row fails before it is parsed.
@@ -109,6 +112,7 @@ def run_file(
         id_column=id_column,
         columns=_joined(columns),
         prompt_template=prompt_template,
+        reorder_fields=reorder_fields,
         system_prompt=system_prompt,
         keep_prompt=keep_prompt,
         max_row_bytes=max_row_bytes,
