@@ -20,8 +20,8 @@ from rosebatch_kernels.common.tokens import NOT_FINITE as NOT_FINITE
 
 # In a block table: a block that left its group's sliding window, and is not read.
 GONE = -1
-# (group of layers, index in the sequence's block table of this group, block id or ``GONE``)
-BlockChange = tuple[int, int, int]
+# (group of layers, first index in the sequence's block table of this group, block ids or ``GONE`` from there on)
+BlockChange = tuple[int, int, tuple[int, ...]]
 # (group of layers, source, destination)
 BlockCopy = tuple[int, int, int]
 # (block, block of the host), of the only group of layers
@@ -101,7 +101,7 @@ class Chunk(NamedTuple):
         sampled: how many tokens at its end each get a sampled token after them: 1 for the last known token, and 1 for
             each draft after that. 0 for a chunk that does not reach the end of the known tokens.
         blocks: changes of its block tables since the last plan with it; all of the tables in the first. A block that
-            leaves a window changes nothing.
+            leaves a window changes nothing, and one that is copied is a change of its own.
         output_token_ids: all tokens generated so far, if sampling depends on them; else empty.
         pools: whether the chunk reaches the end of a prompt whose hidden states are pooled.
     """

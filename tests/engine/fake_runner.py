@@ -92,10 +92,10 @@ class Follower:
         assert len({each.id for each in work}) == len(work), "a sequence twice in a plan"
         assert {spec.id for spec in plan.started} <= {each.id for each in work}, "started, but not computed"
         for each in work:
-            for group, index, block in each.blocks:
+            for group, first, blocks in each.blocks:
                 table = self.blocks[each.id][group]
-                assert index <= len(table), f"sequence {each.id} has no block {len(table)}"
-                table[index : index + 1] = [block]
+                assert first <= len(table), f"sequence {each.id} has no block {len(table)}"
+                table[first : first + len(blocks)] = blocks
 
     def check(self, scheduler: Scheduler) -> None:
         """Right after ``schedule``: it knows the running sequences and no others, with all their blocks."""

@@ -103,7 +103,7 @@ def test_blocks_of_a_plan_that_was_not_committed_are_not_findable(fake_runner):
     plan = scheduler.schedule()
     assert starts(plan) == [(3, 8)], "what was committed before is found, and no more"
     # The forgotten ones are without a hash again, and taken like those that nobody has had: lowest numbers first.
-    assert plan.chunks[0].blocks == ((0, 0, 0), (0, 1, 1), (0, 2, 2), (0, 3, 3), (0, 4, 4))
+    assert plan.chunks[0].blocks == ((0, 0, (0, 1, 2, 3, 4)),)
 
 
 class Interruption(BaseException):

@@ -115,10 +115,10 @@ def test_windows_block_by_block(fake_runner):
 
     assert launch().started == (a.spec, b.spec)
     # The prompts' tokens are not known yet. Three more for a, which is then at its end.
-    rows = (DecodeRow(0, 3, 3, ((0, 1, 3),)), DecodeRow(1, 5, 4, ((0, 2, 4),)))
+    rows = (DecodeRow(0, 3, 3, ((0, 1, (3,)),)), DecodeRow(1, 5, 4, ((0, 2, (4,)),)))
     assert launch() == DecodeWindow(rows=rows, steps=4)
     assert commit() == []
-    assert launch() == DecodeWindow(rows=(DecodeRow(1, 9, 4, ((0, 3, 5),)),), steps=4, released=(0,))
+    assert launch() == DecodeWindow(rows=(DecodeRow(1, 9, 4, ((0, 3, (5,)),)),), steps=4, released=(0,))
     assert commit() == [a]
     assert scheduler.schedule() is None
     assert commit() == [b]

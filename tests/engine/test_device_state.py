@@ -108,12 +108,15 @@ def test_blocks_of_a_sequence_in_all_groups(make_state, device):
     """A group's table in another's place: layers with a window read the blocks of those without."""
     state, slots = make_state(), Slots(SLOTS, WIDTH)
     a, b = (make_sequence([1] * 6, id=i).spec for i in range(2))
-    tables = ((0, 0, 4), (0, 1, 5), (1, 0, GONE), (1, 1, 2), (2, 0, GONE), (2, 1, 0))
-    chunks = Chunk(0, 0, array("I", [1]), 0, ((0, 0, 7), (1, 0, 8), (2, 0, 9))), Chunk(1, 5, array("I", [1]), 1, tables)
+    tables = ((0, 0, (4, 5)), (1, 0, (GONE, 2)), (2, 0, (GONE, 0)))
+    chunks = (
+        Chunk(0, 0, array("I", [1]), 0, ((0, 0, (7,)), (1, 0, (8,)), (2, 0, (9,)))),
+        Chunk(1, 5, array("I", [1]), 1, tables),
+    )
     state.apply(slots.update(PackedStep(chunks=chunks, started=(a, b))), Staging(device))
     assert state.block_tables[:, 0, 0].tolist() == [7, 8, 9]
     assert state.block_tables[:, 1, :2].tolist() == [[4, 5], [GONE, 2], [GONE, 0]]
-    rows = (DecodeRow(1, 6, 2, ((0, 2, 6), (1, 2, 3), (2, 2, 3))),)
+    rows = (DecodeRow(1, 6, 2, ((0, 2, (6,)), (1, 2, (3,)), (2, 2, (3,)))),)
     # Group 1 copies its block 2 to 3: a change of group 2 with the same number is a rollover all the same.
     write = slots.update(DecodeWindow(rows=rows, steps=2, copies=((1, 2, 3),)))
     assert list(write.cells.values()).count(3) == 1 and sorted(write.rollovers.values()) == [3, 6]

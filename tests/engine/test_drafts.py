@@ -64,7 +64,7 @@ def test_right_drafts_fill_blocks_that_are_findable_once_they_are_verified(begun
     scheduler.propose(sequence, tokens[6:9])
     plan = scheduler.schedule()
     scheduler.check_integrity()
-    assert plan.chunks == (Chunk(0, 5, array("I", tokens[5:9]), 4, ((0, 2, 2),)),)
+    assert plan.chunks == (Chunk(0, 5, array("I", tokens[5:9]), 4, ((0, 2, (2,)),)),)
     assert scheduler.pool.by_hash == {digests(tokens[:4])[0]: 0}
     scheduler.commit(plan, fake_runner.run(plan))
     scheduler.check_integrity()

@@ -22,8 +22,8 @@ SPEC = SequenceSpec(
 )
 STEP = PackedStep(
     chunks=(
-        Chunk(1, 7, array("I", [4]), 1, ((0, 1, 9), (1, 1, GONE)), (8, 4)),
-        Chunk(3, 0, array("I", [5, 6]), 1, ((0, 0, 2), (1, 1, 3))),
+        Chunk(1, 7, array("I", [4]), 1, ((0, 1, (9,)), (1, 1, (GONE,))), (8, 4)),
+        Chunk(3, 0, array("I", [5, 6]), 1, ((0, 0, (2,)), (1, 1, (3, 4)))),
         Chunk(4, 2, array("I", [7] * 5), 0),
     ),
     wipes=((1, 4),),
@@ -33,7 +33,7 @@ STEP = PackedStep(
     num_preempted=1,
     reset=True,
 )
-WINDOW = DecodeWindow(rows=(DecodeRow(1, 8, 4, ((0, 2, 10),)), DecodeRow(3, 2, 2)), steps=4, released=(4,))
+WINDOW = DecodeWindow(rows=(DecodeRow(1, 8, 4, ((0, 2, (10,)),)), DecodeRow(3, 2, 2)), steps=4, released=(4,))
 
 
 def test_what_a_step_counts():

@@ -47,12 +47,12 @@ def test_plans_have_all_that_a_runner_needs(fake_runner):
     scheduler, a = serving(make_sequence(range(6), max_tokens=3, id=0))
     first, second = fake_completion(range(6), 2)
     assert step(scheduler, fake_runner)[0] == PackedStep(
-        chunks=(Chunk(0, 0, array("I", range(6)), 1, ((0, 0, 0), (0, 1, 1))),), started=(a.spec,)
+        chunks=(Chunk(0, 0, array("I", range(6)), 1, ((0, 0, (0, 1)),)),), started=(a.spec,)
     )
     (b,) = add(scheduler, make_sequence(range(6), max_tokens=1, id=1))
     # b's table begins with the block that a filled.
     assert step(scheduler, fake_runner)[0] == PackedStep(
-        chunks=(Chunk(0, 6, array("I", [first]), 1), Chunk(1, 4, array("I", [4, 5]), 1, ((0, 0, 0), (0, 1, 2)))),
+        chunks=(Chunk(0, 6, array("I", [first]), 1), Chunk(1, 4, array("I", [4, 5]), 1, ((0, 0, (0, 2)),))),
         started=(b.spec,),
     )
     assert step(scheduler, fake_runner)[0] == PackedStep(chunks=(Chunk(0, 7, array("I", [second]), 1),), released=(1,))
@@ -68,8 +68,8 @@ def test_changes_of_a_block_table(fake_runner):
     add(scheduler, make_sequence(range(8), id=1))
     plan, _ = step(scheduler, fake_runner)
     assert plan.copies == ((0, 1, 3),)
-    assert tables_told(plan) == [((0, 2, 2),), ((0, 0, 0), (0, 1, 3))]
-    assert tables_told(step(scheduler, fake_runner)[0]) == [(), ((0, 2, 4),)]
+    assert tables_told(plan) == [((0, 2, (2,)),), ((0, 0, (0, 3)),)]
+    assert tables_told(step(scheduler, fake_runner)[0]) == [(), ((0, 2, (4,)),)]
     assert tables_told(step(scheduler, fake_runner)[0]) == [(), ()]
 
 
@@ -78,10 +78,10 @@ def test_a_running_sequence_tells_of_a_copy(fake_runner):
     a, fork = make_sequence(range(6), id=0), make_sequence(range(6), id=1, sample=1)
     a.forks = [fork]
     scheduler = make_scheduler(a, prefix_cache=False)
-    assert tables_told(step(scheduler, fake_runner)[0]) == [((0, 0, 0), (0, 1, 1))]
+    assert tables_told(step(scheduler, fake_runner)[0]) == [((0, 0, (0, 1)),)]
     plan, _ = step(scheduler, fake_runner)
     assert (chunks(plan), plan.copies) == ([(0, 6, 1, 1), (1, 5, 1, 1)], ((0, 1, 2), (0, 1, 3)))
-    assert tables_told(plan) == [((0, 1, 2),), ((0, 0, 0), (0, 1, 3))]
+    assert tables_told(plan) == [((0, 1, (2,)),), ((0, 0, (0, 3)),)]
 
 
 def test_generated_tokens_travel_only_where_logits_depend_on_them(fake_runner):

@@ -27,9 +27,7 @@ def block_cells(slot, **blocks):
 def prompts(*sequences, blocks, sampled=1, **changes):
     """A plan that computes all tokens of sequences it starts. ``blocks`` has the block ids of each."""
     work = zip(sequences, blocks, strict=True)
-    chunks = (
-        Chunk(s.id, 0, s.token_ids, sampled, tuple((0, i, block) for i, block in enumerate(ids))) for s, ids in work
-    )
+    chunks = (Chunk(s.id, 0, s.token_ids, sampled, ((0, 0, tuple(ids)),)) for s, ids in work)
     return PackedStep(chunks=tuple(chunks), started=tuple(s.spec for s in sequences), **changes)
 
 
@@ -109,9 +107,9 @@ def test_no_seed_is_seed_0():
 def test_chunks_of_a_prompt_write_their_blocks_and_the_last_one_the_rest():
     slots = Slots(SLOTS, WIDTH)
     sequence = make_sequence(range(9), 2, ignore_eos=True)
-    chunk = Chunk(0, 0, array("I", range(4)), 0, ((0, 0, 5),))
+    chunk = Chunk(0, 0, array("I", range(4)), 0, ((0, 0, (5,)),))
     assert slots.update(PackedStep(chunks=(chunk,), started=(sequence.spec,))).cells == block_cells(0, _0=5)
-    last = slots.update(PackedStep(chunks=(Chunk(0, 4, array("I", range(4, 9)), 1, ((0, 1, 6), (0, 2, 7))),)))
+    last = slots.update(PackedStep(chunks=(Chunk(0, 4, array("I", range(4, 9)), 1, ((0, 1, (6, 7)),)),)))
     fields = {layout.POSITION: 8, layout.NEXT: 9, layout.LIMIT: 10, layout.STOPS: 0}
     expected = {cell(field, 0): value for field, value in fields.items()} | block_cells(0, _1=6, _2=7)
     assert last.cells.items() >= expected.items()
@@ -122,7 +120,7 @@ def test_decodes_write_new_blocks_and_nothing_else(filled):
     slots, _ = filled
     write = slots.update(decodes(0, 1, 2, 3))
     assert (write.moves, write.cells) == ([], {})
-    write = slots.update(decodes(0, 1, 2, 3, steps=4, blocks={1: ((0, 1, 40),), 3: ((0, 1, 41), (0, 2, 42))}))
+    write = slots.update(decodes(0, 1, 2, 3, steps=4, blocks={1: ((0, 1, (40,)),), 3: ((0, 1, (41, 42)),)}))
     assert (write.moves, write.cells) == ([], {})
     assert write.rollovers == block_cells(1, _1=40) | block_cells(3, _1=41, _2=42)
 
@@ -130,7 +128,9 @@ def test_decodes_write_new_blocks_and_nothing_else(filled):
 def test_a_copied_block_is_no_rollover(filled):
     """The first of several completions copies the last block of its prompt: that block was not full."""
     slots, _ = filled
-    write = slots.update(decodes(0, 1, blocks={0: ((0, 0, 40), (0, 1, 41)), 1: ((0, 1, 42),)}, copies=((0, 10, 40),)))
+    write = slots.update(
+        decodes(0, 1, blocks={0: ((0, 0, (40,)), (0, 1, (41,))), 1: ((0, 1, (42,)),)}, copies=((0, 10, 40),))
+    )
     assert write.cells == block_cells(0, _0=40)
     assert write.rollovers == block_cells(0, _1=41) | block_cells(1, _1=42)
 
@@ -170,7 +170,7 @@ def test_the_bucket_follows_the_last_slot(filled):
 def test_last_rows_move_into_gaps_of_a_smaller_bucket(filled):
     """Blocks move along, so that only what is new is told afterwards; the row left behind is not decoded."""
     slots, _ = filled
-    write = slots.update(decodes(1, 3, blocks={3: ((0, 1, 70),)}, released=(0, 2)))
+    write = slots.update(decodes(1, 3, blocks={3: ((0, 1, (70,)),)}, released=(0, 2)))
     assert write.moves == [(3, 0)]
     # Row 0 takes row 3's limit with the move, which comes first: no cell may end it after that.
     assert write.cells == {cell(layout.LIMIT, 2): 0, cell(layout.LIMIT, 3): 0, cell(layout.STATE, 3): 0}

@@ -85,7 +85,7 @@ def test_a_plan_has_all_that_it_reads():
     scheduler, runner, a = serving([(6, 8)], make_sequence(range(24), max_tokens=1), budget=8)
     step(scheduler, runner)
     # Token 8 sees 3 to 7: block 0 of the table is read by this plan, and free after it.
-    assert [chunk.blocks for chunk in scheduler.schedule().chunks] == [((0, 2, 2), (0, 3, 3))]
+    assert [chunk.blocks for chunk in scheduler.schedule().chunks] == [((0, 2, (2, 3)),)]
     assert (a.tables, runner.blocks[a.id][0][:2]) == ([[GONE, GONE, 2, 3]], [0, 1])
 
 
@@ -195,10 +195,10 @@ def test_a_hit_holds_all_blocks_of_full_layers_and_the_last_window_of_others():
     plan = scheduler.schedule()
     # Token 20 sees 15 to 19, which lie in blocks 3 and 4 of the table; then only 16 to 20 are seen.
     assert chunks(plan) == [(1, 20, 1, True)]
-    full, window = ([change for change in plan.chunks[0].blocks if change[0] == group] for group in (0, 1))
-    assert [block for *_, block in full[:5]] == [0, 1, 2, 3, 4]
-    assert [block for *_, block in window[:5]] == [GONE, GONE, GONE, 3, 4]
-    assert ([index for _, index, _ in window], b.num_cached_tokens) == (list(range(6)), 20)
+    (*full, held), (*window, seen) = plan.chunks[0].blocks
+    assert (full, held[:5]) == ([0, 0], (0, 1, 2, 3, 4))
+    assert (window, seen[:5]) == ([1, 0], (GONE, GONE, GONE, 3, 4))
+    assert (len(held), len(seen), b.num_cached_tokens) == (6, 6, 20)
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_decode_windows_of_several_steps():
     step(scheduler, runner)
     assert a.tables == [[0, 1, 2], [GONE, 1, 2]]
     # Block 0 of the second group is free again, and handed out last.
-    row = DecodeRow(0, 10, 8, ((0, 3, 3), (0, 4, 4), (1, 3, 3), (1, 4, 4)))
+    row = DecodeRow(0, 10, 8, ((0, 3, (3, 4)), (1, 3, (3, 4))))
     assert step(scheduler, runner)[0] == DecodeWindow(rows=(row,), steps=8)
     assert a.tables == [[0, 1, 2, 3, 4], [GONE, GONE, GONE, 3, 4]]
 
@@ -324,8 +324,8 @@ def test_a_reader_of_plans_is_not_told_what_is_gone():
         plan = scheduler.schedule()
         told += [change for chunk in plan.chunks for change in chunk.blocks]
         scheduler.commit(plan, runner.run(plan))
-    assert [index for _, index, _ in told] == list(range(8))
-    assert GONE not in {block for *_, block in told}
+    assert [first + place for _, first, blocks in told for place in range(len(blocks))] == list(range(8))
+    assert GONE not in {block for *_, blocks in told for block in blocks}
 
 
 def test_an_abort_forgets_what_was_in_flight_in_all_groups():

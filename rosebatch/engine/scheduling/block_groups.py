@@ -5,7 +5,7 @@ sequence have the same length: a block that was given back, or never taken, is `
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import chain, repeat
+from itertools import chain
 
 from rosebatch.engine.plan import BlockChange, BlockCopy
 from rosebatch.engine.scheduling.block_group import BlockGroup, held_blocks
@@ -136,17 +136,17 @@ class BlockGroups:
             if copy_first:
                 source, copy = table[first], blocks.pop()
                 table[first] = copy
-                changes.append((number, first, copy))
+                changes.append((number, first, (copy,)))
                 copies.append((number, source, copy))
                 group.copy_sources.append(source)
-            changes += zip(repeat(number), range(len(table), len(table) + len(blocks)), blocks)
-            table += blocks
+            if blocks:
+                changes.append((number, len(table), tuple(blocks)))
+                table += blocks
         return tuple(changes)
 
     def entries(self, sequence: SequenceState) -> tuple[BlockChange, ...]:
         """All entries of its tables."""
-        tables = enumerate(sequence.tables)
-        return tuple(chain.from_iterable(zip(repeat(number), range(len(table)), table) for number, table in tables))
+        return tuple([(number, 0, tuple(table)) for number, table in enumerate(sequence.tables) if table])
 
     def share(self, sequence: SequenceState, fork: SequenceState, num_tokens: int) -> None:
         """Let a fork hold the blocks of the first ``num_tokens`` as well."""

@@ -35,8 +35,8 @@ class BlockTables:
             self.specs[spec.id], self.blocks[spec.id] = spec, [[] for _ in range(self.num_groups)]
         for chunk in plan.chunks:
             tables = self.blocks[chunk.id]
-            for group, index, block in chunk.blocks:
-                tables[group][index : index + 1] = [block]
+            for group, first, blocks in chunk.blocks:
+                tables[group][first : first + len(blocks)] = blocks
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,8 +76,9 @@ class Slots:
             copies = {(group, copy) for group, _, copy in plan.copies}
             for row in plan.rows:
                 for change in row.blocks:
-                    group, _, block = change
-                    self._write_blocks(row.id, [change], write.cells if (group, block) in copies else write.rollovers)
+                    group, _, blocks = change
+                    cells = write.cells if (group, blocks[0]) in copies else write.rollovers
+                    self._write_blocks(row.id, [change], cells)
         else:
             for chunk in plan.chunks:
                 self._write_blocks(chunk.id, chunk.blocks, write.cells)
@@ -127,10 +128,11 @@ class Slots:
     def _write_blocks(self, sequence_id: int, changes: Sequence[BlockChange], cells: dict[int, int]) -> None:
         slot = self.slot_of[sequence_id]
         start = layout.NUM_FIELDS * self.num_slots + slot * self.width
-        for group, index, block in changes:
-            cells[start + group * self.num_slots * self.width + index] = block
+        for group, first, blocks in changes:
+            place = start + group * self.num_slots * self.width + first
+            cells.update(zip(range(place, place + len(blocks)), blocks, strict=True))
             if self.tables is not None and group == 0:
-                self.tables[slot, index] = block
+                self.tables[slot, first : first + len(blocks)] = blocks
 
     def _write_fields(self, chunk: Chunk, write: StateWrite) -> None:
         slot, spec = self.slot_of[chunk.id], self.specs[chunk.id]
