@@ -26,13 +26,14 @@ _ROW = 2000
 
 def row_bytes(row: Row | FailedRow) -> int:
     """Bytes of a row as it was read."""
-    size = _ROW + _deep_bytes(row.metadata)
+    size = _ROW + (_deep_bytes(row.metadata) if row.metadata else 0)
     if isinstance(row, Row):
         size += _sampling_bytes(row.sampling) + len(row.options.suffix)
         size += _deep_bytes(row.options.chat_template_kwargs) if row.options.chat_template_kwargs else 0
         if row.prompt is not None:
             return size + getsizeof(row.prompt)
-        size += sum(getsizeof(first) + getsizeof(second) for first, second in row.pairs)
+        if row.pairs:
+            size += sum(getsizeof(first) + getsizeof(second) for first, second in row.pairs)
         for each in row.prompts if row.prompt_token_ids is None else (row.prompt_token_ids,):
             # Not each id by itself: there are thousands.
             size += getsizeof(each) + (0 if isinstance(each, str) else _INTEGER * len(each))

@@ -52,9 +52,9 @@ def result_of(
     return Result(
         row=prepared.row,
         choices=choices,
-        prompt_tokens=sum(len(done.request.prompt_token_ids) for done in firsts),
-        completion_tokens=sum(len(done.token_ids) for done in completions),
-        cached_tokens=sum(done.cached_tokens for done in firsts),
+        prompt_tokens=sum([len(done.request.prompt_token_ids) for done in firsts]),
+        completion_tokens=sum([len(done.token_ids) for done in completions]),
+        cached_tokens=sum([done.cached_tokens for done in firsts]),
         pooled=pooled,
         tokens=[
             LabelledTokens(

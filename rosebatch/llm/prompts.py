@@ -32,6 +32,8 @@ class TokensPrompt(TypedDict):
 # A text, its token ids, or either in a mapping: ``{"prompt": ...}``, ``{"prompt_token_ids": [...]}``.
 Prompt = str | Sequence[int] | Mapping[str, Any]
 _PROMPT_KEYS = ("prompt", "prompt_token_ids")
+# Types of nearly all prompts. To ask whether a value is a mapping takes several times as long.
+_USUAL = frozenset({str, list})
 # Of whole numbers, but no token ids: parts of a file, and what has no order.
 _NO_TOKEN_IDS = (bytes, bytearray, memoryview, Set, Mapping)
 
@@ -215,10 +217,12 @@ def _token_ids(given: Any) -> Sequence[int] | None:
     if isinstance(given, np.ndarray) and _has_token_ids(given):
         # Without a number of Python for each.
         return TokenIds("I", given.astype(np.uint32).tobytes())
-    found = plain(given)
-    if isinstance(given, _NO_TOKEN_IDS) or not isinstance(found, Iterable):
-        return None
-    ids: Sequence[Any] = found if isinstance(found, list | tuple) else tuple(found)
+    ids: Sequence[Any] = given
+    if type(given) is not list:
+        found = plain(given)
+        if isinstance(given, _NO_TOKEN_IDS) or not isinstance(found, Iterable):
+            return None
+        ids = found if isinstance(found, list | tuple) else tuple(found)
     if ids and hasattr(ids[0], "tolist"):
         ids = list(map(plain, ids))
     looked: Sequence[Any] = ids
@@ -239,7 +243,7 @@ def _token_ids(given: Any) -> Sequence[int] | None:
 def prompt_fields(prompt: Prompt) -> dict[str, Any]:
     """The fields of a row; an ``error`` if it is no prompt."""
     given: Any = prompt
-    if isinstance(prompt, Mapping):
+    if type(prompt) not in _USUAL and isinstance(prompt, Mapping):
         try:
             _require_known(prompt)
         except RowError as refused:

@@ -71,11 +71,12 @@ class BlockPool:
 
     def share(self, blocks: Iterable[int]) -> None:
         """Add a holder to each block, taking it off the free list if it had none."""
+        counts = self._ref_counts
         for block in blocks:
-            if self._ref_counts[block] == 0:
+            if not counts[block]:
                 # It was found by its hash.
                 del self._cached[block]
-            self._ref_counts[block] += 1
+            counts[block] += 1
 
     def free(self, blocks: Sequence[int]) -> None:
         """Drop one holder of each block of a sequence, given in sequence order.
@@ -84,11 +85,10 @@ class BlockPool:
         """
         counts, hashes = self._ref_counts, self._hashes
         for block in reversed(blocks):
-            left = counts[block] - 1
-            assert left >= 0, f"block {block} freed more often than held"
-            counts[block] = left
-            if left:
+            counts[block] = left = counts[block] - 1
+            if left > 0:
                 continue
+            assert not left, f"block {block} freed more often than held"
             if hashes[block] is None:
                 self._blank.append(block)
             else:

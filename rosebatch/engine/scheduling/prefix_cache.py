@@ -27,7 +27,7 @@ class PrefixCache:
         self.blocks = blocks
         self.enabled = enabled
         self.exact = exact
-        # Of the last prompt: its salt, tokens of full blocks, and the hashes of these.
+        # Of the last prompt: its salt, tokens, and the hashes of its full blocks.
         self._last: tuple[bytes, array[int], list[bytes]] = b"", array("I"), []
 
     def look(self, sequence: SequenceState) -> None:
@@ -52,7 +52,7 @@ class PrefixCache:
         sequence.tables = []
         for group in self.blocks.groups:
             first = group.first_seen(sequence.num_computed_tokens) if count else 0
-            found = [group.pool.by_hash[block_hash] for block_hash in hashes[first:count]]
+            found = list(map(group.pool.by_hash.__getitem__, hashes[first:count]))
             group.pool.share(found)
             sequence.tables.append([GONE] * first + found)
 
@@ -97,7 +97,7 @@ class PrefixCache:
         """Let the next sequence have the hashes of this prompt."""
         size = self.blocks.block_size
         count = sequence.num_prompt_tokens // size
-        self._last = sequence.spec.salt, sequence.token_ids[: count * size], sequence.block_hashes[:count]
+        self._last = sequence.spec.salt, sequence.token_ids, sequence.block_hashes[:count]
 
     def _hashes_in_common(self, sequence: SequenceState, count: int) -> list[bytes]:
         """The hashes of up to ``count`` blocks with which the last prompt begins too: prompts come in such an order."""

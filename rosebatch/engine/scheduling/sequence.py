@@ -18,6 +18,7 @@ from rosebatch.engine.pooling.outputs import output_of
 
 # 2^64 over the golden ratio. Its multiples modulo 2^64 are all different (source: Weyl sequences).
 _SEED_STEP = 0x9E3779B97F4A7C15
+_NO_IDS: frozenset[int] = frozenset()
 
 
 class Status(enum.Enum):
@@ -315,8 +316,10 @@ class SequenceState(msgspec.Struct, eq=False):
 
 def stop_ids_of(sampling: SamplingParams, eos_token_ids: frozenset[int], vocab_size: int) -> frozenset[int]:
     """The tokens that end the completions of a request, of those that can be generated."""
-    own = frozenset(token_id for token_id in sampling.stop_token_ids if token_id < vocab_size)
-    return own if sampling.ignore_eos else eos_token_ids | own
+    model = _NO_IDS if sampling.ignore_eos else eos_token_ids
+    if not sampling.stop_token_ids:
+        return model
+    return model.union(token_id for token_id in sampling.stop_token_ids if token_id < vocab_size)
 
 
 def _sampling_of(sampling: SamplingParams, sample: int) -> SamplingParams:
