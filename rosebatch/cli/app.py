@@ -5,11 +5,16 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Collection
 from contextlib import suppress
+from copy import copy
 from dataclasses import fields
+from inspect import getdoc
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.main import get_group
+from typer.models import CommandInfo
 
 from rosebatch.cli import jobs
 from rosebatch.cli.bench_options import BenchFlags
@@ -182,11 +187,27 @@ def run() -> NoReturn:
     os._exit(code)
 
 
+def _app_for(args: Collection[str]) -> typer.Typer:
+    """The app, where commands that no argument names have no flags: to make those takes as long as all else of it."""
+    found = copy(app)
+    found.registered_commands = [
+        each if _name(each) in args else CommandInfo(_name(each), callback=lambda: None, help=getdoc(each.callback))
+        for each in app.registered_commands
+    ]
+    return found
+
+
+def _name(command: CommandInfo) -> str:
+    assert command.callback is not None, "it was registered by its function"
+    return command.callback.__name__
+
+
 def main(args: list[str] | None = None) -> NoReturn:
     """Run the command line; every mistake of a user is one line on stderr, never a traceback."""
     wait_passively()
     try:
-        code: Any = app(args=args, standalone_mode=False)
+        given = sys.argv[1:] if args is None else args
+        code: Any = _app_for(given)(args=given, standalone_mode=False)
         if sys.stdout is not None:
             # What cannot be written is an error; later, nobody would see it.
             sys.stdout.flush()
@@ -231,7 +252,7 @@ def _flags_of(command: Any) -> list[str]:
 
 def _flags_of_others(context: Any) -> dict[str, str]:
     """The flags of the other commands, with the name of the first one that has each."""
-    commands = getattr(getattr(getattr(context, "parent", None), "command", None), "commands", {})
+    commands = {} if getattr(context, "parent", None) is None else dict(get_group(app).commands)
     return {flag: name for name, each in reversed(commands.items()) for flag in _flags_of(each)}
 
 

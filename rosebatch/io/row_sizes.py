@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 # Of any Python value that is no text, and of each item of a list. Here, and of lists and objects as such, a sixth of
 # what CPython takes: values may take six times the bytes of a row, as those of a line of JSON may.
@@ -44,7 +43,7 @@ def row_sizes(array: pa.Array) -> Sizes:
         # PyArrow follows offsets of a list without rows, which no check has seen.
         return np.zeros(0, np.int64)
     if kind in _TEXTS:
-        return _numbers(pc.binary_length(array))
+        return _lengths("binary_length", array)
     if kind in _VIEWS:
         # Of each row: its length, then its bytes or where they are.
         views = np.frombuffer(array.buffers()[1], np.int32).reshape(-1, 4)[array.offset : array.offset + rows, 0]
@@ -74,7 +73,7 @@ def row_sizes(array: pa.Array) -> Sizes:
         ends = _numbers(array.offsets)
         return _NAMED * np.diff(ends) + _sums(array.keys, ends[:-1], ends[1:]) + _sums(array.items, ends[:-1], ends[1:])
     if pa.types.is_nested(kind) and not pa.types.is_union(kind):
-        ends = np.append(0, np.cumsum(_numbers(pc.list_value_length(array))))
+        ends = np.append(0, np.cumsum(_lengths("list_value_length", array)))
         return _sums(array.flatten(), ends[:-1], ends[1:])
     raise AssertionError(kind)
 
@@ -106,6 +105,13 @@ def _sums(items: pa.Array, begins: Sizes, ends: Sizes) -> Sizes:
         found = before[ends] - before[begins]
     found += _LIST
     return found
+
+
+def _lengths(of_kind: str, array: pa.Array) -> Sizes:
+    # Only now: it takes a tenth of the start of a job, which may have no table.
+    import pyarrow.compute as pc
+
+    return _numbers(pc.call_function(of_kind, [array]))
 
 
 def _numbers(array: pa.Array, null: int = 0) -> Sizes:

@@ -43,6 +43,7 @@ def test_a_run_on_a_cpu_imports_what_it_uses(process, toy_toml, tmp_path):
     heavy = (
         "triton", "torch._dynamo", "torch._inductor", "torch.distributed.tensor", "sympy", "transformers", "jinja2",
         "huggingface_hub", "fsspec", "gguf", "llguidance", "rich", "pandas", "scipy", "pyarrow.dataset", "ray",
+        "pyarrow.compute",
         "rosebatch.launch.driver", "rosebatch.launch.group", "rosebatch.job.workers", "rosebatch.llm",
         "rosebatch.bench",
     )  # fmt: skip
