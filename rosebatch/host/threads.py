@@ -71,7 +71,7 @@ def on_thread(
 
     Args:
         items: run on the thread.
-        limit: no item is begun while those that wait have together this weight.
+        limit: no item is begun while those that wait, and the one in use, have together this weight.
         patience: seconds.
         name: of the thread.
         weight: of an item.
@@ -119,8 +119,10 @@ def on_thread(
                 raise found
             if found is None:
                 return
-            change(by=weight(found))
+            own = weight(found)
             yield found
+            del found
+            change(by=own)
     finally:
         change(stops=True)
 

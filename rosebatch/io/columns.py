@@ -9,7 +9,7 @@ import msgspec
 
 from rosebatch.core.errors import FlagError, RowError
 from rosebatch.io import prompt_template
-from rosebatch.io.parsed_size import SHORT_LINE, VALUE_BYTES, takes_more
+from rosebatch.io.parsed_size import bounded_json
 from rosebatch.io.result_names import is_of_a_result
 from rosebatch.io.rows import PROMPT_FIELDS, REQUEST_FIELDS, SHAREGPT
 
@@ -246,12 +246,12 @@ def parsed(name: str, value: Any) -> Any:
         return value
     if name == "stop" and not value.startswith("["):
         return value
-    if len(value) > SHORT_LINE and takes_more(value.encode(), VALUE_BYTES):
-        raise RowError("row_too_long", f"column {name}: its values would take more than {VALUE_BYTES} bytes in memory")
     try:
-        return msgspec.json.decode(_FLAGS.get(value, value))
+        return bounded_json(_FLAGS.get(value, value))
     except (msgspec.DecodeError, RecursionError):
         return value
+    except RowError as error:
+        raise RowError(error.code, f"column {name}: {error.message}") from None
 
 
 # As Python and spreadsheets write them.

@@ -19,11 +19,13 @@ from rosebatch.io.table_values import BadValues, TextValues
 _MAX_CHARACTERS = 2**31 - 1
 # Of a row that is read past, at once.
 _SKIPPED_CHARACTERS = 1 << 20
+# Of a line that needs no look: each takes up to 60 bytes as text.
+_FEW_CELLS = 1 << 20
 _IN_QUOTES = re.compile('(?:[^"]++|"")*+')
 
 
 class _LongRowError(Exception):
-    """The row that is being read has too many characters."""
+    """The row that is being read has too many characters, or cells. Its argument says so, as a RowError."""
 
 
 class CsvTable:
@@ -51,10 +53,12 @@ class CsvTable:
         self._row: list[str] = []
         self._size = 0
         self._rows = self._reader()
+        self._in_quotes = re.compile(f'(?:^|(?<={re.escape(separator)}))"(?:[^"]++|"")*+')
+        self.names: list[str] = []
         try:
-            self.names: list[str] = next(filter(None, self._rows), [])
-        except _LongRowError:
-            raise UserError(f"{path}: the names of its columns have more than {limit} bytes") from None
+            self.names = next(filter(None, self._rows), [])
+        except _LongRowError as error:
+            raise UserError(f"{path}: the names of its columns: {error.args[0].message}") from None
         if not self.names:
             raise UserError(f"{path}: is empty, but the first row of a CSV file has the names of its columns")
         if not all(map(is_text, self.names)):
@@ -75,8 +79,8 @@ class CsvTable:
             self._size = 0
             try:
                 cells = next(self._rows, None)
-            except _LongRowError:
-                yield BadValues({}, too_long(self._limit)), 0
+            except _LongRowError as error:
+                yield BadValues({}, error.args[0]), 0
                 self._skip_row()
                 continue
             except csv.Error as error:
@@ -101,8 +105,27 @@ class CsvTable:
             row.append(line)
             self._size += len(line)
             if self._size >= most:
-                raise _LongRowError
+                raise _LongRowError(too_long(self._limit))
+            if len(line) > _FEW_CELLS and (cells := self._cells(line, quoted=len(row) > 1)) > self._most_cells:
+                raise _LongRowError(self._unequal(cells))
             yield line
+
+    def _cells(self, line: str, *, quoted: bool) -> int:
+        """How many cells a line has, about; if they are few, at most. ``quoted``: it begins inside of quotes."""
+        found = 1 + line.count(self._separator)
+        if found > self._most_cells:
+            line = '"' * quoted + line
+            found -= sum(line.count(self._separator, *each.span()) for each in self._in_quotes.finditer(line))
+        return found
+
+    @property
+    def _most_cells(self) -> int:
+        return max(_FEW_CELLS, len(self.names))
+
+    def _unequal(self, cells: int) -> RowError:
+        """The error of a row that has more or fewer cells than there are columns."""
+        told = f"expected {counted(len(self.names), 'cell')}, as the first row has, got {cells}"
+        return RowError("invalid_value", told if self.names else f"it has {cells}, more than {_FEW_CELLS}")
 
     def _skip_row(self) -> None:
         """Read past the rest of a row.
@@ -130,11 +153,11 @@ class CsvTable:
             with suppress(UnicodeEncodeError):
                 return TextValues(values), len("".join(cells).encode())
         kept = {name: cell for name, cell in values.items() if cell is None or is_text(cell)}
+        error = self._unequal(len(cells))
         if len(cells) == len(self.names):
-            message = f"column {next(name for name in values if name not in kept)} has text that is not UTF-8"
-        else:
-            message = f"expected {counted(len(self.names), 'cell')}, as the first row has, got {len(cells)}"
-        return BadValues(kept, RowError("invalid_value", message)), sum(map(len, cells))
+            bad = next(name for name in values if name not in kept)
+            error = RowError("invalid_value", f"column {bad} has text that is not UTF-8")
+        return BadValues(kept, error), sum(map(len, cells))
 
 
 def _end_of_text(piece: str, place: int) -> int:

@@ -7,7 +7,8 @@ from typing import IO, Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rosebatch.io.parquet_pages import longest_value, pages
+from rosebatch.io.parquet_pages import Page, longest_value, pages
+from rosebatch.io.row_sizes import TEXTS
 
 # Rows that are decoded at once, and about their bytes.
 _MAX_ROWS = 256
@@ -20,6 +21,9 @@ _SMALL_BYTES = _MAX_SHARED_BYTES // _MAX_ROWS
 _MAX_PAGE_BYTES = 128 << 20
 # Of a dictionary with a text that no row may have: PyArrow holds it five times.
 _MAX_LONG_PAGE_BYTES = 48 << 20
+# Of all dictionaries of long texts that are far smaller in the file: PyArrow holds each four times.
+_MAX_PACKED_BYTES, _PACKED_TIMES = 40 << 20, 16
+_NO_DICTIONARY = Page(is_dictionary=True, size=0, place=0, stored=0)
 _VALUE_BYTES = 8
 
 
@@ -30,11 +34,14 @@ class Part(NamedTuple):
         groups: their numbers.
         rows_at_once: as many as memory has room for.
         long: columns that cannot be read.
+        shared: columns with texts so long that they are to be read as dictionaries: PyArrow then copies them for each
+            batch, and not for each row.
     """
 
     groups: Sequence[int]
     rows_at_once: int
     long: Sequence[str] = ()
+    shared: Sequence[str] = ()
 
 
 def parts(raw: IO[bytes], file: pq.ParquetFile, names: Sequence[str], limit: int) -> Iterator[Part]:
@@ -69,18 +76,31 @@ def parts(raw: IO[bytes], file: pq.ParquetFile, names: Sequence[str], limit: int
             yield Part(small, _MAX_ROWS)
             small = []
         long = [name for name in names if any(_is_long(raw, chunk, group.num_rows, limit) for chunk in chunks[name])]
-        shared = 0
+        copied = packed = 0
+        shared: list[str] = []
         for name in names:
             longest = [_longest(raw, chunk) for chunk in chunks[name] if name not in long]
+            values = sum(value for _, value in longest)
             # As long as the page, it is not known.
-            if any(limit < value < page and page > _MAX_LONG_PAGE_BYTES for page, value in longest):
+            if any(limit < value < page.size and page.size > _MAX_LONG_PAGE_BYTES for page, value in longest):
                 long.append(name)
+            elif values * _MAX_ROWS <= _MAX_SHARED_BYTES or not _is_text(schema.field(name).type):
+                copied += values
             else:
-                shared += sum(value for _, value in longest)
-        rows = min(_MAX_BYTES // max(size // max(group.num_rows, 1), 1), _MAX_SHARED_BYTES // max(shared, 1), _MAX_ROWS)
-        yield Part([number], max(1, rows), long)
+                ((page, _),), (chunk,) = longest, chunks[name]
+                packed += page.size if page.stored * _PACKED_TIMES < page.size else 0
+                (shared if packed <= _MAX_PACKED_BYTES else long).append(name)
+                size += _size(chunk, page.size) - _size(chunk)
+        rows = min(_MAX_BYTES // max(size // max(group.num_rows, 1), 1), _MAX_SHARED_BYTES // max(copied, 1))
+        # Each further batch of a dictionary is a further copy of it.
+        yield Part([number], max(1, rows if shared else min(rows, _MAX_ROWS)), long, shared)
     if small:
         yield Part(small, _MAX_ROWS)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    """Whether a column may be read as a dictionary; nested ones may not have one of two row groups."""
+    return (kind.value_type if pa.types.is_dictionary(kind) else kind) in TEXTS
 
 
 def _has_dictionary_inside(kind: pa.DataType) -> bool:
@@ -88,19 +108,19 @@ def _has_dictionary_inside(kind: pa.DataType) -> bool:
     return any(pa.types.is_dictionary(each) or _has_dictionary_inside(each) for each in inner)
 
 
-def _size(chunk: Any) -> int:
-    """Bytes of its values: runs of one value take none in the file."""
-    return max(int(chunk.total_uncompressed_size), int(chunk.num_values) * _VALUE_BYTES)
+def _size(chunk: Any, dictionary: int = 0) -> int:
+    """Bytes of its values, without those of a dictionary: runs of one value take none in the file."""
+    return max(int(chunk.total_uncompressed_size) - dictionary, int(chunk.num_values) * _VALUE_BYTES)
 
 
-def _longest(raw: IO[bytes], chunk: Any) -> tuple[int, int]:
-    """Bytes of the dictionary of a chunk of texts, and of the longest one; 0 and 0 without a dictionary."""
+def _longest(raw: IO[bytes], chunk: Any) -> tuple[Page, int]:
+    """The dictionary of a chunk of texts, and the bytes of its longest one; an empty one and 0 without a dictionary."""
     if not chunk.has_dictionary_page or chunk.physical_type != "BYTE_ARRAY":
-        return 0, 0
+        return _NO_DICTIONARY, 0
     page = next(pages(raw, chunk))
     if page.size * _MAX_ROWS <= _MAX_SHARED_BYTES:
-        return page.size, page.size
-    return page.size, longest_value(raw, chunk, page)
+        return page, page.size
+    return page, longest_value(raw, chunk, page)
 
 
 def _is_long(raw: IO[bytes], chunk: Any, num_rows: int, limit: int) -> bool:

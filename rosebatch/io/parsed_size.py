@@ -1,6 +1,11 @@
 """Lines of JSON whose values would take far more memory than their bytes: found before they are parsed."""
 
+from typing import Any
+
+import msgspec
 import numpy as np
+
+from rosebatch.core.errors import RowError
 
 # About the bytes of a dict, a list, an item, a name's place in the dicts of a row, and half of a string, as CPython
 # 3.11 makes them. An item is counted as a number that is made anew.
@@ -15,6 +20,19 @@ _QUOTE = b'"'[0]
 def takes_more(line: bytes, limit: int) -> bool:
     """Whether the values of a line would take more than so many bytes, about, beside their texts."""
     return _bytes(line) > limit and _bytes(_without_texts(line)) > limit
+
+
+def bounded_json(text: str) -> Any:
+    """The value of a text that is JSON.
+
+    Raises:
+        RowError: it would take more than ``VALUE_BYTES``.
+        msgspec.DecodeError: it is no JSON.
+        RecursionError: it is nested too deeply.
+    """
+    if len(text) > SHORT_LINE and takes_more(text.encode("utf-8", "surrogatepass"), VALUE_BYTES):
+        raise RowError("row_too_long", f"its values would take more than {VALUE_BYTES} bytes in memory")
+    return msgspec.json.decode(text)
 
 
 def _bytes(line: bytes) -> int:

@@ -8,11 +8,11 @@ from rosebatch.host.threads import on_thread
 
 T = TypeVar("T")
 
-# Items in a group, and groups that may wait. Threads hand over whole groups. One ends early if it has so many bytes,
-# and counts as one more for each so many.
+# Items in a group, and groups that may be there, the one in use included. Threads hand over whole groups. One ends
+# early if it has so many bytes, and counts as one more for each so many.
 _GROUP = 64
 GROUP_BYTES = 4 << 20
-_GROUPS_AHEAD = 3
+_GROUPS = 4
 # Longest wait for a group before it is checked whether to continue.
 _PATIENCE_SECONDS = 0.1
 
@@ -47,7 +47,7 @@ def read_ahead(items: Iterator[T], check: Callable[[], None], size: Callable[[T]
     def weight(group: list[T]) -> int:
         return 1 + sum(map(size, group)) // GROUP_BYTES
 
-    ahead = on_thread(grouped(items, size), _GROUPS_AHEAD, _PATIENCE_SECONDS, "rosebatch-read", weight)
+    ahead = on_thread(grouped(items, size), _GROUPS, _PATIENCE_SECONDS, "rosebatch-read", weight)
     with closing(ahead) as groups:
         for group in groups:
             if group is None:

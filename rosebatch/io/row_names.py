@@ -11,6 +11,7 @@ import msgspec
 
 from rosebatch.core.errors import RowError
 from rosebatch.io.fields import OPTION_FIELDS, SAMPLING_FIELDS, TOOL_FIELDS
+from rosebatch.io.parsed_size import bounded_json
 
 # Names that other tools have for sampling fields.
 SAME_AS = {
@@ -71,7 +72,8 @@ def with_own_names(values: dict[str, Any]) -> dict[str, Any]:
     """The fields of a row under their own names. They win over those of ``sampling_params``; a null is as if left out.
 
     Raises:
-        RowError: a field and another name of it differ, or ``sampling_params`` is no object of sampling fields.
+        RowError: a field and another name of it differ, or ``sampling_params`` is no object of sampling fields, or
+            takes far more memory than its text.
     """
     if OTHER_NAMES.isdisjoint(values):
         return values
@@ -80,7 +82,7 @@ def with_own_names(values: dict[str, Any]) -> dict[str, Any]:
     if isinstance(nested, str):
         # So a table may have it.
         with suppress(msgspec.DecodeError):
-            nested = msgspec.json.decode(nested)
+            nested = bounded_json(nested)
     if nested is None or nested != nested:
         return own
     if not isinstance(nested, Mapping):

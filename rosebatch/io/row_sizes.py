@@ -13,7 +13,7 @@ import pyarrow as pa
 # Of any Python value that is no text, and of each item of a list. Here, and of lists and objects as such, a sixth of
 # what CPython takes: values may take six times the bytes of a row, as those of a line of JSON may.
 _POINTER, _LIST, _OBJECT, _NAMED = 8, 16, 64, 32
-_TEXTS = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
+TEXTS = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 _VIEWS = (pa.string_view(), pa.binary_view())
 
 # One number for each row.
@@ -42,7 +42,7 @@ def row_sizes(array: pa.Array) -> Sizes:
     if not rows:
         # PyArrow follows offsets of a list without rows, which no check has seen.
         return np.zeros(0, np.int64)
-    if kind in _TEXTS:
+    if kind in TEXTS:
         return _lengths("binary_length", array)
     if kind in _VIEWS:
         # Of each row: its length, then its bytes or where they are.
@@ -87,7 +87,7 @@ def _size_of_each(array: pa.Array) -> int | None:
         return _OBJECT + sum(fields) if len(fields) == len(found) else None
     if pa.types.is_union(kind):
         return max(_POINTER, int(array.get_total_buffer_size()) // rows)
-    if pa.types.is_nested(kind) or shares(kind) or kind in _TEXTS or isinstance(array, pa.ExtensionArray):
+    if pa.types.is_nested(kind) or shares(kind) or kind in TEXTS or isinstance(array, pa.ExtensionArray):
         return None
     return max(_POINTER, int(array.nbytes) // rows)
 

@@ -99,9 +99,13 @@ def _parquet(file: pq.ParquetFile, raw: IO[bytes], path: str, limit: int) -> Tab
                 num_rows = sum(file.metadata.row_group(group).num_rows for group in part.groups)
                 yield from repeat((BadValues({}, error), 0), num_rows)
                 continue
-            for batch in file.iter_batches(part.rows_at_once, row_groups=part.groups, columns=left):
+            # It reads the schema again; not the file's own metadata, which may be large.
+            shared = part.shared and pq.ParquetFile(raw, metadata=file.metadata, read_dictionary=part.shared)
+            for batch in (shared or file).iter_batches(part.rows_at_once, row_groups=part.groups, columns=left):
                 found = _batch_rows(batch, wanted, limit)
                 yield from found if not part.long else ((_failed(content, error), size) for content, size in found)
+                # Not while the next one is read.
+                del batch
 
     return Table(file.schema_arrow, file.metadata.num_rows, rows)
 
@@ -127,6 +131,7 @@ def _arrow(raw: IO[bytes], path: str, limit: int) -> Table:
         for batch in batches:
             _require_valid(batch)
             yield from _batch_rows(batch, wanted, limit)
+            del batch
 
     return Table(_plain(reader.schema), None, rows)
 

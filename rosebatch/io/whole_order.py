@@ -53,7 +53,7 @@ def in_whole_order(groups: Groups, beginning: Callable[[Content], bytes], read: 
         groups: of rows.
         beginning: what a prompt begins with, as bytes to compare.
         read: gives the rows of a group that have a ``place`` their contents.
-        max_bytes: of the rows that are held.
+        max_bytes: of the rows that are held. Where a row is larger than others, it is alone.
     """
     window = _Window(beginning, read)
     while not window.is_first(max_bytes) and (group := next(groups, None)):
@@ -63,16 +63,21 @@ def in_whole_order(groups: Groups, beginning: Callable[[Content], bytes], read: 
         for group in window.in_order():
             yield group
             for _ in range(_GROUPS_READ):
-                if window.size + following.size < max_bytes and len(following) < _MAX_ROWS:
+                held = window.size + following.size
+                fits = not held or held + max(window.last, following.last) < max_bytes
+                if fits and len(following) < _MAX_ROWS:
                     following.add(next(groups, []))
         window = following
 
 
 class _Window:
-    """Rows that are sorted together; ``size`` is about their bytes in memory."""
+    """Rows that are sorted together; ``size`` is about their bytes in memory, ``last`` those of the last group.
+
+    The next group is expected to be as large as the last one.
+    """
 
     def __init__(self, beginning: Callable[[Content], bytes], read: Read) -> None:
-        self.size = 0
+        self.size = self.last = 0
         self._bytes_read = 0
         self._beginning = beginning
         self._read = read
@@ -85,6 +90,7 @@ class _Window:
         return len(self._rows)
 
     def add(self, group: list[Record]) -> None:
+        before = self.size
         for row in group:
             self._digests.extend(_digests(self._beginning(row.content)))
             self._ends.append(len(self._digests))
@@ -95,12 +101,13 @@ class _Window:
             self._rows.append((held, packed))
             self.size += _held_bytes(held, packed)
             self._bytes_read += row.size
+        self.last = self.size - before
         # Whoever read them has them no more.
         group.clear()
 
     def is_first(self, max_bytes: int) -> bool:
         """Whether these are enough for the first answers."""
-        return self.size >= max_bytes or self._bytes_read >= _FIRST_BYTES or len(self) >= _FIRST_ROWS
+        return self.size + self.last >= max_bytes or self._bytes_read >= _FIRST_BYTES or len(self) >= _FIRST_ROWS
 
     def in_order(self, limit: int = 256) -> Groups:
         """The rows in groups of at most so many, and of not too many bytes. They are let go."""

@@ -30,6 +30,7 @@ def row_bytes(row: Row | FailedRow) -> int:
     if isinstance(row, Row):
         size += _sampling_bytes(row.sampling) + len(row.options.suffix)
         size += _deep_bytes(row.options.chat_template_kwargs) if row.options.chat_template_kwargs else 0
+        size += sum(map(getsizeof, row.continuations or ()))
         if row.prompt is not None:
             return size + getsizeof(row.prompt)
         if row.pairs:

@@ -140,7 +140,7 @@ def _prepared(
     read: _Read, row: Row, encoded: Sequence[Encoded], tokenizer: Tokenizer | None, seed: int | None, max_model_len: int
 ) -> Prepared | FailedRow:
     try:
-        prompts = _prompts_of(row, encoded, tokenizer, seed)
+        prompts = _prompts_of(row, encoded, tokenizer, seed, max_model_len)
     except RowError as error:
         return row.failed(error)
     except Exception as error:
@@ -154,7 +154,7 @@ def _prepared(
 
 
 def _prompts_of(
-    row: Row, encoded: Sequence[Encoded], tokenizer: Tokenizer | None, seed: int | None
+    row: Row, encoded: Sequence[Encoded], tokenizer: Tokenizer | None, seed: int | None, max_model_len: int
 ) -> tuple[PreparedPrompt, ...]:
     """Each prompt with its own seed.
 
@@ -165,7 +165,7 @@ def _prompts_of(
     if tokenizer is None and (sampling.stop or options.echo or sampling.grammar or sampling.bad_words):
         raise RowError("no_tokenizer", "stop strings, bad_words, echo and grammars need a model with a tokenizer")
     if row.continuations is not None:
-        return scored_prompts(row, encoded)
+        return scored_prompts(row, encoded, max_model_len)
     prompts = []
     for number, (prompt, text) in enumerate(encoded):
         if isinstance(prompt, RowError):

@@ -10,13 +10,15 @@ from rosebatch.core.request import Completion
 from rosebatch.core.sampling_params import GREEDY
 from rosebatch.core.scoring import Scoring
 from rosebatch.core.token_ids import TokenIds
+from rosebatch.core.words import counted
+from rosebatch.engine.scheduling.servable import prompt_too_long
 from rosebatch.io.results import Score
 from rosebatch.io.rows import Row
 from rosebatch.job.prepared import PreparedPrompt
 from rosebatch.job.texts import Encoded
 
 
-def scored_prompts(row: Row, encoded: Sequence[Encoded]) -> tuple[PreparedPrompt, ...]:
+def scored_prompts(row: Row, encoded: Sequence[Encoded], max_model_len: int) -> tuple[PreparedPrompt, ...]:
     """The prompts of a row that is scored.
 
     Prompt and continuation are encoded together, as a model sees them. What is scored are the tokens from the first on
@@ -26,13 +28,17 @@ def scored_prompts(row: Row, encoded: Sequence[Encoded]) -> tuple[PreparedPrompt
     Args:
         row: with continuations.
         encoded: the prompt, then the prompt with each continuation that is a text.
+        max_model_len: most tokens of a prompt. One with more is not put before a thousand continuations.
 
     Raises:
         RowError: one of them cannot be encoded, or has no token of its own.
     """
     context, *wholes = (_token_ids("the prompt", each) for each, _ in encoded)
+    kept = context[-(row.options.truncate_prompt_tokens or len(context)) :]
+    # The last one is not computed where the prompt itself is scored.
+    if len(kept) > max_model_len + 1:
+        raise prompt_too_long(counted(len(kept), "token"), max_model_len, is_pooled=True)
     if not row.continuations:
-        kept = context[-(row.options.truncate_prompt_tokens or len(context)) :]
         if len(kept) < 2:
             raise RowError("nothing_to_score", "the prompt has a single token, and no other comes before it")
         return (
@@ -47,17 +53,21 @@ def scored_prompts(row: Row, encoded: Sequence[Encoded]) -> tuple[PreparedPrompt
     texts = iter(wholes)
     # Numbers and last tokens of the continuations that follow the same tokens.
     ends: dict[tuple[int, bytes], list[tuple[int, int]]] = {}
-    left_out = max(0, len(context) - (row.options.truncate_prompt_tokens or len(context)))
+    left_out = len(context) - len(kept)
     for number, continuation in enumerate(row.continuations):
         name = f"continuations[{number}]"
-        whole = next(texts) if isinstance(continuation, str) else context + _token_ids(name, continuation)
-        start = max(_in_common(context, whole), 1)
+        if isinstance(continuation, str):
+            whole = next(texts)
+            start = _in_common(context, whole) - left_out
+            whole = whole[left_out:]
+        else:
+            # Not of all of the prompt, which may be long.
+            start, whole = len(kept), kept + _token_ids(name, continuation)
+        start = max(start, 1)
         if start >= len(whole):
             raise RowError("nothing_to_score", f"{name} adds no token to the prompt")
-        before = whole[left_out:-1]
         # Others with the same tokens before the last one differ in where they start at most.
-        key = max(start - left_out, 1), before.tobytes()
-        ends.setdefault(key, []).append((number, whole[-1]))
+        ends.setdefault((start, whole[:-1].tobytes()), []).append((number, whole[-1]))
     return tuple(
         PreparedPrompt(
             TokenIds("I", before),

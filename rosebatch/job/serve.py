@@ -112,6 +112,9 @@ def _steps(
             check()
             if waits and engine.has_unfinished:
                 break
+            if tickets.full and no_room_yet is None:
+                # The next one is not even parsed: it may be as large as one that runs alone.
+                break
             if len(failed) == _MAX_FAILED or failed_bytes > tickets.max_bytes // 8:
                 break
             item, no_room_yet = no_room_yet or next(source, END), None

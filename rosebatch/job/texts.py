@@ -5,6 +5,7 @@ from itertools import islice, repeat
 from typing import Any
 
 from rosebatch.core.errors import RowError
+from rosebatch.core.token_ids import TokenIds
 from rosebatch.core.words import counted
 from rosebatch.engine.scheduling.servable import prompt_too_long
 from rosebatch.io.rows import Row
@@ -14,6 +15,8 @@ from rosebatch.text.tokenizer import Tokenizer
 # A text or token ids, or why there is no prompt; then the token ids, with the text if there is one.
 _Prompt = str | Sequence[int] | RowError
 Encoded = tuple[Sequence[int] | RowError, str | None]
+# Characters of prompts with continuations that are encoded in one call.
+_CONTINUED = 1 << 19
 
 
 class Texts:
@@ -32,32 +35,28 @@ class Texts:
     def __init__(self, rows: Sequence[Row], tokenizer: Tokenizer | None, max_model_len: int, most_at_once: int) -> None:
         self._tokenizer = tokenizer
         self._prompts = [_plain_prompts(row, tokenizer) for row in rows]
-        self._pairs = [(row.pairs, row.options.truncate_prompt_tokens) for row in rows]
+        self._pairs = [row.pairs for row in rows]
+        self._continuations = [[each for each in row.continuations or () if isinstance(each, str)] for row in rows]
         self._chats: list[str | RowError] = []
-        self._num_chats = [0 if row.messages is None else 1 + len(_continuations(row)) for row in rows]
+        self._has_chat = [row.messages is not None for row in rows]
         self.takes_time = (
-            any(self._num_chats)
-            or any(pairs for pairs, _ in self._pairs)
+            any(self._has_chat)
+            or any(self._pairs)
             or any(isinstance(prompt, str) for prompts in self._prompts for prompt in prompts)
         )
         self._bounds = [_bound(row, max_model_len, most_at_once) for row in rows] if self.takes_time else []
-        if tokenizer is not None and any(self._num_chats):
+        if tokenizer is not None and any(self._has_chat):
             chats = [row for row in rows if row.messages is not None]
-            rendered = tokenizer.render([r.messages or [] for r in chats], [template_options(r) for r in chats])
-            self._chats = [
-                each + then if isinstance(each, str) else each
-                for row, each in zip(chats, rendered, strict=True)
-                for then in ("", *_continuations(row))
-            ]
+            self._chats = tokenizer.render([r.messages or [] for r in chats], [template_options(r) for r in chats])
 
     def encode(self) -> list[list[Encoded]]:
         """For each row, its prompts as token ids, and their texts if they have any.
 
-        After a prompt that is scored: the same with each continuation that is a text.
+        After a prompt that is scored: the same with each continuation that is a text, unless the prompt is refused.
         """
         if not self.takes_time:
             return [[(prompt, None) for prompt in prompts if not isinstance(prompt, str)] for prompts in self._prompts]
-        rows = list(zip(self._prompts, self._num_chats, self._bounds, strict=True))
+        rows = list(zip(self._prompts, self._has_chat, self._bounds, strict=True))
         texts = [(prompt, bound) for prompts, _, bound in rows for prompt in prompts if isinstance(prompt, str)]
         if self._tokenizer is None:
             refusal = RowError("no_tokenizer", "the model has no tokenizer: give prompt_token_ids")
@@ -66,21 +65,54 @@ class Texts:
         else:
             encoded = iter(self._tokenizer.encode([text for text, _ in texts], [bound for _, bound in texts]))
             rendered = (chat if isinstance(chat, str) else None for chat in self._chats)
-            bounds = [bound for _, num_chats, bound in rows for _ in range(num_chats)]
+            bounds = [bound for _, has_chat, bound in rows if has_chat]
             chats = zip(self._tokenizer.encode_rendered(self._chats, bounds), rendered, strict=True)
 
-        def of_row(prompts: Iterable[_Prompt], num_chats: int) -> Iterator[Encoded]:
-            yield from islice(chats, num_chats)
+        def of_row(prompts: Iterable[_Prompt], has_chat: bool) -> Iterator[Encoded]:
+            yield from islice(chats, int(has_chat))
             for prompt in prompts:
                 yield (next(encoded), prompt) if isinstance(prompt, str) else (prompt, None)
 
-        found = [list(of_row(prompts, num_chats)) for prompts, num_chats, _ in rows]
-        return [own or self._of_pairs(*pairs) for own, pairs in zip(found, self._pairs, strict=True)]
+        found = [list(of_row(prompts, has_chat)) for prompts, has_chat, _ in rows]
+        self._add_continued(found)
+        if any(self._pairs):
+            pairs = zip(found, self._pairs, self._bounds, strict=True)
+            return [own or self._of_pairs(of_row, bound) for own, of_row, bound in pairs]
+        return found
 
-    def _of_pairs(self, pairs: Sequence[tuple[str, str]], longest: int | None) -> list[Encoded]:
+    def _add_continued(self, found: Sequence[list[Encoded]]) -> None:
+        """Add the prompts with their continuations, some at a time: together they may be a thousand times the row.
+
+        So they come after the prompts alone, of which those that are too long have none.
+        """
+        tokenizer = self._tokenizer
+        for own, continuations, has_chat, bound in zip(
+            found, self._continuations, self._has_chat, self._bounds, strict=True
+        ):
+            if tokenizer is None or not continuations or isinstance(own[0][0], RowError):
+                continue
+            encode = tokenizer.encode_rendered if has_chat else tokenizer.encode
+            text = own[0][1] or ""
+            at_once = max(1, _CONTINUED // len(text))
+            for start in range(0, len(continuations), at_once):
+                texts = [text + each for each in continuations[start : start + at_once]]
+                own += [(_packed(ids), None) for ids in encode(texts, [bound] * len(texts))]
+
+    def _of_pairs(self, pairs: Sequence[tuple[str, str]], bound: Bound) -> list[Encoded]:
         if self._tokenizer is None:
             return [(RowError("no_tokenizer", "the model has no tokenizer: it scores no texts"), None)]
-        return [(token_ids, None) for token_ids in self._tokenizer.encode_pairs(pairs, longest or None)]
+        found: list[Encoded] = []
+        for token_ids in self._tokenizer.encode_pairs(pairs, bound.last or None, bound):
+            if isinstance(token_ids, RowError):
+                # One that is refused is the row's error.
+                return [(token_ids, None)]
+            found.append((_packed(token_ids), None))
+        return found
+
+
+def _packed(token_ids: Sequence[int] | RowError) -> Sequence[int] | RowError:
+    """In 32 bits each: a row may have the same ones a thousand times."""
+    return token_ids if isinstance(token_ids, RowError) else TokenIds.of(token_ids)
 
 
 def _bound(row: Row, max_model_len: int, most_at_once: int) -> Bound:
@@ -91,11 +123,6 @@ def _bound(row: Row, max_model_len: int, most_at_once: int) -> Bound:
     # The prompt is cut, and not its continuations.
     truncate = 0 if row.continuations else row.options.truncate_prompt_tokens
     return Bound(truncate, longest, error, most_at_once)
-
-
-def _continuations(row: Row) -> list[str]:
-    """Those that are texts."""
-    return [each for each in row.continuations or () if isinstance(each, str)]
 
 
 def template_options(row: Row) -> dict[str, Any]:
@@ -124,4 +151,4 @@ def _plain_prompts(row: Row, tokenizer: Tokenizer | None) -> list[_Prompt]:
         return []
     if row.options.suffix and tokenizer is not None:
         return [tokenizer.fill_in_middle(row.prompt, row.options.suffix)]
-    return [text(row.prompt), *(row.prompt + each for each in _continuations(row))]
+    return [text(row.prompt)]

@@ -83,6 +83,11 @@ class Tickets:
     def __post_init__(self) -> None:
         self._table = TokenTable(self.tokenizer)
 
+    @property
+    def full(self) -> bool:
+        """Whether no row may be added, of whatever size."""
+        return self._bytes >= self.max_bytes
+
     def has_room(self, row: Prepared) -> bool:
         """Whether a row may be added now. Rows that share a grammar count it once; one that is too large runs alone."""
         size = row.size

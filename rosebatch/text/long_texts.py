@@ -20,7 +20,7 @@ from rosebatch.text.vocabulary import BYTES
 
 # Characters of a text that is encoded in pieces, and about those of a piece.
 LONG = 1 << 17
-_PIECE = 1 << 16
+_PIECE, _SHORTEST = 1 << 16, 1 << 15
 # Characters in which a cut is looked for, and places that are tried.
 _SEARCHED = 4 * _PIECE
 _MAX_TRIES = 16
@@ -71,6 +71,8 @@ class LongTexts:
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         self._backend = backend
+        # The last text that was refused, and how many tokens it may have: rows of a table may have one in common.
+        self._refused: tuple[str, int | None] = "", None
 
     def encode(self, text: str, bound: Bound, *, add_special_tokens: bool) -> list[int] | RowError:
         """Token ids, as the tokenizer gives them for the text as a whole.
@@ -78,24 +80,43 @@ class LongTexts:
         A text that cannot be cut is encoded as a whole, if the number of tokens may be within the bound.
         """
         front, back = self.added if add_special_tokens else ([], [])
-        pieces = list(self.pieces(text))
         if bound.last:
-            ends = self._last(text, pieces, front, back, bound.last)
+            ends = self._last(text, list(self.pieces(text)), front, back, bound.last)
             return ends or _too_long(text, bound) or self._whole(text, add_special_tokens)[-bound.last :]
-        most, is_exact = bound.most, all(piece.is_apart for piece in pieces)
-        if not is_exact:
-            if most is None:
-                return _too_long(text, bound) or self._whole(text, add_special_tokens)
-            most = 2 * most + _TOKENS_OF_A_CUT * len(pieces)
+        if (text, bound.most) == self._refused and bound.refusal is not None:
+            return bound.refusal
+        most, is_exact = bound.most, True
         ids = array("I", front)
-        for piece in pieces:
+        # Those behind the last one that is needed are not looked for: of a text that is refused, nearly all.
+        for piece in self.pieces(text):
+            if is_exact and not piece.is_apart:
+                is_exact = False
+                if most is None:
+                    break
+                most = 2 * most + _TOKENS_OF_A_CUT * (1 + len(text) // _SHORTEST)
             ids.extend(self._ids_of(text[piece.begin : piece.end]))
             if most is not None and len(ids) + len(back) > most:
                 assert bound.refusal is not None
+                self._refused = text, bound.most
                 return bound.refusal
         if is_exact:
             return [*ids, *back]
         return _too_long(text, bound) or self._whole(text, add_special_tokens)
+
+    def beginning(self, text: str, count: int, bound: Bound) -> str | RowError:
+        """The beginning of a text that has more than so many tokens, if the text has: these are its first tokens.
+
+        A text that cannot be cut is there as a whole; the result is an error if it takes too much memory.
+        """
+        found = end = 0
+        for piece in self.pieces(text):
+            if not piece.is_apart:
+                return _too_long(text, bound) or text
+            if found > count:
+                return text[:end]
+            found += len(self._ids_of(text[piece.begin : piece.end]))
+            end = piece.end
+        return text
 
     def _last(self, text: str, pieces: list[Piece], front: list[int], back: list[int], count: int) -> list[int]:
         """So many last token ids, or all if there are fewer; none where the text cannot be cut."""
@@ -123,7 +144,7 @@ class LongTexts:
         """The parts in which a text is encoded."""
         begin, is_apart = 0, True
         while len(text) - begin > _PIECE:
-            cut = self.cut(text, begin + _PIECE // 2, begin + _SEARCHED)
+            cut = self.cut(text, begin + _SHORTEST, begin + _SEARCHED)
             end, behind = cut or (begin + _PIECE, begin + _PIECE)
             yield Piece(begin, end, is_apart)
             begin, is_apart = behind, cut is not None

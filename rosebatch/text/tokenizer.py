@@ -1,6 +1,6 @@
 """From prompts and chats to token ids."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from rosebatch.text.chat_template import ChatTemplate
 from rosebatch.text.long_texts import LONG, UNBOUND, Bound, LongTexts
 from rosebatch.text.shared_beginnings import SharedBeginnings
 from rosebatch.text.spans import EncodedText, Spans, find_spans
+from rosebatch.text.text_pairs import Pair, TextPairs, groups_of
 from rosebatch.text.tokenizer_files import Template, TokenizerFiles
 from rosebatch.text.vocabulary import Vocabulary
 
@@ -82,6 +83,7 @@ class Tokenizer(Vocabulary):
         self.max_prompt_bytes = max_prompt_bytes
         self._long_texts = LongTexts(backend)
         self._shared_beginnings = SharedBeginnings(self._long_texts)
+        self._pairs = TextPairs(backend, self._long_texts)
         self.parsers = self.choose_parsers()
         self.prompts = NO_PROMPTS
 
@@ -225,37 +227,28 @@ class Tokenizer(Vocabulary):
         )
         return [next(encoded) if isinstance(text, str) else text for text in rendered]
 
-    def encode_pairs(self, pairs: Sequence[tuple[str, str]], longest: int | None) -> list[list[int] | RowError]:
-        """Token ids of each pair of texts as one prompt, with the tokens that the model adds.
+    def encode_pairs(
+        self, pairs: Sequence[Pair], longest: int | None, bound: Bound = UNBOUND
+    ) -> Iterator[list[int] | RowError]:
+        """Token ids of each pair of texts as one prompt, with the tokens that the model adds; some pairs at a time.
+
+        Of two texts that are longer than ``longest`` and cut for that, none counts as the longer one.
 
         Args:
             pairs: the ids of a second text are moved by ``NamedPrompts.second_text``.
             longest: most tokens of a pair; the longer text loses its last ones first, as in transformers. None for any
                 number.
+            bound: without ``longest``, of each text.
         """
 
-        def encode(group: Sequence[tuple[str, str]]) -> list[list[int] | RowError]:
-            texts = self.backend.encode_batch([text for pair in group for text in pair], add_special_tokens=False)
-            room = None if longest is None else max(0, longest - self.backend.num_special_tokens_to_add(is_pair=True))
-            return [self._joined(*both, room) for both in zip(texts[::2], texts[1::2], strict=True)]
+        def encode(group: Sequence[Pair]) -> list[list[int] | RowError]:
+            return [*self._pairs.encode(group, longest, bound, self.prompts.second_text)]
 
-        refused = [next(filter(None, map(self._too_long, pair)), None) for pair in pairs]
-        short = [pair for pair, error in zip(pairs, refused, strict=True) if error is None]
-        encoded = iter(batch_or_each(encode, short, _encoding_error))
-        return [error or next(encoded) for error in refused]
-
-    def _joined(self, first: tokenizers.Encoding, second: tokenizers.Encoding, room: int | None) -> list[int]:
-        if room is not None and len(first) + len(second) > room:
-            shorter = min(len(first), len(second))
-            longer = max(shorter, room - shorter)
-            if shorter + longer > room:
-                shorter, longer = room // 2, room // 2 + room % 2
-            one, two = (shorter, longer) if len(first) <= len(second) else (longer, shorter)
-            first.truncate(one)
-            second.truncate(two)
-        whole = self.backend.post_process(first, second)
-        moved = self.prompts.second_text
-        return [i + moved * kind for i, kind in zip(whole.ids, whole.type_ids, strict=True)] if moved else whole.ids
+        for group in groups_of(pairs):
+            refused = [next(filter(None, map(self._too_long, pair)), None) for pair in group]
+            short = [pair for pair, error in zip(group, refused, strict=True) if error is None]
+            encoded = iter(batch_or_each(encode, short, _encoding_error))
+            yield from (error or next(encoded) for error in refused)
 
     def spans(self, prompts: Sequence[EncodedText]) -> list[Spans | RowError]:
         """Where the tokens of prompts are in their texts."""
@@ -315,6 +308,8 @@ class Tokenizer(Vocabulary):
 
 
 def _encoding_error(error: BaseException) -> RowError:
+    if isinstance(error, RowError):
+        return error
     if isinstance(error, TypeError | UnicodeError):
         return RowError("invalid_prompt", f"the prompt is not valid Unicode text ({error})")
     return RowError("invalid_prompt", f"the tokenizer cannot encode the prompt ({error})")

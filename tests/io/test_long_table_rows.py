@@ -1,12 +1,14 @@
 """A row of a table is bounded by what it takes as values of its own, however few bytes of the file make it."""
 
+import csv
+import io
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from rosebatch.core.errors import UserError
-from rosebatch.io import columns as io_columns
-from rosebatch.io import csv_table, parquet_pages, parquet_parts, tables
+from rosebatch.io import csv_table, parquet_pages, parquet_parts, parsed_size, tables
 from rosebatch.io.columns import Columns
 from rosebatch.io.parquet_pages import longest_value, pages
 from rosebatch.io.reader import PromptReader
@@ -68,8 +70,8 @@ def test_a_long_row_of_csv(tmp_path, columns):
 
 def test_a_cell_whose_values_take_more_than_its_bytes(tmp_path, monkeypatch):
     """24 MB of empty lists in a cell took 1.4 GB."""
-    monkeypatch.setattr(io_columns, "SHORT_LINE", 1000)
-    monkeypatch.setattr(io_columns, "VALUE_BYTES", 50_000)
+    monkeypatch.setattr(parsed_size, "SHORT_LINE", 1000)
+    monkeypatch.setattr(parsed_size, "VALUE_BYTES", 50_000)
     lists = "[" + "[]," * 600 + "0]"
     (tmp_path / "in.csv").write_text(f'id,prompt,stop,x\n1,a,,\n2,b,"{lists}",\n3,c,,"{lists}"\n')
     error = "column stop: its values would take more than 50000 bytes in memory"
@@ -151,7 +153,7 @@ def test_full_dictionary_of_short_texts(tmp_path):
     pq.write_table(pa.table({"prompt": [f"{number} " + "x" * 200 for number in range(8000)]}), path)
     with path.open("rb") as raw, pq.ParquetFile(path) as file:
         assert next(pages(raw, file.metadata.row_group(0).column(0))).size > LIMIT
-        assert list(parquet_parts.parts(raw, file, ["prompt"], LIMIT)) == [([0], 256, [])]
+        assert list(parquet_parts.parts(raw, file, ["prompt"], LIMIT)) == [([0], 256, [], [])]
 
 
 def test_each_column_is_looked_at_once(tmp_path, monkeypatch):
@@ -162,7 +164,7 @@ def test_each_column_is_looked_at_once(tmp_path, monkeypatch):
     looked = []
     monkeypatch.setattr(parquet_parts, "_size", lambda chunk: looked.append(chunk.path_in_schema) or 0)
     with path.open("rb") as raw, pq.ParquetFile(path) as file:
-        assert list(parquet_parts.parts(raw, file, [*names, "a"], LIMIT)) == [([0], 256, ())]
+        assert list(parquet_parts.parts(raw, file, [*names, "a"], LIMIT)) == [([0], 256, (), ())]
     assert sorted(set(looked)) == sorted(names)
     assert len(looked) <= len(names) + 3
 
@@ -192,9 +194,9 @@ def test_a_dictionary_of_very_many_texts_is_not_searched(tmp_path, monkeypatch):
         chunk = file.metadata.row_group(0).column(0)
         page = next(pages(raw, chunk))
         assert longest_value(raw, chunk, page) == page.size > 1000
-        # Then it is read a row at a time, and no reason to refuse it.
+        # Then it is read as it is, and no reason to refuse it.
         monkeypatch.setattr(parquet_parts, "_SMALL_BYTES", 0)
-        assert list(parquet_parts.parts(raw, file, ["prompt"], 100)) == [([0], 1, [])]
+        assert list(parquet_parts.parts(raw, file, ["prompt"], 100)) == [([0], 1000, [], ["prompt"])]
 
 
 @pytest.mark.parametrize("stored", [False, True])
@@ -276,6 +278,37 @@ def test_a_piece_of_a_row_in_quotes(piece):
         if letter == '"':
             quoted, opener = (False, place + 1) if quoted else (place == opener or piece[place - 1] == ",", opener)
     assert csv_table._quoted(piece, ",", quoted=True, opens=False)[0] == quoted
+
+
+@pytest.mark.parametrize(
+    ("line", "cells"),
+    [
+        ("2" + "," * 40, 41),
+        ("2," + "ab," * 40, 42),
+        ('2,x"' + "ab," * 40 + "c", 42),
+        ('2,"\n"' + ",ab" * 40, 41),
+        ('2,"' + "ab," * 40 + '"', None),
+        ('2,"' + 'a"",' * 40 + '"', None),
+        ('2,"\n' + "ab," * 40 + '"', None),
+    ],
+)
+def test_a_row_of_very_many_cells(tmp_path, monkeypatch, line, cells):
+    """30 MB of commas were as many cells: 500 MB. In quotes, they are text."""
+    monkeypatch.setattr(csv_table, "_FEW_CELLS", 20)
+    (tmp_path / "in.csv").write_text(f"id,prompt\n1,a\n{line}\n3,c\n")
+    error = f"expected 2 cells, as the first row has, got {cells}"
+    found = read(tmp_path / "in.csv")
+    assert [found[0], found[2]] == [("1", "a"), ("3", "c")]
+    assert found[1] == ((None, error) if cells else ("2", next(csv.reader(io.StringIO(line)))[1]))
+
+
+def test_very_many_columns(tmp_path, monkeypatch):
+    """Names are texts, too: ten million of them took gigabytes. Rows may have as many cells as there are names."""
+    monkeypatch.setattr(csv_table, "_FEW_CELLS", 20)
+    names = ",".join(f"c{number}" for number in range(30))
+    (tmp_path / "in.csv").write_text(f"id,prompt,{names}\n1,a{30 * ',x'}\n")
+    with pytest.raises(UserError, match=r"in.csv: the names of its columns: it has 32, more than 20$"):
+        read(tmp_path / "in.csv")
 
 
 def test_quotes_inside_of_a_cell_are_no_steps_of_python(monkeypatch):

@@ -61,6 +61,26 @@ def test_the_first_rows_do_not_wait_for_gigabytes(monkeypatch):
     assert len(asked) == 10
 
 
+@pytest.mark.parametrize("size", [10, 300, 700, 1500, 5000])
+def test_large_rows_are_held_in_bounded_numbers(size):
+    """A window of 32 MB held two rows of 30 MB, for it was not full with one. None is lost, however large it is."""
+    read = 0
+
+    def groups():
+        nonlocal read
+        for number in range(40):
+            read += 1
+            yield [Record(number, "", bytes(size), size, None, None)]
+
+    found = in_whole_order(groups(), bytes, list, 1000 + 3 * whole_order._ROW_BYTES)
+    held, handed = [], 0
+    for group in found:
+        held.append(read - handed)
+        handed += len(group)
+    assert handed == read == 40
+    assert max(held) * size <= 1000 + size
+
+
 def test_rows_that_share_nothing_keep_their_order():
     """Where nothing is gained, nothing changes; so too where all rows share one beginning, and nothing else."""
     texts = [bytes(RNG.choices(range(256), k=RNG.randrange(200))) for _ in range(200)]

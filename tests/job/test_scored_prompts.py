@@ -14,7 +14,7 @@ from rosebatch.job.scored_prompts import scored_prompts, scores_of
 
 def prompts_of(context, continuations, wholes=(), options=NO_OPTIONS):
     row = Row(index=0, where="row 1", metadata={}, sampling=GREEDY, continuations=continuations, options=options)
-    return scored_prompts(row, [(context, "text"), *((whole, "text") for whole in wholes)])
+    return scored_prompts(row, [(context, "text"), *((whole, "text") for whole in wholes)], 1000)
 
 
 def parts(prompts):
@@ -24,6 +24,16 @@ def parts(prompts):
 def test_labels_share_one_request():
     """Each label was a pass of its own over the prompt."""
     assert parts(prompts_of((5, 6), ((1,), (2,), (1,)))) == [([5, 6], 2, (1, 2, 1), (0, 1, 2))]
+
+
+def test_a_long_prompt_is_not_put_before_each_continuation():
+    """4,000,000 token ids before each of 1,024 continuations: 16 GB, until the engine refused the first."""
+    with pytest.raises(RowError, match=r"^the prompt has 1002 tokens; 1000 are allowed$"):
+        prompts_of((7,) * 1002, ((1,), (2,)))
+    # One that is cut may be of any length, and one that is scored has a last token that is not computed.
+    options = PromptOptions(truncate_prompt_tokens=2)
+    assert parts(prompts_of((*(7,) * 5000, 5, 6), ((1, 2),), options=options)) == [([5, 6, 1], 2, (2,), (0,))]
+    assert len(prompts_of((7,) * 1001, ())[0].token_ids) == 1000
 
 
 def test_continuations_of_several_tokens():

@@ -102,6 +102,7 @@ BACKENDS = {
 @pytest.fixture
 def small_pieces(monkeypatch):
     monkeypatch.setattr(long_texts, "_PIECE", 256)
+    monkeypatch.setattr(long_texts, "_SHORTEST", 128)
     monkeypatch.setattr(long_texts, "_SEARCHED", 1024)
 
 
@@ -218,6 +219,30 @@ def test_a_text_of_too_many_tokens_is_not_encoded_as_a_whole(text):
     assert tokenizer.encode_rendered(chats, [bound]) == [REFUSAL]
     assert backend.longest <= 1 << 17
     assert backend.total < len(text)
+
+
+def test_a_text_that_many_rows_share_is_refused_once():
+    """2,000 rows of a file of 1 KB had one text of 2 MB: 50 ms each."""
+    backend = Watched(byte_backend())
+    tokenizer, text, bound = Tokenizer(backend), "w" * 2_000_000, Bound(most=1000, refusal=REFUSAL)
+    assert tokenizer.encode([text] * 50, [bound] * 50) == [REFUSAL] * 50
+    assert backend.total < 1 << 17
+    # With another limit, it is looked at again.
+    assert tokenizer.encode(["w" * 200_000], [Bound(most=150_000, refusal=REFUSAL)]) == [[ord("w")] * 200_000]
+
+
+@pytest.mark.parametrize("count", [1, 1000, 300_000])
+def test_the_beginning_of_a_text(count):
+    """It has the first tokens of the text, and no more of it is looked at than is needed."""
+    backend = Watched(byte_backend())
+    texts, text = LongTexts(backend), "some words " * 20_000
+    found = texts.beginning(text, count, UNBOUND)
+    assert text.startswith(found)
+    assert min(count, len(text)) <= len(found) < count + (1 << 17)
+    assert backend.longest < 1 << 17
+    word = "w" * 200_000
+    assert texts.beginning(word, count, UNBOUND) == word
+    assert texts.beginning(word, count, Bound(most_at_once=199_999)).code == "prompt_too_long"
 
 
 @pytest.mark.parametrize("last", [0, 100])

@@ -114,7 +114,8 @@ def _continuations(line: _Fields) -> tuple[str | tuple[int, ...], ...]:
     if not given:
         return ()
     ((name, values),) = given.items()
-    values = [(each,) if isinstance(each, int) else each for each in values]
+    if len(values) <= MAX_CONTINUATIONS:
+        values = [(each,) if isinstance(each, int) else each for each in values]
     return require_continuations(name, values, has_tokens=line.prompt_token_ids is not None)
 
 
