@@ -76,8 +76,9 @@ def parts(raw: IO[bytes], file: pq.ParquetFile, names: Sequence[str], limit: int
             yield Part(small, _MAX_ROWS)
             small = []
         long = [name for name in names if any(_is_long(raw, chunk, group.num_rows, limit) for chunk in chunks[name])]
-        copied = packed = 0
+        copied = 0
         shared: list[str] = []
+        packed: dict[str, int] = {}
         for name in names:
             longest = [_longest(raw, chunk) for chunk in chunks[name] if name not in long]
             values = sum(value for _, value in longest)
@@ -88,9 +89,14 @@ def parts(raw: IO[bytes], file: pq.ParquetFile, names: Sequence[str], limit: int
                 copied += values
             else:
                 ((page, _),), (chunk,) = longest, chunks[name]
-                packed += page.size if page.stored * _PACKED_TIMES < page.size else 0
-                (shared if packed <= _MAX_PACKED_BYTES else long).append(name)
+                shared.append(name)
+                if page.stored * _PACKED_TIMES < page.size:
+                    packed[name] = page.size
                 size += _size(chunk, page.size) - _size(chunk)
+        if sum(packed.values()) > _MAX_PACKED_BYTES:
+            # All of them: each that stays would be in all error rows.
+            long += packed
+            shared = [name for name in shared if name not in packed]
         rows = min(_MAX_BYTES // max(size // max(group.num_rows, 1), 1), _MAX_SHARED_BYTES // max(copied, 1))
         # Each further batch of a dictionary is a further copy of it.
         yield Part([number], max(1, rows if shared else min(rows, _MAX_ROWS)), long, shared)

@@ -219,6 +219,37 @@ def test_memory_of_rows_that_share_a_text(tmp_path, monkeypatch, stored, size, m
     assert pool.max_memory() < most * LIMIT
 
 
+@pytest.mark.parametrize("distinct", [1, 300])
+@pytest.mark.parametrize("stored", [False, True])
+def test_long_texts_of_a_dictionary_are_copied_once(tmp_path, monkeypatch, stored, distinct):
+    """PyArrow copied them for each of a hundred batches. Behind a full dictionary, the rest of a chunk has none."""
+    monkeypatch.setattr(parquet_parts, "_MAX_SHARED_BYTES", 1000)
+    monkeypatch.setattr(parquet_parts, "_SMALL_BYTES", 0)
+    texts = [str(number % distinct) * 4 + "x" * 1000 for number in range(600)]
+    path = tmp_path / "in.parquet"
+    table = pa.table({"prompt": pa.array(texts).dictionary_encode() if stored else texts, "id": range(600)})
+    pq.write_table(table, path, write_batch_size=10, dictionary_pagesize_limit=100_000)
+    with path.open("rb") as raw, pq.ParquetFile(path) as file:
+        (part,) = parquet_parts.parts(raw, file, ["prompt", "id"], LIMIT)
+    assert part.shared == ["prompt"]
+    assert part.rows_at_once > 256
+    assert read(path) == list(enumerate(texts))
+
+
+def test_dictionaries_that_memory_has_no_room_for(tmp_path, monkeypatch):
+    """Three columns of one text of 20 MB each took 300 MB. None of them is in the error rows: there are many."""
+    monkeypatch.setattr(parquet_parts, "_MAX_SHARED_BYTES", 1000)
+    monkeypatch.setattr(parquet_parts, "_MAX_PACKED_BYTES", LIMIT)
+    text = pa.array(["x" * (LIMIT // 3)] * 9).dictionary_encode()
+    path = tmp_path / "in.parquet"
+    pq.write_table(pa.table({"id": range(9), "prompt": text, "a": text, "b": text}), path, compression="zstd")
+    assert read(path) == [(number, ERROR.replace("prompt", "prompt, a, b")) for number in range(9)]
+    # Texts that have their bytes in the file, too, are no trap.
+    monkeypatch.setattr(parquet_parts, "_MAX_PACKED_BYTES", 1000)
+    pq.write_table(pa.table({"id": range(9), "prompt": text}), path, compression="none")
+    assert [what for _, what in read(path)] == text.to_pylist()
+
+
 @pytest.mark.parametrize("options", [{}, {"data_page_version": "2.0"}, {"use_dictionary": False}])
 def test_headers_of_pages(tmp_path, options):
     """The sizes of a chunk's pages are those of the chunk, less their headers."""

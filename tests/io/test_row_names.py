@@ -4,9 +4,11 @@ import tracemalloc
 
 import pytest
 
+from rosebatch.core.errors import RowError
 from rosebatch.core.structured_outputs import GrammarSpec
+from rosebatch.io import parsed_size
 from rosebatch.io.parse import Record, RowParser
-from rosebatch.io.row_names import unclear_names
+from rosebatch.io.row_names import unclear_names, with_own_names
 from rosebatch.io.rows import FailedRow
 from rosebatch.io.tasks.embed import Embed
 
@@ -185,3 +187,11 @@ def test_a_long_name_is_compared_with_none():
         assert tracemalloc.get_traced_memory()[1] < 50_000
     finally:
         tracemalloc.stop()
+
+
+def test_sampling_params_that_take_more_than_their_text(monkeypatch):
+    """21 MB of empty lists in a text took 550 MB."""
+    monkeypatch.setattr(parsed_size, "SHORT_LINE", 1000)
+    monkeypatch.setattr(parsed_size, "VALUE_BYTES", 50_000)
+    with pytest.raises(RowError, match=r"^its values would take more than 50000 bytes in memory$"):
+        with_own_names({"prompt": "a", "sampling_params": "[" + "[]," * 600 + "0]"})

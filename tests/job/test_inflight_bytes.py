@@ -4,18 +4,21 @@ import time
 from sys import getsizeof
 
 import pytest
+from msgspec import structs
 
 from rosebatch.core.pooling_params import ModelPooling, PoolingParams
 from rosebatch.core.sampling_params import GREEDY, SamplingParams
 from rosebatch.host.threads import DaemonPool
 from rosebatch.io.rows import Row, parse_row
 from rosebatch.io.tasks.classify import CLASSIFY
+from rosebatch.job import texts
 from rosebatch.job.memory_estimate import prompt_bytes, row_bytes
 from rosebatch.job.order import in_good_order
 from rosebatch.job.prepare import prepare
 from rosebatch.job.prepared import Prepared, PreparedPrompt
 from rosebatch.job.serve import serve
 from rosebatch.job.tickets import Tickets
+from rosebatch.text.long_texts import UNBOUND
 from tests.job.fake_model import FakeModel, make_engine
 
 
@@ -87,6 +90,43 @@ def test_a_row_above_the_bound_runs_alone(job):
     rows, _, engine = job.run(lines, model=FakeModel(), seqs=2000, blocks=4000, budget=1 << 16)
     assert [len(row.get("choices", [1])) for row in rows] == [500] * 3 + [1] * 3
     assert engine.stats.max_running == 500
+
+
+def test_no_row_is_asked_for_while_one_runs_alone(job, tokenizer):
+    """The next one was parsed and waited: of lists of 20 MB each, both took 160 MB."""
+    asked, seen, rows = [], [], job.rows([{"prompt": "a", "x": "y" * 100_000, "max_tokens": 5}] * 3)
+
+    def source():
+        for row in rows:
+            asked.append(row.index)
+            yield row
+
+    engine = make_engine(FakeModel(before_step=lambda plan: seen.append(len(asked))), max_model_len=50)
+    served = serve(engine, tokenizer, None, source(), in_order=True, max_inflight_bytes=100_000)
+    assert [row.row.index for batch in served for row in batch] == [0, 1, 2]
+    assert seen[0] == 1
+    assert sorted(set(seen)) == [1, 2, 3]
+
+
+def test_a_prompt_that_is_refused_is_not_put_before_continuations(job, tokenizer, monkeypatch):
+    """A prompt of 7 MB before each of 1,024 continuations was 7 GB of text."""
+    encode, sizes = tokenizer.encode, []
+
+    def noted(given, bounds):
+        sizes.append(sum(map(len, given)))
+        return encode(given, bounds)
+
+    monkeypatch.setattr(tokenizer, "encode", noted)
+    monkeypatch.setattr(texts, "_CONTINUED", 500)
+    long, short = "word " * 60_000, "word " * 20
+    wanted = tuple(f" {number}" for number in range(50))
+    (row,) = job.rows([{"prompt": "a"}])
+    rows = [structs.replace(row, prompt=prompt, continuations=wanted) for prompt in (long, short)]
+    refused, served = texts.Texts(rows, tokenizer, 1000, 1 << 20).encode()
+    assert [ids.code for ids, _ in refused] == ["prompt_too_long"]
+    assert [list(ids) for ids, _ in served] == encode([short, *(short + each for each in wanted)], [UNBOUND] * 51)
+    assert sizes[0] == len(long + short)
+    assert max(sizes[1:]) < 500 + 20
 
 
 def test_failed_rows_keep_no_prompt(job, tokenizer):
