@@ -22,6 +22,7 @@ from rosebatch.job.workers import service
 from rosebatch.job.workers.reading import ReadingProcess
 from tests.helpers.checkout import environment, python_path
 from tests.helpers.command_errors import require_error
+from tests.helpers.forked_jobs import ForkedJob
 from tests.helpers.json_lines import write_lines
 from tests.helpers.slow_steps import count_lines, part_of, slow_steps
 from tests.helpers.waiting import PATIENCE_SECONDS, until
@@ -130,13 +131,11 @@ def write_source(folder):
 @pytest.fixture
 def start(model_folder, tmp_path):
     """Starts ``generate`` on the small model as a process group of its own, stderr in a file; ends what still runs."""
-    jobs: list[subprocess.Popen[str]] = []
+    jobs: list[ForkedJob] = []
 
     def run(*args, model=model_folder, **variables):
-        command = [sys.executable, "-m", "rosebatch", "generate", *map(str, args), "--model", str(model)]
-        options = {"env": environment(**variables), "cwd": tmp_path, "text": True, "start_new_session": True}
-        with (tmp_path / "stderr").open("w") as stderr:
-            jobs.append(subprocess.Popen(command, stderr=stderr, **options))
+        arguments = ["generate", *map(str, args), "--model", str(model)]
+        jobs.append(ForkedJob(arguments, environment(**variables), tmp_path))
         return jobs[-1]
 
     yield run
@@ -177,16 +176,23 @@ def is_alive(pid):
         return False
 
 
+def is_stopped(pid):
+    """Whether a process waits for SIGCONT."""
+    found = subprocess.run(["ps", "-p", str(pid), "-o", "stat="], capture_output=True, text=True, check=False)
+    return found.stdout.startswith("T")
+
+
 @pytest.mark.thorough
-def test_two_processes_give_the_bytes_of_one(start, source, expected, tmp_path):
+def test_two_processes_give_the_bytes_of_one(source, expected, model_folder, tmp_path):
     """Rows come back in any order, from processes with their own random numbers, threads and batches.
 
     PyTorch in the parent would take seconds and half a gigabyte for nothing.
     """
     report, target = tmp_path / "report.json", tmp_path / "two.jsonl"
     (tmp_path / "sitecustomize.py").write_text(NOTED_IMPORTS)
-    job = start(source, "-o", target, "-dp", 2, "--report", report, PYTHONPATH=python_path(tmp_path))
-    assert job.wait(PATIENCE_SECONDS) == 3
+    command = [sys.executable, "-m", "rosebatch", "generate", source, "-o", target, "--model", model_folder, "-dp", "2"]
+    env = environment(PYTHONPATH=python_path(tmp_path))
+    assert subprocess.run([*command, "--report", report], env=env, cwd=tmp_path, check=False).returncode == 3
     assert (tmp_path / "imported").read_text() == "rosebatch.job.workers.service"
     assert target.read_bytes() == expected
     found = json.loads(report.read_text())
@@ -274,9 +280,11 @@ def test_a_worker_that_would_load_another_model(start, source, expected, model_f
     (tmp_path / "other").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
     other, own = str(tmp_path / "other"), str(model / "model.safetensors")
     replaced = f"os.path.exists({other!r}) and os.replace({other!r}, {own!r})"
-    (tmp_path / "sitecustomize.py").write_text(DEADLY_ROW.replace("os.kill(", f"{replaced}; os.kill("))
+    # Others are done before this one is read: without any, there is no part file.
+    late = DEADLY_ROW.replace("== 20", "== 85").replace("os.kill(", f"{replaced}; os.kill(")
+    (tmp_path / "sitecustomize.py").write_text(late)
     target = tmp_path / "out.jsonl"
-    job = start(source, "-o", target, "-dp", 2, model=model, PYTHONPATH=python_path(tmp_path))
+    job = start(source, "-o", target, "-dp", 2, "--max-num-seqs", 2, model=model, PYTHONPATH=python_path(tmp_path))
     assert job.wait(PATIENCE_SECONDS) == 1
     told = (tmp_path / "stderr").read_text()
     # The second worker may still be loading, and finds it by itself.
@@ -324,7 +332,7 @@ def test_a_run_that_is_suspended(start, source, expected, tmp_path, whole):
         gate.write_text(str(rows))
         await_rows(job, target, rows)
         send(job.pid, signal.SIGSTOP)
-        os.waitpid(job.pid, os.WUNTRACED)
+        until(lambda: is_stopped(job.pid))
         send(job.pid, signal.SIGCONT)
     gate.unlink()
     assert job.wait(PATIENCE_SECONDS) == 3

@@ -8,6 +8,7 @@ from rosebatch.engine.engine import Engine
 
 # A job of the tests has hundreds of steps.
 _SECONDS = 0.1
+_STEP = Engine.step
 # Python runs this at its start. Ray's own processes need not import the engine.
 _CODE = """
 import sys
@@ -50,13 +51,12 @@ def slow_steps(folder: Path, target: Path, rows: int = 1, code: str = "") -> Pat
 
 
 def begin(part: str, gate: str) -> None:
-    """In a process of the job."""
-    step = Engine.step
+    """In a process of the job, which may be a fork of one that is slow already."""
 
     def slow(self: Engine) -> object:
         with suppress(OSError, ValueError):
             if count_lines(Path(part)) > int(Path(gate).read_text()):
                 time.sleep(_SECONDS)
-        return step(self)
+        return _STEP(self)
 
     Engine.step = slow
