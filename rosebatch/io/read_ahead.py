@@ -17,8 +17,10 @@ _GROUPS = 4
 _PATIENCE_SECONDS = 0.1
 
 
-def grouped(items: Iterator[T], size: Callable[[T], int], limit: int = _GROUP) -> Iterator[list[T]]:
-    """Items in groups of at most so many. A group ends early if it has many bytes, by the size of each item."""
+def grouped(
+    items: Iterator[T], size: Callable[[T], int], limit: int = _GROUP, max_bytes: int = GROUP_BYTES
+) -> Iterator[list[T]]:
+    """Items in groups of at most so many. A group ends early if it has so many bytes, by the size of each item."""
     group: list[T] = []
     total = 0
     for item in items:
@@ -26,7 +28,7 @@ def grouped(items: Iterator[T], size: Callable[[T], int], limit: int = _GROUP) -
         total += size(item)
         # The group alone has it: whoever takes it from there lets it go.
         del item
-        if len(group) == limit or total >= GROUP_BYTES:
+        if len(group) == limit or total >= max_bytes:
             yield group
             group, total = [], 0
     if group:

@@ -8,6 +8,7 @@ from rosebatch.core.errors import RowError
 from rosebatch.core.token_ids import TokenIds
 from rosebatch.core.words import counted
 from rosebatch.engine.scheduling.servable import prompt_too_long
+from rosebatch.io.read_ahead import grouped
 from rosebatch.io.rows import Row
 from rosebatch.text.long_texts import Bound
 from rosebatch.text.tokenizer import Tokenizer
@@ -15,8 +16,8 @@ from rosebatch.text.tokenizer import Tokenizer
 # A text or token ids, or why there is no prompt; then the token ids, with the text if there is one.
 _Prompt = str | Sequence[int] | RowError
 Encoded = tuple[Sequence[int] | RowError, str | None]
-# Characters of prompts with continuations that are encoded in one call.
-_CONTINUED = 1 << 19
+# Characters of prompts that are encoded in one call.
+_AT_ONCE = 1 << 19
 
 
 class Texts:
@@ -63,7 +64,7 @@ class Texts:
             encoded: Iterator[Sequence[int] | RowError] = repeat(refusal)
             chats: Iterator[tuple[Sequence[int] | RowError, str | None]] = repeat((refusal, None))
         else:
-            encoded = iter(self._tokenizer.encode([text for text, _ in texts], [bound for _, bound in texts]))
+            encoded = _some_at_a_time(self._tokenizer, texts)
             rendered = (chat if isinstance(chat, str) else None for chat in self._chats)
             bounds = [bound for _, has_chat, bound in rows if has_chat]
             chats = zip(self._tokenizer.encode_rendered(self._chats, bounds), rendered, strict=True)
@@ -93,7 +94,7 @@ class Texts:
                 continue
             encode = tokenizer.encode_rendered if has_chat else tokenizer.encode
             text = own[0][1] or ""
-            at_once = max(1, _CONTINUED // len(text))
+            at_once = max(1, _AT_ONCE // len(text))
             for start in range(0, len(continuations), at_once):
                 texts = [text + each for each in continuations[start : start + at_once]]
                 own += [(_packed(ids), None) for ids in encode(texts, [bound] * len(texts))]
@@ -108,6 +109,13 @@ class Texts:
                 return [(token_ids, None)]
             found.append((_packed(token_ids), None))
         return found
+
+
+def _some_at_a_time(tokenizer: Tokenizer, texts: Iterable[tuple[str, Bound]]) -> Iterator[Sequence[int] | RowError]:
+    """Token ids of each text: a row may have thousands, as a list of prompts."""
+    for group in grouped(iter(texts), lambda each: len(each[0]), _AT_ONCE, _AT_ONCE):
+        encoded = tokenizer.encode([text for text, _ in group], [bound for _, bound in group])
+        yield from map(_packed, encoded)
 
 
 def _packed(token_ids: Sequence[int] | RowError) -> Sequence[int] | RowError:

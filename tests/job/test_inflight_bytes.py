@@ -8,6 +8,7 @@ from msgspec import structs
 
 from rosebatch.core.pooling_params import ModelPooling, PoolingParams
 from rosebatch.core.sampling_params import GREEDY, SamplingParams
+from rosebatch.core.token_ids import TokenIds
 from rosebatch.host.threads import DaemonPool
 from rosebatch.io.rows import Row, parse_row
 from rosebatch.io.tasks.classify import CLASSIFY
@@ -117,7 +118,7 @@ def test_a_prompt_that_is_refused_is_not_put_before_continuations(job, tokenizer
         return encode(given, bounds)
 
     monkeypatch.setattr(tokenizer, "encode", noted)
-    monkeypatch.setattr(texts, "_CONTINUED", 500)
+    monkeypatch.setattr(texts, "_AT_ONCE", 500)
     long, short = "word " * 60_000, "word " * 20
     wanted = tuple(f" {number}" for number in range(50))
     (row,) = job.rows([{"prompt": "a"}])
@@ -125,8 +126,30 @@ def test_a_prompt_that_is_refused_is_not_put_before_continuations(job, tokenizer
     refused, served = texts.Texts(rows, tokenizer, 1000, 1 << 20).encode()
     assert [ids.code for ids, _ in refused] == ["prompt_too_long"]
     assert [list(ids) for ids, _ in served] == encode([short, *(short + each for each in wanted)], [UNBOUND] * 51)
-    assert sizes[0] == len(long + short)
-    assert max(sizes[1:]) < 500 + 20
+    assert sizes[:2] == [len(long), len(short)]
+    assert max(sizes[2:]) < 500 + 20
+
+
+def test_prompts_of_one_row_are_encoded_some_at_a_time(job, tokenizer, monkeypatch):
+    """2,000 inputs of 12 kB in a line of a batch file were encoded at once: 2.5 GB."""
+    encode, sizes = tokenizer.encode, []
+
+    def noted(given, bounds):
+        sizes.append(sum(map(len, given)))
+        return encode(given, bounds)
+
+    monkeypatch.setattr(tokenizer, "encode", noted)
+    monkeypatch.setattr(texts, "_AT_ONCE", 500)
+    prompts = tuple(f"{number} " + "word " * 20 for number in range(30))
+    (row,) = job.rows([{"prompt": "a"}])
+    rows = [structs.replace(row, prompt=None, prompts=(*prompts, (1, 2))), structs.replace(row, prompt="b")]
+    many, single = texts.Texts(rows, tokenizer, 1000, 1 << 20).encode()
+    # Token ids are held in 32 bits each.
+    assert {type(ids) for ids, _ in many[:30]} == {TokenIds}
+    wanted = encode([*prompts, "b"], [UNBOUND] * 31)
+    assert [list(ids) for ids, _ in (*many, *single)] == [*wanted[:30], [1, 2], wanted[30]]
+    assert [text for _, text in (*many, *single)] == [*prompts, None, "b"]
+    assert max(sizes) < 500 + 103 < sum(sizes)
 
 
 def test_failed_rows_keep_no_prompt(job, tokenizer):
