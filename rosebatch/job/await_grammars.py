@@ -57,6 +57,8 @@ def with_grammars(
             yield from _ready(late)
         if grammars is None or not isinstance(item, Prepared) or item.tried is None:
             yield item
+            # It must not be here while the next one is parsed.
+            del item
             continue
         with Stopwatch(seconds, "compiling grammars"):
             wait_for(grammars.start(), check)

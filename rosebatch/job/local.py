@@ -72,7 +72,8 @@ class LocalService:
         self._stats = self._launched.engine.restart_stats()
         if self.facts.shares_prefixes:
             work.sort_rows(in_bytes(self._plan.config.max_inflight_bytes))
-        rows = (row for row in work.reader.rows(work.check) if row.index not in work.output)
+        # No loop, whose variable would hold a row while the next one is parsed.
+        rows = filter(lambda row: row.index not in work.output, work.reader.rows(work.check))
         work.run(run_rows(rows, self._launched, work.serving, work.output, work.tally, work.progress, work.check))
 
     def served(self) -> Served:

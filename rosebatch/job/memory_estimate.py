@@ -12,6 +12,9 @@ from rosebatch.text.shared_tools import SharedTools
 
 _LISTS = (list, tuple)
 _CONTAINERS = (dict, *_LISTS)
+_FLOATS = {float}
+# Types of values that have nothing in them.
+_PLAIN = {*_FLOATS, str, int, bool, type(None)}
 
 # An integer of Python, and two places that refer to it: a tuple and the list of the engine's first completion.
 _INTEGER = 32
@@ -107,7 +110,10 @@ def _deep_bytes(value: object) -> int:
                 size += _INTEGER * len(each)
             else:
                 inner = each
-        size += sum(map(getsizeof, inner))
-        # Never the values themselves, of which there may be millions.
-        rest += [found for found in inner if isinstance(found, _CONTAINERS)]
+        # Of millions of values, a look at each takes half a second.
+        types = set(map(type, inner))
+        size += getsizeof(0.0) * len(inner) if types == _FLOATS else sum(map(getsizeof, inner))
+        if not types <= _PLAIN:
+            # Never the values themselves.
+            rest += [found for found in inner if isinstance(found, _CONTAINERS)]
     return size

@@ -97,11 +97,10 @@ def prepare(
             bytes_ahead -= sum([each.size for each in group])
             prompts = iter(encoded())
             del encoded
-            for each in group:
-                if isinstance(each.row, FailedRow):
-                    yield each.row
-                else:
-                    yield _prepared(each, each.row, next(prompts), tokenizer, seed, max_model_len)
+            group.reverse()
+            # A row that was handed out must not be here while the next one is parsed.
+            while group:
+                yield _prepared(group.pop(), prompts, tokenizer, seed, max_model_len)
         elif ended:
             return
         else:
@@ -137,10 +136,17 @@ def _next_group(
 
 
 def _prepared(
-    read: _Read, row: Row, encoded: Sequence[Encoded], tokenizer: Tokenizer | None, seed: int | None, max_model_len: int
+    read: _Read,
+    encoded: Iterator[Sequence[Encoded]],
+    tokenizer: Tokenizer | None,
+    seed: int | None,
+    max_model_len: int,
 ) -> Prepared | FailedRow:
+    row = read.row
+    if isinstance(row, FailedRow):
+        return row
     try:
-        prompts = _prompts_of(row, encoded, tokenizer, seed, max_model_len)
+        prompts = _prompts_of(row, next(encoded), tokenizer, seed, max_model_len)
     except RowError as error:
         return row.failed(error)
     except Exception as error:

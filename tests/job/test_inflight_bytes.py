@@ -1,7 +1,11 @@
 """Rows under way are bounded by bytes, not only by their number, and still by numbers alone."""
 
 import time
+from collections import deque
+from operator import attrgetter
 from sys import getsizeof
+from types import SimpleNamespace
+from weakref import WeakSet
 
 import pytest
 from msgspec import structs
@@ -12,14 +16,16 @@ from rosebatch.core.token_ids import TokenIds
 from rosebatch.host.threads import DaemonPool
 from rosebatch.io.rows import Row, parse_row
 from rosebatch.io.tasks.classify import CLASSIFY
-from rosebatch.job import texts
+from rosebatch.job import local, texts
 from rosebatch.job.memory_estimate import prompt_bytes, row_bytes
 from rosebatch.job.order import in_good_order
 from rosebatch.job.prepare import prepare
 from rosebatch.job.prepared import Prepared, PreparedPrompt
 from rosebatch.job.serve import serve
 from rosebatch.job.tickets import Tickets
+from rosebatch.text.grammar import Grammars
 from rosebatch.text.long_texts import UNBOUND
+from tests.helpers.byte_tokenizer import BYTES, EOS
 from tests.job.fake_model import FakeModel, make_engine
 
 
@@ -109,6 +115,55 @@ def test_no_row_is_asked_for_while_one_runs_alone(job, tokenizer):
     assert sorted(set(seen)) == [1, 2, 3]
 
 
+class Content:
+    """What a row carries."""
+
+
+class Parsed:
+    """Rows of 100 kB; ``held`` says how many are in memory whenever one is parsed."""
+
+    def __init__(self):
+        self.held = []
+        self._contents = WeakSet()
+
+    def rows(self):
+        return map(self._row, range(4))
+
+    def _row(self, index):
+        self.held.append(len(self._contents))
+        content = Content()
+        self._contents.add(content)
+        values = {"prompt": "a", "x": content, "y": "y" * 100_000, "max_tokens": 2}
+        return parse_row(values, index=index, where="here", defaults={})
+
+
+def test_no_row_is_held_when_the_next_one_is_parsed(tokenizer):
+    """Loops kept the last one until they had the next: of lists of 20 MB each, three took 160 MB."""
+    parsed, engine = Parsed(), make_engine(FakeModel(), max_model_len=50)
+    grammars = Grammars(tokenizer, BYTES + 1, (EOS,))
+    for batch in serve(engine, tokenizer, grammars, parsed.rows(), max_inflight_bytes=100_000):
+        deque(batch, maxlen=0)
+    assert parsed.held == [0] * 4
+
+
+def test_a_job_in_this_process_holds_no_row(monkeypatch):
+    """A loop over the rows without a result did, too."""
+    parsed, service = Parsed(), object.__new__(local.LocalService)
+    service._launched = SimpleNamespace(engine=SimpleNamespace(restart_stats=lambda: None))
+    service.facts = SimpleNamespace(shares_prefixes=False)
+    monkeypatch.setattr(local, "run_rows", lambda rows, *_: rows)
+    served = []
+    reader = SimpleNamespace(rows=lambda check: parsed.rows())
+
+    def run(rows):
+        served.extend(map(attrgetter("index"), rows))
+
+    rest = dict.fromkeys(("check", "serving", "tally", "progress"))
+    service.run(SimpleNamespace(reader=reader, output={1}, run=run, **rest))
+    assert served == [0, 2, 3]
+    assert parsed.held == [0] * 4
+
+
 def test_a_prompt_that_is_refused_is_not_put_before_continuations(job, tokenizer, monkeypatch):
     """A prompt of 7 MB before each of 1,024 continuations was 7 GB of text."""
     encode, sizes = tokenizer.encode, []
@@ -170,6 +225,22 @@ def test_what_a_row_carries_counts(job, values):
     """Metadata of 1 MB waited with its row, and nobody counted it."""
     (row,) = job.rows([{"prompt": "p", **values}])
     assert 10_000 < row_bytes(row) < 14_000
+
+
+@pytest.mark.parametrize(
+    ("values", "size"),
+    [
+        ([1.5] * 1000, 1000 * getsizeof(1.5)),
+        (["x", 1] * 1000, 1000 * (getsizeof("x") + getsizeof(1))),
+        ([[], 1.5] * 1000, 1000 * (getsizeof([]) + getsizeof(1.5))),
+        ([["x"], {}] * 1000, 1000 * (getsizeof([0]) + getsizeof("x") + getsizeof({}))),
+    ],
+)
+def test_many_values_count(job, values, size):
+    """A look at each of 5,000,000 numbers took a second; lists in the list must still be looked into."""
+    (row,) = job.rows([{"prompt": "p", "x": values}])
+    (empty,) = job.rows([{"prompt": "p", "x": []}])
+    assert row_bytes(row) - row_bytes(empty) == size + 8 * len(values)
 
 
 def test_log_probabilities_and_completions_count():
