@@ -5,8 +5,8 @@ import io
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
-from itertools import chain
+from functools import cache, partial
+from itertools import chain, islice
 from typing import IO, Any
 
 from rosebatch.core.errors import RowError, UserError
@@ -21,7 +21,7 @@ _MAX_CHARACTERS = 2**31 - 1
 _SKIPPED_CHARACTERS = 1 << 20
 # Of a line that needs no look: each takes up to 60 bytes as text.
 _FEW_CELLS = 1 << 20
-_IN_QUOTES = re.compile('(?:[^"]++|"")*+')
+_TEXT = '(?:[^"]++|"")*+'
 
 
 class _LongRowError(Exception):
@@ -53,7 +53,7 @@ class CsvTable:
         self._row: list[str] = []
         self._size = 0
         self._rows = self._reader()
-        self._in_quotes = re.compile(f'(?:^|(?<={re.escape(separator)}))"(?:[^"]++|"")*+')
+        self._in_quotes = re.compile(f'(?:^|(?<={re.escape(separator)}))"{_TEXT}"?')
         self.names: list[str] = []
         try:
             self.names = next(filter(None, self._rows), [])
@@ -115,7 +115,9 @@ class CsvTable:
         found = 1 + line.count(self._separator)
         if found > self._most_cells:
             line = '"' * quoted + line
-            found -= sum(line.count(self._separator, *each.span()) for each in self._in_quotes.finditer(line))
+            # Between two of them is a separator: of more, the row has too many cells anyway.
+            some = islice(self._in_quotes.finditer(line), self._most_cells + 2)
+            found -= sum(line.count(self._separator, *each.span()) for each in some)
         return found
 
     @property
@@ -160,9 +162,19 @@ class CsvTable:
         return BadValues(kept, error), sum(map(len, cells))
 
 
-def _end_of_text(piece: str, place: int) -> int:
-    """Where a cell in quotes ends, with its quote or the piece: two quotes inside of it are one of its text."""
-    found = _IN_QUOTES.match(piece, place)
+@cache
+def _texts(separator: str) -> re.Pattern[str]:
+    """The text of a cell in quotes, and of those that follow, with what is between them."""
+    sep = re.escape(separator)
+    return re.compile(f'(?:{_TEXT}"{sep}(?:[^"]*{sep})?")*+{_TEXT}')
+
+
+def _end_of_texts(piece: str, place: int, separator: str) -> int:
+    """Where a cell in quotes ends, with its quote or the piece: two quotes inside of it are one of its text.
+
+    Further cells in quotes are passed: there may be millions.
+    """
+    found = _texts(separator).match(piece, place)
     assert found is not None, "it may be empty"
     return found.end()
 
@@ -177,7 +189,7 @@ def _quoted(piece: str, separator: str, *, quoted: bool, opens: bool) -> tuple[b
     opener, place = 0 if opens else -1, 0
     while True:
         if quoted:
-            place = _end_of_text(piece, place)
+            place = _end_of_texts(piece, place, separator)
             if place == len(piece):
                 break
             quoted, opener = False, place + 1
