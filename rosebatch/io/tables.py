@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rosebatch.core.errors import RowError, UserError
+from rosebatch.io import arrow_sizes
 from rosebatch.io.csv_table import CsvTable
 from rosebatch.io.files import file_name
 from rosebatch.io.formats import MAGIC_BYTES, Kind, named, table_of
@@ -25,6 +26,8 @@ from rosebatch.io.table_values import BadValues, TextValues, rows_of
 # Rows that are decoded at once, and their bytes.
 _MAX_ROWS = 256
 _MAX_BYTES = 4 << 20
+# Of the longest rows, that a batch of Arrow IPC may always have.
+_BATCH_ROWS = 4
 _BYTES = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}
 _NAMES: dict[Kind, str] = {"parquet": "Parquet", "arrow": "Arrow", "csv": "CSV"}
 
@@ -119,16 +122,25 @@ def _arrow(raw: IO[bytes], path: str, limit: int) -> Table:
     head = raw.read(MAGIC_BYTES)
     raw.seek(0)
     is_stream = table_of(head) == "arrow" and not head.startswith(b"ARROW1")
-    if is_stream:
-        reader = pa.ipc.open_stream(raw)
-        batches = iter(reader)
-    else:
-        reader = pa.ipc.open_file(raw)
-        batches = map(reader.get_batch, range(reader.num_record_batches))
+    reader = pa.ipc.open_stream(raw) if is_stream else pa.ipc.open_file(raw)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        if not is_stream:
+            for number, _ in enumerate(arrow_sizes.each_checked(raw, _BATCH_ROWS * limit)):
+                yield reader.get_batch(number)
+            return
+        while True:
+            arrow_sizes.require_next(raw, _BATCH_ROWS * limit)
+            try:
+                batch = reader.read_next_batch()
+            except StopIteration:
+                return
+            yield batch
+            del batch
 
     def rows(wanted: Wanted) -> Iterator[tuple[Content, int]]:
         _distinct(filter(wanted, reader.schema.names), path)
-        for batch in batches:
+        for batch in batches():
             _require_valid(batch)
             yield from _batch_rows(batch, wanted, limit)
             del batch
