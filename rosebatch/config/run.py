@@ -11,6 +11,7 @@ import msgspec
 from rosebatch.config.byte_sizes import in_bytes, parse_size
 from rosebatch.config.quantization import quantization_named
 from rosebatch.config.switches import SWITCH_NAMES
+from rosebatch.core.words import quoted
 
 Sampler = Literal["rosebatch", "flashinfer"]
 Device = Literal["auto", "cpu", "cuda"]
@@ -159,7 +160,7 @@ class RunConfig:
                 raise ValueError(f"{name} must not be empty")
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
-                raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
+                raise ValueError(f"{name} must be one of {', '.join(choices)}, got {quoted(getattr(self, name))}")
         for name, kind in _KINDS.items():
             try:
                 msgspec.convert(getattr(self, name), kind)
@@ -203,7 +204,7 @@ class RunConfig:
             raise ValueError(f"unknown setting {name}" + (f"; did you mean {near[0]}?" if near else ""))
         for name, value in switches.items():
             if not isinstance(value, bool | None):
-                raise ValueError(f"{name} must be True or False, got {value!r}")
+                raise ValueError(f"{name} must be True or False, got {quoted(value)}")
         values: dict[str, Any] = {
             n: str(v) if isinstance(v, Path) else v for n, v in settings.items() if n in own and v is not None
         }

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal, Self, get_args
 
 from rosebatch.core.errors import FlagError, RowError
+from rosebatch.core.words import quoted
 
 Pooling = Literal["last", "mean", "cls"]
 # Of a classifier, also the states of all tokens, or of those that end steps.
@@ -54,20 +55,22 @@ class PoolingParams:
     def __post_init__(self) -> None:
         of_tokens = ("all",) if self.task == "classify" else ()
         if self.pooling not in (None, *get_args(Pooling), *of_tokens):
-            raise ValueError(f"pooling must be {', '.join(get_args(Pooling)[:-1])} or cls, got {self.pooling!r}")
+            raise ValueError(f"pooling must be {', '.join(get_args(Pooling)[:-1])} or cls, got {quoted(self.pooling)}")
         if not isinstance(self.normalize, bool | None):
-            raise ValueError(f"normalize must be True or False, got {self.normalize!r}")
+            raise ValueError(f"normalize must be True or False, got {quoted(self.normalize)}")
         given = self.dimensions
         if given is not None and (type(given) is not int or not 1 <= given <= _MAX_DIMENSIONS):
-            raise ValueError(f"dimensions must be an integer in [1, {_MAX_DIMENSIONS}], got {given!r}")
+            raise ValueError(f"dimensions must be an integer in [1, {_MAX_DIMENSIONS}], got {quoted(given)}")
         if self.task not in get_args(PoolingTask):
-            raise ValueError(f"task must be {' or '.join(get_args(PoolingTask))}, got {self.task!r}")
+            raise ValueError(f"task must be {' or '.join(get_args(PoolingTask))}, got {quoted(self.task)}")
         if self.activation not in (None, *get_args(Activation)):
-            raise ValueError(f"activation must be one of {', '.join(get_args(Activation))}, got {self.activation!r}")
+            raise ValueError(
+                f"activation must be one of {', '.join(get_args(Activation))}, got {quoted(self.activation)}"
+            )
         if self.task != "embed" and given is not None:
             raise ValueError("dimensions are of vectors: a classifier has one number for each label")
         if not isinstance(self.prompt_name, str | None):
-            raise ValueError(f"prompt_name must be a text, got {self.prompt_name!r}")
+            raise ValueError(f"prompt_name must be a text, got {quoted(self.prompt_name)}")
 
     @property
     def of_tokens(self) -> bool:

@@ -10,14 +10,13 @@ from typing import Any, Self
 from rosebatch.core.not_served import not_served
 from rosebatch.core.plain import is_text, plain
 from rosebatch.core.structured_outputs import GrammarSpec, StructuredOutputsParams, grammars_of
+from rosebatch.core.words import quoted
 
 MAX_LOGPROBS = 20
 MAX_SAMPLES = 1024
 # Stop strings, or bad words: each costs time at every token. Bad words are encoded as a whole.
 MAX_TEXTS = 4096
 MAX_BAD_CHARACTERS = 1 << 16
-# Items, and characters, of a value that an error shows.
-_TOLD = 200
 # As good as no limit: sequences end at the model's length. A prompt's length added to it fits 32 bits.
 MAX_TOKENS = 2**30
 # What a device holds as 32-bit numbers. A larger top-k keeps all tokens; a higher temperature makes all equally likely.
@@ -126,7 +125,7 @@ class SamplingParams:
         self._normalize()
         for name, rule in self._broken_rules():
             value = getattr(self, name)
-            told = repr(list(value[:_TOLD]) if isinstance(value, tuple) else value)[:_TOLD]
+            told = quoted(list(value) if isinstance(value, tuple) else value)
             raise ValueError(f"{name} must be {rule}, got {told}")
         if self.grammar is not None and self.min_tokens:
             raise ValueError("min_tokens and a grammar exclude each other: the grammar says where it may end")
@@ -150,7 +149,7 @@ class SamplingParams:
                 value = plain(value)
                 object.__setattr__(self, name, value)
             if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-                raise ValueError(f"{name} must be {what}, got {value!r}")
+                raise ValueError(f"{name} must be {what}, got {quoted(value)}")
         loose: dict[str, Any] = {}
         if isinstance(self.stop, str):
             loose["stop"] = (self.stop,)
@@ -307,7 +306,7 @@ def _bias_pairs(given: Any) -> tuple[tuple[int, float], ...]:
             return found
     except (TypeError, ValueError, OverflowError):
         pass
-    raise ValueError(f"logit_bias must be {_KINDS['logit_bias'][1]}, got {given!r}")
+    raise ValueError(f"logit_bias must be {_KINDS['logit_bias'][1]}, got {quoted(given)}")
 
 
 def _token_id(key: Any) -> int:

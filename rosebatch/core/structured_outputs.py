@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 import msgspec
 
 from rosebatch.core.not_served import not_served
+from rosebatch.core.words import quoted
 
 _Kind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
 
@@ -73,11 +74,11 @@ class StructuredOutputsParams:
                 raise not_served(name, value)
         for name in ("regex", "grammar"):
             if not isinstance(value := getattr(self, name), str | None):
-                raise ValueError(f"{name} must be a text, got {value!r}")
+                raise ValueError(f"{name} must be a text, got {quoted(value)}")
         if not isinstance(self.choice, list | tuple | None) or not all(
             isinstance(each, str) for each in self.choice or ()
         ):
-            raise ValueError(f"choice must be a list of texts, got {self.choice!r}")
+            raise ValueError(f"choice must be a list of texts, got {quoted(self.choice)}")
         if (count := len(list(grammars_of(self)))) != 1:
             raise ValueError(f"give one of {_GRAMMARS}; got {count or 'none'}")
 
@@ -101,5 +102,12 @@ def grammars_of(given: Any) -> Iterator[GrammarSpec]:
 
 
 def as_json(value: Any) -> str:
-    """JSON text, without spaces."""
-    return msgspec.json.encode(value).decode()
+    """JSON text, without spaces.
+
+    Raises:
+        ValueError: the value holds itself, or is nested as deeply.
+    """
+    try:
+        return msgspec.json.encode(value).decode()
+    except RecursionError:
+        raise ValueError("a schema or list of choices is nested too deeply") from None

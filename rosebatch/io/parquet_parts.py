@@ -17,8 +17,9 @@ _MAX_BYTES = 4 << 20
 _MAX_SHARED_BYTES = 64 << 20
 # Of a group that is read without a look at its pages.
 _SMALL_BYTES = _MAX_SHARED_BYTES // _MAX_ROWS
-# Of a page: PyArrow holds it two or three times.
-_MAX_PAGE_BYTES = 128 << 20
+# Of a page, and how many times its bytes in the file: PyArrow holds it two or three times, and writes 1,024 values to
+# one, however long they are.
+_MAX_PAGE_BYTES, _PAGE_TIMES = 128 << 20, 8
 # Of a dictionary with a text that no row may have: PyArrow holds it five times.
 _MAX_LONG_PAGE_BYTES = 48 << 20
 # Of all dictionaries of long texts that are far smaller in the file: PyArrow holds each four times.
@@ -135,4 +136,4 @@ def _is_long(raw: IO[bytes], chunk: Any, num_rows: int, limit: int) -> bool:
         return True
     if chunk.total_uncompressed_size <= _MAX_PAGE_BYTES:
         return False
-    return any(page.size > _MAX_PAGE_BYTES for page in pages(raw, chunk))
+    return any(page.size > max(_MAX_PAGE_BYTES, _PAGE_TIMES * page.stored) for page in pages(raw, chunk))

@@ -11,6 +11,7 @@ from itertools import chain
 from typing import Any
 
 from rosebatch.core.sampling_params import MAX_LOGPROBS, SamplingParams
+from rosebatch.core.words import quoted
 from rosebatch.job.report.progress import Progress
 from rosebatch.llm.on_error import checked
 from rosebatch.llm.outputs import Logprob, RequestOutput
@@ -57,7 +58,7 @@ class BeamSearchParams:
             ),
         ):
             if not is_right:
-                raise ValueError(f"{name} must be {rule}, got {getattr(self, name)!r}")
+                raise ValueError(f"{name} must be {rule}, got {quoted(getattr(self, name))}")
 
 
 @dataclass(slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from typing import Any, Literal
 
 from rosebatch.core.errors import FlagError
+from rosebatch.core.words import quoted
 
 OnError = Literal["raise", "return"]
 
@@ -14,7 +15,7 @@ def check_on_error(on_error: OnError) -> None:
         ValueError: it is neither.
     """
     if on_error not in ("raise", "return"):
-        raise ValueError(f"on_error must be raise or return, got {on_error!r}")
+        raise ValueError(f"on_error must be raise or return, got {quoted(on_error)}")
 
 
 def checked(output: Any, on_error: OnError, place: int) -> Any:

@@ -10,7 +10,7 @@ import pytest
 
 from rosebatch.core.errors import RowError
 from rosebatch.core.sampling_params import GREEDY, MAX_TOKENS, SamplingParams
-from rosebatch.core.structured_outputs import GrammarSpec
+from rosebatch.core.structured_outputs import GrammarSpec, StructuredOutputsParams
 from rosebatch.io.sampling_fields import fields_of, sampling_params
 
 STOPS = {"stop_token_ids": (5,), "allowed_token_ids": (3,)}
@@ -189,3 +189,11 @@ def test_bad_words_are_short():
     assert SamplingParams(bad_words=["x" * 65_536]).bans
     with pytest.raises(ValueError, match="bad_words must be at most 65536 characters together"):
         SamplingParams(bad_words=["x" * 65_536, "y"])
+
+
+def test_a_schema_that_holds_itself():
+    """It was a RecursionError, which no caller expects of wrong parameters."""
+    schema = {"type": "array"}
+    schema["items"] = schema
+    with pytest.raises(ValueError, match=r"^a schema or list of choices is nested too deeply$"):
+        StructuredOutputsParams(json=schema)

@@ -3,6 +3,7 @@
 import csv
 import io
 from itertools import product
+from random import Random
 from types import SimpleNamespace
 
 import pyarrow as pa
@@ -121,6 +122,15 @@ def test_a_page_that_memory_has_no_room_for(tmp_path, monkeypatch, column):
     pq.write_table(pa.table(plain | {column: texts}), tmp_path / "in.parquet", row_group_size=2, compression="zstd")
     message = ERROR.replace("prompt", column)
     assert read(tmp_path / "in.parquet") == [(0, "a"), (1, "b"), (2, message), (3, message)]
+
+
+def test_a_large_page_of_honest_texts(tmp_path, monkeypatch):
+    """300 texts of 1 MB are one page, as PyArrow writes them: each row failed as one that is too long."""
+    monkeypatch.setattr(parquet_parts, "_MAX_PAGE_BYTES", 2 * LIMIT)
+    texts = [Random(seed).randbytes(LIMIT // 2 - 100).hex() for seed in range(4)]
+    table = pa.table({"prompt": texts, "id": range(4)})
+    pq.write_table(table, tmp_path / "in.parquet", compression="zstd", use_dictionary=False)
+    assert read(tmp_path / "in.parquet") == list(enumerate(texts))
 
 
 def test_a_row_of_very_many_values(tmp_path):
