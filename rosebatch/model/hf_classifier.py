@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from rosebatch.config.classifier import ClassifierConfig, HeadLayer
+from rosebatch.core.plain import is_text
 from rosebatch.core.pooling_params import Activation
 from rosebatch.host.model_files import shown
 from rosebatch.model.family import TOKEN_CLASSIFIER, Architecture, ClassifierHead
-from rosebatch.model.hf_fields import UnservedError
+from rosebatch.model.hf_fields import UnservedError, size
 
 # How transformers names classes with a head for whole prompts, and with one for tokens.
 _PROMPTS, _TOKENS = "ForSequenceClassification", "ForTokenClassification"
@@ -70,13 +71,17 @@ def _head_of_tokens(values: Mapping[str, Any], architecture: Architecture) -> Cl
 
 
 def _labels(values: Mapping[str, Any]) -> tuple[str, ...]:
-    named, number = values.get("id2label"), values.get("num_labels")
+    named = values.get("id2label")
     if named is None:
-        return tuple(f"LABEL_{i}" for i in range(_LABELS if number is None else number))
-    by_id = {int(key): str(label) for key, label in named.items()}
-    if sorted(by_id) != list(range(len(by_id))) or not by_id:
-        raise ValueError(f"id2label has the keys {shown(list(named))}, which are not 0, 1, 2 …")
-    return tuple(by_id[i] for i in range(len(by_id)))
+        number = _LABELS if values.get("num_labels") is None else size(values, "num_labels")
+        return tuple(f"LABEL_{i}" for i in range(number))
+    by_id = {str(key): str(label) for key, label in named.items()} if isinstance(named, Mapping) else {}
+    ids = [str(i) for i in range(len(by_id))]
+    if by_id.keys() != set(ids) or not ids:
+        raise ValueError(f"id2label must have the keys 0, 1, 2 …, got {shown(named)}")
+    if not all(map(is_text, by_id.values())):
+        raise ValueError("id2label has a label that is not valid Unicode")
+    return tuple(by_id[i] for i in ids)
 
 
 def _activation(values: Mapping[str, Any], num_labels: int) -> Activation:
@@ -90,7 +95,8 @@ def _activation(values: Mapping[str, Any], num_labels: int) -> Activation:
         return _BY_FUNCTION[name]
     problem = values.get("problem_type")
     if problem is None:
-        return "sigmoid" if num_labels == 1 else "softmax"
+        problem = "single_label_classification"
     if problem not in _BY_PROBLEM:
         raise UnservedError(f"problem_type {shown(problem)} is not supported")
-    return _BY_PROBLEM[problem]
+    # A softmax of one number is 1, whatever it is.
+    return "sigmoid" if num_labels == 1 and problem != "regression" else _BY_PROBLEM[problem]
