@@ -109,7 +109,10 @@ def beam_search(
 
     Raises:
         ValueError: a prompt cannot be served. It is named by its place, from 0.
+        TypeError: the parameters are of another kind.
     """
+    if not isinstance(params, BeamSearchParams):
+        raise TypeError(f"beam_search takes BeamSearchParams, got {type(params).__name__}")
     # Twice the width: if a token of each beam is the end token, enough others are left.
     sampling = SamplingParams(max_tokens=1, logprobs=2 * params.beam_width, temperature=params.temperature)
     best = []

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from rosebatch import LLM, BeamSearchParams
+from rosebatch import LLM, BeamSearchParams, SamplingParams
 from rosebatch.job.report.progress import Progress
 from rosebatch.llm.beam_search import beam_search
 from tests.helpers.byte_tokenizer import EOS
@@ -199,3 +199,5 @@ def test_prompts_that_cannot_be_served(llm):
         llm.beam_search([[1], [2], list(range(LONGEST))], BeamSearchParams(2, 3), concurrency_limit=1)
     with pytest.raises(ValueError, match="lora_request=3 is not served"):
         llm.beam_search([[1]], BeamSearchParams(2, 3), lora_request=3)
+    with pytest.raises(TypeError, match=r"^beam_search takes BeamSearchParams, got SamplingParams$"):
+        llm.beam_search([[1]], SamplingParams())
