@@ -92,8 +92,12 @@ class PoolingParams:
         return type(self)(**{name: getattr(defaults, name) if own[name] is None else own[name] for name in own})
 
 
-NO_CLASSIFIER = "the model has no classification head"
+NO_CLASSIFIER = (
+    "the model has no classification head: the class that its config.json names ends with neither "
+    "ForSequenceClassification nor ForTokenClassification"
+)
 NO_SCORE = "a score needs a head for whole prompts: this is for tokens"
+NO_CONTINUATIONS = "the model has no output projection: it scores pairs alone, text_1 and text_2"
 # The defaults of a model without its own.
 PLAIN = PoolingParams(pooling="last", normalize=True)
 # The same, of a model whose tokens see those after them.

@@ -11,7 +11,7 @@ from rosebatch.core.errors import FlagError, RowError
 from rosebatch.io import prompt_template
 from rosebatch.io.parsed_size import bounded_json
 from rosebatch.io.result_names import is_of_a_result
-from rosebatch.io.rows import PROMPT_FIELDS, REQUEST_FIELDS, SHAREGPT
+from rosebatch.io.rows import OTHER_FORMS, PROMPT_FIELDS, REQUEST_FIELDS
 
 # pandas makes floats of integers in columns with missing values.
 INTEGERS = frozenset(
@@ -28,7 +28,10 @@ TEXT_FIELDS = frozenset(
     {"prompt", "suffix", "guided_grammar", "guided_regex", "regex", "reasoning_effort", "verbosity"}
 )
 # Fields whose CSV cells are JSON. All others are texts.
-_JSON = (REQUEST_FIELDS | {"dimensions"}) - TEXT_FIELDS - {"id"}
+_LISTS_OR_TEXTS = {"stop", "text_1", "text_2"}
+_JSON = (REQUEST_FIELDS | {"dimensions", "continuations", "choices", "logprob_token_ids"} | _LISTS_OR_TEXTS) - (
+    TEXT_FIELDS | {"id"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +117,8 @@ class Columns:
                 raise FlagError(f"--keep-prompt: {path} has a column prompt, which results keep: leave it out")
         elif self.prompt is None and not set(prompts).intersection(names):
             message = f"{path}: has none of the columns {', '.join(prompts)}, but {', '.join(names)}"
-            way = SHAREGPT if "conversations" in names else "--prompt-column NAME says which has the prompts"
-            raise FlagError(f"{message}: {way}{separator}")
+            ways = (way for name, way in OTHER_FORMS.items() if name in names)
+            raise FlagError(f"{message}: {next(ways, '--prompt-column NAME says which has the prompts')}{separator}")
 
     def may_have_prompt(self, names: Container[str], prompts: Sequence[str] = PROMPT_FIELDS) -> bool:
         """Whether a row with these fields may have a prompt; ``prompts`` as of ``require_in``."""
@@ -244,7 +247,7 @@ def parsed(name: str, value: Any) -> Any:
     """The value of a field that is given as a text: JSON, unless the field is a text itself or it is no JSON."""
     if name not in _JSON or not isinstance(value, str):
         return value
-    if name == "stop" and not value.startswith("["):
+    if name in _LISTS_OR_TEXTS and not value.startswith("["):
         return value
     try:
         return bounded_json(_FLAGS.get(value, value))

@@ -101,7 +101,11 @@ class _Fields(RequestFields):
 _RESULT_FIELDS = frozenset(RESULT_FIELDS)
 PROMPT_FIELDS = ("prompt", "messages", "prompt_token_ids")
 REQUEST_FIELDS = OPTION_FIELDS | SAMPLING_FIELDS | TOOL_FIELDS | {*PROMPT_FIELDS, *OTHER_NAMES, "best_of"}
-SHAREGPT = "conversations is ShareGPT's form: write messages with role and content"
+# Fields of rows that have their prompt in another form, and what to do.
+OTHER_FORMS = {
+    "conversations": "conversations is ShareGPT's form: write messages with role and content",
+    "text_2": "text_1 and text_2 are a pair: use rosebatch score",
+}
 _NOT_CARRIED = REQUEST_FIELDS | _RESULT_FIELDS
 
 
@@ -177,8 +181,8 @@ def _check(values: dict[str, Any]) -> _Fields:
     return line
 
 
-def require_prompt(line: Any, values: Mapping[str, Any]) -> None:
-    """Check that a row has one of the fields of prompts.
+def require_prompt(line: Any, values: Mapping[str, Any], fields: Sequence[str] = PROMPT_FIELDS) -> None:
+    """Check that a row has one of the fields of prompts; ``fields`` are those that its task names.
 
     Raises:
         RowError: it has none, or several, or an empty one.
@@ -191,8 +195,6 @@ def require_prompt(line: Any, values: Mapping[str, Any]) -> None:
     what = " and ".join(given)
     if not given:
         # Tables have null for what rows of JSONL leave out.
-        way = "--prompt-column or --prompt-template says which fields have it"
-        if values.get("conversations") is not None:
-            way = SHAREGPT
-        what = f"none; {way}"
-    raise RowError("missing_prompt", f"expected one of {', '.join(PROMPT_FIELDS)}; got {what}")
+        ways = (way for name, way in OTHER_FORMS.items() if values.get(name) is not None)
+        what = f"none; {next(ways, '--prompt-column or --prompt-template says which fields have it')}"
+    raise RowError("missing_prompt", f"expected one of {', '.join(fields)}; got {what}")

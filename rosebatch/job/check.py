@@ -12,6 +12,7 @@ from rosebatch.config.model import ModelConfig
 from rosebatch.config.run import RunConfig
 from rosebatch.config.switches import flag
 from rosebatch.core.errors import FlagError, RowError, printable
+from rosebatch.core.pooling_params import PLAIN_POOLING, ModelPooling
 from rosebatch.core.request import Request
 from rosebatch.core.words import counted
 from rosebatch.engine.cache.kv_cache import bytes_for_longest
@@ -23,6 +24,7 @@ from rosebatch.host.threads import DaemonPool
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.rows import FailedRow, Row
 from rosebatch.io.sampling_fields import with_defaults
+from rosebatch.io.tasks.tasks import refusals
 from rosebatch.job.await_grammars import with_grammars
 from rosebatch.job.config import JobConfig
 from rosebatch.job.open_input import open_input, require_free_names
@@ -76,7 +78,7 @@ def check_job(job: JobConfig, config: RunConfig, stream: TextIO) -> int:
         the number of rows that cannot be served.
 
     Raises:
-        UserError: the input or the model is missing or unreadable, or a flag is impossible.
+        UserError: the input or the model is missing or unreadable, or a flag is impossible. The model cannot do this.
     """
     plan, task = plan_fitting(config, weights=False), job.task
     unread = plan.source.require_loadable()
@@ -87,6 +89,10 @@ def check_job(job: JobConfig, config: RunConfig, stream: TextIO) -> int:
     defaults = with_defaults(job.sampling, default_sampling(plan) if task.samples else {})
     reader = open_input(replace(job, sampling=defaults))
     require_free_names(reader)
+    if not reader.is_batch:
+        source = plan.source
+        refused = refusals(source.name, source.pooling, has_head=source.has_head)
+        task.require_able(refused, sorted(source.prompts.by_name), source.vector_size)
     checked = check_file(reader, plan, stream)
     rates = measure_rates(plan.device.type) or measure_host_rates(plan.source.dtype)
     rows = _summary(checked, plan, choose_block_size(plan.config, plan.device), rates)
@@ -117,6 +123,8 @@ def check_file(reader: PromptReader, plan: LaunchPlan, stream: TextIO, *, strict
         lambda row: stream.write(printable(f"{row.where}: {row.error.code}: {row.error.message}") + "\n"),
         grammar_limits(plan.config),
         vector_size=plan.source.vector_size,
+        pooling=plan.source.pooling,
+        generates=plan.source.has_head,
         strict=strict,
     )
 
@@ -129,6 +137,8 @@ def check_rows(
     limits: GrammarLimits | None = None,
     *,
     vector_size: int | None = None,
+    pooling: ModelPooling = PLAIN_POOLING,
+    generates: bool = True,
     strict: bool = False,
 ) -> Checked:
     """Read and tokenize all rows.
@@ -140,15 +150,25 @@ def check_rows(
         on_failure: called with every row that cannot be served.
         limits: what compiling a grammar may take.
         vector_size: numbers of an embedding; None for those of a hidden state.
+        pooling: the model's own.
+        generates: whether the model has an output projection.
         strict: see ``check_file``.
     """
     checked = Checked(beginning=None if tokenizer is None else tokenizer.beginning)
     grammars = None if tokenizer is None else Grammars(tokenizer, config.vocab_size, config.eos_token_ids, limits)
+    size = vector_size or config.hidden_size
+
+    def require(request: Request) -> None:
+        require_servable(request, config.num_token_ids, config.max_model_len, hidden_size=size, generates=generates)
+        if request.pooling is not None:
+            pooling.of(request.pooling)
+        pooling.require_steps(request.pooling, request.prompt_token_ids)
+
     with DaemonPool(1, "rosebatch-text") as pool:
         prepared = prepare(rows, tokenizer, grammars, pool, max_model_len=config.max_model_len)
         for item in with_grammars(prepared, grammars, in_order=True):
             assert item is not None, "a file always has a next row, or an end"
-            _count(checked, item, config, on_failure, vector_size or config.hidden_size, strict=strict)
+            _count(checked, item, config, on_failure, require, strict=strict)
     return checked
 
 
@@ -157,11 +177,11 @@ def _count(
     item: Prepared | FailedRow,
     config: ModelConfig,
     on_failure: Callable[[FailedRow], object],
-    vector_size: int,
+    require: Callable[[Request], None],
     *,
     strict: bool,
 ) -> None:
-    failed = item if isinstance(item, FailedRow) else _refused(item, config, vector_size, strict=strict)
+    failed = item if isinstance(item, FailedRow) else _refused(item, require, strict=strict)
     if isinstance(item, Prepared):
         checked.ignored.update(item.row.ignored)
         checked.unclear.update(item.row.unclear)
@@ -180,15 +200,14 @@ def _count(
         checked.output_lens.append(sampling.n * limit)
 
 
-def _refused(row: Prepared, config: ModelConfig, vector_size: int, *, strict: bool) -> FailedRow | None:
+def _refused(row: Prepared, require: Callable[[Request], None], *, strict: bool) -> FailedRow | None:
     """The row, if an engine would refuse a part of it."""
     if strict and row.row.unclear:
         what = ", ".join(row.row.unclear)
         return row.failed(RowError("unclear_field", f"not understood, and would change nothing: {what}"))
     try:
         for number, prompt in enumerate(row.prompts):
-            request = Request(number, prompt.token_ids, prompt.sampling, row.row.pooling, prompt.scoring)
-            require_servable(request, config.num_token_ids, config.max_model_len, hidden_size=vector_size)
+            require(Request(number, prompt.token_ids, prompt.sampling, row.row.pooling, prompt.scoring))
     except RowError as error:
         return row.failed(error)
     return None

@@ -12,6 +12,7 @@ from rosebatch.config.byte_sizes import in_bytes
 from rosebatch.config.switches import flag
 from rosebatch.core.errors import UserError
 from rosebatch.io.columns import Columns
+from rosebatch.io.tasks.tasks import described_by
 from rosebatch.job.config import JobConfig
 from rosebatch.job.model_info import ModelInfo
 
@@ -107,6 +108,9 @@ def now() -> int:
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """How two manifests differ, for people: ``--temperature was 0.7, is 1.0``."""
+    was, task = described_by(before).name, described_by(now).name
+    if was != task:
+        return [f"the command was rosebatch {was}, is rosebatch {task}"]
     old, new = dict(_flat(before)), dict(_flat(now))
     return [
         _difference(name, old.get(name), new.get(name))

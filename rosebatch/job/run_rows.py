@@ -6,7 +6,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from rosebatch.config.byte_sizes import in_bytes
-from rosebatch.core.errors import unexpected
+from rosebatch.core.errors import RowError, unexpected
 from rosebatch.io.output import Sink
 from rosebatch.io.results import Result
 from rosebatch.io.rows import FailedRow, Row
@@ -56,6 +56,8 @@ def run_rows(
         if not isinstance(result, FailedRow):
             try:
                 written = shape.result(result)
+            except RowError as error:
+                result = result.row.failed(error)
             except Exception as error:
                 result = result.row.failed(unexpected("telling the answer", error))
             else:

@@ -1,5 +1,6 @@
 """What an ``LLM`` is given: prompts, and parameters for all or one for each."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any, TypedDict
@@ -159,13 +160,14 @@ def text_pairs(first: Any, second: Any) -> tuple[tuple[str, str], ...]:
     Raises:
         ValueError: they are no texts, or not as many of both.
     """
-    given = [plain(each) for each in (first, second)]
-    for each in given:
+    first, second = plain(first), plain(second)
+    for each in (first, second):
         several_texts = isinstance(each, Sequence) and all(isinstance(text, str) for text in each)
         if not isinstance(each, str) and not several_texts:
             raise FlagError("this model scores pairs: give a text or texts, and a text or texts for them")
     try:
-        return pairs_of(*given)
+        # Each pair is a row.
+        return pairs_of(first, second, most=math.inf)
     except RowError as error:
         raise FlagError(error.message) from None
 

@@ -126,3 +126,26 @@ def test_a_model_without_a_head(cli, source, model_folder, classifier):
     require_error(cli("generate", source, "--model", classifier[0]), 2, "use rosebatch classify")
     result = cli("check", source, "--model", classifier[0], "--classify")
     assert "rows: 6 can be served, 2 cannot" in result.out
+    # A check said that all rows could be served.
+    require_error(cli("check", source, "--model", model_folder, "--classify"), 2, "has no classification head")
+    require_error(cli("check", source, "--model", classifier[0]), 2, "use rosebatch classify")
+
+
+def test_a_task_of_another_head(cli, classifier, tmp_path):
+    """It was told as a fault of our own, with the status 500."""
+    body = {"input": [5, 6], "task": "token_classify"}
+    source = write_lines(tmp_path / "in.jsonl", [{"custom_id": "a", "url": "/v1/pooling", "body": body}])
+    assert cli("classify", source, "--model", classifier[0], "-o", tmp_path / "out.jsonl").code == 3
+    (line,) = read_lines(tmp_path / "out.errors.jsonl")
+    assert line["response"]["status_code"] == 400
+    assert line["response"]["body"]["error"]["message"] == (
+        "line 1: task token_classify: the model's head is for whole prompts"
+    )
+
+
+def test_another_command_does_not_resume(cli, classifier, tmp_path):
+    """The message named --of, which is no flag."""
+    source, target = write_lines(tmp_path / "in.jsonl", ROWS[:2]), tmp_path / "out.jsonl"
+    assert cli("classify", source, "-o", target, "--model", classifier[0]).code == 0
+    result = cli("embed", source, "-o", target, "--model", classifier[0], "--resume")
+    require_error(result, 2, "of another run: the command was rosebatch classify, is rosebatch embed. Leave out")

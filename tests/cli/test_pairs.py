@@ -12,6 +12,7 @@ from transformers import (
 )
 
 from rosebatch import LLM
+from tests.helpers.command_errors import require_error
 from tests.helpers.json_lines import read_lines, write_lines
 from tests.job.lines import codes
 
@@ -101,6 +102,8 @@ def test_the_library(encoder):
         several = llm.score("a b", [second for _, second in PAIRS[:3]])
         assert [output.outputs for output in several] == [output.outputs for output in outputs[:3]]
         assert llm.score("g h i", "j")[0].outputs == outputs[3].outputs
+        # A row of a file may have 1,024 pairs; a call had no more either.
+        assert [output.outputs for output in llm.score("g h i", ["j"] * 1025)] == [outputs[3].outputs] * 1025
         for first, second, told in (
             ("a", None, "scores pairs"),
             (["a", "b"], ["c"], "has 2 texts"),
@@ -111,7 +114,34 @@ def test_the_library(encoder):
 
 
 def test_a_model_of_text_scores_no_pairs(cli, model_folder, tmp_path):
-    """It has no head for them: each is an error row."""
+    """It has no head for them: each is an error row. A check and --strict said that all could be served."""
     source, target = write_lines(tmp_path / "in.jsonl", ROWS[:1]), tmp_path / "out.jsonl"
     assert cli("score", source, "-o", target, "--model", model_folder).code == 3
     assert codes(read_lines(target)) == ["unsupported_pooling"]
+    checked = cli("check", source, "--score", "--model", model_folder)
+    assert (checked.code, "rows: 0 can be served, 1 cannot" in checked.out) == (3, True)
+    result = cli("score", source, "-o", target, "--model", model_folder, "--strict")
+    assert (result.code, "1 row cannot be served, and --strict was given" in result.err) == (2, True)
+
+
+def test_rows_of_another_kind(cli, encoder, tmp_path):
+    """A cross-encoder told rows with continuations that it could embed; other commands had no use for pairs."""
+    source = write_lines(tmp_path / "in.jsonl", [{"prompt": "a", "continuations": ["b"]}, {"query": "a"}])
+    assert cli("score", source, "-o", tmp_path / "out.jsonl", "--model", encoder[0]).code == 3
+    (message, other) = (row["error"]["message"] for row in read_lines(tmp_path / "out.jsonl"))
+    assert message == "line 1: the model has no output projection: it scores pairs alone, text_1 and text_2"
+    assert other.startswith("line 2: expected one of prompt, messages, prompt_token_ids, text_1, text_2; got none")
+    pairs = write_lines(tmp_path / "pairs.jsonl", ROWS)
+    told = "text_1 and text_2 are a pair: use rosebatch score"
+    for command in ("classify", "embed", "generate"):
+        require_error(cli(command, pairs, "--model", encoder[0]), 2, told)
+
+
+def test_pairs_of_csv(cli, encoder, tmp_path):
+    """A list was scored as one text, with its brackets."""
+    source, target = tmp_path / "in.csv", tmp_path / "out.jsonl"
+    source.write_text('text_1,text_2\na b,"[""c d e"", ""f""]"\na b,f\n')
+    assert cli("score", source, "-o", target, "--model", encoder[0], "--dtype", "float32", "--columns", "").code == 0
+    several, one = (row["relevance"] for row in read_lines(target))
+    assert several == pytest.approx(right(encoder, PAIRS[:2]), abs=TOLERANCE)
+    assert one == several[1:]

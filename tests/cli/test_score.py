@@ -116,3 +116,14 @@ def test_check_of_rows_to_score(cli, source, model_folder):
 def test_no_flags_of_completions(cli, source, model_folder):
     """A temperature would change nothing."""
     require_error(cli("score", source, "--model", model_folder, "--temperature", 1), 2, "--temperature")
+
+
+def test_continuations_of_csv(cli, model_folder, tmp_path):
+    """A cell with a list was a text, which failed its row."""
+    source, target = tmp_path / "in.csv", tmp_path / "out.jsonl"
+    rows = [{"prompt": "abc", "continuations": ["d", "e"]}, {"prompt": "abc", "logprob_token_ids": [100, 101]}]
+    source.write_text('prompt,continuations,logprob_token_ids\nabc,"[""d"", ""e""]",\nabc,,"[100, 101]"\n')
+    assert cli("score", source, "-o", target, "--model", model_folder, "--columns", "").code == 0
+    found = read_lines(target)
+    assert cli("score", write_lines(tmp_path / "in.jsonl", rows), "-o", target, "--model", model_folder).code == 0
+    assert found == read_lines(target)

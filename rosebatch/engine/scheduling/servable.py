@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rosebatch.core.errors import RowError
-from rosebatch.core.pooling_params import cannot_generate
+from rosebatch.core.pooling_params import NO_CONTINUATIONS, cannot_generate
 from rosebatch.core.request import Request
 from rosebatch.core.token_ids import FEW, TokenIds
 from rosebatch.core.words import counted
@@ -30,7 +30,7 @@ def require_servable(
             raise prompt_too_long(counted(len(prompt), "token"), max_model_len, is_pooled=True)
         require_output(request.pooling, hidden_size)
     elif not generates:
-        raise cannot_generate()
+        raise cannot_generate() if request.scoring is None else RowError("embeds_only", NO_CONTINUATIONS)
     elif len(prompt) >= max_model_len + (request.scoring is not None):
         raise prompt_too_long(counted(len(prompt), "token"), max_model_len, is_pooled=request.scoring is not None)
     if _largest(prompt) >= vocab_size:

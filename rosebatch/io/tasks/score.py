@@ -119,8 +119,10 @@ def _continuations(line: _Fields) -> tuple[str | tuple[int, ...], ...]:
     return require_continuations(name, values, has_tokens=line.prompt_token_ids is not None)
 
 
-def pairs_of(first: str | Sequence[str], second: str | Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """The pairs of two texts, of a text with each of several, or of as many as the others.
+def pairs_of(
+    first: str | Sequence[str], second: str | Sequence[str], most: float = MAX_CONTINUATIONS
+) -> tuple[tuple[str, str], ...]:
+    """The pairs of two texts, of a text with each of several, or of as many as the others; ``most`` in a row.
 
     Raises:
         RowError: there are none, too many, or not as many of both.
@@ -130,7 +132,7 @@ def pairs_of(first: str | Sequence[str], second: str | Sequence[str]) -> tuple[t
     ones = ones * len(twos) if len(ones) == 1 else ones
     if len(ones) != len(twos):
         raise RowError("invalid_field", f"text_1 has {len(ones)} texts, and text_2 {len(twos)}")
-    if not 1 <= len(twos) <= MAX_CONTINUATIONS:
+    if not 1 <= len(twos) <= most:
         raise RowError("invalid_field", f"text_2 must have 1 to {MAX_CONTINUATIONS} texts, got {len(twos)}")
     return tuple(zip(ones, twos, strict=True))
 

@@ -88,7 +88,7 @@ class Task:
         Raises:
             RowError: it has none, or several.
         """
-        require_prompt(line, values)
+        require_prompt(line, values, self.prompt_fields)
 
     def opens_answer(self, line: Any) -> bool:
         """Whether the chat of a line, of type ``fields``, ends with the opening of an answer."""
