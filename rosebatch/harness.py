@@ -38,7 +38,7 @@ class RosebatchLM(TemplateLM):  # type: ignore[misc]
         think_end_token: what ends the reasoning, a text or a token id; the answer comes after it.
         enable_thinking: variable of the chat template; None does not set it.
         chat_template_args: further ones.
-        device: as for ``LLM``; ``cuda:0`` will do.
+        device: as for ``LLM``. ``cuda:0``, the default of the command, is a GPU if there is one, as for ``hf``.
         batch_size, max_batch_size: change nothing.
         settings: of ``LLM``. ``generation_config`` is ``auto``, because the backend ``hf`` takes penalties from there.
 
@@ -69,7 +69,7 @@ class RosebatchLM(TemplateLM):  # type: ignore[misc]
             if max_length is None and settings.get("data_parallel_size", 1) != 1:
                 raise ValueError("data_parallel_size needs max_length, for the model is in other processes")
             settings = {"generation_config": "auto", "max_model_len": max_length, **settings}
-            pretrained = LLM(pretrained, device="cuda" if device == "cuda:0" else device, **settings)
+            pretrained = LLM(pretrained, device=None if device == "cuda:0" else device, **settings)
         self.llm = pretrained
         self.max_length = max_length or self.llm.plan.source.config.max_model_len
         self.max_gen_toks = max_gen_toks

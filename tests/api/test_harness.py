@@ -312,3 +312,10 @@ def test_a_cached_evaluation_asks_nothing(ours, monkeypatch, tmp_path):
     first = answers()
     monkeypatch.setattr(ours, "llm", None)
     assert answers() == first
+
+
+def test_the_device_of_the_command(folder):
+    """The harness asks for cuda:0 where nobody does: without a GPU, its command ended there."""
+    lm = RosebatchLM(str(folder), device="cuda:0", dtype="float32", max_num_seqs=8)
+    assert lm.llm.plan.device.type == ("cuda" if torch.cuda.is_available() else "cpu")
+    lm.llm.close()
