@@ -35,6 +35,8 @@ class ForkedJob:
     """
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
+        # It is there as soon as the job is, as behind a redirection.
+        Path(folder, "stderr").touch()
         self._process = FORKS.Process(target=_run, args=(arguments, dict(environment), str(folder)))
         self._process.start()
         self.pid: int = self._process.pid or 0
@@ -54,6 +56,14 @@ class ForkedJob:
         if self.returncode is None:
             raise subprocess.TimeoutExpired("rosebatch", seconds or 0.0)
         return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send it to the process, which must be there."""
+        os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Ask the process to end."""
+        self._process.terminate()
 
     def kill(self) -> None:
         """End the process at once."""

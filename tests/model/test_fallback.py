@@ -149,9 +149,9 @@ def test_a_package_that_is_missing_is_named(config_folder):
 @pytest.mark.parametrize(
     ("task", "model_impl"),
     [
-        *product(["TokenClassification", "RewardModel"], ["auto", "transformers"]),
-        # By our own code it is a classifier.
-        ("SequenceClassification", "transformers"),
+        ("QuestionAnswering", "auto"),
+        # By our own code these are classifiers.
+        *product(["SequenceClassification", "TokenClassification", "RewardModel"], ["transformers"]),
     ],
 )
 def test_classes_with_another_head_are_refused_by_it(config_folder, task, model_impl):

@@ -307,7 +307,7 @@ def test_model_type_serves_where_no_architecture_is_named(model_type):
         {**LLAMA, "architectures": ["FalconForCausalLM"]},
         {**LLAMA, "architectures": [], "model_type": "falcon"},
         {"model_type": "falcon"},
-        {**LLAMA, "architectures": ["LlamaForTokenClassification"]},
+        {**LLAMA, "architectures": ["LlamaForQuestionAnswering"]},
     ],
 )
 def test_other_architectures_are_refused(values):
