@@ -121,3 +121,10 @@ def test_only_what_can_be_packed_is():
     assert not can_pack(torch.empty(4, 4, dtype=torch.float16))
     assert not can_pack(torch.empty(4, 4, dtype=torch.float64))
     assert not can_pack(torch.empty(4, 4, device="meta"))
+
+
+def test_bf16_is_packed_only_where_onednn_has_it(monkeypatch):
+    """A CPU without AVX-512 ended a bf16 run at load: oneDNN refuses the layout there."""
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    assert not can_pack(torch.empty(4, 4, dtype=torch.bfloat16))
+    assert can_pack(torch.empty(4, 4)) == hasattr(torch.ops.mkldnn, "_linear_pointwise")

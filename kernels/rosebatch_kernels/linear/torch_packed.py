@@ -25,13 +25,14 @@ _INVARIANT_ROWS = (16, 32, 48, 64, 96, 128)
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Whether this PyTorch, device and dtype have a packed layout."""
+    """Whether this PyTorch, device and dtype have a packed layout. oneDNN has none in bf16 for a CPU without AVX-512."""
     return (
         weight.device.type == "cpu"
         and weight.dtype in (torch.float32, torch.bfloat16)
         and torch.backends.mkldnn.is_available()
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+        and (weight.dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported())
     )
 
 
