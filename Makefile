@@ -29,15 +29,17 @@ thorough: .venv/.floor-triton/.installed test
 lint: .venv/.installed-dev
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && PYTHONPATH=kernels $(BIN)/lint-imports
 
-# Tests that need a lot of GPU memory are a group: one of them at a time.
+# Tests that need a lot of GPU memory are a group: one of them at a time. With TESTS=gpu kernels try all products of
+# parameters, which takes an hour; else each pair of two values.
+test-gpu: TESTS := gpu and not products
 test-gpu: .venv/.installed-dev
-	$(BIN)/python -m pytest -q -m gpu -n 8 --dist loadgroup
+	$(BIN)/python -m pytest -q -m '$(TESTS)' -n 8 --dist loadgroup
 
 # Memory errors of the kernels. Without PyTorch's allocator each tensor has its own bounds; graphs that allocate cannot
 # be captured then.
 sanitize: .venv/.installed-dev
 	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --target-processes all --error-exitcode 1 \
-		$(BIN)/python -m pytest -q -m gpu -n 8 --dist loadgroup -k "not int32 and not graph" tests/kernels
+		$(BIN)/python -m pytest -q -m 'gpu and not products' -n 8 --dist loadgroup -k "not int32 and not graph" tests/kernels
 
 bench-cpu: .venv/.installed-dev
 	$(BIN)/python -m benchmarks.against_transformers

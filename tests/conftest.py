@@ -32,7 +32,7 @@ import pytest
 import torch
 
 from tests.helpers.forked_run import run_in_forks
-from tests.helpers.variants import runs_on_cpu, with_all_pairs
+from tests.helpers.variants import runs_kernel_on, with_all_pairs
 
 gc.disable()
 torch.set_num_threads(1)
@@ -100,25 +100,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     The fast tier takes the first variant of a test there, and of tests marked ``matrix`` in other folders. Tests marked
     ``whole`` keep all of their variants.
-    Where kernels run in the interpreter, each pair of two parameters' values is tried with each
-    implementation; a GPU tries all products.
+    Where kernels run, each pair of two parameters' values is tried with each implementation. A GPU can try all
+    products, which take an hour: those beyond the pairs are marked ``products``.
     """
     variants: dict[str, list[pytest.Item]] = {}
-    on_cpu: dict[object, list[pytest.Function]] = {}
+    of_kernels: dict[tuple[str, str, object], list[pytest.Function]] = {}
     for item in items:
-        if isinstance(item, pytest.Function) and "TRITON_INTERPRET" in os.environ and runs_on_cpu(item):
-            key = item.nodeid.partition("[")[0], item.callspec.params.get("implementation")
-            on_cpu.setdefault(key, []).append(item)
+        if isinstance(item, pytest.Function) and (place := runs_kernel_on(item)):
+            key = place, item.nodeid.partition("[")[0], item.callspec.params.get("implementation")
+            of_kernels.setdefault(key, []).append(item)
         if _is_divided(item):
             variants.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for members in variants.values():
         for item in members[1:]:
             item.add_marker("thorough")
-    for functions in on_cpu.values():
+    for (place, *_), functions in of_kernels.items():
         chosen = with_all_pairs([function.callspec.params for function in functions])
         for number, function in enumerate(functions):
             if number not in chosen:
-                function.add_marker("gpu")
+                function.add_marker("gpu" if place == "cpu" else "products")
 
 
 def pytest_collection_finish() -> None:

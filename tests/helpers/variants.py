@@ -1,5 +1,6 @@
-"""Which variants of a kernel's test run in Triton's interpreter."""
+"""Which variants of a kernel's test run in Triton's interpreter, and which on a GPU."""
 
+import os
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 
@@ -7,10 +8,15 @@ import pytest
 import torch
 
 
-def runs_on_cpu(item: pytest.Function) -> bool:
-    """Whether a variant runs a kernel on the CPU and has a twin on a GPU. See ``device`` of ``tests/kernels``."""
+def runs_kernel_on(item: pytest.Function) -> str:
+    """``cuda`` or ``cpu`` for a variant of a test that tries a kernel on both, else empty. A CPU needs the interpreter.
+
+    See ``device`` of ``tests/kernels``.
+    """
     params = item.callspec.params if hasattr(item, "callspec") else {}
-    return params.get("device") == "cpu" and not is_cut_off(params)
+    place = str(params.get("device", ""))
+    is_tried = place == "cuda" or (place == "cpu" and "TRITON_INTERPRET" in os.environ and not is_cut_off(params))
+    return place if is_tried else ""
 
 
 def is_cut_off(params: Mapping[str, object]) -> bool:
