@@ -200,7 +200,7 @@ def test_assembly_and_arithmetic_agree(rows, group, zeros, narrow, randn):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("rows", [16, 300])
-def test_a_captured_product(rows, randn):
+def test_a_product_in_a_graph(rows, randn):
     """The scratch lies in the graph's own memory; replays follow new rows of x."""
     gpu = device_of(torch.device("cuda"))
     x, weight, bias, _ = make((rows, 512, 640), 128, True, torch.bfloat16, "cuda", randn)
