@@ -145,3 +145,22 @@ def test_pairs_of_csv(cli, encoder, tmp_path):
     several, one = (row["relevance"] for row in read_lines(target))
     assert several == pytest.approx(right(encoder, PAIRS[:2]), abs=TOLERANCE)
     assert one == several[1:]
+
+
+def test_batch_lines(cli, encoder, tmp_path):
+    """Without the activation, scores are the head's own numbers: an error said that the field was unknown."""
+    texts = [second for _, second in PAIRS[:3]]
+    bodies = {
+        "/score": {"queries": "a b", "documents": texts, "use_activation": False},
+        "/v2/rerank": {"query": "a b", "documents": texts},
+    }
+    lines = [{"custom_id": url, "url": url, "body": body} for url, body in bodies.items()]
+    source, target = write_lines(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
+    assert cli("score", source, "-o", target, "--model", encoder[0], "--dtype", "float32").code == 0
+    scores, ranks = (line["response"]["body"] for line in read_lines(target))
+    expected = right(encoder, PAIRS[:3])
+    found = torch.tensor([each["score"] for each in scores["data"]], dtype=torch.float64)
+    assert found.sigmoid().tolist() == pytest.approx(expected, abs=TOLERANCE)
+    assert [each["relevance_score"] for each in ranks["results"]] == pytest.approx(
+        sorted(expected)[::-1], abs=TOLERANCE
+    )

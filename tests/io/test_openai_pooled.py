@@ -2,6 +2,7 @@
 
 from array import array
 from base64 import b64decode
+from dataclasses import replace
 
 import pytest
 
@@ -86,6 +87,30 @@ def test_pooling_of_chats():
     assert row.options.template == {"add_generation_prompt": False, "continue_final_message": False, "x": 1}
 
 
+def test_classes_of_chats():
+    """vLLM's server classifies conversations too; the field was unknown."""
+    chat = [{"role": "user", "content": "a"}]
+    row = parse("/v1/classify", messages=chat)
+    assert (row.messages, row.pooling, row.options.add_generation_prompt) == (chat, CLASSIFY, False)
+
+
+@pytest.mark.parametrize(
+    ("url", "body", "asked"),
+    [
+        ("/v1/classify", {"input": "a"}, CLASSIFY),
+        ("/score", {"text_1": "a", "text_2": "b"}, SCORE),
+        ("/rerank", {"query": "a", "documents": ["b"]}, SCORE),
+    ],
+)
+def test_use_activation(url, body, asked):
+    """The head's numbers as they are, where it is false. The field was unknown to all but /v1/pooling."""
+    assert parse(url, **body, use_activation=False).pooling == replace(asked, activation="none")
+    assert parse(url, **body, use_activation=True).pooling == parse(url, **body, use_activation=None).pooling == asked
+
+
+@pytest.mark.parametrize(
+    "names", [("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2")]
+)
 @pytest.mark.parametrize(
     ("first", "second", "pairs"),
     [
@@ -94,23 +119,32 @@ def test_pooling_of_chats():
         (["q", "r"], ["d", "e"], (("q", "d"), ("r", "e"))),
     ],
 )
-def test_score(first, second, pairs):
-    """Also without a URL: no other body has two texts."""
-    for url in ("/v1/score", None):
-        row = parse(url, text_1=first, text_2=second, truncate_prompt_tokens=9)
+def test_score(names, first, second, pairs):
+    """By each of vLLM's names; also without a URL: no other body has two texts."""
+    texts = dict(zip(names, (first, second), strict=True))
+    for url in ("/v1/score", "/score", None):
+        row = parse(url, **texts, truncate_prompt_tokens=9, max_tokens_per_doc=0)
         assert (row.pairs, row.pooling, row.options.truncate_prompt_tokens) == (pairs, SCORE, 9)
     body = answer(row, *[[0.5]] * len(pairs))
     assert body["data"] == [{"index": i, "object": "score", "score": 0.5} for i in range(len(pairs))]
 
 
+@pytest.mark.parametrize("url", ["/v1/rerank", "/rerank", "/v2/rerank", "https://host/v2/rerank/", None])
 @pytest.mark.parametrize(("top", "order"), [(None, [2, 0, 1]), (0, [2, 0, 1]), (2, [2, 0]), (9, [2, 0, 1])])
-def test_rerank(top, order):
+def test_rerank(url, top, order):
     """The best first, by their numbers in the request; equal ones stay in its order."""
-    row = parse("/v1/rerank", query="q", documents=["d", {"text": "e"}, "f"], top_n=top)
+    row = parse(url, query="q", documents=["d", {"text": "e"}, "f"], top_n=top)
     assert row.pairs == (("q", "d"), ("q", "e"), ("q", "f"))
     results = answer(row, [0.25], [0.25], [0.75])["results"]
     assert [each["index"] for each in results] == order
     assert results[0] == {"index": 2, "document": {"text": "f"}, "relevance_score": 0.75}
+
+
+def test_documents_of_an_answer():
+    """One text is a document, and none come back where they are not wanted."""
+    row = parse("/v2/rerank", query="q", documents="d", return_documents=False)
+    assert row.pairs == (("q", "d"),)
+    assert answer(row, [0.25])["results"] == [{"index": 0, "relevance_score": 0.25}]
 
 
 @pytest.mark.parametrize(
@@ -124,6 +158,12 @@ def test_rerank(top, order):
         ("/v1/rerank", {"query": "a", "documents": []}, "missing_prompt"),
         ("/v1/rerank", {"query": "a", "documents": ["b"], "top_n": -1}, "invalid_field"),
         ("/v1/rerank", {"query": "a", "documents": [{"text": "b", "image": "c"}]}, "invalid_field"),
+        ("/v1/score", {"text_1": "a", "documents": "b"}, "missing_prompt"),
+        ("/v1/score", {"text_1": "a", "text_2": "b", "queries": "c", "documents": "d"}, "missing_prompt"),
+        ("/v1/score", {"text_1": "a", "text_2": "b", "max_tokens_per_doc": 9}, "unsupported_field"),
+        ("/v2/score", {"text_1": "a", "text_2": "b"}, "unsupported_url"),
+        ("/v1/v2/rerank", {"query": "a"}, "missing_prompt"),
+        ("/v1/classify", {"input": "a", "messages": [{"role": "user", "content": "a"}]}, "missing_prompt"),
         ("/v1/classification", {"input": "a"}, "unsupported_url"),
         ("/pooling", {}, "missing_prompt"),
         ("/pooling", {"input": "a", "messages": [{"role": "user", "content": "a"}]}, "missing_prompt"),
@@ -140,3 +180,11 @@ def test_refused(url, body, code):
     row = parse(url, **body)
     assert isinstance(row, FailedRow)
     assert row.error.code == code
+
+
+def test_messages_name_the_fields_of_the_line():
+    """They named text_1 and text_2 of vLLM's older form, which the line did not have."""
+    row = parse("/v1/score", queries=["a", "b"], documents=["c"])
+    assert row.error.message == "queries has 2 texts, and documents 1"
+    assert parse("/v1/rerank", query="a", documents=["b"] * 1025).error.message.startswith("documents must have 1 to")
+    assert parse("https://host/v2/chat", messages=[]).error.message.startswith("url /v2/chat is not supported")

@@ -78,6 +78,8 @@ REFUSED = {
     "include_reasoning": Refused("leave reasoning_content unread", (True,)),
     "logits_processors": Refused("no code of a request is run", ([],)),
     "logprob_token_ids": Refused("only the likeliest tokens are reported", ([],)),
+    "max_tokens_per_doc": Refused("use truncate_prompt_tokens, which bounds a pair", (0,)),
+    "max_tokens_per_query": Refused("use truncate_prompt_tokens, which bounds a pair", (0,)),
     "modalities": Refused("answers are text", (["text"],)),
     "prompt_embeds": Refused("give a prompt as text or token ids"),
     "repetition_detection": Refused("use a penalty"),

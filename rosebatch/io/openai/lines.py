@@ -1,5 +1,6 @@
 """The batch files of OpenAI's API: one request a line, and the lines that answer them."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -22,6 +23,8 @@ from rosebatch.io.rows import FailedRow, Row
 OUR_ERRORS = frozenset({"grammar_failed", "non_finite_logits", "unexpected_error", "worker_died"})
 # Of all prompts of a line. Beyond any sense: each takes three kilobytes until the last is there.
 _MAX_ANSWERS = 16_384
+# A version and what follows: some services leave out the /v1, or put something before it.
+_PATH = re.compile(r"(?:.*(/v\d+)(?=/))?(/.+)")
 _ENDPOINTS = {each.url: each for each in (CHAT, *POOLED, COMPLETIONS, EMBEDDINGS, RESPONSES)}
 
 
@@ -90,11 +93,11 @@ def _endpoint(line: _Line) -> Endpoint:
     if line.url in _ENDPOINTS:
         return _ENDPOINTS[line.url]
     try:
-        url = urlsplit(line.url).path.rstrip("/")
+        path = urlsplit(line.url).path.rstrip("/")
     except ValueError as error:
         raise RowError("unsupported_url", f"url {line.url} is no URL ({error})") from None
-    # Some services leave out the /v1, or put something before it.
-    url = f"/v1{url.rpartition('/v1')[2]}"
+    found = _PATH.fullmatch(path)
+    url = f"{found[1] or '/v1'}{found[2]}" if found else path
     if url not in _ENDPOINTS:
         raise RowError("unsupported_url", f"url {url} is not supported; use one of {', '.join(_ENDPOINTS)}")
     return _ENDPOINTS[url]

@@ -1,15 +1,16 @@
-"""``/v1/classify``, ``/v1/pooling``, ``/v1/score`` and ``/v1/rerank``: fields and answers of vLLM's server."""
+"""Prompts and pairs that a head classifies, scores or ranks: fields and answers of vLLM's server."""
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import chain
 from typing import Any, Literal
 
 import msgspec
 
 from rosebatch.core.errors import RowError
-from rosebatch.core.pooling_params import EncodingFormat
+from rosebatch.core.pooling_params import EncodingFormat, PoolingParams
 from rosebatch.core.sampling_params import GREEDY
-from rosebatch.io.fields import NO_OPTIONS, Message, PromptOptions, prompt_options
+from rosebatch.io.fields import Message, prompt_options
 from rosebatch.io.openai.completions import prompts_of
 from rosebatch.io.openai.endpoint import Endpoint, ParsedBody, has_any
 from rosebatch.io.openai.fields import checked, ignored_fields
@@ -22,49 +23,58 @@ from rosebatch.io.text_only import plain_message
 # What answers need of requests: to rerank, and to pool.
 _DOCUMENTS, _TOP = "documents", "top_n"
 _FORMAT, _TASK = "encoding_format", "task"
+# vLLM's names of the texts of pairs.
+_PAIRS = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
+_RERANK = ("/v1/rerank", "/v2/rerank")
+_Texts = str | tuple[str, ...] | None
 
 
-class _Classify(msgspec.Struct):
-    input: str | list[Any] | None = None
+class _Body(msgspec.Struct):
     model: str | None = None
     truncate_prompt_tokens: int | None = None
+    use_activation: bool | None = None
 
 
-class _Pooling(_Classify):
+class _Classify(_Body):
+    input: str | list[Any] | None = None
     messages: list[Message] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+
+class _Pooling(_Classify):
     task: Literal["embed", "classify", "token_classify"] | None = None
     dimensions: int | None = None
-    use_activation: bool | None = None
     encoding_format: EncodingFormat | None = None
     embed_dtype: Literal["float32"] | None = None
     endianness: Literal["native", "little"] | None = None
 
 
-class _Score(msgspec.Struct):
-    text_1: str | tuple[str, ...] | None = None
-    text_2: str | tuple[str, ...] | None = None
-    model: str | None = None
-    truncate_prompt_tokens: int | None = None
+class _Score(_Body):
+    text_1: _Texts = None
+    text_2: _Texts = None
+    queries: _Texts = None
+    documents: _Texts = None
+    items: _Texts = None
+    data_1: _Texts = None
+    data_2: _Texts = None
 
 
 class _Document(msgspec.Struct, forbid_unknown_fields=True):
     text: str
 
 
-class _Rerank(msgspec.Struct):
+class _Rerank(_Body):
     query: str | None = None
-    documents: tuple[str | _Document, ...] = ()
-    model: str | None = None
+    documents: str | tuple[str | _Document, ...] = ()
     top_n: int | None = None
-    truncate_prompt_tokens: int | None = None
+    return_documents: bool | None = None
 
 
 def _parse_classify(values: dict[str, Any], defaults: Mapping[str, Any]) -> ParsedBody:
     body = checked(values, _Classify)
-    return ParsedBody(_fields(values, body, prompts=prompts_of(body.input, "input"), pooling=CLASSIFY))
+    return ParsedBody(_of_prompts(values, body, _activated(CLASSIFY, body)))
 
 
 def _parse_pooling(values: dict[str, Any], defaults: Mapping[str, Any]) -> ParsedBody:
@@ -74,7 +84,17 @@ def _parse_pooling(values: dict[str, Any], defaults: Mapping[str, Any]) -> Parse
     elif body.dimensions is not None:
         raise RowError("invalid_field", "dimensions are of vectors: give task embed")
     else:
-        pooling = replace(CLASSIFY, activation="none" if body.use_activation is False else None)
+        pooling = _activated(CLASSIFY, body)
+    return ParsedBody(_of_prompts(values, body, pooling), {_FORMAT: body.encoding_format or "float", _TASK: body.task})
+
+
+def _activated(pooling: PoolingParams, body: _Body) -> PoolingParams:
+    """The parameters, without the model's activation where the body asks for none."""
+    return replace(pooling, activation="none") if body.use_activation is False else pooling
+
+
+def _of_prompts(values: dict[str, Any], body: _Classify, pooling: PoolingParams) -> dict[str, Any]:
+    """The fields of a row of inputs, or of a chat."""
     own: dict[str, Any] = {"pooling": pooling}
     if body.messages is None:
         own["prompts"] = prompts_of(body.input, "input")
@@ -85,15 +105,17 @@ def _parse_pooling(values: dict[str, Any], defaults: Mapping[str, Any]) -> Parse
     body.add_generation_prompt = bool(body.add_generation_prompt)
     given = {"add_generation_prompt": False, **values} if body.messages is not None else values
     options = prompt_options(body, given, chat=body.messages is not None)
-    fields = {"sampling": GREEDY, "options": options, "ignored": ignored_fields(values), **own}
-    return ParsedBody(fields, {_FORMAT: body.encoding_format or "float", _TASK: body.task})
+    return {"sampling": GREEDY, "options": options, "ignored": ignored_fields(values), **own}
 
 
 def _parse_score(values: dict[str, Any], defaults: Mapping[str, Any]) -> ParsedBody:
     body = checked(values, _Score)
-    if body.text_1 is None or body.text_2 is None:
-        raise RowError("missing_prompt", "expected text_1 and text_2")
-    return ParsedBody(_fields(values, body, pairs=pairs_of(body.text_1, body.text_2), pooling=SCORE))
+    given = tuple(name for name in dict.fromkeys(chain(*_PAIRS)) if getattr(body, name) is not None)
+    if given not in _PAIRS:
+        ways = " or ".join(" and ".join(names) for names in _PAIRS)
+        raise RowError("missing_prompt", f"expected {ways}; got {' and '.join(given) or 'none'}")
+    first, second = (getattr(body, name) for name in given)
+    return ParsedBody(_of_pairs(values, body, pairs_of(first, second, names=given)))
 
 
 def _parse_rerank(values: dict[str, Any], defaults: Mapping[str, Any]) -> ParsedBody:
@@ -102,17 +124,17 @@ def _parse_rerank(values: dict[str, Any], defaults: Mapping[str, Any]) -> Parsed
         raise RowError("missing_prompt", "expected query and documents")
     if body.top_n is not None and body.top_n < 0:
         raise RowError("invalid_field", "top_n must be >= 0")
-    texts = [each if isinstance(each, str) else each.text for each in body.documents]
-    fields = _fields(values, body, pairs=pairs_of(body.query, texts), pooling=SCORE)
-    return ParsedBody(fields, {_DOCUMENTS: texts, _TOP: body.top_n})
+    given = (body.documents,) if isinstance(body.documents, str) else body.documents
+    texts = [each if isinstance(each, str) else each.text for each in given]
+    pairs = pairs_of(body.query, texts, names=("query", "documents"))
+    returned = None if body.return_documents is False else texts
+    return ParsedBody(_of_pairs(values, body, pairs), {_DOCUMENTS: returned, _TOP: body.top_n})
 
 
-def _fields(values: Mapping[str, Any], body: Any, **own: Any) -> dict[str, Any]:
-    options = NO_OPTIONS
-    if (longest := body.truncate_prompt_tokens) is not None:
-        if longest < 1:
-            raise RowError("invalid_field", "truncate_prompt_tokens must be >= 1")
-        options = PromptOptions(truncate_prompt_tokens=longest)
+def _of_pairs(values: Mapping[str, Any], body: _Body, pairs: tuple[tuple[str, str], ...]) -> dict[str, Any]:
+    """The fields of a row of pairs."""
+    options = prompt_options(body, values, chat=False)
+    own = {"pairs": pairs, "pooling": _activated(SCORE, body)}
     return {"sampling": GREEDY, "options": options, "ignored": ignored_fields(values), **own}
 
 
@@ -155,11 +177,11 @@ def _list(result: Result, model: str, created: int, kind: str, data: list[dict[s
 
 def _ranks(result: Result, model: str, created: int) -> dict[str, Any]:
     """The documents, those that fit best first. With ``top_n`` of 0 or none, all of them."""
-    texts, top = result.row.metadata[_DOCUMENTS], result.row.metadata[_TOP]
+    texts, top = (result.row.metadata[name] for name in (_DOCUMENTS, _TOP))
     scores = [score for (score,) in result.pooled]
     order = sorted(range(len(scores)), key=lambda index: -scores[index])
     results = [
-        {"index": index, "document": {"text": texts[index]}, "relevance_score": scores[index]}
+        {"index": index, **({"document": {"text": texts[index]}} if texts else {}), "relevance_score": scores[index]}
         for index in order[: top or None]
     ]
     return {"id": f"rerank-{result.row.index}", "model": model, "usage": _usage(result), "results": results}
@@ -173,6 +195,7 @@ POOLED = (
     # A body with ``input`` alone is not told from others: such a line needs its URL.
     Endpoint("/v1/classify", _parse_classify, _classes, lambda body: False, "classes"),
     Endpoint("/v1/pooling", _parse_pooling, _pooled, lambda body: False, "what a model pools"),
-    Endpoint("/v1/score", _parse_score, _scores, lambda body: has_any(body, ["text_1"])),
-    Endpoint("/v1/rerank", _parse_rerank, _ranks, lambda body: has_any(body, ["query"])),
+    Endpoint("/v1/score", _parse_score, _scores, lambda body: has_any(body, [first for first, _ in _PAIRS])),
+    # The second is Cohere's: its bodies and answers are those of the first.
+    *(Endpoint(url, _parse_rerank, _ranks, lambda body: has_any(body, ["query"])) for url in _RERANK),
 )

@@ -120,9 +120,14 @@ def _continuations(line: _Fields) -> tuple[str | tuple[int, ...], ...]:
 
 
 def pairs_of(
-    first: str | Sequence[str], second: str | Sequence[str], most: float = MAX_CONTINUATIONS
+    first: str | Sequence[str],
+    second: str | Sequence[str],
+    most: float = MAX_CONTINUATIONS,
+    names: Sequence[str] = _PAIR,
 ) -> tuple[tuple[str, str], ...]:
     """The pairs of two texts, of a text with each of several, or of as many as the others; ``most`` in a row.
+
+    ``names`` are those of the fields that have them, for messages.
 
     Raises:
         RowError: there are none, too many, or not as many of both.
@@ -131,9 +136,9 @@ def pairs_of(
     twos = [second] if isinstance(second, str) else list(second)
     ones = ones * len(twos) if len(ones) == 1 else ones
     if len(ones) != len(twos):
-        raise RowError("invalid_field", f"text_1 has {len(ones)} texts, and text_2 {len(twos)}")
+        raise RowError("invalid_field", f"{names[0]} has {len(ones)} texts, and {names[1]} {len(twos)}")
     if not 1 <= len(twos) <= most:
-        raise RowError("invalid_field", f"text_2 must have 1 to {MAX_CONTINUATIONS} texts, got {len(twos)}")
+        raise RowError("invalid_field", f"{names[1]} must have 1 to {MAX_CONTINUATIONS} texts, got {len(twos)}")
     return tuple(zip(ones, twos, strict=True))
 
 
