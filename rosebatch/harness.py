@@ -5,6 +5,7 @@ packages. Texts become tokens, windows and texts again as the harness's own back
 are the same.
 """
 
+import sys
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -18,11 +19,18 @@ from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, po
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from rosebatch import LLM, SamplingParams, ScoreRequestOutput
+from rosebatch.core.errors import FlagError, UserError
+from rosebatch.core.words import quoted
 from rosebatch.host.pretrained import load_pretrained_tokenizer
 from rosebatch.io.tasks.score import MAX_CONTINUATIONS
 
 # Texts of a request, for the harness's cache; tokens of the context; tokens of the continuation.
 TokenRequest = tuple[tuple[str, str] | None, list[int], list[int]]
+# Of arguments that no setting of ``LLM`` checks.
+_TYPES = {
+    "max_length": int, "max_gen_toks": int, "prefix_token_id": int,
+    "add_bos_token": bool, "enable_thinking": bool, "chat_template_args": dict,
+}  # fmt: skip
 
 
 @register_model("rosebatch")
@@ -43,9 +51,16 @@ class RosebatchLM(TemplateLM):  # type: ignore[misc]
         settings: of ``LLM``. ``generation_config`` is ``auto``, because the backend ``hf`` takes penalties from there.
 
     Raises:
-        ValueError: a setting does not exist, or its value is impossible.
+        FlagError: a setting does not exist, or its value is impossible.
         UserError: the model is missing or unreadable.
     """
+
+    @classmethod
+    def create_from_arg_obj(
+        cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None
+    ) -> "RosebatchLM":
+        """From ``--model_args`` and other flags. The former win: ``--device`` has a value where nobody gives it."""
+        return cls(**{**(additional_config or {}), **arg_dict})
 
     def __init__(
         self,
@@ -64,12 +79,18 @@ class RosebatchLM(TemplateLM):  # type: ignore[misc]
         **settings: Any,
     ) -> None:
         super().__init__()
+        for name, kind in _TYPES.items():
+            if (value := locals()[name]) is not None and type(value) is not kind:
+                raise FlagError(f"{name} must be of type {kind.__name__}, got {quoted(value)}")
         if not isinstance(pretrained, LLM):
             max_length = max_length or settings.pop("max_model_len", None)
             if max_length is None and settings.get("data_parallel_size", 1) != 1:
-                raise ValueError("data_parallel_size needs max_length, for the model is in other processes")
+                raise FlagError("data_parallel_size needs max_length, for the model is in other processes")
             settings = {"generation_config": "auto", "max_model_len": max_length, **settings}
-            pretrained = LLM(pretrained, device=None if device == "cuda:0" else device, **settings)
+            try:
+                pretrained = LLM(pretrained, device=None if device == "cuda:0" else device, **settings)
+            except ValueError as error:
+                raise FlagError(str(error)) from error
         self.llm = pretrained
         self.max_length = max_length or self.llm.plan.source.config.max_model_len
         self.max_gen_toks = max_gen_toks
@@ -95,7 +116,7 @@ class RosebatchLM(TemplateLM):  # type: ignore[misc]
         for token in (self.custom_prefix_token_id, self.tokenizer.bos_token_id, self.eot_token_id):
             if token is not None:
                 return int(token)
-        raise ValueError("the tokenizer names no BOS and no EOS token: give prefix_token_id")
+        raise FlagError("the tokenizer names no BOS and no EOS token: give prefix_token_id")
 
     @property
     def tokenizer_name(self) -> str:
@@ -185,21 +206,33 @@ class RosebatchLM(TemplateLM):  # type: ignore[misc]
 
     def _asked(self, context: str, gen_kwargs: dict[str, Any]) -> tuple[list[int], SamplingParams]:
         """The prompt of a request, without its start where it is too long, and how it is completed."""
+        try:
+            params = self._sampling(gen_kwargs)
+        except (TypeError, ValueError) as error:
+            # It names the field.
+            raise FlagError(f"generation_kwargs: {error}") from error
+        room = self.max_length - params.max_tokens
+        if room < 1:
+            told = f"max_gen_toks {params.max_tokens} leave no room for a prompt: max_length is {self.max_length}"
+            raise FlagError(told)
+        prompt = self.tok_encode(context) or [self.prefix_token_id]
+        return prompt[-room:], params
+
+    def _sampling(self, gen_kwargs: dict[str, Any]) -> SamplingParams:
         given = dict(normalize_gen_kwargs(gen_kwargs, self.max_gen_toks))
         end = None if self.eot_token_id is None else self.tokenizer.decode(self.eot_token_id)
         until = handle_stop_sequences(given.pop("until"), end)
-        max_tokens = given.pop("max_gen_toks")
-        if max_tokens >= self.max_length:
-            raise ValueError(f"max_gen_toks {max_tokens} leave no room for a prompt: max_length is {self.max_length}")
         if not given.pop("do_sample"):
             given["temperature"] = 0.0
         if given.get("num_beams") == 1:
             del given["num_beams"]
         # Stop strings may be special tokens.
-        fixed = {"max_tokens": max_tokens, "stop": tuple(filter(None, until)), "skip_special_tokens": False}
-        params = SamplingParams(**{**self.llm.get_default_sampling_params().given(), **given, **fixed})
-        prompt = self.tok_encode(context) or [self.prefix_token_id]
-        return prompt[-(self.max_length - max_tokens) :], params
+        fixed = {
+            "max_tokens": given.pop("max_gen_toks"),
+            "stop": tuple(filter(None, until)),
+            "skip_special_tokens": False,
+        }
+        return SamplingParams(**{**self.llm.get_default_sampling_params().given(), **given, **fixed})
 
     def _answer(self, token_ids: list[int], until: Sequence[str]) -> str:
         """The text of tokens: after the reasoning, without special tokens, up to the first stop string."""
@@ -213,7 +246,16 @@ class RosebatchLM(TemplateLM):  # type: ignore[misc]
         return answer
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """The command ``lm_eval``. A mistake of a user is one line on stderr, never a traceback."""
     from lm_eval.__main__ import cli_evaluate
 
-    cli_evaluate()
+    try:
+        cli_evaluate()
+    except UserError as error:
+        sys.stderr.write(f"rosebatch: error: {error}\n")
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

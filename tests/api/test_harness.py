@@ -8,6 +8,7 @@ from importlib import import_module
 from itertools import product
 
 import datasets
+import lm_eval.__main__
 import pytest
 import tokenizers
 import torch
@@ -17,9 +18,10 @@ from lm_eval.api.model import CachingLM
 from lm_eval.api.registry import get_model
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
-from lm_eval.utils import make_table
+from lm_eval.utils import make_table, simple_parse_args_string
 
-from rosebatch.harness import RosebatchLM
+from rosebatch.core.errors import UserError
+from rosebatch.harness import RosebatchLM, main
 from tests.helpers.byte_tokenizer import EOS
 from tests.helpers.checkout import ROOT
 from tests.helpers.small_llama import TEMPLATE, VOCAB, save_llama, save_tokenizer
@@ -166,7 +168,7 @@ def test_sampling(ours):
     assert (params.repetition_penalty, params.stop) == (1.3, ("<|end|>",))
     params = ours._asked("a", {"do_sample": True, "temperature": 0.5, "until": ["b"], "max_gen_toks": 9})[1]
     assert (params.temperature, params.stop) == (0.5, ("b", "<|end|>"))
-    with pytest.raises(TypeError, match="num_beams"):
+    with pytest.raises(ValueError, match=r"^generation_kwargs: .* 'num_beams'$"):
         ours._asked("a", {"num_beams": 4, "max_gen_toks": 9})
     with pytest.raises(ValueError, match=r"^max_gen_toks 64 leave no room for a prompt: max_length is 64$"):
         ours._asked("a", {"max_gen_toks": LONGEST})
@@ -319,3 +321,37 @@ def test_the_device_of_the_command(folder):
     lm = RosebatchLM(str(folder), device="cuda:0", dtype="float32", max_num_seqs=8)
     assert lm.llm.plan.device.type == ("cuda" if torch.cuda.is_available() else "cpu")
     lm.llm.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("pretrained=/no/such", "/no/such: no such model; give a model folder"),
+        ("dtype=float17", "dtype must be one of auto, float32, float16, bfloat16, got 'float17'"),
+        ("nonsense=3", "unknown setting nonsense"),
+        ("max_length=long", "max_length must be of type int, got 'long'"),
+        ("add_bos_token=maybe", "add_bos_token must be of type bool, got 'maybe'"),
+        ("device=xyz", "device must be one of auto, cpu, cuda, got 'xyz'"),
+        ("max_model_len=999999999", "--max-model-len 999999999 must be between"),
+        (f"pretrained={ROOT}/configs/models/llama-3.3-70b.toml,load_format=dummy,max_model_len=64", "does not fit"),
+    ],
+)
+def test_mistakes_are_one_line(monkeypatch, capsys, given, told):
+    """Tracebacks of forty lines, with the code 1 of a failed run."""
+
+    def evaluate():
+        # As the harness does it, which looks through all of its tasks before.
+        get_model("rosebatch").create_from_arg_obj(simple_parse_args_string(given), {"device": "cuda:0"})
+
+    monkeypatch.setattr(lm_eval.__main__, "cli_evaluate", evaluate)
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    (line,) = (each for each in capsys.readouterr().err.splitlines() if each.startswith("rosebatch: error: "))
+    assert told in line
+
+
+def test_values_that_the_harness_cannot_read(ours):
+    """They were told by a traceback of the harness's own."""
+    with pytest.raises(UserError, match=r"^generation_kwargs: .*'many'"):
+        ours._asked("a", {"max_gen_toks": "many"})
