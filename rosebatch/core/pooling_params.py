@@ -145,6 +145,16 @@ class ModelPooling:
         return self.dense[-1].outputs if self.dense else hidden_size
 
     @property
+    def no_score(self) -> str | None:
+        """Why its head gives pairs no scores; None if it does."""
+        if self.classifier is None:
+            return NO_CLASSIFIER
+        if self.classifier.of_tokens:
+            return NO_SCORE
+        labels = len(self.classifier.labels)
+        return None if labels == 1 else f"a score needs a head with a single output: this has {labels}"
+
+    @property
     def lacks(self) -> dict[str, str]:
         """Poolings that the model cannot have, and why."""
         return {} if self.bidirectional else {"cls": "the first token of this model sees no other"}
@@ -158,10 +168,8 @@ class ModelPooling:
         if asked.task != "embed":
             if self.classifier is None:
                 raise RowError("unsupported_pooling", NO_CLASSIFIER)
-            if asked.task == "score" and self.classifier.of_tokens:
-                raise RowError("unsupported_pooling", NO_SCORE)
-            if asked.task == "score" and (labels := len(self.classifier.labels)) != 1:
-                raise RowError("unsupported_pooling", f"a score needs a head with a single output: this has {labels}")
+            if asked.task == "score" and self.no_score:
+                raise RowError("unsupported_pooling", self.no_score)
             # Rewards of steps are probabilities.
             given = asked.activation if self.classifier.step_token is None else None
             return replace(self.classifier, activation=given or self.classifier.activation, task=asked.task)

@@ -151,7 +151,13 @@ class Columns:
         return None if self.template is None else prompt_template.fill(self.template, values)
 
     def request(
-        self, values: Mapping[str, Any], asked: Container[str], made: str | None, *, is_table: bool
+        self,
+        values: Mapping[str, Any],
+        asked: Container[str],
+        made: str | None,
+        *,
+        is_table: bool,
+        prompts: Sequence[str] = PROMPT_FIELDS,
     ) -> dict[str, Any]:
         """A row's fields by the names that all rows have. Those that it only carries are among them.
 
@@ -160,6 +166,7 @@ class Columns:
             asked: the names of a request's fields.
             made: see ``made_prompt``.
             is_table: whether all columns are carried.
+            prompts: the names of prompts' fields.
 
         Raises:
             RowError: it has no prompt in the column of prompts, or its prompt can have no system message.
@@ -175,7 +182,7 @@ class Columns:
         if self.prompt is not None and prompt is None:
             raise RowError("missing_prompt", f"{self.prompt}, which --prompt-column names, is missing")
         if prompt is not None:
-            for name in PROMPT_FIELDS:
+            for name in prompts:
                 request.pop(name, None)
             request[_prompt_field(prompt)] = prompt
         return request if self.system is None else _with_system(request, self.system)

@@ -213,7 +213,9 @@ class RowParser:
             made = self.columns.made_prompt(values)
             if made is not None and self.columns.keeps_prompt:
                 carried["prompt"] = made
-            request = self.columns.request(request, self._asked, made, is_table=is_table)
+            request = self.columns.request(
+                request, self._asked, made, is_table=is_table, prompts=self.task.prompt_fields
+            )
         except RowError as error:
             return FailedRow(index=index, where=where, metadata=carried, error=error)
         row = self._plain_row(as_in_json(request) if is_table else request, index, where, is_table=is_table)

@@ -47,6 +47,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         pooling: of a row that is embedded; None if it is not.
         continuations: texts or token ids that are scored after the prompt; none: the prompt's own tokens are scored.
             None for a row that is not scored.
+        continuations_name: of the field that has them.
     """
 
     index: int
@@ -66,6 +67,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     prompt_only: bool = False
     pooling: PoolingParams | None = None
     continuations: tuple[str | tuple[int, ...], ...] | None = None
+    continuations_name: str = "continuations"
 
     @property
     def generates(self) -> bool:

@@ -92,7 +92,7 @@ def check_job(job: JobConfig, config: RunConfig, stream: TextIO) -> int:
     if not reader.is_batch:
         source = plan.source
         refused = refusals(source.name, source.pooling, has_head=source.has_head)
-        task.require_able(refused, sorted(source.prompts.by_name), source.vector_size)
+        task.require_able(refused, sorted(source.prompts.by_name), source.vector_size, reader.columns)
     checked = check_file(reader, plan, stream)
     rates = measure_rates(plan.device.type) or measure_host_rates(plan.source.dtype)
     rows = _summary(checked, plan, choose_block_size(plan.config, plan.device), rates)

@@ -82,7 +82,7 @@ def build_manifest(
         "return_token_ids": job.return_token_ids,
         "echo_model": job.echo_model,
         **({} if job.shard is None else {"shard": job.shard}),
-        **job.task.description(facts.pooling),
+        **job.task.description(facts.pooling, facts.refused),
     }
 
     def wait() -> dict[str, Any]:

@@ -95,7 +95,7 @@ def run_job(
     with making as service:
         if not reader.is_batch:
             facts = service.facts
-            job.task.require_able(facts.refused, facts.prompt_names, facts.hidden_size)
+            job.task.require_able(facts.refused, facts.prompt_names, facts.hidden_size, reader.columns)
         if own := service.facts.sampling:
             job = replace(job, sampling=with_defaults(job.sampling, own))
             reader.defaults = job.sampling
@@ -135,7 +135,11 @@ def run_job(
     report = build_report(
         tally,
         served.stats,
-        {**served.description, "sampling": dict(job.sampling), **job.task.description(service.facts.pooling)},
+        {
+            **served.description,
+            "sampling": dict(job.sampling),
+            **job.task.description(service.facts.pooling, service.facts.refused),
+        },
         startup,
         time.perf_counter() - begun,
         resumed,

@@ -55,7 +55,7 @@ def scored_prompts(row: Row, encoded: Sequence[Encoded], max_model_len: int) -> 
     ends: dict[tuple[int, bytes], list[tuple[int, int]]] = {}
     left_out = len(context) - len(kept)
     for number, continuation in enumerate(row.continuations):
-        name = f"continuations[{number}]"
+        name = f"{row.continuations_name}[{number}]"
         if isinstance(continuation, str):
             whole = next(texts)
             start = _in_common(context, whole) - left_out

@@ -149,3 +149,14 @@ def test_another_command_does_not_resume(cli, classifier, tmp_path):
     assert cli("classify", source, "-o", target, "--model", classifier[0]).code == 0
     result = cli("embed", source, "-o", target, "--model", classifier[0], "--resume")
     require_error(result, 2, "of another run: the command was rosebatch classify, is rosebatch embed. Leave out")
+
+
+def test_a_head_for_whole_prompts(cli, source, classifier, tmp_path):
+    """--token-probs changed nothing, in silence; a score of three labels was refused row by row."""
+    command = ("--model", classifier[0], "-o", tmp_path / "out.jsonl")
+    told = "is for whole prompts"
+    require_error(cli("classify", source, *command, "--token-probs"), 2, "--token-probs has no meaning: ", told)
+    body = {"custom_id": "a", "url": "/v1/classify", "body": {"input": [5, 6]}}
+    batch = write_lines(tmp_path / "batch.jsonl", [body])
+    require_error(cli("classify", batch, *command, "--token-probs"), 2, "/v1/pooling has the numbers of all labels")
+    require_error(cli("score", source, *command), 2, "needs a head with a single output: this has 3")

@@ -11,7 +11,8 @@ from transformers import (
     XLMRobertaForSequenceClassification,
 )
 
-from rosebatch import LLM
+from rosebatch import LLM, run_file
+from rosebatch.core.errors import UserError
 from tests.helpers.command_errors import require_error
 from tests.helpers.json_lines import read_lines, write_lines
 from tests.job.lines import codes
@@ -164,3 +165,32 @@ def test_batch_lines(cli, encoder, tmp_path):
     assert [each["relevance_score"] for each in ranks["results"]] == pytest.approx(
         sorted(expected)[::-1], abs=TOLERANCE
     )
+
+
+def test_no_flags_of_prompts(cli, encoder, tmp_path):
+    """Each row was refused by itself, or its system message was left out in silence."""
+    source = write_lines(tmp_path / "in.jsonl", [{"query": "a", **row} for row in ROWS])
+    told = "scores pairs of texts: name their columns text_1 and text_2"
+    for flag, value in (("--prompt-column", "query"), ("--prompt-template", "{query}")):
+        require_error(cli("score", source, "--model", encoder[0], flag, value), 2, f"{flag} has no meaning: ", told)
+    require_error(cli("check", source, "--score", "--model", encoder[0], "--prompt-column", "query"), 2, told)
+    with pytest.raises(UserError, match=told):
+        run_file(source, tmp_path / "out.jsonl", model=encoder[0], task="score", system_prompt="a")
+
+
+def test_texts_of_pairs_in_a_prompt(cli, model_folder, tmp_path):
+    """A reranker that is a model of text takes both as one prompt: the fields stood beside it, and were a pair."""
+    rows = [{"text_1": "ab", "text_2": "cd", "continuations": ["yes", "no"]}]
+    source, target = write_lines(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
+    flags = ("-o", target, "--model", model_folder, "--prompt-template", "{text_1}: {text_2}? ")
+    assert cli("score", source, *flags).code == 0
+    assert len(read_lines(target)[0]["scores"]) == 2
+
+
+def test_what_the_report_says(cli, encoder, model_folder, tmp_path):
+    """Pairs were log-probabilities of continuations, as were prompts that are scored themselves."""
+    pairs, prompts = write_lines(tmp_path / "a.jsonl", ROWS), write_lines(tmp_path / "b.jsonl", [{"prompt": "ab"}])
+    result = cli("score", pairs, "-o", tmp_path / "out.jsonl", "--model", encoder[0])
+    assert "scoring: relevance of pairs" in result.err
+    result = cli("score", prompts, "-o", tmp_path / "out.jsonl", "--model", model_folder)
+    assert "scoring: log-probabilities of continuations or prompts" in result.err

@@ -50,6 +50,15 @@ def test_a_token_that_holds_characters_of_both():
     assert parts(prompts_of((5,), ("a",), wholes=[(8, 9)])) == [([8], 1, (9,), (0,))]
 
 
+def test_messages_name_the_field_of_the_row():
+    """Choices were named as continuations."""
+    row = Row(
+        index=0, where="row 1", metadata={}, sampling=GREEDY, continuations=((1,), "a"), continuations_name="choices"
+    )
+    with pytest.raises(RowError, match=r"^choices\[1\] adds no token to the prompt$"):
+        scored_prompts(row, [((5, 6), "text"), ((5, 6), "text")], 1000)
+
+
 def test_the_prompt_itself():
     """Its first token has nothing before it."""
     assert parts(prompts_of((5, 6, 7), ())) == [([5, 6], 1, (7,), (0,))]

@@ -1,11 +1,12 @@
 """Each prompt, or each of its tokens, is classified: the model's own head gives labels numbers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rosebatch.core.errors import RowError
+from rosebatch.core.errors import FlagError, RowError
 from rosebatch.core.pooling_params import PoolingParams
+from rosebatch.io.columns import Columns
 from rosebatch.io.labelled_tokens import shortest
 from rosebatch.io.results import Result
 from rosebatch.io.tasks.task import PromptFields, Task
@@ -13,6 +14,8 @@ from rosebatch.io.tasks.task import PromptFields, Task
 if TYPE_CHECKING:
     import pyarrow as pa
 
+# The key of why a model gives tokens no labels.
+TOKENS = "tokens"
 # The key of the task's description.
 DESCRIBED = "classes"
 CLASSIFY = PoolingParams(task="classify")
@@ -73,7 +76,22 @@ class Classify(Task):
         """See ``Task``."""
         return {**super().asks(line), "pooling": CLASSIFY}
 
-    def description(self, pooling: Mapping[str, Any]) -> dict[str, Any]:
+    def require_able(
+        self, refused: Mapping[str, str], prompt_names: Sequence[str], hidden_size: int | None, columns: Columns
+    ) -> None:
+        """See ``Task``."""
+        super().require_able(refused, prompt_names, hidden_size, columns)
+        if self.token_probs and (why := refused.get(TOKENS)):
+            raise FlagError(f"--token-probs has no meaning: {why}")
+
+    def require_applies(self, *, is_batch: bool, to_table: bool) -> None:
+        """See ``Task``."""
+        if self.token_probs and is_batch:
+            raise FlagError(
+                "--token-probs has no meaning for an OpenAI batch: /v1/pooling has the numbers of all labels"
+            )
+
+    def description(self, pooling: Mapping[str, Any], refused: Mapping[str, str]) -> dict[str, Any]:
         """See ``Task``."""
         return {DESCRIBED: {"of": "prompts", **({"token_probs": True} if self.token_probs else {})}}
 

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from rosebatch.core.errors import FlagError, RowError
 from rosebatch.core.pooling_params import PLAIN, EncodingFormat, PoolingParams
+from rosebatch.io.columns import Columns
 from rosebatch.io.results import Result
 from rosebatch.io.rows import FailedRow, Row
 from rosebatch.io.tasks.task import PromptFields, Task
@@ -72,11 +73,13 @@ class Embed(Task):
             return row
         return replace(row, pooling=row.pooling.over(self.pooling))
 
-    def require_able(self, refused: Mapping[str, str], prompt_names: Sequence[str], hidden_size: int | None) -> None:
+    def require_able(
+        self, refused: Mapping[str, str], prompt_names: Sequence[str], hidden_size: int | None, columns: Columns
+    ) -> None:
         """See ``Task``. A pooling that was named replaces one of the model's that is not served."""
         asked = self.pooling.pooling
         if asked is None:
-            super().require_able(refused, prompt_names, hidden_size)
+            super().require_able(refused, prompt_names, hidden_size, columns)
         elif asked in refused:
             raise FlagError(f"--pooling {asked}: {refused[asked]}")
         name, wanted = self.pooling.prompt_name, self.pooling.dimensions
@@ -92,7 +95,7 @@ class Embed(Task):
             what = "an OpenAI batch: its lines say it themselves" if is_batch else "a table: it holds numbers"
             raise FlagError(f"--encoding-format has no meaning for {what}")
 
-    def description(self, pooling: Mapping[str, Any]) -> dict[str, Any]:
+    def description(self, pooling: Mapping[str, Any], refused: Mapping[str, str]) -> dict[str, Any]:
         """See ``Task``."""
         decided = self.pooling.over(PoolingParams(**pooling)).over(PLAIN)
         own = {name: getattr(decided, name) for name in ("pooling", "normalize", "dimensions", "prompt_name")}

@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rosebatch.core.errors import RowError
+from rosebatch.core.errors import FlagError, RowError
 from rosebatch.core.pooling_params import PoolingParams
+from rosebatch.io.columns import Columns
 from rosebatch.io.results import Result
 from rosebatch.io.rows import PROMPT_FIELDS
 from rosebatch.io.tasks.task import PromptFields, Task
@@ -13,6 +14,8 @@ from rosebatch.io.tasks.task import PromptFields, Task
 if TYPE_CHECKING:
     import pyarrow as pa
 
+# The key of why a model scores no prompts.
+PROMPTS = "prompts"
 # The key of the task's description.
 DESCRIBED = "scoring"
 # More would hold their prompts as many times.
@@ -84,7 +87,8 @@ class Score(Task):
         """See ``Task``."""
         if line.text_1 is not None and line.text_2 is not None:
             return {**super().asks(line), "pairs": pairs_of(line.text_1, line.text_2), "pooling": SCORE}
-        return {**super().asks(line), "continuations": _continuations(line)}
+        name, continuations = _continuations(line)
+        return {**super().asks(line), "continuations": continuations, "continuations_name": name}
 
     def require_prompt(self, line: Any, values: Mapping[str, Any]) -> None:
         """See ``Task``. A pair of texts is a prompt too."""
@@ -96,27 +100,41 @@ class Score(Task):
         if given != list(_PAIR) or others:
             raise RowError("missing_prompt", f"expected text_1 and text_2 alone; got {' and '.join(given + others)}")
 
-    def description(self, pooling: Mapping[str, Any]) -> dict[str, Any]:
+    def require_able(
+        self, refused: Mapping[str, str], prompt_names: Sequence[str], hidden_size: int | None, columns: Columns
+    ) -> None:
+        """See ``Task``. A model that scores pairs has no use for prompts."""
+        super().require_able(refused, prompt_names, hidden_size, columns)
+        flags = {
+            "--prompt-column": columns.prompt,
+            "--prompt-template": columns.template,
+            "--system-prompt": columns.system,
+        }
+        given = [flag for flag, value in flags.items() if value is not None]
+        if given and PROMPTS in refused:
+            raise FlagError(f"{given[0]} has no meaning: {refused[PROMPTS]}")
+
+    def description(self, pooling: Mapping[str, Any], refused: Mapping[str, str]) -> dict[str, Any]:
         """See ``Task``."""
-        return {DESCRIBED: {"of": "continuations"}}
+        return {DESCRIBED: {"of": "pairs" if PROMPTS in refused else "continuations or prompts"}}
 
 
 def in_words(described: Mapping[str, Any]) -> str:
     """What the scores of a run are, from the value of its task's description."""
-    return f"log-probabilities of {described['of']}"
+    return f"{'relevance' if described['of'] == 'pairs' else 'log-probabilities'} of {described['of']}"
 
 
-def _continuations(line: _Fields) -> tuple[str | tuple[int, ...], ...]:
-    """Those of a line; none if the prompt itself is scored."""
+def _continuations(line: _Fields) -> tuple[str, tuple[str | tuple[int, ...], ...]]:
+    """The field of a line that has them, and what it has: nothing if the prompt itself is scored."""
     given = {name: value for name in _NAMES if (value := getattr(line, name)) is not None}
     if len(given) > 1:
         raise RowError("invalid_field", f"expected one of {', '.join(_NAMES)}; got {' and '.join(given)}")
     if not given:
-        return ()
+        return _NAMES[0], ()
     ((name, values),) = given.items()
     if len(values) <= MAX_CONTINUATIONS:
         values = [(each,) if isinstance(each, int) else each for each in values]
-    return require_continuations(name, values, has_tokens=line.prompt_token_ids is not None)
+    return name, require_continuations(name, values, has_tokens=line.prompt_token_ids is not None)
 
 
 def pairs_of(

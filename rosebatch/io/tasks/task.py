@@ -9,6 +9,7 @@ import msgspec
 
 from rosebatch.core.errors import RowError, UserError
 from rosebatch.core.sampling_params import GREEDY
+from rosebatch.io.columns import Columns
 from rosebatch.io.fields import Message, prompt_options, to_struct
 from rosebatch.io.result_names import require_no_collision, reserved_names
 from rosebatch.io.results import Result
@@ -139,13 +140,16 @@ class Task:
         """The row, with the job's own parameters for what it leaves open. Requests of a batch come here too."""
         return row
 
-    def require_able(self, refused: Mapping[str, str], prompt_names: Sequence[str], hidden_size: int | None) -> None:
+    def require_able(
+        self, refused: Mapping[str, str], prompt_names: Sequence[str], hidden_size: int | None, columns: Columns
+    ) -> None:
         """Check that the model can do this.
 
         Args:
-            refused: why it cannot do a task, by the task's name.
+            refused: why it cannot do a task or a part of it, by name.
             prompt_names: of the texts that the model wants before what it embeds.
             hidden_size: numbers of its vectors; None if that is not known.
+            columns: which fields of rows are their prompts.
 
         Raises:
             UserError: it cannot.
@@ -160,8 +164,8 @@ class Task:
             FlagError: one does not.
         """
 
-    def description(self, pooling: Mapping[str, Any]) -> dict[str, Any]:
-        """What report and manifest say of the task; ``pooling`` is the model's own."""
+    def description(self, pooling: Mapping[str, Any], refused: Mapping[str, str]) -> dict[str, Any]:
+        """What report and manifest say of the task; ``pooling`` is the model's own, ``refused`` as of the above."""
         return {}
 
 

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rosebatch.core.pooling_params import NO_CLASSIFIER, NO_SCORE, ModelPooling, cannot_generate
+from rosebatch.core.pooling_params import NO_CLASSIFIER, ModelPooling, cannot_generate
 from rosebatch.io.tasks import classify, embed, score
-from rosebatch.io.tasks.classify import Classify
+from rosebatch.io.tasks.classify import TOKENS, Classify
 from rosebatch.io.tasks.embed import Embed
 from rosebatch.io.tasks.generate import GENERATE
-from rosebatch.io.tasks.score import Score
+from rosebatch.io.tasks.score import PROMPTS, Score
 from rosebatch.io.tasks.task import Task
 
 # The one without a description comes last.
@@ -21,11 +21,11 @@ IN_WORDS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
 
 def described_by(manifest: Mapping[str, Any]) -> Task:
     """The task whose description a manifest has."""
-    return next(task for task in TASKS if task.description({}).keys() <= manifest.keys())
+    return next(task for task in TASKS if task.description({}, {}).keys() <= manifest.keys())
 
 
 def refusals(model: str, pooling: ModelPooling, *, has_head: bool) -> dict[str, str]:
-    """Why a model cannot do a task, by the task's name, or cannot pool so, by the pooling's.
+    """Why a model cannot do a task, or a part of it, by the name of this, or cannot pool so, by the pooling's.
 
     Args:
         model: its name.
@@ -35,9 +35,11 @@ def refusals(model: str, pooling: ModelPooling, *, has_head: bool) -> dict[str, 
     able = Embed.name if pooling.classifier is None else Classify.name
     of_samples = None if has_head else f"{model}: {cannot_generate().message}; use rosebatch {able}"
     of_classes = f"{model}: {NO_CLASSIFIER}" if pooling.classifier is None else None
-    of_scores = of_samples if pooling.classifier is None else None
-    if pooling.classifier is not None and pooling.classifier.of_tokens:
-        of_scores = f"{model}: {NO_SCORE}"
+    of_scores = of_samples if pooling.classifier is None else pooling.no_score and f"{model}: {pooling.no_score}"
     why = {Embed.name: pooling.refused, Classify.name: of_classes, Score.name: of_scores}
     found = {task.name: of_samples if task.reads_logits else why[task.name] for task in TASKS}
+    if pooling.classifier is not None:
+        found[PROMPTS] = f"{model} scores pairs of texts: name their columns text_1 and text_2"
+        if not pooling.classifier.of_tokens or pooling.classifier.step_token is not None:
+            found[TOKENS] = f"the head of {model} is for {'steps' if pooling.classifier.of_tokens else 'whole prompts'}"
     return {name: told for name, told in found.items() if told} | pooling.lacks
