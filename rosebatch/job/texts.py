@@ -102,7 +102,11 @@ class Texts:
     def _of_pairs(self, pairs: Sequence[tuple[str, str]], bound: Bound) -> list[Encoded]:
         if self._tokenizer is None:
             return [(RowError("no_tokenizer", "the model has no tokenizer: it scores no texts"), None)]
-        found: list[Encoded] = []
+        prompts, found = self._tokenizer.prompts, list[Encoded]()
+        if front := prompts.named(None):
+            pairs = [(front + first, second) for first, second in pairs]
+        if prompts.lower_case:
+            pairs = [(first.lower(), second.lower()) for first, second in pairs]
         for token_ids in self._tokenizer.encode_pairs(pairs, bound.last or None, bound):
             if isinstance(token_ids, RowError):
                 # One that is refused is the row's error.

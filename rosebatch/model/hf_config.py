@@ -14,6 +14,7 @@ from rosebatch.model.hf_rope import rope_members
 from rosebatch.model.quantization.folder_config import quantization_of
 from rosebatch.model.quantization.formats import form_of
 from rosebatch.model.registry import ARCHITECTURES, check_config
+from rosebatch.model.sentence_transformers import own_activation
 from rosebatch.model.text_parts import WHOLES, text_values
 from rosebatch.model.unread import require_read
 
@@ -36,6 +37,9 @@ def read_model_config(folder: Path) -> ModelConfig:
         values = {**values, "quantization_config": quantization}
     if own is not None:
         values = {**values, "eos_token_id": own}
+    if function := own_activation(folder):
+        # Where config.json has one too, that is of a former version.
+        values = {**values, "sentence_transformers": {"activation_fn": function}}
     return parse_model_config(values, str(path))
 
 

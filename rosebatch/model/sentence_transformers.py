@@ -39,6 +39,8 @@ _LIMITS = [
 # Activations of Dense -> whether they are tanh.
 _ACTIVATIONS = {"Identity": False, "Tanh": True}
 _VECTOR = "sentence_embedding"
+# Tokens of the shortest limit that is one.
+_SHORTEST = 2
 
 
 def read_pooling(folder: Path) -> PoolingParams:
@@ -105,6 +107,9 @@ def read_prompts(folder: Path) -> NamedPrompts:
         return NamedPrompts(lower_case=lower_case)
     values = read_json(path)
     texts, default = values.get("prompts") or {}, values.get("default_prompt_name")
+    if isinstance(texts, dict):
+        # A name without a text is one of nothing.
+        texts = {name: "" if text is None else text for name, text in texts.items()}
     if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
         raise refusal(path, "its prompts are no texts by name")
     if default is not None and (not isinstance(default, str) or default not in texts):
@@ -120,6 +125,17 @@ def prompts_or_none(folder: Path | None) -> NamedPrompts:
         return NO_PROMPTS
 
 
+def own_activation(folder: Path) -> str | None:
+    """What a cross-encoder's outputs go through, by its name in Python; None where the folder does not say.
+
+    Raises:
+        UserError: the file is unreadable.
+    """
+    path = folder / _PROMPTS
+    named = read_json(path).get("activation_fn") if path.exists() else None
+    return None if named is None else str(named)
+
+
 def longest_prompt(folder: Path) -> int | None:
     """The tokens of the longest prompt that the model was made for; None where it does not say.
 
@@ -128,7 +144,12 @@ def longest_prompt(folder: Path) -> int | None:
     """
     path, values = _limits(folder)
     limit = values.get("max_seq_length")
-    if limit is not None and (type(limit) is not int or limit < 2):
+    tokenizer = folder / "tokenizer_config.json"
+    if limit is None and (folder / "modules.json").exists() and tokenizer.exists():
+        # Later versions leave it to the tokenizer, whose number may be one that means none.
+        limit = read_json(tokenizer).get("model_max_length")
+        return limit if type(limit) is int and limit >= _SHORTEST else None
+    if limit is not None and (type(limit) is not int or limit < _SHORTEST):
         raise refusal(path, f"max_seq_length {shown(limit)} is no length")
     return limit
 

@@ -1,5 +1,8 @@
 """Pairs of texts scored by cross-encoders: rows, the library, and what transformers gives."""
 
+import json
+import shutil
+
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -194,3 +197,21 @@ def test_what_the_report_says(cli, encoder, model_folder, tmp_path):
     assert "scoring: relevance of pairs" in result.err
     result = cli("score", prompts, "-o", tmp_path / "out.jsonl", "--model", model_folder)
     assert "scoring: log-probabilities of continuations or prompts" in result.err
+
+
+@pytest.mark.parametrize("former", [None, "torch.nn.modules.activation.Sigmoid"])
+def test_a_folder_of_sentence_transformers(encoder, tmp_path, former):
+    """Its activation was read from config.json alone, where later versions do not write it; prompts were left out."""
+    source, model, tokenizer = encoder
+    folder = shutil.copytree(source, tmp_path / "model")
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**values, "sbert_ce_default_activation_function": former}))
+    own = {"activation_fn": "torch.nn.modules.linear.Identity", "prompts": {"q": "A B "}, "default_prompt_name": "q"}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(own))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": True}))
+    with LLM(folder, dtype="float32") as llm:
+        found = [output.outputs.score for output in llm.score(["C", "d e"], ["F", "j"])]
+    pairs = [("a b c", "f"), ("a b d e", "j")]
+    with torch.inference_mode():
+        expected = [model(**tokenizer(*pair, return_tensors="pt")).logits[0, 0].item() for pair in pairs]
+    assert found == pytest.approx(expected, abs=2 * TOLERANCE)

@@ -151,6 +151,8 @@ def test_prompts(folder):
     with pytest.raises(RowError, match="no prompt 'title'; it has document, query"):
         found.named("title")
     assert read_pooling(made).prompt_name == "query"
+    # A name without a text was no prompts at all.
+    assert read_prompts(write(made, "config_sentence_transformers.json", {"prompts": {"a": None}})).named("a") == ""
 
 
 def test_a_folder_without_prompts(tmp_path):
@@ -194,3 +196,15 @@ def test_the_longest_prompt(tmp_path):
     assert longest_prompt(write(tmp_path, "sentence_bert_config.json", {"max_seq_length": None})) is None
     with pytest.raises(UserError, match="max_seq_length"):
         longest_prompt(write(tmp_path, "sentence_bert_config.json", {"max_seq_length": "many"}))
+
+
+def test_the_longest_prompt_of_later_versions(folder):
+    """They leave it to the tokenizer: longer rows were served, where sentence-transformers cuts them."""
+    made = write(folder(LAST), "sentence_bert_config.json", {"transformer_task": "feature-extraction"})
+    assert longest_prompt(made) is None
+    assert longest_prompt(write(made, "tokenizer_config.json", {"model_max_length": 40})) == 40
+    assert longest_prompt(write(made, "tokenizer_config.json", {"model_max_length": 1e30})) is None
+    assert longest_prompt(write(made, "tokenizer_config.json", {})) is None
+    (made / "modules.json").unlink()
+    # Of other models, the number is often that of an older one.
+    assert longest_prompt(write(made, "tokenizer_config.json", {"model_max_length": 40})) is None
