@@ -34,6 +34,7 @@ class ClassifierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         pooling: which state it takes; ``all`` for those of all tokens.
         activation: what outputs go through.
         step_token: id of the token after each step of an answer, where only these are read.
+        padding: id of the token that the last state is never of, unless a prompt has no other.
     """
 
     labels: tuple[str, ...]
@@ -41,3 +42,4 @@ class ClassifierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     pooling: AnyPooling = "last"
     activation: Activation = "softmax"
     step_token: int | None = None
+    padding: int | None = None

@@ -38,6 +38,7 @@ class PoolingParams:
         activation: what a classifier's outputs go through; None leaves it to the model.
         labels: of a classifier's outputs; the engine knows them.
         step_token: the token whose states alone are read, where a model rates the steps of an answer.
+        padding: the token that a classifier passes over at the end of a prompt.
 
     Raises:
         ValueError: a value outside its range, named in the message.
@@ -51,6 +52,7 @@ class PoolingParams:
     activation: Activation | None = None
     labels: tuple[str, ...] = ()
     step_token: int | None = None
+    padding: int | None = None
 
     def __post_init__(self) -> None:
         of_tokens = ("all",) if self.task == "classify" else ()
@@ -76,6 +78,15 @@ class PoolingParams:
     def of_tokens(self) -> bool:
         """Whether tokens have numbers of their own."""
         return self.pooling == "all"
+
+    def read(self, prompt_token_ids: Sequence[int]) -> Sequence[int]:
+        """The tokens of a prompt up to the last one whose state counts."""
+        if self.padding is None:
+            return prompt_token_ids
+        end = len(prompt_token_ids)
+        while end > 1 and prompt_token_ids[end - 1] == self.padding:
+            end -= 1
+        return prompt_token_ids[:end]
 
     def require_vector(self) -> None:
         """Check that a vector is asked for.

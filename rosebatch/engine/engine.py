@@ -164,7 +164,10 @@ class Engine:
         """
         self.require_servable(request)
         if request.pooling is not None:
-            request = structs.replace(request, pooling=self.pooling.of(request.pooling))
+            pooling = self.pooling.of(request.pooling)
+            # No token of a decoder sees those after it.
+            read = pooling.read(request.prompt_token_ids)
+            request = structs.replace(request, pooling=pooling, prompt_token_ids=read)
         now = time.perf_counter() if arrival_time is None else arrival_time
         sequences, stop_ids = [], stop_ids_of(request.sampling, self.eos_token_ids, self.vocab_size)
         for sample in range(request.sampling.n):

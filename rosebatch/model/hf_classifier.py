@@ -51,11 +51,18 @@ def parse_classifier(values: Mapping[str, Any], architecture: Architecture, head
         return architecture.rewards[head]
     labels = _labels(values)
     pooling, layers = (_head_of_tokens if head == _TOKENS else _head_of_prompts)(values, architecture)
-    return ClassifierConfig(labels=labels, layers=layers, pooling=pooling, activation=_activation(values, len(labels)))
+    padding = values.get("pad_token_id") if pooling == "last" else None
+    return ClassifierConfig(
+        labels=labels,
+        layers=layers,
+        pooling=pooling,
+        activation=_activation(values, len(labels)),
+        padding=padding if type(padding) is int else None,
+    )
 
 
 def _head_of_prompts(values: Mapping[str, Any], architecture: Architecture) -> ClassifierHead:
-    """That of decoders is one product of the last token's state."""
+    """That of decoders is one product of the last token's state, padding left out."""
     if architecture.classifier is not None:
         return architecture.classifier(values)
     return "last", (HeadLayer(name="score", bias=False),)

@@ -139,6 +139,7 @@ class ModelSource:
                 activation=own.activation,
                 labels=own.labels,
                 step_token=own.step_token,
+                padding=own.padding,
             )
             found = replace(found, classifier=classifier)
         if not self.config.bidirectional:

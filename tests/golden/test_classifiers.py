@@ -86,6 +86,20 @@ def test_classes_alone_batched_and_from_the_prefix_cache(name, classifiers, make
         np.testing.assert_allclose(classify(engine, prompts, RAW), outputs, rtol=0, atol=TOLERANCE * max(scale, 1))
 
 
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_padding_at_the_end_of_a_prompt(name, transformers, classifiers, make_engine):
+    """Many reward models pad with their end token, and chats end with it: transformers takes the token before it."""
+    folder, _, _ = classifiers(name)
+    model = class_of(transformers, SHAPES[name][0]).from_pretrained(folder).float().eval()
+    prompts = [[5, 6, 7], [5, 6, 7, 0], [5, 6, 7, 0, 0], [5, 0, 6], [0, 0, 5], [0], [0, 0]]
+    with torch.inference_mode():
+        ids = [torch.tensor([prompt]) for prompt in prompts]
+        expected = torch.stack([model(each, attention_mask=torch.ones_like(each)).logits[0] for each in ids])
+    found = classify(make_engine(folder, chunk=4), prompts, RAW)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE * max(expected.abs().max().item(), 1))
+    assert (found[0] == found[1]).all() == (name == "llama")
+
+
 def test_the_model_knows_its_labels(classifiers, make_engine):
     """They are in the order of their numbers, as text in JSON."""
     folder, prompts, _ = classifiers("bert")
