@@ -30,7 +30,7 @@ class EmbeddingFlags:
     pooling: Annotated[
         Pooling | None,
         Flag(
-            "State of the last token, mean of all, or state of the first (cls). Default: the model's own.",
+            "State of the last token, mean or largest of all, or state of the first (cls). Default: the model's own.",
             EMBEDDING,
         ),
     ] = None

@@ -8,7 +8,7 @@ from typing import Literal, Self, get_args
 from rosebatch.core.errors import FlagError, RowError
 from rosebatch.core.words import quoted
 
-Pooling = Literal["last", "mean", "cls"]
+Pooling = Literal["last", "mean", "max", "cls"]
 # Of a classifier, also the states of all tokens, or of those that end steps.
 AnyPooling = Pooling | Literal["all"]
 # How JSON holds a vector.
@@ -27,8 +27,9 @@ class PoolingParams:
     The hidden states are those after the model's last norm. The vector is cut, then normalised.
 
     Attributes:
-        pooling: the state of the last token, the mean over all tokens, or the state of the first (``cls``), which
-            is of models whose tokens see those after them. If a model says nothing: ``mean`` for these, else ``last``.
+        pooling: the state of the last token, the mean over all tokens, each number's largest, or the state of the first
+            (``cls``), which is of models whose tokens see those after them. If a model says nothing: ``mean`` for
+            these, else ``last``.
         normalize: whether the vector has length 1. A model that says nothing: True.
         dimensions: numbers of the vector that are kept, the first ones; None for all (source: Kusupati et al. 2022,
             Matryoshka Representation Learning).

@@ -27,6 +27,8 @@ _SERVED: dict[str, Pooling] = {
     "lasttoken": "last",
     "mean_tokens": "mean",
     "mean": "mean",
+    "max_tokens": "max",
+    "max": "max",
     "cls_token": "cls",
     "cls": "cls",
 }

@@ -114,8 +114,8 @@ def test_vectors_and_classes_of_one_step(classifiers, make_engine):
     """Both kinds come from one forward pass: either could go through the other's head."""
     folder, prompts, _ = classifiers("bert")
     engine = make_engine(folder, chunk=2000)
-    kinds = [CLASSIFY, PoolingParams(pooling="cls"), PoolingParams(pooling="mean")]
-    requests = [Request(i, tuple(prompt), pooling=kinds[i % 3]) for i, prompt in enumerate(prompts)]
+    kinds = [CLASSIFY, *(PoolingParams(pooling=each) for each in ("cls", "mean", "max"))]
+    requests = [Request(i, tuple(prompt), pooling=kinds[i % 4]) for i, prompt in enumerate(prompts)]
     mixed = run(engine, requests)
     for request in requests:
         alone = run(make_engine(folder), [request])[request.id]

@@ -19,7 +19,12 @@ from tests.helpers.running import run
 from tests.helpers.threads_group import make_tensor_parallel_engine
 from tests.helpers.variants import with_all_pairs
 
-POOLINGS = ("last", "mean")
+POOLED = {
+    "last": lambda states: states[-1],
+    "mean": lambda states: states.mean(0),
+    "max": lambda states: states.amax(0),
+}
+POOLINGS = tuple(POOLED)
 FAST = ["gpt2", "qwen3", "gemma3", "gpt_oss", "qwen3_next"]
 CPU = torch.device("cpu")
 OWN = [name for name in [*MODELS, *FAMILIES] if not name.startswith("hp1")]
@@ -66,9 +71,7 @@ def expected(transformers, goldens):
 
     def pooled(name, pooling):
         exact, rounded = (
-            torch.nn.functional.normalize(
-                torch.stack([each[-1] if pooling == "last" else each.mean(0) for each in states(name, dtype)])
-            )
+            torch.nn.functional.normalize(torch.stack([POOLED[pooling](each) for each in states(name, dtype)]))
             for dtype in (torch.float64, torch.float32)
         )
         unsure = (exact - rounded).abs().amax(1) > TOLERANCE / 2
@@ -159,7 +162,7 @@ def test_a_mean_takes_no_cached_tokens(goldens, make_engine):
     """The last token's state may; else documents with the same beginning are computed whole each time."""
     golden = goldens("llama")
     prompts = [golden.prompts[7]] * 2
-    for pooling, hits in (("last", True), ("mean", False)):
+    for pooling, hits in (("last", True), ("mean", False), ("max", False)):
         engine = make_engine(golden.folder, block_size=4)
         run(engine, requests_of(prompts[:1], pooling))
         done = run(engine, requests_of(prompts, pooling))

@@ -21,7 +21,7 @@ from tests.helpers.families import ENCODERS
 from tests.helpers.running import run
 from tests.helpers.threads_group import make_tensor_parallel_engine
 
-POOLINGS = ("mean", "cls", "last")
+POOLINGS = ("mean", "max", "cls", "last")
 CPU = torch.device("cpu")
 TOLERANCE = 1e-5
 # One with a table of positions, with a bias, with windows, and a decoder's layers.
@@ -44,7 +44,9 @@ def encoders(transformers, tmp_path_factory):
 
 
 def pooled(states, pooling):
-    vectors = [{"mean": each.mean(0), "cls": each[0], "last": each[-1]}[pooling] for each in states]
+    vectors = [
+        {"mean": each.mean(0), "max": each.amax(0), "cls": each[0], "last": each[-1]}[pooling] for each in states
+    ]
     return torch.nn.functional.normalize(torch.stack(vectors)).numpy()
 
 

@@ -43,6 +43,8 @@ LAST = {"pooling_mode_cls_token": False, "pooling_mode_lasttoken": True, "includ
         (LAST, [], PoolingParams(pooling="last", normalize=False)),
         ({"pooling_mode_mean_tokens": True}, [NORMALIZE], PoolingParams(pooling="mean", normalize=True)),
         ({"pooling_mode": "lasttoken"}, [NORMALIZE], PoolingParams(pooling="last", normalize=True)),
+        ({"pooling_mode_max_tokens": True}, [NORMALIZE], PoolingParams(pooling="max", normalize=True)),
+        ({"pooling_mode": "max"}, [], PoolingParams(pooling="max", normalize=False)),
         ({"pooling_mode_cls_token": True}, [NORMALIZE], PoolingParams(pooling="cls", normalize=True)),
         ({"pooling_mode": "cls"}, [], PoolingParams(pooling="cls", normalize=False)),
         ({"pooling_mode": ["mean"]}, [NORMALIZE], PoolingParams(pooling="mean", normalize=True)),
@@ -62,7 +64,7 @@ def test_a_model_that_says_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("pooling", "further", "message"),
     [
-        ({"pooling_mode_max_tokens": True}, [], "max_tokens.*--pooling"),
+        ({"pooling_mode_mean_sqrt_len_tokens": True}, [], "mean_sqrt_len_tokens.*--pooling"),
         ({"pooling_mode_mean_tokens": True, "pooling_mode_lasttoken": True}, [], "--pooling"),
         ({}, [], "nothing"),
         (LAST, [("2_LayerNorm", "LayerNorm")], "LayerNorm"),

@@ -11,11 +11,14 @@ from rosebatch.engine.plan import PackedStep, SequenceSpec
 from rosebatch.engine.staging import Staging
 from rosebatch.model.contract import NO_HEADS, PoolingHeads
 
+# Poolings over all tokens, and how they reduce them.
+_FOLDED: dict[AnyPooling, str] = {"mean": "sum", "max": "max"}
+
 
 class PooledStates:
-    """Pools the hidden states of prompts; keeps sums, and numbers of tokens, until all chunks of a prompt have come.
+    """Pools the hidden states of prompts; keeps what is folded, and numbers of tokens, until all chunks have come.
 
-    A sum is fp64 and adds token by token, from chunk to chunk, so chunks do not change its bits.
+    States are folded to a sum or a largest one in fp64, token by token, from chunk to chunk, so chunks change no bits.
 
     Args:
         heads: what pooled states go through.
@@ -23,16 +26,16 @@ class PooledStates:
 
     def __init__(self, heads: PoolingHeads = NO_HEADS) -> None:
         self.heads = heads
-        self._sums: dict[int, Tensor] = {}
+        self._folded: dict[int, Tensor] = {}
         self._numbers: dict[int, list[Tensor]] = {}
 
     def update(self, plan: PackedStep) -> None:
         """Forget the sequences that a plan releases. A preempted one starts again."""
         if plan.reset:
-            self._sums.clear()
+            self._folded.clear()
             self._numbers.clear()
         for sequence_id in plan.released:
-            self._sums.pop(sequence_id, None)
+            self._folded.pop(sequence_id, None)
             self._numbers.pop(sequence_id, None)
 
     def fetch(
@@ -59,9 +62,10 @@ class PooledStates:
         numbers = plan.pooled_numbers
         vectors = ends[: len(numbers)]
         of_tokens = self._of_tokens(plan, specs, hidden, up)
-        if _has(plan, specs, "mean"):
-            assert hidden is not None, "a mean is over all tokens"
-            vectors = self._with_means(plan, specs, vectors, self._sum(plan, hidden, up))
+        for pooling in filter(lambda each: _has(plan, specs, each), _FOLDED):
+            assert hidden is not None, "it is over all tokens"
+            folded = self._fold(plan, specs, hidden, up, pooling)
+            vectors = self._with_folded(plan, specs, vectors, folded, pooling)
         if not numbers:
             return dict
         whole = np.array([specs[plan.chunks[number].id].pooling != "all" for number in numbers])
@@ -117,28 +121,32 @@ class PooledStates:
                 self._numbers[chunk.id] = parts
         return found
 
-    def _with_means(self, plan: PackedStep, specs: Mapping[int, SequenceSpec], ends: Tensor, sums: Tensor) -> Tensor:
-        """``[P, H]``, means in the place of last states where they are wanted; keeps the sums of incomplete prompts."""
+    def _with_folded(
+        self, plan: PackedStep, specs: Mapping[int, SequenceSpec], ends: Tensor, folded: Tensor, pooling: AnyPooling
+    ) -> Tensor:
+        """``[P, H]``, what is folded so in the place of other states; keeps that of incomplete prompts."""
         pooled: list[Tensor] = []
         for number, chunk in enumerate(plan.chunks):
-            mean = specs[chunk.id].pooling == "mean"
+            own = specs[chunk.id].pooling == pooling
             if chunk.pools:
-                pooled.append((sums[number] / chunk.end).float() if mean else ends[len(pooled)].float())
-            elif mean:
-                self._sums[chunk.id] = sums[number].clone()
+                found = folded[number] / chunk.end if pooling == "mean" else folded[number]
+                pooled.append(found.float() if own else ends[len(pooled)].float())
+            elif own:
+                self._folded[chunk.id] = folded[number].clone()
         return torch.stack(pooled) if pooled else ends
 
-    def _sum(self, plan: PackedStep, hidden: Tensor, up: Staging) -> Tensor:
-        """The sum of each chunk, ``[C, H]`` fp64, with that of the tokens before it."""
+    def _fold(
+        self, plan: PackedStep, specs: Mapping[int, SequenceSpec], hidden: Tensor, up: Staging, pooling: AnyPooling
+    ) -> Tensor:
+        """The states of each chunk as one, ``[C, H]`` fp64, with those of the tokens before it."""
         rows, first = hidden.double(), 0
         for chunk in plan.chunks:
-            before = self._sums.pop(chunk.id, None)
-            if before is not None:
-                rows[first] += before
+            if specs[chunk.id].pooling == pooling and (before := self._folded.pop(chunk.id, None)) is not None:
+                rows[first] = rows[first] + before if pooling == "mean" else rows[first].maximum(before)
             first += len(chunk.token_ids)
         (lengths,) = up.send(np.array([len(chunk.token_ids) for chunk in plan.chunks], np.int64))
         # Unsafe: to check the lengths would wait for the device.
-        return torch.segment_reduce(rows, "sum", lengths=lengths, unsafe=True)
+        return torch.segment_reduce(rows, _FOLDED[pooling], lengths=lengths, unsafe=True)
 
 
 def _has(plan: PackedStep, specs: Mapping[int, SequenceSpec], pooling: AnyPooling) -> bool:
@@ -147,7 +155,7 @@ def _has(plan: PackedStep, specs: Mapping[int, SequenceSpec], pooling: AnyPoolin
 
 
 def reads_all(plan: PackedStep, specs: Mapping[int, SequenceSpec]) -> bool:
-    """Whether hidden states of all tokens are read: for a mean, numbers of tokens, or a prompt's log-probabilities."""
+    """Whether hidden states of all tokens are read: to fold them, for their numbers, or for log-probabilities."""
     return any(
-        specs[chunk.id].is_scored(chunk.end) or specs[chunk.id].pooling in ("mean", "all") for chunk in plan.chunks
+        specs[chunk.id].is_scored(chunk.end) or specs[chunk.id].pooling in (*_FOLDED, "all") for chunk in plan.chunks
     )

@@ -178,7 +178,7 @@ class SequenceState(msgspec.Struct, eq=False):
     @property
     def num_reusable_tokens(self) -> int:
         """How many of its first tokens need not be computed where their K and V are known."""
-        if self.spec.pooling == "mean":
+        if self.spec.pooling in ("mean", "max"):
             return 0
         if self.spec.pooling == "all":
             step = self.spec.step_token

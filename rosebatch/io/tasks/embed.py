@@ -102,7 +102,12 @@ class Embed(Task):
         return {DESCRIBED: {**own, "encoding_format": self.encoding_format}}
 
 
-_STATES = {"last": "state of the last token", "mean": "mean of all tokens", "cls": "state of the first token"}
+_STATES = {
+    "last": "state of the last token",
+    "mean": "mean of all tokens",
+    "max": "largest numbers of all tokens",
+    "cls": "state of the first token",
+}
 
 
 def in_words(described: Mapping[str, Any]) -> str:
