@@ -106,7 +106,7 @@ REQUEST_FIELDS = OPTION_FIELDS | SAMPLING_FIELDS | TOOL_FIELDS | {*PROMPT_FIELDS
 # Fields of rows that have their prompt in another form, and what to do.
 OTHER_FORMS = {
     "conversations": "conversations is ShareGPT's form: write messages with role and content",
-    "text_2": "text_1 and text_2 are a pair: use rosebatch score",
+    "text_2": "text_1 and text_2 are a pair: use rosebatch score or classify",
 }
 _NOT_CARRIED = REQUEST_FIELDS | _RESULT_FIELDS
 

@@ -136,8 +136,8 @@ def test_rows_of_another_kind(cli, encoder, tmp_path):
     assert message == "line 1: the model has no output projection: it scores pairs alone, text_1 and text_2"
     assert other.startswith("line 2: expected one of prompt, messages, prompt_token_ids, text_1, text_2; got none")
     pairs = write_lines(tmp_path / "pairs.jsonl", ROWS)
-    told = "text_1 and text_2 are a pair: use rosebatch score"
-    for command in ("classify", "embed", "generate"):
+    told = "text_1 and text_2 are a pair: use rosebatch score or classify"
+    for command in ("embed", "generate"):
         require_error(cli(command, pairs, "--model", encoder[0]), 2, told)
 
 
@@ -215,3 +215,32 @@ def test_a_folder_of_sentence_transformers(encoder, tmp_path, former):
     with torch.inference_mode():
         expected = [model(**tokenizer(*pair, return_tensors="pt")).logits[0, 0].item() for pair in pairs]
     assert found == pytest.approx(expected, abs=2 * TOLERANCE)
+
+
+def test_classes_of_pairs(cli, encoder, tmp_path):
+    """Models of entailment: ``classify`` sent their rows to ``score``, which refuses a head with several labels."""
+    source, model, tokenizer = encoder
+    folder = shutil.copytree(source, tmp_path / "model")
+    names = {0: "entails", 1: "says nothing", 2: "contradicts"}
+    config = type(model.config)(
+        **{**model.config.to_dict(), "id2label": names, "label2id": {v: k for k, v in names.items()}}
+    )
+    other = type(model)(config).eval()
+    other.save_pretrained(folder)
+    rows = [{"text_1": first, "text_2": second} for first, second in PAIRS]
+    rows += [
+        {"prompt": "a b"},
+        {"text_1": "a"},
+        {"text_1": "a", "text_2": ["b", "c"]},
+        {"text_1": "a", "text_2": "b", "prompt": "c"},
+    ]
+    lines, target = write_lines(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
+    assert cli("classify", lines, "-o", target, "--model", folder, "--dtype", "float32").code == 3
+    found = read_lines(target)
+    assert codes(found) == [None] * 5 + ["missing_prompt", "invalid_field", "missing_prompt"]
+    for row, pair in zip(found, [*PAIRS, ("a b",)], strict=False):
+        with torch.inference_mode():
+            right_probs = other(**tokenizer(*pair, return_tensors="pt")).logits[0].softmax(0)
+        assert row["probs"] == pytest.approx(right_probs.tolist(), abs=TOLERANCE)
+        assert row["label"] == names[int(right_probs.argmax())]
+    require_error(cli("score", lines, "--model", folder), 2, "has 3: use rosebatch classify")

@@ -17,8 +17,9 @@ from rosebatch.io.openai.fields import checked, ignored_fields
 from rosebatch.io.results import Result
 from rosebatch.io.tasks.classify import CLASSIFY, likeliest
 from rosebatch.io.tasks.embed import encoded, pooling_params
-from rosebatch.io.tasks.score import SCORE, pairs_of
+from rosebatch.io.tasks.score import SCORE
 from rosebatch.io.text_only import plain_message
+from rosebatch.io.text_pairs import pairs_of
 
 # What answers need of requests: to rerank, and to pool.
 _DOCUMENTS, _TOP = "documents", "top_n"

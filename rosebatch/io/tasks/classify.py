@@ -9,7 +9,9 @@ from rosebatch.core.pooling_params import PoolingParams
 from rosebatch.io.columns import Columns
 from rosebatch.io.labelled_tokens import shortest
 from rosebatch.io.results import Result
+from rosebatch.io.rows import PROMPT_FIELDS
 from rosebatch.io.tasks.task import PromptFields, Task
+from rosebatch.io.text_pairs import PAIR, is_pair
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -19,6 +21,11 @@ TOKENS = "tokens"
 # The key of the task's description.
 DESCRIBED = "classes"
 CLASSIFY = PoolingParams(task="classify")
+
+
+class _Fields(PromptFields):
+    text_1: str | None = None
+    text_2: str | None = None
 
 
 @dataclass(frozen=True)
@@ -31,6 +38,8 @@ class Classify(Task):
 
     name: ClassVar[str] = "classify"
     doing: ClassVar[str] = "classifying"
+    fields: ClassVar[type[PromptFields]] = _Fields
+    prompt_fields: ClassVar[Sequence[str]] = (*PROMPT_FIELDS, *PAIR)
     result_fields: ClassVar[tuple[str, ...]] = (
         "index", "label", "probs", "score", "tokens", "rewards", "usage", "error",
     )  # fmt: skip
@@ -64,6 +73,8 @@ class Classify(Task):
         """What a head has made of a prompt; one with a single output, and one for steps, give no labels."""
         if result.tokens:
             (tokens,) = result.tokens
+            if result.row.pairs:
+                raise RowError("unsupported_pooling", "the model classifies tokens: a pair has no label")
             if tokens.of_steps:
                 return {"rewards": shortest(tokens.numbers[:, -1])}
             return {"tokens": tokens.read(probs=self.token_probs)}
@@ -72,9 +83,15 @@ class Classify(Task):
             return {"score": numbers[0]}
         return {"label": likeliest(result), "probs": numbers.tolist()}
 
-    def asks(self, line: PromptFields) -> dict[str, Any]:
+    def asks(self, line: _Fields) -> dict[str, Any]:
         """See ``Task``."""
-        return {**super().asks(line), "pooling": CLASSIFY}
+        pairs = ((line.text_1, line.text_2),) if line.text_1 is not None else ()
+        return {**super().asks(line), "pairs": pairs, "pooling": CLASSIFY}
+
+    def require_prompt(self, line: Any, values: Mapping[str, Any]) -> None:
+        """See ``Task``. A pair of texts is a prompt too."""
+        if not is_pair(line, PROMPT_FIELDS):
+            super().require_prompt(line, values)
 
     def require_able(
         self, refused: Mapping[str, str], prompt_names: Sequence[str], hidden_size: int | None, columns: Columns

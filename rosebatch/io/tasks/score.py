@@ -10,6 +10,7 @@ from rosebatch.io.columns import Columns
 from rosebatch.io.results import Result
 from rosebatch.io.rows import PROMPT_FIELDS
 from rosebatch.io.tasks.task import PromptFields, Task
+from rosebatch.io.text_pairs import PAIR, is_pair, pairs_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,10 +23,6 @@ DESCRIBED = "scoring"
 MAX_CONTINUATIONS = 1024
 # Names of the field that has them. Token ids are continuations of a single token each.
 _NAMES = ("continuations", "choices", "logprob_token_ids")
-
-
-# A cross-encoder's prompt is both texts.
-_PAIR = ("text_1", "text_2")
 SCORE = PoolingParams(task="score")
 
 
@@ -44,7 +41,7 @@ class Score(Task):
     name: ClassVar[str] = "score"
     doing: ClassVar[str] = "scoring"
     fields: ClassVar[type[PromptFields]] = _Fields
-    prompt_fields: ClassVar[Sequence[str]] = (*PROMPT_FIELDS, *_PAIR)
+    prompt_fields: ClassVar[Sequence[str]] = (*PROMPT_FIELDS, *PAIR)
     result_fields: ClassVar[tuple[str, ...]] = ("index", "scores", "relevance", "usage", "error")
 
     def types(self) -> Mapping[str, "pa.DataType"]:
@@ -92,13 +89,8 @@ class Score(Task):
 
     def require_prompt(self, line: Any, values: Mapping[str, Any]) -> None:
         """See ``Task``. A pair of texts is a prompt too."""
-        given = [name for name in _PAIR if getattr(line, name) is not None]
-        if not given:
+        if not is_pair(line, (*PROMPT_FIELDS, *_NAMES)):
             super().require_prompt(line, values)
-            return
-        others = [name for name in (*PROMPT_FIELDS, *_NAMES) if getattr(line, name) is not None]
-        if given != list(_PAIR) or others:
-            raise RowError("missing_prompt", f"expected text_1 and text_2 alone; got {' and '.join(given + others)}")
 
     def require_able(
         self, refused: Mapping[str, str], prompt_names: Sequence[str], hidden_size: int | None, columns: Columns
@@ -135,29 +127,6 @@ def _continuations(line: _Fields) -> tuple[str, tuple[str | tuple[int, ...], ...
     if len(values) <= MAX_CONTINUATIONS:
         values = [(each,) if isinstance(each, int) else each for each in values]
     return name, require_continuations(name, values, has_tokens=line.prompt_token_ids is not None)
-
-
-def pairs_of(
-    first: str | Sequence[str],
-    second: str | Sequence[str],
-    most: float = MAX_CONTINUATIONS,
-    names: Sequence[str] = _PAIR,
-) -> tuple[tuple[str, str], ...]:
-    """The pairs of two texts, of a text with each of several, or of as many as the others; ``most`` in a row.
-
-    ``names`` are those of the fields that have them, for messages.
-
-    Raises:
-        RowError: there are none, too many, or not as many of both.
-    """
-    ones = [first] if isinstance(first, str) else list(first)
-    twos = [second] if isinstance(second, str) else list(second)
-    ones = ones * len(twos) if len(ones) == 1 else ones
-    if len(ones) != len(twos):
-        raise RowError("invalid_field", f"{names[0]} has {len(ones)} texts, and {names[1]} {len(twos)}")
-    if not 1 <= len(twos) <= most:
-        raise RowError("invalid_field", f"{names[1]} must have 1 to {MAX_CONTINUATIONS} texts, got {len(twos)}")
-    return tuple(zip(ones, twos, strict=True))
 
 
 def require_continuations(name: str, values: Any, *, has_tokens: bool) -> tuple[str | tuple[int, ...], ...]:

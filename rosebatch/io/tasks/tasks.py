@@ -35,7 +35,9 @@ def refusals(model: str, pooling: ModelPooling, *, has_head: bool) -> dict[str, 
     able = Embed.name if pooling.classifier is None else Classify.name
     of_samples = None if has_head else f"{model}: {cannot_generate().message}; use rosebatch {able}"
     of_classes = f"{model}: {NO_CLASSIFIER}" if pooling.classifier is None else None
-    of_scores = of_samples if pooling.classifier is None else pooling.no_score and f"{model}: {pooling.no_score}"
+    of_scores = of_samples
+    if pooling.classifier is not None:
+        of_scores = pooling.no_score and f"{model}: {pooling.no_score}: use rosebatch classify"
     why = {Embed.name: pooling.refused, Classify.name: of_classes, Score.name: of_scores}
     found = {task.name: of_samples if task.reads_logits else why[task.name] for task in TASKS}
     if pooling.classifier is not None:
