@@ -13,9 +13,9 @@ from rosebatch.core.token_ids import FEW, TokenIds
 from rosebatch.core.words import counted
 from rosebatch.io.depth import DEEPEST, is_deeper
 from rosebatch.io.fields import PromptOptions, RequestFields, to_struct, tools_of
+from rosebatch.io.pairs import pairs_of
 from rosebatch.io.tasks.score import require_continuations
 from rosebatch.io.text_only import plain_message, require_text
-from rosebatch.io.text_pairs import pairs_of
 from rosebatch.io.tools import ToolUse
 
 

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.gpu
 # Of vectors of length 1: the greatest distance of a number in fp32, and of whole vectors in bf16, whose last bit of a
 # state is 2^-8 of it. A row that finds another expert as good as its own may be further away: at most one in 20.
 FP32_DISTANCE, BF16_DISTANCE = 1e-5, 0.1
+POOLINGS = ("last", "mean", "max")
 NAMES = ["GPT2", "Llama", "Mistral", "Qwen3", "HP1", "gpt_oss calm", "qwen3_next calm"]
 
 
@@ -50,10 +51,10 @@ def expected(name, prompts, saved_model):
     device = torch.device("cpu")
     source = find_model(RunConfig(model=str(saved_model(name)), dtype="float32"), device)
     engine = load_engine(source, RunConfig(kv_cache_memory=1 << 26), Switches.resolve({}, "cpu"), device).engine
-    return {pooling: embed(engine, prompts, pooling) for pooling in ("last", "mean")}
+    return {pooling: embed(engine, prompts, pooling) for pooling in POOLINGS}
 
 
-@pytest.mark.parametrize("pooling", ["last", "mean"])
+@pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.parametrize("batch", [1, 7, 64])
 @pytest.mark.parametrize("chunk", [8192, 50])
 def test_vectors_of_the_cpu(name, prompts, expected, make_engine, pooling, batch, chunk):

@@ -31,7 +31,8 @@ def _numbers(outputs: np.ndarray, params: PoolingParams) -> "array[float]":
     """What a classifier's outputs are after its activation."""
     found = outputs.astype(np.float64)
     if params.activation == "sigmoid":
-        found = 1 / (1 + np.exp(-found))
+        # The same as 1 / (1 + exp(-x)), where that would overflow too.
+        found = np.exp(-np.logaddexp(0, -found))
     elif params.activation == "softmax":
         found = np.exp(found - found.max(-1, keepdims=True))
         found /= found.sum(-1, keepdims=True)

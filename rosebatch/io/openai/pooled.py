@@ -14,12 +14,12 @@ from rosebatch.io.fields import Message, prompt_options
 from rosebatch.io.openai.completions import prompts_of
 from rosebatch.io.openai.endpoint import Endpoint, ParsedBody, has_any
 from rosebatch.io.openai.fields import checked, ignored_fields
+from rosebatch.io.pairs import pairs_of
 from rosebatch.io.results import Result
 from rosebatch.io.tasks.classify import CLASSIFY, likeliest
 from rosebatch.io.tasks.embed import encoded, pooling_params
 from rosebatch.io.tasks.score import SCORE
 from rosebatch.io.text_only import plain_message
-from rosebatch.io.text_pairs import pairs_of
 
 # What answers need of requests: to rerank, and to pool.
 _DOCUMENTS, _TOP = "documents", "top_n"

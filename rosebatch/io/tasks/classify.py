@@ -8,10 +8,10 @@ from rosebatch.core.errors import FlagError, RowError
 from rosebatch.core.pooling_params import PoolingParams
 from rosebatch.io.columns import Columns
 from rosebatch.io.labelled_tokens import shortest
+from rosebatch.io.pairs import PAIR, is_pair
 from rosebatch.io.results import Result
 from rosebatch.io.rows import PROMPT_FIELDS
 from rosebatch.io.tasks.task import PromptFields, Task
-from rosebatch.io.text_pairs import PAIR, is_pair
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from rosebatch.core.errors import FlagError, RowError
 from rosebatch.core.pooling_params import PoolingParams
 from rosebatch.io.columns import Columns
+from rosebatch.io.pairs import PAIR, is_pair, pairs_of
 from rosebatch.io.results import Result
 from rosebatch.io.rows import PROMPT_FIELDS
 from rosebatch.io.tasks.task import PromptFields, Task
-from rosebatch.io.text_pairs import PAIR, is_pair, pairs_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
