@@ -14,6 +14,8 @@ from rosebatch.core.errors import RowError
 from rosebatch.io.tools import Tool, ToolChoice, ToolUse, tool_use
 
 FieldsT = TypeVar("FieldsT", bound=msgspec.Struct)
+# Of ``truncate_prompt_tokens``.
+AS_THE_MODEL = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +26,8 @@ class PromptOptions:
         add_generation_prompt: for chats. Whether the template opens the assistant's answer.
         continue_final_message: for chats. Whether the answer continues the last message.
         chat_template_kwargs: for chats. Further variables of the template.
-        truncate_prompt_tokens: keep only this many tokens, the last ones; 0 keeps all.
+        truncate_prompt_tokens: keep only this many tokens, the last ones; 0 keeps all, and -1 as many as the model
+            takes, if nothing is generated.
         echo: for texts and token ids. Whether the result's text begins with the prompt.
         suffix: for texts. The text after the completion, for models that fill in the middle.
     """
@@ -35,6 +38,10 @@ class PromptOptions:
     truncate_prompt_tokens: int = 0
     echo: bool = False
     suffix: str = ""
+
+    def kept(self, max_model_len: int) -> int:
+        """Most tokens that are kept of a prompt; 0 for all."""
+        return max_model_len if self.truncate_prompt_tokens == AS_THE_MODEL else self.truncate_prompt_tokens
 
     @property
     def template(self) -> dict[str, Any]:
@@ -159,8 +166,10 @@ def prompt_options(line: msgspec.Struct, values: Mapping[str, Any], *, chat: boo
         given["add_generation_prompt"] = False
     if given.get("echo") and given.get("suffix"):
         raise RowError("invalid_field", "echo and suffix cannot be used together")
-    if given.get("truncate_prompt_tokens", 1) < 1:
-        raise RowError("invalid_field", "truncate_prompt_tokens must be >= 1")
+    may_fill = not isinstance(line, SamplingFields)
+    if (longest := given.get("truncate_prompt_tokens", 1)) < 1 and not (may_fill and longest == AS_THE_MODEL):
+        way = ", or -1 for as many as the model takes" if may_fill else ""
+        raise RowError("invalid_field", f"truncate_prompt_tokens must be >= 1{way}")
     return PromptOptions(**given)
 
 

@@ -176,8 +176,8 @@ def _prompts_of(
     for number, (prompt, text) in enumerate(encoded):
         if isinstance(prompt, RowError):
             raise prompt
-        if options.truncate_prompt_tokens and not row.pairs:
-            prompt = prompt[-options.truncate_prompt_tokens :]
+        if (kept := options.kept(max_model_len)) and not row.pairs:
+            prompt = prompt[-kept:]
         prompt = packed(prompt)
         own = sampling
         if sampling.seed is None and not sampling.greedy:

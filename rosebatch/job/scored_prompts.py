@@ -34,7 +34,7 @@ def scored_prompts(row: Row, encoded: Sequence[Encoded], max_model_len: int) -> 
         RowError: one of them cannot be encoded, or has no token of its own.
     """
     context, *wholes = (_token_ids("the prompt", each) for each, _ in encoded)
-    kept = context[-(row.options.truncate_prompt_tokens or len(context)) :]
+    kept = context[-(row.options.kept(max_model_len) or len(context)) :]
     # The last one is not computed where the prompt itself is scored.
     if len(kept) > max_model_len + 1:
         raise prompt_too_long(counted(len(kept), "token"), max_model_len, is_pooled=True)

@@ -133,7 +133,7 @@ def _bound(row: Row, max_model_len: int, most_at_once: int) -> Bound:
     # The last token of a text is not computed where it is scored.
     longest = max_model_len + (row.continuations is not None)
     # The prompt is cut, and not its continuations.
-    truncate = 0 if row.continuations else row.options.truncate_prompt_tokens
+    truncate = 0 if row.continuations else row.options.kept(max_model_len)
     return Bound(truncate, longest, error, most_at_once)
 
 

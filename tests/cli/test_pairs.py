@@ -97,6 +97,21 @@ def test_long_pairs_are_cut_as_transformers_cuts(cli, encoder, tmp_path):
         assert [row["relevance"][0] for row in read_lines(target)] == pytest.approx(expected, abs=TOLERANCE)
 
 
+def test_texts_as_long_as_the_model_takes(cli, encoder, tmp_path):
+    """-1, as rerankers of vLLM are asked: each was an error row."""
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    longest, long = (65 if encoder[1].config.model_type == "xlm-roberta" else 66), "a b c d e f g h i j " * 9
+    write_lines(source, [{"text_1": "c d", "text_2": long, "truncate_prompt_tokens": -1}])
+    assert cli("score", source, "-o", target, "--model", encoder[0], "--dtype", "float32").code == 0
+    (row,) = read_lines(target)
+    assert row["usage"]["prompt_tokens"] == longest
+    expected = right(encoder, [("c d", long)], truncation="longest_first", max_length=longest)
+    assert row["relevance"] == pytest.approx(expected, abs=TOLERANCE)
+    write_lines(source, [{"prompt": long, "truncate_prompt_tokens": -1}])
+    assert cli("embed", source, "-o", target, "--model", encoder[0]).code == 0
+    assert read_lines(target)[0]["usage"]["prompt_tokens"] == longest
+
+
 def test_the_library(encoder):
     """As vLLM's users type it: a text with several, or as many of both."""
     with LLM(encoder[0], dtype="float32") as llm:

@@ -173,6 +173,7 @@ def test_documents_of_an_answer():
         ("/pooling", {"input": "a", "embed_dtype": "float16"}, "invalid_field"),
         ("/pooling", {"input": "a", "chat_template_kwargs": {"x": 1}}, "invalid_field"),
         ("/pooling", {"input": "a", "truncate_prompt_tokens": 0}, "invalid_field"),
+        ("/rerank", {"query": "a", "documents": ["b"], "truncate_prompt_tokens": -2}, "invalid_field"),
     ],
 )
 def test_refused(url, body, code):
