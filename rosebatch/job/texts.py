@@ -5,6 +5,7 @@ from itertools import islice, repeat
 from typing import Any
 
 from rosebatch.core.errors import RowError
+from rosebatch.core.pooling_params import NamedPrompts
 from rosebatch.core.token_ids import TokenIds
 from rosebatch.core.words import counted
 from rosebatch.engine.scheduling.servable import prompt_too_long
@@ -102,17 +103,29 @@ class Texts:
     def _of_pairs(self, pairs: Sequence[tuple[str, str]], bound: Bound) -> list[Encoded]:
         if self._tokenizer is None:
             return [(RowError("no_tokenizer", "the model has no tokenizer: it scores no texts"), None)]
-        prompts, found = self._tokenizer.prompts, list[Encoded]()
-        if front := prompts.named(None):
-            pairs = [(front + first, second) for first, second in pairs]
-        if prompts.lower_case:
-            pairs = [(first.lower(), second.lower()) for first, second in pairs]
+        found: list[Encoded] = []
+        pairs = _for_model(pairs, self._tokenizer.prompts)
         for token_ids in self._tokenizer.encode_pairs(pairs, bound.last or None, bound):
             if isinstance(token_ids, RowError):
                 # One that is refused is the row's error.
                 return [(token_ids, None)]
             found.append((_packed(token_ids), None))
         return found
+
+
+def _for_model(pairs: Sequence[tuple[str, str]], prompts: NamedPrompts) -> Sequence[tuple[str, str]]:
+    """Pairs with the model's prompt in front, and in small letters if it wants them."""
+    front = prompts.named(None)
+    if not front and not prompts.lower_case:
+        return pairs
+
+    def text(given: str) -> str:
+        return given.lower() if prompts.lower_case else given
+
+    # Not one for each pair: a long text may be in all of them.
+    firsts = {first: text(front + first) for first in dict.fromkeys(first for first, _ in pairs)}
+    seconds = {second: text(second) for second in dict.fromkeys(second for _, second in pairs)}
+    return [(firsts[first], seconds[second]) for first, second in pairs]
 
 
 def _some_at_a_time(tokenizer: Tokenizer, texts: Iterable[tuple[str, Bound]]) -> Iterator[Sequence[int] | RowError]:
