@@ -37,7 +37,8 @@ def read_model_config(folder: Path) -> ModelConfig:
         values = {**values, "quantization_config": quantization}
     if own is not None:
         values = {**values, "eos_token_id": own}
-    if function := own_activation(folder):
+    classifies = bool(split_class(str(_named_architecture(values)))[1])
+    if classifies and (function := own_activation(folder)):
         # Where config.json has one too, that is of a former version.
         values = {**values, "sentence_transformers": {"activation_fn": function}}
     return parse_model_config(values, str(path))

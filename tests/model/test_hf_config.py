@@ -490,3 +490,18 @@ def test_broken_files(tmp_path, name, content, message):
         read_model_config(tmp_path)
     assert message in str(caught.value)
     assert str(caught.value).startswith(str(path))
+
+
+def test_an_activation_in_a_file_of_its_own(tmp_path):
+    """It wins over config.json's, and only a class with a head has any use for the file, which may be broken."""
+    own = tmp_path / "config_sentence_transformers.json"
+    own.write_text(json.dumps({"activation_fn": "torch.nn.modules.linear.Identity"}))
+    values = of("LlamaForSequenceClassification", model_type="llama", num_labels=1)
+    values["sentence_transformers"] = {"activation_fn": "torch.nn.modules.activation.Sigmoid"}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    assert read_model_config(tmp_path).classifier.activation == "none"
+    own.write_text("{")
+    with pytest.raises(UserError, match="config_sentence_transformers"):
+        read_model_config(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    assert read_model_config(tmp_path).classifier is None
