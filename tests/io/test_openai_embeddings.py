@@ -42,6 +42,7 @@ def test_inputs(given, prompts, url):
         ({"input": ["a", 1]}, "invalid_field", "input"),
         ({"input": "a", "dimensions": 0}, "invalid_dimensions", "dimensions"),
         ({"input": "a", "encoding_format": "int8"}, "invalid_field", "encoding_format"),
+        ({"input": "a", "truncate_prompt_tokens": 0}, "invalid_field", "truncate_prompt_tokens"),
         ({"input": "a", "temperature": 1}, "unknown_field", "temperature"),
     ],
 )
@@ -51,6 +52,12 @@ def test_refused(body, code, name):
     assert isinstance(row, FailedRow)
     assert row.error.code == code
     assert name in row.error.message
+
+
+@pytest.mark.parametrize("longest", [7, -1])
+def test_long_inputs(longest):
+    """vLLM's server cuts them on request; the field was unknown to this endpoint alone."""
+    assert parse(line(input=["a", "b"], truncate_prompt_tokens=longest)).options.truncate_prompt_tokens == longest
 
 
 @pytest.mark.parametrize("encoding_format", ["float", "base64"])

@@ -7,6 +7,7 @@ import msgspec
 
 from rosebatch.core.pooling_params import EncodingFormat
 from rosebatch.core.sampling_params import GREEDY
+from rosebatch.io.fields import prompt_options
 from rosebatch.io.openai.completions import prompts_of
 from rosebatch.io.openai.endpoint import Endpoint, ParsedBody, has_any
 from rosebatch.io.openai.fields import checked, ignored_fields
@@ -23,6 +24,7 @@ class _Body(msgspec.Struct):
     model: str | None = None
     dimensions: int | None = None
     encoding_format: EncodingFormat | None = None
+    truncate_prompt_tokens: int | None = None
 
 
 def _parse(values: dict[str, Any], defaults: Mapping[str, Any]) -> ParsedBody:
@@ -30,6 +32,7 @@ def _parse(values: dict[str, Any], defaults: Mapping[str, Any]) -> ParsedBody:
     fields = {
         "prompts": prompts_of(body.input, "input"),
         "sampling": GREEDY,
+        "options": prompt_options(body, values, chat=False),
         "pooling": pooling_params(body.dimensions),
         "ignored": ignored_fields(values),
     }
