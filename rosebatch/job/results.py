@@ -58,7 +58,11 @@ def result_of(
         pooled=pooled,
         tokens=[
             LabelledTokens(
-                done.request.prompt_token_ids, done.pooled, own, found if isinstance(found, Spans) else None, table
+                _of_first_type(done.request.prompt_token_ids, tokenizer),
+                done.pooled,
+                own,
+                found if isinstance(found, Spans) else None,
+                table,
             )
             for done, found in zip(completions, texts, strict=True)
             if done.pooled is not None and (own := done.request.pooling) is not None and own.of_tokens
@@ -67,6 +71,12 @@ def result_of(
         prompt=prompts[0].text,
         completions=completions,
     )
+
+
+def _of_first_type(token_ids: Sequence[int], tokenizer: Tokenizer | None) -> Sequence[int]:
+    """The same tokens by the ids that the tokenizer knows: those of the second type have others."""
+    moved = 0 if tokenizer is None else tokenizer.prompts.second_text
+    return [each % moved for each in token_ids] if moved and max(token_ids) >= moved else token_ids
 
 
 def _choice(

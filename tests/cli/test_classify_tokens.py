@@ -90,6 +90,13 @@ def test_tokens_have_their_labels_and_places(cli, tagger, tmp_path):
     assert table["label"].null_count == len(ROWS)
 
 
+def test_tokens_of_the_second_type(tagger):
+    """They had labels, and empty texts."""
+    with LLM(tagger[0], dtype="float32") as llm:
+        (output,) = llm.classify([[2, 4, 3, 4 + len(WORDS), 3 + len(WORDS)]])
+    assert [token.token for token in output.outputs.tokens] == ["[CLS]", "rose", "[SEP]", "rose", "[SEP]"]
+
+
 def test_a_head_for_tokens_scores_nothing(cli, tagger, tmp_path):
     """Each row had the same error."""
     source = write_lines(tmp_path / "in.jsonl", [{"text_1": "a", "text_2": "b"}])
