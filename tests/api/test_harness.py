@@ -21,7 +21,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval.utils import make_table, simple_parse_args_string
 
 from rosebatch.core.errors import UserError
-from rosebatch.harness import RosebatchLM, main
+from rosebatch.llm.harness import RosebatchLM, main
 from tests.helpers.byte_tokenizer import EOS
 from tests.helpers.checkout import ROOT
 from tests.helpers.small_llama import TEMPLATE, VOCAB, save_llama, save_tokenizer

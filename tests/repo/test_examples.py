@@ -471,7 +471,7 @@ def test_the_harness(tmp_path):
     model = tmp_path / "model"
     save_llama(model)
     save_tokenizer(model)
-    command = [sys.executable, "-m", "rosebatch.harness", "--model", "rosebatch", "--device", "cpu"]
+    command = [sys.executable, "-m", "rosebatch.llm.harness", "--model", "rosebatch", "--device", "cpu"]
     command += ["--model_args", f"pretrained={model},dtype=float32", "--include_path", str(FOLDER / "harness")]
     done = subprocess.run(
         [*command, "--tasks", "capitals,texts,sums"],

@@ -25,7 +25,7 @@ _INVARIANT_ROWS = (16, 32, 48, 64, 96, 128)
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Whether this PyTorch, device and dtype have a packed layout. oneDNN has none in bf16 for a CPU without AVX-512."""
+    """Whether this PyTorch, device and dtype have a packed layout: oneDNN has none in bf16 without AVX-512."""
     return (
         weight.device.type == "cpu"
         and weight.dtype in (torch.float32, torch.bfloat16)

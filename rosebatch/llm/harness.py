@@ -1,6 +1,6 @@
 """A backend of lm-evaluation-harness: ``lm_eval --model rosebatch``.
 
-``python -m rosebatch.harness …`` is the command ``lm_eval`` for versions that do not look for backends of other
+``python -m rosebatch.llm.harness …`` is the command ``lm_eval`` for versions that do not look for backends of other
 packages. Texts become tokens, windows and texts again as the harness's own backend ``hf`` does it, so that the results
 are the same.
 """
@@ -18,11 +18,13 @@ from lm_eval.api.registry import register_model
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from rosebatch import LLM, SamplingParams, ScoreRequestOutput
 from rosebatch.core.errors import FlagError, UserError
+from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.core.words import quoted
 from rosebatch.host.pretrained import load_pretrained_tokenizer
 from rosebatch.io.tasks.score import MAX_CONTINUATIONS
+from rosebatch.llm.llm import LLM
+from rosebatch.llm.scores import ScoreRequestOutput
 
 # Texts of a request, for the harness's cache; tokens of the context; tokens of the continuation.
 TokenRequest = tuple[tuple[str, str] | None, list[int], list[int]]
