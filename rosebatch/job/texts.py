@@ -12,6 +12,7 @@ from rosebatch.engine.scheduling.servable import prompt_too_long
 from rosebatch.io.read_ahead import grouped
 from rosebatch.io.rows import Row
 from rosebatch.text.long_texts import Bound
+from rosebatch.text.text_pairs import Pair
 from rosebatch.text.tokenizer import Tokenizer
 
 # A text or token ids, or why there is no prompt; then the token ids, with the text if there is one.
@@ -46,7 +47,7 @@ class Texts:
             or any(self._pairs)
             or any(isinstance(prompt, str) for prompts in self._prompts for prompt in prompts)
         )
-        self._bounds = [_bound(row, max_model_len, most_at_once) for row in rows] if self.takes_time else []
+        self._bounds = _bounds(rows, max_model_len, most_at_once) if self.takes_time else []
         if tokenizer is not None and any(self._has_chat):
             chats = [row for row in rows if row.messages is not None]
             self._chats = tokenizer.render([r.messages or [] for r in chats], [template_options(r) for r in chats])
@@ -77,9 +78,7 @@ class Texts:
 
         found = [list(of_row(prompts, has_chat)) for prompts, has_chat, _ in rows]
         self._add_continued(found)
-        if any(self._pairs):
-            pairs = zip(found, self._pairs, self._bounds, strict=True)
-            return [own or self._of_pairs(of_row, bound) for own, of_row, bound in pairs]
+        self._add_pairs(found)
         return found
 
     def _add_continued(self, found: Sequence[list[Encoded]]) -> None:
@@ -100,17 +99,25 @@ class Texts:
                 texts = [text + each for each in continuations[start : start + at_once]]
                 own += [(_packed(ids), None) for ids in encode(texts, [bound] * len(texts))]
 
-    def _of_pairs(self, pairs: Sequence[tuple[str, str]], bound: Bound) -> list[Encoded]:
-        if self._tokenizer is None:
-            return [(RowError("no_tokenizer", "the model has no tokenizer: it scores no texts"), None)]
-        found: list[Encoded] = []
-        pairs = _for_model(pairs, self._tokenizer.prompts)
-        for token_ids in self._tokenizer.encode_pairs(pairs, bound.last or None, bound):
-            if isinstance(token_ids, RowError):
+    def _add_pairs(self, found: Sequence[list[Encoded]]) -> None:
+        """Add the prompts of pairs. Those of rows with the same bound are encoded together, by all cores."""
+        by_bound: dict[Bound, list[tuple[list[Encoded], Sequence[Pair]]]] = {}
+        for own, given, bound in zip(found, self._pairs, self._bounds, strict=True):
+            if given and not own:
+                by_bound.setdefault(bound, []).append((own, given))
+        for bound, rows in by_bound.items():
+            encoded: Iterator[list[int] | RowError]
+            if self._tokenizer is None:
+                encoded = repeat(RowError("no_tokenizer", "the model has no tokenizer: it scores no texts"))
+            else:
+                prompts = self._tokenizer.prompts
+                every = [pair for _, pairs in rows for pair in _for_model(pairs, prompts)]
+                encoded = self._tokenizer.encode_pairs(every, bound.last or None, bound)
+            for own, pairs in rows:
+                packed = [_packed(token_ids) for token_ids in islice(encoded, len(pairs))]
                 # One that is refused is the row's error.
-                return [(token_ids, None)]
-            found.append((_packed(token_ids), None))
-        return found
+                refused = next((each for each in packed if isinstance(each, RowError)), None)
+                own += [(each, None) for each in (packed if refused is None else [refused])]
 
 
 def _for_model(pairs: Sequence[tuple[str, str]], prompts: NamedPrompts) -> Sequence[tuple[str, str]]:
@@ -140,14 +147,26 @@ def _packed(token_ids: Sequence[int] | RowError) -> Sequence[int] | RowError:
     return token_ids if isinstance(token_ids, RowError) else TokenIds.of(token_ids)
 
 
-def _bound(row: Row, max_model_len: int, most_at_once: int) -> Bound:
-    """How many tokens each prompt of a row may have. The engine finds the few more of short texts."""
-    error = prompt_too_long(f"more than {counted(max_model_len, 'token')}", max_model_len, is_pooled=not row.generates)
-    # The last token of a text is not computed where it is scored.
-    longest = max_model_len + (row.continuations is not None)
-    # The prompt is cut, and not its continuations.
-    truncate = 0 if row.continuations else row.options.kept(max_model_len)
-    return Bound(truncate, longest, error, most_at_once)
+def _bounds(rows: Sequence[Row], max_model_len: int, most_at_once: int) -> list[Bound]:
+    """How many tokens each prompt of a row may have. The engine finds the few more of short texts.
+
+    Rows that have the same bound share it.
+    """
+    made: dict[tuple[int, bool, bool], Bound] = {}
+
+    def of(row: Row) -> Bound:
+        # The prompt is cut, and not its continuations.
+        truncate = 0 if row.continuations else row.options.kept(max_model_len)
+        kind = truncate, row.generates, row.continuations is not None
+        if kind not in made:
+            # The last token of a text is not computed where it is scored.
+            longest = max_model_len + (row.continuations is not None)
+            has = f"more than {counted(max_model_len, 'token')}"
+            refusal = prompt_too_long(has, max_model_len, is_pooled=not row.generates)
+            made[kind] = Bound(truncate, longest, refusal, most_at_once)
+        return made[kind]
+
+    return list(map(of, rows))
 
 
 def template_options(row: Row) -> dict[str, Any]:

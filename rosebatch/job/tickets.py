@@ -77,7 +77,7 @@ class Tickets:
     _ids: Iterator[int] = field(default_factory=count)
     _open: dict[int, _Ticket] = field(default_factory=dict)
     _complete: deque[_Ticket] = field(default_factory=deque)
-    _decoding: tuple[list[_Ticket], Future[Sequence[_Text]]] | None = None
+    _decoding: tuple[list[_Ticket], Future[Sequence[_Text]] | Sequence[_Text]] | None = None
     _table: TokenTable = field(init=False)
 
     def __post_init__(self) -> None:
@@ -124,7 +124,8 @@ class Tickets:
                 engine.add(request, stop_matcher=matcher, constraint=constraint)
         except RowError as error:
             return row.failed(error)
-        row = structs.replace(row, size=row.size + _bytes_of_labels(engine.pooling, row))
+        if labels := _bytes_of_labels(engine.pooling, row):
+            row = structs.replace(row, size=row.size + labels)
         self._account(row, 1)
         number = row.num_completions
         ticket = _Ticket(row, requests[0].id, number, [None] * number)
@@ -179,13 +180,14 @@ class Tickets:
                 for ticket in tickets
                 for place, done in enumerate(ticket.completions)
             ]
-            self._decoding = tickets, self.pool.submit(self._decode, undecoded)
+            has_text = self.tokenizer is not None and any(_has_text(done) for done, _, _ in undecoded)
+            # Another thread takes its turn with this one, which takes time.
+            self._decoding = tickets, self.pool.submit(self._decode, undecoded) if has_text else [None] * len(undecoded)
 
     def _decode(self, undecoded: Sequence[tuple[Completion, PreparedPrompt, Row]]) -> Sequence[_Text]:
         """The texts of completions, or where the tokens of their prompts are."""
         tokenizer = self.tokenizer
-        if tokenizer is None:
-            return [None] * len(undecoded)
+        assert tokenizer is not None, "there is a text"
         with Stopwatch(self.seconds, "detokenizing"):
             whole: dict[int, str | RowError] = {}
             for skip in (True, False):
@@ -214,7 +216,7 @@ class Tickets:
             return iter(())
         tickets, decoded = self._decoding
         self._decoding = None
-        texts = wait_for(decoded, self.check)
+        texts = wait_for(decoded, self.check) if isinstance(decoded, Future) else decoded
         for ticket in tickets:
             self._account(ticket.prepared, -1)
         return self._results(deque(tickets), iter(texts))
@@ -240,6 +242,14 @@ class Tickets:
             )
         except Exception as unknown:
             return row.failed(unexpected("telling the answer", unknown))
+
+
+def _has_text(done: Completion) -> bool:
+    """Whether tokens were generated, or those of the prompt have places in its text."""
+    request = done.request
+    if request.pooling is not None:
+        return request.pooling.of_tokens
+    return request.scoring is None
 
 
 def _bytes_of_labels(pooling: ModelPooling, row: Prepared) -> int:

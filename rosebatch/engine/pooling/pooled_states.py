@@ -64,8 +64,7 @@ class PooledStates:
         of_tokens = self._of_tokens(plan, specs, hidden, up)
         for pooling in filter(lambda each: _has(plan, specs, each), _FOLDED):
             assert hidden is not None, "it is over all tokens"
-            folded = self._fold(plan, specs, hidden, up, pooling)
-            vectors = self._with_folded(plan, specs, vectors, folded, pooling)
+            vectors = self._with_folded(plan, specs, vectors, hidden, up, pooling)
         if not numbers:
             return dict
         whole = np.array([specs[plan.chunks[number].id].pooling != "all" for number in numbers])
@@ -122,21 +121,33 @@ class PooledStates:
         return found
 
     def _with_folded(
-        self, plan: PackedStep, specs: Mapping[int, SequenceSpec], ends: Tensor, folded: Tensor, pooling: AnyPooling
+        self,
+        plan: PackedStep,
+        specs: Mapping[int, SequenceSpec],
+        vectors: Tensor,
+        hidden: Tensor,
+        up: Staging,
+        pooling: AnyPooling,
     ) -> Tensor:
         """``[P, H]``, what is folded so in the place of other states; keeps that of incomplete prompts."""
-        pooled: list[Tensor] = []
-        for number, chunk in enumerate(plan.chunks):
-            own = specs[chunk.id].pooling == pooling
-            if chunk.pools:
-                found = folded[number] / chunk.end if pooling == "mean" else folded[number]
-                pooled.append(found.float() if own else ends[len(pooled)].float())
-            elif own:
+        mine = [specs[chunk.id].pooling == pooling for chunk in plan.chunks]
+        numbers = plan.pooled_numbers
+        # All prompts in one division: one for each would keep the host longer than the step takes.
+        lengths, own, counts, wanted = up.send(
+            np.array([len(chunk.token_ids) for chunk in plan.chunks], np.int64),
+            np.array(numbers, np.int64),
+            np.array([plan.chunks[number].end for number in numbers], np.int64),
+            np.array([mine[number] for number in numbers], np.int64),
+        )
+        folded = self._fold(plan, specs, hidden, lengths, pooling)
+        for number, (chunk, is_folded) in enumerate(zip(plan.chunks, mine, strict=True)):
+            if is_folded and not chunk.pools:
                 self._folded[chunk.id] = folded[number].clone()
-        return torch.stack(pooled) if pooled else ends
+        found = folded[own] / counts[:, None] if pooling == "mean" else folded[own]
+        return torch.where(wanted[:, None] > 0, found.float(), vectors.float())
 
     def _fold(
-        self, plan: PackedStep, specs: Mapping[int, SequenceSpec], hidden: Tensor, up: Staging, pooling: AnyPooling
+        self, plan: PackedStep, specs: Mapping[int, SequenceSpec], hidden: Tensor, lengths: Tensor, pooling: AnyPooling
     ) -> Tensor:
         """The states of each chunk as one, ``[C, H]`` fp64, with those of the tokens before it."""
         rows, first = hidden.double(), 0
@@ -144,7 +155,6 @@ class PooledStates:
             if specs[chunk.id].pooling == pooling and (before := self._folded.pop(chunk.id, None)) is not None:
                 rows[first] = rows[first] + before if pooling == "mean" else rows[first].maximum(before)
             first += len(chunk.token_ids)
-        (lengths,) = up.send(np.array([len(chunk.token_ids) for chunk in plan.chunks], np.int64))
         # Unsafe: to check the lengths would wait for the device.
         return torch.segment_reduce(rows, _FOLDED[pooling], lengths=lengths, unsafe=True)
 
