@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from benchmarks.options import options
+from benchmarks.scores_and_vectors_engines import SLOW
 from benchmarks.scores_and_vectors_works import WORKS
 from rosebatch.job.report.provenance import gpu_name
 
@@ -90,10 +91,8 @@ class Engine:
     def begin(self) -> None:
         """Let it measure."""
         assert self._process.stdin is not None
-        # One that has ended says so in its next answer.
-        with suppress(BrokenPipeError):
-            self._process.stdin.write("\n")
-            self._process.stdin.flush()
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
 
     def end(self) -> None:
         """End it, and what it has started."""
@@ -110,14 +109,17 @@ def main() -> None:
         works=[*WORKS],
         engines=["vllm", "sentence-transformers"],
         tiny=False,
+        rows=0,
         repeats=3,
         dtype=("bfloat16", "float16", "float32"),
         device=("cuda", "cpu"),
-        slow_share={"type": float, "default": 0.1, "help": "rows of prompt_logprobs of vLLM: all take minutes"},
+        slow_share={"type": float, "default": 0.1, "help": "of contexts for vLLM: all take it minutes"},
         vllm_python=sys.executable,
         vllm_path="",
         folder=None,
     )
+    # Engines outlive a process that a signal ends.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with tempfile.TemporaryDirectory(prefix="rosebatch-") as made:
         folder = Path(given.folder or made).resolve()
         folder.mkdir(parents=True, exist_ok=True)
@@ -143,8 +145,8 @@ def _start(name: str, work: str, given: Namespace, folder: Path) -> Engine:
         "folder": str(folder / work),
         "device": given.device,
         "args": _ARGS.get((name, work), {}) if given.device == "cuda" else {},
-        "rows": _TINY_ROWS if given.tiny else WORKS[work].rows,
-        "shares": {} if given.tiny else {"prompt_logprobs": given.slow_share},
+        "rows": given.rows or (_TINY_ROWS if given.tiny else WORKS[work].rows),
+        "shares": {} if given.tiny else dict.fromkeys(SLOW, given.slow_share),
         "repeats": given.repeats,
         "results": str(results),
     }
@@ -161,14 +163,15 @@ def _measure(engines: Sequence[Engine], folder: Path) -> list[dict[str, Any]]:
     for engine, about in zip(engines, loaded, strict=True):
         name, work = engine.spec["engine"], engine.spec["work"]
         of = {"work": work, "engine": name}
+        answers = about
         if "error" not in about:
             engine.begin()
             answers = engine.answer()
-        if "error" in about or "error" in answers:
-            found.append(of | {"error": about.get("error") or answers["error"]})
-            _tell(f"{work:<{_COLUMNS['work']}}{name}: {found[-1]['error']}")
-            continue
-        for form, run in answers.items():
+        for form, run in ({"": answers} if "error" in answers else answers).items():
+            if "error" in run:
+                found.append(of | {"form": form} | run)
+                _tell(f"{work:<{_COLUMNS['work']}}{name} {form}: {run['error']}")
+                continue
             rate = run["rows"] / median_low(run["seconds"])
             ours = next((each for each in found if each["work"] == work and "rows_per_s" in each), None)
             row = of | about | {"form": form} | run | {"rows_per_s": rate}

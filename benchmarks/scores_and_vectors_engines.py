@@ -9,6 +9,7 @@ import os
 import random
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ import numpy as np
 
 # From the rows of a work to a number, or a vector, of each of their results.
 Call = Callable[[list[Any], list[Any]], Any]
+# Ways of vLLM to score continuations, by the parameter that asks for it.
+SLOW = ("prompt_logprobs", "prompt_logprob_token_ids")
 
 
 def main() -> None:
@@ -34,12 +37,20 @@ def main() -> None:
     version, calls = ENGINES[spec["engine"]](spec)
     _tell(answer, {"version": version, "load_s": time.perf_counter() - started})
     sys.stdin.readline()
-    _tell(answer, {name: _measure(call, name, spec) for name, call in calls.items()})
+    _tell(answer, {name: _measured(call, name, spec) for name, call in calls.items()})
 
 
 def _tell(answer: Any, values: dict[str, Any]) -> None:
     answer.write(json.dumps(values) + "\n")
     answer.flush()
+
+
+def _measured(call: Call, name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    """One way that fails costs only itself."""
+    try:
+        return _measure(call, name, spec)
+    except Exception:
+        return {"error": traceback.format_exc()[-3000:]}
 
 
 def _measure(call: Call, name: str, spec: dict[str, Any]) -> dict[str, Any]:
@@ -61,7 +72,7 @@ def _measure(call: Call, name: str, spec: dict[str, Any]) -> dict[str, Any]:
 def _rosebatch(spec: dict[str, Any]) -> tuple[str, dict[str, Call]]:
     import rosebatch
 
-    llm = rosebatch.LLM(spec["folder"], device=spec["device"], **spec["args"])
+    llm: Any = rosebatch.LLM(spec["folder"], device=spec["device"], **spec["args"])
     calls: dict[str, Call] = {
         "pairs": lambda first, second: [out.outputs.score for out in llm.score(first, second)],
         "texts": lambda first, _: [out.outputs.embedding for out in llm.embed(first)],
@@ -152,7 +163,7 @@ def _vllm(spec: dict[str, Any]) -> tuple[str, dict[str, Call]]:
     calls: dict[str, dict[str, Call]] = {
         "pairs": {"": lambda first, second: [out.outputs.score for out in llm.score(first, second, use_tqdm=False)]},
         "texts": {"": lambda first, _: [out.outputs.embedding for out in llm.embed(first, use_tqdm=False)]},
-        "continuations": {"prompt_logprobs": whole, "prompt_logprob_token_ids": positions},
+        "continuations": dict(zip(SLOW, (whole, positions), strict=True)),
     }
     return vllm.__version__, calls[spec["work"]]
 
