@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import InitVar, dataclass, fields, replace
 from operator import attrgetter, index
 from typing import Any, Self
@@ -17,6 +17,8 @@ MAX_SAMPLES = 1024
 # Stop strings, or bad words: each costs time at every token. Bad words are encoded as a whole.
 MAX_TEXTS = 4096
 MAX_BAD_CHARACTERS = 1 << 16
+# Values of any other list, and of a bias: twice the tokens of any model.
+MAX_IDS = 1 << 19
 # As good as no limit: sequences end at the model's length. A prompt's length added to it fits 32 bits.
 MAX_TOKENS = 2**30
 # What a device holds as 32-bit numbers. A larger top-k keeps all tokens; a higher temperature makes all equally likely.
@@ -157,11 +159,11 @@ class SamplingParams:
             loose["stop"] = tuple(self.stop or ())
         for name in ("stop_token_ids", "bad_words"):
             if (value := getattr(self, name)) or not isinstance(value, tuple):
-                loose[name] = tuple(map(plain, value or ()))
+                loose[name] = tuple(map(plain, _few(name, value or ())))
         if self.allowed_token_ids is not None:
-            loose["allowed_token_ids"] = tuple(map(plain, self.allowed_token_ids))
+            loose["allowed_token_ids"] = tuple(map(plain, _few("allowed_token_ids", self.allowed_token_ids)))
         if self.logit_bias or not isinstance(self.logit_bias, tuple):
-            loose["logit_bias"] = _bias_pairs(self.logit_bias or ())
+            loose["logit_bias"] = _bias_pairs(_few("logit_bias", self.logit_bias or ()))
         if self.top_k == -1:
             loose["top_k"] = 0
         elif self.top_k > _MAX_TOP_K:
@@ -296,6 +298,13 @@ def _require_neutral(given: tuple[Any, ...]) -> None:
     for (name, values), value in zip(_NEUTRAL.items(), given, strict=True):
         if value not in values:
             raise not_served(name, value)
+
+
+def _few(name: str, given: Collection[Any]) -> Collection[Any]:
+    """The same, before a look at each of them."""
+    if len(given) > MAX_IDS:
+        raise ValueError(f"{name} must be at most {MAX_IDS} values, got {len(given)}")
+    return given
 
 
 def _bias_pairs(given: Any) -> tuple[tuple[int, float], ...]:

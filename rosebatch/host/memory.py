@@ -1,9 +1,11 @@
 """The memory of this machine, as far as this process may use it."""
 
+import ctypes
 import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 # Of a group of processes: its limit, what it uses, and what of that are pages of files, which make room.
 _V2 = "memory.max", "memory.current", ("inactive_file", "active_file")
@@ -33,6 +35,21 @@ def host_memory(root: Path = Path("/")) -> HostMemory:
         return HostMemory(total, total)
     groups = [found, *_groups(root)]
     return HostMemory(min(each.free for each in groups), min(each.total for each in groups))
+
+
+def give_back() -> None:
+    """Give the system what the C library keeps of freed memory, in all places of its heaps.
+
+    Large blocks come from these once blocks of their size were freed. Then rows of 30 MB leave holes that no later one
+    fits into. Takes some milliseconds; does nothing where the library is not glibc.
+    """
+    if (trim := _trim()) is not None:
+        trim(0)
+
+
+@cache
+def _trim() -> Any:
+    return getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 def _groups(root: Path) -> Iterator[HostMemory]:

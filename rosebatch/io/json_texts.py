@@ -10,19 +10,13 @@ import msgspec
 import numpy as np
 
 from rosebatch.core.errors import UserError
+from rosebatch.io.json_nesting import BLOCK, CLOSING, COMMA, END, QUOTE, Nesting
 from rosebatch.io.lines import bounded, bounded_lines, too_long
 from rosebatch.io.table_values import BadValues
 
 BOM = b"\xef\xbb\xbf"
 _BLANK = b" \t\r\n" + BOM
 _READ_BYTES = 1 << 18
-# At once: arrays of these stay in the processor's cache.
-_LOOKED_AT = 1 << 13
-_QUOTE, _COMMA, _END = b'",]'
-_CLOSING = b"]}"
-# What each byte adds to the depth.
-_STEPS = np.zeros(256, np.int8)
-_STEPS[list(b"[{")], _STEPS[list(_CLOSING)] = 1, -1
 
 
 def stripped(line: bytes) -> bytes:
@@ -78,25 +72,25 @@ def _items(file: IO[bytes], path: str, limit: int, before: int) -> Iterator[byte
         begin = 0
         for place, depth in marks.of(block):
             kind = block[place]
-            if kind == _COMMA or (kind == _END and depth < 0):
+            if kind == COMMA or (kind == END and depth < 0):
                 text = b"".join([*pieces, block[begin:place]]).strip()
-                if not text and not is_long and kind == _COMMA:
+                if not text and not is_long and kind == COMMA:
                     raise UserError(f"{path}: row {number} is missing before the comma at byte {before + place + 1}")
                 if not is_long:
                     yield BadValues({}, too_long(limit)) if len(text) > limit else bounded(text, limit)
-                if kind == _END:
+                if kind == END:
                     _require_end(file, block[place + 1 :], path, before + place + 1)
                     return
                 begin, number, size, is_long, has_ended = place + 1, number + 1, 0, False, False
                 pieces.clear()
             elif depth < 0:
                 raise UserError(f"{path}: }} at byte {before + place + 1} closes nothing, in row {number}")
-            elif kind in _CLOSING:
+            elif kind in CLOSING:
                 has_ended = True
             elif has_ended:
                 raise UserError(f"{path}: a comma is missing before byte {before + place + 1}, behind row {number}")
             else:
-                has_ended = kind == _QUOTE
+                has_ended = kind == QUOTE
         rest = block[begin:] if pieces else block[begin:].lstrip()
         size += len(rest)
         if is_long or size > limit:
@@ -112,18 +106,15 @@ def _items(file: IO[bytes], path: str, limit: int, before: int) -> Iterator[byte
 
 
 class _Marks:
-    """Finds what divides the items of an array, a block of the file at a time: arrays of its bytes, for there may be
-    very many marks.
-    """
+    """Finds what divides the items of an array, a block of the file at a time."""
 
     def __init__(self) -> None:
-        self._depth = 0
-        self._in_text = self._is_escaped = False
+        self._nesting = Nesting()
 
     def of(self, block: bytes) -> Iterator[tuple[int, int]]:
         """The marks of a block: see ``_of``."""
-        for start in range(0, len(block), _LOOKED_AT):
-            for place, depth in self._of(block[start : start + _LOOKED_AT]):
+        for start in range(0, len(block), BLOCK):
+            for place, depth in self._of(block[start : start + BLOCK]):
                 yield start + place, depth
 
     def _of(self, block: bytes) -> Iterator[tuple[int, int]]:
@@ -131,25 +122,10 @@ class _Marks:
 
         With each comes the depth behind it: 0 for an item that has ended, -1 for the end of the array.
         """
-        # Escapes, of the same length; that before the block may be the first half of one.
-        plain = (b"\\" * self._is_escaped + block).replace(rb"\\", b"  ").replace(rb"\"", b"  ")[self._is_escaped :]
-        self._is_escaped = plain.endswith(b"\\")
-        if self._in_text and b'"' not in plain:
+        if (nested := self._nesting.of(block)) is None or nested.depths.min() > 1:
             return iter(())
-        found = np.frombuffer(plain, np.uint8)
-        quotes = found == _QUOTE
-        in_text = np.logical_xor.accumulate(quotes)
-        if self._in_text:
-            np.logical_not(in_text, out=in_text)
-        self._in_text = bool(in_text[-1])
-        steps = _STEPS[found]
-        steps *= ~in_text
-        depths = np.cumsum(steps, dtype=np.int32)
-        depths += self._depth
-        self._depth = int(depths[-1])
-        if depths.min() > 1:
-            return iter(())
-        is_mark = (depths <= 0) & ((steps < 0) | ((found == _COMMA) & ~in_text) | (quotes & in_text))
+        found, quotes, in_text, steps, depths = nested
+        is_mark = (depths <= 0) & ((steps < 0) | ((found == COMMA) & ~in_text) | (quotes & in_text))
         is_mark |= (depths == 1) & (steps > 0)
         places = np.flatnonzero(is_mark)
         return zip(places.tolist(), depths[places].tolist(), strict=True)

@@ -1,6 +1,7 @@
 """What a reader has read -> rows. A record can be parsed in another process than the one that reads."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -8,11 +9,16 @@ import msgspec
 from msgspec.structs import replace
 
 from rosebatch.core.errors import RowError, unexpected
+from rosebatch.host.memory import give_back
 from rosebatch.io.columns import Columns, as_in_json, from_text, written
 from rosebatch.io.depth import DEEPEST, is_deeper
 from rosebatch.io.json_hints import hint
+from rosebatch.io.json_nesting import depth
+from rosebatch.io.large_rows import LARGE_ROW, compact
 from rosebatch.io.openai.lines import parse_request
 from rosebatch.io.repeated_names import repeated_names
+from rosebatch.io.result_names import reserved_names
+from rosebatch.io.rewritten_json import rewritten
 from rosebatch.io.rows import FailedRow, Row
 from rosebatch.io.table_values import BadValues, TextValues
 from rosebatch.io.tasks.generate import GENERATE
@@ -52,6 +58,10 @@ class _BatchId(msgspec.Struct):
 
 # Rows that a run searches for names that they have twice. What writes such rows mostly writes nothing else.
 _SEARCHED, _SEARCHED_BYTES = 64, 1 << 16
+# A row with more is decoded at once: its fields are small, or it is one that nobody wrote.
+_FEW_FIELDS = 1024
+# Of large rows: after so many, what was freed of them goes back to the system.
+_GIVEN_BACK_BYTES = 16 << 20
 _ID_TYPES = frozenset({str, int})
 _LINES = {bytes}
 _OWN_NAMES = Columns()
@@ -101,12 +111,16 @@ class RowParser:
     _is_plain: bool = field(init=False)
     _id_name: str = field(init=False)
     _asked: frozenset[str] = field(init=False)
+    _own: frozenset[str] = field(init=False)
     _named: frozenset[str] = field(init=False)
+    # Bytes of large rows since memory was given back.
+    _parsed: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self._is_plain = self.columns == _OWN_NAMES
         self._id_name = self.columns.id or "id"
         self._asked = self.task.request_fields | {"id"}
+        self._own = reserved_names(None, self.task.result_fields)
         self._named = self.columns.named
 
     def needs(self, name: str) -> bool:
@@ -150,8 +164,13 @@ class RowParser:
 
     def parse(self, record: Record) -> Row | FailedRow:
         """The row; a failed one if it cannot be served or repeats an id."""
+        is_large = record.size > LARGE_ROW
+        if is_large:
+            self._make_room(record.size)
         try:
             row = self.task.with_defaults(self._row(record))
+            if is_large and not self.is_batch:
+                row = compact(row)
         except Exception as error:
             return _no_row(record.number, record.where, unexpected("reading the row", error))
         if isinstance(row, FailedRow):
@@ -161,6 +180,12 @@ class RowParser:
         if record.repeated is None:
             return row
         return row.failed(RowError("duplicate_id", f"id {record.repeated!r} was used by an earlier row"))
+
+    def _make_room(self, size: int) -> None:
+        self._parsed += size
+        if self._parsed >= _GIVEN_BACK_BYTES:
+            self._parsed = 0
+            give_back()
 
     def _row(self, record: Record) -> Row | FailedRow:
         index, where, content = record.number, record.where, record.content
@@ -182,11 +207,16 @@ class RowParser:
         return self._renamed_row(values, request, index, where)
 
     def _json_row(self, content: bytes, index: int, where: str) -> Row | FailedRow:
+        is_large = len(content) > LARGE_ROW
         try:
-            values = msgspec.json.decode(content)
+            values = self._large_values(content) if is_large else msgspec.json.decode(content)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             return _no_row(index, where, RowError("invalid_json", f"not valid JSON: {error}{hint(content)}"))
-        if len(content) > DEEPEST and content.count(b"[") + content.count(b"{") > DEEPEST and is_deeper(values):
+        if (
+            len(content) > DEEPEST
+            and content.count(b"[") + content.count(b"{") > DEEPEST
+            and (depth(content) > DEEPEST if is_large else is_deeper(values))
+        ):
             return _no_row(index, where, RowError("invalid_json", f"nested more than {DEEPEST} levels deep"))
         if self.is_batch:
             return parse_request(values, index=index, where=where, defaults=self.defaults)
@@ -196,6 +226,20 @@ class RowParser:
         if self._is_plain:
             return self._plain_row(values, index, where, is_table=False)
         return self._renamed_row(values, values, index, where, is_table=False)
+
+    def _large_values(self, line: bytes) -> Any:
+        """The line, where carried lists and objects are the JSON that the result will have."""
+        if self._is_plain and not self.is_batch:
+            with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                fields = _FIELDS.decode(line)
+                if len(fields) <= _FEW_FIELDS:
+                    return {name: self._large_value(name, bytes(field)) for name, field in fields.items()}
+        # It is read as it is, or is no row: then the error has its place in the line.
+        return msgspec.json.decode(line)
+
+    def _large_value(self, name: str, field: bytes) -> Any:
+        is_carried = name not in self._asked and name not in self._own and field.startswith((b"[", b"{"))
+        return msgspec.Raw(rewritten(field)) if is_carried else msgspec.json.decode(field)
 
     def _renamed_row(
         self, values: dict[str, Any], request: dict[str, Any], index: int, where: str, *, is_table: bool = True

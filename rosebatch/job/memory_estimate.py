@@ -4,6 +4,8 @@ from collections.abc import Collection, Sequence
 from sys import getsizeof
 from typing import Any
 
+from msgspec import Raw
+
 from rosebatch.core.request import LOGPROB_BYTES, RANK_BYTES
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.core.token_ids import FEW, TokenIds
@@ -40,7 +42,7 @@ def row_bytes(row: Row | FailedRow) -> int:
             size += sum(getsizeof(first) + getsizeof(second) for first, second in row.pairs)
         for each in row.prompts if row.prompt_token_ids is None else (row.prompt_token_ids,):
             # Not each id by itself: there are thousands.
-            size += getsizeof(each) + (0 if isinstance(each, str) else _INTEGER * len(each))
+            size += getsizeof(each) + (0 if isinstance(each, str | TokenIds) else _INTEGER * len(each))
         size += _deep_bytes(row.messages) if row.messages else 0
         size += _tool_bytes(row.tool_use.tools) if row.tool_use is not None else 0
     return size
@@ -112,8 +114,16 @@ def _deep_bytes(value: object) -> int:
                 inner = each
         # Of millions of values, a look at each takes half a second.
         types = set(map(type, inner))
-        size += getsizeof(0.0) * len(inner) if types == _FLOATS else sum(map(getsizeof, inner))
+        if types == _FLOATS:
+            size += getsizeof(0.0) * len(inner)
+        else:
+            size += sum(map(_own_bytes if Raw in types else getsizeof, inner))
         if not types <= _PLAIN:
             # Never the values themselves.
             rest += [found for found in inner if isinstance(found, _CONTAINERS)]
     return size
+
+
+def _own_bytes(value: object) -> int:
+    """Bytes of a value, of JSON those of its text."""
+    return memoryview(value).nbytes if isinstance(value, Raw) else getsizeof(value)

@@ -191,6 +191,17 @@ def test_bad_words_are_short():
         SamplingParams(bad_words=["x" * 65_536, "y"])
 
 
+@pytest.mark.parametrize("name", ["stop_token_ids", "allowed_token_ids", "logit_bias"])
+def test_more_values_than_any_model_has_tokens(name):
+    """A bias of a million tokens took 430 MiB before the engine refused it; a library's call looked at each."""
+    ids = range(2**19 + 1)
+    given = dict.fromkeys(ids, 1.0) if name == "logit_bias" else list(ids)
+    with pytest.raises(ValueError, match=f"{name} must be at most 524288 values, got 524289"):
+        SamplingParams(**{name: given})
+    del given[0]
+    assert len(getattr(SamplingParams(**{name: given}), name)) == 2**19
+
+
 def test_a_schema_that_holds_itself():
     """It was a RecursionError, which no caller expects of wrong parameters."""
     schema = {"type": "array"}

@@ -1,8 +1,13 @@
 """The memory that a process may use: the machine's, or its control groups'."""
 
+import ctypes
+import sys
+from pathlib import Path
+
 import pytest
 
-from rosebatch.host.memory import host_memory
+from rosebatch.host.memory import give_back, host_memory
+from tests.helpers.forks import in_fork
 
 MIB = 1 << 20
 MEMINFO = "MemTotal:       8388608 kB\nMemFree:          1024 kB\nMemAvailable:   4194304 kB\n"
@@ -51,3 +56,31 @@ def group(folder, limit, used, *, v1=False):
 def test_free_and_all_memory(tmp_path, files, expected):
     """Free pages alone left out the cache of files; a container's limit was not read, and the process was killed."""
     assert machine(tmp_path, files) == tuple(size * MIB for size in expected)
+
+
+def _with_holes():
+    """MiB of this process with 20 blocks that are free, each before one that is not; and once they are given back."""
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    # Once a block is freed, those of its size are no pages of their own any more.
+    libc.free(libc.malloc(9 * MIB))
+    blocks = [libc.malloc(size) for _ in range(20) for size in (8 * MIB, 200_000)]
+    for block in blocks[::2]:
+        ctypes.memset(block, 1, 8 * MIB)
+        libc.free(block)
+    before = _resident()
+    give_back()
+    return before, _resident()
+
+
+def _resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 // MIB
+
+
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux") or not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="glibc"
+)
+def test_holes_between_blocks_are_given_back():
+    """Of rows of 30 MB that were gone, 90 MiB stayed with the process."""
+    before, after = in_fork(_with_holes)
+    assert before - after > 120

@@ -1,0 +1,109 @@
+"""A large row takes little more than its bytes while it waits, and its result has the bytes of a small row's."""
+
+import json
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rosebatch.core.token_ids import TokenIds
+from rosebatch.io import parse
+from rosebatch.io.columns import Columns
+from rosebatch.io.large_rows import compact
+from rosebatch.io.reader import PromptReader
+from rosebatch.io.results import PlainShape
+from rosebatch.io.tasks.tasks import TASKS
+from rosebatch.job.memory_estimate import row_bytes
+
+CARRIED = {"list": [1.5, 2**70, "é", None], "object": {"a": {"b": []}}, "text": "x,[", "top_K": [1]}
+LINES = [
+    {"prompt": "a", **CARRIED},
+    {"messages": [{"role": "user", "content": "a"}], "sampling_params": {"max_tokens": 3}, **CARRIED},
+    {"prompt_token_ids": [7] * 300, "stop_token_ids": [1, 2], "logit_bias": {"5": 1}, **CARRIED},
+    {"prompt": "", **CARRIED},
+    {"prompt": "a", "logprobs": [{"token": "a"}], **CARRIED},
+    {"prompt": "a", "images": ["b"], **CARRIED},
+    {"prompt": "a", **CARRIED, **{f"f{number}": [1.0] for number in range(2000)}},
+]
+
+
+def told(path, monkeypatch, limit, **options):
+    """What becomes of each row: its fields, and its line as an error row's."""
+    monkeypatch.setattr(parse, "LARGE_ROW", limit)
+    rows = []
+    for row in PromptReader(str(path), {}, **options):
+        error = getattr(row, "error", None) or ValueError("none")
+        failed = row if hasattr(row, "error") else row.failed(parse.RowError("x", "y"))
+        own = {
+            name: getattr(row, name, None) for name in ("index", "where", "prompt", "messages", "sampling", "unclear")
+        }
+        rows.append((own, str(error), msgspec.json.encode(PlainShape().failure(failed), enc_hook=str)))
+    return rows
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+@pytest.mark.parametrize("result_column", [None, "answer"])
+@pytest.mark.parametrize("columns", [None, Columns(prompt="text"), Columns(carried=("list", "object"))])
+def test_results_are_those_of_small_rows(tmp_path, monkeypatch, task, result_column, columns):
+    """How large a row is changes no byte of its result, whatever it carries."""
+    path = tmp_path / "in.jsonl"
+    path.write_text("\n".join(map(json.dumps, LINES)))
+    options = {"task": task, "result_column": result_column, "columns": columns}
+    assert told(path, monkeypatch, 10, **options) == told(path, monkeypatch, 1 << 20, **options)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(b'{"prompt": "a", "x": ["\xff"]}', b'{"prompt": "a", "x": [1e999]}', b'{"prompt": "a", "x": [1,}', b"[1, 2]"),
+        *(b'{"prompt": "a", "x": %s}' % (b"[" * n + b"]" * n) for n in (599, 600, 5000)),
+        b'{"prompt": "a", "x": %s}' % (b'{"a":' * 600 + b"1" + b"}" * 600),
+    ],
+)
+def test_errors_are_those_of_small_rows(tmp_path, monkeypatch, line):
+    """With the place in the line, and what can be done."""
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(line)
+    assert told(path, monkeypatch, 10) == told(path, monkeypatch, 1 << 20)
+
+
+def test_tables(tmp_path, monkeypatch):
+    """Of columns, values may be of types that JSON has not."""
+    table = pa.table(
+        {"prompt": ["a", "b"], "day": pa.array([1, 2], pa.date32()), "x": [[1.5, None], []], "y": [{"a": b"c"}] * 2}
+    )
+    pq.write_table(table, tmp_path / "in.parquet")
+    assert told(tmp_path / "in.parquet", monkeypatch, 1) == told(tmp_path / "in.parquet", monkeypatch, 1 << 20)
+
+
+def test_a_row_that_waits(tmp_path):
+    """Two rows of 30 MB that waited for a third took 300 MiB: 32 bytes for a number of six characters, 48 for an id."""
+    path = tmp_path / "in.jsonl"
+    row = {"prompt_token_ids": [70_000] * 200_000, "x": [0.125] * 200_000}
+    path.write_text(json.dumps(row))
+    (found,) = PromptReader(str(path), {})
+    assert found.metadata == {"x": msgspec.Raw(msgspec.json.encode(row["x"]))}
+    assert isinstance(found.prompt_token_ids, TokenIds)
+    assert found.prompt_token_ids.tolist() == row["prompt_token_ids"]
+    assert 200_000 * (6 + 4) <= row_bytes(found) < 200_000 * (6 + 4) + 5000
+
+
+def test_ids_of_no_model_stay(tmp_path):
+    """The engine refuses them with their number."""
+    path = tmp_path / "in.jsonl"
+    path.write_text(json.dumps({"prompt_token_ids": [2**40]}))
+    (found,) = PromptReader(str(path), {})
+    assert compact(found).prompt_token_ids == (2**40,)
+
+
+def test_memory_is_given_back(tmp_path, monkeypatch):
+    """The C library kept 90 MiB of rows that were gone, in holes between those that waited."""
+    calls = []
+    monkeypatch.setattr(parse, "give_back", lambda: calls.append(1))
+    monkeypatch.setattr(parse, "_GIVEN_BACK_BYTES", 5 << 20)
+    path = tmp_path / "in.jsonl"
+    lines = [json.dumps({"prompt": "a", "x": "y" * 2_000_000}), *[json.dumps({"prompt": "a"})] * 5]
+    path.write_text("\n".join(lines * 6))
+    assert len(list(PromptReader(str(path), {}))) == 36
+    assert len(calls) == 2
