@@ -21,11 +21,19 @@ _MAX_CHARACTERS = 2**31 - 1
 _SKIPPED_CHARACTERS = 1 << 20
 # Of a line that needs no look: each takes up to 60 bytes as text.
 _FEW_CELLS = 1 << 20
+# Lines of one row that are put together: a line of three characters takes 60 bytes.
+_LINES_TOGETHER = 1 << 16
+# Columns that a file may have. Each takes some 1,000 bytes, in the schema and in every row.
+_MAX_COLUMNS = 1 << 16
 _TEXT = '(?:[^"]++|"")*+'
 
 
 class _LongRowError(Exception):
     """The row that is being read has too many characters, or cells. Its argument says so, as a RowError."""
+
+
+class _PlainRowError(Exception):
+    """The row that is being read is one long line without quotes, its argument."""
 
 
 class CsvTable:
@@ -50,6 +58,8 @@ class CsvTable:
         # A quote inside of a cell is two in the file; each cell may have two more and a separator.
         self._most = 2 * limit + _SKIPPED_CHARACTERS
         self._lines_before = 0
+        # Of the row that is read: many lines put together, and the last lines.
+        self._begun: list[str] = []
         self._row: list[str] = []
         self._size = 0
         self._rows = self._reader()
@@ -61,6 +71,8 @@ class CsvTable:
             raise UserError(f"{path}: the names of its columns: {error.args[0].message}") from None
         if not self.names:
             raise UserError(f"{path}: is empty, but the first row of a CSV file has the names of its columns")
+        if len(self.names) > _MAX_COLUMNS:
+            raise UserError(f"{path}: the names of its columns: it has {len(self.names)}, more than {_MAX_COLUMNS}")
         if not all(map(is_text, self.names)):
             raise UserError(
                 f"{path}: the names of its columns are not UTF-8; convert it, such as from Windows: "
@@ -74,11 +86,13 @@ class CsvTable:
             UserError: a quote is never closed: it swallowed the rest of the file.
         """
         while True:
-            begin = self._lines_before + self._rows.line_num + 1
-            self._row.clear()
-            self._size = 0
+            begin = self._begin_row()
             try:
                 cells = next(self._rows, None)
+            except _PlainRowError as error:
+                # Python's reader takes four bytes for each character.
+                cells = error.args[0].rstrip("\r\n").split(self._separator)
+                self._rows, self._lines_before = self._reader(), begin
             except _LongRowError as error:
                 yield BadValues({}, error.args[0]), 0
                 self._skip_row()
@@ -94,7 +108,21 @@ class CsvTable:
             if cells is None:
                 return
             if cells:
-                yield self._checked(cells)
+                size = self._size
+                self._begin_row()
+                yield self._checked(cells, size)
+                # Not while the next row is read.
+                del cells
+
+    def _begin_row(self) -> int:
+        """Forget the row that was read; returns the line in which the next one begins."""
+        if self._size > _SKIPPED_CHARACTERS:
+            # A reader keeps four bytes for each character of its longest cell.
+            self._rows, self._lines_before = self._reader(), self._lines_before + self._rows.line_num
+        self._begun.clear()
+        self._row.clear()
+        self._size = 0
+        return self._lines_before + int(self._rows.line_num) + 1
 
     def _reader(self) -> Any:
         return csv.reader(self._lines(), delimiter=self._separator, strict=True)
@@ -102,12 +130,20 @@ class CsvTable:
     def _lines(self) -> Iterator[str]:
         row, most = self._row, self._most
         for line in iter(partial(self._text.readline, most), ""):
+            if len(row) == _LINES_TOGETHER:
+                self._begun.append("".join(row))
+                row.clear()
             row.append(line)
             self._size += len(line)
             if self._size >= most:
                 raise _LongRowError(too_long(self._limit))
-            if len(line) > _FEW_CELLS and (cells := self._cells(line, quoted=len(row) > 1)) > self._most_cells:
+            if (
+                len(line) > _FEW_CELLS
+                and (cells := self._cells(line, quoted=self._size > len(line))) > self._most_cells
+            ):
                 raise _LongRowError(self._unequal(cells))
+            if len(line) > _SKIPPED_CHARACTERS and self._size == len(line) and '"' not in line and self.names:
+                raise _PlainRowError(line)
             yield line
 
     def _cells(self, line: str, *, quoted: bool) -> int:
@@ -136,8 +172,10 @@ class CsvTable:
             UserError: a quote of it is never closed.
         """
         lines = self._lines_before + self._rows.line_num + 1 - len(self._row)
-        begin = lines + 1
+        begin = lines - len(self._begun) * _LINES_TOGETHER + 1
         quoted, opens = False, True
+        for piece in self._begun:
+            quoted, opens = _quoted(piece, self._separator, quoted=quoted, opens=opens)
         for piece in chain(self._row, iter(partial(self._text.readline, _SKIPPED_CHARACTERS), "")):
             quoted, opens = _quoted(piece, self._separator, quoted=quoted, opens=opens)
             if piece.endswith(("\n", "\r")):
@@ -146,14 +184,18 @@ class CsvTable:
                     break
         if quoted:
             raise UserError(f"{self._path}: a quote of the row in line {begin} is never closed")
-        self._rows, self._lines_before = self._reader(), lines
+        self._rows, self._lines_before, self._size = self._reader(), lines, 0
+        self._begun.clear()
         self._row.clear()
 
-    def _checked(self, cells: list[str]) -> tuple[TextValues | BadValues, int]:
+    def _checked(self, cells: list[str], size: int) -> tuple[TextValues | BadValues, int]:
+        """The row of some cells, which have so many characters, about."""
         values = {name: cell or None for name, cell in zip(self.names, cells, strict=False)}
         if len(cells) == len(self.names):
             with suppress(UnicodeEncodeError):
-                return TextValues(values), len("".join(cells).encode())
+                # Of many characters, without a copy of all.
+                pieces = cells if size > _SKIPPED_CHARACTERS else ["".join(cells)]
+                return TextValues(values), sum([len(each.encode()) for each in pieces])
         kept = {name: cell for name, cell in values.items() if cell is None or is_text(cell)}
         error = self._unequal(len(cells))
         if len(cells) == len(self.names):

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import tracemalloc
 from itertools import product
 from random import Random
 from types import SimpleNamespace
@@ -354,6 +355,80 @@ def test_very_many_columns(tmp_path, monkeypatch):
     (tmp_path / "in.csv").write_text(f"id,prompt,{names}\n1,a{30 * ',x'}\n")
     with pytest.raises(UserError, match=r"in.csv: the names of its columns: it has 32, more than 20$"):
         read(tmp_path / "in.csv")
+
+
+def test_more_columns_than_any_table_has(tmp_path):
+    """A million names, of 7 MB, took a gigabyte before the first row was read."""
+    (tmp_path / "in.csv").write_text(f"prompt{',a' * 65_536}\n")
+    with pytest.raises(UserError, match=r"the names of its columns: it has 65537, more than 65536$"):
+        read(tmp_path / "in.csv")
+
+
+@pytest.mark.parametrize("limit", [20, 1000])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_rows_of_many_lines(tmp_path, monkeypatch, limit, end):
+    """Lines that are put together are the same rows, at the same places, also where one is read past."""
+    cells = [
+        "a",
+        *(f'"{end.join(["b"] * lines)}"' for lines in (1, 2, 3, 8, 30)),
+        '"x"y',
+        "c",
+        '"d""' + end * 2 + '"',
+        "e",
+    ]
+    (tmp_path / "in.csv").write_bytes(
+        end.join(["id,prompt", *(f"{n},{cell}" for n, cell in enumerate(cells))]).encode()
+    )
+
+    def rows():
+        found = PromptReader(str(tmp_path / "in.csv"), {}, max_row_bytes=limit)
+        return [(row.where, getattr(row, "prompt", None), str(getattr(row, "error", ""))) for row in found]
+
+    whole = rows()
+    monkeypatch.setattr(csv_table, "_LINES_TOGETHER", 2)
+    monkeypatch.setattr(csv_table, "_SKIPPED_CHARACTERS", 2)
+    assert len(whole) == len(cells)
+    if limit == 1000:
+        assert rows() == whole
+    else:
+        # Whether a row is parsed before it is refused, and its column named, goes by what is read past at once.
+        for row, other in zip(rows(), whole, strict=True):
+            assert [row[0], row[1], row[2][:12]] == [other[0], other[1], other[2][:12]]
+    (tmp_path / "in.csv").write_bytes(b'id,prompt\n1,a\n2,"b\n' + b"c\n" * 100)
+    with pytest.raises(UserError, match="a quote of the row in line 3 is never closed"):
+        rows()
+
+
+def test_memory_of_a_long_cell():
+    """Cells of 30 MB took 120 each while they were read, and afterwards."""
+    table = csv_table.CsvTable(io.BytesIO(b"id,prompt\n1," + b"x" * 4_000_000 + b"\n2,b\n"), "in.csv", ",", 1 << 23)
+    tracemalloc.start()
+    try:
+        (long, size), (other, _) = table.rows()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (long.values, size, other.values) == (
+        {"id": "1", "prompt": "x" * 4_000_000},
+        4_000_001,
+        {"id": "2", "prompt": "b"},
+    )
+    # The pieces of the line, the line and the cell.
+    assert peak < 15 << 20
+
+
+def test_memory_of_many_short_lines():
+    """A row of 68 MB in lines of three characters took 1.6 GB before it was read past."""
+    table = csv_table.CsvTable(io.BytesIO(b'id,prompt\n1,"' + b'""\n' * 2_000_000), "in.csv", ",", 1 << 20)
+    tracemalloc.start()
+    try:
+        error = next(table.rows())[0].error
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert error.code == "row_too_long"
+    # Three million characters as text, and some 2 million in the cell; each line took 60.
+    assert peak < 30 << 20
 
 
 def test_quotes_inside_of_a_cell_are_no_steps_of_python(monkeypatch):
