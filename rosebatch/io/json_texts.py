@@ -74,15 +74,17 @@ def _items(file: IO[bytes], path: str, limit: int, before: int) -> Iterator[byte
             kind = block[place]
             if kind == COMMA or (kind == END and depth < 0):
                 text = b"".join([*pieces, block[begin:place]]).strip()
+                pieces.clear()
                 if not text and not is_long and kind == COMMA:
                     raise UserError(f"{path}: row {number} is missing before the comma at byte {before + place + 1}")
                 if not is_long:
                     yield BadValues({}, too_long(limit)) if len(text) > limit else bounded(text, limit)
+                # Not while the next one is read.
+                del text
                 if kind == END:
                     _require_end(file, block[place + 1 :], path, before + place + 1)
                     return
                 begin, number, size, is_long, has_ended = place + 1, number + 1, 0, False, False
-                pieces.clear()
             elif depth < 0:
                 raise UserError(f"{path}: }} at byte {before + place + 1} closes nothing, in row {number}")
             elif kind in CLOSING:

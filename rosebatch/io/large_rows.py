@@ -17,7 +17,8 @@ _encode = msgspec.json.Encoder(enc_hook=str).encode
 
 def compact(row: Row | FailedRow) -> Row | FailedRow:
     """The same row: carried lists and objects are the JSON that its result will have, token ids have 32 bits."""
-    row = replace(row, metadata=_written(row.metadata))
+    if not _CONTAINERS.isdisjoint(map(type, row.metadata.values())):
+        row = replace(row, metadata=_written(row.metadata))
     if isinstance(row, Row) and row.prompt_token_ids is not None:
         return replace(row, prompt_token_ids=packed(row.prompt_token_ids))
     return row

@@ -58,8 +58,8 @@ class _BatchId(msgspec.Struct):
 
 # Rows that a run searches for names that they have twice. What writes such rows mostly writes nothing else.
 _SEARCHED, _SEARCHED_BYTES = 64, 1 << 16
-# A row with more is decoded at once: its fields are small, or it is one that nobody wrote.
-_FEW_FIELDS = 1024
+# A row whose fields have fewer bytes on average, on all levels, is decoded at once.
+_SMALL_FIELD = 64
 # Of large rows: after so many, what was freed of them goes back to the system.
 _GIVEN_BACK_BYTES = 16 << 20
 _ID_TYPES = frozenset({str, int})
@@ -229,11 +229,9 @@ class RowParser:
 
     def _large_values(self, line: bytes) -> Any:
         """The line, where carried lists and objects are the JSON that the result will have."""
-        if self._is_plain and not self.is_batch:
+        if self._is_plain and not self.is_batch and line.count(b":") * _SMALL_FIELD < len(line):
             with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                fields = _FIELDS.decode(line)
-                if len(fields) <= _FEW_FIELDS:
-                    return {name: self._large_value(name, bytes(field)) for name, field in fields.items()}
+                return {name: self._large_value(name, bytes(field)) for name, field in _FIELDS.decode(line).items()}
         # It is read as it is, or is no row: then the error has its place in the line.
         return msgspec.json.decode(line)
 

@@ -42,7 +42,7 @@ def row_bytes(row: Row | FailedRow) -> int:
             size += sum(getsizeof(first) + getsizeof(second) for first, second in row.pairs)
         for each in row.prompts if row.prompt_token_ids is None else (row.prompt_token_ids,):
             # Not each id by itself: there are thousands.
-            size += getsizeof(each) + (0 if isinstance(each, str | TokenIds) else _INTEGER * len(each))
+            size += getsizeof(each) + (0 if isinstance(each, str) else _INTEGER * len(each))
         size += _deep_bytes(row.messages) if row.messages else 0
         size += _tool_bytes(row.tool_use.tools) if row.tool_use is not None else 0
     return size

@@ -11,6 +11,8 @@ from rosebatch.job.prepared import DEFAULT_BYTES, END, End, Prepared, size_of
 
 # Rows that are read ahead at most. A stream holds 4,096 results that wait for an earlier row.
 _MAX_AHEAD = 3072
+# Of a prompt, its first tokens. One with more is refused by the models that there are.
+_COMPARED = 1 << 20
 
 
 def in_job_order(
@@ -119,7 +121,8 @@ def _beginning(item: Prepared | FailedRow) -> bytes:
     if isinstance(item, FailedRow):
         return b""
     try:
-        return TokenIds.of(item.prompts[0].token_ids).tobytes()
+        found = TokenIds.of(item.prompts[0].token_ids)
+        return (found if len(found) <= _COMPARED else found[:_COMPARED]).tobytes()
     except OverflowError:
         # No token ids of any model: the engine refuses them.
         return b""

@@ -36,6 +36,8 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 _PROMPT_KEYS = ("prompt", "prompt_token_ids")
 # Types of nearly all prompts. To ask whether a value is a mapping takes several times as long.
 _USUAL = frozenset({str, list})
+# Numbers of NumPy.
+_COPIED_AT_ONCE = 1 << 18
 # Of whole numbers, but no token ids: parts of a file, and what has no order.
 _NO_TOKEN_IDS = (bytes, bytearray, memoryview, Set, Mapping)
 
@@ -218,8 +220,11 @@ def _has_token_ids(given: np.ndarray) -> bool:
 def _token_ids(given: Any) -> Sequence[int] | None:
     """A prompt's token ids; None if it has no order, or truth values, or others that are no whole numbers."""
     if isinstance(given, np.ndarray) and _has_token_ids(given):
-        # Without a number of Python for each.
-        return TokenIds("I", given.astype(np.uint32).tobytes())
+        # Without a number of Python for each, and without a copy of all of them in between.
+        copied = TokenIds("I")
+        for start in range(0, len(given), _COPIED_AT_ONCE):
+            copied.frombytes(given[start : start + _COPIED_AT_ONCE].astype(np.uint32).tobytes())
+        return copied
     ids: Sequence[Any] = given
     if type(given) is not list:
         found = plain(given)

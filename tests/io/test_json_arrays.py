@@ -236,3 +236,19 @@ def test_a_folder_of_data_has_no_descriptions(tmp_path):
     (tmp_path / "dataset_infos.json").write_text("{}")
     (tmp_path / "more.ndjson").write_text('{"prompt": "b"}\n')
     assert [row.prompt for row in PromptReader(str(tmp_path), {})] == ["b", "a"]
+
+
+def test_memory_of_a_large_item(tmp_path):
+    """While an item of 30 MB was parsed, it was in memory a second time, in the pieces that it was read in."""
+    text = b'[{"prompt": "%s"}, 1]' % (b"x" * 4_000_000)
+    (tmp_path / "in.json").write_bytes(text)
+    with (tmp_path / "in.json").open("rb") as file:
+        items = lines_or_items(file, "in.json", 1 << 23)
+        tracemalloc.start()
+        try:
+            item = next(items)
+            held = tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+    assert len(item) == 4_000_014
+    assert held < 1.2 * len(item)

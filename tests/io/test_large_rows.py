@@ -44,9 +44,11 @@ def told(path, monkeypatch, limit, **options):
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 @pytest.mark.parametrize("result_column", [None, "answer"])
+@pytest.mark.parametrize("small", [0, 64])
 @pytest.mark.parametrize("columns", [None, Columns(prompt="text"), Columns(carried=("list", "object"))])
-def test_results_are_those_of_small_rows(tmp_path, monkeypatch, task, result_column, columns):
+def test_results_are_those_of_small_rows(tmp_path, monkeypatch, task, result_column, columns, small):
     """How large a row is changes no byte of its result, whatever it carries."""
+    monkeypatch.setattr(parse, "_SMALL_FIELD", small)
     path = tmp_path / "in.jsonl"
     path.write_text("\n".join(map(json.dumps, LINES)))
     options = {"task": task, "result_column": result_column, "columns": columns}
@@ -63,6 +65,7 @@ def test_results_are_those_of_small_rows(tmp_path, monkeypatch, task, result_col
 )
 def test_errors_are_those_of_small_rows(tmp_path, monkeypatch, line):
     """With the place in the line, and what can be done."""
+    monkeypatch.setattr(parse, "_SMALL_FIELD", 0)
     path = tmp_path / "in.jsonl"
     path.write_bytes(line)
     assert told(path, monkeypatch, 10) == told(path, monkeypatch, 1 << 20)
@@ -86,7 +89,8 @@ def test_a_row_that_waits(tmp_path):
     assert found.metadata == {"x": msgspec.Raw(msgspec.json.encode(row["x"]))}
     assert isinstance(found.prompt_token_ids, TokenIds)
     assert found.prompt_token_ids.tolist() == row["prompt_token_ids"]
-    assert 200_000 * (6 + 4) <= row_bytes(found) < 200_000 * (6 + 4) + 5000
+    # Of ids also what they will take in the engine.
+    assert 200_000 * (6 + 4 + 32) <= row_bytes(found) < 200_000 * (6 + 4 + 32) + 5000
 
 
 def test_ids_of_no_model_stay(tmp_path):

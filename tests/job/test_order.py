@@ -14,6 +14,7 @@ from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.io.output import FileOutput, StreamOutput
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.rows import FailedRow, Row
+from rosebatch.job import order
 from rosebatch.job.order import in_good_order
 from rosebatch.job.prepared import Prepared, PreparedPrompt
 from rosebatch.job.service import Work
@@ -30,8 +31,16 @@ def test_rows_that_begin_alike_follow_each_other_within_a_window():
     """Else the cache loses a shared beginning before its next use; failed rows come first."""
     failed = FailedRow(index=3, where="line 4", metadata={}, error=RowError("empty_prompt", "nothing"))
     rows = [row(0, (5, 6)), row(1, (2, 9)), row(2, (5,)), failed, *(row(4 + i, (2 - i % 2,)) for i in range(5))]
-    order = [item.index if item is failed else item.row.index for item in in_good_order(iter(rows), 4)]
-    assert order == [3, 1, 2, 0, 5, 7, 4, 6, 8]
+    found = [item.index if item is failed else item.row.index for item in in_good_order(iter(rows), 4)]
+    assert found == [3, 1, 2, 0, 5, 7, 4, 6, 8]
+
+
+def test_of_a_prompt_longer_than_any_model_takes_the_beginning_is_compared(monkeypatch):
+    """30 million ids had a copy of 120 MB, to be sorted before the engine refused them."""
+    monkeypatch.setattr(order, "_COMPARED", 2)
+    rows = [row(0, (5, 6, 9)), row(1, (5, 7, 1)), row(2, (5, 6, 1)), row(3, (5, 6))]
+    assert [item.row.index for item in in_good_order(iter(rows), 4)] == [0, 2, 3, 1]
+    assert len(order._beginning(rows[0])) == 8
 
 
 def test_a_window_is_read_while_the_one_before_it_is_handed_out():
