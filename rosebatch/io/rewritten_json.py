@@ -24,10 +24,11 @@ def rewritten(text: bytes, levels: int = _LEVELS) -> bytes:
     if len(text) > _PIECE and levels:
         if text.startswith(b"{"):
             fields = _FIELDS.decode(text)
-            written = {name: msgspec.Raw(rewritten(bytes(field), levels - 1)) for name, field in fields.items()}
-            return _encode(written)
+            whole = {name: msgspec.Raw(rewritten(bytes(field), levels - 1)) for name, field in fields.items()}
+            return _encode(whole)
         if text.startswith(b"["):
-            return b"[%s]" % b",".join([_items(piece, levels - 1) for piece in _pieces(text[1:-1])])
+            written = [each for piece in _pieces(text) for each in (b",", _items(piece, levels - 1))]
+            return b"".join([b"[", *written[1:], b"]"])
     return _encode(_decode(text))
 
 
@@ -41,24 +42,24 @@ def _items(text: bytes, levels: int) -> bytes:
 def _pieces(text: bytes) -> Iterator[bytes]:
     """The items of a list, in groups of some bytes."""
     commas = _commas(text)
-    start = 0
-    while start <= len(text):
+    start, last = 1, len(text) - 1
+    while start <= last:
         # The last comma of a piece, or the first one behind it.
         number = int(np.searchsorted(commas, start + _PIECE, "right"))
-        if len(text) - start <= _PIECE:
-            end = len(text)
+        if last - start <= _PIECE:
+            end = last
         elif number and commas[number - 1] >= start:
             end = int(commas[number - 1])
         else:
-            end = int(commas[number]) if number < len(commas) else len(text)
+            end = int(commas[number]) if number < len(commas) else last
         yield text[start:end]
         start = end + 1
 
 
 def _commas(text: bytes) -> "np.ndarray[Any, np.dtype[np.intp]]":
     """Places of the commas between the items of a list."""
-    if not any(mark in text for mark in (b'"', b"[", b"{")):
+    if all(text.find(mark, 1) < 0 for mark in (b'"', b"[", b"{")):
         return np.flatnonzero(np.frombuffer(text, np.uint8) == COMMA)
     return np.concatenate(
-        [start + np.flatnonzero((b.found == COMMA) & (b.depths == 0) & ~b.in_text) for start, b in blocks(text)]
+        [start + np.flatnonzero((b.found == COMMA) & (b.depths == 1) & ~b.in_text) for start, b in blocks(text)]
     )
