@@ -8,7 +8,7 @@ import msgspec
 
 from rosebatch.bench.case import Case, launch_case, needed_kv_memory, release_memory, spread
 from rosebatch.bench.throughput import Run, machine_versions, run_once
-from rosebatch.config.switches import Switches, flag, hiding, missing
+from rosebatch.config.switches import Switches, flag, hiding, is_on, missing
 from rosebatch.core.errors import FlagError
 from rosebatch.job.report.provenance import gpu_name
 from rosebatch.launch.plan import resolve_switches
@@ -45,7 +45,7 @@ def chosen_switches(names: Sequence[str], device: str, switches: Switches, witho
     served = [switch.name for switch in fields(Switches) if device in switch.metadata["devices"]]
     idle = {name: f" with {flag(off, on=False)}" for name in served if (off := missing(name, switches))}
     idle |= {name: f": {reason}" for name, reason in without.items()}
-    usual = [switch.name for switch in fields(Switches) if switch.default and switch.name in served]
+    usual = [switch.name for switch in fields(Switches) if is_on(switch, device)]
     known = [switch.name for switch in fields(Switches)]
     chosen: list[str] = []
     for name in names:

@@ -5,7 +5,7 @@ and one reader in the code, at load.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
 from rosebatch.core.errors import FlagError
@@ -22,7 +22,7 @@ def _switch(
     scenario: str,
     needs: tuple[str, ...] = (),
     hidden_by: Mapping[str, str] | None = None,
-    default: bool = True,
+    on: tuple[str, ...] | None = None,
 ) -> Any:
     """A switch.
 
@@ -32,10 +32,11 @@ def _switch(
         scenario: a name in ``configs/bench``, of work in which the switch changes what runs.
         needs: switches without which it has no effect.
         hidden_by: switches with which it has no effect, and where: nothing means anywhere.
-        default: whether it is on where it is not asked for.
+        on: devices on which it is on where it is not asked for; None for all that have it.
     """
+    on = devices if on is None else on
     metadata = {"help": text, "devices": devices, "scenario": scenario, "needs": needs, "hidden_by": hidden_by or {}}
-    return field(default=default, metadata=metadata)
+    return field(default=bool(on), metadata={**metadata, "on": on})
 
 
 _PAGED = ("paged_attention",)
@@ -52,7 +53,7 @@ class Switches:
     )
     trim_last_layer: bool = _switch("Compute only the rows of the last layer that are read.", scenario="prefill_only")
     batch_invariant: bool = _switch(
-        "Results do not depend on the other rows of the batch.", _CPU, scenario="balanced_b32"
+        "Results do not depend on the other rows of the batch.", scenario="balanced_b32", on=_CPU
     )
     paged_attention: bool = _switch("Read K and V in their blocks, without a gather.", _CUDA, scenario="article-s0")
     cuda_graph: bool = _switch("Replay steps as CUDA graphs.", _CUDA, scenario="article-s3", needs=_PAGED)
@@ -86,7 +87,11 @@ class Switches:
         "Decode attention splits a sequence's keys.", _CUDA, scenario="long_decode_b32", needs=_PAGED
     )
     shared_prefix_attention: bool = _switch(
-        "Attention reads a common prefix once for all rows.", _CUDA, scenario="shared-prefix", needs=_PAGED
+        "Attention reads a common prefix once for all rows.",
+        _CUDA,
+        scenario="shared-prefix",
+        needs=_PAGED,
+        hidden_by={"batch_invariant": ""},
     )
     hopper_prefill: bool = _switch(
         "Hopper's own kernel for the attention of prompts.", _CUDA, scenario="prefill_heavy_b16", needs=_PAGED
@@ -103,10 +108,13 @@ class Switches:
         scenario="article-s2",
         hidden_by={"fused_rotary": "", "fused_kv_append": " in decode steps"},
     )
-    swap: bool = _switch(
-        "Save K and V of preempted sequences in host memory.", _CUDA, scenario="preempting", default=False
-    )
+    swap: bool = _switch("Save K and V of preempted sequences in host memory.", _CUDA, scenario="preempting", on=())
     quantized_linear: bool = _switch("Multiply quantized weights as they are.", _CUDA, scenario="llama-8b-short")
+
+    @property
+    def shares_keys(self) -> bool:
+        """Whether attention reads keys once for several rows: it adds them up otherwise than for a row alone."""
+        return self.shared_prefix_attention and not self.batch_invariant
 
     @classmethod
     def resolve(cls, requested: Mapping[str, bool | None], device: str) -> "Switches":
@@ -127,8 +135,13 @@ class Switches:
                 raise FlagError(
                     f"{flag(switch.name)} has no meaning on {device}: leave it out or choose another --device"
                 )
-            values[switch.name] = served and bool(switch.default) if wanted is None else wanted
+            values[switch.name] = is_on(switch, device) if wanted is None else wanted
         return cls(**values)
+
+
+def is_on(switch: "Field[Any]", device: str) -> bool:
+    """Whether a field of ``Switches`` is on by default on ``device``."""
+    return device in switch.metadata["on"]
 
 
 def hidden_by(switch: str, device: str) -> list[str]:

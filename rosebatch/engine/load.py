@@ -26,7 +26,7 @@ from rosebatch.engine.triton_runner.warm_up import compile_for, hash_compiler
 from rosebatch.model.contract import NO_HEADS, Model, PoolingHeads
 from rosebatch.model.fallback.load import Fallback
 from rosebatch.model.source import ModelSource
-from rosebatch.ops.device import device_ops
+from rosebatch.ops.device import device_ops, keep_products_whole
 from rosebatch.ops.ops import Ops
 from rosebatch.ops.select import select
 from rosebatch.ops.tensor_parallel import Group, divide
@@ -102,6 +102,8 @@ def load_engine(
         FlagError: the KV cache has no room for a single block.
     """
     assert limits.sampler == "rosebatch" or not switches.fused_sampler, "the fused sampler is rosebatch's own"
+    if device.type == "cuda" and switches.batch_invariant:
+        keep_products_whole()
     ops = select(switches, device.type, limits.sampler, source.quantization.input_group)
     if group is not None:
         ops = divide(ops, group)

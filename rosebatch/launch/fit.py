@@ -145,8 +145,8 @@ def _fit(wanted: Wanted, memory: DeviceMemory) -> Fit | None:
     step = step_bytes(config, tokens, plan.max_num_seqs, wanted.dtype)
     states = plan.max_num_seqs * _state_bytes(wanted)
     # The trial ends before a row fills its blocks.
-    tries = wanted.switches.batch_invariant and wanted.dtype == torch.bfloat16 and config.head
-    trial = _TRIAL_HEADS * wanted.head // limits.tensor_parallel_size if tries else 0
+    tries = memory.device == "cpu" and wanted.switches.batch_invariant and wanted.dtype == torch.bfloat16
+    trial = _TRIAL_HEADS * wanted.head // limits.tensor_parallel_size if tries and config.head else 0
     # Who gives the size of the cache answers for what is free.
     room = left.free if limits.kv_cache_memory is None else max(left.free, left.total - left.taken)
     if max(cache + step + states, trial) > room:
@@ -234,7 +234,7 @@ def _others(wanted: Wanted, memory: DeviceMemory) -> Iterator[tuple[str, Wanted]
         yield "--quantization fp8", replace(wanted, quantization=choose_quantization("fp8", None))
     if wanted.dtype == torch.float32:
         yield "--dtype bfloat16", replace(wanted, dtype=torch.bfloat16)
-    if wanted.switches.batch_invariant:
+    if memory.device == "cpu" and wanted.switches.batch_invariant:
         yield "--no-batch-invariant", replace(wanted, switches=replace(wanted.switches, batch_invariant=False))
     seqs = min_slots(limits)
     while seqs > 1:

@@ -1,5 +1,6 @@
 """The kernels of any model that only the runner of a GPU calls, as switches choose them at load."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -48,6 +49,13 @@ def device_ops(switches: Switches) -> DeviceOps:
         logprob_rows=sized(logprobs_kernel, "logprob_rows", device),
         advance=partial(feedback.advance, device=device),
     )
+
+
+def keep_products_whole() -> None:
+    """Let cuBLAS split no product's depth: leave it no memory for parts. Its first product in this process reads it."""
+    os.environ.setdefault("CUBLASLT_WORKSPACE_SIZE", "1")
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    torch.backends.cuda.preferred_blas_library("cublaslt")
 
 
 def has_e4m3(device: torch.device) -> bool:

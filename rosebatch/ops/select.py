@@ -3,7 +3,7 @@
 A ``Linear`` may still go by the number of rows it gets.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -126,8 +126,16 @@ def _cuda_ops(switches: Switches, input_group: int | None) -> Ops:
     def streamed(weight: Tensor) -> bool:
         return switches.streamed_linear and can_stream(weight, device)
 
-    def product(dense: Tensor, bias: Tensor | None) -> Linear:
-        return StreamedLinear(dense, bias, device) if streamed(dense) else linear.TorchLinear(dense, bias)
+    def fastest(dense: Tensor, bias: Tensor | None) -> Linear:
+        if not streamed(dense):
+            return linear.TorchLinear(dense, bias)
+        return StreamedLinear(dense, bias, device, invariant=switches.batch_invariant)
+
+    def fastest_head(dense: Tensor, _: Tensor | None) -> Callable[[Tensor], Tensor]:
+        return StreamedHead(dense, device) if streamed(dense) else linear.PaddedLinear(dense)
+
+    product = _where_invariant(fastest, device) if switches.batch_invariant else fastest
+    head_product = _where_invariant(fastest_head, device) if switches.batch_invariant else fastest_head
 
     def make_linear(weight: Weight, bias: Tensor | None) -> Linear:
         parts = weight.parts()
@@ -139,13 +147,10 @@ def _cuda_ops(switches: Switches, input_group: int | None) -> Ops:
         linears = [own or product(part.dense(), part_bias) for own, (part, part_bias) in zip(found, each, strict=True)]
         return linears[0] if len(linears) == 1 else JoinedLinear(linears, sizes, bias)
 
-    def head_product(dense: Tensor) -> linear.PaddedLinear:
-        return StreamedHead(dense, device) if streamed(dense) else linear.PaddedLinear(dense)
-
     return Ops(
         linear=make_linear,
-        head=lambda weight: own_product(weight, None) or head_product(weight.dense()),
-        experts=partial(_expert_kernels, device, switches.quantized_linear),
+        head=lambda weight: own_product(weight, None) or head_product(weight.dense(), None),
+        experts=partial(_expert_kernels, device, switches),
         kv_append=partial(kv_cache_kernel.append, sizes=cache_sizes) if switches.batched_kv_append else kv_cache.append,
         copy_blocks=partial(kv_cache_kernel.copy_blocks, sizes=cache_sizes),
         gated_norm=partial(gated_norm, device=device),
@@ -156,20 +161,42 @@ def _cuda_ops(switches: Switches, input_group: int | None) -> Ops:
     )
 
 
-def _expert_kernels(device: Device, quantized: bool, layer: Experts) -> RoutedExperts:
+def _where_invariant(
+    fastest: Callable[[Tensor, Tensor | None], Any], device: Device
+) -> Callable[[Tensor, Tensor | None], Any]:
+    """The fastest products, or ours of fixed tiles for weights where the bits of those go by the number of rows."""
+    from rosebatch_kernels.linear.invariant import FixedLinear, differing_rows
+
+    differs: dict[Hashable, bool] = {}
+
+    def product(dense: Tensor, bias: Tensor | None) -> Any:
+        kind = dense.shape, dense.dtype, bias is None
+        if kind not in differs:
+            rows = differing_rows(fastest, dense, bias)
+            if dense.is_cuda:
+                # What the trial took is not the KV cache's to leave out.
+                torch.cuda.empty_cache()
+            differs[kind] = rows is not None
+        return FixedLinear(dense, bias, device) if differs[kind] else fastest(dense, bias)
+
+    return product
+
+
+def _expert_kernels(device: Device, switches: Switches, layer: Experts) -> RoutedExperts:
     """Without a wait for the host: a step's graph holds them. The norm's kernel adds up the parts.
 
-    With ``quantized``, weights stay as they are if the kernel decodes their format.
+    With ``quantized_linear``, weights stay as they are if the kernel decodes their format.
     """
     from rosebatch_kernels.experts import kernel
     from rosebatch_kernels.experts.router import route
     from rosebatch_kernels.experts.sizes import SIZES
 
     biases = layer.gate_up_bias, layer.down_bias
-    both, keeps = (layer.gate_up, layer.down), quantized and packed.can_decode(device)
+    both, keeps = (layer.gate_up, layer.down), switches.quantized_linear and packed.can_decode(device)
     gate_up, down = ((weight.experts() if keeps else None) or weight.dense() for weight in both)
     k, normalize, activation = layer.k, layer.normalize, layer.activation
-    parts = partial(kernel.parts, sizes=SIZES.of(device), device=device)
+    sizes = SIZES.of(device).invariant() if switches.batch_invariant else SIZES.of(device)
+    parts = partial(kernel.parts, sizes=sizes, device=device)
 
     def run(x: Tensor, logits: Tensor, shared: Tensor | None) -> Partial:
         ids, weights = route(logits, k, normalize=normalize, device=device)

@@ -125,8 +125,8 @@ def test_chosen_switches():
 
 def test_a_switch_without_effect_is_refused_before_anything_runs():
     """It was found only when its turn came, after the minutes of the comparisons before it."""
-    with pytest.raises(FlagError, match=r"^--compare batch-invariant: this switch does nothing on cuda; leave it out"):
-        chosen_switches(["prefix-cache", "batch-invariant"], "cuda", ON_CUDA, {})
+    with pytest.raises(FlagError, match=r"^--compare cuda-graph: this switch does nothing on cpu; leave it out"):
+        chosen_switches(["prefix-cache", "cuda-graph"], "cpu", ON_CPU, {})
 
 
 def test_a_switch_that_changes_nothing_for_the_models_is_refused():

@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from rosebatch.config.hp1 import HP1Config
 from rosebatch.config.model import ModelConfig, RopeConfig
-from rosebatch.config.switches import Switches
+from rosebatch.config.switches import Switches, is_on
 from rosebatch.engine.cache.kv_cache import KVCache
 from rosebatch.engine.cache.state_pool import StatePool
 from rosebatch.engine.cache.windows import window_groups
@@ -264,11 +264,12 @@ def plain_engine(name, blocks=60, host_blocks=0):
     return make_engine(name, runner_of, blocks=blocks, host_blocks=host_blocks, **_sharing(name))
 
 
-def device_engine(name, off=(), blocks=60, host_blocks=0):
-    """As a GPU would run it, graphs excepted, with the switches named in ``off`` off."""
+def device_engine(name, off=(), blocks=60, host_blocks=0, on=()):
+    """As a GPU would run it, graphs excepted, with the switches named in ``off`` off and those in ``on`` on."""
     served = {f.name for f in fields(Switches) if "cuda" in f.metadata["devices"]}
-    assert served >= set(off)
-    switches = Switches(**{f.name: f.name in served - {"cuda_graph", *off} for f in fields(Switches)})
+    assert served >= {*off, *on}
+    wanted = {f.name for f in fields(Switches) if is_on(f, "cuda")} - {"cuda_graph", *off} | {*on}
+    switches = Switches(**{f.name: f.name in wanted for f in fields(Switches)})
     window = 4 if switches.fused_sampler and switches.late_results else 1
 
     def runner_of(config):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rosebatch.config.switches import Switches
+from rosebatch.config.switches import Switches, is_on
 from rosebatch.core.pooling_params import ModelPooling, PoolingParams
 from rosebatch.core.request import Request
 from rosebatch.engine.cache.kv_cache import KVCache
@@ -57,9 +57,7 @@ def plain_engine(config):
 
 
 def device_engine(config):
-    switches = Switches(
-        **{f.name: f.name != "cuda_graph" and "cuda" in f.metadata["devices"] for f in fields(Switches)}
-    )
+    switches = Switches(**{f.name: f.name != "cuda_graph" and is_on(f, "cuda") for f in fields(Switches)})
     ops = select(switches, "cuda")
     model = build_model(config, ops, RandomWeights(torch.float32, CPU))
     cache = KVCache([], [], 4, torch.float32, CPU, ops, ())

@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from rosebatch.config.switches import Switches, hidden_by
+from rosebatch.config.switches import Switches, hidden_by, is_on
 from tests.gpu.divergence import assert_close_calls, first_divergences, logits_after, max_divergences
 from tests.helpers.running import greedy
 
 pytestmark = pytest.mark.gpu
 
 FAMILIES = ["GPT2", "Llama", "Qwen3"]
-DEFAULTS = {f.name: f.default for f in fields(Switches) if "cuda" in f.metadata["devices"]}
+DEFAULTS = {f.name: is_on(f, "cuda") for f in fields(Switches) if "cuda" in f.metadata["devices"]}
 DTYPES = [torch.float16, torch.bfloat16]
 NEW_TOKENS = 32
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rosebatch.config.run import RunConfig
-from rosebatch.config.switches import Switches
+from rosebatch.config.switches import Switches, is_on
 from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.cache.kv_cache import bytes_per_block
@@ -39,7 +39,7 @@ def _requests():
 @pytest.mark.parametrize(("slots", "blocks"), [(1, 40), (7, 40), (7, 4)])
 def test_tokens_equal_a_cpus(slots, blocks, off, device):
     """fp32 beside e4m3: a graph's padding rows, and rows that come back from a preemption, must not show."""
-    switches = Switches(**{f.name: "cuda" in f.metadata["devices"] and f.name not in off for f in fields(Switches)})
+    switches = Switches(**{f.name: is_on(f, "cuda") and f.name not in off for f in fields(Switches)})
     ops = select(switches, "cuda")
     model = build("e4m3", ops, device)
     size = bytes_per_block([spec.planes for spec in model.mixers], 16, torch.float32)

@@ -6,14 +6,14 @@ from dataclasses import fields
 import pytest
 import torch
 
-from rosebatch.config.switches import Switches, hidden_by
+from rosebatch.config.switches import Switches, hidden_by, is_on
 from rosebatch.engine.triton_runner import prefix_groups, prefix_tiles
 from tests.helpers.running import greedy
 
 pytestmark = pytest.mark.gpu
 
 NEW_TOKENS = 16
-DEFAULTS = {f.name: f.default for f in fields(Switches) if "cuda" in f.metadata["devices"]}
+DEFAULTS = {f.name: is_on(f, "cuda") for f in fields(Switches) if "cuda" in f.metadata["devices"]}
 
 
 # The reference of HP1 takes minutes: one process computes it for all tests.

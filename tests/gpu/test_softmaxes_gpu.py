@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rosebatch.config.run import RunConfig
-from rosebatch.config.switches import Switches
+from rosebatch.config.switches import Switches, is_on
 from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.load import build_engine
@@ -37,7 +37,7 @@ def expected():
 @pytest.mark.parametrize("name", _TOKEN_BYTES)
 def test_tokens_equal_a_cpus(name, slots, blocks, off, device, expected):
     """Few blocks make sequences come back from a preemption, in other seats."""
-    switches = Switches(**{f.name: "cuda" in f.metadata["devices"] and f.name not in off for f in fields(Switches)})
+    switches = Switches(**{f.name: is_on(f, "cuda") and f.name not in off for f in fields(Switches)})
     ops = select(switches, "cuda")
     limits = RunConfig(
         device="cuda", max_num_seqs=slots, block_size=16, kv_cache_memory=blocks * 16 * _TOKEN_BYTES[name] + 1

@@ -1,4 +1,4 @@
-"""Tables of kernels' sizes: by architecture and policy, and by the size of what a kernel works on."""
+"""Tables of kernels' sizes: by architecture, and by the size of what a kernel works on."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,9 +9,6 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from rosebatch_kernels.common.device import HOPPER, SHARED_MEMORY, Device
 
 Value = TypeVar("Value")
-
-# The policy of tables: the fastest sizes, whatever they do to the order of sums.
-FASTEST = "fastest"
 
 # ``(minimum, value)`` pairs, largest least first: the value for each range of a size.
 Steps = tuple[tuple[int, int], ...]
@@ -43,33 +40,32 @@ class Table(Generic[Value]):
     """The sizes of an operator's programs. ``rosebatch.ops`` takes those of a device once, and hands them to launchers.
 
     Attributes:
-        entries: by architecture and policy. Those of Hopper were measured on an H100 80GB HBM3; all others only keep
-            within the architecture's shared memory.
+        entries: the fastest, by architecture. Those of Hopper were measured on an H100 80GB HBM3; all others only keep
+            within the architecture's shared memory. Where the batch decides how sums are added, such sizes have a
+            method ``invariant``: the same sizes with one order for all batches.
     """
 
-    entries: Mapping[tuple[int, str], Value]
+    entries: Mapping[int, Value]
 
     @property
     def measured(self) -> Value:
         """The sizes of an H100."""
-        return self.entries[HOPPER, FASTEST]
+        return self.entries[HOPPER]
 
-    def of(self, device: Device, policy: str = FASTEST) -> Value:
+    def of(self, device: Device) -> Value:
         """The sizes for a device: of its architecture, else those that take the most of its shared memory.
 
         Of several such, the newest architecture's are taken. An operator whose measured sizes fit all has no others.
         """
-        archs = [arch for arch, own in self.entries if own == policy]
-        archs.sort(key=lambda arch: (SHARED_MEMORY[arch], arch))
+        archs = sorted(self.entries, key=lambda arch: (SHARED_MEMORY[arch], arch))
         fitting = [arch for arch in archs if SHARED_MEMORY[arch] <= device.shared_memory]
         arch = device.arch if device.arch in archs else (fitting or archs)[-1 if fitting else 0]
-        return self.entries[arch, policy]
+        return self.entries[arch]
 
 
 def table(measured: Value, **others: Value) -> Table[Value]:
     """A table of the fastest sizes: the measured ones, and those of other architectures, such as ``sm_86``."""
-    named = {(int(name.removeprefix("sm_")), FASTEST): sizes for name, sizes in others.items()}
-    return Table({(HOPPER, FASTEST): measured, **named})
+    return Table({HOPPER: measured, **{int(name.removeprefix("sm_")): sizes for name, sizes in others.items()}})
 
 
 def sized(kernel: ModuleType, name: str, device: Device) -> Callable[..., Any]:

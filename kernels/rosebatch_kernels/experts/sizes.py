@@ -1,6 +1,6 @@
 """Sizes of the expert products' programs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from torch import Tensor
@@ -117,6 +117,10 @@ class Sizes:
     wide: Step = _WIDE
     chunk: int = 128
     max_exact: int = 256
+
+    def invariant(self) -> "Sizes":
+        """The parts have one dtype, and rows are never rounded to fp8, for all numbers of tokens."""
+        return replace(self, steps=tuple(step._replace(fp8=None, fp8_blocks=None) for step in self.steps), max_exact=0)
 
     def at(self, rows_per_expert: int, itemsize: int) -> Step:
         """The tiles for a call."""

@@ -48,8 +48,15 @@ def linear(
     out = torch.empty(len(x), columns, dtype=x.dtype, device=x.device)
     depth = value_at(sizes.gated_depth, len(x)) if gated else sizes.depth
     tile = {"ROWS": sizes.rows, "TILE": sizes.columns, "DEPTH": depth}
-    _launch(x, weight, bias, out, columns, activation, **tile, sizes=sizes, device=device)
+    _launch(x, weight, bias, None, out, columns, activation, **tile, sizes=sizes, device=device)
     return out
+
+
+def add_(x: Tensor, weight: Tensor, onto: Tensor, *, sizes: Sizes, device: Device) -> Tensor:
+    """``onto + x @ weightᵀ`` in ``onto [T, out]``, contiguous and of x's dtype; rounded once. Arguments as above."""
+    tile = {"ROWS": sizes.rows, "TILE": sizes.columns, "DEPTH": sizes.depth}
+    _launch(x, weight, None, onto, onto, len(weight), None, **tile, sizes=sizes, device=device)
+    return onto
 
 
 def parts(x: Tensor, weight: Tensor, *, sizes: Sizes, device: Device) -> Tensor:
@@ -59,7 +66,7 @@ def parts(x: Tensor, weight: Tensor, *, sizes: Sizes, device: Device) -> Tensor:
     """
     splits, tile = tile_of_parts(len(x), *weight.shape, sizes=sizes)
     out = torch.empty(splits, len(x), len(weight), dtype=torch.float32, device=x.device)
-    _launch(x, weight, None, out, len(weight), None, **tile, sizes=sizes, device=device)
+    _launch(x, weight, None, None, out, len(weight), None, **tile, sizes=sizes, device=device)
     return out
 
 
@@ -67,6 +74,7 @@ def _launch(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
+    onto: Tensor | None,
     out: Tensor,
     columns: int,
     activation: str | None,
@@ -84,6 +92,7 @@ def _launch(
         x=x,
         weight=weight,
         bias=bias,
+        onto=onto,
         out=out,
         rows=rows,
         x_stride=x.stride(0),
@@ -107,6 +116,7 @@ def _product(
     x,
     weight,
     bias,
+    onto,
     out,
     rows,
     x_stride,
@@ -155,7 +165,10 @@ def _product(
             value = activate(gate, ACTIVATION).to(dtype).to(tl.float32) * up_value.to(dtype).to(tl.float32)
         elif ACTIVATION is not None:
             value = activate(value, ACTIVATION)
-        tl.store(out + m[:, None].to(tl.int64) * size + n[None, :], value.to(dtype), mask=wanted)
+        place = m[:, None].to(tl.int64) * size + n[None, :]
+        if onto is not None:
+            value += tl.load(onto + place, mask=wanted, other=0.0).to(tl.float32)
+        tl.store(out + place, value.to(dtype), mask=wanted)
 
 
 @triton.jit
@@ -187,9 +200,9 @@ def multiply(
     for start in tl.range(begin, tl.minimum(begin + SHARE, K), DEPTH, num_stages=STAGES):
         inside = None if K % DEPTH == 0 else start + k < K
         a = _load(x_rows + start + k, present[:, None] if inside is None else present[:, None] & inside)
-        acc = tl.dot(a, tl.trans(_load(weight_rows + start + k, inside)), acc)
+        acc = tl.dot(a, tl.trans(_load(weight_rows + start + k, inside)), acc, input_precision="ieee")
         if GATED:
-            up_acc = tl.dot(a, tl.trans(_load(up_rows + start + k, inside)), up_acc)
+            up_acc = tl.dot(a, tl.trans(_load(up_rows + start + k, inside)), up_acc, input_precision="ieee")
     return acc, up_acc
 
 

@@ -18,6 +18,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: st
     return out if activation is None else _ACTIVATIONS[activation](out)
 
 
+def add_(x: Tensor, weight: Tensor, onto: Tensor) -> Tensor:
+    """``onto + x @ weightᵀ`` in ``onto [T, out]``; rounded once."""
+    return onto.copy_(onto.float() + functional.linear(x.float(), weight.float()))
+
+
 def parts(x: Tensor, weight: Tensor) -> Tensor:
     """``x @ weightᵀ`` in parts ``[S, T, out]`` fp32, which the reader adds up; here in a single part."""
     return functional.linear(x.float(), weight.float())[None]

@@ -1,6 +1,6 @@
 """Sizes of the matrix product's programs, and the products that are faster than cuBLAS's."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rosebatch_kernels.common.sizes import Steps, table, value_at
 
@@ -50,8 +50,15 @@ class Sizes:
     max_elements: int = 2**23
     min_rows_onto: int = 513
 
+    def invariant(self) -> "Sizes":
+        """No parts, whose number goes by the rows; and the residual is rounded once for all numbers of rows."""
+        return replace(self, max_rows_in_parts=0, min_rows_onto=0)
+
 
 SIZES = table(Sizes())
+# Of products for any number of rows, which were not measured.
+FIXED = table(Sizes(columns=64, depth=64, gated_depth=((0, 64),), stages=3, registers=((0, None),)))
+FIXED_FP32 = table(Sizes(rows=32, columns=64, depth=32, gated_depth=((0, 32),), stages=2, registers=((0, None),)))
 
 
 def tile_of_parts(rows: int, size_out: int, size_in: int, *, sizes: Sizes) -> tuple[int, dict[str, int]]:

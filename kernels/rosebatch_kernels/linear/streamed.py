@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from rosebatch_kernels.common.activations import GATES
 from rosebatch_kernels.common.device import HOPPER, SHARED_MEMORY, Device
 from rosebatch_kernels.linear import gated, head, kernel, sizes
 from rosebatch_kernels.linear.torch_linear import PaddedLinear, TorchLinear
@@ -19,12 +20,14 @@ class StreamedLinear(TorchLinear):
     Args:
         weight, bias: see ``TorchLinear``.
         device: decides the sizes of programs.
+        invariant: whether all numbers of rows are multiplied and rounded alike.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, device: Device) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, device: Device, *, invariant: bool = False) -> None:
         super().__init__(weight, bias)
         self._device = device
-        self._sizes = sizes.SIZES.of(device)
+        self._invariant = invariant
+        self._sizes = sizes.SIZES.of(device).invariant() if invariant else sizes.SIZES.of(device)
         self._gated_sizes = gated.SIZES.of(device)
 
     def streams(self, x: Tensor) -> bool:
@@ -40,7 +43,9 @@ class StreamedLinear(TorchLinear):
         return len(x) >= self._sizes.min_rows_onto and self.bias is None
 
     def add_(self, x: Tensor, onto: Tensor) -> Tensor:
-        """See ``Linear``; by cuBLAS: the product is rounded once, as the sum."""
+        """See ``Linear``: the product is rounded once, as the sum."""
+        if self.streams(x):
+            return kernel.add_(x, self.weight, onto, sizes=self._sizes, device=self._device)
         return onto.addmm_(x, self.weight.t())
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -64,7 +69,9 @@ class StreamedLinear(TorchLinear):
         return self.bias is None and gated.can_gate(x, self.weight, activation, sizes=self._gated_sizes)
 
     def activates(self, x: Tensor, activation: str) -> bool:
-        """See ``Linear``."""
+        """See ``Linear``. One that is no gate follows a sum in fp32 here, elsewhere a rounded one."""
+        if self._invariant and activation not in GATES:
+            return False
         in_cublas = activation == "gelu_tanh" and self.bias is not None
         return self.streams(x) or self.gates(x, activation) or in_cublas
 

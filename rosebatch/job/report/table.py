@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TextIO
 
-from rosebatch.config.switches import Switches
+from rosebatch.config.switches import Switches, is_on
 from rosebatch.core.words import counted
 from rosebatch.io.row_names import TEXTS
 from rosebatch.io.tasks.tasks import IN_WORDS
@@ -26,7 +26,7 @@ def table(report: dict[str, Any]) -> list[tuple[str, str]]:
     errors = ", ".join(f"{count} {code}" for code, count in report["errors"].items())
     finished = ", ".join(f"{count} {reason}" for reason, count in sorted(report["finish_reasons"].items()))
     # Nobody has switched off what is off by default.
-    usual = {s.name for s in fields(Switches) if s.default and engine["device"] in s.metadata["devices"]}
+    usual = {s.name for s in fields(Switches) if is_on(s, engine["device"])}
     reasons = engine.get("switched_off_by_model", {})
     off = [
         name.replace("_", "-") + (f" ({reasons[name]})" if name in reasons else "")
