@@ -106,6 +106,8 @@ def softmax_kernels(
 
     record = device_of(device)
     sizes = module.SIZES.of(record)
+    if switches.batch_invariant:
+        sizes = sizes.invariant()
     if not switches.hopper_prefill:
         sizes = replace(sizes, prefill=replace(sizes.prefill, hopper=()))
 
@@ -131,6 +133,7 @@ def softmax_kernels(
             partial(module.num_splits, sizes=sizes),
             switches,
             device,
+            sizes.decode.pieces,
         ),
         prefill=partial(prefill.prefill, sizes=sizes, device=record),
         prefill_shared=partial(prefill_shared.prefill_shared, sizes=sizes, device=record),
@@ -146,6 +149,7 @@ def with_workspaces(
     num_splits: Callable[[int, int], int],
     switches: Switches,
     device: torch.device,
+    pieces: int = 0,
 ) -> Callable[..., Tensor]:
     """A decode kernel with one workspace for all layers with the same heads: layers run one after the other."""
     from rosebatch_kernels.common.splits import DecodeWorkspace
@@ -156,7 +160,8 @@ def with_workspaces(
             *each,
             device,
             num_splits if switches.split_keys else None,
-            shares=switches.shared_prefix_attention,
+            shares=switches.shares_keys,
+            pieces=pieces,
         )
         for each in heads
     }

@@ -159,6 +159,30 @@ def attention() -> None:
         prefill(qkv, cache, table, ints(3, 4), num_heads=heads, scale=1.0, window=window)
 
 
+def invariant() -> None:
+    """Decode attention over pieces of keys, undivided and divided, and products of fixed tiles."""
+    from rosebatch_kernels.common.splits import DecodeWorkspace
+    from rosebatch_kernels.linear.invariant import FixedLinear
+
+    device = launchers.device_of(torch.device("cuda"))
+    decode, _, _, num_splits = softmax()
+    for heads, kv_heads, size, dtype in [
+        (16, 8, 128, torch.bfloat16),
+        (16, 8, 128, torch.float16),
+        (12, 12, 64, torch.bfloat16),
+        (7, 1, 80, torch.float32),
+    ]:
+        cache = empty(2, 4, kv_heads, 64, size, dtype=dtype)
+        for batch, append in [(1, True), (300, True), (300, False)]:
+            qkv = empty(batch, (heads + 2 * kv_heads) * size, dtype=dtype)
+            workspace = DecodeWorkspace(batch, heads, kv_heads, size, torch.device("cpu"), num_splits, pieces=16)
+            each = qkv, cache, ints(batch, 4), ints(batch), ints(batch), workspace
+            options = {"sizes": SIZES.of(device).invariant(), "window": 100 if heads == kv_heads else 0}
+            decode(*each, num_heads=heads, scale=1.0, append=append, **options)
+        layer = FixedLinear(empty(64, 96, dtype=dtype), None, device)
+        layer.add_(empty(300, 96, dtype=dtype), layer(empty(300, 96, dtype=dtype)))
+
+
 def attention_of_more_families() -> None:
     """Heads of odd sizes, rotated in part; sinks and caps; groups of 5, 7 and 8 heads; windows of prefills."""
     from rosebatch_kernels.common.head_norms import HeadLayerNorm, HeadRMSNorm

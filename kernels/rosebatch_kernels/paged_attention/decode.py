@@ -7,6 +7,9 @@ The batch size alone fixes the number of splits, so that a CUDA graph can hold t
 at run time where a split begins. Splits that a short sequence does not need return at once. Where all sequences are
 short, there is another graph without splits. The last split of a head to finish merges the parts by log-sum-exp
 (flash-decoding), without a second launch.
+
+With ``pieces`` in the sizes, the position alone fixes the result's bits, whatever the batch: the keys are cut in pieces
+at places that follow from it, and the pieces' sums are folded in order. A program attends to one piece or to several.
 """
 
 import triton
@@ -24,13 +27,22 @@ from rosebatch_kernels.common.decode_step import (
 from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.head_norms import HeadNorm
 from rosebatch_kernels.common.heads import normed_and_rotated, turn, weight_halves
-from rosebatch_kernels.common.kv_tiles import pages_of, place_in, place_of, store
+from rosebatch_kernels.common.kv_tiles import load_tile, pages_of, place_in, place_of, store
 from rosebatch_kernels.common.launch import LINE, launch_options, lines_of, prefetch, wait, wait_before_return
 from rosebatch_kernels.common.scores import capped, scaled, score_factors, sink_weights
 from rosebatch_kernels.common.shared_keys import MAX_PARTS, SharedKeys
 from rosebatch_kernels.common.splits import DecodeWorkspace
 from rosebatch_kernels.paged_attention.attend_shared import attend_shared
-from rosebatch_kernels.paged_attention.online_softmax import LIFT, attend_tiles, leave, no_key, queries
+from rosebatch_kernels.paged_attention.online_softmax import (
+    LIFT,
+    attend,
+    attend_tiles,
+    fold,
+    leave,
+    left,
+    no_key,
+    queries,
+)
 from rosebatch_kernels.paged_attention.sizes import (
     Sizes,
     max_registers,
@@ -119,6 +131,7 @@ def decode(
     scores = score_factors(scale, soft_cap)
     if keys is not None:
         assert not window, "the keys that a row shares have not left its window"
+        assert not sizes.decode.pieces, "what a row shares would go by the batch"
         attend_shared(tokens, results["shared"], keys, scores, sizes=sizes, device=device)
     # A tile's keys lie together within a block.
     early = keys is None and requests_early(batch, sizes=sizes) and block_size % program.keys == 0
@@ -133,6 +146,8 @@ def decode(
         ROWS=tile_rows(group, qkv.dtype, sizes=sizes),
         TILE=program.keys,
         SPLITS=splits,
+        PIECES=sizes.decode.pieces,
+        PIECE_TILES=sizes.decode.piece_keys // program.keys,
         APPEND=append,
         STAGES=program.stages,
         EARLY_LINES=lines_of(program.keys * size * cache.itemsize) if early else 0,
@@ -163,6 +178,8 @@ def _decode(
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
     SPLITS: tl.constexpr,
+    PIECES: tl.constexpr,
+    PIECE_TILES: tl.constexpr,
     APPEND: tl.constexpr,
     STAGES: tl.constexpr,
     EARLY_LINES: tl.constexpr,
@@ -182,11 +199,18 @@ def _decode(
     first = _first_in_window(position, window)
     if shared is not None:
         first = tl.load(shared.begins + row)
-    first_tile, tiles, share, used = _shares(first, end, min_tiles, TILE, SPLITS)
+    if PIECES:
+        first_tile, tiles, share, used, origin, piece = _shares_of_pieces(
+            first, end, min_tiles, TILE, SPLITS, PIECES, PIECE_TILES
+        )
+        start_tile = tl.maximum(origin + split * share, first_tile)
+        stop_tile = tl.minimum(origin + (split + 1) * share, first_tile + tiles)
+    else:
+        first_tile, tiles, share, used = _shares(first, end, min_tiles, TILE, SPLITS)
+        start_tile = first_tile + split * share
+        stop_tile = tl.minimum(start_tile + share, first_tile + tiles)
     if split >= used:
         return
-    start_tile = first_tile + split * share
-    stop_tile = tl.minimum(start_tile + share, first_tile + tiles)
     pages = pages_of(cache, scales, num_blocks, block_table + row * table_stride, head, SHAPE)
     block = tl.load(pages.table + tl.minimum(start_tile * TILE, tl.maximum(end - 1, 0)) // SHAPE.BLOCK)
     turned = turn(tokens.rotary, position, SHAPE)
@@ -222,6 +246,23 @@ def _decode(
             sums = _attend_new(q, k_read, v_read, sums, scores, copies, cache.dtype.element_ty == tl.uint8)
     q = _repeated(q, copies)
     keys_of_split = first, end, start_tile, stop_tile, block
+    if PIECES:
+        line = first_line(row, head, PIECES, SHAPE)
+        wanted = (d < SHAPE.D) & own_head[:, None]
+        places = origin, piece, split, line, g, wanted, own_head, d
+        sums = _attend_pieces(q, pages, keys_of_split, places, partials, sums, scores, SHAPE, TILE, STAGES)
+        last = True
+        if used > 1:
+            if split == 0:
+                leave(partials, line + g, sums, wanted, own_head, d, SHAPE)
+            last = is_last(partials, row, head, used, SHAPE)
+            if last:
+                sums = left(partials, line + g, wanted, own_head, d, SHAPE)
+                for number in range(share // piece, tl.cdiv(first_tile + tiles - origin, piece)):
+                    sums = fold(sums, left(partials, line + number * SHAPE.GROUP + g, wanted, own_head, d, SHAPE))
+        if last:
+            _finish(out, row, head, sums, sink if sinks is not None else None, g, wanted, d, SHAPE)
+        return
     sums = attend_tiles(q, pages, keys_of_split, sums, scores, SHAPE, TILE, STAGES)
     if shared is not None:  # noqa: SIM102 (a compile-time condition)
         if split == 0:
@@ -273,6 +314,60 @@ def _shares(first, end, min_tiles, TILE: tl.constexpr, SPLITS: tl.constexpr):
     # Rounded up, shares may leave nothing for the last split.
     used = tl.maximum(tl.cdiv(tiles, share), 1)
     return first_tile, tiles, share, used
+
+
+@triton.jit
+def _shares_of_pieces(
+    first, end, min_tiles, TILE: tl.constexpr, SPLITS: tl.constexpr, PIECES: tl.constexpr, PIECE_TILES: tl.constexpr
+):
+    """The same, shares of whole pieces; then the tile at which pieces begin to count, and the tiles of a piece.
+
+    Both follow from ``first`` and ``end`` alone. There are at most ``PIECES`` pieces.
+    """
+    first_tile = first // TILE
+    stop = tl.cdiv(end, TILE)
+    origin = first_tile // PIECE_TILES * PIECE_TILES
+    piece = tl.maximum(tl.cdiv(stop - origin, PIECES * PIECE_TILES), 1) * PIECE_TILES
+    pieces = tl.cdiv(stop - origin, piece)
+    used = tl.maximum(tl.minimum((stop - first_tile) // min_tiles, SPLITS), 1)
+    share = tl.maximum(tl.cdiv(pieces, used), 1)
+    used = tl.maximum(tl.cdiv(pieces, share), 1)
+    return first_tile, stop - first_tile, share * piece, used, origin, piece
+
+
+@triton.jit
+def _attend_pieces(
+    q, pages, keys, places, partials, sums, scores, SHAPE: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr
+):
+    """Split 0 folds the sums over its pieces into ``sums``; each other split leaves those of each of its pieces.
+
+    One loop: the loads of a piece run ahead over the end of the last one.
+    """
+    first, end, start_tile, stop_tile, block = keys
+    origin, piece, split, line, g, wanted, own_head, d = places
+    part = no_key(q.shape[0], SHAPE.WIDTH)
+    for tile in tl.range(start_tile, stop_tile, num_stages=STAGES):
+        n = tile * TILE + tl.arange(0, TILE)
+        keys_of_tile, block = load_tile(pages, block, tile * TILE, first, end, SHAPE, TILE, True, True)
+        part = attend(q, keys_of_tile, ((n < end) & (n >= first))[None, :], part, scores, False)
+        if ((tile + 1 - origin) % piece == 0) | (tile + 1 == stop_tile):
+            if split == 0:
+                sums = fold(sums, part)
+            else:
+                own = line + (tile - origin) // piece * SHAPE.GROUP + g
+                leave(partials, own, part, wanted, own_head, d, SHAPE)
+            part = no_key(q.shape[0], SHAPE.WIDTH)
+    return sums
+
+
+@triton.jit
+def _finish(out, row, head, sums, sink, g, wanted, d, SHAPE: tl.constexpr):
+    """Write the heads of group ``head`` to a row of the result."""
+    row_max, total, acc = sums
+    if sink is not None:
+        total += sink_weights(sink, row_max)
+    place = out + row.to(tl.int64) * (SHAPE.HEADS * SHAPE.D) + (head * SHAPE.GROUP + g)[:, None] * SHAPE.D + d
+    tl.store(place, (acc / total[:, None]).to(out.dtype.element_ty), mask=wanted)
 
 
 @triton.jit

@@ -112,6 +112,28 @@ def leave(partials, line, sums, wanted, real, d, SHAPE: tl.constexpr):
 
 
 @triton.jit
+def left(partials, line, wanted, real, d, SHAPE: tl.constexpr):
+    """What ``leave`` left in these lines; rows that are not real stay finite."""
+    row_max = tl.load(partials.stats + line * 2, mask=real, other=0.0, cache_modifier=".cg")
+    total = tl.load(partials.stats + line * 2 + 1, mask=real, other=1.0, cache_modifier=".cg")
+    place = partials.sums + line.to(tl.int64)[:, None] * SHAPE.D + d
+    return row_max, total, tl.load(place, mask=wanted, other=0.0, cache_modifier=".cg")
+
+
+@triton.jit
+def fold(sums, part):
+    """The sums over two lots of keys. The roundings are written out: no compiler chooses them for each kernel."""
+    row_max, total, acc = sums
+    top, weights, values = part
+    higher = tl.maximum(row_max, top)
+    shrink = tl.exp2(row_max - higher)
+    factor = tl.exp2(top - higher)
+    total = tl.fma(total, shrink, weights * factor)
+    acc = tl.fma(acc, tl.broadcast_to(shrink[:, None], acc.shape), values * factor[:, None])
+    return higher, total, acc
+
+
+@triton.jit
 def load_sink(sinks, head):
     """A query head's sink; None where there are none."""
     sink = None

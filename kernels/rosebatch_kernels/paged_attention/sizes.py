@@ -1,7 +1,7 @@
 """Sizes of the attention kernels with a softmax, and what follows from them for a decode launch."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -36,6 +36,8 @@ class DecodeSizes:
             them, for a long sequence not to outlast the others. Very many balance each other undivided.
         min_keys: keys that make a split worth its merge, by sequences times K/V heads times warps of a program. The
             number is larger where undivided sequences already fill the GPU.
+        pieces: most pieces of a sequence's keys, whose sums are folded in order; 0 for the splits' own sums.
+        piece_keys: of a piece, or a multiple for long sequences.
     """
 
     fp32: Program
@@ -51,6 +53,8 @@ class DecodeSizes:
     max_early: int = 128
     splits: Steps = ((2112, 1), (128, 4), (32, 8), (0, 16))
     min_keys: Steps = ((512, 512), (0, 128))
+    pieces: int = 0
+    piece_keys: int = 256
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,10 @@ class Sizes:
     decode: DecodeSizes
     shared: SharedSizes
     prefill: PrefillSizes
+
+    def invariant(self) -> "Sizes":
+        """Pieces of keys, which go by the position alone, and not by the batch as splits do."""
+        return replace(self, decode=replace(self.decode, pieces=16))
 
 
 _DECODE = DecodeSizes(

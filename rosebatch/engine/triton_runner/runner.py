@@ -98,7 +98,7 @@ class TritonRunner:
         self.restarts = restarts
         self.pooling = PooledStates(pooling_heads)
         sharing = (spec.prefix_heads for spec in model.mixers if spec.prefix_heads)
-        heads = next(sharing, None) if switches.shared_prefix_attention else None
+        heads = next(sharing, None) if switches.shares_keys else None
         self.slots = Slots(max_num_seqs, width, keeps_tables=heads is not None)
         self.prefix_groups = heads and PrefixGroupState(self.slots, cache.block_size, heads, device)
         self._shares_tiles = heads is not None and all(spec.groups_tiles for spec in model.mixers)

@@ -1,0 +1,107 @@
+"""Decode attention whose bits follow from a row alone: pieces of keys at fixed places, folded in order."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+from benchmarks.kernels.launchers import Launchers
+from rosebatch_kernels.common.device import device_of
+from rosebatch_kernels.common.splits import DecodeWorkspace
+from rosebatch_kernels.paged_attention import sizes as module
+from tests.kernels.decode_step import check, make_step
+
+kernel = Launchers("paged_attention.decode")
+FASTEST = module.SIZES.of(device_of(torch.device("cuda")))
+INVARIANT = FASTEST.invariant()
+PIECES = INVARIANT.decode.pieces
+# On both sides of ends of tiles, of pieces, and of where a piece is longer than the shortest.
+POSITIONS = [0, 1, 255, 256, 257, 700, 1111]
+pytestmark = pytest.mark.usefixtures("poisoned_outputs")
+
+
+def with_splits(sizes, splits, min_keys=1):
+    """The same sizes with so many programs for a row, whatever the batch."""
+    return replace(sizes, decode=replace(sizes.decode, splits=((0, splits),), min_keys=((0, min_keys),)))
+
+
+def run(step, sizes, rows=None):
+    """The step, or these rows of it, with a fresh workspace full of NaN."""
+    qkv, cache, table, positions, limits, _ = step.arguments
+    rows = list(range(len(qkv))) if rows is None else rows
+    heads, (_, _, kv_heads, _, size) = step.options["num_heads"], cache.shape
+    splits = partial(module.num_splits, sizes=sizes)
+    workspace = DecodeWorkspace(len(rows), heads, kv_heads, size, cache.device, splits, pieces=sizes.decode.pieces)
+    workspace.sums.fill_(float("nan"))
+    workspace.stats.fill_(float("nan"))
+    chosen = qkv[rows], cache.clone(), table[rows], positions[rows], limits[rows], workspace
+    out = kernel.decode(*chosen, **step.options, sizes=sizes)
+    assert not workspace.arrived.any()
+    return out
+
+
+@pytest.mark.parametrize("splits", [1, 3, 16])
+@pytest.mark.parametrize(
+    ("group", "window", "append", "block_size"),
+    [(1, 0, True, 64), (4, 0, False, 16), (2, 300, True, 24), (3, 600, False, 64)],
+)
+def test_the_result_is_right(splits, group, window, append, block_size, dtype, device, randn, assert_close):
+    """Short rows, rows without a cached key, windows that begin in a piece, and splits without a piece."""
+    options = {"window": window, "append": append}
+    step = make_step(POSITIONS, 2, group, 24, block_size, dtype, device, randn, idle=(1,), **options)
+    step.workspace = step.arguments[5] = DecodeWorkspace(
+        len(POSITIONS), 2 * group, 2, 24, torch.device(device), lambda *_: splits, pieces=PIECES
+    )
+    sizes = with_splits(INVARIANT, splits)
+    check(partial(kernel.decode, sizes=sizes), step, assert_close)
+
+
+@pytest.mark.parametrize(("soft_cap", "with_sinks"), [(1.5, False), (0.0, True)])
+def test_soft_cap_and_sinks(soft_cap, with_sinks, dtype, device, randn, assert_close):
+    """A sink counts once, whoever folds the pieces."""
+    sinks = torch.linspace(-2, 4, 2).to(dtype) if with_sinks else None
+    step = make_step([0, 700], 1, 2, 24, 16, dtype, device, randn, soft_cap=soft_cap, sinks=sinks)
+    for splits in (1, 4):
+        sizes = with_splits(INVARIANT, splits)
+        assert torch.allclose(run(step, sizes).double().cpu(), step.exact, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("window", [0, 600])
+@pytest.mark.parametrize("group", [1, 2])
+def test_bits_do_not_depend_on_the_batch(group, window, dtype, device, randn):
+    """A row alone, among others, and with any number of programs: the table takes as many as fill the GPU."""
+    step = make_step(POSITIONS, 2, group, 24, 64, dtype, device, randn, window=window)
+    expected = run(step, with_splits(INVARIANT, 1))
+    for splits, min_keys in ((1, 512), (2, 1), (4, 512), (5, 1), (16, 1), (16, 128)):
+        sizes = with_splits(INVARIANT, splits, min_keys)
+        assert torch.equal(run(step, sizes), expected), splits
+        for row in range(len(POSITIONS)):
+            assert torch.equal(run(step, sizes, [row]), expected[row : row + 1])
+        assert torch.equal(run(step, sizes, [6, 2]), expected[[6, 2]])
+
+
+def test_splits_of_their_own_sums_do(device, randn):
+    """Else the test above would see nothing. Weights of keys that lie far apart show each order of additions."""
+    step = make_step(POSITIONS, 2, 2, 24, 64, torch.float32, device, randn)
+    outs = [run(step, with_splits(FASTEST, splits)) for splits in (1, 4, 16)]
+    assert not torch.equal(outs[0], outs[1]) and not torch.equal(outs[1], outs[2])
+
+
+def test_many_keys_take_no_more_memory(device, randn, assert_close):
+    """Pieces of long rows are longer: results of each piece of 256 keys would be gigabytes for 131,072 tokens."""
+    sizes = replace(INVARIANT, decode=replace(INVARIANT.decode, pieces=2))
+    step = make_step([1100, 600], 1, 2, 24, 64, torch.float32, device, randn)
+    one, several = run(step, with_splits(sizes, 1)), run(step, with_splits(sizes, 16))
+    assert torch.equal(one, several)
+    assert_close(one, step.exact)
+
+
+def test_memory_for_pieces():
+    """Rows that are not split leave nothing."""
+
+    def splits(batch, kv_heads):
+        return 4 if batch <= 2 else 1
+
+    spaces = [DecodeWorkspace(8, 4, 2, 16, torch.device("cpu"), splits, pieces=pieces) for pieces in (0, 16)]
+    assert [len(space.sums) for space in spaces] == [8 * 4, 2 * 16 * 4]
