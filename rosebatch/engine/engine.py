@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
 
+import numpy as np
 from msgspec import structs
 
 from rosebatch.core.pooling_params import PLAIN_POOLING, ModelPooling
@@ -257,8 +258,15 @@ class Engine:
         if plan is None:
             return False
         # Looked up now: an earlier plan's result may end one of them.
-        constraints = [self._constraints[i] for i in plan.sampled_ids if i in self._constraints]
-        self._launched.append((plan, self.runner.launch(plan, lambda: fill_masks(constraints, self.vocab_size))))
+        guided = [i for i in plan.sampled_ids if i in self._constraints]
+        constraints = [self._constraints[i] for i in guided]
+        sequences = [self.scheduler.queues.started[i] for i in guided]
+
+        def masks() -> np.ndarray:
+            known = {row: each.replayed[0] for row, each in enumerate(sequences) if each.replayed}
+            return fill_masks(constraints, self.vocab_size, known)
+
+        self._launched.append((plan, self.runner.launch(plan, masks)))
         return True
 
     def _max_launched(self) -> int:

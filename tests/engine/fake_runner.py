@@ -57,6 +57,13 @@ def make_sequence(
     return SequenceState.start(request, id=id, sample=sample, max_model_len=max_model_len, stop_ids=stop_ids)
 
 
+def forget_replayed(held: list[int], chunk: Chunk, spec: SequenceSpec) -> None:
+    """Drop the tokens that are sampled once more: a chunk that ends a prompt samples the first token after it."""
+    prompt = len(spec.prompt_token_ids)
+    if chunk.sampled and chunk.end - (chunk.sampled - 1) == prompt:
+        del held[prompt:]
+
+
 def verify(held: list[int], drafts: Iterable[int], sample: Callable[[list[int]], int]) -> list[int]:
     """The tokens sampled after ``held`` and after each of the drafts; ``held`` gets those that a right draft led to."""
     drafts = list(drafts)
@@ -136,6 +143,7 @@ class FakeRunner(Follower):
     def _compute(self, chunk: Chunk) -> list[int]:
         """The sampled tokens of a chunk, whose tokens are those of the prompt, or sampled before, or drafts."""
         spec, held = self.specs[chunk.id], self.tokens[chunk.id]
+        forget_replayed(held, chunk, spec)
         drafts = chunk.token_ids[max(len(held) - chunk.start, 0) :]
         assert list(chunk.token_ids) == [*held[chunk.start : chunk.end], *drafts]
         assert chunk.sampled == max(chunk.end - len(held) + 1, 0), "a token was left out"

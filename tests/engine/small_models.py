@@ -302,5 +302,7 @@ def device_engine(name, off=(), blocks=60, host_blocks=0, on=()):
         blocks=blocks,
         policy=SeparateDecodes(window),
         host_blocks=host_blocks,
+        exact_prefixes=switches.batch_invariant,
+        replays=switches.replays,
         **_sharing(name, prefix_cache=switches.prefix_cache),
     )

@@ -15,7 +15,16 @@ from rosebatch.engine.long_rope import LONG, LongRope
 from rosebatch.engine.plan import GONE, StepResult
 from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.engine.torch_runner.batch import BlockTables
-from tests.engine.fake_runner import VOCAB, Follower, fake_completion, make_sequence, next_token, random_pools, verify
+from tests.engine.fake_runner import (
+    VOCAB,
+    Follower,
+    fake_completion,
+    forget_replayed,
+    make_sequence,
+    next_token,
+    random_pools,
+    verify,
+)
 
 SEEDS = 400
 GROUPS = 8
@@ -96,6 +105,8 @@ class CheckingRunner(Follower):
             assert (0, block) not in frozen
             self.cache[0] |= {block * size + i: content for i, content in enumerate(self.host[kept])}
         written, read = set(), []
+        for chunk in plan.chunks:
+            forget_replayed(self.tokens[chunk.id], chunk, self.specs[chunk.id])
         for chunk, group in product(plan.chunks, range(self.num_groups)):
             known = self.tokens[chunk.id][chunk.start : chunk.end]
             assert list(chunk.token_ids[: len(known)]) == known
@@ -173,6 +184,7 @@ def run_once(seed):
         prefix_cache=rng.random() < 0.7,
         chunked_prefill=rng.random() < 0.7,
         exact_prefixes=rng.random() < 0.5,
+        replays=rng.random() < 0.5,
         restarts=LongRope(trained_len, 10**6) if trained_len else None,
         host_blocks=rng.choice([4, 100]) if [pool.window for pool in pools] == [0] else 0,
     )

@@ -47,6 +47,8 @@ class Scheduler:
         exact_prefixes: see ``PrefixCache``.
         share_prompts: the completions of a request share the blocks of its prompt; otherwise each computes it.
         host_blocks: blocks of the host for preempted sequences; needs one group without a window, and no states.
+        replays: preempted sequences sample their tokens again, see ``SequenceState.rewind``; else all their tokens are
+            computed like a prompt, where none are saved.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Scheduler:
         exact_prefixes: bool = False,
         share_prompts: bool = True,
         host_blocks: int = 0,
+        replays: bool = False,
     ) -> None:
         assert not host_blocks or (len(pools) == 1 and not pools[0].window), "the host holds whole sequences"
         self.blocks = BlockGroups(pools)
@@ -77,6 +80,7 @@ class Scheduler:
             policy=policy,
             chunked_prefill=chunked_prefill,
             share_prompts=share_prompts,
+            rewind=self._rewind if replays else None,
         )
 
     @property
@@ -145,8 +149,9 @@ class Scheduler:
             sequence.num_pending_tokens -= length
             last_time = sequence.token_times[-1] if sequence.token_times else None
             drafts = sequence.drafts
+            replays = len(sequence.replayed)
             kept = sequence.apply_token_ids(sequence.verify(token_ids) if drafts else token_ids, logprobs, now)
-            if kept and last_time is not None:
+            if kept > replays and last_time is not None:
                 gaps[now - last_time] += 1
             if drafts:
                 # Wrong drafts were computed for nothing.
@@ -205,6 +210,12 @@ class Scheduler:
         self.blocks.free(sequence)
         self.queues.send_back(sequence)
         sequence.restart(spec)
+
+    def _rewind(self, sequence: SequenceState) -> None:
+        """Back to the prompt, and to the spec that it began with."""
+        sequence.rewind()
+        if self.restarts is not None:
+            sequence.restart(self.restarts.spec_for(sequence.spec, sequence.num_tokens))
 
     def _restart_due(self, policy: RestartPolicy) -> None:
         """Restart the sequences that have reached their ``restart_len``, once their tokens are known."""

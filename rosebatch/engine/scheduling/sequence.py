@@ -44,6 +44,7 @@ class SequenceState(msgspec.Struct, eq=False):
         tables: its block table in each group of layers, see ``BlockGroups``; empty if it holds no blocks.
         saved_blocks: of the host, see ``HostBlocks``: they hold K and V of its first ``num_saved_tokens``.
         decoding: whether a plan has sampled its newest token.
+        replayed: known tokens after those of ``token_ids``, which are to be sampled once more, see ``rewind``.
         drafts: tokens that may follow. The next chunk verifies as many as it has room for; a result drops them.
         logprobs, prompt_logprobs: those of the tokens so far, if asked for.
         token_times: when each generated token arrived.
@@ -69,6 +70,7 @@ class SequenceState(msgspec.Struct, eq=False):
     block_hashes: list[bytes] = []
     status: Status = Status.WAITING
     decoding: bool = False
+    replayed: list[int] = []
     drafts: tuple[int, ...] = ()
     finish_reason: str | None = None
     has_end_token: bool = False
@@ -200,6 +202,16 @@ class SequenceState(msgspec.Struct, eq=False):
         self.spec = spec
         self.block_hashes.clear()
 
+    def rewind(self) -> None:
+        """Go back to the prompt: the tokens after it are sampled again, in the steps that they came from.
+
+        They are the same then, and so are K and V: computed like a prompt, both might differ in their last bits.
+        """
+        assert not self.tables and not self.num_pending_tokens, "no block holds the tokens, and all are known"
+        self.replayed = [*self.token_ids[self.num_prompt_tokens :], *self.replayed]
+        del self.token_ids[self.num_prompt_tokens :]
+        self.block_hashes.clear()
+
     def verify(self, token_ids: list[int]) -> list[int]:
         """Drop the drafts; returns the sampled tokens up to the first that is not the draft for its position.
 
@@ -216,9 +228,15 @@ class SequenceState(msgspec.Struct, eq=False):
         """Append sampled tokens up to the one that finishes the sequence; returns how many were appended.
 
         No other place writes a token (source: article S3). So first tokens, later tokens and tokens after a
-        preemption follow one rule. All of these arrived at the time ``now``.
+        preemption follow one rule. All of these arrived at the time ``now``, but for those that are ``replayed``.
         """
         now = time.perf_counter() if now is None else now
+        known = 0
+        if self.replayed:
+            known = min(len(self.replayed), len(token_ids) - (NOT_FINITE in token_ids[-1:]))
+            self.token_ids.extend(self.replayed[:known])
+            del self.replayed[:known]
+            token_ids, logprobs = token_ids[known:], logprobs[known:]
         room = self.spec.max_len - len(self.token_ids)
         not_finite = bool(token_ids) and token_ids[-1] == NOT_FINITE
         if not_finite:
@@ -238,11 +256,13 @@ class SequenceState(msgspec.Struct, eq=False):
             self.logprobs.extend(logprobs[:appended])
         if self.finish_reason is not None:
             self.finish_time = now
-        return appended
+        return known + appended
 
     def apply_rest(self, now: float) -> None:
         """Append the tokens up to the end that no other could replace: only their log-probabilities need a step."""
-        if self.constraint is not None and self.sampling.logprobs is None and (rest := self.constraint.rest()):
+        if self.constraint is None or self.sampling.logprobs is not None or self.replayed:
+            return
+        if rest := self.constraint.rest():
             self.apply_token_ids(rest, now=now)
 
     def _tokens_until_stop(self, token_ids: Sequence[int]) -> int | None:

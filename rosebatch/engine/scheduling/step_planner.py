@@ -5,7 +5,7 @@ prefix hits and resuming after a preemption are that one rule. Blocks are reserv
 V are written inside it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -50,6 +50,7 @@ class StepPlanner:
     policy: StepPolicy
     chunked_prefill: bool
     share_prompts: bool
+    rewind: Callable[[SequenceState], None] | None = None
     _max_chunk: int = field(init=False)
     _plan: PlanBuilder = field(default_factory=PlanBuilder)
     # Whether the token budget, and not slots or blocks, ended the last admission.
@@ -233,7 +234,10 @@ class StepPlanner:
             return False
         self._plan.saves += self.host_blocks.save(victim)
         self.blocks.free(victim)
-        self.queues.send_back(victim, self._others_first(victim))
+        place = self._others_first(victim)
+        if self.rewind is not None and not victim.saved_blocks:
+            self.rewind(victim)
+        self.queues.send_back(victim, place)
         self._plan.num_preempted += 1
         return True
 
