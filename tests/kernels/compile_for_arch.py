@@ -166,6 +166,8 @@ def invariant() -> None:
 
     device = launchers.device_of(torch.device("cuda"))
     decode, _, _, num_splits = softmax()
+    sizes = SIZES.of(device).invariant()
+    everywhere = replace(sizes, prefill=replace(sizes.prefill, hopper=()))
     for heads, kv_heads, size, dtype in [
         (16, 8, 128, torch.bfloat16),
         (16, 8, 128, torch.float16),
@@ -177,8 +179,10 @@ def invariant() -> None:
             qkv = empty(batch, (heads + 2 * kv_heads) * size, dtype=dtype)
             workspace = DecodeWorkspace(batch, heads, kv_heads, size, torch.device("cpu"), num_splits, pieces=16)
             each = qkv, cache, ints(batch, 4), ints(batch), ints(batch), workspace
-            options = {"sizes": SIZES.of(device).invariant(), "window": 100 if heads == kv_heads else 0}
-            decode(*each, num_heads=heads, scale=1.0, append=append, **options)
+            window = 100 if heads == kv_heads else 0
+            decode(*each, num_heads=heads, scale=1.0, append=append, window=window, sizes=sizes)
+        prompts = qkv, cache, ints(300, 4), ints(3, 4)
+        Launchers("paged_attention.prefill").prefill(*prompts, num_heads=heads, scale=1.0, sizes=everywhere)
         layer = FixedLinear(empty(64, 96, dtype=dtype), None, device)
         layer.add_(empty(300, 96, dtype=dtype), layer(empty(300, 96, dtype=dtype)))
 

@@ -21,7 +21,7 @@ FLOOR = Path(sys.prefix) / ".floor-triton"
 # Kernels by group; those that need the shared memory of Hopper.
 GROUPS = {
     "attention": {"_decode", "_prefill", "_prepare"},
-    "invariant": {"_decode", "_product"},
+    "invariant": {"_decode", "_prefill", "_product"},
     "attention_of_more_families": {"_decode", "_prefill", "_prepare", "_whole_norm"},
     "prompts_on_hopper": {"_prefill_hopper"},
     "shared_attention": {"_attend_shared", "_decode", "_prefill_shared"},

@@ -5,7 +5,7 @@ import torch
 
 from benchmarks.kernels.launchers import Launchers
 from rosebatch_kernels.experts import reference
-from rosebatch_kernels.experts.sizes import Step, Tile
+from rosebatch_kernels.experts.sizes import SIZES, Step, Tile
 
 kernel, order, router = (Launchers(f"experts.{name}") for name in ("kernel", "order", "router"))
 
@@ -112,3 +112,17 @@ def test_a_tokens_bits_do_not_depend_on_its_neighbours(randn):
     torch.testing.assert_close(whole, expected, rtol=1e-4, atol=1e-4)
     for row in range(9):
         assert torch.equal(layer(x[row : row + 1], ids[row : row + 1], weights[row : row + 1]), whole[row : row + 1])
+
+
+def test_one_dtype_and_no_rounding_of_rows_for_all_numbers_of_tokens(narrow, device, randn):
+    """With ``--batch-invariant``, parts of a row must not be fp32 in a small batch, nor rows fp8 in a large one."""
+    sizes = SIZES.measured.invariant()
+    for tokens in (1, 300):
+        x, gate_up, down = (
+            randn(*shape, dtype=narrow).to(device) for shape in ((tokens, 32), (3, 32, 32), (3, 32, 16))
+        )
+        ids, weights = reference.route(randn(tokens, 3), 2, normalize=True)
+        out = kernel.parts(x, ids.to(device), weights.to(device), gate_up, down, sizes=sizes)
+        assert out.dtype == narrow
+    assert SIZES.measured.steps[0].fp8 is not None
+    assert {(step.fp8, step.fp8_blocks) for step in sizes.steps} == {(None, None)}

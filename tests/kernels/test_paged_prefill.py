@@ -12,6 +12,7 @@ from rosebatch_kernels.common.device import device_of
 from rosebatch_kernels.common.tiles import TILE_ROWS
 from rosebatch_kernels.paged_attention import reference
 from rosebatch_kernels.paged_attention.sizes import SIZES
+from tests.helpers.launches import note_launches
 from tests.kernels.scattered import Scattered, assert_same, attention, untouched
 
 kernel = Launchers("paged_attention.prefill")
@@ -225,3 +226,37 @@ def test_kernel_offsets_past_int32(device, randn, assert_close, far_apart):
     queries, table = far_apart(q.flatten(1).to(device)), torch.tensor(far, dtype=torch.int32, device=device)
     out = kernel.prefill(queries, cache, table, cut(chunks).to(device), num_heads=1, scale=SCALE)
     assert_close(out, exact_rows(q, paged, chunks, 0))
+
+
+def test_masked_and_other_tiles_round_alike(monkeypatch, randn):
+    """The compiler fuses the scale and the largest score where no key is masked: a row's bits went by its chunk."""
+    options = []
+    note_launches(monkeypatch, lambda name, grid, keywords: options.append(keywords.get("enable_fp_fusion")))
+    sizes = SIZES.of(device_of(torch.device("cuda")))
+    cache, tiles = randn(2, 1, 1, 16, 16), torch.tensor([[0, 0, 0, 3]], dtype=torch.int32)
+    for each in (sizes, sizes.invariant()):
+        kernel.prefill(randn(3, 16), cache, tiles[:, :1], tiles, num_heads=1, scale=SCALE, sizes=each)
+    assert options == [None, False]
+
+
+@pytest.mark.parametrize("start", [1, 13, 64])
+def test_one_arithmetic_gives_the_same_result(start, dtype, device, randn):
+    """Chunks that begin anywhere: with the sizes of ``--batch-invariant`` on a GPU, with any in the interpreter."""
+    sizes = SIZES.of(device_of(torch.device("cuda"))).invariant()
+    paged = Scattered([200], 1, 16, 16, dtype, device, randn)
+    q = randn(200, 32, dtype=dtype).to(device)
+
+    def run(*chunks):
+        tiles = [
+            (0, first, first, min(TILE_ROWS, stop - first))
+            for begin, stop in chunks
+            for first in range(begin, stop, TILE_ROWS)
+        ]
+        tiles = torch.tensor(tiles, dtype=torch.int32, device=device)
+        return kernel.prefill(q, paged.cache, paged.table, tiles, num_heads=2, scale=SCALE, sizes=sizes)
+
+    whole, cut = run((0, 200)), run((0, start), (start, 200))
+    if device == "cuda":
+        assert torch.equal(cut, whole)
+    else:
+        torch.testing.assert_close(cut, whole)

@@ -87,6 +87,7 @@ def prefill(
         KEYS=program.keys,
         STAGES=program.stages,
         num_warps=program.warps,
+        **({} if sizes.prefill.fuses else {"enable_fp_fusion": False}),
         **launch_options(device),
     )
     return out

@@ -97,6 +97,9 @@ class PrefillSizes:
         shared: for 16-bit types where chunks share tiles.
         hopper: for 16-bit types on Hopper, by channels of a head; empty to leave its own kernel out. Measured on an
             H200.
+        fuses: whether the compiler may round products and sums together. It does so where all rows see all keys of a
+            tile, and not where some are masked: a row's bits then go by where its chunk begins. Hopper's own kernel
+            masks products, and scales them alike.
     """
 
     fp32: Program
@@ -104,6 +107,7 @@ class PrefillSizes:
     e4m3: Program
     shared: Program
     hopper: tuple[tuple[int, HopperProgram], ...] = ()
+    fuses: bool = True
 
 
 @dataclass(frozen=True)
@@ -115,8 +119,8 @@ class Sizes:
     prefill: PrefillSizes
 
     def invariant(self) -> "Sizes":
-        """Pieces of keys, which go by the position alone, and not by the batch as splits do."""
-        return replace(self, decode=replace(self.decode, pieces=16))
+        """Pieces of keys go by the position alone, not by the batch as splits do; all tiles have one arithmetic."""
+        return replace(self, decode=replace(self.decode, pieces=16), prefill=replace(self.prefill, fuses=False))
 
 
 _DECODE = DecodeSizes(
