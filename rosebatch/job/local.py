@@ -100,6 +100,8 @@ def model_info_of(plan: LaunchPlan) -> ModelInfo:
         "quantization": plan.source.quantization.identity,
         "kv_cache_dtype": plan.source.config.kv_cache_dtype,
         "device": plan.device.type,
+        # Another GPU may add in another order; without the switch, the batch decides that anyway.
+        "gpu": gpu_name() if plan.device.type == "cuda" and plan.switches.batch_invariant else None,
         "sampler": plan.config.sampler,
         "tensor_parallel_size": plan.config.tensor_parallel_size,
         "toggles": asdict(plan.switches),
@@ -110,7 +112,6 @@ def model_info_of(plan: LaunchPlan) -> ModelInfo:
             "tokenizers": version("tokenizers"),
         },
     }
-    independent = plan.device.type == "cpu" and plan.switches.batch_invariant
     pooling = plan.source.pooling
     refused = refusals(plan.source.name, pooling, has_head=plan.source.has_head)
     names = sorted(plan.source.prompts.by_name)
@@ -118,7 +119,7 @@ def model_info_of(plan: LaunchPlan) -> ModelInfo:
         plan.source.name,
         identity,
         default_sampling(plan),
-        independent,
+        plan.dependence is None,
         asdict(pooling.params),
         refused,
         names,

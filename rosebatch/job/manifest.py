@@ -31,6 +31,7 @@ _NAMES = {
     "columns.keeps_prompt": "--keep-prompt",
     "sampling.structured_outputs.regex": "--regex",
     "input_format": "the format of the input",
+    "gpu": "the GPU",
     **{f"versions.{name}": f"the version of {name}" for name in ("rosebatch", "python", "torch", "tokenizers")},
 }
 # Hashes and whole files, which say nothing to people.

@@ -29,6 +29,7 @@ from rosebatch.io.sampling_fields import with_defaults
 from rosebatch.job.config import JobConfig
 from rosebatch.job.destination import Destination, find_destination
 from rosebatch.job.manifest import build_manifest
+from rosebatch.job.model_info import ModelInfo
 from rosebatch.job.open_input import open_input, require_free_names
 from rosebatch.job.open_output import errors_of, open_output
 from rosebatch.job.output_manifest import OutputManifest, find_output_manifest, told_replaced
@@ -143,7 +144,7 @@ def run_job(
         startup,
         time.perf_counter() - begun,
         resumed,
-        resumed_exactly=not resumed or (service.facts.independent and not results.mixed),
+        resumed_exactly=not resumed or (_is_exact(job, service.facts) and not results.mixed),
         input=job.input,
         output=job.output or "-",
         machine=_machine(served),
@@ -157,6 +158,11 @@ def run_job(
     for path in job.report:
         write_report(report, path)
     return JobResult(results.num_failed, report)
+
+
+def _is_exact(job: JobConfig, facts: ModelInfo) -> bool:
+    """Whether a row has the same bits in any batch. What a GPU pools goes by the chunks of a prompt."""
+    return facts.independent and (job.task.samples or facts.identity["device"] == "cpu")
 
 
 def _serve(

@@ -59,6 +59,26 @@ class LaunchPlan:
         source = self.source
         return source.quantization.kept(self.switches, self.device.type, source.dtype)
 
+    @property
+    def dependence(self) -> str | None:
+        """What lets a row's bits depend on the rows beside it; None if nothing does."""
+        if not self.switches.batch_invariant:
+            return flag("batch_invariant", on=False)
+        if self.device.type == "cpu":
+            return None
+        model = self.source.config
+        causes = {
+            flag("paged_attention", on=False): not self.switches.paged_attention,
+            f"--sampler {self.config.sampler}": self.config.sampler != "rosebatch",
+            "--tensor-parallel-size": self.config.tensor_parallel_size > 1,
+            "transformers' code of the model": self.source.model_impl != "rosebatch",
+            "HP1's attention": model.hp1 is not None,
+            "layers with a state": model.num_state_layers > 0,
+            "weights in fp8 or 4 bits": self.quantization is not None,
+            "a KV cache in fp8": model.kv_cache_dtype == "fp8",
+        }
+        return next((cause for cause, is_there in causes.items() if is_there), None)
+
     def tokenizer_identity(self) -> dict[str, str] | None:
         """Name and fingerprint of the tokenizer of ``--tokenizer``; None for the model's own."""
         if self.config.tokenizer is None or self.tokenizer_folder is None:
@@ -130,7 +150,10 @@ def plan_launch(config: RunConfig, *, quiet: bool = False, weights: bool = True)
         if config.switches.get(name):
             warn_once(f"{flag(name)} has no effect: {reason}")
     switches = replace(switches, **dict.fromkeys(switched_off_by(source.config), False))
-    return LaunchPlan(config, device, switches, source, folder, time.perf_counter() - started)
+    plan = LaunchPlan(config, device, switches, source, folder, time.perf_counter() - started)
+    if switches.batch_invariant and plan.dependence is not None:
+        warn_once(f"--batch-invariant: with {plan.dependence}, results may still depend on the batch")
+    return plan
 
 
 @cache

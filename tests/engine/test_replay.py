@@ -26,7 +26,7 @@ def preempted(fake_runner, **options):
 @pytest.mark.parametrize("policy", [MIXED, SeparateDecodes(1), SeparateDecodes(2)])
 def test_only_the_prompt_is_computed_as_one(policy, prefix_cache, fake_runner):
     """A generated token in a packed step has K and V of other bits, and so have all tokens after it."""
-    scheduler, a, b = preempted(fake_runner, policy=policy, prefix_cache=prefix_cache)
+    scheduler, _, b = preempted(fake_runner, policy=policy, prefix_cache=prefix_cache)
     known = b.replayed
     assert known and [*b.token_ids] == [1, 1, 1]
     done, plans = drain(scheduler, fake_runner)

@@ -197,6 +197,8 @@ def break_and_resume(job, tmp_path):
         ("cpu", {}, {"resume": True}, True),
         ("cpu", {"batch_invariant": False}, {"resume": True}, False),
         ("cuda", {}, {"resume": True}, False),
+        ("cuda", {"batch_invariant": True}, {"resume": True}, True),
+        ("cuda", {"batch_invariant": True, "paged_attention": False}, {"resume": True}, False),
         ("cpu", {}, {"force_resume": True}, True),
         ("cpu", {}, {"force_resume": True, "seed": 1}, False),
     ],
@@ -244,6 +246,15 @@ def test_memory_does_not_grow_with_the_file(tmp_path, ending):
         assert Path(f"{path}.jsonl").read_bytes().count(b"\n") == rows
     # In KiB.
     assert peaks[1] < peaks[0] + 8 * 1024
+
+
+def test_resumed_vectors_of_a_gpu_may_differ(break_and_resume):
+    """The sum of a mean goes by the chunks of a prompt, which go by the batch."""
+    switches = Switches.resolve({"batch_invariant": True}, "cuda")
+    changes = {"device": torch.device("cuda"), "switches": switches}
+    rows = [{"prompt": f"row {i} " * 9} for i in range(9)]
+    report, _ = break_and_resume(rows, 4, lambda plan: replace(plan, **changes), pooling=PoolingParams(), resume=True)
+    assert report["resumed_exactly"] is False
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
