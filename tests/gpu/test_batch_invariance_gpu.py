@@ -1,0 +1,196 @@
+"""On a GPU with ``--batch-invariant``, a row's tokens and log-probabilities are the same bits in any company."""
+
+import random
+
+import pytest
+import torch
+
+from rosebatch.bench.scenario import configs_dir
+from rosebatch.config.model import ModelConfig
+from rosebatch.config.run import RunConfig
+from rosebatch.config.toml_file import load_toml
+from rosebatch.core.request import Request
+from rosebatch.core.sampling_params import SamplingParams
+from rosebatch.engine.cache.kv_cache import bytes_per_block
+from rosebatch.launch.launch import launch
+from rosebatch.ops.device import keep_products_whole
+from rosebatch_kernels.common.device import device_of
+from rosebatch_kernels.linear import kernel
+from rosebatch_kernels.linear import sizes as linear_sizes
+from rosebatch_kernels.linear.invariant import FixedLinear, differing_rows
+from rosebatch_kernels.linear.streamed import StreamedHead, StreamedLinear
+from rosebatch_kernels.linear.torch_linear import TorchLinear
+from rosebatch_kernels.mlp import kernel as mlp_kernel
+
+pytestmark = pytest.mark.gpu
+
+FAMILIES = ["GPT2", "Llama", "Mistral", "Qwen2", "Qwen3", "gemma2", "gpt_oss", "qwen3_moe"]
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+KINDS = [
+    {},
+    {"temperature": 0.9},
+    {"temperature": 1.0, "top_k": 20, "top_p": 0.9},
+    {"frequency_penalty": 0.8, "temperature": 0.7},
+    {"n": 2, "temperature": 1.1},
+]
+# (out, in): of Llama-8B and Qwen3-0.6B, GPT-2's, and sizes that are no multiples of 64.
+SHAPES = [(6144, 4096), (4096, 14336), (4096, 2048), (1024, 3072), (2304, 768), (768, 3072), (1000, 200), (72, 136)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def whole_products():
+    """In this process: ``load_engine`` does so before the first product of a run."""
+    keep_products_whole()
+
+
+@pytest.fixture(scope="module")
+def requests():
+    """100 of 1 to 200 tokens, over ends of tiles and blocks."""
+    return rows_of([1, 2, 31, 63, 64, 65, 100, 127, 150, 199, 200], 199)
+
+
+def rows_of(lengths, vocab):
+    """100 rows with up to 40 tokens to come, some with a common beginning."""
+    numbers, made = random.Random(0), []
+    shared = [numbers.randrange(vocab) for _ in range(max(lengths))]
+    for index in range(100):
+        length = lengths[index % len(lengths)]
+        prompt = shared[: min(numbers.choice([0, 64, length]), length - 1)]
+        prompt = prompt + [numbers.randrange(vocab) for _ in range(length - len(prompt))]
+        limits = {"max_tokens": 40 - index % 9, "seed": numbers.randrange(2**64), "ignore_eos": True}
+        made.append(Request(index, tuple(prompt), SamplingParams(logprobs=3, **limits, **KINDS[index % len(KINDS)])))
+    return made
+
+
+def run(engine, requests):
+    """Request id and sample -> tokens and log-probabilities."""
+    done = list(engine.run(requests))
+    return {(c.request.id, c.sample): (c.token_ids, [list(each) for each in c.logprobs]) for c in done}
+
+
+def differing(found, expected):
+    return sorted(key for key in found if found[key] != expected[key])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_in_any_company(family, dtype, requests, make_engine, model_config):
+    """Each way of serving the rows against each row alone. What differs names the way, and the first rows."""
+
+    def engine(switches=None, **limits):
+        options = {"seqs": 64, "max_num_batched_tokens": 8192, **limits}
+        return make_engine(family, dtype, {"batch_invariant": True, **(switches or {})}, **options)
+
+    alone, one = {}, engine({"prefix_cache": False}, seqs=2)
+    for request in requests[::3]:
+        alone |= run(one, [request])
+    together = run(engine(), requests)
+    wrong = {"alone": differing(alone, together)}
+    ways = {
+        "reversed": (engine(), requests[::-1]),
+        "2 slots": (engine(seqs=2), requests[:30]),
+        "chunks of 50": (engine(max_num_batched_tokens=50), requests),
+        "chunks of 777": (engine(max_num_batched_tokens=777), requests),
+        "no prefix cache": (engine({"prefix_cache": False}), requests),
+        "no graphs": (engine({"cuda_graph": False}), requests[:30]),
+        "undivided keys": (engine({"split_keys": False}), requests),
+    }
+    preempting = engine(blocks=30)
+    ways["preempting"] = (preempting, requests)
+    for name, (made, rows) in ways.items():
+        wrong[name] = differing(run(made, rows), together)
+    assert {name: rows[:5] for name, rows in wrong.items() if rows} == {}
+    # Where all layers have a window, sequences stop growing.
+    assert preempting.stats.preemptions > 0 or all(model_config(family).kv_windows)
+
+
+@pytest.mark.parametrize(
+    ("model", "dtype"), [("gpt2", "float16"), ("qwen3-0.6b", "bfloat16"), ("llama-3.1-8b", "bfloat16")]
+)
+def test_models_of_real_sizes(model, dtype):
+    """Where cuBLAS splits, pieces of keys are folded, and prompts run Hopper's kernel. Near ties are many."""
+    toml = configs_dir() / "models" / f"{model}.toml"
+    rows = rows_of([1, 64, 200, 255, 256, 257, 300, 511, 700, 900], 50_000)
+
+    def served(rows, memory=4 << 30, tokens=16384, slots=64):
+        config = RunConfig.of(
+            str(toml),
+            load_format="dummy",
+            device="cuda",
+            dtype=dtype,
+            max_num_seqs=slots,
+            max_num_batched_tokens=tokens,
+            kv_cache_memory=memory,
+            batch_invariant=True,
+        )
+        engine = launch(config).engine
+        return run(engine, rows), engine.stats.preemptions
+
+    together, _ = served(rows)
+    row_bytes = bytes_per_block(load_toml(toml, ModelConfig).kv_planes, 1024, torch.bfloat16)
+    ways = {
+        "2 slots": served(rows[:20], slots=2),
+        "reversed": served(rows[::-1]),
+        "chunks of 500": served(rows, tokens=500),
+        "preempting": served(rows, memory=12 * row_bytes),
+    }
+    wrong = {name: differing(found, together)[:5] for name, (found, _) in ways.items()}
+    assert not any(wrong.values()), wrong
+    assert ways["preempting"][1] > 0
+
+
+def test_without_the_switch_some_row_differs(requests, make_engine):
+    """Or the test above would see nothing."""
+    outs = [run(make_engine("Llama", torch.bfloat16, seqs=seqs), requests) for seqs in (2, 64)]
+    assert differing(*outs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_products_are_whole(shape, dtype):
+    """On Hopper cuBLAS splits nothing without memory for parts. Where this fails, runs take the slower fallback."""
+    device, weight = device_of(torch.device("cuda")), torch.empty(shape, dtype=dtype, device="cuda")
+    bias = torch.empty(shape[0], dtype=dtype, device="cuda")
+    for own in (None, bias):
+        assert differing_rows(lambda w, b: StreamedLinear(w, b, device, invariant=True), weight, own) is None
+        assert differing_rows(TorchLinear, weight, own) is None
+    assert differing_rows(lambda w, b: StreamedHead(w, device), weight, None) is None
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_fallback_is_whole(shape, dtype):
+    device, weight = device_of(torch.device("cuda")), torch.empty(shape, dtype=dtype, device="cuda")
+    assert differing_rows(lambda w, b: FixedLinear(w, b, device), weight, None) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_gate_in_the_product_and_behind_it(dtype, randn):
+    """Few rows and very many have their gate in the product's kernel, others behind it: elementwise alike."""
+    device = device_of(torch.device("cuda"))
+    x, weight = randn(2048, 1024, dtype=dtype).cuda(), (randn(6144, 1024) / 32).to("cuda", dtype)
+    layer = StreamedLinear(weight, None, device, invariant=True)
+    behind = mlp_kernel.silu_mul(layer(x), sizes=mlp_kernel.SIZES.of(device), device=device)
+    assert layer.gates(x, "silu_mul")
+    assert torch.equal(layer.activated(x, "silu_mul"), behind)
+    assert torch.equal(layer.activated(x[:64], "silu_mul"), behind[:64])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_residuals_in_our_kernel_and_in_cublas(dtype, randn):
+    """Ours adds the product of few rows to the residual, cuBLAS that of many."""
+    device = device_of(torch.device("cuda"))
+    x, weight = randn(64, 3072, dtype=dtype).cuda(), (randn(1024, 3072) / 50).to("cuda", dtype)
+    onto = randn(64, 1024, dtype=dtype).cuda()
+    ours = kernel.add_(x, weight, onto.clone(), sizes=linear_sizes.SIZES.of(device), device=device)
+    assert torch.equal(ours, onto.clone().addmm_(x, weight.t()))
+
+
+def test_a_run_on_hopper_needs_no_fallback(make_engine, monkeypatch):
+    """Else it would be right, and slow: the prompts' products are those of a few rows then."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("other GPUs may need it")
+    made = []
+    monkeypatch.setattr(FixedLinear, "__init__", lambda self, *_: made.append(self))
+    make_engine("Llama", torch.bfloat16, {"batch_invariant": True}, seqs=8)
+    assert made == []
