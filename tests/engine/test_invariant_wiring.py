@@ -1,0 +1,66 @@
+"""``--batch-invariant`` on a GPU reaches what decides the order of sums: each reader of the switch."""
+
+import os
+
+import pytest
+import torch
+
+from rosebatch.config.run import RunConfig
+from rosebatch.config.switches import Switches
+from rosebatch.engine import load
+from rosebatch.model.quantization.dense import DenseWeight
+from rosebatch.ops.attention import softmax_kernels
+from rosebatch.ops.device import keep_products_whole
+from rosebatch.ops.ops import Experts
+from rosebatch.ops.select import select
+
+CPU = torch.device("cpu")
+SWITCHES = {on: Switches.resolve({"batch_invariant": on}, "cuda") for on in (True, False)}
+
+
+def test_cublas_gets_no_memory_for_parts(monkeypatch):
+    """Its defaults split products of few rows. Who has set a size keeps it."""
+    monkeypatch.delenv("CUBLASLT_WORKSPACE_SIZE", raising=False)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    preferred = []
+    monkeypatch.setattr(torch.backends.cuda, "preferred_blas_library", preferred.append)
+    keep_products_whole()
+    assert os.environ["CUBLASLT_WORKSPACE_SIZE"] == "1"
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert preferred == ["cublaslt"]
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_cublas_is_told_in_front_of_its_first_product(on, monkeypatch):
+    """Later it reads no setting. Each rank loads its own engine."""
+    told = []
+
+    def stop(*_):
+        raise InterruptedError
+
+    monkeypatch.setattr(load, "keep_products_whole", lambda: told.append(True))
+    monkeypatch.setattr(load, "select", stop)
+    source = type("Source", (), {"quantization": type("Plain", (), {"input_group": None})})
+    with pytest.raises(InterruptedError):
+        load.load_engine(source, RunConfig(), SWITCHES[on], torch.device("cuda"))
+    assert told == [True] * on
+
+
+def test_attention_has_pieces_and_one_arithmetic():
+    for on, switches in SWITCHES.items():
+        kernels = softmax_kernels(4, {(4, 2, 16)}, {False}, switches, torch.bfloat16, CPU)
+        sizes = kernels.prefill.keywords["sizes"]
+        assert (sizes.decode.pieces > 0, sizes.prefill.fuses) == (on, not on)
+        assert switches.shares_keys is not on
+
+
+def test_parts_of_experts_have_one_dtype(monkeypatch):
+    """In the operators, not in the table alone."""
+    seen = []
+    monkeypatch.setattr("rosebatch_kernels.experts.kernel.parts", lambda *_, sizes, **__: seen.append(sizes.max_exact))
+    monkeypatch.setattr("rosebatch_kernels.experts.router.route", lambda *_, **__: (None, None))
+    gate_up, down = DenseWeight.of(torch.zeros(2, 8, 8)), DenseWeight.of(torch.zeros(2, 8, 4))
+    layer = Experts(gate_up=gate_up, down=down, k=1, normalize=True, activation="silu_mul")
+    for switches in SWITCHES.values():
+        select(switches, "cuda").experts(layer)(torch.zeros(1, 8), torch.zeros(1, 2), None)
+    assert seen == [0, 256]
