@@ -72,8 +72,7 @@ class LaunchPlan:
             f"--sampler {self.config.sampler}": self.config.sampler != "rosebatch",
             "--tensor-parallel-size": self.config.tensor_parallel_size > 1,
             "transformers' code of the model": self.source.model_impl != "rosebatch",
-            "HP1's attention": model.hp1 is not None,
-            "layers with a state": model.num_state_layers > 0,
+            str(model.batch_dependent_layers): model.batch_dependent_layers is not None,
             "weights in fp8 or 4 bits": self.quantization is not None,
             "a KV cache in fp8": model.kv_cache_dtype == "fp8",
         }

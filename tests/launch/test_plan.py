@@ -150,8 +150,7 @@ def test_a_model_that_does_not_fit_is_not_downloaded(repository, monkeypatch):
         ({"batch_invariant": False}, "--no-batch-invariant"),
         ({"paged_attention": False}, "--no-paged-attention"),
         ({"tensor_parallel_size": 2}, "--tensor-parallel-size"),
-        ({"hp1": True}, "HP1's attention"),
-        ({"num_state_layers": 3}, "layers with a state"),
+        ({"batch_dependent_layers": "layers with a state"}, "layers with a state"),
         ({"model_impl": "transformers"}, "transformers' code of the model"),
         ({"described": "fp8"}, "weights in fp8 or 4 bits"),
         ({"kv_cache_dtype": "fp8"}, "a KV cache in fp8"),
@@ -162,14 +161,13 @@ def test_what_lets_a_row_depend_on_its_batch(change, cause):
     device = change.get("device", "cuda")
     switches = {name: change.get(name, True) for name in ("batch_invariant", "paged_attention")}
     switches |= {"paged_attention": None} if device == "cpu" else {}
-    model = {"num_state_layers": 0, "experts": None, "hp1": None, "kv_cache_dtype": "auto"}
+    model = {"experts": None, "batch_dependent_layers": None, "kv_cache_dtype": "auto"}
     source = SimpleNamespace(
-        config=SimpleNamespace(**{name: change.get(name, value) or None for name, value in model.items()}),
+        config=SimpleNamespace(**{name: change.get(name, value) for name, value in model.items()}),
         quantization=SimpleNamespace(described=lambda *_, **__: change.get("described")),
         model_impl=change.get("model_impl", "rosebatch"),
         dtype=torch.bfloat16,
     )
-    source.config.num_state_layers = change.get("num_state_layers", 0)
     config = RunConfig(tensor_parallel_size=change.get("tensor_parallel_size", 1))
     resolved = Switches.resolve(switches, device)
     assert plan.LaunchPlan(config, torch.device(device), resolved, source, None, 0.0).dependence == cause
@@ -177,7 +175,7 @@ def test_what_lets_a_row_depend_on_its_batch(change, cause):
 
 def test_one_line_where_the_batch_matters_all_the_same(on_cuda, source, capsys):
     """Who asks for equal bytes must know that a model does not have them."""
-    source.config.num_state_layers = 2
-    source.config.hp1, source.config.kv_cache_dtype, source.model_impl = None, "auto", "rosebatch"
+    source.config.batch_dependent_layers, source.config.kv_cache_dtype = "layers with a state", "auto"
+    source.model_impl = "rosebatch"
     on_cuda(RunConfig.of("any", batch_invariant=True))
     assert "--batch-invariant: with layers with a state, results may still depend" in capsys.readouterr().err
