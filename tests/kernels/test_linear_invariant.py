@@ -125,7 +125,9 @@ def test_a_residual_is_rounded_once(rows, narrow, device, randn):
     expected = (onto.float() + x.float()[:, : len(weight)]).to(narrow)
     assert torch.equal(kernel.add_(x, ones, onto.clone(), **options), expected)
     twice = onto + kernel.linear(x, weight, **options)
-    assert not torch.equal(kernel.add_(x, weight, onto.clone(), **options), twice)
+    once = kernel.add_(x, weight, onto.clone(), **options)
+    assert not torch.equal(once, twice)
+    assert torch.equal(StreamedLinear(weight, None, GPU, invariant=True).add_(x, onto.clone()), once)
 
 
 ROWS = [1, 16, 64, 65, 128, 129, 512, 513]
@@ -161,6 +163,7 @@ def invariant_ops(monkeypatch):
     return make
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(("parts", "kind"), [(lambda rows: 1, OneOrder), (splits_few, FixedLinear)])
 def test_the_trial_chooses_the_product(parts, kind, invariant_ops, monkeypatch):
     """A library that splits some sums serves none of that shape; one that splits none is faster than our fallback."""
