@@ -203,14 +203,16 @@ def _decode(
         first_tile, tiles, share, used, origin, piece = _shares_of_pieces(
             first, end, min_tiles, TILE, SPLITS, PIECES, PIECE_TILES
         )
+        if split >= used:
+            return
         start_tile = tl.maximum(origin + split * share, first_tile)
         stop_tile = tl.minimum(origin + (split + 1) * share, first_tile + tiles)
     else:
         first_tile, tiles, share, used = _shares(first, end, min_tiles, TILE, SPLITS)
+        if split >= used:
+            return
         start_tile = first_tile + split * share
         stop_tile = tl.minimum(start_tile + share, first_tile + tiles)
-    if split >= used:
-        return
     pages = pages_of(cache, scales, num_blocks, block_table + row * table_stride, head, SHAPE)
     block = tl.load(pages.table + tl.minimum(start_tile * TILE, tl.maximum(end - 1, 0)) // SHAPE.BLOCK)
     turned = turn(tokens.rotary, position, SHAPE)
