@@ -14,6 +14,7 @@ import typer.main
 
 from rosebatch.cli.app import main
 from tests.helpers.checkout import ROOT, environment
+from tests.helpers.forked_jobs import python
 from tests.helpers.json_lines import write_lines
 from tests.helpers.small_llama import save_llama, save_tokenizer
 from tests.helpers.waiting import PATIENCE_SECONDS
@@ -60,10 +61,12 @@ def generate(cli: Callable[..., Any], model_folder: Path, tmp_path: Path) -> Cal
 
 @pytest.fixture(scope="session")
 def process() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs a shell command in the repository's root. ``$PY`` is this Python, with the tests' import path."""
+    """Runs a shell command in the repository's root. ``$PY`` is this Python, ``$FORK`` is a fork: see ``python``."""
     env = environment(PY=sys.executable)
 
     def run(command: str, **variables: Any) -> subprocess.CompletedProcess[str]:
+        if "$FORK" in command:
+            variables["FORK"] = python()
         return subprocess.run(
             ["bash", "-c", command],
             env=env | {name: str(value) for name, value in variables.items()},

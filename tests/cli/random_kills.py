@@ -3,7 +3,7 @@
     python -m tests.cli.random_kills --kinds generate ray --kills 20 --seed 1
 
 Each job is continued until it ends, and killed again meanwhile. Its output has to be that of an unbroken run, with no
-file and no process left.
+file and no process left. Jobs are forks: signals during imports are those of test_signals_at_any_moment.py.
 """
 
 import os
@@ -25,8 +25,9 @@ from transformers import LlamaForTokenClassification
 from benchmarks.options import options
 from tests.cli.test_workers import lines
 from tests.helpers.checkout import environment
+from tests.helpers.forked_jobs import ForkedJob
 from tests.helpers.json_lines import write_lines
-from tests.helpers.process_tree import await_start, command, of_job, running_seconds, tree
+from tests.helpers.process_tree import command, of_job, running_seconds, tree
 from tests.helpers.small_llama import save_llama, save_tokenizer
 from tests.helpers.waiting import PATIENCE_SECONDS, until
 
@@ -81,10 +82,11 @@ class Jobs:
 
     def __init__(self, kind: str, folder: Path, rng: random.Random) -> None:
         self.kind, self._name, self._rng = KINDS[kind], kind, rng
-        self._folder, self._temporary, self._output = folder, folder / "tmp", folder / "out"
+        self._folder, self._work, self._output = folder, folder / "work", folder / "out"
+        self._temporary = self._work / "tmp"
         self._result = f"{self._output}/{self.kind.result}"
         (folder / "model").mkdir(parents=True)
-        self._temporary.mkdir()
+        self._temporary.mkdir(parents=True)
         save_llama(folder / "model", *[LlamaForTokenClassification] * (kind == "classify"))
         save_tokenizer(folder / "model")
         rows = lines(self.kind.rows)
@@ -110,7 +112,6 @@ class Jobs:
     def kill(self) -> str:
         """Continue the job, and kill it or a part of it; returns what was done. The job may have ended before."""
         job, moment = self._begin(), self._rng.uniform(0, self._seconds)
-        await_start(job)
         while job.poll() is None and running_seconds(job.pid) < moment:
             time.sleep(0.01)
         number, victim = self._rng.choice(SIGNALS), self._rng.choice(["parent", "part", "all"])
@@ -135,7 +136,7 @@ class Jobs:
             # Which of them ends first is open.
             expected.add(1)
         self._require(code in expected, f"exit code {code}")
-        message = (self._folder / "stderr").read_text()
+        message = (self._work / "stderr").read_text()
         self._require("Traceback" not in message and message.count("rosebatch: error") <= 1)
         self._require_clean()
         if code == ENDED:
@@ -149,25 +150,17 @@ class Jobs:
         self._require_clean()
         self._finish()
 
-    def _begin(self) -> "subprocess.Popen[bytes]":
+    def _begin(self) -> ForkedJob:
         return self._start(*self.kind.flags)
 
-    def _start(self, *flags: str) -> "subprocess.Popen[bytes]":
+    def _start(self, *flags: str) -> ForkedJob:
         more = ["--model", str(self._folder / "model"), "--quiet", "--device", "cpu", "--max-num-seqs", "4"]
         given = [] if flags[0] == "merge" else [*more, "--resume"]
         arguments = [flags[0], str(self._source), "-o", self._result, *flags[1:], *given]
         own = {"TMPDIR": str(self._temporary), "RAY_TMPDIR": str(self._folder / "r"), "OMP_WAIT_POLICY": "PASSIVE"}
-        with (self._folder / "stderr").open("wb") as stderr:
-            return subprocess.Popen(
-                [sys.executable, "-m", "rosebatch", *arguments],
-                stderr=stderr,
-                stdout=subprocess.DEVNULL,
-                cwd=self._folder / "tmp",
-                env=environment(**own),
-                start_new_session=True,
-            )
+        return ForkedJob(arguments, environment(**own), self._work)
 
-    def _wait(self, job: "subprocess.Popen[bytes]") -> int:
+    def _wait(self, job: ForkedJob) -> int:
         try:
             return job.wait(PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:
@@ -176,7 +169,7 @@ class Jobs:
 
     def _require_clean(self) -> None:
         """Require that no process is left, and no temporary file."""
-        self._await(lambda: not of_job(f"TMPDIR={self._temporary}", self._temporary), "a process is left")
+        self._await(lambda: not of_job(f"TMPDIR={self._temporary}", self._work), "a process is left")
         self._require(not list(self._temporary.iterdir()), "a temporary file is left")
 
     def _finish(self) -> None:
@@ -204,9 +197,9 @@ class Jobs:
 
     def _require(self, holds: bool, what: str = "") -> None:
         if not holds:
-            left = [f"{pid} {command(pid)}"[:200] for pid in of_job(f"TMPDIR={self._temporary}", self._temporary)]
+            left = [f"{pid} {command(pid)}"[:200] for pid in of_job(f"TMPDIR={self._temporary}", self._work)]
             files = [str(path) for path in (*self._output.rglob("*"), *self._temporary.rglob("*"))]
-            told = (self._folder / "stderr").read_text()[-3000:]
+            told = (self._work / "stderr").read_text()[-3000:]
             parts = (f"{self._name}: {getattr(self, '_what', 'the first run')}: {what}", told, *files, *left)
             raise AssertionError("\n".join(parts))
 
@@ -232,7 +225,7 @@ def kill_jobs(kind: str, kills: int, seed: int) -> Counter[str]:
             done[what] += not what.startswith("none")
         jobs.end()
     finally:
-        for pid in of_job(f"TMPDIR={folder / 'tmp'}", folder):
+        for pid in of_job(f"TMPDIR={folder / 'work' / 'tmp'}", folder):
             send_signal(pid, signal.SIGKILL)
         shutil.rmtree(folder, ignore_errors=True)
     return +done

@@ -90,7 +90,7 @@ def test_stdin_that_is_the_output(process, toy_toml, tmp_path, args):
     """The shell's redirections count too: a run that reads what it writes never ends."""
     source = tmp_path / "in.jsonl"
     source.write_text(ROW)
-    command = "$PY -m rosebatch generate --model $MODEL --load-format dummy -q"
+    command = "$FORK -m rosebatch generate --model $MODEL --load-format dummy -q"
     result = process(f"{command} {args}", MODEL=toy_toml, IN=source)
     assert result.returncode == 2, result.stderr
     assert "is the same file as" in result.stderr

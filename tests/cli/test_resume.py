@@ -3,8 +3,6 @@
 import datetime
 import json
 import signal
-import subprocess
-import sys
 from itertools import count
 
 import pyarrow as pa
@@ -16,6 +14,7 @@ from rosebatch.engine.engine import Engine
 from rosebatch.io.output import FileOutput
 from tests.helpers.checkout import environment, python_path
 from tests.helpers.command_errors import failed_rows, require_error
+from tests.helpers.forked_jobs import ForkedJob
 from tests.helpers.json_lines import write_lines
 from tests.helpers.slow_steps import count_lines, part_of, slow_steps
 from tests.helpers.waiting import until
@@ -44,9 +43,8 @@ def end_early(model_folder, tmp_path):
 
     def run(source, target, number):
         slow_steps(tmp_path, target, 10)
-        command = [sys.executable, "-m", "rosebatch", "generate", source, "-o", target, "--model", model_folder, *FLAGS]
-        env = environment(PYTHONPATH=python_path(tmp_path))
-        job = subprocess.Popen(list(map(str, command)), env=env, stderr=subprocess.PIPE, text=True)
+        command = ["generate", source, "-o", target, "--model", model_folder, *FLAGS]
+        job = ForkedJob(list(map(str, command)), environment(PYTHONPATH=python_path(tmp_path)), tmp_path)
         part = part_of(target)
 
         def has_rows():
@@ -55,8 +53,7 @@ def end_early(model_folder, tmp_path):
 
         until(has_rows)
         job.send_signal(number)
-        _, message = job.communicate()
-        return job.returncode, message, count_lines(part) - 1
+        return job.wait(), (tmp_path / "stderr").read_text(), count_lines(part) - 1
 
     return run
 

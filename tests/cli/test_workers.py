@@ -22,7 +22,7 @@ from rosebatch.job.workers import service
 from rosebatch.job.workers.reading import ReadingProcess
 from tests.helpers.checkout import environment, python_path
 from tests.helpers.command_errors import require_error
-from tests.helpers.forked_jobs import ForkedJob
+from tests.helpers.forked_jobs import ForkedJob, python
 from tests.helpers.json_lines import write_lines
 from tests.helpers.slow_steps import count_lines, part_of, slow_steps
 from tests.helpers.waiting import PATIENCE_SECONDS, until
@@ -365,7 +365,7 @@ def test_nobody_comes_back(start, source, expected, tmp_path):
 def test_a_stream_comes_in_order(start, source, expected, model_folder, tmp_path):
     """Rows of two processes finish in any order, and stdin can be read once."""
     with source.open("rb") as stdin, (tmp_path / "out").open("wb") as stdout:
-        command = [sys.executable, "-m", "rosebatch", "generate", "-", "--model", str(model_folder), "-dp", "2", "-q"]
+        command = [python(), "-m", "rosebatch", "generate", "-", "--model", str(model_folder), "-dp", "2", "-q"]
         done = subprocess.run(command, stdin=stdin, stdout=stdout, env=environment(), check=False)
     assert done.returncode == 3
     assert (tmp_path / "out").read_bytes() == expected

@@ -2,7 +2,6 @@
 
 import pickle
 import subprocess
-import sys
 
 import pytest
 import torch
@@ -23,6 +22,7 @@ from rosebatch.ops.select import select
 from tests.engine.remote_runner import BLOCK_SIZE, BLOCKS, GROUP_OF, WINDOWS, make_runner
 from tests.engine.toy_model import CONFIG, CPU, VOCAB, ToyModel, dense_attention
 from tests.helpers.checkout import ROOT, environment
+from tests.helpers.forked_jobs import python
 from tests.helpers.waiting import PATIENCE_SECONDS
 
 SLOTS = 3
@@ -114,7 +114,7 @@ class RemoteRunner:
 
     def __init__(self):
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.engine.remote_runner"],
+            [python(), "-m", "tests.engine.remote_runner"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=ROOT,

@@ -1,28 +1,40 @@
 """The command line as a fork of a process that has imported everything, and its workers as forks of it.
 
 An interpreter takes 2 s of processor time to import PyTorch, and a job has several of them. What differs from a job of
-interpreters: nothing is left to import. Tests of imports and of signals during them start interpreters.
+interpreters: nothing is left to import. Tests of imports, of signals during them, of closed streams and of variables
+that are read at an import start interpreters.
 """
 
 import atexit
 import ctypes
+import functools
 import importlib
+import json
+import multiprocessing
 import os
 import runpy
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import torch
 
+from rosebatch.cli.early_signals import end_at_once
 from rosebatch.host import child_process
 from tests.helpers.forks import FORKS
+
+_CLIENT = Path(__file__).with_name("forked_client.py")
+_FORK = multiprocessing.get_context("fork")
 
 
 class ForkedJob:
@@ -32,14 +44,20 @@ class ForkedJob:
         arguments: of the command.
         environment: all variables of the process.
         folder: where it works. It writes ``stderr`` there, and gets a session of its own.
+
+    Signals are the job's own once this returns.
     """
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
         # It is there as soon as the job is, as behind a redirection.
         Path(folder, "stderr").touch()
-        self._process = FORKS.Process(target=_run, args=(arguments, dict(environment), str(folder)))
+        begun, begins = FORKS.Pipe(duplex=False)
+        self._process = FORKS.Process(target=_run, args=(arguments, dict(environment), str(folder), begins))
         self._process.start()
         self.pid: int = self._process.pid or 0
+        begins.close()
+        with begun, suppress(EOFError):
+            begun.recv()
 
     @property
     def returncode(self) -> int | None:
@@ -83,33 +101,117 @@ class _ForkedPopen(subprocess.Popen):  # type: ignore[type-arg]
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 
 
-def _run(arguments: Sequence[str], environment: dict[str, str], folder: str) -> None:
+def python() -> str:
+    """In place of ``sys.executable``, for a module or a script: a fork carries it out."""
+    return f"{_server(os.getpid())}/python"
+
+
+@functools.cache
+def _server(process: int) -> str:
+    """The folder of a server, which forks. Each of the forks that run tests has its own."""
+    folder = Path(tempfile.mkdtemp(prefix="fork-", dir="/tmp"))
+    (folder / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" -IS "{_CLIENT}" "{folder}/socket" "$@"\n')
+    (folder / "python").chmod(0o755)
+    listens, begins = FORKS.Pipe(duplex=False)
+    server = FORKS.Process(target=_serve, args=(str(folder), begins))
+    server.start()
+    # Else the end of this process would wait for the server's.
+    atexit.register(server.kill)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    with listens, begins:
+        listens.recv()
+    return str(folder)
+
+
+def _serve(folder: str, begins: Connection) -> None:
+    """In a fork of the fork server: fork for each client, until the tests end."""
+    sys.executable = f"{folder}/python"
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{folder}/socket")
+        listener.listen()
+        begins.send(None)
+        begins.close()
+        while parent.sentinel not in wait([listener, parent.sentinel]):
+            with listener.accept()[0] as client:
+                if not os.fork():
+                    _answer(client)
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _answer(client: socket.socket) -> NoReturn:
+    """Serve a client; the answer is the exit code. See ``forked_client.py``."""
+    size, streams, *_ = socket.recv_fds(client, 8, 3)
+    with client.makefile("rb") as told:
+        arguments, environment, folder = json.loads(told.read(int.from_bytes(size)))
+    process = _FORK.Process(target=_interpret, args=(arguments, environment, folder, streams))
+    process.start()
+    for stream in streams:
+        os.close(stream)
+    process.join()
+    client.sendall(str(process.exitcode).encode())
+    os._exit(0)
+
+
+def _interpret(arguments: list[str], environment: dict[str, str], folder: str, streams: Sequence[int]) -> None:
+    """Do what Python does with its arguments."""
+    os.chdir(folder)
+    _take(streams)
+    _start_forks_as_children()
+    kind, *rest = arguments
+    _begin([sys.executable, *arguments], rest if kind == "-m" else arguments, environment)
+    try:
+        if kind == "-m":
+            runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+        else:
+            sys.path.insert(0, str(Path(kind).resolve().parent))
+            runpy.run_path(kind, run_name="__main__")
+    finally:
+        atexit._run_exitfuncs()
+
+
+def _run(arguments: Sequence[str], environment: dict[str, str], folder: str, begins: Connection) -> None:
     """In a fork of the fork server."""
     os.setsid()
     os.chdir(folder)
     for number, name in enumerate((os.devnull, os.devnull, "stderr")):
         os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC), number)
-    setattr(child_process, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": _ForkedPopen}))  # noqa: B010
+    _start_forks_as_children()
     _begin([sys.executable, "-m", "rosebatch", *arguments], ["rosebatch", *arguments], environment)
+    end_at_once()
+    begins.send(None)
+    begins.close()
     try:
         runpy.run_module("rosebatch", run_name="__main__")
     finally:
         atexit._run_exitfuncs()
 
 
+def _start_forks_as_children() -> None:
+    setattr(child_process, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": _ForkedPopen}))  # noqa: B010
+
+
 def _run_child(command: Sequence[str], environment: dict[str, str], streams: Sequence[int], link: int) -> NoReturn:
     """In a fork of a job. No thread of the job goes on here, and what the job has open is closed."""
     try:
-        for number, stream in enumerate(streams):
-            os.dup2(stream, number)
-        os.closerange(3, link)
-        os.closerange(link + 1, os.sysconf("SC_OPEN_MAX"))
+        _take(streams, link)
         *_, module = command
         _begin(command, ["-c", *command[3:]], environment)
         importlib.import_module(module).main()
     except BaseException:
         traceback.print_exc()
     os._exit(1)
+
+
+def _take(streams: Sequence[int], link: int = 3) -> None:
+    """Have these as stdin, stdout and stderr, and besides the link no other descriptor."""
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+    os.closerange(3, link)
+    os.closerange(link + 1, os.sysconf("SC_OPEN_MAX"))
 
 
 def _begin(command: Sequence[str], argv: Sequence[str], environment: dict[str, str]) -> None:
@@ -120,7 +222,8 @@ def _begin(command: Sequence[str], argv: Sequence[str], environment: dict[str, s
     os.environ.update(environment)
     tempfile.tempdir = None
     sys.orig_argv[:], sys.argv[:] = command, argv
-    sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE}:
         signal.signal(number, signal.SIG_DFL)

@@ -3,13 +3,14 @@
 import json
 import pickle
 import subprocess
-import sys
 
 import pytest
 from tokenizers import Tokenizer as Backend
 
 from rosebatch.core.errors import UserError
 from rosebatch.text.tokenizer import Tokenizer
+from tests.helpers.checkout import environment
+from tests.helpers.forked_jobs import python
 from tests.model import gguf_files
 from tests.model.odd_folders import write_good
 
@@ -113,20 +114,9 @@ def test_the_command_line_reads_no_answer(folder, file, tmp_path):
         make_older(folder, file)
     source, target = tmp_path / "p.jsonl", tmp_path / "o.jsonl"
     source.write_text('{"prompt": "hi", "max_tokens": 2}\n')
-    command = [
-        sys.executable,
-        "-m",
-        "rosebatch",
-        "generate",
-        source,
-        "-o",
-        target,
-        "--model",
-        folder,
-        "--device",
-        "cpu",
-    ]
-    done = subprocess.run(command, input="yes\n" * 1000, capture_output=True, text=True, check=False)
+    command = [python(), "-m", "rosebatch", "generate", source, "-o", target, "--model", folder, "--device", "cpu"]
+    options = {"input": "yes\n" * 1000, "env": environment(), "capture_output": True, "text": True}
+    done = subprocess.run(command, check=False, **options)
     assert not (tmp_path / "ran").exists()
     assert "[y/N]" not in done.stdout + done.stderr
     if file == "tokenizer.json":

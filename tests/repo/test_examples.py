@@ -25,6 +25,7 @@ from rosebatch.io.tasks.embed import Embed
 from rosebatch.io.tasks.score import Score
 from tests.helpers.byte_tokenizer import byte_backend
 from tests.helpers.checkout import environment
+from tests.helpers.forked_jobs import python
 from tests.helpers.json_lines import read_lines
 from tests.helpers.marks import needs_demo_model
 from tests.helpers.small_llama import save_llama, save_tokenizer
@@ -71,7 +72,7 @@ def test_the_examples_show_each_kind_of_row():
 @pytest.fixture
 def bash(tmp_path):
     """Runs a script that calls ``rosebatch``."""
-    (tmp_path / "rosebatch").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m rosebatch "$@"\n')
+    (tmp_path / "rosebatch").write_text(f'#!/bin/sh\nexec "{python()}" -m rosebatch "$@"\n')
     (tmp_path / "rosebatch").chmod(0o755)
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
     environment = ENVIRONMENT | {"PATH": path, "OUT": str(tmp_path / "out"), "FLAGS": "--device cpu"}
@@ -110,16 +111,7 @@ def test_the_rows_of_the_readme(tmp_path):
     """Its answer was that of fp32; where the demo model runs in bfloat16, pasted rows got another one."""
     page = (FOLDER.parent / "README.md").read_text(encoding="utf-8")
     (tmp_path / "prompts.jsonl").write_text(re.search(r'```\n((?:{"[^\n]*\n){3})```', page)[1])
-    command = [
-        sys.executable,
-        "-m",
-        "rosebatch",
-        "generate",
-        str(tmp_path / "prompts.jsonl"),
-        "-q",
-        "--max-tokens",
-        "8",
-    ]
+    command = [python(), "-m", "rosebatch", "generate", str(tmp_path / "prompts.jsonl"), "-q", "--max-tokens", "8"]
     for dtype in ("float32", "bfloat16"):
         answers = subprocess.check_output([*command, "--dtype", dtype], env=ENVIRONMENT, text=True).splitlines()
         assert answers[1] == re.search(r'```\n({"id":"france".*)\n```', page)[1]
@@ -143,7 +135,7 @@ def test_compressed_files(bash):
 def test_structured_output():
     """Every answer has the form that its row asks for."""
     source = FOLDER / "structured_output.jsonl"
-    command = [sys.executable, "-m", "rosebatch", "generate", str(source), "--device", "cpu", "--quiet"]
+    command = [python(), "-m", "rosebatch", "generate", str(source), "--device", "cpu", "--quiet"]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     rows = {row["id"]: row for row in map(json.loads, done.stdout.splitlines())}
@@ -208,7 +200,7 @@ def test_responses(chat_model, tmp_path):
 @needs_demo_model
 def test_parquet(tmp_path):
     """The folder of parts is read back as one table, with the column that was carried through."""
-    command = [sys.executable, str(FOLDER / "parquet.py"), "--device", "cpu", "--quiet"]
+    command = [python(), str(FOLDER / "parquet.py"), "--device", "cpu", "--quiet"]
     done = subprocess.run(command, env=ENVIRONMENT, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert re.fullmatch(r"3 files, 10 answers of \d+ tokens in all, 10 right\n", done.stdout)
@@ -432,16 +424,16 @@ def test_an_aborted_run_has_no_accuracy(evaluate, tmp_path, monkeypatch, capsys)
 @pytest.mark.thorough
 @needs_demo_model
 def test_evaluation_equals_transformers(evaluate, tmp_path, transformers, monkeypatch, capsys):
-    """In fp32 the answers to four questions are transformers' token by token; a changed token is found."""
+    """In fp32 the answers to two questions are transformers' token by token; a changed token is found."""
     rows = evaluate.read_rows(EVALUATE / "questions.jsonl")
-    (tmp_path / "questions.jsonl").write_text("".join(json.dumps(rows[i]) + "\n" for i in (3, 4, 14, 18)))
+    (tmp_path / "questions.jsonl").write_text("".join(json.dumps(rows[i]) + "\n" for i in (4, 18)))
     out = tmp_path / "out"
-    command = [sys.executable, str(EVALUATE / "evaluate.py"), "--out", str(out), "--questions"]
+    command = [python(), str(EVALUATE / "evaluate.py"), "--out", str(out), "--questions"]
     command += [str(tmp_path / "questions.jsonl"), "--device", "cpu", "--dtype", "float32", "--quiet"]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    # Every token of the four leads by 0.06 or more in logit. On another CPU the answers are the same.
-    assert done.stdout.startswith("2 of 4 right: 50.0%")
+    # Every token of the two leads by 0.06 or more in logit. On another CPU the answers are the same.
+    assert done.stdout.startswith("1 of 2 right: 50.0%")
 
     def compare():
         """The exit code and the output of the other script, without a process that imports all of it again."""
@@ -452,7 +444,7 @@ def test_evaluation_equals_transformers(evaluate, tmp_path, transformers, monkey
 
     monkeypatch.setitem(sys.modules, "evaluate", evaluate)
     code, told = compare()
-    assert (code, re.sub("[0-9]+ tokens", "", told)) == (0, "4 of 4 answers are equal ()\n")
+    assert (code, re.sub("[0-9]+ tokens", "", told)) == (0, "2 of 2 answers are equal ()\n")
 
     for name in ("prompts.jsonl", "answers.jsonl"):
         (row,) = evaluate.read_rows(out / name)[:1]
@@ -490,7 +482,7 @@ def test_nearest(chat_model, tmp_path):
     """A text is nearest to itself."""
     texts = tmp_path / "texts.txt"
     texts.write_text("a rose\nthe engine\na tulip\n")
-    command = [sys.executable, str(FOLDER / "nearest.py"), str(texts), "the engine", "a tulip", "--top", "1"]
+    command = [python(), str(FOLDER / "nearest.py"), str(texts), "the engine", "a tulip", "--top", "1"]
     done = subprocess.run(
         [*command, "--model", str(chat_model)], env=ENVIRONMENT, capture_output=True, text=True, check=True
     )
@@ -572,7 +564,7 @@ def test_rerank(with_head, tmp_path):
     """The best text comes first."""
     texts = tmp_path / "texts.txt"
     texts.write_text("a rose\nthe engine\na tulip\n")
-    command = [sys.executable, str(FOLDER / "rerank.py"), str(texts), "roses", "--top", "2"]
+    command = [python(), str(FOLDER / "rerank.py"), str(texts), "roses", "--top", "2"]
     done = subprocess.run(
         [*command, "--model", str(with_head("pairs"))], env=ENVIRONMENT, capture_output=True, text=True, check=True
     )
