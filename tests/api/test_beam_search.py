@@ -76,6 +76,7 @@ def plain_search(model, prompt, params):
     return ranked([*finished, *beams]), min(gaps)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "params",
     [

@@ -329,6 +329,7 @@ SCRIPTS = {
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS.keys())
 def test_a_script_with_its_import_changed(script):
     """Names that scripts of this kind use and that were missing ended them."""

@@ -63,6 +63,7 @@ def test_only_flags_of_the_named_command_are_made():
     assert len(found["check"].params) == len(whole["check"].params)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("on", [True, False], ids=["on", "off"])
 @pytest.mark.parametrize("name", OF_CPU)
 def test_each_switch_both_ways(report, name, on):
@@ -277,6 +278,7 @@ def two_models(tmp_path):
     return path
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("flag", ["--suite", "--scenario"])
 def test_a_suite_of_two_models(cli, two_models, flag):
     """Each scenario runs with each model, one after the other; on a CPU there is no attribution."""
@@ -326,6 +328,7 @@ def test_limits_reach_the_engine(report):
     assert (result["max_running"], result["steps"]) == (1, 8)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("size", "expected"),
     [("20000", 20000), ("20kb", 20000), ("20 KiB", 20480), ("0.5MiB", 524288), ("1mb", 1000000), ("20K", 20000)],

@@ -85,6 +85,7 @@ def test_scores_are_those_of_transformers(cli, encoder, tmp_path):
     assert len({round(score, 4) for scores in expected[:2] for score in scores}) == 4, "scores differ"
 
 
+@pytest.mark.matrix
 def test_long_pairs_are_cut_as_transformers_cuts(cli, encoder, tmp_path):
     """The end of the longer text goes first; the marks of the texts stay."""
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"

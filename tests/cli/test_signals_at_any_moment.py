@@ -73,6 +73,7 @@ def end_at(process, number, moment):
     return code
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("module", ["typer", "torch", "torch.nn", "rosebatch.job.local"])
 def test_a_signal_during_the_imports(start, tmp_path, module):
     """SIGINT printed a traceback, or aborted the process, or was lost."""

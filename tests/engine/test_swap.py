@@ -150,6 +150,7 @@ def test_a_rank_swaps_by_the_plans_alone():
     assert engine.stats.preemptions > 3 and all(compared)
 
 
+@pytest.mark.thorough
 @needs_interpreter
 @pytest.mark.usefixtures("unwritten_is_nan", "few_programs")
 def test_nothing_is_computed_twice_on_the_device_path():

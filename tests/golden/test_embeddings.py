@@ -25,7 +25,7 @@ POOLED = {
     "max": lambda states: states.amax(0),
 }
 POOLINGS = tuple(POOLED)
-FAST = ["gpt2", "qwen3", "gemma3", "gpt_oss", "qwen3_next"]
+FAST = ["gpt2", "qwen3", "gemma3"]
 CPU = torch.device("cpu")
 OWN = [name for name in [*MODELS, *FAMILIES] if not name.startswith("hp1")]
 CASES = [pytest.param(name, marks=() if name in FAST else pytest.mark.thorough) for name in OWN]

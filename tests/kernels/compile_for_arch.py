@@ -7,7 +7,8 @@ instruction. The answer to it is an exit code; ``FOLDER/errors`` says why it is 
 
 The first of each kernel is compiled to the end, which is one in bf16, for Hopper the first of each dtype. FORMS says
 what becomes of the others. ``converted``: those in 16 bits go through all passes of Triton's own, without LLVM and
-ptxas. ``lowered``: their shared memory is known. So it is for fp32.
+ptxas. ``lowered``: their shared memory is known. So it is for fp32. ``firsts``: it is known of the
+first of each set of dtypes, and the rest is left out.
 """
 
 import multiprocessing
@@ -86,7 +87,7 @@ def make_ttgir(make, module, *options):
 
 def compile_only(device: Device, forms: str) -> None:
     """Make every launch a compilation for ``device``."""
-    met = set()
+    met, dtypes_met = set(), set()
     target = GPUTarget("cuda", device.arch, 32)
     CUDABackend.make_ttgir = staticmethod(partial(make_ttgir, CUDABackend.make_ttgir))
     driver.set_active(
@@ -98,8 +99,13 @@ def compile_only(device: Device, forms: str) -> None:
 
     def warm_up(self, *args, grid, warmup, **options):
         values = (*args, *options.values())
-        dtypes = {each.dtype for each in values if isinstance(each, torch.Tensor)} & {torch.float16, torch.bfloat16}
+        all_dtypes = {each.dtype for each in values if isinstance(each, torch.Tensor)}
+        dtypes = all_dtypes & {torch.float16, torch.bfloat16}
         form = self.__name__, frozenset(dtypes) if device.arch == HOPPER else None
+        of_dtypes = self.__name__, frozenset(all_dtypes)
+        if forms == "firsts" and of_dtypes in dtypes_met:
+            return
+        dtypes_met.add(of_dtypes)
         others = converted_only if forms == "converted" and dtypes else lowered_only
         with others() if form in met else nullcontext():
             kernel = run(self, *args, grid=grid, warmup=True, **options)

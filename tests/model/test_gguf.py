@@ -37,6 +37,7 @@ def greedy(path, prompts, count):
 PROMPTS = [[5], [7, 200, 9, 31, 18], list(range(30, 49))]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", MODELS)
 def test_a_converted_model_is_the_original(write_gguf, name):
     """Names, transposes, the order of q and k for RoPE, biases and config numbers are exact to the last bit.

@@ -106,6 +106,7 @@ def small_pieces(monkeypatch):
     monkeypatch.setattr(long_texts, "_SEARCHED", 1024)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", BACKENDS)
 def test_ids_are_those_of_the_whole_text(small_pieces, kind):
     """All of them, the last ones, and as many as are allowed."""

@@ -30,6 +30,7 @@ class Counted:
         return self.backend.encode_batch_fast(texts, **options)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", BACKENDS)
 def test_ids_are_those_of_the_whole_texts(kind):
     """At any place where texts part: within a word, behind a space, and at the end of one of them."""
