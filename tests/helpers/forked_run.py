@@ -12,6 +12,8 @@ from typing import Any, NoReturn
 
 import pytest
 
+from tests.helpers.forks import share_server
+
 _FORK = multiprocessing.get_context("fork")
 
 
@@ -66,6 +68,7 @@ class _Sender:
 
 def run_in_forks(session: pytest.Session, processes: int) -> None:
     """Run all tests of a session. Tests of a process that dies fail."""
+    share_server()
     folder = session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
     shares = Shares(len(session.items), processes)
     running = {}

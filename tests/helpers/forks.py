@@ -3,6 +3,7 @@
 import multiprocessing
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import forkserver
 from typing import Any
 
 FORKS = multiprocessing.get_context("forkserver")
@@ -15,6 +16,14 @@ _JOBS = (
 _LAZILY = ("llguidance.numpy", "pyarrow.dataset", "transformers.utils.chat_template_utils")
 _OURS = ("tests.helpers.faults", "tests.io.test_faults", "tests.job.killable_job", "rosebatch.job.merge")
 FORKS.set_forkserver_preload([*_OURS, *_JOBS, *_LAZILY])
+
+
+def share_server() -> None:
+    """Start the process that forks now: forks of this one will ask it, too, in place of starting their own."""
+    server = forkserver._forkserver  # type: ignore[attr-defined]
+    server.ensure_running()
+    # It would look for a child of the calling process.
+    server.ensure_running = lambda: None
 
 
 def in_fork(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
