@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 
 from rosebatch import LLM, GrammarSpec, SamplingParams, run_file
+from tests.helpers.forked_jobs import fork_children
 from tests.helpers.json_lines import write_lines
 from tests.helpers.waiting import PATIENCE_SECONDS
 
@@ -30,8 +31,10 @@ SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
 @pytest.fixture(scope="module")
 def several(folder):
     """The model of ``llm`` in two processes."""
-    with LLM(folder, max_num_seqs=8, data_parallel_size=2, device="cpu") as llm:
-        yield llm
+    with pytest.MonkeyPatch.context() as patch:
+        fork_children(patch)
+        with LLM(folder, max_num_seqs=8, data_parallel_size=2, device="cpu") as llm:
+            yield llm
 
 
 def plain(outputs):
@@ -53,7 +56,6 @@ def pids(llm):
     return [worker.process._process.pid for worker in llm._backend._pool.workers]
 
 
-@pytest.mark.thorough
 def test_the_objects_of_one_process(llm, several, tmp_path):
     """Results came in another order, with other random numbers, or not at all at the second call."""
     expected = plain(llm.generate(PROMPTS, PARAMS, seed=1, on_error="return"))
@@ -96,7 +98,6 @@ def test_the_objects_of_one_process(llm, several, tmp_path):
     assert pids(several) == before
 
 
-@pytest.mark.thorough
 def test_a_stream_without_end(several):
     """A stream waited for a whole group of prompts, or gave them all to the first worker."""
     ready = threading.Semaphore(2)
@@ -114,7 +115,6 @@ def test_a_stream_without_end(several):
     assert len(set(seen)) == 12
 
 
-@pytest.mark.thorough
 def test_a_share_for_each(several):
     """A short list went to the first worker alone, since nobody knew how short it was."""
     # Another test may have killed one.
@@ -124,7 +124,6 @@ def test_a_share_for_each(several):
     assert [worker["requests"] for worker in accounts] == [4, 4]
 
 
-@pytest.mark.thorough
 def test_workers_that_die(llm, several):
     """A worker that dies between two calls, or in one, is replaced, and no prompt is lost."""
     os.kill(pids(several)[0], signal.SIGKILL)
@@ -159,7 +158,6 @@ def test_settings_that_are_impossible():
             LLM(data_parallel_size=2, worker_timeout=seconds)
 
 
-@pytest.mark.thorough
 def test_embeddings_of_one_process(several, folder):
     """Vectors cross the pipe; a worker that completed the prompts in their place would send texts."""
     prompts = ["red", [5, 6, 7], "the rose " * 9, ""] * 3
@@ -168,7 +166,6 @@ def test_embeddings_of_one_process(several, folder):
     assert [output.outputs for output in several.embed(prompts, on_error="return")] == expected
 
 
-@pytest.mark.thorough
 def test_a_report_of_all_caches(several):
     """The blocks in use were those of all workers, the blocks that there are of one: 200 % were used."""
     several._backend._pool.load_all()
@@ -208,7 +205,6 @@ def test_an_input_that_breaks_again_and_again(several):
     assert pids(several) == before
 
 
-@pytest.mark.thorough
 def test_the_first_of_two_bad_prompts_is_named(several):
     """It was the one that some worker came to first, once others had run."""
     for _ in range(3):

@@ -14,7 +14,7 @@ import typer.main
 
 from rosebatch.cli.app import main
 from tests.helpers.checkout import ROOT, environment
-from tests.helpers.forked_jobs import python
+from tests.helpers.forked_jobs import fork_children, python
 from tests.helpers.json_lines import write_lines
 from tests.helpers.small_llama import save_llama, save_tokenizer
 from tests.helpers.waiting import PATIENCE_SECONDS
@@ -33,8 +33,9 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Callable[..., SimpleNamespace]:
-    """Calls the command line and gives its exit code, stdout and stderr."""
+def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]:
+    """Calls the command line and gives its exit code, stdout and stderr. Its workers and ranks are forks."""
+    fork_children(monkeypatch)
 
     def call(*args: Any) -> SimpleNamespace:
         capsys.readouterr()

@@ -5,12 +5,19 @@ import os
 import signal
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 
+descriptors = []
+for number in sorted(int(each.name) for each in Path("/dev/fd").iterdir()):
+    # The one by which they were listed is closed.
+    with suppress(OSError):
+        os.fstat(number)
+        descriptors.append(number)
 with socket.socket(socket.AF_UNIX) as server:
     server.connect(sys.argv[1])
-    told = json.dumps([sys.argv[2:], dict(os.environ), str(Path.cwd())]).encode()
-    socket.send_fds(server, [len(told).to_bytes(8, "big")], [0, 1, 2])
+    told = json.dumps([sys.argv[2:], dict(os.environ), str(Path.cwd()), descriptors]).encode()
+    socket.send_fds(server, [len(told).to_bytes(8, "big")], descriptors)
     server.sendall(told)
     code = int(server.recv(8))
 if code < 0:

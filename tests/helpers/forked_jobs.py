@@ -7,6 +7,7 @@ that are read at an import start interpreters.
 
 import atexit
 import ctypes
+import fcntl
 import functools
 import importlib
 import json
@@ -27,6 +28,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
+import pytest
 import torch
 
 from rosebatch.cli.early_signals import end_at_once
@@ -34,6 +36,7 @@ from rosebatch.host import child_process
 from tests.helpers.forks import FORKS
 
 _CLIENT = Path(__file__).with_name("forked_client.py")
+_MAX_DESCRIPTORS = 100
 _FORK = multiprocessing.get_context("fork")
 
 
@@ -102,15 +105,28 @@ class _ForkedPopen(subprocess.Popen):  # type: ignore[type-arg]
 
 
 def python() -> str:
-    """In place of ``sys.executable``, for a module or a script: a fork carries it out."""
+    """In place of ``sys.executable``: a fork does what it is to do, and ends with the process that was started."""
     return f"{_server(os.getpid())}/python"
+
+
+def fork_children(patch: pytest.MonkeyPatch) -> None:
+    """Let each ``ChildProcess`` of this process be a fork."""
+
+    def popen(command: Sequence[str], **options: Any) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen([python(), *command[1:]], **options)
+
+    patch.setattr(child_process, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": popen}))
 
 
 @functools.cache
 def _server(process: int) -> str:
     """The folder of a server, which forks. Each of the forks that run tests has its own."""
     folder = Path(tempfile.mkdtemp(prefix="fork-", dir="/tmp"))
-    (folder / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" -IS "{_CLIENT}" "{folder}/socket" "$@"\n')
+    # An option before the command is about Python itself.
+    (folder / "python").write_text(
+        f'#!/bin/sh\ncase "$1" in -[!cm]*) exec "{sys.executable}" "$@";; esac\n'
+        f'exec "{sys.executable}" -IS "{_CLIENT}" "{folder}/socket" "$@"\n'
+    )
     (folder / "python").chmod(0o755)
     listens, begins = FORKS.Pipe(duplex=False)
     server = FORKS.Process(target=_serve, args=(str(folder), begins))
@@ -144,28 +160,34 @@ def _serve(folder: str, begins: Connection) -> None:
 
 def _answer(client: socket.socket) -> NoReturn:
     """Serve a client; the answer is the exit code. See ``forked_client.py``."""
-    size, streams, *_ = socket.recv_fds(client, 8, 3)
+    size, descriptors, *_ = socket.recv_fds(client, 8, _MAX_DESCRIPTORS)
     with client.makefile("rb") as told:
-        arguments, environment, folder = json.loads(told.read(int.from_bytes(size)))
-    process = _FORK.Process(target=_interpret, args=(arguments, environment, folder, streams))
+        *task, numbers = json.loads(told.read(int.from_bytes(size)))
+    process = _FORK.Process(target=_interpret, args=(*task, dict(zip(numbers, descriptors, strict=True))))
     process.start()
-    for stream in streams:
-        os.close(stream)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    if client in wait([client, process.sentinel]):
+        process.kill()
     process.join()
-    client.sendall(str(process.exitcode).encode())
+    with suppress(BrokenPipeError):
+        client.sendall(str(process.exitcode).encode())
     os._exit(0)
 
 
-def _interpret(arguments: list[str], environment: dict[str, str], folder: str, streams: Sequence[int]) -> None:
+def _interpret(arguments: list[str], environment: dict[str, str], folder: str, descriptors: dict[int, int]) -> None:
     """Do what Python does with its arguments."""
     os.chdir(folder)
-    _take(streams)
+    _take(descriptors)
     _start_forks_as_children()
     kind, *rest = arguments
-    _begin([sys.executable, *arguments], rest if kind == "-m" else arguments, environment)
+    argv = {"-m": rest, "-c": [kind, *rest[1:]]}.get(kind, arguments)
+    _begin([sys.executable, *arguments], argv, environment)
     try:
         if kind == "-m":
             runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+        elif kind == "-c":
+            exec(rest[0], {"__name__": "__main__"})
         else:
             sys.path.insert(0, str(Path(kind).resolve().parent))
             runpy.run_path(kind, run_name="__main__")
@@ -197,7 +219,7 @@ def _start_forks_as_children() -> None:
 def _run_child(command: Sequence[str], environment: dict[str, str], streams: Sequence[int], link: int) -> NoReturn:
     """In a fork of a job. No thread of the job goes on here, and what the job has open is closed."""
     try:
-        _take(streams, link)
+        _take({**dict(enumerate(streams)), link: link})
         *_, module = command
         _begin(command, ["-c", *command[3:]], environment)
         importlib.import_module(module).main()
@@ -206,12 +228,16 @@ def _run_child(command: Sequence[str], environment: dict[str, str], streams: Seq
     os._exit(1)
 
 
-def _take(streams: Sequence[int], link: int = 3) -> None:
-    """Have these as stdin, stdout and stderr, and besides the link no other descriptor."""
-    for number, stream in enumerate(streams):
-        os.dup2(stream, number)
-    os.closerange(3, link)
-    os.closerange(link + 1, os.sysconf("SC_OPEN_MAX"))
+def _take(descriptors: Mapping[int, int]) -> None:
+    """Have these under new numbers, and no others."""
+    # A new number may be that of another one.
+    above = max([*descriptors, *descriptors.values()]) + 1
+    kept = {number: fcntl.fcntl(each, fcntl.F_DUPFD, above) for number, each in descriptors.items()}
+    for number, each in kept.items():
+        os.dup2(each, number)
+    ends = sorted(kept)
+    for end, begin in zip(ends, [*ends[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
+        os.closerange(end + 1, begin)
 
 
 def _begin(command: Sequence[str], argv: Sequence[str], environment: dict[str, str]) -> None:
@@ -228,8 +254,8 @@ def _begin(command: Sequence[str], argv: Sequence[str], environment: dict[str, s
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE}:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
-    for folder in environment["PYTHONPATH"].split(os.pathsep):
+    torch.set_num_threads(int(environment.get("OMP_NUM_THREADS", 1)))
+    for folder in environment.get("PYTHONPATH", "").split(os.pathsep):
         if (module := Path(folder) / "sitecustomize.py").exists():
             runpy.run_path(str(module))
 
