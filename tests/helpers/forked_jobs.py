@@ -152,13 +152,16 @@ def _serve(folder: str, begins: Connection) -> None:
         while parent.sentinel not in wait([listener, parent.sentinel]):
             with listener.accept()[0] as client:
                 if not os.fork():
-                    _answer(client)
+                    try:
+                        _answer(client)
+                    finally:
+                        os._exit(1)
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _answer(client: socket.socket) -> NoReturn:
+def _answer(client: socket.socket) -> None:
     """Serve a client; the answer is the exit code. See ``forked_client.py``."""
     size, descriptors, *_ = socket.recv_fds(client, 8, _MAX_DESCRIPTORS)
     with client.makefile("rb") as told:
@@ -172,7 +175,6 @@ def _answer(client: socket.socket) -> NoReturn:
     process.join()
     with suppress(BrokenPipeError):
         client.sendall(str(process.exitcode).encode())
-    os._exit(0)
 
 
 def _interpret(arguments: list[str], environment: dict[str, str], folder: str, descriptors: dict[int, int]) -> None:
