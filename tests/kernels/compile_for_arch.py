@@ -461,23 +461,26 @@ def int4() -> None:
     kernel, decode_ = Launchers("int4.kernel"), Launchers("int4.decode").decode_
     sum_parts = Launchers("int4.sum_parts").sum_parts
     fp16, bf16 = torch.float16, torch.bfloat16
-    for rows, size_in, group, zeros, dtype, scale in [
-        (1, 4096, 128, False, bf16, bf16),
-        (20, 4096, 64, True, fp16, fp16),
-        (64, 200, 32, True, bf16, torch.float32),
-        (200, 4096, 128, True, bf16, fp16),
-        (128, 200, 32, False, fp16, bf16),
-        (256, 4096, 128, False, bf16, bf16),
-        (256, 200, 32, True, fp16, fp16),
+    # A bias and parts, at one shape or the other: both take the memory of the plain product at each.
+    for rows, size_in, group, zeros, dtype, scale, in_parts in [
+        (1, 4096, 128, False, bf16, bf16, True),
+        (20, 4096, 64, True, fp16, fp16, False),
+        (64, 200, 32, True, bf16, torch.float32, True),
+        (200, 4096, 128, True, bf16, fp16, False),
+        (128, 200, 32, False, fp16, bf16, False),
+        (256, 4096, 128, False, bf16, bf16, False),
+        (256, 200, 32, True, fp16, fp16, True),
     ]:
         grid = -(-size_in // group), 6144
         own = ints(*grid) if zeros else None
         words = empty_words((6144, size_in), QUARTER, "cpu")
         weight = Int4Weight(words, empty(*grid, dtype=scale), own, size_in, group)
         x, bias = empty(rows, size_in, dtype=dtype), empty(6144, dtype=dtype)
-        kernel.linear(x, weight, bias)
         kernel.linear(x, weight, None, "silu_mul" if zeros else "relu")
-        sum_parts(kernel.parts(x, weight), bias, dtype)
+        if in_parts:
+            sum_parts(kernel.parts(x, weight), bias, dtype)
+        else:
+            kernel.linear(x, weight, bias)
         decode_(x.new_empty(1024, size_in), weight, 1024)
 
 
