@@ -71,6 +71,7 @@ def test_only_the_sequence_itself_fails(make, name):
     assert all(completion.error is None for completion in expected.values())
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("make", ENGINES)
 @pytest.mark.usefixtures("broken_token")
 def test_a_later_token_may_be_the_first_without_logits(make):
@@ -83,6 +84,7 @@ def test_a_later_token_may_be_the_first_without_logits(make):
     assert found[1].error is None and len(found[1].token_ids) == 9
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("make", ENGINES)
 @pytest.mark.usefixtures("broken_token")
 def test_a_prefix_of_a_failed_sequence_is_computed_anew(make):
@@ -96,6 +98,7 @@ def test_a_prefix_of_a_failed_sequence_is_computed_anew(make):
     assert found[1].error is None and found[1].cached_tokens == 0
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("make", ENGINES)
 def test_completions_of_one_prompt_all_fail(make, broken_token):
     """Forks hold their prompt's blocks while the first of them is given up."""
@@ -111,6 +114,7 @@ def _two_windows(weight, rotary):
     return [SoftmaxSpec(layer=layer, rotary=rotary(16), **heads) for layer in range(2)]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("make", ENGINES)
 def test_what_no_token_saw_of_a_long_prompt_spreads_to_nobody(make, monkeypatch):
     """Prompt blocks left all windows before a token was sampled: it was finite, and their NaN went to the next row."""
