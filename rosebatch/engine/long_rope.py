@@ -35,10 +35,11 @@ class LongRope:
 
     def spec_for(self, spec: SequenceSpec, num_tokens: int) -> SequenceSpec:
         """The last token of a sequence is not computed, so one more than the trained length may be known."""
+        salt = spec.salt.removesuffix(LONG)
         if num_tokens > self.trained_len:
-            return structs.replace(spec, salt=spec.salt.removesuffix(LONG) + LONG, restart_len=None)
+            return structs.replace(spec, salt=salt + LONG, restart_len=None)
         restart_len = self.trained_len + 1
-        return structs.replace(spec, restart_len=restart_len) if restart_len < spec.max_len else spec
+        return structs.replace(spec, salt=salt, restart_len=restart_len if restart_len < spec.max_len else None)
 
     def rotary_rows(self, chunk: Chunk, spec: SequenceSpec) -> np.ndarray:
         """Decode steps need no long rows: their tokens with long factors are after the trained length."""

@@ -22,6 +22,7 @@ from rosebatch.model.contract import rows_of
 from rosebatch.model.fallback.config import describe_config
 from rosebatch.model.fallback.load import load_fallback
 from rosebatch.model.mixers.softmax.mixer import SoftmaxSpec
+from rosebatch.model.quantization.dense import DenseWeight
 from rosebatch.model.random_weights import RandomWeights
 from rosebatch.model.registry import build_model
 from rosebatch.model.rope import rope_tables
@@ -128,19 +129,23 @@ class Uneven:
             return rope_tables(RopeConfig(theta=theta), size, _SIZES["max_model_len"], torch.float32, device)
 
         self.ops = ops
-        self.embedding, self.head = weight(VOCAB, 32), weight(VOCAB, 32)
+
+        def linear(*shape):
+            return ops.linear(DenseWeight.of(weight(*shape)), None)
+
+        self.embedding, self.head = weight(VOCAB, 32), ops.head(DenseWeight.of(weight(VOCAB, 32)))
         self.mixers = specs(weight, rotary)
-        self.qkv = [weight((s.num_heads + 2 * s.num_kv_heads) * s.head_dim, 32) for s in self.mixers]
-        self.out = [weight(32, s.num_heads * s.head_dim) for s in self.mixers]
+        self.qkv = [linear((s.num_heads + 2 * s.num_kv_heads) * s.head_dim, 32) for s in self.mixers]
+        self.out = [linear(32, s.num_heads * s.head_dim) for s in self.mixers]
 
     def forward(self, input_ids, positions, attention, wanted=None):
         hidden = self.embedding[input_ids]
         for spec, qkv, out in zip(self.mixers, self.qkv, self.out, strict=True):
-            hidden = hidden + attention(spec, 2 * functional.rms_norm(hidden, (32,)) @ qkv.t()) @ out.t()
+            hidden = hidden + out(attention(spec, qkv(2 * functional.rms_norm(hidden, (32,)))))
         return rows_of(functional.rms_norm(hidden, (32,)), wanted)
 
     def logits(self, hidden):
-        return hidden @ self.head.t()
+        return self.head(hidden)
 
 
 def _uneven(weight, rotary):

@@ -53,14 +53,13 @@ def relu_mul(gate_up: Tensor) -> Tensor:
 def gelu_tanh_mul(gate_up: Tensor) -> Tensor:
     """``gelu_tanh(gate) * up`` for ``gate_up [T, 2·I]``, gate first: ``[T, I]`` (Gemma)."""
     gate, up = gate_up.chunk(2, dim=-1)
-    # PyTorch's bf16 form depends on the element's place: its vectorised and plain loops differ.
-    return gelu_tanh(gate.float()).to(gate.dtype).mul_(up)
+    return gelu_tanh(gate).mul_(up)
 
 
 def gelu_erf_mul(gate_up: Tensor) -> Tensor:
     """``gelu(gate) * up`` for ``gate_up [T, 2·I]``, gate first: ``[T, I]``."""
     gate, up = gate_up.chunk(2, dim=-1)
-    return gelu(gate.float()).to(gate.dtype).mul_(up)
+    return gelu(gate).mul_(up)
 
 
 GATED = {"silu_mul": silu_mul, "relu_mul": relu_mul, "gelu_tanh_mul": gelu_tanh_mul, "gelu_erf_mul": gelu_erf_mul}
