@@ -285,6 +285,7 @@ def evaluated(lm, **options):
     return make_table(done), perplexity, answers
 
 
+@pytest.mark.thorough
 @pytest.mark.matrix
 @pytest.mark.parametrize("options", [{}, {"apply_chat_template": True}], ids=["texts", "chats"])
 @pytest.mark.filterwarnings("ignore:The distutils package:DeprecationWarning")

@@ -138,6 +138,7 @@ def test_it_streams(run):
     assert len(timed["itl"]) == sum(OUTPUTS) - len(OUTPUTS)
 
 
+@pytest.mark.thorough
 def test_a_failure_ends_the_process(run):
     """Its threads would keep it, and the bench would wait for ever."""
     done = run({"workloads": []}, unknown=1)

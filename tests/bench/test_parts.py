@@ -17,6 +17,7 @@ FUSED = ("fused_norm", "fused_mlp", "fused_rotary", "fused_kv_append", "fused_sa
 OWN = {"qwen3_5": {"activations"}, "qwen3_moe": {"router", "experts"}, "qwen2_moe": {"router", "experts"}}
 
 
+@pytest.mark.thorough
 @pytest.mark.matrix
 @pytest.mark.parametrize(
     ("name", "off"),

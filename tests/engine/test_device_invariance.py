@@ -55,6 +55,7 @@ def outcome(engine, rows):
     return {i: (each.token_ids, [list(some) for some in each.logprobs]) for i, each in done.items()}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["llama", "gpt2", "softmaxes"])
 @pytest.mark.parametrize("off", [(), ("streamed_linear", "fused_norm"), ("prefix_cache", "fused_kv_append")])
 def test_a_row_alone_in_company_and_preempted(name, off):

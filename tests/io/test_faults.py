@@ -117,6 +117,7 @@ def test_calls_that_fail(start, calls, monkeypatch, name, kind, error):
         assert contents(path.parent) == expected
 
 
+@pytest.mark.thorough
 @pytest.mark.matrix
 @pytest.mark.parametrize("name", OUTPUTS)
 @pytest.mark.parametrize("kind", CALLS)

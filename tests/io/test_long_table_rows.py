@@ -212,6 +212,7 @@ def test_a_dictionary_of_very_many_texts_is_not_searched(tmp_path, monkeypatch):
         assert list(parquet_parts.parts(raw, file, ["prompt"], 100)) == [([0], 1000, [], ["prompt"])]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("stored", [False, True])
 @pytest.mark.parametrize(("size", "most"), [(3 * LIMIT, 8), (LIMIT // 2, 24)])
 def test_memory_of_rows_that_share_a_text(tmp_path, monkeypatch, stored, size, most):
@@ -417,6 +418,7 @@ def test_memory_of_a_long_cell():
     assert peak < 15 << 20
 
 
+@pytest.mark.thorough
 def test_memory_of_many_short_lines():
     """A row of 68 MB in lines of three characters took 1.6 GB before it was read past."""
     table = csv_table.CsvTable(io.BytesIO(b'id,prompt\n1,"' + b'""\n' * 2_000_000), "in.csv", ",", 1 << 20)

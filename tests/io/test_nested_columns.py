@@ -79,6 +79,7 @@ def random_value(numbers, name, depth):
     return [random_object(numbers, depth - 1) if name == "l" else "z" for _ in range(numbers.randrange(3))]
 
 
+@pytest.mark.thorough
 def test_random_files(tmp_path, read_table):
     """The same rows as JSONL and as Parquet are the same requests, whatever lies in whatever."""
     numbers = random.Random(0)

@@ -149,6 +149,7 @@ def test_tool_choice_none(job, form):
     assert "add" in row["text"] and "3" in row["text"]
 
 
+@pytest.mark.thorough
 @pytest.mark.matrix
 @pytest.mark.parametrize("spare", [600, 30], ids=["roomy", "preempted"])
 @pytest.mark.parametrize("form", TEMPLATES)

@@ -67,6 +67,7 @@ def test_soft_cap_and_sinks(soft_cap, with_sinks, dtype, device, randn, assert_c
         assert torch.allclose(run(step, sizes).double().cpu(), step.exact, rtol=0.02, atol=0.02)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("window", [0, 600])
 @pytest.mark.parametrize("group", [1, 2])
 def test_bits_do_not_depend_on_the_batch(group, window, dtype, device, randn):
