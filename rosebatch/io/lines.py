@@ -61,7 +61,11 @@ def skip_line(file: BufferedReader) -> None:
         file.read(len(block))
 
 
-def too_long(limit: int, columns: Sequence[str] = ()) -> RowError:
-    """The error of a row that has more bytes than it may have, of a table with the columns that have too many."""
+def too_long(limit: int, columns: Sequence[str] = (), *, in_group: bool = False) -> RowError:
+    """The error of a row that has more bytes than it may have, of a table with the columns that have too many.
+
+    With ``in_group``, it may be another row of the same group of a Parquet file, which is not read for that.
+    """
+    whose = "the row, or another of its row group," if in_group else "the row"
     where = f" with column {', '.join(columns)}" if columns else ""
-    return RowError("row_too_long", f"the row has more than {limit} bytes{where}; --max-row-bytes sets another limit")
+    return RowError("row_too_long", f"{whose} has more than {limit} bytes{where}; --max-row-bytes sets another limit")

@@ -97,7 +97,7 @@ def _parquet(file: pq.ParquetFile, raw: IO[bytes], path: str, limit: int) -> Tab
             return
         for part in parts(raw, file, names, limit):
             left = [name for name in names if name not in part.long]
-            error = too_long(limit, part.long)
+            error = too_long(limit, part.long, in_group=True)
             if not left:
                 num_rows = sum(file.metadata.row_group(group).num_rows for group in part.groups)
                 yield from repeat((BadValues({}, error), 0), num_rows)
