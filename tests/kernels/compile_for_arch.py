@@ -85,6 +85,19 @@ def make_ttgir(make, module, *options):
         return make(module, *options)
 
 
+def fenced(ttgir: str) -> bool:
+    """Whether a fence stands between each wait for loads and the products that read them through the other proxy."""
+    waits = False
+    for line in ttgir.splitlines():
+        if "fence.proxy.async" in line or "fence_async_shared" in line:
+            waits = False
+        elif "ttg.async_wait" in line:
+            waits = True
+        elif waits and ("warp_group_dot " in line or "tc_gen5_mma " in line):
+            return False
+    return True
+
+
 def compile_only(device: Device, forms: str) -> None:
     """Make every launch a compilation for ``device``."""
     met, dtypes_met = set(), set()
@@ -110,6 +123,7 @@ def compile_only(device: Device, forms: str) -> None:
         with others() if form in met else nullcontext():
             kernel = run(self, *args, grid=grid, warmup=True, **options)
         met.add(form)
+        assert device.arch < HOPPER or fenced(kernel.asm["ttgir"]), f"{self.__name__} reads what may not be there yet"
         # Triton's own name of Hopper's instruction.
         tensor_cores = "wgmma" if "warp_group_dot" in kernel.asm["ttgir"] else "-"
         compiled.append((self.__name__, kernel.metadata.shared, tensor_cores))

@@ -5,6 +5,7 @@
 import triton
 import triton.language as tl
 
+from rosebatch_kernels.common.dot import dot
 from rosebatch_kernels.experts.packed import CHUNK
 
 _CHUNK = tl.constexpr(CHUNK)
@@ -55,14 +56,14 @@ def fp8_sums(
                 next_up_factor = tl.load(scales + following + N)
         x = tl.load(x_rows + chunk * _CHUNK + k[None, :], mask=present[:, None], other=0.0)
         # Not into the accumulators: Hopper's instruction would add to them in 14 bits.
-        part = tl.dot(x, tl.trans(tl.load(weight + place * _CHUNK)))
+        part = dot(x, tl.trans(tl.load(weight + place * _CHUNK)))
         if UNIT == 0:
             acc += part
         else:
             x_scale = tl.load(x_scales + chunk * count, mask=present, other=0.0)
             acc += part * _product(x_scale, factor if IN_BLOCKS else tl.load(scales + place), IN_BLOCKS)
         if GATED:
-            part = tl.dot(x, tl.trans(tl.load(weight + (place + N) * _CHUNK)))
+            part = dot(x, tl.trans(tl.load(weight + (place + N) * _CHUNK)))
             if UNIT == 0:
                 up_acc += part
             else:

@@ -22,6 +22,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from rosebatch_kernels.common.activations import activate
 from rosebatch_kernels.common.device import INTERPRETER, Device, can_describe
+from rosebatch_kernels.common.dot import dot
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.experts.codes import code_of
 from rosebatch_kernels.experts.fp8_sums import fp8_sums
@@ -276,7 +277,7 @@ def _sums(
             b = tl.load(rows + column)
         else:
             b = tl.load(rows + column, mask=column < K, other=0.0)
-        acc = tl.dot(a, tl.trans(b), acc, input_precision=PRECISION)
+        acc = dot(a, tl.trans(b), acc, PRECISION=PRECISION)
         if GATED:
             if TMA:
                 up = weight.load([expert * matrix + N + first, start])
@@ -284,5 +285,6 @@ def _sums(
                 up = tl.load(rows + N * K + column)
             else:
                 up = tl.load(rows + N * K + column, mask=column < K, other=0.0)
+            # Behind the same fence.
             up_acc = tl.dot(a, tl.trans(up), up_acc, input_precision=PRECISION)
     return acc, up_acc

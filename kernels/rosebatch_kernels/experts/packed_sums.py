@@ -5,6 +5,7 @@
 import triton
 import triton.language as tl
 
+from rosebatch_kernels.common.dot import dot
 from rosebatch_kernels.experts.codes import numbers, scale_of_e2m1
 from rosebatch_kernels.experts.packed import MIDDLE
 
@@ -67,8 +68,9 @@ def packed_sums(
                 x = tl.trans(tl.load(x_rows + column, mask=present[:, None], other=0.0))
             else:
                 x = tl.trans(tl.load(x_rows + column, mask=present[:, None] & (column < K), other=0.0))
-            part = tl.dot(gate[i], x, part, input_precision=PRECISION)
+            part = dot(gate[i], x, part, PRECISION=PRECISION)
             if GATED:
+                # Behind the same fence.
                 up_part = tl.dot(up[i], x, up_part, input_precision=PRECISION)
             if in_parts and piece == UNIT:
                 acc += part * tl.load(scales + unit + i * matrix)[:, None]

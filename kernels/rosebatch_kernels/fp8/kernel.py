@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from rosebatch_kernels.common.device import Device
+from rosebatch_kernels.common.dot import dot
 from rosebatch_kernels.common.launch import LINE, launch_options, lines_of, prefetch, wait
 from rosebatch_kernels.common.sizes import value_at
 from rosebatch_kernels.fp8.reference import BLOCK
@@ -181,7 +182,7 @@ def _sums(
             own = tl.load(weight_rows + start + k[None, :], mask=inside[None, :], other=0.0)
             some = tl.load(x_rows + start + k[:, None], mask=present[None, :] & inside[:, None], other=0.0)
         # Not into the accumulator: the instruction would add to it in 14 bits.
-        partial = tl.dot(own, some)
+        partial = dot(own, some)
         if IN_BLOCKS:
             block = start // DEPTH
             x_scale = tl.load(x_scales + block.to(tl.int64) * rows, mask=present, other=0.0)

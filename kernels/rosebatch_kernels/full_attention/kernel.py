@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from rosebatch_kernels.common.device import Device
+from rosebatch_kernels.common.dot import dot
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.scores import LOG2_E
 from rosebatch_kernels.common.sizes import Program, table
@@ -171,7 +172,7 @@ def _full_attend(
         there = (key < count)[:, None] & (d < D)
         place = key.to(tl.int64)[:, None]
         keys = tl.load(k + place * k_stride + d, mask=there, other=0.0)
-        products = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
+        products = dot(query, tl.trans(keys)) * scale
         apart = key[None, :] - own[:, None]
         seen = (key < count)[None, :]
         if window is not None:
@@ -186,7 +187,7 @@ def _full_attend(
         shrink = tl.exp2(row_max - higher)
         total = total * shrink + tl.sum(weights, 1)
         worth = tl.load(v + place * v_stride + d, mask=there, other=0.0)
-        acc = tl.dot(weights.to(worth.dtype), worth, acc * shrink[:, None], input_precision="ieee")
+        acc = dot(weights.to(worth.dtype), worth, acc * shrink[:, None])
         sums = higher, total, acc
     result = values(sums, None)
     tl.store(out + rows * (HEADS * D) + head * D + d, result.to(out.dtype.element_ty), mask=mine)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rosebatch_kernels.common.activations import activate, logistic
 from rosebatch_kernels.common.device import Device
+from rosebatch_kernels.common.dot import dot
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.sizes import Steps, table, value_at
 from rosebatch_kernels.gated_delta.layout import TILE_ROWS, DeltaState, DeltaWeights, PackedChunks
@@ -245,13 +246,13 @@ def _delta_solve(
         beta = logistic(tl.load(b + rows * b_stride + head, present, other=0.0).to(tl.float32))
         beta = tl.where(present, beta, 0.0)
         unit = unit_factor(k, 1)
-        products = tl.dot(k, tl.trans(k), input_precision="ieee")
+        products = dot(k, tl.trans(k))
         # Lengths are divided out of the products: the operands stay exact.
         products *= (beta * unit)[:, None] * unit[None, :] * tl.exp(tl.minimum(total[:, None] - total[None, :], 0.0))
         inverse = _inverse(tl.where(r[:, None] > r[None, :], products, 0.0), ROWS, PRECISION)
         dtype = mixed.dtype.element_ty
-        new = tl.dot((inverse * beta[None, :]).to(dtype), v, input_precision="ieee")
-        read = tl.dot((inverse * (beta * tl.exp(total) * unit)[None, :]).to(dtype), k, input_precision="ieee")
+        new = dot((inverse * beta[None, :]).to(dtype), v)
+        read = dot((inverse * (beta * tl.exp(total) * unit)[None, :]).to(dtype), k)
         places = (rows * VALUE_HEADS + head)[:, None]
         tl.store(values + places * VALUE_DIM + c, new.to(dtype), in_value)
         tl.store(keys + places * KEY_DIM + d, read.to(dtype), in_key)
@@ -282,8 +283,8 @@ def _inverse(a, ROWS: tl.constexpr, PRECISION: tl.constexpr):
     for level in tl.static_range(4, 16):
         if (1 << level) < ROWS:
             below = ((r >> level) != (c >> level)) & ((r >> (level + 1)) == (c >> (level + 1)))
-            between = tl.dot(x, tl.where(below, a, 0.0), input_precision=PRECISION)
-            x -= tl.dot(between, x, input_precision=PRECISION)
+            between = dot(x, tl.where(below, a, 0.0), PRECISION=PRECISION)
+            x -= dot(between, x, PRECISION=PRECISION)
     return x
 
 
@@ -334,18 +335,18 @@ def _delta_walk(
             total = tl.load(decays + places, present, other=0.0)
             last = tl.sum(tl.where(r == tl.minimum(count - start, ROWS) - 1, total, 0.0), 0)
             before = s.to(dtype)
-            new -= tl.dot(read, before, input_precision="ieee")
+            new -= dot(read, before)
             k_unit = unit_factor(k, 1)
             q_unit = unit_factor(q, 1) * (KEY_DIM**-0.5)
-            products = tl.dot(q, tl.trans(k), input_precision="ieee") * q_unit[:, None] * k_unit[None, :]
+            products = dot(q, tl.trans(k)) * q_unit[:, None] * k_unit[None, :]
             products *= tl.exp(tl.minimum(total[:, None] - total[None, :], 0.0))
             products = tl.where(r[:, None] >= r[None, :], products, 0.0)
-            result = tl.dot(q, before, input_precision="ieee") * (q_unit * tl.exp(total))[:, None]
-            result = tl.dot(products.to(dtype), new.to(dtype), result, input_precision="ieee")
+            result = dot(q, before) * (q_unit * tl.exp(total))[:, None]
+            result = dot(products.to(dtype), new.to(dtype), result)
             tl.store(out + places[:, None] * VALUE_DIM + c[None, :], result.to(dtype), in_value)
             # Rows past the chunk's end wrote nothing: their new values are zeros, if their factors are finite.
             kept = tl.where(present, k_unit * tl.exp(tl.minimum(last - total, 0.0)), 0.0)
-            s = tl.dot(tl.trans(k), (new * kept[:, None]).to(dtype), s * tl.exp(last), input_precision="ieee")
+            s = dot(tl.trans(k), (new * kept[:, None]).to(dtype), s * tl.exp(last))
         tl.store(cells, s, in_memory)
 
 

@@ -5,6 +5,7 @@
 import triton
 import triton.language as tl
 
+from rosebatch_kernels.common.dot import dot
 from rosebatch_kernels.common.kv_tiles import load_rows, nearest, place_in_two, two_blocks
 from rosebatch_kernels.hp1.runs import filtered, gated, nothing_due, subtracted
 
@@ -44,10 +45,10 @@ def attend_columns(
             place = place_in_two(nearest(n, last_key), blocks, SHAPE)
             k = load_rows(pages.cache + place, SHAPE)
             v = load_rows(pages.cache + pages.v_distance + place, SHAPE)
-            scores = tl.dot(query, tl.trans(k), input_precision="ieee")
+            scores = dot(query, tl.trans(k))
             weights, due = gated(scores, due, taps, GATE)
             weights = tl.where(n[None, :] <= seen, weights, 0.0)
-            acc = tl.dot(weights.to(v.dtype), v, acc, input_precision="ieee")
+            acc = dot(weights.to(v.dtype), v, acc)
     return acc
 
 
@@ -72,7 +73,7 @@ def _due_before(query, before, first, taps, KEYS: tl.constexpr, GATE: tl.constex
     """The filter's state before the keys ``first``, from the keys ``before`` each, where there are any."""
     due = nothing_due(tl.zeros([query.shape[0], KEYS], tl.float32), GATE)
     for i in tl.static_range(1, tl.constexpr(GATE.TAPS)):
-        scores = tl.dot(query, tl.trans(before[i - 1]), input_precision="ieee")
+        scores = dot(query, tl.trans(before[i - 1]))
         exists = first >= GATE.TAPS - i
         due = subtracted(tl.where(exists[None, :], filtered(scores, GATE), 0.0), due, taps, GATE)
     return due

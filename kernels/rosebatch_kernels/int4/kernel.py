@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rosebatch_kernels.common.activations import GATES, activate
 from rosebatch_kernels.common.device import INTERPRETER, Device
+from rosebatch_kernels.common.dot import dot
 from rosebatch_kernels.common.launch import launch_options, prefetch, wait
 from rosebatch_kernels.int4.layout import CHUNK, GROUPS, MIDDLE, QUARTER, Int4Weight
 from rosebatch_kernels.int4.sizes import Sizes, program_of, splits_of
@@ -218,19 +219,19 @@ def _int4_product(
 def _add_sums(acc, numbers, factors, x_rows, present, left, CUT: tl.constexpr, GROUP: tl.constexpr):
     """Add the product with four times 32 columns, group by group; ``left`` columns of x are there."""
     w0, w1, w2, w3 = numbers
-    part = tl.dot(w0, _columns(x_rows, present, left, 0, CUT))
+    part = dot(w0, _columns(x_rows, present, left, 0, CUT))
     if GROUP == 32:
         acc += part * factors[0].to(tl.float32)[:, None]
         part = tl.zeros_like(part)
-    part = tl.dot(w1, _columns(x_rows, present, left, 1, CUT), part)
+    part = dot(w1, _columns(x_rows, present, left, 1, CUT), part)
     if GROUP < 128:
         acc += part * factors[1].to(tl.float32)[:, None]
         part = tl.zeros_like(part)
-    part = tl.dot(w2, _columns(x_rows, present, left, 2, CUT), part)
+    part = dot(w2, _columns(x_rows, present, left, 2, CUT), part)
     if GROUP == 32:
         acc += part * factors[2].to(tl.float32)[:, None]
         part = tl.zeros_like(part)
-    part = tl.dot(w3, _columns(x_rows, present, left, 3, CUT), part)
+    part = dot(w3, _columns(x_rows, present, left, 3, CUT), part)
     return acc + part * factors[3].to(tl.float32)[:, None]
 
 
@@ -282,10 +283,10 @@ def _numbers(code, zeros, pairs, shift, BF16: tl.constexpr, ASM: tl.constexpr):
 @triton.jit
 def _add_values(acc, values, x_rows, present, left, CUT: tl.constexpr):
     """Add the product with four times 32 columns; ``left`` columns of x are there."""
-    acc = tl.dot(values[0], _columns(x_rows, present, left, 0, CUT), acc)
-    acc = tl.dot(values[1], _columns(x_rows, present, left, 1, CUT), acc)
-    acc = tl.dot(values[2], _columns(x_rows, present, left, 2, CUT), acc)
-    return tl.dot(values[3], _columns(x_rows, present, left, 3, CUT), acc)
+    acc = dot(values[0], _columns(x_rows, present, left, 0, CUT), acc)
+    acc = dot(values[1], _columns(x_rows, present, left, 1, CUT), acc)
+    acc = dot(values[2], _columns(x_rows, present, left, 2, CUT), acc)
+    return dot(values[3], _columns(x_rows, present, left, 3, CUT), acc)
 
 
 @triton.jit

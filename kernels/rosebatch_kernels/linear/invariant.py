@@ -50,7 +50,7 @@ class FixedLinear(TorchLinear):
         return self.bias is None
 
     def add_(self, x: Tensor, onto: Tensor) -> Tensor:
-        """See ``Linear``; rounded once, as the sum."""
+        """See ``Linear``."""
         for some, own in zip(x.split(_ROWS_AT_ONCE), onto.split(_ROWS_AT_ONCE), strict=True):
             kernel.add_(some, self.weight, own, sizes=self._sizes, device=self._device)
         return onto
@@ -70,18 +70,29 @@ def differing_rows(
     """The first number of rows that gives other bits to a row; None if all give those that a single row has.
 
     The trial multiplies a row, and copies of it, with a weight such that all sums are zero except for rounding: another
-    order of the additions shows in each of them. It covers what a ``Linear`` does besides a product.
+    order of the additions shows in each of them. Then it multiplies ordinary numbers: another rounding shows in these.
+    It covers what a ``Linear`` does besides a product.
 
     Args:
         make: a linear, or the product of a head, from a weight and a bias.
         weight, bias: such as the linear is to have; only shapes, dtypes and devices are read.
         rows: numbers to try, rising, by default ``ROWS``; those whose tensors would be large are left out.
     """
-    x, zero_sums = _zero_sums(weight)
-    onto = torch.linspace(-1, 1, len(weight), dtype=weight.dtype, device=weight.device)[None]
     limit = _MOST // max(weight.shape)
     counts = [*takewhile(lambda count: count <= limit, rows or ROWS)]
-    for operation, serves in _operations(make(zero_sums, None if bias is None else onto[0]), onto):
+    found = (_first_differing(make, *numbers, bias is not None, counts) for numbers in _numbers(weight))
+    return next((count for count in found if count is not None), None)
+
+
+def _first_differing(
+    make: Callable[[Tensor, Tensor | None], Linear | Callable[[Tensor], Tensor]],
+    x: Tensor,
+    weight: Tensor,
+    biased: bool,
+    counts: Sequence[int],
+) -> int | None:
+    onto = torch.linspace(-1, 1, len(weight), dtype=weight.dtype, device=weight.device)[None]
+    for operation, serves in _operations(make(weight, onto[0] if biased else None), onto):
         expected = None
         for count in counts:
             if not serves(copies := x.repeat(count, 1)):
@@ -108,15 +119,23 @@ def _operations(linear: Linear | Callable[[Tensor], Tensor], onto: Tensor) -> It
         yield lambda x: linear.activated(x, "silu_mul"), lambda x: linear.activates(x, "silu_mul")
 
 
-def _zero_sums(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """A row ``[1, in]`` and a weight like the given one, whose products are zero except for rounding."""
+def _numbers(weight: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Rows ``[1, in]``, each with a weight like the given one: products that are zero except for rounding, and others.
+
+    The others are of the size of a residual, or of a gate.
+    """
     (size_out, size_in), half = weight.shape, weight.shape[1] // 2
     generator = torch.Generator().manual_seed(0)
-    few = torch.randn(min(size_out, 64), half, generator=generator) * _SCALE
+
+    def repeated(size: int) -> Tensor:
+        few = torch.randn(min(size_out, 64), size, generator=generator).to(weight.device)
+        return few.repeat(-(-size_out // len(few)), 1)[:size_out]
+
     positive = torch.randn(1, half, generator=generator) * _SCALE
-    x = torch.zeros(1, size_in, dtype=weight.dtype, device=weight.device)
+    x, numbers = torch.zeros(1, size_in, dtype=weight.dtype, device=weight.device), torch.zeros_like(weight)
     x[:, :half], x[:, half : 2 * half] = positive, -positive
-    zero_sums = torch.zeros_like(weight)
-    repeated = few.to(weight.device, weight.dtype).repeat(-(-size_out // len(few)), 1)[:size_out]
-    zero_sums[:, :half], zero_sums[:, half : 2 * half] = repeated, repeated
-    return x, zero_sums
+    numbers[:, :half] = repeated(half) * _SCALE
+    numbers[:, half : 2 * half] = numbers[:, :half]
+    yield x, numbers
+    x[:] = torch.randn(1, size_in, generator=generator)
+    yield x, numbers.copy_(repeated(size_in) * size_in**-0.5)

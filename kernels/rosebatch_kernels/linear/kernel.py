@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rosebatch_kernels.common.activations import GATES, activate
 from rosebatch_kernels.common.device import Device
+from rosebatch_kernels.common.dot import dot
 from rosebatch_kernels.common.launch import LINE, launch_options, lines_of, prefetch, wait
 from rosebatch_kernels.common.sizes import value_at
 from rosebatch_kernels.linear.sizes import Sizes, tile_of_parts
@@ -53,7 +54,10 @@ def linear(
 
 
 def add_(x: Tensor, weight: Tensor, onto: Tensor, *, sizes: Sizes, device: Device) -> Tensor:
-    """``onto + x @ weightᵀ`` in ``onto [T, out]``, contiguous and of x's dtype; rounded once. Arguments as above."""
+    """``onto + x @ weightᵀ`` in ``onto [T, out]``, contiguous and of x's dtype; the product is rounded before the sum.
+
+    Arguments as of ``linear``.
+    """
     tile = {"ROWS": sizes.rows, "TILE": sizes.columns, "DEPTH": sizes.depth}
     _launch(x, weight, None, onto, onto, len(weight), None, **tile, sizes=sizes, device=device)
     return onto
@@ -167,7 +171,8 @@ def _product(
             value = activate(value, ACTIVATION)
         place = m[:, None].to(tl.int64) * size + n[None, :]
         if onto is not None:
-            value += tl.load(onto + place, mask=wanted, other=0.0).to(tl.float32)
+            # Rounded twice, as cuBLAS does.
+            value = value.to(dtype).to(tl.float32) + tl.load(onto + place, mask=wanted, other=0.0).to(tl.float32)
         tl.store(out + place, value.to(dtype), mask=wanted)
 
 
@@ -200,8 +205,9 @@ def multiply(
     for start in tl.range(begin, tl.minimum(begin + SHARE, K), DEPTH, num_stages=STAGES):
         inside = None if K % DEPTH == 0 else start + k < K
         a = _load(x_rows + start + k, present[:, None] if inside is None else present[:, None] & inside)
-        acc = tl.dot(a, tl.trans(_load(weight_rows + start + k, inside)), acc, input_precision="ieee")
+        acc = dot(a, tl.trans(_load(weight_rows + start + k, inside)), acc)
         if GATED:
+            # Behind the same fence.
             up_acc = tl.dot(a, tl.trans(_load(up_rows + start + k, inside)), up_acc, input_precision="ieee")
     return acc, up_acc
 

@@ -19,8 +19,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: st
 
 
 def add_(x: Tensor, weight: Tensor, onto: Tensor) -> Tensor:
-    """``onto + x @ weightᵀ`` in ``onto [T, out]``; rounded once."""
-    return onto.copy_(onto.float() + functional.linear(x.float(), weight.float()))
+    """``onto + x @ weightᵀ`` in ``onto [T, out]``; the product is rounded before the sum."""
+    return onto.add_(functional.linear(x.float(), weight.float()).to(x.dtype))
 
 
 def parts(x: Tensor, weight: Tensor) -> Tensor:

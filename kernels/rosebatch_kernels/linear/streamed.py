@@ -43,7 +43,7 @@ class StreamedLinear(TorchLinear):
         return len(x) >= self._sizes.min_rows_onto and self.bias is None
 
     def add_(self, x: Tensor, onto: Tensor) -> Tensor:
-        """See ``Linear``: the product is rounded once, as the sum."""
+        """See ``Linear``; both ways round the product before the sum."""
         if self.streams(x):
             return kernel.add_(x, self.weight, onto, sizes=self._sizes, device=self._device)
         return onto.addmm_(x, self.weight.t())

@@ -9,6 +9,7 @@ Its sums are fp32: the largest score ``[ROWS]``, the sum of weights ``[ROWS]``, 
 import triton
 import triton.language as tl
 
+from rosebatch_kernels.common.dot import dot
 from rosebatch_kernels.common.kv_tiles import floats_of, load_tile
 from rosebatch_kernels.common.scores import capped, sink_weights
 
@@ -53,10 +54,7 @@ def attend(q, tile, seen, sums, scores, EMPTY: tl.constexpr):
     v = tile.v
     if e4m3:
         k, v = floats_of(k).to(q.dtype), floats_of(v).to(q.dtype)
-    if q.shape[0] == 1:
-        products = tl.sum(q.to(tl.float32) * k.to(tl.float32), 1)[None, :]
-    else:
-        products = tl.dot(q, tl.trans(k), input_precision="ieee")
+    products = tl.sum(q.to(tl.float32) * k.to(tl.float32), 1)[None, :] if q.shape[0] == 1 else dot(q, tl.trans(k))
     products = capped(products * (tile.k_scales[None, :] if e4m3 else scores.scale), scores)
     if seen is not None:
         products = tl.where(seen, products, float("-inf"))
@@ -78,7 +76,7 @@ def attend(q, tile, seen, sums, scores, EMPTY: tl.constexpr):
     if q.shape[0] == 1:
         acc = acc * shrink[:, None] + tl.sum(tl.trans(weights) * v.to(tl.float32), 0)[None, :]
     else:
-        acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
+        acc = dot(weights.to(v.dtype), v, acc * shrink[:, None])
     return higher, total, acc
 
 
