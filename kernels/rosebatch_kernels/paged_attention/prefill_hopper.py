@@ -46,6 +46,8 @@ _MIN_WIDTH = 64
 _CACHED = 10 << 20
 # No score is as low: of rows that saw no key yet. Finite, so that differences are.
 _NO_SCORE = gl.constexpr(-1e30)
+# Of what is copied. Triton checks each one that is made, which takes as long as a short launch.
+_COPIED = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3)
 # Their names up to Triton 3.6.
 _load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 _store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
@@ -143,8 +145,7 @@ def sections_of(tokens: int, kv_heads: int, size: int) -> int:
 
 def _descriptor(tensor: Tensor, sizes: list[int], strides: list[int], rows: int, shape: Shape) -> Any:
     """A tensor ``[heads, tokens, D]`` whose copies have so many tokens. What lies outside of it is copied as zeros."""
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3)
-    return TensorDescriptor(tensor, sizes, strides, [1, rows, shape.WIDTH], layout)
+    return TensorDescriptor(tensor, sizes, strides, [1, rows, shape.WIDTH], _COPIED)
 
 
 class Work(NamedTuple):
