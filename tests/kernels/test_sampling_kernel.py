@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from benchmarks.kernels.launchers import Launchers
+from rosebatch_kernels.common.device import device_of
 from rosebatch_kernels.common.tokens import NOT_FINITE
 from rosebatch_kernels.sampling import kernel as module
 from rosebatch_kernels.sampling import philox, reference
@@ -262,3 +263,21 @@ def test_one_graph_serves_all_parameters(randn):
         logits.copy_(randn(*logits.shape, dtype=torch.bfloat16))
         graph.replay()
         assert tokens.tolist() == kernel.sample_rows(logits, *held).tolist()
+
+
+@pytest.mark.gpu
+def test_tokens_do_not_depend_on_the_dtype_of_a_batch(randn):
+    """One row's penalty made all rows' logits fp32: threads read other numbers, and sums were rounded otherwise."""
+    logits = randn(4096, 5000, dtype=torch.bfloat16).cuda()
+    held = [each.cuda() for each in parameters([(1.0, 0, 1.0, 0.0), (0.9, 0, 0.9, 0.0)] * 2048)]
+
+    def differing(sizes):
+        return sum(a != b for a, b in zip(*(own_sample(x, held, sizes) for x in (logits, logits.float())), strict=True))
+
+    def own_sample(x, held, sizes):
+        return kernel.sample_rows(x, *held, sizes=sizes).tolist()
+
+    sizes = module.SIZES.of(device_of(torch.device("cuda")))
+    assert differing(sizes.invariant()) == 0
+    # Else the test would see nothing.
+    assert differing(sizes) > 0

@@ -24,7 +24,7 @@ prefix sum in the order of ids, and thresholds in place of a sort. Selection by 
 
 # mypy: allow-untyped-decorators, allow-untyped-defs
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -52,6 +52,7 @@ class Sizes:
         many: logits of a list or a row that are read at a time.
         few: the same for lists that one tile of this size holds.
         warps: of a program of either.
+        read: logits that a thread reads at once, at most.
     """
 
     segment: int = 128
@@ -61,6 +62,14 @@ class Sizes:
     many: int = 2048
     few: int = 1024
     warps: int = 8
+    read: int = 8
+
+    def invariant(self) -> "Sizes":
+        """As many numbers at once of 16 bits as of fp32: the threads of a sum go by it.
+
+        One row with a penalty makes the whole batch's logits fp32.
+        """
+        return replace(self, read=4)
 
 
 SIZES = table(Sizes())
@@ -91,7 +100,7 @@ def sample_rows(
     tokens = torch.empty(rows, dtype=torch.int32, device=logits.device)
     if rows == 0:
         return tokens
-    group = group_of(logits)
+    group = group_of(logits, sizes.read)
     segments = triton.cdiv(vocab, sizes.segment)
     # Two tensors, which both begin on 16 bytes: else Triton would compile the kernels for both cases.
     maxima, sums = (torch.empty(rows, segments, dtype=torch.float32, device=logits.device) for _ in range(2))

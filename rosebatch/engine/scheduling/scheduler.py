@@ -49,6 +49,7 @@ class Scheduler:
         host_blocks: blocks of the host for preempted sequences; needs one group without a window, and no states.
         replays: preempted sequences sample their tokens again, see ``SequenceState.rewind``; else all their tokens are
             computed like a prompt, where none are saved.
+        whole_blocks: see ``StepPlanner``.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Scheduler:
         share_prompts: bool = True,
         host_blocks: int = 0,
         replays: bool = False,
+        whole_blocks: bool = False,
     ) -> None:
         assert not host_blocks or (len(pools) == 1 and not pools[0].window), "the host holds whole sequences"
         self.blocks = BlockGroups(pools)
@@ -81,6 +83,7 @@ class Scheduler:
             chunked_prefill=chunked_prefill,
             share_prompts=share_prompts,
             rewind=self._rewind if replays else None,
+            whole_blocks=whole_blocks,
         )
 
     @property

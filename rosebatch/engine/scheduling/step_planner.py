@@ -51,6 +51,7 @@ class StepPlanner:
     chunked_prefill: bool
     share_prompts: bool
     rewind: Callable[[SequenceState], None] | None = None
+    whole_blocks: bool = False
     _max_chunk: int = field(init=False)
     _plan: PlanBuilder = field(default_factory=PlanBuilder)
     # Whether the token budget, and not slots or blocks, ended the last admission.
@@ -92,7 +93,9 @@ class StepPlanner:
                 continue
             length = min(sequence.num_uncomputed_tokens + len(sequence.drafts), budget, self._max_chunk)
             if length > 1:
-                length = self.blocks.cut(sequence, length)
+                length = self._whole_blocks(sequence, sequence.num_computed_tokens, self.blocks.cut(sequence, length))
+                if not length:
+                    return 0
             while (changes := self._reserve(sequence, length)) is None:
                 if not self._make_room() or sequence.status is Status.WAITING:
                     return budget
@@ -121,7 +124,10 @@ class StepPlanner:
             start = max(sequence.num_computed_tokens, sequence.num_saved_tokens)
             length = sequence.num_tokens - start
             if self.chunked_prefill:
-                length = min(length, budget, self._max_chunk)
+                length = self._whole_blocks(sequence, start, min(length, budget, self._max_chunk))
+                if not length:
+                    self.blocks.free(sequence)
+                    return 0
             elif length > budget and not (over_budget_allowed and length > self.max_num_batched_tokens):
                 self.blocks.free(sequence)
                 break
@@ -147,6 +153,17 @@ class StepPlanner:
             budget = self._plan_chunk(sequence, length, changes, budget)
             over_budget_allowed = False
         return budget
+
+    def _whole_blocks(self, sequence: SequenceState, start: int, length: int) -> int:
+        """How many of so many tokens from ``start`` on are a chunk; 0 where a step with more room has to take it.
+
+        Kernels add up the keys of a chunk's last tile in an order that goes by its end: with ``whole_blocks``, a chunk
+        ends where a block or the sequence does. A budget below a block has no such end.
+        """
+        past = (start + length) % self.blocks.block_size
+        if not self.whole_blocks or start + length >= sequence.num_tokens or not past:
+            return length
+        return max(length - past, 0) if past < length or self._plan.chunks else length
 
     def _plan_chunk(self, sequence: SequenceState, length: int, changes: tuple[BlockChange, ...], budget: int) -> int:
         """Returns the rest of the budget: nothing after a part of a prompt, whose other blocks are not taken yet."""
