@@ -164,15 +164,7 @@ class RowParser:
 
     def parse(self, record: Record) -> Row | FailedRow:
         """The row; a failed one if it cannot be served or repeats an id."""
-        is_large = record.size > LARGE_ROW
-        if is_large:
-            self._make_room(record.size)
-        try:
-            row = self.task.with_defaults(self._row(record))
-            if is_large and not self.is_batch:
-                row = compact(row)
-        except Exception as error:
-            return _no_row(record.number, record.where, unexpected("reading the row", error))
+        row = self._read(record, compacts=record.size > LARGE_ROW and not self.is_batch)
         if isinstance(row, FailedRow):
             return row
         if self.looks_closely or (record.number < _SEARCHED and record.size <= _SEARCHED_BYTES):
@@ -180,6 +172,19 @@ class RowParser:
         if record.repeated is None:
             return row
         return row.failed(RowError("duplicate_id", f"id {record.repeated!r} was used by an earlier row"))
+
+    def carried(self, record: Record) -> Mapping[str, Any]:
+        """The fields that the result of a row takes over, as values: a table has them with their types."""
+        return self._read(record).metadata
+
+    def _read(self, record: Record, *, compacts: bool = False) -> Row | FailedRow:
+        if record.size > LARGE_ROW:
+            self._make_room(record.size)
+        try:
+            row = self.task.with_defaults(self._row(record))
+            return compact(row) if compacts else row
+        except Exception as error:
+            return _no_row(record.number, record.where, unexpected("reading the row", error))
 
     def _make_room(self, size: int) -> None:
         self._parsed += size

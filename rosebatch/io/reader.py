@@ -268,7 +268,7 @@ class PromptReader:
         """The fields of each row that its result takes over. Reads the input again, so not from stdin."""
         parser = self.parser
         for record in self._records():
-            yield parser.parse(record).metadata
+            yield parser.carried(record)
 
     def records(self) -> Iterator[list[Record]]:
         """Groups of rows as they are read, to be parsed elsewhere by ``parser``."""

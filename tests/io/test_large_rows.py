@@ -11,6 +11,7 @@ from rosebatch.core.token_ids import TokenIds
 from rosebatch.io import parse
 from rosebatch.io.columns import Columns
 from rosebatch.io.large_rows import compact
+from rosebatch.io.parquet import Carried, write_parquet
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.results import PlainShape
 from rosebatch.io.tasks.tasks import TASKS
@@ -78,6 +79,22 @@ def test_tables(tmp_path, monkeypatch):
     )
     pq.write_table(table, tmp_path / "in.parquet")
     assert told(tmp_path / "in.parquet", monkeypatch, 1) == told(tmp_path / "in.parquet", monkeypatch, 1 << 20)
+
+
+def test_columns_of_tables_keep_their_types(tmp_path, monkeypatch):
+    """A job from Parquet to Parquet or Arrow ended after its last row if a large row had a list: it was JSON."""
+    columns = {"day": pa.array([1, 2], pa.date32()), "x": [[1.5, None], []], "y": [{"a": b"c"}, {"a": None}]}
+    table = pa.table({"prompt": ["a", ""], **columns})
+    pq.write_table(table, tmp_path / "in.parquet")
+    monkeypatch.setattr(parse, "LARGE_ROW", 1)
+    reader = PromptReader(str(tmp_path / "in.parquet"), {})
+    names = reader.schema.names
+    writing = Carried(reader.schema, reader.carried)
+    results = [b'{"index":0}', b'{"index":1}']
+    for name, writer in (("out.parquet", pq.ParquetWriter), ("out.arrow", pa.ipc.new_file)):
+        write_parquet(tmp_path / name, lambda: iter(results), writing, writer=writer)
+    found = [pq.read_table(tmp_path / "out.parquet"), pa.ipc.open_file(tmp_path / "out.arrow").read_all()]
+    assert [each.select(names).to_pydict() for each in found] == [table.select(names).to_pydict()] * 2
 
 
 def test_a_row_that_waits(tmp_path):
