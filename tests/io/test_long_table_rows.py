@@ -303,6 +303,17 @@ def test_sizes_of_rows(array, sizes):
     assert row_sizes(array[:0]).tolist() == []
 
 
+@pytest.mark.parametrize("offsets", [[], [pa.array([0, 1, 2], pa.int32())]], ids=["sparse", "dense"])
+def test_sizes_of_unions_in_objects(offsets):
+    """PyArrow ends the process if it is to hide a value of a union under an object that is null: by a signal."""
+    make = pa.UnionArray.from_dense if offsets else pa.UnionArray.from_sparse
+    values = make(pa.array([0, 0, 0], pa.int8()), *offsets, [pa.array([1, 2, 3])])
+    objects = pa.StructArray.from_arrays([values, ["a", "b", "c"]], ["u", "t"], mask=pa.array([False, True, False]))
+    rows = tables._batch_rows(pa.record_batch([objects], ["x"]), lambda name: True, LIMIT)
+    found = [{"x": {"u": 1, "t": "a"}}, {"x": None}, {"x": {"u": 3, "t": "c"}}]
+    assert [content for content, _ in rows] == found
+
+
 @pytest.mark.parametrize("offsets", [b"", (1 << 30).to_bytes(4, "little")])
 def test_sizes_of_lists_that_no_row_has(offsets):
     """Their offsets may be missing or of any value, and PyArrow followed them: a signal ended the job."""
