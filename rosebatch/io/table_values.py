@@ -81,7 +81,9 @@ def _change(array: pa.Array) -> Callable[[Any], Any] | None:
         # Their own type is a tuple too, but cannot be pickled.
         return tuple
     if pa.types.is_union(kind):
-        return _without_intervals if any(pa.types.is_interval(field.type) for field in kind) else None
+        return _without_intervals if _has_intervals(kind) else None
+    if isinstance(kind, pa.BaseExtensionType):
+        return _change(array.storage)
     if pa.types.is_nested(kind) and kind.num_fields == 1:
         # Without a copy: values that no row has may ask for a change, which then changes nothing.
         inner = _change(array.values)
@@ -112,8 +114,22 @@ def _mapping(change: Callable[[Any], Any] | None, items: list[tuple[Any, Any]]) 
     return found
 
 
+@cache
+def _has_intervals(kind: pa.DataType) -> bool:
+    inner = [kind.field(number).type for number in range(kind.num_fields)]
+    if pa.types.is_dictionary(kind):
+        inner = [kind.value_type]
+    if isinstance(kind, pa.BaseExtensionType):
+        inner = [kind.storage_type]
+    return pa.types.is_interval(kind) or any(map(_has_intervals, inner))
+
+
 def _without_intervals(value: Any) -> Any:
-    return tuple(value) if isinstance(value, tuple) else value
+    if isinstance(value, dict):
+        return {name: _without_intervals(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return (tuple if isinstance(value, tuple) else list)(map(_without_intervals, value))
+    return value
 
 
 def _list(change: Callable[[Any], Any], values: list[Any]) -> list[Any]:

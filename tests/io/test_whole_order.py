@@ -233,6 +233,9 @@ def test_rows_behind_a_line_that_is_read_past(tmp_path):
 
 INTERVALS = pa.array([pa.MonthDayNano([1, 2, 3])], pa.month_day_nano_interval())
 ONE = pa.array([0], pa.int8())
+LISTS = pa.ListArray.from_arrays([0, 1], INTERVALS)
+MAPS = pa.MapArray.from_arrays([0, 1], ["k"], INTERVALS)
+OPAQUE = pa.ExtensionArray.from_storage(pa.opaque(INTERVALS.type, "name", "vendor"), INTERVALS)
 
 
 @pytest.mark.parametrize(
@@ -243,6 +246,11 @@ ONE = pa.array([0], pa.int8())
         (pa.StructArray.from_arrays([INTERVALS], ["a"]), {"a": (1, 2, 3)}),
         (pa.UnionArray.from_sparse(ONE, [INTERVALS]), (1, 2, 3)),
         (pa.UnionArray.from_sparse(ONE, [pa.array(["a"])]), "a"),
+        (pa.UnionArray.from_sparse(ONE, [LISTS]), [(1, 2, 3)]),
+        (pa.UnionArray.from_sparse(ONE, [pa.StructArray.from_arrays([LISTS], ["a"])]), {"a": [(1, 2, 3)]}),
+        (pa.UnionArray.from_sparse(ONE, [MAPS]), [("k", (1, 2, 3))]),
+        (pa.UnionArray.from_sparse(ONE, [pa.UnionArray.from_sparse(ONE, [OPAQUE])]), (1, 2, 3)),
+        (OPAQUE, (1, 2, 3)),
     ],
 )
 def test_values_of_any_type_wait(tmp_path, column, value):
