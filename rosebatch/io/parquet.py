@@ -123,7 +123,20 @@ def _write(
             rows = [{**carried, **msgspec.json.decode(row)} for row, carried in chunk]
             for row in rows:
                 row.update({name: as_json(row[name]) for name in info.json_columns if row.get(name) is not None})
-            writer.write_table(pa.Table.from_pylist(rows, schema))
+            writer.write_table(_table(rows, schema))
+
+
+def _table(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.Table:
+    columns = pa.Table.from_pylist(rows, schema).columns
+    for number, column in enumerate(columns):
+        if pa.types.is_run_end_encoded(column.type):
+            columns[number] = pa.chunked_array(map(_without_stale_bytes, column.chunks), column.type)
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _without_stale_bytes(array: pa.RunEndEncodedArray) -> pa.RunEndEncodedArray:
+    """The same array: under its nulls PyArrow 26 leaves what was in memory, and a file would hold it."""
+    return pa.RunEndEncodedArray.from_arrays(array.run_ends, array.values.take(pa.array(range(len(array.values)))))
 
 
 def _pairs(rows: Rows, carried: Carried | None) -> Iterator[_Pair]:

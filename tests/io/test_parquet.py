@@ -320,6 +320,24 @@ def test_parquet_bytes_are_the_same_each_time(tmp_path, encode):
     assert pq.read_table(tmp_path / "out.parquet").column_names[:20] == [f"column_{n}" for n in range(20)]
 
 
+@pytest.mark.parametrize("kind", [pa.int64(), pa.float16(), pa.decimal256(40, 2), pa.date32(), pa.binary(8)], ids=str)
+def test_no_file_holds_what_was_in_memory(tmp_path, encode, kind):
+    """Bytes under nulls of run-end-encoded columns were those that memory had before: other in each run."""
+    pool = pa.default_memory_pool()
+    pa.set_memory_pool(pa.system_memory_pool())
+    try:
+        carried = Carried(pa.schema([("kept", pa.run_end_encoded(pa.int32(), kind))]), lambda: iter([{"kept": None}]))
+        # What is freed has no zero.
+        _ = [pa.array([-1] * size) for size in (1, 8, 16) for _ in range(99)]
+        del _
+        write_parquet(tmp_path / "out.arrow", encode([{"index": 0}]), carried, writer=pa.ipc.new_file)
+    finally:
+        pa.set_memory_pool(pool)
+    column = pa.ipc.open_file(tmp_path / "out.arrow").read_all()["kept"]
+    assert column.to_pylist() == [None]
+    assert not any(column.chunk(0).values.buffers()[1])
+
+
 def test_all_parts_have_one_schema(tmp_path, encode):
     """Readers take the first part's schema: a column that is null there needs its final type at once."""
     carried = [{"late": None, "mean": 1}, {"mean": 2}, {"late": [{"x": "s"}], "mean": 0.5}, {"more": True}]
