@@ -39,7 +39,7 @@ def write_csv(path: Path, rows: Rows, *, name: str, own: Collection[str], column
         open_compressed(path, named(name).compression) as file,
         pc.CSVWriter(file, schema, write_options=options) as writer,
     ):
-        for chunk in chunks((row, {}) for row in rows()):
+        for chunk in chunks((row, ({}, 0)) for row in rows()):
             cells = [{key: _cell(value) for key, value in FIELDS.decode(row).items()} for row, _ in chunk]
             writer.write_table(pa.Table.from_pylist(cells, schema))
 

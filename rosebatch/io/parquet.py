@@ -32,8 +32,8 @@ _VALUE_BYTES = 64
 FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-# A result as JSON, and the fields that it takes over from an input with types.
-_Pair = tuple[bytes, Mapping[str, Any]]
+# A result as JSON; the fields that it takes over from an input with types, and about their bytes.
+_Pair = tuple[bytes, tuple[Mapping[str, Any], int]]
 
 
 class Carried(NamedTuple):
@@ -41,11 +41,11 @@ class Carried(NamedTuple):
 
     Attributes:
         columns: names and types.
-        rows: each call gives the values of all rows again, from the first.
+        rows: each call gives the values of all rows again, from the first, each with about its bytes.
     """
 
     columns: pa.Schema
-    rows: Callable[[], Iterator[Mapping[str, Any]]]
+    rows: Callable[[], Iterator[tuple[Mapping[str, Any], int]]]
 
 
 class _TableInfo(NamedTuple):
@@ -120,7 +120,7 @@ def _write(
     # Opened here: Arrow takes no names that are not UTF-8.
     with path.open("wb") as file, make(file, schema) as writer:
         for chunk in chunks(pairs):
-            rows = [{**carried, **msgspec.json.decode(row)} for row, carried in chunk]
+            rows = [{**carried, **msgspec.json.decode(row)} for row, (carried, _) in chunk]
             for row in rows:
                 row.update({name: as_json(row[name]) for name in info.json_columns if row.get(name) is not None})
             writer.write_table(_table(rows, schema))
@@ -141,7 +141,7 @@ def _without_stale_bytes(array: pa.RunEndEncodedArray) -> pa.RunEndEncodedArray:
 
 def _pairs(rows: Rows, carried: Carried | None) -> Iterator[_Pair]:
     if carried is None:
-        return zip(rows(), repeat({}))
+        return zip(rows(), repeat(({}, 0)))
     return zip(rows(), carried.rows(), strict=True)
 
 
@@ -149,9 +149,9 @@ def chunks(pairs: Iterable[_Pair]) -> Iterator[list[_Pair]]:
     """Rows in groups that memory has room for, decoded too."""
     chunk: list[_Pair] = []
     size = 0
-    for pair in pairs:
-        chunk.append(pair)
-        size += len(pair[0]) + _VALUE_BYTES * pair[0].count(b",")
+    for row, carried in pairs:
+        chunk.append((row, carried))
+        size += len(row) + _VALUE_BYTES * row.count(b",") + carried[1]
         if len(chunk) == _CHUNK_ROWS or size >= _CHUNK_BYTES:
             yield chunk
             chunk, size = [], 0

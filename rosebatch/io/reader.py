@@ -264,11 +264,11 @@ class PromptReader:
             return self._rows(read_ahead(self._records(), check, _SIZE), _GROUP)
         return map(self.parser.parse, read_ahead(chain.from_iterable(self._sorted()), check, _SIZE))
 
-    def carried(self) -> Iterator[Mapping[str, Any]]:
-        """The fields of each row that its result takes over. Reads the input again, so not from stdin."""
+    def carried(self) -> Iterator[tuple[Mapping[str, Any], int]]:
+        """The fields that the result of each row takes over, and its bytes. Reads the input again: not from stdin."""
         parser = self.parser
         for record in self._records():
-            yield parser.carried(record)
+            yield parser.carried(record), record.size
 
     def records(self) -> Iterator[list[Record]]:
         """Groups of rows as they are read, to be parsed elsewhere by ``parser``."""

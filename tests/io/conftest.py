@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +143,7 @@ def write_table(tmp_path: Path, encode: Callable[..., Any]) -> Callable[..., pa.
         if columns is None:
             write_parquet(path, encode([{**each, **result} for each, result in zip(carried, results, strict=True)]))
         else:
-            write_parquet(path, encode(results), Carried(columns, lambda: iter(carried)))
+            write_parquet(path, encode(results), Carried(columns, lambda: zip(carried, repeat(0))))
         return pq.read_table(path)
 
     return write

@@ -2,6 +2,7 @@
 
 import json
 from importlib.util import find_spec
+from itertools import repeat
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -59,7 +60,8 @@ def write(tmp_path):
         kept = [{n: v for n, v in row.items() if result_column or n != "logprobs"} for row in table.to_pylist()]
         path = tmp_path / "out.parquet"
         rows = [json.dumps(each).encode() for each in lines]
-        write_parquet(path, lambda: iter(rows), Carried(schema, lambda: iter(kept)), result_column=result_column)
+        carried = Carried(schema, lambda: zip(kept, repeat(0)))
+        write_parquet(path, lambda: iter(rows), carried, result_column=result_column)
         return path
 
     return results

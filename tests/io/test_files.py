@@ -78,7 +78,7 @@ def test_parquet_files_are_one_table(tmp_path, remote):
                 pq.write_table(pa.table({"prompt": [f"p{n}" for n in numbers], "n": numbers}), file)
         reader = PromptReader(root, {})
         assert (reader.count(), reader.schema.names) == (4, ["prompt", "n"])
-        assert [row.metadata["n"] for row in reader] == [row["n"] for row in reader.carried()] == [0, 1, 2, 3]
+        assert [row.metadata["n"] for row in reader] == [row["n"] for row, _ in reader.carried()] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 from decimal import Decimal
+from itertools import repeat
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -326,7 +327,8 @@ def test_no_file_holds_what_was_in_memory(tmp_path, encode, kind):
     pool = pa.default_memory_pool()
     pa.set_memory_pool(pa.system_memory_pool())
     try:
-        carried = Carried(pa.schema([("kept", pa.run_end_encoded(pa.int32(), kind))]), lambda: iter([{"kept": None}]))
+        schema = pa.schema([("kept", pa.run_end_encoded(pa.int32(), kind))])
+        carried = Carried(schema, lambda: iter([({"kept": None}, 0)]))
         # What is freed has no zero.
         _ = [pa.array([-1] * size) for size in (1, 8, 16) for _ in range(99)]
         del _
@@ -379,7 +381,7 @@ def test_parts_of_a_parquet_input(tmp_path, encode):
     values = [{"price": Decimal(f"{index}.50"), "text": "replaced"} for index in range(5)]
     schema = pa.schema([("price", pa.decimal128(5, 2)), ("text", pa.string())])
     results = encode([{"index": index, "text": str(index)} for index in range(5)])
-    write_parquet_parts(tmp_path / "out", results, 2, Carried(schema, lambda: iter(values)))
+    write_parquet_parts(tmp_path / "out", results, 2, Carried(schema, lambda: zip(values, repeat(0))))
     table = dataset.dataset(tmp_path / "out").to_table()
     assert columns(table) == [("price", pa.decimal128(5, 2)), *RESULTS]
     assert table.column("price").to_pylist() == [value["price"] for value in values]
@@ -389,9 +391,17 @@ def test_parts_of_a_parquet_input(tmp_path, encode):
 def test_the_first_pass_does_not_read_a_parquet_input(tmp_path, encode):
     """The input may be remote, and checking its rows takes longer than looking at results."""
     read = []
-    carried = Carried(pa.schema([("a", pa.int64())]), lambda: read.append(1) or iter([{"a": 1}]))
+    carried = Carried(pa.schema([("a", pa.int64())]), lambda: read.append(1) or iter([({"a": 1}, 0)]))
     write_parquet(tmp_path / "out.parquet", encode([{"index": 0}]), carried)
     assert read == [1]
+
+
+def test_large_carried_values_wait_for_few_others(tmp_path, encode):
+    """Those of 1,024 rows were in memory at once, whatever their bytes: 40 rows of 8 MB took 2 GB."""
+    carried = Carried(pa.schema([("a", pa.int64())]), lambda: zip([{"a": 1}] * 5, repeat(8 << 20)))
+    write_parquet(tmp_path / "out.parquet", encode([{"index": index} for index in range(5)]), carried)
+    groups = pq.read_metadata(tmp_path / "out.parquet")
+    assert [groups.row_group(number).num_rows for number in range(groups.num_row_groups)] == [2, 2, 1]
 
 
 def test_flags_and_floats_apart(write_table):

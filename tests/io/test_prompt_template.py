@@ -170,7 +170,8 @@ def test_kept_prompts_of_a_table(tmp_path):
     pq.write_table(pa.table({"body": ["t"], "day": [datetime.date(2024, 1, 2)]}), tmp_path / "in.parquet")
     reader = read(tmp_path / "in.parquet", template="<{body}>", keeps_prompt=True)
     assert reader.schema.names == ["body", "day", "prompt"]
-    assert list(reader.carried()) == [{"body": "t", "day": datetime.date(2024, 1, 2), "prompt": "<t>"}]
+    ((carried, _),) = reader.carried()
+    assert carried == {"body": "t", "day": datetime.date(2024, 1, 2), "prompt": "<t>"}
     pq.write_table(pa.table({"prompt": ["t"]}), tmp_path / "in.parquet")
     with pytest.raises(FlagError, match=r"^--keep-prompt: .* has a column prompt"):
         read(tmp_path / "in.parquet", template="<{prompt}>", keeps_prompt=True)

@@ -298,7 +298,7 @@ def test_bad_values_of_a_table_fail_their_rows_only(tmp_path):
     assert failed[0].metadata == {"prompt": "3", "deep": {"text": "ok"}, "text id": "ok"}
     assert failed[1].metadata == {"prompt": "1400"}
     assert [row.index for row in rows] == list(range(count))
-    assert [dict(each) for each in reader.carried()] == [dict(row.metadata) for row in rows]
+    assert [dict(each) for each, _ in reader.carried()] == [dict(row.metadata) for row in rows]
 
 
 @pytest.mark.parametrize("scale", [-1000, 2**31 - 1])
