@@ -13,7 +13,15 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rosebatch.io.parquet_types import OPTIONAL_FIELDS, RESULT_TYPES, Types, as_json, widen, without_inner_views
+from rosebatch.io.parquet_types import (
+    OPTIONAL_FIELDS,
+    RESULT_TYPES,
+    Types,
+    as_json,
+    widen,
+    without_dictionaries,
+    without_inner_views,
+)
 from rosebatch.io.schemas import kept_metadata
 
 # Each call gives all rows again, as JSON.
@@ -116,7 +124,7 @@ def write_parquet_parts(
 def _write(
     path: Path, pairs: Iterable[_Pair], info: _TableInfo, make: Callable[[IO[bytes], pa.Schema], Any] = pq.ParquetWriter
 ) -> None:
-    schema = info.schema if make is pa.ipc.new_file else without_inner_views(info.schema)
+    schema = (without_dictionaries if make is pa.ipc.new_file else without_inner_views)(info.schema)
     # Opened here: Arrow takes no names that are not UTF-8.
     with path.open("wb") as file, make(file, schema) as writer:
         for chunk in chunks(pairs):
@@ -129,7 +137,7 @@ def _write(
 def _table(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.Table:
     columns = pa.Table.from_pylist(rows, schema).columns
     for number, column in enumerate(columns):
-        if pa.types.is_run_end_encoded(column.type):
+        if pa.types.is_run_end_encoded(column.type) and not column.type.value_type.num_fields:
             columns[number] = pa.chunked_array(map(_without_stale_bytes, column.chunks), column.type)
     return pa.Table.from_arrays(columns, schema=schema)
 

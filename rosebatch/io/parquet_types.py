@@ -83,15 +83,32 @@ def without_inner_views(columns: pa.Schema) -> pa.Schema:
 
     Its writer of PyArrow 26 cannot write views in a list of structs if some list is null.
     """
-    fields = [each.with_type(_plain(each.type)) if each.type.num_fields else each for each in columns]
+    fields = [
+        each.with_type(_changed(each.type, lambda kind: _OF_VIEWS.get(kind, kind))) if each.type.num_fields else each
+        for each in columns
+    ]
     return pa.schema(fields, columns.metadata)
 
 
-def _plain(kind: pa.DataType) -> pa.DataType:
+def without_dictionaries(columns: pa.Schema) -> pa.Schema:
+    """The same columns with the values of dictionaries in their place.
+
+    A file of Arrow has one dictionary for all of its batches, and the values of later ones are not known at the first.
+    """
+    fields = [each.with_type(_changed(each.type, _value_type)) for each in columns]
+    return pa.schema(fields, columns.metadata)
+
+
+def _value_type(kind: pa.DataType) -> pa.DataType:
+    return _changed(kind.value_type, _value_type) if pa.types.is_dictionary(kind) else kind
+
+
+def _changed(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """A type whose innermost types are others."""
     fields = [kind.field(number) for number in range(kind.num_fields)]
-    inner = [each.with_type(_plain(each.type)) for each in fields]
+    inner = [each.with_type(_changed(each.type, change)) for each in fields]
     if inner == fields:
-        return _OF_VIEWS.get(kind, kind)
+        return change(kind)
     if pa.types.is_struct(kind):
         return pa.struct(inner)
     if pa.types.is_map(kind):

@@ -340,6 +340,38 @@ def test_no_file_holds_what_was_in_memory(tmp_path, encode, kind):
     assert not any(column.chunk(0).values.buffers()[1])
 
 
+def test_a_run_of_texts_in_objects(tmp_path, encode):
+    """PyArrow makes no other array of them: nothing is to be cleaned there."""
+    kind = pa.run_end_encoded(pa.int32(), pa.struct([("text", pa.string_view())]))
+    values = [{"text": "a"}, None]
+    carried = Carried(pa.schema([("kept", kind)]), lambda: (({"kept": value}, 0) for value in values))
+    write_parquet(tmp_path / "out.arrow", encode([{"index": 0}, {"index": 1}]), carried, writer=pa.ipc.new_file)
+    assert pa.ipc.open_file(tmp_path / "out.arrow").read_all()["kept"].to_pylist() == values
+
+
+WORDS = pa.dictionary(pa.int32(), pa.string())
+
+
+@pytest.mark.parametrize(
+    ("kind", "plain", "wrap"),
+    [
+        (WORDS, pa.string(), lambda value: value),
+        (pa.list_(WORDS), pa.list_(pa.string()), lambda value: [value, None]),
+        (pa.list_(pa.struct([("a", WORDS)]), 1), pa.list_(pa.struct([("a", pa.string())]), 1), lambda v: [{"a": v}]),
+        (pa.map_(pa.string(), WORDS), pa.map_(pa.string(), pa.string()), lambda value: [("k", value)]),
+        (pa.list_view(pa.dictionary(pa.int8(), pa.int64())), pa.list_view(pa.int64()), lambda value: [len(value)]),
+    ],
+    ids=lambda value: str(value) if isinstance(value, pa.DataType) else "",
+)
+def test_dictionaries_of_many_rows(tmp_path, encode, kind, plain, wrap):
+    """Each batch of an Arrow file came with a dictionary of its own: the job ended behind its last row."""
+    values = [wrap("x" * (number // 700)) for number in range(1500)]
+    carried = Carried(pa.schema([("kept", kind)]), lambda: (({"kept": value}, 0) for value in values))
+    write_parquet(tmp_path / "out.arrow", encode([{"index": i} for i in range(1500)]), carried, writer=pa.ipc.new_file)
+    column = pa.ipc.open_file(tmp_path / "out.arrow").read_all()["kept"]
+    assert (column.type, column.to_pylist()) == (plain, values)
+
+
 def test_all_parts_have_one_schema(tmp_path, encode):
     """Readers take the first part's schema: a column that is null there needs its final type at once."""
     carried = [{"late": None, "mean": 1}, {"mean": 2}, {"late": [{"x": "s"}], "mean": 0.5}, {"more": True}]
