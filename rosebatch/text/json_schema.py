@@ -4,20 +4,21 @@ llguidance refuses keywords that it does not know, also where they ask for nothi
 counts a key that comes twice as two. Such parts are left out, written in another way, or refused here.
 """
 
-import re
 from decimal import Decimal
 from typing import Any
 
+from rosebatch.text.schema_formats import with_kept_format
 from rosebatch.text.schema_numbers import (
     require_kept,
     require_kept_multiple,
     require_kept_together,
     with_kept_bounds,
 )
+from rosebatch.text.schema_patterns import kept_pattern
 
 # Keywords whose values are no schemas, and those that hold schemas by name.
 _VALUES = frozenset({"const", "enum", "default", "examples", "x-guidance"})
-_BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+_BY_NAME = frozenset({"properties", "$defs", "definitions", "dependentSchemas"})
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 # Keywords by which several schemas hold for one value.
 _COMBINE = frozenset({"allOf", "anyOf", "oneOf", "$ref"})
@@ -29,10 +30,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 # Keywords that mean something together with another one only.
 _NEEDS = {"then": "if", "else": "if", "minContains": "contains", "maxContains": "contains"}
-
-# A class of characters in a pattern, and what begins a class or an operation in it for llguidance.
-_CLASS = re.compile(r"\\.|(\[\^?\]?)((?:\\.|[^\]\\])*)(?=\])", re.DOTALL)
-_SET = re.compile(r"\\.|\[|^-|(?<=&)&|(?<=~)~|(?<=.-)-", re.DOTALL)
 
 
 def kept_schema(schema: Any, *, lenient: bool) -> Any:
@@ -68,14 +65,16 @@ class _Rewriter:
         kept: dict[str, Any] = {}
         for name, value in _without_neutral(given).items():
             if name in _BY_NAME and isinstance(value, dict):
-                named = name != "patternProperties"
-                kept[name] = {key if named else _pattern(key): self.schema(each) for key, each in value.items()}
+                kept[name] = {key: self.schema(each) for key, each in value.items()}
+            elif name == "patternProperties" and isinstance(value, dict):
+                others = given.get("properties") or given.get("additionalProperties") is not False
+                kept[name] = {kept_pattern(key, exact=bool(others)): self.schema(each) for key, each in value.items()}
             elif name == "pattern" and isinstance(value, str):
-                kept[name] = _pattern(value)
+                kept[name] = kept_pattern(value)
             else:
                 kept[name] = value if name in _VALUES else self.schema(value)
         self._check(kept)
-        return with_kept_bounds(kept)
+        return with_kept_format(with_kept_bounds(kept))
 
     def _check(self, schema: dict[str, Any]) -> None:
         self.combines |= not _COMBINE.isdisjoint(schema)
@@ -88,18 +87,6 @@ class _Rewriter:
         named = len(set(map(str, required))) if isinstance(required, list) else 0
         if isinstance(least, int) and least > named + 1 and not self._lenient:
             raise ValueError(f"minProperties {least}: keys that differ cannot be kept; give more of them in required")
-
-
-def _pattern(given: str) -> str:
-    """A pattern in whose classes llguidance sees characters alone, no ``[[:alpha:]]`` or ``[a&&b]`` as in Rust."""
-
-    def flat(found: re.Match[str]) -> str:
-        opening, characters = found.groups()
-        if opening is None:
-            return found[0]
-        return opening + _SET.sub(lambda each: each[0] if each[0][0] == "\\" else f"\\{each[0]}", characters)
-
-    return _CLASS.sub(flat, given)
 
 
 def _without_neutral(schema: dict[str, Any]) -> dict[str, Any]:

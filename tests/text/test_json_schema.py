@@ -1,8 +1,5 @@
 """Schemas as llguidance can keep them."""
 
-import re
-import warnings
-
 import pytest
 
 from rosebatch.core.errors import RowError
@@ -107,34 +104,3 @@ def test_control_characters(byte_grammars, text):
     assert takes(grammar, '"' + "".join(c if c.isalpha() else f"\\u{ord(c):04x}" for c in text) + '"')
     pattern = "^" + "".join(f"\\x{ord(character):02x}" for character in text) + "$"
     byte_grammars.compile(spec("json_schema", {"type": "string", "pattern": pattern}))
-
-
-@pytest.mark.parametrize(
-    "pattern",
-    [
-        *("[[:alpha:]]", "[a-z&&[^b]]", "[a&&b]", "[a[b]", "[^[]", "[[{]", "[~~]", "[a~~b]", "[+--]", "[--/]", "[a-]"),
-        *(
-            "[\\d&&3]",
-            "[\\[&&]",
-            "\\[a&&b\\]",
-            "[]&&]",
-            "[^]&&]",
-            "a[b[c]d]",
-            "[a\\]&&b]",
-            "[!@#$%^&*()_+\\-=\\[\\]{}|]",
-        ),
-    ],
-)
-def test_classes_of_characters(byte_grammars, pattern):
-    """llguidance reads a class in a class, and ``&&``, as Rust does: ``[[:alpha:]]`` took b, and ``[a&&b]`` nothing."""
-    whole = f"^(?:{pattern})$"
-    value = byte_grammars.compile(spec("json_schema", {"type": "string", "pattern": whole}))
-    keys = {"type": "object", "patternProperties": {whole: {"const": 1}}, "additionalProperties": False}
-    key = byte_grammars.compile(spec("json_schema", keys))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        expected = re.compile(whole)
-    texts = [*"abdl3[]&~-+.:{@", "a]", ":]", "acd]", "abd]"]
-    found = [text for text in texts if expected.fullmatch(text)]
-    assert [text for text in texts if takes(value, f'"{text}"')] == found
-    assert [text for text in texts if takes(key, f'{{"{text}":1}}')] == found
