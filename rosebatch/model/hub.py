@@ -20,7 +20,7 @@ _WEIGHTS = ("*.safetensors",)
 _IGNORED = ("[!1-9a]*/*", "a[!d]*/*", "consolidated*")
 
 # The files that Tokenizer.load looks for.
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ _MIDDLE_TOKENS = (
     ("<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>", "<\uff5cfim\u2581end\uff5c>"),
     ("\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"),
 )
-_READ = ("tokenizer.json", "tokenizer.model", "vocab.json")
+_READ = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 # Tokenizers in forms that neither we nor transformers read: of Mistral, of tiktoken, of SentencePiece by other names.
 _UNREAD = ("tekken.json", "tokenizer.model.*", "*.tiktoken", "tiktoken.model", "spiece.model", "sentencepiece*.model")
 _TOKENIZER_WAY = "add the tokenizer.json of the model's transformers files, or give --tokenizer with a folder or hub id"
@@ -150,6 +151,10 @@ class Tokenizer(Vocabulary):
                 return made(backend, files.special_tokens)
         # Older formats, and files that change tokenizer.json. This takes longer.
         with refused(folder, "unreadable tokenizer"), panics.unreported():
+            alone = not file.exists() and (folder / "tokenizer.model").exists()
+            # transformers would ask for tiktoken.
+            if alone and find_spec("sentencepiece") is None:
+                raise ImportError("tokenizer.model needs the package sentencepiece: pip install sentencepiece")
             converted = load_pretrained_tokenizer(folder)
             return made(converted.backend_tokenizer, dict(converted.special_tokens_map))
 

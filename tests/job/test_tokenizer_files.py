@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 
 import pytest
 import tokenizers
@@ -247,3 +248,24 @@ def test_a_tokenizer_in_another_form(tmp_path, name):
         Tokenizer.load(tmp_path)
     save_backend(byte_level(), tmp_path)
     assert Tokenizer.load(tmp_path) is not None
+
+
+@pytest.mark.parametrize("config", [{"tokenizer_class": "BertTokenizer", "do_lower_case": False}, None])
+def test_a_vocabulary_of_words_alone(tmp_path, config):
+    """BERT's older folders have no other file. Their rows failed: the model had no tokenizer."""
+    (tmp_path / "vocab.txt").write_text(
+        "\n".join(("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "##s", "a", "A", ","))
+    )
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    if config is not None:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    theirs, texts = AutoTokenizer.from_pretrained(tmp_path), ["thes, A [MASK]", " a  The"]
+    assert Tokenizer.load(tmp_path).encode(texts) == [theirs(text).input_ids for text in texts]
+
+
+def test_a_sentencepiece_model_without_its_package(tmp_path, monkeypatch):
+    """transformers told to install tiktoken, which does not read it."""
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    (tmp_path / "tokenizer.model").write_bytes(b"a model")
+    with pytest.raises(UserError, match=f"{tmp_path}: unreadable tokenizer .*: pip install sentencepiece"):
+        Tokenizer.load(tmp_path)
