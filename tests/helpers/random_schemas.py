@@ -41,7 +41,7 @@ _VALIDATOR = jsonschema.validators.extend(jsonschema.Draft202012Validator, type_
 
 
 def _schema(rng: random.Random, level: int) -> Schema:
-    kinds = [_number, _number, _range, _range, _text, _multiple]
+    kinds = [_number, _number, _range, _range, _text, _multiple, _pattern]
     if level < 3:
         kinds += [_object, _map, _array, _either, _both, _reference] * (2 if level == 0 else 1)
     return rng.choice(kinds)(rng, level)
@@ -93,6 +93,11 @@ def _text(rng: random.Random, _: int) -> Schema:
     return {"enum": [rng.choice([*SPELLED, "x", "\\", "é"]) for _ in range(rng.randint(1, 3))]}
 
 
+def _pattern(rng: random.Random, _: int) -> Schema:
+    sets = ['[^"]', "[^<\\\\]", r"\S", r"\s", r"\W", r"[^\d]", ".", r"[\x00-\x1f]", r"[\w|<>]"]
+    return {"type": "string", "pattern": f"^{rng.choice(sets)}{{1,3}}{rng.choice(['$', 'b?$', 'b'])}"}
+
+
 def _object(rng: random.Random, level: int) -> Schema:
     names = rng.sample(["a", "b", "<b>", "<|im_end|>", 'q"', "é", "a/b"], rng.randint(1, 4))
     properties = {name: _schema(rng, level + 1) for name in names}
@@ -102,7 +107,7 @@ def _object(rng: random.Random, level: int) -> Schema:
 
 
 def _map(rng: random.Random, level: int) -> Schema:
-    patterns = rng.sample(["^b$", "^[ab]$", "^<b>$", "^x[0-9]{1,2}$"], 1)
+    patterns = rng.sample(["^b$", "^[ab]$", "^<b>$", "^x[0-9]{1,2}$", '^[^"]$'], 1)
     found: Schema = {"type": "object", "patternProperties": {name: _schema(rng, level + 1) for name in patterns}}
     found["additionalProperties"] = rng.choice([False, False, {"type": "null"}])
     for name in ("minProperties", "maxProperties"):

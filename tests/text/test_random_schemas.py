@@ -36,7 +36,7 @@ def count_served(seeds, samples):
 
 
 def test_some_random_schemas():
-    """Numbers past 2**53, excluded bounds, keys and constants that spell added tokens, maps, references."""
+    """Numbers past 2**53, excluded bounds, keys and constants that spell added tokens, patterns, maps, references."""
     assert count_served(range(30), 5) > 5
 
 
