@@ -69,6 +69,8 @@ class _Rewriter:
             elif name == "patternProperties" and isinstance(value, dict):
                 others = given.get("properties") or given.get("additionalProperties") is not False
                 kept[name] = {kept_pattern(key, exact=bool(others)): self.schema(each) for key, each in value.items()}
+                if len(kept[name]) < len(value):
+                    raise ValueError("two patternProperties are the same")
             elif name == "pattern" and isinstance(value, str):
                 kept[name] = kept_pattern(value)
             else:

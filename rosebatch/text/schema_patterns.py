@@ -7,9 +7,9 @@ of characters holds all control characters, llguidance also lets an escaped quot
 import re
 
 # What stands for a set of characters. A ``]`` at once belongs to its class.
-_SETS = re.compile(r"\\[pP]\{[^}]*\}|\\.|\[(\^?)(\]?(?:\\.|[^\]\\])*)\]|\.", re.DOTALL)
+_SETS = re.compile(r"\\[pP](?:\{[^}]*\}|[A-Z])|\\.|\[(\^?)(\]?(?:\\.|[^\]\\])*)\]|\.", re.DOTALL)
 # In a class: escapes, and what begins a class or an operation for llguidance.
-_ITEMS = re.compile(r"\\[pP]\{[^}]*\}|\\.|\[|^\]|^-|(?<=&)&|(?<=~)~|(?<=.-)-", re.DOTALL)
+_ITEMS = re.compile(r"\\[pP](?:\{[^}]*\}|[A-Z])|\\.|\[|^\]|^-|(?<=&)&|(?<=~)~|(?<=.-)-", re.DOTALL)
 # With this flag, a dot is any character in all languages.
 _DOT_IS_ALL = re.compile(r"\(\?[a-zA-Z]*s")
 # Exactly as in ECMA-262, and at most what both languages take. The last are in a class that holds all other characters.

@@ -87,6 +87,19 @@ def test_what_languages_see_differently(byte_grammars, pattern, both, ecma):
         assert of_keys(byte_grammars, form, properties={"b": True}, additionalProperties=False) == ecma
 
 
+@pytest.mark.parametrize("pattern", ["\\pL", "[\\pL]", "\\p{L}", "[\\p{Letter}]", "[^\\PL]"])
+def test_names_of_sets(byte_grammars, pattern):
+    """With braces or, of one letter, without."""
+    assert of_values(byte_grammars, pattern) == {"a", "Z", "é", "漢"}
+
+
+def test_patterns_that_become_the_same(byte_grammars):
+    """The schema of the first was dropped."""
+    found = {"^[a[b]$": {"const": 1}, "^[a\\[b]$": {"const": 2}}
+    with pytest.raises(RowError, match="two patternProperties are the same"):
+        byte_grammars.compile(spec("json_schema", {"type": "object", "patternProperties": found}))
+
+
 def test_a_dot_for_all_characters(byte_grammars):
     """As a flag says."""
     assert {"\n", "\r", "\u2028", "a"} <= of_values(byte_grammars, "(?s:.)")
