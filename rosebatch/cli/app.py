@@ -222,7 +222,8 @@ def main(args: list[str] | None = None) -> NoReturn:
     except OSError as error:
         # Whatever else is written has its name in the message.
         is_full = error.errno == errno.ENOSPC and error.filename is None
-        _fail(f"stdout, or a temporary file: {error.strerror}" if is_full else str(error), EXIT_ABORTED)
+        place = "stdout, or a temporary file" if is_full else error.filename
+        _fail(str(error) if place is None else f"{place}: {error.strerror}", EXIT_ABORTED)
     except KeyboardInterrupt:
         _fail("interrupted", EXIT_INTERRUPTED)
     except Exception as error:

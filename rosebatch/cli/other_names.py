@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rosebatch.config.quantization import QUANTIZATIONS
 from rosebatch.config.run import DTYPES, KV_CACHE_DTYPES
-from rosebatch.config.switches import flag
+from rosebatch.config.switches import Switches, flag
 
 # By what to do here: flags of vLLM, SGLang, llama.cpp, transformers, and of habit.
 _FLAGS = {
@@ -75,7 +75,20 @@ _FLAGS = {
     "set HF_HOME in front of the command": "--cache-dir --download-dir",
     "set HF_TOKEN in front of the command": "--token --hf-token",
     "use --resume": "--continue --restart",
-    "give fewer lines, head -n N FILE | rosebatch generate -": "--limit --max-samples --head",
+    "give fewer lines, head -n N FILE | rosebatch generate -": "--limit --max-samples --head --num-rows --max-rows",
+    "give the others, tail -n +N FILE | rosebatch generate -": "--start --offset --skip",
+    "give them in that order, shuf FILE | rosebatch generate -": "--shuffle",
+    "use --prompt-column": "--text-column --input-column --prompt-field --text-field --input-field",
+    "columns are separated by commas, in a .tsv by tabs": "--sep --separator --delimiter",
+    "input is UTF-8, and iconv converts to it": "--encoding",
+    "name the files of the split as INPUT": "--split --subset --dataset-split",
+    "leave it out, each row is kept once it is ready, and --resume continues": (
+        "--checkpoint --checkpoint-dir --save-every --save-steps"
+    ),
+    "leave it out, answers are written whole": "--stream --streaming",
+    "name another file, for a run replaces its output": "--append",
+    "put structured_outputs into the rows": "--grammar --grammar-file --guided-grammar",
+    "give its settings by flags": "--config --config-file",
     "leave it out, rosebatch reads files and serves no port": "--host --port --api-key --base-url --api-base",
     "leave it out, rosebatch has no such feature": (
         "--swap-space --cpu-offload-gb --enable-lora --lora --lora-modules --lora-paths --lora-adapter --best-of"
@@ -125,6 +138,8 @@ _NO_INPUT = {
     "bench": "makes its own requests and reads no INPUT; --model names the model",
     "cache": "takes no names; --clear deletes all that it lists",
 }
+_VALUES = ("true", "false", "yes", "no", "on", "off", "0", "1")
+_NO_VALUE = re.compile(r"Option '(?:--no-|--)([\w-]+)' does not take a value\.")
 _SEVERAL = re.compile(r"Got unexpected extra argument\(?s?\)? \((.*)\)")
 
 
@@ -160,7 +175,13 @@ def explained(
         return f"{match[1]} {next(told, match[2])}"
     if message == "Missing argument 'INPUT'.":
         return "Missing argument 'INPUT': give a file of prompts, or - for stdin"
+    if match := _NO_VALUE.match(message):
+        has_opposite = match[1].replace("-", "_") in Switches.__dataclass_fields__
+        off = f"--no-{match[1]} switches it off" if has_opposite else "leave it out to switch it off"
+        return f"--{match[1]} takes no value: {off}"
     if match := _SEVERAL.match(message):
+        if match[1].lower() in _VALUES:
+            return f"{match[1]}: switches take no value: --NAME is on, --no-NAME off"
         if match[1] in QUANTIZATIONS:
             return f"{match[1]}: use --quantization {match[1]}, -q is --quiet"
         if command == "merge":

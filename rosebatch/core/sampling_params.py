@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import InitVar, dataclass, fields, replace
+from dataclasses import FrozenInstanceError, InitVar, dataclass, fields, replace
 from operator import attrgetter, index
 from typing import Any, Self
 
@@ -37,6 +37,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "flat_logprobs": (False,),
     "logits_processors": (None, []),
     "extra_args": (None, {}),
+    "truncate_prompt_tokens": (None,),
 }
 
 
@@ -118,6 +119,7 @@ class SamplingParams:
     flat_logprobs: InitVar[bool] = False
     logits_processors: InitVar[Any] = None
     extra_args: InitVar[Any] = None
+    truncate_prompt_tokens: InitVar[int | None] = None
 
     def __post_init__(self, structured_outputs: Any, guided_decoding: Any, *neutral: Any) -> None:
         if neutral != _NOTHING_ASKED:
@@ -291,6 +293,12 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
 }
 
 
+def _cannot_change(params: SamplingParams, name: str, value: object) -> None:
+    raise FrozenInstanceError(f"cannot assign to {name}: params = dataclasses.replace(params, {name}={quoted(value)})")
+
+
+# A frozen dataclass has a method of its own for this, which does not say what to do.
+setattr(SamplingParams, "__setattr__", _cannot_change)  # noqa: B010
 _NOTHING_ASKED = tuple(values[0] for values in _NEUTRAL.values())
 
 

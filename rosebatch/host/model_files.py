@@ -42,7 +42,8 @@ def require_file(path: Path) -> None:
     try:
         state = path.stat()
         is_file = stat.S_ISREG(state.st_mode)
-        is_pointer = is_file and state.st_size < _MAX_POINTER and path.read_bytes().startswith(_POINTER)
+        # Also a large one is opened: libraries call a file without permission a missing one.
+        is_pointer = is_file and _begins(path, _POINTER) and state.st_size < _MAX_POINTER
     except FileNotFoundError:
         raise refusal(path, "no such file") from None
     except (OSError, ValueError) as error:
@@ -51,6 +52,11 @@ def require_file(path: Path) -> None:
         raise refusal(path, "not a regular file")
     if is_pointer:
         raise refusal(path, "a pointer of Git LFS: git lfs pull brings the file itself")
+
+
+def _begins(path: Path, head: bytes) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(head)) == head
 
 
 def read_text(path: Path) -> str:
@@ -84,6 +90,15 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise refusal(path, "not a JSON object")
     return values
+
+
+@contextmanager
+def reachable(place: object) -> Iterator[None]:
+    """Turn the system's errors, such as of a folder without permission, into a ``refusal``. Files have their own."""
+    try:
+        yield
+    except OSError as error:
+        raise refusal(error.filename or place, error) from None
 
 
 @contextmanager

@@ -92,8 +92,16 @@ class Columns:
         """For a manifest, as JSON gives it back."""
         return {**asdict(self), "carried": None if self.carried is None else list(self.carried)}
 
-    def require_in(self, names: Collection[str], path: str, prompts: Sequence[str] = PROMPT_FIELDS) -> None:
-        """Check that a table has the columns that were named, and one for prompts, which may be any of ``prompts``.
+    def require_in(
+        self, names: Collection[str], path: str, prompts: Sequence[str] = PROMPT_FIELDS, way: str | None = None
+    ) -> None:
+        """Check that a table has the columns that were named, and one for prompts.
+
+        Args:
+            names: of its columns.
+            path: for messages.
+            prompts: the names of which a column of prompts has one, if no flag names it.
+            way: out, where that is missing; None: what the names tell.
 
         Raises:
             FlagError: it lacks one.
@@ -103,6 +111,8 @@ class Columns:
             if any({";", "|", "\t"} & set(name) for name in names)
             else ""
         )
+        if next(iter(names), "").startswith("{"):
+            separator = "; lines of JSON need --input-format jsonl"
         has = ", ".join(names) + separator
         named = (("--prompt-column", self.prompt), ("--id-column", self.id))
         for flag, name in (*named, *(("--columns", each) for each in self.carried or ())):
@@ -118,7 +128,8 @@ class Columns:
         elif self.prompt is None and not set(prompts).intersection(names):
             message = f"{path}: has none of the columns {', '.join(prompts)}, but {', '.join(names)}"
             ways = (way for name, way in OTHER_FORMS.items() if name in names)
-            raise FlagError(f"{message}: {next(ways, '--prompt-column NAME says which has the prompts')}{separator}")
+            plain = f"--prompt-column NAME says which has the prompts{separator}"
+            raise FlagError(f"{message}: {next(ways, way or plain)}")
 
     def may_have_prompt(self, names: Container[str], prompts: Sequence[str] = PROMPT_FIELDS) -> bool:
         """Whether a row with these fields may have a prompt; ``prompts`` as of ``require_in``."""

@@ -20,6 +20,7 @@ from rosebatch.io.rows import PROMPT_FIELDS
 from rosebatch.io.table_values import BadValues
 from rosebatch.io.unsupported_formats import (
     kind_of,
+    require_kind,
     require_lines,
     require_no_array,
     require_no_csv,
@@ -63,7 +64,15 @@ class Contents:
         self._peeked: list[bytes | BadValues] = []
         if files.source != "-":
             heads = {path: files.head(path) for path in self.json_paths}
-            require_lines({path: kind_of(path, head, by_name=input_format == "auto") for path, head in heads.items()})
+            for path, head in heads.items():
+                require_kind(path, "lines", head)
+            for path, kind in self.each("parquet", "arrow", "csv"):
+                # What is damaged here is an error once it is opened.
+                with suppress(UserError):
+                    heads[path] = files.head(path)
+                require_kind(path, kind, heads.get(path, b""))
+            by_name = input_format == "auto"
+            require_lines({path: kind_of(path, heads[path], by_name=by_name) for path in self.json_paths})
             for path, _ in self.each("lines"):
                 if not is_url(path):
                     require_objects(path, self._first_lines(path))

@@ -12,6 +12,7 @@ from typing import IO, Any
 from rosebatch.core.errors import RowError, UserError
 from rosebatch.core.plain import is_text
 from rosebatch.core.words import counted
+from rosebatch.io.json_hints import TO_UTF8
 from rosebatch.io.lines import too_long
 from rosebatch.io.table_values import BadValues, TextValues
 
@@ -74,10 +75,7 @@ class CsvTable:
         if len(self.names) > _MAX_COLUMNS:
             raise UserError(f"{path}: the names of its columns: it has {len(self.names)}, more than {_MAX_COLUMNS}")
         if not all(map(is_text, self.names)):
-            raise UserError(
-                f"{path}: the names of its columns are not UTF-8; convert it, such as from Windows: "
-                "iconv -f cp1252 -t utf-8"
-            )
+            raise UserError(f"{path}: the names of its columns are not UTF-8{TO_UTF8}")
 
     def rows(self) -> Iterator[tuple[TextValues | BadValues, int]]:
         """Each row with its bytes. One that is no CSV, has too many or too few cells, or bad text, fails by itself.
@@ -200,7 +198,7 @@ class CsvTable:
         error = self._unequal(len(cells))
         if len(cells) == len(self.names):
             bad = next(name for name in values if name not in kept)
-            error = RowError("invalid_value", f"column {bad} has text that is not UTF-8")
+            error = RowError("invalid_value", f"column {bad} has text that is not UTF-8{TO_UTF8}")
         return BadValues(kept, error), sum(map(len, cells))
 
 

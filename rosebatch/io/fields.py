@@ -200,8 +200,18 @@ def to_struct(values: object, kind: type[FieldsT]) -> FieldsT:
             return msgspec.convert(_with_own_integers(values), kind)
         except (msgspec.ValidationError, OverflowError, UnicodeError) as error:
             told = str(error).replace("`$.", "`")
-            way = '; a message is {"role": "user", "content": "…"}' if "required field `role`" in told else ""
+            way = next((f"; {way}" for part, way in _WAYS.items() if part in told), "")
             raise RowError("invalid_field", f"{told}{way}") from None
+
+
+# By what the message of a wrong type has.
+_WAYS = {
+    "required field `role`": 'a message is {"role": "user", "content": "…"}',
+    "got `str` - at `messages`": 'messages are a list such as [{"role": "user", "content": "…"}]',
+    "got `array` - at `prompt`": "a row has one prompt: a text, or token ids in prompt_token_ids",
+    "got `object` - at `prompt`": 'a row has one prompt: pandas writes rows with orient="records"',
+    "got `object` - at `id`": 'a row has one id: pandas writes rows with orient="records"',
+}
 
 
 def _with_own_integers(values: Any) -> Any:

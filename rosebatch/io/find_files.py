@@ -32,10 +32,13 @@ def find_files(source: str) -> list[str]:
             ``.`` or ``_``; a data set on the Hub, for those at any depth.
 
     Raises:
-        UserError: there are no files, or a folder has data in files that are not read.
+        UserError: there are no files, a folder is unreadable, or has data in files that are not read.
     """
     source = as_path(source)
-    paths = _find_remote(source) if is_url(source) else _find_local(source)
+    try:
+        paths = _find_remote(source) if is_url(source) else _find_local(source)
+    except OSError as error:
+        raise UserError(f"{error.filename or source}: {error.strerror or error}") from None
     if paths is None:
         return [source]
     if not paths:
@@ -129,6 +132,8 @@ def _in_folder(
     """
     shown, found = shown or folder, listed(folder)
     names = [name for name, is_folder in found.items() if not is_folder]
+    if "config.json" in names and any(name.endswith(".safetensors") for name in names):
+        raise UserError(f"{shown}: is a model, which --model names: INPUT is a file of prompts")
     saved = saved_files(shown, names, lambda name: read(f"{folder}/{name}"))
     if saved is not None:
         return [f"{folder}/{name}" for name in saved]

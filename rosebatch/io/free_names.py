@@ -1,6 +1,7 @@
 """Whether the fields of an input have names that results need for themselves, and those that flags name."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ _LISTS = (pa.ListType, pa.LargeListType, pa.FixedSizeListType)
 _MAX_SEEN = 100
 # The names of a line's fields. The values are only skipped.
 _NAMES = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ITEMS = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 
 
 class TakenNames:
@@ -39,8 +41,9 @@ class TakenNames:
         self._prompts = prompts
         self._reserved = reserved_names(result_column, names)
         self._found: dict[str, str] = {}
-        # Until a line may have a prompt, the fields of all lines.
+        # Until a line may have a prompt, the fields of all lines, and where the first one has rows inside.
         self._without_prompt: dict[str, None] | None = {}
+        self._inside: str | None = None
         self.absent = {name for name in (*(columns.carried or ()), columns.id) if name is not None}
 
     def add_table(self, schema: pa.Schema, path: str) -> None:
@@ -59,6 +62,8 @@ class TakenNames:
                 if self._columns.may_have_prompt(names, self._prompts):
                     self._without_prompt = None
                 elif len(seen) < _MAX_SEEN:
+                    if not seen:
+                        self._inside = self._rows_inside(names)
                     seen |= dict.fromkeys(names)
             if not self._reserved.isdisjoint(names):
                 self._add(msgspec.json.decode(line), f"{file}{number}", is_table=False)
@@ -72,7 +77,22 @@ class TakenNames:
             FlagError: none has. The fields of all lines are in the message.
         """
         if self._without_prompt:
-            self._columns.require_in(list(self._without_prompt), source, self._prompts)
+            way = self._inside and f"rows are inside of one: jq -c '{self._inside}' {source} > prompts.jsonl"
+            self._columns.require_in(list(self._without_prompt), source, self._prompts, way)
+
+    def _rows_inside(self, names: Mapping[str, msgspec.Raw]) -> str | None:
+        """What jq calls the rows inside of an object: in a list, or each as a field. None without any."""
+        for name, raw in names.items():
+            with suppress(msgspec.DecodeError):
+                items = _ITEMS.decode(raw)
+                if items and self._columns.may_have_prompt(items[0], self._prompts):
+                    return f".{name}[]"
+        with suppress(msgspec.DecodeError):
+            if names and all(
+                self._columns.may_have_prompt(_NAMES.decode(raw), self._prompts) for raw in names.values()
+            ):
+                return ".[]"
+        return None
 
     def _add(self, values: Mapping[str, Any], where: str, *, is_table: bool) -> None:
         carried = {name: value for name, value in values.items() if self._columns.carries(name, is_table=is_table)}

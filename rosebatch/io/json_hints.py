@@ -2,6 +2,7 @@
 
 import re
 
+TO_UTF8 = "; convert it, such as from Windows: iconv -f cp1252 -t utf-8"
 _TEXT = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _LONGEST = 1 << 16
 _NAN = re.compile(rb"[:\[,]\s*-?(NaN|Infinity|nan|inf)\b")
@@ -16,7 +17,7 @@ def hint(line: bytes) -> str:
     try:
         line.decode()
     except UnicodeDecodeError:
-        return "; convert it, such as from Windows: iconv -f cp1252 -t utf-8"
+        return TO_UTF8
     if not line.startswith(b"{"):
         return '; a row is one JSON object on a line, such as {"prompt": "…"}'
     if line == b"{":

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from rosebatch.core.errors import UserError
-from rosebatch.io.formats import COMPRESSIONS, READ, table_of
+from rosebatch.io.formats import COMPRESSIONS, READ, Kind, table_of
 
 # A row of a list is one bad row; an array of objects makes all lines bad.
 _ARRAY = re.compile(rb"\[\s*(\{|$)")
@@ -34,6 +34,7 @@ _MAGIC = {
     b"<?xml": "XML",
 }
 
+_SHOWN = {"parquet": "Parquet", "arrow": "Arrow", "jsonl": "JSON", "json": "JSON"}
 _MAX_NAMES = 5
 _WAY_OUT = "convert them to .jsonl or .parquet"
 _ARE_READ = "only JSON, CSV, Parquet and Arrow are read, text also as .gz, .zst, .bz2 or .xz"
@@ -82,14 +83,30 @@ def kind_of(name: str, head: bytes, *, by_name: bool) -> str | None:
         head: its first bytes, ``b""`` if they are not known.
         by_name: trust the extension where the first bytes say nothing.
     """
-    if table := table_of(head):
-        return f"{table.capitalize()}, which needs --input-format {table}"
     found = next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), None)
     suffix = next((each for each in (*_PACKED, *_TABLES) if name.lower().endswith(each)), None)
     # The text of a compressed file that is none can be read.
     if found is None and by_name and suffix and (suffix in _TABLES or not head):
         return suffix
     return found
+
+
+def require_kind(path: str, kind: Kind, head: bytes) -> None:
+    """Check that a file is no table of another kind than its name or the flag says, and a table no JSON.
+
+    Args:
+        path: of the file.
+        kind: what it should hold.
+        head: its first bytes, ``b""`` if they are not known.
+
+    Raises:
+        UserError: it is.
+    """
+    found: str | None = table_of(head)
+    if found is None and kind in ("parquet", "arrow") and head.lstrip().startswith((b"{", b"[")):
+        found = "jsonl" if head.lstrip().startswith(b"{") else "json"
+    if found not in (None, kind):
+        raise UserError(f"{path} is {_SHOWN[found]}, which needs --input-format {found}")
 
 
 def require_lines(kinds: Mapping[str, str | None]) -> None:

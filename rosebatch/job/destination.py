@@ -1,6 +1,7 @@
 """Where a job's results go: its paths, checked against each other."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -116,5 +117,7 @@ def _model_files(model: RunConfig) -> Iterator[Path]:
     """The files that a model is read from, as far as they lie here."""
     for name in (model.model, model.tokenizer, model.chat_template):
         path = None if name is None else Path(name).expanduser()
-        if path is not None and path.exists():
-            yield from path.iterdir() if path.is_dir() else (path,)
+        # What cannot be looked into is an error of the model, later.
+        with suppress(OSError):
+            if path is not None and path.exists():
+                yield from path.iterdir() if path.is_dir() else (path,)

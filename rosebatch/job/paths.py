@@ -135,13 +135,15 @@ def require_replaceable_file(path: Path) -> None:
     """Check that a file may be renamed to a path.
 
     Raises:
-        FlagError: something other than a file is there, or a mount.
+        FlagError: something other than a file is there, or a mount, or a file whose mode hides what it holds.
     """
     mode = _mode(path)
     if mode is not None and not stat.S_ISREG(mode):
         raise FlagError(f"{path}: is no regular file, name another")
     if os.path.ismount(path):
         raise FlagError(f"{path}: is a mount of its own and cannot be replaced, name a file in a folder")
+    if mode is not None and not os.access(path, os.R_OK):
+        raise FlagError(f"{path}: cannot be read, nor could the results, which keep its mode: delete it")
 
 
 def require_own_part(part: Path) -> None:

@@ -20,7 +20,6 @@ from rosebatch.core.errors import (
 )
 from rosebatch.core.words import counted
 from rosebatch.host.paths import may_reach_terminal
-from rosebatch.io.columns import Columns
 from rosebatch.io.openai.lines import BatchShape
 from rosebatch.io.output import Output
 from rosebatch.io.reader import PromptReader
@@ -285,9 +284,17 @@ def _require_flags_apply(job: JobConfig, reader: PromptReader, destination: Dest
     job.task.require_applies(is_batch=reader.is_batch, to_table=destination.to_table)
     if job.echo_model and not reader.is_batch:
         raise FlagError("--echo-model has no meaning without an OpenAI batch: no other row names a model")
-    if reader.is_batch and (job.result_column is not None or reader.columns != Columns()):
-        flags = "--prompt-column, --id-column, --columns, --prompt-template, --system-prompt or --keep-prompt"
-        flag = flags if job.result_column is None else "--result-column"
+    given = {
+        "--result-column": job.result_column,
+        "--prompt-column": reader.columns.prompt,
+        "--id-column": reader.columns.id,
+        "--columns": reader.columns.carried,
+        "--prompt-template": reader.columns.template,
+        "--system-prompt": reader.columns.system,
+        "--keep-prompt": reader.columns.keeps_prompt or None,
+    }
+    flag = next((name for name, value in given.items() if value is not None), None)
+    if reader.is_batch and flag is not None:
         raise FlagError(f"{flag} has no meaning for an OpenAI batch: its answers have a form of their own")
 
 

@@ -62,7 +62,7 @@ class Texts:
         rows = list(zip(self._prompts, self._has_chat, self._bounds, strict=True))
         texts = [(prompt, bound) for prompts, _, bound in rows for prompt in prompts if isinstance(prompt, str)]
         if self._tokenizer is None:
-            refusal = RowError("no_tokenizer", "the model has no tokenizer: give prompt_token_ids")
+            refusal = RowError("no_tokenizer", "the model has no tokenizer: give --tokenizer or prompt_token_ids")
             encoded: Iterator[Sequence[int] | RowError] = repeat(refusal)
             chats: Iterator[tuple[Sequence[int] | RowError, str | None]] = repeat((refusal, None))
         else:

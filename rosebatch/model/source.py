@@ -16,7 +16,7 @@ from rosebatch.config.toml_file import load_toml
 from rosebatch.core.errors import FlagError, UserError, printable
 from rosebatch.core.pooling_params import MEAN, ModelPooling, NamedPrompts, PoolingParams
 from rosebatch.core.words import counted
-from rosebatch.host.model_files import require_file
+from rosebatch.host.model_files import reachable, require_file
 from rosebatch.model.classifier_head import load_classifier
 from rosebatch.model.contract import Model, PoolingHeads
 from rosebatch.model.dry_load import HEADERS, NO_PRODUCTS, require_loadable
@@ -244,7 +244,8 @@ def find_model(settings: RunConfig, device: torch.device, *, quiet: bool = False
         UserError: the model is missing or unreadable, or rosebatch does not support it.
         FlagError: ``revision``, ``max_model_len`` or ``kv_cache_dtype`` does not fit the model.
     """
-    found = _find(settings, device, quiet, weights)
+    with reachable(settings.model):
+        found = _find(settings, device, quiet, weights)
     config = found.config
     if settings.max_model_len is not None:
         config = _of_length(config, settings.max_model_len)
@@ -269,10 +270,11 @@ def find_tokenizer(name: str, *, quiet: bool) -> Path:
     Raises:
         UserError: it is missing.
     """
-    hub_model = parse_hub_id(name)
-    path = Path(name).expanduser() if hub_model is None else find_snapshot(hub_model, weights=False, quiet=quiet)
-    if not path.is_dir():
-        raise UserError(f"--tokenizer {name}: no such folder; give a folder or a Hugging Face id (ORG/NAME)")
+    with reachable(name):
+        hub_model = parse_hub_id(name)
+        path = Path(name).expanduser() if hub_model is None else find_snapshot(hub_model, weights=False, quiet=quiet)
+        if not path.is_dir():
+            raise UserError(f"--tokenizer {name}: no such folder; give a folder or a Hugging Face id (ORG/NAME)")
     return path
 
 
@@ -285,8 +287,8 @@ def _find(settings: RunConfig, device: torch.device, quiet: bool, weights: bool)
         folder = find_snapshot(_at(hub_model, revision), weights=weights, quiet=quiet)
         return _in_folder(folder, hub_model.name, settings, device)
     if not path.exists():
-        given = model if model is not None and "://" in model else path
-        raise UserError(f"{given}: no such model; {_KINDS}")
+        # As it was typed: ./ORG/NAME would be shown as an id.
+        raise UserError(f"{path if model is None else model}: no such model; {_KINDS}")
     if revision is not None:
         raise FlagError(f"--revision {revision} needs a Hugging Face id (ORG/NAME) as --model, {path} is a path")
     if path.is_dir():

@@ -31,14 +31,23 @@ def weight_files(folder: Path) -> list[Path]:
     every = sorted(path for path in folder.glob("*.safetensors") if path.exists())
     files = [path for path in every if not path.name.startswith(_CONSOLIDATED)]
     if not files:
-        what = f"{every[0].name} has Mistral's own names of tensors: use" if every else "no .safetensors weights: use"
-        raise UserError(f"{folder}: {what} the model's transformers files, such as model.safetensors")
+        raise UserError(f"{folder}: {_no_files(folder, every)}")
     totals = [int(match[1]) for path in files if (match := _SHARD.fullmatch(path.name))]
     if len(set(totals)) > 1:
         raise UserError(f"{folder}: weight files of several sets, of {' and of '.join(map(str, sorted(set(totals))))}")
     if totals and len(totals) < totals[0]:
         raise UserError(f"{folder}: {totals[0] - len(totals)} of {totals[0]} weight files are missing")
     return files
+
+
+def _no_files(folder: Path, others: list[Path]) -> str:
+    """Why a folder has no weights that are read, and what to do."""
+    if found := sorted(folder.glob("*.gguf")):
+        return f"no .safetensors weights: give the file itself, --model {found[0]}"
+    if found := sorted((*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth"))):
+        return f"{found[0].name} is not read, for it may run code: save_pretrained of transformers writes .safetensors"
+    what = f"{others[0].name} has Mistral's own names of tensors" if others else "no .safetensors weights"
+    return f"{what}: use the model's transformers files, such as model.safetensors"
 
 
 def has_weight_files(folder: Path) -> bool:

@@ -213,7 +213,7 @@ class Tokenizer(Vocabulary):
         def rendered(messages: list[dict[str, Any]], given: Mapping[str, Any]) -> str | RowError:
             template = self.chat_template(tools=bool(given.get("tools")))
             if template is None:
-                what = "the model has no chat template: give prompt instead of messages"
+                what = "the model has no chat template: give --chat-template FILE, or prompt instead of messages"
                 if names := ", ".join(sorted(self.template_names)):
                     what = f"the model has no chat template named default, but {names}: give --chat-template FILE"
                 return RowError("no_chat_template", what)

@@ -131,6 +131,10 @@ def test_imports_that_are_not_served(name, instead):
         ({"speculative_config": {"num_speculative_tokens": 5}}, "no draft model is used"),
         ({"override_generation_config": {"temperature": 0.1}}, "use SamplingParams"),
         ({"enable_lora": True}, "merge the adapter into the model's weights first"),
+        ({"enable_prompt_embeds": True}, "give token ids as prompts"),
+        ({"logprobs_mode": "processed_logprobs"}, "they are of the model's own logits"),
+        ({"logits_processors": [print]}, "use logit_bias, bad_words or allowed_token_ids"),
+        ({"rope_theta": 1e6}, "change config.json in a copy of the model"),
         ({"download_dir": "/models"}, "set HF_HOME"),
     ],
 )
@@ -144,14 +148,17 @@ def test_settings_that_are_not_served(setting, instead):
 def test_settings_that_change_nothing():
     """``swap_space=8`` was refused, where 4, vLLM's default, was not."""
     ignored = {"swap_space": 8, "max_seq_len_to_capture": 8192, "guided_decoding_backend": "xgrammar"}
-    assert own_names(ignored | {"hf_token": None, "speculative_config": None, "seed": 1}) == {"seed": 1}
+    neutral = {"hf_token": None, "speculative_config": None, "logprobs_mode": "raw_logprobs"}
+    neutral |= {"structured_outputs_config": {"backend": "xgrammar"}, "logits_processors": []}
+    assert own_names(ignored | neutral | {"seed": 1}) == {"seed": 1}
+    assert SamplingParams(truncate_prompt_tokens=None) == SamplingParams()
     assert own_names(dict.fromkeys(["enforce_eager", "cpu_offload_gb", "enable_lora", "tokenizer_mode", "ray"])) == {}
 
 
 def test_default_parameters_are_replaced(llm):
-    """vLLM's can be assigned to; ours cannot, and say so by the field's name."""
+    """vLLM's can be assigned to; ours cannot, and say how to change them."""
     params = llm.get_default_sampling_params()
-    with pytest.raises(FrozenInstanceError, match="max_tokens"):
+    with pytest.raises(FrozenInstanceError, match=r"max_tokens: params = dataclasses.replace\(params, max_tokens=3\)$"):
         params.max_tokens = 3
     assert len(llm.generate("a", replace(params, max_tokens=3, ignore_eos=True))[0].outputs[0].token_ids) == 3
 

@@ -1,8 +1,11 @@
 """What a newcomer types wrong: one line says what it is and the way out, with exit code 2."""
 
+import errno
 import json
+import os
 import shlex
 import shutil
+from pathlib import Path
 
 import pytest
 from typer.main import get_command
@@ -39,11 +42,18 @@ FILES = {
     "schema.json": b'{"type": "objec"}',
     "bad.jinja": b"a\n{{ b",
     "model.bin": b"\x80\x02",
+    "lines.csv": b'{"prompt":"a, b"}\n',
+    "wrapped.json": b'{"data":[{"prompt":"a"},{"prompt":"b"}]}\n',
+    "by_index.json": b'{"0":{"prompt":"a"},"1":{"prompt":"b"}}\n',
+    "nested.jsonl": b'{"question":{"prompt":"a"},"answer":"b"}\n',
+    "batch.jsonl": b'{"custom_id":"a","url":"/v1/completions","body":{"prompt":"a"}}\n',
     "folder/notes.md": b"# a\n",
     "adapter/adapter_config.json": b"{}",
 }
 # In place of a model's weights.
 WEIGHTS = {"pointer": b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n", "torn": bytes(9)}
+# Their names instead of those that are read.
+OTHER_WEIGHTS = {"old_weights": "pytorch_model.bin", "quantized": "q8.gguf"}
 # What follows "rosebatch"; M is a model folder. Then parts of the line.
 INVOCATIONS = [
     # Commands.
@@ -101,6 +111,13 @@ INVOCATIONS = [
     ("generate in.jsonl --model M --task embed", "--task is no flag here: use rosebatch embed"),
     ("generate in.jsonl --model M --n-gpu-layers 99", "leave it out, all layers are on one device"),
     ("generate in.jsonl --model M --system a", "--system is no flag here: use --system-prompt"),
+    # Flags that sound alike were proposed, such as --seed for --sep.
+    ("generate in.jsonl --model M --sep ';'", "--sep is no flag here: columns are separated by commas"),
+    ("generate in.jsonl --model M --stream", "--stream is no flag here: leave it out, answers are written whole"),
+    ("generate in.jsonl --model M --text-column a", "--text-column is no flag here: use --prompt-column"),
+    ("generate in.jsonl --model M --prefix-cache=false", "--prefix-cache takes no value: --no-prefix-cache switches"),
+    ("generate in.jsonl --model M --resume=yes", "--resume takes no value: leave it out to switch it off"),
+    ("generate in.jsonl --model M --prefix-cache false", "false: switches take no value: --NAME is on, --no-NAME off"),
     # Values.
     ("generate in.jsonl --model M --max-tokens many", "--max-tokens must be a whole number"),
     ("generate in.jsonl --model M --max-tokens", "--max-tokens"),
@@ -131,6 +148,11 @@ INVOCATIONS = [
     ("generate in.jsonl --model M -dp 0", "--data-parallel-size must be >= 1, got 0"),
     ("generate in.jsonl --model M -tp 3", "--tensor-parallel-size 3: the model has 4 heads, which cannot be divided"),
     ("generate in.jsonl --model M -dp many", "--data-parallel-size is impossible: 'many' is neither a number nor auto"),
+    # It had a unit, and was told to have one.
+    ("generate in.jsonl --model M --kv-cache-memory 1KiB", "--kv-cache-memory 1KiB: a block of 16 tokens takes 4096"),
+    ("generate in.jsonl --model M --kv-cache-memory 4", "--kv-cache-memory 4: a block", "a size has a unit"),
+    # All flags of columns were named.
+    ("generate batch.jsonl --model M --system-prompt a", "rosebatch: error: --system-prompt has no meaning for an"),
     # All rows failed.
     ("embed in.jsonl --model M --dimensions 9999", "--dimensions 9999: a vector of the model has 32 numbers"),
     ("generate in.jsonl --model M --rows-per-file 0", "--rows-per-file must be >= 1"),
@@ -166,6 +188,12 @@ INVOCATIONS = [
     ("generate in.jsonl --model M -o ''", "--output is empty: name a file"),
     # Models.
     ("generate in.jsonl --model none", "none: no such model; give a model folder, a .gguf file, a .toml"),
+    # It was shown as an id of the Hub.
+    ("generate in.jsonl --model ./a/b", "rosebatch: error: ./a/b: no such model"),
+    ("generate in.jsonl --model old_weights", "pytorch_model.bin is not read, for it may run code: save_pretrained"),
+    ("generate in.jsonl --model quantized", "give the file itself, --model quantized/q8.gguf"),
+    # Its config.json was to be made lines.
+    ("generate M --model M", "is a model, which --model names: INPUT is a file of prompts"),
     ("generate in.jsonl --model http://a/b", "http://a/b: no such model; give a model folder"),
     ("generate in.jsonl --model no_json", "no_json/config.json: no JSON: "),
     ("generate in.jsonl --model model.bin", "model.bin: not a model; give a model folder, a .gguf file"),
@@ -196,6 +224,12 @@ INVOCATIONS = [
     ("check chats.json --model M", "if each item is a chat: jq -c '.[] | {messages: .}' chats.json > prompts.jsonl"),
     ("generate sharegpt.jsonl --model M", "conversations is ShareGPT's form: write messages with role and content"),
     ("check bars.csv --model M", "but prompt|id: --prompt-column NAME", "columns are separated by commas"),
+    # They were to name a column.
+    ("generate lines.csv --model M", "lines of JSON need --input-format jsonl"),
+    ("generate wrapped.json --model M", "but data: rows are inside of one: jq -c '.data[]' wrapped.json > prompts"),
+    ("generate by_index.json --model M", "but 0, 1: rows are inside of one: jq -c '.[]' by_index.json > prompts"),
+    ("generate nested.jsonl --model M", "but question, answer: --prompt-column NAME says which"),
+    ("generate batch.jsonl --model M --input-format jsonl", "an OpenAI request has custom_id and body"),
     ("generate numbers.jsonl --model M", "numbers.jsonl: has no JSON objects"),
     ("generate rows.yaml --model M", "rows.yaml: has no JSON objects"),
     ("embed image.jsonl --model M", "image.jsonl is a PNG image: only JSON, CSV, Parquet and Arrow are read"),
@@ -236,6 +270,9 @@ def folder(tmp_path_factory, model_folder):
     for name, content in WEIGHTS.items():
         shutil.copytree(model_folder, root / name)
         (root / name / "model.safetensors").write_bytes(content)
+    for name, other in OTHER_WEIGHTS.items():
+        shutil.copytree(model_folder, root / name)
+        (root / name / "model.safetensors").rename(root / name / other)
     return root
 
 
@@ -279,3 +316,40 @@ def test_a_line_break_that_the_shell_left_alone(cli, model_folder, folder, monke
     if flag == "--prompt-template":
         assert told in cli("embed", "in.jsonl", "--model", "none", flag, text).err
     assert cli("check", "in.jsonl", "--model", model_folder, flag, text.replace("\\n", "\n")).err == ""
+
+
+@pytest.mark.parametrize(
+    ("method", "command", "told"),
+    [
+        ("iterdir", "generate folder --model M", "folder: Permission denied"),
+        ("exists", "generate folder/in.jsonl --model M", "folder/in.jsonl: Permission denied"),
+        ("exists", "generate in.jsonl --model folder/m", "folder/m: Permission denied"),
+        ("exists", "generate in.jsonl --model M --tokenizer folder/m", "folder/m: Permission denied"),
+        ("iterdir", "generate in.jsonl --model folder", "folder/config.json: no such file"),
+        # safetensors called it missing, and the way out was to download it again.
+        ("open", "generate in.jsonl --model torn", "torn/model.safetensors: Permission denied"),
+    ],
+)
+def test_without_permission(cli, model_folder, folder, monkeypatch, method, command, told):
+    """An error of Python was shown, with the exit code of a run that failed."""
+    monkeypatch.chdir(folder)
+    plain = getattr(Path, method)
+
+    def refuse(path, *args, **options):
+        if path.parts[:1] == ("folder",) or path.name == "model.safetensors":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return plain(path, *args, **options)
+
+    monkeypatch.setattr(Path, method, refuse)
+    arguments = [str(model_folder) if each == "M" else each for each in shlex.split(command)]
+    require_error(cli(*arguments), 2, told)
+
+
+def test_an_output_that_cannot_be_read(cli, model_folder, folder, monkeypatch, tmp_path):
+    """The new one keeps its mode, so its hash could not be computed, after all rows were."""
+    output = tmp_path / "out.jsonl"
+    output.write_text("")
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != str(output))
+    monkeypatch.chdir(folder)
+    result = cli("generate", "in.jsonl", "--model", model_folder, "-o", output)
+    require_error(result, 2, "out.jsonl: cannot be read, nor could the results, which keep its mode: delete it")

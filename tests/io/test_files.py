@@ -184,8 +184,6 @@ def test_many_files_that_would_be_skipped(tmp_path):
         ("in.jsonl", b"\x04\x22\x4d\x18\x64\x40", "lz4"),
         ("in.xlsx", b"PK\x03\x04\x14\x00\x06\x00\x08\x00", "a zip archive or a spreadsheet"),
         ("in.orc", b"ORC", r"\.orc"),
-        ("in.jsonl", b"PAR1\x15\x04", "Parquet, which needs --input-format parquet"),
-        ("in.jsonl.gz", gzip.compress(b"ARROW1\0\0", mtime=0), "Arrow, which needs --input-format arrow"),
     ],
 )
 @pytest.mark.parametrize("pattern", ["{}", "in.*"])
@@ -193,6 +191,25 @@ def test_files_that_hold_no_lines(tmp_path, name, content, kind, pattern):
     """A spreadsheet gave an empty result, others an error row for each of their lines of gibberish."""
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=rf"{name} is {kind}: only JSON, CSV, Parquet and Arrow are read"):
+        PromptReader(str(tmp_path / pattern.format(name)), {})
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "kind", "needed"),
+    [
+        ("in.jsonl", b"PAR1\x15\x04", "Parquet", "parquet"),
+        ("in.jsonl.gz", gzip.compress(b"ARROW1\0\0", mtime=0), "Arrow", "arrow"),
+        ("in.csv", b"PAR1\x15\x04", "Parquet", "parquet"),
+        ("in.parquet", b"ARROW1\0\0", "Arrow", "arrow"),
+        ("in.parquet", b'\n{"prompt":"a"}\n', "JSON", "jsonl"),
+        ("in.arrow", b'[{"prompt":"a"}]', "JSON", "json"),
+    ],
+)
+@pytest.mark.parametrize("pattern", ["{}", "in.*"])
+def test_files_of_another_kind_than_their_names(tmp_path, name, content, kind, needed, pattern):
+    """Parquet under the name of CSV was to be converted from Windows' code page, and JSON was unreadable Parquet."""
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=rf"{name} is {kind}, which needs --input-format {needed}$"):
         PromptReader(str(tmp_path / pattern.format(name)), {})
 
 

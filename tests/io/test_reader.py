@@ -181,7 +181,7 @@ def test_a_folder_as_input(tmp_path):
         PromptReader(str(tmp_path), {})
 
 
-@pytest.mark.parametrize("content", [b"", b"PAR1", b'{"prompt":"a"}\n', b"PAR1" + bytes(100) + b"PAR1"])
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"prompt\na\n", b"PAR1" + bytes(100) + b"PAR1"])
 def test_an_unreadable_parquet_file(tmp_path, content):
     """Found at once, with the file's name, not as a traceback of Arrow."""
     path = tmp_path / "in.parquet"

@@ -17,6 +17,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from rosebatch.core.errors import FlagError, UserError
 from rosebatch.io.columns import Columns
+from rosebatch.io.json_hints import TO_UTF8
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.rows import FailedRow
 
@@ -67,7 +68,7 @@ def test_two_columns_of_one_name(tmp_path, ending):
         read(tmp_path / f"in.{ending}")
 
 
-@pytest.mark.parametrize("content", [b"", b"ARROW1\0\0", b"ARROW1\0\0" + bytes(100), b'{"prompt":"a"}\n'])
+@pytest.mark.parametrize("content", [b"", b"ARROW1\0\0", b"ARROW1\0\0" + bytes(100), b"prompt\na\n"])
 def test_an_unreadable_arrow_file(tmp_path, content):
     """Found at once, with the file's name."""
     (tmp_path / "in.arrow").write_bytes(content)
@@ -204,7 +205,7 @@ def test_bad_rows_of_a_csv_file_fail_alone(tmp_path):
     assert [(row.where, row.error.code, row.error.message) for row in rows if isinstance(row, FailedRow)] == [
         ("row 2", "invalid_value", "expected 2 cells, as the first row has, got 1"),
         ("row 3", "invalid_value", "expected 2 cells, as the first row has, got 3"),
-        ("row 4", "invalid_value", "column prompt has text that is not UTF-8"),
+        ("row 4", "invalid_value", f"column prompt has text that is not UTF-8{TO_UTF8}"),
         ("row 6", "invalid_value", "expected 2 cells, as the first row has, got 3"),
     ]
     assert [row.metadata for row in rows[3:]] == [{"x": "3"}, {"prompt": "d", "x": "4"}, {"x": "5"}]

@@ -192,7 +192,7 @@ def test_no_chat_template(job, tokenizer):
     """With a base model the error says what to give instead."""
     chat = {"messages": [{"role": "user", "content": "x"}]}
     (row,) = job.results([chat], tokenizer=Tokenizer(tokenizer.backend))
-    message = "line 1: the model has no chat template: give prompt instead of messages"
+    message = "line 1: the model has no chat template: give --chat-template FILE, or prompt instead of messages"
     assert row["error"] == {"code": "no_chat_template", "message": message}
 
 

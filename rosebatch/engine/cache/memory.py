@@ -186,7 +186,8 @@ def _no_room(limits: RunConfig, device: str, memory: int, block_size: int, block
     """Which limit left no room for a block, and what to change."""
     needed = f"a block of {block_size} tokens takes {block} bytes"
     if limits.kv_cache_bytes:
-        return f"--kv-cache-memory {memory}: {needed}; a size has a unit, such as 4GiB"
+        given = str(limits.kv_cache_memory)
+        return f"--kv-cache-memory {given}: {needed}{'; a size has a unit, such as 4GiB' if given.isdecimal() else ''}"
     if device == "cuda":
         left = f"--gpu-memory-utilization {limits.gpu_memory_utilization} leaves {memory} bytes for the KV cache"
         return f"{left}, {needed}: raise it, or lower --max-num-batched-tokens or --max-num-seqs"
