@@ -114,6 +114,7 @@ FOLDERS = {
     ),
     "extra": (byte_level, {**NAMED, "extra_special_tokens": ["<|new|>"]}, {}),
     "extra-named": (byte_level, {**NAMED, "extra_special_tokens": {"image_token": "<|new|>"}}, {}),
+    "of-the-model": (byte_level, {**NAMED, "model_specific_special_tokens": {"image_token": "<|new|>"}}, {}),
     "token-of-its-own-name": (byte_level, {**NAMED, "image_token": "<|new|>"}, {}),
     "pad": (byte_level, {**NAMED, "pad_token": "<|new|>"}, {}),
     "padding": (padded, {**NAMED, "chat_template": TEMPLATE + "{{ pad_token }}"}, {}),
