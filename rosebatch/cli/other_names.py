@@ -158,8 +158,10 @@ def explained(
         name = match[1]
         own = name.replace("_", "-").lower()
         hint = f"use {own}" if own in flags else FLAGS.get(name) or FLAGS.get(own)
-        if hint is None and name in (others or {}):
-            return f"{name} is a flag of rosebatch {(others or {})[name]}, and has no meaning here"
+        # The parser takes -dp for -d and -p.
+        named = [each for each in others or {} if each == name or (len(name) == 2 and each.startswith(name))]
+        if hint is None and named:
+            return f"{named[0]} is a flag of rosebatch {(others or {})[named[0]]}, and has no meaning here"
         if hint is None and command in _OF_ROWS and _is_field(field := own.strip("-").replace("-", "_")):
             hint = f"{field} is a field of rows"
         every = "--help-all" if "--help-all" in flags else "--help"

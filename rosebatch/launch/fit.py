@@ -98,7 +98,7 @@ class Fit:
         kept = f"{gib(self.cache)} of KV cache{form}" if wanted.config.kv_planes else "no KV cache,"
         room = f"{kept} for a row of up to {counted(self.longest, 'token')}{allowed}"
         room += f", at most {counted(self.together, 'row')} at once{few}"
-        return f"fits: {weights} and {room}, in {_free(self.memory)}{_ranks(wanted)}"
+        return f"fits: {weights} and {room}, in {_counted_memory(wanted, self.memory)}{_ranks(wanted)}"
 
 
 def find_fit(wanted: Wanted, memory: DeviceMemory) -> Fit:
@@ -211,18 +211,27 @@ def _need(wanted: Wanted, memory: DeviceMemory) -> str:
     rest = "" if wanted.weights(memory.device) > memory.free else ", and a step and a row beside them"
     share = limits.gpu_memory_utilization
     used = f" with --gpu-memory-utilization {share}" if memory.device == "cuda" else ""
-    return f"{weights}{rest}, in {_free(memory)}{used}"
+    return f"{weights}{rest}, in {_counted_memory(wanted, memory)}{used}"
 
 
 def _ways(wanted: Wanted, memory: DeviceMemory) -> str:
     """What would fit, in words."""
-    found = [way for way, other in _others(wanted, memory) if _fits(other, memory)]
+    found = [way for way, other in _others(wanted, memory) if _fits(other, memory)] or _two_ways(wanted, memory)
     where = "GPUs" if memory.device == "cuda" else "a machine"
     ways = f"{' or '.join(found)} would fit" if found else f"take a smaller model, or {where} with more memory"
     given = replace(wanted, limits=replace(wanted.limits, kv_cache_memory=_SMALL_CACHE))
     if wanted.limits.kv_cache_memory is None and memory.free < memory.total and _fits(given, memory):
         ways += f"; if more is free, give --kv-cache-memory, such as {_SMALL_CACHE}: then all {gib(memory.total)} count"
     return ways
+
+
+def _two_ways(wanted: Wanted, memory: DeviceMemory) -> list[str]:
+    """The first two flags that fit together, in words; empty if no two do."""
+    for way, other in _others(wanted, memory):
+        for second, both in _others(other, memory):
+            if _fits(both, memory):
+                return [f"{way} and {second}"]
+    return []
 
 
 def _others(wanted: Wanted, memory: DeviceMemory) -> Iterator[tuple[str, Wanted]]:
@@ -247,7 +256,10 @@ def _others(wanted: Wanted, memory: DeviceMemory) -> Iterator[tuple[str, Wanted]
         share = replace(limits, gpu_memory_utilization=_HIGHEST_SHARE)
         yield f"--gpu-memory-utilization {_HIGHEST_SHARE}", replace(wanted, limits=share)
     if limits.kv_cache_memory is not None:
-        yield "no --kv-cache-memory", replace(wanted, limits=replace(limits, kv_cache_memory=None))
+        yield "leaving out --kv-cache-memory", replace(wanted, limits=replace(limits, kv_cache_memory=None))
+    if limits.max_num_batched_tokens is not None:
+        smaller = replace(limits, max_num_batched_tokens=None)
+        yield "leaving out --max-num-batched-tokens", replace(wanted, limits=smaller)
     if memory.device == "cpu" and limits.data_parallel_size not in (1, "auto"):
         yield "-dp 1", replace(wanted, limits=replace(limits, data_parallel_size=1))
 
@@ -290,8 +302,12 @@ def _ranks(wanted: Wanted) -> str:
     return "" if ranks == 1 else f" on each of {ranks} ranks"
 
 
-def _free(memory: DeviceMemory) -> str:
-    return f"{gib(memory.free)} of free {'GPU ' if memory.device == 'cuda' else ''}memory"
+def _counted_memory(wanted: Wanted, memory: DeviceMemory) -> str:
+    """What counts, in words: all of it for who gives the size of the cache."""
+    what = "GPU memory" if memory.device == "cuda" else "memory"
+    if wanted.limits.kv_cache_memory is not None and memory.free < memory.total:
+        return f"{gib(memory.total)} of {what}, {gib(memory.free)} of it free"
+    return f"{gib(memory.free)} of free {what}"
 
 
 def gib(size: int) -> str:

@@ -49,6 +49,7 @@ def ropes_by_type(
         theta, sliding_theta: where none is given.
     """
     stored = _object(values.get("rope_parameters"))
+    _require_known(stored, {*_MEMBERS, "full_attention", "sliding_attention"})
     full = {**_object(stored.get("full_attention")), **_object(values.get("rope_scaling"))}
     sliding = _object(stored.get("sliding_attention"))
     bases = (
@@ -103,9 +104,7 @@ def _fields(stored: Mapping[str, Any], values: Mapping[str, Any], theta: Any, tr
     if kind == "mrope":
         # Sections of time, height and width: all alike in text.
         kind = "default"
-    for name in sorted(stored.keys() - _MEMBERS):
-        if stored[name]:
-            raise UnservedError(f"rope_parameters.{shown(name)[1:-1]} is not supported")
+    _require_known(stored, _MEMBERS)
     fields: dict[str, Any] = {"theta": theta, "scaling": kind}
     if kind == "default":
         return fields
@@ -127,6 +126,12 @@ def _fields(stored: Mapping[str, Any], values: Mapping[str, Any], theta: Any, tr
     fields |= {"factor": factor, "attention_factor": _yarn_attention(stored, factor)}
     fields |= {name: stored[name] for name in ("beta_fast", "beta_slow") if stored.get(name)}
     return fields | {"truncate": stored.get("truncate", True)}
+
+
+def _require_known(stored: Mapping[str, Any], known: set[str]) -> None:
+    for name in sorted(stored.keys() - known):
+        if stored[name]:
+            raise UnservedError(f"rope_parameters.{shown(name)[1:-1]} is not supported")
 
 
 def _yarn_attention(stored: Mapping[str, Any], factor: float) -> float:

@@ -104,6 +104,7 @@ INVOCATIONS = [
     ("generate in.jsonl --model M --frobnicate", "No such option: --frobnicate", "--help-all lists all flags"),
     # Flags of another command: the nearest names were proposed, or the row's field.
     ("embed in.jsonl --model M --max-tokens 5", "--max-tokens is a flag of rosebatch generate, and has no meaning"),
+    ("check in.jsonl --model M -dp 2", "-dp is a flag of rosebatch generate, and has no meaning here"),
     ("check in.jsonl --model M --resume", "--resume is a flag of rosebatch generate"),
     ("check in.jsonl --model M --seed 1", "--seed is a flag of rosebatch generate"),
     ("generate in.jsonl --model M --pooling mean", "--pooling is a flag of rosebatch embed"),

@@ -86,7 +86,13 @@ def fit(model, memory, **options):
         ("gemma-3-4b", host(10), {}, "8.48 GiB of weights in bfloat16, and a step"),
         ("llama-3.1-8b", host(60, 64), {"data_parallel_size": 8}, "8 workers take 14.96 GiB of weights in bfloat16 "
          "each, the machine has 64.00 GiB; -dp 1 would fit"),
-        ("llama-3.1-8b", host(23), {"kv_cache_memory": "16GiB"}, "no --kv-cache-memory would fit"),
+        ("llama-3.1-8b", host(23), {"kv_cache_memory": "16GiB"}, "; leaving out --kv-cache-memory would fit"),
+        # They were to take a smaller model.
+        ("llama-3.1-8b", host(17), {"dtype": torch.float32}, "; --dtype bfloat16 and --no-batch-invariant would fit"),
+        ("llama-3.1-8b", host(23), {"dtype": torch.float32, "kv_cache_memory": "16GiB"},
+         "; --dtype bfloat16 and leaving out --kv-cache-memory would fit"),
+        ("llama-3.1-8b", host(19), {"max_num_batched_tokens": 65536},
+         "; leaving out --max-num-batched-tokens would fit"),
         ("llama-3.1-8b", host(23), {"max_model_len": 100_000}, "--max-model-len 100000: a row of so many tokens does "
          "not fit: 2.01 GiB of KV cache are left beside 14.96 GiB of weights; --max-model-len 16464 would"),
         ("llama-3.1-8b", host(40), {"max_model_len": 100_000}, "--max-model-len 32768 or --kv-cache-memory 13GiB "
@@ -126,7 +132,9 @@ def test_free_memory_that_is_wrong():
         FlagError, match=r"if more is free, give --kv-cache-memory, such as 1GiB: then all 32.00 GiB count"
     ):
         fit("llama-3.1-8b", host(10, 32))
-    assert fit("llama-3.1-8b", host(10, 32), kv_cache_memory="1GiB").longest == 8192
+    given = fit("llama-3.1-8b", host(10, 32), kv_cache_memory="1GiB")
+    assert given.longest == 8192
+    assert str(given).endswith(", in 32.00 GiB of memory, 10.00 GiB of it free"), "more than 10 GiB fit"
     with pytest.raises(FlagError) as raised:
         fit("llama-3.1-8b", host(10, 14))
     assert "if more is free" not in str(raised.value), "all of it does not suffice"

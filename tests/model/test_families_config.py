@@ -269,6 +269,14 @@ def test_what_is_not_served_says_what_may_serve_it(name, options, message):
         ("SmolLM3ForCausalLM", {"no_rope_layers": [1]}, "rotary_layers has 1 values for 8 layers"),
         ("StableLmForCausalLM", {"partial_rotary_factor": 0.001}, "leaves no channel of 64 to rotate"),
         ("GPTNeoXForCausalLM", {"rotary_pct": 1.5}, "rotary_pct must be in (0, 1], got 1.5"),
+        # transformers rotates so many channels; it was dropped.
+        (
+            "GPTNeoXForCausalLM",
+            {"head_dim": 4},
+            "head_dim other than hidden_size / num_attention_heads is not supported",
+        ),
+        # Beside the positions of each type of layer.
+        ("Olmo3ForCausalLM", {"rope_parameters": {"full_attention": {}, "alpha": 2.0}}, "rope_parameters.alpha is not"),
         ("GraniteForCausalLM", {"logits_scaling": 0}, "division by zero"),
         ("GraniteMoeHybridForCausalLM", {}, "layer_types 'mamba' is not supported; supported are attention"),
         ("GraniteMoeHybridForCausalLM", {"layer_types": ["attention"]}, "num_local_experts is not supported"),

@@ -11,7 +11,7 @@ from torch import Tensor
 from rosebatch.model import gguf_decoder
 from rosebatch.model.families.layer_norm_decoder import LayerNormDecoder
 from rosebatch.model.family import GGUF, TOKEN_CLASSIFIER, Architecture, Family, GGUFModel
-from rosebatch.model.hf_fields import attention_biases, decoder
+from rosebatch.model.hf_fields import UnservedError, attention_biases, decoder
 from rosebatch.model.hf_rope import rope, rotary_dim, rotary_share
 from rosebatch.model.sublayers import MLP, load_plain_mlp
 from rosebatch.model.weights import WeightSource
@@ -54,8 +54,15 @@ _DEFAULTS = {
 
 def _parse(values: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of ``ModelConfig``; all heads have K and V of their own."""
-    values = {**values, "num_key_value_heads": None, "head_dim": None}
-    fields = decoder(values, "gpt_neox", eps="layer_norm_eps", activations=ACTIVATIONS)
+    fields = decoder(
+        {**values, "num_key_value_heads": None, "head_dim": None},
+        "gpt_neox",
+        eps="layer_norm_eps",
+        activations=ACTIVATIONS,
+    )
+    if values.get("head_dim") not in (None, fields["head_dim"]):
+        # transformers rotates so many channels, of heads that have another number.
+        raise UnservedError("head_dim other than hidden_size / num_attention_heads is not supported")
     return fields | {
         **attention_biases(values),
         "mlp_bias": True,
