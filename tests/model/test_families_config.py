@@ -275,6 +275,12 @@ def test_what_is_not_served_says_what_may_serve_it(name, options, message):
             {"head_dim": 4},
             "head_dim other than hidden_size / num_attention_heads is not supported",
         ),
+        # The convolutions kept SiLU.
+        (
+            "Qwen3_5ForCausalLM",
+            {"hidden_act": "relu", "layer_types": ["full_attention"] * 8},
+            "hidden_act 'relu' is not",
+        ),
         # Beside the positions of each type of layer.
         ("Olmo3ForCausalLM", {"rope_parameters": {"full_attention": {}, "alpha": 2.0}}, "rope_parameters.alpha is not"),
         ("GraniteForCausalLM", {"logits_scaling": 0}, "division by zero"),

@@ -99,7 +99,8 @@ def _parse(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def parse_delta(values: Mapping[str, Any], family: str) -> dict[str, Any]:
     """Fields of ``ModelConfig`` without experts."""
-    fields = decoder(values, family)
+    # The convolutions of transformers' layers have it too; ours have SiLU.
+    fields = decoder(values, family, activations=("silu",))
     return fields | {
         **attention_biases(values),
         "qk_norm": True,
