@@ -1,6 +1,6 @@
 """Other names of a row's fields, and carried fields that look as if they should change something."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from functools import lru_cache
@@ -122,18 +122,20 @@ def needs_messages(name: str) -> RowError:
     return RowError("invalid_field", f"{name} needs messages: the chat template reads it")
 
 
-def unclear_names(names: Collection[str], known: frozenset[str] = _KNOWN) -> tuple[str, ...]:
+def unclear_names(carried: Mapping[str, Any], known: frozenset[str] = _KNOWN) -> tuple[str, ...]:
     """Those of some carried fields that look like settings. Of very many, only the first may be misspelt ones.
 
     Args:
-        names: of the fields.
+        carried: the fields. A null is as if left out: a table has it in rows that set nothing.
         known: the settings of the task, which tables carry; those of another one look like settings.
     """
-    if len(names) <= _MAX_COMPARED:
-        return tuple([name for name in names if _looks_like_a_setting(name, known)])
-    left = iter(names)
-    found = [name for name in islice(left, _MAX_COMPARED) if _looks_like_a_setting(name, known)]
-    return (*found, *(name for name in left if _is_a_setting(name, known)))
+    if len(carried) <= _MAX_COMPARED:
+        found = [name for name in carried if _looks_like_a_setting(name, known)]
+    else:
+        left = iter(carried)
+        found = [name for name in islice(left, _MAX_COMPARED) if _looks_like_a_setting(name, known)]
+        found += [name for name in left if _is_a_setting(name, known)]
+    return tuple([name for name in found if carried[name] is not None]) if found else ()
 
 
 def _looks_like_a_setting(name: str, known: frozenset[str]) -> bool:
