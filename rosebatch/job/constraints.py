@@ -5,10 +5,10 @@ from functools import partial
 from itertools import chain
 
 from rosebatch.core.errors import RowError
-from rosebatch.core.request import Constraint
+from rosebatch.core.request import Constraint, Request
 from rosebatch.engine.engine import Engine
 from rosebatch.io.rows import Row
-from rosebatch.job.prepared import Prepared, PreparedPrompt
+from rosebatch.job.prepared import Prepared
 from rosebatch.text.reasoning.constraint import ReasoningConstraint
 from rosebatch.text.reasoning.parser import ReasoningFormat
 from rosebatch.text.token_bans import BanConstraint, find_bans
@@ -16,14 +16,14 @@ from rosebatch.text.tokenizer import Tokenizer
 
 
 def constraint_of(
-    engine: Engine, tokenizer: Tokenizer | None, row: Prepared, prompt: PreparedPrompt
+    engine: Engine, tokenizer: Tokenizer | None, row: Prepared, request: Request
 ) -> Callable[[], Constraint] | None:
     """What keeps the completions of a prompt to its grammar, its budget of reasoning and its bans; None for none.
 
     Raises:
-        RowError: an allowed token is outside of the model's vocabulary.
+        RowError: an allowed token is outside of the model's vocabulary, or the engine cannot serve the prompt.
     """
-    inner, sampling = _grammar_constraint(engine, tokenizer, row, prompt), prompt.sampling
+    inner, sampling = _grammar_constraint(engine, tokenizer, row, request), request.sampling
     if not sampling.bans:
         return inner
     if max(sampling.allowed_token_ids or (0,)) >= engine.vocab_size:
@@ -44,7 +44,7 @@ def constraint_of(
 
 
 def _grammar_constraint(
-    engine: Engine, tokenizer: Tokenizer | None, row: Prepared, prompt: PreparedPrompt
+    engine: Engine, tokenizer: Tokenizer | None, row: Prepared, request: Request
 ) -> Callable[[], Constraint] | None:
     """What keeps the completions of a prompt to a grammar and to a budget of reasoning; None for neither.
 
@@ -56,22 +56,26 @@ def _grammar_constraint(
     if form is not None and _largest(form) >= engine.vocab_size:
         # The tokenizer has marks of thoughts that the model has no logits for.
         form = None
-    budget = prompt.sampling.max_reasoning_tokens
-    thinks = form is not None and not form.has_ended(prompt.token_ids)
-    if form is None or not thinks or (budget is None and (grammar is None or row.row.messages is None)):
+    sampling, prompt = request.sampling, request.prompt_token_ids
+    budget = sampling.max_reasoning_tokens
+    if form is None or (budget is None and (grammar is None or row.row.messages is None)):
+        return grammar
+    # The tokenizer cannot look up what is no token id.
+    engine.require_servable(request)
+    if form.has_ended(prompt):
         return grammar
     if grammar is not None and not _may_be_text(row.row):
-        room = min(prompt.sampling.max_tokens, engine.max_model_len - len(prompt.token_ids)) // 2
+        room = min(sampling.max_tokens, engine.max_model_len - len(prompt)) // 2
         budget = room if budget is None else min(budget, room)
     return partial(
         ReasoningConstraint,
         form,
-        prompt.token_ids,
+        prompt,
         budget,
         grammar,
         calls=row.row.tool_use is not None and row.row.tool_use.choice == "required",
         vocab_size=engine.vocab_size,
-        end_ids=(*engine.eos_token_ids, *prompt.sampling.stop_token_ids),
+        end_ids=(*engine.eos_token_ids, *sampling.stop_token_ids),
     )
 
 

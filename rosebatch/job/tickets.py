@@ -116,7 +116,7 @@ class Tickets:
             for prompt in row.prompts
         ]
         try:
-            constraints = [constraint_of(engine, tokenizer, row, prompt) for prompt in row.prompts]
+            constraints = [constraint_of(engine, tokenizer, row, request) for request in requests]
             # The engine checks the first one when it is added, before anything else is.
             for request in requests[1:]:
                 engine.require_servable(request)

@@ -203,3 +203,12 @@ def test_marks_of_thoughts_that_the_model_lacks(job):
     line = {"prompt": "ABC", "max_tokens": 6, "max_reasoning_tokens": 1, "structured_outputs": {"regex": "[ab]{3}"}}
     (row,) = job.results([line], tokenizer=chat_tokenizer("gpt_oss"), vocab_size=257)
     assert re.fullmatch("[ab]{3}", row.get("text", "")), row
+
+
+@pytest.mark.parametrize("token_id", [-1, 2**32, 2**63])
+@pytest.mark.parametrize("form", THOUGHT)
+def test_prompts_of_no_token_ids(job, form, token_id):
+    """Whether they end in thoughts was asked before anybody checked them: each ended the job, with a budget or not."""
+    ids = {"prompt_token_ids": [1, token_id], "max_tokens": 2}
+    lines = [ids, {**ids, "max_reasoning_tokens": 3}, {**ids, "structured_outputs": {"choice": ["a"]}}, line("Q1")]
+    assert codes(run(job, form, lines, {"Q1": "Yes."})) == ["invalid_token_id"] * 3 + [None]
