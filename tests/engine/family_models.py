@@ -27,6 +27,9 @@ def _shape(kind: str, values: dict[str, Any]) -> ModelConfig:
     if "layer_types" in values:
         short["layer_types"] = values["layer_types"][1:3]
     sizes = {**_SIZES, "full_attention_interval": 2, "architectures": [architecture]}
+    if kind == "GPTNeoXConfig":
+        # Its heads have no size of their own.
+        del sizes["head_dim"]
     return parse_model_config({**values, **short, **sizes}, kind)
 
 

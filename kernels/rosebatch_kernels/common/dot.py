@@ -1,4 +1,4 @@
-"""The product of two tiles, behind the fence that the tensor cores of Hopper and its successors need.
+"""The product of two tiles, behind the fence that the tensor cores of Hopper and of B200 need.
 
 They read shared memory through another proxy than the one that ``cp.async`` wrote it through, and may find what was
 there before. PTX asks for a fence between the two (``fence.proxy.async``); Triton 3.6 leaves it out where loads are
@@ -22,7 +22,8 @@ _EXACT = tl.constexpr("ieee")
 @triton.jit
 def dot(a, b, acc=None, PRECISION: tl.constexpr = _EXACT):
     """``a @ b``, added to ``acc`` where there is one; see ``tl.dot``."""
-    if _COMPILES and a.shape[0] % _ROWS == 0 and cuda_capability_geq(9, 0):
+    # From 120 on, tensor cores read registers again.
+    if _COMPILES and a.shape[0] % _ROWS == 0 and cuda_capability_geq(9, 0) and not cuda_capability_geq(12, 0):
         tl.inline_asm_elementwise(
             "fence.proxy.async.shared::cta; mov.u32 $0, $1;",
             "=r,r",
