@@ -1,6 +1,7 @@
 """From ``--model`` to a config and a source of weights."""
 
 import importlib.util
+import os
 import sys
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -287,8 +288,9 @@ def _find(settings: RunConfig, device: torch.device, quiet: bool, weights: bool)
         folder = find_snapshot(_at(hub_model, revision), weights=weights, quiet=quiet)
         return _in_folder(folder, hub_model.name, settings, device)
     if not path.exists():
-        # As it was typed: ./ORG/NAME would be shown as an id.
-        raise UserError(f"{path if model is None else model}: no such model; {_KINDS}")
+        # A Path of ./ORG/NAME would be shown as an id, and a URL would lose a slash.
+        given = path if model is None else os.path.expanduser(model)  # noqa: PTH111
+        raise UserError(f"{given}: no such model; {_KINDS}")
     if revision is not None:
         raise FlagError(f"--revision {revision} needs a Hugging Face id (ORG/NAME) as --model, {path} is a path")
     if path.is_dir():
