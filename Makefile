@@ -9,7 +9,7 @@ TESTS := not gpu and not thorough
 # Hundreds of processes would compile the same modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test thorough lint test-gpu sanitize bench-cpu clean
+.PHONY: demo test thorough compiled lint test-gpu sanitize bench-cpu clean
 
 demo: .venv/.installed
 	@start=$$(date +%s); \
@@ -25,6 +25,10 @@ test: .venv/.installed-dev
 # What takes long: random kills, the interpreter's pairs of parameters, the wheel.
 thorough: TESTS := thorough and not gpu
 thorough: .venv/.floor-triton/.installed test
+
+# Kernels that have changed are compiled for all GPUs, and recorded. CI compiles what is not in the record.
+compiled: .venv/.installed-dev .venv/.floor-triton/.installed
+	$(BIN)/python -m tests.kernels.compile_record
 
 lint: .venv/.installed-dev
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && PYTHONPATH=kernels $(BIN)/lint-imports

@@ -44,7 +44,7 @@ together = []
 
 
 def compile_only() -> None:
-    """Make every launch a compilation, as in ``tests/kernels/compile_for_arch.py``."""
+    """Make every launch a compilation, as in ``tests/kernels/compiling.py``."""
     target = GPUTarget("cuda", 90, 32)
     driver.set_active(
         SimpleNamespace(
