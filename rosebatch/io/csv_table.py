@@ -76,6 +76,8 @@ class CsvTable:
             raise UserError(f"{path}: the names of its columns: it has {len(self.names)}, more than {_MAX_COLUMNS}")
         if not all(map(is_text, self.names)):
             raise UserError(f"{path}: the names of its columns are not UTF-8{TO_UTF8}")
+        # A result has the names of its row.
+        self._names_size = sum(len(name.encode()) for name in self.names)
 
     def rows(self) -> Iterator[tuple[TextValues | BadValues, int]]:
         """Each row with its bytes. One that is no CSV, has too many or too few cells, or bad text, fails by itself.
@@ -193,7 +195,7 @@ class CsvTable:
             with suppress(UnicodeEncodeError):
                 # Of many characters, without a copy of all.
                 pieces = cells if size > _SKIPPED_CHARACTERS else ["".join(cells)]
-                return TextValues(values), sum([len(each.encode()) for each in pieces])
+                return TextValues(values), self._names_size + sum([len(each.encode()) for each in pieces])
         kept = {name: cell for name, cell in values.items() if cell is None or is_text(cell)}
         error = self._unequal(len(cells))
         if len(cells) == len(self.names):
