@@ -49,7 +49,7 @@ class Scheduler:
         host_blocks: blocks of the host for preempted sequences; needs one group without a window, and no states.
         replays: preempted sequences sample their tokens again, see ``SequenceState.rewind``; else all their tokens are
             computed like a prompt, where none are saved.
-        whole_blocks: see ``StepPlanner``.
+        whole_blocks: a chunk ends where a block or its sequence does, so that attention adds up in one order.
     """
 
     def __init__(
