@@ -76,7 +76,7 @@ _FLAGS = {
     "set HF_TOKEN in front of the command": "--token --hf-token",
     "use --resume": "--continue --restart",
     "give fewer lines, head -n N FILE | rosebatch generate -": "--limit --max-samples --head --num-rows --max-rows",
-    "give the others, tail -n +N FILE | rosebatch generate -": "--start --offset --skip",
+    "give the others, tail -n +K FILE | rosebatch generate - begins with line K": "--start --offset --skip",
     "give them in that order, shuf FILE | rosebatch generate -": "--shuffle",
     "use --prompt-column": "--text-column --input-column --prompt-field --text-field --input-field",
     "columns are separated by commas, in a .tsv by tabs": "--sep --separator --delimiter",

@@ -278,5 +278,4 @@ def _scheduler(
         share_prompts=not has_states,
         host_blocks=memory.host_blocks,
         replays=switches.replays,
-        whole_blocks=switches.replays,
     )

@@ -76,7 +76,7 @@ class CsvTable:
             raise UserError(f"{path}: the names of its columns: it has {len(self.names)}, more than {_MAX_COLUMNS}")
         if not all(map(is_text, self.names)):
             raise UserError(f"{path}: the names of its columns are not UTF-8{TO_UTF8}")
-        # A result has the names of its row.
+        # Counted for each row: its result repeats them as keys.
         self._names_size = sum(len(name.encode()) for name in self.names)
 
     def rows(self) -> Iterator[tuple[TextValues | BadValues, int]]:

@@ -1,5 +1,6 @@
 """Whether the fields of an input have names that results need for themselves, and those that flags name."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -77,7 +78,8 @@ class TakenNames:
             FlagError: none has. The fields of all lines are in the message.
         """
         if self._without_prompt:
-            way = self._inside and f"rows are inside of one: jq -c '{self._inside}' {source} > prompts.jsonl"
+            jq = self._inside and f"jq -c {shlex.quote(self._inside)} {shlex.quote(source)} > prompts.jsonl"
+            way = jq and f"rows are inside of one: {jq}"
             self._columns.require_in(list(self._without_prompt), source, self._prompts, way)
 
     def _rows_inside(self, names: Mapping[str, msgspec.Raw]) -> str | None:
@@ -86,7 +88,7 @@ class TakenNames:
             with suppress(msgspec.DecodeError):
                 items = _ITEMS.decode(raw)
                 if items and self._columns.may_have_prompt(items[0], self._prompts):
-                    return f".{name}[]"
+                    return f".{name}[]" if name.isidentifier() else f".[{msgspec.json.encode(name).decode()}][]"
         with suppress(msgspec.DecodeError):
             if names and all(
                 self._columns.may_have_prompt(_NAMES.decode(raw), self._prompts) for raw in names.values()

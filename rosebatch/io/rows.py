@@ -107,7 +107,7 @@ REQUEST_FIELDS = OPTION_FIELDS | SAMPLING_FIELDS | TOOL_FIELDS | {*PROMPT_FIELDS
 OTHER_FORMS = {
     "conversations": "conversations is ShareGPT's form: write messages with role and content",
     "text_2": "text_1 and text_2 are a pair: use rosebatch score or classify",
-    "custom_id": "an OpenAI request has custom_id and body, and a file of them needs no --input-format jsonl",
+    "custom_id": "--prompt-column says which has the prompts; OpenAI requests need no --input-format jsonl",
 }
 _NOT_CARRIED = REQUEST_FIELDS | _RESULT_FIELDS
 

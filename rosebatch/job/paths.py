@@ -142,8 +142,8 @@ def require_replaceable_file(path: Path) -> None:
         raise FlagError(f"{path}: is no regular file, name another")
     if os.path.ismount(path):
         raise FlagError(f"{path}: is a mount of its own and cannot be replaced, name a file in a folder")
-    if mode is not None and not os.access(path, os.R_OK):
-        raise FlagError(f"{path}: cannot be read, nor could the results, which keep its mode: delete it")
+    if mode is not None and not mode & stat.S_IRUSR:
+        raise FlagError(f"{path}: its mode does not let its owner read it, and results keep the mode: delete it")
 
 
 def require_own_part(part: Path) -> None:

@@ -255,13 +255,13 @@ def _others(wanted: Wanted, memory: DeviceMemory) -> Iterator[tuple[str, Wanted]
     if memory.device == "cuda" and limits.gpu_memory_utilization < _HIGHEST_SHARE:
         share = replace(limits, gpu_memory_utilization=_HIGHEST_SHARE)
         yield f"--gpu-memory-utilization {_HIGHEST_SHARE}", replace(wanted, limits=share)
+    if memory.device == "cpu" and limits.data_parallel_size not in (1, "auto"):
+        yield "-dp 1", replace(wanted, limits=replace(limits, data_parallel_size=1))
     if limits.kv_cache_memory is not None:
         yield "leaving out --kv-cache-memory", replace(wanted, limits=replace(limits, kv_cache_memory=None))
     if limits.max_num_batched_tokens is not None:
-        smaller = replace(limits, max_num_batched_tokens=None)
-        yield "leaving out --max-num-batched-tokens", replace(wanted, limits=smaller)
-    if memory.device == "cpu" and limits.data_parallel_size not in (1, "auto"):
-        yield "-dp 1", replace(wanted, limits=replace(limits, data_parallel_size=1))
+        default = replace(limits, max_num_batched_tokens=None)
+        yield "leaving out --max-num-batched-tokens", replace(wanted, limits=default)
 
 
 def _divided(wanted: Wanted, memory: DeviceMemory) -> tuple[str, Wanted] | None:

@@ -44,7 +44,8 @@ def _no_files(folder: Path, others: list[Path]) -> str:
     """Why a folder has no weights that are read, and what to do."""
     if found := sorted(folder.glob("*.gguf")):
         return f"no .safetensors weights: give the file itself, --model {found[0]}"
-    if found := sorted((*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth"))):
+    # A trainer leaves other files of these forms.
+    if not others and (found := sorted((*folder.glob("pytorch_model*.bin"), *folder.glob("consolidated*.pth")))):
         return f"{found[0].name} is not read, for it may run code: save_pretrained of transformers writes .safetensors"
     what = f"{others[0].name} has Mistral's own names of tensors" if others else "no .safetensors weights"
     return f"{what}: use the model's transformers files, such as model.safetensors"

@@ -40,8 +40,8 @@ def device_ops(switches: Switches) -> DeviceOps:
     from rosebatch_kernels.sampling import kernel as sampling_kernel
 
     device = device_of(torch.device("cuda"))
-    sizes = sampling_kernel.SIZES.of(device)
-    sizes = sizes.invariant() if switches.batch_invariant else sizes
+    fastest = sampling_kernel.SIZES.of(device)
+    sizes = fastest.invariant() if switches.batch_invariant else fastest
     sample_rows = partial(sampling_kernel.sample_rows, sizes=sizes, device=device)
     return DeviceOps(
         tile_rows=TILE_ROWS,

@@ -11,14 +11,15 @@ _SETS = re.compile(r"\\[pP](?:\{[^}]*\}|[A-Z])|\\.|\[(\^?)(\]?(?:\\.|[^\]\\])*)\
 # In a class: escapes, and what begins a class or an operation for llguidance.
 _ITEMS = re.compile(r"\\[pP](?:\{[^}]*\}|[A-Z])|\\.|\[|^\]|^-|(?<=&)&|(?<=~)~|(?<=.-)-", re.DOTALL)
 # With this flag, a dot is any character in all languages.
-_DOT_IS_ALL = re.compile(r"\(\?[a-zA-Z]*s")
+_DOT_IS_ALL = re.compile(r"(?<!\\)(?:\\\\)*\(\?[a-zA-Z]*s")
 # Exactly as in ECMA-262, and at most what both languages take. The last are in a class that holds all other characters.
 _DOT = {".": r"[^\n\r\u2028\u2029]"}
 _EXACT = {**_DOT, r"\s": r"[\s\ufeff--\x85]", r"\S": r"[\S\x85--\ufeff]"}
 _BOTH = {**_DOT, r"\s": r"[\s--\x85]", r"\S": r"[^\s\x1c-\x1f\ufeff]", r"\D": r"\P{Nd}", r"\W": r"[^\p{L}\p{N}_]"}
 _EITHER = {r"\s": r"\s\x1c-\x1f\ufeff", r"\S": r"\S\x85", r"\d": r"\p{Nd}", r"\w": r"\p{L}\p{N}_"}
 
-_NUMBERED = re.compile(r"\\[xuU]\{?([0-9a-fA-F]+)")
+_HEX = "[0-9a-fA-F]"
+_NUMBERED = re.compile(rf"\\(?:[xuU]\{{({_HEX}+)|x({_HEX}{{2}})|u({_HEX}{{4}})|U({_HEX}{{8}}))")
 # Control characters that JSON can write by their number only.
 _SELDOM = frozenset(range(0x0E, 0x20))
 
@@ -35,7 +36,7 @@ def kept_pattern(given: str, *, exact: bool = False) -> str:
     Raises:
         ValueError: the pattern names all control characters.
     """
-    named = {int(number, 16) for number in _NUMBERED.findall(given)} | set(map(ord, given))
+    named = {int("".join(number), 16) for number in _NUMBERED.findall(given)} | set(map(ord, given))
     if not (left := _SELDOM - named):
         raise ValueError("a pattern with all control characters cannot be kept")
     dot_is_all = _DOT_IS_ALL.search(given) is not None

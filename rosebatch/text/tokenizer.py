@@ -152,8 +152,8 @@ class Tokenizer(Vocabulary):
         # Older formats, and files that change tokenizer.json. This takes longer.
         with refused(folder, "unreadable tokenizer"), panics.unreported():
             alone = not file.exists() and (folder / "tokenizer.model").exists()
-            # transformers would ask for tiktoken.
-            if alone and find_spec("sentencepiece") is None:
+            # transformers would ask for tiktoken, which reads another form of it.
+            if alone and find_spec("sentencepiece") is None and find_spec("tiktoken") is None:
                 raise ImportError("tokenizer.model needs the package sentencepiece: pip install sentencepiece")
             converted = load_pretrained_tokenizer(folder)
             return made(converted.backend_tokenizer, dict(converted.special_tokens_map))

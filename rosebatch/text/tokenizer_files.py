@@ -9,7 +9,7 @@ import tokenizers
 from rosebatch.host.model_files import read_json, read_text, refusal, refused, shown
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-# Older and newer names of tokens without names of ours.
+# Other tokens: older and newer name of a list, and an object by names of the model.
 _UNNAMED = ("additional_special_tokens", "extra_special_tokens", "model_specific_special_tokens")
 # Classes that add nothing to tokenizer.json.
 _PLAIN_CLASSES = (None, "PreTrainedTokenizerFast", "TokenizersBackend")

@@ -2,7 +2,6 @@
 
 import errno
 import json
-import os
 import shlex
 import shutil
 from pathlib import Path
@@ -230,7 +229,7 @@ INVOCATIONS = [
     ("generate wrapped.json --model M", "but data: rows are inside of one: jq -c '.data[]' wrapped.json > prompts"),
     ("generate by_index.json --model M", "but 0, 1: rows are inside of one: jq -c '.[]' by_index.json > prompts"),
     ("generate nested.jsonl --model M", "but question, answer: --prompt-column NAME says which"),
-    ("generate batch.jsonl --model M --input-format jsonl", "an OpenAI request has custom_id and body"),
+    ("generate batch.jsonl --model M --input-format jsonl", "OpenAI requests need no --input-format jsonl"),
     ("generate numbers.jsonl --model M", "numbers.jsonl: has no JSON objects"),
     ("generate rows.yaml --model M", "rows.yaml: has no JSON objects"),
     ("embed image.jsonl --model M", "image.jsonl is a PNG image: only JSON, CSV, Parquet and Arrow are read"),
@@ -350,7 +349,7 @@ def test_an_output_that_cannot_be_read(cli, model_folder, folder, monkeypatch, t
     """The new one keeps its mode, so its hash could not be computed, after all rows were."""
     output = tmp_path / "out.jsonl"
     output.write_text("")
-    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != str(output))
+    output.chmod(0o200)
     monkeypatch.chdir(folder)
     result = cli("generate", "in.jsonl", "--model", model_folder, "-o", output)
-    require_error(result, 2, "out.jsonl: cannot be read, nor could the results, which keep its mode: delete it")
+    require_error(result, 2, "out.jsonl: its mode does not let its owner read it, and results keep the mode: delete it")

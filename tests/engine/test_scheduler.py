@@ -120,7 +120,7 @@ def test_chunked_prefill_beside_a_running_decode(fake_runner):
 def test_chunks_end_where_blocks_do(fake_runner):
     """The last tile's keys are added up in an order that goes by its end: cut elsewhere, rows differed in 16 bit."""
     prompts = [make_sequence(range(length), 1, id=number) for number, length in enumerate((5, 10, 3, 2))]
-    scheduler = make_scheduler(*prompts, budget=10, prefix_cache=False, whole_blocks=True)
+    scheduler = make_scheduler(*prompts, budget=10, prefix_cache=False, replays=True)
     # Two tokens of room are no block: the third and what is left of the second wait for the next step.
     assert next_chunks(scheduler, fake_runner, steps=2) == [
         [(0, 0, 5, 1), (1, 0, 4, 0)],
@@ -130,7 +130,7 @@ def test_chunks_end_where_blocks_do(fake_runner):
 
 def test_a_budget_below_a_block_cuts_it(fake_runner):
     """Else nothing would ever be planned."""
-    scheduler = make_scheduler(make_sequence(range(5), 1, id=0), budget=3, prefix_cache=False, whole_blocks=True)
+    scheduler = make_scheduler(make_sequence(range(5), 1, id=0), budget=3, prefix_cache=False, replays=True)
     assert next_chunks(scheduler, fake_runner, steps=2) == [[(0, 0, 3, 0)], [(0, 3, 2, 1)]]
 
 

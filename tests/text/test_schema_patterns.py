@@ -7,6 +7,7 @@ import warnings
 import pytest
 
 from rosebatch.core.errors import RowError
+from rosebatch.text.schema_patterns import kept_pattern
 from tests.helpers.grammars import spec
 from tests.text.test_schema_numbers import takes
 
@@ -134,3 +135,14 @@ def test_classes_of_characters(byte_grammars, pattern):
     found = [text for text in texts if expected.fullmatch(text)]
     assert [text for text in texts if takes(value, f'"{text}"')] == found
     assert [text for text in texts if takes(key, f'{{"{text}":1}}')] == found
+
+
+def test_an_escaped_parenthesis_is_no_flag():
+    r"""``\(?s`` is a parenthesis that may be missing: its dot let ``\r`` through."""
+    assert kept_pattern(r"\(?see .\)?") == r"\(?see [^\n\r\u2028\u2029]\)?"
+    assert kept_pattern(r"(?s).") == r"(?s)."
+
+
+def test_numbers_of_characters_end_where_their_form_does():
+    """``\\x0eA`` is two characters: a character that the pattern names was taken out of its sets."""
+    assert r"\x0e" not in kept_pattern(r"[\x0eA]|[^a]").replace(r"[\x0eA]", "")

@@ -127,15 +127,17 @@ def _numbers(weight: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     (size_out, size_in), half = weight.shape, weight.shape[1] // 2
     generator = torch.Generator().manual_seed(0)
 
-    def repeated(size: int) -> Tensor:
-        few = torch.randn(min(size_out, 64), size, generator=generator).to(weight.device)
-        return few.repeat(-(-size_out // len(few)), 1)[:size_out]
+    def fill(part: Tensor, factor: float) -> None:
+        few = (torch.randn(min(size_out, 64), part.shape[1], generator=generator) * factor).to(weight.device)
+        for rows in part.split(len(few)):
+            rows.copy_(few[: len(rows)])
 
     positive = torch.randn(1, half, generator=generator) * _SCALE
     x, numbers = torch.zeros(1, size_in, dtype=weight.dtype, device=weight.device), torch.zeros_like(weight)
     x[:, :half], x[:, half : 2 * half] = positive, -positive
-    numbers[:, :half] = repeated(half) * _SCALE
+    fill(numbers[:, :half], _SCALE)
     numbers[:, half : 2 * half] = numbers[:, :half]
     yield x, numbers
     x[:] = torch.randn(1, size_in, generator=generator)
-    yield x, numbers.copy_(repeated(size_in) * size_in**-0.5)
+    fill(numbers, size_in**-0.5)
+    yield x, numbers

@@ -51,7 +51,7 @@ class Sizes:
     min_rows_onto: int = 513
 
     def invariant(self) -> "Sizes":
-        """No parts, whose number goes by the rows; and one rounding of the residual for all numbers of rows."""
+        """No parts, whose number goes by the rows; and one way to add to the residual for all numbers of rows."""
         return replace(self, max_rows_in_parts=0, min_rows_onto=0)
 
 

@@ -48,8 +48,8 @@ class Scheduler:
         share_prompts: the completions of a request share the blocks of its prompt; otherwise each computes it.
         host_blocks: blocks of the host for preempted sequences; needs one group without a window, and no states.
         replays: preempted sequences sample their tokens again, see ``SequenceState.rewind``; else all their tokens are
-            computed like a prompt, where none are saved.
-        whole_blocks: a chunk ends where a block or its sequence does, so that attention adds up in one order.
+            computed like a prompt, where none are saved. And a chunk ends where a block or its sequence does: attention
+            then adds up in one order.
     """
 
     def __init__(
@@ -65,7 +65,6 @@ class Scheduler:
         share_prompts: bool = True,
         host_blocks: int = 0,
         replays: bool = False,
-        whole_blocks: bool = False,
     ) -> None:
         assert not host_blocks or (len(pools) == 1 and not pools[0].window), "the host holds whole sequences"
         self.blocks = BlockGroups(pools)
@@ -83,7 +82,7 @@ class Scheduler:
             chunked_prefill=chunked_prefill,
             share_prompts=share_prompts,
             rewind=self._rewind if replays else None,
-            whole_blocks=whole_blocks,
+            whole_blocks=replays,
         )
 
     @property

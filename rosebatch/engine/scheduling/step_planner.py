@@ -93,7 +93,7 @@ class StepPlanner:
                 continue
             length = min(sequence.num_uncomputed_tokens + len(sequence.drafts), budget, self._max_chunk)
             if length > 1:
-                length = self._whole_blocks(sequence, sequence.num_computed_tokens, self.blocks.cut(sequence, length))
+                length = self._cut_at_block(sequence, sequence.num_computed_tokens, self.blocks.cut(sequence, length))
                 if not length:
                     return 0
             while (changes := self._reserve(sequence, length)) is None:
@@ -124,7 +124,7 @@ class StepPlanner:
             start = max(sequence.num_computed_tokens, sequence.num_saved_tokens)
             length = sequence.num_tokens - start
             if self.chunked_prefill:
-                length = self._whole_blocks(sequence, start, min(length, budget, self._max_chunk))
+                length = self._cut_at_block(sequence, start, min(length, budget, self._max_chunk))
                 if not length:
                     self.blocks.free(sequence)
                     return 0
@@ -154,7 +154,7 @@ class StepPlanner:
             over_budget_allowed = False
         return budget
 
-    def _whole_blocks(self, sequence: SequenceState, start: int, length: int) -> int:
+    def _cut_at_block(self, sequence: SequenceState, start: int, length: int) -> int:
         """How many of so many tokens from ``start`` on are a chunk; 0 where a step with more room has to take it.
 
         Kernels add up the keys of a chunk's last tile in an order that goes by its end: with ``whole_blocks``, a chunk
