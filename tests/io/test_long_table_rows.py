@@ -424,7 +424,7 @@ def test_memory_of_a_long_cell():
         tracemalloc.stop()
     assert (long.values, size, other.values) == (
         {"id": "1", "prompt": "x" * 4_000_000},
-        4_000_001,
+        len(b"idprompt1") + 4_000_000,
         {"id": "2", "prompt": "b"},
     )
     # The pieces of the line, the line and the cell.
