@@ -27,7 +27,7 @@ from tests.engine.fake_runner import (
 )
 
 SEEDS = 400
-GROUPS = 8
+GROUPS = 4
 # Each of these is a path that the checks below are about: a run without one of them would prove nothing.
 _EVENTS = (
     *("preemptions", "copies", "hits", "resumed", "partial", "stop"),
