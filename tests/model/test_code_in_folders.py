@@ -135,6 +135,6 @@ def test_weights_are_never_unpickled(folder, tmp_path):
     from rosebatch.model.weights import SafetensorsWeights
 
     (folder / "model.safetensors").unlink()
-    with pytest.raises(UserError, match="pytorch_model.bin is not read, for it may run code"):
+    with pytest.raises(UserError, match=r"pytorch_model\.bin is not read, for it may run code"):
         SafetensorsWeights(folder, torch.float32, torch.device("cpu"))
     assert not (tmp_path / "ran").exists()
