@@ -9,6 +9,8 @@ from typing import Any
 
 from rosebatch.core.errors import UserError, is_failure, printable
 
+# Forms of tokenizers that are read, the first by ourselves.
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 # Characters of a reason, and of a name within a reason.
 _REASON = 200
 _NAME = 60

@@ -88,7 +88,11 @@ class TakenNames:
             with suppress(msgspec.DecodeError):
                 items = _ITEMS.decode(raw)
                 if items and self._columns.may_have_prompt(items[0], self._prompts):
-                    return f".{name}[]" if name.isidentifier() else f".[{msgspec.json.encode(name).decode()}][]"
+                    return (
+                        f".{name}[]"
+                        if name.isascii() and name.isidentifier()
+                        else f".[{msgspec.json.encode(name).decode()}][]"
+                    )
         with suppress(msgspec.DecodeError):
             if names and all(
                 self._columns.may_have_prompt(_NAMES.decode(raw), self._prompts) for raw in names.values()

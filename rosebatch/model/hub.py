@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rosebatch.core.errors import UserError
+from rosebatch.host.model_files import TOKENIZER_FILES
 from rosebatch.model.weight_files import has_weight_files
 
 _ID = re.compile(r"(?P<name>(?:[\w-][\w.-]*/)?[\w-][\w.-]*)(?:@(?P<revision>\S+))?", re.ASCII)
@@ -18,9 +19,6 @@ _SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
 _WEIGHTS = ("*.safetensors",)
 # Except 1_Pooling and 2_Dense, of sentence-transformers, and additional_chat_templates.
 _IGNORED = ("[!1-9a]*/*", "a[!d]*/*", "consolidated*")
-
-# The files that Tokenizer.load looks for.
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +129,7 @@ def _is_loadable(folder: Path, weights: bool) -> bool:
 
 
 def _has_tokenizer(folder: Path) -> bool:
-    return any((folder / name).exists() for name in _TOKENIZERS)
+    return any((folder / name).exists() for name in TOKENIZER_FILES)
 
 
 def _download(model: HubModel, weights: bool, quiet: bool) -> Path:

@@ -10,7 +10,7 @@ import tokenizers
 
 from rosebatch.core.errors import RowError, UserError, unexpected
 from rosebatch.core.pooling_params import NO_PROMPTS, NamedPrompts
-from rosebatch.host.model_files import refusal, refused, require_file
+from rosebatch.host.model_files import TOKENIZER_FILES, refusal, refused, require_file
 from rosebatch.host.pretrained import load_pretrained_tokenizer
 from rosebatch.text import panics
 from rosebatch.text.batch_or_each import batch_or_each
@@ -31,7 +31,6 @@ _MIDDLE_TOKENS = (
     ("<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>", "<\uff5cfim\u2581end\uff5c>"),
     ("\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"),
 )
-_READ = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 # Tokenizers in forms that neither we nor transformers read: of Mistral, of tiktoken, of SentencePiece by other names.
 _UNREAD = ("tekken.json", "tokenizer.model.*", "*.tiktoken", "tiktoken.model", "spiece.model", "sentencepiece*.model")
 _TOKENIZER_WAY = "add the tokenizer.json of the model's transformers files, or give --tokenizer with a folder or hub id"
@@ -45,7 +44,7 @@ def has_tokenizer(folder: Path) -> bool:
     Raises:
         UserError: it has some, in a form that is not read.
     """
-    if any((folder / name).exists() for name in _READ):
+    if any((folder / name).exists() for name in TOKENIZER_FILES):
         return True
     if unread := sorted(path.name for pattern in _UNREAD for path in folder.glob(pattern)):
         raise refusal(folder, f"its tokenizer is {unread[0]} alone, a form that is not read: {_TOKENIZER_WAY}")
