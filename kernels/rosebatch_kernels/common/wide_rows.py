@@ -7,14 +7,14 @@ import triton.language as tl
 from torch import Tensor
 
 
-def group_of(logits: Tensor, most: int = 8) -> int:
-    """How many logits a thread reads at once, ``most`` at most.
+def group_of(logits: Tensor) -> int:
+    """How many logits a thread reads at once.
 
     16 bytes of them if all rows of ``logits [S, V]`` begin on 16 bytes and the tensor's memory holds the last 16 bytes
     of each; else 1.
     """
     assert logits.stride(-1) == 1, "the last axis is contiguous"
-    group = min(16 // logits.element_size(), most)
+    group = 16 // logits.element_size()
     rows, vocab = logits.shape
     end = logits.storage_offset() + (rows - 1) * logits.stride(0) + triton.cdiv(vocab, group) * group
     room = end * logits.element_size() <= logits.untyped_storage().nbytes()

@@ -24,6 +24,7 @@ from rosebatch_kernels.common.activations import activate
 from rosebatch_kernels.common.device import INTERPRETER, Device, can_describe
 from rosebatch_kernels.common.dot import dot
 from rosebatch_kernels.common.launch import launch_options, wait
+from rosebatch_kernels.common.rounded import rounded
 from rosebatch_kernels.experts.codes import code_of
 from rosebatch_kernels.experts.fp8_sums import fp8_sums
 from rosebatch_kernels.experts.order import sort_by_expert
@@ -223,8 +224,8 @@ def _expert_product(
             up_acc += tl.load(bias + expert * matrix + N + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
     if GATE is not None:
         # Rounded where separate kernels would round.
-        value = acc.to(dtype).to(tl.float32)
-        other = up_acc.to(dtype).to(tl.float32)
+        value = rounded(acc, dtype)
+        other = rounded(up_acc, dtype)
         if GATE == "clamped_swiglu":
             value = tl.minimum(value, _LIMIT)
             other = tl.minimum(tl.maximum(other, -_LIMIT), _LIMIT)

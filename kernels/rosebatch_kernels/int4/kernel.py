@@ -19,6 +19,7 @@ from rosebatch_kernels.common.activations import GATES, activate
 from rosebatch_kernels.common.device import INTERPRETER, Device
 from rosebatch_kernels.common.dot import dot
 from rosebatch_kernels.common.launch import launch_options, prefetch, wait
+from rosebatch_kernels.common.rounded import rounded
 from rosebatch_kernels.int4.layout import CHUNK, GROUPS, MIDDLE, QUARTER, Int4Weight
 from rosebatch_kernels.int4.sizes import Sizes, program_of, splits_of
 
@@ -204,8 +205,8 @@ def _int4_product(
         dtype = out.dtype.element_ty
         if GATED:
             gate, up = tl.split(tl.permute(tl.reshape(acc, (2, half, ROWS)), (1, 2, 0)))
-            gate = _plus(gate, bias, n, size).to(dtype).to(tl.float32)
-            up = _plus(up, None if bias is None else bias + size, n, size).to(dtype).to(tl.float32)
+            gate = rounded(_plus(gate, bias, n, size), dtype)
+            up = rounded(_plus(up, None if bias is None else bias + size, n, size), dtype)
             # Rounded where separate kernels would round.
             value = activate(gate, ACTIVATION).to(dtype).to(tl.float32) * up
         else:

@@ -18,6 +18,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from rosebatch_kernels.common.activations import GATES, activate
 from rosebatch_kernels.common.device import Device, can_describe
 from rosebatch_kernels.common.launch import launch_options, wait
+from rosebatch_kernels.common.rounded import rounded
 from rosebatch_kernels.common.sizes import table
 
 
@@ -138,5 +139,5 @@ def _halves(tile, ROWS: tl.constexpr, HALF: tl.constexpr):
 
 @triton.jit
 def _activated(gate, up, GATE: tl.constexpr, DTYPE: tl.constexpr):
-    factor = activate(gate.to(DTYPE).to(tl.float32), GATE).to(DTYPE).to(tl.float32)
-    return (factor * up.to(DTYPE).to(tl.float32)).to(DTYPE)
+    factor = activate(rounded(gate, DTYPE), GATE).to(DTYPE).to(tl.float32)
+    return (factor * rounded(up, DTYPE)).to(DTYPE)

@@ -16,6 +16,7 @@ from rosebatch_kernels.common.activations import GATES, activate
 from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.dot import dot
 from rosebatch_kernels.common.launch import LINE, launch_options, lines_of, prefetch, wait
+from rosebatch_kernels.common.rounded import rounded
 from rosebatch_kernels.common.sizes import value_at
 from rosebatch_kernels.linear.sizes import Sizes, tile_of_parts
 
@@ -142,38 +143,46 @@ def _product(
     first_row = tl.program_id(2) * ROWS
     begin = split * SHARE
     # Past the end, read the last row again: its results are not stored.
-    weight_rows = weight + tl.minimum(n, size - 1).to(tl.int64)[:, None] * K
-    up_rows = weight + (tl.minimum(n, size - 1) + size).to(tl.int64)[:, None] * K
+    weight_rows = weight + _rows_of(n, size, TILE, GATED).to(tl.int64)[:, None] * K
     if PDL:
         prefetch_rows(weight_rows, begin, K, LINES)
-        if GATED:
-            prefetch_rows(up_rows, begin, K, LINES)
         wait()
     m = first_row + tl.arange(0, ROWS)
     present = m < rows
     x_rows = x + m[:, None] * x_stride
-    acc, up_acc = multiply(
-        x_rows, present, weight_rows, up_rows, begin, K, SHARE, ROWS, TILE, DEPTH, STAGES, GATED=GATED
-    )
+    acc = multiply(x_rows, present, weight_rows, begin, K, SHARE, ROWS, 2 * TILE if GATED else TILE, DEPTH, STAGES)
     wanted = present[:, None] & (n < size)[None, :]
     if PARTS:
         place = out + (split * rows + m[:, None]).to(tl.int64) * size + n[None, :]
         tl.store(place, acc, mask=wanted)
     else:
         dtype = out.dtype.element_ty
-        value = _plus(acc, bias, n, size)
         if GATED:
+            gate, up = tl.split(tl.reshape(acc, (ROWS, TILE, 2)))
             # Rounded where separate kernels would round.
-            gate = value.to(dtype).to(tl.float32)
-            up_value = _plus(up_acc, None if bias is None else bias + size, n, size)
-            value = activate(gate, ACTIVATION).to(dtype).to(tl.float32) * up_value.to(dtype).to(tl.float32)
-        elif ACTIVATION is not None:
-            value = activate(value, ACTIVATION)
+            gate = rounded(_plus(gate, bias, n, size), dtype)
+            up = rounded(_plus(up, None if bias is None else bias + size, n, size), dtype)
+            value = activate(gate, ACTIVATION).to(dtype).to(tl.float32) * up
+        else:
+            value = _plus(acc, bias, n, size)
+            if ACTIVATION is not None:
+                value = activate(value, ACTIVATION)
         place = m[:, None].to(tl.int64) * size + n[None, :]
         if onto is not None:
             # Rounded twice, as cuBLAS does.
-            value = value.to(dtype).to(tl.float32) + tl.load(onto + place, mask=wanted, other=0.0).to(tl.float32)
+            value = rounded(value, dtype) + tl.load(onto + place, mask=wanted, other=0.0).to(tl.float32)
         tl.store(out + place, value.to(dtype), mask=wanted)
+
+
+@triton.jit
+def _rows_of(n, size, TILE: tl.constexpr, GATED: tl.constexpr):
+    """Rows of the weight that a program reads; with GATED those of the gate, each beside its own of up.
+
+    One product has both, and a thread holds the two that it multiplies. Two products in flight are no way: ptxas 12.8
+    to 13.0 unrolls a short loop of them, and reads sums of the first one before they are there.
+    """
+    row = tl.minimum(n, size - 1)
+    return tl.reshape(tl.join(row, row + size), (2 * TILE,)) if GATED else row
 
 
 @triton.jit
@@ -188,28 +197,22 @@ def multiply(
     x_rows,
     present,
     weight_rows,
-    up_rows,
     begin,
     K: tl.constexpr,
     SHARE: tl.constexpr,
     ROWS: tl.constexpr,
-    TILE: tl.constexpr,
+    WIDTH: tl.constexpr,
     DEPTH: tl.constexpr,
     STAGES: tl.constexpr,
-    GATED: tl.constexpr,
 ):
-    """Products ``[ROWS, TILE]`` of ``SHARE`` columns from ``begin`` on, and those of ``up_rows`` if ``GATED``."""
+    """Products ``[ROWS, WIDTH]`` of ``SHARE`` columns from ``begin`` on."""
     k = tl.arange(0, DEPTH)[None, :]
-    acc = tl.zeros([ROWS, TILE], tl.float32)
-    up_acc = tl.zeros([ROWS, TILE], tl.float32)
+    acc = tl.zeros([ROWS, WIDTH], tl.float32)
     for start in tl.range(begin, tl.minimum(begin + SHARE, K), DEPTH, num_stages=STAGES):
         inside = None if K % DEPTH == 0 else start + k < K
         a = _load(x_rows + start + k, present[:, None] if inside is None else present[:, None] & inside)
         acc = dot(a, tl.trans(_load(weight_rows + start + k, inside)), acc)
-        if GATED:
-            # Behind the same fence.
-            up_acc = tl.dot(a, tl.trans(_load(up_rows + start + k, inside)), up_acc, input_precision="ieee")
-    return acc, up_acc
+    return acc
 
 
 @triton.jit

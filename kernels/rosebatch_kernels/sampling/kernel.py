@@ -52,7 +52,7 @@ class Sizes:
         many: logits of a list or a row that are read at a time.
         few: the same for lists that one tile of this size holds.
         warps: of a program of either.
-        read: logits that a thread reads at once, at most.
+        widens: whether logits of 16 bits are copied to fp32 first.
     """
 
     segment: int = 128
@@ -62,14 +62,14 @@ class Sizes:
     many: int = 2048
     few: int = 1024
     warps: int = 8
-    read: int = 8
+    widens: bool = False
 
     def invariant(self) -> "Sizes":
-        """As many numbers at once of 16 bits as of fp32: the threads of a sum go by it.
+        """One order of sums for every batch: the order goes by the dtype, as the compiler divides loads among threads.
 
         One row with a penalty makes the whole batch's logits fp32.
         """
-        return replace(self, read=4)
+        return replace(self, widens=True)
 
 
 SIZES = table(Sizes())
@@ -100,7 +100,9 @@ def sample_rows(
     tokens = torch.empty(rows, dtype=torch.int32, device=logits.device)
     if rows == 0:
         return tokens
-    group = group_of(logits, sizes.read)
+    if sizes.widens and logits.dtype != torch.float32:
+        logits = _widened(logits)
+    group = group_of(logits)
     segments = triton.cdiv(vocab, sizes.segment)
     # Two tensors, which both begin on 16 bytes: else Triton would compile the kernels for both cases.
     maxima, sums = (torch.empty(rows, segments, dtype=torch.float32, device=logits.device) for _ in range(2))
@@ -162,6 +164,12 @@ def sample_rows(
         **launch_options(device),
     )
     return tokens
+
+
+def _widened(logits: Tensor) -> Tensor:
+    """In fp32, with rows that begin on 16 bytes, as those of ``logits.adjust`` do."""
+    rows, size = logits.shape
+    return logits.new_empty(rows, triton.cdiv(size, 4) * 4, dtype=torch.float32)[:, :size].copy_(logits)
 
 
 @triton.jit
