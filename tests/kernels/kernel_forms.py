@@ -245,7 +245,7 @@ def whole_prompts() -> None:
     """Heads of encoders, with biases, windows on both sides, and groups of heads."""
     from rosebatch_kernels.gated_delta.layout import pack_chunks
 
-    attend = Launchers("full_attention.kernel").attend
+    attend = Launchers("bidirectional_attention.kernel").attend
     for heads, kv_heads, size, dtype, window, with_bias in [
         (12, 12, 64, torch.bfloat16, 0, False),
         (12, 12, 32, torch.float16, 0, True),

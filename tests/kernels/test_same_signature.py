@@ -33,7 +33,7 @@ def functions(module):
         "uclip",
         "sampling",
         "fp8",
-        "full_attention",
+        "bidirectional_attention",
     ],
 )
 def test_same_signature(operator):

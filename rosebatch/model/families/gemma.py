@@ -14,7 +14,7 @@ from rosebatch.model.families.llama import Llama
 from rosebatch.model.family import GGUF, Architecture, Family, GGUFModel
 from rosebatch.model.hf_fields import attention_biases, decoder, decoder_values, every, layer_types, refuse, windows
 from rosebatch.model.hf_rope import ropes_by_type, whole_rope
-from rosebatch.model.mixers.full.sublayer import load_full_attention
+from rosebatch.model.mixers.bidirectional_attention.sublayer import load_bidirectional_attention
 from rosebatch.model.sublayers import Mixer
 from rosebatch.model.weights import WeightSource
 
@@ -31,7 +31,7 @@ class Gemma(Llama):
         if not self.config.bidirectional:
             return super().load_softmax(index, prefix, weights, **options)
         names, out = [prefix + name for name in self.qkv_names], f"{prefix}self_attn.o_proj"
-        return load_full_attention(self.config, self.ops, weights, index, names, out, **options)
+        return load_bidirectional_attention(self.config, self.ops, weights, index, names, out, **options)
 
     def load_norm(self, name: str, size: int, weights: WeightSource) -> Tensor:
         """``1 + weight`` in fp32: only the normed result is rounded."""

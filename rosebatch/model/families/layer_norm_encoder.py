@@ -1,4 +1,4 @@
-"""What BERT, RoBERTa, DistilBERT, MPNet, NomicBERT and GTE share: full attention, LayerNorm after each sub-layer."""
+"""What BERT, RoBERTa, DistilBERT, MPNet, NomicBERT and GTE share: bidirectional attention, norms after sub-layers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from rosebatch.config.model import ModelConfig
 from rosebatch.model.contract import Attention, rows_of
 from rosebatch.model.family import ClassifierHead
 from rosebatch.model.hf_fields import refuse, size, supported
-from rosebatch.model.mixers.full.sublayer import load_full_attention
+from rosebatch.model.mixers.bidirectional_attention.sublayer import load_bidirectional_attention
 from rosebatch.model.quantization.formats import load_weight
 from rosebatch.model.rope import Rotary, layer_rotaries
 from rosebatch.model.sublayers import MLP, SelfAttention, load_plain_mlp
@@ -79,7 +79,7 @@ class LayerNormEncoder:
         return Norm(weights.get(f"{name}.{weight}", shape, fill=1.0), weights.get(f"{name}.{bias}", shape))
 
     def load_bias(self, weights: WeightSource) -> Tensor | None:
-        """What attention adds to scores, see ``FullSpec``; None for nothing."""
+        """What attention adds to scores, see ``BidirectionalSpec``; None for nothing."""
         return None
 
     def load_mlp(self, prefix: str, weights: WeightSource) -> MLP:
@@ -119,7 +119,7 @@ class LayerNormEncoder:
         names = [prefix + name for name in self.qkv_names]
         out, options = prefix + self.out_name, (self.config, self.ops, weights, index)
         return _Layer(
-            load_full_attention(*options, names, out, rotary=rotary, bias=self.bias),
+            load_bidirectional_attention(*options, names, out, rotary=rotary, bias=self.bias),
             self.load_norm(prefix + self.attention_norm_name, weights),
             self.load_mlp(prefix, weights),
             self.load_norm(prefix + self.mlp_norm_name, weights),

@@ -1,4 +1,4 @@
-"""ModernBERT (arXiv 2412.13663): full attention, in most layers to near tokens; norms before each sub-layer."""
+"""ModernBERT (arXiv 2412.13663): bidirectional attention, in most layers with a window; norms before sub-layers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from rosebatch.model.contract import Attention, load_embedding, rows_of
 from rosebatch.model.family import Architecture, ClassifierHead, Family
 from rosebatch.model.hf_fields import UnservedError, decoder, every, layer_types, supported
 from rosebatch.model.hf_rope import ropes_by_type
-from rosebatch.model.mixers.full.sublayer import load_full_attention
+from rosebatch.model.mixers.bidirectional_attention.sublayer import load_bidirectional_attention
 from rosebatch.model.rope import Rotary, layer_rotaries
 from rosebatch.model.sublayers import MLP, SelfAttention, load_gated_mlp
 from rosebatch.model.weights import WeightSource
@@ -62,7 +62,7 @@ class ModernBert:
         qkv, out = [f"{prefix}attn.Wqkv"], f"{prefix}attn.Wo"
         return _Layer(
             input_norm=self._load_norm(f"{prefix}attn_norm", weights) if index else None,
-            attention=load_full_attention(self.config, self.ops, weights, index, qkv, out, rotary=rotary),
+            attention=load_bidirectional_attention(self.config, self.ops, weights, index, qkv, out, rotary=rotary),
             mlp_norm=self._load_norm(f"{prefix}mlp_norm", weights),
             mlp=load_gated_mlp(self.config, self.ops, weights, [f"{prefix}mlp.Wi"], f"{prefix}mlp.Wo"),
         )

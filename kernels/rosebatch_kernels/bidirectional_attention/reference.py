@@ -1,4 +1,4 @@
-"""PyTorch reference of full attention over packed prompts."""
+"""PyTorch reference of bidirectional attention over packed prompts."""
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ def attend(
     window: int = 0,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """See ``rosebatch_kernels.full_attention.kernel.attend``; a prompt is computed whole, whatever its tiles."""
+    """See ``kernel.attend``; a prompt is computed whole, whatever its tiles."""
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
     group = q.shape[1] // k.shape[1]
     for number in sorted({chunk for chunk, _ in tiles.tolist() if chunk >= 0}):

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from benchmarks.kernels.launchers import Launchers
-from rosebatch_kernels.full_attention import reference, torch_full
+from rosebatch_kernels.bidirectional_attention import reference, torch_attention
 from rosebatch_kernels.gated_delta.layout import pack_chunks
 
-IMPLEMENTATIONS = {"reference": reference, "kernel": Launchers("full_attention.kernel")}
+IMPLEMENTATIONS = {"reference": reference, "kernel": Launchers("bidirectional_attention.kernel")}
 # Of prompts: one token, a tile less one, a tile, tiles and a rest; the order of rows is not that of lengths.
 LENGTHS = (65, 1, 63, 130, 64, 7)
 
@@ -73,7 +73,7 @@ def test_prompts_of_one_length(window, distances, dtype, randn, assert_close):
     lengths = (33,) * 3
     q, k, v, bias = case(randn, dtype, 4, 2, 24, lengths, distances)
     each = (x.unflatten(0, (3, 33)) for x in (q, k, v))
-    found = torch_full.attend(*each, 0.3, window, bias)
+    found = torch_attention.attend(*each, 0.3, window, bias)
     assert_close(found.flatten(0, 1), exact(q, k, v, lengths, 0.3, window, bias))
 
 

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
-from rosebatch.model.mixers.full.mixer import FullSpec
+from rosebatch.model.mixers.bidirectional_attention.mixer import BidirectionalSpec
 from rosebatch.model.rope import Rotary
 from rosebatch.model.sublayers import SelfAttention, channels, columns, load_linear
 from rosebatch.model.weights import WeightSource
 from rosebatch.ops.ops import Ops, QKNorm
 
 
-def load_full_attention(
+def load_bidirectional_attention(
     config: ModelConfig,
     ops: Ops,
     weights: WeightSource,
@@ -24,7 +24,7 @@ def load_full_attention(
     qk_norm: QKNorm | None = None,
     bias: Tensor | None = None,
 ) -> SelfAttention:
-    """The attention of a layer; see ``load_linear`` for the names, and ``FullSpec`` for the options.
+    """The attention of a layer; see ``load_linear`` for the names, and ``BidirectionalSpec`` for the options.
 
     Args:
         bias: of all heads.
@@ -37,7 +37,7 @@ def load_full_attention(
     own = columns((q_size, q), (kv_size, kv), (kv_size, kv))
     qkv = load_linear(ops, weights, qkv_names, sizes, c.hidden_size, bias=c.qkv_bias, own=own)
     out = load_linear(ops, weights, [out_name], (c.hidden_size,), q_size, bias=c.out_bias, inputs=q)
-    spec = FullSpec(
+    spec = BidirectionalSpec(
         layer=layer,
         num_heads=len(heads),
         num_kv_heads=len(kv_heads),

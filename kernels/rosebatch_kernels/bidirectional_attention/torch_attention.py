@@ -1,4 +1,4 @@
-"""Full attention on a CPU: PyTorch's scaled dot-product attention of prompts of one length."""
+"""Bidirectional attention on a CPU: PyTorch's scaled dot-product attention of prompts of one length."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Full attention over packed prompts in Triton: nothing is kept, so keys lie beside the queries.
+"""Bidirectional attention over packed prompts in Triton: nothing is kept, so keys lie beside the queries.
 
 One program serves a tile of successive query tokens of one prompt and one query head. It walks over that prompt's keys
 with an online softmax (FlashAttention, arXiv 2205.14135), or with a window over those that a row of the tile may see.

@@ -14,12 +14,12 @@ from rosebatch.model.mixers.mixer import (
     MixerSpec,
     PackedContext,
 )
-from rosebatch.ops.full_attention import full_kernel, gathered
+from rosebatch.ops.bidirectional_attention import bidirectional_kernel, gathered
 from rosebatch.ops.ops import QKNorm
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class FullSpec(MixerSpec):
+class BidirectionalSpec(MixerSpec):
     """See ``MixerSpec``. The input is ``[T, (heads + 2 · kv_heads) · D]``, q then k then v as projected.
 
     The output is ``[T, heads · D]``.
@@ -30,7 +30,7 @@ class FullSpec(MixerSpec):
         scale: factor on q·k.
         qk_norm: what q and k go through before the rotation.
         bias: ``[heads, 2 · M - 1]``, added to scores by the distance of a key; see
-            ``rosebatch_kernels.full_attention``. None for none.
+            ``rosebatch_kernels.bidirectional_attention``. None for none.
     """
 
     num_heads: int
@@ -60,18 +60,20 @@ class FullSpec(MixerSpec):
         return prompts.restored(torch.cat(parts))
 
     @classmethod
-    def on_device(cls, specs: Sequence["FullSpec"], setup: DeviceSetup) -> "DeviceFull":
+    def on_device(cls, specs: Sequence["BidirectionalSpec"], setup: DeviceSetup) -> "DeviceBidirectional":
         """See ``MixerSpec``."""
-        return DeviceFull(setup)
+        return DeviceBidirectional(setup)
 
 
-class DeviceFull(DeviceMixer[FullSpec]):
+class DeviceBidirectional(DeviceMixer[BidirectionalSpec]):
     """The kind in the Triton runner."""
 
     def __init__(self, setup: DeviceSetup) -> None:
-        self.kernel = full_kernel(setup.device)
+        self.kernel = bidirectional_kernel(setup.device)
 
-    def packed(self, spec: FullSpec, step: PackedContext, inputs: tuple[Tensor, ...], wanted: Tensor | None) -> Tensor:
+    def packed(
+        self, spec: BidirectionalSpec, step: PackedContext, inputs: tuple[Tensor, ...], wanted: Tensor | None
+    ) -> Tensor:
         """See ``DeviceMixer``; all rows are computed."""
         (qkv,), rotary = inputs, spec.rotary
         rotation = None
@@ -83,6 +85,6 @@ class DeviceFull(DeviceMixer[FullSpec]):
         out = self.kernel(q, k, v, step.chunks.chunks, step.chunks.tiles, **options)
         return out if wanted is None else out[wanted]
 
-    def decode(self, spec: FullSpec, step: DecodeContext, inputs: tuple[Tensor, ...]) -> Tensor:
+    def decode(self, spec: BidirectionalSpec, step: DecodeContext, inputs: tuple[Tensor, ...]) -> Tensor:
         """See ``DeviceMixer``."""
         raise AssertionError("nothing is generated")
