@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from rosebatch.config.classifier import ClassifierConfig
-from rosebatch.config.delta import DeltaConfig
+from rosebatch.config.gated_delta import DeltaConfig
 from rosebatch.config.hp1 import HP1Config
 from rosebatch.config.limits import MAX_ID, MAX_LAYERS, MAX_SIZE, require_in
 from rosebatch.host.model_files import shown

@@ -1,4 +1,4 @@
-"""The kernels of attention over whole prompts."""
+"""The kernels of bidirectional attention."""
 
 from collections.abc import Callable
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from rosebatch.config.switches import Switches
-from rosebatch.ops.attention import with_workspaces
 from rosebatch.ops.ops import Heads
+from rosebatch.ops.paged_attention import with_workspaces
 from rosebatch_kernels.common.device import device_of
 from rosebatch_kernels.hp1 import torch_gathered as gathered
 from rosebatch_kernels.hp1.gate import Gate, mean_taps
@@ -31,7 +31,7 @@ class HP1Kernels:
 
 
 def hp1_kernels(max_num_seqs: int, heads: Collection[Heads], switches: Switches, device: torch.device) -> HP1Kernels:
-    """The kernels for layers with these heads, see ``softmax_kernels``."""
+    """The kernels for layers with these heads, see ``paged_attention_kernels``."""
     from rosebatch_kernels.hp1 import decode, prefill
     from rosebatch_kernels.hp1.sizes import SIZES, num_splits
 

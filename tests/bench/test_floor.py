@@ -4,7 +4,7 @@ import pytest
 
 from rosebatch.bench.scenario import configs_dir, load_scenarios
 from rosebatch.bench.workload import make_workload
-from rosebatch.config.delta import DeltaConfig
+from rosebatch.config.gated_delta import DeltaConfig
 from rosebatch.config.model import ExpertsConfig, ModelConfig
 from rosebatch.config.toml_file import load_toml
 from rosebatch.engine.metrics.roofline import Floor, Rates, find_floor, measure_rates

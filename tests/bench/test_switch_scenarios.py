@@ -33,7 +33,7 @@ from rosebatch.engine.triton_runner.slots import Slots
 from rosebatch.model.lazy_tensor import LazyTensor
 from rosebatch.model.quantization.dense import DenseWeight
 from rosebatch.model.quantization.grouped import GroupedWeight
-from rosebatch.ops.attention import softmax_kernels
+from rosebatch.ops.paged_attention import paged_attention_kernels
 from rosebatch.ops.select import select
 from rosebatch_kernels.common.device import HOPPER, Device
 from rosebatch_kernels.fp8.fp8_linear import Fp8Linear
@@ -293,10 +293,10 @@ def has_hoppers_kernel(switch, observe):
     q = torch.empty(1, model.num_heads * model.head_dim, dtype=dtype)
     cache = torch.empty(2, 1, model.num_kv_heads, BLOCK_SIZE, model.head_dim, dtype=dtype)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rosebatch.ops.attention.device_of", lambda _: hopper)
+        patch.setattr("rosebatch.ops.paged_attention.device_of", lambda _: hopper)
         for value in (True, False):
             switches = replace(Switches.resolve({}, "cuda"), **{switch: value})
-            launcher = softmax_kernels(4, {heads}, {False}, switches, dtype, cpu).prefill
+            launcher = paged_attention_kernels(4, {heads}, {False}, switches, dtype, cpu).prefill
             options = {"num_heads": model.num_heads, "scale": 1.0, **launcher.keywords}
             assert (prefill.hopper_program(q, cache, **options) is not None) is value
 

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from rosebatch.config.byte_sizes import parse_size
-from rosebatch.config.delta import DeltaConfig
+from rosebatch.config.gated_delta import DeltaConfig
 from rosebatch.config.hp1 import HP1Config
 from rosebatch.config.model import ExpertsConfig, ModelConfig, RopeConfig
 from rosebatch.config.run import RunConfig

@@ -21,7 +21,7 @@ from rosebatch.engine.triton_runner.runner import TritonRunner
 from rosebatch.model.contract import rows_of
 from rosebatch.model.fallback.config import describe_config
 from rosebatch.model.fallback.load import load_fallback
-from rosebatch.model.mixers.softmax.mixer import SoftmaxSpec
+from rosebatch.model.mixers.paged_attention.mixer import PagedAttentionSpec
 from rosebatch.model.quantization.dense import DenseWeight
 from rosebatch.model.random_weights import RandomWeights
 from rosebatch.model.registry import build_model
@@ -151,9 +151,9 @@ class Uneven:
 def _uneven(weight, rotary):
     norm = HeadRMSNorm(weight(16), weight(16), 1e-5)
     return [
-        SoftmaxSpec(layer=0, num_heads=2, num_kv_heads=1, head_dim=16, scale=0.3, rotary=rotary(16), window=5),
-        SoftmaxSpec(layer=1, num_heads=4, num_kv_heads=2, head_dim=32, scale=0.2, rotary=rotary(32, 500.0)),
-        SoftmaxSpec(layer=2, num_heads=3, num_kv_heads=3, head_dim=16, scale=0.5, qk_norm=norm),
+        PagedAttentionSpec(layer=0, num_heads=2, num_kv_heads=1, head_dim=16, scale=0.3, rotary=rotary(16), window=5),
+        PagedAttentionSpec(layer=1, num_heads=4, num_kv_heads=2, head_dim=32, scale=0.2, rotary=rotary(32, 500.0)),
+        PagedAttentionSpec(layer=2, num_heads=3, num_kv_heads=3, head_dim=16, scale=0.5, qk_norm=norm),
     ]
 
 
@@ -164,9 +164,11 @@ def _softmaxes(weight, rotary):
     more = {"sinks": weight(5) + 1, "rotary": rotary(4)}, {"soft_cap": 1.5, "rotary": rotary(20, 500.0)}
     last = {"soft_cap": 2.5, "sinks": weight(3), "rotary": rotary(6)}
     return [
-        SoftmaxSpec(layer=0, num_heads=5, num_kv_heads=1, head_dim=12, scale=0.3, window=7, **more[0]),
-        SoftmaxSpec(layer=1, num_heads=4, num_kv_heads=2, head_dim=20, scale=0.5, qk_norm=norm, **more[1]),
-        SoftmaxSpec(layer=2, num_heads=3, num_kv_heads=3, head_dim=16, scale=0.5, qk_norm=each, window=3, **last),
+        PagedAttentionSpec(layer=0, num_heads=5, num_kv_heads=1, head_dim=12, scale=0.3, window=7, **more[0]),
+        PagedAttentionSpec(layer=1, num_heads=4, num_kv_heads=2, head_dim=20, scale=0.5, qk_norm=norm, **more[1]),
+        PagedAttentionSpec(
+            layer=2, num_heads=3, num_kv_heads=3, head_dim=16, scale=0.5, qk_norm=each, window=3, **last
+        ),
     ]
 
 
@@ -178,10 +180,10 @@ def _e4m3(weight, rotary):
     )
     capped = {"soft_cap": 1.5, "sinks": weight(4) + 1, "rotary": rotary(20, 500.0)}
     return [
-        SoftmaxSpec(layer=0, num_heads=5, num_kv_heads=1, head_dim=16, scale=0.3, qk_norm=norm, e4m3=True),
-        SoftmaxSpec(layer=1, num_heads=4, num_kv_heads=2, head_dim=20, scale=0.5, e4m3=True, **capped),
-        SoftmaxSpec(layer=2, num_heads=4, num_kv_heads=2, head_dim=20, scale=0.2, rotary=rotary(20)),
-        SoftmaxSpec(layer=3, num_heads=3, num_kv_heads=3, head_dim=16, scale=0.5, qk_norm=each, e4m3=True),
+        PagedAttentionSpec(layer=0, num_heads=5, num_kv_heads=1, head_dim=16, scale=0.3, qk_norm=norm, e4m3=True),
+        PagedAttentionSpec(layer=1, num_heads=4, num_kv_heads=2, head_dim=20, scale=0.5, e4m3=True, **capped),
+        PagedAttentionSpec(layer=2, num_heads=4, num_kv_heads=2, head_dim=20, scale=0.2, rotary=rotary(20)),
+        PagedAttentionSpec(layer=3, num_heads=3, num_kv_heads=3, head_dim=16, scale=0.5, qk_norm=each, e4m3=True),
     ]
 
 

@@ -19,7 +19,7 @@ from rosebatch.engine.staging import Staging
 from rosebatch.engine.torch_runner.attention import GatheredAttention
 from rosebatch.engine.torch_runner.batch import build_batch
 from rosebatch.model.mixers.hp1.mixer import HP1Spec
-from rosebatch.model.mixers.softmax.mixer import SoftmaxSpec
+from rosebatch.model.mixers.paged_attention.mixer import PagedAttentionSpec
 from rosebatch.model.random_weights import RandomWeights
 from rosebatch.model.registry import build_model
 from rosebatch.model.rope import Rotary
@@ -43,7 +43,7 @@ GATE = Gate(mean_taps(SIGMA, 3), GAMMA)
 
 def make_specs(window=0, kv_heads=KV_HEADS, gate=None, **more):
     """The first layer sees everything, the second one a window; ``more`` is alike in both."""
-    kind = SoftmaxSpec if gate is None else partial(HP1Spec, gate=gate)
+    kind = PagedAttentionSpec if gate is None else partial(HP1Spec, gate=gate)
     return [
         kind(layer=layer, num_heads=HEADS, num_kv_heads=kv_heads, head_dim=SIZE, scale=scale, window=own, **more)
         for layer, (scale, own) in enumerate([(0.5, 0), (0.7, window)])
@@ -316,11 +316,13 @@ def test_blocks_in_front_of_the_window_are_not_read(block_size):
 def test_layers_that_differ():
     """In heads, grouping, head size, scale and window: nothing of one layer is used for another."""
     specs = [
-        SoftmaxSpec(layer=0, num_heads=6, num_kv_heads=2, head_dim=8, scale=0.5),
-        SoftmaxSpec(layer=1, num_heads=4, num_kv_heads=4, head_dim=16, scale=0.3, window=9),
-        SoftmaxSpec(layer=2, num_heads=6, num_kv_heads=1, head_dim=8, scale=0.7, window=30),
-        SoftmaxSpec(layer=3, num_heads=2, num_kv_heads=2, head_dim=8, scale=0.4, soft_cap=2.0, rotary=rotary(8)),
-        SoftmaxSpec(layer=4, num_heads=2, num_kv_heads=2, head_dim=8, scale=0.4, sinks=SINKS[:2], rotary=rotary(4)),
+        PagedAttentionSpec(layer=0, num_heads=6, num_kv_heads=2, head_dim=8, scale=0.5),
+        PagedAttentionSpec(layer=1, num_heads=4, num_kv_heads=4, head_dim=16, scale=0.3, window=9),
+        PagedAttentionSpec(layer=2, num_heads=6, num_kv_heads=1, head_dim=8, scale=0.7, window=30),
+        PagedAttentionSpec(layer=3, num_heads=2, num_kv_heads=2, head_dim=8, scale=0.4, soft_cap=2.0, rotary=rotary(8)),
+        PagedAttentionSpec(
+            layer=4, num_heads=2, num_kv_heads=2, head_dim=8, scale=0.4, sinks=SINKS[:2], rotary=rotary(4)
+        ),
     ]
     streams = [Stream(70, 80, seed=i, specs=specs) for i in range(3)]
     machine = Machine(specs, block_size=7)
@@ -333,7 +335,7 @@ def test_layers_that_differ():
 def test_a_models_attention_is_what_its_config_says():
     """Of each layer: the scale is by the head's size if the config has none, the window is the layer's own."""
     for config in MODELS["llama"], MODELS["gpt2"], MODELS["hp1"]:
-        kind = HP1Spec if config.family == "hp1" else SoftmaxSpec
+        kind = HP1Spec if config.family == "hp1" else PagedAttentionSpec
         model = build_model(config, OPS, RandomWeights(torch.float32, CPU))
         for layer, spec in zip(range(2), model.mixers, strict=True):
             assert (spec.layer, spec.scale, type(spec)) == (layer, 16**-0.5, kind)

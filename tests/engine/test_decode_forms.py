@@ -14,7 +14,7 @@ from rosebatch.engine.triton_runner.slots import batch_buckets
 from rosebatch.engine.triton_runner.warm_up import warm_up_decodes, warm_up_tokens
 from rosebatch.model.mixers.hp1.mixer import HP1Spec
 from rosebatch.model.mixers.mixer import DeviceSetup
-from rosebatch.model.mixers.softmax.mixer import SoftmaxSpec
+from rosebatch.model.mixers.paged_attention.mixer import PagedAttentionSpec
 from rosebatch_kernels.common.device import Device
 
 CPU, BF16 = torch.device("cpu"), torch.bfloat16
@@ -24,10 +24,12 @@ QWEN, GPT2, MQA, HP1 = (16, 8, 128), (12, 12, 64), (32, 1, 128), (8, 4, 128)
 @pytest.fixture
 def kernels(monkeypatch):
     """Makes what steps share for layers with these heads, on a GPU of a known size."""
-    monkeypatch.setattr("rosebatch.ops.attention.device_of", lambda device: Device.of_arch(90, 132))
+    monkeypatch.setattr("rosebatch.ops.paged_attention.device_of", lambda device: Device.of_arch(90, 132))
 
     def shared(softmax, gated=()):
-        kinds = [(SoftmaxSpec, heads, {}) for heads in softmax] + [(HP1Spec, heads, {"gate": None}) for heads in gated]
+        kinds = [(PagedAttentionSpec, heads, {}) for heads in softmax] + [
+            (HP1Spec, heads, {"gate": None}) for heads in gated
+        ]
         specs = [
             kind(layer=layer, num_heads=heads[0], num_kv_heads=heads[1], head_dim=heads[2], scale=1.0, **more)
             for layer, (kind, heads, more) in enumerate(kinds)
@@ -72,10 +74,10 @@ def test_windows_where_others_share_keys(window, divided):
         return qkv
 
     setup = DeviceSetup(2, BF16, CPU, Switches(fused_rotary=False))
-    spec = SoftmaxSpec(layer=0, num_heads=2, num_kv_heads=1, head_dim=8, scale=1.0, window=window)
+    spec = PagedAttentionSpec(layer=0, num_heads=2, num_kv_heads=1, head_dim=8, scale=1.0, window=window)
     mixers = device_mixers([spec], setup)
-    mixers[SoftmaxSpec].decode_kernel = decode
-    mixers[SoftmaxSpec].kernels = SimpleNamespace(undivided_keys=lambda batch: 1000)
+    mixers[PagedAttentionSpec].decode_kernel = decode
+    mixers[PagedAttentionSpec].kernels = SimpleNamespace(undivided_keys=lambda batch: 1000)
     state = SimpleNamespace(fields=torch.zeros(16, 2, dtype=torch.int32), block_tables=torch.zeros(1, 2, 1))
     cache = SimpleNamespace(layer=lambda layer: (torch.zeros(1, dtype=BF16),), group_of=[0])
     shared, keys = SharedAttention(cache, state, None, mixers), object()

@@ -9,9 +9,9 @@ from rosebatch.config.run import RunConfig
 from rosebatch.config.switches import Switches
 from rosebatch.engine import load
 from rosebatch.model.quantization.dense import DenseWeight
-from rosebatch.ops.attention import softmax_kernels
 from rosebatch.ops.device import keep_products_whole
 from rosebatch.ops.ops import Experts
+from rosebatch.ops.paged_attention import paged_attention_kernels
 from rosebatch.ops.select import select
 
 CPU = torch.device("cpu")
@@ -48,7 +48,7 @@ def test_cublas_is_told_in_front_of_its_first_product(on, monkeypatch):
 
 def test_attention_has_pieces_and_one_arithmetic():
     for on, switches in SWITCHES.items():
-        kernels = softmax_kernels(4, {(4, 2, 16)}, {False}, switches, torch.bfloat16, CPU)
+        kernels = paged_attention_kernels(4, {(4, 2, 16)}, {False}, switches, torch.bfloat16, CPU)
         sizes = kernels.prefill.keywords["sizes"]
         assert (sizes.decode.pieces > 0, sizes.prefill.fuses) == (on, not on)
         assert switches.shares_keys is not on

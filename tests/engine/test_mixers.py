@@ -22,7 +22,7 @@ from rosebatch.engine.torch_runner.runner import TorchRunner
 from rosebatch.engine.triton_runner.runner import TritonRunner
 from rosebatch.model.contract import rows_of
 from rosebatch.model.mixers.mixer import DeviceMixer, MixerSpec
-from rosebatch.model.mixers.softmax.mixer import SoftmaxSpec
+from rosebatch.model.mixers.paged_attention.mixer import PagedAttentionSpec
 from rosebatch.ops.device import device_ops
 from rosebatch.ops.select import select
 from rosebatch_kernels.common.gather import gather
@@ -94,7 +94,7 @@ class WideValuesOnDevice(DeviceMixer):
 
 def plain(spec, *inputs, wanted=None):
     """The mixing of one whole sequence, written out."""
-    if type(spec) is SoftmaxSpec:
+    if type(spec) is PagedAttentionSpec:
         return dense_attention(spec, *inputs)
     q, k, v = (x.unflatten(1, (HEADS, -1)).transpose(0, 1) for x in inputs[0].split(QKV_SIZES, 1))
     seen = torch.ones(len(inputs[0]), len(inputs[0]), dtype=torch.bool).tril()
@@ -109,7 +109,7 @@ class Model:
 
     def __init__(self):
         self.generator = torch.Generator().manual_seed(0)
-        softmax = SoftmaxSpec(layer=1, num_heads=4, num_kv_heads=2, head_dim=8, scale=0.4)
+        softmax = PagedAttentionSpec(layer=1, num_heads=4, num_kv_heads=2, head_dim=8, scale=0.4)
         self.mixers = [WideValues(layer=0), softmax, WideValues(layer=2, window=9)]
         sizes = [(sum(QKV_SIZES), HEADS * V_WIDTH), (64, 32), (sum(QKV_SIZES), HEADS * V_WIDTH)]
         self.weights = [(self._random(HIDDEN, width), self._random(out, HIDDEN)) for width, out in sizes]

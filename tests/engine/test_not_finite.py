@@ -7,7 +7,7 @@ from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.plan import NOT_FINITE
 from rosebatch.engine.scheduling.sequence import SequenceState
-from rosebatch.model.mixers.softmax.mixer import SoftmaxSpec
+from rosebatch.model.mixers.paged_attention.mixer import PagedAttentionSpec
 from tests.engine import small_models
 from tests.engine.small_models import device_engine, plain_engine
 from tests.helpers.marks import needs_interpreter
@@ -111,7 +111,7 @@ def test_completions_of_one_prompt_all_fail(make, broken_token):
 
 def _two_windows(weight, rotary):
     heads = {"num_heads": 2, "num_kv_heads": 1, "head_dim": 16, "scale": 0.3, "window": 3}
-    return [SoftmaxSpec(layer=layer, rotary=rotary(16), **heads) for layer in range(2)]
+    return [PagedAttentionSpec(layer=layer, rotary=rotary(16), **heads) for layer in range(2)]
 
 
 @pytest.mark.matrix

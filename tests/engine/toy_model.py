@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from rosebatch.config.model import RopeConfig
 from rosebatch.model.contract import Attention, rows_of
-from rosebatch.model.mixers.softmax.mixer import SoftmaxSpec
+from rosebatch.model.mixers.paged_attention.mixer import PagedAttentionSpec
 from rosebatch.model.quantization.dense import DenseWeight
 from rosebatch.model.rope import rope_tables
 from rosebatch.ops.ops import Linear, Ops, Partial
@@ -37,7 +37,7 @@ class _Expert:
 @dataclass(frozen=True, slots=True)
 class _Layer:
     qkv: Linear
-    attention: SoftmaxSpec
+    attention: PagedAttentionSpec
     out: Linear
     experts: tuple[_Expert, _Expert]
 
@@ -53,7 +53,7 @@ class ToyModel:
         rotary = {size: rope_tables(RopeConfig(), size, MAX_LEN, torch.float32, CPU) for size in (16, 32)}
         self.layers = []
         for index, (heads, kv_heads, size, window) in enumerate(LAYERS):
-            spec = SoftmaxSpec(
+            spec = PagedAttentionSpec(
                 layer=index,
                 num_heads=heads,
                 num_kv_heads=kv_heads,
@@ -101,7 +101,7 @@ class ToyModel:
         return _Expert(self._linear(2 * INNER, HIDDEN), self._linear(HIDDEN, INNER))
 
 
-def dense_attention(spec: SoftmaxSpec, qkv: Tensor) -> Tensor:
+def dense_attention(spec: PagedAttentionSpec, qkv: Tensor) -> Tensor:
     """Attention of one whole sequence, written out: what every runner has to agree with."""
     length, group = len(qkv), spec.num_heads // spec.num_kv_heads
     q, k, v = qkv.view(length, -1, spec.head_dim).split((spec.num_heads, spec.num_kv_heads, spec.num_kv_heads), dim=1)

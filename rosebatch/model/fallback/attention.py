@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module, functional
 
-from rosebatch.model.mixers.softmax.mixer import SoftmaxSpec
+from rosebatch.model.mixers.paged_attention.mixer import PagedAttentionSpec
 
 # transformers builds no masks for a function that has no mask function of this name.
 NAME = "rosebatch"
@@ -22,7 +22,7 @@ _KNOWN = {
     *("output_attentions", "output_hidden_states", "output_router_logits"),
 }
 # The mixing of a run.
-Attend = Callable[[SoftmaxSpec, Tensor], Tensor]
+Attend = Callable[[PagedAttentionSpec, Tensor], Tensor]
 _local = threading.local()
 
 
@@ -66,7 +66,7 @@ class Step(NamedTuple):
     project: Callable[[Tensor], Tensor] = _none_is_fused
 
 
-def attending(specs: Iterable[SoftmaxSpec], attention: Attend) -> Step:
+def attending(specs: Iterable[PagedAttentionSpec], attention: Attend) -> Step:
     """A run whose layers have these specs."""
     left = iter(specs)
     return Step(lambda call: attend(next(left), call, attention), lambda qkv: attention(next(left), qkv))
@@ -104,7 +104,7 @@ def _attend(
     return _local.step.call(Call(module, query, key, value, attention_mask, options)), None
 
 
-def describe(call: Call, layer: int) -> SoftmaxSpec:
+def describe(call: Call, layer: int) -> PagedAttentionSpec:
     """The attention of a layer; q and k come normed and rotated.
 
     Raises:
@@ -128,7 +128,7 @@ def describe(call: Call, layer: int) -> SoftmaxSpec:
     scale, sinks = options.get("scaling"), options.get("s_aux")
     if sinks is not None and sinks.numel() != q.shape[1]:
         raise UnservedError(f"has sinks of shape {list(sinks.shape)}")
-    return SoftmaxSpec(
+    return PagedAttentionSpec(
         layer=layer,
         num_heads=q.shape[1],
         num_kv_heads=k.shape[1],
@@ -150,7 +150,7 @@ def _heads(x: Tensor) -> list[int]:
     return [x.shape[1], x.shape[3]]
 
 
-def attend(spec: SoftmaxSpec, call: Call, attention: Attend) -> Tensor:
+def attend(spec: PagedAttentionSpec, call: Call, attention: Attend) -> Tensor:
     """Answer a call with the engine's attention. Values of fewer channels than keys are padded with zeros."""
     dtype, missing = call.v.dtype, spec.head_dim - call.v.shape[3]
     v = functional.pad(call.v, (0, missing)) if missing else call.v

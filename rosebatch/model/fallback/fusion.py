@@ -26,7 +26,7 @@ from rosebatch.model.fallback.parts import (
     rms_norm,
 )
 from rosebatch.model.fallback.trial import PerToken
-from rosebatch.model.mixers.softmax.mixer import SoftmaxSpec
+from rosebatch.model.mixers.paged_attention.mixer import PagedAttentionSpec
 from rosebatch.model.quantization.dense import DenseWeight
 from rosebatch.model.rope import Rotary
 from rosebatch.ops.ops import Linear, Ops, Partial
@@ -118,8 +118,8 @@ class Fusion:
         return out(project(qkv(hidden[0])))[None], None
 
     def _find_attention(
-        self, module: Module, spec: SoftmaxSpec, call: Call
-    ) -> tuple[SoftmaxSpec, Linear, Linear] | None:
+        self, module: Module, spec: PagedAttentionSpec, call: Call
+    ) -> tuple[PagedAttentionSpec, Linear, Linear] | None:
         """Projections around an attention whose norms and rotation our spec describes."""
         parts = [getattr(module, f"{name}_proj", None) for name in "qkv"]
         last = next((getattr(module, name) for name in _OUT if hasattr(module, name)), None)

@@ -12,7 +12,7 @@ from rosebatch.model.fallback.attention import NAME, UnservedError, attending, r
 from rosebatch.model.fallback.attention import register as register_attention
 from rosebatch.model.fallback.experts import register as register_experts
 from rosebatch.model.fallback.trial import Layers, PerToken, describe_mask, find_layers
-from rosebatch.model.mixers.softmax.mixer import SoftmaxSpec
+from rosebatch.model.mixers.paged_attention.mixer import PagedAttentionSpec
 
 _SERVED_TYPES = {"full_attention", "sliding_attention", "attention"}
 
@@ -72,7 +72,7 @@ def require_layer_types(text_config: Any, max_model_len: int) -> None:
             raise UnservedError(f"layer {layer} is of type {kind}")
 
 
-def require_agreement(text_config: Any, specs: Sequence[SoftmaxSpec], max_model_len: int) -> None:
+def require_agreement(text_config: Any, specs: Sequence[PagedAttentionSpec], max_model_len: int) -> None:
     """Refuse models whose masks have no window though the cache of transformers goes by one.
 
     Raises:

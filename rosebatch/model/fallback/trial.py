@@ -9,7 +9,7 @@ from torch.nn import Module
 
 from rosebatch.config.switches import Switches
 from rosebatch.model.fallback.attention import NAME, TRIAL, Call, Step, UnservedError, attend, describe, running
-from rosebatch.model.mixers.softmax.mixer import SoftmaxSpec
+from rosebatch.model.mixers.paged_attention.mixer import PagedAttentionSpec
 from rosebatch.ops.select import select
 
 # Norms and rotations of a trial run: PyTorch's operators, on every device.
@@ -33,7 +33,7 @@ class Layers(NamedTuple):
 
     body: Module
     output: type
-    specs: list[SoftmaxSpec]
+    specs: list[PagedAttentionSpec]
     modules: list[Module]
 
 
@@ -44,7 +44,7 @@ def find_layers(network: Module) -> Layers:
         UnservedError: a layer cannot be served, or none calls the attention function.
     """
     names = {module: name for name, module in network.named_modules()}
-    specs: list[SoftmaxSpec] = []
+    specs: list[PagedAttentionSpec] = []
     modules: list[Module] = []
     entered: list[Module] = []
     outputs: list[tuple[type, int]] = []
@@ -93,12 +93,12 @@ class PerToken:
     def __init__(self, positions: Tensor) -> None:
         self.positions = positions
 
-    def __call__(self, spec: SoftmaxSpec, qkv: Tensor) -> Tensor:
+    def __call__(self, spec: PagedAttentionSpec, qkv: Tensor) -> Tensor:
         """See ``rosebatch.model.contract.Attention``."""
         q, k, v = self.heads(spec, qkv)
         return (q + (k + v).repeat_interleave(spec.num_heads // spec.num_kv_heads, 1)).flatten(1)
 
-    def heads(self, spec: SoftmaxSpec, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def heads(self, spec: PagedAttentionSpec, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v, normed and rotated as the spec says."""
         turned = None
         if spec.rotary is not None:

@@ -26,10 +26,10 @@ class Gemma(Llama):
     mlp_norm_name = "pre_feedforward_layernorm"
     post_mlp_norm_name: ClassVar[str | None] = "post_feedforward_layernorm"
 
-    def load_softmax(self, index: int, prefix: str, weights: WeightSource, **options: Any) -> Mixer:
+    def load_paged_attention(self, index: int, prefix: str, weights: WeightSource, **options: Any) -> Mixer:
         """See ``Llama``; EmbeddingGemma's tokens see those after them."""
         if not self.config.bidirectional:
-            return super().load_softmax(index, prefix, weights, **options)
+            return super().load_paged_attention(index, prefix, weights, **options)
         names, out = [prefix + name for name in self.qkv_names], f"{prefix}self_attn.o_proj"
         return load_bidirectional_attention(self.config, self.ops, weights, index, names, out, **options)
 

@@ -13,7 +13,7 @@ from rosebatch.config.model import ModelConfig
 from rosebatch.model.contract import Attention, load_embedding, load_head, rows_of
 from rosebatch.model.family import GGUF, TOKEN_CLASSIFIER, Architecture, Family, GGUFModel, integers
 from rosebatch.model.hf_fields import size, supported
-from rosebatch.model.mixers.softmax.mixer import SoftmaxSpec
+from rosebatch.model.mixers.paged_attention.mixer import PagedAttentionSpec
 from rosebatch.model.sublayers import channels, columns, load_linear
 from rosebatch.model.weights import WeightSource
 from rosebatch.ops.ops import ACTIVATIONS, Linear, Ops
@@ -29,7 +29,7 @@ class _Norm:
 class _Layer:
     input_norm: _Norm
     qkv: Linear
-    attention: SoftmaxSpec
+    attention: PagedAttentionSpec
     out: Linear
     mlp_norm: _Norm
     up: Linear
@@ -78,7 +78,7 @@ class GPT2:
         return _Layer(
             input_norm=self._load_norm(prefix + "ln_1", weights),
             qkv=linear("attn.c_attn", hidden, 3 * hidden, columns(*[(hidden, own)] * 3)),
-            attention=SoftmaxSpec(
+            attention=PagedAttentionSpec(
                 layer=index,
                 num_heads=len(heads),
                 num_kv_heads=len(heads),

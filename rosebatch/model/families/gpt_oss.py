@@ -40,7 +40,7 @@ class GptOss(Llama):
     def load_mixer(self, index: int, prefix: str, rotary: Rotary | None, weights: WeightSource) -> Mixer:
         """See ``Llama``."""
         sinks = self._load_sinks(prefix, weights)
-        return self.load_softmax(index, prefix, weights, rotary=rotary, qk_norm=None, sinks=sinks)
+        return self.load_paged_attention(index, prefix, weights, rotary=rotary, qk_norm=None, sinks=sinks)
 
     def _load_sinks(self, prefix: str, weights: WeightSource) -> Tensor:
         heads = self.ops.shard.of(self.config.num_heads)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
 from rosebatch.model.contract import Attention, load_embedding, load_head, rows_of
-from rosebatch.model.mixers.softmax.sublayer import load_attention
+from rosebatch.model.mixers.paged_attention.sublayer import load_paged_attention
 from rosebatch.model.rope import Rotary, layer_rotaries
 from rosebatch.model.sublayers import MLP, Mixer, load_gated_mlp
 from rosebatch.model.weights import WeightSource
@@ -84,7 +84,7 @@ class LayerNormDecoder:
 
     def _load_layer(self, index: int, rotary: Rotary | None, weights: WeightSource) -> _Layer:
         prefix = f"{self.layers_name}.{index}."
-        attention = load_attention(
+        attention = load_paged_attention(
             self.config,
             self.ops,
             weights,

@@ -18,7 +18,7 @@ from rosebatch.model.experts import ExpertNames, load_experts
 from rosebatch.model.family import GGUF, Architecture, Family
 from rosebatch.model.hf_fields import attention_biases, decoder, decoder_values
 from rosebatch.model.hf_rope import whole_rope
-from rosebatch.model.mixers.softmax.sublayer import load_attention
+from rosebatch.model.mixers.paged_attention.sublayer import load_paged_attention
 from rosebatch.model.rope import Rotary, layer_rotaries
 from rosebatch.model.sublayers import MLP, Mixer, load_gated_mlp
 from rosebatch.model.weights import WeightSource
@@ -114,13 +114,13 @@ class Llama:
     def load_mixer(self, index: int, prefix: str, rotary: Rotary | None, weights: WeightSource) -> Mixer:
         """The attention of the layer whose names begin with ``prefix``, or what replaces it."""
         qk_norm = self.load_qk_norm(prefix, weights) if self.config.qk_norm else None
-        return self.load_softmax(index, prefix, weights, rotary=rotary, qk_norm=qk_norm)
+        return self.load_paged_attention(index, prefix, weights, rotary=rotary, qk_norm=qk_norm)
 
-    def load_softmax(self, index: int, prefix: str, weights: WeightSource, **options: Any) -> Mixer:
-        """Softmax attention with these options of ``load_attention``."""
+    def load_paged_attention(self, index: int, prefix: str, weights: WeightSource, **options: Any) -> Mixer:
+        """Attention with these options of ``load_paged_attention``."""
         names, out_name = [prefix + name for name in self.qkv_names], f"{prefix}self_attn.o_proj"
         order = self.qkv_order()
-        return load_attention(self.config, self.ops, weights, index, names, out_name, qkv_order=order, **options)
+        return load_paged_attention(self.config, self.ops, weights, index, names, out_name, qkv_order=order, **options)
 
     def forward(
         self, input_ids: Tensor, positions: Tensor, attention: Attention, wanted: Tensor | None = None

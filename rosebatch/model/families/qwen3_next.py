@@ -13,7 +13,7 @@ from rosebatch.model.families.qwen import GGUF_EXPERTS, GGUF_SHARED, gguf_expert
 from rosebatch.model.family import GGUF, Architecture, Family, GGUFModel
 from rosebatch.model.hf_fields import attention_biases, decoder, size, supported
 from rosebatch.model.hf_rope import rope, rotary_dim, rotary_share
-from rosebatch.model.mixers.delta.sublayer import load_delta
+from rosebatch.model.mixers.gated_delta.sublayer import load_delta
 from rosebatch.model.rope import Rotary
 from rosebatch.model.sublayers import Mixer
 from rosebatch.model.weights import WeightSource
@@ -40,7 +40,7 @@ class Qwen3Next(Llama):
                 self.config, self.ops, weights, before, names, own, sizes=self.delta_sizes(), order=self.delta_order()
             )
         qk_norm = self.load_qk_norm(prefix, weights)
-        return self.load_softmax(index - before, prefix, weights, rotary=rotary, qk_norm=qk_norm, gated=True)
+        return self.load_paged_attention(index - before, prefix, weights, rotary=rotary, qk_norm=qk_norm, gated=True)
 
     def delta_sizes(self) -> tuple[int, ...]:
         """What each of the projections of ``delta_names`` puts out."""

@@ -19,12 +19,12 @@ from rosebatch.model.mixers.mixer import (
     MixerSpec,
     PackedContext,
 )
-from rosebatch.ops.attention import qkv_kernels
 from rosebatch.ops.ops import Heads, QKNorm
+from rosebatch.ops.qkv import qkv_kernels
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class AttentionSpec(MixerSpec):
+class KVAttentionSpec(MixerSpec):
     """See ``MixerSpec``. The input is ``[T, (heads + 2 · kv_heads) · D]``, q then k then v as projected.
 
     It may be overwritten. The output is ``[T, heads · D]``.
@@ -70,13 +70,13 @@ class AttentionSpec(MixerSpec):
         return step.attend(self, q, lambda q, tiles: self.attend(q, planes, tiles))
 
 
-SpecT = TypeVar("SpecT", bound=AttentionSpec)
+SpecT = TypeVar("SpecT", bound=KVAttentionSpec)
 
 # Takes the spec, the projection and the step; returns the first argument of the attention kernel.
-_Prepare = Callable[[AttentionSpec, Tensor, DeviceContext], Tensor]
+_Prepare = Callable[[KVAttentionSpec, Tensor, DeviceContext], Tensor]
 
 
-class DeviceAttention(DeviceMixer[SpecT]):
+class DeviceKVAttention(DeviceMixer[SpecT]):
     """Attention by kernels that read K and V in their blocks, and the steps before them, as the switches say."""
 
     def __init__(self, setup: DeviceSetup, decode_kernel: Callable[..., Tensor]) -> None:
@@ -118,7 +118,7 @@ class DeviceAttention(DeviceMixer[SpecT]):
         qkv = self.qkv.norm_heads(qkv, spec.num_heads, spec.num_kv_heads, spec.qk_norm)
         return replace(spec, qk_norm=None), qkv
 
-    def _prepare_in_one(self, spec: AttentionSpec, qkv: Tensor, step: DeviceContext) -> Tensor:
+    def _prepare_in_one(self, spec: KVAttentionSpec, qkv: Tensor, step: DeviceContext) -> Tensor:
         """Norm, rotate and append by one kernel, q in place."""
         assert self.qkv.prepare is not None
         cache, *scales = step.planes(spec)
@@ -129,37 +129,37 @@ class DeviceAttention(DeviceMixer[SpecT]):
         return qkv
 
 
-def _leave_to_kernel(spec: AttentionSpec, qkv: Tensor, step: DeviceContext) -> Tensor:
+def _leave_to_kernel(spec: KVAttentionSpec, qkv: Tensor, step: DeviceContext) -> Tensor:
     return qkv
 
 
-def _rotate_apart(spec: AttentionSpec, qkv: Tensor, step: DeviceContext) -> Tensor:
+def _rotate_apart(spec: KVAttentionSpec, qkv: Tensor, step: DeviceContext) -> Tensor:
     """Norm and rotate by separate operators; the decode kernel appends."""
     if spec.rotary is None and spec.qk_norm is None:
         return qkv
     return torch.cat(_heads(spec, qkv, step), 1).view(len(qkv), -1)
 
 
-def _append(step: GatheredContext | DeviceContext, spec: AttentionSpec, k: Tensor, v: Tensor) -> None:
+def _append(step: GatheredContext | DeviceContext, spec: KVAttentionSpec, k: Tensor, v: Tensor) -> None:
     """Write K and V, with scales if there are any: these have the same rows."""
     cache, *scales = step.planes(spec)
     step.ops.kv_append(cache, k, v, step.append_rows(spec)[0], *scales)
 
 
-def _prepare_apart(spec: AttentionSpec, qkv: Tensor, step: DeviceContext) -> Tensor:
+def _prepare_apart(spec: KVAttentionSpec, qkv: Tensor, step: DeviceContext) -> Tensor:
     """Norm, rotate and append by separate operators."""
     q, k, v = _heads(spec, qkv, step)
     _append(step, spec, k, v)
     return qkv if spec.rotary is None and spec.qk_norm is None else q.reshape(len(qkv), -1)
 
 
-def _heads(spec: AttentionSpec, qkv: Tensor, step: DeviceContext) -> tuple[Tensor, Tensor, Tensor]:
+def _heads(spec: KVAttentionSpec, qkv: Tensor, step: DeviceContext) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v, normed and rotated by separate operators: the way of ``--no-fused-rotary``."""
     rotary, rows = spec.rotary, step.positions if step.rotary_rows is None else step.rotary_rows
     rotation = None if rotary is None else (rotary.cos[rows][:, None], rotary.sin[rows][:, None])
     return step.ops.split_heads(qkv, spec.num_heads, spec.num_kv_heads, rotation, spec.qk_norm)
 
 
-def _rotation(spec: AttentionSpec) -> dict[str, Any]:
+def _rotation(spec: KVAttentionSpec) -> dict[str, Any]:
     rotary = None if spec.rotary is None else (spec.rotary.cos, spec.rotary.sin)
     return {"rotary": rotary, "qk_norm": spec.qk_norm}

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
 from rosebatch.config.switches import Switches
-from rosebatch.model.mixers.delta.mixer import DeltaSpec
+from rosebatch.model.mixers.gated_delta.mixer import DeltaSpec
 from rosebatch.model.quantization.formats import form_of, load_weight
 from rosebatch.model.random_weights import RandomWeights
 from rosebatch.model.registry import build_model
 from rosebatch.model.weights import Form, SafetensorsWeights, WeightSource
-from rosebatch.ops.delta import DeltaState, reference
+from rosebatch.ops.gated_delta import DeltaState, reference
 from rosebatch.ops.ops import Ops
 from rosebatch.ops.select import select
 from rosebatch.ops.shard import Shard

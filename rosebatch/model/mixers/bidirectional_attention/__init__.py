@@ -1,1 +1,1 @@
-"""Attention over whole prompts: each token sees those after it too."""
+"""Bidirectional attention, over whole prompts: each token sees those after it too."""

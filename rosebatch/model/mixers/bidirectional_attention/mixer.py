@@ -1,4 +1,4 @@
-"""Attention over whole prompts: each token sees those after it too, and nothing is kept of a prompt."""
+"""Bidirectional attention, over whole prompts: each token sees those after it too, and nothing is kept of a prompt."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Attention over whole prompts with its projections, as a sub-layer."""
+"""Bidirectional attention with its projections, as a sub-layer."""
 
 from collections.abc import Sequence
 

@@ -6,14 +6,14 @@ from typing import Any
 
 from torch import Tensor
 
-from rosebatch.model.mixers.kv_attention import AttentionSpec, DeviceAttention
+from rosebatch.model.mixers.kv_attention import DeviceKVAttention, KVAttentionSpec
 from rosebatch.model.mixers.mixer import DecodeContext, DeviceSetup, GatheredTiles, PackedContext
 from rosebatch.ops.hp1 import Gate, gathered, hp1_kernels
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class HP1Spec(AttentionSpec):
-    """See ``AttentionSpec``. The kernels have no windows.
+class HP1Spec(KVAttentionSpec):
+    """See ``KVAttentionSpec``. The kernels have no windows.
 
     Attributes:
         gate: what weighs the values.
@@ -25,7 +25,7 @@ class HP1Spec(AttentionSpec):
         assert not self.window, "the kernels have no windows"
 
     def attend(self, q: Tensor, planes: tuple[Tensor, ...], tiles: GatheredTiles) -> Tensor:
-        """See ``AttentionSpec``."""
+        """See ``KVAttentionSpec``."""
         (cache,), (rows,) = planes, tiles.rows
         kernel = gathered.decode if tiles.generated else gathered.prefill
         return kernel(q, cache, rows, tiles.mask, self.scale, self.gate)
@@ -36,7 +36,7 @@ class HP1Spec(AttentionSpec):
         return DeviceHP1(specs, setup)
 
 
-class DeviceHP1(DeviceAttention[HP1Spec]):
+class DeviceHP1(DeviceKVAttention[HP1Spec]):
     """The kind in the Triton runner. Its decode kernel never divides a row by the row's own length."""
 
     def __init__(self, specs: Sequence[HP1Spec], setup: DeviceSetup) -> None:
@@ -44,13 +44,13 @@ class DeviceHP1(DeviceAttention[HP1Spec]):
         super().__init__(setup, self.kernels.decode)
 
     def prefill(self, spec: HP1Spec, step: PackedContext, q: Tensor, tiles: Tensor) -> Tensor:
-        """See ``DeviceAttention``."""
+        """See ``DeviceKVAttention``."""
         (cache,) = step.planes(spec)
         options = {"num_heads": spec.num_heads, "scale": spec.scale}
         return self.kernels.prefill(q, cache, step.table(spec), tiles, spec.gate, **options)
 
     def decode_options(self, spec: HP1Spec, step: DecodeContext) -> dict[str, Any]:
-        """See ``DeviceAttention``."""
+        """See ``DeviceKVAttention``."""
         return {"gate": spec.gate, "keys": step.keys}
 
     def decode_form(self, batch: int, *, divided: bool) -> Hashable:

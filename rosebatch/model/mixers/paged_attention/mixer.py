@@ -1,4 +1,4 @@
-"""Attention with a softmax over K and V in blocks."""
+"""Paged attention: a softmax over K and V in blocks."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -7,14 +7,14 @@ from typing import Any
 from torch import Tensor
 
 from rosebatch.config.model import Planes, e4m3_planes
-from rosebatch.model.mixers.kv_attention import AttentionSpec, DeviceAttention
+from rosebatch.model.mixers.kv_attention import DeviceKVAttention, KVAttentionSpec
 from rosebatch.model.mixers.mixer import DecodeContext, DeviceSetup, GatheredTiles, PackedContext, Step
-from rosebatch.ops.attention import gathered, softmax_kernels
+from rosebatch.ops.paged_attention import gathered, paged_attention_kernels
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class SoftmaxSpec(AttentionSpec):
-    """See ``AttentionSpec``.
+class PagedAttentionSpec(KVAttentionSpec):
+    """See ``KVAttentionSpec``.
 
     Attributes:
         soft_cap: a score becomes ``soft_cap · tanh(score / soft_cap)`` before the mask; 0 for no cap (Gemma 2).
@@ -38,27 +38,29 @@ class SoftmaxSpec(AttentionSpec):
         return not self.window
 
     def attend(self, q: Tensor, planes: tuple[Tensor, ...], tiles: GatheredTiles) -> Tensor:
-        """See ``AttentionSpec``."""
+        """See ``KVAttentionSpec``."""
         cache, *scales = planes
         kernel = gathered.decode if tiles.generated else gathered.prefill
         return kernel(q, cache, tiles.rows[0], tiles.mask, self.scale, self.soft_cap, self.sinks, *scales)
 
     @classmethod
-    def on_device(cls, specs: Sequence["SoftmaxSpec"], setup: DeviceSetup) -> "DeviceSoftmax":
+    def on_device(cls, specs: Sequence["PagedAttentionSpec"], setup: DeviceSetup) -> "DevicePagedAttention":
         """See ``MixerSpec``."""
-        return DeviceSoftmax(specs, setup)
+        return DevicePagedAttention(specs, setup)
 
 
-class DeviceSoftmax(DeviceAttention[SoftmaxSpec]):
+class DevicePagedAttention(DeviceKVAttention[PagedAttentionSpec]):
     """The kind in the Triton runner."""
 
-    def __init__(self, specs: Sequence[SoftmaxSpec], setup: DeviceSetup) -> None:
+    def __init__(self, specs: Sequence[PagedAttentionSpec], setup: DeviceSetup) -> None:
         heads, stored = {spec.heads for spec in specs}, {spec.e4m3 for spec in specs}
-        self.kernels = softmax_kernels(setup.max_num_seqs, heads, stored, setup.switches, setup.dtype, setup.device)
+        self.kernels = paged_attention_kernels(
+            setup.max_num_seqs, heads, stored, setup.switches, setup.dtype, setup.device
+        )
         super().__init__(setup, self.kernels.decode)
 
-    def prefill(self, spec: SoftmaxSpec, step: PackedContext, q: Tensor, tiles: Tensor) -> Tensor:
-        """See ``DeviceAttention``."""
+    def prefill(self, spec: PagedAttentionSpec, step: PackedContext, q: Tensor, tiles: Tensor) -> Tensor:
+        """See ``DeviceKVAttention``."""
         cache, scales = _cache_of(spec, step)
         options = {"num_heads": spec.num_heads, "scale": spec.scale, "soft_cap": spec.soft_cap, "sinks": spec.sinks}
         options["scales"] = scales
@@ -66,8 +68,8 @@ class DeviceSoftmax(DeviceAttention[SoftmaxSpec]):
             return self.kernels.prefill_shared(q, cache, step.table(spec), tiles, step.pieces, **options)
         return self.kernels.prefill(q, cache, step.table(spec), tiles, window=spec.window, **options)
 
-    def decode_options(self, spec: SoftmaxSpec, step: DecodeContext) -> dict[str, Any]:
-        """See ``DeviceAttention``."""
+    def decode_options(self, spec: PagedAttentionSpec, step: DecodeContext) -> dict[str, Any]:
+        """See ``DeviceKVAttention``."""
         keys, divided = step.keys, step.divided
         if spec.window and keys is not None:
             # A key leaves the windows of rows at different times, so a row has all keys of its window here.
@@ -85,7 +87,7 @@ class DeviceSoftmax(DeviceAttention[SoftmaxSpec]):
         return self.kernels.decode_form(batch, divided=divided)
 
 
-def _cache_of(spec: SoftmaxSpec, step: Step) -> tuple[Tensor, Tensor | None]:
+def _cache_of(spec: PagedAttentionSpec, step: Step) -> tuple[Tensor, Tensor | None]:
     """K and V, and their scales; None if they are no e4m3."""
     cache, *scales = step.planes(spec)
     return cache, scales[0] if scales else None

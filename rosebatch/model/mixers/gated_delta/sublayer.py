@@ -8,10 +8,10 @@ from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
 from rosebatch.model.contract import Attention, rows_of
-from rosebatch.model.mixers.delta.mixer import DeltaSpec
+from rosebatch.model.mixers.gated_delta.mixer import DeltaSpec
 from rosebatch.model.sublayers import channels, columns, load_linear
 from rosebatch.model.weights import Take, WeightSource, lazy_tensor
-from rosebatch.ops.delta import DeltaWeights
+from rosebatch.ops.gated_delta import DeltaWeights
 from rosebatch.ops.ops import Linear, Ops, Partial
 
 # Ends of names: rounded, they would change what a state forgets.

@@ -15,7 +15,7 @@ from rosebatch.model.mixers.mixer import (
     PackedContext,
     StatePlane,
 )
-from rosebatch.ops.delta import DeltaState, DeltaWeights, delta_kernels, reference
+from rosebatch.ops.gated_delta import DeltaState, DeltaWeights, delta_kernels, reference
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -1,4 +1,4 @@
-"""The kernels of attention with a softmax, and those that other kinds of attention share with it."""
+"""The kernels of paged attention, and the workspace of decode kernels, which other kinds share."""
 
 import sys
 from collections.abc import Callable, Collection, Hashable
@@ -11,64 +11,16 @@ import torch
 from torch import Tensor
 
 from rosebatch.config.switches import Switches
-from rosebatch.ops.ops import HeadLayerNorm, HeadNorm, Heads, HeadUClip, QKNorm, WholeRMSNorm
+from rosebatch.ops.ops import Heads
 from rosebatch_kernels.common.device import device_of
-from rosebatch_kernels.common.sizes import sized
 from rosebatch_kernels.paged_attention import torch_gathered as gathered
-from rosebatch_kernels.qkv import torch_heads as qkv
 
-__all__ = ["QKVKernels", "SoftmaxKernels", "gathered", "qkv_kernels", "softmax_kernels", "with_workspaces"]
-
-
-@dataclass(frozen=True, slots=True)
-class QKVKernels:
-    """What norms, rotates and appends before the attention kernels of the Triton runner.
-
-    Attributes:
-        decode_appends: whether decode kernels write the new K and V to the cache.
-        decode_rotates: whether they also norm and rotate q and k; only if they append.
-        prepare: norms, rotates and appends in one; None to do so by the operators of ``Ops``.
-        norms_apart: whether neither ``prepare`` nor an operator of ``Ops`` applies this norm.
-        norm_heads: applies it before those: takes a projection, query heads, K/V heads and the norm, and returns the
-            projection, the same or a new one.
-    """
-
-    decode_appends: bool
-    decode_rotates: bool
-    prepare: Callable[..., None] | None
-    norms_apart: Callable[[QKNorm], bool]
-    norm_heads: Callable[[Tensor, int, int, QKNorm], Tensor]
-
-
-def qkv_kernels(switches: Switches) -> QKVKernels:
-    """The kernels of a run."""
-    from rosebatch_kernels.norm import kernel as norm_kernel
-    from rosebatch_kernels.qkv import kernel as qkv_kernel
-    from rosebatch_kernels.uclip import kernel as uclip_kernel
-
-    device = device_of(torch.device("cuda"))
-    norms = (
-        partial(qkv_kernel.whole_rms_norm_, device=device),
-        sized(norm_kernel, "rms_norm", device),
-        sized(uclip_kernel, "uclip_norm", device),
-    )
-
-    def norms_apart(norm: QKNorm) -> bool:
-        """``prepare`` norms each head by itself. Without it, the operator that splits heads applies every norm."""
-        return switches.fused_rotary and not (switches.fused_qk_norm and isinstance(norm, HeadNorm))
-
-    return QKVKernels(
-        decode_appends=switches.fused_kv_append,
-        decode_rotates=switches.fused_kv_append and switches.fused_rotary,
-        prepare=partial(qkv_kernel.prepare, device=device) if switches.fused_rotary else None,
-        norms_apart=norms_apart,
-        norm_heads=partial(_norm_heads, *norms),
-    )
+__all__ = ["PagedAttentionKernels", "gathered", "paged_attention_kernels", "with_workspaces"]
 
 
 @dataclass(frozen=True, slots=True)
-class SoftmaxKernels:
-    """Attention with a softmax in the Triton runner; each kernel documents shapes and dtypes.
+class PagedAttentionKernels:
+    """Paged attention in the Triton runner; each kernel documents shapes and dtypes.
 
     Attributes:
         prefill_shared: if chunks share tiles.
@@ -83,14 +35,14 @@ class SoftmaxKernels:
     decode_form: Callable[..., Hashable]
 
 
-def softmax_kernels(
+def paged_attention_kernels(
     max_num_seqs: int,
     heads: Collection[Heads],
     stored: Collection[bool],
     switches: Switches,
     dtype: torch.dtype,
     device: torch.device,
-) -> SoftmaxKernels:
+) -> PagedAttentionKernels:
     """The kernels for layers with these heads, with the memory that they keep between calls.
 
     Args:
@@ -125,7 +77,7 @@ def softmax_kernels(
             for each, e4m3 in sorted(product(heads, stored))
         )
 
-    return SoftmaxKernels(
+    return PagedAttentionKernels(
         decode=with_workspaces(
             partial(decode.decode, sizes=sizes, device=record),
             max_num_seqs,
@@ -173,26 +125,3 @@ def with_workspaces(
         )
 
     return run
-
-
-def _norm_heads(
-    whole_rms_norm_: Callable[..., None],
-    rms_norm: Callable[..., Tensor],
-    uclip_norm: Callable[..., Tensor],
-    projection: Tensor,
-    num_heads: int,
-    kv_heads: int,
-    norm: QKNorm,
-) -> Tensor:
-    if isinstance(norm, WholeRMSNorm):
-        whole_rms_norm_(projection, *norm)
-        return projection
-    heads = projection.unflatten(1, (num_heads + 2 * kv_heads, -1))
-    q, k, v = heads.split((num_heads, kv_heads, kv_heads), dim=1)
-    if isinstance(norm, HeadUClip):
-        q, k = uclip_norm(q, norm.q_alpha, norm.q_gamma), uclip_norm(k, norm.k_alpha, norm.k_gamma)
-    elif isinstance(norm, HeadLayerNorm):
-        q, k = qkv.normed_heads(q, k, norm)
-    else:
-        q, k = rms_norm(q, norm.q_weight, norm.eps), rms_norm(k, norm.k_weight, norm.eps)
-    return torch.cat((q, k, v), 1).flatten(1)

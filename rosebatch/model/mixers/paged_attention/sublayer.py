@@ -1,4 +1,4 @@
-"""Attention with its projections, as a sub-layer."""
+"""Paged attention with its projections, as a sub-layer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
 from rosebatch.model.contract import Attention, rows_of
-from rosebatch.model.mixers.softmax.mixer import SoftmaxSpec
+from rosebatch.model.mixers.paged_attention.mixer import PagedAttentionSpec
 from rosebatch.model.rope import Rotary
 from rosebatch.model.sublayers import SelfAttention, channels, columns, load_linear
 from rosebatch.model.weights import WeightSource
@@ -21,7 +21,7 @@ class GatedAttention:
 
     ops: Ops
     qkv: Linear
-    spec: SoftmaxSpec
+    spec: PagedAttentionSpec
     out: Linear
 
     def __call__(self, normed: Tensor, attention: Attention, wanted: Tensor | None = None) -> Partial:
@@ -33,7 +33,7 @@ class GatedAttention:
         return self.ops.project(self.out, self.ops.sigmoid_mul(attended, rows_of(gate, wanted)))
 
 
-def load_attention(
+def load_paged_attention(
     config: ModelConfig,
     ops: Ops,
     weights: WeightSource,
@@ -53,7 +53,7 @@ def load_attention(
         config, ops, weights: of the model.
         layer: counted from 0 among those with attention.
         qkv_names, out_name: of the projections; see ``load_linear``.
-        rotary, qk_norm, sinks: see ``SoftmaxSpec``; those of the process's own heads.
+        rotary, qk_norm, sinks: see ``PagedAttentionSpec``; those of the process's own heads.
         qkv_order: the rows of q, k and v, in the order that attention wants; None for the stored order.
         gated: whether the first projection has a gate for each of q's channels, a head's after its q.
     """
@@ -73,7 +73,7 @@ def load_attention(
     if isinstance(qk_norm, WholeRMSNorm) and ops.shard.size > 1:
         # It needs the channels of all processes: no kernel of attention has them.
         qkv, qk_norm = ops.whole_norm(qkv, qk_norm), None
-    spec = SoftmaxSpec(
+    spec = PagedAttentionSpec(
         layer=layer,
         num_heads=len(heads),
         num_kv_heads=len(kv_heads),

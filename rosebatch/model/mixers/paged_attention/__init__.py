@@ -1,0 +1,1 @@
+"""Paged attention: a softmax over K and V in blocks."""

@@ -1,1 +1,0 @@
-"""Attention with a softmax over K and V in blocks."""

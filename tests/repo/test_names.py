@@ -1,0 +1,15 @@
+"""One thing has one name, so that whoever looks for it finds all of it."""
+
+from tests.helpers.checkout import ROOT
+
+
+def names(folder):
+    return {path.stem for path in (ROOT / folder).iterdir() if path.stem != "__init__"}
+
+
+def test_a_kind_of_mixer_has_one_name():
+    """Softmax attention was softmax among mixers, attention among operators and paged_attention among kernels."""
+    kinds = {path.parent.name for path in (ROOT / "rosebatch/model/mixers").glob("*/mixer.py")}
+    assert len(kinds) >= 4
+    assert kinds <= names("rosebatch/ops")
+    assert kinds <= names("kernels/rosebatch_kernels")
