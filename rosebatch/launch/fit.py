@@ -14,8 +14,8 @@ from rosebatch.core.words import counted
 from rosebatch.engine.cache.kv_cache import bytes_per_block
 from rosebatch.engine.cache.memory import DeviceMemory, MemoryPlan, min_slots, plan_memory, step_bytes, swap_bytes
 from rosebatch.engine.metrics.roofline import weight_bytes
-from rosebatch.engine.scheduling.block_groups import BlockGroups
 from rosebatch.engine.scheduling.block_pool import BlockPool
+from rosebatch.engine.scheduling.block_tables import BlockTables
 from rosebatch.model.quantization.chosen import PLAIN, Quantization, choose_quantization
 from rosebatch.ops.layout import FP8_ROWS
 from rosebatch.ops.select import keeps
@@ -152,7 +152,7 @@ def _fit(wanted: Wanted, memory: DeviceMemory) -> Fit | None:
     if max(cache + step + states, trial) > room:
         return None
     pools = (BlockPool(group.blocks, wanted.block_size, group.window) for group in plan.groups)
-    held = BlockGroups([*pools]).max_sequence_len(chunked=wanted.switches.chunked_prefill)
+    held = BlockTables([*pools]).max_sequence_len(chunked=wanted.switches.chunked_prefill)
     longest, slots = min(held or config.max_model_len, config.max_model_len), plan.max_num_seqs
     return Fit(wanted, memory, cache, longest, slots, min(held // longest, slots) if held else slots)
 

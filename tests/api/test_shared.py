@@ -274,8 +274,8 @@ def test_a_call_that_is_interrupted(monkeypatch):
     [
         (("llm/calls.py", "llm/call.py"), 13),
         pytest.param(("llm/calls.py", "llm/call.py", "host/threads.py"), 3, marks=pytest.mark.thorough),
-        (("scheduling/block_pool.py", "scheduling/block_groups.py", "scheduling/prefix_cache.py"), 97),
-        pytest.param(("engine/engine.py", "scheduling/block_groups.py", "queues.py"), 11, marks=pytest.mark.thorough),
+        (("scheduling/block_pool.py", "scheduling/block_tables.py", "scheduling/prefix_cache.py"), 97),
+        pytest.param(("engine/engine.py", "scheduling/block_tables.py", "queues.py"), 11, marks=pytest.mark.thorough),
     ],
 )
 def test_an_interrupt_at_any_moment(files, every):

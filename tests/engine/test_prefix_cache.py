@@ -4,8 +4,8 @@ import random
 
 from msgspec import structs
 
-from rosebatch.engine.scheduling.block_groups import BlockGroups
 from rosebatch.engine.scheduling.block_pool import BlockPool
+from rosebatch.engine.scheduling.block_tables import BlockTables
 from rosebatch.engine.scheduling.prefix_cache import PrefixCache
 from rosebatch.engine.scheduling.sequence import SequenceState
 from tests.engine.fake_runner import make_sequence
@@ -36,7 +36,7 @@ def test_digests_are_the_same_behind_any_prompt():
     for exact in (False, True):
 
         def fresh(exact: bool = exact) -> PrefixCache:
-            return PrefixCache(BlockGroups([BlockPool(9, 3)]), enabled=True, exact=exact)
+            return PrefixCache(BlockTables([BlockPool(9, 3)]), enabled=True, exact=exact)
 
         cache = fresh()
         for sequence in prompts_that_begin_alike(rng, 300):

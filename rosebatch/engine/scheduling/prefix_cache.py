@@ -8,8 +8,8 @@ import numpy as np
 
 from rosebatch.engine.plan import GONE
 from rosebatch.engine.scheduling.block_group import BlockGroup
-from rosebatch.engine.scheduling.block_groups import BlockGroups
 from rosebatch.engine.scheduling.block_pool import hash_block, token_bytes
+from rosebatch.engine.scheduling.block_tables import BlockTables
 from rosebatch.engine.scheduling.sequence import SequenceState
 
 
@@ -23,7 +23,7 @@ class PrefixCache:
             tokens are computed in other shapes than generated ones, which may change their last bits.
     """
 
-    def __init__(self, blocks: BlockGroups, *, enabled: bool, exact: bool) -> None:
+    def __init__(self, blocks: BlockTables, *, enabled: bool, exact: bool) -> None:
         self.blocks = blocks
         self.enabled = enabled
         self.exact = exact

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from rosebatch.engine.plan import DecodeWindow, PackedStep, RestartPolicy, SequenceSpec, StepPlan, StepResult
-from rosebatch.engine.scheduling.block_groups import BlockGroups
 from rosebatch.engine.scheduling.block_pool import BlockPool
+from rosebatch.engine.scheduling.block_tables import BlockTables
 from rosebatch.engine.scheduling.host_blocks import HostBlocks
 from rosebatch.engine.scheduling.prefix_cache import PrefixCache
 from rosebatch.engine.scheduling.queues import SequenceQueues
@@ -67,7 +67,7 @@ class Scheduler:
         replays: bool = False,
     ) -> None:
         assert not host_blocks or (len(pools) == 1 and not pools[0].window), "the host holds whole sequences"
-        self.blocks = BlockGroups(pools)
+        self.blocks = BlockTables(pools)
         self.queues = SequenceQueues()
         self.prefixes = PrefixCache(self.blocks, enabled=prefix_cache, exact=exact_prefixes)
         self.restarts = restarts

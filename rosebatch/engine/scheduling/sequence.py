@@ -41,7 +41,7 @@ class SequenceState(msgspec.Struct, eq=False):
         spec: what the runner needs. Only ``restart`` changes it.
         token_ids: the tokens of prompt and completion, 32 bits each.
         forks: further completions of the same prompt. They start from this one's blocks when the prompt is computed.
-        tables: its block table in each group of layers, see ``BlockGroups``; empty if it holds no blocks.
+        tables: its block table in each group of layers, see ``BlockTables``; empty if it holds no blocks.
         saved_blocks: of the host, see ``HostBlocks``: they hold K and V of its first ``num_saved_tokens``.
         decoding: whether a plan has sampled its newest token.
         replayed: known tokens after those of ``token_ids``, which are to be sampled once more, see ``rewind``.

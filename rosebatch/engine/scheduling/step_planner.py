@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from rosebatch.engine.plan import BlockChange, Chunk, DecodeRow, StepPlan
-from rosebatch.engine.scheduling.block_groups import BlockGroups
+from rosebatch.engine.scheduling.block_tables import BlockTables
 from rosebatch.engine.scheduling.host_blocks import HostBlocks
 from rosebatch.engine.scheduling.plan_builder import PlanBuilder
 from rosebatch.engine.scheduling.prefix_cache import PrefixCache
@@ -42,7 +42,7 @@ class StepPlanner:
     """
 
     queues: SequenceQueues
-    blocks: BlockGroups
+    blocks: BlockTables
     prefixes: PrefixCache
     host_blocks: HostBlocks
     max_num_seqs: int

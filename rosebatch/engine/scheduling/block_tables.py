@@ -13,7 +13,7 @@ from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.sequence import SequenceState
 
 
-class BlockGroups:
+class BlockTables:
     """The block tables of all sequences, in all groups.
 
     Args:
