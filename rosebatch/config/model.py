@@ -98,10 +98,10 @@ class ExpertsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class Planes(NamedTuple):
-    """What a layer keeps of each token in one tensor. K and V of one size are two planes of it.
+    """Planes of one size, such as K and V, in one tensor of the cache. A plane is what a layer keeps of each token.
 
     Attributes:
-        heads: rows that a plane has of a token.
+        heads: rows of a token in a plane.
         width: numbers of a row.
         number: of planes.
         dtype: PyTorch's name of it; None for that of activations.

@@ -200,22 +200,22 @@ def build_engine(
         host_bytes=swap_bytes(limits) if switches.swap and not switches.replays else 0,
         minimum=minimum,
     )
-    on_device = device.type == "cuda" and switches.paged_attention
+    by_triton = device.type == "cuda" and switches.paged_attention
     whole = any(spec.whole_prompts for spec in model.mixers)
     if whole:
         switches = replace(switches, chunked_prefill=False, prefix_cache=False)
     window = _DECODE_WINDOW if switches.fused_sampler and switches.late_results else 1
     restarts = restart_policy(model.mixers)
-    policy = SeparateDecodes(window) if on_device else MIXED
+    policy = SeparateDecodes(window) if by_triton else MIXED
     scheduler = _scheduler(memory, block_size, switches, policy, restarts, has_states=bool(state_layers))
     # One block more than in the scheduler's pools: kernels write there what is not read.
-    counts = [group.blocks + on_device for group in memory.groups]
+    counts = [group.blocks + by_triton for group in memory.groups]
     cache = KVCache(layers, counts, block_size, dtype, device, ops, memory.group_of)
     states = StatePool(state_layers, memory.max_num_seqs, dtype, device) if state_layers else None
     # The model cannot sample the others: -1, which means none, or an id beyond its vocabulary.
     eos_token_ids = tuple(i for i in config.eos_token_ids if 0 <= i < config.vocab_size)
     runner: StepRunner
-    if on_device:
+    if by_triton:
         runner = TritonRunner(
             model,
             cache,
@@ -248,7 +248,7 @@ def build_engine(
         vocab_size=config.num_token_ids,
         max_model_len=config.max_model_len,
         eos_token_ids=eos_token_ids,
-        async_depth=int(on_device and switches.late_results),
+        async_depth=int(by_triton and switches.late_results),
         hidden_size=pooling.size(config.hidden_size),
         generates=generates,
         pooling=pooling,

@@ -11,10 +11,10 @@ from rosebatch.config.switches import Switches
 from rosebatch.ops.ops import Heads
 from rosebatch.ops.paged_attention import with_workspaces
 from rosebatch_kernels.common.device import device_of
-from rosebatch_kernels.hp1 import torch_gathered as gathered
+from rosebatch_kernels.hp1 import torch_attention
 from rosebatch_kernels.hp1.gate import Gate, mean_taps
 
-__all__ = ["Gate", "HP1Kernels", "gathered", "hp1_kernels", "mean_taps"]
+__all__ = ["Gate", "HP1Kernels", "hp1_kernels", "mean_taps", "torch_attention"]
 
 
 @dataclass(frozen=True, slots=True)

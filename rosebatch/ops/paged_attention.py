@@ -13,9 +13,9 @@ from torch import Tensor
 from rosebatch.config.switches import Switches
 from rosebatch.ops.ops import Heads
 from rosebatch_kernels.common.device import device_of
-from rosebatch_kernels.paged_attention import torch_gathered as gathered
+from rosebatch_kernels.paged_attention import torch_attention
 
-__all__ = ["PagedAttentionKernels", "gathered", "paged_attention_kernels", "with_workspaces"]
+__all__ = ["PagedAttentionKernels", "paged_attention_kernels", "torch_attention", "with_workspaces"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from rosebatch.core.sampling_params import GREEDY
 from rosebatch.engine.cache.kv_cache import KVCache, bytes_per_block
 from rosebatch.engine.plan import Chunk, SequenceSpec
 from rosebatch.engine.staging import Staging
-from rosebatch.engine.torch_runner.attention import GatheredAttention
+from rosebatch.engine.torch_runner.attention import TorchAttention
 from rosebatch.engine.torch_runner.batch import build_batch
 from rosebatch.model.mixers.hp1.mixer import HP1Spec
 from rosebatch.model.mixers.paged_attention.mixer import PagedAttentionSpec
@@ -152,7 +152,7 @@ class Machine:
         sequences = {number: stream.spec for number, (stream, *_) in enumerate(work)}
         blocks = {number: [stream.block_ids] for number, (stream, *_) in enumerate(work)}
         batch = build_batch(tuple(chunks), sequences, blocks, self.cache.block_size, CPU)
-        attention = GatheredAttention(batch, self.cache, self.specs, OPS)
+        attention = TorchAttention(batch, self.cache, self.specs, OPS)
         for spec in self.specs:
             rows = [[x[start : start + n] for x in s.qkv[spec.layer]] for s, start, n in work]
             qkv = torch.cat([torch.cat(own, dim=1).flatten(1) for own in rows])

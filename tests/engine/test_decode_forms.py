@@ -8,12 +8,12 @@ import torch
 
 pytest.importorskip("triton")
 from rosebatch.config.switches import Switches
-from rosebatch.engine.triton_runner.attention import DecodeAttention, SharedAttention, device_mixers
+from rosebatch.engine.triton_runner.attention import DecodeAttention, SharedAttention, triton_mixers
 from rosebatch.engine.triton_runner.prefix_groups import MIN_ROWS
 from rosebatch.engine.triton_runner.slots import batch_buckets
 from rosebatch.engine.triton_runner.warm_up import warm_up_decodes, warm_up_tokens
 from rosebatch.model.mixers.hp1.mixer import HP1Spec
-from rosebatch.model.mixers.mixer import DeviceSetup
+from rosebatch.model.mixers.mixer import TritonSetup
 from rosebatch.model.mixers.paged_attention.mixer import PagedAttentionSpec
 from rosebatch_kernels.common.device import Device
 
@@ -34,7 +34,7 @@ def kernels(monkeypatch):
             kind(layer=layer, num_heads=heads[0], num_kv_heads=heads[1], head_dim=heads[2], scale=1.0, **more)
             for layer, (kind, heads, more) in enumerate(kinds)
         ]
-        return SharedAttention(None, None, None, device_mixers(specs, DeviceSetup(2, BF16, CPU, Switches())))
+        return SharedAttention(None, None, None, triton_mixers(specs, TritonSetup(2, BF16, CPU, Switches())))
 
     return shared
 
@@ -73,9 +73,9 @@ def test_windows_where_others_share_keys(window, divided):
         seen.update(options)
         return qkv
 
-    setup = DeviceSetup(2, BF16, CPU, Switches(fused_rotary=False))
+    setup = TritonSetup(2, BF16, CPU, Switches(fused_rotary=False))
     spec = PagedAttentionSpec(layer=0, num_heads=2, num_kv_heads=1, head_dim=8, scale=1.0, window=window)
-    mixers = device_mixers([spec], setup)
+    mixers = triton_mixers([spec], setup)
     mixers[PagedAttentionSpec].decode_kernel = decode
     mixers[PagedAttentionSpec].kernels = SimpleNamespace(undivided_keys=lambda batch: 1000)
     state = SimpleNamespace(fields=torch.zeros(16, 2, dtype=torch.int32), block_tables=torch.zeros(1, 2, 1))

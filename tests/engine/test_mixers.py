@@ -21,7 +21,7 @@ from rosebatch.engine.scheduling.step_planner import SeparateDecodes
 from rosebatch.engine.torch_runner.runner import TorchRunner
 from rosebatch.engine.triton_runner.runner import TritonRunner
 from rosebatch.model.contract import rows_of
-from rosebatch.model.mixers.mixer import DeviceMixer, MixerSpec
+from rosebatch.model.mixers.mixer import MixerSpec, TritonMixer
 from rosebatch.model.mixers.paged_attention.mixer import PagedAttentionSpec
 from rosebatch.ops.device import device_ops
 from rosebatch.ops.select import select
@@ -57,7 +57,7 @@ class WideValues(MixerSpec):
             plane.view(-1, plane.shape[-1]).index_copy_(0, rows.flatten(), values.flatten(0, 1))
         return q
 
-    def gathered(self, step, inputs):
+    def torch_step(self, step, inputs):
         def attend(q, tiles):
             rows, keys = (1 if tiles.generated else len(tiles.mask)), tiles.mask.shape[-1]
             q = q.unflatten(0, (-1, rows)).transpose(1, 2)
@@ -69,11 +69,11 @@ class WideValues(MixerSpec):
         return step.attend(self, self.append(step, inputs), attend)
 
     @classmethod
-    def on_device(cls, specs, setup):
-        return WideValuesOnDevice()
+    def triton_mixer(cls, specs, setup):
+        return TritonWideValues()
 
 
-class WideValuesOnDevice(DeviceMixer):
+class TritonWideValues(TritonMixer):
     """A token at a time, from the block tables."""
 
     def packed(self, spec, step, inputs, wanted):

@@ -13,7 +13,7 @@ from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.load import load_engine
 from rosebatch.model.source import find_model
-from rosebatch_kernels.hp1 import torch_gathered
+from rosebatch_kernels.hp1 import torch_attention
 from tests.helpers.plain_hp1 import PlainHP1
 from tests.helpers.running import run
 
@@ -111,7 +111,7 @@ def test_random_weights_are_alive(monkeypatch, greedy_tokens):
     A clip that does nothing or cuts off everything, or a sum that grows without bounds, would still run and make a
     benchmark meaningless.
     """
-    zeros, original = [], torch_gathered.probabilities
+    zeros, original = [], torch_attention.probabilities
 
     def probabilities(scores, gate):
         weights = original(scores, gate)
@@ -120,7 +120,7 @@ def test_random_weights_are_alive(monkeypatch, greedy_tokens):
             zeros.append((weights[..., *torch.tril_indices(rows, keys)] == 0).float().mean())
         return weights
 
-    monkeypatch.setattr(torch_gathered, "probabilities", probabilities)
+    monkeypatch.setattr(torch_attention, "probabilities", probabilities)
     source = find_model(RunConfig(model=str(TINY), load_format="dummy", dtype="float32"), CPU)
     engine = load_engine(source, RunConfig(kv_cache_memory=1 << 24), Switches.resolve({}, "cpu"), CPU).engine
     prompts = [[(7 * i * i + 3 * k * i + k) % 1000 for i in range(64)] for k in range(10)]

@@ -7,7 +7,7 @@ import torch
 from torch import nan
 
 from rosebatch_kernels.common.gather import gather, gather_rows, padded_keys
-from rosebatch_kernels.paged_attention import torch_gathered
+from rosebatch_kernels.paged_attention import torch_attention
 
 SHAPES = [(1, 1, 8), (2, 3, 24), (3, 1, 64), (1, 4, 63)]
 BLOCK_SIZES = [1, 7, 16, 48, 128]
@@ -103,7 +103,7 @@ def test_decode(block_size, window, dtype, randn, assert_close):
         paged = Paged(lengths, kv_heads, size, block_size, dtype, randn)
         q, scale = randn(5, kv_heads * group, size, dtype=dtype), size**-0.5
         masks = mask([n - 1 for n in lengths], 128, window, dtype)[:, None, None]
-        out = torch_gathered.decode(q, paged.cache, paged.rows(128), masks, scale)
+        out = torch_attention.decode(q, paged.cache, paged.rows(128), masks, scale)
         assert out.dtype == dtype
         exact = [paged.exact(i, n - 1, q[i], scale, window) for i, n in enumerate(lengths)]
         assert_close(out, torch.stack(exact))
@@ -117,7 +117,7 @@ def test_prefill(block_size, window, dtype, randn, assert_close):
     for kv_heads, group, size in SHAPES:
         paged = Paged([73, 90], kv_heads, size, block_size, dtype, randn)
         q, scale = randn(46, kv_heads * group, size, dtype=dtype), size**-0.5
-        out = torch_gathered.prefill(q, paged.cache, paged.rows(128), mask(positions, 128, window, dtype), scale)
+        out = torch_attention.prefill(q, paged.cache, paged.rows(128), mask(positions, 128, window, dtype), scale)
         assert out.dtype == dtype
         rows = (0, 1, 13, 22)
         exact = [paged.exact(i, positions[r], q[i * 23 + r], scale, window) for i in range(2) for r in rows]
@@ -134,13 +134,13 @@ def test_soft_cap_and_sinks(soft_cap, with_sinks, block_size, dtype, randn, asse
         options = {"soft_cap": soft_cap, "sinks": torch.linspace(-2, 4, heads).to(dtype) if with_sinks else None}
         paged = Paged(lengths, kv_heads, size, block_size, dtype, randn)
         q, masks = randn(3, heads, size, dtype=dtype), mask([n - 1 for n in lengths], 128, 9, dtype)[:, None, None]
-        out = torch_gathered.decode(q, paged.cache, paged.rows(128), masks, scale, **options)
+        out = torch_attention.decode(q, paged.cache, paged.rows(128), masks, scale, **options)
         assert out.dtype == dtype
         exact = [paged.exact(i, n - 1, q[i], scale, 9, **options) for i, n in enumerate(lengths)]
         assert_close(out, torch.stack(exact))
         paged = Paged([73, 90], kv_heads, size, block_size, dtype, randn)
         q, masks = randn(46, heads, size, dtype=dtype), mask(positions, 128, 9, dtype)
-        out = torch_gathered.prefill(q, paged.cache, paged.rows(128), masks, scale, **options)
+        out = torch_attention.prefill(q, paged.cache, paged.rows(128), masks, scale, **options)
         rows = (0, 13, 22)
         exact = [paged.exact(i, positions[r], q[i * 23 + r], scale, 9, **options) for i in range(2) for r in rows]
         assert_close(out[[i * 23 + r for i in range(2) for r in rows]], torch.stack(exact))
@@ -152,8 +152,8 @@ def test_scale_is_used(randn, assert_close):
     q = randn(1, 4, 8)
     masks = mask([19], 64, 0, torch.float32)
     expected = paged.exact(0, 19, q[0], 1.7)[None]
-    assert_close(torch_gathered.decode(q, paged.cache, paged.rows(64), masks[:, None, None], 1.7), expected)
-    assert_close(torch_gathered.prefill(q, paged.cache, paged.rows(64), masks, 1.7), expected)
+    assert_close(torch_attention.decode(q, paged.cache, paged.rows(64), masks[:, None, None], 1.7), expected)
+    assert_close(torch_attention.prefill(q, paged.cache, paged.rows(64), masks, 1.7), expected)
 
 
 def test_strided_queries(dtype, randn):
@@ -163,8 +163,8 @@ def test_strided_queries(dtype, randn):
     q = fused[:, 1:5]
     masks = mask([19, 29], 64, 0, dtype)[:, None, None]
     rows = paged.rows(64)
-    same = torch_gathered.decode(q.contiguous(), paged.cache, rows, masks, 0.3)
-    assert torch.equal(torch_gathered.decode(q, paged.cache, rows, masks, 0.3), same)
+    same = torch_attention.decode(q.contiguous(), paged.cache, rows, masks, 0.3)
+    assert torch.equal(torch_attention.decode(q, paged.cache, rows, masks, 0.3), same)
 
 
 @pytest.mark.usefixtures("threads")
@@ -176,9 +176,9 @@ def test_bits_of_a_decode_do_not_depend_on_the_others(size, options, dtype, rand
     q = randn(20, 9, size, dtype=dtype)
     masks = mask([n - 1 for n in lengths], 128, 0, dtype)[:, None, None]
     rows = paged.rows(128).view(2, 20, -1)
-    whole = torch_gathered.decode(q, paged.cache, paged.rows(128), masks, 0.2, **options)
+    whole = torch_attention.decode(q, paged.cache, paged.rows(128), masks, 0.2, **options)
     for some in ([0], [19], [7, 3], list(range(19, -1, -1))):
-        part = torch_gathered.decode(q[some], paged.cache, rows[:, some].reshape(-1), masks[some], 0.2, **options)
+        part = torch_attention.decode(q[some], paged.cache, rows[:, some].reshape(-1), masks[some], 0.2, **options)
         assert torch.equal(part, whole[some])
 
 
@@ -190,8 +190,8 @@ def test_bits_of_a_tile_do_not_depend_on_the_others(size, options, dtype, randn)
     q = randn(12 * 64, 9, size, dtype=dtype)
     tile = mask(list(range(64, 128)), 128, 0, dtype)
     rows = paged.rows(128).view(2, 12, -1)
-    whole = torch_gathered.prefill(q, paged.cache, paged.rows(128), tile, 0.2, **options).view(12, 64, -1)
+    whole = torch_attention.prefill(q, paged.cache, paged.rows(128), tile, 0.2, **options).view(12, 64, -1)
     for some in ([0], [11], [7, 3], list(range(11, -1, -1))):
         tiles = q.view(12, 64, 9, size)[some].reshape(-1, 9, size)
-        part = torch_gathered.prefill(tiles, paged.cache, rows[:, some].reshape(-1), tile, 0.2, **options)
+        part = torch_attention.prefill(tiles, paged.cache, rows[:, some].reshape(-1), tile, 0.2, **options)
         assert torch.equal(part.view(len(some), 64, -1), whole[some])

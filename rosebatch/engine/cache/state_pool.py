@@ -8,10 +8,10 @@ from torch import Tensor
 
 from rosebatch.engine.cache.kv_cache import zeros
 from rosebatch.engine.plan import StepPlan
-from rosebatch.model.mixers.mixer import StatePlane
+from rosebatch.model.mixers.mixer import StateShape
 
 
-def state_bytes(layers: Sequence[Sequence[StatePlane]], dtype: torch.dtype) -> int:
+def state_bytes(layers: Sequence[Sequence[StateShape]], dtype: torch.dtype) -> int:
     """Bytes that a sequence's states take in all layers."""
     return sum(math.prod(shape) * (own or dtype).itemsize for layer in layers for shape, own in layer)
 
@@ -20,7 +20,7 @@ class StatePool:
     """States of all layers. A slot is never cleared: a sequence's token at position 0 starts from zeros.
 
     Args:
-        layers: the planes of each layer with a state, in order.
+        layers: the states of each layer that has any, in order.
         num_slots: maximum number of concurrent sequences.
         dtype: of activations.
         device: of the tensors.
@@ -30,7 +30,7 @@ class StatePool:
     """
 
     def __init__(
-        self, layers: Sequence[Sequence[StatePlane]], num_slots: int, dtype: torch.dtype, device: torch.device
+        self, layers: Sequence[Sequence[StateShape]], num_slots: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self._layers = [
             tuple(zeros((num_slots, *shape), own or dtype, device) for shape, own in layer) for layer in layers
@@ -42,10 +42,10 @@ class StatePool:
     @property
     def nbytes(self) -> int:
         """Bytes of all layers."""
-        return sum(plane.nbytes for layer in self._layers for plane in layer)
+        return sum(state.nbytes for layer in self._layers for state in layer)
 
     def layer(self, index: int) -> tuple[Tensor, ...]:
-        """The tensors of a layer, ``[num_slots, *shape]`` for each of its planes."""
+        """The tensors of a layer, ``[num_slots, *shape]`` for each of its states."""
         return self._layers[index]
 
     def update(self, plan: StepPlan) -> None:

@@ -17,7 +17,7 @@ from rosebatch.config.model import Planes
 from rosebatch.engine.cache.kv_cache import KVCache
 from rosebatch.engine.cache.state_pool import StatePool
 from rosebatch.engine.torch_runner.batch import StepBatch
-from rosebatch.model.mixers.mixer import GatheredTiles, MixerSpec, WholePrompts
+from rosebatch.model.mixers.mixer import MixerSpec, QueryTiles, WholePrompts
 from rosebatch.model.rope import Rotary
 from rosebatch.ops.ops import Ops, pack_chunks
 from rosebatch_kernels.common.gather import gather_rows, padded_keys
@@ -62,10 +62,10 @@ class _Group:
 
     first: int
     count: int
-    tiles: dict["_Read", GatheredTiles]
+    tiles: dict["_Read", QueryTiles]
 
 
-class GatheredAttention:
+class TorchAttention:
     """One step; callable by the model, once a layer, see ``rosebatch.model.contract.Attention``.
 
     Args:
@@ -114,7 +114,7 @@ class GatheredAttention:
         self.inverse = None if ordered else self._tensor([inverse[row] for row in range(len(inverse))])
 
     def prompts(self) -> WholePrompts:
-        """See ``rosebatch.model.mixers.mixer.GatheredContext``."""
+        """See ``rosebatch.model.mixers.mixer.TorchContext``."""
         return self._prompts
 
     @cached_property
@@ -134,7 +134,7 @@ class GatheredAttention:
 
     def __call__(self, spec: MixerSpec, *inputs: Tensor, wanted: Tensor | None = None) -> Tensor:
         """See ``rosebatch.model.contract.Attention``: tiles are always whole."""
-        out = spec.gathered(self, inputs)
+        out = spec.torch_step(self, inputs)
         return out if wanted is None else out[wanted]
 
     def planes(self, spec: MixerSpec) -> tuple[Tensor, ...]:
@@ -147,7 +147,7 @@ class GatheredAttention:
         return self._states.layer(spec.layer)
 
     def rotation(self, rotary: Rotary | None) -> tuple[Tensor, Tensor] | None:
-        """See ``rosebatch.model.mixers.mixer.GatheredContext``."""
+        """See ``rosebatch.model.mixers.mixer.TorchContext``."""
         if rotary is None:
             return None
         if rotary not in self._rotations:
@@ -156,11 +156,11 @@ class GatheredAttention:
         return self._rotations[rotary]
 
     def append_rows(self, spec: MixerSpec) -> tuple[Tensor, ...]:
-        """See ``rosebatch.model.mixers.mixer.GatheredContext``."""
+        """See ``rosebatch.model.mixers.mixer.TorchContext``."""
         return self._append_rows[spec.planes, spec.window]
 
-    def attend(self, spec: MixerSpec, q: Tensor, attend: Callable[[Tensor, GatheredTiles], Tensor]) -> Tensor:
-        """See ``rosebatch.model.mixers.mixer.GatheredContext``."""
+    def attend(self, spec: MixerSpec, q: Tensor, attend: Callable[[Tensor, QueryTiles], Tensor]) -> Tensor:
+        """See ``rosebatch.model.mixers.mixer.TorchContext``."""
         read = spec.planes, spec.window
         if self.order is not None:
             q = q.index_select(0, self.order)
@@ -210,7 +210,7 @@ class GatheredAttention:
         for planes, window in self.reads:
             blocks = self.cache.num_blocks[self.group_of[window]]
             each = tuple(gather_rows(tables[window], blocks, plane.heads, plane.number) for plane in planes)
-            tiles[planes, window] = GatheredTiles(generated, each, masks[window])
+            tiles[planes, window] = QueryTiles(generated, each, masks[window])
         self.groups.append(_Group(first, len(order), tiles))
         return order
 

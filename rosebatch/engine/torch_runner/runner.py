@@ -19,7 +19,7 @@ from rosebatch.engine.sampling.logprobs import prompt_logprobs, read_all
 from rosebatch.engine.sampling.sampler import sample
 from rosebatch.engine.staging import Staging
 from rosebatch.engine.step_runner import Masks
-from rosebatch.engine.torch_runner.attention import GatheredAttention
+from rosebatch.engine.torch_runner.attention import TorchAttention
 from rosebatch.engine.torch_runner.batch import BlockTables, build_batch
 from rosebatch.model.contract import NO_HEADS, Model, PoolingHeads
 from rosebatch.ops.ops import Ops
@@ -85,7 +85,7 @@ class TorchRunner:
             self.states.update(plan)
         batch = build_batch(plan.chunks, specs, blocks, self.cache.block_size, self.cache.device, self.restarts)
         self.cache.change(plan, self.staging)
-        attention = GatheredAttention(batch, self.cache, self._cached, self.ops, self.states)
+        attention = TorchAttention(batch, self.cache, self._cached, self.ops, self.states)
         trimmed = self.trim_last_layer and not reads_all(plan, specs)
         count, of_prompts = len(batch.sampled), dict[int, PackedLogprobs]()
         if trimmed:

@@ -11,17 +11,17 @@ from rosebatch.engine.cache.kv_cache import KVCache
 from rosebatch.engine.cache.state_pool import StatePool
 from rosebatch.engine.triton_runner.packing import PackedInputs
 from rosebatch.engine.triton_runner.state import DeviceState
-from rosebatch.model.mixers.mixer import DeviceMixer, DeviceSetup, MixerSpec
+from rosebatch.model.mixers.mixer import MixerSpec, TritonMixer, TritonSetup
 from rosebatch.ops.ops import Ops
 from rosebatch_kernels.common.shared_keys import SharedKeys
 from rosebatch_kernels.feedback import layout
 from rosebatch_kernels.kv_cache.layout import cache_rows
 
 
-def device_mixers(specs: Sequence[MixerSpec], setup: DeviceSetup) -> dict[type[MixerSpec], DeviceMixer[Any]]:
+def triton_mixers(specs: Sequence[MixerSpec], setup: TritonSetup) -> dict[type[MixerSpec], TritonMixer[Any]]:
     """The kinds of a model's layers, by the type of the spec."""
     kinds: dict[type[MixerSpec], None] = dict.fromkeys(map(type, specs))
-    return {kind: kind.on_device([spec for spec in specs if type(spec) is kind], setup) for kind in kinds}
+    return {kind: kind.triton_mixer([spec for spec in specs if type(spec) is kind], setup) for kind in kinds}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,27 +29,27 @@ class SharedAttention:
     """What all steps of a run share.
 
     Attributes:
-        mixers: see ``device_mixers``.
+        mixers: see ``triton_mixers``.
         states: of the layers with states; None for a model without them.
     """
 
     cache: KVCache
     state: DeviceState
     ops: Ops
-    mixers: Mapping[type[MixerSpec], DeviceMixer[Any]]
+    mixers: Mapping[type[MixerSpec], TritonMixer[Any]]
     states: StatePool | None = None
 
     def undivided_keys(self, batch: int) -> int:
-        """See ``DeviceMixer``: of all kinds."""
+        """See ``TritonMixer``: of all kinds."""
         return min(mixer.undivided_keys(batch) for mixer in self.mixers.values())
 
     def decode_form(self, batch: int, *, divided: bool) -> Hashable:
-        """See ``DeviceMixer``: of all kinds."""
+        """See ``TritonMixer``: of all kinds."""
         return tuple(mixer.decode_form(batch, divided=divided) for mixer in self.mixers.values())
 
 
 class _Step:
-    """What packed and decode steps have in common, see ``rosebatch.model.mixers.mixer.DeviceContext``.
+    """What packed and decode steps have in common, see ``rosebatch.model.mixers.mixer.TritonContext``.
 
     Args:
         shared: by all steps of the run.
@@ -77,15 +77,15 @@ class _Step:
         return self._states.layer(spec.layer)
 
     def table(self, spec: MixerSpec) -> Tensor:
-        """See ``DeviceContext``."""
+        """See ``TritonContext``."""
         return self._tables[self._cache.group_of[spec.layer]]
 
     def rows(self) -> Tensor:
-        """See ``DeviceContext``."""
+        """See ``TritonContext``."""
         raise NotImplementedError
 
     def append_rows(self, spec: MixerSpec) -> tuple[Tensor, ...]:
-        """See ``DeviceContext``; once for all planes of a group with the same number of heads."""
+        """See ``TritonContext``; once for all planes of a group with the same number of heads."""
         return tuple(self._rows_of(self._cache.group_of[spec.layer], plane) for plane in self.planes(spec))
 
     def _rows_of(self, group: int, plane: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ class PackedAttention(_Step):
         return self._mixers[type(spec)].packed(spec, self, inputs, wanted)
 
     def rows(self) -> Tensor:
-        """See ``DeviceContext``."""
+        """See ``TritonContext``."""
         return self._rows
 
 

@@ -25,7 +25,7 @@ from rosebatch.engine.sampling.logits import SampledRow
 from rosebatch.engine.sampling.logprobs import prompt_logprobs, read_all
 from rosebatch.engine.staging import Staging
 from rosebatch.engine.step_runner import Masks
-from rosebatch.engine.triton_runner.attention import SharedAttention, device_mixers
+from rosebatch.engine.triton_runner.attention import SharedAttention, triton_mixers
 from rosebatch.engine.triton_runner.graphs import Ran, StepGraphs
 from rosebatch.engine.triton_runner.packing import MAX_PADDED_TOKENS, pack, padded_size
 from rosebatch.engine.triton_runner.prefix_groups import MIN_ROWS, PrefixGroupState
@@ -37,7 +37,7 @@ from rosebatch.engine.triton_runner.steps import DecodeKind, DeviceSteps, Packed
 from rosebatch.engine.triton_runner.token_sampler import Sampled, TokenSampler
 from rosebatch.engine.triton_runner.warm_up import warm_up_decodes, warm_up_tokens
 from rosebatch.model.contract import NO_HEADS, Model, PoolingHeads
-from rosebatch.model.mixers.mixer import DeviceSetup
+from rosebatch.model.mixers.mixer import TritonSetup
 from rosebatch.ops.device import DeviceOps
 from rosebatch.ops.ops import Ops
 from rosebatch_kernels.common import host_waits
@@ -104,7 +104,7 @@ class TritonRunner:
         self._shares_tiles = heads is not None and all(spec.groups_tiles for spec in model.mixers)
         self.state = DeviceState(max_num_seqs, width, window, device, vocab_size, len(cache.num_blocks))
         self.sampler = TokenSampler(self.state, ops, kernels, eos_token_ids, batched=switches.batched_sampling)
-        mixers = device_mixers(model.mixers, DeviceSetup(max_num_seqs, cache.dtype, device, switches))
+        mixers = triton_mixers(model.mixers, TritonSetup(max_num_seqs, cache.dtype, device, switches))
         self.steps = DeviceSteps(
             model,
             SharedAttention(cache, self.state, ops, mixers, states),

@@ -168,7 +168,7 @@ def warm_up_decodes(sizes: Sequence[int], form: Callable[..., Hashable]) -> Coll
 
     Args:
         sizes: all that there are, in order.
-        form: see ``DeviceMixer.decode_form``.
+        form: see ``TritonMixer.decode_form``.
     """
     chosen = [sizes[-1], *(rows for rows in _ROWS if rows < sizes[-1])]
     # Among sizes of one form the last counts: the largest that is chosen already, whose rows can share keys.

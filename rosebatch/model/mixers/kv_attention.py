@@ -11,13 +11,13 @@ from torch import Tensor
 from rosebatch.config.model import Planes
 from rosebatch.model.mixers.mixer import (
     DecodeContext,
-    DeviceContext,
-    DeviceMixer,
-    DeviceSetup,
-    GatheredContext,
-    GatheredTiles,
     MixerSpec,
     PackedContext,
+    QueryTiles,
+    TorchContext,
+    TritonContext,
+    TritonMixer,
+    TritonSetup,
 )
 from rosebatch.ops.ops import Heads, QKNorm
 from rosebatch.ops.qkv import qkv_kernels
@@ -58,10 +58,10 @@ class KVAttentionSpec(MixerSpec):
         return None if self.window else (self.num_heads, self.num_kv_heads)
 
     @abstractmethod
-    def attend(self, q: Tensor, planes: tuple[Tensor, ...], tiles: GatheredTiles) -> Tensor:
+    def attend(self, q: Tensor, planes: tuple[Tensor, ...], tiles: QueryTiles) -> Tensor:
         """``[R, heads · D]`` of queries ``[R, heads, D]``; the first of the planes holds K and V."""
 
-    def gathered(self, step: GatheredContext, inputs: tuple[Tensor, ...]) -> Tensor:
+    def torch_step(self, step: TorchContext, inputs: tuple[Tensor, ...]) -> Tensor:
         """Append K and V of all sequences, then attend: a block filled in this step can be read in it."""
         (qkv,), planes = inputs, step.planes(self)
         rotation = step.rotation(self.rotary)
@@ -73,13 +73,13 @@ class KVAttentionSpec(MixerSpec):
 SpecT = TypeVar("SpecT", bound=KVAttentionSpec)
 
 # Takes the spec, the projection and the step; returns the first argument of the attention kernel.
-_Prepare = Callable[[KVAttentionSpec, Tensor, DeviceContext], Tensor]
+_Prepare = Callable[[KVAttentionSpec, Tensor, TritonContext], Tensor]
 
 
-class DeviceKVAttention(DeviceMixer[SpecT]):
+class TritonKVAttention(TritonMixer[SpecT]):
     """Attention by kernels that read K and V in their blocks, and the steps before them, as the switches say."""
 
-    def __init__(self, setup: DeviceSetup, decode_kernel: Callable[..., Tensor]) -> None:
+    def __init__(self, setup: TritonSetup, decode_kernel: Callable[..., Tensor]) -> None:
         self.decode_kernel = decode_kernel
         self.qkv = qkv_kernels(setup.switches)
         self.prepare_packed: _Prepare = _prepare_apart if self.qkv.prepare is None else self._prepare_in_one
@@ -96,7 +96,7 @@ class DeviceKVAttention(DeviceMixer[SpecT]):
         """What the decode kernel of the kind takes besides what all of them take."""
 
     def packed(self, spec: SpecT, step: PackedContext, inputs: tuple[Tensor, ...], wanted: Tensor | None) -> Tensor:
-        """See ``DeviceMixer``. K and V of all chunks are written before any is read."""
+        """See ``TritonMixer``. K and V of all chunks are written before any is read."""
         # Each of the last rows has a tile of its own. Tiles that chunks share are faster.
         tiles = step.tiles if wanted is None or len(step.pieces) else step.last_tiles
         spec, qkv = self._normed(spec, *inputs)
@@ -104,7 +104,7 @@ class DeviceKVAttention(DeviceMixer[SpecT]):
         return out if wanted is None else out[wanted]
 
     def decode(self, spec: SpecT, step: DecodeContext, inputs: tuple[Tensor, ...]) -> Tensor:
-        """See ``DeviceMixer``. The kernel does all of it, or attends to what was prepared."""
+        """See ``TritonMixer``. The kernel does all of it, or attends to what was prepared."""
         spec, qkv = self._normed(spec, *inputs)
         qkv = self.prepare_decode(spec, qkv, step)
         rows = step.planes(spec)[0], step.table(spec), step.positions, step.limits
@@ -118,7 +118,7 @@ class DeviceKVAttention(DeviceMixer[SpecT]):
         qkv = self.qkv.norm_heads(qkv, spec.num_heads, spec.num_kv_heads, spec.qk_norm)
         return replace(spec, qk_norm=None), qkv
 
-    def _prepare_in_one(self, spec: KVAttentionSpec, qkv: Tensor, step: DeviceContext) -> Tensor:
+    def _prepare_in_one(self, spec: KVAttentionSpec, qkv: Tensor, step: TritonContext) -> Tensor:
         """Norm, rotate and append by one kernel, q in place."""
         assert self.qkv.prepare is not None
         cache, *scales = step.planes(spec)
@@ -129,31 +129,31 @@ class DeviceKVAttention(DeviceMixer[SpecT]):
         return qkv
 
 
-def _leave_to_kernel(spec: KVAttentionSpec, qkv: Tensor, step: DeviceContext) -> Tensor:
+def _leave_to_kernel(spec: KVAttentionSpec, qkv: Tensor, step: TritonContext) -> Tensor:
     return qkv
 
 
-def _rotate_apart(spec: KVAttentionSpec, qkv: Tensor, step: DeviceContext) -> Tensor:
+def _rotate_apart(spec: KVAttentionSpec, qkv: Tensor, step: TritonContext) -> Tensor:
     """Norm and rotate by separate operators; the decode kernel appends."""
     if spec.rotary is None and spec.qk_norm is None:
         return qkv
     return torch.cat(_heads(spec, qkv, step), 1).view(len(qkv), -1)
 
 
-def _append(step: GatheredContext | DeviceContext, spec: KVAttentionSpec, k: Tensor, v: Tensor) -> None:
+def _append(step: TorchContext | TritonContext, spec: KVAttentionSpec, k: Tensor, v: Tensor) -> None:
     """Write K and V, with scales if there are any: these have the same rows."""
     cache, *scales = step.planes(spec)
     step.ops.kv_append(cache, k, v, step.append_rows(spec)[0], *scales)
 
 
-def _prepare_apart(spec: KVAttentionSpec, qkv: Tensor, step: DeviceContext) -> Tensor:
+def _prepare_apart(spec: KVAttentionSpec, qkv: Tensor, step: TritonContext) -> Tensor:
     """Norm, rotate and append by separate operators."""
     q, k, v = _heads(spec, qkv, step)
     _append(step, spec, k, v)
     return qkv if spec.rotary is None and spec.qk_norm is None else q.reshape(len(qkv), -1)
 
 
-def _heads(spec: KVAttentionSpec, qkv: Tensor, step: DeviceContext) -> tuple[Tensor, Tensor, Tensor]:
+def _heads(spec: KVAttentionSpec, qkv: Tensor, step: TritonContext) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v, normed and rotated by separate operators: the way of ``--no-fused-rotary``."""
     rotary, rows = spec.rotary, step.positions if step.rotary_rows is None else step.rotary_rows
     rotation = None if rotary is None else (rotary.cos[rows][:, None], rotary.sin[rows][:, None])

@@ -18,8 +18,8 @@ from rosebatch.model.rope import Rotary
 from rosebatch.ops.ops import Ops, PackedChunks, SharedKeys
 
 
-class StatePlane(NamedTuple):
-    """A tensor of fixed size that a layer keeps of each sequence.
+class StateShape(NamedTuple):
+    """What a layer keeps of each sequence, whatever its length, in one tensor.
 
     Attributes:
         shape: of one sequence's part.
@@ -46,12 +46,12 @@ class MixerSpec(ABC):
 
     @property
     def planes(self) -> tuple[Planes, ...]:
-        """What the layer keeps of each token in blocks."""
+        """What the layer keeps of each token in blocks, such as K and V: a tensor for each item."""
         return ()
 
     @property
-    def states(self) -> tuple[StatePlane, ...]:
-        """What the layer keeps of each sequence. A token at position 0 starts from zeros, whatever a slot holds."""
+    def states(self) -> tuple[StateShape, ...]:
+        """What the layer keeps of each sequence: a tensor for each item. A token at position 0 starts from zeros, whatever a slot holds."""
         return ()
 
     @property
@@ -70,11 +70,11 @@ class MixerSpec(ABC):
         return False
 
     @abstractmethod
-    def gathered(self, step: "GatheredContext", inputs: tuple[Tensor, ...]) -> Tensor:
-        """The mixing of a step of the PyTorch runner: ``[T, ...]`` inputs of the layer to ``[T, out]``."""
+    def torch_step(self, step: "TorchContext", inputs: tuple[Tensor, ...]) -> Tensor:
+        """The kind in the PyTorch runner, a step of one layer: ``[T, ...]`` inputs of the layer to ``[T, out]``."""
 
     @classmethod
-    def on_device(cls, specs: Sequence[Any], setup: "DeviceSetup") -> "DeviceMixer[Any]":
+    def triton_mixer(cls, specs: Sequence[Any], setup: "TritonSetup") -> "TritonMixer[Any]":
         """The kind in the Triton runner, for all of a model's layers of this type."""
         raise NotImplementedError(f"{cls.__name__} has no kernels")
 
@@ -85,7 +85,7 @@ class Step(Protocol):
     ops: Ops
 
     def planes(self, spec: MixerSpec) -> tuple[Tensor, ...]:
-        """``[number, blocks, heads, block_size, width]`` for each of the layer's planes."""
+        """``[number, blocks, heads, block_size, width]`` for each of the layer's ``MixerSpec.planes``."""
         ...
 
     def states(self, spec: MixerSpec) -> tuple[Tensor, ...]:
@@ -93,12 +93,12 @@ class Step(Protocol):
         ...
 
 
-class GatheredTiles(NamedTuple):
-    """Queries of one shape, attended in one call.
+class QueryTiles(NamedTuple):
+    """Queries of one shape, attended in one call, and where their keys are.
 
     Attributes:
         generated: whether they are generated tokens, one of each sequence; else tiles of successive prompt tokens.
-        rows: for each of the layer's planes where the keys are, see ``rosebatch_kernels.common.gather``.
+        rows: for each of the layer's tensors where the keys are, see ``rosebatch_kernels.common.gather``.
         mask: in the cache's dtype, 0 for keys that are seen, -inf for others. ``[B, 1, 1, keys]`` for generated tokens,
             ``[R, keys]`` for all tiles alike.
     """
@@ -129,7 +129,7 @@ class WholePrompts(NamedTuple):
         return x if self.inverse is None else x.index_select(0, self.inverse)
 
 
-class GatheredContext(Step, Protocol):
+class TorchContext(Step, Protocol):
     """A step of the PyTorch runner.
 
     Attributes:
@@ -150,13 +150,13 @@ class GatheredContext(Step, Protocol):
         """``[T, heads]`` int64 for each of the layer's planes: where the tokens' rows go, see ``kv_append``."""
         ...
 
-    def attend(self, spec: MixerSpec, q: Tensor, attend: Callable[[Tensor, GatheredTiles], Tensor]) -> Tensor:
+    def attend(self, spec: MixerSpec, q: Tensor, attend: Callable[[Tensor, QueryTiles], Tensor]) -> Tensor:
         """``[T, out]`` of queries ``[T, ...]``: ``attend`` gets those of one shape at a time."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceSetup:
+class TritonSetup:
     """What kinds get once, before the first step of the Triton runner.
 
     Attributes:
@@ -170,7 +170,7 @@ class DeviceSetup:
     switches: Switches
 
 
-class DeviceContext(Step, Protocol):
+class TritonContext(Step, Protocol):
     """What packed and decode steps of the Triton runner have in common.
 
     Attributes:
@@ -190,11 +190,11 @@ class DeviceContext(Step, Protocol):
         ...
 
     def append_rows(self, spec: MixerSpec) -> tuple[Tensor, ...]:
-        """See ``GatheredContext``."""
+        """See ``TorchContext``."""
         ...
 
 
-class PackedContext(DeviceContext, Protocol):
+class PackedContext(TritonContext, Protocol):
     """A packed step of the Triton runner; see ``rosebatch.engine.triton_runner.packing.PackedInputs``."""
 
     tiles: Tensor
@@ -203,14 +203,14 @@ class PackedContext(DeviceContext, Protocol):
     chunks: PackedChunks
 
 
-class DecodeContext(DeviceContext, Protocol):
+class DecodeContext(TritonContext, Protocol):
     """A decode step of the Triton runner.
 
     Attributes:
         limits: ``[S]`` int32: rows at this position or later are not live.
         state_slots: ``[S]`` int32 of layers with states.
         keys: that rows share; None if there are none.
-        divided: whether any row may have more keys than ``DeviceMixer.undivided_keys``, shared ones left out.
+        divided: whether any row may have more keys than ``TritonMixer.undivided_keys``, shared ones left out.
     """
 
     limits: Tensor
@@ -222,7 +222,7 @@ class DecodeContext(DeviceContext, Protocol):
 SpecT = TypeVar("SpecT", bound=MixerSpec)
 
 
-class DeviceMixer(ABC, Generic[SpecT]):
+class TritonMixer(ABC, Generic[SpecT]):
     """A kind in the Triton runner. Decode steps are captured as graphs: nothing in them depends on the host."""
 
     @abstractmethod

@@ -8,13 +8,13 @@ from torch import Tensor
 
 from rosebatch.model.mixers.mixer import (
     DecodeContext,
-    DeviceMixer,
-    DeviceSetup,
-    GatheredContext,
     MixerSpec,
     PackedContext,
+    TorchContext,
+    TritonMixer,
+    TritonSetup,
 )
-from rosebatch.ops.bidirectional_attention import bidirectional_kernel, gathered
+from rosebatch.ops.bidirectional_attention import bidirectional_kernel, torch_attention
 from rosebatch.ops.ops import QKNorm
 
 
@@ -45,7 +45,7 @@ class BidirectionalSpec(MixerSpec):
         """See ``MixerSpec``."""
         return True
 
-    def gathered(self, step: GatheredContext, inputs: tuple[Tensor, ...]) -> Tensor:
+    def torch_step(self, step: TorchContext, inputs: tuple[Tensor, ...]) -> Tensor:
         """Attend to prompts of one length at a time: no row is padding, and the bits of a row are its prompt's own."""
         prompts, rotation = step.prompts(), step.rotation(self.rotary)
         if rotation is not None:
@@ -56,25 +56,25 @@ class BidirectionalSpec(MixerSpec):
         parts = []
         for shape, *rows in zip(prompts.shapes, *(x.split(sizes) for x in heads), strict=True):
             q, k, v = (x.unflatten(0, shape) for x in rows)
-            parts.append(gathered.attend(q, k, v, self.scale, self.window, self.bias).flatten(2).flatten(0, 1))
+            parts.append(torch_attention.attend(q, k, v, self.scale, self.window, self.bias).flatten(2).flatten(0, 1))
         return prompts.restored(torch.cat(parts))
 
     @classmethod
-    def on_device(cls, specs: Sequence["BidirectionalSpec"], setup: DeviceSetup) -> "DeviceBidirectional":
+    def triton_mixer(cls, specs: Sequence["BidirectionalSpec"], setup: TritonSetup) -> "TritonBidirectional":
         """See ``MixerSpec``."""
-        return DeviceBidirectional(setup)
+        return TritonBidirectional(setup)
 
 
-class DeviceBidirectional(DeviceMixer[BidirectionalSpec]):
+class TritonBidirectional(TritonMixer[BidirectionalSpec]):
     """The kind in the Triton runner."""
 
-    def __init__(self, setup: DeviceSetup) -> None:
+    def __init__(self, setup: TritonSetup) -> None:
         self.kernel = bidirectional_kernel(setup.device)
 
     def packed(
         self, spec: BidirectionalSpec, step: PackedContext, inputs: tuple[Tensor, ...], wanted: Tensor | None
     ) -> Tensor:
-        """See ``DeviceMixer``; all rows are computed."""
+        """See ``TritonMixer``; all rows are computed."""
         (qkv,), rotary = inputs, spec.rotary
         rotation = None
         if rotary is not None:
@@ -86,5 +86,5 @@ class DeviceBidirectional(DeviceMixer[BidirectionalSpec]):
         return out if wanted is None else out[wanted]
 
     def decode(self, spec: BidirectionalSpec, step: DecodeContext, inputs: tuple[Tensor, ...]) -> Tensor:
-        """See ``DeviceMixer``."""
+        """See ``TritonMixer``."""
         raise AssertionError("nothing is generated")

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from rosebatch.model.mixers.mixer import (
     DecodeContext,
-    DeviceMixer,
-    DeviceSetup,
-    GatheredContext,
     MixerSpec,
     PackedContext,
-    StatePlane,
+    StateShape,
+    TorchContext,
+    TritonMixer,
+    TritonSetup,
 )
 from rosebatch.ops.gated_delta import DeltaState, DeltaWeights, delta_kernels, reference
 
@@ -43,35 +43,35 @@ class DeltaSpec(MixerSpec):
         return len(self.weights.conv)
 
     @property
-    def states(self) -> tuple[StatePlane, ...]:
+    def states(self) -> tuple[StateShape, ...]:
         """See ``DeltaState``: the convolution's last inputs, and the rule's matrices."""
         channels, taps = self.weights.conv.shape
         memory = self.value_heads, self.key_dim, self.value_dim
-        return StatePlane((taps, channels)), StatePlane(memory, torch.float32)
+        return StateShape((taps, channels)), StateShape(memory, torch.float32)
 
-    def gathered(self, step: GatheredContext, inputs: tuple[Tensor, ...]) -> Tensor:
+    def torch_step(self, step: TorchContext, inputs: tuple[Tensor, ...]) -> Tensor:
         """Continue each sequence's state by its new tokens."""
         (qkv, a, b), kernels = inputs, delta_kernels() if inputs[0].is_cuda else reference
         return kernels.prefill(qkv, a, b, DeltaState(*step.states(self)), step.chunks, self.weights)
 
     @classmethod
-    def on_device(cls, specs: Sequence["DeltaSpec"], setup: DeviceSetup) -> "DeviceDelta":
+    def triton_mixer(cls, specs: Sequence["DeltaSpec"], setup: TritonSetup) -> "TritonDelta":
         """See ``MixerSpec``."""
-        return DeviceDelta()
+        return TritonDelta()
 
 
-class DeviceDelta(DeviceMixer[DeltaSpec]):
+class TritonDelta(TritonMixer[DeltaSpec]):
     """The kind in the Triton runner."""
 
     def __init__(self) -> None:
         self.kernels = delta_kernels()
 
     def packed(self, spec: DeltaSpec, step: PackedContext, inputs: tuple[Tensor, ...], wanted: Tensor | None) -> Tensor:
-        """See ``DeviceMixer``."""
+        """See ``TritonMixer``."""
         out = self.kernels.prefill(*inputs, DeltaState(*step.states(spec)), step.chunks, spec.weights)
         return out if wanted is None else out[wanted]
 
     def decode(self, spec: DeltaSpec, step: DecodeContext, inputs: tuple[Tensor, ...]) -> Tensor:
-        """See ``DeviceMixer``."""
+        """See ``TritonMixer``."""
         rows = step.state_slots, step.positions, step.limits
         return self.kernels.decode(*inputs, DeltaState(*step.states(spec)), *rows, spec.weights)

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from rosebatch.model.mixers.kv_attention import DeviceKVAttention, KVAttentionSpec
-from rosebatch.model.mixers.mixer import DecodeContext, DeviceSetup, GatheredTiles, PackedContext
-from rosebatch.ops.hp1 import Gate, gathered, hp1_kernels
+from rosebatch.model.mixers.kv_attention import KVAttentionSpec, TritonKVAttention
+from rosebatch.model.mixers.mixer import DecodeContext, PackedContext, QueryTiles, TritonSetup
+from rosebatch.ops.hp1 import Gate, hp1_kernels, torch_attention
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -24,35 +24,35 @@ class HP1Spec(KVAttentionSpec):
     def __post_init__(self) -> None:
         assert not self.window, "the kernels have no windows"
 
-    def attend(self, q: Tensor, planes: tuple[Tensor, ...], tiles: GatheredTiles) -> Tensor:
+    def attend(self, q: Tensor, planes: tuple[Tensor, ...], tiles: QueryTiles) -> Tensor:
         """See ``KVAttentionSpec``."""
         (cache,), (rows,) = planes, tiles.rows
-        kernel = gathered.decode if tiles.generated else gathered.prefill
+        kernel = torch_attention.decode if tiles.generated else torch_attention.prefill
         return kernel(q, cache, rows, tiles.mask, self.scale, self.gate)
 
     @classmethod
-    def on_device(cls, specs: Sequence["HP1Spec"], setup: DeviceSetup) -> "DeviceHP1":
+    def triton_mixer(cls, specs: Sequence["HP1Spec"], setup: TritonSetup) -> "TritonHP1":
         """See ``MixerSpec``."""
-        return DeviceHP1(specs, setup)
+        return TritonHP1(specs, setup)
 
 
-class DeviceHP1(DeviceKVAttention[HP1Spec]):
+class TritonHP1(TritonKVAttention[HP1Spec]):
     """The kind in the Triton runner. Its decode kernel never divides a row by the row's own length."""
 
-    def __init__(self, specs: Sequence[HP1Spec], setup: DeviceSetup) -> None:
+    def __init__(self, specs: Sequence[HP1Spec], setup: TritonSetup) -> None:
         self.kernels = hp1_kernels(setup.max_num_seqs, {spec.heads for spec in specs}, setup.switches, setup.device)
         super().__init__(setup, self.kernels.decode)
 
     def prefill(self, spec: HP1Spec, step: PackedContext, q: Tensor, tiles: Tensor) -> Tensor:
-        """See ``DeviceKVAttention``."""
+        """See ``TritonKVAttention``."""
         (cache,) = step.planes(spec)
         options = {"num_heads": spec.num_heads, "scale": spec.scale}
         return self.kernels.prefill(q, cache, step.table(spec), tiles, spec.gate, **options)
 
     def decode_options(self, spec: HP1Spec, step: DecodeContext) -> dict[str, Any]:
-        """See ``DeviceKVAttention``."""
+        """See ``TritonKVAttention``."""
         return {"gate": spec.gate, "keys": step.keys}
 
     def decode_form(self, batch: int, *, divided: bool) -> Hashable:
-        """See ``DeviceMixer``."""
+        """See ``TritonMixer``."""
         return self.kernels.decode_form(batch)

@@ -7,9 +7,9 @@ from typing import Any
 from torch import Tensor
 
 from rosebatch.config.model import Planes, e4m3_planes
-from rosebatch.model.mixers.kv_attention import DeviceKVAttention, KVAttentionSpec
-from rosebatch.model.mixers.mixer import DecodeContext, DeviceSetup, GatheredTiles, PackedContext, Step
-from rosebatch.ops.paged_attention import gathered, paged_attention_kernels
+from rosebatch.model.mixers.kv_attention import KVAttentionSpec, TritonKVAttention
+from rosebatch.model.mixers.mixer import DecodeContext, PackedContext, QueryTiles, Step, TritonSetup
+from rosebatch.ops.paged_attention import paged_attention_kernels, torch_attention
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -37,22 +37,22 @@ class PagedAttentionSpec(KVAttentionSpec):
         """Rows of a tile see the same keys, but for those of a window."""
         return not self.window
 
-    def attend(self, q: Tensor, planes: tuple[Tensor, ...], tiles: GatheredTiles) -> Tensor:
+    def attend(self, q: Tensor, planes: tuple[Tensor, ...], tiles: QueryTiles) -> Tensor:
         """See ``KVAttentionSpec``."""
         cache, *scales = planes
-        kernel = gathered.decode if tiles.generated else gathered.prefill
+        kernel = torch_attention.decode if tiles.generated else torch_attention.prefill
         return kernel(q, cache, tiles.rows[0], tiles.mask, self.scale, self.soft_cap, self.sinks, *scales)
 
     @classmethod
-    def on_device(cls, specs: Sequence["PagedAttentionSpec"], setup: DeviceSetup) -> "DevicePagedAttention":
+    def triton_mixer(cls, specs: Sequence["PagedAttentionSpec"], setup: TritonSetup) -> "TritonPagedAttention":
         """See ``MixerSpec``."""
-        return DevicePagedAttention(specs, setup)
+        return TritonPagedAttention(specs, setup)
 
 
-class DevicePagedAttention(DeviceKVAttention[PagedAttentionSpec]):
+class TritonPagedAttention(TritonKVAttention[PagedAttentionSpec]):
     """The kind in the Triton runner."""
 
-    def __init__(self, specs: Sequence[PagedAttentionSpec], setup: DeviceSetup) -> None:
+    def __init__(self, specs: Sequence[PagedAttentionSpec], setup: TritonSetup) -> None:
         heads, stored = {spec.heads for spec in specs}, {spec.e4m3 for spec in specs}
         self.kernels = paged_attention_kernels(
             setup.max_num_seqs, heads, stored, setup.switches, setup.dtype, setup.device
@@ -60,7 +60,7 @@ class DevicePagedAttention(DeviceKVAttention[PagedAttentionSpec]):
         super().__init__(setup, self.kernels.decode)
 
     def prefill(self, spec: PagedAttentionSpec, step: PackedContext, q: Tensor, tiles: Tensor) -> Tensor:
-        """See ``DeviceKVAttention``."""
+        """See ``TritonKVAttention``."""
         cache, scales = _cache_of(spec, step)
         options = {"num_heads": spec.num_heads, "scale": spec.scale, "soft_cap": spec.soft_cap, "sinks": spec.sinks}
         options["scales"] = scales
@@ -69,7 +69,7 @@ class DevicePagedAttention(DeviceKVAttention[PagedAttentionSpec]):
         return self.kernels.prefill(q, cache, step.table(spec), tiles, window=spec.window, **options)
 
     def decode_options(self, spec: PagedAttentionSpec, step: DecodeContext) -> dict[str, Any]:
-        """See ``DeviceKVAttention``."""
+        """See ``TritonKVAttention``."""
         keys, divided = step.keys, step.divided
         if spec.window and keys is not None:
             # A key leaves the windows of rows at different times, so a row has all keys of its window here.
@@ -79,11 +79,11 @@ class DevicePagedAttention(DeviceKVAttention[PagedAttentionSpec]):
         return {"keys": keys, "divided": divided, "scales": scales, **of_spec}
 
     def undivided_keys(self, batch: int) -> int:
-        """See ``DeviceMixer``."""
+        """See ``TritonMixer``."""
         return self.kernels.undivided_keys(batch)
 
     def decode_form(self, batch: int, *, divided: bool) -> Hashable:
-        """See ``DeviceMixer``."""
+        """See ``TritonMixer``."""
         return self.kernels.decode_form(batch, divided=divided)
 
 

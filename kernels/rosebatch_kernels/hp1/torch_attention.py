@@ -9,14 +9,14 @@ from rosebatch_kernels.hp1.reference import probabilities
 
 
 def decode(q: Tensor, cache: Tensor, rows: Tensor, mask: Tensor, scale: float, gate: Gate) -> Tensor:
-    """See ``rosebatch_kernels.paged_attention.torch_gathered.decode``."""
+    """See ``rosebatch_kernels.paged_attention.torch_attention.decode``."""
     batch, heads, size = q.shape
     k, v = gather(cache, rows, batch, mask.shape[-1])
     return _attend(q[:, :, None], k, v, mask == 0, scale, gate).reshape(batch, heads * size)
 
 
 def prefill(q: Tensor, cache: Tensor, rows: Tensor, mask: Tensor, scale: float, gate: Gate) -> Tensor:
-    """See ``rosebatch_kernels.paged_attention.torch_gathered.prefill``."""
+    """See ``rosebatch_kernels.paged_attention.torch_attention.prefill``."""
     _, heads, size = q.shape
     tile, keys = mask.shape
     tiles = q.view(-1, tile, heads, size).transpose(1, 2)
