@@ -9,7 +9,7 @@ from torch import Tensor
 from rosebatch.config.model import ModelConfig
 from rosebatch.model.mixers.mixer import MixerSpec
 from rosebatch.model.quantization.dense import DenseWeight
-from rosebatch.model.quantization.formats import is_stored, load_weight
+from rosebatch.model.quantization.forms import is_stored, load_weight
 from rosebatch.model.weights import WeightSource
 from rosebatch.ops.ops import Ops
 from rosebatch.ops.weight import Weight

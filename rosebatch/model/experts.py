@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from rosebatch.config.model import ModelConfig
 from rosebatch.model.quantization.dense import DenseWeight
-from rosebatch.model.quantization.formats import is_stored, load_matrix, load_weight
+from rosebatch.model.quantization.forms import is_stored, load_matrix, load_weight
 from rosebatch.model.quantization.joined import joined
 from rosebatch.model.sublayers import columns, load_linear
 from rosebatch.model.weights import WeightSource

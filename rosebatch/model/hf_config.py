@@ -12,7 +12,7 @@ from rosebatch.model.hf_classifier import has_head, parse_classifier, split_clas
 from rosebatch.model.hf_fields import UnservedError, end_tokens, run_dtype
 from rosebatch.model.hf_rope import rope_members
 from rosebatch.model.quantization.folder_config import quantization_of
-from rosebatch.model.quantization.formats import form_of
+from rosebatch.model.quantization.forms import form_of
 from rosebatch.model.registry import ARCHITECTURES, check_config
 from rosebatch.model.sentence_transformers import own_activation
 from rosebatch.model.text_parts import WHOLES, text_values

@@ -26,7 +26,7 @@ from rosebatch.model.hf_config import is_native, read_model_config
 from rosebatch.model.hub import HubModel, find_snapshot, name_of_snapshot, parse_hub_id
 from rosebatch.model.pooling_head import load_pooling_head
 from rosebatch.model.quantization.chosen import PLAIN, Quantization, choose_quantization, read_quantization
-from rosebatch.model.quantization.formats import is_stored
+from rosebatch.model.quantization.forms import is_stored
 from rosebatch.model.random_weights import RandomWeights
 from rosebatch.model.registry import build_model, check_config
 from rosebatch.model.sentence_transformers import longest_prompt, pooling_or_refusal, prompts_or_none

@@ -13,7 +13,7 @@ from rosebatch.core.errors import UserError
 from rosebatch.model.contract import Attention
 from rosebatch.model.lazy_tensor import join
 from rosebatch.model.mixers.mixer import MixerSpec
-from rosebatch.model.quantization.formats import load_matrix, load_weight
+from rosebatch.model.quantization.forms import load_matrix, load_weight
 from rosebatch.model.quantization.joined import joined
 from rosebatch.model.weights import WeightSource, lazy_tensor
 from rosebatch.ops.ops import GATES, Linear, Ops, Partial

@@ -11,7 +11,7 @@ from benchmarks import quality
 from benchmarks.quantize_folder import FORMS, quantize
 from rosebatch.config.run import RunConfig
 from rosebatch.model.quantization.chosen import read_quantization
-from rosebatch.model.quantization.formats import load_weight
+from rosebatch.model.quantization.forms import load_weight
 from rosebatch.model.source import find_model
 from rosebatch.model.weights import SafetensorsWeights
 

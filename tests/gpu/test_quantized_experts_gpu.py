@@ -5,8 +5,8 @@ import torch
 from safetensors.torch import save_file
 
 from rosebatch.config.switches import Switches
-from rosebatch.model.quantization.formats import load_weight
-from rosebatch.model.quantization.mxfp4 import MXFP4
+from rosebatch.model.quantization.formats.mxfp4 import MXFP4
+from rosebatch.model.quantization.forms import load_weight
 from rosebatch.model.weights import SafetensorsWeights
 from rosebatch.ops.ops import Experts
 from rosebatch.ops.select import select

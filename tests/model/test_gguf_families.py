@@ -19,8 +19,8 @@ from rosebatch.launch.launch import launch
 from rosebatch.model import gguf as module
 from rosebatch.model.gguf_cache import converted_folder
 from rosebatch.model.gguf_metadata import Reader
-from rosebatch.model.quantization.formats import load_weight
-from rosebatch.model.quantization.mxfp4 import MXFP4
+from rosebatch.model.quantization.formats.mxfp4 import MXFP4
+from rosebatch.model.quantization.forms import load_weight
 from rosebatch.model.registry import ARCHITECTURES
 from rosebatch.model.weights import SafetensorsWeights
 from tests.helpers.families import FAMILIES, VARIANTS

@@ -8,8 +8,8 @@ from safetensors.torch import save_file
 
 from rosebatch.core.errors import UserError
 from rosebatch.model.hf_config import parse_model_config
-from rosebatch.model.quantization.formats import load_weight
-from rosebatch.model.quantization.mxfp4 import MXFP4
+from rosebatch.model.quantization.formats.mxfp4 import MXFP4
+from rosebatch.model.quantization.forms import load_weight
 from rosebatch.model.weights import SafetensorsWeights
 from tests.engine.family_models import FAMILIES
 from tests.model.quantization.same_logits import require_same_logits

@@ -27,7 +27,7 @@ from rosebatch.model.hf_fields import (
     windows,
 )
 from rosebatch.model.hf_rope import whole_rope
-from rosebatch.model.quantization.formats import load_matrix, load_weight
+from rosebatch.model.quantization.forms import load_matrix, load_weight
 from rosebatch.model.rope import Rotary
 from rosebatch.model.sublayers import Mixer
 from rosebatch.model.weights import WeightSource, lazy_tensor

@@ -15,7 +15,7 @@ from rosebatch.model.contract import Attention, rows_of
 from rosebatch.model.family import ClassifierHead
 from rosebatch.model.hf_fields import refuse, size, supported
 from rosebatch.model.mixers.bidirectional_attention.sublayer import load_bidirectional_attention
-from rosebatch.model.quantization.formats import load_weight
+from rosebatch.model.quantization.forms import load_weight
 from rosebatch.model.rope import Rotary, layer_rotaries
 from rosebatch.model.sublayers import MLP, SelfAttention, load_plain_mlp
 from rosebatch.model.weights import WeightSource

@@ -51,7 +51,7 @@ class MixerSpec(ABC):
 
     @property
     def states(self) -> tuple[StateShape, ...]:
-        """What the layer keeps of each sequence: a tensor for each item. A token at position 0 starts from zeros, whatever a slot holds."""
+        """What the layer keeps of each sequence. A token at position 0 starts from zeros, whatever a slot holds."""
         return ()
 
     @property

@@ -1,1 +1,1 @@
-"""Formats of weights. Each is a file with a ``find`` function, which ``formats.py`` lists."""
+"""Quantized weights: formats, what they share, and what a run rounds at load."""

@@ -14,7 +14,7 @@ from rosebatch.core.plain import dtype_name
 from rosebatch.host.model_files import read_json, refusal
 from rosebatch.model.quantization.dense import DenseWeight, values_of
 from rosebatch.model.quantization.folder_config import quantization_of
-from rosebatch.model.quantization.formats import form_of
+from rosebatch.model.quantization.forms import form_of
 from rosebatch.model.quantization.rounded import in_fp8, random_in
 from rosebatch.model.quantization.unread import unread_fields
 from rosebatch.model.weights import Checkpoint, Form, Rounding

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from rosebatch.host.model_files import read_json, refusal
-from rosebatch.model.quantization.formats import form_of
+from rosebatch.model.quantization.forms import form_of
 
 # What quantizers write beside config.json, and the method of a file that names none.
 _FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}

@@ -13,9 +13,9 @@ from rosebatch.core.errors import UserError
 from rosebatch.host.model_files import shown
 from rosebatch.model.lazy_tensor import LazyTensor, join, stack
 from rosebatch.model.quantization.dense import DenseWeight, values_of
-from rosebatch.model.quantization.nibbles import nibble_linear
 from rosebatch.model.quantization.numbers import GroupedNumbers, groups_of_neighbours
 from rosebatch.model.quantization.packed_experts import packed_experts
+from rosebatch.model.quantization.packed_linear import packed_linear
 from rosebatch.model.quantization.packing import AT_ONCE, floats
 from rosebatch.model.quantization.stored import POWERS, scales_of, shape_of, stored_as
 from rosebatch.model.weights import FLOATS, Checkpoint
@@ -107,7 +107,7 @@ class GroupedWeight(GroupedNumbers, Weight):
         """See ``Weight``; integers of 4 bits at most, and e4m3."""
         if device is None:
             return None
-        return nibble_linear(self, bias, device) if self.bits <= _NIBBLE else self._fp8_linear(bias, device)
+        return packed_linear(self, bias, device) if self.bits <= _NIBBLE else self._fp8_linear(bias, device)
 
     def _fp8_linear(self, bias: Tensor | None, device: Device) -> Linear | None:
         """The product of e4m3 with scales of rows or of the kernels' blocks; None of others."""

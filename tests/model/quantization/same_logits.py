@@ -13,7 +13,7 @@ from torch import Tensor
 from rosebatch.config.model import ModelConfig
 from rosebatch.config.switches import Switches
 from rosebatch.model.mixers.gated_delta.mixer import DeltaSpec
-from rosebatch.model.quantization.formats import form_of, load_weight
+from rosebatch.model.quantization.forms import form_of, load_weight
 from rosebatch.model.random_weights import RandomWeights
 from rosebatch.model.registry import build_model
 from rosebatch.model.weights import Form, SafetensorsWeights, WeightSource

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rosebatch.model.lazy_tensor import LazyTensor, join, stack
-from rosebatch.model.quantization.formats import FORMS, load_weight
+from rosebatch.model.quantization.forms import FORMS, load_weight
 from rosebatch.model.weights import SafetensorsWeights, lazy_stored, lazy_tensor
 from rosebatch.ops.ops import Linear
 from rosebatch.ops.weight import Weight

@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 from rosebatch.config.run import RunConfig
 from rosebatch.core.errors import FlagError
 from rosebatch.model.lazy_tensor import LazyTensor
-from rosebatch.model.quantization import formats
+from rosebatch.model.quantization import forms
 from rosebatch.model.quantization.chosen import choose_quantization
-from rosebatch.model.quantization.formats import form_of, load_matrix
+from rosebatch.model.quantization.forms import form_of, load_matrix
 from rosebatch.model.quantization.grouped import GroupedWeight
 from rosebatch.model.quantization.rounded import in_fp8, random_in
 from rosebatch.model.random_weights import DEVIATION, RandomWeights
@@ -190,7 +190,7 @@ def test_every_form_has_a_name_and_a_row():
     """A form that is not in ``FORMS`` above had no name for ``--quantization``, and nothing said so."""
     methods = {config["quant_method"] for config in FORMS.values()}
     page = (ROOT / "docs" / "quantization.md").read_text(encoding="utf-8")
-    assert formats.FORMS.keys() == methods == {method for method in methods if f"\n| `{method}` |" in page}
+    assert forms.FORMS.keys() == methods == {method for method in methods if f"\n| `{method}` |" in page}
 
 
 def test_modules_of_several_forms():

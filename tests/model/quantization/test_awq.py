@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import save_file
 
 from rosebatch.core.errors import UserError
-from rosebatch.model.quantization.formats import form_of
+from rosebatch.model.quantization.forms import form_of
 from tests.model.quantization.numbers import (
     DENSE_FAMILIES,
     MOE_FAMILIES,

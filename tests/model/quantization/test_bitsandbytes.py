@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from rosebatch.core.errors import UserError
-from rosebatch.model.quantization.formats import form_of
+from rosebatch.model.quantization.forms import form_of
 from tests.model.quantization.numbers import (
     DENSE_FAMILIES,
     MOE_FAMILIES,
@@ -98,7 +98,7 @@ def test_odd_widths(tmp_path, shape, nested):
 
 def test_a_large_matrix_is_decoded_in_parts(tmp_path, monkeypatch):
     """fp32 values and scales of all of it would need eight times its memory."""
-    monkeypatch.setattr("rosebatch.model.quantization.bitsandbytes.AT_ONCE", 300)
+    monkeypatch.setattr("rosebatch.model.quantization.formats.bitsandbytes.AT_ONCE", 300)
     tensors, values = matrices(nested=True)("m", (37, 41))
     save_file(tensors, tmp_path / "model.safetensors")
     assert torch.equal(load(tmp_path, (37, 41)).dense(), values)

@@ -7,7 +7,7 @@ import pytest
 from rosebatch.core.errors import UserError
 from rosebatch.model.quantization.chosen import choose_quantization, read_quantization
 from rosebatch.model.quantization.folder_config import quantization_of
-from rosebatch.model.quantization.formats import FORMS, form_of
+from rosebatch.model.quantization.forms import FORMS, form_of
 
 WEIGHTS = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128, "symmetric": True, "actorder": None}
 # All fields that are read, with values that are served.

@@ -13,7 +13,7 @@ from triton.runtime import interpreter
 from rosebatch.config.switches import Switches
 from rosebatch.model.quantization.chosen import choose_quantization
 from rosebatch.model.quantization.dense import DenseWeight
-from rosebatch.model.quantization.formats import form_of, load_weight
+from rosebatch.model.quantization.forms import form_of, load_weight
 from rosebatch.model.quantization.joined import joined
 from rosebatch.model.registry import build_model
 from rosebatch.model.weights import SafetensorsWeights

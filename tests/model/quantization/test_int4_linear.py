@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import save_file
 
 from rosebatch.model.lazy_tensor import LazyTensor
-from rosebatch.model.quantization import nibbles
-from rosebatch.model.quantization.formats import form_of, load_weight
+from rosebatch.model.quantization import packed_linear
+from rosebatch.model.quantization.forms import form_of, load_weight
 from rosebatch.model.quantization.joined import joined
 from rosebatch.model.quantization.rounded import random_in
 from rosebatch.model.random_weights import DEVIATION
@@ -159,7 +159,7 @@ def test_codes_of_some_rows_are_in_memory(load, form, monkeypatch):
     """A byte for each code of a whole matrix took the memory of two matrices more."""
     weight = load(form, "q", "k", "v")
     expected = require_kept(weight).weight.words
-    monkeypatch.setattr(nibbles, "AT_ONCE", 8 * 384)
+    monkeypatch.setattr(packed_linear, "AT_ONCE", 8 * 384)
     with Largest(itemsize=1) as largest:
         words = weight.linear(None, INTERPRETER).weight.words
     assert torch.equal(words, expected)

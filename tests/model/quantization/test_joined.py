@@ -10,7 +10,7 @@ import torch
 from rosebatch.config.switches import Switches
 from rosebatch.model.lazy_tensor import LazyTensor
 from rosebatch.model.quantization.dense import DenseWeight
-from rosebatch.model.quantization.formats import form_of
+from rosebatch.model.quantization.forms import form_of
 from rosebatch.model.quantization.grouped import GroupedWeight
 from rosebatch.model.quantization.joined import joined
 from rosebatch.model.quantization.rounded import in_fp8

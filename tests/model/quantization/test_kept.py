@@ -7,7 +7,7 @@ import torch
 
 from rosebatch.config.switches import Switches
 from rosebatch.model.quantization.chosen import choose_quantization
-from rosebatch.model.quantization.formats import load_matrix
+from rosebatch.model.quantization.forms import load_matrix
 from rosebatch.model.quantization.rounded import random_in
 from rosebatch.model.random_weights import RandomWeights
 from rosebatch.ops.layout import Layout, MatrixBytes

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rosebatch.config.switches import Switches
-from rosebatch.model.quantization.formats import form_of
+from rosebatch.model.quantization.forms import form_of
 from rosebatch.model.weights import SafetensorsWeights
 from rosebatch.ops.select import select
 from rosebatch_kernels.experts import kernel

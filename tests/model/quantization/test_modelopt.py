@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 
 from rosebatch.core.errors import UserError
 from rosebatch.model.quantization.chosen import read_quantization
-from rosebatch.model.quantization.formats import form_of, load_weight
+from rosebatch.model.quantization.forms import form_of, load_weight
 from rosebatch.model.weights import SafetensorsWeights
 from tests.model.quantization.numbers import (
     DENSE_FAMILIES,

@@ -4,14 +4,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rosebatch.host.model_files import shown
-from rosebatch.model.quantization.awq import AWQ
-from rosebatch.model.quantization.bitsandbytes import BitsAndBytes
-from rosebatch.model.quantization.compressed_tensors import CompressedTensors
 from rosebatch.model.quantization.dense import DenseWeight
-from rosebatch.model.quantization.fp8 import FP8
-from rosebatch.model.quantization.gptq import GPTQ
-from rosebatch.model.quantization.modelopt import ModelOpt
-from rosebatch.model.quantization.mxfp4 import MXFP4
+from rosebatch.model.quantization.formats.awq import AWQ
+from rosebatch.model.quantization.formats.bitsandbytes import BitsAndBytes
+from rosebatch.model.quantization.formats.compressed_tensors import CompressedTensors
+from rosebatch.model.quantization.formats.fp8 import FP8
+from rosebatch.model.quantization.formats.gptq import GPTQ
+from rosebatch.model.quantization.formats.modelopt import ModelOpt
+from rosebatch.model.quantization.formats.mxfp4 import MXFP4
 from rosebatch.model.weights import Form, WeightSource, lazy_tensor
 from rosebatch.ops.weight import Weight
 

@@ -1,4 +1,4 @@
-"""Integers of 4 bits at most, brought into the order of the kernel that multiplies them."""
+"""Integers of at most 4 bits of a matrix, as the kernel for its product reads them."""
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from rosebatch.ops.packed import MIDDLE, empty_words, pack_, piece_of
 from rosebatch.ops.weight import Device, Linear
 
 
-def nibble_linear(weight: GroupedNumbers, bias: Tensor | None, device: Device) -> Linear | None:
+def packed_linear(weight: GroupedNumbers, bias: Tensor | None, device: Device) -> Linear | None:
     """The product with the codes themselves; None where no kernel serves the matrix or its groups.
 
     Columns are sorted by group. Codes are a byte each on the way: of some rows at a time.

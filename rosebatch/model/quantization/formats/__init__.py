@@ -1,0 +1,1 @@
+"""Formats of weights, one a file, which ``forms.py`` lists."""
