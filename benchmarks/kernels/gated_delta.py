@@ -10,7 +10,8 @@ from torch import Tensor
 from benchmarks.kernels.inputs import randn
 from benchmarks.kernels.launchers import Launchers
 from benchmarks.kernels.table import bench
-from rosebatch_kernels.gated_delta.layout import TILE_ROWS, DeltaState, DeltaWeights, pack_chunks
+from rosebatch_kernels.common.chunks import TILE_ROWS, pack_chunks
+from rosebatch_kernels.gated_delta.layout import DeltaState, DeltaWeights
 
 _DECODE, _PREFILL, _NORM = (Launchers(f"gated_delta.{name}") for name in ("decode", "prefill", "gated_norm"))
 # Key heads, value heads, key size, value size.

@@ -13,6 +13,8 @@ from torch.nn import functional
 from rosebatch.ops.shard import WHOLE, Shard
 from rosebatch.ops.weight import Weight
 from rosebatch_kernels.common.all_reduce import AllReduce as AllReduce
+from rosebatch_kernels.common.chunks import PackedChunks as PackedChunks
+from rosebatch_kernels.common.chunks import pack_chunks as pack_chunks
 from rosebatch_kernels.common.head_norms import Gain as Gain
 from rosebatch_kernels.common.head_norms import HeadLayerNorm as HeadLayerNorm
 from rosebatch_kernels.common.head_norms import HeadNorm as HeadNorm
@@ -22,8 +24,6 @@ from rosebatch_kernels.common.head_norms import QKNorm as QKNorm
 from rosebatch_kernels.common.head_norms import WholeRMSNorm as WholeRMSNorm
 from rosebatch_kernels.common.shared_keys import SharedKeys as SharedKeys
 from rosebatch_kernels.gated_delta import reference as gated_delta
-from rosebatch_kernels.gated_delta.layout import PackedChunks as PackedChunks
-from rosebatch_kernels.gated_delta.layout import pack_chunks as pack_chunks
 from rosebatch_kernels.kv_cache import reference as kv_cache
 from rosebatch_kernels.linear.interface import Linear as Linear
 from rosebatch_kernels.linear.interface import Scales as Scales

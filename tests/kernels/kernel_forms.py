@@ -243,7 +243,7 @@ def gated_attention() -> None:
 
 def whole_prompts() -> None:
     """Heads of encoders, with biases, windows on both sides, and groups of heads."""
-    from rosebatch_kernels.gated_delta.layout import pack_chunks
+    from rosebatch_kernels.common.chunks import pack_chunks
 
     attend = Launchers("bidirectional_attention.kernel").attend
     for heads, kv_heads, size, dtype, window, with_bias in [
@@ -262,7 +262,8 @@ def whole_prompts() -> None:
 
 
 def delta_rule() -> None:
-    from rosebatch_kernels.gated_delta.layout import DeltaState, DeltaWeights, pack_chunks
+    from rosebatch_kernels.common.chunks import pack_chunks
+    from rosebatch_kernels.gated_delta.layout import DeltaState, DeltaWeights
 
     names = ("decode", "prefill", "gated_norm")
     decode, prefill, gated_norm = (getattr(Launchers(f"gated_delta.{name}"), name) for name in names)

@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.kernels.launchers import Launchers
 from rosebatch_kernels.bidirectional_attention import reference, torch_attention
-from rosebatch_kernels.gated_delta.layout import pack_chunks
+from rosebatch_kernels.common.chunks import pack_chunks
 
 IMPLEMENTATIONS = {"reference": reference, "kernel": Launchers("bidirectional_attention.kernel")}
 # Of prompts: one token, a tile less one, a tile, tiles and a rest; the order of rows is not that of lengths.

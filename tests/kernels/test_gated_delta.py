@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from benchmarks.kernels.launchers import Launchers
+from rosebatch_kernels.common.chunks import TILE_ROWS, max_tiles, pack_chunks
 from rosebatch_kernels.gated_delta import prefill as prefill_module
 from rosebatch_kernels.gated_delta import reference
-from rosebatch_kernels.gated_delta.layout import TILE_ROWS, DeltaState, DeltaWeights, max_tiles, pack_chunks
+from rosebatch_kernels.gated_delta.layout import DeltaState, DeltaWeights
 from tests.helpers.sizes import change_table
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")

@@ -12,12 +12,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rosebatch_kernels.common.chunks import TILE_ROWS
 from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.dot import dot
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.scores import LOG2_E
 from rosebatch_kernels.common.sizes import Program, table
-from rosebatch_kernels.common.tiles import TILE_ROWS
 from rosebatch_kernels.paged_attention.online_softmax import no_key, values
 
 # Channels of a head from which tiles of keys are smaller.

@@ -12,10 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rosebatch_kernels.common.chunks import TILE_ROWS as TILE_ROWS
 from rosebatch_kernels.common.heads import shape_of
-
-# Query tokens of a tile: the caller cuts its chunks into tiles of this many.
-TILE_ROWS = 64
 
 
 def prefill_arguments(

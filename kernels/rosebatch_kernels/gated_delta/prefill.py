@@ -16,11 +16,12 @@ import triton.language as tl
 from torch import Tensor
 
 from rosebatch_kernels.common.activations import activate, logistic
+from rosebatch_kernels.common.chunks import TILE_ROWS, PackedChunks
 from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.dot import dot
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.sizes import Steps, table, value_at
-from rosebatch_kernels.gated_delta.layout import TILE_ROWS, DeltaState, DeltaWeights, PackedChunks
+from rosebatch_kernels.gated_delta.layout import DeltaState, DeltaWeights
 from rosebatch_kernels.gated_delta.parts import log_decay, unit_factor
 
 

@@ -8,7 +8,8 @@ where the input is float64.
 import torch
 from torch import Tensor
 
-from rosebatch_kernels.gated_delta.layout import DeltaState, DeltaWeights, PackedChunks
+from rosebatch_kernels.common.chunks import PackedChunks
+from rosebatch_kernels.gated_delta.layout import DeltaState, DeltaWeights
 
 # Added to a head's sum of squares before the root, as in the models' own code.
 _EPS = 1e-6
