@@ -37,7 +37,7 @@ from rosebatch.job.run import run_job
 from rosebatch.job.workers import messages as m
 from rosebatch.job.workers import service
 from rosebatch.job.workers.pool import Pool
-from rosebatch.job.workers.task import RowTask
+from rosebatch.job.workers.row_task import RowTask
 
 # A fake in place of a worker; the process that reads the input is the real one.
 _START = (

@@ -12,9 +12,9 @@ from rosebatch.bench.case import Case, release_memory, spread
 from rosebatch.bench.compare import compare_switch
 from rosebatch.bench.profile import Profile, attribute_case, profile_case
 from rosebatch.bench.replay import replay_case
-from rosebatch.bench.several import open_pool, time_case_over
 from rosebatch.bench.throughput import against_floor, time_case
 from rosebatch.bench.trace import Arrivals
+from rosebatch.bench.worker_throughput import open_pool, time_case_over
 from rosebatch.bench.workload import require_fits
 from rosebatch.core.errors import UserError
 from rosebatch.engine.metrics.roofline import Rates, measure_rates

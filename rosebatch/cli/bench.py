@@ -12,7 +12,7 @@ from typing import Any
 
 from rosebatch.bench.against import choose_peers
 from rosebatch.bench.case import Case
-from rosebatch.bench.cases import choose_cases
+from rosebatch.bench.choose_cases import choose_cases
 from rosebatch.bench.compare import chosen_switches
 from rosebatch.bench.page import bench_page
 from rosebatch.bench.profile import choose_profile

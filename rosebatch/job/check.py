@@ -24,7 +24,7 @@ from rosebatch.host.threads import DaemonPool
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.rows import FailedRow, Row
 from rosebatch.io.sampling_fields import with_defaults
-from rosebatch.io.tasks.tasks import refusals
+from rosebatch.io.tasks.registry import refusals
 from rosebatch.job.await_grammars import with_grammars
 from rosebatch.job.config import JobConfig
 from rosebatch.job.open_input import open_input, require_free_names

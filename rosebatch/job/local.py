@@ -17,7 +17,7 @@ from rosebatch.core.version import __version__
 from rosebatch.engine.metrics.stats import EngineStats
 from rosebatch.host.threads import in_background
 from rosebatch.io.reader import PromptReader
-from rosebatch.io.tasks.tasks import refusals
+from rosebatch.io.tasks.registry import refusals
 from rosebatch.job.check import check_file
 from rosebatch.job.model_info import ModelInfo
 from rosebatch.job.report.build import peak_memory

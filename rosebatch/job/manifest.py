@@ -12,7 +12,7 @@ from rosebatch.config.byte_sizes import in_bytes
 from rosebatch.config.switches import flag
 from rosebatch.core.errors import UserError
 from rosebatch.io.columns import Columns
-from rosebatch.io.tasks.tasks import described_by
+from rosebatch.io.tasks.registry import described_by
 from rosebatch.job.config import JobConfig
 from rosebatch.job.model_info import ModelInfo
 

@@ -11,7 +11,7 @@ from rosebatch.io.columns import Columns
 from rosebatch.io.merged_parts import MergedParts
 from rosebatch.io.part_file import PartFile
 from rosebatch.io.reader import PromptReader
-from rosebatch.io.tasks.tasks import described_by
+from rosebatch.io.tasks.registry import described_by
 from rosebatch.job.config import JobConfig
 from rosebatch.job.destination import find_destination
 from rosebatch.job.manifest import differences

@@ -16,7 +16,7 @@ class ModelInfo:
         pooling: the model's own, as fields of ``PoolingParams``.
         prompt_names: of the model's own texts that may precede a prompt.
         hidden_size: numbers of a vector that it embeds to.
-        refused: see ``rosebatch.io.tasks.tasks.refusals``.
+        refused: see ``rosebatch.io.tasks.registry.refusals``.
         independent: whether no completion depends on its batch.
         shares_prefixes: whether what is computed for a prefix serves other rows, too.
         fit: what the model takes of the device, in one line; not of the model, so it may differ.

@@ -13,7 +13,7 @@ from rosebatch.io.results import Shape
 from rosebatch.io.rows import FailedRow, Row
 from rosebatch.job.report.progress import Progress
 from rosebatch.llm.call import Call
-from rosebatch.llm.calls import Calls
+from rosebatch.llm.call_queue import CallQueue
 
 # How long the thread waits for another call before it ends.
 _IDLE_SECONDS = 1.0
@@ -74,7 +74,7 @@ class AwaitedCalls:
         require_open: raises an error once the model is closed; calls under way end with it.
     """
 
-    def __init__(self, calls: Calls, shape: Shape, require_open: Callable[[], object]) -> None:
+    def __init__(self, calls: CallQueue, shape: Shape, require_open: Callable[[], object]) -> None:
         self._calls = calls
         self._shape = shape
         self._require_open = require_open

@@ -72,9 +72,9 @@ def load_backend(config: RunConfig) -> Backend:
         UserError: something that was asked for is missing, unreadable or impossible.
     """
     if config.data_parallel_size != 1:
-        from rosebatch.llm.pooled import PooledBackend
+        from rosebatch.llm.workers import WorkersBackend
 
-        return PooledBackend(config)
+        return WorkersBackend(config)
     # Only now, since these import PyTorch.
     from rosebatch.launch.launch import launch
     from rosebatch.llm.local import LocalBackend

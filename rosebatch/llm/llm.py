@@ -29,7 +29,7 @@ from rosebatch.llm.awaited import AwaitedCalls
 from rosebatch.llm.backend import Backend, launched_of, load_backend
 from rosebatch.llm.beam_search import BeamSearchOutput, BeamSearchParams, beam_search
 from rosebatch.llm.call import Call
-from rosebatch.llm.calls import Calls
+from rosebatch.llm.call_queue import CallQueue
 from rosebatch.llm.classes import CLASSES, REWARDS, ClassificationRequestOutput
 from rosebatch.llm.embeddings import EMBEDDINGS, EmbeddingRequestOutput
 from rosebatch.llm.on_error import OnError, check_on_error, checked
@@ -108,7 +108,7 @@ class LLM(WithoutMethods):
         # Of prompts without parameters.
         self._default = SamplingParams(**backend.sampling)
         self._numbers = count()
-        self._calls = Calls(backend)
+        self._calls = CallQueue(backend)
         self._awaited: dict[Shape, AwaitedCalls] = {}
         self._process = os.getpid()
 

@@ -16,7 +16,7 @@ from rosebatch import LLM, SamplingParams
 from rosebatch.job.report.progress import Progress
 from rosebatch.llm.awaited import AwaitedCalls
 from rosebatch.llm.call import Call
-from rosebatch.llm.calls import Calls
+from rosebatch.llm.call_queue import CallQueue
 from tests.helpers.checkout import ROOT, environment
 from tests.helpers.interrupts import Interrupt
 from tests.helpers.waiting import PATIENCE_SECONDS, until
@@ -144,7 +144,7 @@ def test_exclusive_use_among_other_calls(llm):
 
 def test_exclusive_use_that_another_thread_lets_begin(llm):
     """Its own thread was not woken, and all slept for ever."""
-    calls, alone = Calls(llm._backend), Call(alone=True)
+    calls, alone = CallQueue(llm._backend), Call(alone=True)
     calls._waiting.append(alone)
     calls._asleep[alone] = None
     calls._admit()
@@ -272,8 +272,8 @@ def test_a_call_that_is_interrupted(monkeypatch):
 @pytest.mark.parametrize(
     ("files", "every"),
     [
-        (("llm/calls.py", "llm/call.py"), 13),
-        pytest.param(("llm/calls.py", "llm/call.py", "host/threads.py"), 3, marks=pytest.mark.thorough),
+        (("llm/call_queue.py", "llm/call.py"), 13),
+        pytest.param(("llm/call_queue.py", "llm/call.py", "host/threads.py"), 3, marks=pytest.mark.thorough),
         (("scheduling/block_pool.py", "scheduling/block_tables.py", "scheduling/prefix_cache.py"), 97),
         pytest.param(("engine/engine.py", "scheduling/block_tables.py", "queues.py"), 11, marks=pytest.mark.thorough),
     ],

@@ -14,7 +14,7 @@ from rosebatch.io.large_rows import compact
 from rosebatch.io.parquet import Carried, write_parquet
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.results import PlainShape
-from rosebatch.io.tasks.tasks import TASKS
+from rosebatch.io.tasks.registry import TASKS
 from rosebatch.job.memory_estimate import row_bytes
 
 CARRIED = {"list": [1.5, 2**70, "é", None], "object": {"a": {"b": []}}, "text": "x,[", "top_K": [1]}

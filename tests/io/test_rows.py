@@ -7,7 +7,7 @@ from rosebatch.io.fields import PromptOptions
 from rosebatch.io.parse import Record, RowParser
 from rosebatch.io.rows import FailedRow, Row, parse_row
 from rosebatch.io.sampling_fields import sampling_params
-from rosebatch.io.tasks.tasks import TASKS
+from rosebatch.io.tasks.registry import TASKS
 from tests.helpers.results import assert_failed
 
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from rosebatch.core.errors import UserError
-from rosebatch.io.tasks.tasks import TASKS
+from rosebatch.io.tasks.registry import TASKS
 from rosebatch.job.config import JobConfig
 from rosebatch.job.run import run_job
 from rosebatch.llm.llm import LLM

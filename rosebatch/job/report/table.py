@@ -7,7 +7,7 @@ from typing import Any, TextIO
 from rosebatch.config.switches import Switches, is_on
 from rosebatch.core.words import counted
 from rosebatch.io.row_names import TEXTS
-from rosebatch.io.tasks.tasks import IN_WORDS
+from rosebatch.io.tasks.registry import IN_WORDS
 
 _RANKS = "mean/p50/p90/p95/p99"
 

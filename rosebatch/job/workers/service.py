@@ -12,7 +12,7 @@ from rosebatch.job.workers import messages as m
 from rosebatch.job.workers.chunk import Chunk, in_chunks
 from rosebatch.job.workers.pool import Pool
 from rosebatch.job.workers.reading import ReadingProcess
-from rosebatch.job.workers.task import RowTask
+from rosebatch.job.workers.row_task import RowTask
 
 # With so many, the input is read by a process of its own: that takes this one a third of its time for a row.
 MANY_WORKERS = 16

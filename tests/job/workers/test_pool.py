@@ -15,7 +15,7 @@ from rosebatch.job.serving import Parsed
 from rosebatch.job.workers import messages as m
 from rosebatch.job.workers.child import Link
 from rosebatch.job.workers.pool import Pool
-from rosebatch.job.workers.task import RowTask
+from rosebatch.job.workers.row_task import RowTask
 
 READY = m.Ready(4, {}, 0.0)
 PLANNED = m.Planned(ModelInfo("fake", {}, {}, True), "state")

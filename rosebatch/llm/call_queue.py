@@ -21,7 +21,7 @@ _BUSY = "this LLM is busy: finish or close its other call first"
 _INTERRUPTED = "this call ended with another one, which was interrupted"
 
 
-class Calls(Sink):
+class CallQueue(Sink):
     """Gives rows of calls to a backend, in turns, and results to the calls. It is the shape of these results, too.
 
     A call joins those under way if the backend can do that and its seed is theirs. Else it waits until they are done,

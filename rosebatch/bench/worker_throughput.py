@@ -18,7 +18,7 @@ from rosebatch.job.service import Served
 from rosebatch.job.serving import Parsed, Serving
 from rosebatch.job.workers import messages as m
 from rosebatch.job.workers.pool import Pool
-from rosebatch.job.workers.task import RowTask
+from rosebatch.job.workers.row_task import RowTask
 
 
 class _Counts:

@@ -18,12 +18,12 @@ from rosebatch.job.serving import Parsed, Serving
 from rosebatch.job.workers import messages as m
 from rosebatch.job.workers.chunk import Chunk
 from rosebatch.job.workers.pool import Pool
+from rosebatch.job.workers.row_task import RowTask
 from rosebatch.job.workers.service import Workers
-from rosebatch.job.workers.task import RowTask
 from rosebatch.llm.results import pickled
 
 
-class PooledBackend:
+class WorkersBackend:
     """See ``rosebatch.llm.backend.Backend``.
 
     Attributes:
