@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rosebatch.config.model import ModelConfig
-from rosebatch.model.hf_folder import write_config
+from rosebatch.model.hf.folder import write_config
 
 _SPREAD = 0.02
 

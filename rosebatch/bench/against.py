@@ -19,7 +19,7 @@ from rosebatch.bench.workload import require_fits
 from rosebatch.core.errors import FailedRunError, FlagError, UserError
 from rosebatch.core.plain import dtype_name
 from rosebatch.engine.metrics.durations import Durations
-from rosebatch.model.hf_folder import write_config
+from rosebatch.model.hf.folder import write_config
 from rosebatch.model.source import ModelSource
 
 _PACKAGE = Path(__file__).resolve().parents[1]

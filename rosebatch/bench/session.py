@@ -19,7 +19,7 @@ from rosebatch.bench.workload import require_fits
 from rosebatch.core.errors import UserError
 from rosebatch.engine.metrics.roofline import Rates, measure_rates
 from rosebatch.launch.plan import warn_once
-from rosebatch.model.hf_folder import has_config
+from rosebatch.model.hf.folder import has_config
 
 Entry = dict[str, Any]
 

@@ -11,7 +11,7 @@ def cache(*, clear: Annotated[bool, typer.Option("--clear", metavar=" ", help="D
     Models from the Hugging Face Hub are in its own cache: see 'hf cache'.
     """
     from rosebatch.host.bytecode import bytecode_bytes, clear_bytecode
-    from rosebatch.model.gguf_cache import cache_dir, cached_models, clear_cache
+    from rosebatch.model.gguf.cache import cache_dir, cached_models, clear_cache
 
     models = cached_models()
     rows = [(model.name, model.num_bytes) for model in models]

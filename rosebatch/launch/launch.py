@@ -19,7 +19,7 @@ from rosebatch.engine.load import LoadedEngine, load_engine
 from rosebatch.engine.step_runner import StepRunner
 from rosebatch.engine.triton_runner.runner import TritonRunner
 from rosebatch.launch.plan import LaunchPlan, plan_fitting, switched_off_by, warn_once
-from rosebatch.model.generation_config import sampling_defaults, unserved_defaults
+from rosebatch.model.hf.generation_config import sampling_defaults, unserved_defaults
 from rosebatch.ops.shard import Shard
 from rosebatch.text.grammar import Grammars
 from rosebatch.text.grammar_check import GrammarLimits

@@ -22,7 +22,7 @@ from rosebatch.model.classifier_head import load_classifier
 from rosebatch.model.contract import Model, PoolingHeads
 from rosebatch.model.dry_load import HEADERS, NO_PRODUCTS, require_loadable
 from rosebatch.model.fingerprint import fingerprint_of, small_files, state_of
-from rosebatch.model.hf_config import is_native, read_model_config
+from rosebatch.model.hf.config import is_native, read_model_config
 from rosebatch.model.hub import HubModel, find_snapshot, name_of_snapshot, parse_hub_id
 from rosebatch.model.pooling_head import load_pooling_head
 from rosebatch.model.quantization.chosen import PLAIN, Quantization, choose_quantization, read_quantization
@@ -308,11 +308,11 @@ def _find(settings: RunConfig, device: torch.device, quiet: bool, weights: bool)
         raise UserError(f"{path}: not a model; {_KINDS}")
     require_file(path)
     # Here and not above: gguf takes 0.2 s to import.
-    from rosebatch.model.gguf_cache import converted_folder, may_be_converted
+    from rosebatch.model.gguf.cache import converted_folder, may_be_converted
 
     dtype = resolve_dtype(settings.dtype, "bfloat16", device)
     if not (weights or load_format == "dummy" or settings.model_impl == "transformers" or may_be_converted(path)):
-        from rosebatch.model.gguf import read_shape
+        from rosebatch.model.gguf.convert import read_shape
 
         # The file has no weights in the form of a folder: whoever asks for their state is told so.
         shape, chosen = read_shape(path, dtype), _quantization_of(None, settings)
@@ -353,7 +353,7 @@ def _config_of_shape(config: ModelConfig, settings: RunConfig) -> tuple[Any, Mod
     if settings.model_impl != "transformers":
         return None, config
     from rosebatch.model.fallback.config import config_of_values
-    from rosebatch.model.hf_folder import hf_values
+    from rosebatch.model.hf.folder import hf_values
 
     return config_of_values(hf_values(config), "--model-impl transformers")
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from rosebatch.host.model_files import shown
-from rosebatch.model.hf_fields import UnservedError
+from rosebatch.model.hf.fields import UnservedError
 from rosebatch.model.registry import ARCHITECTURES
 
 

@@ -12,7 +12,7 @@ from rosebatch.bench.against import PEERS, Peer, _cause, choose_peers, other_for
 from rosebatch.bench.peers import transformers
 from rosebatch.bench.scenario import Range, Sampling
 from rosebatch.core.errors import FlagError
-from rosebatch.model.hf_folder import write_config
+from rosebatch.model.hf.folder import write_config
 from rosebatch.model.quantization.chosen import PLAIN, choose_quantization
 from tests.helpers.json_lines import read_lines
 

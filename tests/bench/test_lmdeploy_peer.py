@@ -13,7 +13,7 @@ from rosebatch.bench.peers.random_checkpoint import RandomCheckpoint
 from rosebatch.bench.scenario import configs_dir
 from rosebatch.config.model import ModelConfig
 from rosebatch.config.toml_file import load_toml
-from rosebatch.model.hf_folder import write_config
+from rosebatch.model.hf.folder import write_config
 from tests.helpers.checkout import ROOT
 
 _MESSAGES = """

@@ -16,7 +16,7 @@ from rosebatch.bench.against import PEERS
 from rosebatch.bench.scenario import configs_dir
 from rosebatch.config.model import ModelConfig
 from rosebatch.config.toml_file import load_toml
-from rosebatch.model.hf_config import read_model_config
+from rosebatch.model.hf.config import read_model_config
 from rosebatch.text.tokenizer import Tokenizer
 from tests.helpers.byte_tokenizer import EOS, byte_backend, save_backend
 from tests.helpers.json_lines import read_lines

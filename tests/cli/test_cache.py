@@ -54,6 +54,6 @@ def test_the_command_is_listed(cli):
 def test_the_command_starts_quickly(process):
     """It needs neither torch nor the converter: two seconds for a listing."""
     code = (
-        "import sys; from rosebatch.model import gguf_cache; assert not {'torch', 'gguf', 'numpy'} & set(sys.modules)"
+        "import sys; from rosebatch.model.gguf import cache; assert not {'torch', 'gguf', 'numpy'} & set(sys.modules)"
     )
     assert process(f'$PY -c "{code}"').returncode == 0

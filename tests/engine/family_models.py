@@ -3,7 +3,7 @@
 from typing import Any
 
 from rosebatch.config.model import ModelConfig
-from rosebatch.model.hf_config import parse_model_config
+from rosebatch.model.hf.config import parse_model_config
 from tests.helpers import families
 
 _SIZES = {

@@ -17,7 +17,7 @@ from rosebatch.config.switches import Switches
 from rosebatch.core.errors import UserError
 from rosebatch.launch.launch import default_sampling, load
 from rosebatch.launch.plan import plan_launch
-from rosebatch.model.hf_config import parse_model_config
+from rosebatch.model.hf.config import parse_model_config
 from rosebatch.model.random_weights import RandomWeights
 from rosebatch.model.registry import build_model
 from rosebatch.ops.select import select

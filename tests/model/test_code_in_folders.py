@@ -87,7 +87,7 @@ def test_code_beside_a_gguf_file_does_not_run(folder, yes, tmp_path, write_gguf,
     import gguf
     import torch
 
-    from rosebatch.model.gguf_cache import converted_folder
+    from rosebatch.model.gguf.cache import converted_folder
 
     def add_sentencepiece(writer):
         writer.add_tokenizer_model("llama")

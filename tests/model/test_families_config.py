@@ -9,7 +9,7 @@ import pytest
 
 from rosebatch.config.model import RopeConfig
 from rosebatch.core.errors import UserError
-from rosebatch.model.hf_config import parse_model_config
+from rosebatch.model.hf.config import parse_model_config
 from rosebatch.model.registry import ARCHITECTURES
 from rosebatch.model.text_parts import TEXT_DEFAULTS, WHOLES
 from tests.model.odd_folders import ODD_VALUES

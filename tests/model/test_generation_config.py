@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rosebatch.core.errors import UserError
-from rosebatch.model.generation_config import sampling_defaults, unserved_defaults
+from rosebatch.model.hf.generation_config import sampling_defaults, unserved_defaults
 
 
 @pytest.fixture

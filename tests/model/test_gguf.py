@@ -14,8 +14,8 @@ from rosebatch.core.errors import UserError
 from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.launch.launch import launch
-from rosebatch.model.gguf import convert
-from rosebatch.model.gguf_cache import converted_folder
+from rosebatch.model.gguf.cache import converted_folder
+from rosebatch.model.gguf.convert import convert
 from tests.model.gguf_files import END, MODELS, random_model
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -101,7 +101,7 @@ def test_large_models_are_written_in_shards(write_gguf, toy, monkeypatch, tmp_pa
     whole.mkdir()
     shards.mkdir()
     convert(path, torch.float32, whole)
-    monkeypatch.setattr("rosebatch.model.gguf._SHARD_BYTES", 50_000)
+    monkeypatch.setattr("rosebatch.model.gguf.convert._SHARD_BYTES", 50_000)
     convert(path, torch.float32, shards)
     assert len(list(shards.glob("*.safetensors"))) > 2
     assert greedy(shards, PROMPTS, 8) == greedy(whole, PROMPTS, 8)

@@ -17,10 +17,12 @@ from rosebatch.core.errors import FlagError, UserError
 from rosebatch.engine.cache.memory import DeviceMemory
 from rosebatch.host.sync import sync
 from rosebatch.launch import plan
-from rosebatch.model import checksums, content_digest, gguf, gguf_cache
+from rosebatch.model import checksums, content_digest
 from rosebatch.model.checksums import SUMS
 from rosebatch.model.content_digest import digests_dir
-from rosebatch.model.gguf_cache import CachedModel, cache_dir, cached_models, clear_cache, converted_folder
+from rosebatch.model.gguf import cache as gguf_cache
+from rosebatch.model.gguf import convert as gguf
+from rosebatch.model.gguf.cache import CachedModel, cache_dir, cached_models, clear_cache, converted_folder
 from tests.helpers.forks import FORKS, in_fork
 from tests.helpers.waiting import PATIENCE_SECONDS
 

@@ -16,9 +16,9 @@ from rosebatch.core.errors import UserError
 from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.launch.launch import launch
-from rosebatch.model import gguf as module
-from rosebatch.model.gguf_cache import converted_folder
-from rosebatch.model.gguf_metadata import Reader
+from rosebatch.model.gguf import convert as module
+from rosebatch.model.gguf.cache import converted_folder
+from rosebatch.model.gguf.metadata import Reader
 from rosebatch.model.quantization.formats.mxfp4 import MXFP4
 from rosebatch.model.quantization.forms import load_weight
 from rosebatch.model.registry import ARCHITECTURES

@@ -10,10 +10,10 @@ import torch
 from gguf.constants import Keys
 
 from rosebatch.core.errors import UserError
-from rosebatch.model import gguf as module
-from rosebatch.model.generation_config import unserved_defaults
-from rosebatch.model.gguf import convert
-from rosebatch.model.gguf_metadata import Reader
+from rosebatch.model.gguf import convert as module
+from rosebatch.model.gguf.convert import convert
+from rosebatch.model.gguf.metadata import Reader
+from rosebatch.model.hf.generation_config import unserved_defaults
 
 
 def keys_of(group):

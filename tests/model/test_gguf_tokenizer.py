@@ -10,9 +10,9 @@ from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer, CohereTokenizer, GPTNeoXTokenizer, Qwen2Tokenizer
 
 from rosebatch.core.errors import UserError
-from rosebatch.model.gguf_cache import converted_folder
-from rosebatch.model.gguf_metadata import Metadata, Reader
-from rosebatch.model.gguf_tokenizer import read_tokenizer
+from rosebatch.model.gguf.cache import converted_folder
+from rosebatch.model.gguf.metadata import Metadata, Reader
+from rosebatch.model.gguf.tokenizer import read_tokenizer
 from rosebatch.text.tokenizer import Tokenizer
 from tests.model import gguf_files
 from tests.model import test_gguf_families as families

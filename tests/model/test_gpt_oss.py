@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from rosebatch.core.errors import UserError
-from rosebatch.model.hf_config import parse_model_config
+from rosebatch.model.hf.config import parse_model_config
 from rosebatch.model.quantization.formats.mxfp4 import MXFP4
 from rosebatch.model.quantization.forms import load_weight
 from rosebatch.model.weights import SafetensorsWeights

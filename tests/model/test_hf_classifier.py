@@ -2,7 +2,7 @@
 
 import pytest
 
-from rosebatch.model.hf_classifier import parse_classifier
+from rosebatch.model.hf.classifier import parse_classifier
 from rosebatch.model.registry import ARCHITECTURES
 
 PROMPTS = "ForSequenceClassification"

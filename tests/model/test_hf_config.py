@@ -7,7 +7,7 @@ import pytest
 from rosebatch.config.hp1 import HP1Config
 from rosebatch.config.model import ModelConfig, RopeConfig
 from rosebatch.core.errors import UserError
-from rosebatch.model.hf_config import is_native, parse_model_config, read_model_config
+from rosebatch.model.hf.config import is_native, parse_model_config, read_model_config
 
 GPT2 = {
     "architectures": ["GPT2LMHeadModel"],

@@ -9,8 +9,8 @@ from rosebatch.bench.scenario import configs_dir
 from rosebatch.config.model import ModelConfig, RopeConfig
 from rosebatch.config.toml_file import load_toml
 from rosebatch.core.errors import UserError
-from rosebatch.model.hf_config import read_model_config
-from rosebatch.model.hf_folder import write_config
+from rosebatch.model.hf.config import read_model_config
+from rosebatch.model.hf.folder import write_config
 from rosebatch.model.registry import FAMILIES
 
 # Those that other engines have.

@@ -16,8 +16,8 @@ from rosebatch.host.pretrained import load_pretrained_config
 from rosebatch.model.fallback.attention import NAME, UnservedError
 from rosebatch.model.fallback.network import Decoder, build_network, fix_rope, require_agreement, require_layer_types
 from rosebatch.model.fallback.trial import TOKENS
-from rosebatch.model.hf_config import generation_end_tokens, is_native, require_config
-from rosebatch.model.hf_fields import run_dtype
+from rosebatch.model.hf.config import generation_end_tokens, is_native, require_config
+from rosebatch.model.hf.fields import run_dtype
 from rosebatch.model.quantization.folder_config import quantization_of
 
 # In transformers' names of classes without an output projection.

@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import Tensor
 
-from rosebatch.model import gguf_decoder
 from rosebatch.model.families.layer_norm_decoder import LayerNormDecoder
 from rosebatch.model.family import GGUF, Architecture, Family, GGUFModel
-from rosebatch.model.hf_fields import attention_biases, decoder, every, layer_types, windows
-from rosebatch.model.hf_rope import whole_rope
+from rosebatch.model.gguf import decoder as gguf_decoder
+from rosebatch.model.hf.fields import attention_biases, decoder, every, layer_types, windows
+from rosebatch.model.hf.rope import whole_rope
 from rosebatch.model.rope import interleaved_qkv_order, pairs_to_halves
 from rosebatch.model.weights import WeightSource
 from rosebatch.ops.ops import HeadLayerNorm

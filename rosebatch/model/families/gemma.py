@@ -9,11 +9,11 @@ from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
 from rosebatch.host.model_files import shown
-from rosebatch.model import gguf_decoder
 from rosebatch.model.families.llama import Llama
 from rosebatch.model.family import GGUF, Architecture, Family, GGUFModel
-from rosebatch.model.hf_fields import attention_biases, decoder, decoder_values, every, layer_types, refuse, windows
-from rosebatch.model.hf_rope import ropes_by_type, whole_rope
+from rosebatch.model.gguf import decoder as gguf_decoder
+from rosebatch.model.hf.fields import attention_biases, decoder, decoder_values, every, layer_types, refuse, windows
+from rosebatch.model.hf.rope import ropes_by_type, whole_rope
 from rosebatch.model.mixers.bidirectional_attention.sublayer import load_bidirectional_attention
 from rosebatch.model.sublayers import Mixer
 from rosebatch.model.weights import WeightSource

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from rosebatch.model import gguf_decoder
 from rosebatch.model.families.gemma import GGUF_GEMMA2, Gemma
 from rosebatch.model.family import Architecture, Family
-from rosebatch.model.hf_fields import attention_biases, decoder, refuse
-from rosebatch.model.hf_rope import whole_rope
+from rosebatch.model.gguf import decoder as gguf_decoder
+from rosebatch.model.hf.fields import attention_biases, decoder, refuse
+from rosebatch.model.hf.rope import whole_rope
 
 
 class Gemma1(Gemma):

@@ -5,11 +5,11 @@ from typing import Any
 
 from torch import Tensor
 
-from rosebatch.model import gguf_decoder
 from rosebatch.model.families.llama import Llama
 from rosebatch.model.family import GGUF, Architecture, Family, GGUFModel
-from rosebatch.model.hf_fields import decoder
-from rosebatch.model.hf_rope import rope, rotary_dim, rotary_share
+from rosebatch.model.gguf import decoder as gguf_decoder
+from rosebatch.model.hf.fields import decoder
+from rosebatch.model.hf.rope import rope, rotary_dim, rotary_share
 from rosebatch.model.rope import interleaved_qkv_order
 
 

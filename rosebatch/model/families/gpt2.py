@@ -12,7 +12,7 @@ from torch.nn import functional
 from rosebatch.config.model import ModelConfig
 from rosebatch.model.contract import Attention, load_embedding, load_head, rows_of
 from rosebatch.model.family import GGUF, TOKEN_CLASSIFIER, Architecture, Family, GGUFModel, integers
-from rosebatch.model.hf_fields import size, supported
+from rosebatch.model.hf.fields import size, supported
 from rosebatch.model.mixers.paged_attention.mixer import PagedAttentionSpec
 from rosebatch.model.sublayers import channels, columns, load_linear
 from rosebatch.model.weights import WeightSource

@@ -8,11 +8,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rosebatch.model import gguf_decoder
 from rosebatch.model.families.layer_norm_decoder import LayerNormDecoder
 from rosebatch.model.family import GGUF, TOKEN_CLASSIFIER, Architecture, Family, GGUFModel
-from rosebatch.model.hf_fields import UnservedError, attention_biases, decoder
-from rosebatch.model.hf_rope import rope, rotary_dim, rotary_share
+from rosebatch.model.gguf import decoder as gguf_decoder
+from rosebatch.model.hf.fields import UnservedError, attention_biases, decoder
+from rosebatch.model.hf.rope import rope, rotary_dim, rotary_share
 from rosebatch.model.sublayers import MLP, load_plain_mlp
 from rosebatch.model.weights import WeightSource
 from rosebatch.ops.ops import ACTIVATIONS

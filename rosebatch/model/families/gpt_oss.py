@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
-from rosebatch.model import gguf_decoder
 from rosebatch.model.experts import ExpertsMLP, make_router
 from rosebatch.model.families.llama import Llama
 from rosebatch.model.family import GGUF, Architecture, Family, GGUFModel
-from rosebatch.model.hf_fields import (
+from rosebatch.model.gguf import decoder as gguf_decoder
+from rosebatch.model.hf.fields import (
     UnservedError,
     attention_biases,
     decoder,
@@ -26,7 +26,7 @@ from rosebatch.model.hf_fields import (
     supported,
     windows,
 )
-from rosebatch.model.hf_rope import whole_rope
+from rosebatch.model.hf.rope import whole_rope
 from rosebatch.model.quantization.forms import load_matrix, load_weight
 from rosebatch.model.rope import Rotary
 from rosebatch.model.sublayers import Mixer

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from rosebatch.model import gguf_decoder
 from rosebatch.model.families.llama import LLAMA_DEFAULTS, LLAMA_GGUF, Llama, parse_llama
 from rosebatch.model.family import Architecture, Family, GGUFModel
-from rosebatch.model.hf_fields import refuse, size, supported
+from rosebatch.model.gguf import decoder as gguf_decoder
+from rosebatch.model.hf.fields import refuse, size, supported
 from rosebatch.model.sublayers import MLP, load_gated_mlp
 from rosebatch.model.weights import WeightSource
 

@@ -7,8 +7,8 @@ import torch
 
 from rosebatch.model.families.layer_norm_encoder import LayerNormEncoder, first_token_head, gated_encoder
 from rosebatch.model.family import Architecture, Family
-from rosebatch.model.hf_fields import refuse, supported
-from rosebatch.model.hf_rope import rope_members, whole_rope
+from rosebatch.model.hf.fields import refuse, supported
+from rosebatch.model.hf.rope import rope_members, whole_rope
 from rosebatch.model.sublayers import MLP, GatedMLP, columns, load_linear
 from rosebatch.model.weights import WeightSource
 

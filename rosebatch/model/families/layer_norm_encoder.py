@@ -13,7 +13,7 @@ from rosebatch.config.classifier import HeadLayer
 from rosebatch.config.model import ModelConfig
 from rosebatch.model.contract import Attention, rows_of
 from rosebatch.model.family import ClassifierHead
-from rosebatch.model.hf_fields import refuse, size, supported
+from rosebatch.model.hf.fields import refuse, size, supported
 from rosebatch.model.mixers.bidirectional_attention.sublayer import load_bidirectional_attention
 from rosebatch.model.quantization.forms import load_weight
 from rosebatch.model.rope import Rotary, layer_rotaries

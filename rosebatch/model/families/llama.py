@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
-from rosebatch.model import gguf_decoder
 from rosebatch.model.contract import Attention, load_embedding, load_head, rows_of
 from rosebatch.model.experts import ExpertNames, load_experts
 from rosebatch.model.family import GGUF, Architecture, Family
-from rosebatch.model.hf_fields import attention_biases, decoder, decoder_values
-from rosebatch.model.hf_rope import whole_rope
+from rosebatch.model.gguf import decoder as gguf_decoder
+from rosebatch.model.hf.fields import attention_biases, decoder, decoder_values
+from rosebatch.model.hf.rope import whole_rope
 from rosebatch.model.mixers.paged_attention.sublayer import load_paged_attention
 from rosebatch.model.rope import Rotary, layer_rotaries
 from rosebatch.model.sublayers import MLP, Mixer, load_gated_mlp

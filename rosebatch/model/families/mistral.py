@@ -5,8 +5,8 @@ from typing import Any
 
 from rosebatch.model.families.llama import LLAMA_DEFAULTS
 from rosebatch.model.family import Architecture
-from rosebatch.model.hf_fields import decoder, windows
-from rosebatch.model.hf_rope import whole_rope
+from rosebatch.model.hf.fields import decoder, windows
+from rosebatch.model.hf.rope import whole_rope
 
 # Defaults of transformers' config class.
 MISTRAL_DEFAULTS = {

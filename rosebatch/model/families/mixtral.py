@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from rosebatch.model import gguf_decoder
 from rosebatch.model.experts import ExpertNames
 from rosebatch.model.families.llama import LLAMA_GGUF, Llama
 from rosebatch.model.families.mistral import MISTRAL_DEFAULTS, parse_mistral
 from rosebatch.model.family import EACH, Architecture, Family, GGUFModel
-from rosebatch.model.hf_fields import local_experts, supported
-from rosebatch.model.hf_rope import whole_rope
+from rosebatch.model.gguf import decoder as gguf_decoder
+from rosebatch.model.hf.fields import local_experts, supported
+from rosebatch.model.hf.rope import whole_rope
 from rosebatch.ops.ops import EXPERT_GATES
 
 

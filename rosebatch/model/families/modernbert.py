@@ -11,8 +11,8 @@ from rosebatch.config.model import ModelConfig
 from rosebatch.host.model_files import shown
 from rosebatch.model.contract import Attention, load_embedding, rows_of
 from rosebatch.model.family import Architecture, ClassifierHead, Family
-from rosebatch.model.hf_fields import UnservedError, decoder, every, layer_types, supported
-from rosebatch.model.hf_rope import ropes_by_type
+from rosebatch.model.hf.fields import UnservedError, decoder, every, layer_types, supported
+from rosebatch.model.hf.rope import ropes_by_type
 from rosebatch.model.mixers.bidirectional_attention.sublayer import load_bidirectional_attention
 from rosebatch.model.rope import Rotary, layer_rotaries
 from rosebatch.model.sublayers import MLP, SelfAttention, load_gated_mlp

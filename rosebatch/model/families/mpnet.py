@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rosebatch.model.families.layer_norm_encoder import LayerNormEncoder, after_padding, first_token_head, plain_encoder
 from rosebatch.model.family import Architecture, Family
-from rosebatch.model.hf_fields import supported
+from rosebatch.model.hf.fields import supported
 from rosebatch.model.weights import WeightSource
 
 # transformers' class takes so many, whatever its config says.

@@ -5,8 +5,8 @@ from typing import Any, ClassVar
 
 from rosebatch.model.families.layer_norm_encoder import LayerNormEncoder, first_token_head, gated_encoder
 from rosebatch.model.family import Architecture, Family
-from rosebatch.model.hf_fields import UnservedError, refuse, supported
-from rosebatch.model.hf_rope import whole_rope
+from rosebatch.model.hf.fields import UnservedError, refuse, supported
+from rosebatch.model.hf.rope import whole_rope
 from rosebatch.model.sublayers import MLP, load_gated_mlp
 from rosebatch.model.weights import WeightSource
 

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rosebatch.model import gguf_decoder
 from rosebatch.model.families.llama import Llama
 from rosebatch.model.family import GGUF, Architecture, Family
-from rosebatch.model.hf_fields import attention_biases, decoder, every, layer_types, windows
-from rosebatch.model.hf_rope import ropes_by_type, whole_rope
+from rosebatch.model.gguf import decoder as gguf_decoder
+from rosebatch.model.hf.fields import attention_biases, decoder, every, layer_types, windows
+from rosebatch.model.hf.rope import ropes_by_type, whole_rope
 from rosebatch.model.weights import WeightSource
 from rosebatch.ops.ops import WholeRMSNorm
 

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from rosebatch.config.model import ModelConfig
-from rosebatch.model import gguf_decoder
 from rosebatch.model.families.llama import Llama
 from rosebatch.model.family import GGUF, Architecture, Family, GGUFModel
-from rosebatch.model.hf_fields import decoder, decoder_values, windows
-from rosebatch.model.hf_rope import rope, rotary_dim, rotary_share
+from rosebatch.model.gguf import decoder as gguf_decoder
+from rosebatch.model.hf.fields import decoder, decoder_values, windows
+from rosebatch.model.hf.rope import rope, rotary_dim, rotary_share
 
 
 class Phi3(Llama):

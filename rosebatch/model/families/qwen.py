@@ -6,10 +6,10 @@ from typing import Any
 
 from rosebatch.config.classifier import ClassifierConfig, HeadLayer
 from rosebatch.host.model_files import shown
-from rosebatch.model import gguf_decoder
 from rosebatch.model.family import EACH, GGUF, Architecture, GGUFModel, integers
-from rosebatch.model.hf_fields import attention_biases, decoder, layer_types, size, supported, windows
-from rosebatch.model.hf_rope import whole_rope
+from rosebatch.model.gguf import decoder as gguf_decoder
+from rosebatch.model.hf.fields import attention_biases, decoder, layer_types, size, supported, windows
+from rosebatch.model.hf.rope import whole_rope
 from rosebatch.ops.ops import EXPERT_GATES
 
 # Defaults of transformers' config classes.

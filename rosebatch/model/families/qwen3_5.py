@@ -7,11 +7,12 @@ from typing import Any
 from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
-from rosebatch.model import gguf_decoder, gguf_delta
 from rosebatch.model.families.qwen import GGUF_EXPERTS, GGUF_SHARED, qwen_experts
 from rosebatch.model.families.qwen3_next import DELTA_DEFAULTS, DELTA_LACKS, Qwen3Next, gguf_config, parse_delta
 from rosebatch.model.family import GGUF, Architecture, Family
-from rosebatch.model.hf_fields import decoder_values
+from rosebatch.model.gguf import decoder as gguf_decoder
+from rosebatch.model.gguf import gated_delta as gguf_delta
+from rosebatch.model.hf.fields import decoder_values
 
 
 class Qwen35(Qwen3Next):

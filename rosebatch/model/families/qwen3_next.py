@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 
 from rosebatch.host.model_files import shown
-from rosebatch.model import gguf_decoder, gguf_delta
 from rosebatch.model.families.llama import Llama
 from rosebatch.model.families.qwen import GGUF_EXPERTS, GGUF_SHARED, gguf_experts, gguf_shared_size, qwen_experts
 from rosebatch.model.family import GGUF, Architecture, Family, GGUFModel
-from rosebatch.model.hf_fields import attention_biases, decoder, size, supported
-from rosebatch.model.hf_rope import rope, rotary_dim, rotary_share
+from rosebatch.model.gguf import decoder as gguf_decoder
+from rosebatch.model.gguf import gated_delta as gguf_delta
+from rosebatch.model.hf.fields import attention_biases, decoder, size, supported
+from rosebatch.model.hf.rope import rope, rotary_dim, rotary_share
 from rosebatch.model.mixers.gated_delta.sublayer import load_delta
 from rosebatch.model.rope import Rotary
 from rosebatch.model.sublayers import Mixer

@@ -6,8 +6,8 @@ from typing import Any
 from rosebatch.host.model_files import shown
 from rosebatch.model.families.llama import biases
 from rosebatch.model.family import Architecture
-from rosebatch.model.hf_fields import decoder, layer_types, windows
-from rosebatch.model.hf_rope import whole_rope
+from rosebatch.model.hf.fields import decoder, layer_types, windows
+from rosebatch.model.hf.rope import whole_rope
 
 # Defaults of transformers' config class.
 _DEFAULTS = {

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rosebatch.model import gguf_decoder
 from rosebatch.model.families.layer_norm_decoder import LayerNormDecoder
 from rosebatch.model.family import EACH, GGUF, Architecture, Family, GGUFModel
-from rosebatch.model.hf_fields import decoder
-from rosebatch.model.hf_rope import rope, rotary_dim, rotary_share
+from rosebatch.model.gguf import decoder as gguf_decoder
+from rosebatch.model.hf.fields import decoder
+from rosebatch.model.hf.rope import rope, rotary_dim, rotary_share
 from rosebatch.model.weights import WeightSource
 from rosebatch.ops.ops import HeadLayerNorm
 

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rosebatch.model import gguf_decoder
 from rosebatch.model.families.layer_norm_decoder import LayerNormDecoder
 from rosebatch.model.family import GGUF, Architecture, Family, GGUFModel
-from rosebatch.model.hf_fields import decoder, windows
-from rosebatch.model.hf_rope import whole_rope
+from rosebatch.model.gguf import decoder as gguf_decoder
+from rosebatch.model.hf.fields import decoder, windows
+from rosebatch.model.hf.rope import whole_rope
 from rosebatch.model.sublayers import MLP, load_plain_mlp
 from rosebatch.model.weights import WeightSource
 from rosebatch.ops.ops import ACTIVATIONS

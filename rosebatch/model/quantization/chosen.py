@@ -16,7 +16,7 @@ from rosebatch.model.quantization.dense import DenseWeight, values_of
 from rosebatch.model.quantization.folder_config import quantization_of
 from rosebatch.model.quantization.forms import form_of
 from rosebatch.model.quantization.rounded import in_fp8, random_in
-from rosebatch.model.quantization.unread import unread_fields
+from rosebatch.model.quantization.unread_fields import unread_fields
 from rosebatch.model.weights import Checkpoint, Form, Rounding
 from rosebatch.ops.fp8 import BLOCKS
 from rosebatch.ops.layout import FP8_ROWS, Layout, MatrixBytes

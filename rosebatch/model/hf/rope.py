@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rosebatch.host.model_files import shown
-from rosebatch.model.hf_fields import UnservedError, supported
+from rosebatch.model.hf.fields import UnservedError, supported
 
 _KINDS = ("default", "linear", "llama3", "yarn", "dynamic", "longrope", "mrope")
 _THETA = 10000.0

@@ -8,7 +8,7 @@ from rosebatch.core.plain import is_text
 from rosebatch.core.pooling_params import Activation
 from rosebatch.host.model_files import shown
 from rosebatch.model.family import TOKEN_CLASSIFIER, Architecture, ClassifierHead
-from rosebatch.model.hf_fields import UnservedError, size
+from rosebatch.model.hf.fields import UnservedError, size
 
 # How transformers names classes with a head for whole prompts, and with one for tokens.
 _PROMPTS, _TOKENS = "ForSequenceClassification", "ForTokenClassification"

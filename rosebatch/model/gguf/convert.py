@@ -20,10 +20,10 @@ from rosebatch.core.plain import dtype_name
 from rosebatch.core.words import counted
 from rosebatch.host.model_files import refusal, refused, require_file, shown
 from rosebatch.model.family import EACH, GGUF, integers
-from rosebatch.model.generation_config import UNSERVED_OF_GGUF
-from rosebatch.model.gguf_metadata import Metadata, Reader
-from rosebatch.model.gguf_tokenizer import GGUFTokenizer, read_tokenizer
-from rosebatch.model.hf_config import parse_model_config
+from rosebatch.model.gguf.metadata import Metadata, Reader
+from rosebatch.model.gguf.tokenizer import GGUFTokenizer, read_tokenizer
+from rosebatch.model.hf.config import parse_model_config
+from rosebatch.model.hf.generation_config import UNSERVED_OF_GGUF
 from rosebatch.model.registry import ARCHITECTURES
 
 # Part of the cache key: raise it when the conversion changes.

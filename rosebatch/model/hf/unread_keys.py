@@ -7,7 +7,7 @@ meaning wherever they occur: dropped without a word, they would make another mod
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rosebatch.model.hf_fields import UnservedError
+from rosebatch.model.hf.fields import UnservedError
 
 _Parse = Callable[[Mapping[str, Any]], Any]
 # Name -> the value that changes nothing; without one: false, 0 and what is empty.

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rosebatch.model.family import GGUFModel, integers
-from rosebatch.model.hf_fields import every
+from rosebatch.model.hf.fields import every
 
 NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 ATTENTION = {

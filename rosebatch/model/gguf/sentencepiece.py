@@ -4,7 +4,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from rosebatch.model.gguf_metadata import Metadata, TokenType, list_of
+from rosebatch.model.gguf.metadata import Metadata, TokenType, list_of
 
 # Sentencepiece's space.
 _MARK = "\u2581"

@@ -8,15 +8,15 @@ from rosebatch.config.model import ModelConfig
 from rosebatch.config.toml_file import convert
 from rosebatch.host.model_files import read_json, refusal, shown
 from rosebatch.model.family import Architecture
-from rosebatch.model.hf_classifier import has_head, parse_classifier, split_class
-from rosebatch.model.hf_fields import UnservedError, end_tokens, run_dtype
-from rosebatch.model.hf_rope import rope_members
+from rosebatch.model.hf.classifier import has_head, parse_classifier, split_class
+from rosebatch.model.hf.fields import UnservedError, end_tokens, run_dtype
+from rosebatch.model.hf.rope import rope_members
+from rosebatch.model.hf.unread_keys import require_read
 from rosebatch.model.quantization.folder_config import quantization_of
 from rosebatch.model.quantization.forms import form_of
 from rosebatch.model.registry import ARCHITECTURES, check_config
 from rosebatch.model.sentence_transformers import own_activation
 from rosebatch.model.text_parts import WHOLES, text_values
-from rosebatch.model.unread import require_read
 
 # How transformers names the class of all layers, and the one with an output projection as well.
 _BARE, _WHOLE = "Model", ("ForCausalLM", "LMHeadModel")

@@ -58,7 +58,7 @@ def converted_folder(path: Path, dtype: "torch.dtype") -> Path:
     Raises:
         UserError: the file is broken or its model is not supported, or the cache cannot be written.
     """
-    from rosebatch.model.gguf import CONVERTER_VERSION
+    from rosebatch.model.gguf.convert import CONVERTER_VERSION
 
     try:
         cache = cache_dir()
@@ -112,7 +112,7 @@ def clear_cache() -> int:
 
 def _convert(path: Path, dtype: "torch.dtype", folder: Path) -> Path:
     """Convert a file into a new folder, which appears complete or not at all, and replaces a damaged one."""
-    from rosebatch.model.gguf import convert
+    from rosebatch.model.gguf.convert import convert
 
     with _locked(folder.parent, fcntl.LOCK_SH):
         # Another process may have replaced it by now.

@@ -8,12 +8,12 @@ import msgspec
 
 from rosebatch.config.model import ModelConfig
 from rosebatch.core.errors import UserError
-from rosebatch.model.hf_config import parse_model_config
+from rosebatch.model.hf.config import parse_model_config
 from rosebatch.model.registry import FAMILIES
 
 
 def write_config(config: ModelConfig, folder: Path) -> None:
-    """Write ``folder/config.json``. ``rosebatch.model.hf_config`` reads the same shape back from it.
+    """Write ``folder/config.json``. ``rosebatch.model.hf.config`` reads the same shape back from it.
 
     Raises:
         UserError: transformers has no architecture with these options.

@@ -11,8 +11,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from rosebatch.host.model_files import refusal, shown
 from rosebatch.model.family import integers
-from rosebatch.model.gguf_metadata import Metadata, TokenType, list_of
-from rosebatch.model.gguf_sentencepiece import sentencepiece, spelled
+from rosebatch.model.gguf.metadata import Metadata, TokenType, list_of
+from rosebatch.model.gguf.sentencepiece import sentencepiece, spelled
 
 _SPLIT_TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"

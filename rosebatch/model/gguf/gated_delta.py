@@ -8,10 +8,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rosebatch.model import gguf_decoder
 from rosebatch.model.family import GGUFModel, integers
+from rosebatch.model.gguf import decoder
 
-_ATTENTION = {**gguf_decoder.ATTENTION, **gguf_decoder.HEAD_NORMS}
+_ATTENTION = {**decoder.ATTENTION, **decoder.HEAD_NORMS}
 _NORMS = {"attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"}
 _STATE = {
     "ssm_a": "linear_attn.A_log",
@@ -38,8 +38,8 @@ BARE = ("ssm_a",)
 
 
 def config(model: GGUFModel, *, dense: bool = True) -> dict[str, Any]:
-    """The fields of config.json, see ``gguf_decoder.decoder``, without experts."""
-    fields = gguf_decoder.decoder(model, partial=True, dense=dense)
+    """The fields of config.json, see ``decoder.decoder``, without experts."""
+    fields = decoder.decoder(model, partial=True, dense=dense)
     layers, interval = model.without_drafts(), model.get("full_attention_interval", 4, integers(1))
     # Positions of text are equal in all of them.
     model.get("rope.dimension_sections")
@@ -70,7 +70,7 @@ def values(name: str, values: NDArray[np.float32], config: Mapping[str, Any]) ->
         return np.log(-values)
     if name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
         return values - 1
-    return values[:, None] if name.endswith("conv1d.weight") else gguf_decoder.shared_gate(name, values, config)
+    return values[:, None] if name.endswith("conv1d.weight") else decoder.shared_gate(name, values, config)
 
 
 def fused(name: str, given: NDArray[np.float32], config: Mapping[str, Any]) -> NDArray[np.float32]:

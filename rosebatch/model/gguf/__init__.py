@@ -1,0 +1,1 @@
+"""GGUF files, converted to folders of transformers when they are first used."""

@@ -1,0 +1,1 @@
+"""Files as transformers writes them: config.json and generation_config.json, read and made."""
