@@ -92,7 +92,7 @@ def test_every_switch_is_compared_by_itself(make_case, monkeypatch, fake_launch)
 
 
 def test_what_was_off_anyway_is_not_switched_off(make_case, monkeypatch, fake_launch):
-    """The plain runner samples by itself, whatever the fused sampler's switch says."""
+    """The PyTorch runner samples by itself, whatever the fused sampler's switch says."""
     monkeypatch.setattr("rosebatch.bench.case.launch", fake_launch.launch)
     case = replace(make_case(), device="cuda")
     for name in ("fused_sampler", "paged_attention"):
@@ -138,7 +138,7 @@ def test_a_switch_that_changes_nothing_for_the_models_is_refused():
 
 
 def test_a_switch_that_misses_another_one_is_refused():
-    """Both sides would run the plain runner, and the ratio would be noise."""
+    """Both sides would run the PyTorch runner, and the ratio would be noise."""
     gathered = Switches.resolve({"paged_attention": False}, "cuda")
     with pytest.raises(FlagError, match=r"^--compare cuda-graph: this switch has no effect with --no-paged-attention$"):
         chosen_switches(["cuda-graph"], "cuda", gathered, {})

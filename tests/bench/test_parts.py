@@ -8,9 +8,9 @@ from rosebatch.bench.parts import PARTS, STEPS, ranges
 from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
 from tests.engine.small_models import device_engine
-from tests.helpers.marks import ON_DEVICE_PATH
+from tests.helpers.marks import ON_TRITON_RUNNER
 
-pytestmark = ON_DEVICE_PATH
+pytestmark = ON_TRITON_RUNNER
 
 ALWAYS = {"qkv projection", "attention", "out projection", "norms", "gate, up projection", "down projection", "logits"}
 FUSED = ("fused_norm", "fused_mlp", "fused_rotary", "fused_kv_append", "fused_sampler", "fused_peri_norm")

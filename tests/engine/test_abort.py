@@ -15,7 +15,7 @@ from rosebatch.engine.engine import Engine
 from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.engine.scheduling.step_planner import MIXED, SeparateDecodes
 from rosebatch.engine.torch_runner.batch import BlockTables
-from tests.engine import test_device_runner
+from tests.engine import test_triton_runner
 from tests.engine.constraint import EveryThird
 from tests.engine.fake_runner import VOCAB, FakeRunner, fake_completion, make_sequence, random_pools
 from tests.engine.schedulers import add, drain, make_scheduler, step
@@ -288,10 +288,10 @@ def interrupt(monkeypatch, model, call):
 def assert_recovers(name, engine, expected):
     """Until the interruption, an abort, and then everything once more."""
     with pytest.raises(Interruption):
-        test_device_runner.run(name, engine)
+        test_triton_runner.run(name, engine)
     engine.abort()
     assert_idle(engine.scheduler)
-    assert test_device_runner.run(name, engine) == expected
+    assert test_triton_runner.run(name, engine) == expected
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
@@ -300,7 +300,7 @@ def test_a_forward_pass_that_was_interrupted(name, call, monkeypatch):
     """On a CPU, an interrupt nearly always comes in one. Its blocks were found by the next prompt, half written."""
     engine = plain_engine(name)
     interrupt(monkeypatch, engine.runner.model, call)
-    assert_recovers(name, engine, test_device_runner.run(name, plain_engine(name)))
+    assert_recovers(name, engine, test_triton_runner.run(name, plain_engine(name)))
 
 
 @needs_interpreter
@@ -313,7 +313,7 @@ class TestOnADevice:
         """In a prompt's chunk or within a window of steps, with a plan under way whose tokens nobody reads."""
         engine = device_engine("llama")
         interrupt(monkeypatch, engine.runner.model, call)
-        assert_recovers("llama", engine, test_device_runner.run("llama", plain_engine("llama")))
+        assert_recovers("llama", engine, test_triton_runner.run("llama", plain_engine("llama")))
 
     @pytest.mark.thorough
     @pytest.mark.parametrize("interrupted", [False, True])
@@ -336,7 +336,7 @@ class TestOnADevice:
         for steps in range(1, 6):
             # The first one's tokens are sampled when somebody waits for them.
             engine.add(Request(9, (1, 2), SamplingParams()), constraint=partial(EveryThird, 50))
-            for request in test_device_runner.requests("llama")[:2]:
+            for request in test_triton_runner.requests("llama")[:2]:
                 engine.add(request)
             for _ in range(steps):
                 engine.step()
@@ -345,4 +345,4 @@ class TestOnADevice:
                 engine.abort()
             aborting = False
             assert_idle(engine.scheduler)
-        assert test_device_runner.run("llama", engine) == test_device_runner.run("llama", plain_engine("llama"))
+        assert test_triton_runner.run("llama", engine) == test_triton_runner.run("llama", plain_engine("llama"))

@@ -8,7 +8,7 @@ import torch
 
 pytest.importorskip("triton")
 from rosebatch.config.switches import Switches
-from rosebatch.engine.triton_runner.attention import DecodeAttention, SharedAttention, triton_mixers
+from rosebatch.engine.triton_runner.attention import DecodeAttention, RunMixers, triton_mixers
 from rosebatch.engine.triton_runner.prefix_groups import MIN_ROWS
 from rosebatch.engine.triton_runner.slots import batch_buckets
 from rosebatch.engine.triton_runner.warm_up import warm_up_decodes, warm_up_tokens
@@ -34,7 +34,7 @@ def kernels(monkeypatch):
             kind(layer=layer, num_heads=heads[0], num_kv_heads=heads[1], head_dim=heads[2], scale=1.0, **more)
             for layer, (kind, heads, more) in enumerate(kinds)
         ]
-        return SharedAttention(None, None, None, triton_mixers(specs, TritonSetup(2, BF16, CPU, Switches())))
+        return RunMixers(None, None, None, triton_mixers(specs, TritonSetup(2, BF16, CPU, Switches())))
 
     return shared
 
@@ -80,7 +80,7 @@ def test_windows_where_others_share_keys(window, divided):
     mixers[PagedAttentionSpec].kernels = SimpleNamespace(undivided_keys=lambda batch: 1000)
     state = SimpleNamespace(fields=torch.zeros(16, 2, dtype=torch.int32), block_tables=torch.zeros(1, 2, 1))
     cache = SimpleNamespace(layer=lambda layer: (torch.zeros(1, dtype=BF16),), group_of=[0])
-    shared, keys = SharedAttention(cache, state, None, mixers), object()
+    shared, keys = RunMixers(cache, state, None, mixers), object()
     DecodeAttention(shared, 2, keys, divided=False)(spec, torch.zeros(2, 32))
     assert (seen["keys"], seen["divided"]) == (None if window else keys, divided)
     # Without shared keys the host has counted all of them.

@@ -5,10 +5,10 @@ import pytest
 from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
 from tests.engine.small_models import SLOTS, VOCAB, device_engine, plain_engine
-from tests.helpers.marks import ON_DEVICE_PATH
+from tests.helpers.marks import ON_TRITON_RUNNER
 from tests.helpers.running import run_choices
 
-pytestmark = ON_DEVICE_PATH
+pytestmark = ON_TRITON_RUNNER
 # The first sequences end first, so that the last ones move into their rows.
 LENGTHS = (3, 4, 11, 7, 5)
 PROMPTS = [tuple((7 * i * i + 3 * i + k) % VOCAB for i in range(3 + 2 * k)) for k in range(len(LENGTHS))]

@@ -1,4 +1,4 @@
-"""Embeddings on a GPU: those of the plain runner on a CPU in fp32, and near them in bf16, for any batch and chunk."""
+"""Embeddings on a GPU: those of the PyTorch runner on a CPU in fp32, and near them in bf16, for any batch and chunk."""
 
 import random
 
@@ -47,7 +47,7 @@ def embed(engine, prompts, pooling):
 
 @pytest.fixture(scope="module")
 def expected(name, prompts, saved_model):
-    """The plain runner's on a CPU in fp32, by pooling."""
+    """The PyTorch runner's on a CPU in fp32, by pooling."""
     device = torch.device("cpu")
     source = find_model(RunConfig(model=str(saved_model(name)), dtype="float32"), device)
     engine = load_engine(source, RunConfig(kv_cache_memory=1 << 26), Switches.resolve({}, "cpu"), device).engine

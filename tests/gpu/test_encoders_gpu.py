@@ -1,4 +1,4 @@
-"""Encoders on a GPU: the vectors of the plain runner on a CPU in fp32, and near them in bf16, for any batch."""
+"""Encoders on a GPU: the vectors of the PyTorch runner on a CPU in fp32, and near them in bf16, for any batch."""
 
 import numpy as np
 import pytest

@@ -14,4 +14,4 @@ needs_demo_model = pytest.mark.skipif(
     importlib.util.find_spec(DEMO_PACKAGE) is None, reason=f"the demo model is not installed: {DEMO_INSTALL}"
 )
 # The interpreter computes with numpy, which warns of the NaN in rows that nobody reads.
-ON_DEVICE_PATH = [needs_interpreter, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+ON_TRITON_RUNNER = [needs_interpreter, pytest.mark.filterwarnings("ignore::RuntimeWarning")]

@@ -25,8 +25,8 @@ def triton_mixers(specs: Sequence[MixerSpec], setup: TritonSetup) -> dict[type[M
 
 
 @dataclass(frozen=True, slots=True)
-class SharedAttention:
-    """What all steps of a run share.
+class RunMixers:
+    """The mixers of a run, and what they read and write in all of its steps.
 
     Attributes:
         mixers: see ``triton_mixers``.
@@ -57,7 +57,7 @@ class _Step:
         tables: ``[groups, S, M]`` int32 block ids.
     """
 
-    def __init__(self, shared: SharedAttention, positions: Tensor, tables: Tensor) -> None:
+    def __init__(self, shared: RunMixers, positions: Tensor, tables: Tensor) -> None:
         self.ops = shared.ops
         self.positions = positions
         self.rotary_rows: Tensor | None = None
@@ -103,7 +103,7 @@ class PackedAttention(_Step):
         inputs: of the step.
     """
 
-    def __init__(self, shared: SharedAttention, inputs: PackedInputs) -> None:
+    def __init__(self, shared: RunMixers, inputs: PackedInputs) -> None:
         super().__init__(shared, inputs.positions, shared.state.block_tables)
         self.rotary_rows = inputs.rotary_rows
         self.tiles = inputs.tiles
@@ -131,9 +131,7 @@ class DecodeAttention(_Step):
         divided: see ``rosebatch.model.mixers.mixer.DecodeContext``.
     """
 
-    def __init__(
-        self, shared: SharedAttention, size: int, keys: SharedKeys | None = None, *, divided: bool = True
-    ) -> None:
+    def __init__(self, shared: RunMixers, size: int, keys: SharedKeys | None = None, *, divided: bool = True) -> None:
         # Rotary rows are the positions, see ``RestartPolicy.rotary_rows``.
         state = shared.state
         super().__init__(shared, state.fields[layout.POSITION, :size], state.block_tables[:, :size])

@@ -25,7 +25,7 @@ from rosebatch.engine.sampling.logits import SampledRow
 from rosebatch.engine.sampling.logprobs import prompt_logprobs, read_all
 from rosebatch.engine.staging import Staging
 from rosebatch.engine.step_runner import Masks
-from rosebatch.engine.triton_runner.attention import SharedAttention, triton_mixers
+from rosebatch.engine.triton_runner.attention import RunMixers, triton_mixers
 from rosebatch.engine.triton_runner.graphs import Ran, StepGraphs
 from rosebatch.engine.triton_runner.packing import MAX_PADDED_TOKENS, pack, padded_size
 from rosebatch.engine.triton_runner.prefix_groups import MIN_ROWS, PrefixGroupState
@@ -107,7 +107,7 @@ class TritonRunner:
         mixers = triton_mixers(model.mixers, TritonSetup(max_num_seqs, cache.dtype, device, switches))
         self.steps = DeviceSteps(
             model,
-            SharedAttention(cache, self.state, ops, mixers, states),
+            RunMixers(cache, self.state, ops, mixers, states),
             self.sampler,
             self.prefix_groups,
             shares_tiles=self._shares_tiles,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rosebatch.engine.plan import PackedStep, RestartPolicy
 from rosebatch.engine.sampling.features import Features
-from rosebatch.engine.triton_runner.attention import DecodeAttention, PackedAttention, SharedAttention
+from rosebatch.engine.triton_runner.attention import DecodeAttention, PackedAttention, RunMixers
 from rosebatch.engine.triton_runner.packing import MAX_PADDED_TOKENS, Layout, PackedInputs
 from rosebatch.engine.triton_runner.prefix_groups import PrefixGroupState
 from rosebatch.engine.triton_runner.prefix_tiles import PrefixTile
@@ -59,7 +59,7 @@ class DeviceSteps:
     def __init__(
         self,
         model: Model,
-        attention: SharedAttention,
+        attention: RunMixers,
         sampler: TokenSampler,
         prefix_groups: PrefixGroupState | None,
         *,

@@ -33,7 +33,7 @@ from rosebatch.model.contract import Attention, load_embedding, load_head, rows_
 from rosebatch.model.family import Architecture, Family
 from rosebatch.model.hf.fields import decoder, refuse
 from rosebatch.model.hf.rope import whole_rope
-from rosebatch.model.mixers.hp1.load import NUMBERS, load_gate, load_vector
+from rosebatch.model.mixers.hp1.gate import NUMBERS, load_gate, load_vector
 from rosebatch.model.mixers.hp1.mixer import HP1Spec
 from rosebatch.model.random_weights import DEVIATION
 from rosebatch.model.rope import rope_tables

@@ -1,4 +1,4 @@
-"""The whole device path on Triton's interpreter, but for CUDA graphs: the same tokens as the plain runner's.
+"""The whole Triton runner on its interpreter, but for CUDA graphs: the same tokens as the PyTorch runner's.
 
 Each run mixes what the path treats differently: prompts in chunks with a prefix in common, one of them cached to its
 very end, greedy and sampled rows, rows that end at an end token, a stop token or their limit, more sequences than
@@ -15,10 +15,10 @@ from rosebatch.engine.triton_runner.prefix_groups import PrefixGroupState
 from rosebatch_kernels.paged_attention import sizes
 from tests.engine.small_models import MODELS, SLOTS, VOCAB, device_engine, plain_engine
 from tests.helpers import running
-from tests.helpers.marks import ON_DEVICE_PATH
+from tests.helpers.marks import ON_TRITON_RUNNER
 from tests.helpers.sizes import change_table
 
-pytestmark = [pytest.mark.matrix, *ON_DEVICE_PATH]
+pytestmark = [pytest.mark.matrix, *ON_TRITON_RUNNER]
 
 # Tokens that the models do generate.
 STOP_TOKENS = {"llama": 7, "gpt2": 15, "hp1": 10, "uneven": 40, "softmaxes": 24, "e4m3": 27}
@@ -45,7 +45,7 @@ def run(name, engine):
 
 @pytest.fixture(scope="module")
 def expected():
-    """What the plain runner generates, by model."""
+    """What the PyTorch runner generates, by model."""
     return {name: run(name, plain_engine(name)) for name in MODELS}
 
 

@@ -1,6 +1,6 @@
-"""What changes logits, and what is reported of them, on the device path: the same as from the plain runner.
+"""What changes logits, and what is reported of them, by the Triton runner: the same as from the PyTorch runner.
 
-The plain runner looks at all tokens at every step; the device keeps token counts, and moves them with their rows.
+The PyTorch runner looks at all tokens at every step; the device keeps token counts, and moves them with their rows.
 Rows of every kind share few slots: a slot's next sequence would show what the last one left there.
 """
 
@@ -13,9 +13,9 @@ from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.core.structured_outputs import GrammarSpec
 from tests.engine.constraint import EveryThird
 from tests.engine.small_models import VOCAB, device_engine, plain_engine
-from tests.helpers.marks import ON_DEVICE_PATH
+from tests.helpers.marks import ON_TRITON_RUNNER
 
-pytestmark = [pytest.mark.matrix, *ON_DEVICE_PATH, pytest.mark.usefixtures("few_programs")]
+pytestmark = [pytest.mark.matrix, *ON_TRITON_RUNNER, pytest.mark.usefixtures("few_programs")]
 TRUNK = [(7 * i * i + 3 * i + 1) % VOCAB for i in range(12)]
 
 
@@ -67,7 +67,7 @@ def run(engine, rows):
 
 @pytest.fixture(scope="module")
 def expected():
-    """What the plain runner gives for the llama model, by kind of row."""
+    """What the PyTorch runner gives for the llama model, by kind of row."""
     return {kind: run(plain_engine("llama"), rows) for kind, rows in ROWS.items()}
 
 

@@ -1,4 +1,4 @@
-"""With ``--batch-invariant``, the device path on Triton's interpreter gives a row the same bits in any company.
+"""With ``--batch-invariant``, the Triton runner on its interpreter gives a row the same bits in any company.
 
 Of products the fallback runs, whose tiles are fixed: the CPU's own go by the number of rows, and the trial sees it.
 """
@@ -16,9 +16,9 @@ from rosebatch.ops.select import select
 from rosebatch_kernels.linear.invariant import FixedLinear
 from tests.engine.small_models import VOCAB, device_engine
 from tests.helpers import running
-from tests.helpers.marks import ON_DEVICE_PATH
+from tests.helpers.marks import ON_TRITON_RUNNER
 
-pytestmark = [pytest.mark.matrix, *ON_DEVICE_PATH]
+pytestmark = [pytest.mark.matrix, *ON_TRITON_RUNNER]
 
 
 @pytest.fixture(autouse=True)

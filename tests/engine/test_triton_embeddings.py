@@ -1,4 +1,4 @@
-"""Embeddings through the device path on Triton's interpreter: the vectors of the plain runner's hidden states."""
+"""Embeddings through the Triton runner on its interpreter: the vectors of the PyTorch runner's hidden states."""
 
 from itertools import cycle
 
@@ -12,9 +12,9 @@ from rosebatch.model.contract import PoolingHeads
 from tests.engine.family_models import FAMILIES
 from tests.engine.small_models import MODELS, SLOTS, VOCAB, device_engine, plain_engine
 from tests.helpers import running
-from tests.helpers.marks import ON_DEVICE_PATH
+from tests.helpers.marks import ON_TRITON_RUNNER
 
-pytestmark = [pytest.mark.matrix, *ON_DEVICE_PATH]
+pytestmark = [pytest.mark.matrix, *ON_TRITON_RUNNER]
 ENGINES = pytest.mark.parametrize("make", [plain_engine, device_engine], ids=["plain", "device"])
 LAST, MEAN = PoolingParams(pooling="last"), PoolingParams(pooling="mean")
 # Longer than a step, with a common prefix, cached to the very end, and more of them than slots.

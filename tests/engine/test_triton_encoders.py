@@ -1,4 +1,4 @@
-"""Encoders through the device path on Triton's interpreter: the vectors of the plain runner."""
+"""Encoders through the Triton runner on its interpreter: the vectors of the PyTorch runner."""
 
 from dataclasses import fields
 
@@ -22,9 +22,9 @@ from rosebatch.ops.device import device_ops
 from rosebatch.ops.select import select
 from tests.helpers import running
 from tests.helpers.families import ENCODERS
-from tests.helpers.marks import ON_DEVICE_PATH
+from tests.helpers.marks import ON_TRITON_RUNNER
 
-pytestmark = ON_DEVICE_PATH
+pytestmark = ON_TRITON_RUNNER
 CPU = torch.device("cpu")
 SLOTS, VOCAB = 3, 50
 _SIZES = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 16}

@@ -1,4 +1,4 @@
-"""Every family through the device path on Triton's interpreter: the same tokens as through PyTorch's operators."""
+"""Every family through the Triton runner on its interpreter: the same tokens as through PyTorch's operators."""
 
 from functools import cache
 
@@ -6,10 +6,10 @@ import pytest
 
 from tests.engine.family_models import FAMILIES
 from tests.engine.small_models import VOCAB, device_engine, plain_engine
-from tests.helpers.marks import ON_DEVICE_PATH
+from tests.helpers.marks import ON_TRITON_RUNNER
 from tests.helpers.running import greedy
 
-pytestmark = [pytest.mark.matrix, *ON_DEVICE_PATH]
+pytestmark = [pytest.mark.matrix, *ON_TRITON_RUNNER]
 _PROMPTS = [range(14), range(9), range(3, 5)]
 
 
