@@ -18,9 +18,8 @@ from rosebatch.io.parquet_types import (
     RESULT_TYPES,
     Types,
     as_json,
+    as_written,
     widen,
-    without_dictionaries,
-    without_inner_views,
 )
 from rosebatch.io.schemas import kept_metadata
 
@@ -124,7 +123,7 @@ def write_parquet_parts(
 def _write(
     path: Path, pairs: Iterable[_Pair], info: _TableInfo, make: Callable[[IO[bytes], pa.Schema], Any] = pq.ParquetWriter
 ) -> None:
-    schema = (without_dictionaries if make is pa.ipc.new_file else without_inner_views)(info.schema)
+    schema = as_written(info.schema, make)
     # Opened here: Arrow takes no names that are not UTF-8.
     with path.open("wb") as file, make(file, schema) as writer:
         for chunk in chunks(pairs):

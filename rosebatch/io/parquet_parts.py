@@ -7,6 +7,7 @@ from typing import IO, Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rosebatch.io.arrow_types import has, inner_types
 from rosebatch.io.parquet_pages import Page, longest_value, pages
 from rosebatch.io.row_sizes import TEXTS
 
@@ -111,8 +112,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _has_dictionary_inside(kind: pa.DataType) -> bool:
-    inner = [kind.field(number).type for number in range(kind.num_fields)]
-    return any(pa.types.is_dictionary(each) or _has_dictionary_inside(each) for each in inner)
+    return any(has(pa.types.is_dictionary, each) for each in inner_types(kind))
 
 
 def _size(chunk: Any, dictionary: int = 0) -> int:

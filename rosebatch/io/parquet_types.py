@@ -7,6 +7,7 @@ from typing import IO, Any
 import msgspec
 import pyarrow as pa
 
+from rosebatch.io.arrow_types import changed, has
 from rosebatch.io.depth import is_deeper
 
 # Of a result's own fields.
@@ -49,12 +50,6 @@ RESULT_TYPES: dict[str, pa.DataType] = {
 }
 
 _OF_VIEWS = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
-_LISTS = (
-    (pa.types.is_list, pa.list_),
-    (pa.types.is_large_list, pa.large_list),
-    (pa.types.is_list_view, pa.list_view),
-    (pa.types.is_large_list_view, pa.large_list_view),
-)
 
 # Columns that a file has only if some row has them.
 OPTIONAL_FIELDS = {"reasoning_content", "tool_calls", "token_ids", "logprobs", "prompt_logprobs", "choices"}
@@ -67,8 +62,9 @@ def columns_without_a_type(columns: pa.Schema, writer: Callable[[IO[bytes], pa.S
 
 def _holds(make: Callable[[IO[bytes], pa.Schema], Any], schema: pa.Schema) -> bool:
     unwritten = (_is_bool8,) if make is pa.ipc.new_file else (_is_bool8, _is_list_of_no_size)
-    if any(_has(each, field.type) for each in unwritten for field in schema):
+    if any(has(each, field.type) for each in unwritten for field in schema):
         return False
+    schema = as_written(schema, make)
     try:
         with make(BytesIO(), schema) as writer:
             writer.write_table(pa.Table.from_pylist([{}], schema))
@@ -78,49 +74,23 @@ def _holds(make: Callable[[IO[bytes], pa.Schema], Any], schema: pa.Schema) -> bo
     return True
 
 
-def without_inner_views(columns: pa.Schema) -> pa.Schema:
-    """The same columns with plain texts and bytes inside lists and structs, which Parquet does not distinguish.
+def as_written(columns: pa.Schema, writer: Callable[[IO[bytes], pa.Schema], Any]) -> pa.Schema:
+    """The types that a format has for columns; ``writer`` as of ``write_parquet``.
 
-    Its writer of PyArrow 26 cannot write views in a list of structs if some list is null.
+    A file of Arrow has one dictionary for all of its batches, and the values of later ones are not known at the first:
+    their values are in their place. Parquet does not tell views from plain texts and bytes, and its writer of PyArrow
+    26 cannot write views in a list of structs if some list is null.
     """
-    fields = [
-        each.with_type(_changed(each.type, lambda kind: _OF_VIEWS.get(kind, kind))) if each.type.num_fields else each
-        for each in columns
-    ]
-    return pa.schema(fields, columns.metadata)
+    change = _without_dictionary if writer is pa.ipc.new_file else _without_inner_views
+    return pa.schema([field.with_type(change(field.type)) for field in columns], columns.metadata)
 
 
-def without_dictionaries(columns: pa.Schema) -> pa.Schema:
-    """The same columns with the values of dictionaries in their place.
-
-    A file of Arrow has one dictionary for all of its batches, and the values of later ones are not known at the first.
-    """
-    fields = [each.with_type(_changed(each.type, _value_type)) for each in columns]
-    return pa.schema(fields, columns.metadata)
+def _without_dictionary(kind: pa.DataType) -> pa.DataType:
+    return changed(kind, lambda each: each.value_type if pa.types.is_dictionary(each) else each)
 
 
-def _value_type(kind: pa.DataType) -> pa.DataType:
-    return _changed(kind.value_type, _value_type) if pa.types.is_dictionary(kind) else kind
-
-
-def _changed(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
-    """A type whose innermost types are others."""
-    fields = [kind.field(number) for number in range(kind.num_fields)]
-    inner = [each.with_type(_changed(each.type, change)) for each in fields]
-    if inner == fields:
-        return change(kind)
-    if pa.types.is_struct(kind):
-        return pa.struct(inner)
-    if pa.types.is_map(kind):
-        return pa.map_(inner[0].type.field(0), inner[0].type.field(1), kind.keys_sorted)
-    if pa.types.is_fixed_size_list(kind):
-        return pa.list_(inner[0], kind.list_size)
-    make = next((make for holds, make in _LISTS if holds(kind)), None)
-    return kind if make is None else make(inner[0])
-
-
-def _has(is_one: Callable[[pa.DataType], bool], kind: pa.DataType) -> bool:
-    return is_one(kind) or any(_has(is_one, kind.field(number).type) for number in range(kind.num_fields))
+def _without_inner_views(kind: pa.DataType) -> pa.DataType:
+    return changed(kind, lambda each: _OF_VIEWS.get(each, each)) if kind.num_fields else kind
 
 
 def _is_list_of_no_size(kind: pa.DataType) -> bool:

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from rosebatch.io.arrow_types import has
+
 # Of any Python value that is no text, and of each item of a list. Here, and of lists and objects as such, a sixth of
 # what CPython takes: values may take six times the bytes of a row, as those of a line of JSON may.
 _POINTER, _LIST, _OBJECT, _NAMED = 8, 16, 64, 32
@@ -23,17 +25,18 @@ Sizes = np.ndarray[Any, np.dtype[np.int64]]
 @cache
 def shares(kind: pa.DataType) -> bool:
     """Whether rows of this type may have one value in common."""
-    own = pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind) or kind in _VIEWS
-    own |= pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)
-    inner = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
-    fields = (inner.field(number).type for number in range(inner.num_fields))
-    return own or any(map(shares, fields if inner is kind else [inner]))
+    return has(_shares, kind)
 
 
+def _shares(kind: pa.DataType) -> bool:
+    lists = pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)
+    return bool(lists or pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind) or kind in _VIEWS)
+
+
+@cache
 def shares_or_nests(kind: pa.DataType) -> bool:
     """Whether rows of this type may take far more than the bytes of their batch."""
-    inner = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
-    return pa.types.is_nested(inner) or shares(kind)
+    return has(pa.types.is_nested, kind) or shares(kind)
 
 
 def row_sizes(array: pa.Array) -> Sizes:

@@ -2,16 +2,18 @@
 
 import operator
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from functools import cache, partial
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from rosebatch.core.errors import RowError
+from rosebatch.io.arrow_types import changed, has, inner_types
 
 # Years past 9999, texts that are not UTF-8, numbers out of range, decimals of a scale that Python's have not.
 _UNREADABLE = (ValueError, ArithmeticError, pa.ArrowException)
-_REFERRING = (pa.DictionaryType, pa.RunEndEncodedType, pa.UnionType, pa.BaseExtensionType)
+_REFERRING = (pa.DictionaryType, pa.RunEndEncodedType, pa.BaseExtensionType)
 
 
 class BadValues(NamedTuple):
@@ -56,10 +58,89 @@ def _rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
     is_plain = all(map(operator.is_, columns, given))
     rows: list[dict[str, Any]] = (batch if is_plain else pa.record_batch(columns, names)).to_pylist()
     for name, column in zip(names, columns, strict=True):
-        if (change := _change(column)) is not None:
+        if _has_union(column.type):
+            for row, scalar in zip(rows, column, strict=True):
+                row[name] = _value(scalar)
+        elif (change := _change(column)) is not None:
             for row in rows:
                 row[name] = None if row[name] is None else change(row[name])
     return rows
+
+
+def _as_plain(array: pa.Array) -> pa.Array:
+    if _is_bounded(array.type):
+        _require_bounded(array)
+    plain = _plain(array.type)
+    return array if plain == array.type else pa.array(_Retyped(array, plain))
+
+
+class _Retyped(NamedTuple):
+    """The memory of an array as one of a type with the same layout. No cast: Arrow has none of many nested types."""
+
+    array: pa.Array
+    type: pa.DataType
+
+    def __arrow_c_array__(self, requested_schema: object = None) -> tuple[object, object]:
+        return self.type.__arrow_c_schema__(), self.array.__arrow_c_array__()[1]
+
+
+@cache
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """A type with integers in place of nanoseconds, and the storage of extensions that is nested."""
+    return changed(kind, _plain_itself)
+
+
+def _plain_itself(kind: pa.DataType) -> pa.DataType:
+    if isinstance(kind, pa.BaseExtensionType):
+        return kind.storage_type if inner_types(kind.storage_type) else kind
+    if kind in (pa.time64("ns"), pa.duration("ns")) or (pa.types.is_timestamp(kind) and kind.unit == "ns"):
+        return pa.int64()
+    return kind
+
+
+@cache
+def _is_bounded(kind: pa.DataType) -> bool:
+    """Whether PyArrow makes other values of those that a type has not, or none: of hour 24 it makes 0."""
+    return has(pa.types.is_time, kind) or has(pa.types.is_decimal, kind)
+
+
+def _require_bounded(array: pa.Array) -> None:
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid:
+        if len(array) > 1:
+            raise
+        # Its lists may hold values of other rows.
+        array.take(pa.array([0])).validate(full=True)
+
+
+@cache
+def _has_union(kind: pa.DataType) -> bool:
+    return has(pa.types.is_union, kind)
+
+
+def _value(scalar: pa.Scalar) -> Any:
+    """What rows have for it. Of a union's values, only scalars tell their types."""
+    if not scalar.is_valid:
+        return None
+    if isinstance(scalar, pa.UnionScalar | pa.DictionaryScalar | pa.RunEndEncodedScalar):
+        return _value(scalar.value)
+    if isinstance(scalar, pa.MapScalar):
+        keys, items = (_values(scalar.values.field(number)) for number in range(2))
+        return _mapping(None, None, list(zip(keys, items, strict=True)))
+    if isinstance(scalar, pa.ListScalar):
+        return _values(scalar.values)
+    if isinstance(scalar, pa.StructScalar):
+        fields = {name: _value(each) for name, each in scalar.items()}
+        if len(fields) != scalar.type.num_fields:
+            raise ValueError("an object has one key twice")
+        return {name: each for name, each in fields.items() if each is not None}
+    change = _change_of_leaf(scalar.type)
+    return scalar.as_py() if change is None else change(scalar.as_py())
+
+
+def _values(array: pa.Array) -> list[Any]:
+    return [row[""] for row in _rows(pa.record_batch([array], [""]))]
 
 
 def _change(array: pa.Array) -> Callable[[Any], Any] | None:
@@ -72,23 +153,31 @@ def _change(array: pa.Array) -> Callable[[Any], Any] | None:
             return None
         return partial(_object, dict(zip([field.name for field in kind], changes, strict=True)))
     if pa.types.is_map(kind):
-        return partial(_mapping, _change(array.items))
+        return partial(_mapping, _change(array.keys), _change(array.items))
     if pa.types.is_dictionary(kind):
         return _change(array.dictionary)
     if pa.types.is_run_end_encoded(kind):
         return _change(array.values)
-    if pa.types.is_interval(kind):
-        # Their own type is a tuple too, but cannot be pickled.
-        return tuple
-    if pa.types.is_union(kind):
-        return _without_intervals if _has_intervals(kind) else None
-    if isinstance(kind, pa.BaseExtensionType):
-        return _change(array.storage)
     if pa.types.is_nested(kind) and kind.num_fields == 1:
         # Without a copy: values that no row has may ask for a change, which then changes nothing.
         inner = _change(array.values)
         return inner and partial(_list, inner)
-    return None
+    return _change_of_leaf(kind)
+
+
+def _change_of_leaf(kind: pa.DataType) -> Callable[[Any], Any] | None:
+    if isinstance(kind, pa.BaseExtensionType):
+        return _change_of_leaf(kind.storage_type)
+    if pa.types.is_interval(kind):
+        # Their own type is a tuple too, but cannot be pickled.
+        return tuple
+    return _in_whole_minutes if pa.types.is_timestamp(kind) and kind.tz else None
+
+
+def _in_whole_minutes(moment: datetime) -> datetime:
+    """JSON has no zones with seconds, as they were before 1972: the same moment is in UTC."""
+    offset = moment.utcoffset()
+    return moment.astimezone(UTC) if offset is not None and offset.seconds % 60 else moment
 
 
 def _may_be_null(array: pa.Array) -> bool:
@@ -104,7 +193,11 @@ def _object(changes: dict[str, Callable[[Any], Any] | None], value: dict[str, An
     }
 
 
-def _mapping(change: Callable[[Any], Any] | None, items: list[tuple[Any, Any]]) -> dict[Any, Any]:
+def _mapping(
+    of_key: Callable[[Any], Any] | None, change: Callable[[Any], Any] | None, items: list[tuple[Any, Any]]
+) -> dict[Any, Any]:
+    if of_key is not None:
+        items = [(of_key(key), each) for key, each in items]
     try:
         found = {key: each if change is None or each is None else change(each) for key, each in items}
     except TypeError:
@@ -114,50 +207,5 @@ def _mapping(change: Callable[[Any], Any] | None, items: list[tuple[Any, Any]]) 
     return found
 
 
-@cache
-def _has_intervals(kind: pa.DataType) -> bool:
-    inner = [kind.field(number).type for number in range(kind.num_fields)]
-    if pa.types.is_dictionary(kind):
-        inner = [kind.value_type]
-    if isinstance(kind, pa.BaseExtensionType):
-        inner = [kind.storage_type]
-    return pa.types.is_interval(kind) or any(map(_has_intervals, inner))
-
-
-def _without_intervals(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _without_intervals(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return (tuple if isinstance(value, tuple) else list)(map(_without_intervals, value))
-    return value
-
-
 def _list(change: Callable[[Any], Any], values: list[Any]) -> list[Any]:
     return [None if each is None else change(each) for each in values]
-
-
-def _as_plain(array: pa.Array) -> pa.Array:
-    plain = _plain(array.type)
-    return array if plain == array.type else array.cast(plain)
-
-
-@cache
-def _plain(kind: pa.DataType) -> pa.DataType:
-    """A type without nanoseconds, and without nulls alone: PyArrow 26 ends the process in casts of their slices."""
-    if pa.types.is_struct(kind):
-        return pa.struct([_plain_field(field) for field in kind])
-    if pa.types.is_list(kind):
-        return pa.list_(_plain_field(kind.value_field))
-    if pa.types.is_large_list(kind):
-        return pa.large_list(_plain_field(kind.value_field))
-    if pa.types.is_fixed_size_list(kind):
-        return pa.list_(_plain_field(kind.value_field), kind.list_size)
-    if pa.types.is_map(kind):
-        return pa.map_(_plain_field(kind.key_field), _plain_field(kind.item_field), kind.keys_sorted)
-    if kind in (pa.time64("ns"), pa.duration("ns")) or (pa.types.is_timestamp(kind) and kind.unit == "ns"):
-        return pa.int64()
-    return pa.bool_() if pa.types.is_null(kind) else kind
-
-
-def _plain_field(field: pa.Field) -> pa.Field:
-    return field.with_type(_plain(field.type))

@@ -150,10 +150,13 @@ def _arrow(raw: IO[bytes], path: str, limit: int) -> Table:
 
 def _require_valid(batch: pa.RecordBatch) -> None:
     """Arrow itself checks no offset that it reads, and a wrong one leads to any byte of the process."""
-    for column in batch.columns:
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
         kind = _BYTES.get(column.type)
-        # A text that is not UTF-8 fails its row alone, later.
-        (column if kind is None else column.view(kind)).validate(full=True)
+        try:
+            # A text that is not UTF-8 fails its row alone, later.
+            (column if kind is None else column.view(kind)).validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise pa.ArrowInvalid(f"column {name!r}: {error}") from None
 
 
 def _plain(schema: pa.Schema) -> pa.Schema:
