@@ -5,20 +5,10 @@ from array import array
 import pytest
 
 from rosebatch.engine.plan import Chunk
-from rosebatch.engine.scheduling.block_pool import hash_block, token_bytes
 from tests.engine.fake_runner import VOCAB, fake_completion, make_sequence
 from tests.engine.schedulers import add, drain, make_scheduler, step
 
 PROMPT = [7, 1, 8, 2, 8]
-
-
-def digests(token_ids):
-    """Of the full blocks of four tokens."""
-    parent, out = b"", []
-    for tokens in token_bytes(array("I", token_ids[: len(token_ids) // 4 * 4]), 4):
-        parent = hash_block(parent, tokens)
-        out.append(parent)
-    return out
 
 
 @pytest.fixture
@@ -52,10 +42,10 @@ def test_three_tokens_are_sampled_of_which_two_are_kept(begun, fake_runner):
     # The draft in position 7 is taken back: the slot is written again.
     assert (list(sequence.token_ids), sequence.num_computed_tokens) == (tokens[:8], 7)
     assert (sequence.num_pending_tokens, sequence.drafts, sequence.tables) == (0, (), [[0, 1]])
-    assert scheduler.pool.by_hash == {digests(tokens[:4])[0]: 0}
+    assert scheduler.pool.by_hash == {sequence.block_hashes[0]: 0}
     plan, _ = step(scheduler, fake_runner)
     assert plan.chunks == (Chunk(0, 7, array("I", tokens[7:8]), sampled=1),)
-    assert scheduler.pool.by_hash == dict(zip(digests(tokens[:8]), [0, 1], strict=True))
+    assert scheduler.pool.by_hash == dict(zip(sequence.block_hashes, [0, 1], strict=True))
     finish(scheduler, fake_runner, sequence, tokens)
 
 
@@ -65,11 +55,11 @@ def test_right_drafts_fill_blocks_that_are_findable_once_they_are_verified(begun
     plan = scheduler.schedule()
     scheduler.check_integrity()
     assert plan.chunks == (Chunk(0, 5, array("I", tokens[5:9]), 4, ((0, 2, (2,)),)),)
-    assert scheduler.pool.by_hash == {digests(tokens[:4])[0]: 0}
+    assert scheduler.pool.by_hash == {sequence.block_hashes[0]: 0}
     scheduler.commit(plan, fake_runner.run(plan))
     scheduler.check_integrity()
     assert (list(sequence.token_ids), sequence.num_computed_tokens) == (tokens[:10], 9)
-    assert scheduler.pool.by_hash == dict(zip(digests(tokens[:8]), [0, 1], strict=True))
+    assert scheduler.pool.by_hash == dict(zip(sequence.block_hashes, [0, 1], strict=True))
     finish(scheduler, fake_runner, sequence, tokens)
 
 

@@ -1,4 +1,4 @@
-"""Digests of a prompt's blocks, which it may take from the prompt before it."""
+"""Hashes of a sequence's blocks: what they depend on, and how they come."""
 
 import random
 
@@ -10,34 +10,62 @@ from rosebatch.engine.scheduling.prefix_cache import PrefixCache
 from rosebatch.engine.scheduling.sequence import SequenceState
 from tests.engine.fake_runner import make_sequence
 
+SIZE = 3
 
-def prompts_that_begin_alike(rng: random.Random, count: int) -> list[SequenceState]:
-    """Each begins with some of the last one's tokens, and some have another salt or generated tokens."""
-    tokens, sequences = [rng.randrange(9) for _ in range(12)], []
+
+def make_cache(*, exact: bool) -> PrefixCache:
+    return PrefixCache(BlockTables([BlockPool(9, SIZE)]), enabled=True, exact=exact)
+
+
+def sequences_that_begin_alike(rng: random.Random, count: int) -> list[SequenceState]:
+    """Of two tokens, some with another salt, some with generated tokens."""
+    sequences = []
     for number in range(count):
-        tokens = tokens[: rng.randrange(13)] + [rng.randrange(9) for _ in range(rng.randrange(1, 9))]
-        sequence = make_sequence(tokens, id=number)
+        sequence = make_sequence([rng.randrange(2) for _ in range(rng.randrange(1, 8))], id=number)
         sequence.restart(structs.replace(sequence.spec, salt=rng.choice((b"", b"", b"long"))))
-        if rng.random() < 0.3:
-            sequence.apply_token_ids([rng.randrange(9) for _ in range(rng.randrange(7))])
+        sequence.apply_token_ids([rng.randrange(2) for _ in range(rng.randrange(6))])
         sequences.append(sequence)
     return sequences
 
 
-def digests(cache: PrefixCache, sequence: SequenceState) -> list[bytes]:
-    sequence.block_hashes.clear()
-    cache.take(sequence)
-    return list(sequence.block_hashes)
+def identities(sequence: SequenceState, *, exact: bool) -> list[tuple[object, ...]]:
+    """What two blocks must have in common to have one hash."""
+    tokens, prompt = list(sequence.token_ids), sequence.num_prompt_tokens
+    ends = range(SIZE, len(tokens) + 1, SIZE)
+    return [(sequence.spec.salt, tokens[:end], prompt if exact and end > prompt else None) for end in ends]
 
 
-def test_digests_are_the_same_behind_any_prompt():
-    """Those of the last prompt are taken as far as it begins alike: one too many would give a row foreign K and V."""
+def test_blocks_have_one_hash_if_their_keys_are_the_same():
+    """One too many in common would give a row foreign K and V."""
     rng = random.Random(0)
     for exact in (False, True):
+        cache = make_cache(exact=exact)
+        by_hash: dict[bytes, object] = {}
+        names: set[str] = set()
+        for sequence in sequences_that_begin_alike(rng, 600):
+            cache.take(sequence)
+            for block_hash, identity in zip(sequence.block_hashes, identities(sequence, exact=exact), strict=True):
+                assert by_hash.setdefault(block_hash, identity) == identity
+                names.add(repr(identity))
+        assert len(by_hash) == len(names) > 100
 
-        def fresh(exact: bool = exact) -> PrefixCache:
-            return PrefixCache(BlockTables([BlockPool(9, 3)]), enabled=True, exact=exact)
 
-        cache = fresh()
-        for sequence in prompts_that_begin_alike(rng, 300):
-            assert digests(cache, sequence) == digests(fresh(), sequence)
+def test_hashes_are_the_same_for_many_sequences_at_once():
+    """Those of a decode window are hashed together, whichever block each of them fills."""
+    rng = random.Random(1)
+    for exact in (False, True):
+        cache = make_cache(exact=exact)
+        sequences = sequences_that_begin_alike(rng, 300)
+        for sequence in sequences:
+            cache.take(sequence)
+        whole = [list(sequence.block_hashes) for sequence in sequences]
+        for sequence in sequences:
+            del sequence.block_hashes[rng.randrange(len(sequence.block_hashes) + 1) :]
+        cache.look_on((sequence, len(sequence.token_ids)) for sequence in sequences)
+        known = [len(sequence.block_hashes) for sequence in sequences]
+        assert [sequence.block_hashes for sequence in sequences] == [
+            hashes[:count] for hashes, count in zip(whole, known, strict=True)
+        ]
+        for sequence in sequences:
+            cache.take(sequence)
+        assert [sequence.block_hashes for sequence in sequences] == whole

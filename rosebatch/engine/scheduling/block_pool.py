@@ -4,22 +4,9 @@ A block without a holder keeps its contents and its hash until it is handed out 
 cache's eviction order.
 """
 
-from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from hashlib import blake2b
 from itertools import chain
-
-
-def hash_block(parent: bytes, tokens: bytes) -> bytes:
-    """Identity of a full block: 16 bytes over its tokens and, through ``parent``, over all tokens before it."""
-    return blake2b(parent + tokens, digest_size=16).digest()
-
-
-def token_bytes(token_ids: "array[int]", block_size: int) -> list[bytes]:
-    """The tokens, 32 bits each, of successive full blocks as bytes, one item a block."""
-    content, width = token_ids.tobytes(), 4 * block_size
-    return [content[i : i + width] for i in range(0, len(content), width)]
 
 
 class BlockPool:
@@ -61,10 +48,12 @@ class BlockPool:
         first = max(0, len(self._blank) - count)
         taken = self._blank[first:][::-1]
         del self._blank[first:]
-        while len(taken) < count:
-            block, _ = self._cached.popitem(last=False)
-            self.forget(block)
-            taken.append(block)
+        if lacking := count - len(taken):
+            evict = self._cached.popitem
+            evicted = [evict(False)[0] for _ in range(lacking)]
+            for block in evicted:
+                self.forget(block)
+            taken += evicted
         for block in taken:
             self._ref_counts[block] = 1
         return taken
@@ -111,14 +100,14 @@ class BlockPool:
         """The block that holds this full-block prefix; None if none does any more."""
         return self.by_hash.get(block_hash)
 
-    def register(self, block: int, block_hash: bytes) -> bool:
-        """Make a full block findable by its hash; False if another block has that hash already."""
-        if block_hash in self.by_hash:
-            return False
-        assert self._hashes[block] is None, f"block {block} registered twice"
-        self.by_hash[block_hash] = block
-        self._hashes[block] = block_hash
-        return True
+    def register(self, blocks: Iterable[int], block_hashes: Iterable[bytes]) -> None:
+        """Make full blocks findable by their hashes, except those whose hash another block has already."""
+        by_hash, hashes = self.by_hash, self._hashes
+        for block, block_hash in zip(blocks, block_hashes, strict=True):
+            if block_hash not in by_hash:
+                assert hashes[block] is None, f"block {block} registered twice"
+                by_hash[block_hash] = block
+                hashes[block] = block_hash
 
     def forget(self, block: int) -> None:
         """Make a block no longer findable."""

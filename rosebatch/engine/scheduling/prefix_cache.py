@@ -1,14 +1,12 @@
-"""Blocks found again by the digests of their tokens: prompts with a common prefix share its K and V. No torch."""
+"""Blocks found again by the hashes of their tokens: prompts with a common prefix share its K and V. No torch."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
-import numpy as np
-
 from rosebatch.engine.plan import GONE
-from rosebatch.engine.scheduling.block_group import BlockGroup
-from rosebatch.engine.scheduling.block_pool import hash_block, token_bytes
+from rosebatch.engine.scheduling.block_group import BlockGroup, held_blocks
+from rosebatch.engine.scheduling.block_hashes import HASH_BYTES, BlockHashes
 from rosebatch.engine.scheduling.block_tables import BlockTables
 from rosebatch.engine.scheduling.sequence import SequenceState
 
@@ -27,14 +25,26 @@ class PrefixCache:
         self.blocks = blocks
         self.enabled = enabled
         self.exact = exact
-        # Of the last prompt: its salt, tokens, and the hashes of its full blocks.
-        self._last: tuple[bytes, array[int], list[bytes]] = b"", array("I"), []
+        self._hasher = BlockHashes(blocks.block_size)
 
     def look(self, sequence: SequenceState) -> None:
         """Hash the blocks of a new prompt, whose tokens were just written: later, they are in no cache of the CPU."""
         if self.enabled and (count := sequence.num_reusable_tokens // self.blocks.block_size):
             self._hashes(sequence, count)
-            self._keep(sequence)
+
+    def look_on(self, sequences: Iterable[tuple[SequenceState, int]]) -> None:
+        """Hash the next block of each of these sequences that fills one up to so many tokens, all of them at once."""
+        size = self.blocks.block_size
+        behind = [s for s, end in sequences if len(s.block_hashes) < end // size]
+        if not behind or not self.enabled:
+            return
+        token_ids, numbers = array("I"), [len(sequence.block_hashes) for sequence in behind]
+        for sequence, number in zip(behind, numbers, strict=True):
+            token_ids += sequence.token_ids[number * size : (number + 1) * size]
+        before = [_sums_of(sequence.block_hashes) for sequence in behind]
+        found = self._hasher.of_next(token_ids, numbers, before)
+        for sequence, number, own in zip(behind, numbers, found, strict=True):
+            sequence.block_hashes += self._named(sequence, number, [own])
 
     def take(self, sequence: SequenceState) -> None:
         """Hold the blocks of the longest cached prefix, if any: its tokens are computed.
@@ -45,7 +55,7 @@ class PrefixCache:
         """
         size, num_tokens = self.blocks.block_size, len(sequence.token_ids)
         reusable = sequence.num_reusable_tokens if self.enabled else 0
-        # At least those to which the digests are known.
+        # There may be more hashes.
         hashes = self._hashes(sequence, reusable // size)[: reusable // size]
         count = self._longest_prefix(num_tokens, hashes)
         sequence.num_computed_tokens = min(count * size, num_tokens - 1)
@@ -66,51 +76,34 @@ class PrefixCache:
             return
         hashes = self._hashes(sequence, stop)[first:stop]
         for group in self.blocks.groups:
-            table, pool = sequence.tables[group.number], group.pool
-            for index, block_hash in enumerate(hashes, start=first):
-                block = table[index]
-                if block == GONE:
-                    continue
-                if in_flight:
-                    # Before it can be found: an interrupt may come in between.
-                    group.in_flight.add(block)
-                pool.register(block, block_hash)
+            table, pool = sequence.tables[group.number][first:stop], group.pool
+            known = hashes
+            if pool.window and GONE in table:
+                known = [each for each, block in zip(hashes, table, strict=True) if block != GONE]
+                table = held_blocks(table)
+            if in_flight:
+                # Before they can be found: an interrupt may come in between.
+                group.in_flight.update(table)
+            pool.register(table, known)
 
     def _hashes(self, sequence: SequenceState, count: int) -> list[bytes]:
         """Hashes of at least ``count`` of the sequence's first blocks, all of them full."""
         hashes, size = sequence.block_hashes, self.blocks.block_size
-        if count and not hashes:
-            hashes += self._hashes_in_common(sequence, count)
         known = len(hashes)
         if known < count:
-            parent = hashes[-1] if hashes else sequence.spec.salt
-            blocks = token_bytes(sequence.token_ids[known * size : count * size], size)
-            for index, tokens in enumerate(blocks, start=known):
-                if self.exact and index == sequence.num_prompt_tokens // size:
-                    # The first block with generated tokens.
-                    parent += b"%d generated" % sequence.num_prompt_tokens
-                parent = hash_block(parent, tokens)
-                hashes.append(parent)
+            token_ids = sequence.token_ids[known * size : count * size]
+            hashes += self._named(sequence, known, self._hasher.of_prefix(token_ids, known, _sums_of(hashes)))
         return hashes
 
-    def _keep(self, sequence: SequenceState) -> None:
-        """Let the next sequence have the hashes of this prompt."""
-        size = self.blocks.block_size
-        count = sequence.num_prompt_tokens // size
-        self._last = sequence.spec.salt, sequence.token_ids, sequence.block_hashes[:count]
-
-    def _hashes_in_common(self, sequence: SequenceState, count: int) -> list[bytes]:
-        """The hashes of up to ``count`` blocks with which the last prompt begins too: prompts come in such an order."""
-        salt, tokens, hashes = self._last
-        size = self.blocks.block_size
-        # Blocks of generated tokens may have other hashes.
-        count = min(count, sequence.num_prompt_tokens // size, len(hashes))
-        if not count or salt != sequence.spec.salt:
-            return []
-        length = count * size
-        differs = np.frombuffer(tokens, np.uint32, length) != np.frombuffer(sequence.token_ids, np.uint32, length)
-        first = int(differs.argmax())
-        return hashes[: first // size if differs[first] else count]
+    def _named(self, sequence: SequenceState, first: int, hashes: list[bytes]) -> list[bytes]:
+        """Hashes of a sequence's blocks from ``first`` on, with what else decides their keys in front of them."""
+        salt, prompt = sequence.spec.salt, sequence.num_prompt_tokens
+        whole = max(prompt // self.blocks.block_size - first, 0) if self.exact else len(hashes)
+        if not salt and whole >= len(hashes):
+            return hashes
+        # Behind another number of prompt tokens, generated ones were computed otherwise.
+        generated = b"%b%d generated" % (salt, prompt)
+        return [salt + each for each in hashes[:whole]] + [generated + each for each in hashes[whole:]]
 
     def _longest_prefix(self, num_tokens: int, hashes: Sequence[bytes]) -> int:
         """How many of these blocks, the first of ``num_tokens`` tokens, can be held in all groups."""
@@ -130,6 +123,11 @@ class PrefixCache:
                 break
             count = min(number for number in missing if number) - 1
         return count
+
+
+def _sums_of(hashes: Sequence[bytes]) -> bytes:
+    """The last of a sequence's hashes without what is in front of it; nothing if there is none."""
+    return hashes[-1][-HASH_BYTES:] if hashes else b""
 
 
 def _last_missing(group: BlockGroup, hashes: Sequence[bytes], position: int, count: int) -> int:

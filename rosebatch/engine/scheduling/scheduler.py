@@ -131,15 +131,17 @@ class Scheduler:
         """
         now = time.perf_counter() if now is None else now
         self.blocks.mark_launched()
-        finished: list[SequenceState] = []
+        answered: list[SequenceState] = []
+        ended: list[SequenceState] = []
         gaps: Counter[float] = Counter()
         if isinstance(plan, PackedStep):
-            finished += self._commit_prompts(plan, result, now)
+            answered = self._commit_prompts(plan, result, now)
             sampled = [(c.id, c.start + len(c.token_ids) - c.sampled, c.sampled) for c in plan.chunks if c.sampled]
         else:
             sampled = [(row.id, row.start, row.length) for row in plan.rows]
         # Full blocks of packed steps were registered when planned. Those of a window hold tokens that come only now.
         registers = self.prefixes.enabled and isinstance(plan, DecodeWindow)
+        filled: list[tuple[SequenceState, int, int]] = []
         all_logprobs = result.logprobs or [[]] * len(sampled)
         for (sequence_id, start, length), token_ids, logprobs in zip(
             sampled, result.token_ids, all_logprobs, strict=True
@@ -159,12 +161,17 @@ class Scheduler:
                 # Wrong drafts were computed for nothing.
                 sequence.num_computed_tokens = start + kept
             if registers or drafts:
-                self.prefixes.register(sequence, start, start + kept)
+                filled.append((sequence, start, start + kept))
             if sequence.finish_reason is None:
                 sequence.apply_rest(now)
             if sequence.finish_reason is not None:
-                self._free(sequence)
-                finished.append(sequence)
+                ended.append(sequence)
+        self.prefixes.look_on((sequence, end) for sequence, _, end in filled)
+        for sequence, start, end in filled:
+            self.prefixes.register(sequence, start, end)
+        for sequence in ended:
+            self._free(sequence)
+        finished = answered + ended
         self.queues.finish(finished)
         return Committed(finished, gaps)
 
