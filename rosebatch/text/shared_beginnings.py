@@ -10,8 +10,8 @@ from rosebatch.text.long_texts import AROUND, LongTexts
 
 # Characters that need not be encoded, for which a beginning is looked for. That takes a few short encodings.
 _WORTH = 1 << 17
-# Characters before the end of what is shared in which a cut is looked for.
-_SEARCHED = 1024
+# Characters before the end of what is shared in which a cut is looked for: what is behind it is encoded for each text.
+_SEARCHED = (64, 256, 1024)
 
 
 class _Beginning(NamedTuple):
@@ -58,7 +58,8 @@ class SharedBeginnings:
     def _find(self, text: str, shared: int) -> _Beginning | None:
         """The beginning up to a cut before the end of what is shared; None if there is no cut."""
         end = shared - AROUND
-        cut = self._texts.cut(text, max(0, end - _SEARCHED), end)
+        cuts = (self._texts.cut(text, max(0, end - searched), end) for searched in _SEARCHED)
+        cut = next(filter(None, cuts), None)
         if cut is None:
             return None
         before, behind = cut
