@@ -64,7 +64,8 @@ class _Step:
         self._cache = shared.cache
         self._states = shared.states
         self._mixers = shared.mixers
-        self._tables = tables
+        # A view of each group's, made once for all layers.
+        self._tables = tables.unbind()
         self._append_rows: dict[tuple[int, int], Tensor] = {}
 
     def planes(self, spec: MixerSpec) -> tuple[Tensor, ...]:

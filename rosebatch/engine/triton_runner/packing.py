@@ -192,7 +192,11 @@ def pack(
     parts.append(last_rows)
     if layout.num_chunks:
         parts += _pack_chunks(chunks, slots, layout, tile_rows)
-    return np.concatenate([np.pad(part, (0, -len(part) % 4)) for part in parts])
+    packed, first = np.zeros(layout.num_cells, np.int32), 0
+    for part in parts:
+        packed[first : first + len(part)] = part
+        first = _round_up(first + len(part), 4)
+    return packed
 
 
 def _pack_last(plan: PackedStep, chunks: _Chunks, slots: Slots, layout: Layout) -> tuple[np.ndarray, np.ndarray]:

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from rosebatch.core.sampling_params import GREEDY, SamplingParams
 from rosebatch.engine.plan import BlockChange, Chunk, DecodeWindow, SequenceSpec, StepPlan
 from rosebatch_kernels.feedback import layout
 
-_REALS, _INTEGERS = struct.Struct("<3f"), struct.Struct("<3i")
+# Sampling parameters as the layout has them: the seed in two fields.
+_SAMPLING, _INTEGERS = struct.Struct("<ififfQfff"), struct.Struct("<10i")
 
 
 def batch_buckets(limit: int) -> tuple[int, ...]:
@@ -60,6 +62,8 @@ class Slots:
         self.tables = np.zeros((num_slots, width), np.int32) if keeps_tables else None
         self.state_of = list(range(num_slots))
         self._free = list(range(num_slots))
+        # Mostly, rows have the same parameters.
+        self._last: tuple[SamplingParams, tuple[int, ...]] = GREEDY, _fields_of(GREEDY)
 
     def update(self, plan: StepPlan) -> StateWrite:
         """Take slots back from released sequences, give some to started ones; returns what changes on the device."""
@@ -136,36 +140,29 @@ class Slots:
 
     def _write_fields(self, chunk: Chunk, write: StateWrite) -> None:
         slot, spec = self.slot_of[chunk.id], self.specs[chunk.id]
-        sampling, seed = spec.sampling, spec.sampling.seed or 0
-        real = _bits(sampling.temperature, sampling.top_p, sampling.min_p)
-        penalties = _bits(sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty)
-        values = {
-            layout.POSITION: chunk.end - 1,
-            layout.NEXT: chunk.end,
-            layout.LIMIT: spec.decode_len - 1,
-            layout.STOPS: int(not sampling.ignore_eos),
-            layout.TEMPERATURE: real[0],
-            layout.TOP_K: min(sampling.top_k, 2**31 - 1),
-            layout.TOP_P: real[1],
-            layout.MIN_P: real[2],
-            layout.SEED_LOW: _signed(seed & 0xFFFFFFFF),
-            layout.SEED_HIGH: _signed(seed >> 32),
-            layout.PRESENCE: penalties[0],
-            layout.FREQUENCY: penalties[1],
-            layout.REPETITION: penalties[2],
-            layout.MIN_POSITION: len(spec.prompt_token_ids) + sampling.min_tokens,
-        }
-        for name, value in values.items():
-            write.cells[self._cell(name, slot)] = value
+        sampling = spec.sampling
+        if sampling is not self._last[0]:
+            self._last = sampling, _fields_of(sampling)
+        end, min_position = chunk.end, len(spec.prompt_token_ids) + sampling.min_tokens
+        values = end - 1, end, spec.decode_len - 1, *self._last[1], min_position
+        first = self._cell(layout.POSITION, slot)
+        write.cells.update(zip(range(first, first + len(values) * self.num_slots, self.num_slots), values, strict=True))
 
     def _cell(self, name: int, slot: int) -> int:
         return name * self.num_slots + slot
 
 
-def _bits(*values: float) -> tuple[int, ...]:
-    """The bits of three numbers as fp32, as signed integers."""
-    return _INTEGERS.unpack(_REALS.pack(*values))
-
-
-def _signed(word: int) -> int:
-    return word - 2**32 if word >= 2**31 else word
+def _fields_of(sampling: SamplingParams) -> tuple[int, ...]:
+    """The fields from ``STOPS`` to ``REPETITION``, in the order of the layout."""
+    packed = _SAMPLING.pack(
+        not sampling.ignore_eos,
+        sampling.temperature,
+        min(sampling.top_k, 2**31 - 1),
+        sampling.top_p,
+        sampling.min_p,
+        sampling.seed or 0,
+        sampling.presence_penalty,
+        sampling.frequency_penalty,
+        sampling.repetition_penalty,
+    )
+    return _INTEGERS.unpack(packed)
