@@ -3,19 +3,20 @@
 Of products the fallback runs, whose tiles are fixed: the CPU's own go by the number of rows, and the trial sees it.
 """
 
-import numpy as np
 import pytest
 import torch
-from triton.runtime import interpreter
 
 from rosebatch.config.switches import Switches
 from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
+from rosebatch.engine.scheduling.prefix_cache import PrefixCache
+from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.model.quantization.dense import DenseWeight
 from rosebatch.ops.select import select
 from rosebatch_kernels.linear.invariant import FixedLinear
 from tests.engine.small_models import VOCAB, device_engine
 from tests.helpers import running
+from tests.helpers.interpreter import add_up_exactly
 from tests.helpers.marks import ON_TRITON_RUNNER
 
 pytestmark = [pytest.mark.matrix, *ON_TRITON_RUNNER]
@@ -28,13 +29,7 @@ def few_rows_in_the_trial(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def dots_without_an_order(monkeypatch):
-    """The interpreter's product of two tiles goes by a row's place in them. What tiles add up to does not here."""
-
-    def create_dot(self, a, b, acc, *_):
-        product = (a.data.astype(np.float64) @ b.data.astype(np.float64)).astype(acc.data.dtype)
-        return interpreter.TensorHandle(product + acc.data, acc.dtype.scalar)
-
-    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
+    add_up_exactly(monkeypatch)
 
 
 def requests():
@@ -55,19 +50,60 @@ def outcome(engine, rows):
     return {i: (each.token_ids, [list(some) for some in each.logprobs]) for i, each in done.items()}
 
 
+def alone(name, off=()):
+    """The outcome of each row by itself, and the rows: the last repeats the answer of one before it."""
+    rows, done = requests(), {}
+
+    def serve(row):
+        done.update(outcome(device_engine(name, off, on=("batch_invariant",)), [row]))
+
+    for row in rows:
+        serve(row)
+    prompt = (*rows[3].prompt_token_ids, *done[3][0][:7], 5)
+    rows.append(Request(4, prompt, SamplingParams(max_tokens=6, logprobs=2, ignore_eos=True)))
+    serve(rows[4])
+    return done, rows
+
+
+def in_company(name, rows, off=(), blocks=60):
+    """The outcome of rows in another order, the repeated answer behind the first one; and their engine."""
+    engine = device_engine(name, off, blocks=blocks, on=("batch_invariant",))
+    return outcome(engine, [*rows[3::-1], rows[4]]), engine
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["llama", "gpt2", "softmaxes"])
 @pytest.mark.parametrize("off", [(), ("streamed_linear", "fused_norm"), ("prefix_cache", "fused_kv_append")])
 def test_a_row_alone_in_company_and_preempted(name, off):
     """A row's log-probabilities tell the last bits: of chunks, shared prefixes, replayed tokens and splits of keys."""
-    rows, alone = requests(), {}
-    for row in rows:
-        alone |= outcome(device_engine(name, off, on=("batch_invariant",)), [row])
+    expected, rows = alone(name, off)
     for blocks in (60, 8):
-        engine = device_engine(name, off, blocks=blocks, on=("batch_invariant",))
-        assert outcome(engine, rows[::-1]) == alone
+        found, engine = in_company(name, rows, off, blocks)
+        assert found == expected
         assert (engine.stats.preemptions > 0) == (blocks == 8)
         assert engine.runner.prefix_groups is None, "keys that rows share are added up otherwise"
+
+
+def library_products(patch):
+    patch.setattr("rosebatch_kernels.linear.invariant.differing_rows", lambda *_: None)
+
+
+def no_replay(patch):
+    patch.setattr(Scheduler, "_rewind", lambda *_: None)
+
+
+def answers_as_prompts(patch):
+    begin = PrefixCache.__init__
+    patch.setattr(PrefixCache, "__init__", lambda self, *args, **kind: begin(self, *args, **{**kind, "exact": False}))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("take_out", [library_products, no_replay, answers_as_prompts])
+def test_without_a_cure_a_row_differs(take_out, monkeypatch):
+    """Or the test above would see nothing of it. The table of causes: benchmarks/batch_invariance.md."""
+    expected, rows = alone("gpt2")
+    take_out(monkeypatch)
+    assert any(in_company("gpt2", rows, blocks=blocks)[0] != expected for blocks in (60, 8))
 
 
 def test_products_are_tried():

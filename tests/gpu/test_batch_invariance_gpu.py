@@ -1,6 +1,10 @@
 """On a GPU with ``--batch-invariant``, a row's tokens and log-probabilities are the same bits in any company."""
 
+import os
 import random
+import subprocess
+import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,15 +16,22 @@ from rosebatch.config.toml_file import load_toml
 from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.cache.kv_cache import bytes_per_block
+from rosebatch.engine.scheduling.step_planner import StepPlanner
+from rosebatch.engine.triton_runner.token_sampler import _copy
 from rosebatch.launch.launch import launch
 from rosebatch.ops.device import keep_products_whole
 from rosebatch_kernels.common.device import device_of
+from rosebatch_kernels.experts import sizes as expert_sizes
 from rosebatch_kernels.linear import kernel
 from rosebatch_kernels.linear import sizes as linear_sizes
 from rosebatch_kernels.linear.invariant import FixedLinear, differing_rows
 from rosebatch_kernels.linear.streamed import StreamedHead, StreamedLinear
 from rosebatch_kernels.linear.torch_linear import TorchLinear
 from rosebatch_kernels.mlp import kernel as mlp_kernel
+from rosebatch_kernels.paged_attention import sizes as attention_sizes
+from rosebatch_kernels.sampling import kernel as sampling_kernel
+from tests.engine.test_device_invariance import answers_as_prompts, library_products, no_replay
+from tests.kernels.test_sampling_kernel import parameters
 
 pytestmark = pytest.mark.gpu
 
@@ -110,35 +121,38 @@ def test_rows_in_any_company(family, dtype, requests, make_engine, model_config)
     assert preempting.stats.preemptions > 0 or all(model_config(family).kv_windows)
 
 
+LONG = [1, 64, 200, 255, 256, 257, 300, 511, 700, 900]
+
+
+def served(model, dtype, rows, memory=4 << 30, tokens=16384, slots=64):
+    """What a model of these shapes makes of rows, and how many it preempted."""
+    config = RunConfig.of(
+        str(configs_dir() / "models" / f"{model}.toml"),
+        load_format="dummy",
+        device="cuda",
+        dtype=dtype,
+        max_num_seqs=slots,
+        max_num_batched_tokens=tokens,
+        kv_cache_memory=memory,
+        batch_invariant=True,
+    )
+    engine = launch(config).engine
+    return run(engine, rows), engine.stats.preemptions
+
+
 @pytest.mark.parametrize(
     ("model", "dtype"), [("gpt2", "float16"), ("qwen3-0.6b", "bfloat16"), ("llama-3.1-8b", "bfloat16")]
 )
 def test_models_of_real_sizes(model, dtype):
     """Where cuBLAS splits, pieces of keys are folded, and prompts run Hopper's kernel. Near ties are many."""
-    toml = configs_dir() / "models" / f"{model}.toml"
-    rows = rows_of([1, 64, 200, 255, 256, 257, 300, 511, 700, 900], 50_000, most=100)
-
-    def served(rows, memory=4 << 30, tokens=16384, slots=64):
-        config = RunConfig.of(
-            str(toml),
-            load_format="dummy",
-            device="cuda",
-            dtype=dtype,
-            max_num_seqs=slots,
-            max_num_batched_tokens=tokens,
-            kv_cache_memory=memory,
-            batch_invariant=True,
-        )
-        engine = launch(config).engine
-        return run(engine, rows), engine.stats.preemptions
-
-    together, _ = served(rows)
-    row_bytes = bytes_per_block(load_toml(toml, ModelConfig).kv_planes, 1024, torch.bfloat16)
+    rows, planes = rows_of(LONG, 50_000, most=100), load_toml(configs_dir() / "models" / f"{model}.toml", ModelConfig)
+    row_bytes = bytes_per_block(planes.kv_planes, 1024, torch.bfloat16)
+    together, _ = served(model, dtype, rows)
     ways = {
-        "2 slots": served(rows[:20], slots=2),
-        "reversed": served(rows[::-1]),
-        "chunks of 500": served(rows, tokens=500),
-        "preempting": served(rows, memory=6 * row_bytes),
+        "2 slots": served(model, dtype, rows[:20], slots=2),
+        "reversed": served(model, dtype, rows[::-1]),
+        "chunks of 500": served(model, dtype, rows, tokens=500),
+        "preempting": served(model, dtype, rows, memory=6 * row_bytes),
     }
     wrong = {name: differing(found, together)[:5] for name, (found, _) in ways.items()}
     assert not any(wrong.values()), wrong
@@ -149,6 +163,120 @@ def test_without_the_switch_some_row_differs(requests, make_engine):
     """Or the test above would see nothing."""
     outs = [run(make_engine("Llama", torch.bfloat16, seqs=seqs), requests) for seqs in (2, 64)]
     assert differing(*outs)
+
+
+def splits_of_the_batch(patch):
+    patch.setattr(
+        attention_sizes.Sizes, "invariant", lambda own: replace(own, prefill=replace(own.prefill, fuses=False))
+    )
+
+
+def chunks_that_end_anywhere(patch):
+    patch.setattr(StepPlanner, "_cut_at_block", lambda self, sequence, start, length: length)
+
+
+@pytest.mark.parametrize("take_out", [splits_of_the_batch, chunks_that_end_anywhere])
+def test_without_a_cure_a_long_row_differs(take_out, monkeypatch):
+    """Or tests with long rows would see nothing of it. The table of causes: benchmarks/batch_invariance.md."""
+    take_out(monkeypatch)
+    rows = rows_of(LONG, 50_000, most=100)
+    together, *others = (
+        served("qwen3-0.6b", "bfloat16", rows, **limits)[0] for limits in ({}, {"slots": 2}, {"tokens": 500})
+    )
+    assert any(differing(found, together) for found in others)
+
+
+def tiles_that_fuse(patch):
+    patch.setattr(attention_sizes.Sizes, "invariant", lambda own: replace(own, decode=replace(own.decode, pieces=16)))
+
+
+def products_as_they_are_fastest(patch):
+    patch.setattr(linear_sizes.Sizes, "invariant", lambda own: own)
+
+
+def gelu_where_it_is_fastest(patch):
+    begin = StreamedLinear.__init__
+
+    def init(self, *args, invariant=False):
+        begin(self, *args, invariant=invariant)
+        self._invariant = False
+
+    patch.setattr(StreamedLinear, "__init__", init)
+
+
+def experts_in_two_dtypes(patch):
+    patch.setattr(expert_sizes.Sizes, "invariant", lambda own: own)
+
+
+@pytest.mark.parametrize(
+    ("take_out", "family", "dtype"),
+    [
+        (library_products, "GPT2", torch.float32),
+        (products_as_they_are_fastest, "Llama", torch.bfloat16),
+        (gelu_where_it_is_fastest, "GPT2", torch.bfloat16),
+        (experts_in_two_dtypes, "qwen3_moe", torch.bfloat16),
+        (tiles_that_fuse, "GPT2", torch.bfloat16),
+        (no_replay, "Llama", torch.bfloat16),
+    ],
+)
+def test_without_a_cure_some_row_differs(take_out, family, dtype, requests, make_engine, monkeypatch):
+    """Or tests of small models would see nothing of it."""
+    take_out(monkeypatch)
+
+    def outcome(rows=requests, **limits):
+        limits = {"seqs": 64, "max_num_batched_tokens": 8192, **limits}
+        return run(make_engine(family, dtype, {"batch_invariant": True}, **limits), rows)
+
+    together = outcome()
+    ways = [{"seqs": 2}, {"max_num_batched_tokens": 50}, {"max_num_batched_tokens": 777}, {"blocks": 30}]
+    assert any(differing(outcome(**limits), together) for limits in ways)
+
+
+def test_answers_that_serve_prompts(make_engine, monkeypatch):
+    """K and V of generated tokens have other bits than those of a prompt: a row behind its twin's answer differed."""
+    first = Request(0, (5, 6, 7), SamplingParams(max_tokens=100, ignore_eos=True))
+
+    def repeated(behind):
+        engine = make_engine("Llama", torch.bfloat16, {"batch_invariant": True}, seqs=8)
+        (answer,) = engine.run([first])
+        engine = engine if behind else make_engine("Llama", torch.bfloat16, {"batch_invariant": True}, seqs=8)
+        sampling = SamplingParams(max_tokens=30, logprobs=3, ignore_eos=True)
+        rows = [Request(n, (5, 6, 7, *answer.token_ids[:n]), sampling) for n in (50, 80, 100)]
+        return [run(engine, [row]) for row in rows]
+
+    assert repeated(True) == repeated(False)
+    answers_as_prompts(monkeypatch)
+    assert repeated(True) != repeated(False)
+
+
+def test_cublas_with_memory_splits_some_depth():
+    """In a process of its own: cuBLAS reads the settings at its first product."""
+    code = """
+import torch
+from rosebatch_kernels.linear.invariant import differing_rows
+from rosebatch_kernels.linear.torch_linear import TorchLinear
+torch.backends.cuda.preferred_blas_library("cublaslt")
+print(differing_rows(TorchLinear, torch.empty(4096, 14336, dtype=torch.bfloat16, device="cuda"), None))
+"""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("CUBLAS")}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() != "None"
+
+
+@pytest.mark.parametrize("vocab", [5001, 50257])
+def test_masked_rows_are_copied_with_their_padding(vocab):
+    """Beside a row with a grammar all rows are copied: from a copy without padding, threads read other numbers."""
+    whole = numbers(2048, -(-vocab // 8) * 8, dtype=torch.bfloat16)[:, :vocab]
+    held = [each.cuda() for each in parameters([(1.0, 0, 1.0, 0.0), (0.9, 0, 0.9, 0.0)] * 1024)]
+    device = device_of(torch.device("cuda"))
+    sizes = sampling_kernel.SIZES.of(device).invariant()
+
+    def sampled(logits):
+        return sampling_kernel.sample_rows(logits, *held, sizes=sizes, device=device).tolist()
+
+    expected = sampled(whole)
+    assert sampled(_copy(whole)) == expected
+    assert sampled(whole.contiguous()) != expected
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

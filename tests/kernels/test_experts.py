@@ -6,6 +6,7 @@ import torch
 from benchmarks.kernels.launchers import Launchers
 from rosebatch_kernels.experts import reference
 from rosebatch_kernels.experts.sizes import SIZES, Step, Tile
+from tests.helpers.interpreter import add_up_exactly
 
 kernel, order, router = (Launchers(f"experts.{name}") for name in ("kernel", "order", "router"))
 
@@ -126,3 +127,20 @@ def test_one_dtype_and_no_rounding_of_rows_for_all_numbers_of_tokens(narrow, dev
         assert out.dtype == narrow
     assert SIZES.measured.steps[0].fp8 is not None
     assert {(step.fp8, step.fp8_blocks) for step in sizes.steps} == {(None, None)}
+
+
+def test_parts_in_two_dtypes_give_a_row_other_bits(narrow, device, randn, monkeypatch):
+    """Without one dtype: what their reader makes of them went by the number of tokens."""
+    if device == "cpu":
+        add_up_exactly(monkeypatch)
+    gate_up, down = (randn(*shape, dtype=narrow).to(device) / 4 for shape in ((3, 32, 32), (3, 32, 16)))
+    x, (ids, weights) = randn(300, 32, dtype=narrow), reference.route(randn(300, 3), 2, normalize=True)
+
+    def first_row(tokens, sizes):
+        given = (each[:tokens].to(device) for each in (x, ids, weights))
+        return kernel.parts(*given, gate_up, down, sizes=sizes)[:, 0].float().sum(0).to(narrow)
+
+    alike = [
+        torch.equal(*(first_row(n, each) for n in (1, 300))) for each in (SIZES.measured, SIZES.measured.invariant())
+    ]
+    assert alike == [False, True]

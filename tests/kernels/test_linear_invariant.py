@@ -13,6 +13,7 @@ from rosebatch_kernels.linear import kernel, sizes
 from rosebatch_kernels.linear.invariant import FixedLinear, differing_rows
 from rosebatch_kernels.linear.streamed import StreamedLinear
 from rosebatch_kernels.linear.torch_linear import TorchLinear
+from rosebatch_kernels.mlp import kernel as mlp_kernel
 
 GPU = device_of(torch.device("cuda"))
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
@@ -135,6 +136,26 @@ def test_a_product_is_rounded_before_the_residual(rows, narrow, device, randn):
     assert not torch.equal((onto.double() + x.double() @ weight.double().t()).to(narrow), twice)
     assert torch.equal(kernel.add_(x, weight, onto.clone(), **options), twice)
     assert torch.equal(StreamedLinear(weight, None, GPU, invariant=True).add_(x, onto.clone()), twice)
+
+
+def test_a_sum_in_parts_is_another(narrow, device, randn):
+    """Without one part for all: of products that add up to nothing, what is left is the order of the additions."""
+    half, weight, order = randn(1, 512), randn(48, 512).repeat(1, 2), randn(1024).argsort()
+    x, weight = (each[:, order].to(device, narrow) for each in (torch.cat([half, -half], 1), weight))
+    options = {"sizes": sizes.SIZES.of(GPU), "device": GPU}
+    whole, parts = kernel.linear(x, weight, **options), kernel.parts(x, weight, **options)
+    assert len(parts) > 1
+    assert not torch.equal(parts.sum(0).to(narrow), whole)
+
+
+def test_gelu_of_a_sum_is_another(narrow, device, randn):
+    """Without one rule: the product's kernel takes it of the sum, the MLP's kernel of the rounded product."""
+    x, weight = randn(8, 128, dtype=narrow).to(device), randn(48, 128, dtype=narrow).to(device) / 8
+    bias = randn(48, dtype=narrow).to(device)
+    layer = StreamedLinear(weight, bias, GPU)
+    assert layer.activates(x, "gelu_tanh")
+    behind = mlp_kernel.bias_gelu_tanh_(layer.product(x), bias, sizes=mlp_kernel.SIZES.of(GPU), device=GPU)
+    assert not torch.equal(layer.activated(x, "gelu_tanh"), behind)
 
 
 ROWS = [1, 16, 64, 65, 128, 129, 512, 513]
