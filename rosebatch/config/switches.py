@@ -108,18 +108,12 @@ class Switches:
         scenario="article-s2",
         hidden_by={"fused_rotary": "", "fused_kv_append": " in decode steps"},
     )
-    swap: bool = _switch(
-        "Save K and V of preempted sequences in host memory.",
-        _CUDA,
-        scenario="preempting",
-        hidden_by={"batch_invariant": ""},
-        on=(),
-    )
+    swap: bool = _switch("Save K and V of preempted sequences in host memory.", _CUDA, scenario="preempting", on=())
     quantized_linear: bool = _switch("Multiply quantized weights as they are.", _CUDA, scenario="llama-8b-short")
 
     @property
     def replays(self) -> bool:
-        """Whether preempted sequences sample their tokens again: prompts have other kernels than decode steps."""
+        """Whether preempted sequences that are not saved sample their tokens again: prompts have other kernels."""
         return self.batch_invariant and self.paged_attention
 
     @property

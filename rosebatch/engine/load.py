@@ -197,7 +197,7 @@ def build_engine(
         windows=[spec.window for spec in cached],
         whole_prompts=not switches.chunked_prefill,
         fused_sampler=switches.fused_sampler,
-        host_bytes=swap_bytes(limits) if switches.swap and not switches.replays else 0,
+        host_bytes=swap_bytes(limits) if switches.swap else 0,
         minimum=minimum,
     )
     by_triton = device.type == "cuda" and switches.paged_attention

@@ -121,12 +121,18 @@ class Chunk(NamedTuple):
 
 
 class DecodeRow(NamedTuple):
-    """A sequence in a window of decode steps: tokens ``start .. start + length - 1``, each fed back by the device."""
+    """A sequence in a window of decode steps: tokens ``start .. start + length - 1``, each fed back by the device.
+
+    Attributes:
+        resumed: all tokens generated so far, if the plan starts the sequence: K and V of all but the last come back
+            from the host. ``blocks`` has all of its tables then. Else empty.
+    """
 
     id: int
     start: int
     length: int
     blocks: tuple[BlockChange, ...] = ()
+    resumed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

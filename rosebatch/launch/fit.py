@@ -170,7 +170,7 @@ def _plan(wanted: Wanted, left: DeviceMemory) -> MemoryPlan:
         wanted.config.kv_windows,
         whole_prompts=not wanted.switches.chunked_prefill,
         fused_sampler=wanted.switches.fused_sampler,
-        host_bytes=swap_bytes(wanted.limits) if wanted.switches.swap and not wanted.switches.replays else 0,
+        host_bytes=swap_bytes(wanted.limits) if wanted.switches.swap else 0,
     )
 
 

@@ -97,7 +97,10 @@ class Follower:
             self.specs[spec.id], self.blocks[spec.id] = spec, [[] for _ in range(self.num_groups)]
         work = plan.rows if isinstance(plan, DecodeWindow) else plan.chunks
         assert len({each.id for each in work}) == len(work), "a sequence twice in a plan"
-        assert {spec.id for spec in plan.started} <= {each.id for each in work}, "started, but not computed"
+        started = {spec.id for spec in plan.started}
+        assert started <= {each.id for each in work}, "started, but not computed"
+        resumed = {row.id for row in work if isinstance(row, DecodeRow) and row.resumed}
+        assert isinstance(plan, DecodeWindow) <= (resumed == started), "a decode step starts what comes back, and tells"
         for each in work:
             for group, first, blocks in each.blocks:
                 table = self.blocks[each.id][group]
@@ -157,6 +160,7 @@ class FakeRunner(Follower):
 
     def _decode(self, row: DecodeRow) -> list[int]:
         spec, held = self.specs[row.id], self.tokens[row.id]
+        assert not row.resumed or list(row.resumed) == held[len(spec.prompt_token_ids) :]
         first = len(held)
         assert self._ended(spec) or first == row.start + 1, "a token was left out"
         while len(held) < first + row.length and not self._ended(spec):

@@ -162,6 +162,18 @@ def test_a_preempted_sequence_leaves_its_slot_and_is_told_anew(filled):
     assert write.cells.items() >= ({cell(layout.POSITION, 0): 4} | block_cells(0, _0=33, _1=34)).items()
 
 
+def test_a_sequence_that_comes_back_from_the_host(filled):
+    """It decodes at once: no chunk tells the device of its last token, its place and its blocks."""
+    slots, sequences = filled
+    slots.update(decodes(0, 1, 2, released=(3,), num_preempted=1))
+    row = DecodeRow(3, 4, 2, ((0, 0, (33, 34)),), (7, 8))
+    write = slots.update(DecodeWindow(rows=(row,), steps=2, started=(sequences[3].spec,), released=(0, 1)))
+    assert slots.slot_of[3] == 0
+    fields = {layout.TOKEN: 8, layout.POSITION: 4, layout.NEXT: 5, layout.LIMIT: 3 + 100 - 1}
+    assert write.cells.items() >= {cell(field, 0): value for field, value in fields.items()}.items()
+    assert write.rollovers == block_cells(0, _0=33, _1=34)
+
+
 def test_the_bucket_follows_the_last_slot(filled):
     slots, _ = filled
     assert [slots.bucket(ids) for ids in ([0, 1, 2, 3], [0], [1, 2], [1, 0])] == [4, 1, 4, 2]

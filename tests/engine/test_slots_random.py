@@ -50,6 +50,10 @@ class ListDevice:
                 assert table[slot_of[sequence_id]][: len(blocks)] == blocks
         if not isinstance(plan, DecodeWindow):
             return self.result([[self.decode(sequence_id)] for sequence_id in plan.sampled_ids])
+        for row in plan.rows:
+            if row.resumed:
+                assert row.resumed[-1] == self.token(row.id, row.start)
+                assert self.fields[layout.TOKEN][slot_of[row.id]] == row.resumed[-1]
         owners = {slot_of[row.id]: row for row in plan.rows}
         tokens = {row.id: [] for row in plan.rows}
         for step in range(plan.steps):
@@ -114,6 +118,8 @@ def test_the_device_decodes_exactly_the_planned_rows(seed, async_depth):
         max_num_batched_tokens=rng.choice([4, 64]),
         policy=SeparateDecodes(rng.choice([1, 4, 8])),
         prefix_cache=rng.random() < 0.5,
+        host_blocks=rng.choice([0, 6, 100]) if [pool.window for pool in pools] == [0] else 0,
+        replays=rng.random() < 0.5,
     )
     device = ListDevice(slots, max_len, size, len(pools))
     engine = Engine(
@@ -133,6 +139,19 @@ def test_the_device_decodes_exactly_the_planned_rows(seed, async_depth):
     while engine.has_unfinished:
         got |= {completion.request.id: completion.token_ids for completion in engine.step()}
     assert got == wanted
+
+
+def test_sequences_do_come_back_in_such_runs():
+    """Or the test above would not have seen any: two sequences and room for one and a half."""
+    scheduler = Scheduler(
+        BlockPool(9, 4), max_num_seqs=2, max_num_batched_tokens=64, policy=SeparateDecodes(4), host_blocks=9
+    )
+    engine = Engine(scheduler, ListDevice(2, 24, 4), vocab_size=20, max_model_len=24, async_depth=1)
+    for index in range(4):
+        engine.add(Request(index, (1,), SamplingParams(max_tokens=22, ignore_eos=True)))
+    while engine.has_unfinished:
+        engine.step()
+    assert engine.stats.restored_blocks > 0
 
 
 def test_rows_do_move_in_such_runs():

@@ -12,6 +12,7 @@ from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.cache.host_store import HostStore
 from rosebatch.engine.load import build_engine
+from rosebatch.engine.plan import DecodeWindow, PackedStep
 from rosebatch.engine.scheduling.step_planner import MIXED, SeparateDecodes
 from rosebatch.engine.staging import Staging
 from rosebatch.ops.select import select
@@ -49,6 +50,36 @@ def test_blocks_are_saved_and_come_back(fake_runner):
     assert plan.restores == tuple(zip(b.block_ids[:3], [0, 1, 2], strict=True))
     drain(scheduler, fake_runner)
     assert b.output_token_ids == fake_completion([1, 1], 7)
+
+
+@pytest.mark.parametrize("replays", [True, False])
+def test_decode_steps_go_on_where_they_are_separate(replays, fake_runner):
+    """A token that was generated has other bits of K and V once it is computed as a prompt."""
+    scheduler, a, b, _ = two(fake_runner, host_blocks=5, policy=SeparateDecodes(2), replays=replays)
+    known = tuple(b.output_token_ids)
+    assert b.num_saved_tokens == 2 + len(known) - 1 and not b.replayed
+    while a.finish_reason is None:
+        step(scheduler, fake_runner)
+    plan, _ = step(scheduler, fake_runner)
+    (row,) = plan.rows
+    assert (row.id, row.start, row.resumed) == (b.id, b.num_prompt_tokens + len(known) - 1, known)
+    assert len(plan.restores) == 3 and plan.started == (b.spec,)
+    drain(scheduler, fake_runner)
+    assert b.output_token_ids == fake_completion([1, 1], 7)
+
+
+def test_prompts_and_saved_sequences_begin_in_plans_of_their_own(fake_runner):
+    """A packed step would start a sequence of which it computes nothing: the runner hears of no block."""
+    scheduler, a, b, _ = two(fake_runner, host_blocks=5, policy=SeparateDecodes(2))
+    (c,) = add(scheduler, make_sequence([2, 2], max_tokens=2, id=2))
+    while a.finish_reason is None:
+        step(scheduler, fake_runner)
+    started = []
+    while scheduler.has_unfinished:
+        plan, _ = step(scheduler, fake_runner)
+        started += [(type(plan), spec.id) for spec in plan.started]
+    assert started == [(DecodeWindow, b.id), (PackedStep, c.id)]
+    assert c.output_token_ids == fake_completion([2, 2], 2)
 
 
 def test_what_does_not_fit_the_host_is_computed_again(fake_runner):
@@ -156,6 +187,22 @@ def test_a_rank_swaps_by_the_plans_alone():
 def test_nothing_is_computed_twice_on_the_device_path():
     """With plans that run ahead of their results."""
     swaps(device_engine("gpt2", blocks=9, host_blocks=60), plain_engine("gpt2"))
+
+
+@pytest.mark.thorough
+@needs_interpreter
+@pytest.mark.usefixtures("unwritten_is_nan", "few_programs")
+def test_a_penalty_counts_the_tokens_from_before():
+    """A row that comes back is told of them: it has another slot."""
+    sampling = SamplingParams(max_tokens=20, frequency_penalty=1.5, logit_bias={7: 2.0}, ignore_eos=True)
+
+    def tokens(engine):
+        rows = [Request(i, tuple(prompt), sampling) for i, prompt in enumerate(PROMPTS)]
+        return {i: done.token_ids for i, done in running.run(engine, rows).items()}
+
+    cramped = device_engine("gpt2", blocks=9, host_blocks=60)
+    assert tokens(cramped) == tokens(plain_engine("gpt2"))
+    assert cramped.stats.restored_blocks > 3
 
 
 @pytest.mark.parametrize("swap", [True, False])

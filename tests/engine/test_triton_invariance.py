@@ -65,9 +65,9 @@ def alone(name, off=()):
     return done, rows
 
 
-def in_company(name, rows, off=(), blocks=60):
+def in_company(name, rows, off=(), blocks=60, host_blocks=0):
     """The outcome of rows in another order, the repeated answer behind the first one; and their engine."""
-    engine = device_engine(name, off, blocks=blocks, on=("batch_invariant",))
+    engine = device_engine(name, off, blocks=blocks, host_blocks=host_blocks, on=("batch_invariant",))
     return outcome(engine, [*rows[3::-1], rows[4]]), engine
 
 
@@ -82,6 +82,15 @@ def test_a_row_alone_in_company_and_preempted(name, off):
         assert found == expected
         assert (engine.stats.preemptions > 0) == (blocks == 8)
         assert engine.runner.prefix_groups is None, "keys that rows share are added up otherwise"
+
+
+@pytest.mark.thorough
+def test_a_row_that_waits_on_the_host():
+    """Its K and V come back, and decode steps go on: a packed step would give the last token's other bits."""
+    expected, rows = alone("gpt2")
+    found, engine = in_company("gpt2", rows, blocks=8, host_blocks=60)
+    assert found == expected
+    assert engine.stats.restored_blocks > 0
 
 
 def library_products(patch):

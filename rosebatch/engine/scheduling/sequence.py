@@ -44,6 +44,7 @@ class SequenceState(msgspec.Struct, eq=False):
         tables: its block table in each group of layers, see ``BlockTables``; empty if it holds no blocks.
         saved_blocks: of the host, see ``HostBlocks``: they hold K and V of its first ``num_saved_tokens``.
         decoding: whether a plan has sampled its newest token.
+        resumed: whether it has its saved blocks again, and its next decode step tells the runner of it.
         replayed: known tokens after those of ``token_ids``, which are to be sampled once more, see ``rewind``.
         drafts: tokens that may follow. The next chunk verifies as many as it has room for; a result drops them.
         logprobs, prompt_logprobs: those of the tokens so far, if asked for.
@@ -70,6 +71,7 @@ class SequenceState(msgspec.Struct, eq=False):
     block_hashes: list[bytes] = []
     status: Status = Status.WAITING
     decoding: bool = False
+    resumed: bool = False
     replayed: list[int] = []
     drafts: tuple[int, ...] = ()
     finish_reason: str | None = None

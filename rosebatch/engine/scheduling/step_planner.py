@@ -113,12 +113,15 @@ class StepPlanner:
         """Plan chunks of waiting sequences, in order; returns the rest of the budget.
 
         A sequence is admitted if all its known tokens fit, with a spare block for each running one. Otherwise it would
-        be preempted at once.
+        be preempted at once. Where decode steps are separate, saved ones go on in these: such a plan has no chunks.
         """
         waiting, running = self.queues.waiting, self.queues.running
         over_budget_allowed = not self.chunked_prefill
         while waiting and len(running) < self.max_num_seqs and budget > 0:
             sequence = waiting[0]
+            resumes = isinstance(self.policy, SeparateDecodes) and bool(sequence.saved_blocks)
+            if self._plan.chunks if resumes else self._plan.started and not self._plan.chunks:
+                break
             if not sequence.tables:
                 self.prefixes.take(sequence)
             start = max(sequence.num_computed_tokens, sequence.num_saved_tokens)
@@ -149,6 +152,9 @@ class StepPlanner:
                 self._plan.restores += self.host_blocks.restore(sequence)
                 # Others may share them again. No copy of this plan reads them: copies come before restores.
                 self.prefixes.register(sequence, found, sequence.num_computed_tokens, in_flight=True)
+            if resumes:
+                sequence.decoding = sequence.resumed = True
+                continue
             changes = changes if is_new else self.blocks.entries(sequence)
             budget = self._plan_chunk(sequence, length, changes, budget)
             over_budget_allowed = False
@@ -225,7 +231,11 @@ class StepPlanner:
             length = min(steps, left)
             changes = self._reserve(sequence, length) if blocks else ()
             assert changes is not None, "the window was made to fit"
-            self._plan.rows.append(DecodeRow(sequence.id, sequence.num_computed_tokens, length, changes))
+            row = DecodeRow(sequence.id, sequence.num_computed_tokens, length, changes)
+            if sequence.resumed:
+                row = row._replace(blocks=self.blocks.entries(sequence), resumed=tuple(sequence.output_token_ids))
+                sequence.resumed = False
+            self._plan.rows.append(row)
             sequence.num_computed_tokens += length
             sequence.num_pending_tokens += length
         self._plan.steps = steps

@@ -217,6 +217,10 @@ class TritonRunner:
 
     def _launch_decodes(self, plan: DecodeWindow, sampled: Sampled, clock: DeviceClock) -> Callable[[], StepResult]:
         inside = self.sampler.fits_graphs and not sampled.guided
+        pairs = zip(sampled.slots.tolist(), sampled.specs, plan.rows, strict=True)
+        resumed = [(slot, SampledRow(spec, row.start + 1, row.resumed)) for slot, spec, row in pairs if row.resumed]
+        if resumed:
+            self.state.set_tokens(resumed, self.up)
         bucket = self.slots.bucket(plan.sampled_ids)
         shares = self.prefix_groups is not None and self.prefix_groups.update(plan.rows, bucket, self.up)
         own_keys = np.array(sampled.positions)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rosebatch.core.sampling_params import GREEDY, SamplingParams
-from rosebatch.engine.plan import BlockChange, Chunk, DecodeWindow, SequenceSpec, StepPlan
+from rosebatch.engine.plan import BlockChange, DecodeWindow, SequenceSpec, StepPlan
 from rosebatch_kernels.feedback import layout
 
 # Sampling parameters as the layout has them: the seed in two fields.
@@ -79,6 +79,9 @@ class Slots:
             self._compact([row.id for row in plan.rows], write)
             copies = {(group, copy) for group, _, copy in plan.copies}
             for row in plan.rows:
+                if row.resumed:
+                    self._write_fields(row.id, row.start + 1, write)
+                    write.cells[self._cell(layout.TOKEN, self.slot_of[row.id])] = row.resumed[-1]
                 for change in row.blocks:
                     group, _, blocks = change
                     cells = write.cells if (group, blocks[0]) in copies else write.rollovers
@@ -88,7 +91,7 @@ class Slots:
                 self._write_blocks(chunk.id, chunk.blocks, write.cells)
                 if chunk.sampled:
                     assert chunk.sampled == 1, "no runner verifies drafts"
-                    self._write_fields(chunk, write)
+                    self._write_fields(chunk.id, chunk.end, write)
         return write
 
     def bucket(self, ids: Sequence[int]) -> int:
@@ -138,12 +141,13 @@ class Slots:
             if self.tables is not None and group == 0:
                 self.tables[slot, first : first + len(blocks)] = blocks
 
-    def _write_fields(self, chunk: Chunk, write: StateWrite) -> None:
-        slot, spec = self.slot_of[chunk.id], self.specs[chunk.id]
+    def _write_fields(self, sequence_id: int, end: int, write: StateWrite) -> None:
+        """All fields but the token, for a sequence whose tokens before ``end`` are known."""
+        slot, spec = self.slot_of[sequence_id], self.specs[sequence_id]
         sampling = spec.sampling
         if sampling is not self._last[0]:
             self._last = sampling, _fields_of(sampling)
-        end, min_position = chunk.end, len(spec.prompt_token_ids) + sampling.min_tokens
+        min_position = len(spec.prompt_token_ids) + sampling.min_tokens
         values = end - 1, end, spec.decode_len - 1, *self._last[1], min_position
         first = self._cell(layout.POSITION, slot)
         write.cells.update(zip(range(first, first + len(values) * self.num_slots, self.num_slots), values, strict=True))
