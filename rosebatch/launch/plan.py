@@ -73,8 +73,6 @@ class LaunchPlan:
             "--tensor-parallel-size": self.config.tensor_parallel_size > 1,
             "transformers' code of the model": self.source.model_impl != "rosebatch",
             str(model.batch_dependent_layers): model.batch_dependent_layers is not None,
-            "weights in fp8 or 4 bits": self.quantization is not None,
-            "a KV cache in fp8": model.kv_cache_dtype == "fp8",
         }
         return next((cause for cause, is_there in causes.items() if is_there), None)
 

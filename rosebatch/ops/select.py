@@ -119,7 +119,8 @@ def _cuda_ops(switches: Switches, input_group: int | None) -> Ops:
     group = input_group if switches.quantized_linear and device.has_e4m3 else None
 
     def own_product(weight: Weight, bias: Tensor | None) -> Linear | None:
-        return weight.linear(bias, device) if switches.quantized_linear else None
+        found = weight.linear(bias, device) if switches.quantized_linear else None
+        return found.in_one_order() if found is not None and switches.batch_invariant else found
 
     cache_sizes = kv_cache_kernel.SIZES.of(device)
 

@@ -1,6 +1,7 @@
 """``--batch-invariant`` on a GPU reaches what decides the order of sums: each reader of the switch."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -52,6 +53,16 @@ def test_attention_has_pieces_and_one_arithmetic():
         sizes = kernels.prefill.keywords["sizes"]
         assert (sizes.decode.pieces > 0, sizes.prefill.fuses) == (on, not on)
         assert switches.shares_keys is not on
+
+
+def test_products_of_quantized_weights_have_one_order():
+    """Each format's own has a form for it."""
+    made = SimpleNamespace(in_one_order=lambda: "one order")
+    weight = SimpleNamespace(shape=(8, 8), linear=lambda bias, device: made)
+    weight.parts = lambda: [weight]
+    for on, switches in SWITCHES.items():
+        assert select(switches, "cuda").linear(weight, None) is ("one order" if on else made)
+        assert select(switches, "cuda").head(weight) is ("one order" if on else made)
 
 
 def test_parts_of_experts_have_one_dtype(monkeypatch):

@@ -72,8 +72,15 @@ def in_company(name, rows, off=(), blocks=60, host_blocks=0):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", ["llama", "gpt2", "softmaxes"])
-@pytest.mark.parametrize("off", [(), ("streamed_linear", "fused_norm"), ("prefix_cache", "fused_kv_append")])
+@pytest.mark.parametrize(
+    ("name", "off"),
+    [
+        ("llama", ()),
+        ("gpt2", ("streamed_linear", "fused_norm")),
+        ("softmaxes", ("prefix_cache", "fused_kv_append")),
+        ("e4m3", ()),
+    ],
+)
 def test_a_row_alone_in_company_and_preempted(name, off):
     """A row's log-probabilities tell the last bits: of chunks, shared prefixes, replayed tokens and splits of keys."""
     expected, rows = alone(name, off)

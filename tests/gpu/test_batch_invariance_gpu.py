@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from benchmarks.quantize_folder import quantize
 from rosebatch.bench.scenario import configs_dir
 from rosebatch.config.model import ModelConfig
 from rosebatch.config.run import RunConfig
@@ -31,6 +32,7 @@ from rosebatch_kernels.mlp import kernel as mlp_kernel
 from rosebatch_kernels.paged_attention import sizes as attention_sizes
 from rosebatch_kernels.sampling import kernel as sampling_kernel
 from tests.engine.test_triton_invariance import answers_as_prompts, library_products, no_replay
+from tests.helpers.tiny_engines import engine_of, random_model
 from tests.kernels.test_sampling_kernel import parameters
 
 pytestmark = pytest.mark.gpu
@@ -89,40 +91,81 @@ def differing(found, expected):
     return sorted(key for key in found if found[key] != expected[key])
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_rows_in_any_company(family, dtype, requests, make_engine, model_config):
-    """Each way of serving the rows against each row alone. What differs names the way, and the first rows."""
+def rows_in_any_company(make, requests):
+    """Serve the rows in each way, and each row alone; returns what differs by the way, and the engines.
+
+    Args:
+        make: makes an engine with these switches and limits.
+    """
 
     def engine(switches=None, **limits):
-        options = {"seqs": 64, "max_num_batched_tokens": 8192, **limits}
-        return make_engine(family, dtype, {"batch_invariant": True, **(switches or {})}, **options)
+        options = {"max_num_seqs": 64, "max_num_batched_tokens": 8192, **limits}
+        return make({"batch_invariant": True, **(switches or {})}, **options)
 
-    alone, one = {}, engine({"prefix_cache": False}, seqs=2)
+    alone, one = {}, engine({"prefix_cache": False}, max_num_seqs=2)
     for request in requests[::3]:
         alone |= run(one, [request])
     together = run(engine(), requests)
     wrong = {"alone": differing(alone, together)}
     ways = {
         "reversed": (engine(), requests[::-1]),
-        "2 slots": (engine(seqs=2), requests[:30]),
+        "2 slots": (engine(max_num_seqs=2), requests[:30]),
         "chunks of 50": (engine(max_num_batched_tokens=50), requests),
         "chunks of 777": (engine(max_num_batched_tokens=777), requests),
         "no prefix cache": (engine({"prefix_cache": False}), requests),
         "no graphs": (engine({"cuda_graph": False}), requests[:30]),
         "undivided keys": (engine({"split_keys": False}), requests),
+        "preempting": (engine(blocks=30), requests),
+        "saving": (engine({"swap": True}, blocks=30), requests),
     }
-    preempting = engine(blocks=30)
-    ways["preempting"] = (preempting, requests)
-    saving = engine({"swap": True}, blocks=30)
-    ways["saving what is preempted"] = (saving, requests)
     for name, (made, rows) in ways.items():
         wrong[name] = differing(run(made, rows), together)
-    assert {name: rows[:5] for name, rows in wrong.items() if rows} == {}
+    return {name: rows[:5] for name, rows in wrong.items() if rows}, {name: made for name, (made, _) in ways.items()}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_in_any_company(family, dtype, requests, make_engine, model_config):
+    """Each way of serving the rows against each row alone. What differs names the way, and the first rows."""
+
+    def make(switches, max_num_seqs, **limits):
+        return make_engine(family, dtype, switches, seqs=max_num_seqs, **limits)
+
+    wrong, engines = rows_in_any_company(make, requests)
+    assert wrong == {}
     # Where all layers have a window, sequences stop growing; the host takes none with a window.
     windows = model_config(family).kv_windows
-    assert preempting.stats.preemptions > 0 or all(windows)
-    assert saving.stats.restored_blocks > 0 or any(windows)
+    assert engines["preempting"].stats.preemptions > 0 or all(windows)
+    assert engines["saving"].stats.restored_blocks > 0 or any(windows)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("family", ["GPT2", "Llama", "Qwen3"])
+def test_a_cache_in_fp8(family, dtype, requests, make_engine):
+    """K and V in 8 bits, with a scale for each token."""
+
+    def make(switches, max_num_seqs, **limits):
+        return make_engine(family, dtype, switches, seqs=max_num_seqs, kv_cache_dtype="fp8", **limits)
+
+    assert rows_in_any_company(make, requests)[0] == {}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("form", ["fp8", "fp8-block", "int4", "mxfp4 experts", "fp8 experts"])
+def test_quantized_weights(form, dtype, requests, transformers, tmp_path):
+    """Few rows and many, by one kernel, and experts that stay in their format."""
+    form, _, experts = form.partition(" ")
+    sizes = {"vocab_size": 200, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 64, "initializer_range": 0.1}
+    of_experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "decoder_sparse_step": 1}
+    kind = transformers.Qwen3MoeConfig if experts else transformers.LlamaConfig
+    random_model(kind(**sizes, **(of_experts if experts else {})), plain=True).save_pretrained(tmp_path / "plain")
+    quantize(tmp_path / "plain", form, tmp_path / form)
+
+    def make(switches, **limits):
+        return engine_of(tmp_path / form, dtype, "cuda", switches=switches, **limits)
+
+    assert rows_in_any_company(make, requests)[0] == {}
 
 
 LONG = [1, 64, 200, 255, 256, 257, 300, 511, 700, 900]

@@ -9,6 +9,7 @@ from rosebatch_kernels.fp8 import reference
 from rosebatch_kernels.fp8.carried import left
 from rosebatch_kernels.fp8.fp8_linear import Fp8Linear, by_pytorch
 from rosebatch_kernels.fp8.sizes import SIZES, share_of_parts
+from tests.helpers.interpreter import add_up_exactly
 
 kernel, rows_kernel = Launchers("fp8.kernel"), Launchers("fp8.quantize")
 IMPLEMENTATIONS = {"reference": reference, "kernel": kernel}
@@ -266,6 +267,31 @@ def test_a_rows_bits_do_not_depend_on_its_neighbours(rows, group, device, randn)
     whole = kernel.linear(numbers, x_scales, weight, scales, None, torch.float16)
     some = numbers[:rows], x_scales[:, :rows].contiguous()
     assert torch.equal(kernel.linear(*some, weight, scales, None, torch.float16), whole[:rows])
+
+
+@pytest.mark.thorough
+def test_one_order_of_sums_for_all_numbers_of_rows(group, narrow, device, randn, monkeypatch):
+    """With ``--batch-invariant``: few rows were added up in parts, many by cuBLAS. Sums are zero but for rounding."""
+    if device == "cpu":
+        add_up_exactly(monkeypatch)
+    weight, scales, _ = weight_of((144, 512), group, randn, device)
+    weight, scales = weight.repeat(1, 2), scales.repeat(1, 2) if group else scales
+    half = randn(140, 512, dtype=narrow).to(device)
+    x = torch.cat([half, -half], 1)
+    layer = Fp8Linear(weight, scales, None, INTERPRETER if device == "cpu" else hopper())
+
+    def of_rows(layer, rows):
+        own = x[:rows]
+        if layer.has_scales(own):
+            product, factors = layer.unscaled(own)
+            return (product.float() * factors.rows[:, None] * factors.columns).to(narrow)
+        return layer.parts(own).sum(0).to(narrow) if layer.divides(own) else layer(own)
+
+    def is_invariant(layer):
+        whole = of_rows(layer, 140)
+        return all(torch.equal(of_rows(layer, n), whole[:n]) for n in (1, 20, 40, 70, 130))
+
+    assert is_invariant(layer.in_one_order()) and not is_invariant(layer)
 
 
 def test_parts_fill_a_gpu():

@@ -14,6 +14,7 @@ from rosebatch_kernels.int4 import int4_linear, reference
 from rosebatch_kernels.int4.int4_linear import Int4Linear
 from rosebatch_kernels.int4.layout import GROUPS, QUARTER, Int4Weight, narrowest
 from rosebatch_kernels.int4.sizes import SIZES, Sizes, splits_of
+from tests.helpers.interpreter import add_up_exactly
 from tests.kernels.test_linear_kernel import ACTIVATIONS
 
 kernel, decode_ = Launchers("int4.kernel"), Launchers("int4.decode").decode_
@@ -115,6 +116,31 @@ def test_a_rows_bits_do_not_depend_on_its_neighbours(rows, device, randn):
     """Rows of a tile that are not there are zeros."""
     x, weight, bias, _ = make((16, 200, 48), 64, True, torch.float16, device, randn)
     assert torch.equal(kernel.linear(x[:rows], weight, bias), kernel.linear(x, weight, bias)[:rows])
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("group", GROUPS)
+def test_one_order_of_sums_for_all_numbers_of_rows(group, narrow, device, randn, monkeypatch):
+    """With ``--batch-invariant``: few rows were added up in parts, very many multiplied with rounded values."""
+    if device == "cpu":
+        add_up_exactly(monkeypatch)
+    most = 200 if device == "cpu" else 600
+    x, weight, bias, _ = make((most, 1024, 24), group, True, narrow, device, randn)
+    sizes = replace(Sizes(), max_rows=most - 1)
+    layer = Int4Linear(weight, bias, None, sizes=sizes, device=device_of(torch.device(device)))
+    onto = randn(most, 24, dtype=narrow).to(device)
+
+    def of_rows(layer, rows):
+        own = x[:rows]
+        product = layer.parts(own).sum(0).to(narrow) if layer.divides(own) else layer.product(own)
+        total = layer.add_(own, onto[:rows].clone()) if layer.adds_in_place(own) else onto[:rows] + product
+        return torch.stack([layer(own), product, total])
+
+    def is_invariant(layer):
+        whole = of_rows(layer, most)
+        return all(torch.equal(of_rows(layer, n), whole[:, :n]) for n in (1, 9, 17, 40, 70, 130))
+
+    assert is_invariant(layer.in_one_order()) and not is_invariant(layer)
 
 
 @pytest.mark.parametrize("shape", [(1, 128, 64), (1, 200, 72), (1, 4096, 40)])

@@ -12,6 +12,7 @@ from rosebatch_kernels.experts.codes import code_of, numbers, scale_of_e2m1
 from rosebatch_kernels.experts.packed import CHUNK, MAX_EXPONENT, Packed
 from rosebatch_kernels.experts.sizes import SIZES
 from rosebatch_kernels.fp8 import reference as fp8
+from tests.helpers.interpreter import add_up_exactly
 from tests.helpers.packed_experts import FORMS, random_packed, values_of
 from tests.kernels.test_experts import exact_parts
 from tests.model.quantization.numbers import E2M1
@@ -148,6 +149,28 @@ def check(form, shape, kept, dtype, device, randn, assert_close):
     wide = [each.double() for each in biases]
     expected = exact_parts(x.double(), ids, factors.double(), *exact, *wide, activation="silu_mul")
     assert_close(out.to(dtype), expected)
+
+
+@pytest.mark.matrix
+@pytest.mark.thorough
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_one_order_of_sums_for_all_numbers_of_tokens(form, narrow, device, randn, monkeypatch):
+    """With ``--batch-invariant``: parts were fp32 for few tokens, and rows of fp8 weights rounded to fp8 for many."""
+    if device == "cpu":
+        add_up_exactly(monkeypatch)
+    up, down = (to(random_packed(*form, shape, 0), device) for shape in ((3, 80, 192), (3, 192, 40)))
+    most = 400
+    x, (ids, factors) = randn(most, 192, dtype=narrow), reference.route(randn(most, 3), 2, normalize=True)
+
+    def of_tokens(count, sizes):
+        given = (each[:count].to(device) for each in (x, ids, factors))
+        return kernel.parts(*given, up, down, sizes=sizes).float().sum(0).to(narrow)
+
+    def is_invariant(sizes):
+        whole = of_tokens(most, sizes)
+        return all(torch.equal(of_tokens(n, sizes), whole[:n]) for n in (1, 9, 30, 130))
+
+    assert is_invariant(SIZES.measured.invariant()) and not is_invariant(SIZES.measured)
 
 
 @pytest.mark.parametrize("unit", [0, 128])

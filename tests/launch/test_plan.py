@@ -152,8 +152,6 @@ def test_a_model_that_does_not_fit_is_not_downloaded(repository, monkeypatch):
         ({"tensor_parallel_size": 2}, "--tensor-parallel-size"),
         ({"batch_dependent_layers": "layers with a state"}, "layers with a state"),
         ({"model_impl": "transformers"}, "transformers' code of the model"),
-        ({"described": "fp8"}, "weights in fp8 or 4 bits"),
-        ({"kv_cache_dtype": "fp8"}, "a KV cache in fp8"),
     ],
 )
 def test_what_lets_a_row_depend_on_its_batch(change, cause):
@@ -161,10 +159,8 @@ def test_what_lets_a_row_depend_on_its_batch(change, cause):
     device = change.get("device", "cuda")
     switches = {name: change.get(name, True) for name in ("batch_invariant", "paged_attention")}
     switches |= {"paged_attention": None} if device == "cpu" else {}
-    model = {"experts": None, "batch_dependent_layers": None, "kv_cache_dtype": "auto"}
     source = SimpleNamespace(
-        config=SimpleNamespace(**{name: change.get(name, value) for name, value in model.items()}),
-        quantization=SimpleNamespace(described=lambda *_, **__: change.get("described")),
+        config=SimpleNamespace(batch_dependent_layers=change.get("batch_dependent_layers")),
         model_impl=change.get("model_impl", "rosebatch"),
         dtype=torch.bfloat16,
     )
@@ -175,7 +171,7 @@ def test_what_lets_a_row_depend_on_its_batch(change, cause):
 
 def test_one_line_where_the_batch_matters_all_the_same(on_cuda, source, capsys):
     """Who asks for equal bytes must know that a model does not have them."""
-    source.config.batch_dependent_layers, source.config.kv_cache_dtype = "layers with a state", "auto"
+    source.config.batch_dependent_layers = "layers with a state"
     source.model_impl = "rosebatch"
     on_cuda(RunConfig.of("any", batch_invariant=True))
     assert "--batch-invariant: with layers with a state, results may still depend" in capsys.readouterr().err

@@ -1,5 +1,7 @@
 """The matrix product with a weight in fp8: our kernel for few rows, PyTorch's for many."""
 
+from copy import copy
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -44,6 +46,12 @@ class Fp8Linear(Linear):
     def product(self, x: Tensor) -> Tensor:
         """See ``Linear``."""
         return self._product(x, None)
+
+    def in_one_order(self) -> Linear:
+        """See ``Linear``."""
+        found = copy(self)
+        found._sizes = self._sizes.invariant()
+        return found
 
     def divides(self, x: Tensor) -> bool:
         """See ``Linear``."""

@@ -1,6 +1,7 @@
 """Sizes of fp8 products' programs, and the rows for which the library's products are faster."""
 
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, replace
 
 from rosebatch_kernels.common.sizes import Steps, table, value_at
 from rosebatch_kernels.fp8.reference import BLOCK
@@ -33,6 +34,10 @@ class Sizes:
     prefetched: int = 1024
     max_rows: int = 32
     max_rows_in_parts: int = 64
+
+    def invariant(self) -> "Sizes":
+        """Whole sums of the kernel for all numbers of rows."""
+        return replace(self, max_rows=sys.maxsize, max_rows_in_parts=0)
 
 
 SIZES = table(Sizes())

@@ -37,6 +37,10 @@ class Int4Linear(Linear):
         self._sizes = sizes
         self._device = device
 
+    def in_one_order(self) -> Linear:
+        """See ``Linear``."""
+        return Int4Linear(self.weight, self.bias, self._order, sizes=self._sizes.invariant(), device=self._device)
+
     def divides(self, x: Tensor) -> bool:
         """See ``Linear``."""
         return len(x) <= self._sizes.max_rows_in_parts

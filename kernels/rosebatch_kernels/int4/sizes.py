@@ -1,5 +1,6 @@
 """Sizes of the programs of the product with 4-bit integers."""
 
+import sys
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -71,6 +72,12 @@ class Sizes:
     min_rows_onto: int = 513
     scratch: int = 2**25
     decoded: int = 32
+
+    def invariant(self) -> "Sizes":
+        """Whole sums of codes for all numbers of rows: no parts, no rounded values."""
+        exact = tuple((rows, program._replace(max_parts=1)) for rows, program in self.exact)
+        whole = replace(self, exact=exact, rounding=(), max_rows_in_parts=0)
+        return replace(whole, max_rows=sys.maxsize, min_rows_onto=sys.maxsize)
 
 
 _SMALL = (

@@ -45,6 +45,10 @@ class Linear(ABC):
         pieces: Sequence[Tensor] = self(x).split([*sizes], 1)
         return pieces
 
+    def in_one_order(self) -> "Linear":
+        """A format's own product, with one order of sums for all numbers of rows."""
+        raise NotImplementedError
+
     def divides(self, x: Tensor) -> bool:
         """Whether the product of these rows is faster in parts, if the reader can add them up."""
         return False
