@@ -119,3 +119,17 @@ def test_a_graph_reads_what_the_tensors_hold_now(randn):
         place.copy_(value)
     graph.replay()
     assert torch.equal(out, kernel.prefill(*fresh, **options))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("before", [0, 3, 511])
+@pytest.mark.parametrize("after", [0, 40, 700])
+@pytest.mark.parametrize("chunks", [[(0, 20)], [(70, 130), (0, 65)], [(0, n) for n in range(1, 301, 37)]], ids=len)
+def test_padding_is_left_out(chunks, before, after, randn):
+    """Programs leave out tiles behind the last one with rows: one too many was left out, or a program had no item."""
+    q, paged = make(chunks, 4, 4, 128, 64, torch.bfloat16, "cuda", randn)
+    tiles = cut(chunks).cuda()
+    options = {"num_heads": 16, "scale": SCALE}
+    expected = kernel.prefill(q.flatten(1).cuda(), paged.cache, paged.table, tiles, **options)
+    padded = torch.nn.functional.pad(tiles, (0, 0, before, after))
+    assert torch.equal(kernel.prefill(q.flatten(1).cuda(), paged.cache, paged.table, padded, **options), expected)

@@ -268,7 +268,7 @@ def test_one_graph_serves_all_parameters(randn):
 @pytest.mark.gpu
 @pytest.mark.parametrize("vocab", [5000, 50_257, 151_936])
 def test_tokens_do_not_depend_on_the_dtype_of_a_batch(randn, vocab):
-    """One row's penalty made all rows' logits fp32: sums over segments ran in another order, seen from 128,000 ids on."""
+    """One row's penalty made all rows' logits fp32: sums over segments ran in another order, from 128,000 ids on."""
     logits = randn(1024, vocab, dtype=torch.bfloat16).cuda()
     # Rows begin on 16 bytes, as those that penalties leave.
     wide = logits.new_empty(1024, -(-vocab // 4) * 4, dtype=torch.float32)[:, :vocab].copy_(logits)
