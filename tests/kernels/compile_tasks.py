@@ -10,7 +10,7 @@ GROUPS = {
     "shared_attention": {"_attend_shared", "_decode", "_prefill_shared"},
     "attention_of_e4m3": {"_append", "_attend_shared", "_decode", "_prefill", "_prefill_shared", "_prepare"},
     "gated_attention": {"_gated_attend_shared", "_gated_decode", "_gated_prefill", "_prepare"},
-    "whole_prompts": {"_full_attend"},
+    "whole_prompts": {"_bidirectional_attend"},
     "delta_rule": {"_delta_convolve", "_delta_decode", "_delta_solve", "_delta_walk", "_gated_norm"},
     "layers": {
         "_activation", "_activation_mul", "_append", "_bias_residual", "_copy_blocks", "_norm", "_sigmoid_mul",

@@ -89,7 +89,7 @@ def attend(
     program = sizes.fp32
     if q.dtype.itemsize == 2:
         program = sizes.large_heads if size >= _LARGE_HEAD else sizes.narrow
-    _full_attend[(heads, len(tiles))](
+    _bidirectional_attend[(heads, len(tiles))](
         out,
         q,
         k,
@@ -118,7 +118,7 @@ def attend(
 
 
 @triton.jit
-def _full_attend(
+def _bidirectional_attend(
     out,
     q,
     k,
