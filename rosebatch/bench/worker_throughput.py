@@ -14,8 +14,8 @@ from rosebatch.io.parse import Record
 from rosebatch.io.results import Result
 from rosebatch.io.rows import FailedRow, Row
 from rosebatch.job.report.build import build_report
+from rosebatch.job.serve_options import Parsed, ServeOptions
 from rosebatch.job.service import Served
-from rosebatch.job.serving import Parsed, Serving
 from rosebatch.job.workers import messages as m
 from rosebatch.job.workers.pool import Pool
 from rosebatch.job.workers.row_task import RowTask
@@ -33,7 +33,7 @@ class _Counts:
 
 
 # No text is decoded, as in any bench.
-_SERVING = Serving(_Counts(), in_order=True, decode=False)
+_SERVING = ServeOptions(_Counts(), in_order=True, decode=False)
 
 
 @contextmanager

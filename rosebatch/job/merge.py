@@ -15,7 +15,7 @@ from rosebatch.io.tasks.registry import described_by
 from rosebatch.job.config import JobConfig
 from rosebatch.job.destination import find_destination
 from rosebatch.job.manifest import differences
-from rosebatch.job.merged import delete_merged, mark_merged
+from rosebatch.job.merge_note import delete_merged, mark_merged
 from rosebatch.job.open_output import errors_of, placement_of
 from rosebatch.job.output_manifest import keep, manifest_path, merged_before
 from rosebatch.job.shard import Shard, find_parts

@@ -37,8 +37,8 @@ from rosebatch.job.report.progress import Progress
 from rosebatch.job.report.table import print_report
 from rosebatch.job.report.tally import Tally
 from rosebatch.job.sampling_defaults import check_sampling
+from rosebatch.job.serve_options import ServeOptions
 from rosebatch.job.service import Loaded, Served, Service, Work
-from rosebatch.job.serving import Serving
 from rosebatch.job.shard import Shard
 from rosebatch.text.grammar_check import GrammarLimits
 
@@ -194,7 +194,7 @@ def _serve(
             ) as progress,
         ):
             shape = _shape(job, reader, service, created)
-            serving = Serving(shape, job.seed, return_token_ids=job.return_token_ids)
+            serving = ServeOptions(shape, job.seed, return_token_ids=job.return_token_ids)
             service.run(Work(reader, results, serving, tally, progress, check))
     except InterruptionError as interrupted:
         results.flush()

@@ -14,7 +14,7 @@ from rosebatch.job.report.progress import Progress
 from rosebatch.job.report.stopwatch import Stopwatch
 from rosebatch.job.report.tally import Tally
 from rosebatch.job.serve import serve
-from rosebatch.job.serving import Serving
+from rosebatch.job.serve_options import ServeOptions
 
 if TYPE_CHECKING:
     from rosebatch.launch.launch import Launched
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def run_rows(
     rows: Iterable[Row | FailedRow | None],
     launched: "Launched",
-    serving: Serving,
+    serving: ServeOptions,
     sink: Sink,
     tally: Tally | None = None,
     progress: Progress | None = None,

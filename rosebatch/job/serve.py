@@ -60,7 +60,7 @@ def serve(
         check: called before every step, and while texts or grammars keep it waiting; what it raises ends the loop.
         expects_rows: see ``rosebatch.job.order.in_good_order``.
         max_inflight_bytes: about what rows may take from being read to being handed out. A larger row runs alone.
-        return_token_ids, whole_texts: see ``rosebatch.job.serving.Serving``.
+        return_token_ids, whole_texts: see ``rosebatch.job.serve_options.ServeOptions``.
 
     Yields:
         after every step the rows that are finished, perhaps none, in any order. They are to be taken before the next

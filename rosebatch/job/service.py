@@ -13,7 +13,7 @@ from rosebatch.job.not_finite import MAX_NOT_FINITE, require_finite
 from rosebatch.job.report.progress import Progress
 from rosebatch.job.report.stopwatch import Stopwatch
 from rosebatch.job.report.tally import Tally
-from rosebatch.job.serving import Serving
+from rosebatch.job.serve_options import ServeOptions
 
 
 @runtime_checkable
@@ -40,7 +40,7 @@ class Work:
 
     reader: PromptReader
     output: Output
-    serving: Serving
+    serving: ServeOptions
     tally: Tally
     progress: Progress
     check: Callable[[], None]

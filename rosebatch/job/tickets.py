@@ -62,7 +62,7 @@ class Tickets:
         seconds: host time by kind of work is added there.
         max_bytes: of these rows.
         check: called while waiting.
-        return_token_ids, whole_texts: see ``rosebatch.job.serving.Serving``.
+        return_token_ids, whole_texts: see ``rosebatch.job.serve_options.ServeOptions``.
     """
 
     tokenizer: Tokenizer | None

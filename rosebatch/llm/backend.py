@@ -9,8 +9,8 @@ from rosebatch.config.run import RunConfig
 from rosebatch.engine.metrics.outlook import Outlook
 from rosebatch.io.output import Sink
 from rosebatch.io.rows import FailedRow, Row
+from rosebatch.job.serve_options import ServeOptions
 from rosebatch.job.service import Service
-from rosebatch.job.serving import Serving
 
 if TYPE_CHECKING:
     from rosebatch.launch.launch import Launched
@@ -44,7 +44,11 @@ class Backend(Protocol):
         ...
 
     def run(
-        self, rows: Iterable[Row | FailedRow | None], serving: Serving, sink: Sink, expects_rows: Callable[[], bool]
+        self,
+        rows: Iterable[Row | FailedRow | None],
+        serving: ServeOptions,
+        sink: Sink,
+        expects_rows: Callable[[], bool],
     ) -> Generator[None, None, None]:
         """Serve rows, a step at a time; closing the generator drops what is unfinished.
 

@@ -21,7 +21,7 @@ class Call:
     Args:
         rows: a sequence, or an iterator, which may have None: there is none at the moment.
         shape: of the results.
-        seed: see ``rosebatch.job.serving.Serving``.
+        seed: see ``rosebatch.job.serve_options.ServeOptions``.
         alone: nobody else uses the model meanwhile; it has no rows.
         progress: told of every step.
     """

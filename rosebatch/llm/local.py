@@ -13,8 +13,8 @@ from rosebatch.io.output import Sink
 from rosebatch.io.rows import FailedRow, Row
 from rosebatch.job.local import LocalService
 from rosebatch.job.run_rows import run_rows
+from rosebatch.job.serve_options import ServeOptions
 from rosebatch.job.service import Service
-from rosebatch.job.serving import Serving
 from rosebatch.launch.launch import Launched, default_sampling
 
 
@@ -40,7 +40,11 @@ class LocalBackend:
         return self.launched.engine.outlook()
 
     def run(
-        self, rows: Iterable[Row | FailedRow | None], serving: Serving, sink: Sink, expects_rows: Callable[[], bool]
+        self,
+        rows: Iterable[Row | FailedRow | None],
+        serving: ServeOptions,
+        sink: Sink,
+        expects_rows: Callable[[], bool],
     ) -> Generator[None, None, None]:
         """See ``Backend``."""
         return run_rows(rows, self.launched, serving, sink, expects_rows=expects_rows)

@@ -38,7 +38,7 @@ from rosebatch.io.sampling_fields import fields_of, with_defaults
 from rosebatch.io.table_values import BadValues, rows_of
 from rosebatch.job.run_rows import run_rows
 from rosebatch.job.sampling_defaults import check_sampling
-from rosebatch.job.serving import Serving
+from rosebatch.job.serve_options import ServeOptions
 from rosebatch.launch.launch import Launched, default_sampling, launch
 from rosebatch.llm.vllm_names import own_names
 
@@ -193,7 +193,7 @@ def _run(launched: Launched, inbox: "SimpleQueue[_Rows]", seed: int | None, firs
     """Serve rows for ever. An engine that has failed cannot go on, and Ray would give it batch after batch."""
     try:
         batches = _Batches(inbox, first)
-        for _ in run_rows(batches.rows(), launched, Serving(_Columns(), seed), batches):
+        for _ in run_rows(batches.rows(), launched, ServeOptions(_Columns(), seed), batches):
             pass
     except BaseException:
         traceback.print_exc()

@@ -13,8 +13,8 @@ from rosebatch.io.parse import Record
 from rosebatch.io.rows import FailedRow, Row
 from rosebatch.io.tasks.classify import Classify
 from rosebatch.job.memory_estimate import row_bytes
+from rosebatch.job.serve_options import Parsed, ServeOptions
 from rosebatch.job.service import Service
-from rosebatch.job.serving import Parsed, Serving
 from rosebatch.job.workers import messages as m
 from rosebatch.job.workers.chunk import Chunk
 from rosebatch.job.workers.pool import Pool
@@ -55,7 +55,11 @@ class WorkersBackend:
         return Outlook() if self.task is None else self.task.outlook()
 
     def run(
-        self, rows: Iterable[Row | FailedRow | None], serving: Serving, sink: Sink, expects_rows: Callable[[], bool]
+        self,
+        rows: Iterable[Row | FailedRow | None],
+        serving: ServeOptions,
+        sink: Sink,
+        expects_rows: Callable[[], bool],
     ) -> Generator[None, None, None]:
         """See ``Backend``."""
         self.task = RowTask(self._pool, m.Begin(Parsed(), pickled, serving), sink)

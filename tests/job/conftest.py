@@ -17,8 +17,8 @@ from rosebatch.job.report.progress import Progress
 from rosebatch.job.report.tally import Tally
 from rosebatch.job.run import JobResult
 from rosebatch.job.run_rows import run_rows
+from rosebatch.job.serve_options import ServeOptions
 from rosebatch.job.service import Work
-from rosebatch.job.serving import Serving
 from rosebatch.llm.llm import LLM
 from rosebatch.llm.run_file import run_file
 from rosebatch.text.tokenizer import Tokenizer
@@ -89,7 +89,7 @@ class Job:
     ) -> tuple[list[dict[str, Any]], Tally, Engine]:
         engine = make_engine(model or FakeModel(), **limits)
         output, tally = output or ListOutput(), Tally()
-        serving = Serving(shape or PlainShape(), seed, return_token_ids=return_token_ids)
+        serving = ServeOptions(shape or PlainShape(), seed, return_token_ids=return_token_ids)
         work = Work(Mock(), output, serving, tally, Progress(None, enabled=False), lambda: None)
         try:
             rows = self.rows(lines, **(defaults or {})) if rows is None else rows

@@ -12,7 +12,7 @@ from rosebatch.core.errors import FlagError, UserError
 from rosebatch.io.part_lines import decode_manifest, encode_manifest
 from rosebatch.job.config import JobConfig
 from rosebatch.job.merge import merge_shards
-from rosebatch.job.merged import mark_merged
+from rosebatch.job.merge_note import mark_merged
 from tests.helpers.faults import CALLS, Faults, call_with_faults
 from tests.helpers.forks import FORKS
 from tests.helpers.json_lines import write_lines

@@ -16,7 +16,7 @@ from rosebatch.host.threads import in_background
 from rosebatch.io.output import Encode, Sink
 from rosebatch.io.rows import FailedRow, Row
 from rosebatch.job.report.tally import Tally
-from rosebatch.job.serving import Parse
+from rosebatch.job.serve_options import Parse
 from rosebatch.job.workers import messages as m
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from rosebatch.io.output import Encode
 from rosebatch.io.parse import Record
 from rosebatch.job.model_info import ModelInfo
 from rosebatch.job.report.tally import Tally
-from rosebatch.job.serving import Parse, Serving
+from rosebatch.job.serve_options import Parse, ServeOptions
 from rosebatch.job.workers.chunk import unpack
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Begin:
 
     parser: Parse
     encode: Encode
-    serving: Serving
+    serving: ServeOptions
 
 
 class Rows(NamedTuple):

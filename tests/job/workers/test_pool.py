@@ -11,7 +11,7 @@ from rosebatch.core.errors import LostProcessError, UserError
 from rosebatch.engine.metrics.outlook import Outlook
 from rosebatch.engine.metrics.stats import EngineStats
 from rosebatch.job.model_info import ModelInfo
-from rosebatch.job.serving import Parsed
+from rosebatch.job.serve_options import Parsed
 from rosebatch.job.workers import messages as m
 from rosebatch.job.workers.child import Link
 from rosebatch.job.workers.pool import Pool

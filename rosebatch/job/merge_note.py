@@ -1,4 +1,4 @@
-"""``OUTPUT.merged``: a merge's output is in its place, and its shards are being deleted. The next one does the rest."""
+"""``OUTPUT.merged``, a note: a merge has its output in place, and deletes its shards. The next merge does the rest."""
 
 from collections.abc import Iterable
 from pathlib import Path

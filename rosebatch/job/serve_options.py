@@ -1,4 +1,4 @@
-"""How rows are parsed and served, and what their results look like. These objects are sent to worker processes."""
+"""How rows are parsed and served, and what their results look like: options that are sent to worker processes."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -27,7 +27,7 @@ class Parsed:
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
+class ServeOptions:
     """How rows are served.
 
     Attributes:
