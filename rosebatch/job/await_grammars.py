@@ -13,9 +13,9 @@ from rosebatch.host.threads import done_within, wait_for
 from rosebatch.io.rows import FailedRow
 from rosebatch.job.prepared import DEFAULT_BYTES, Prepared
 from rosebatch.job.report.stopwatch import Stopwatch
-from rosebatch.text.compiled_grammar import Grammar
-from rosebatch.text.grammar import Grammars
-from rosebatch.text.grammar_check import Tried
+from rosebatch.text.grammar.check import Tried
+from rosebatch.text.grammar.compiled import Grammar
+from rosebatch.text.grammar.grammars import Grammars
 
 # How long others wait for a row's grammar. Nearly every grammar is ready when its row's turn comes, so that rows keep
 # their order, and a second run takes the same steps. A grammar that takes longer usually fails.

@@ -35,8 +35,8 @@ from rosebatch.job.sampling_defaults import check_sampling
 from rosebatch.launch.fit import gib
 from rosebatch.launch.launch import default_sampling, grammar_limits, load_tokenizer
 from rosebatch.launch.plan import LaunchPlan, plan_fitting
-from rosebatch.text.grammar import Grammars
-from rosebatch.text.grammar_check import GrammarLimits
+from rosebatch.text.grammar.check import GrammarLimits
+from rosebatch.text.grammar.grammars import Grammars
 from rosebatch.text.tokenizer import Tokenizer
 
 _BAR = 40

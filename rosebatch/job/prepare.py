@@ -23,8 +23,8 @@ from rosebatch.job.scored_prompts import scored_prompts
 from rosebatch.job.seeds import row_seed
 from rosebatch.job.texts import Encoded, Texts
 from rosebatch.text.chat_parsers import ChatReader
-from rosebatch.text.grammar import Grammars
-from rosebatch.text.grammar_check import Tried
+from rosebatch.text.grammar.check import Tried
+from rosebatch.text.grammar.grammars import Grammars
 from rosebatch.text.tokenizer import Tokenizer
 
 # Rows that are encoded in one call, and such groups under way.

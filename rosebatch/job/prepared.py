@@ -11,8 +11,8 @@ from rosebatch.core.scoring import Scoring
 from rosebatch.io.rows import FailedRow, Row
 from rosebatch.job.memory_estimate import row_bytes
 from rosebatch.text.chat_parsers import ChatReader
-from rosebatch.text.compiled_grammar import Grammar
-from rosebatch.text.grammar_check import Tried
+from rosebatch.text.grammar.check import Tried
+from rosebatch.text.grammar.compiled import Grammar
 
 # What rows under way may take, see ``RunConfig.max_inflight_bytes``.
 DEFAULT_BYTES = 1 << 30

@@ -40,7 +40,7 @@ from rosebatch.job.sampling_defaults import check_sampling
 from rosebatch.job.serve_options import ServeOptions
 from rosebatch.job.service import Loaded, Served, Service, Work
 from rosebatch.job.shard import Shard
-from rosebatch.text.grammar_check import GrammarLimits
+from rosebatch.text.grammar.check import GrammarLimits
 
 # While it is entered, signals end the job where it may end: at each call of what it gives. It is told how to find out
 # where the results so far are.

@@ -6,7 +6,7 @@ from typing import Any
 from rosebatch.core.errors import FlagError, RowError
 from rosebatch.io.fields import SAMPLING_FIELDS
 from rosebatch.io.sampling_fields import sampling_params
-from rosebatch.text.grammar_check import GrammarLimits, check_grammar
+from rosebatch.text.grammar.check import GrammarLimits, check_grammar
 
 
 def check_sampling(given: Mapping[str, Any], seed: int | None, limits: GrammarLimits | None = None) -> None:

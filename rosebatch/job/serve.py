@@ -18,7 +18,7 @@ from rosebatch.job.order import in_job_order
 from rosebatch.job.prepare import prepare
 from rosebatch.job.prepared import DEFAULT_BYTES, END, End, Prepared, size_of
 from rosebatch.job.tickets import Tickets
-from rosebatch.text.grammar import Grammars
+from rosebatch.text.grammar.grammars import Grammars
 from rosebatch.text.tokenizer import Tokenizer
 
 # Rows that are added, and rows whose texts are decoded, between two steps: about what a decode window finishes. More

@@ -24,7 +24,7 @@ from rosebatch.job.prepared import Prepared, PreparedPrompt
 from rosebatch.job.report.stopwatch import Stopwatch
 from rosebatch.job.results import result_of
 from rosebatch.text.chat_parsers import ChatReader, ChatText
-from rosebatch.text.compiled_grammar import Grammar
+from rosebatch.text.grammar.compiled import Grammar
 from rosebatch.text.spans import EncodedText, Spans
 from rosebatch.text.stop_strings import StopStrings
 from rosebatch.text.tokenizer import Tokenizer

@@ -21,8 +21,8 @@ from rosebatch.engine.triton_runner.runner import TritonRunner
 from rosebatch.launch.plan import LaunchPlan, plan_fitting, switched_off_by, warn_once
 from rosebatch.model.hf.generation_config import sampling_defaults, unserved_defaults
 from rosebatch.ops.shard import Shard
-from rosebatch.text.grammar import Grammars
-from rosebatch.text.grammar_check import GrammarLimits
+from rosebatch.text.grammar.check import GrammarLimits
+from rosebatch.text.grammar.grammars import Grammars
 from rosebatch.text.tokenizer import Tokenizer
 
 

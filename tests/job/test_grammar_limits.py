@@ -16,10 +16,10 @@ from rosebatch.job.await_grammars import with_grammars
 from rosebatch.job.check import check_rows
 from rosebatch.job.prepare import prepare
 from rosebatch.job.sampling_defaults import check_sampling
-from rosebatch.text import grammar_check
-from rosebatch.text.compiled_grammar import TokenConstraint
-from rosebatch.text.grammar import Grammars
-from rosebatch.text.grammar_check import GrammarLimits, Tried, check_grammar, try_grammar
+from rosebatch.text.grammar import check as grammar_check
+from rosebatch.text.grammar.check import GrammarLimits, Tried, check_grammar, try_grammar
+from rosebatch.text.grammar.compiled import TokenConstraint
+from rosebatch.text.grammar.grammars import Grammars
 from tests.helpers.byte_tokenizer import EOS
 from tests.job.fake_model import launch_fake, make_engine
 from tests.job.fuzz_lines import PATTERNS
@@ -168,7 +168,7 @@ def test_a_check_that_raises_ends_the_wait(job, tokenizer, slow):
 def test_matchers_are_renewed_when_memory_grows(grammars, monkeypatch):
     """64 regexes took 5 GiB by the states that they found. New matchers go on where the old ones were."""
     peak = 0
-    monkeypatch.setattr("rosebatch.text.compiled_grammar._peak_memory", lambda: peak)
+    monkeypatch.setattr("rosebatch.text.grammar.compiled._peak_memory", lambda: peak)
     own = grammars(GrammarLimits(memory=1 << 30))
     specs = [GrammarSpec("regex", f"{letter}[0-9]{{3}}z") for letter in "abc"]
     constraints = [own.compile(spec).start() for spec in specs]
@@ -190,7 +190,7 @@ def test_matchers_are_renewed_when_memory_grows(grammars, monkeypatch):
 def test_grammars_without_completions_are_renewed_too(grammars, monkeypatch):
     """They are remembered for later rows. 32 regexes kept 500 MiB of states after their last row."""
     peaks = iter((0, 1 << 31))
-    monkeypatch.setattr("rosebatch.text.compiled_grammar._peak_memory", lambda: next(peaks))
+    monkeypatch.setattr("rosebatch.text.grammar.compiled._peak_memory", lambda: next(peaks))
     own = grammars(GrammarLimits(memory=1 << 30))
     idle, busy = (own.compile(GrammarSpec("regex", pattern)) for pattern in ("a+", "b+"))
     idle.start()

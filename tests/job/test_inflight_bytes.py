@@ -23,7 +23,7 @@ from rosebatch.job.prepare import prepare
 from rosebatch.job.prepared import Prepared, PreparedPrompt
 from rosebatch.job.serve import serve
 from rosebatch.job.tickets import Tickets
-from rosebatch.text.grammar import Grammars
+from rosebatch.text.grammar.grammars import Grammars
 from rosebatch.text.long_texts import UNBOUND
 from tests.helpers.byte_tokenizer import BYTES, EOS
 from tests.job.fake_model import FakeModel, make_engine

@@ -13,7 +13,7 @@ from rosebatch.io.rows import FailedRow, parse_row
 from rosebatch.job.prepare import _GROUP, _GROUPS_AHEAD, prepare
 from rosebatch.job.results import result_of
 from rosebatch.job.serve import _MAX_FAILED, serve
-from rosebatch.text.grammar import Grammars
+from rosebatch.text.grammar.grammars import Grammars
 from tests.helpers.byte_tokenizer import BYTES, EOS
 from tests.job.conftest import require_clean
 from tests.job.fake_model import FakeModel, make_engine

@@ -124,7 +124,7 @@ def test_a_grammar_that_does_not_compile(job):
 
 def test_a_grammar_that_fails_on_the_way(job, monkeypatch):
     """An answer cut short there must not pass for a match; its neighbours are served."""
-    monkeypatch.setattr("rosebatch.text.grammar_source.MAX_STATES", 100)
+    monkeypatch.setattr("rosebatch.text.grammar.source.MAX_STATES", 100)
     hard = {"structured_outputs": {"regex": "[ab]*a[ab]{30}!"}, "max_tokens": 400}
     model = FakeModel({"all": bytes(random.Random(0).choices(b"ab", k=400))})
     lines = [

@@ -7,8 +7,8 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from rosebatch.text.grammar import Grammars
-from rosebatch.text.grammar_source import compile_matcher, load_tokens, serialize
+from rosebatch.text.grammar.grammars import Grammars
+from rosebatch.text.grammar.source import compile_matcher, load_tokens, serialize
 from rosebatch.text.tokenizer import Tokenizer
 from rosebatch.text.tool_calls.call import Offered
 from tests.helpers.byte_tokenizer import EOS, byte_backend

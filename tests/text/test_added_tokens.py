@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken
 
-from rosebatch.text.compiled_grammar import TokenConstraint
-from rosebatch.text.grammar import Grammars
+from rosebatch.text.grammar.compiled import TokenConstraint
+from rosebatch.text.grammar.grammars import Grammars
 from rosebatch.text.tokenizer import Tokenizer
 from tests.helpers.byte_tokenizer import EOS, byte_backend
 from tests.helpers.grammars import allowed, spec, tokens_of, walk

@@ -8,9 +8,9 @@ import threading
 import numpy as np
 import pytest
 
-from rosebatch.text.compiled_grammar import Grammar, TokenConstraint, _only
-from rosebatch.text.grammar import Grammars
-from rosebatch.text.grammar_source import new_matcher
+from rosebatch.text.grammar.compiled import Grammar, TokenConstraint, _only
+from rosebatch.text.grammar.grammars import Grammars
+from rosebatch.text.grammar.source import new_matcher
 from rosebatch.text.tokenizer import Tokenizer
 from tests.helpers.byte_tokenizer import byte_backend
 from tests.helpers.grammars import EOS_IDS, PERSON, VOCAB_SIZE, allowed, feed_text, spec, tokens_of
@@ -75,7 +75,7 @@ def test_a_long_beginning_of_several_choices(byte_grammars, monkeypatch):
     """Each token looked through all that follow it: a beginning of 400 tokens took 80,000 masks a row, 15 seconds."""
     grammar = byte_grammars.compile(spec("choice", ["ab" * 100, "ab" * 150, "ab" * 150 + "cd" * 50]))
     constraint, looks = grammar.start(), []
-    monkeypatch.setattr("rosebatch.text.compiled_grammar._only", lambda words: looks.append(1) or _only(words))
+    monkeypatch.setattr("rosebatch.text.grammar.compiled._only", lambda words: looks.append(1) or _only(words))
     for token in b"ab" * 150 + b"c":
         assert constraint.rest() == []
         assert constraint.feed(token) is False
@@ -100,8 +100,8 @@ def test_one_rows_excess_does_not_end_the_others(monkeypatch):
     monkeypatch.setattr(
         Grammar, "replace_matcher", lambda self, **k: (replaced.append(self), replace_matcher(self, **k))[1]
     )
-    monkeypatch.setattr("rosebatch.text.grammar_source.MAX_STATES", 5000)
-    monkeypatch.setattr("rosebatch.text.compiled_grammar._MAX_MATCHERS", 1)
+    monkeypatch.setattr("rosebatch.text.grammar.source.MAX_STATES", 5000)
+    monkeypatch.setattr("rosebatch.text.grammar.compiled._MAX_MATCHERS", 1)
     # This regex has as many states as there are strings of a and b.
     grammar = Grammars(Tokenizer(byte_backend()), VOCAB_SIZE, EOS_IDS).compile(spec("regex", "[ab]*a[ab]{30}"))
     bystander = grammar.start()
@@ -124,10 +124,10 @@ def test_one_rows_excess_does_not_end_the_others(monkeypatch):
 def test_many_completions_take_turns(monkeypatch):
     """Several matchers let threads work without waiting for each other: all must give the same masks."""
     compiled = []
-    for module in ("compiled_grammar", "grammar_source"):
-        name = f"rosebatch.text.{module}.new_matcher"
+    for module in ("compiled", "source"):
+        name = f"rosebatch.text.grammar.{module}.new_matcher"
         monkeypatch.setattr(name, lambda *args: compiled.append(new_matcher(*args)) or compiled[-1])
-    monkeypatch.setattr("rosebatch.text.compiled_grammar._MAX_MATCHERS", 3)
+    monkeypatch.setattr("rosebatch.text.grammar.compiled._MAX_MATCHERS", 3)
     grammar = Grammars(Tokenizer(byte_backend()), VOCAB_SIZE, EOS_IDS).compile(spec("regex", "a(b|cd)"))
     constraints = [grammar.start() for _ in range(16)]
     assert len(compiled) == 1, "few completions are not worth another compilation"
@@ -143,7 +143,7 @@ def test_many_completions_take_turns(monkeypatch):
 
 def test_a_row_that_is_too_much_by_itself(monkeypatch):
     """It ends with an error: an answer that is cut short must not pass for a match."""
-    monkeypatch.setattr("rosebatch.text.grammar_source.MAX_STATES", 5000)
+    monkeypatch.setattr("rosebatch.text.grammar.source.MAX_STATES", 5000)
     grammar = Grammars(Tokenizer(byte_backend()), VOCAB_SIZE, EOS_IDS).compile(spec("regex", "[ab]*a[ab]{30}"))
     rng, constraint, length = random.Random(0), grammar.start(), 0
     while ord("a") in allowed(constraint) and not constraint.feed(rng.choice(b"ab")):
@@ -197,7 +197,7 @@ def test_compiling_beside_generation(byte_grammars):
 def test_runs_without_a_grammar_do_not_load_llguidance():
     """Importing it would cost time at every start."""
     code = (
-        "import sys, tokenizers; from rosebatch.text.grammar import Grammars;"
+        "import sys, tokenizers; from rosebatch.text.grammar.grammars import Grammars;"
         "from rosebatch.text.tokenizer import Tokenizer;"
         "Grammars(Tokenizer(tokenizers.Tokenizer(tokenizers.models.BPE())), 300, [256]);"
         "sys.exit('llguidance' in sys.modules)"

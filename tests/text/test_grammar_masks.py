@@ -5,8 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from rosebatch.text.compiled_grammar import TokenConstraint
-from rosebatch.text.grammar import Grammars
+from rosebatch.text.grammar.compiled import TokenConstraint
+from rosebatch.text.grammar.grammars import Grammars
 from rosebatch.text.tokenizer import Tokenizer
 from tests.helpers.byte_tokenizer import EOS, byte_backend
 from tests.helpers.grammars import EOS_IDS, PERSON, VOCAB_SIZE, allowed, spec, tokens_of
@@ -120,7 +120,7 @@ def test_all_masks_at_once(vocab_size):
 
 def test_all_masks_where_one_cannot_be_made(monkeypatch):
     """A completion that exceeds the limit ends with its reason, and the other masks stay right."""
-    monkeypatch.setattr("rosebatch.text.grammar_source.MAX_STATES", 100)
+    monkeypatch.setattr("rosebatch.text.grammar.source.MAX_STATES", 100)
     grammars = Grammars(Tokenizer(byte_backend()), VOCAB_SIZE, EOS_IDS)
     easy = grammars.compile(spec("choice", ["yes"])).start()
     hard = grammars.compile(spec("regex", "[ab]*a[ab]{30}!")).start()

@@ -7,7 +7,7 @@ import tokenizers
 from tokenizers import decoders, models
 
 from rosebatch.core.errors import RowError
-from rosebatch.text.grammar import Grammars
+from rosebatch.text.grammar.grammars import Grammars
 from rosebatch.text.tokenizer import Tokenizer
 from tests.helpers.byte_tokenizer import byte_backend
 from tests.helpers.grammars import allowed, feed_text, spec

@@ -4,7 +4,7 @@ import pytest
 from tokenizers import AddedToken
 
 from rosebatch.core.errors import RowError
-from rosebatch.text.grammar import Grammars
+from rosebatch.text.grammar.grammars import Grammars
 from rosebatch.text.tokenizer import Tokenizer
 from tests.helpers.byte_tokenizer import EOS, byte_backend
 from tests.helpers.grammars import spec, walk

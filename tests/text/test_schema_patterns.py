@@ -7,7 +7,7 @@ import warnings
 import pytest
 
 from rosebatch.core.errors import RowError
-from rosebatch.text.schema_patterns import kept_pattern
+from rosebatch.text.grammar.schema_patterns import kept_pattern
 from tests.helpers.grammars import spec
 from tests.text.test_schema_numbers import takes
 

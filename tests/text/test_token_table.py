@@ -6,7 +6,7 @@ import pytest
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers
 
-from rosebatch.text.grammar import Grammars
+from rosebatch.text.grammar.grammars import Grammars
 from rosebatch.text.tokenizer import Tokenizer
 from tests.helpers.byte_tokenizer import EOS, byte_backend
 from tests.helpers.grammars import allowed, spec, walk

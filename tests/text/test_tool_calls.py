@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rosebatch.text.grammar_source import compile_matcher, load_tokens, serialize
+from rosebatch.text.grammar.source import compile_matcher, load_tokens, serialize
 from rosebatch.text.tokenizer import Tokenizer
 from rosebatch.text.tool_calls.call import Offered, ToolCall
 from rosebatch.text.tool_calls.gpt_oss import GptOss

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 
-from rosebatch.text.grammar_source import formatted_schema
+from rosebatch.text.grammar.source import formatted_schema
 from rosebatch.text.tool_calls.call import Offered
 
 

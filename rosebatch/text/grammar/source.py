@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rosebatch.core.errors import is_failure
 from rosebatch.core.structured_outputs import GrammarSpec
-from rosebatch.text.json_schema import kept_schema
+from rosebatch.text.grammar.json_schema import kept_schema
 
 # Imported in the functions: it takes 50 ms, and most runs have no grammar.
 if TYPE_CHECKING:

@@ -7,14 +7,14 @@ counts a key that comes twice as two. Such parts are left out, written in anothe
 from decimal import Decimal
 from typing import Any
 
-from rosebatch.text.schema_formats import with_kept_format
-from rosebatch.text.schema_numbers import (
+from rosebatch.text.grammar.schema_formats import with_kept_format
+from rosebatch.text.grammar.schema_numbers import (
     require_kept,
     require_kept_multiple,
     require_kept_together,
     with_kept_bounds,
 )
-from rosebatch.text.schema_patterns import kept_pattern
+from rosebatch.text.grammar.schema_patterns import kept_pattern
 
 # Keywords whose values are no schemas, and those that hold schemas by name.
 _VALUES = frozenset({"const", "enum", "default", "examples", "x-guidance"})

@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from rosebatch.core.errors import is_failure
 from rosebatch.core.structured_outputs import GrammarSpec
-from rosebatch.text.grammar_source import compile_matcher, load_tokens, serialize, validate
+from rosebatch.text.grammar.source import compile_matcher, load_tokens, serialize, validate
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer

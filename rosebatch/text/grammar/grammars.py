@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from rosebatch.core.errors import is_failure
 from rosebatch.core.structured_outputs import GrammarSpec
 from rosebatch.host.threads import DaemonPool
-from rosebatch.text.compiled_grammar import Grammar, _Renewals
-from rosebatch.text.grammar_check import GrammarLimits, Tried, start_process, try_grammar
-from rosebatch.text.grammar_source import load_tokens, serialize, unusable
-from rosebatch.text.mask_layout import MaskLayout
-from rosebatch.text.token_table import TokenTable
+from rosebatch.text.grammar.check import GrammarLimits, Tried, start_process, try_grammar
+from rosebatch.text.grammar.compiled import Grammar, Renewals
+from rosebatch.text.grammar.mask_layout import MaskLayout
+from rosebatch.text.grammar.source import load_tokens, serialize, unusable
+from rosebatch.text.grammar.token_table import TokenTable
 from rosebatch.text.tokenizer import Tokenizer
 
 # Imported in the functions: it takes 50 ms, and most runs have no grammar.
@@ -55,7 +55,7 @@ class Grammars:
         table = _Once(lambda: TokenTable.of(tokenizer, vocab_size, ends))
         self._table = table
         self._tokens = _Once(lambda: _load(tokenizer, table(), ends))
-        self._renewals = _Renewals(self._limits.memory)
+        self._renewals = Renewals(self._limits.memory)
         self._pool = DaemonPool(_THREADS, "rosebatch-grammar")
         self._tried = _Recent[Future[Tried]](self._limits.memory)
         self._compiled = _Recent["Future[Grammar | Tried]"](self._limits.memory)

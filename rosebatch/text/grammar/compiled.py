@@ -11,8 +11,8 @@ from weakref import WeakSet
 import numpy as np
 from numpy.typing import NDArray
 
-from rosebatch.text.grammar_source import compile_matcher, new_matcher, one_line, without_excerpts, without_forcing
-from rosebatch.text.mask_layout import MaskLayout
+from rosebatch.text.grammar.mask_layout import MaskLayout
+from rosebatch.text.grammar.source import compile_matcher, new_matcher, one_line, without_excerpts, without_forcing
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher, LLTokenizer
@@ -227,7 +227,7 @@ class Grammar:
         tokens: "LLTokenizer",
         layout: MaskLayout,
         serialized: str,
-        renewals: "_Renewals",
+        renewals: "Renewals",
         memory: int,
         *,
         is_choice: bool,
@@ -290,7 +290,7 @@ class Grammar:
         return self._new_matcher(forces)
 
 
-class _Renewals:
+class Renewals:
     """Counts how often all matchers had to be made anew, because the states that they find take too much memory.
 
     llguidance does not state the size of a matcher. So the peak memory of the process decides. A new matcher allows the

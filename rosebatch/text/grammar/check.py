@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from rosebatch.core.errors import RowError
 from rosebatch.core.structured_outputs import GrammarSpec
-from rosebatch.text.grammar_source import unusable
+from rosebatch.text.grammar.source import unusable
 
 if TYPE_CHECKING:
-    from rosebatch.text.token_table import TokenTable
+    from rosebatch.text.grammar.token_table import TokenTable
 
-_CODE = "import sys; sys.path[:] = {path!r}; from rosebatch.text.grammar_worker import main; main()"
+_CODE = "import sys; sys.path[:] = {path!r}; from rosebatch.text.grammar.worker import main; main()"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""Structured output: grammars, from what a row wants to masks of tokens."""
