@@ -30,7 +30,7 @@ def ints(*shape):
     return torch.zeros(shape, dtype=torch.int32)
 
 
-def softmax():
+def paged_attention():
     """Decode, prefill as all GPUs have it, prefill of shared tiles, and the number of splits."""
     sizes = SIZES.of(launchers.device_of(torch.device("cuda")))
     everywhere = replace(sizes, prefill=replace(sizes.prefill, hopper=()))
@@ -46,7 +46,7 @@ def attention() -> None:
     from rosebatch_kernels.common.head_norms import HeadRMSNorm
     from rosebatch_kernels.common.splits import DecodeWorkspace
 
-    decode, prefill, _, num_splits = softmax()
+    decode, prefill, _, num_splits = paged_attention()
 
     for heads, kv_heads, size, dtype in [
         (16, 8, 128, torch.bfloat16),
@@ -75,7 +75,7 @@ def invariant() -> None:
     from rosebatch_kernels.linear.invariant import FixedLinear
 
     device = launchers.device_of(torch.device("cuda"))
-    decode, _, _, num_splits = softmax()
+    decode, _, _, num_splits = paged_attention()
     sizes = SIZES.of(device).invariant()
     everywhere = replace(sizes, prefill=replace(sizes.prefill, hopper=()))
     for heads, kv_heads, size, dtype in [
@@ -102,7 +102,7 @@ def attention_of_more_families() -> None:
     from rosebatch_kernels.common.head_norms import HeadLayerNorm, HeadRMSNorm
     from rosebatch_kernels.common.splits import DecodeWorkspace
 
-    decode, prefill, _, num_splits = softmax()
+    decode, prefill, _, num_splits = paged_attention()
 
     # Each two of dtype, norm and given rows of the rotary tables meet with each two of their values.
     for heads, kv_heads, size, rotated, dtype, cap, with_sinks, window, with_rows in [
@@ -154,7 +154,7 @@ def shared_attention() -> None:
     from rosebatch_kernels.common.shared_keys import MEMBERS, SharedKeys
     from rosebatch_kernels.common.splits import DecodeWorkspace
 
-    decode, _, prefill_shared, num_splits = softmax()
+    decode, _, prefill_shared, num_splits = paged_attention()
 
     for heads, kv_heads, size, block_size, dtype, cap in [
         (16, 8, 128, 64, torch.bfloat16, 0.0),
@@ -181,7 +181,7 @@ def attention_of_e4m3() -> None:
     from rosebatch_kernels.common.shared_keys import MEMBERS, SharedKeys
     from rosebatch_kernels.common.splits import DecodeWorkspace
 
-    decode, prefill, prefill_shared, num_splits = softmax()
+    decode, prefill, prefill_shared, num_splits = paged_attention()
     append = Launchers("kv_cache.kernel").append
     # Each two of the batch of a step, append and keys in common meet with each two of their values.
     for heads, kv_heads, size, block_size, dtype, cap, window, batch in [
