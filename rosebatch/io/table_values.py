@@ -171,6 +171,9 @@ def _change_of_leaf(kind: pa.DataType) -> Callable[[Any], Any] | None:
     if pa.types.is_interval(kind):
         # Their own type is a tuple too, but cannot be pickled.
         return tuple
+    if pa.types.is_float16(kind):
+        # Older versions of PyArrow make numpy's, whose text has three digits.
+        return float
     return _in_whole_minutes if pa.types.is_timestamp(kind) and kind.tz else None
 
 
