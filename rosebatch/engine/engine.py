@@ -70,7 +70,7 @@ class Engine:
         self.hidden_size = hidden_size
         self.generates = generates
         self.pooling = pooling
-        self.stats = EngineStats()
+        self.restart_stats()
         self._num_started = 0
         self._constraints: dict[int, Constraint] = {}
         self._launched: deque[tuple[StepPlan, Callable[[], StepResult]]] = deque()
@@ -137,11 +137,13 @@ class Engine:
             stats.decoded,
             stats.squares,
             stats.products,
+            time.perf_counter() - self._counted_from,
         )
 
     def restart_stats(self) -> EngineStats:
         """Count from zero; returns the new counters, which the engine fills as it runs."""
         self.stats = EngineStats()
+        self._counted_from = time.perf_counter()
         return self.stats
 
     def add(

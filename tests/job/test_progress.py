@@ -100,7 +100,7 @@ def test_tokens_count_as_they_come(clock):
     # Of 512 tokens each, 52 are there; prompts took a second and a token 20 ms.
     running = Outlook(
         *(1, 400, 400, Counter({bin_of(52): 400}), 0, Counter({bin_of(52): 400 * 52}), 400 * 460, Counter(), Counter()),
-        *(8000, 400 * 52, 1.0, 10.2, 51, 51 * 400, 51 * 400**2, 400 * 10.2),
+        *(8000, 400 * 52, 1.0, 10.2, 51, 51 * 400, 51 * 400**2, 400 * 10.2, 11.0),
     )
     progress.watch(lambda: done)
     progress._look = lambda: done.plus(running)

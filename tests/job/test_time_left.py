@@ -66,6 +66,7 @@ def simulate(rows, slots, *, a_step, a_token, a_prompt_token):
             decoded=decoded,
             squares=squares,
             products=products,
+            seconds=now,
         )
         moments.append((now, len(rows) - finished, outlook))
     return moments
@@ -107,7 +108,7 @@ def require_within_a_factor_of_two(rows, slots, until):
     end = moments[-1][0]
     later = [moment for moment in moments if 0.1 * end <= moment[0] <= until * end]
     for now, rows_left, outlook in later[:: max(1, len(later) // 50)]:
-        told = seconds_left(now, rows_left, outlook)
+        told = seconds_left(rows_left, outlook)
         assert (end - now) / 2 <= told <= (end - now) * 2, f"{now / end:.0%} of {end:.1f} s: {told:.1f} s left"
 
 
@@ -128,9 +129,28 @@ def test_engines_work_side_by_side():
     moments = simulate(*RANDOM_JOBS["as texts do"], a_step=0.004, a_token=0.00005, a_prompt_token=0.00002)
     end = moments[-1][0]
     now, rows_left, outlook = moments[len(moments) // 2]
-    assert (end - now) / 2 <= seconds_left(now, 2 * rows_left, outlook.plus(outlook)) <= (end - now) * 2
+    assert (end - now) / 2 <= seconds_left(2 * rows_left, outlook.plus(outlook)) <= (end - now) * 2
+
+
+def test_an_engine_that_began_later():
+    """Its seconds counted as those of the first: up to twice the time was told, also once a worker was replaced."""
+    moments = simulate(*JOBS["waves of equal rows"], a_step=0.004, a_token=0.00005, a_prompt_token=0.00002)
+    end = moments[-1][0]
+    (one, rows_left, first), (other, more, second) = moments[len(moments) // 2], moments[len(moments) // 20]
+    told = seconds_left(rows_left + more, first.plus(second))
+    assert told == pytest.approx(end - (one + other) / 2, rel=0.1)
+
+
+def test_what_engines_told_a_while_ago():
+    """Workers tell once a second. Until then, the time left grew, to five times as much in a job of seven seconds."""
+    moments = simulate(*JOBS["waves of equal rows"], a_step=0.004, a_token=0.00005, a_prompt_token=0.00002)
+    _, rows_left, outlook = moments[len(moments) // 2]
+    both = outlook.plus(outlook)
+    told = seconds_left(2 * rows_left, both)
+    assert seconds_left(2 * rows_left, both._replace(age=0.5 + 1.5)) == pytest.approx(told - 1.0)
+    assert seconds_left(2 * rows_left, both._replace(age=1000.0)) == 0.0
 
 
 def test_nothing_is_known_at_the_beginning():
-    assert seconds_left(1.0, 5, Outlook()) is None
-    assert seconds_left(1.0, 5, Outlook(requests=5, sequences=5, prompt_left=50, room=80)) is None
+    assert seconds_left(5, Outlook()) is None
+    assert seconds_left(5, Outlook(requests=5, sequences=5, prompt_left=50, room=80)) is None

@@ -37,6 +37,8 @@ class Outlook(NamedTuple):
         prefill_seconds, decode_seconds: that the device took for them.
         steps, decoded: that generated tokens, and these.
         squares, products: the sum over the steps of their tokens squared, and of their tokens times their seconds.
+        seconds: of each engine since its counts began, summed up.
+        age: of each engine, seconds since it told this, summed up.
     """
 
     engines: int = 0
@@ -56,6 +58,8 @@ class Outlook(NamedTuple):
     decoded: int = 0
     squares: float = 0.0
     products: float = 0.0
+    seconds: float = 0.0
+    age: float = 0.0
 
     def plus(self, other: "Outlook") -> "Outlook":
         """The sums."""

@@ -167,10 +167,10 @@ class Progress:
     def _seconds_left(self, outlook: Outlook) -> float | None:
         if self._total is None:
             return None
-        elapsed, done = self._elapsed, self._rows - self._resumed
-        by_tokens = seconds_left(elapsed, self._total - self._rows, outlook)
+        rows_left, done = self._total - self._rows, self._rows - self._resumed
+        by_tokens = seconds_left(rows_left, outlook)
         if by_tokens is None and done:
-            return elapsed / done * (self._total - self._rows)
+            return self._elapsed / done * rows_left
         return by_tokens
 
     def _per_second(self, tokens: int) -> str:

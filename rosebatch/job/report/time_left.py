@@ -19,7 +19,7 @@ _PLACES = 256
 _Numbers = np.ndarray[Any, np.dtype[np.float64]]
 
 
-def seconds_left(elapsed: float, rows_left: int, outlook: Outlook) -> float | None:
+def seconds_left(rows_left: int, outlook: Outlook) -> float | None:
     """An estimate; None before anything was computed.
 
     Sequences that are not in the engine yet are like those that are. A step takes some time alone, and some for each of
@@ -27,9 +27,8 @@ def seconds_left(elapsed: float, rows_left: int, outlook: Outlook) -> float | No
     sequences, until the longest ends.
 
     Args:
-        elapsed: seconds since the counts began.
         rows_left: without a result.
-        outlook: of the engine.
+        outlook: of all engines.
     """
     spent = outlook.prefill_seconds + outlook.decode_seconds
     if not spent:
@@ -47,7 +46,7 @@ def seconds_left(elapsed: float, rows_left: int, outlook: Outlook) -> float | No
     tokens, steps = _tokens_and_steps_left(waiting + unread, outlook)
     a_step, a_token = _seconds_of_a_step(outlook, a_prompt_token)
     left = (prompts + unread * a_prompt) * a_prompt_token + steps * outlook.engines * a_step + tokens * a_token
-    return elapsed * left / spent
+    return max(0.0, outlook.seconds * left / spent - outlook.age) / outlook.engines
 
 
 def _seconds_of_a_step(outlook: Outlook, a_prompt_token: float) -> tuple[float, float]:

@@ -40,6 +40,7 @@ class _Account:
     output_tokens: int = 0
     last_answer: float = 0.0
     outlook: Outlook = field(default_factory=Outlook)
+    heard: float = 0.0
 
 
 @dataclass(slots=True)
@@ -155,11 +156,14 @@ class RowTask:
 
     def outlook(self) -> Outlook:
         """Of all workers, as they last said."""
-        return reduce(Outlook.plus, (account.outlook for account in self._accounts), Outlook())
+        now = time.perf_counter()
+        told = [account.outlook._replace(age=now - account.heard) for account in self._accounts if account.heard]
+        return reduce(Outlook.plus, told, Outlook())
 
     def hear(self, number: int, outlook: Outlook) -> None:
         """See ``Task``."""
-        self._accounts[number].outlook = outlook
+        account = self._accounts[number]
+        account.outlook, account.heard = outlook, time.perf_counter()
 
     def turn(self) -> None:
         """See ``Task``."""

@@ -131,8 +131,10 @@ def test_what_a_worker_has_before_it(pool, monkeypatch):
     assert pool._task.heard == [(1, outlook)]
     task = RowTask(pool, m.Begin(Parsed(), None, None), None)
     for number in range(2):
+        monkeypatch.setattr(time, "perf_counter", lambda at=50.0 + number: at)
         task.hear(number, outlook)
-    assert task.outlook() == Outlook(requests=6, sequences=6, output_tokens=80)
+    monkeypatch.setattr(time, "perf_counter", lambda: 51.5)
+    assert task.outlook() == Outlook(requests=6, sequences=6, output_tokens=80, age=1.5 + 0.5)
 
 
 def test_a_run_that_was_suspended(pool, monkeypatch):
