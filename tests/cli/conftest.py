@@ -12,14 +12,25 @@ from typing import Any
 import pytest
 import typer.main
 
-from rosebatch.cli.app import main
+from rosebatch.cli import app
 from tests.helpers.checkout import ROOT, environment
 from tests.helpers.forked_jobs import fork_children, python
 from tests.helpers.json_lines import write_lines
 from tests.helpers.small_llama import save_llama, save_tokenizer
 from tests.helpers.waiting import PATIENCE_SECONDS
 
-# Typer makes all commands anew at each call, which is most of what a refused call takes.
+# Typer makes commands anew at each call, and pydantic the readers of their flags: most of what a refused call takes.
+# With --help-all, a command changes what it shows.
+_COMMANDS = {command.callback.__name__ for command in app.app.registered_commands if command.callback}
+_app_for, _kept_app_for = app._app_for, functools.cache(app._app_for)
+
+
+def _app_once(args: list[str]) -> Any:
+    return _app_for(args) if "--help-all" in args else _kept_app_for(frozenset(_COMMANDS.intersection(args)))
+
+
+setattr(app, "_app_for", _app_once)  # noqa: B010
+setattr(app, "get_group", functools.cache(app.get_group))  # noqa: B010
 setattr(typer.main, "get_command", functools.cache(typer.main.get_command))  # noqa: B010
 
 
@@ -40,7 +51,7 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     def call(*args: Any) -> SimpleNamespace:
         capsys.readouterr()
         with pytest.raises(SystemExit) as exit_info:
-            main([str(arg) for arg in args])
+            app.main([str(arg) for arg in args])
         out, err = capsys.readouterr()
         return SimpleNamespace(code=exit_info.value.code, out=out, err=err)
 
