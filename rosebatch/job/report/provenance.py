@@ -5,6 +5,7 @@ import shlex
 import subprocess
 import sys
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ def provenance(input: str | None = None, output: str | None = None) -> dict[str,
         "output": None if output is None else printable(output),
         "host": platform.node(),
         "gpu": gpu_name(),
-        "git_revision": git_revision(_ROOT),
+        "git_revision": _own_revision(),
         "versions": {"rosebatch": __version__, "python": platform.python_version(), **_versions()},
     }
 
@@ -38,6 +39,12 @@ def gpu_name() -> str | None:
     """The name of the GPU that this process uses; None without one."""
     torch = sys.modules.get("torch")
     return torch.cuda.get_device_name() if torch is not None and torch.cuda.is_available() else None
+
+
+@cache
+def _own_revision() -> str | None:
+    """That of the code of this process: what changes later is not what runs."""
+    return git_revision(_ROOT)
 
 
 def git_revision(root: Path) -> str | None:
@@ -61,6 +68,7 @@ def git_revision(root: Path) -> str | None:
     return f"{commit}-dirty" if changed else commit
 
 
+@cache
 def _versions() -> dict[str, str]:
     found = {}
     for name in _PACKAGES:
