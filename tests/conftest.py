@@ -32,6 +32,7 @@ import pytest
 import torch
 
 from tests.helpers.forked_run import run_in_forks
+from tests.helpers.forks import share_server
 from tests.helpers.variants import runs_kernel_on, with_all_pairs
 
 gc.disable()
@@ -51,6 +52,13 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 def pytest_addoption(parser: pytest.Parser) -> None:
     """As ``make test`` calls it."""
     parser.addoption("--forks", type=int, default=0, help="run the tests in so many forks of this process")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """The process that forks for the tests imports while they are collected."""
+    if session.config.getoption("forks") and not session.config.option.collectonly:
+        share_server()
 
 
 @pytest.hookimpl(tryfirst=True)

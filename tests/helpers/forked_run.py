@@ -12,8 +12,6 @@ from typing import Any, NoReturn
 
 import pytest
 
-from tests.helpers.forks import share_server
-
 _FORK = multiprocessing.get_context("fork")
 
 
@@ -59,6 +57,9 @@ class _Sender:
         self._connection.send(("pytest_runtest_logstart", {"nodeid": nodeid, "location": location}))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        # What is made and taken away without a mistake is not printed.
+        if report.passed and report.when != "call":
+            return
         data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
         self._connection.send(("pytest_runtest_logreport", data))
 
@@ -67,8 +68,7 @@ class _Sender:
 
 
 def run_in_forks(session: pytest.Session, processes: int) -> None:
-    """Run all tests of a session. Tests of a process that dies fail."""
-    share_server()
+    """Run all tests of a session. Tests of a process that dies fail. See ``share_server``."""
     folder = session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
     shares = Shares(len(session.items), processes)
     running = {}
