@@ -51,6 +51,9 @@ class Reader(gguf.GGUFReader):  # type: ignore[misc]
     """The library reads nothing where a file has ended, for as many times as the file says."""
 
     def _get(self, offset: int, dtype: Any, count: int = 1, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(self.data, np.memmap):
+            # Its slices are made in Python, three for each token.
+            self.data = self.data.view(np.ndarray)
         found = super()._get(offset, dtype, count, *args, **kwargs)
         if len(found) < count:
             raise ValueError("the file ends too early")
