@@ -26,9 +26,9 @@ def write_gguf(tmp_path):
     return write_file
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def toy():
-    """The smallest file that can be converted, for tests that are not about weights."""
+    """The smallest model that can be converted, for tests that are not about weights."""
     return random_model("llama")
 
 

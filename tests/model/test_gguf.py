@@ -88,7 +88,7 @@ def test_weights_are_rounded_once(write_gguf, toy):
     folder = converted_folder(write_gguf("llama", toy), torch.bfloat16)
     assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
     converted = AutoModelForCausalLM.from_pretrained(folder)
-    expected = toy.to(torch.bfloat16).state_dict()
+    expected = {name: tensor.to(torch.bfloat16) for name, tensor in toy.state_dict().items()}
     assert converted.dtype == torch.bfloat16
     for name, tensor in converted.state_dict().items():
         assert torch.equal(tensor, expected[name]), name

@@ -40,7 +40,9 @@ def test_parameters_and_fields_have_the_names_of_their_docstrings():
                 continue
             docstring = ast.get_docstring(node) or ""
             if isinstance(node, ast.ClassDef):
-                bad = named(docstring, "Attributes") - fields(node)
+                bad = named(docstring, "Attributes")
+                if bad:
+                    bad -= fields(node)
                 makers = [each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"]
                 for maker in makers:
                     bad |= named(docstring, "Args") - parameters(maker)
