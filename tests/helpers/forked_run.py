@@ -69,14 +69,13 @@ class _Sender:
 
 def run_in_forks(session: pytest.Session, processes: int) -> None:
     """Run all tests of a session. Tests of a process that dies fail. See ``share_server``."""
-    folder = session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
+    # Made once, for all.
+    session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
     shares = Shares(len(session.items), processes)
     running = {}
     for number in range(processes):
         own, other = multiprocessing.Pipe(duplex=False)
         if not (pid := os.fork()):
-            session.config._tmp_path_factory._basetemp = folder / str(number)  # type: ignore[attr-defined]
-            (folder / str(number)).mkdir(mode=0o700)
             _run_tests(session, lambda number=number: shares.take(number), other)
         other.close()
         running[own] = pid
@@ -106,6 +105,8 @@ def run_in_forks(session: pytest.Session, processes: int) -> None:
 def _run_tests(session: pytest.Session, take: Callable[[], int | None], connection: Connection) -> NoReturn:
     """In a fork."""
     plugins = session.config.pluginmanager
+    factory = session.config._tmp_path_factory  # type: ignore[attr-defined]
+    folder = factory.getbasetemp()
     try:
         plugins.unregister(name="terminalreporter")
         plugins.register(_Sender(session.config, connection))
@@ -116,6 +117,9 @@ def _run_tests(session: pytest.Session, take: Callable[[], int | None], connecti
         number = take()
         while number is not None and not session.shouldfail:
             following = take()
+            # To number a test's folder, pytest reads the names of all beside it.
+            factory._basetemp = folder / f"{os.getpid()}-{number // 100}"
+            factory._basetemp.mkdir(mode=0o700, exist_ok=True)
             item, then = session.items[number], None if following is None else session.items[following]
             session.config.hook.pytest_runtest_protocol(item=item, nextitem=then)
             number = following
