@@ -185,7 +185,7 @@ def several(prompts: Any) -> Any:
     Raises:
         ValueError: they are no prompts.
     """
-    prompts = plain(prompts)
+    prompts = _column(prompts)
     # A table would give the names of its columns.
     if isinstance(prompts, bytes) or hasattr(prompts, "columns") or not isinstance(prompts, Iterable):
         way = "; give one of its columns" if hasattr(prompts, "columns") else ""
@@ -195,6 +195,13 @@ def several(prompts: Any) -> Any:
         isinstance(prompts, Sequence) and bool(prompts) and all(type(plain(each)) is int for each in prompts)
     )
     return [prompts] if is_one else prompts
+
+
+def _column(given: Any) -> Any:
+    """A column of Arrow as a list, in which lists stay arrays; others of NumPy and the like as Python's numbers."""
+    if not hasattr(given, "to_pylist") or hasattr(given, "columns"):
+        return plain(given)
+    return [each.values for each in given] if hasattr(given.type, "value_field") else given.to_pylist()
 
 
 def _require_known(prompt: Mapping[str, Any]) -> None:
@@ -217,16 +224,25 @@ def _has_token_ids(given: np.ndarray) -> bool:
     return bool(whole and given.min() >= 0 and given.max() < 2**32)
 
 
+def _array_of(given: Any) -> np.ndarray | None:
+    """The array of NumPy, Arrow or pandas, or the tensor of the host, if its values are token ids."""
+    try:
+        found = np.asarray(given) if hasattr(given, "__array__") else None
+    except (RuntimeError, TypeError, ValueError):
+        return None
+    return found if found is not None and _has_token_ids(found) else None
+
+
 def _token_ids(given: Any) -> Sequence[int] | None:
     """A prompt's token ids; None if it has no order, or truth values, or others that are no whole numbers."""
-    if isinstance(given, np.ndarray) and _has_token_ids(given):
-        # Without a number of Python for each, and without a copy of all of them in between.
-        copied = TokenIds("I")
-        for start in range(0, len(given), _COPIED_AT_ONCE):
-            copied.frombytes(given[start : start + _COPIED_AT_ONCE].astype(np.uint32).tobytes())
-        return copied
     ids: Sequence[Any] = given
     if type(given) is not list:
+        if (array := _array_of(given)) is not None:
+            # Without a number of Python for each, and without a copy of all of them in between.
+            copied = TokenIds("I")
+            for start in range(0, len(array), _COPIED_AT_ONCE):
+                copied.frombytes(array[start : start + _COPIED_AT_ONCE].astype(np.uint32).tobytes())
+            return copied
         found = plain(given)
         if isinstance(given, _NO_TOKEN_IDS) or not isinstance(found, Iterable):
             return None

@@ -60,6 +60,33 @@ def test_text_ids_and_mappings_mix(llm):
     assert texts(llm.generate(ids, SHORT)) == [by_text.outputs[0].text], "a list of ids is one prompt"
 
 
+def test_token_ids_of_any_library(llm):
+    """None is taken for a number of the same bits: a sign, a null, a fraction and a truth value are errors."""
+    kinds = [np.array, torch.tensor, pa.array, lambda ids: pa.chunked_array([ids[:1], ids[1:]])]
+    whole = [kind([5, 1, 7]) for kind in kinds] + [pa.array([5, 1, 7], pa.uint8()), torch.tensor([5, 1, 7]).short()]
+    found = llm.generate(whole, SHORT)
+    assert [output.prompt_token_ids for output in found] == [[5, 1, 7]] * len(whole)
+    assert {type(each) for output in found for each in output.prompt_token_ids} == {int}
+    others = [kind(ids) for kind in kinds for ids in ([5.0, 1.0], [True, False])]
+    others += [pa.array([5, None]), pa.chunked_array([[5, -1]])]
+    others += [torch.tensor([5.0, 1.0], requires_grad=True), torch.tensor([5.0]).bfloat16()]
+    found = llm.generate([*others, *(kind([5, -1]) for kind in kinds[:3])], SHORT, on_error="return")
+    codes = ["invalid_prompt"] * len(others) + ["invalid_token_id"] * 3
+    assert [output.error_code for output in found] == codes
+
+
+def test_columns_of_arrow_are_prompts(llm):
+    """Those of a table were refused, whose lists and texts are Arrow's own."""
+    table = pa.table({"ids": [[5, 1, 7], [8, 9]], "text": ["a", "b"]})
+    for ids in (table["ids"], table["ids"].chunk(0), table["ids"].cast(pa.large_list(pa.uint16()))):
+        assert [output.prompt_token_ids for output in llm.generate(ids, SHORT)] == [[5, 1, 7], [8, 9]]
+    for column in (table["text"], table["text"].dictionary_encode()):
+        assert [output.prompt for output in llm.generate(column, SHORT)] == ["a", "b"]
+    found = llm.generate(pa.chunked_array([[[5], None, []]]), SHORT, on_error="return")
+    assert [output.error_code for output in found] == [None, "invalid_prompt", "empty_prompt"]
+    assert llm.generate(pa.chunked_array([[5], [1, 7]]), SHORT)[0].prompt_token_ids == [5, 1, 7], "ids are one prompt"
+
+
 @pytest.mark.parametrize("first", [True, 1.0, np.True_, np.float64(1)])
 @pytest.mark.parametrize("length", [3, 99])
 def test_truth_values_and_floats_are_no_token_ids(llm, first, length):
