@@ -9,10 +9,11 @@ import numpy as np
 # Sums of 64 bits in a hash.
 _SUMS = 4
 HASH_BYTES = 8 * _SUMS
+_HASH = np.dtype(f"V{HASH_BYTES}")
 
 
 class BlockHashes:
-    """Hashes of prefixes: their tokens times secret random factors, one for each place, summed up modulo 2^64.
+    """Hashes of prefixes: one more than each token, times a secret random factor of its place, summed modulo 2^64.
 
     Two different prefixes have equal sums for at most one of 2^32 choices of the factors, so four sums of their own
     factors make it one of 2^128 (source: multilinear hashing, Lemire and Kaser, arXiv 1202.4961). Nobody can write
@@ -24,8 +25,9 @@ class BlockHashes:
 
     def __init__(self, block_size: int) -> None:
         self._size = block_size
-        # Of the tokens of each block that was seen so far.
+        # Of the tokens of each block that was seen so far, and the sums of these factors: zeros are tokens, too.
         self._factors = np.empty((0, _SUMS, block_size), np.uint64)
+        self._of_zeros = np.empty((0, _SUMS), np.uint64)
 
     def of_prefix(self, token_ids: "array[int]", first: int = 0, before: bytes = b"") -> list[bytes]:
         """Hashes of successive full blocks.
@@ -38,7 +40,7 @@ class BlockHashes:
         sums = self._sums(slice(first, first + len(token_ids) // self._size), token_ids)
         if before:
             sums[0] += np.frombuffer(before, np.uint64)
-        return _split(np.add.accumulate(sums, axis=0))
+        return _split(np.add.accumulate(sums))
 
     def of_next(self, token_ids: "array[int]", numbers: Sequence[int], before: Sequence[bytes]) -> list[bytes]:
         """Hashes of the next block of several sequences.
@@ -57,17 +59,18 @@ class BlockHashes:
         stop = numbers.stop if isinstance(numbers, slice) else max(numbers) + 1
         if stop > len(self._factors):
             self._grow(stop)
-        # A token that is there differs from one that is not.
-        tokens = np.add(np.frombuffer(token_ids, np.uint32), 1, dtype=np.uint64)
+        tokens = np.frombuffer(token_ids, np.uint32).astype(np.uint64)
         sums: np.ndarray = np.vecdot(self._factors[numbers], tokens.reshape(-1, 1, self._size))
+        sums += self._of_zeros[numbers]
         return sums
 
     def _grow(self, blocks: int) -> None:
         more = max(blocks - len(self._factors), len(self._factors))
         made = np.frombuffer(os.urandom(more * HASH_BYTES * self._size), np.uint64)
         self._factors = np.concatenate([self._factors, made.reshape(-1, _SUMS, self._size)])
+        self._of_zeros = self._factors.sum(axis=2)
 
 
 def _split(sums: np.ndarray) -> list[bytes]:
-    found: list[bytes] = sums.view(f"V{HASH_BYTES}").ravel().tolist()
+    found: list[bytes] = sums.view(_HASH)[:, 0].tolist()
     return found

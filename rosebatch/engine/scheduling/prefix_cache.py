@@ -26,11 +26,16 @@ class PrefixCache:
         self.enabled = enabled
         self.exact = exact
         self._hasher = BlockHashes(blocks.block_size)
+        # Of the last prompt: its salt, tokens, and the hashes of its full blocks.
+        self._last: tuple[bytes, bytes, list[bytes]] = b"", b"", []
 
     def look(self, sequence: SequenceState) -> None:
         """Hash the blocks of a new prompt, whose tokens were just written: later, they are in no cache of the CPU."""
         if self.enabled and (count := sequence.num_reusable_tokens // self.blocks.block_size):
             self._hashes(sequence, count)
+            # Prompts come in such an order that the next one mostly begins alike.
+            whole = sequence.num_prompt_tokens // self.blocks.block_size
+            self._last = sequence.spec.salt, sequence.token_ids.tobytes(), sequence.block_hashes[:whole]
 
     def look_on(self, sequences: Iterable[tuple[SequenceState, int]]) -> None:
         """Hash the next block of each of these sequences that fills one up to so many tokens, all of them at once."""
@@ -89,11 +94,29 @@ class PrefixCache:
     def _hashes(self, sequence: SequenceState, count: int) -> list[bytes]:
         """Hashes of at least ``count`` of the sequence's first blocks, all of them full."""
         hashes, size = sequence.block_hashes, self.blocks.block_size
+        if count and not hashes:
+            hashes += self._hashes_in_common(sequence, count)
         known = len(hashes)
         if known < count:
             token_ids = sequence.token_ids[known * size : count * size]
             hashes += self._named(sequence, known, self._hasher.of_prefix(token_ids, known, _sums_of(hashes)))
         return hashes
+
+    def _hashes_in_common(self, sequence: SequenceState, count: int) -> list[bytes]:
+        """The hashes of up to ``count`` blocks with which the last prompt begins too."""
+        salt, tokens, hashes = self._last
+        own, width = sequence.token_ids.tobytes(), 4 * self.blocks.block_size
+        if salt != sequence.spec.salt or tokens[:width] != own[:width]:
+            return []
+        # Blocks of generated tokens may have other hashes.
+        low, high = 0, min(count, len(hashes), sequence.num_prompt_tokens // self.blocks.block_size)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if tokens[low * width : middle * width] == own[low * width : middle * width]:
+                low = middle
+            else:
+                high = middle - 1
+        return hashes[:low]
 
     def _named(self, sequence: SequenceState, first: int, hashes: list[bytes]) -> list[bytes]:
         """Hashes of a sequence's blocks from ``first`` on, with what else decides their keys in front of them."""
