@@ -1,5 +1,6 @@
 """From a model source and limits to an engine that is ready to run."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -207,7 +208,8 @@ def build_engine(
     window = _DECODE_WINDOW if switches.fused_sampler and switches.late_results else 1
     restarts = restart_policy(model.mixers)
     policy = SeparateDecodes(window) if by_triton else MIXED
-    scheduler = _scheduler(memory, block_size, switches, policy, restarts, has_states=bool(state_layers))
+    unit = math.lcm(*(spec.chunk_unit for spec in model.mixers))
+    scheduler = _scheduler(memory, block_size, switches, policy, restarts, unit, has_states=bool(state_layers))
     # One block more than in the scheduler's pools: kernels write there what is not read.
     counts = [group.blocks + by_triton for group in memory.groups]
     cache = KVCache(layers, counts, block_size, dtype, device, ops, memory.group_of)
@@ -262,6 +264,7 @@ def _scheduler(
     switches: Switches,
     policy: StepPolicy,
     restarts: RestartPolicy | None,
+    chunk_unit: int,
     *,
     has_states: bool,
 ) -> Scheduler:
@@ -278,4 +281,5 @@ def _scheduler(
         share_prompts=not has_states,
         host_blocks=memory.host_blocks,
         replays=switches.replays,
+        chunk_unit=chunk_unit,
     )

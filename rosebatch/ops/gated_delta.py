@@ -6,12 +6,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from rosebatch_kernels.common.chunks import TILE_ROWS
 from rosebatch_kernels.common.device import device_of
 from rosebatch_kernels.common.sizes import sized
 from rosebatch_kernels.gated_delta import reference
 from rosebatch_kernels.gated_delta.layout import DeltaState, DeltaWeights
 
-__all__ = ["DeltaKernels", "DeltaState", "DeltaWeights", "delta_kernels", "reference"]
+__all__ = ["TILE_ROWS", "DeltaKernels", "DeltaState", "DeltaWeights", "delta_kernels", "reference"]
 
 
 class DeltaKernels(NamedTuple):

@@ -46,7 +46,7 @@ def test_models_ship():
 
 @pytest.mark.parametrize(
     ("name", "layers"),
-    [("qwen3-0.6b", None), ("hp1-0.6b", "HP1's attention"), ("qwen3.5-9b", "layers with a state")],
+    [("qwen3-0.6b", None), ("hp1-0.6b", "HP1's attention"), ("qwen3.5-9b", None)],
 )
 def test_layers_that_go_by_the_batch(name, layers):
     """A new kind with kernels of its own must say whether ``--batch-invariant`` covers it."""

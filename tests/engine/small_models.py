@@ -245,13 +245,13 @@ def _sharing(name, prefix_cache=True):
     return {"share_prompts": share, "prefix_cache": share and prefix_cache}
 
 
-def make_engine(name, runner_of, *, async_depth=0, blocks=60, **scheduling):
+def make_engine(name, runner_of, *, async_depth=0, blocks=60, budget=10, **scheduling):
     config = _shape(name)
     runner = runner_of(config)
     pools = [BlockPool(blocks, BLOCK_SIZE, window) for window in _groups(runner.model)[0]]
-    scheduling["restarts"] = runner.restarts
+    scheduling |= {"restarts": runner.restarts, "chunk_unit": max(spec.chunk_unit for spec in runner.model.mixers)}
     return Engine(
-        Scheduler(*pools, max_num_seqs=SLOTS, max_num_batched_tokens=10, **scheduling),
+        Scheduler(*pools, max_num_seqs=SLOTS, max_num_batched_tokens=budget, **scheduling),
         runner,
         vocab_size=VOCAB,
         max_model_len=config.max_model_len,
@@ -271,7 +271,7 @@ def plain_engine(name, blocks=60, host_blocks=0):
     return make_engine(name, runner_of, blocks=blocks, host_blocks=host_blocks, **_sharing(name))
 
 
-def device_engine(name, off=(), blocks=60, host_blocks=0, on=()):
+def device_engine(name, off=(), blocks=60, host_blocks=0, on=(), budget=10):
     """As a GPU would run it, graphs excepted, with the switches named in ``off`` off and those in ``on`` on."""
     served = {f.name for f in fields(Switches) if "cuda" in f.metadata["devices"]}
     assert served >= {*off, *on}
@@ -311,5 +311,6 @@ def device_engine(name, off=(), blocks=60, host_blocks=0, on=()):
         host_blocks=host_blocks,
         exact_prefixes=switches.batch_invariant,
         replays=switches.replays,
+        budget=budget,
         **_sharing(name, prefix_cache=switches.prefix_cache),
     )

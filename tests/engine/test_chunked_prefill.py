@@ -40,6 +40,13 @@ def test_chunks_end_where_blocks_do(fake_runner):
     ]
 
 
+def test_chunks_of_states_end_where_tiles_do_too(fake_runner):
+    """A tile that begins elsewhere has other tokens, and other sums."""
+    prompt = make_sequence(range(30), 1, id=0)
+    scheduler = make_scheduler(prompt, budget=20, prefix_cache=False, replays=True, chunk_unit=6)
+    assert next_chunks(scheduler, fake_runner, steps=2) == [[(0, 0, 12, 0)], [(0, 12, 18, 1)]]
+
+
 def test_a_budget_below_a_block_cuts_it(fake_runner):
     """Else nothing would ever be planned."""
     scheduler = make_scheduler(make_sequence(range(5), 1, id=0), budget=3, prefix_cache=False, replays=True)

@@ -1,6 +1,7 @@
 """``--batch-invariant`` on a GPU reaches what decides the order of sums: each reader of the switch."""
 
 import os
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,8 @@ from rosebatch.ops.device import keep_products_whole
 from rosebatch.ops.ops import Experts
 from rosebatch.ops.paged_attention import paged_attention_kernels
 from rosebatch.ops.select import select
+from tests.engine.family_models import FAMILIES
+from tests.engine.small_models import build
 
 CPU = torch.device("cpu")
 SWITCHES = {on: Switches.resolve({"batch_invariant": on}, "cuda") for on in (True, False)}
@@ -45,6 +48,18 @@ def test_cublas_is_told_in_front_of_its_first_product(on, monkeypatch):
     with pytest.raises(InterruptedError):
         load.load_engine(source, RunConfig(), SWITCHES[on], torch.device("cuda"))
     assert told == [True] * on
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_chunks_of_states_end_with_a_tile(on):
+    """Their tiles have 64 tokens. Without the switch a step is filled."""
+    switches = replace(Switches.resolve({}, "cpu"), batch_invariant=on, paged_attention=True)
+    limits = RunConfig(device="cpu", max_num_seqs=4, block_size=24, kv_cache_memory=1 << 16)
+    ops = select(Switches.resolve({}, "cpu"))
+    loaded = load.build_engine(
+        build("qwen3_5", ops), FAMILIES["qwen3_5"], limits, switches, ops, torch.float32, torch.device("cpu")
+    )
+    assert loaded.engine.scheduler.planner.chunk_unit == (192 if on else 1)
 
 
 def test_attention_has_pieces_and_one_arithmetic():

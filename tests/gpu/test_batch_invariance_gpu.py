@@ -37,7 +37,7 @@ from tests.kernels.test_sampling_kernel import parameters
 
 pytestmark = pytest.mark.gpu
 
-FAMILIES = ["GPT2", "Llama", "Mistral", "Qwen2", "Qwen3", "gemma2", "gpt_oss", "qwen3_moe"]
+FAMILIES = ["GPT2", "Llama", "Mistral", "Qwen2", "Qwen3", "gemma2", "gpt_oss", "qwen3_moe", "qwen3_next", "qwen3_5"]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 KINDS = [
     {},
@@ -91,11 +91,13 @@ def differing(found, expected):
     return sorted(key for key in found if found[key] != expected[key])
 
 
-def rows_in_any_company(make, requests):
+def rows_in_any_company(make, requests, few=50):
     """Serve the rows in each way, and each row alone; returns what differs by the way, and the engines.
 
     Args:
         make: makes an engine with these switches and limits.
+        requests: the rows.
+        few: tokens of small steps.
     """
 
     def engine(switches=None, **limits):
@@ -110,7 +112,7 @@ def rows_in_any_company(make, requests):
     ways = {
         "reversed": (engine(), requests[::-1]),
         "2 slots": (engine(max_num_seqs=2), requests[:30]),
-        "chunks of 50": (engine(max_num_batched_tokens=50), requests),
+        "small chunks": (engine(max_num_batched_tokens=few), requests),
         "chunks of 777": (engine(max_num_batched_tokens=777), requests),
         "no prefix cache": (engine({"prefix_cache": False}), requests),
         "no graphs": (engine({"cuda_graph": False}), requests[:30]),
@@ -131,12 +133,13 @@ def test_rows_in_any_company(family, dtype, requests, make_engine, model_config)
     def make(switches, max_num_seqs, **limits):
         return make_engine(family, dtype, switches, seqs=max_num_seqs, **limits)
 
-    wrong, engines = rows_in_any_company(make, requests)
+    # Steps must have room for the shortest chunk of a state.
+    config = model_config(family)
+    wrong, engines = rows_in_any_company(make, requests, few=70 if config.num_state_layers else 50)
     assert wrong == {}
-    # Where all layers have a window, sequences stop growing; the host takes none with a window.
-    windows = model_config(family).kv_windows
-    assert engines["preempting"].stats.preemptions > 0 or all(windows)
-    assert engines["saving"].stats.restored_blocks > 0 or any(windows)
+    # Where all layers have a window, sequences stop growing; the host takes none with a window, or with states.
+    assert engines["preempting"].stats.preemptions > 0 or all(config.kv_windows)
+    assert engines["saving"].stats.restored_blocks > 0 or any(config.kv_windows) or config.num_state_layers
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -219,7 +222,7 @@ def splits_of_the_batch(patch):
 
 
 def chunks_that_end_anywhere(patch):
-    patch.setattr(StepPlanner, "_cut_at_block", lambda self, sequence, start, length: length)
+    patch.setattr(StepPlanner, "_cut_at_unit", lambda self, sequence, start, length: length)
 
 
 @pytest.mark.parametrize("take_out", [splits_of_the_batch, chunks_that_end_anywhere])

@@ -10,6 +10,7 @@ from rosebatch_kernels.common.chunks import TILE_ROWS, max_tiles, pack_chunks
 from rosebatch_kernels.gated_delta import prefill as prefill_module
 from rosebatch_kernels.gated_delta import reference
 from rosebatch_kernels.gated_delta.layout import DeltaState, DeltaWeights
+from tests.helpers.interpreter import add_up_exactly
 from tests.helpers.sizes import change_table
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
@@ -264,6 +265,27 @@ def test_bits_of_a_sequence_do_not_depend_on_its_neighbours(implementation, dtyp
         qkv[1:2], a[1:2], b[1:2], alone, slots[:1] * 0, positions[1:], positions[1:] + 1, case.weights
     )
     assert torch.equal(two[1:], one)
+
+
+@pytest.mark.thorough
+def test_chunks_that_end_with_a_tile_change_no_bit(dtype, device, randn, monkeypatch):
+    """With ``--batch-invariant``: from another place on, other tokens make up the triangular systems."""
+    if device == "cpu":
+        add_up_exactly(monkeypatch)
+    kernel, tokens = Launchers("gated_delta.prefill"), 2 * TILE_ROWS + 9
+    case = Case(randn, dtype, device, (1, 2, 16, 16))
+    inputs = case.inputs(tokens)
+
+    def run(*cuts):
+        state, outs = case.copy(), []
+        for start, stop in pairwise((0, *cuts, tokens)):
+            packed = pack_chunks([(0, 0, start, stop - start)], device)
+            outs.append(kernel.prefill(*(each[start:stop] for each in inputs), state, packed, case.weights))
+        return torch.cat(outs), state.memory[0]
+
+    whole = run()
+    assert all(map(torch.equal, run(TILE_ROWS), whole)) and all(map(torch.equal, run(2 * TILE_ROWS), whole))
+    assert not all(map(torch.equal, run(TILE_ROWS - 1), whole))
 
 
 @pytest.mark.usefixtures("threads")

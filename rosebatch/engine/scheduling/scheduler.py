@@ -6,6 +6,7 @@ known. Blocks that a commit frees may be handed out while a plan that still writ
 works in the order of the plans.
 """
 
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -50,6 +51,7 @@ class Scheduler:
         replays: preempted sequences sample their tokens again, see ``SequenceState.rewind``; else all their tokens are
             computed like a prompt, where none are saved. And a chunk ends where a block or its sequence does: attention
             then adds up in one order.
+        chunk_unit: with ``replays``, chunks end at multiples of so many tokens too.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Scheduler:
         share_prompts: bool = True,
         host_blocks: int = 0,
         replays: bool = False,
+        chunk_unit: int = 1,
     ) -> None:
         assert not host_blocks or (len(pools) == 1 and not pools[0].window), "the host holds whole sequences"
         self.blocks = BlockTables(pools)
@@ -82,7 +85,7 @@ class Scheduler:
             chunked_prefill=chunked_prefill,
             share_prompts=share_prompts,
             rewind=self._rewind if replays else None,
-            whole_blocks=replays,
+            chunk_unit=math.lcm(self.blocks.block_size, chunk_unit) if replays else 1,
         )
 
     @property

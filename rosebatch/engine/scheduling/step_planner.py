@@ -51,7 +51,7 @@ class StepPlanner:
     chunked_prefill: bool
     share_prompts: bool
     rewind: Callable[[SequenceState], None] | None = None
-    whole_blocks: bool = False
+    chunk_unit: int = 1
     _max_chunk: int = field(init=False)
     _plan: PlanBuilder = field(default_factory=PlanBuilder)
     # Whether the token budget, and not slots or blocks, ended the last admission.
@@ -93,7 +93,7 @@ class StepPlanner:
                 continue
             length = min(sequence.num_uncomputed_tokens + len(sequence.drafts), budget, self._max_chunk)
             if length > 1:
-                length = self._cut_at_block(sequence, sequence.num_computed_tokens, self.blocks.cut(sequence, length))
+                length = self._cut_at_unit(sequence, sequence.num_computed_tokens, self.blocks.cut(sequence, length))
                 if not length:
                     return 0
             while (changes := self._reserve(sequence, length)) is None:
@@ -127,7 +127,7 @@ class StepPlanner:
             start = max(sequence.num_computed_tokens, sequence.num_saved_tokens)
             length = sequence.num_tokens - start
             if self.chunked_prefill:
-                length = self._cut_at_block(sequence, start, min(length, budget, self._max_chunk))
+                length = self._cut_at_unit(sequence, start, min(length, budget, self._max_chunk))
                 if not length:
                     self.blocks.free(sequence)
                     return 0
@@ -160,14 +160,15 @@ class StepPlanner:
             over_budget_allowed = False
         return budget
 
-    def _cut_at_block(self, sequence: SequenceState, start: int, length: int) -> int:
+    def _cut_at_unit(self, sequence: SequenceState, start: int, length: int) -> int:
         """How many of so many tokens from ``start`` on are a chunk; 0 where a step with more room has to take it.
 
-        Kernels add up the keys of a chunk's last tile in an order that goes by its end: with ``whole_blocks``, a chunk
-        ends where a block or the sequence does. A budget below a block has no such end.
+        Kernels add up the keys of a chunk's last tile in an order that goes by its end, and take a state from tile to
+        tile. So a chunk ends at a multiple of ``chunk_unit`` tokens, or where the sequence does. A budget below that
+        has no such end.
         """
-        past = (start + length) % self.blocks.block_size
-        if not self.whole_blocks or start + length >= sequence.num_tokens or not past:
+        past = (start + length) % self.chunk_unit
+        if start + length >= sequence.num_tokens or not past:
             return length
         return max(length - past, 0) if past < length or self._plan.chunks else length
 

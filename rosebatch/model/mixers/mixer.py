@@ -55,6 +55,11 @@ class MixerSpec(ABC):
         return ()
 
     @property
+    def chunk_unit(self) -> int:
+        """A chunk that ends at a multiple of so many tokens, or where the prompt does, changes no bit of a state."""
+        return 1
+
+    @property
     def prefix_heads(self) -> tuple[int, int] | None:
         """Query heads and K/V heads, if decode rows may share the keys of a prefix; None if they may not."""
         return None

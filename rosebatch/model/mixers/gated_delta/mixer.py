@@ -15,7 +15,7 @@ from rosebatch.model.mixers.mixer import (
     TritonMixer,
     TritonSetup,
 )
-from rosebatch.ops.gated_delta import DeltaState, DeltaWeights, delta_kernels, reference
+from rosebatch.ops.gated_delta import TILE_ROWS, DeltaState, DeltaWeights, delta_kernels, reference
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -48,6 +48,11 @@ class DeltaSpec(MixerSpec):
         channels, taps = self.weights.conv.shape
         memory = self.value_heads, self.key_dim, self.value_dim
         return StateShape((taps, channels)), StateShape(memory, torch.float32)
+
+    @property
+    def chunk_unit(self) -> int:
+        """See ``MixerSpec``: tiles begin where a chunk does."""
+        return TILE_ROWS
 
     def torch_step(self, step: TorchContext, inputs: tuple[Tensor, ...]) -> Tensor:
         """Continue each sequence's state by its new tokens."""
