@@ -10,11 +10,12 @@ from torch import Tensor
 from rosebatch.config.switches import Switches
 from rosebatch.ops.ops import Heads
 from rosebatch.ops.paged_attention import with_workspaces
+from rosebatch_kernels.common.chunks import TILE_ROWS
 from rosebatch_kernels.common.device import device_of
 from rosebatch_kernels.hp1 import torch_attention
 from rosebatch_kernels.hp1.gate import Gate, mean_taps
 
-__all__ = ["Gate", "HP1Kernels", "hp1_kernels", "mean_taps", "torch_attention"]
+__all__ = ["TILE_ROWS", "Gate", "HP1Kernels", "hp1_kernels", "mean_taps", "torch_attention"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ def hp1_kernels(max_num_seqs: int, heads: Collection[Heads], switches: Switches,
     from rosebatch_kernels.hp1.sizes import SIZES, num_splits
 
     record = device_of(device)
-    sizes = SIZES.of(record)
+    sizes = SIZES.of(record).invariant() if switches.batch_invariant else SIZES.of(record)
     kernel = partial(decode.decode, sparse=switches.sparse_values, sizes=sizes, device=record)
     splits = partial(num_splits, sizes=sizes)
     return HP1Kernels(

@@ -47,6 +47,18 @@ def test_chunks_of_states_end_where_tiles_do_too(fake_runner):
     assert next_chunks(scheduler, fake_runner, steps=2) == [[(0, 0, 12, 0)], [(0, 12, 18, 1)]]
 
 
+def test_cached_prefixes_of_states_end_where_tiles_do_too(fake_runner):
+    """A chunk behind a shorter prefix begins within a tile."""
+    first, second = make_sequence(range(14), 1, id=0), make_sequence([*range(11), 1, 2], 1, id=1)
+    scheduler = make_scheduler(first, replays=True, chunk_unit=6, block_size=4)
+    step(scheduler, fake_runner)
+    add(scheduler, second)
+    third = make_sequence([*range(13), 5], 1, id=2)
+    add(scheduler, third)
+    # Eight tokens and twelve are cached.
+    assert next_chunks(scheduler, fake_runner, steps=1) == [[(1, 0, 13, 1), (2, 12, 2, 1)]]
+
+
 def test_a_budget_below_a_block_cuts_it(fake_runner):
     """Else nothing would ever be planned."""
     scheduler = make_scheduler(make_sequence(range(5), 1, id=0), budget=3, prefix_cache=False, replays=True)

@@ -28,6 +28,12 @@ def few_rows_in_the_trial(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
+def short_groups(monkeypatch):
+    """HP1's are computed to their end for a sequence of two keys."""
+    monkeypatch.setattr("rosebatch_kernels.hp1.decode.runs_and_keys", lambda *_, **sizes: (4, 2))
+
+
+@pytest.fixture(autouse=True)
 def dots_without_an_order(monkeypatch):
     add_up_exactly(monkeypatch)
 
@@ -50,8 +56,8 @@ def outcome(engine, rows):
     return {i: (each.token_ids, [list(some) for some in each.logprobs]) for i, each in done.items()}
 
 
-# Whole prompts: chunks of states end at multiples of 64 tokens, see ``tests/kernels/test_gated_delta.py``.
-BUDGETS = {"qwen3_5": 16}
+# Whole prompts: chunks of these end at multiples of 64 tokens.
+BUDGETS = {"qwen3_5": 16, "hp1": 16}
 
 
 def engine_of(name, off=(), **limits):
@@ -88,6 +94,7 @@ def in_company(name, rows, off=(), blocks=60, host_blocks=0):
         ("softmaxes", ("prefix_cache", "fused_kv_append")),
         ("e4m3", ()),
         ("qwen3_5", ()),
+        ("hp1", ()),
     ],
 )
 def test_a_row_alone_in_company_and_preempted(name, off):

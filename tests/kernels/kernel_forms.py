@@ -210,6 +210,11 @@ def attention_of_e4m3() -> None:
         prefill_shared(qkv, cache, table, ints(3, 5), ints(9, 4), **rest)
         new = empty(3, kv_heads, size, dtype=dtype)
         append(cache, new, new, torch.zeros(3, kv_heads, dtype=torch.int64), scales)
+        # Pieces of keys, and one arithmetic.
+        sizes = SIZES.of(launchers.device_of(torch.device("cuda"))).invariant()
+        pieces = DecodeWorkspace(256, heads, kv_heads, size, fields.device, num_splits, pieces=sizes.decode.pieces)
+        decode(*rows[:-1], pieces, append=True, window=window, sizes=sizes, **scores, **before)
+        prefill(qkv, cache, table, ints(3, 4), window=window, sizes=sizes, **rest)
 
 
 def gated_attention() -> None:
@@ -362,6 +367,7 @@ def fp8() -> None:
 def int4() -> None:
     from rosebatch_kernels.common.packing import empty_words
     from rosebatch_kernels.int4.layout import QUARTER, Int4Weight
+    from rosebatch_kernels.int4.sizes import SIZES as INT4
 
     kernel, decode_ = Launchers("int4.kernel"), Launchers("int4.decode").decode_
     sum_parts = Launchers("int4.sum_parts").sum_parts
@@ -382,6 +388,8 @@ def int4() -> None:
         weight = Int4Weight(words, empty(*grid, dtype=scale), own, size_in, group)
         x, bias = empty(rows, size_in, dtype=dtype), empty(6144, dtype=dtype)
         kernel.linear(x, weight, None, "silu_mul" if zeros else "relu")
+        whole = INT4.of(launchers.device_of(torch.device("cuda"))).invariant()
+        kernel.linear(x, weight, bias, sizes=whole)
         if in_parts:
             sum_parts(kernel.parts(x, weight), bias, dtype)
         else:

@@ -1,10 +1,15 @@
 """HP1 decode attention over scattered blocks against the formula in float64, key by key."""
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 import torch
 from torch import nan
 
 from benchmarks.kernels.launchers import Launchers
+from rosebatch_kernels.common.device import device_of
+from rosebatch_kernels.common.splits import DecodeWorkspace
 from rosebatch_kernels.hp1 import decode as module
 from rosebatch_kernels.hp1 import reference
 from rosebatch_kernels.hp1 import sizes as table
@@ -90,6 +95,28 @@ def test_any_taps(implementation, taps, relu_pre, dtype, device, randn, assert_c
     """Numbers of each head's own, none like another: which is whose shows, and so does a filter cut off at three."""
     gate = general_gate(4, randn, device, taps=taps, relu_pre=relu_pre)
     check(implementation, make_gated_step([40, 2, 1, 6], 2, 2, 24, 16, dtype, device, randn, gate=gate), assert_close)
+
+
+@pytest.mark.thorough
+def test_bits_do_not_depend_on_the_batch(dtype, device, randn):
+    """With ``--batch-invariant``: few rows were divided among more programs than many."""
+    positions = [0, 5, 300, 170]
+    step = make_gated_step(positions, 1, 2, 24, 16, dtype, device, randn)
+    fastest = table.SIZES.of(device_of(torch.device("cuda")))
+    qkv, cache, blocks, places, limits, _, gate = step.arguments
+
+    def run(rows, sizes, copies=1):
+        rows = rows * copies
+        splits = partial(table.num_splits, sizes=sizes)
+        space = DecodeWorkspace(len(rows), 2, 1, 24, cache.device, splits)
+        chosen = qkv[rows], cache.clone(), blocks[rows], places[rows], limits[rows], space, gate
+        return kernel.decode(*chosen, **step.options, sizes=sizes)[:4]
+
+    few = replace(fastest, programs=16, max_splits=8)
+    for sizes, alike in (few.invariant(), True), (few, False):
+        together = run([0, 1, 2, 3], sizes, copies=4)
+        alone = torch.cat([run([row], sizes) for row in range(4)])
+        assert torch.equal(alone, together) is alike
 
 
 @pytest.mark.parametrize(("rotary", "qk_norm"), [(False, "uclip"), (True, "uclip")])

@@ -150,7 +150,6 @@ def test_a_model_that_does_not_fit_is_not_downloaded(repository, monkeypatch):
         ({"batch_invariant": False}, "--no-batch-invariant"),
         ({"paged_attention": False}, "--no-paged-attention"),
         ({"tensor_parallel_size": 2}, "--tensor-parallel-size"),
-        ({"batch_dependent_layers": "HP1's attention"}, "HP1's attention"),
         ({"model_impl": "transformers"}, "transformers' code of the model"),
     ],
 )
@@ -160,7 +159,6 @@ def test_what_lets_a_row_depend_on_its_batch(change, cause):
     switches = {name: change.get(name, True) for name in ("batch_invariant", "paged_attention")}
     switches |= {"paged_attention": None} if device == "cpu" else {}
     source = SimpleNamespace(
-        config=SimpleNamespace(batch_dependent_layers=change.get("batch_dependent_layers")),
         model_impl=change.get("model_impl", "rosebatch"),
         dtype=torch.bfloat16,
     )
@@ -171,7 +169,7 @@ def test_what_lets_a_row_depend_on_its_batch(change, cause):
 
 def test_one_line_where_the_batch_matters_all_the_same(on_cuda, source, capsys):
     """Who asks for equal bytes must know that a model does not have them."""
-    source.config.batch_dependent_layers = "HP1's attention"
-    source.model_impl = "rosebatch"
+    source.model_impl = "transformers"
     on_cuda(RunConfig.of("any", batch_invariant=True))
-    assert "--batch-invariant: with HP1's attention, results may still depend" in capsys.readouterr().err
+    expected = "--batch-invariant: with transformers' code of the model, results may still depend"
+    assert expected in capsys.readouterr().err

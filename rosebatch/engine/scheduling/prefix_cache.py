@@ -19,12 +19,14 @@ class PrefixCache:
         enabled: False finds and registers nothing.
         exact: a block of generated tokens serves only sequences that generated them at the same positions. Prompt
             tokens are computed in other shapes than generated ones, which may change their last bits.
+        unit: blocks of which prefixes are multiples: chunks behind them begin where those of a computed prompt do.
     """
 
-    def __init__(self, blocks: BlockTables, *, enabled: bool, exact: bool) -> None:
+    def __init__(self, blocks: BlockTables, *, enabled: bool, exact: bool, unit: int = 1) -> None:
         self.blocks = blocks
         self.enabled = enabled
         self.exact = exact
+        self.unit = unit
         self._hasher = BlockHashes(blocks.block_size)
         # Of the last prompt: its salt, tokens, and the hashes of its full blocks.
         self._last: tuple[bytes, bytes, list[bytes]] = b"", b"", []
@@ -63,6 +65,7 @@ class PrefixCache:
         # There may be more hashes.
         hashes = self._hashes(sequence, reusable // size)[: reusable // size]
         count = self._longest_prefix(num_tokens, hashes)
+        count -= count % self.unit
         sequence.num_computed_tokens = min(count * size, num_tokens - 1)
         sequence.tables = []
         for group in self.blocks.groups:

@@ -51,7 +51,7 @@ class Scheduler:
         replays: preempted sequences sample their tokens again, see ``SequenceState.rewind``; else all their tokens are
             computed like a prompt, where none are saved. And a chunk ends where a block or its sequence does: attention
             then adds up in one order.
-        chunk_unit: with ``replays``, chunks end at multiples of so many tokens too.
+        chunk_unit: with ``replays``, chunks end at multiples of so many tokens too, and so do cached prefixes.
     """
 
     def __init__(
@@ -72,7 +72,10 @@ class Scheduler:
         assert not host_blocks or (len(pools) == 1 and not pools[0].window), "the host holds whole sequences"
         self.blocks = BlockTables(pools)
         self.queues = SequenceQueues()
-        self.prefixes = PrefixCache(self.blocks, enabled=prefix_cache, exact=exact_prefixes)
+        size = self.blocks.block_size
+        unit = math.lcm(size, chunk_unit) if replays else 1
+        blocks = max(unit // size, 1)
+        self.prefixes = PrefixCache(self.blocks, enabled=prefix_cache, exact=exact_prefixes, unit=blocks)
         self.restarts = restarts
         self.planner = StepPlanner(
             queues=self.queues,
@@ -85,7 +88,7 @@ class Scheduler:
             chunked_prefill=chunked_prefill,
             share_prompts=share_prompts,
             rewind=self._rewind if replays else None,
-            chunk_unit=math.lcm(self.blocks.block_size, chunk_unit) if replays else 1,
+            chunk_unit=unit,
         )
 
     @property

@@ -56,7 +56,10 @@ class MixerSpec(ABC):
 
     @property
     def chunk_unit(self) -> int:
-        """A chunk that ends at a multiple of so many tokens, or where the prompt does, changes no bit of a state."""
+        """Chunks that end at a multiple of so many tokens, or where the prompt does, have the bits of a whole prompt.
+
+        Beside that, they end where a block does.
+        """
         return 1
 
     @property

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rosebatch.model.mixers.kv_attention import KVAttentionSpec, TritonKVAttention
 from rosebatch.model.mixers.mixer import DecodeContext, PackedContext, QueryTiles, TritonSetup
-from rosebatch.ops.hp1 import Gate, hp1_kernels, torch_attention
+from rosebatch.ops.hp1 import TILE_ROWS, Gate, hp1_kernels, torch_attention
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -23,6 +23,11 @@ class HP1Spec(KVAttentionSpec):
 
     def __post_init__(self) -> None:
         assert not self.window, "the kernels have no windows"
+
+    @property
+    def chunk_unit(self) -> int:
+        """See ``MixerSpec``: columns of keys are as long as the end of a tile of queries has it."""
+        return TILE_ROWS
 
     def attend(self, q: Tensor, planes: tuple[Tensor, ...], tiles: QueryTiles) -> Tensor:
         """See ``KVAttentionSpec``."""
