@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rosebatch_kernels.common.device import HOPPER
 from tests.helpers.checkout import python_path
-from tests.kernels.compile_tasks import OTHERS, TASKS
+from tests.kernels.compile_tasks import TASKS, others_of
 
 RECORD = Path(__file__).with_name("compiled.txt")
 # The oldest Triton that pyproject.toml allows, see the Makefile.
@@ -86,7 +86,7 @@ class Compiler:
     ) -> list[Kernel]:
         """All that a function of a module launches: kernels of the record as they are there, others compiled."""
         own = [str(kernel) for kernel in recorded if (kernel.arch, kernel.group) == (arch, group)]
-        task = {"arch": arch, "others": OTHERS.get(arch, "lowered"), "module": module, "group": group, "recorded": own}
+        task = {"arch": arch, "others": others_of(arch, group), "module": module, "group": group, "recorded": own}
         with tempfile.TemporaryDirectory() as folder:
             self._process.stdin.write(json.dumps(task | {"folder": folder}) + "\n")
             self._process.stdin.flush()

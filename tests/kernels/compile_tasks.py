@@ -16,6 +16,9 @@ GROUPS = {
         "_activation", "_activation_mul", "_append", "_bias_residual", "_copy_blocks", "_norm", "_sigmoid_mul",
         "_uclip",
     },
+    "short_sums": {
+        "_add_chunks", "_count_chunk", "_expert_product", "_gated_product", "_place_chunk", "_product",
+    },
     "fp8": {"_fp8_product", "_norm", "_quantize"},
     "int4": {"_int4_decode", "_int4_product", "_sum_parts"},
     "experts": {"_add_chunks", "_count_chunk", "_expert_product", "_place_chunk", "_route"},
@@ -29,6 +32,7 @@ STREAMED = {"_gated_product", "_logits", "_product"}
 # Groups that not all architectures have. 103 has each instruction of "fp8".
 ARCHITECTURES = {
     "prompts_on_hopper": (HOPPER,),
+    "short_sums": (HOPPER,),
     "fp8": (89, 90, 100, 103, 120),
     "attention_of_e4m3": (89, 90, 100, 120),
     # Experts are decoded at load for the generation of 100.
@@ -41,12 +45,19 @@ ALIKE = {80: 86, 89: 86, 103: 100}
 CONSUMER_BLACKWELL = 120
 # How far forms beyond the first are compiled, see ``compiling.py``.
 OTHERS = {86: "converted", HOPPER: "converted", CONSUMER_BLACKWELL: "firsts"}
+# All forms of these go through ptxas, which is what may be wrong there.
+WHOLE = {"short_sums"}
 TASKS = [
     (arch, group)
     for arch in SHARED_MEMORY
     for group in GROUPS
     if (arch in ARCHITECTURES[group] if group in ARCHITECTURES else arch not in ALIKE)
 ]
+
+
+def others_of(arch: int, group: str) -> str:
+    """How far the forms of a task beyond the first are compiled."""
+    return "whole" if group in WHOLE else OTHERS.get(arch, "lowered")
 
 
 def kernels_of(arch: int, group: str) -> set[str]:

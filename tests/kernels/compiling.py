@@ -2,13 +2,16 @@
 
 A launch ends where Triton would compile. A form is all that Triton would take then, and how far it is compiled. The
 first of each kernel is compiled to the end, which is one in bf16, for Hopper the first of each dtype. A task's
-``others`` say what becomes of the rest. ``converted``: those in 16 bits go through all passes of Triton's own, without
+``others`` say what becomes of the rest. ``whole``: as the first. ``converted``: those in 16 bits go through all passes of Triton's own, without
 LLVM and ptxas. ``lowered``: their shared memory is known. So it is for fp32. ``firsts``: it is known of the first of
 each set of dtypes, and the rest is left out.
 """
 
 import hashlib
 import inspect
+import re
+import subprocess
+import tempfile
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -93,6 +96,33 @@ def fenced(ttgir: str) -> bool:
     return True
 
 
+def waits_for_sums(sass: str) -> bool:
+    """Whether Hopper's sums are read behind the wait for them alone.
+
+    A warp group commits its products in groups (``gsb0``), and waits until so many groups at most are not done.
+    """
+    groups: list[set[int]] = []
+    registers: set[int] = set()
+    for line in sass.splitlines():
+        if product := re.search(r"HGMMA\.\d+x(\d+)x\d+\.F32\S* R(\d+),", line):
+            first = int(product[2])
+            registers |= set(range(first, first + int(product[1]) // 2))
+            if "gsb0" in line:
+                groups, registers = [*groups, registers], set()
+        elif wait := re.search(r"WARPGROUP\.DEPBAR\.LE gsb0, (\w+)", line):
+            groups = groups[max(0, len(groups) - int(wait[1], 16)) :]
+        elif {int(each) for each in re.findall(r"\bR(\d+)\b", line)} & registers.union(*groups):
+            return False
+    return True
+
+
+def _sass(cubin: bytes) -> str:
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(cubin)
+        file.flush()
+        return subprocess.check_output([triton.knobs.nvidia.cuobjdump.path, "-sass", file.name], text=True)
+
+
 @dataclass(frozen=True)
 class Form:
     """What a launch has Triton compile, and how far (one of ``DEPTHS``)."""
@@ -120,6 +150,8 @@ class Form:
         with DEPTHS[self.depth]():
             kernel = triton.compile(self.source, target=self.target, options=self.options)
         assert self.target.arch < HOPPER or fenced(kernel.asm["ttgir"]), "a product reads what may not be there yet"
+        if self.target.arch == HOPPER and kernel.asm.get("cubin"):
+            assert waits_for_sums(_sass(kernel.asm["cubin"])), "sums are read before they are there"
         return kernel.metadata.shared, "warp_group_dot" in kernel.asm["ttgir"]
 
 
@@ -150,7 +182,7 @@ def keep_forms(device: Device, others: str) -> dict[str, list[Form]]:
         if others == "firsts" and of_dtypes in dtypes_met:
             return
         dtypes_met.add(of_dtypes)
-        depth = "whole" if form not in met else "converted" if others == "converted" and dtypes else "lowered"
+        depth = "whole" if form not in met or others == "whole" else "converted" if others == "converted" and dtypes else "lowered"
         met.add(form)
         forms = kept.setdefault(self.__name__, [])
 

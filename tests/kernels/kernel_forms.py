@@ -344,6 +344,20 @@ def layers() -> None:
     kv_cache.copy_blocks(cache, ints(1), ints(1))
 
 
+def short_sums() -> None:
+    """Loops that ptxas unrolls, and sums that are rounded to fp16 right behind them: see ``common.rounded``."""
+    linear, experts = Launchers("linear.kernel"), Launchers("experts.kernel")
+    half = partial(empty, dtype=torch.float16)
+    for size in (256, 512, 768, 1024):
+        for rows in (8, 64):
+            linear.linear(half(rows, size), half(2048, size), None, "silu_mul")
+    linear.add_(half(64, 256), half(512, 256), half(64, 512))
+    Launchers("linear.gated").gated(half(3000, 768), half(2048, 768), "silu_mul")
+    for tokens in (1, 4096):
+        matrices = half(8, 128, 256), half(8, 256, 64)
+        experts.parts(half(tokens, 256), ints(tokens, 2), half(tokens, 2).float(), *matrices)
+
+
 def fp8() -> None:
     quantize, product, norm = (Launchers(f"{name}") for name in ("fp8.quantize", "fp8.kernel", "norm.kernel"))
     for group in (0, 128):

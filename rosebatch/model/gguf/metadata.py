@@ -50,6 +50,8 @@ def list_of(kind: Any, length: int | None = None) -> Any:
 class Reader(gguf.GGUFReader):  # type: ignore[misc]
     """The library reads nothing where a file has ended, for as many times as the file says."""
 
+    data: Any
+
     def _get(self, offset: int, dtype: Any, count: int = 1, *args: Any, **kwargs: Any) -> Any:
         if isinstance(self.data, np.memmap):
             # Its slices are made in Python, three for each token.
