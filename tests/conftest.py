@@ -31,7 +31,7 @@ import pytest
 # files would be quicker and wrong: under CUDA_VISIBLE_DEVICES="", or beside a build of PyTorch without CUDA.
 import torch
 
-from tests.helpers.forked_run import run_in_forks
+from tests.helpers.forked_run import end_at_once, run_in_forks
 from tests.helpers.forks import share_server
 from tests.helpers.variants import runs_kernel_on, with_all_pairs
 
@@ -136,6 +136,9 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def pytest_unconfigure() -> None:
-    """What the interpreter frees at its end, it finds among the rest."""
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """What the interpreter frees at its end, it finds among the rest. Where forks ran the tests, none has to be freed."""
     gc.unfreeze()
+    if config.getoption("forks") and (session := config.pluginmanager.get_plugin("session")):
+        end_at_once(session.exitstatus)
