@@ -24,6 +24,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 # As a run on a CPU has it, see rosebatch/launch/launch.py. MKL reads it at its first product.
 os.environ.setdefault("MKL_CBWR", "AUTO")
+# oneDNN compiles a product for each number of rows, in ten times the product's time, and forgets all but 1,024.
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16384")
 
 import pytest
 
