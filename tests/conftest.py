@@ -140,7 +140,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """What the interpreter frees at its end, it finds among the rest. Where forks ran the tests, none has to be freed."""
+    """What the interpreter frees at its end, it finds among the rest. Behind forks, nothing has to be freed."""
     gc.unfreeze()
     if config.getoption("forks") and (session := config.pluginmanager.get_plugin("session")):
         end_at_once(session.exitstatus)
