@@ -210,7 +210,7 @@ def test_a_prefix_ends_where_a_whole_window_is_left(lost, cached):
     scheduler, runner = filled(32)
     # Block ids are the table's indices here. The token at 4 · end sees the five in front of it.
     for block in lost:
-        scheduler.blocks.pools[1].forget(block)
+        scheduler.blocks.pools[1].forget([block])
     (b,) = add(scheduler, make_sequence([*range(32), 7], max_tokens=3, id=1))
     assert chunks(step(scheduler, runner)[0]) == [(1, cached, 33 - cached, True)]
     assert b.num_cached_tokens == cached

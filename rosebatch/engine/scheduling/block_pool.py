@@ -48,14 +48,14 @@ class BlockPool:
         first = max(0, len(self._blank) - count)
         taken = self._blank[first:][::-1]
         del self._blank[first:]
-        if lacking := count - len(taken):
+        if len(taken) < count:
             evict = self._cached.popitem
-            evicted = [evict(False)[0] for _ in range(lacking)]
-            for block in evicted:
-                self.forget(block)
+            evicted = [evict(False)[0] for _ in range(count - len(taken))]
+            self.forget(evicted)
             taken += evicted
+        counts = self._ref_counts
         for block in taken:
-            self._ref_counts[block] = 1
+            counts[block] = 1
         return taken
 
     def share(self, blocks: Iterable[int]) -> None:
@@ -109,12 +109,13 @@ class BlockPool:
                 by_hash[block_hash] = block
                 hashes[block] = block_hash
 
-    def forget(self, block: int) -> None:
-        """Make a block no longer findable."""
-        block_hash = self._hashes[block]
-        if block_hash is not None:
-            del self.by_hash[block_hash]
-            self._hashes[block] = None
+    def forget(self, blocks: Iterable[int]) -> None:
+        """Make blocks no longer findable."""
+        by_hash, hashes = self.by_hash, self._hashes
+        for block in blocks:
+            if (block_hash := hashes[block]) is not None:
+                del by_hash[block_hash]
+                hashes[block] = None
 
     def check_integrity(self, holders: Iterable[Sequence[int]]) -> None:
         """Assert that counts, free list and hash index agree with the block lists of all holders.

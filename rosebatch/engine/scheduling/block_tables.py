@@ -175,9 +175,9 @@ class BlockTables:
     def taint(self, sequence: SequenceState) -> None:
         """Make its K and V unfindable. They may hold NaN, which spreads from masked keys too."""
         for group, table in zip(self.groups, sequence.tables, strict=True):
-            for block in held_blocks(table):
-                group.pool.forget(block)
-            group.tainted.update(held_blocks(table))
+            held = held_blocks(table)
+            group.pool.forget(held)
+            group.tainted.update(held)
 
     def mark_launched(self) -> None:
         """Note that all plans so far are launched: their copies are safe, and later plans can copy their blocks."""
@@ -196,8 +196,7 @@ class BlockTables:
     def forget_in_flight(self) -> None:
         """Make blocks of the step under way unfindable: perhaps it was not computed."""
         for group in self.groups:
-            for block in group.in_flight:
-                group.pool.forget(block)
+            group.pool.forget(group.in_flight)
 
     def check_integrity(self, sequences: Iterable[SequenceState]) -> None:
         """Assert that pools and tables agree; see ``BlockPool.check_integrity``."""
