@@ -61,7 +61,7 @@ def test_hashes_are_the_same_for_many_sequences_at_once():
         whole = [list(sequence.block_hashes) for sequence in sequences]
         for sequence in sequences:
             del sequence.block_hashes[rng.randrange(len(sequence.block_hashes) + 1) :]
-        cache.look_on((sequence, len(sequence.token_ids)) for sequence in sequences)
+        cache.look_on([(sequence, len(sequence.token_ids)) for sequence in sequences])
         known = [len(sequence.block_hashes) for sequence in sequences]
         assert [sequence.block_hashes for sequence in sequences] == [
             hashes[:count] for hashes, count in zip(whole, known, strict=True)

@@ -29,18 +29,19 @@ class BlockHashes:
         self._factors = np.empty((0, _SUMS, block_size), np.uint64)
         self._of_zeros = np.empty((0, _SUMS), np.uint64)
 
-    def of_prefix(self, token_ids: "array[int]", first: int = 0, before: bytes = b"") -> list[bytes]:
+    def of_prefix(self, token_ids: "bytes | array[int]", first: int = 0, before: bytes = b"") -> list[bytes]:
         """Hashes of successive full blocks.
 
         Args:
-            token_ids: of these blocks, 32 bits each.
+            token_ids: of these blocks, 32 bits each, native order.
             first: how many blocks are before them.
             before: the hash of the last of these; empty if there are none.
         """
-        sums = self._sums(slice(first, first + len(token_ids) // self._size), token_ids)
+        tokens = np.frombuffer(token_ids, np.uint32)
+        sums = np.add.accumulate(self._sums(slice(first, first + len(tokens) // self._size), tokens))
         if before:
-            sums[0] += np.frombuffer(before, np.uint64)
-        return _split(np.add.accumulate(sums))
+            sums += np.frombuffer(before, np.uint64)
+        return _split(sums)
 
     def of_next(self, token_ids: "array[int]", numbers: Sequence[int], before: Sequence[bytes]) -> list[bytes]:
         """Hashes of the next block of several sequences.
@@ -52,15 +53,17 @@ class BlockHashes:
         """
         none = bytes(HASH_BYTES)
         known = b"".join([each or none for each in before])
-        return _split(self._sums(list(numbers), token_ids) + np.frombuffer(known, np.uint64).reshape(-1, _SUMS))
+        sums = self._sums(list(numbers), np.frombuffer(token_ids, np.uint32))
+        sums += np.frombuffer(known, np.uint64).reshape(-1, _SUMS)
+        return _split(sums)
 
-    def _sums(self, numbers: slice | list[int], token_ids: "array[int]") -> np.ndarray:
+    def _sums(self, numbers: slice | list[int], tokens: np.ndarray) -> np.ndarray:
         """``[blocks, sums]`` uint64, each of one block's tokens alone."""
         stop = numbers.stop if isinstance(numbers, slice) else max(numbers) + 1
         if stop > len(self._factors):
             self._grow(stop)
-        tokens = np.frombuffer(token_ids, np.uint32).astype(np.uint64)
-        sums: np.ndarray = np.vecdot(self._factors[numbers], tokens.reshape(-1, 1, self._size))
+        blocks = tokens.astype(np.uint64).reshape(-1, 1, self._size)
+        sums: np.ndarray = np.vecdot(self._factors[numbers], blocks)
         sums += self._of_zeros[numbers]
         return sums
 

@@ -1,7 +1,7 @@
 """Blocks found again by the hashes of their tokens: prompts with a common prefix share its K and V. No torch."""
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 
 from rosebatch.engine.plan import GONE
@@ -33,24 +33,31 @@ class PrefixCache:
 
     def look(self, sequence: SequenceState) -> None:
         """Hash the blocks of a new prompt, whose tokens were just written: later, they are in no cache of the CPU."""
-        if self.enabled and (count := sequence.num_reusable_tokens // self.blocks.block_size):
-            self._hashes(sequence, count)
-            # Prompts come in such an order that the next one mostly begins alike.
-            whole = sequence.num_prompt_tokens // self.blocks.block_size
-            self._last = sequence.spec.salt, sequence.token_ids.tobytes(), sequence.block_hashes[:whole]
+        count = sequence.num_reusable_tokens // self.blocks.block_size if self.enabled else 0
+        if not count:
+            return
+        tokens, width = sequence.token_ids.tobytes(), 4 * self.blocks.block_size
+        hashes = self._hashes_in_common(sequence, tokens, count)
+        known = len(hashes)
+        if known < count:
+            found = self._hasher.of_prefix(tokens[known * width : count * width], known, _sums_of(hashes))
+            hashes += self._named(sequence, known, found)
+        sequence.block_hashes = hashes
+        # Prompts come in such an order that the next one mostly begins alike.
+        self._last = sequence.spec.salt, tokens, hashes[: sequence.num_prompt_tokens // self.blocks.block_size]
 
-    def look_on(self, sequences: Iterable[tuple[SequenceState, int]]) -> None:
+    def look_on(self, sequences: Sequence[tuple[SequenceState, int]]) -> None:
         """Hash the next block of each of these sequences that fills one up to so many tokens, all of them at once."""
         size = self.blocks.block_size
-        behind = [s for s, end in sequences if len(s.block_hashes) < end // size]
-        if not behind or not self.enabled:
+        behind = [(s, number) for s, end in sequences if (number := len(s.block_hashes)) < end // size]
+        if not behind:
             return
-        token_ids, numbers = array("I"), [len(sequence.block_hashes) for sequence in behind]
-        for sequence, number in zip(behind, numbers, strict=True):
+        token_ids = array("I")
+        for sequence, number in behind:
             token_ids += sequence.token_ids[number * size : (number + 1) * size]
-        before = [_sums_of(sequence.block_hashes) for sequence in behind]
-        found = self._hasher.of_next(token_ids, numbers, before)
-        for sequence, number, own in zip(behind, numbers, found, strict=True):
+        before = [_sums_of(sequence.block_hashes) for sequence, _ in behind]
+        found = self._hasher.of_next(token_ids, [number for _, number in behind], before)
+        for (sequence, number), own in zip(behind, found, strict=True):
             sequence.block_hashes += self._named(sequence, number, [own])
 
     def take(self, sequence: SequenceState) -> None:
@@ -97,25 +104,23 @@ class PrefixCache:
     def _hashes(self, sequence: SequenceState, count: int) -> list[bytes]:
         """Hashes of at least ``count`` of the sequence's first blocks, all of them full."""
         hashes, size = sequence.block_hashes, self.blocks.block_size
-        if count and not hashes:
-            hashes += self._hashes_in_common(sequence, count)
         known = len(hashes)
         if known < count:
             token_ids = sequence.token_ids[known * size : count * size]
             hashes += self._named(sequence, known, self._hasher.of_prefix(token_ids, known, _sums_of(hashes)))
         return hashes
 
-    def _hashes_in_common(self, sequence: SequenceState, count: int) -> list[bytes]:
+    def _hashes_in_common(self, sequence: SequenceState, tokens: bytes, count: int) -> list[bytes]:
         """The hashes of up to ``count`` blocks with which the last prompt begins too."""
-        salt, tokens, hashes = self._last
-        own, width = sequence.token_ids.tobytes(), 4 * self.blocks.block_size
-        if salt != sequence.spec.salt or tokens[:width] != own[:width]:
+        salt, last, hashes = self._last
+        width = 4 * self.blocks.block_size
+        if salt != sequence.spec.salt or last[:width] != tokens[:width]:
             return []
         # Blocks of generated tokens may have other hashes.
         low, high = 0, min(count, len(hashes), sequence.num_prompt_tokens // self.blocks.block_size)
         while low < high:
             middle = (low + high + 1) // 2
-            if tokens[low * width : middle * width] == own[low * width : middle * width]:
+            if last[low * width : middle * width] == tokens[low * width : middle * width]:
                 low = middle
             else:
                 high = middle - 1

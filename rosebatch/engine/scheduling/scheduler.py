@@ -146,7 +146,7 @@ class Scheduler:
         else:
             sampled = [(row.id, row.start, row.length) for row in plan.rows]
         # Full blocks of packed steps were registered when planned. Those of a window hold tokens that come only now.
-        registers = self.prefixes.enabled and isinstance(plan, DecodeWindow)
+        enabled, is_window, size = self.prefixes.enabled, isinstance(plan, DecodeWindow), self.blocks.block_size
         filled: list[tuple[SequenceState, int, int]] = []
         all_logprobs = result.logprobs or [[]] * len(sampled)
         for (sequence_id, start, length), token_ids, logprobs in zip(
@@ -166,13 +166,13 @@ class Scheduler:
             if drafts:
                 # Wrong drafts were computed for nothing.
                 sequence.num_computed_tokens = start + kept
-            if registers or drafts:
+            if enabled and (is_window or drafts) and start // size < (start + kept) // size:
                 filled.append((sequence, start, start + kept))
             if sequence.finish_reason is None:
                 sequence.apply_rest(now)
             if sequence.finish_reason is not None:
                 ended.append(sequence)
-        self.prefixes.look_on((sequence, end) for sequence, _, end in filled)
+        self.prefixes.look_on([(sequence, end) for sequence, _, end in filled])
         for sequence, start, end in filled:
             self.prefixes.register(sequence, start, end)
         for sequence in ended:
