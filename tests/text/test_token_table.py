@@ -100,3 +100,18 @@ def test_a_run_of_spaces_is_a_token():
     constraint = grammar.start()
     assert constraint.feed(backend.token_to_id("a")) is False
     assert backend.token_to_id("\u2581\u2581") in allowed(constraint, size)
+
+
+@pytest.mark.parametrize("text", ["a foo  b", "  foo", "foo\n", "foo foo", " foo bar"])
+@pytest.mark.parametrize("strips", [{"lstrip": True}, {"rstrip": True}, {"lstrip": True, "rstrip": True}], ids=str)
+@pytest.mark.parametrize("form", ["bytes", "sentencepiece"])
+def test_tokens_that_take_the_spaces_around_them(form, strips, text):
+    """Their token was expected in place of those of the text that must come: such rows failed, as if the grammar did."""
+    added = AddedToken("foo", normalized=False, special=False, **strips)
+    if form == "sentencepiece":
+        backend = sentencepiece(added)
+        require_text(backend, backend.token_to_id("</s>"), text)
+        return
+    backend = byte_backend()
+    backend.add_tokens([added])
+    require_text(backend, EOS, text)

@@ -58,10 +58,12 @@ def _exact(tokenizer: Tokenizer, fillers: dict[str, int]) -> str:
 def _as_answered(tokenizer: Tokenizer, added: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Added tokens, each with its text in answers. One that has another text there is left to the model, or to no text.
 
-    Gemma's runs of spaces are also tokens of the model. A normalizer may put a space in front of a token.
+    Gemma's runs of spaces are also tokens of the model. A normalizer may put a space in front of a token. In prompts,
+    some take the spaces around them, too.
     """
     backend = tokenizer.backend
     for token in added:
+        token |= {"lstrip": False, "rstrip": False}
         if token["special"] or tokenizer.decode([token["id"]]) == token["content"]:
             yield token
         elif backend.model.token_to_id(backend.id_to_token(token["id"])) != token["id"]:
