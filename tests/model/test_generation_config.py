@@ -29,6 +29,7 @@ def test_sampling_that_is_not_served(tmp_path):
     """Such fields were dropped without a word."""
     assert unserved_defaults(tmp_path) == []
     stored = {"typical_p": 1.0, "num_beams": 1, "stop_strings": None, "no_repeat_ngram_size": 0, "suppress_tokens": []}
+    stored |= {"num_return_sequences": 1}
     for name in stored:
         asks = {"typical_p": 0.9, "num_beams": 4, "stop_strings": ["x"], "suppress_tokens": [5]}.get(name, 3)
         (tmp_path / "generation_config.json").write_text(json.dumps(QWEN3 | stored | {name: asks}))
@@ -82,11 +83,12 @@ def test_numbers_have_the_type_of_the_field(read):
         ({"temperature": "warm"}, "generation_config.json: .*temperature"),
         ({"top_k": 2.5}, "generation_config.json: .*top_k"),
         ({"do_sample": "no"}, "generation_config.json: do_sample"),
-        ({"max_new_tokens": 0}, "max_tokens must be >= 1"),
+        ({"max_new_tokens": 0}, "generation_config.json: max_new_tokens must be >= 1"),
+        ({"max_new_tokens": 7.5}, "generation_config.json: max_new_tokens: "),
         ('{"temperature": NaN}', "temperature must be >= 0"),
     ],
 )
 def test_broken_files(read, stored, message):
-    """One line that names the file, before any row is read."""
+    """One line that names the file and its own field, before any row is read."""
     with pytest.raises(UserError, match=message):
         read(stored)

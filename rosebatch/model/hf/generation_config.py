@@ -18,6 +18,7 @@ _NOT_SERVED: dict[str, tuple[Any, ...]] = UNSERVED_OF_GGUF | {
     **dict.fromkeys(("bad_words_ids", "force_words_ids", "sequence_bias", "suppress_tokens"), ([], {})),
     **dict.fromkeys(("begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id"), ([],)),
     **dict.fromkeys(("encoder_repetition_penalty", "guidance_scale", "num_beams", "top_h", "typical_p"), (1,)),
+    "num_return_sequences": (1,),
     **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "min_length", "min_new_tokens", "no_repeat_ngram_size"), (0,)),
     **dict.fromkeys(("penalty_alpha", "encoder_no_repeat_ngram_size"), (0,)),
     **dict.fromkeys(("dola_layers", "exponential_decay_length_penalty", "stop_strings", "watermarking_config"), ([],)),
@@ -59,9 +60,10 @@ def sampling_defaults(folder: Path) -> dict[str, Any]:
     elif "do_sample" in stored:
         found["temperature"] = 0.0
     types = get_type_hints(SamplingParams)
-    typed = {name: convert(value, types[name], f"{path}: {name}") for name, value in found.items()}
+    theirs = {ours: name for name, ours in _FIELDS.items()}
+    typed = {name: convert(value, types[name], f"{path}: {theirs[name]}") for name, value in found.items()}
     try:
         SamplingParams(**typed)
     except ValueError as error:
-        raise refusal(path, error) from None
+        raise refusal(path, str(error).replace("max_tokens", theirs["max_tokens"])) from None
     return typed
