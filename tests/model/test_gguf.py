@@ -158,6 +158,19 @@ def test_one_of_several_files(write_gguf, toy, monkeypatch):
         converted_folder(write_gguf("llama", toy), torch.float32)
 
 
+def test_a_file_without_embeddings(write_gguf, toy, monkeypatch):
+    """It was "not a readable GGUF file", with the tensor's name alone."""
+    add = gguf.GGUFWriter.add_tensor
+
+    def add_others(self, name, *args, **kwargs):
+        if name != "token_embd.weight":
+            add(self, name, *args, **kwargs)
+
+    monkeypatch.setattr(gguf.GGUFWriter, "add_tensor", add_others)
+    with pytest.raises(UserError, match=r"model\.gguf: the tensor token_embd\.weight is missing$"):
+        converted_folder(write_gguf("llama", toy), torch.float32)
+
+
 def test_missing_metadata(write_gguf, toy, monkeypatch):
     """The message names the key as the file would have it."""
     monkeypatch.setattr(gguf.GGUFWriter, "add_block_count", lambda self, count: None)

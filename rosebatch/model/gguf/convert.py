@@ -98,6 +98,9 @@ def _describe(path: Path, dtype: torch.dtype, *, quiet: bool = False) -> _Descri
     )
     hf_class, architecture, form = _ARCHITECTURES[found, experts]
     model = _Model(found, fields, reader)
+    if "token_embd.weight" not in model.names:
+        # Before the others: its shape is the size of the vocabulary.
+        raise refusal(path, "the tensor token_embd.weight is missing")
     blocks, tensors = model.need("block_count"), len(model.names)
     if blocks > tensors:
         has = counted(tensors, "tensor")
