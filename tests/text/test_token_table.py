@@ -106,7 +106,7 @@ def test_a_run_of_spaces_is_a_token():
 @pytest.mark.parametrize("strips", [{"lstrip": True}, {"rstrip": True}, {"lstrip": True, "rstrip": True}], ids=str)
 @pytest.mark.parametrize("form", ["bytes", "sentencepiece"])
 def test_tokens_that_take_the_spaces_around_them(form, strips, text):
-    """Their token was expected in place of those of the text that must come: such rows failed, as if the grammar did."""
+    """Their token was expected in place of those of the text that must come: such rows failed."""
     added = AddedToken("foo", normalized=False, special=False, **strips)
     if form == "sentencepiece":
         backend = sentencepiece(added)
