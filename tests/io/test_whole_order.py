@@ -248,7 +248,7 @@ OPAQUE = pa.ExtensionArray.from_storage(pa.opaque(INTERVALS.type, "name", "vendo
         (pa.UnionArray.from_sparse(ONE, [pa.array(["a"])]), "a"),
         (pa.UnionArray.from_sparse(ONE, [LISTS]), [(1, 2, 3)]),
         (pa.UnionArray.from_sparse(ONE, [pa.StructArray.from_arrays([LISTS], ["a"])]), {"a": [(1, 2, 3)]}),
-        (pa.UnionArray.from_sparse(ONE, [MAPS]), [("k", (1, 2, 3))]),
+        (pa.UnionArray.from_sparse(ONE, [MAPS]), {"k": (1, 2, 3)}),
         (pa.UnionArray.from_sparse(ONE, [pa.UnionArray.from_sparse(ONE, [OPAQUE])]), (1, 2, 3)),
         (OPAQUE, (1, 2, 3)),
     ],
