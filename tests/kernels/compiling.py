@@ -2,9 +2,9 @@
 
 A launch ends where Triton would compile. A form is all that Triton would take then, and how far it is compiled. The
 first of each kernel is compiled to the end, which is one in bf16, for Hopper the first of each dtype. A task's
-``others`` say what becomes of the rest. ``whole``: as the first. ``converted``: those in 16 bits go through all passes of Triton's own, without
-LLVM and ptxas. ``lowered``: their shared memory is known. So it is for fp32. ``firsts``: it is known of the first of
-each set of dtypes, and the rest is left out.
+``others`` say what becomes of the rest. ``whole``: as the first. ``converted``: those in 16 bits go through all passes
+of Triton's own, without LLVM and ptxas. ``lowered``: their shared memory is known. So it is for fp32. ``firsts``: it is
+known of the first of each set of dtypes, and the rest is left out.
 """
 
 import hashlib
@@ -182,7 +182,9 @@ def keep_forms(device: Device, others: str) -> dict[str, list[Form]]:
         if others == "firsts" and of_dtypes in dtypes_met:
             return
         dtypes_met.add(of_dtypes)
-        depth = "whole" if form not in met or others == "whole" else "converted" if others == "converted" and dtypes else "lowered"
+        depth = "converted" if others == "converted" and dtypes else "lowered"
+        if form not in met or others == "whole":
+            depth = "whole"
         met.add(form)
         forms = kept.setdefault(self.__name__, [])
 

@@ -18,6 +18,7 @@ from rosebatch_kernels.common.dot import dot
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.scores import LOG2_E
 from rosebatch_kernels.common.sizes import Program, table
+from rosebatch_kernels.common.whole_numbers import next_power_of_2
 from rosebatch_kernels.paged_attention.online_softmax import no_key, values
 
 # Channels of a head from which tiles of keys are smaller.
@@ -106,7 +107,7 @@ def attend(
         GROUP=heads // k.shape[1],
         D=size,
         # A matrix product takes 16 channels at least.
-        WIDTH=max(16, triton.next_power_of_2(size)),
+        WIDTH=max(16, next_power_of_2(size)),
         DISTANCES=0 if bias is None else bias.shape[1],
         ROWS=TILE_ROWS,
         KEYS=program.keys,

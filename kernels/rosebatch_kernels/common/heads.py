@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from rosebatch_kernels.common.clip import clip
+from rosebatch_kernels.common.whole_numbers import next_power_of_2
 
 # Tables ``(cos, sin)``, ``[max_len, R]`` each: both halves of cos are equal, the first half of sin is negated.
 Rotary = tuple[Tensor, Tensor]
@@ -47,7 +48,7 @@ def shape_of(cache: Tensor, num_heads: int, rotary: Rotary | None = None, norm: 
     """The shape of a layer with this cache, whose heads are rotated by ``rotary`` and normalised."""
     _, _, kv_heads, block_size, size = cache.shape
     # A matrix product takes 16 channels at least.
-    width = max(16, triton.next_power_of_2(size))
+    width = max(16, next_power_of_2(size))
     rotated = 0 if rotary is None else rotary[0].shape[1]
     return Shape(num_heads, kv_heads, num_heads // kv_heads, size, width, block_size, rotated, norm)
 

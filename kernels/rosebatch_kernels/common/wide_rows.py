@@ -6,6 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rosebatch_kernels.common.whole_numbers import cdiv
+
 
 def group_of(logits: Tensor) -> int:
     """How many logits a thread reads at once.
@@ -16,7 +18,7 @@ def group_of(logits: Tensor) -> int:
     assert logits.stride(-1) == 1, "the last axis is contiguous"
     group = 16 // logits.element_size()
     rows, vocab = logits.shape
-    end = logits.storage_offset() + (rows - 1) * logits.stride(0) + triton.cdiv(vocab, group) * group
+    end = logits.storage_offset() + (rows - 1) * logits.stride(0) + cdiv(vocab, group) * group
     room = end * logits.element_size() <= logits.untyped_storage().nbytes()
     return group if logits.data_ptr() % 16 == 0 and logits.stride(0) % group == 0 and room else 1
 

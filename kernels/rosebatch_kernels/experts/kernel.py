@@ -25,6 +25,7 @@ from rosebatch_kernels.common.device import INTERPRETER, Device, can_describe
 from rosebatch_kernels.common.dot import dot
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.rounded import rounded
+from rosebatch_kernels.common.whole_numbers import cdiv
 from rosebatch_kernels.experts.codes import code_of
 from rosebatch_kernels.experts.fp8_sums import fp8_sums
 from rosebatch_kernels.experts.order import sort_by_expert
@@ -96,7 +97,7 @@ def _launch(
     gate: str | None,
     tile: Tile,
 ) -> None:
-    depth, column_tiles = weight.shape[2], triton.cdiv(columns, tile.columns)
+    depth, column_tiles = weight.shape[2], cdiv(columns, tile.columns)
     given: dict[str, Any]
     if isinstance(weight, Packed) and tile.fp8:
         x, x_scales, _ = quantize.quantize(x, weight.unit, CHUNK, sizes=quantize.SIZES.of(device), device=device)

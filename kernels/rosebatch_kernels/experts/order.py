@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.launch import launch_options, wait
+from rosebatch_kernels.common.whole_numbers import cdiv, next_power_of_2
 
 # Chunks whose counts are added up at a time.
 _CHUNKS = 16
@@ -39,7 +40,7 @@ class Order(NamedTuple):
 def sort_by_expert(ids: Tensor, num_experts: int, tile_rows: int, chunk: int, *, device: Device) -> Order:
     """Sort ``ids [T, k]`` int32, contiguous, ``chunk`` pairs to a program; at most ``tile_rows`` places to a tile."""
     number = ids.numel()
-    chunks = triton.cdiv(number, chunk)
+    chunks = cdiv(number, chunk)
     # Every expert that has pairs may leave one tile partly empty.
     max_tiles = number // tile_rows + min(num_experts, number)
     counts = torch.empty(chunks, num_experts, dtype=torch.int32, device=ids.device)
@@ -47,7 +48,7 @@ def sort_by_expert(ids: Tensor, num_experts: int, tile_rows: int, chunk: int, *,
     pairs = torch.empty(number, dtype=torch.int32, device=ids.device)
     tiles = torch.empty(max_tiles, 3, dtype=torch.int32, device=ids.device)
     options = launch_options(device)
-    sizes = {"E": num_experts, "BINS": triton.next_power_of_2(num_experts + 1)}
+    sizes = {"E": num_experts, "BINS": next_power_of_2(num_experts + 1)}
     _count_chunk[(chunks,)](ids=ids, counts=counts, number=number, CHUNK=chunk, num_warps=4, **sizes, **options)
     _add_chunks[(1,)](
         counts=counts,
@@ -60,7 +61,7 @@ def sort_by_expert(ids: Tensor, num_experts: int, tile_rows: int, chunk: int, *,
         **sizes,
         **options,
     )
-    grid = (max(chunks, triton.cdiv(max_tiles, _TILES.value)),)
+    grid = (max(chunks, cdiv(max_tiles, _TILES.value)),)
     _place_chunk[grid](
         ids=ids,
         counts=counts,

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.launch import launch_options, wait
+from rosebatch_kernels.common.whole_numbers import next_power_of_2
 
 
 def route(logits: Tensor, k: int, *, normalize: bool, device: Device) -> tuple[Tensor, Tensor]:
@@ -17,7 +18,7 @@ def route(logits: Tensor, k: int, *, normalize: bool, device: Device) -> tuple[T
     tokens, experts = logits.shape
     ids = torch.empty(tokens, k, dtype=torch.int32, device=logits.device)
     weights = torch.empty(tokens, k, dtype=torch.float32, device=logits.device)
-    sizes = {"BLOCK": triton.next_power_of_2(experts), "SLOTS": triton.next_power_of_2(k)}
+    sizes = {"BLOCK": next_power_of_2(experts), "SLOTS": next_power_of_2(k)}
     _route[(tokens,)](
         logits=logits,
         ids=ids,

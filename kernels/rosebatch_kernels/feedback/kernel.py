@@ -7,6 +7,7 @@ from torch import Tensor
 from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.tokens import NO_TOKEN, NOT_FINITE
+from rosebatch_kernels.common.whole_numbers import next_power_of_2
 from rosebatch_kernels.feedback import layout
 
 # Of the one program, on an H100 80GB HBM3.
@@ -44,7 +45,7 @@ def advance(
         count=len(tokens),
         field_stride=fields.stride(0),
         history_stride=history.stride(0),
-        WIDTH=max(_MIN_WIDTH, triton.next_power_of_2(fields.shape[1])),
+        WIDTH=max(_MIN_WIDTH, next_power_of_2(fields.shape[1])),
         WINDOW=len(history),
         SLOTS=slots is not None,
         STEP=step is not None,

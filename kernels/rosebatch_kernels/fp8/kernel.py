@@ -18,6 +18,7 @@ from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.dot import dot
 from rosebatch_kernels.common.launch import LINE, launch_options, lines_of, prefetch, wait
 from rosebatch_kernels.common.sizes import value_at
+from rosebatch_kernels.common.whole_numbers import cdiv
 from rosebatch_kernels.fp8.reference import BLOCK
 from rosebatch_kernels.fp8.sizes import Sizes, share_of_parts
 
@@ -45,7 +46,7 @@ def parts(numbers: Tensor, x_scales: Tensor, weight: Tensor, scales: Tensor, *, 
     """See ``reference.parts``. A weight with few rows would occupy few multiprocessors: each part has some columns."""
     (rows, depth), size = numbers.shape, len(weight)
     share = share_of_parts(rows, size, depth, sizes=sizes)
-    out = torch.empty(triton.cdiv(depth, share), rows, size, dtype=torch.float32, device=weight.device)
+    out = torch.empty(cdiv(depth, share), rows, size, dtype=torch.float32, device=weight.device)
     _launch(numbers, x_scales, weight, scales, None, out, share, sizes, device)
     return out
 
@@ -63,7 +64,7 @@ def _launch(
 ) -> None:
     (rows, depth), size = numbers.shape, len(weight)
     tile, tile_rows = value_at(sizes.columns, rows), value_at(sizes.rows, rows)
-    _fp8_product[(triton.cdiv(size, tile), triton.cdiv(depth, share), triton.cdiv(rows, tile_rows))](
+    _fp8_product[(cdiv(size, tile), cdiv(depth, share), cdiv(rows, tile_rows))](
         x=numbers,
         x_scales=x_scales,
         weight=weight,

@@ -12,6 +12,7 @@ from rosebatch_kernels.common.activations import GATES, activate
 from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.sizes import Steps, table, value_at
+from rosebatch_kernels.common.whole_numbers import cdiv, next_power_of_2
 from rosebatch_kernels.fp8.carried import Quantized, empty_form, leave, left
 from rosebatch_kernels.fp8.rounding import store_quantized
 
@@ -69,10 +70,10 @@ def gated(gate_up: Tensor, kind: str, group: int = 0, *, sizes: Sizes, device: D
 
 def _launch(x: Tensor, gate: str | None, form: Quantized, size: int, chunk: int, sizes: Sizes, device: Device) -> None:
     assert x.stride(-1) == 1, "the last axis is contiguous"
-    rows, block = len(x), triton.next_power_of_2(max(size, chunk))
+    rows, block = len(x), next_power_of_2(max(size, chunk))
     columns = min(block, sizes.columns) if form.group else block
     tile_rows = max(1, sizes.tile // columns)
-    _quantize[(triton.cdiv(rows, tile_rows), triton.cdiv(size, columns))](
+    _quantize[(cdiv(rows, tile_rows), cdiv(size, columns))](
         x=x,
         numbers=form.numbers,
         scales=form.scales,

@@ -19,6 +19,7 @@ from rosebatch_kernels.common.activations import activate, logistic
 from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.sizes import table
+from rosebatch_kernels.common.whole_numbers import cdiv, next_power_of_2
 from rosebatch_kernels.gated_delta.layout import DeltaState, DeltaWeights
 from rosebatch_kernels.gated_delta.parts import log_decay, unit_factor
 
@@ -70,8 +71,8 @@ def decode(
     """
     key_heads, value_heads, key_dim, value_dim = state.heads
     out = torch.empty(len(qkv), value_heads * value_dim, dtype=qkv.dtype, device=qkv.device)
-    values = min(sizes.values, triton.next_power_of_2(value_dim))
-    _delta_decode[(triton.cdiv(value_dim, values), value_heads, len(qkv))](
+    values = min(sizes.values, next_power_of_2(value_dim))
+    _delta_decode[(cdiv(value_dim, values), value_heads, len(qkv))](
         out=out,
         qkv=qkv,
         a=a,
@@ -94,7 +95,7 @@ def decode(
         VALUE_HEADS=value_heads,
         KEY_DIM=key_dim,
         VALUE_DIM=value_dim,
-        WIDTH=triton.next_power_of_2(key_dim),
+        WIDTH=next_power_of_2(key_dim),
         VALUES=values,
         TAPS=state.inputs.shape[1],
         num_warps=sizes.warps,

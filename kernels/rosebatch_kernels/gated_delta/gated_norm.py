@@ -10,6 +10,7 @@ from torch import Tensor
 from rosebatch_kernels.common.activations import activate
 from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.launch import launch_options, wait
+from rosebatch_kernels.common.whole_numbers import cdiv, next_power_of_2
 
 # Elements of a program: heads share one.
 _TILE = 1024
@@ -24,9 +25,9 @@ def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, device: D
     tokens, heads, size = x.shape
     assert x.stride()[1:] == gate.stride()[1:] == (size, 1), "the heads of a token are contiguous"
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    block = triton.next_power_of_2(size)
+    block = next_power_of_2(size)
     rows = max(1, _TILE // block)
-    _gated_norm[(triton.cdiv(tokens * heads, rows),)](
+    _gated_norm[(cdiv(tokens * heads, rows),)](
         out=out,
         x=x,
         gate=gate,

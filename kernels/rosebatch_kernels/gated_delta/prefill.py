@@ -21,6 +21,7 @@ from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.dot import dot
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.sizes import Steps, table, value_at
+from rosebatch_kernels.common.whole_numbers import cdiv, next_power_of_2
 from rosebatch_kernels.gated_delta.layout import DeltaState, DeltaWeights
 from rosebatch_kernels.gated_delta.parts import log_decay, unit_factor
 
@@ -81,7 +82,7 @@ def prefill(
     tokens, channels = qkv.shape
     mixed = torch.empty(tokens, channels, dtype=qkv.dtype, device=qkv.device)
     bias = weights.conv_bias
-    _delta_convolve[(triton.cdiv(channels, sizes.channels), len(packed.tiles))](
+    _delta_convolve[(cdiv(channels, sizes.channels), len(packed.tiles))](
         mixed=mixed,
         qkv=qkv,
         inputs=state.inputs,
@@ -99,7 +100,7 @@ def prefill(
     keys = torch.empty(tokens, value_heads, key_dim, dtype=qkv.dtype, device=qkv.device)
     values = torch.empty(tokens, value_heads, value_dim, dtype=qkv.dtype, device=qkv.device)
     decays = torch.empty(tokens, value_heads, dtype=torch.float32, device=qkv.device)
-    width = max(16, triton.next_power_of_2(key_dim))
+    width = max(16, next_power_of_2(key_dim))
     rows = value_at(sizes.rows, width * qkv.itemsize)
     shape = {
         "KEY_HEADS": key_heads,
@@ -109,7 +110,7 @@ def prefill(
         "WIDTH": width,
         "ROWS": rows,
     }
-    value_width = max(16, triton.next_power_of_2(value_dim))
+    value_width = max(16, next_power_of_2(value_dim))
     _delta_solve[(value_heads, len(packed.tiles), TILE_ROWS // rows)](
         keys=keys,
         values=values,
@@ -131,7 +132,7 @@ def prefill(
     )
     out = torch.empty(tokens, value_heads * value_dim, dtype=qkv.dtype, device=qkv.device)
     block = min(sizes.values, value_width)
-    _delta_walk[(triton.cdiv(value_dim, block), value_heads, len(packed.chunks))](
+    _delta_walk[(cdiv(value_dim, block), value_heads, len(packed.chunks))](
         out=out,
         mixed=mixed,
         keys=keys,

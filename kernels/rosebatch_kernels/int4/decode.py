@@ -8,6 +8,7 @@ from torch import Tensor
 
 from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.launch import launch_options, wait
+from rosebatch_kernels.common.whole_numbers import cdiv
 from rosebatch_kernels.int4.layout import CHUNK, MIDDLE, QUARTER, Int4Weight
 from rosebatch_kernels.int4.sizes import Sizes
 
@@ -25,7 +26,7 @@ def decode_(out: Tensor, weight: Int4Weight, first: int, *, sizes: Sizes, device
         first: row of the matrix.
     """
     assert out.is_contiguous() and out.shape[1] == weight.columns
-    _int4_decode[(triton.cdiv(len(out), sizes.decoded), len(weight.words))](
+    _int4_decode[(cdiv(len(out), sizes.decoded), len(weight.words))](
         words=weight.words,
         scales=weight.scales,
         zeros=weight.zeros,

@@ -20,6 +20,7 @@ from rosebatch_kernels.common.device import INTERPRETER, Device
 from rosebatch_kernels.common.dot import dot
 from rosebatch_kernels.common.launch import launch_options, prefetch, wait
 from rosebatch_kernels.common.rounded import rounded
+from rosebatch_kernels.common.whole_numbers import cdiv
 from rosebatch_kernels.int4.layout import CHUNK, GROUPS, MIDDLE, QUARTER, Int4Weight
 from rosebatch_kernels.int4.sizes import Sizes, program_of, splits_of
 
@@ -100,7 +101,7 @@ def _launch(
     program = program_of(rows, weight, x.dtype, sizes=sizes)
     scales, shifts = (weight.scales.view(torch.int32), _shifts(x.device)) if program.rounds else (weight.scales, None)
     gate = None if activation is None else GATES.get(activation)
-    _int4_product[(triton.cdiv(weight.shape[0], program.tile), splits, triton.cdiv(rows, program.rows))](
+    _int4_product[(cdiv(weight.shape[0], program.tile), splits, cdiv(rows, program.rows))](
         x=x,
         words=weight.words,
         scales=scales,
@@ -114,7 +115,7 @@ def _launch(
         columns=weight.columns,
         chunks=len(weight.words),
         groups=len(weight.scales),
-        share=triton.cdiv(len(weight.words), splits),
+        share=cdiv(len(weight.words), splits),
         CUT=weight.columns % CHUNK != 0,
         ROWS=program.rows,
         TILE=program.tile,

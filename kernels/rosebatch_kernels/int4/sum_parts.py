@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.launch import launch_options, wait
+from rosebatch_kernels.common.whole_numbers import cdiv
 
 # Elements of a program: few, so that the sum of one row has several.
 _TILE = 512
@@ -18,7 +19,7 @@ def sum_parts(parts: Tensor, bias: Tensor | None, dtype: torch.dtype, *, device:
     """The sum ``[T, out]`` of ``parts [S, T, out]`` fp32 plus ``bias [out]``, rounded once."""
     splits, rows, size = parts.shape
     out = torch.empty(rows, size, dtype=dtype, device=parts.device)
-    _sum_parts[(triton.cdiv(rows * size, _TILE),)](
+    _sum_parts[(cdiv(rows * size, _TILE),)](
         parts=parts,
         bias=bias,
         out=out,

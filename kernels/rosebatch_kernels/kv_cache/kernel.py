@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rosebatch_kernels.common.kv_tiles import Pages, store
 from rosebatch_kernels.common.sizes import table
+from rosebatch_kernels.common.whole_numbers import cdiv, next_power_of_2
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,9 @@ def append(cache: Tensor, k: Tensor, v: Tensor, rows: Tensor, scales: Tensor | N
     """
     tokens, heads, size = k.shape
     assert k.stride(-1) == v.stride(-1) == 1 and cache[0].is_contiguous() and rows.is_contiguous()
-    width = triton.next_power_of_2(size)
+    width = next_power_of_2(size)
     tile_rows = max(1, sizes.append // width)
-    _append[(triton.cdiv(tokens * heads, tile_rows),)](
+    _append[(cdiv(tokens * heads, tile_rows),)](
         cache=cache,
         k=k,
         v=v,
@@ -75,7 +76,7 @@ def copy_blocks(cache: Tensor, sources: Tensor, destinations: Tensor, *, sizes: 
     assert cache.is_contiguous()
     layers, planes, blocks, *block = cache.shape
     elements = math.prod(block)
-    _copy_blocks[(triton.cdiv(elements, sizes.copy_blocks), layers * planes, len(sources))](
+    _copy_blocks[(cdiv(elements, sizes.copy_blocks), layers * planes, len(sources))](
         cache=cache,
         sources=sources,
         destinations=destinations,

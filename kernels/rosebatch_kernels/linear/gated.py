@@ -20,6 +20,7 @@ from rosebatch_kernels.common.device import Device, can_describe
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.rounded import rounded
 from rosebatch_kernels.common.sizes import table
+from rosebatch_kernels.common.whole_numbers import cdiv
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def gated(x: Tensor, weight: Tensor, activation: str, *, sizes: Sizes, device: D
     assert x.is_contiguous() and weight.is_contiguous(), "a descriptor needs contiguous tensors"
     (rows, depth), size = x.shape, len(weight) // 2
     out = torch.empty(rows, size, dtype=x.dtype, device=x.device)
-    tiles = triton.cdiv(rows, sizes.rows) * triton.cdiv(size, sizes.columns)
+    tiles = cdiv(rows, sizes.rows) * cdiv(size, sizes.columns)
     programs = device.processors
     _gated_product[(min(programs, tiles),)](
         x=TensorDescriptor.from_tensor(x, [sizes.rows, sizes.depth]),

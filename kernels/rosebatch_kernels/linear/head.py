@@ -19,6 +19,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from rosebatch_kernels.common.device import Device, can_describe
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.sizes import Steps, table, value_at
+from rosebatch_kernels.common.whole_numbers import cdiv
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def logits(x: Tensor, weight: Tensor, *, sizes: Sizes, device: Device) -> Tensor
     out = torch.empty(rows, size, dtype=x.dtype, device=x.device)
     tile_rows = value_at(sizes.rows, rows)
     assert rows <= tile_rows, "a tile holds all rows of x"
-    tiles = triton.cdiv(size, sizes.columns)
+    tiles = cdiv(size, sizes.columns)
     programs = device.processors
     _logits[(min(programs, tiles),)](
         x=TensorDescriptor.from_tensor(x, [tile_rows, sizes.depth]),

@@ -18,6 +18,7 @@ from rosebatch_kernels.common.dot import dot
 from rosebatch_kernels.common.launch import LINE, launch_options, lines_of, prefetch, wait
 from rosebatch_kernels.common.rounded import rounded
 from rosebatch_kernels.common.sizes import value_at
+from rosebatch_kernels.common.whole_numbers import cdiv
 from rosebatch_kernels.linear.sizes import Sizes, tile_of_parts
 
 # Elements of 16 bits that fill a cache line.
@@ -92,8 +93,8 @@ def _launch(
     rows, depth = x.shape
     splits = len(out) if out.ndim == 3 else 1
     gate = None if activation is None else GATES.get(activation)
-    share = triton.cdiv(triton.cdiv(depth, splits), tile["DEPTH"]) * tile["DEPTH"]
-    _product[(triton.cdiv(columns, tile["TILE"]), splits, triton.cdiv(rows, tile["ROWS"]))](
+    share = cdiv(cdiv(depth, splits), tile["DEPTH"]) * tile["DEPTH"]
+    _product[(cdiv(columns, tile["TILE"]), splits, cdiv(rows, tile["ROWS"]))](
         x=x,
         weight=weight,
         bias=bias,

@@ -16,6 +16,7 @@ from rosebatch_kernels.common.activations import tanh
 from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.sizes import table
+from rosebatch_kernels.common.whole_numbers import cdiv
 from rosebatch_kernels.logits import layout
 
 _COUNT = tl.constexpr(layout.COUNT)
@@ -60,8 +61,8 @@ def adjust(
     assert bias is None or bias.stride(-1) == 1, "the last axis is contiguous"
     rows, size = logits.shape
     # Rows begin on 16 bytes, for the sampling kernel.
-    out = torch.empty(rows, triton.cdiv(size, 4) * 4, dtype=torch.float32, device=logits.device)[:, :size]
-    _adjust[(rows, triton.cdiv(size, sizes.columns))](
+    out = torch.empty(rows, cdiv(size, 4) * 4, dtype=torch.float32, device=logits.device)[:, :size]
+    _adjust[(rows, cdiv(size, sizes.columns))](
         logits=logits,
         marks=marks,
         bias=bias,
@@ -91,7 +92,7 @@ def count_(marks: Tensor, tokens: Tensor, slots: Tensor | None, *, sizes: Sizes,
     """See ``rosebatch_kernels.logits.reference``; tokens and slots are contiguous."""
     assert marks.stride(-1) == 1, "the last axis is contiguous"
     rows = len(tokens)
-    _count[(triton.cdiv(rows, sizes.counted),)](
+    _count[(cdiv(rows, sizes.counted),)](
         marks=marks,
         tokens=tokens,
         slots=slots,
@@ -108,7 +109,7 @@ def mask_(logits: Tensor, masks: Tensor, rows: Tensor, *, sizes: Sizes, device: 
     """See ``rosebatch_kernels.logits.reference``; rows are contiguous. Allowed logits are neither read nor written."""
     assert logits.stride(-1) == masks.stride(-1) == 1, "the last axis is contiguous"
     size = logits.shape[1]
-    _mask[(len(rows), triton.cdiv(size, sizes.columns))](
+    _mask[(len(rows), cdiv(size, sizes.columns))](
         logits=logits,
         masks=masks,
         rows=rows,
@@ -125,7 +126,7 @@ def scale_and_cap_(logits: Tensor, scale: float, cap: float, *, sizes: Sizes, de
     """See ``rosebatch_kernels.logits.reference``."""
     assert logits.stride(-1) == 1, "the last axis is contiguous"
     rows, size = logits.shape
-    _scale_and_cap[(rows, triton.cdiv(size, sizes.columns))](
+    _scale_and_cap[(rows, cdiv(size, sizes.columns))](
         logits=logits,
         scale=float(scale),
         cap=float(cap),

@@ -22,6 +22,7 @@ from torch import Tensor
 from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.sizes import table
+from rosebatch_kernels.common.whole_numbers import cdiv, next_power_of_2
 from rosebatch_kernels.common.wide_rows import group_of, load
 from rosebatch_kernels.logprobs import layout
 
@@ -58,8 +59,8 @@ def logprob_rows(logits: Tensor, tokens: Tensor, limit: int, room: int, *, sizes
     if rows == 0:
         return out
     group = group_of(logits)
-    segments = triton.cdiv(vocab, sizes.segment)
-    parts = triton.cdiv(segments, sizes.summed)
+    segments = cdiv(vocab, sizes.segment)
+    parts = cdiv(segments, sizes.summed)
     keys = torch.empty(rows, segments, dtype=torch.int32, device=logits.device)
     sums = torch.empty(rows, segments, dtype=torch.float32, device=logits.device)
     above = torch.empty(rows, parts, dtype=torch.int32, device=logits.device)
@@ -92,10 +93,10 @@ def logprob_rows(logits: Tensor, tokens: Tensor, limit: int, room: int, *, sizes
         out=out,
         GROUP=group,
         SEGMENT=sizes.segment,
-        BLOCK=triton.next_power_of_2(segments),
-        PARTS=triton.next_power_of_2(parts),
+        BLOCK=next_power_of_2(segments),
+        PARTS=next_power_of_2(parts),
         ROOM=room,
-        PLACES=triton.next_power_of_2(max(room, 1)),
+        PLACES=next_power_of_2(max(room, 1)),
         num_warps=sizes.reporting_warps,
         **launch_options(device),
     )

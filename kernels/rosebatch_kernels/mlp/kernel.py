@@ -13,6 +13,7 @@ from rosebatch_kernels.common.activations import GATES, activate, logistic
 from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.sizes import table
+from rosebatch_kernels.common.whole_numbers import cdiv, next_power_of_2
 
 
 @dataclass(frozen=True)
@@ -129,9 +130,9 @@ def _launch_gated(gate_up: Tensor, name: str, *, sizes: Sizes, device: Device) -
 
 def _tiles(tokens: int, size: int, *, sizes: Sizes, device: Device) -> tuple[tuple[int, int], dict[str, int]]:
     """The grid, and the tile of a program."""
-    columns = min(sizes.columns, triton.next_power_of_2(size))
+    columns = min(sizes.columns, next_power_of_2(size))
     rows = sizes.columns // columns * (sizes.many_rows if tokens > sizes.few_tokens else 1)
-    grid = triton.cdiv(tokens, rows), triton.cdiv(size, columns)
+    grid = cdiv(tokens, rows), cdiv(size, columns)
     return grid, {"ROWS": rows, "COLUMNS": columns, "num_warps": sizes.warps, **launch_options(device)}
 
 

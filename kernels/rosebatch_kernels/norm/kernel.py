@@ -21,6 +21,7 @@ from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.rank_sum import sum_over_ranks
 from rosebatch_kernels.common.rows import rows_of
 from rosebatch_kernels.common.sizes import Steps, table, value_at
+from rosebatch_kernels.common.whole_numbers import cdiv, next_power_of_2
 from rosebatch_kernels.fp8.carried import empty_form, leave
 from rosebatch_kernels.fp8.rounding import store_quantized
 from rosebatch_kernels.linear.interface import Scales
@@ -174,11 +175,11 @@ def _launch(
     # ``empty_like`` takes the host a microsecond less than ``empty`` with its arguments.
     total = x if residual is None else torch.empty_like(like, memory_format=torch.contiguous_format)
     normed = total if kind is None else torch.empty_like(like, memory_format=torch.contiguous_format)
-    block = triton.next_power_of_2(size)
+    block = next_power_of_2(size)
     tile_rows = max(1, sizes.tile // block)
     # Heads alone are multiplied with no weight.
     form = None if group is None or kind is None or normed.ndim != 2 else empty_form(normed, group)
-    _norm[(triton.cdiv(rows.number, tile_rows),)](
+    _norm[(cdiv(rows.number, tile_rows),)](
         x=x,
         x_scales=scales,
         x_bias=x_bias,

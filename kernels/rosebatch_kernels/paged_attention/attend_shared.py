@@ -19,6 +19,7 @@ from rosebatch_kernels.common.kv_tiles import pages_of
 from rosebatch_kernels.common.launch import launch_options, wait, wait_before_return
 from rosebatch_kernels.common.scores import ScoreFactors
 from rosebatch_kernels.common.shared_keys import MAX_PARTS, MEMBERS, QUERIES, SharedKeys
+from rosebatch_kernels.common.whole_numbers import cdiv, next_power_of_2
 from rosebatch_kernels.paged_attention.online_softmax import attend_tiles, leave, no_key, queries
 from rosebatch_kernels.paged_attention.sizes import Sizes
 
@@ -48,8 +49,8 @@ def attend_shared(
     max_queries = QUERIES
     if tokens["tokens"].qkv.dtype.itemsize == 4:
         program, max_queries = sizes.shared.fp32, max_queries // 4
-    rows = min(max_queries, triton.next_power_of_2(MEMBERS * shape.GROUP))
-    _attend_shared[(shape.KV_HEADS, len(keys.items), triton.cdiv(MEMBERS * shape.GROUP, rows))](
+    rows = min(max_queries, next_power_of_2(MEMBERS * shape.GROUP))
+    _attend_shared[(shape.KV_HEADS, len(keys.items), cdiv(MEMBERS * shape.GROUP, rows))](
         **tokens,
         items=keys.items,
         members=keys.members,

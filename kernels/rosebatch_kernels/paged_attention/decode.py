@@ -32,6 +32,7 @@ from rosebatch_kernels.common.launch import LINE, launch_options, lines_of, pref
 from rosebatch_kernels.common.scores import capped, scaled, score_factors, sink_weights
 from rosebatch_kernels.common.shared_keys import MAX_PARTS, SharedKeys
 from rosebatch_kernels.common.splits import DecodeWorkspace
+from rosebatch_kernels.common.whole_numbers import next_power_of_2
 from rosebatch_kernels.paged_attention.attend_shared import attend_shared
 from rosebatch_kernels.paged_attention.online_softmax import (
     LIFT,
@@ -142,7 +143,7 @@ def decode(
         sinks=sinks,
         window=window,
         min_tiles=tiles_of_split(batch, kv_heads, program, sizes=sizes),
-        MEMBERS=triton.next_power_of_2(group),
+        MEMBERS=next_power_of_2(group),
         ROWS=tile_rows(group, qkv.dtype, sizes=sizes),
         TILE=program.keys,
         SPLITS=splits,

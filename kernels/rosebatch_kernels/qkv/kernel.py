@@ -13,6 +13,7 @@ from rosebatch_kernels.common.heads import halves, normed_and_rotated, shape_of,
 from rosebatch_kernels.common.kv_tiles import pages_of, place_of, store
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.sizes import Steps, value_at
+from rosebatch_kernels.common.whole_numbers import next_power_of_2
 
 # Warps of the one program of each token, by the elements of q in its registers; 4 measured on an H100 80GB HBM3.
 _WARPS: Steps = ((16384, 16), (8192, 8), (0, 4))
@@ -37,8 +38,8 @@ def prepare(
     """See ``rosebatch_kernels.qkv.reference``."""
     norm, q_norm, k_norm = norm_arguments(qk_norm)
     # No matrix product needs wider heads.
-    shape = shape_of(cache, num_heads, rotary, norm)._replace(WIDTH=triton.next_power_of_2(cache.shape[-1]))
-    heads_width = triton.next_power_of_2(num_heads)
+    shape = shape_of(cache, num_heads, rotary, norm)._replace(WIDTH=next_power_of_2(cache.shape[-1]))
+    heads_width = next_power_of_2(num_heads)
     _prepare[(len(qkv),)](
         qkv=qkv,
         cache=cache,
@@ -55,7 +56,7 @@ def prepare(
         table_stride=block_table.stride(0),
         SHAPE=shape,
         HEADS_WIDTH=heads_width,
-        KV_WIDTH=triton.next_power_of_2(shape.KV_HEADS),
+        KV_WIDTH=next_power_of_2(shape.KV_HEADS),
         num_warps=value_at(_WARPS, heads_width * shape.WIDTH),
         **launch_options(device),
     )
@@ -63,7 +64,7 @@ def prepare(
 
 def whole_rms_norm_(qkv: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float, *, device: Device) -> None:
     """See ``rosebatch_kernels.qkv.reference``."""
-    width = triton.next_power_of_2(max(len(q_weight), len(k_weight)))
+    width = next_power_of_2(max(len(q_weight), len(k_weight)))
     # A program for q of each token, and one for k.
     _whole_norm[(len(qkv), 2)](
         qkv=qkv,

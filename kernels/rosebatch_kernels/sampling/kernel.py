@@ -35,6 +35,7 @@ from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.sizes import table
 from rosebatch_kernels.common.tokens import NOT_FINITE
+from rosebatch_kernels.common.whole_numbers import cdiv, next_power_of_2
 from rosebatch_kernels.common.wide_rows import group_of, load
 from rosebatch_kernels.sampling.distribution import COLDEST, HOTTEST
 from rosebatch_kernels.sampling.threshold import crossing, lower_bound, pick_kept, uniform, weight
@@ -103,13 +104,13 @@ def sample_rows(
     if sizes.widens and logits.dtype != torch.float32:
         logits = _widened(logits)
     group = group_of(logits)
-    segments = triton.cdiv(vocab, sizes.segment)
+    segments = cdiv(vocab, sizes.segment)
     # Two tensors, which both begin on 16 bytes: else Triton would compile the kernels for both cases.
     maxima, sums = (torch.empty(rows, segments, dtype=torch.float32, device=logits.device) for _ in range(2))
     reached = torch.empty(rows, segments, dtype=torch.int32, device=logits.device)
     values = torch.empty(rows, sizes.room, dtype=logits.dtype, device=logits.device)
     ids = torch.empty(rows, sizes.room, dtype=torch.int32, device=logits.device)
-    _summarise[(triton.cdiv(segments, sizes.summarised), rows)](
+    _summarise[(cdiv(segments, sizes.summarised), rows)](
         logits=logits,
         group_stride=logits.stride(0) // group,
         vocab=vocab,
@@ -152,7 +153,7 @@ def sample_rows(
         tokens=tokens,
         GROUP=group,
         SEGMENT=sizes.segment,
-        BLOCK=max(triton.next_power_of_2(segments), 32),
+        BLOCK=max(next_power_of_2(segments), 32),
         ROOM=sizes.room,
         MANY=sizes.many,
         FEW=sizes.few,
@@ -169,7 +170,7 @@ def sample_rows(
 def _widened(logits: Tensor) -> Tensor:
     """In fp32, with rows that begin on 16 bytes, as those of ``logits.adjust`` do."""
     rows, size = logits.shape
-    return logits.new_empty(rows, triton.cdiv(size, 4) * 4, dtype=torch.float32)[:, :size].copy_(logits)
+    return logits.new_empty(rows, cdiv(size, 4) * 4, dtype=torch.float32)[:, :size].copy_(logits)
 
 
 @triton.jit

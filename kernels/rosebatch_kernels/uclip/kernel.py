@@ -18,6 +18,7 @@ from rosebatch_kernels.common.head_norms import Gain
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.rows import rows_of
 from rosebatch_kernels.common.sizes import table
+from rosebatch_kernels.common.whole_numbers import cdiv, next_power_of_2
 
 
 @dataclass(frozen=True)
@@ -88,9 +89,9 @@ def _launch(
     normed = torch.empty_like(like, memory_format=torch.contiguous_format)
     total = x if residual is None else torch.empty_like(normed)
     tile = sizes.few if rows.number * size <= sizes.one_wave else sizes.many
-    columns = min(tile, sizes.columns, triton.next_power_of_2(size))
+    columns = min(tile, sizes.columns, next_power_of_2(size))
     tile_rows = tile // columns
-    _uclip[(triton.cdiv(rows.number, tile_rows), triton.cdiv(size, columns))](
+    _uclip[(cdiv(rows.number, tile_rows), cdiv(size, columns))](
         x=x,
         residual=residual,
         post_alpha=post_alpha,
