@@ -1,4 +1,4 @@
-"""Tensor cores read the tiles that were loaded, and not what shared memory held before."""
+"""Tensor cores read the tiles that were loaded, and their sums are read when they are there."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize("shape", [(2304, 768), (3072, 576), (6144, 1024)], ids=str)
 @pytest.mark.parametrize("rows", [8, 33, 48, 64])
 def test_a_product_with_a_gate_again_and_again(rows, shape, dtype):
-    """Without a fence, 54 of 60 launches had wrong elements: 48 rows of SmolLM-135M's MLP in fp16, on an H200."""
+    """54 of 60 launches had wrong elements, and once all of them: 48 rows of SmolLM-135M's MLP in fp16, on an H200."""
     device, generator = device_of(torch.device("cuda")), torch.Generator().manual_seed(0)
     x = torch.randn(rows, shape[1], generator=generator).to("cuda", dtype)
     weight = (torch.randn(shape, generator=generator) * shape[1] ** -0.5).to("cuda", dtype)

@@ -151,6 +151,7 @@ def test_a_model_that_does_not_fit_is_not_downloaded(repository, monkeypatch):
         ({"paged_attention": False}, "--no-paged-attention"),
         ({"tensor_parallel_size": 2}, "--tensor-parallel-size"),
         ({"model_impl": "transformers"}, "transformers' code of the model"),
+        ({"untried_layers": "layers with a state"}, "layers with a state"),
     ],
 )
 def test_what_lets_a_row_depend_on_its_batch(change, cause):
@@ -159,6 +160,7 @@ def test_what_lets_a_row_depend_on_its_batch(change, cause):
     switches = {name: change.get(name, True) for name in ("batch_invariant", "paged_attention")}
     switches |= {"paged_attention": None} if device == "cpu" else {}
     source = SimpleNamespace(
+        config=SimpleNamespace(untried_layers=change.get("untried_layers")),
         model_impl=change.get("model_impl", "rosebatch"),
         dtype=torch.bfloat16,
     )

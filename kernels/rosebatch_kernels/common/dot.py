@@ -2,8 +2,7 @@
 
 They read shared memory through another proxy than the one that ``cp.async`` wrote it through, and may find what was
 there before. PTX asks for a fence between the two (``fence.proxy.async``); Triton 3.6 leaves it out where loads are
-pipelined (triton-lang/triton, pull request 10537). On an H200 nine of ten products of 48 rows with a gate had wrong
-elements in fp16. A Triton that has its own fence gets a second one.
+pipelined (triton-lang/triton, pull request 10537). A Triton that has its own fence gets a second one.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
