@@ -171,7 +171,7 @@ def test_what_lets_a_row_depend_on_its_batch(change, cause):
 
 def test_one_line_where_the_batch_matters_all_the_same(on_cuda, source, capsys):
     """Who asks for equal bytes must know that a model does not have them."""
-    source.model_impl = "transformers"
+    source.config.untried_layers, source.model_impl = None, "transformers"
     on_cuda(RunConfig.of("any", batch_invariant=True))
     expected = "--batch-invariant: with transformers' code of the model, results may still depend"
     assert expected in capsys.readouterr().err
