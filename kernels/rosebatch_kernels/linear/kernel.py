@@ -179,8 +179,7 @@ def _product(
 def _rows_of(n, size, TILE: tl.constexpr, GATED: tl.constexpr):
     """Rows of the weight that a program reads; with GATED those of the gate, each beside its own of up.
 
-    One product has both, and a thread holds the two that it multiplies. Two products in flight are no way: ptxas 12.8
-    to 13.0 unrolls a short loop of them, and reads sums of the first one before they are there.
+    One product has both, and a thread holds the two that it multiplies.
     """
     row = tl.minimum(n, size - 1)
     return tl.reshape(tl.join(row, row + size), (2 * TILE,)) if GATED else row
