@@ -302,9 +302,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     @property
     def untried_layers(self) -> str | None:
         """Layers whose bits are not to depend on the batch, but have not run on a GPU so; None if there are none."""
-        if self.hp1 is not None:
-            return "HP1's attention"
-        return "layers with a state" if self.num_state_layers else None
+        return None if self.hp1 is None else "HP1's attention"
 
     @property
     def num_state_layers(self) -> int:

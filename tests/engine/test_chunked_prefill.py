@@ -59,6 +59,19 @@ def test_cached_prefixes_of_states_end_where_tiles_do_too(fake_runner):
     assert next_chunks(scheduler, fake_runner, steps=1) == [[(1, 0, 13, 1), (2, 12, 2, 1)]]
 
 
+def test_a_short_prompt_serves_no_longer_one_that_tiles_divide_otherwise(fake_runner):
+    """Its only tile ends early: with its blocks, and those of another prompt behind them, HP1 rows had other bits."""
+    short, long, behind = (make_sequence(range(length), 1, id=id) for id, length in enumerate((7, 14, 26)))
+    scheduler = make_scheduler(short, replays=True, exact_prefixes=True, chunk_unit=6, block_size=4)
+    step(scheduler, fake_runner)
+    found = []
+    for sequence in (long, behind, make_sequence(range(7), 1, id=3)):
+        add(scheduler, sequence)
+        found += next_chunks(scheduler, fake_runner, steps=1)
+    assert found == [[(1, 0, 14, 1)], [(2, 12, 14, 1)], [(3, 0, 7, 1)]]
+    assert short.block_hashes[0] != long.block_hashes[0] == behind.block_hashes[0]
+
+
 def test_a_budget_below_a_block_cuts_it(fake_runner):
     """Else nothing would ever be planned."""
     scheduler = make_scheduler(make_sequence(range(5), 1, id=0), budget=3, prefix_cache=False, replays=True)

@@ -113,10 +113,14 @@ def test_bits_do_not_depend_on_the_batch(dtype, device, randn):
         return kernel.decode(*chosen, **step.options, sizes=sizes)[:4]
 
     few = replace(fastest, programs=16, max_splits=8)
-    for sizes, alike in (few.invariant(), True), (few, False):
-        together = run([0, 1, 2, 3], sizes, copies=4)
+
+    def depends(sizes):
         alone = torch.cat([run([row], sizes) for row in range(4)])
-        assert torch.equal(alone, together) is alike
+        return not torch.equal(alone, run([0, 1, 2, 3], sizes, copies=4))
+
+    assert not depends(few.invariant())
+    # Rounded to 16 bits, other sums may be the same.
+    assert dtype != torch.float32 or depends(few)
 
 
 @pytest.mark.parametrize(("rotary", "qk_norm"), [(False, "uclip"), (True, "uclip")])

@@ -151,7 +151,7 @@ def test_a_model_that_does_not_fit_is_not_downloaded(repository, monkeypatch):
         ({"paged_attention": False}, "--no-paged-attention"),
         ({"tensor_parallel_size": 2}, "--tensor-parallel-size"),
         ({"model_impl": "transformers"}, "transformers' code of the model"),
-        ({"untried_layers": "layers with a state"}, "layers with a state"),
+        ({"untried_layers": "HP1's attention"}, "HP1's attention"),
     ],
 )
 def test_what_lets_a_row_depend_on_its_batch(change, cause):

@@ -19,7 +19,9 @@ class PrefixCache:
         enabled: False finds and registers nothing.
         exact: a block of generated tokens serves only sequences that generated them at the same positions. Prompt
             tokens are computed in other shapes than generated ones, which may change their last bits.
-        unit: blocks of which prefixes are multiples: chunks behind them begin where those of a computed prompt do.
+        unit: blocks of which prefixes are multiples: chunks behind them begin where those of a computed prompt do. With
+            ``exact``, what a prompt has behind its last unit is computed in shapes that go by its end: it counts as
+            generated.
     """
 
     def __init__(self, blocks: BlockTables, *, enabled: bool, exact: bool, unit: int = 1) -> None:
@@ -44,7 +46,7 @@ class PrefixCache:
             hashes += self._named(sequence, known, found)
         sequence.block_hashes = hashes
         # Prompts come in such an order that the next one mostly begins alike.
-        self._last = sequence.spec.salt, tokens, hashes[: sequence.num_prompt_tokens // self.blocks.block_size]
+        self._last = sequence.spec.salt, tokens, hashes[: self._common(sequence)]
 
     def look_on(self, sequences: Sequence[tuple[SequenceState, int]]) -> None:
         """Hash the next block of each of these sequences that fills one up to so many tokens, all of them at once."""
@@ -116,8 +118,7 @@ class PrefixCache:
         width = 4 * self.blocks.block_size
         if salt != sequence.spec.salt or last[:width] != tokens[:width]:
             return []
-        # Blocks of generated tokens may have other hashes.
-        low, high = 0, min(count, len(hashes), sequence.num_prompt_tokens // self.blocks.block_size)
+        low, high = 0, min(count, len(hashes), self._common(sequence))
         while low < high:
             middle = (low + high + 1) // 2
             if last[low * width : middle * width] == tokens[low * width : middle * width]:
@@ -126,10 +127,15 @@ class PrefixCache:
                 high = middle - 1
         return hashes[:low]
 
+    def _common(self, sequence: SequenceState) -> int:
+        """Of a sequence's blocks, those whose keys may serve all prompts that begin so; later ones may, too."""
+        count = sequence.num_prompt_tokens // self.blocks.block_size
+        return count - count % self.unit if self.exact else count
+
     def _named(self, sequence: SequenceState, first: int, hashes: list[bytes]) -> list[bytes]:
         """Hashes of a sequence's blocks from ``first`` on, with what else decides their keys in front of them."""
         salt, prompt = sequence.spec.salt, sequence.num_prompt_tokens
-        whole = max(prompt // self.blocks.block_size - first, 0) if self.exact else len(hashes)
+        whole = max(self._common(sequence) - first, 0) if self.exact else len(hashes)
         if not salt and whole >= len(hashes):
             return hashes
         # Behind another number of prompt tokens, generated ones were computed otherwise.
