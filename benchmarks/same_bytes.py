@@ -1,7 +1,7 @@
 """Whether a job's file has the same bytes whatever its rows meet, by the command line, and what that costs.
 
-``python -m benchmarks.same_bytes --model MODEL [--dtype DTYPE] [--ways reversed alone …] [--flags=--load-format=dummy]``
-runs ``rosebatch generate --batch-invariant`` over rows of token ids in each way, and compares each row's line with that of
+``python -m benchmarks.same_bytes --model MODEL [--dtype DTYPE] [--ways reversed alone …] [--flags=…]`` runs
+``rosebatch generate --batch-invariant`` over rows of token ids in each way, and compares each row's line with that of
 the first job. ``switch off`` is the same job without the switch: its rows may differ, and its seconds are the price.
 The last line is JSON.
 """

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from benchmarks import same_bytes
+from benchmarks.same_bytes_vllm import compare
 
 # Each process waits to be killed some rows later than the last, if it is told to. Answers are others with -dp.
 _COMMAND = """
@@ -20,7 +21,8 @@ with part.open("w") as file:
     for n, row in enumerate(map(json.loads, rows.read_text().splitlines())):
         if stop and n == stop:
             time.sleep(600)
-        file.write(json.dumps({"id": row["id"], "index": n, "text": "x" * 50, "other": "-dp" in given}) .replace(": ", ":").replace(", ", ",") + "\\n")
+        line = {"id": row["id"], "index": n, "text": "x" * 50, "other": "-dp" in given}
+        file.write(json.dumps(line, separators=(",", ":")) + "\\n")
         file.flush()
 part.rename(target)
 report.write_text(json.dumps({"elapsed_s": 2.0, "preemptions": 3 * ("--kv-cache-memory" in given)}))
@@ -79,3 +81,18 @@ def test_rows_cross_tiles_and_begin_alike():
     assert {1, 63, 64, 65, 255, 256, 257} <= set(map(len, prompts))
     begins = [tuple(prompt[:64]) for prompt in prompts if len(prompt) > 64]
     assert max(map(begins.count, begins)) > len(begins) / 3
+
+
+def test_shares_of_another_engine_s_rows():
+    """Reversed outputs compared in the wrong order would all differ, and an engine by the batch must be seen."""
+    rows = same_bytes.make_rows(32, longest=20, vocab=50, max_tokens=8)
+
+    def by_batch(batch):
+        return [(row["id"], len(batch) == 1) for row in batch]
+
+    assert compare(lambda batch: [row["id"] for row in batch], rows)["differ"] == {
+        "again": 0,
+        "reversed": 0,
+        "alone": 0,
+    }
+    assert compare(by_batch, rows)["differ"] == {"again": 0, "reversed": 0, "alone": 1}

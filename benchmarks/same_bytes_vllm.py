@@ -1,0 +1,133 @@
+"""vLLM on the rows of ``benchmarks.same_bytes``: how many differ in other company, in its mode for that and without.
+
+``python -m benchmarks.same_bytes_vllm --folder FOLDER [--dtype DTYPE] [--vllm-python PYTHON] [--vllm-path FOLDERS]``.
+The folder has a config.json; weights are random. Both engines start together, and are timed one after the other. The
+last line is JSON.
+"""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from benchmarks.options import options
+from benchmarks.same_bytes import make_rows
+
+# What the engine makes of rows: the tokens and log-probabilities of each.
+Serve = Callable[[Sequence[Mapping[str, Any]]], list[Any]]
+_EVERY = 8
+
+
+def main() -> None:
+    """Start an engine in its mode and one without, and let one after the other measure."""
+    given = options(
+        __doc__,
+        folder=str,
+        dtype=("bfloat16", "float16"),
+        rows=400,
+        longest=1000,
+        max_tokens=64,
+        vocab=1000,
+        share=0.4,
+        vllm_python=sys.executable,
+        vllm_path="",
+    )
+    paths = os.pathsep.join(filter(None, (given.vllm_path, os.environ.get("PYTHONPATH"))))
+    spec = json.dumps(vars(given))
+    found: dict[str, Any] = {}
+    engines = {}
+    for mode in ("1", "0"):
+        environment = os.environ | {"PYTHONPATH": paths, "VLLM_BATCH_INVARIANT": mode, "VLLM_NO_USAGE_STATS": "1"}
+        engines[mode] = subprocess.Popen(
+            [given.vllm_python, "-m", "benchmarks.same_bytes_vllm", spec],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+    for mode, engine in engines.items():
+        # It begins where this is at an end.
+        answer, _ = engine.communicate("\n")
+        found[f"VLLM_BATCH_INVARIANT={mode}"] = json.loads(answer.splitlines()[-1]) if answer else {"failed": True}
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+def _measure(given: Mapping[str, Any]) -> None:
+    answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    # Engines write to stdout, too.
+    os.dup2(2, 1)
+    serve = _engine(given)
+    rows = make_rows(given["rows"], given["longest"], given["vocab"], given["max_tokens"])
+    serve(rows[:_EVERY])
+    sys.stdin.readline()
+    answer.write(json.dumps(compare(serve, rows)) + "\n")
+    answer.flush()
+
+
+def compare(serve: Serve, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Serve all rows twice, reversed, and every eighth alone; rows that differ from the first time, and seconds."""
+    expected, seconds = _timed(serve, rows)
+    again, more = _timed(serve, rows)
+    backwards, _ = _timed(serve, rows[::-1])
+    alone = [serve([row])[0] for row in rows[::_EVERY]]
+    pairs = {
+        "again": (again, expected),
+        "reversed": (backwards[::-1], expected),
+        "alone": (alone, expected[::_EVERY]),
+    }
+    differ = {name: sum(a != b for a, b in zip(*both, strict=True)) / len(both[0]) for name, both in pairs.items()}
+    return {"differ": differ, "seconds": min(seconds, more), "rows": len(rows)}
+
+
+def _timed(serve: Serve, rows: Sequence[Mapping[str, Any]]) -> tuple[list[Any], float]:
+    started = time.perf_counter()
+    found = serve(rows)
+    return found, time.perf_counter() - started
+
+
+def _engine(given: Mapping[str, Any]) -> Serve:
+    import vllm
+
+    numbers = random.Random(0)
+    llm = vllm.LLM(
+        given["folder"],
+        dtype=given["dtype"],
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        max_model_len=2 * given["longest"],
+        gpu_memory_utilization=given["share"],
+        seed=0,
+    )
+    seeds = {f"row {index}": numbers.randrange(2**32) for index in range(given["rows"])}
+
+    def serve(rows: Sequence[Mapping[str, Any]]) -> list[Any]:
+        prompts = [{"prompt_token_ids": row["prompt_token_ids"]} for row in rows]
+        params = [
+            vllm.SamplingParams(
+                **{name: value for name, value in row.items() if name not in ("id", "prompt_token_ids")},
+                **({} if "temperature" in row else {"temperature": 0.0}),
+                seed=seeds[row["id"]],
+                detokenize=False,
+            )
+            for row in rows
+        ]
+        return [
+            [
+                (list(out.token_ids), [{key: value.logprob for key, value in each.items()} for each in out.logprobs])
+                for out in found.outputs
+            ]
+            for found in llm.generate(prompts, params, use_tqdm=False)
+        ]
+
+    return serve
+
+
+if __name__ == "__main__":
+    if sys.argv[1].startswith("{"):
+        _measure(json.loads(sys.argv[1]))
+    else:
+        main()
