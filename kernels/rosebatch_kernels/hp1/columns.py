@@ -48,7 +48,8 @@ def attend_columns(
             scores = dot(query, tl.trans(k))
             weights, due = gated(scores, due, taps, GATE)
             weights = tl.where(n[None, :] <= seen, weights, 0.0)
-            acc = dot(weights.to(v.dtype), v, acc)
+            # Loads of both are waited for at once: the fence of the first product is for this one, too.
+            acc = tl.dot(weights.to(v.dtype), v, acc, input_precision="ieee")
     return acc
 
 
