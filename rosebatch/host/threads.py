@@ -7,6 +7,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Condition, Thread
 from typing import Any, TypeVar
+from weakref import finalize
 
 T = TypeVar("T")
 
@@ -28,6 +29,8 @@ class DaemonPool(Executor):
         self._name = name
         self._jobs: SimpleQueue[_Job] = SimpleQueue()
         self._threads: list[Thread] = []
+        # In place of __del__, which the end of the process may call when its modules are gone.
+        finalize(self, _end, self._jobs, limit).atexit = False
 
     def submit(self, call: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Run a call on one of the threads."""
@@ -42,19 +45,21 @@ class DaemonPool(Executor):
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = True) -> None:
         """Drop the calls that have not begun. Threads end after those that have; a tenth of a second is waited."""
-        with suppress(Empty):
-            while job := self._jobs.get_nowait():
-                job[0].cancel()
-        # Of a start that was interrupted, the thread is not known here.
-        for _ in range(self._limit):
-            self._jobs.put(None)
+        _end(self._jobs, self._limit)
         end = time.monotonic() + _PATIENCE_SECONDS
         for thread in self._threads if wait else ():
             thread.join(max(0.0, end - time.monotonic()))
         self._threads.clear()
 
-    def __del__(self) -> None:
-        self.shutdown(wait=False)
+
+def _end(jobs: SimpleQueue[_Job], limit: int) -> None:
+    """Drop the calls of a pool that have not begun, and let its threads end."""
+    with suppress(Empty):
+        while job := jobs.get_nowait():
+            job[0].cancel()
+    # Of a start that was interrupted, the pool does not know the thread.
+    for _ in range(limit):
+        jobs.put(None)
 
 
 def in_background(call: Callable[[], T]) -> Callable[[], T]:

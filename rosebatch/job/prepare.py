@@ -27,8 +27,9 @@ from rosebatch.text.grammar.check import Tried
 from rosebatch.text.grammar.grammars import Grammars
 from rosebatch.text.tokenizer import Tokenizer
 
-# Rows that are encoded in one call, and such groups under way.
-_GROUP = 64
+# Rows that are encoded in one call, and such groups under way. The other thread waits twice for its turn, up to 5 ms
+# each: as long as the engine's loop takes for a hundred rows.
+_GROUP = 256
 _GROUPS_AHEAD = 4
 # A group ends early if its rows have so many bytes.
 _GROUP_BYTES = 1 << 19

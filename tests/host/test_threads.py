@@ -63,3 +63,9 @@ def test_a_pool_keeps_no_result():
         kept = weakref.ref(future.result())
         del future
         until(lambda: kept() is None)
+
+
+def test_threads_of_a_pool_that_nobody_ended():
+    """They waited for calls until the process ended."""
+    with no_thread_left("dropped"):
+        assert DaemonPool(1, "dropped").submit(pow, 2, 3).result() == 8
