@@ -1,13 +1,13 @@
 """Work on threads that nobody waits for when the run ends."""
 
 import time
+import weakref
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Executor, Future, wait
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Condition, Thread
 from typing import Any, TypeVar
-from weakref import finalize
 
 T = TypeVar("T")
 
@@ -29,8 +29,8 @@ class DaemonPool(Executor):
         self._name = name
         self._jobs: SimpleQueue[_Job] = SimpleQueue()
         self._threads: list[Thread] = []
-        # In place of __del__, which the end of the process may call when its modules are gone.
-        finalize(self, _end, self._jobs, limit).atexit = False
+        # Not ``__del__``: once the process ends, what that would call may be gone.
+        weakref.finalize(self, _end, self._jobs, limit).atexit = False
 
     def submit(self, call: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Run a call on one of the threads."""
@@ -53,11 +53,11 @@ class DaemonPool(Executor):
 
 
 def _end(jobs: SimpleQueue[_Job], limit: int) -> None:
-    """Drop the calls of a pool that have not begun, and let its threads end."""
+    """Drop the calls that have not begun, and end the threads after the others."""
     with suppress(Empty):
         while job := jobs.get_nowait():
             job[0].cancel()
-    # Of a start that was interrupted, the pool does not know the thread.
+    # Of a start that was interrupted, the thread is not known.
     for _ in range(limit):
         jobs.put(None)
 

@@ -1,11 +1,14 @@
 """Threads that nobody waits for: results and errors arrive, and the end of a pool keeps nobody."""
 
+import subprocess
+import sys
 import threading
 from concurrent.futures import Future
 
 import pytest
 
 from rosebatch.host.threads import DaemonPool, done_within, wait_for
+from tests.helpers.checkout import environment
 from tests.helpers.waiting import PATIENCE_SECONDS, no_thread_left, until
 
 
@@ -65,7 +68,13 @@ def test_a_pool_keeps_no_result():
         until(lambda: kept() is None)
 
 
-def test_threads_of_a_pool_that_nobody_ended():
-    """They waited for calls until the process ended."""
-    with no_thread_left("dropped"):
-        assert DaemonPool(1, "dropped").submit(pow, 2, 3).result() == 8
+def test_a_pool_that_outlives_its_module():
+    """A process ends in any order: a model that nobody closed wrote an error of a function that was gone."""
+    script = """
+import atexit
+from rosebatch.host import threads
+atexit.register(lambda: vars(threads).update(suppress=None))
+pool = threads.DaemonPool(1, "last")
+"""
+    done = subprocess.run([sys.executable, "-c", script], env=environment(), capture_output=True, text=True, check=True)
+    assert done.stderr == ""
