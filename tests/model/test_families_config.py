@@ -72,6 +72,8 @@ def test_defaults_are_transformers_own(name):
     assert config.tie_word_embeddings == expected.tie_word_embeddings
     eos = expected.eos_token_id
     assert config.eos_token_ids == (() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,))
+    # A head for whole prompts passes over padding at their end.
+    assert ARCHITECTURES[name].defaults.get("pad_token_id") == expected.pad_token_id
     kinds = getattr(expected, "layer_types", None)
     window = getattr(expected, "sliding_window", None) or 0
     if getattr(expected, "use_sliding_window", None) is False:

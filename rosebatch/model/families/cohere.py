@@ -44,6 +44,7 @@ _COHERE_DEFAULTS = {
     "layer_norm_eps": 1e-5,
     "logit_scale": 0.0625,
     "eos_token_id": 255001,
+    "pad_token_id": 0,
     "hidden_act": "silu",
     "tie_word_embeddings": True,
 }

@@ -54,6 +54,7 @@ _GEMMA3_DEFAULTS = {
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
     "eos_token_id": 1,
+    "pad_token_id": 0,
     # It has no effect in transformers either.
     "attn_logit_softcapping": None,
 }

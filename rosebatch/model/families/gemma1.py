@@ -33,6 +33,7 @@ _DEFAULTS = {
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": True,
     "eos_token_id": 1,
+    "pad_token_id": 0,
 }
 
 

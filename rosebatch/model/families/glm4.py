@@ -33,6 +33,7 @@ _DEFAULTS = {
     "num_key_value_heads": 2,
     "head_dim": 128,
     "eos_token_id": [151329, 151336, 151338],
+    "pad_token_id": 151329,
     "attention_bias": True,
     "hidden_act": "silu",
 }

@@ -45,6 +45,7 @@ _OLMO2_DEFAULTS = {
     "max_position_embeddings": 2048,
     "rms_norm_eps": 1e-5,
     "eos_token_id": 50279,
+    "pad_token_id": 1,
     "hidden_act": "silu",
 }
 _OLMO3_DEFAULTS = {**_OLMO2_DEFAULTS, "sliding_window": 4096}

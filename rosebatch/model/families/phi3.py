@@ -24,6 +24,7 @@ _DEFAULTS = {
     "original_max_position_embeddings": 4096,
     "rms_norm_eps": 1e-5,
     "eos_token_id": 32000,
+    "pad_token_id": 32000,
     "hidden_act": "silu",
 }
 # Former names of longrope.

@@ -15,6 +15,7 @@ _DEFAULTS = {
     "rms_norm_eps": 1e-6,
     "num_key_value_heads": 4,
     "eos_token_id": 128001,
+    "pad_token_id": 128004,
     "hidden_act": "silu",
     "tie_word_embeddings": True,
 }
