@@ -19,9 +19,10 @@ TOLERANCE = 1e-5
 CLASSIFY, RAW = PoolingParams(task="classify"), PoolingParams(task="classify", activation="none")
 # A head of each kind.
 FAST = ("bert", "roberta", "distilbert", "modernbert", "llama")
+_DECODERS = ("llama", "gpt2", "qwen3", "mixtral", "gemma2", "gemma3", "qwen3_5")
 # By names of configs; those with a class that classifies.
 SHAPES = {**{name: ENCODERS[name] for name in ENCODERS if name != "embeddinggemma"}}
-SHAPES |= {name: {**MODELS, **FAMILIES}[name] for name in ("llama", "gpt2", "qwen3", "mixtral", "gemma2")}
+SHAPES |= {name: {**MODELS, **FAMILIES}[name] for name in _DECODERS}
 LABELS = {0: "bad", 1: "so so", 2: "good"}
 # What each name of a shape is made with, so that every kind of head and of output occurs.
 OPTIONS = {
@@ -35,7 +36,7 @@ OPTIONS = {
 
 def class_of(transformers, kind):
     """The class of a kind's config that classifies whole prompts."""
-    return getattr(transformers, f"{kind.removesuffix('TextConfig').removesuffix('Config')}ForSequenceClassification")
+    return getattr(transformers, f"{kind.removesuffix('Config')}ForSequenceClassification")
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,8 @@ from rosebatch.model.text_parts import WHOLES, text_values
 
 # How transformers names the class of all layers, and the one with an output projection as well.
 _BARE, _WHOLE = "Model", ("ForCausalLM", "LMHeadModel")
+# How it names the text part of a model with images, where that has a class of its own with a head.
+_TEXT = "Text"
 # Those of encoders that were trained with a head, which is not read.
 _TRAINED = ("ForMaskedLM", "ForPreTraining")
 _BY_MODEL_TYPE = {each.model_type: name for table in (ARCHITECTURES, WHOLES) for name, each in table.items()}
@@ -153,7 +155,8 @@ def _with_head(name: Any) -> Any:
             return bare
     stem, head = split_class(name)
     if head:
-        siblings = (each for end in (*_WHOLE, _BARE) if (each := stem + end) in ARCHITECTURES)
+        stems = stem, stem.removesuffix(_TEXT)
+        siblings = (each for own in stems for end in (*_WHOLE, _BARE) if (each := own + end) in ARCHITECTURES)
         return next((each for each in siblings if has_head(ARCHITECTURES[each], head)), name)
     if not name.endswith(_BARE):
         return name
