@@ -54,6 +54,7 @@ def read_pooling(folder: Path) -> PoolingParams:
     path = folder / "modules.json"
     if not path.exists():
         return PoolingParams()
+    require_plain_texts(folder, "give messages in place of texts, and --pooling")
     prompts = read_prompts(folder)
     pooling: Pooling | None = None
     normalize = False
@@ -61,11 +62,16 @@ def read_pooling(folder: Path) -> PoolingParams:
         if kind == _POOLING:
             pooling = _pooling(path.parent / place / "config.json", prompts)
         elif kind == _NORMALIZE:
+            own = path.parent / place / "config.json"
+            if own.exists():
+                _require_vector(own, read_json(own))
             normalize = True
         elif kind == _DENSE and normalize:
             raise refusal(path, "its embeddings are normalised before a part 'Dense', which is not supported")
         elif kind not in (_TRANSFORMER, _DENSE):
             raise refusal(path, f"its embeddings go through a part {shown(kind)}, which is not supported")
+    if pooling is None:
+        raise refusal(path, "none of its parts pools: give --pooling")
     return PoolingParams(pooling=pooling, normalize=normalize, prompt_name=prompts.default)
 
 
@@ -86,9 +92,9 @@ def _dense(folder: Path) -> Dense:
     activation = str(values.get("activation_function", "Tanh")).rpartition(".")[2]
     if activation not in _ACTIVATIONS:
         raise refusal(path, f"activation {shown(activation)} is not supported; supported are Identity and Tanh")
-    for name in ("module_input_name", "module_output_name"):
-        if values.get(name, _VECTOR) not in (None, _VECTOR):
-            raise refusal(path, f"{name} {shown(values[name])} is not supported")
+    _require_vector(path, values)
+    if values.get("use_residual"):
+        raise refusal(path, "use_residual is not supported")
     sizes = values.get("in_features"), values.get("out_features")
     if not all(type(size) is int and 0 < size <= MAX_SIZE for size in sizes):
         raise refusal(path, f"in_features and out_features are no sizes: {shown(list(sizes))}")
@@ -96,6 +102,29 @@ def _dense(folder: Path) -> Dense:
     if type(bias) is not bool:
         raise refusal(path, f"bias must be true or false, got {shown(bias)}")
     return Dense(folder, values["in_features"], values["out_features"], bias, _ACTIVATIONS[activation])
+
+
+def _require_vector(path: Path, values: dict[str, Any]) -> None:
+    """Check that a part is for the pooled vector, and not for each token."""
+    for name in ("module_input_name", "module_output_name"):
+        if values.get(name, _VECTOR) not in (None, _VECTOR):
+            raise refusal(path, f"{name} {shown(values[name])} is not supported")
+
+
+def require_plain_texts(folder: Path, hint: str) -> None:
+    """Check that the model sees texts as they are, and not in messages that a chat template renders.
+
+    Args:
+        folder: of the model.
+        hint: what to do where it does not.
+
+    Raises:
+        UserError: it does not, or the file is unreadable.
+    """
+    path, values = _limits(folder)
+    kinds = values.get("modality_config")
+    if isinstance(kinds, dict) and "message" in kinds:
+        raise refusal(path, f"its texts go through the chat template: {hint}")
 
 
 def read_prompts(folder: Path) -> NamedPrompts:

@@ -6,6 +6,7 @@ import pytest
 
 from rosebatch.core.errors import RowError, UserError
 from rosebatch.core.pooling_params import Dense, ModelPooling, PoolingParams
+from rosebatch.model.hf.config import read_model_config
 from rosebatch.model.sentence_transformers import (
     longest_prompt,
     pooling_or_refusal,
@@ -103,6 +104,7 @@ def test_products_after_the_pooling(folder):
         ({"out_features": None}, "no sizes"),
         ({"bias": 1}, "bias"),
         ({"module_output_name": "token_embeddings"}, "module_output_name"),
+        ({"use_residual": True}, "use_residual"),
     ],
 )
 def test_products_that_are_refused(folder, changes, message):
@@ -111,6 +113,33 @@ def test_products_that_are_refused(folder, changes, message):
     (made / "2_Dense").mkdir()
     (made / "2_Dense" / "config.json").write_text(json.dumps({**DENSE, **changes}))
     assert message in str(pooling_or_refusal(made).refused)
+
+
+def test_tokens_that_are_normalised(folder):
+    """The mean of normalised states is another vector; former versions wrote no config of such a part."""
+    made = folder(LAST, NORMALIZE)
+    (made / "2_Normalize").mkdir()
+    for name, told in (("sentence_embedding", None), ("token_embeddings", "module_input_name 'token_embeddings'")):
+        write(made / "2_Normalize", "config.json", {"module_input_name": name, "module_output_name": None})
+        assert told in str(pooling_or_refusal(made).refused) if told else pooling_or_refusal(made).params.normalize
+
+
+def test_a_folder_whose_parts_pool_nothing(folder):
+    """Some take the output of the model's own pooler: it got a mean that nobody asked for."""
+    made = folder(LAST)
+    write(made, "modules.json", [{"idx": 0, "name": "0", "path": "", "type": f"{_PACKAGE}.Transformer"}])
+    assert "none of its parts pools: give --pooling" in str(pooling_or_refusal(made).refused)
+
+
+def test_texts_in_messages(folder):
+    """sentence-transformers renders each text by the chat template: vectors of the text alone were others."""
+    made = folder(LAST)
+    for kinds, is_refused in (({"text": {}}, False), ({"text": {}, "message": {"format": "flat"}}, True)):
+        write(made, "sentence_bert_config.json", {"modality_config": kinds})
+        assert ("give messages in place of texts, and --pooling" in str(pooling_or_refusal(made).refused)) == is_refused
+    head = {"architectures": ["LlamaForSequenceClassification"], "model_type": "llama"}
+    with pytest.raises(UserError, match="its texts go through the chat template"):
+        read_model_config(write(made, "config.json", head))
 
 
 def test_small_letters(tmp_path):

@@ -15,7 +15,7 @@ from rosebatch.model.hf.unread_keys import require_read
 from rosebatch.model.quantization.folder_config import quantization_of
 from rosebatch.model.quantization.forms import form_of
 from rosebatch.model.registry import ARCHITECTURES, check_config
-from rosebatch.model.sentence_transformers import own_activation
+from rosebatch.model.sentence_transformers import own_activation, require_plain_texts
 from rosebatch.model.text_parts import WHOLES, text_values
 
 # How transformers names the class of all layers, and the one with an output projection as well.
@@ -40,6 +40,8 @@ def read_model_config(folder: Path) -> ModelConfig:
     if own is not None:
         values = {**values, "eos_token_id": own}
     classifies = bool(split_class(str(_named_architecture(values)))[1])
+    if classifies:
+        require_plain_texts(folder, "without this file, rows with messages are served")
     if classifies and (function := own_activation(folder)):
         # Where config.json has one too, that is of a former version.
         values = {**values, "sentence_transformers": {"activation_fn": function}}
