@@ -2,7 +2,8 @@
 
     python examples/nearest.py texts.txt "plants with thorns" "machines" --model sentence-transformers/all-MiniLM-L6-v2
 
-Each line of the file is a text. Vectors have length 1, so their dot product is the cosine of the angle between them.
+Each line of the file is a text; empty ones are left out. Vectors have length 1, so their dot product is the cosine of
+the angle between them.
 """
 
 import argparse
@@ -20,7 +21,7 @@ parser.add_argument("--model", required=True)
 parser.add_argument("--top", type=int, default=3)
 args = parser.parse_args()
 
-texts = args.texts.read_text(encoding="utf-8").splitlines()
+texts = [line for line in args.texts.read_text(encoding="utf-8").splitlines() if line]
 with LLM(args.model) as llm:
     outputs = llm.embed([*texts, *args.queries])
 vectors = np.array([output.outputs.embedding for output in outputs])

@@ -18,7 +18,7 @@ parser.add_argument("--model", required=True)
 parser.add_argument("--top", type=int, default=3)
 args = parser.parse_args()
 
-texts = args.texts.read_text(encoding="utf-8").splitlines()
+texts = [line for line in args.texts.read_text(encoding="utf-8").splitlines() if line]
 with LLM(args.model) as llm:
     scores = [output.outputs.score for output in llm.score(args.query, texts)]
 for score, text in sorted(zip(scores, texts, strict=True), reverse=True)[: args.top]:

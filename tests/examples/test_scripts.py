@@ -103,9 +103,9 @@ def test_the_harness(tmp_path):
 
 
 def test_nearest(chat_model, tmp_path):
-    """A text is nearest to itself."""
+    """A text is nearest to itself; an empty line ended the script, for it has no vector."""
     texts = tmp_path / "texts.txt"
-    texts.write_text("a rose\nthe engine\na tulip\n")
+    texts.write_text("a rose\n\nthe engine\na tulip\n")
     command = [python(), str(FOLDER / "nearest.py"), str(texts), "the engine", "a tulip", "--top", "1"]
     done = subprocess.run(
         [*command, "--model", str(chat_model)], env=ENVIRONMENT, capture_output=True, text=True, check=True
