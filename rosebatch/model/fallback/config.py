@@ -79,7 +79,8 @@ def describe_config(config: Any, source: str, max_model_len: int | None, eos: An
     """
     name = _architecture(config)
     if (task := _other_task(name)) is not None:
-        raise refusal(source, f"{name} is not supported: it has a head for {task} in place of an output projection")
+        told = f"it has a head for {task} in place of an output projection; docs/classes.md lists the heads served"
+        raise refusal(source, f"{name} is not supported: {told}")
     try:
         values = _fields(config, name, max_model_len)
         text = config.get_text_config(decoder=True)
