@@ -352,8 +352,9 @@ class SafetensorsWeights:
             if (shape[0], *found[1:]) != shape if is_longer else found != shape:
                 raise refusal(path, f"tensor {name!r} has shape {shown(found)}, config says {shape}")
             if device.type == "meta":
-                # A number of its own is read: what is built depends on it.
-                return _read(stored, handle, name, take) if shape in ((), (1,)) else _unread(stored, shape, take)
+                # A value of its own is read: what is built depends on it. A scale is none, and meets numbers unread.
+                is_number = plain and shape in ((), (1,))
+                return _read(stored, handle, name, take) if is_number else _unread(stored, shape, take)
             tensor: Tensor = stored[: shape[0]] if is_longer else _read(stored, handle, name, take)
             return tensor
 

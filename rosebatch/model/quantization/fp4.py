@@ -53,8 +53,7 @@ def nvfp4(
         raise UserError(f"tensor {weights.name_of(name)!r} has shape {shown(of_all.shape)}: one number is supported")
 
     def whole(scales: Tensor) -> Tensor:
-        # Without dimensions it also meets scales that have a header alone.
-        one = finite(weights, name, of_all.read().float().reshape(()))
+        one = finite(weights, name, of_all.read().float())
         return finite(weights, name, scales * one if divisor is None else scales / one)
 
     return replace(found, scales=found.scales.map(whole))

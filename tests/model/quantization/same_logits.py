@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
 from rosebatch.config.switches import Switches
+from rosebatch.model.dry_load import HEADERS, require_loadable
 from rosebatch.model.mixers.gated_delta.mixer import DeltaSpec
 from rosebatch.model.quantization.forms import form_of, load_weight
 from rosebatch.model.random_weights import RandomWeights
@@ -73,8 +74,9 @@ def load_from(
 
 
 def require_same_logits(folder: Path, config: ModelConfig, encode: Encode, form: Form, size: int) -> None:
-    """Write both, and compare the logits of so many ranks bit by bit."""
+    """Write both, and compare the logits of so many ranks bit by bit. ``check`` reads the headers of each form too."""
     packed, dense = write_both(folder, config, encode)
+    require_loadable(config, SafetensorsWeights(packed, torch.float32, HEADERS, form))
     expected = all_logits(config, SafetensorsWeights(dense, torch.float32, CPU), size)
     out = all_logits(config, SafetensorsWeights(packed, torch.float32, CPU, form), size)
     assert all(torch.equal(each, same) for each, same in zip(out, expected, strict=True))
