@@ -80,3 +80,11 @@ def test_what_contradicts(tmp_path):
         save_file({name: tensors[name] for name in tensors if name != missing}, tmp_path / "model.safetensors")
         with pytest.raises(UserError, match=r"no tensor 'm\.(weight|scales|qzeros)'"):
             load(tmp_path).dense()
+
+
+def test_activations_that_are_to_be_divided(tmp_path):
+    """AutoAWQ scales the activations of some families, such as StarCoder2: the values were dropped without a word."""
+    tensors, _ = matrix("layers.0.mlp.c_fc", (16, 32))
+    save_file({**tensors, "layers.0.mlp.act.scales": torch.ones(16)}, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=r"layers\.0\.mlp\.act\.scales is not supported"):
+        load_from(tmp_path, CONFIG, "layers.0.mlp.c_fc.weight", (16, 32))

@@ -6,6 +6,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from rosebatch.core.errors import UserError
 from rosebatch.model.lazy_tensor import LazyTensor
 from rosebatch.model.quantization.fields import Fields
 from rosebatch.model.quantization.grouped import GroupedWeight, coded
@@ -56,6 +57,9 @@ class AWQ:
         own = name.removesuffix("weight")
         if weights.shape(f"{own}qweight") is None or len(shape) != 2:
             return None
+        divisors = f"{own.removesuffix('.').rpartition('.')[0]}.act.scales"
+        if weights.shape(divisors) is not None:
+            raise UserError(f"{weights.name_of(divisors)} is not supported: activations are to be divided by it")
         rows, columns = shape
         codes = _codes(weights, f"{own}qweight", columns, rows)
         found = coded(weights, codes, _BITS, f"{own}scales", self.group)
