@@ -87,7 +87,7 @@ def test_a_mixture(tmp_path):
             return {}, values
         return encoder("smollm3", next((f for end, f in chosen.items() if end in name), nvfp4))(name, values)
 
-    layers = {"a": {"quant_algo": "FP8"}, "b": {"quant_algo": "NVFP4", "group_size": 16}}
+    layers = {"a": {"quant_algo": "FP8"}, "b": {"quant_algo": "NVFP4", "group_size": 16}, "c": {"quant_algo": "MXFP8"}}
     mixed = form("MIXED_PRECISION", quantized_layers=layers, exclude_modules=["*k_proj", "lm_head"])
     require_same_logits(tmp_path, model_of("smollm3"), encode, mixed, 2)
 
@@ -133,3 +133,15 @@ def test_inputs_that_are_to_be_scaled(tmp_path):
     save_file({**tensors, "m.pre_quant_scale": torch.ones(32)}, tmp_path / "model.safetensors")
     with pytest.raises(UserError, match=r"m\.pre_quant_scale is not supported"):
         load_from(tmp_path, NVFP4, "m.weight", (32, 32))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "matrix", "has"),
+    [("FP8", nvfp4, "4 bits in groups of 16"), ("NVFP4", fp8, "8 bits"), ("FP8", mxfp8, "8 bits in groups of 32")],
+)
+def test_tensors_of_another_form(tmp_path, algorithm, matrix, has):
+    """They were read, and memory was planned for the form that the config names."""
+    tensors, _ = matrix("m", (32, 32))
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=rf"quantization_config: quant_algo is another than of m, which has {has}$"):
+        load_from(tmp_path, {**NVFP4, "quant_algo": algorithm}, "m.weight", (32, 32))

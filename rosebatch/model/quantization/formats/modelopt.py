@@ -9,6 +9,7 @@ from rosebatch.model.quantization.fields import Fields
 from rosebatch.model.quantization.fp4 import nvfp4
 from rosebatch.model.quantization.grouped import GroupedWeight, scaled
 from rosebatch.model.quantization.listed import by_glob, require_unlisted
+from rosebatch.model.quantization.stored import POWERS
 from rosebatch.model.weights import Checkpoint
 from rosebatch.ops.layout import Layout
 
@@ -53,5 +54,15 @@ class ModelOpt:
         if weights.shape(f"{name.removesuffix('weight')}pre_quant_scale") is not None:
             raise UserError(f"{module}.pre_quant_scale is not supported")
         if weights.kind(name) == "U8":
+            self._require_named(4, 16, module)
             return nvfp4(weights, name, scale, shape, factor=whole)
+        self._require_named(8, 32 if weights.kind(scale) in POWERS else 0, module)
         return scaled(weights, name, scale, shape)
+
+    def _require_named(self, bits: int, columns: int, module: str) -> None:
+        """Check that the config has such numbers: memory is planned by it."""
+        if all((layout.bits, layout.block[1]) != (bits, columns) for layout in self.layouts):
+            groups = f" in groups of {columns}" if columns else ""
+            raise UserError(
+                f"quantization_config: quant_algo is another than of {module}, which has {bits} bits{groups}"
+            )
