@@ -225,8 +225,7 @@ def grouped(
     block = block[0] or rows, block[1] or columns
     kinds = [name for name in dict.fromkeys((*FLOATS, *POWERS, *_BLOCKS)) if _BLOCKS.get(name, block) == block]
     grid = *lead, -(-rows // block[0]), -(-columns // block[1])
-    # Dimensions of one element may be there or not.
-    if [size for size in found if size != 1] != [size for size in grid if size != 1]:
+    if _without_last_ones(found) != _without_last_ones(grid):
         what = f"groups of {shown(block)} need scales of shape {shown(grid)}"
         raise UserError(f"quantization_config: {what}, and tensor {weights.name_of(scale)!r} has {shown(found)}")
     return GroupedWeight(
@@ -238,3 +237,11 @@ def grouped(
         group_of=in_groups(columns, block[1]),
         dtype=weights.dtype,
     )
+
+
+def _without_last_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Last dimensions of one element may be there or not; a first one would make columns of rows."""
+    count = len(shape)
+    while count and shape[count - 1] == 1:
+        count -= 1
+    return shape[:count]

@@ -274,6 +274,14 @@ def test_nvfp4_scales_are_multiplied_in_fp32(tmp_path):
         load(tmp_path, config_of(**FORMS["nvfp4"][1]))
 
 
+def test_a_scale_of_all_beside_powers_of_two(tmp_path):
+    """It was dropped: whether scales are powers of two does not say whether all are divided."""
+    codes, scale = codes_of("m", (32, 32), 4), torch.full((32, 2), 2.0).to(torch.float8_e8m0fnu)
+    tensors = {"m.weight_packed": packed(codes, 4, 8), "m.weight_scale": scale, "m.weight_global_scale": torch.ones(1)}
+    save_file({**tensors, "m.weight_global_scale": torch.tensor([4.0])}, tmp_path / "model.safetensors")
+    assert torch.equal(load(tmp_path, config_of(**FORMS["nvfp4"][1])).dense(), E2M1[codes] / 2)
+
+
 @pytest.mark.parametrize(
     ("weights", "message"),
     [

@@ -70,6 +70,15 @@ def test_what_contradicts(tmp_path):
         load(weight_block_size=[16, 16])
 
 
+@pytest.mark.parametrize("block", [None, [1, 32]])
+def test_a_scale_for_each_column(tmp_path, block):
+    """Of a square matrix it was taken for one for each row."""
+    numbers = torch.randn(32, 32).to(torch.float8_e4m3fn)
+    save_file({"x.weight": numbers, "x.weight_scale": torch.rand(1, 32)}, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=r"need scales of shape \(32, 1\), and tensor 'x\.weight_scale' has \(1, 32\)"):
+        load_from(tmp_path, {"quant_method": "fp8", "weight_block_size": block}, "x.weight", (32, 32))
+
+
 def test_what_is_missing(tmp_path):
     """Numbers without their scales were taken for values."""
     tensors, _ = matrices([8, 8])("x", (32, 24))

@@ -125,10 +125,10 @@ class CompressedTensors:
             found = _packed_integers(weights, name, shape, scheme, module)
         elif scheme.bits != 4:
             raise UserError(f"quantization_config: num_bits is {scheme.bits}, and {module} holds numbers of 4 bits")
-        elif weights.kind(scale) not in POWERS:
-            return nvfp4(weights, packed, scale, shape, divisor=f"{name}_global_scale")
-        else:
+        elif weights.kind(scale) in POWERS and weights.shape(f"{name}_global_scale") is None:
             return fp4(weights, packed, scale, shape, scheme.block)
+        else:
+            return nvfp4(weights, packed, scale, shape, divisor=f"{name}_global_scale")
         return _with_zeros(weights, f"{name}_zero_point", found, scheme)
 
     def _scheme_of(self, *names: str) -> Scheme:
