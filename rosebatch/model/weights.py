@@ -30,6 +30,11 @@ _COMPUTED = ("inv_freq", "masked_bias", "attn.bias", "position_ids", "lm_head.we
 _OF_POSITIONS = ("wpe.weight", "position_embeddings.weight")
 # What follows the name of a tensor, or of its module, where values are to be multiplied.
 _SCALES = ("weight_scale", "weight_scale_inv", "scale_weight", "weight_scale_2", "input_scale")
+# What quantizers store besides: how activations and K and V are rounded, and a shape that config.json says too.
+_OF_NO_MATRIX = (
+    *("input_scale", "input_global_scale", "input_zero_point", "activation_scale", "output_scale"),
+    *("q_scale", "k_scale", "v_scale", "kv_scale", "weight_shape"),
+)
 # Numbers of quantized matrices, in place of ``weight``.
 _PACKED = ("qweight", "weight_packed", "weight_blocks")
 
@@ -269,13 +274,9 @@ class SafetensorsWeights:
 
     @property
     def unread(self) -> list[str]:
-        """Names of tensors that nobody has asked for, but for those that models compute themselves.
-
-        None of quantized models: forms have tensors that change nothing.
-        """
-        if self.form is not None:
-            return []
-        return [name for name in self._files if name not in self._asked and not name.endswith(_COMPUTED)]
+        """Names of tensors that nobody has asked for, but for those that change nothing."""
+        known = _COMPUTED if self.form is None else _COMPUTED + _OF_NO_MATRIX
+        return [name for name in self._files if name not in self._asked and not name.endswith(known)]
 
     def require_plain_matrices(self) -> None:
         """Check all of them: transformers loads integers and scaled floats without a word.

@@ -76,7 +76,9 @@ def load_from(
 def require_same_logits(folder: Path, config: ModelConfig, encode: Encode, form: Form, size: int) -> None:
     """Write both, and compare the logits of so many ranks bit by bit. ``check`` reads the headers of each form too."""
     packed, dense = write_both(folder, config, encode)
-    require_loadable(config, SafetensorsWeights(packed, torch.float32, HEADERS, form))
+    headers = SafetensorsWeights(packed, torch.float32, HEADERS, form)
+    require_loadable(config, headers)
+    assert headers.unread == []
     expected = all_logits(config, SafetensorsWeights(dense, torch.float32, CPU), size)
     out = all_logits(config, SafetensorsWeights(packed, torch.float32, CPU, form), size)
     assert all(torch.equal(each, same) for each, same in zip(out, expected, strict=True))
