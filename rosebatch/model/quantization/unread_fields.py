@@ -5,7 +5,7 @@ from typing import Any
 
 # How a checkpoint was made, how activations and the KV cache are quantized, what tensors say themselves.
 _OF_NO_WEIGHT = {
-    *("quant_method", "activation_scheme", "scale_fmt", "kv_cache_scheme", "kv_cache_quant_algo", "producer"),
+    *("quant_method", "method", "activation_scheme", "scale_fmt", "kv_cache_scheme", "kv_cache_quant_algo", "producer"),
     *("quantization_status", "global_compression_ratio", "version", "quantizer", "meta", "uuid", "backend"),
     *("damp_percent", "damp_auto_increment", "static_groups", "true_sequential", "dataset", "batch_size", "tokenizer"),
     *("model_name_or_path", "model_file_base_name", "model_seqlen", "pad_token_id", "cache_block_outputs"),

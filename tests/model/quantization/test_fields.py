@@ -41,7 +41,12 @@ VALUES += [[[1]], [128], [0, 128], [128, 128], ["re:("], {"a": {}}, {"a": None},
 WRONG = {
     "awq": [
         *({"bits": 8}, {"bits": None, "w_bit": "4"}, {"group_size": 0}, {"group_size": None, "q_group_size": "128"}),
-        *({"version": "gemv"}, {"zero_point": False}),
+        *(
+            {"version": "gemv"},
+            {"zero_point": False},
+            {"checkpoint_format": "gemv"},
+            {"version": None, "format": "gemv"},
+        ),
     ],
     "compressed-tensors": [
         *({"config_groups": None}, {"format": "marlin-24"}, {"ignore": "lm_head"}, {"ignore": ["re:("]}),
@@ -55,6 +60,7 @@ WRONG = {
         *({"pack_dtype": "int16"}, {"is_marlin_format": True}),
         *({"bits": None}, {"bits": 9}, {"group_size": 0}, {"sym": "false"}, {"desc_act": 1}, {"dynamic": ["-:.*"]}),
         *({"dynamic": {"(": {}}}, {"dynamic": {".*": {"bits": 1}}}, {"checkpoint_format": None, "format": "marlin"}),
+        {"checkpoint_format": "gptq_v2", "format": "gptq"},
     ],
     "modelopt": [
         *({"quant_algo": "W4A8_AWQ"}, {"exclude_modules": "lm_head"}, {"exclude_modules": None, "ignore": [None]}),
@@ -148,6 +154,13 @@ def test_fields_that_nobody_reads():
         config = {"quant_method": method, **fields, "static_groups": True, "later": 1, "other": None}
         assert choose_quantization("auto", config).unread == ("later",)
     assert choose_quantization("auto", None).unread == ()
+
+
+@pytest.mark.parametrize(("method", "version"), [("gptq", "gptq_v2"), ("awq", "gemm")])
+def test_both_names_of_a_version(method, version):
+    """GPTQModel writes both, and ``method``: ``check`` listed the second one, and a contradiction was not seen."""
+    written = {"quant_method": method, "method": method, "format": version, "checkpoint_format": version}
+    assert choose_quantization("auto", {"bits": 4, "group_size": 128, **written}).unread == ()
 
 
 def test_fields_inside_of_others_that_nobody_reads():

@@ -40,9 +40,11 @@ class AWQ:
         fields = Fields(config)
         if fields.get("bits", "w_bit") is not None:
             fields.integer(_BITS, _BITS, "bits", "w_bit")
-        version = fields.get("version", "checkpoint_format", "format")
-        if version is not None and str(version).lower() != "gemm":
-            raise fields.unserved("version", version)
+        # AutoAWQ's name of the field, and GPTQModel's two.
+        for name in ("version", "checkpoint_format", "format"):
+            version = fields.get(name)
+            if version is not None and str(version).lower() != "gemm":
+                raise fields.unserved(name, version)
         if not fields.flag("zero_point", True):
             raise fields.unserved("zero_point", False)
         return cls(fields.group("group_size", "q_group_size"))

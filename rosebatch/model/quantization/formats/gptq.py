@@ -72,9 +72,9 @@ class GPTQ:
             ValueError: a field is broken, or has a value that is not served.
         """
         fields = Fields(config)
-        version = fields.get("checkpoint_format", "format")
-        if version not in ("gptq", "gptq_v2", None):
-            raise fields.unserved("checkpoint_format", version)
+        versions = [fields.choice(name, ("gptq", "gptq_v2", None)) for name in ("checkpoint_format", "format")]
+        if len({*versions} - {None}) > 1:
+            raise ValueError("quantization_config: checkpoint_format and format contradict each other")
         fields.choice("pack_dtype", ("int32", None))
         if fields.flag("is_marlin_format", False):
             raise fields.unserved("is_marlin_format", True)
@@ -87,7 +87,7 @@ class GPTQ:
             is_plain = pattern.startswith(_SKIPPED)
             merged = {**config, **{name: own.values.get(name) for name in _FIELDS if name in own.values}}
             dynamic.append((pattern, None if is_plain else Scheme.of(replace(own, values=merged))))
-        return cls(Scheme.of(fields), int(version != "gptq_v2"), tuple(dynamic))
+        return cls(Scheme.of(fields), int("gptq_v2" not in versions), tuple(dynamic))
 
     @property
     def layouts(self) -> Sequence[Layout]:
