@@ -7,7 +7,7 @@ bring changes: new blocks, new tokens, and at last the release of the id.
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -91,7 +91,7 @@ class SequenceSpec(msgspec.Struct, frozen=True):
         return self.max_len if self.restart_len is None else self.restart_len
 
 
-class Chunk(NamedTuple):
+class Chunk(msgspec.Struct, frozen=True):
     """Tokens of a sequence that one packed step computes.
 
     Attributes:
@@ -120,7 +120,7 @@ class Chunk(NamedTuple):
         return self.start + len(self.token_ids)
 
 
-class DecodeRow(NamedTuple):
+class DecodeRow(msgspec.Struct, frozen=True):
     """A sequence in a window of decode steps: tokens ``start .. start + length - 1``, each fed back by the device.
 
     Attributes:

@@ -120,20 +120,28 @@ class BlockTables:
             the changes of the block tables, or None if there are too few free blocks. Wipes and copies are appended.
         """
         needed = self.short_of(sequence, num_tokens)
+        return self.take(sequence, num_tokens, needed, wipes, copies) if self.has(needed) else None
+
+    def take(
+        self,
+        sequence: SequenceState,
+        num_tokens: int,
+        needed: Sequence[int],
+        wipes: list[tuple[int, int]],
+        copies: list[BlockCopy],
+    ) -> tuple[BlockChange, ...]:
+        """The same where it is known what the sequence is ``short_of``, and that so many blocks are free."""
         if not needed:
             return ()
-        if not self.has(needed):
-            return None
         changes: list[BlockChange] = []
-        first = sequence.num_computed_tokens // self.block_size
-        copied = self._must_copy(sequence) if first < len(sequence.tables[0]) else self._no_copies
-        for group, count, copy_first in zip(self.groups, needed, copied, strict=True):
-            number, table = group.number, sequence.tables[group.number]
-            blocks = group.pool.allocate(count)
+        missing = max(-(-num_tokens // self.block_size) - len(sequence.tables[0]), 0)
+        for group, table, count in zip(self.groups, sequence.tables, needed):  # noqa: B905 (strict takes time)
+            number, blocks = group.number, group.pool.allocate(count)
             if group.tainted:
                 wipes += [(number, block) for block in group.tainted.intersection(blocks)]
                 group.tainted.difference_update(blocks)
-            if copy_first:
+            if count > missing:
+                first = sequence.num_computed_tokens // self.block_size
                 source, copy = table[first], blocks.pop()
                 table[first] = copy
                 changes.append((number, first, (copy,)))

@@ -168,8 +168,8 @@ class Scheduler:
                 sequence.num_computed_tokens = start + kept
             if enabled and (is_window or drafts) and start // size < (start + kept) // size:
                 filled.append((sequence, start, start + kept))
-            if sequence.finish_reason is None:
-                sequence.apply_rest(now)
+            if sequence.constraint is not None and sequence.finish_reason is None:
+                sequence.apply_rest(sequence.constraint, now)
             if sequence.finish_reason is not None:
                 ended.append(sequence)
         self.prefixes.look_on([(sequence, end) for sequence, _, end in filled])

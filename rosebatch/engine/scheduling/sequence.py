@@ -225,7 +225,7 @@ class SequenceState(msgspec.Struct, eq=False):
         return token_ids[: next((count for count, (draft, token_id) in pairs if draft != token_id), len(token_ids))]
 
     def apply_token_ids(
-        self, token_ids: Sequence[int], logprobs: Sequence[Logprobs] = (), now: float | None = None
+        self, token_ids: list[int], logprobs: Sequence[Logprobs] = (), now: float | None = None
     ) -> int:
         """Append sampled tokens up to the one that finishes the sequence; returns how many were appended.
 
@@ -236,14 +236,17 @@ class SequenceState(msgspec.Struct, eq=False):
         known = 0
         if self.replayed:
             known = min(len(self.replayed), len(token_ids) - (NOT_FINITE in token_ids[-1:]))
-            self.token_ids.extend(self.replayed[:known])
+            self.token_ids.fromlist(self.replayed[:known])
             del self.replayed[:known]
             token_ids, logprobs = token_ids[known:], logprobs[known:]
         room = self.spec.max_len - len(self.token_ids)
         not_finite = bool(token_ids) and token_ids[-1] == NOT_FINITE
         if not_finite:
             token_ids = token_ids[:-1]
-        appended = self._tokens_until_stop(token_ids)
+        watched = self.stop_matcher is not None or self.constraint is not None
+        appended = None
+        if watched or not self.spec.stop_ids.isdisjoint(token_ids):
+            appended = self._tokens_until_stop(token_ids)
         if appended is not None:
             self.finish_reason = "stop"
         elif len(token_ids) >= room:
@@ -251,8 +254,9 @@ class SequenceState(msgspec.Struct, eq=False):
         elif not_finite:
             self.not_finite, self.finish_reason = True, "error"
         appended = min(len(token_ids), room) if appended is None else appended
-        self.token_ids.extend(token_ids[:appended])
-        self.token_times.extend([now] * appended)
+        # ``extend`` takes three times as long.
+        self.token_ids.fromlist(token_ids[:appended])
+        self.token_times.fromlist([now] * appended)
         if logprobs:
             self.logprobs = self.logprobs or PackedLogprobs()
             self.logprobs.extend(logprobs[:appended])
@@ -260,18 +264,15 @@ class SequenceState(msgspec.Struct, eq=False):
             self.finish_time = now
         return known + appended
 
-    def apply_rest(self, now: float) -> None:
+    def apply_rest(self, constraint: Constraint, now: float) -> None:
         """Append the tokens up to the end that no other could replace: only their log-probabilities need a step."""
-        if self.constraint is None or self.sampling.logprobs is not None or self.replayed:
+        if self.sampling.logprobs is not None or self.replayed:
             return
-        if rest := self.constraint.rest():
-            self.apply_token_ids(rest, now=now)
+        if rest := constraint.rest():
+            self.apply_token_ids([*rest], now=now)
 
-    def _tokens_until_stop(self, token_ids: Sequence[int]) -> int | None:
+    def _tokens_until_stop(self, token_ids: list[int]) -> int | None:
         """How many of the next tokens to keep if one of them stops the sequence, that one included; else None."""
-        watched = self.stop_matcher is not None or self.constraint is not None
-        if not watched and self.spec.stop_ids.isdisjoint(token_ids):
-            return None
         # How many of the next tokens may not stop it.
         protected = self.num_prompt_tokens + self.sampling.min_tokens - len(self.token_ids)
         for count, token_id in enumerate(token_ids[: self.spec.max_len - len(self.token_ids)], start=1):

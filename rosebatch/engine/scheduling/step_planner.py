@@ -214,7 +214,12 @@ class StepPlanner:
 
         def live() -> list[tuple[SequenceState, int]]:
             running = self.queues.running
-            return [(s, left) for s in running if s.decoding and (left := s.spec.decode_len - s.num_tokens)]
+            # Read for each sequence of a step: properties would take several times as long.
+            return [
+                (s, left)
+                for s in running
+                if s.decoding and (left := s.spec.decode_len - len(s.token_ids) - s.num_pending_tokens)
+            ]
 
         pairs = live()
         steps = min(max_steps, max((left for _, left in pairs), default=0))
@@ -228,16 +233,16 @@ class StepPlanner:
                 pairs = live()
             else:
                 return
+        rows, wipes, copies = self._plan.rows, self._plan.wipes, self._plan.copies
         for (sequence, left), blocks in zip(pairs, needed, strict=True):
-            length = min(steps, left)
-            changes = self._reserve(sequence, length) if blocks else ()
-            assert changes is not None, "the window was made to fit"
-            row = DecodeRow(sequence.id, sequence.num_computed_tokens, length, changes)
+            length, start = min(steps, left), sequence.num_computed_tokens
+            changes = self.blocks.take(sequence, start + length, blocks, wipes, copies) if blocks else ()
+            resumed: tuple[int, ...] = ()
             if sequence.resumed:
-                row = row._replace(blocks=self.blocks.entries(sequence), resumed=tuple(sequence.output_token_ids))
+                changes, resumed = self.blocks.entries(sequence), tuple(sequence.output_token_ids)
                 sequence.resumed = False
-            self._plan.rows.append(row)
-            sequence.num_computed_tokens += length
+            rows.append(DecodeRow(sequence.spec.id, start, length, changes, resumed))
+            sequence.num_computed_tokens = start + length
             sequence.num_pending_tokens += length
         self._plan.steps = steps
 
