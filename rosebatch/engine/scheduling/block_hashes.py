@@ -10,6 +10,8 @@ import numpy as np
 _SUMS = 4
 HASH_BYTES = 8 * _SUMS
 _HASH = np.dtype(f"V{HASH_BYTES}")
+# A block's hash, or its place among others.
+Before = bytes | int | None
 
 
 class BlockHashes:
@@ -24,23 +26,28 @@ class BlockHashes:
     """
 
     def __init__(self, block_size: int) -> None:
-        self._size = block_size
-        # Of the tokens of each block that was seen so far, and the sums of these factors: zeros are tokens, too.
+        self.block_size = block_size
+        # Of the tokens of each block that was seen so far.
         self._factors = np.empty((0, _SUMS, block_size), np.uint64)
-        self._of_zeros = np.empty((0, _SUMS), np.uint64)
 
-    def of_prefix(self, token_ids: "bytes | array[int]", first: int = 0, before: bytes = b"") -> list[bytes]:
-        """Hashes of successive full blocks.
+    def of_prefixes(self, token_ids: bytes, prefixes: Sequence[tuple[int, int, Before]]) -> list[bytes]:
+        """Hashes of successive full blocks of several sequences.
 
         Args:
-            token_ids: of these blocks, 32 bits each, native order.
-            first: how many blocks are before them.
-            before: the hash of the last of these; empty if there are none.
+            token_ids: of these blocks, 32 bits each, native order; one sequence's after the other's.
+            prefixes: for each sequence, how many blocks are before its own, how many are its own, and the block before
+                these: its hash, or its place among the blocks of earlier sequences here; None if there is none.
         """
-        tokens = np.frombuffer(token_ids, np.uint32)
-        sums = np.add.accumulate(self._sums(slice(first, first + len(tokens) // self._size), tokens))
-        if before:
-            sums += np.frombuffer(before, np.uint64)
+        self._grow(max([first + count for first, count, _ in prefixes]))
+        factors = [self._factors[first : first + count] for first, count, _ in prefixes]
+        sums = self._sums(factors[0] if len(factors) == 1 else np.concatenate(factors), token_ids)
+        stop = 0
+        for _, count, before in prefixes:
+            begin, stop = stop, stop + count
+            own = sums[begin:stop]
+            if before is not None:
+                own[0] += sums[before] if isinstance(before, int) else np.frombuffer(before, np.uint64)
+            np.add.accumulate(own, out=own)
         return _split(sums)
 
     def of_next(self, token_ids: "array[int]", numbers: Sequence[int], before: Sequence[bytes]) -> list[bytes]:
@@ -53,25 +60,25 @@ class BlockHashes:
         """
         none = bytes(HASH_BYTES)
         known = b"".join([each or none for each in before])
-        sums = self._sums(list(numbers), np.frombuffer(token_ids, np.uint32))
+        self._grow(max(numbers) + 1)
+        sums = self._sums(self._factors.take(numbers, axis=0), token_ids)
         sums += np.frombuffer(known, np.uint64).reshape(-1, _SUMS)
         return _split(sums)
 
-    def _sums(self, numbers: slice | list[int], tokens: np.ndarray) -> np.ndarray:
-        """``[blocks, sums]`` uint64, each of one block's tokens alone."""
-        stop = numbers.stop if isinstance(numbers, slice) else max(numbers) + 1
-        if stop > len(self._factors):
-            self._grow(stop)
-        blocks = tokens.astype(np.uint64).reshape(-1, 1, self._size)
-        sums: np.ndarray = np.vecdot(self._factors[numbers], blocks)
-        sums += self._of_zeros[numbers]
+    def _sums(self, factors: np.ndarray, token_ids: "bytes | array[int]") -> np.ndarray:
+        """``[blocks, sums]`` uint64, each of one block's tokens alone, by factors ``[blocks, sums, tokens]``."""
+        # Zeros are tokens, too.
+        tokens = np.add(np.frombuffer(token_ids, np.uint32), 1, dtype=np.uint64)
+        sums: np.ndarray = np.vecdot(factors, tokens.reshape(-1, 1, self.block_size))
         return sums
 
     def _grow(self, blocks: int) -> None:
+        """Have factors of so many blocks at least."""
+        if blocks <= len(self._factors):
+            return
         more = max(blocks - len(self._factors), len(self._factors))
-        made = np.frombuffer(os.urandom(more * HASH_BYTES * self._size), np.uint64)
-        self._factors = np.concatenate([self._factors, made.reshape(-1, _SUMS, self._size)])
-        self._of_zeros = self._factors.sum(axis=2)
+        made = np.frombuffer(os.urandom(more * HASH_BYTES * self.block_size), np.uint64)
+        self._factors = np.concatenate([self._factors, made.reshape(-1, _SUMS, self.block_size)])
 
 
 def _split(sums: np.ndarray) -> list[bytes]:

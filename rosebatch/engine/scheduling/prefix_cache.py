@@ -1,14 +1,18 @@
 """Blocks found again by the hashes of their tokens: prompts with a common prefix share its K and V. No torch."""
 
 from array import array
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
 from rosebatch.engine.plan import GONE
 from rosebatch.engine.scheduling.block_group import BlockGroup, held_blocks
-from rosebatch.engine.scheduling.block_hashes import HASH_BYTES, BlockHashes
+from rosebatch.engine.scheduling.block_hashes import HASH_BYTES, Before, BlockHashes
 from rosebatch.engine.scheduling.block_tables import BlockTables
 from rosebatch.engine.scheduling.sequence import SequenceState
+
+# Tokens that are hashed together: what NumPy makes of them stays in the caches of the CPU.
+_AT_ONCE = 1 << 13
 
 
 class PrefixCache:
@@ -32,21 +36,50 @@ class PrefixCache:
         self._hasher = BlockHashes(blocks.block_size)
         # Of the last prompt: its salt, tokens, and the hashes of its full blocks.
         self._last: tuple[bytes, bytes, list[bytes]] = b"", b"", []
+        # Blocks that it had in common with the one before.
+        self._in_common = 0
 
-    def look(self, sequence: SequenceState) -> None:
-        """Hash the blocks of a new prompt, whose tokens were just written: later, they are in no cache of the CPU."""
-        count = sequence.num_reusable_tokens // self.blocks.block_size if self.enabled else 0
-        if not count:
-            return
-        tokens, width = sequence.token_ids.tobytes(), 4 * self.blocks.block_size
-        hashes = self._hashes_in_common(sequence, tokens, count)
-        known = len(hashes)
-        if known < count:
-            found = self._hasher.of_prefix(tokens[known * width : count * width], known, _sums_of(hashes))
-            hashes += self._named(sequence, known, found)
-        sequence.block_hashes = hashes
-        # Prompts come in such an order that the next one mostly begins alike.
-        self._last = sequence.spec.salt, tokens, hashes[: self._common(sequence)]
+    def look(self, sequences: Iterable[SequenceState]) -> None:
+        """Hash the blocks of new prompts, many in a few calls. One with the beginning of the last has its hashes."""
+        waiting = deque(sequences if self.enabled else ())
+        while waiting:
+            self._look_at_some(waiting)
+
+    def _look_at_some(self, waiting: deque[SequenceState]) -> None:
+        """Take the first of these out, and hash their blocks."""
+        size, width = self.blocks.block_size, 4 * self.blocks.block_size
+        salt, tokens, hashes = self._last
+        # Of the full blocks of the last prompt: their hashes, or their places in what is hashed now.
+        known: Sequence[bytes | int] = hashes
+        looked: list[tuple[SequenceState, int, int, int]] = []
+        parts: list[bytes] = []
+        prefixes: list[tuple[int, int, Before]] = []
+        stop = 0
+        while waiting and stop * size < _AT_ONCE:
+            sequence = waiting.popleft()
+            if not (count := sequence.num_reusable_tokens // size):
+                continue
+            own, first = sequence.token_ids.tobytes(), 0
+            of_prompt = self._common(sequence)
+            if salt == sequence.spec.salt and own[:width] == tokens[:width]:
+                first = self._begin_alike(tokens, own, min(count, of_prompt, len(known)))
+            begin, stop = stop, stop + count - first
+            if begin < stop:
+                before = known[first - 1] if first else None
+                if isinstance(before, bytes):
+                    before = before[-HASH_BYTES:]
+                prefixes.append((first, count - first, before))
+                parts.append(own[first * width : count * width])
+            looked.append((sequence, first, begin, stop))
+            places: Sequence[bytes | int] = range(begin, stop)
+            known = ([*known[:first], *places] if first else places)[:of_prompt]
+            salt, tokens = sequence.spec.salt, own
+        found = self._hasher.of_prefixes(b"".join(parts), prefixes) if parts else []
+        for sequence, first, begin, stop in looked:
+            # Prompts come in such an order that the next one mostly begins alike.
+            sequence.block_hashes = hashes[:first] + self._named(sequence, first, found[begin:stop])
+            hashes = sequence.block_hashes
+        self._last = salt, tokens, hashes[: len(known)]
 
     def look_on(self, sequences: Sequence[tuple[SequenceState, int]]) -> None:
         """Hash the next block of each of these sequences that fills one up to so many tokens, all of them at once."""
@@ -108,24 +141,25 @@ class PrefixCache:
         hashes, size = sequence.block_hashes, self.blocks.block_size
         known = len(hashes)
         if known < count:
-            token_ids = sequence.token_ids[known * size : count * size]
-            hashes += self._named(sequence, known, self._hasher.of_prefix(token_ids, known, _sums_of(hashes)))
+            token_ids = sequence.token_ids[known * size : count * size].tobytes()
+            found = self._hasher.of_prefixes(token_ids, [(known, count - known, _sums_of(hashes) or None)])
+            hashes += self._named(sequence, known, found)
         return hashes
 
-    def _hashes_in_common(self, sequence: SequenceState, tokens: bytes, count: int) -> list[bytes]:
-        """The hashes of up to ``count`` blocks with which the last prompt begins too."""
-        salt, last, hashes = self._last
+    def _begin_alike(self, last: bytes, tokens: bytes, most: int) -> int:
+        """With how many equal blocks two prompts begin, up to so many. Mostly, as many as the last two."""
         width = 4 * self.blocks.block_size
-        if salt != sequence.spec.salt or last[:width] != tokens[:width]:
-            return []
-        low, high = 0, min(count, len(hashes), self._common(sequence))
+        low, high, guesses = 0, most, [self._in_common + 1, self._in_common]
         while low < high:
-            middle = (low + high + 1) // 2
+            middle = guesses.pop() if guesses else (low + high + 1) // 2
+            if not low < middle <= high:
+                continue
             if last[low * width : middle * width] == tokens[low * width : middle * width]:
                 low = middle
             else:
                 high = middle - 1
-        return hashes[:low]
+        self._in_common = low
+        return low
 
     def _common(self, sequence: SequenceState) -> int:
         """Of a sequence's blocks, those whose keys may serve all prompts that begin so; later ones may, too."""

@@ -77,6 +77,8 @@ class Scheduler:
         blocks = max(unit // size, 1)
         self.prefixes = PrefixCache(self.blocks, enabled=prefix_cache, exact=exact_prefixes, unit=blocks)
         self.restarts = restarts
+        # Their blocks have no hashes yet.
+        self._new: list[SequenceState] = []
         self.planner = StepPlanner(
             queues=self.queues,
             blocks=self.blocks,
@@ -116,11 +118,13 @@ class Scheduler:
         if self.restarts is not None:
             for each in (sequence, *sequence.forks):
                 each.restart(self.restarts.spec_for(each.spec, each.num_tokens))
-        self.prefixes.look(sequence)
+        self._new.append(sequence)
         self.queues.add(sequence)
 
     def schedule(self) -> StepPlan | None:
         """Plan a step; None if nothing can be planned before the results of an earlier plan are committed."""
+        self.prefixes.look(self._new)
+        self._new.clear()
         self.queues.join_forks()
         self.queues.end_planned()
         if self.restarts is not None:
@@ -248,6 +252,7 @@ class Scheduler:
         self.blocks.forget_in_flight()
         self.blocks.free_all()
         self.queues.clear()
+        self._new.clear()
         self.planner.reset()
 
     def check_integrity(self) -> None:
