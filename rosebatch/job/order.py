@@ -2,7 +2,8 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+
+import msgspec
 
 from rosebatch.core.token_ids import TokenIds
 from rosebatch.io.rows import FailedRow
@@ -97,7 +98,7 @@ def in_good_order(
                 waiting.clear()
 
 
-class _Held(NamedTuple):
+class _Held(msgspec.Struct):
     """A row, what its prompt begins with as bytes, which compare quickly in whichever order, and the bytes of both."""
 
     item: Prepared | FailedRow

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import nullcontext
 from functools import partial
-from typing import NamedTuple
+
+import msgspec
 
 from rosebatch.core.errors import RowError, unexpected
 from rosebatch.core.token_ids import packed
@@ -108,7 +109,7 @@ def prepare(
             yield None
 
 
-class _Read(NamedTuple):
+class _Read(msgspec.Struct):
     """A row, its bytes, and what becomes of its grammar."""
 
     row: Row | FailedRow

@@ -66,7 +66,9 @@ def result_of(
             )
             for done, found in zip(completions, texts, strict=True)
             if done.pooled is not None and (own := done.request.pooling) is not None and own.of_tokens
-        ],
+        ]
+        if pooled
+        else (),
         scores=scores,
         prompt=prompts[0].text,
         completions=completions,

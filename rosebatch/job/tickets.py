@@ -8,6 +8,7 @@ from functools import partial
 from itertools import count, islice
 from typing import Any
 
+import msgspec
 from msgspec import structs
 
 from rosebatch.core.errors import RowError, unexpected
@@ -35,8 +36,7 @@ _NUMBER_BYTES, _SPAN_BYTES = 4, 8
 _Text = str | ChatText | Spans | RowError | None
 
 
-@dataclass(slots=True)
-class _Ticket:
+class _Ticket(msgspec.Struct, eq=False):
     """A row whose completions are not all there yet.
 
     Attributes:

@@ -4,9 +4,10 @@ A block without a holder keeps its contents and its hash until it is handed out 
 cache's eviction order.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import chain
+
+from rosebatch.engine.scheduling.free_blocks import FreeBlocks
 
 
 class BlockPool:
@@ -30,7 +31,7 @@ class BlockPool:
         # Free blocks that were given back without a hash, or never used: the last is handed out first. The others
         # follow, in this order.
         self._blank = list(range(num_blocks - 1, -1, -1))
-        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._cached = FreeBlocks()
 
     @property
     def num_free(self) -> int:
@@ -49,8 +50,7 @@ class BlockPool:
         taken = self._blank[first:][::-1]
         del self._blank[first:]
         if len(taken) < count:
-            evict = self._cached.popitem
-            evicted = [evict(False)[0] for _ in range(count - len(taken))]
+            evicted = self._cached.pop(count - len(taken))
             self.forget(evicted)
             taken += evicted
         counts = self._ref_counts
@@ -58,13 +58,13 @@ class BlockPool:
             counts[block] = 1
         return taken
 
-    def share(self, blocks: Iterable[int]) -> None:
+    def share(self, blocks: Sequence[int]) -> None:
         """Add a holder to each block, taking it off the free list if it had none."""
         counts = self._ref_counts
+        # They were found by their hashes.
+        if free := [block for block in blocks if not counts[block]]:
+            self._cached.remove(free)
         for block in blocks:
-            if not counts[block]:
-                # It was found by its hash.
-                del self._cached[block]
             counts[block] += 1
 
     def free(self, blocks: Sequence[int]) -> None:
@@ -73,6 +73,7 @@ class BlockPool:
         The tail is evicted first: a hit needs an unbroken chain from the start.
         """
         counts, hashes = self._ref_counts, self._hashes
+        cached: list[int] = []
         for block in reversed(blocks):
             counts[block] = left = counts[block] - 1
             if left > 0:
@@ -81,7 +82,8 @@ class BlockPool:
             if hashes[block] is None:
                 self._blank.append(block)
             else:
-                self._cached[block] = None
+                cached.append(block)
+        self._cached.extend(cached)
 
     def free_all(self) -> None:
         """Take all blocks from their holders, even if the counts of holders are wrong."""
@@ -89,7 +91,7 @@ class BlockPool:
         # The tail of a sequence mostly has higher numbers, and is evicted first.
         numbers = range(self.num_blocks - 1, -1, -1)
         known = (block for block in chain(self._cached, numbers) if self._hashes[block] is not None)
-        self._cached = OrderedDict.fromkeys(known)
+        self._cached = FreeBlocks(dict.fromkeys(known))
         self._blank = [block for block in numbers if self._hashes[block] is None]
 
     def writable(self, block: int) -> bool:

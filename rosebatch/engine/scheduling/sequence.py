@@ -182,16 +182,19 @@ class SequenceState(msgspec.Struct, eq=False):
     @property
     def num_reusable_tokens(self) -> int:
         """How many of its first tokens need not be computed where their K and V are known."""
-        if self.spec.pooling in ("mean", "max"):
+        spec = self.spec
+        if spec.pooling is None and spec.scoring is None and spec.sampling.prompt_logprobs is None:
+            # Nearly all, and quicker to check.
+            return len(self.token_ids)
+        if spec.pooling in ("mean", "max"):
             return 0
-        if self.spec.pooling == "all":
-            step = self.spec.step_token
-            return 0 if step is None else self.spec.prompt_token_ids.index(step)
+        if spec.pooling == "all":
+            return 0 if spec.step_token is None else spec.prompt_token_ids.index(spec.step_token)
         if not self.needs_prompt_logprobs:
             return len(self.token_ids)
-        assert self.spec.first_scored is not None
+        assert spec.first_scored is not None
         # The token before each that is scored is computed, so the last one of the prompt if those after it are.
-        return min(self.spec.first_scored + len(self.prompt_logprobs), self.num_prompt_tokens) - 1
+        return min(spec.first_scored + len(self.prompt_logprobs), self.num_prompt_tokens) - 1
 
     @property
     def output_token_ids(self) -> list[int]:
