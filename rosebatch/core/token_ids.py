@@ -29,8 +29,14 @@ class TokenIds(_Ids):
             OverflowError: one has more than 32 bits, or a sign. It is of no model.
             TypeError: one is no whole number.
         """
-        # CPython fills an array without signs in a third of the time.
-        return token_ids if isinstance(token_ids, cls) else cls("I", token_ids)
+        if isinstance(token_ids, cls):
+            return token_ids
+        if type(token_ids) is not list:
+            return cls("I", token_ids)
+        # CPython fills an array without signs in a third of the time, and one that is there in half of that.
+        made = cls("I")
+        made.fromlist(token_ids)
+        return made
 
 
 def packed(token_ids: Sequence[int]) -> Sequence[int]:

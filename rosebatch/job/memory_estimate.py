@@ -35,7 +35,8 @@ def row_bytes(row: Row | FailedRow) -> int:
     if isinstance(row, Row):
         size += _sampling_bytes(row.sampling) + len(row.options.suffix)
         size += _deep_bytes(row.options.chat_template_kwargs) if row.options.chat_template_kwargs else 0
-        size += sum(map(getsizeof, row.continuations or ()))
+        if row.continuations:
+            size += sum(map(getsizeof, row.continuations))
         if row.prompt is not None:
             return size + getsizeof(row.prompt)
         if row.pairs:
@@ -69,11 +70,12 @@ def prompt_bytes(sampling: SamplingParams, num_tokens: int, max_model_len: int) 
 
 def _sampling_bytes(sampling: SamplingParams) -> int:
     """Bytes of what a row may give very many of."""
-    size = sum(map(getsizeof, (*sampling.stop, *sampling.bad_words)))
-    size += 0 if sampling.grammar is None else len(sampling.grammar.source)
-    for ids in (sampling.stop_token_ids, sampling.allowed_token_ids or ()):
-        size += _PROMPT_TOKEN * len(ids)
-    return size + _PAIR * len(sampling.logit_bias)
+    size = _PAIR * len(sampling.logit_bias)
+    for texts in (sampling.stop, sampling.bad_words):
+        if texts:
+            size += sum(map(getsizeof, texts))
+    size += _PROMPT_TOKEN * (len(sampling.stop_token_ids) + len(sampling.allowed_token_ids or ()))
+    return size if sampling.grammar is None else size + len(sampling.grammar.source)
 
 
 def _scored_bytes(likeliest: int) -> int:

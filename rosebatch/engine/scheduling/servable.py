@@ -53,7 +53,8 @@ def _largest(token_ids: Sequence[int]) -> float:
     if len(token_ids) <= FEW:
         return max(token_ids) if min(token_ids) >= 0 else math.inf
     try:
-        # ``min`` and ``max`` take three times as long here.
-        return int(np.maximum.reduce(np.frombuffer(TokenIds.of(token_ids), np.uint32)))
+        ids = np.frombuffer(TokenIds.of(token_ids), np.uint32)
+        # NumPy's ``max`` takes three times as long for a prompt.
+        return int(ids[ids.argmax()])
     except OverflowError:
         return math.inf
