@@ -227,9 +227,7 @@ class SequenceState(msgspec.Struct, eq=False):
         pairs = enumerate(zip(drafts, token_ids, strict=False), start=1)
         return token_ids[: next((count for count, (draft, token_id) in pairs if draft != token_id), len(token_ids))]
 
-    def apply_token_ids(
-        self, token_ids: list[int], logprobs: Sequence[Logprobs] = (), now: float | None = None
-    ) -> int:
+    def apply_token_ids(self, token_ids: list[int], logprobs: Sequence[Logprobs] = (), now: float | None = None) -> int:
         """Append sampled tokens up to the one that finishes the sequence; returns how many were appended.
 
         No other place writes a token (source: article S3). So first tokens, later tokens and tokens after a
