@@ -131,7 +131,7 @@ def test_the_completion_of_a_sequence():
         cached_tokens=2,
         arrival_time=sequence.arrival_time,
         finish_time=7.5,
-        token_times=array("d", [7.5, 7.5]),
+        token_times=[7.5, 7.5],
         logprobs=logprobs,
         error=completion.error,
     )

@@ -80,7 +80,8 @@ class SequenceState(msgspec.Struct, eq=False):
     pooled: "array[float] | None" = None
     arrival_time: float = 0.0
     finish_time: float | None = None
-    token_times: "array[float]" = msgspec.field(default_factory=lambda: array("d"))
+    # A float for all tokens that came together: it takes less time and no more memory than an array.
+    token_times: list[float] = []
 
     @classmethod
     def start(
@@ -257,7 +258,7 @@ class SequenceState(msgspec.Struct, eq=False):
         appended = min(len(token_ids), room) if appended is None else appended
         # ``extend`` takes three times as long.
         self.token_ids.fromlist(token_ids[:appended])
-        self.token_times.fromlist([now] * appended)
+        self.token_times += [now] * appended
         if logprobs:
             self.logprobs = self.logprobs or PackedLogprobs()
             self.logprobs.extend(logprobs[:appended])
