@@ -32,7 +32,8 @@ from rosebatch.launch.launch import Launched, launch
 from rosebatch.llm.llm import LLM
 from rosebatch.llm.run_file import run_file
 
-_BLOCK_SIZE = 16
+# That of a run on a GPU.
+_BLOCK_SIZE = 64
 # As many tokens as a GPU of 80 GB has room for with a small model.
 _CACHED_TOKENS = 1_000_000
 _TOKEN_IDS = 49_000
