@@ -13,7 +13,7 @@ from tests.helpers.small_llama import save_tokenizer
 
 @pytest.mark.parametrize("kind", ["list", "numpy", "torch", "arrow"])
 def test_each_prompt_is_completed(toy, kind):
-    case = host_time.Case(rows=5, shared=40, own=20, generated=11)
+    case = host_time.Case(rows=5, shared=100, own=20, generated=11)
     prompts = host_time.prompts_of(case, kind, 0)
     with LLM(toy, load_format="dummy", device="cpu") as llm, llm.exclusive() as launched:
         outputs = host_time.without_model(launched, 1600).generate(
@@ -21,7 +21,7 @@ def test_each_prompt_is_completed(toy, kind):
         )
     assert [output.prompt_token_ids for output in outputs] == [[*map(int, prompt)] for prompt in map(list_of, prompts)]
     assert [output.outputs[0].token_ids for output in outputs] == [[7] * 11] * 5
-    assert sorted(output.num_cached_tokens for output in outputs) == [0, 32, 32, 32, 32]
+    assert sorted(output.num_cached_tokens for output in outputs) == [0, 64, 64, 64, 64]
 
 
 def list_of(prompt):
