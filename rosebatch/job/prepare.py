@@ -28,8 +28,8 @@ from rosebatch.text.grammar.check import Tried
 from rosebatch.text.grammar.grammars import Grammars
 from rosebatch.text.tokenizer import Tokenizer
 
-# Rows that are encoded in one call, and such groups under way. The other thread waits twice for its turn, up to 5 ms
-# each: as long as the engine's loop takes for a hundred rows.
+# Rows that are encoded in one call, and such groups under way. With 64, short texts took the job 3 % longer: two threads
+# take turns for each group.
 _GROUP = 256
 _GROUPS_AHEAD = 4
 # A group ends early if its rows have so many bytes.
