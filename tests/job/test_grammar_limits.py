@@ -16,8 +16,7 @@ from rosebatch.job.await_grammars import with_grammars
 from rosebatch.job.check import check_rows
 from rosebatch.job.prepare import prepare
 from rosebatch.job.sampling_defaults import check_sampling
-from rosebatch.text.grammar import check as grammar_check
-from rosebatch.text.grammar.check import GrammarLimits, Tried, check_grammar, try_grammar
+from rosebatch.text.grammar.check import GrammarLimits, Tried, check_grammar, processes, try_grammar
 from rosebatch.text.grammar.compiled import TokenConstraint
 from rosebatch.text.grammar.grammars import Grammars
 from tests.helpers.byte_tokenizer import EOS
@@ -84,19 +83,19 @@ def test_a_process_that_dies(grammars, number):
     """The library may crash; a new process takes its place."""
     own = grammars(QUICK)
     own.compile(GrammarSpec("regex", "a+"))
-    for process in grammar_check._idle:
-        os.kill(process._process.pid, number)
+    for process in processes.waiting:
+        os.kill(process.pid, number)
         process._process.wait()
     with pytest.raises(RowError, match="the regex cannot be used") as caught:
         own.compile(GrammarSpec("regex", "b+"))
     assert caught.value.code == "grammar_too_large"
-    grammar_check._end_all()
+    processes.end_all()
     own.compile(GrammarSpec("regex", "c+"))
 
 
 def test_no_process_can_be_started(monkeypatch):
     """This is the row's error, not the end of the job."""
-    grammar_check._end_all()
+    processes.end_all()
     monkeypatch.setattr("sys.executable", "/nonexistent")
     assert "no process" in try_grammar(GrammarSpec("regex", "a"), QUICK).message
 

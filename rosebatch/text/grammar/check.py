@@ -1,27 +1,20 @@
 """Tries a grammar in another process before this one compiles it, within limits of time and memory.
 
 A compiled grammar cannot be sent between processes. So the other one only says whether it compiles; then this process
-compiles it too. Processes are started when they are needed, and wait for the next grammar after that.
+compiles it too.
 """
 
-import atexit
-import json
-import signal
-import subprocess
-import sys
 from contextlib import suppress
 from dataclasses import dataclass
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from rosebatch.core.errors import RowError
 from rosebatch.core.structured_outputs import GrammarSpec
+from rosebatch.host.limited_process import IdleProcesses, LimitedProcess
 from rosebatch.text.grammar.source import unusable
 
 if TYPE_CHECKING:
     from rosebatch.text.grammar.token_table import TokenTable
-
-_CODE = "import sys; sys.path[:] = {path!r}; from rosebatch.text.grammar.worker import main; main()"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,29 +76,27 @@ def try_grammar(spec: GrammarSpec, limits: GrammarLimits, tokens: "TokenTable | 
     """
     try:
         process = _take(tokens)
-        answer = process.ask(spec, limits, tokens)
     except OSError as error:
         return Tried("invalid_grammar", unusable(spec, f"no process for it can be started ({error})"))
-    if answer is None:
-        reason = _reason(process.end(), limits)
-        return Tried("grammar_too_large", unusable(spec, reason))
-    with _lock:
-        _idle.append(process)
-    if answer.get("exceeds_memory"):
-        return Tried("grammar_too_large", unusable(spec, _reason(-signal.SIGABRT, limits)))
+    answer = process.try_one(spec, limits, tokens)
+    processes.put(process)
     if "error" in answer:
         return Tried("invalid_grammar", unusable(spec, answer["error"]))
+    if reason := _reason(answer, limits):
+        return Tried("grammar_too_large", unusable(spec, reason))
     return Tried(memory=answer.get("bytes", 0))
 
 
-def _reason(status: int, limits: GrammarLimits) -> str:
-    """Why a process ended, from its exit status."""
-    if status == -signal.SIGPROF:
-        return f"compiling it takes more than {limits.seconds:g} s (--grammar-timeout); simplify it"
-    # SIGKILL: the system ran out of memory.
-    if status in (-signal.SIGABRT, -signal.SIGKILL):
-        return f"compiling it takes more than {limits.memory / 2**30:.3g} GiB (--grammar-memory); simplify it"
-    return f"llguidance failed to compile it (exit status {status}); simplify it"
+def _reason(answer: dict[str, Any], limits: GrammarLimits) -> str | None:
+    """Why a grammar is too large; None if it is not."""
+    match answer:
+        case {"exceeds": "seconds"}:
+            return f"compiling it takes more than {limits.seconds:g} s (--grammar-timeout); simplify it"
+        case {"exceeds": "memory"}:
+            return f"compiling it takes more than {limits.memory / 2**30:.3g} GiB (--grammar-memory); simplify it"
+        case {"died": status}:
+            return f"llguidance failed to compile it (exit status {status}); simplify it"
+    return None
 
 
 def start_process(tokens: "TokenTable") -> None:
@@ -115,87 +106,37 @@ def start_process(tokens: "TokenTable") -> None:
     """
     with suppress(OSError):
         process = _take(tokens)
-        if process.learn(tokens):
-            with _lock:
-                _idle.append(process)
-        else:
-            process.end()
+        process.learn(tokens)
+        processes.put(process)
 
 
-class _Process:
+class _Process(LimitedProcess):
     """One that tries grammars."""
 
     def __init__(self) -> None:
-        # Of a process group of its own: Ctrl-C in a terminal is for the parent alone.
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _CODE.format(path=sys.path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            process_group=0,
-        )
+        super().__init__("rosebatch.text.grammar.worker")
         self.tokens: TokenTable | None = None
 
-    def ask(self, spec: GrammarSpec, limits: GrammarLimits, tokens: "TokenTable | None") -> dict[str, Any] | None:
-        """The answer; None if the process ended instead."""
-        if tokens is not None and not self.learn(tokens):
-            return None
-        request = {
-            "kind": spec.kind,
-            "source": spec.source,
-            "seconds": limits.seconds,
-            "memory": limits.memory,
-            "only_parse": tokens is None,
-        }
-        return self._send(request)
+    def try_one(self, spec: GrammarSpec, limits: GrammarLimits, tokens: "TokenTable | None") -> dict[str, Any]:
+        """The answer about a grammar."""
+        learned = {} if tokens is None else self.learn(tokens)
+        if self.ended:
+            return learned
+        request = {"kind": spec.kind, "source": spec.source, "only_parse": tokens is None}
+        return self.ask({**request, "seconds": limits.seconds, "memory": limits.memory})
 
-    def learn(self, tokens: "TokenTable") -> bool:
-        """Load a tokenizer, unless that is done already; False if the process ended instead."""
-        if tokens is not self.tokens:
-            content = tokens.tokenizer.encode()
-            if self._send({"tokenizer_bytes": len(content), "ends": list(tokens.ends)}, content) is None:
-                return False
-            self.tokens = tokens
-        return True
-
-    def _send(self, request: dict[str, Any], content: bytes = b"") -> dict[str, Any] | None:
-        requests, answers = self._process.stdin, self._process.stdout
-        assert requests is not None and answers is not None
-        try:
-            requests.write(json.dumps(request).encode() + b"\n" + content)
-            requests.flush()
-            line = answers.readline()
-        except BrokenPipeError:
-            return None
-        return json.loads(line) if line.endswith(b"\n") else None
-
-    def end(self) -> int:
-        """End it; returns its exit status, which is below 0 for a signal."""
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            with suppress(OSError):
-                pipe.close()
-        return self._process.wait()
+    def learn(self, tokens: "TokenTable") -> dict[str, Any]:
+        """Load a tokenizer, unless that is done already. The answer says how the process ended, if it did."""
+        if tokens is self.tokens:
+            return {}
+        self.tokens = tokens
+        return self.ask({"ends": list(tokens.ends)}, tokens.tokenizer.encode())
 
 
-# Processes that wait for a grammar.
-_idle: list[_Process] = []
-_lock = Lock()
+# Those that wait for a grammar.
+processes = IdleProcesses(_Process)
 
 
 def _take(tokens: "TokenTable | None") -> _Process:
-    """A process that does nothing else now; if possible, one that has the tokenizer."""
-    with _lock:
-        found = next((each for each in _idle if each.tokens is tokens), None)
-        found = found or (_idle[-1] if _idle else None)
-        if found is not None:
-            _idle.remove(found)
-            return found
-    return _Process()
-
-
-@atexit.register
-def _end_all() -> None:
-    with _lock:
-        while _idle:
-            _idle.pop().end()
+    """If possible, one that has the tokenizer."""
+    return processes.take(lambda each: each.tokens is tokens)
