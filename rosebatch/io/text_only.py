@@ -15,7 +15,7 @@ _NO_TEXT = frozenset(
 # Kinds of the parts of a message that are text, and the names of their texts.
 _TEXTS = ("text", "refusal")
 # What else such a part may have: it says how a server keeps the text, or where an answer has it from.
-_OF_A_PART = {"type", "id", "cache_control", "prompt_cache_breakpoint", "annotations", "logprobs"}
+OF_A_PART = {"type", "id", "cache_control", "prompt_cache_breakpoint", "annotations", "logprobs"}
 _NO_CALLS: tuple[Sequence[Any], ...] = ([], ())
 # Who says nothing without content; others call tools, think, or return nothing.
 _SPEAKERS = ("user", "system", "developer")
@@ -82,6 +82,6 @@ def _text(part: Any) -> str:
     if kind not in _TEXTS or not isinstance(text := part.get(kind), str):
         raise RowError("invalid_messages", "only text parts are supported in message content")
     for name, value in part.items():
-        if value is not None and name not in _OF_A_PART and name != kind:
+        if value is not None and name not in OF_A_PART and name != kind:
             raise RowError("invalid_messages", f"a {kind} part of a message's content has an unknown field: {name}")
     return text

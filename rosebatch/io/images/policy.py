@@ -1,0 +1,51 @@
+"""What rows may refer to."""
+
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rosebatch.core.errors import RowError
+from rosebatch.io.images.public_address import is_public
+
+
+def look_up(host: str, port: int) -> list[str]:
+    """The addresses of a host, by the system's resolver.
+
+    Raises:
+        OSError: it has none.
+    """
+    return list(dict.fromkeys(str(found[4][0]) for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)))
+
+
+@dataclass(frozen=True, slots=True)
+class MediaPolicy:
+    """Where images may come from beside the row itself, and what getting one may take.
+
+    Attributes:
+        root: files are read below this folder only; None reads none.
+        domains: http and https are served from these only: ``host``, or ``host:port`` if the port is not the scheme's
+            own; in lower case.
+        max_bytes: of one image's file.
+        seconds: for one image, redirects included.
+        max_redirects: that one image may take.
+        resolve: gives the addresses of a host and port.
+        may_connect: whether an address may be connected to.
+    """
+
+    root: Path | None = None
+    domains: frozenset[str] = frozenset()
+    max_bytes: int = 64 << 20
+    seconds: float = 30.0
+    max_redirects: int = 3
+    resolve: Callable[[str, int], Sequence[str]] = look_up
+    may_connect: Callable[[str], bool] = is_public
+
+    def require_size(self, size: int) -> None:
+        """Check how many bytes a file has.
+
+        Raises:
+            RowError: too many.
+        """
+        if size > self.max_bytes:
+            raise RowError("image_too_large", f"its file has more than {self.max_bytes} bytes")
