@@ -28,7 +28,7 @@ from rosebatch.text.grammar.check import Tried
 from rosebatch.text.grammar.grammars import Grammars
 from rosebatch.text.tokenizer import Tokenizer
 
-# Rows that are encoded in one call, and such groups under way. With 64, short texts took the job 3 % longer: two threads
+# Rows that are encoded in one call, and such groups under way. With 64, a job of short texts took 3 % longer: threads
 # take turns for each group.
 _GROUP = 256
 _GROUPS_AHEAD = 4
