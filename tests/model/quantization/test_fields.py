@@ -21,7 +21,14 @@ CONFIGS = {
         "sparsity_config": {},
         "transform_config": {},
     },
-    "fp8": {"fmt": "e4m3", "weight_block_size": [128, 128], "modules_to_not_convert": [], "ignored_layers": None},
+    "fp8": {
+        "fmt": "e4m3",
+        "weight_block_size": [128, 128],
+        "weight_scale_method": "block",
+        "weight_scale_semantics": "inverse",
+        "modules_to_not_convert": [],
+        "ignored_layers": None,
+    },
     "gptq": {
         "bits": 4,
         "group_size": 128,
@@ -55,6 +62,7 @@ WRONG = {
     "fp8": [
         *({"fmt": "e5m2"}, {"expert_dtype": "fp4"}, {"weight_block_size": [128]}, {"weight_block_size": [0, 128]}),
         *({"modules_to_not_convert": "lm_head"}, {"modules_to_not_convert": None, "ignored_layers": [4]}),
+        *({"weight_scale_method": "column"}, {"weight_scale_semantics": "factor"}),
     ],
     "gptq": [
         *({"pack_dtype": "int16"}, {"is_marlin_format": True}),

@@ -1,4 +1,4 @@
-"""fp8 weights with scales for matrices, rows or blocks, as DeepSeek, Qwen and Mistral publish them."""
+"""fp8 weights with scales for matrices, rows or blocks, as DeepSeek, Qwen, Mistral and GPTQModel write them."""
 
 import pytest
 import torch
@@ -43,6 +43,33 @@ def test_a_scale_is_a_factor_of_any_dtype(tmp_path, dtype, scale):
     """
     form = form_of({"quant_method": "fp8", "weight_block_size": [8, 8], "scale_fmt": "ue8m0"})
     require_same_logits(tmp_path, FAMILIES["smollm3"], encoder("smollm3", matrices([8, 8], dtype, scale)), form, 1)
+
+
+@pytest.mark.parametrize("block", [None, [8, 8]])
+def test_scales_that_are_divisors(tmp_path, block):
+    """GPTQModel's ``weight_scale_inv`` is what its name says, and a field tells: the values were multiplied by it."""
+
+    def matrix(name, shape):
+        tensors, _ = matrices(block or [1, shape[1]])(name, shape)
+        divisors = 2.0 ** -(tensors[f"{name}.weight_scale_inv"] * 99).round()
+        values = tensors[f"{name}.weight"].float() / spread(divisors, shape, block or (1, shape[1]))
+        # It stores scales of rows without a dimension of columns.
+        return {**tensors, f"{name}.weight_scale_inv": divisors if block else divisors[:, 0]}, values
+
+    method = {"weight_scale_method": "block" if block else "row", "weight_scale_semantics": "inverse"}
+    form = form_of({"quant_method": "fp8", "weight_block_size": block, **method})
+    assert form.layouts[0].block == (tuple(block) if block else (1, 0))
+    require_same_logits(tmp_path, FAMILIES["smollm3"], encoder("smollm3", matrix), form, 2)
+
+
+def test_a_divisor_of_zero(tmp_path):
+    """Its reciprocal is infinite: all tokens were nonsense."""
+    tensors, _ = matrices([8, 8])("x", (32, 24))
+    tensors["x.weight_scale_inv"][3, 2] = 0
+    save_file(tensors, tmp_path / "model.safetensors")
+    config = {"quant_method": "fp8", "weight_block_size": [8, 8], "weight_scale_semantics": "inverse"}
+    with pytest.raises(UserError, match=r"'x\.weight_scale_inv' has a value that is no finite number"):
+        load_from(tmp_path, config, "x.weight", (32, 24)).dense()
 
 
 def test_the_last_block_is_smaller(tmp_path):
