@@ -261,14 +261,15 @@ def test_a_block_of_experts_in_one_tensor_ends_with_the_expert(tmp_path):
     assert torch.equal(found.rows(range(5, 19)).columns(range(3, 20)).dense(), expected[:, 5:19, 3:20])
 
 
-def test_nvfp4_scales_are_multiplied_in_fp32(tmp_path):
-    """448 by 448 by 6 before the division is no number in fp16."""
+@pytest.mark.parametrize("whole", [0.1, 134400.0])
+def test_nvfp4_scales_are_multiplied_in_fp32(tmp_path, whole):
+    """448 by 448 by 6 before the division is no number in fp16; nor is the scale of a matrix of values below 0.04."""
     codes, scale = torch.full((32, 32), 7), torch.full((32, 2), 448.0).to(FP8)
     tensors = {"m.weight_packed": packed(codes, 4, 8), "m.weight_scale": scale}
-    save_file({**tensors, "m.weight_global_scale": torch.tensor([1e-1])}, tmp_path / "model.safetensors")
+    save_file({**tensors, "m.weight_global_scale": torch.tensor([whole])}, tmp_path / "model.safetensors")
     dense = load(tmp_path, config_of(**FORMS["nvfp4"][1]), dtype=torch.float16).dense()
     assert dense.dtype == torch.float16
-    assert torch.equal(dense, torch.full((32, 32), 26880.0, dtype=torch.float16))
+    assert torch.equal(dense, torch.full((32, 32), 6 * 448 / whole, dtype=torch.float16))
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(UserError, match=r"no tensor 'm\.weight_global_scale'"):
         load(tmp_path, config_of(**FORMS["nvfp4"][1]))
