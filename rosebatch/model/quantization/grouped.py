@@ -17,7 +17,7 @@ from rosebatch.model.quantization.numbers import GroupedNumbers, groups_of_neigh
 from rosebatch.model.quantization.packed_experts import packed_experts
 from rosebatch.model.quantization.packed_linear import packed_linear
 from rosebatch.model.quantization.packing import AT_ONCE, floats
-from rosebatch.model.quantization.stored import POWERS, scales_of, shape_of, stored_as
+from rosebatch.model.quantization.stored import POWERS, shape_of, stored_as, stored_scales
 from rosebatch.model.weights import FLOATS, Checkpoint
 from rosebatch.ops.fp8 import BLOCK, fp8_linear, has_fp8_product
 from rosebatch.ops.weight import Device, Indices, Linear, Packed, Weight
@@ -162,7 +162,7 @@ def coded(weights: Checkpoint, codes: LazyTensor, bits: int, scale: str, group: 
     return GroupedWeight(
         numbers=codes,
         kind=torch.uint8,
-        scales=scales_of(weights, scale, (count, rows)).transposed(),
+        scales=stored_scales(weights, scale, (count, rows)).transposed(),
         zeros=None,
         row_of=np.arange(rows),
         group_of=in_groups(columns, size),
@@ -231,7 +231,7 @@ def grouped(
     return GroupedWeight(
         numbers=numbers,
         kind=kind,
-        scales=scales_of(weights, scale, found, *kinds, grid=grid),
+        scales=stored_scales(weights, scale, found, *kinds, grid=grid),
         zeros=None,
         row_of=in_groups(rows, block[0]),
         group_of=in_groups(columns, block[1]),

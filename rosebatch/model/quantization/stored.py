@@ -51,7 +51,7 @@ def host_array(weights: Checkpoint, name: str, shape: tuple[int, ...], *kinds: s
     return weights.on_host(name, shape)
 
 
-def scales_of(
+def stored_scales(
     weights: Checkpoint,
     name: str,
     shape: tuple[int, ...],

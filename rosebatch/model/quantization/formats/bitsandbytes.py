@@ -15,7 +15,7 @@ from rosebatch.model.lazy_tensor import LazyTensor, select
 from rosebatch.model.quantization.dense import DenseWeight
 from rosebatch.model.quantization.grouped import scaled
 from rosebatch.model.quantization.packing import AT_ONCE
-from rosebatch.model.quantization.stored import finite, host_array, scales_of, shape_of, stored_as
+from rosebatch.model.quantization.stored import finite, host_array, shape_of, stored_as, stored_scales
 from rosebatch.model.weights import FLOATS, Checkpoint
 from rosebatch.ops.layout import Layout
 from rosebatch.ops.weight import Weight
@@ -97,7 +97,7 @@ def _values(weights: Checkpoint, name: str, state: _State) -> Tensor:
     """The whole matrix; the first of a byte's two codes is in its high half."""
     count = prod(state.shape)
     blocks = -(-count // state.blocksize)
-    largest, table = _largest(weights, name, state, blocks), scales_of(weights, f"{name}.quant_map", (16,)).read()
+    largest, table = _largest(weights, name, state, blocks), stored_scales(weights, f"{name}.quant_map", (16,)).read()
     # Its bytes may be stored as numbers of any dtype.
     packed = stored_as(weights, name, shape_of(weights, name), "U8", *FLOATS).read().flatten().view(torch.uint8)
     if len(packed) != -(-count // 2):
@@ -115,9 +115,9 @@ def _values(weights: Checkpoint, name: str, state: _State) -> Tensor:
 def _largest(weights: Checkpoint, name: str, state: _State, blocks: int) -> Tensor:
     """fp32, of each block."""
     if state.nested_blocksize is None or state.nested_offset is None:
-        return scales_of(weights, f"{name}.absmax", (blocks,)).read()
+        return stored_scales(weights, f"{name}.absmax", (blocks,)).read()
     codes = stored_as(weights, f"{name}.absmax", (blocks,), "U8").read()
-    scales = scales_of(weights, f"{name}.nested_absmax", (-(-blocks // state.nested_blocksize),)).read()
-    table = scales_of(weights, f"{name}.nested_quant_map", (256,)).read()
+    scales = stored_scales(weights, f"{name}.nested_absmax", (-(-blocks // state.nested_blocksize),)).read()
+    table = stored_scales(weights, f"{name}.nested_quant_map", (256,)).read()
     found = table[codes.int()] * scales.repeat_interleave(state.nested_blocksize)[:blocks] + state.nested_offset
     return finite(weights, f"{name}.nested_absmax", found)

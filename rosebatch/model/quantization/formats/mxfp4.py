@@ -10,7 +10,7 @@ from torch import Tensor
 from rosebatch.model.lazy_tensor import Cuts, LazyTensor
 from rosebatch.model.quantization.grouped import GroupedWeight, in_groups
 from rosebatch.model.quantization.packing import E2M1_KIND, unpacked
-from rosebatch.model.quantization.stored import POWERS, scales_of, stored_as
+from rosebatch.model.quantization.stored import POWERS, stored_as, stored_scales
 from rosebatch.model.weights import Checkpoint
 from rosebatch.ops.layout import Layout
 
@@ -41,7 +41,7 @@ class MXFP4:
         return GroupedWeight(
             numbers=unpacked(_flat(blocks), 4, -1, shape[-1], 8),
             kind=E2M1_KIND,
-            scales=scales_of(weights, f"{name}_scales", groups, *POWERS),
+            scales=stored_scales(weights, f"{name}_scales", groups, *POWERS),
             zeros=None,
             row_of=np.arange(shape[-2]),
             group_of=in_groups(shape[-1], _BLOCK),
