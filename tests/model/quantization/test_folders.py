@@ -83,10 +83,12 @@ def test_a_head_of_its_own(tmp_path):
 
 
 def test_a_quantized_copy_of_a_tied_head(tmp_path):
-    """The copy is used, and the embedding stays as it is."""
+    """The copy is used, and the embedding stays as it is. The folder with its values names none tied."""
     matrix, weights = test_compressed_tensors.words(4, 8)
     config = test_compressed_tensors.config_of(ignore=["model.embed_tokens"], **weights)
     write(tmp_path, matrix, config, taken=lambda name: True, tie_word_embeddings=True)
+    dense = tmp_path / "dense" / "config.json"
+    dense.write_text(json.dumps({**json.loads(dense.read_text()), "tie_word_embeddings": False}))
     require_same_answers(tmp_path)
 
 
