@@ -261,6 +261,20 @@ def test_a_block_of_experts_in_one_tensor_ends_with_the_expert(tmp_path):
     assert torch.equal(found.rows(range(5, 19)).columns(range(3, 20)).dense(), expected[:, 5:19, 3:20])
 
 
+def test_experts_of_several_schemes(tmp_path):
+    """One has one scale, the next one for each row: values are stacked, because scales cannot be."""
+    tensors, values, found = {}, [], []
+    for name, forms in (("a", floats((None, None), "tensor")), ("b", floats((1, None), "channel"))):
+        matrix, weights = forms
+        own, dense = matrix(name, (32, 24))
+        tensors |= own
+        values.append(dense)
+        save_file(tensors, tmp_path / "model.safetensors")
+        found.append(load(tmp_path, config_of(**weights), name, (32, 24)))
+    assert torch.equal(found[0].stack(found[1:]).dense(), torch.stack(values))
+    assert torch.equal(found[1].stack(found[:1]).dense(), torch.stack(values[::-1]))
+
+
 @pytest.mark.parametrize("whole", [0.1, 134400.0])
 def test_nvfp4_scales_are_multiplied_in_fp32(tmp_path, whole):
     """448 by 448 by 6 before the division is no number in fp16; nor is the scale of a matrix of values below 0.04."""
