@@ -71,7 +71,8 @@ def test_it_is_cut_joined_and_reordered(tmp_path, matrix, family, size):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "matrix"), [("FP8", fp8), ("FP8_PER_CHANNEL_PER_TOKEN", by_rows), ("MXFP8", mxfp8)]
+    ("algorithm", "matrix"),
+    [("FP8", fp8), ("FP8_PER_CHANNEL_PER_TOKEN", by_rows), ("MXFP8", mxfp8), ("W4A16_NVFP4", nvfp4)],
 )
 def test_each_form(tmp_path, algorithm, matrix):
     """The tensors say which one it is."""

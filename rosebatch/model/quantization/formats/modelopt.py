@@ -17,6 +17,7 @@ _SERVED = {
     "FP8": Layout(8, True, (0, 0)),
     "FP8_PER_CHANNEL_PER_TOKEN": Layout(8, True, (1, 0)),
     "NVFP4": Layout(4, True, (1, 16)),
+    "W4A16_NVFP4": Layout(4, True, (1, 16)),
     "MXFP8": Layout(8, True, (1, 32)),
 }
 _MIXED = "MIXED_PRECISION"
