@@ -186,10 +186,9 @@ class Engine:
             )
             self._num_started += 1
             if sequence.constraint is not None:
-                self._constraints[sequence.id] = sequence.constraint
+                self._constraints[sequence.spec.id] = sequence.constraint
             sequences.append(sequence)
-        first, *forks = sequences
-        first.forks = forks
+        first, *first.forks = sequences
         self.scheduler.add(first)
 
     def require_servable(self, request: Request) -> None:

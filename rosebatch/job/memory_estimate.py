@@ -39,10 +39,12 @@ def row_bytes(row: Row | FailedRow) -> int:
             size += sum(map(getsizeof, row.continuations))
         if row.prompt is not None:
             return size + getsizeof(row.prompt)
+        if (token_ids := row.prompt_token_ids) is not None:
+            # Not each id by itself: there are thousands.
+            return size + getsizeof(token_ids) + _INTEGER * len(token_ids)
         if row.pairs:
             size += sum(getsizeof(first) + getsizeof(second) for first, second in row.pairs)
-        for each in row.prompts if row.prompt_token_ids is None else (row.prompt_token_ids,):
-            # Not each id by itself: there are thousands.
+        for each in row.prompts:
             size += getsizeof(each) + (0 if isinstance(each, str) else _INTEGER * len(each))
         size += _deep_bytes(row.messages) if row.messages else 0
         size += _tool_bytes(row.tool_use.tools) if row.tool_use is not None else 0

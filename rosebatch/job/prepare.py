@@ -178,8 +178,8 @@ def _prompts_of(
     for number, (prompt, text) in enumerate(encoded):
         if isinstance(prompt, RowError):
             raise prompt
-        if (kept := options.kept(max_model_len)) and not row.pairs:
-            prompt = prompt[-kept:]
+        if options.truncate_prompt_tokens and not row.pairs:
+            prompt = prompt[-options.kept(max_model_len) :]
         prompt = packed(prompt)
         own = sampling
         if sampling.seed is None and not sampling.greedy:
@@ -197,6 +197,8 @@ def _reader(row: Row, prompt: Sequence[int], tokenizer: Tokenizer | None) -> Cha
     Raises:
         RowError: the reasoning has a budget, but is not parsed.
     """
+    if row.messages is None and row.sampling.max_reasoning_tokens is None:
+        return None
     forms = None if tokenizer is None else tokenizer.parsers
     if row.sampling.max_reasoning_tokens is not None and (forms is None or forms.reasoning is None):
         raise RowError(

@@ -1,5 +1,6 @@
 """From the completions of a row to its result: texts cut at stop strings, log-probabilities by token."""
 
+from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -37,38 +38,38 @@ def result_of(
         return_token_ids: whether choices have token ids.
     """
     prompts, n = prepared.prompts, prepared.row.sampling.n
-    # The first completion of each prompt has what concerns the prompt.
-    firsts = completions[::n]
-    pooled = [done.pooled for done in completions if done.pooled is not None]
     choices: list[Choice] = []
+    pooled: list[array[float]] = []
+    tokens: list[LabelledTokens] = []
     scores = scores_of(prompts, completions)
-    if not pooled and not scores:
-        choices = [
-            _choice(prompt, done, text, first, tokenizer, table, return_token_ids=return_token_ids)
-            for number, (done, text) in enumerate(zip(completions, texts, strict=True))
-            if not isinstance(text, Spans)
-            for prompt, first in [(prompts[number // n], firsts[number // n])]
-        ]
+    prompt_tokens = completion_tokens = cached_tokens = 0
+    first = completions[0]
+    for number, (done, text) in enumerate(zip(completions, texts, strict=True)):
+        request = done.request
+        if not done.sample:
+            # This one has what concerns the prompt.
+            first = done
+            prompt_tokens += len(request.prompt_token_ids)
+            cached_tokens += done.cached_tokens
+        completion_tokens += len(done.token_ids)
+        if done.pooled is not None:
+            pooled.append(done.pooled)
+            if request.pooling is not None and request.pooling.of_tokens:
+                own, spans = (
+                    _of_first_type(request.prompt_token_ids, tokenizer),
+                    text if isinstance(text, Spans) else None,
+                )
+                tokens.append(LabelledTokens(own, done.pooled, request.pooling, spans, table))
+        elif not scores and not isinstance(text, Spans):
+            choices.append(_choice(prompts[number // n], done, text, first, tokenizer, table, return_token_ids))
     return Result(
         row=prepared.row,
         choices=choices,
-        prompt_tokens=sum([len(done.request.prompt_token_ids) for done in firsts]),
-        completion_tokens=sum([len(done.token_ids) for done in completions]),
-        cached_tokens=sum([done.cached_tokens for done in firsts]),
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+        cached_tokens=cached_tokens,
         pooled=pooled,
-        tokens=[
-            LabelledTokens(
-                _of_first_type(done.request.prompt_token_ids, tokenizer),
-                done.pooled,
-                own,
-                found if isinstance(found, Spans) else None,
-                table,
-            )
-            for done, found in zip(completions, texts, strict=True)
-            if done.pooled is not None and (own := done.request.pooling) is not None and own.of_tokens
-        ]
-        if pooled
-        else (),
+        tokens=tokens,
         scores=scores,
         prompt=prompts[0].text,
         completions=completions,
@@ -88,7 +89,6 @@ def _choice(
     first: Completion,
     tokenizer: Tokenizer | None,
     table: TokenTable,
-    *,
     return_token_ids: bool,
 ) -> Choice:
     token_ids, sampling = list(completion.token_ids), prompt.sampling

@@ -82,10 +82,10 @@ def scored_prompts(row: Row, encoded: Sequence[Encoded], max_model_len: int) -> 
 
 def scores_of(prompts: Sequence[PreparedPrompt], completions: Sequence[Completion]) -> list[Score]:
     """The score of each continuation; none where nothing is scored."""
+    if prompts[0].scoring is None:
+        return []
     found: dict[int, Score] = {}
-    for prompt, done in zip(prompts, completions, strict=False):
-        if prompt.scoring is None:
-            return []
+    for prompt, done in zip(prompts, completions, strict=True):
         own = list(done.prompt_logprobs)
         shared, ends = own[: -len(prompt.continuations)], own[-len(prompt.continuations) :]
         for number, end in zip(prompt.continuations, ends, strict=True):

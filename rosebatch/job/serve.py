@@ -104,10 +104,10 @@ def _steps(
         # By numbers alone, never by how far a thread happens to be: a second run takes the same steps. Only a few rows
         # at a time, so that the device does not wait while many are replaced; all of them if slots would stay empty.
         added, failed, failed_bytes = 0, list[Result | FailedRow](), 0
-        ending, waits = engine.num_ending, paused()
+        unfinished, waits = engine.num_unfinished - engine.num_ending, paused()
         while no_room_yet or not exhausted:
             limit = max_unfinished if added < _ROWS_A_STEP else engine.max_num_seqs
-            if engine.num_unfinished - ending >= limit:
+            if unfinished >= limit:
                 break
             check()
             if waits and engine.has_unfinished:
@@ -131,6 +131,8 @@ def _steps(
             if refused is not None:
                 failed.append(refused)
                 failed_bytes += size_of(refused)
+            elif isinstance(item, Prepared):
+                unfinished += item.num_completions
             added += 1
         # Our references go: a row's bytes are freed when its result is written.
         item = refused = None

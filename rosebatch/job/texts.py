@@ -39,7 +39,9 @@ class Texts:
         self._tokenizer = tokenizer
         self._prompts = [_plain_prompts(row, tokenizer) for row in rows]
         self._pairs = [row.pairs for row in rows]
-        self._continuations = [[each for each in row.continuations or () if isinstance(each, str)] for row in rows]
+        self._continuations = [
+            [each for each in row.continuations if isinstance(each, str)] if row.continuations else [] for row in rows
+        ]
         self._chats: list[str | RowError] = []
         self._has_chat = [row.messages is not None for row in rows]
         self.takes_time = (

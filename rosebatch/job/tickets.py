@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count, islice
 from typing import Any
 
 import msgspec
@@ -74,7 +73,7 @@ class Tickets:
     whole_texts: bool
     _bytes: int = 0
     _rows_of_grammar: Counter[Grammar] = field(default_factory=Counter)
-    _ids: Iterator[int] = field(default_factory=count)
+    _next_id: int = 0
     _open: dict[int, _Ticket] = field(default_factory=dict)
     _complete: deque[_Ticket] = field(default_factory=deque)
     _decoding: tuple[list[_Ticket], Future[Sequence[_Text]] | Sequence[_Text]] | None = None
@@ -111,26 +110,26 @@ class Tickets:
         tokenizer, sampling, matcher = self.tokenizer, row.row.sampling, None
         if sampling.stop and tokenizer:
             matcher = partial(self._stop_strings, tokenizer, sampling, row.prompts[0].reader)
-        requests = [
-            Request(next(self._ids), prompt.token_ids, prompt.sampling, row.row.pooling, prompt.scoring)
-            for prompt in row.prompts
-        ]
+        first_id, added = self._next_id, []
         try:
-            constraints = [constraint_of(engine, tokenizer, row, request) for request in requests]
+            for prompt in row.prompts:
+                request = Request(self._next_id, prompt.token_ids, prompt.sampling, row.row.pooling, prompt.scoring)
+                self._next_id += 1
+                added.append((request, constraint_of(engine, tokenizer, row, request)))
             # The engine checks the first one when it is added, before anything else is.
-            for request in requests[1:]:
+            for request, _ in added[1:]:
                 engine.require_servable(request)
-            for request, constraint in zip(requests, constraints, strict=True):
+            for request, constraint in added:
                 engine.add(request, stop_matcher=matcher, constraint=constraint)
         except RowError as error:
             return row.failed(error)
         if labels := _bytes_of_labels(engine.pooling, row):
             row = structs.replace(row, size=row.size + labels)
         self._account(row, 1)
-        number = row.num_completions
-        ticket = _Ticket(row, requests[0].id, number, [None] * number)
-        for request in requests:
-            self._open[request.id] = ticket
+        number = len(added) * sampling.n
+        ticket = _Ticket(row, first_id, number, [None] * number)
+        for request_id in range(first_id, self._next_id):
+            self._open[request_id] = ticket
         return None
 
     def _stop_strings(self, tokenizer: Tokenizer, sampling: SamplingParams, reader: ChatReader | None) -> StopStrings:
@@ -142,18 +141,19 @@ class Tickets:
     def take(self, completions: Iterable[Completion]) -> None:
         """Take what a step has finished."""
         for completion in completions:
-            ticket = self._open[completion.request.id]
-            row = ticket.prepared
-            if row.row.prompt_only:
+            request_id = completion.request.id
+            ticket = self._open[request_id]
+            row = ticket.prepared.row
+            if row.prompt_only:
                 # The engine always generates a token, which this row does not want.
                 completion = structs.replace(
                     completion, token_ids=(), logprobs=(), finish_reason="length", has_end_token=False
                 )
-            place = (completion.request.id - ticket.first_id) * row.row.sampling.n + completion.sample
-            ticket.completions[place] = completion
+            first = ticket.first_id
+            ticket.completions[(request_id - first) * row.sampling.n + completion.sample] = completion
             ticket.missing -= 1
             if not ticket.missing:
-                for request_id in range(ticket.first_id, ticket.first_id + len(row.prompts)):
+                for request_id in range(first, first + len(ticket.prepared.prompts)):
                     del self._open[request_id]
                 self._complete.append(ticket)
 
@@ -228,8 +228,11 @@ class Tickets:
     def _result(self, ticket: _Ticket, decoded: Iterator[_Text]) -> Result | FailedRow:
         row, completions = ticket.prepared, ticket.completions
         texts: list[str | ChatText | Spans | None] = []
-        error = next(filter(None, [done.error for done in completions]), None)
-        for text in islice(decoded, len(completions)):
+        error: RowError | None = None
+        for done in completions:
+            error = error or done.error
+        for _ in completions:
+            text = next(decoded)
             if isinstance(text, RowError):
                 error = error or text
             else:

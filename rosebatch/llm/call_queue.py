@@ -9,7 +9,7 @@ from threading import Lock
 from typing import Any
 
 from rosebatch.io.output import Sink
-from rosebatch.io.results import Result, Shape
+from rosebatch.io.results import Result
 from rosebatch.io.rows import FailedRow, Row
 from rosebatch.llm.backend import Backend
 from rosebatch.llm.call import Call
@@ -265,13 +265,12 @@ class CallQueue(Sink):
 
     def result(self, result: Result) -> Any:
         """See ``Shape``."""
-        return self._shape_of(result.row.index).result(result)
+        shape = self._places[result.row.index][0].shape
+        assert shape is not None, "it has rows"
+        return shape.result(result)
 
     def failure(self, row: FailedRow) -> Any:
         """See ``Shape``."""
-        return self._shape_of(row.index).failure(row)
-
-    def _shape_of(self, index: int) -> Shape:
-        shape = self._places[index][0].shape
+        shape = self._places[row.index][0].shape
         assert shape is not None, "it has rows"
-        return shape
+        return shape.failure(row)

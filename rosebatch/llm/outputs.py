@@ -1,5 +1,6 @@
 """What ``LLM.generate`` and its kin return. Names and meanings as in vLLM, so that scripts find what they look for."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, overload
@@ -213,10 +214,13 @@ COMPLETIONS = Completions()
 
 
 def _metrics(completions: Sequence[Completion]) -> RequestMetrics:
-    arrival = completions[0].arrival_time
-    first = min([done.first_token_time for done in completions])
-    last = max([done.token_times[-1] if done.token_times else done.finish_time for done in completions])
-    return RequestMetrics(arrival, first, last, first - arrival, sum([len(done.token_ids) for done in completions]))
+    arrival, first, last, tokens = completions[0].arrival_time, math.inf, 0.0, 0
+    for done in completions:
+        times = done.token_times
+        first = min(first, times[0] if times else done.finish_time)
+        last = max(last, times[-1] if times else done.finish_time)
+        tokens += len(done.token_ids)
+    return RequestMetrics(arrival, first, last, first - arrival, tokens)
 
 
 def _stop_reason(choice: Choice, completion: Completion) -> str | int | None:

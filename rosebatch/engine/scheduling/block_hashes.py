@@ -44,10 +44,11 @@ class BlockHashes:
         stop = 0
         for _, count, before in prefixes:
             begin, stop = stop, stop + count
-            own = sums[begin:stop]
             if before is not None:
-                own[0] += sums[before] if isinstance(before, int) else np.frombuffer(before, np.uint64)
-            np.add.accumulate(own, out=own)
+                sums[begin] += sums[before] if isinstance(before, int) else np.frombuffer(before, np.uint64)
+            if count > 1:
+                own = sums[begin:stop]
+                np.add.accumulate(own, out=own)
         return _split(sums)
 
     def of_next(self, token_ids: "array[int]", numbers: Sequence[int], before: Sequence[bytes]) -> list[bytes]:

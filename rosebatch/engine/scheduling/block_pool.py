@@ -75,10 +75,11 @@ class BlockPool:
         counts, hashes = self._ref_counts, self._hashes
         cached: list[int] = []
         for block in reversed(blocks):
-            counts[block] = left = counts[block] - 1
-            if left > 0:
+            if (held := counts[block]) > 1:
+                counts[block] = held - 1
                 continue
-            assert not left, f"block {block} freed more often than held"
+            assert held, f"block {block} freed more often than held"
+            counts[block] = 0
             if hashes[block] is None:
                 self._blank.append(block)
             else:

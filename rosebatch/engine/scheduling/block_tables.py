@@ -68,7 +68,9 @@ class BlockTables:
                     copies = self._must_copy(sequence)
                     break
         missing = -(-num_tokens // self.block_size) - held if self.pools else 0
-        return copies if missing <= 0 else [missing + copy for copy in copies or self._no_copies]
+        if missing <= 0:
+            return copies
+        return [missing + copy for copy in copies] if copies else (missing,) * len(self.pools)
 
     def _must_copy(self, sequence: SequenceState) -> Sequence[bool]:
         """Whether the next token goes into a block that is not writable, in each group. It has a block there."""

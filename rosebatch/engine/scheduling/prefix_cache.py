@@ -108,10 +108,14 @@ class PrefixCache:
         hashes = self._hashes(sequence, reusable // size)[: reusable // size]
         count = self._longest_prefix(num_tokens, hashes)
         count -= count % self.unit
+        if not count:
+            sequence.num_computed_tokens = 0
+            sequence.tables = [[] for _ in self.blocks.groups]
+            return
         sequence.num_computed_tokens = min(count * size, num_tokens - 1)
         sequence.tables = []
         for group in self.blocks.groups:
-            first = group.first_seen(sequence.num_computed_tokens) if count else 0
+            first = group.first_seen(sequence.num_computed_tokens)
             found = list(map(group.pool.by_hash.__getitem__, hashes[first:count]))
             group.pool.share(found)
             sequence.tables.append([GONE] * first + found)

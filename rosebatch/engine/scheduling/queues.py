@@ -72,7 +72,7 @@ class SequenceQueues:
         sequence = self.waiting.popleft()
         sequence.status = Status.RUNNING
         self.running.append(sequence)
-        self.started[sequence.id] = sequence
+        self.started[sequence.spec.id] = sequence
 
     def send_back(self, sequence: SequenceState, place: int = 0) -> None:
         """Let a running sequence, which has lost its blocks, wait behind ``place`` others. It keeps its tokens."""
@@ -87,7 +87,7 @@ class SequenceQueues:
         if ending := self._planned():
             for sequence in ending:
                 sequence.status = Status.ENDING
-                self.released.append(sequence.id)
+                self.released.append(sequence.spec.id)
             self.ending += ending
             self.running = [s for s in self.running if s.status is Status.RUNNING]
 
@@ -99,7 +99,7 @@ class SequenceQueues:
             if sequence.status is Status.RUNNING:
                 self.released.append(sequence.id)
             sequence.status = Status.FINISHED
-            del self.started[sequence.id]
+            del self.started[sequence.spec.id]
         self.running = [s for s in self.running if s.status is Status.RUNNING]
         self.ending = [s for s in self.ending if s.status is Status.ENDING]
 

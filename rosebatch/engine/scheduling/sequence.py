@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import msgspec
 import numpy as np
+from msgspec import structs
 
 from rosebatch.core.errors import RowError
 from rosebatch.core.request import Completion, Constraint, Logprobs, PackedLogprobs, Request, StopMatcher
@@ -108,22 +109,14 @@ class SequenceState(msgspec.Struct, eq=False):
         prompt, sampling = request.prompt_token_ids, request.sampling
         if sample:
             sampling = _sampling_of(sampling, sample)
-        pooling = None if request.pooling is None else request.pooling.pooling
-        assert request.pooling is None or pooling, "the engine has resolved it"
-        answered = pooling or request.scoring is not None
-        spec = SequenceSpec(
-            id=id,
-            prompt_token_ids=prompt,
-            sampling=sampling,
-            max_len=len(prompt) + 1 if answered else min(len(prompt) + sampling.max_tokens, max_model_len),
-            stop_ids=stop_ids,
-            guided=constraint is not None,
-            has_features=sampling.adjusts or sampling.logprobs is not None,
-            pooling=pooling,
-            classifies=request.pooling is not None and request.pooling.task != "embed",
-            step_token=None if request.pooling is None else request.pooling.step_token,
-            scoring=request.scoring,
-        )
+        max_len, guided = len(prompt) + 1, constraint is not None
+        if request.pooling is None and request.scoring is None:
+            max_len = min(len(prompt) + sampling.max_tokens, max_model_len)
+        features = sampling.logprobs is not None or sampling.adjusts
+        spec = SequenceSpec(id, prompt, sampling, max_len, stop_ids, guided, features, scoring=request.scoring)
+        if (own := request.pooling) is not None:
+            assert own.pooling, "the engine has resolved it"
+            spec = structs.replace(spec, pooling=own.pooling, classifies=own.task != "embed", step_token=own.step_token)
         token_ids = array("I", prompt)
         return cls(request, sample, spec, token_ids, stop_matcher, constraint, arrival_time=arrival_time)
 

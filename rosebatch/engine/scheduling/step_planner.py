@@ -125,24 +125,23 @@ class StepPlanner:
             if not sequence.tables:
                 self.prefixes.take(sequence)
             start = max(sequence.num_computed_tokens, sequence.num_saved_tokens)
-            length = sequence.num_tokens - start
+            length = whole = sequence.num_tokens - start
             if self.chunked_prefill:
-                length = self._cut_at_unit(sequence, start, min(length, budget, self._max_chunk))
-                if not length:
+                length = min(whole, budget, self._max_chunk)
+                if length < whole and not (length := self._cut_at_unit(sequence, start, length)):
                     self.blocks.free(sequence)
                     return 0
             elif length > budget and not (over_budget_allowed and length > self.max_num_batched_tokens):
                 self.blocks.free(sequence)
                 break
             end = start + length
-            room = self.blocks.has_room(sequence, len(sequence.token_ids), end, spare=len(running))
-            is_new = not any(sequence.tables)
-            changes = self._reserve(sequence, end - sequence.num_computed_tokens) if room else None
-            if changes is None:
+            if not self.blocks.has_room(sequence, len(sequence.token_ids), end, spare=len(running)):
                 self.blocks.free(sequence)
                 if not running and self._release_fork():
                     continue
                 break
+            is_new, missing = not any(sequence.tables), self.blocks.short_of(sequence, end)
+            changes = self.blocks.take(sequence, end, missing, self._plan.wipes, self._plan.copies)
             self.queues.start_next()
             if sequence.num_cached_tokens is None:
                 sequence.num_cached_tokens = sequence.num_computed_tokens
@@ -174,8 +173,8 @@ class StepPlanner:
 
     def _plan_chunk(self, sequence: SequenceState, length: int, changes: tuple[BlockChange, ...], budget: int) -> int:
         """Returns the rest of the budget: nothing after a part of a prompt, whose other blocks are not taken yet."""
-        start, known = sequence.num_computed_tokens, sequence.num_tokens
-        end = start + length
+        spec, start = sequence.spec, sequence.num_computed_tokens
+        known, end = len(sequence.token_ids) + sequence.num_pending_tokens, start + length
         token_ids, drafts = sequence.token_ids[start:end], sequence.drafts
         if drafts:
             drafts = sequence.drafts = drafts[: max(end - known, 0)]
@@ -184,17 +183,17 @@ class StepPlanner:
         self.prefixes.register(sequence, start, end - len(drafts), in_flight=True)
         sequence.num_computed_tokens = end
         ends = end >= known
-        sampled = 1 + len(drafts) if ends and sequence.spec.generates else 0
+        sampled = 1 + len(drafts) if ends and spec.pooling is None and spec.scoring is None else 0
         if ends:
             # A pooled state, or log-probabilities, come in the place of a token.
             sequence.num_pending_tokens += sampled or 1
             sequence.decoding = sampled > 0
             if sequence.forks:
                 self._fork(sequence)
-        adjusts = sampled and sequence.spec.has_features and sequence.sampling.adjusts
+        adjusts = sampled and spec.has_features and spec.sampling.adjusts
         output = tuple(sequence.output_token_ids) if adjusts else ()
-        pools = ends and sequence.spec.pooling is not None
-        self._plan.chunks.append(Chunk(sequence.id, start, token_ids, sampled, changes, output, pools))
+        pools = ends and spec.pooling is not None
+        self._plan.chunks.append(Chunk(spec.id, start, token_ids, sampled, changes, output, pools))
         return budget - length if ends else 0
 
     def _fork(self, sequence: SequenceState) -> None:
