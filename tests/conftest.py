@@ -12,6 +12,7 @@ import gc
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 # A script's background jobs start with SIGINT ignored, and so would all processes of the tests.
@@ -33,7 +34,7 @@ import pytest
 # files would be quicker and wrong: under CUDA_VISIBLE_DEVICES="", or beside a build of PyTorch without CUDA.
 import torch
 
-from tests.helpers.forked_run import end_at_once, run_in_forks
+from tests.helpers.forked_run import OF_ALL_FORKS, end_at_once, run_in_forks
 from tests.helpers.forks import share_server
 from tests.helpers.variants import runs_kernel_on, with_all_pairs
 
@@ -71,6 +72,14 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
         return None
     run_in_forks(session, min(forks, len(session.items)))
     return True
+
+
+@pytest.fixture(scope="session")
+def shared_folder(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all forks have, see ``make_once``."""
+    folder = pytestconfig.stash.get(OF_ALL_FORKS, tmp_path_factory.getbasetemp()) / "shared"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """Small random models, transformers' tokens for them, and fixtures that run the engine on them."""
 
 import functools
+import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,9 +16,12 @@ from tests.helpers.families import FAMILIES, MODELS, VARIANTS, reference_options
 from tests.helpers.plain_hp1 import PlainHP1
 from tests.helpers.reference import clear, generate
 from tests.helpers.running import greedy
+from tests.helpers.shared_folder import make_once
 from tests.helpers.tiny_engines import engine_of, random_model
 
 NEW_TOKENS = 12
+# Beside the weights: prompts, and the tokens of each.
+_REFERENCES = "references.json"
 
 
 @dataclass(frozen=True)
@@ -30,19 +34,18 @@ class Golden:
 
 
 @pytest.fixture(scope="session")
-def goldens(transformers: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Golden]:
-    """Name -> Golden; model and references are made on first use."""
-    made: dict[str, Golden] = {}
+def goldens(transformers: Any, shared_folder: Path) -> Callable[[str], Golden]:
+    """Name -> Golden; model and references are made on first use, by one of the forks for all."""
 
+    @functools.cache
     def golden(name: str) -> Golden:
-        if name not in made:
-            made[name] = _make(transformers, name, tmp_path_factory.mktemp(name))
-        return made[name]
+        folder = make_once(shared_folder / f"golden-{name}", functools.partial(_make, transformers, name))
+        return Golden(folder, *json.loads((folder / _REFERENCES).read_text()))
 
     return golden
 
 
-def _make(transformers: Any, name: str, folder: Path) -> Golden:
+def _make(transformers: Any, name: str, folder: Path) -> None:
     kind, values = {**MODELS, **FAMILIES, **VARIANTS}[name]
     if kind == "HP1":
         model = PlainHP1.random(values)
@@ -54,7 +57,8 @@ def _make(transformers: Any, name: str, folder: Path) -> Golden:
     tokens = _greedy(model, prompts, lambda length: reference_options(name))
     kept = sorted(tokens)[:64]
     assert len(kept) == 64, "too many prompts are decided by rounding"
-    return Golden(folder, [prompts[i] for i in kept], [tokens[i] for i in kept])
+    references = [prompts[i] for i in kept], [tokens[i] for i in kept]
+    (folder / _REFERENCES).write_text(json.dumps(references))
 
 
 def _greedy(model: Any, prompts: Sequence[Sequence[int]], *options: Any) -> dict[int, list[int]]:

@@ -10,11 +10,14 @@ import os
 import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
 _FORK = multiprocessing.get_context("fork")
+# The folder of temporary files in which each fork has its own.
+OF_ALL_FORKS = pytest.StashKey[Path]()
 
 
 class Shares:
@@ -72,7 +75,7 @@ class _Sender:
 def run_in_forks(session: pytest.Session, processes: int) -> None:
     """Run all tests of a session. Tests of a process that dies fail. See ``share_server``."""
     # Made once, for all.
-    session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
+    session.config.stash[OF_ALL_FORKS] = session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
     shares = Shares(len(session.items), processes)
     running = {}
     for number in range(processes):
@@ -116,7 +119,7 @@ def _run_tests(session: pytest.Session, take: Callable[[], int | None], connecti
     """In a fork."""
     plugins = session.config.pluginmanager
     factory = session.config._tmp_path_factory  # type: ignore[attr-defined]
-    folder = factory.getbasetemp()
+    folder = session.config.stash[OF_ALL_FORKS]
     try:
         plugins.unregister(name="terminalreporter")
         plugins.register(_Sender(session.config, connection))
