@@ -28,6 +28,12 @@ def few_rows_in_the_trial(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
+def few_likeliest(monkeypatch):
+    """Rows ask for two: a row that asks for any is looked through for twenty, in most of the sampler's time."""
+    monkeypatch.setattr("rosebatch.engine.sampling.features.MAX_LOGPROBS", 2)
+
+
+@pytest.fixture(autouse=True)
 def short_groups(monkeypatch):
     """HP1's are computed to their end for a sequence of two keys."""
     monkeypatch.setattr("rosebatch_kernels.hp1.decode.runs_and_keys", lambda *_, **sizes: (4, 2))
