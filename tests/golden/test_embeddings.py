@@ -35,7 +35,7 @@ TOLERANCE = 1e-5
 
 def prompts_of(golden):
     """Different lengths; some share a beginning, some fill whole blocks."""
-    return golden.prompts[:16]
+    return golden.prompts[:8]
 
 
 def requests_of(prompts, pooling, **params):
@@ -75,7 +75,7 @@ def expected(transformers, goldens):
             for dtype in (torch.float64, torch.float32)
         )
         unsure = (exact - rounded).abs().amax(1) > TOLERANCE / 2
-        assert unsure.sum() <= 4, "too many prompts are decided by rounding"
+        assert unsure.sum() <= 2, "too many prompts are decided by rounding"
         return exact.masked_fill(unsure[:, None], math.nan).numpy()
 
     return pooled
