@@ -1,9 +1,7 @@
 """What LMDeploy is told, by a package in its place; and its random weights."""
 
 import json
-import os
 import subprocess
-import sys
 
 import pytest
 import torch
@@ -14,7 +12,7 @@ from rosebatch.bench.scenario import configs_dir
 from rosebatch.config.model import ModelConfig
 from rosebatch.config.toml_file import load_toml
 from rosebatch.model.hf.folder import write_config
-from tests.helpers.checkout import ROOT
+from tests.helpers.forked_jobs import python
 
 _MESSAGES = """
 from dataclasses import dataclass
@@ -99,9 +97,8 @@ def run(tmp_path):
         spec = {"model": str(tmp_path), "load_format": "dummy", "dtype": "bfloat16", "max_num_seqs": 2}
         spec |= {"prefix_cache": True, "args": args, "repeats": 1, **work}
         (tmp_path / "spec.json").write_text(json.dumps(spec))
-        command = [sys.executable, "-m", "rosebatch.bench.peers.lmdeploy", str(tmp_path / "spec.json")]
-        env = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-        return subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+        command = [python(), "-m", "rosebatch.bench.peers.lmdeploy", str(tmp_path / "spec.json")]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
 
     return call
 

@@ -187,6 +187,7 @@ def _interpret(arguments: list[str], environment: dict[str, str], folder: str, d
     _begin([sys.executable, *arguments], argv, environment)
     try:
         if kind == "-m":
+            sys.path.insert(0, folder)
             runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
         elif kind == "-c":
             exec(rest[0], {"__name__": "__main__"})
