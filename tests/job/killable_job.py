@@ -28,6 +28,7 @@ def main(
     form: str | None = None,
     *,
     task: str = "generate",
+    seqs: int = 8,
     settings: Mapping[str, Any] = MappingProxyType({}),
     **options: Any,
 ) -> float:
@@ -40,6 +41,7 @@ def main(
             time have passed since. No bytes are the start.
         form: the tokenizer and the template are those of ``tests.job.tool_templates``.
         task: its name.
+        seqs: rows that are computed at once.
         settings: of ``RunConfig``.
         options: of the run.
     """
@@ -48,7 +50,7 @@ def main(
     look()
     model = FakeModel(before_step=lambda plan: look())
     tokenizer = chat_tokenizer(form) if form else Tokenizer(byte_backend(), TEMPLATE, {"eos_token": "<eos>"})
-    engine = make_engine(model, seqs=8, blocks=400 if form else 200, vocab_size=tokenizer.backend.get_vocab_size())
+    engine = make_engine(model, seqs=seqs, blocks=400 if form else 200, vocab_size=tokenizer.backend.get_vocab_size())
     launched = launch_fake(engine, tokenizer, **settings)
     if task != "generate":
         (own,) = (each for each in TASKS if each.name == task)
@@ -90,5 +92,5 @@ def with_full_disk(source: str, target: str, max_bytes: int) -> str | None:
 
 def peak(source: str) -> int:
     """Run a job that holds some thousand rows at once; the most memory in KiB that the process has taken."""
-    main(source, f"{source}.jsonl", settings={"max_inflight_bytes": "2MiB"})
+    main(source, f"{source}.jsonl", seqs=64, settings={"max_inflight_bytes": "2MiB"})
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

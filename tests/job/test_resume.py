@@ -219,15 +219,15 @@ def write_many(path, rows):
         with pa.ipc.new_file(str(path), schema) as writer:
             for start in range(0, rows, 1000):
                 numbers = range(start, start + 1000)
-                columns = [[f"row {i % 100}" for i in numbers], [2] * 1000, [f"id {i}" for i in numbers]]
+                columns = [[f"row {i % 100}" for i in numbers], [1] * 1000, [f"id {i}" for i in numbers]]
                 writer.write_batch(pa.record_batch(columns, schema=schema))
         return
     with (gzip.open if path.suffix == ".gz" else open)(path, "wt") as file:
         if path.suffix == ".csv":
             file.write("prompt,max_tokens,id\n")
-            file.writelines(f"row {i % 100},2,id {i}\n" for i in range(rows))
+            file.writelines(f"row {i % 100},1,id {i}\n" for i in range(rows))
         else:
-            file.writelines(f'{{"prompt":"row {i % 100}","max_tokens":2,"id":"id {i}"}}\n' for i in range(rows))
+            file.writelines(f'{{"prompt":"row {i % 100}","max_tokens":1,"id":"id {i}"}}\n' for i in range(rows))
 
 
 @pytest.mark.thorough
