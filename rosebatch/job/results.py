@@ -55,10 +55,8 @@ def result_of(
         if done.pooled is not None:
             pooled.append(done.pooled)
             if request.pooling is not None and request.pooling.of_tokens:
-                own, spans = (
-                    _of_first_type(request.prompt_token_ids, tokenizer),
-                    text if isinstance(text, Spans) else None,
-                )
+                own = _of_first_type(request.prompt_token_ids, tokenizer)
+                spans = text if isinstance(text, Spans) else None
                 tokens.append(LabelledTokens(own, done.pooled, request.pooling, spans, table))
         elif not scores and not isinstance(text, Spans):
             choices.append(_choice(prompts[number // n], done, text, first, tokenizer, table, return_token_ids))

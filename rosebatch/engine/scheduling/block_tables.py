@@ -143,6 +143,7 @@ class BlockTables:
                 wipes += [(number, block) for block in group.tainted.intersection(blocks)]
                 group.tainted.difference_update(blocks)
             if count > missing:
+                # One more than the new tokens need: the block that they begin in is copied.
                 first = sequence.num_computed_tokens // self.block_size
                 source, copy = table[first], blocks.pop()
                 table[first] = copy

@@ -166,7 +166,7 @@ class PrefixCache:
         return low
 
     def _common(self, sequence: SequenceState) -> int:
-        """Of a sequence's blocks, those whose keys may serve all prompts that begin so; later ones may, too."""
+        """How many blocks of a sequence's prompt serve every prompt that begins so."""
         count = sequence.num_prompt_tokens // self.blocks.block_size
         return count - count % self.unit if self.exact else count
 
