@@ -1,6 +1,6 @@
 """vLLM on the rows of ``benchmarks.same_bytes``: how many differ in other company, in its mode for that and without.
 
-``python -m benchmarks.same_bytes_vllm --folder FOLDER [--dtype DTYPE] [--vllm-python PYTHON] [--vllm-path FOLDERS]``.
+``python -m benchmarks.same_bytes_vllm --folder FOLDER [--dtype DTYPE] [--peer-python PYTHON] [--peer-path FOLDERS]``.
 The folder has a config.json; weights are random. Both engines start together, and are timed one after the other. The
 last line is JSON.
 """
@@ -14,8 +14,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from benchmarks.batch_commands import vllm_environment
 from benchmarks.options import options
 from benchmarks.same_bytes import make_rows
+from rosebatch.bench.against import choose_peers, require_installed
 
 # What the engine makes of rows: the tokens and log-probabilities of each.
 Serve = Callable[[Sequence[Mapping[str, Any]]], list[Any]]
@@ -33,18 +35,18 @@ def main() -> None:
         max_tokens=64,
         vocab=1000,
         share=0.4,
-        vllm_python=sys.executable,
-        vllm_path="",
+        peer_python="",
+        peer_path="",
     )
-    paths = os.pathsep.join(filter(None, (given.vllm_path, os.environ.get("PYTHONPATH"))))
+    (peer,) = choose_peers(["vllm"], [], [given.peer_python], [given.peer_path])
+    require_installed(peer)
     spec = json.dumps(vars(given))
     found: dict[str, Any] = {}
     engines = {}
     for mode in ("1", "0"):
-        environment = os.environ | {"PYTHONPATH": paths, "VLLM_BATCH_INVARIANT": mode, "VLLM_NO_USAGE_STATS": "1"}
         engines[mode] = subprocess.Popen(
-            [given.vllm_python, "-m", "benchmarks.same_bytes_vllm", spec],
-            env=environment,
+            [peer.python, "-m", "benchmarks.same_bytes_vllm", spec],
+            env={**vllm_environment(peer), "VLLM_BATCH_INVARIANT": mode},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
