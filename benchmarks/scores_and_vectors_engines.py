@@ -128,6 +128,8 @@ def _transformers(spec: dict[str, Any]) -> tuple[str, dict[str, Call]]:
 def _vllm(spec: dict[str, Any]) -> tuple[str, dict[str, Call]]:
     """Its engine for the work. Given token ids at positions are its second way to score continuations."""
     os.environ.update(VLLM_LOGGING_LEVEL="WARNING", VLLM_NO_USAGE_STATS="1", HF_HUB_OFFLINE="1")
+    # For a maximum length over that of a folder of sentence-transformers; the model itself has more positions.
+    os.environ["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] = "1"
     import vllm
 
     scores = spec["work"] == "continuations"

@@ -300,11 +300,6 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return self.kv_cache_dtype == "fp8" and self.hp1 is None and not 0 < window <= _SHORT_WINDOW
 
     @property
-    def untried_layers(self) -> str | None:
-        """Layers whose bits are not to depend on the batch, but have not run on a GPU so; None if there are none."""
-        return None if self.hp1 is None else "HP1's attention"
-
-    @property
     def num_state_layers(self) -> int:
         """Layers that keep a state in place of K and V."""
         return sum(self.delta.layers) if self.delta else 0

@@ -22,6 +22,7 @@ from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.engine.scheduling.step_planner import MIXED, SeparateDecodes, StepPolicy
 from rosebatch.engine.step_runner import StepRunner
 from rosebatch.engine.torch_runner.runner import TorchRunner
+from rosebatch.engine.triton_runner.packing import MAX_PADDED_TOKENS, padded_size
 from rosebatch.engine.triton_runner.runner import TritonRunner
 from rosebatch.engine.triton_runner.warm_up import compile_for, hash_compiler
 from rosebatch.model.contract import NO_HEADS, Model, PoolingHeads
@@ -107,9 +108,11 @@ def load_engine(
         keep_products_whole()
     ops = select(switches, device.type, limits.sampler, source.quantization.input_group)
     if group is not None:
-        ops = divide(ops, group)
+        ops = divide(ops, group, in_order=switches.batch_invariant)
         if ops.fuses_all_reduce:
-            group.prepare(batched_tokens(limits, device.type), source.config.hidden_size, source.dtype)
+            tokens = batched_tokens(limits, device.type)
+            rows = padded_size(tokens) if tokens <= MAX_PADDED_TOKENS else tokens
+            group.prepare(rows, source.config.hidden_size, source.dtype)
     hashed = hash_compiler() if device.type == "cuda" else None
     model, pooling_heads = source.build(ops, device), source.build_pooling_heads(ops, device)
     source.require_unchanged()

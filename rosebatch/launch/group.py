@@ -25,8 +25,6 @@ _TO_WAIT = timedelta(days=1)
 # Bytes of a sum over ranks that the kernel of a norm makes in one shot: each rank reads the parts of all others. More
 # go in two shots. Not between two ranks: there, two shots move as much.
 _IN_ONE_SHOT = 512 << 10
-# Bytes of a sum inside of that kernel. On two and four GPUs it is faster than NCCL at all sizes: a limit of memory.
-_MAX_ALL_REDUCED = 256 << 20
 
 
 # PyTorch 2.13 renamed it.
@@ -76,6 +74,17 @@ class TorchGroup:
         distributed.all_reduce(tensor)
         return tensor
 
+    def sum_in_order_(self, tensor: Tensor) -> Tensor:
+        """See ``Group``."""
+        if self.shard.size == 2:
+            # Two numbers have no order.
+            return self.sum_(tensor)
+        first, *others = self.gather(tensor)
+        total = first.float()
+        for other in others:
+            total += other
+        return tensor.copy_(total)
+
     def gather(self, tensor: Tensor) -> Tensor:
         """See ``Group``."""
         parts = tensor.new_empty(self.shard.size * len(tensor), *tensor.shape[1:])
@@ -89,10 +98,8 @@ class TorchGroup:
 
     def prepare(self, rows: int, size: int, dtype: torch.dtype) -> None:
         """See ``Group``."""
-        row = size * dtype.itemsize
-        limit = max(1, min(rows, _MAX_ALL_REDUCED // row))
-        few = limit if self.shard.size == 2 else max(1, min(rows, _IN_ONE_SHOT // row))
-        self._all_reduces = AllReduceBuffers(self.shard, few, limit if limit > few else 0, size, dtype, self._device)
+        few = rows if self.shard.size == 2 else max(1, min(rows, _IN_ONE_SHOT // (size * dtype.itemsize)))
+        self._all_reduces = AllReduceBuffers(self.shard, few, rows if rows > few else 0, size, dtype, self._device)
 
     def all_min(self, numbers: Sequence[int]) -> list[int]:
         """See ``Group``."""

@@ -66,13 +66,10 @@ class LaunchPlan:
             return flag("batch_invariant", on=False)
         if self.device.type == "cpu":
             return None
-        untried = self.source.config.untried_layers
         causes = {
             flag("paged_attention", on=False): not self.switches.paged_attention,
             f"--sampler {self.config.sampler}": self.config.sampler != "rosebatch",
-            "--tensor-parallel-size": self.config.tensor_parallel_size > 1,
             "transformers' code of the model": self.source.model_impl != "rosebatch",
-            str(untried): untried is not None,
         }
         return next((cause for cause, is_there in causes.items() if is_there), None)
 

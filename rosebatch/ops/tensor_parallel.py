@@ -4,7 +4,7 @@ Attention and MLPs are divided by heads and inner channels. So each sub-layer ha
 last product (source: Megatron-LM, arXiv 1909.08053). Embeddings and logits are divided by the vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -27,7 +27,14 @@ class Group(Protocol):
     shard: Shard
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        """The sum over all processes, in place: the same bits in each of them. ``tensor`` is contiguous."""
+        """The sum over all processes, in place: the same bits in each of them. ``tensor`` is contiguous.
+
+        The order of the additions may go by the number of rows.
+        """
+        ...
+
+    def sum_in_order_(self, tensor: Tensor) -> Tensor:
+        """``sum_``, added up in fp32 in the order of the processes: a row's bits do not depend on its neighbours."""
         ...
 
     def gather(self, tensor: Tensor) -> Tensor:
@@ -35,7 +42,7 @@ class Group(Protocol):
         ...
 
     def prepare(self, rows: int, size: int, dtype: torch.dtype) -> None:
-        """Make ``all_reduce`` possible for so many rows of this size. Called once, before the first step."""
+        """Make ``all_reduce`` possible for up to so many rows of this size. Called once, before the first step."""
         ...
 
     def all_reduce(self, rows: int, size: int, dtype: torch.dtype) -> AllReduce | None:
@@ -47,9 +54,15 @@ class Group(Protocol):
         ...
 
 
-def divide(ops: Ops, group: Group) -> Ops:
-    """The operators of a process of the group, made of those of a process that is alone."""
-    shard = group.shard
+def divide(ops: Ops, group: Group, *, in_order: bool) -> Ops:
+    """The operators of a process of the group, made of those of a process that is alone.
+
+    Args:
+        ops: of a process that is alone.
+        group: of all processes.
+        in_order: whether a row's bits may not depend on the number of rows.
+    """
+    shard, sum_ = group.shard, group.sum_in_order_ if in_order else group.sum_
 
     product = parts_or_product if ops.fuses_all_reduce else whole_product
 
@@ -61,13 +74,13 @@ def divide(ops: Ops, group: Group) -> Ops:
         if all_reduce is not None:
             return partial._replace(all_reduce=all_reduce)
         parts = value.sum(0, keepdim=True) if value.ndim > x.ndim else value
-        return Partial(group.sum_(parts.contiguous()), partial.bias)
+        return Partial(sum_(parts.contiguous()), partial.bias)
 
     def project(projection: Linear, x: Tensor) -> Partial:
         return summed(product(projection, x), x)
 
     def project_to_clip(projection: Linear, x: Tensor) -> Partial:
-        return Partial(group.sum_(projection.product(x).contiguous()))
+        return Partial(sum_(projection.product(x).contiguous()))
 
     def experts(layer: Experts) -> RoutedExperts:
         own = ops.experts(layer)
@@ -78,6 +91,7 @@ def divide(ops: Ops, group: Group) -> Ops:
         return run
 
     def embed(ids: Tensor, rows: Tensor, vocab_size: int) -> Tensor:
+        # All parts of a sum but one are 0, so their order is of no matter.
         own = shard.vocabulary(vocab_size)
         if not own:
             return group.sum_(rows.new_zeros(*ids.shape, rows.shape[1]))
@@ -99,7 +113,7 @@ def divide(ops: Ops, group: Group) -> Ops:
         experts=experts,
         embed=embed,
         gather=gather,
-        whole_norm=lambda projection, norm: _NormedProjection(projection, norm, group),
+        whole_norm=lambda projection, norm: _NormedProjection(projection, norm, shard.size, sum_),
     )
 
 
@@ -109,7 +123,8 @@ class _NormedProjection(Linear):
 
     projection: Linear
     norm: WholeRMSNorm
-    group: Group
+    ranks: int
+    sum_: Callable[[Tensor], Tensor]
     bias: Tensor | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -117,7 +132,7 @@ class _NormedProjection(Linear):
         qkv, (q_weight, k_weight, eps) = self.projection(x), self.norm
         q, k = qkv[:, : len(q_weight)], qkv[:, len(q_weight) : len(q_weight) + len(k_weight)]
         squares = torch.stack([each.float().square().mean(1) for each in (q, k)])
-        scales = torch.rsqrt(self.group.sum_(squares) / self.group.shard.size + eps)
+        scales = torch.rsqrt(self.sum_(squares) / self.ranks + eps)
         for each, scale, weight in zip((q, k), scales, (q_weight, k_weight), strict=True):
             normed = each.float() * scale[:, None]
             each.copy_(weight * normed.to(each.dtype) if weight.dtype == each.dtype else weight * normed)

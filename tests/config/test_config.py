@@ -44,16 +44,6 @@ def test_models_ship():
     assert MODELS
 
 
-@pytest.mark.parametrize(
-    ("name", "layers"),
-    [("qwen3-0.6b", None), ("hp1-0.6b", "HP1's attention"), ("qwen3.5-9b", None)],
-)
-def test_layers_that_were_not_tried_on_a_gpu(name, layers):
-    """A resumed job of such a model must not be reported as exact."""
-    (path,) = (each for each in MODELS if each.stem == name)
-    assert load_toml(path, ModelConfig).untried_layers == layers
-
-
 def test_defaults_by_layer():
     config = ModelConfig(**SHAPE)
     assert (config.sliding_window(1), config.attention_scale(1)) == (0, 0.5)

@@ -54,6 +54,8 @@ class ThreadGroup:
         parts = self._meeting.all_reduce(self.shard.rank, tensor.clone())
         return tensor.copy_(torch.stack(parts).sum(0))
 
+    sum_in_order_ = sum_
+
     def gather(self, tensor: Tensor) -> Tensor:
         assert tensor.is_contiguous()
         return torch.stack(self._meeting.all_reduce(self.shard.rank, tensor))

@@ -149,9 +149,7 @@ def test_a_model_that_does_not_fit_is_not_downloaded(repository, monkeypatch):
         ({"device": "cpu"}, None),
         ({"batch_invariant": False}, "--no-batch-invariant"),
         ({"paged_attention": False}, "--no-paged-attention"),
-        ({"tensor_parallel_size": 2}, "--tensor-parallel-size"),
         ({"model_impl": "transformers"}, "transformers' code of the model"),
-        ({"untried_layers": "HP1's attention"}, "HP1's attention"),
     ],
 )
 def test_what_lets_a_row_depend_on_its_batch(change, cause):
@@ -160,18 +158,16 @@ def test_what_lets_a_row_depend_on_its_batch(change, cause):
     switches = {name: change.get(name, True) for name in ("batch_invariant", "paged_attention")}
     switches |= {"paged_attention": None} if device == "cpu" else {}
     source = SimpleNamespace(
-        config=SimpleNamespace(untried_layers=change.get("untried_layers")),
         model_impl=change.get("model_impl", "rosebatch"),
         dtype=torch.bfloat16,
     )
-    config = RunConfig(tensor_parallel_size=change.get("tensor_parallel_size", 1))
     resolved = Switches.resolve(switches, device)
-    assert plan.LaunchPlan(config, torch.device(device), resolved, source, None, 0.0).dependence == cause
+    assert plan.LaunchPlan(RunConfig(), torch.device(device), resolved, source, None, 0.0).dependence == cause
 
 
 def test_one_line_where_the_batch_matters_all_the_same(on_cuda, source, capsys):
     """Who asks for equal bytes must know that a model does not have them."""
-    source.config.untried_layers, source.model_impl = None, "transformers"
+    source.model_impl = "transformers"
     on_cuda(RunConfig.of("any", batch_invariant=True))
     expected = "--batch-invariant: with transformers' code of the model, results may still depend"
     assert expected in capsys.readouterr().err

@@ -19,7 +19,9 @@ import triton.language as tl
 
 @triton.jit
 def sum_over_ranks(value, offset, inside, TILE: tl.constexpr, buffers, sums, signals, RANK: tl.constexpr):
-    """The sum of ``value`` over all ranks, in fp32; in two shots rounded to the dtype of the parts, as NCCL's is.
+    """The sum of ``value`` over all ranks, rounded to the dtype of the parts, as NCCL's is; in fp32.
+
+    Both ways round alike: which one it is goes by the number of rows, and a row's bits may not.
 
     Args:
         value: this rank's part.
@@ -47,7 +49,7 @@ def _in_one_shot(value, offset, inside, buffers, signals, RANK: tl.constexpr):
     total = tl.zeros_like(value)
     for other in tl.static_range(ranks):
         total += parts[(other - RANK) % ranks].to(tl.float32)
-    return total
+    return total.to(buffers[RANK].dtype.element_ty).to(tl.float32)
 
 
 @triton.jit

@@ -98,7 +98,7 @@ def all_logits(config: ModelConfig, weights: WeightSource, size: int, whole: Ops
     meeting = Meeting(size)
 
     def run(rank: int) -> Tensor:
-        ops = whole if size == 1 else divide(whole, ThreadGroup(Shard(rank, size), meeting))
+        ops = whole if size == 1 else divide(whole, ThreadGroup(Shard(rank, size), meeting), in_order=True)
         with torch.inference_mode():
             model = build_model(config, ops, weights)
             return model.logits(model.forward(torch.arange(9), torch.arange(9), attend_whole))
