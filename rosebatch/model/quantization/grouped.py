@@ -1,4 +1,4 @@
-"""Numbers of few bits that share scales: what most formats of quantized weights come down to."""
+"""Weights of few bits that share scales: what most formats come down to."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Numbers of few bits that share scales, before they are read."""
+"""Numbers of few bits that share scales: the tensors that ``GroupedWeight`` has, and those that pack it read."""
 
 from dataclasses import dataclass
 
