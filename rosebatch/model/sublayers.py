@@ -3,7 +3,8 @@
 import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -39,6 +40,13 @@ class MLP(Protocol):
     def __call__(self, normed: Tensor) -> Partial:
         """``[T, H] -> [T, H]``, not yet added to the residual."""
         ...
+
+
+class LayerNorm(NamedTuple):
+    """Weight and bias ``[H]``."""
+
+    weight: Tensor
+    bias: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +92,14 @@ class PlainMLP:
         return self.ops.project(self.down, self.ops.activated(self.activation, self.up, normed))
 
 
+def load_layer_norm(config: ModelConfig, weights: WeightSource, name: str, *, bias: bool = True) -> LayerNorm:
+    """A LayerNorm of hidden states."""
+    shape = (config.hidden_size,)
+    return LayerNorm(
+        weights.get(f"{name}.weight", shape, fill=1.0), weights.get(f"{name}.bias", shape) if bias else None
+    )
+
+
 def load_gated_mlp(
     config: ModelConfig, ops: Ops, weights: WeightSource, gate_up_names: Sequence[str], down_name: str
 ) -> GatedMLP:
@@ -96,13 +112,15 @@ def load_gated_mlp(
     return GatedMLP(ops, c.activation, gate_up, down)
 
 
-def load_plain_mlp(config: ModelConfig, ops: Ops, weights: WeightSource, up_name: str, down_name: str) -> PlainMLP:
-    """An MLP whose projections have these names."""
+def load_plain_mlp(
+    config: ModelConfig, ops: Ops, weights: WeightSource, up_name: str, down_name: str, *, transposed: bool = False
+) -> PlainMLP:
+    """An MLP whose projections have these names; ``transposed`` see ``load_weight``."""
     c = config
     size, inner = c.intermediate_size, ops.shard.of(c.intermediate_size)
-    own = columns((size, inner))
-    up = load_linear(ops, weights, [up_name], (size,), c.hidden_size, bias=c.mlp_bias, own=own)
-    down = load_linear(ops, weights, [down_name], (c.hidden_size,), size, bias=c.mlp_bias, inputs=inner)
+    linear = partial(load_linear, ops, weights, bias=c.mlp_bias, transposed=transposed)
+    up = linear([up_name], (size,), c.hidden_size, own=columns((size, inner)))
+    down = linear([down_name], (c.hidden_size,), size, inputs=inner)
     return PlainMLP(ops, c.activation, up, down)
 
 

@@ -1,7 +1,6 @@
 """GPT-2: learned positions, LayerNorm, multi-head attention, a plain MLP; biases everywhere."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,107 +9,37 @@ from torch import Tensor
 from torch.nn import functional
 
 from rosebatch.config.model import ModelConfig
-from rosebatch.model.contract import Attention, load_embedding, load_head, rows_of
+from rosebatch.model.families.layer_norm_decoder import LayerNormDecoder
 from rosebatch.model.family import GGUF, TOKEN_CLASSIFIER, Architecture, Family, GGUFModel, integers
 from rosebatch.model.hf.fields import size, supported
-from rosebatch.model.mixers.paged_attention.mixer import PagedAttentionSpec
-from rosebatch.model.sublayers import channels, columns, load_linear
+from rosebatch.model.sublayers import MLP, load_plain_mlp
 from rosebatch.model.weights import WeightSource
-from rosebatch.ops.ops import ACTIVATIONS, Linear, Ops
+from rosebatch.ops.ops import ACTIVATIONS, Ops
 
 
-@dataclass(frozen=True, slots=True)
-class _Norm:
-    weight: Tensor
-    bias: Tensor
+class GPT2(LayerNormDecoder):
+    """The pre-norm transformer of 2019. Its checkpoints hold weights of products as ``[in, out]``."""
 
-
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    input_norm: _Norm
-    qkv: Linear
-    attention: PagedAttentionSpec
-    out: Linear
-    mlp_norm: _Norm
-    up: Linear
-    down: Linear
-
-
-class GPT2:
-    """The pre-norm transformer of 2019.
-
-    Args:
-        config: with ``rope`` unset.
-        ops: the operators of this run.
-        weights: by transformers' tensor names.
-    """
+    embedding_name = "transformer.wte"
+    layers_name = "transformer.h"
+    norm_name = "transformer.ln_f"
+    norm_names = ("ln_1", "ln_2")
+    qkv_names = ("attn.c_attn",)
+    out_name = "attn.c_proj"
+    transposed = True
 
     def __init__(self, config: ModelConfig, ops: Ops, weights: WeightSource) -> None:
-        self.config = config
-        self.ops = ops
-        self.embedding = load_embedding(config, ops, weights, "transformer.wte")
+        super().__init__(config, ops, weights)
         self.positions = weights.get("transformer.wpe.weight", (config.max_model_len, config.hidden_size))
-        self.layers = [self._load_layer(i, weights) for i in range(config.num_layers)]
-        self.mixers = [layer.attention for layer in self.layers]
-        self.norm = self._load_norm("transformer.ln_f", weights)
-        self.logits = load_head(config, ops, weights, self.embedding)
 
-    def _load_norm(self, name: str, weights: WeightSource) -> _Norm:
-        size = (self.config.hidden_size,)
-        return _Norm(weights.get(f"{name}.weight", size, fill=1.0), weights.get(f"{name}.bias", size))
+    def embed(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        """See ``LayerNormDecoder``."""
+        return super().embed(input_ids, positions) + functional.embedding(positions, self.positions)
 
-    def _load_layer(self, index: int, weights: WeightSource) -> _Layer:
-        c = self.config
-        hidden, inner = c.hidden_size, c.intermediate_size
-        prefix = f"transformer.h.{index}."
-
-        def linear(
-            name: str, in_size: int, out_size: int, own: np.ndarray | None = None, inputs: range | None = None
-        ) -> Linear:
-            """See ``load_linear``; GPT-2's checkpoints hold weights as [in, out]."""
-            names, sizes = [prefix + name], (out_size,)
-            return load_linear(
-                self.ops, weights, names, sizes, in_size, bias=True, own=own, inputs=inputs, transposed=True
-            )
-
-        heads, inner_own = self.ops.shard.of(c.num_heads), self.ops.shard.of(inner)
-        own = channels(heads, c.head_dim)
-        return _Layer(
-            input_norm=self._load_norm(prefix + "ln_1", weights),
-            qkv=linear("attn.c_attn", hidden, 3 * hidden, columns(*[(hidden, own)] * 3)),
-            attention=PagedAttentionSpec(
-                layer=index,
-                num_heads=len(heads),
-                num_kv_heads=len(heads),
-                head_dim=c.head_dim,
-                scale=c.attention_scale(index),
-                window=c.sliding_window(index),
-                e4m3=c.stores_e4m3(c.sliding_window(index)),
-            ),
-            out=linear("attn.c_proj", hidden, hidden, inputs=own),
-            mlp_norm=self._load_norm(prefix + "ln_2", weights),
-            up=linear("mlp.c_fc", hidden, inner, columns((inner, inner_own))),
-            down=linear("mlp.c_proj", inner, hidden, inputs=inner_own),
-        )
-
-    def forward(
-        self, input_ids: Tensor, positions: Tensor, attention: Attention, wanted: Tensor | None = None
-    ) -> Tensor:
-        """See ``rosebatch.model.contract.Model``."""
-        ops, eps = self.ops, self.config.norm_eps
-        embedded = ops.embed(input_ids, self.embedding, self.config.vocab_size)
-        residual = embedded + functional.embedding(positions, self.positions)
-        first = self.layers[0].input_norm
-        normed = ops.layer_norm(residual, first.weight, first.bias, eps)
-        following = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
-        for layer, next_norm in zip(self.layers, following, strict=True):
-            rows = wanted if layer is self.layers[-1] else None
-            attended = ops.project(layer.out, attention(layer.attention, layer.qkv(normed), wanted=rows))
-            norm, residual = layer.mlp_norm, rows_of(residual, rows)
-            normed, residual = ops.add_layer_norm(attended, residual, norm.weight, norm.bias, eps)
-            hidden = ops.project(layer.down, ops.activated(self.config.activation, layer.up, normed))
-            normed, residual = ops.add_layer_norm(hidden, residual, next_norm.weight, next_norm.bias, eps)
-        return normed
+    def load_mlp(self, prefix: str, weights: WeightSource) -> MLP:
+        """See ``LayerNormDecoder``."""
+        up, down = f"{prefix}mlp.c_fc", f"{prefix}mlp.c_proj"
+        return load_plain_mlp(self.config, self.ops, weights, up, down, transposed=True)
 
 
 def _parse(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""What StableLM, Cohere, GPT-NeoX and Starcoder 2 share: LayerNorm, and attention and MLP in a row or in parallel."""
+"""What GPT-2, GPT-NeoX, StableLM, Cohere and Starcoder 2 share: LayerNorm; attention and MLP in turn or in parallel."""
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -9,48 +9,42 @@ from rosebatch.config.model import ModelConfig
 from rosebatch.model.contract import Attention, load_embedding, load_head, rows_of
 from rosebatch.model.mixers.paged_attention.sublayer import load_paged_attention
 from rosebatch.model.rope import Rotary, layer_rotaries
-from rosebatch.model.sublayers import MLP, Mixer, load_gated_mlp
+from rosebatch.model.sublayers import MLP, LayerNorm, Mixer, load_gated_mlp, load_layer_norm
 from rosebatch.model.weights import WeightSource
 from rosebatch.ops.ops import Ops, QKNorm
-
-
-class _Norm(NamedTuple):
-    """Weight and bias ``[H]`` of a LayerNorm."""
-
-    weight: Tensor
-    bias: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
     """Without a norm of its own, the MLP reads what attention reads."""
 
-    input_norm: _Norm
+    input_norm: LayerNorm
     attention: Mixer
-    mlp_norm: _Norm | None
+    mlp_norm: LayerNorm | None
     mlp: MLP
 
 
 class LayerNormDecoder:
-    """Transformer with LayerNorm, rotary positions and grouped K/V heads.
+    """Transformer with LayerNorm and grouped K/V heads.
 
     Args:
-        config: with ``rope`` set.
+        config: of the model.
         ops: the operators of this run.
         weights: by transformers' tensor names.
     """
 
-    mlp_matrices = 3
     # Names of tensors: of the model, and in a layer.
     embedding_name: ClassVar[str] = "model.embed_tokens"
     layers_name: ClassVar[str] = "model.layers"
     norm_name: ClassVar[str] = "model.norm"
+    norm_names: ClassVar[tuple[str, str]] = ("input_layernorm", "post_attention_layernorm")
     qkv_names: ClassVar[tuple[str, ...]] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     out_name: ClassVar[str] = "self_attn.o_proj"
     norm_bias: ClassVar[bool] = True
+    # Of products, see ``load_weight``.
+    transposed: ClassVar[bool] = False
 
     def __init__(self, config: ModelConfig, ops: Ops, weights: WeightSource) -> None:
-        assert config.rope is not None, "these families have rotary positions"
         self.config = config
         self.ops = ops
         self.embedding = load_embedding(config, ops, weights, self.embedding_name)
@@ -59,6 +53,10 @@ class LayerNormDecoder:
         self.mixers = [layer.attention.spec for layer in self.layers]
         self.norm = self._load_norm(self.norm_name, weights)
         self.logits = load_head(config, ops, weights, self.embedding)
+
+    def embed(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        """The first layer's input ``[T, H]``."""
+        return self.ops.embed(input_ids, self.embedding, self.config.vocab_size)
 
     def has_mlp_norm(self) -> bool:
         """Whether the MLP has a norm of its own."""
@@ -77,10 +75,8 @@ class LayerNormDecoder:
         names = [f"{prefix}mlp.gate_proj", f"{prefix}mlp.up_proj"]
         return load_gated_mlp(self.config, self.ops, weights, names, f"{prefix}mlp.down_proj")
 
-    def _load_norm(self, name: str, weights: WeightSource) -> _Norm:
-        size = (self.config.hidden_size,)
-        weight = weights.get(f"{name}.weight", size, fill=1.0)
-        return _Norm(weight, weights.get(f"{name}.bias", size) if self.norm_bias else None)
+    def _load_norm(self, name: str, weights: WeightSource) -> LayerNorm:
+        return load_layer_norm(self.config, weights, name, bias=self.norm_bias)
 
     def _load_layer(self, index: int, rotary: Rotary | None, weights: WeightSource) -> _Layer:
         prefix = f"{self.layers_name}.{index}."
@@ -94,32 +90,28 @@ class LayerNormDecoder:
             rotary=rotary,
             qk_norm=self.load_qk_norm(prefix, weights) if self.config.qk_norm else None,
             qkv_order=self.qkv_order(),
+            transposed=self.transposed,
         )
-        return _Layer(
-            input_norm=self._load_norm(f"{prefix}input_layernorm", weights),
-            attention=attention,
-            mlp_norm=self._load_norm(f"{prefix}post_attention_layernorm", weights) if self.has_mlp_norm() else None,
-            mlp=self.load_mlp(prefix, weights),
-        )
+        first, second = (prefix + name for name in self.norm_names)
+        mlp_norm = self._load_norm(second, weights) if self.has_mlp_norm() else None
+        return _Layer(self._load_norm(first, weights), attention, mlp_norm, self.load_mlp(prefix, weights))
 
     def forward(
         self, input_ids: Tensor, positions: Tensor, attention: Attention, wanted: Tensor | None = None
     ) -> Tensor:
         """See ``rosebatch.model.contract.Model``."""
         ops, eps = self.ops, self.config.norm_eps
-        residual = ops.embed(input_ids, self.embedding, self.config.vocab_size)
+        residual = self.embed(input_ids, positions)
         normed = ops.layer_norm(residual, *self.layers[0].input_norm, eps)
         following = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
         for layer, next_norm in zip(self.layers, following, strict=True):
             rows = wanted if layer is self.layers[-1] else None
-            attended = layer.attention(normed, attention, rows)
-            normed, residual = rows_of(normed, rows), rows_of(residual, rows)
+            attended, residual, norm = layer.attention(normed, attention, rows), rows_of(residual, rows), layer.mlp_norm
             if self.config.parallel_residual:
-                if layer.mlp_norm is not None:
-                    normed = ops.layer_norm(residual, *layer.mlp_norm, eps)
+                normed = rows_of(normed, rows) if norm is None else ops.layer_norm(residual, *norm, eps)
                 residual = ops.add(attended, residual)
             else:
-                assert layer.mlp_norm is not None, "each sub-layer has a norm before it"
-                normed, residual = ops.add_layer_norm(attended, residual, *layer.mlp_norm, eps)
+                assert norm is not None, "each sub-layer has a norm before it"
+                normed, residual = ops.add_layer_norm(attended, residual, *norm, eps)
             normed, residual = ops.add_layer_norm(layer.mlp(normed), residual, *next_norm, eps)
         return normed

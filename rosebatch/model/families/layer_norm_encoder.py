@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -17,24 +17,17 @@ from rosebatch.model.hf.fields import refuse, size, supported
 from rosebatch.model.mixers.bidirectional_attention.sublayer import load_bidirectional_attention
 from rosebatch.model.quantization.forms import load_weight
 from rosebatch.model.rope import Rotary, layer_rotaries
-from rosebatch.model.sublayers import MLP, SelfAttention, load_plain_mlp
+from rosebatch.model.sublayers import MLP, LayerNorm, SelfAttention, load_layer_norm, load_plain_mlp
 from rosebatch.model.weights import WeightSource
 from rosebatch.ops.ops import ACTIVATIONS, GATES, Ops
-
-
-class Norm(NamedTuple):
-    """Weight and bias ``[H]`` of a LayerNorm."""
-
-    weight: Tensor
-    bias: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
     attention: SelfAttention
-    attention_norm: Norm
+    attention_norm: LayerNorm
     mlp: MLP
-    mlp_norm: Norm
+    mlp_norm: LayerNorm
 
 
 class LayerNormEncoder:
@@ -72,11 +65,12 @@ class LayerNormEncoder:
         self.layers = [self._load_layer(i, rotary, weights) for i, rotary in enumerate(rotaries)]
         self.mixers = [layer.attention.spec for layer in self.layers]
 
-    def load_norm(self, name: str, weights: WeightSource) -> Norm:
+    def load_norm(self, name: str, weights: WeightSource) -> LayerNorm:
         """A LayerNorm; checkpoints of BERT's first years name its tensors ``gamma`` and ``beta``."""
-        shape, former = (self.config.hidden_size,), weights.shape(f"{name}.gamma") is not None
-        weight, bias = ("gamma", "beta") if former else ("weight", "bias")
-        return Norm(weights.get(f"{name}.{weight}", shape, fill=1.0), weights.get(f"{name}.{bias}", shape))
+        if weights.shape(f"{name}.gamma") is None:
+            return load_layer_norm(self.config, weights, name)
+        shape = (self.config.hidden_size,)
+        return LayerNorm(weights.get(f"{name}.gamma", shape), weights.get(f"{name}.beta", shape))
 
     def load_bias(self, weights: WeightSource) -> Tensor | None:
         """What attention adds to scores, see ``BidirectionalSpec``; None for nothing."""

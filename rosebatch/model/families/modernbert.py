@@ -15,21 +15,18 @@ from rosebatch.model.hf.fields import UnservedError, decoder, every, layer_types
 from rosebatch.model.hf.rope import ropes_by_type
 from rosebatch.model.mixers.bidirectional_attention.sublayer import load_bidirectional_attention
 from rosebatch.model.rope import Rotary, layer_rotaries
-from rosebatch.model.sublayers import MLP, SelfAttention, load_gated_mlp
+from rosebatch.model.sublayers import MLP, LayerNorm, SelfAttention, load_gated_mlp, load_layer_norm
 from rosebatch.model.weights import WeightSource
 from rosebatch.ops.ops import Ops
-
-# Weight and bias ``[H]`` of a LayerNorm.
-_Norm = tuple[Tensor, Tensor | None]
 
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
     """The first has no norm of its own: embeddings are normed."""
 
-    input_norm: _Norm | None
+    input_norm: LayerNorm | None
     attention: SelfAttention
-    mlp_norm: _Norm
+    mlp_norm: LayerNorm
     mlp: MLP
 
 
@@ -52,10 +49,8 @@ class ModernBert:
         self.mixers = [layer.attention.spec for layer in self.layers]
         self.norm = self._load_norm("model.final_norm", weights)
 
-    def _load_norm(self, name: str, weights: WeightSource) -> _Norm:
-        size = (self.config.hidden_size,)
-        weight = weights.get(f"{name}.weight", size, fill=1.0)
-        return weight, weights.get(f"{name}.bias", size) if weights.shape(f"{name}.bias") else None
+    def _load_norm(self, name: str, weights: WeightSource) -> LayerNorm:
+        return load_layer_norm(self.config, weights, name, bias=weights.shape(f"{name}.bias") is not None)
 
     def _load_layer(self, index: int, rotary: Rotary | None, weights: WeightSource) -> _Layer:
         prefix = f"model.layers.{index}."

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -46,6 +47,7 @@ def load_paged_attention(
     qkv_order: Tensor | None,
     sinks: Tensor | None = None,
     gated: bool = False,
+    transposed: bool = False,
 ) -> SelfAttention | GatedAttention:
     """The attention of a layer.
 
@@ -55,6 +57,7 @@ def load_paged_attention(
         qkv_names, out_name: of the projections; see ``load_linear``.
         rotary, qk_norm, sinks: see ``PagedAttentionSpec``; those of the process's own heads.
         qkv_order: the rows of q, k and v, in the order that attention wants; None for the stored order.
+        transposed: see ``load_weight``.
         gated: whether the first projection has a gate for each of q's channels, a head's after its q.
     """
     c = config
@@ -68,8 +71,9 @@ def load_paged_attention(
         qkv_order = torch.cat((rows[:, 0].flatten(), 2 * q_size + torch.arange(2 * kv_size), rows[:, 1].flatten()))
         pieces.append((q_size, q))
     own = columns(*pieces)
-    qkv = load_linear(ops, weights, qkv_names, sizes, c.hidden_size, bias=c.qkv_bias, order=qkv_order, own=own)
-    out = load_linear(ops, weights, [out_name], (c.hidden_size,), q_size, bias=c.out_bias, inputs=q)
+    linear = partial(load_linear, ops, weights, transposed=transposed)
+    qkv = linear(qkv_names, sizes, c.hidden_size, bias=c.qkv_bias, order=qkv_order, own=own)
+    out = linear([out_name], (c.hidden_size,), q_size, bias=c.out_bias, inputs=q)
     if isinstance(qk_norm, WholeRMSNorm) and ops.shard.size > 1:
         # It needs the channels of all processes: no kernel of attention has them.
         qkv, qk_norm = ops.whole_norm(qkv, qk_norm), None
