@@ -3,11 +3,20 @@
 from types import SimpleNamespace
 
 import torch
+from torch import nan
 
 from benchmarks.kernels.launchers import Launchers
 from rosebatch_kernels.common.shared_keys import MAX_PARTS, MEMBERS, SharedKeys
 from rosebatch_kernels.common.splits import DecodeWorkspace
-from tests.kernels.scattered import NORMS, Scattered, assert_same, attention, normed_and_rotated, rotary_tables
+from tests.kernels.scattered import (
+    NORMS,
+    Scattered,
+    assert_same,
+    attention,
+    normed_and_rotated,
+    rotary_tables,
+    untouched,
+)
 
 _NUM_SPLITS = Launchers("paged_attention.sizes").num_splits
 # Nobody's default.
@@ -106,7 +115,51 @@ def check(implementation, step, assert_close):
     return out
 
 
-def shared_keys(batch, items, device, padding=2):
+def lay_apart(step):
+    """The projection's columns in a wider tensor at an odd place; positions and limits as columns of one matrix."""
+    qkv, _, table, positions, limits, *_ = step.arguments
+    wide = qkv.new_full((len(qkv), qkv.shape[1] + 30), nan)
+    step.arguments[0] = wide[:, 13 : 13 + qkv.shape[1]].copy_(qkv)
+    # Rows of the table lie apart in the other tests.
+    step.arguments[2] = table.contiguous()
+    step.arguments[3:5] = torch.stack((positions, limits, limits), 1)[:, :2].unbind(1)
+    assert [x.is_contiguous() for x in step.arguments[:5]] == [False, True, True, False, False]
+
+
+def require_the_same_alone(implementation, step):
+    """The bits of a row do not depend on the others."""
+    limits = step.arguments[4]
+    whole = implementation(*step.arguments, **step.options)
+    for row in range(len(limits)):
+        step.arguments[4] = torch.zeros_like(limits)
+        step.arguments[4][row] = limits[row]
+        assert torch.equal(implementation(*step.arguments, **step.options)[row], whole[row])
+
+
+def check_far_apart(decode, step, far_apart, assert_close):
+    """Three rows past int32 in the projection, in the blocks of K, and from K's half to V's, in blocks of 64 by 64."""
+    blocks, near, table = 2**19 + 3, step.paged.cache, step.paged.table
+    # 2^12 elements a block: from 2^19 on, blocks lie past 2^31.
+    cache = untouched(2, blocks, 1, 64, 64, dtype=near.dtype, device=near.device)
+    far = [blocks - 1, 0, blocks - 2]
+    for row, block in enumerate(far):
+        cache[:, block] = near[:, int(table[row, 0])]
+    far_table = torch.tensor(far, dtype=torch.int32, device=near.device)[:, None]
+    out = decode(far_apart(step.arguments[0]), cache, far_table, *step.arguments[3:], **step.options)
+    assert_close(out, step.exact)
+    return cache[:, far]
+
+
+def with_shared_keys(decode, items):
+    """The decode, whose rows share keys as these items say."""
+
+    def implementation(qkv, *arguments, **options):
+        return decode(qkv, *arguments, keys=shared_keys(len(qkv), items, qkv.device), **options)
+
+    return implementation
+
+
+def shared_keys(batch, items, device):
     """Items as (rows, first key, end, part)."""
     members, lines = [], []
     begins, counts = torch.zeros(batch, dtype=torch.int32), torch.zeros(batch, dtype=torch.int32)
@@ -116,6 +169,7 @@ def shared_keys(batch, items, device, padding=2):
         members += rows
         begins[rows] = begins[rows].clamp_min(end)
         counts[rows] += 1
-    lines += [(0, 0, 0, 0, 0)] * padding
+    # As padded for a graph.
+    lines += [(0, 0, 0, 0, 0)] * 2
     tables = (torch.tensor(lines, dtype=torch.int32), torch.tensor(members, dtype=torch.int32))
     return SharedKeys(*(each.to(device) for each in (*tables, begins, counts)))

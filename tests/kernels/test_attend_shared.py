@@ -5,20 +5,11 @@ import torch
 
 from benchmarks.kernels.launchers import Launchers
 from rosebatch_kernels.common.shared_keys import MEMBERS
-from tests.kernels.decode_step import check, make_step, shared_keys
+from tests.kernels.decode_step import check, make_step, with_shared_keys
 
 decode = Launchers("paged_attention.decode").decode
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
-
-
-def run(step, items):
-    """A decode with these items."""
-
-    def implementation(qkv, *arguments, **options):
-        return decode(qkv, *arguments, keys=shared_keys(len(qkv), items, qkv.device), **options)
-
-    return implementation
 
 
 @pytest.mark.parametrize("append", [True, False])
@@ -31,7 +22,7 @@ def test_one_group(kv_heads, group, size, block_size, append, dtype, device, ran
     positions, rows, keys = [100, 97, 3, 150, 96, 120], [5, 0, 1, 3, 4], 2 * 48
     shape = kv_heads, group, size, block_size
     step = make_step(positions, *shape, dtype, device, randn, append=append, idle=(2, 3), shared=[(rows, keys)])
-    check(run(step, [(rows, 0, keys, 0)]), step, assert_close)
+    check(with_shared_keys(decode, [(rows, 0, keys, 0)]), step, assert_close)
 
 
 @pytest.mark.parametrize(("rotary", "qk_norm"), [(True, "rms"), (12, None), (True, "layer"), (0, "rms")])
@@ -39,7 +30,7 @@ def test_norm_and_rotation(rotary, qk_norm, dtype, device, randn, assert_close):
     """Each query has its row's position and its head's weights."""
     options = {"rotary": rotary, "qk_norm": qk_norm, "shared": [([0, 1, 2], 32)], "idle": (1,)}
     step = make_step([32, 0 + 40, 77], 2, 3, 24, 16, dtype, device, randn, **options)
-    check(run(step, [([0, 1, 2], 0, 32, 0)]), step, assert_close)
+    check(with_shared_keys(decode, [([0, 1, 2], 0, 32, 0)]), step, assert_close)
 
 
 @pytest.mark.parametrize(("soft_cap", "with_sinks"), [(1.5, False), (0.0, True), (1.5, True)])
@@ -48,7 +39,7 @@ def test_soft_cap_and_sinks(soft_cap, with_sinks, device, randn, assert_close):
     sinks = torch.linspace(-2, 4, 4) if with_sinks else None
     options = {"soft_cap": soft_cap, "sinks": sinks, "scale": 0.6, "shared": [([0, 1], 64)]}
     step = make_step([64, 700], 2, 2, 24, 16, torch.float32, device, randn, **options)
-    check(run(step, [([0, 1], 0, 64, 0)]), step, assert_close)
+    check(with_shared_keys(decode, [([0, 1], 0, 64, 0)]), step, assert_close)
 
 
 def test_parts_and_nested_groups(dtype, device, randn, assert_close):
@@ -59,7 +50,7 @@ def test_parts_and_nested_groups(dtype, device, randn, assert_close):
     step = make_step(positions, 1, 2, 64, 16, dtype, device, randn, shared=shared)
     items = [(everyone, 0, 112, 0), (everyone, 112, 192, 1), (few, 192, 208, 2), (few, 208, 416, 3)]
     items += [(apart, 0, 128, 0)]
-    check(run(step, items), step, assert_close)
+    check(with_shared_keys(decode, items), step, assert_close)
 
 
 def test_more_rows_than_an_item_has(device, randn, assert_close):
@@ -68,23 +59,23 @@ def test_more_rows_than_an_item_has(device, randn, assert_close):
     positions = [32 + row % 5 for row in rows]
     step = make_step(positions, 1, 3, 24, 16, torch.float32, device, randn, shared=[(rows, 32)])
     items = [(rows[:MEMBERS], 0, 32, 0), (rows[MEMBERS:], 0, 32, 0)]
-    check(run(step, items), step, assert_close)
+    check(with_shared_keys(decode, items), step, assert_close)
 
 
 def test_what_is_shared_is_read_through_the_first_member(device, randn, assert_close):
     """The decode kernel leaves the shared keys alone: the other rows' tables may say anything there."""
     step = make_step([70, 90], 1, 2, 64, 16, torch.float32, device, randn, shared=[([0, 1], 64)])
     step.paged.table[1, :4] = 2**30
-    check(run(step, [([0, 1], 0, 64, 0)]), step, assert_close)
+    check(with_shared_keys(decode, [([0, 1], 0, 64, 0)]), step, assert_close)
 
 
 def test_scores_of_any_size(device, randn, assert_close):
     """Of millions: the largest of all parts decides."""
     step = make_step([64, 70], 1, 2, 64, 16, torch.float32, device, randn, scale=2.0**20, shared=[([0, 1], 64)])
-    check(run(step, [([0, 1], 0, 32, 0), ([0, 1], 32, 64, 1)]), step, assert_close)
+    check(with_shared_keys(decode, [([0, 1], 0, 32, 0), ([0, 1], 32, 64, 1)]), step, assert_close)
 
 
 def test_nobody_shares_anything(device, randn, assert_close):
     """As a graph that serves with and without; the first item is empty then."""
     step = make_step([3, 16], 1, 2, 24, 16, torch.float32, device, randn, shared=[([0], 0)])
-    check(run(step, []), step, assert_close)
+    check(with_shared_keys(decode, []), step, assert_close)

@@ -65,23 +65,12 @@ def assert_sums_close(assert_close):
 @pytest.mark.parametrize("seed", range(16))
 def test_decode(seed, dtype, device, randn, assert_sums_close):
     numbers = random.Random(seed)
-    kv_heads, group, size, block_size = shape(numbers)
+    kv_heads, group, *_ = sizes = shape(numbers)
     gate = gate_of(numbers, kv_heads * group, randn, device)
     positions = [length(numbers, device) - 1 for _ in range(numbers.choice(BATCHES[device]))]
-    step = make_gated_step(
-        positions,
-        kv_heads,
-        group,
-        size,
-        block_size,
-        dtype,
-        device,
-        randn,
-        gate=gate,
-        rotary=numbers.random() < 0.5,
-        qk_norm=numbers.choice([None, "uclip", "uclip_each"]),
-        append=numbers.random() < 0.7,
-    )
+    options = {"rotary": numbers.random() < 0.5, "qk_norm": numbers.choice([None, "uclip", "uclip_each"])}
+    options["append"] = numbers.random() < 0.7
+    step = make_gated_step(positions, *sizes, dtype, device, randn, gate=gate, **options)
     step.options["sparse"] = numbers.random() < 0.7
     check(decode.decode, step, assert_sums_close)
 

@@ -5,15 +5,14 @@ from functools import partial
 
 import pytest
 import torch
-from torch import nan
 
 from benchmarks.kernels.launchers import Launchers
 from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.paged_attention import reference
 from rosebatch_kernels.paged_attention import sizes as module
 from tests.helpers.sizes import change_table
-from tests.kernels.decode_step import check, make_step
-from tests.kernels.scattered import rms_norm, rotary_tables, untouched
+from tests.kernels.decode_step import check, check_far_apart, lay_apart, make_step, require_the_same_alone
+from tests.kernels.scattered import rms_norm, rotary_tables
 
 kernel, sizes = Launchers("paged_attention.decode"), Launchers("paged_attention.sizes")
 
@@ -203,26 +202,13 @@ def test_scores_of_any_size(implementation, append, device, randn, assert_close)
 
 @pytest.mark.parametrize("append", [True, False])
 def test_rows_that_lie_apart(implementation, append, dtype, device, randn, assert_close):
-    """The projection's columns in a wider tensor at an odd place; positions and limits as columns of one matrix."""
     step = make_step([20, 64, 3], 2, 2, 24, 16, dtype, device, randn, rotary=append, append=append, idle=(1,))
-    qkv, _, table, positions, limits, _ = step.arguments
-    wide = torch.full((3, qkv.shape[1] + 30), nan, dtype=dtype, device=device)
-    step.arguments[0] = wide[:, 13 : 13 + qkv.shape[1]].copy_(qkv)
-    # Rows of the table lie apart in the other tests.
-    step.arguments[2] = table.contiguous()
-    step.arguments[3:5] = torch.stack((positions, limits, limits), 1)[:, :2].unbind(1)
-    assert [x.is_contiguous() for x in step.arguments[:5]] == [False, True, True, False, False]
+    lay_apart(step)
     check(implementation, step, assert_close)
 
 
 def test_bits_of_a_row_do_not_depend_on_the_others(implementation, dtype, device, randn):
-    step = make_step([65, 300, 1, 40], 1, 2, 64, 16, dtype, device, randn)
-    limits = step.arguments[4]
-    whole = implementation(*step.arguments, **step.options)
-    for row in range(4):
-        step.arguments[4] = torch.zeros_like(limits)
-        step.arguments[4][row] = limits[row]
-        assert torch.equal(implementation(*step.arguments, **step.options)[row], whole[row])
+    require_the_same_alone(implementation, make_step([65, 300, 1, 40], 1, 2, 64, 16, dtype, device, randn))
 
 
 def test_nobody_is_live(dtype, device, randn):
@@ -233,19 +219,9 @@ def test_nobody_is_live(dtype, device, randn):
 
 @pytest.mark.xdist_group("large_memory")
 def test_kernel_offsets_past_int32(device, randn, assert_close, far_apart):
-    """In the rows of the projection, in the blocks of K, and from K's half to V's."""
-    positions, blocks, dtype = [20, 5, 33], 2**19 + 3, torch.float16
-    step = make_step(positions, 1, 2, 64, 64, dtype, device, randn)
-    near, table = step.paged.cache, step.paged.table
-    # 2^12 elements a block: from 2^19 on, blocks lie past 2^31.
-    cache = untouched(2, blocks, 1, 64, 64, dtype=dtype, device=device)
-    far = [blocks - 1, 0, blocks - 2]
-    for row, block in enumerate(far):
-        cache[:, block] = near[:, int(table[row, 0])]
-    far_table = torch.tensor(far, dtype=torch.int32, device=device)[:, None]
-    arguments = [far_apart(step.arguments[0]), cache, far_table, *step.arguments[3:]]
-    out = kernel.decode(*arguments, **step.options)
-    assert_close(out, step.exact)
+    positions = [20, 5, 33]
+    step = make_step(positions, 1, 2, 64, 64, torch.float16, device, randn)
+    cache = check_far_apart(kernel.decode, step, far_apart, assert_close)
     for row, position in enumerate(positions):
-        written = cache[:, far[row], 0, position].cpu().double()
+        written = cache[:, row, 0, position].cpu().double()
         assert torch.equal(written, torch.stack((step.new_keys[row][0], step.new_values[row, 0].double())))
