@@ -33,7 +33,7 @@ _SCALES = ("weight_scale", "weight_scale_inv", "scale_weight", "weight_scale_2",
 # What quantizers store besides: how activations and K and V are rounded, and a shape that config.json says too.
 _OF_NO_MATRIX = (
     *("input_scale", "input_global_scale", "input_zero_point", "activation_scale", "output_scale"),
-    *("q_scale", "k_scale", "v_scale", "kv_scale", "weight_shape"),
+    *("q_scale", "k_scale", "v_scale", "weight_shape"),
 )
 # Numbers of quantized matrices, in place of ``weight``.
 _PACKED = ("qweight", "weight_packed", "weight_blocks")
