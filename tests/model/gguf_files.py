@@ -1,6 +1,7 @@
 """GGUF files from random transformers models, as llama.cpp's converter writes them."""
 
 from itertools import product
+from types import SimpleNamespace
 
 import gguf
 import numpy as np
@@ -393,3 +394,12 @@ def write(path, name="llama", model=None, *, quantized=None, architecture=None, 
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def changed(good, fields=(), tensors=(), without=()):
+    """A reader of a good file that is changed in memory: further fields, further tensors, some left out."""
+    others = {key: SimpleNamespace(contents=lambda value=value: value) for key, value in dict(fields).items()}
+    like = good.tensors[0]
+    more = [SimpleNamespace(name=name, data=like.data, tensor_type=like.tensor_type) for name in tensors]
+    kept = [tensor for tensor in good.tensors if tensor.name not in without]
+    return SimpleNamespace(fields={**good.fields, **others}, tensors=[*kept, *more])

@@ -1,7 +1,6 @@
 """GGUF files of every architecture that is served, against the transformers models that they were made of."""
 
 import functools
-from types import SimpleNamespace
 
 import gguf
 import numpy as np
@@ -25,7 +24,7 @@ from rosebatch.model.registry import ARCHITECTURES
 from rosebatch.model.weights import SafetensorsWeights
 from tests.helpers.families import FAMILIES, VARIANTS
 from tests.model import gguf_files
-from tests.model.gguf_files import BOS, END, VOCAB, random_model
+from tests.model.gguf_files import BOS, END, VOCAB, changed, random_model
 from tests.model.test_gguf_metadata import LISTED
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -216,12 +215,8 @@ def described(monkeypatch):
     """The config of a good file, read once and changed in memory."""
     read = functools.cache(Reader)
 
-    def call(path, fields=(), tensors=()):
-        good = read(path)
-        changed = {key: SimpleNamespace(contents=lambda value=value: value) for key, value in dict(fields).items()}
-        like = good.tensors[0]
-        more = [SimpleNamespace(name=name, data=like.data, tensor_type=like.tensor_type) for name in tensors]
-        reader = SimpleNamespace(fields={**good.fields, **changed}, tensors=[*good.tensors, *more])
+    def call(path, *changes, **more):
+        reader = changed(read(path), *changes, **more)
         monkeypatch.setattr(module, "Reader", lambda path: reader)
         return module._describe(path, torch.float32, quiet=True).config
 
@@ -286,10 +281,10 @@ def test_every_key_of_an_architecture(write_gguf, described, name):
     wrong = []
     for key in {each.removeprefix("llama.") for each in LISTED if each.startswith("llama.")}:
         try:
-            changed = described(path, {f"{architecture}.{key}": 6}) != usual
+            differs = described(path, {f"{architecture}.{key}": 6}) != usual
         except UserError:
             # By its name, or as an impossible size of the config.
-            changed = True
-        if not changed and key not in {*_HARMLESS, *_CONDITIONAL, *_UNASKED.get(name, ())}:
+            differs = True
+        if not differs and key not in {*_HARMLESS, *_CONDITIONAL, *_UNASKED.get(name, ())}:
             wrong.append(key)
     assert not wrong

@@ -3,7 +3,6 @@
 import json
 import math
 import re
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from rosebatch.model.gguf import convert as module
 from rosebatch.model.gguf.convert import convert
 from rosebatch.model.gguf.metadata import Reader
 from rosebatch.model.hf.generation_config import unserved_defaults
+from tests.model.gguf_files import changed
 
 
 def keys_of(group):
@@ -78,12 +78,8 @@ def converted(write_gguf, toy, monkeypatch, tmp_path):
     path, folder = write_gguf("llama", toy), tmp_path / "converted"
     good = Reader(path)
 
-    def call(fields=(), tensors=(), without=()):
-        changed = {key: SimpleNamespace(contents=lambda value=value: value) for key, value in dict(fields).items()}
-        like = good.tensors[0]
-        more = [SimpleNamespace(name=name, data=like.data, tensor_type=like.tensor_type) for name in tensors]
-        kept = [tensor for tensor in good.tensors if tensor.name not in without]
-        reader = SimpleNamespace(fields={**good.fields, **changed}, tensors=[*kept, *more])
+    def call(*changes, **more):
+        reader = changed(good, *changes, **more)
         monkeypatch.setattr(module, "Reader", lambda path: reader)
         folder.mkdir(exist_ok=True)
         convert(path, torch.float32, folder)
