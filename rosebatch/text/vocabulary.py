@@ -72,13 +72,12 @@ class Vocabulary:
         return found
 
     def _find_bytes(self, token_id: int) -> bytes:
-        piece = self.backend.id_to_token(token_id) or ""
-        if token_id in self._added:
-            return piece.encode()
+        piece, added = self.backend.id_to_token(token_id) or "", token_id in self._added
         if self._is_byte_level:
-            return bytes(BYTES[character] for character in piece if character in BYTES)
-        if _BYTE_PIECE.fullmatch(piece):
+            return piece.encode() if added else bytes(BYTES[each] for each in piece if each in BYTES)
+        if _BYTE_PIECE.fullmatch(piece) and not added:
             return bytes([int(piece[3:-1], 16)])
+        # A normalizer may put a mark for the space in front of added tokens, too.
         return piece.replace("\u2581", " ").encode()
 
     def is_special(self, token_id: int) -> bool:

@@ -2,7 +2,7 @@
 
 import pytest
 import tokenizers
-from tokenizers import AddedToken, decoders, models, normalizers
+from tokenizers import AddedToken, decoders, models
 
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.io.openai.completions import _character_offsets
@@ -10,6 +10,7 @@ from rosebatch.llm.llm import LLM
 from rosebatch.text.stop_strings import StopStrings
 from rosebatch.text.tokenizer import Tokenizer
 from tests.helpers.byte_tokenizer import EOS, byte_backend
+from tests.helpers.marked_spaces import marked_spaces
 from tests.job.fake_model import FakeModel, launch_fake, make_engine
 from tests.job.lines import choices_of
 from tests.job.test_tools import ROOM, Scripted, run
@@ -31,13 +32,7 @@ def byte_level(*, special):
 def metaspace():
     """Like Llama 2's, whose decoder drops the first space of a text."""
     pieces = ["<unk>", "\u2581a", "\u2581b", "a", "b", "\u2581", *(f"<{n}>" for n in range(6, EOS)), "</s>"]
-    vocab = {piece: number for number, piece in enumerate(pieces)}
-    backend = tokenizers.Tokenizer(models.BPE(vocab, [("\u2581", "a"), ("\u2581", "b")], unk_token="<unk>"))
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
-    spaces = decoders.Replace("\u2581", " ")
-    backend.decoder = decoders.Sequence([spaces, decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
-    backend.add_special_tokens(["</s>"])
-    return Tokenizer(backend)
+    return Tokenizer(marked_spaces(pieces, [("\u2581", "a"), ("\u2581", "b")], ["</s>"]))
 
 
 def scripted(token_ids):

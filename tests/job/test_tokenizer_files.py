@@ -13,6 +13,7 @@ from rosebatch.core.errors import UserError
 from rosebatch.text.tokenizer import Tokenizer
 from rosebatch.text.tool_calls.hermes import Hermes
 from tests.helpers.byte_tokenizer import EOS, byte_backend, save_backend
+from tests.helpers.marked_spaces import BYTE_PIECES, marked_spaces
 
 TEXTS = ["a<|new|>b", "a<|end|>  b", "x</s>y<eos>", " THE end", "the</s>  the<s> "]
 TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
@@ -44,16 +45,9 @@ def padded():
 
 
 def metaspace():
-    """Like Llama 2's: a mark for the space before each text, and bytes for what has no token."""
-    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", *"abehtTHE", "\u2581a"]
-    vocab = {piece: number for number, piece in enumerate(pieces)}
-    model = models.BPE(vocab, [("\u2581", "a")], unk_token="<unk>", fuse_unk=True, byte_fallback=True)
-    backend = tokenizers.Tokenizer(model)
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
-    steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    backend.decoder = decoders.Sequence(steps)
-    backend.add_special_tokens([AddedToken(each, normalized=False) for each in ("<unk>", "<s>", "</s>")])
-    return backend
+    pieces = ["<unk>", "<s>", "</s>", *BYTE_PIECES, "\u2581", *"abehtTHE", "\u2581a"]
+    special = [AddedToken(each, normalized=False) for each in pieces[:3]]
+    return marked_spaces(pieces, [("\u2581", "a")], special, fuse_unk=True)
 
 
 def words():

@@ -3,13 +3,13 @@
 import json
 
 import pytest
-import tokenizers
-from tokenizers import AddedToken, decoders, models, normalizers
+from tokenizers import AddedToken, normalizers
 
 from rosebatch.text.grammar.grammars import Grammars
 from rosebatch.text.tokenizer import Tokenizer
 from tests.helpers.byte_tokenizer import EOS, byte_backend
 from tests.helpers.grammars import allowed, spec, walk
+from tests.helpers.marked_spaces import BYTE_PIECES, marked_spaces
 
 # Normalizers make other texts of these: composed or decomposed, in small letters, without spaces around.
 CHANGED = ["e\u0301", "\u0958", "\u1112\u1161\u11ab", "A", " a "]
@@ -19,22 +19,8 @@ SPACES = ["\u2581", "a\u2581b", "\u2581\u2581x", "a  b"]
 
 def sentencepiece(*added):
     """As of Llama 2: bytes for what has no token, and ``\u2581`` for a space. The last token ends a text."""
-    pieces = [
-        "<unk>",
-        *(f"<0x{byte:02X}>" for byte in range(256)),
-        "\u2581",
-        *'abx"',
-        "\u2581\u2581",
-        "\u2581a",
-        "</s>",
-    ]
-    vocabulary = {piece: i for i, piece in enumerate(pieces)}
-    merges = [("\u2581", "\u2581"), ("\u2581", "a")]
-    backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True))
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
-    steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    backend.decoder = decoders.Sequence(steps)
-    backend.add_special_tokens(["</s>"])
+    pieces = ["<unk>", *BYTE_PIECES, "\u2581", *'abx"', "\u2581\u2581", "\u2581a", "</s>"]
+    backend = marked_spaces(pieces, [("\u2581", "\u2581"), ("\u2581", "a")], ["</s>"])
     backend.add_tokens(list(added))
     return backend
 
