@@ -92,6 +92,38 @@ class PlainMLP:
         return self.ops.project(self.down, self.ops.activated(self.activation, self.up, normed))
 
 
+def load_projections(
+    config: ModelConfig,
+    ops: Ops,
+    weights: WeightSource,
+    qkv_names: Sequence[str],
+    out_name: str,
+    *,
+    order: Tensor | None = None,
+    gated: bool = False,
+    transposed: bool = False,
+) -> tuple[range, range, Linear, Linear]:
+    """The projections of a layer's attention; see ``load_linear`` for the names.
+
+    Args:
+        order: the rows of q, k and v, in the order that attention wants; None for the stored order.
+        gated: whether the first has a gate for each of q's channels, after v.
+        transposed: see ``load_weight``.
+
+    Returns:
+        heads and K/V heads of this process, and its products before and after attention.
+    """
+    c = config
+    q_size, kv_size = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+    heads, kv_heads = ops.shard.of(c.num_heads), ops.shard.kv_heads(c.num_kv_heads)
+    q, kv = channels(heads, c.head_dim), channels(kv_heads, c.head_dim)
+    pieces, sizes = [(q_size, q), (kv_size, kv), (kv_size, kv)], ((1 + gated) * q_size, kv_size, kv_size)
+    own = columns(*pieces, *pieces[:gated])
+    linear = partial(load_linear, ops, weights, transposed=transposed)
+    qkv = linear(qkv_names, sizes, c.hidden_size, bias=c.qkv_bias, order=order, own=own)
+    return heads, kv_heads, qkv, linear([out_name], (c.hidden_size,), q_size, bias=c.out_bias, inputs=q)
+
+
 def load_layer_norm(config: ModelConfig, weights: WeightSource, name: str, *, bias: bool = True) -> LayerNorm:
     """A LayerNorm of hidden states."""
     shape = (config.hidden_size,)

@@ -24,7 +24,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,7 +36,7 @@ from rosebatch.model.mixers.hp1.gate import NUMBERS, load_gate, load_vector
 from rosebatch.model.mixers.hp1.mixer import HP1Spec
 from rosebatch.model.random_weights import DEVIATION
 from rosebatch.model.rope import rope_tables
-from rosebatch.model.sublayers import channels, columns, load_linear
+from rosebatch.model.sublayers import GatedMLP, load_gated_mlp, load_projections
 from rosebatch.model.weights import WeightSource
 from rosebatch.ops.ops import Gain, HeadUClip, Linear, Ops
 
@@ -65,8 +64,7 @@ class _Layer:
     out: Linear
     post_attention: _Clip
     pre_mlp: _Clip
-    gate_up: Linear
-    down: Linear
+    mlp: GatedMLP
     post_mlp: _Clip
 
 
@@ -95,26 +93,14 @@ class HP1:
     def _load_layer(self, index: int, weights: WeightSource) -> _Layer:
         c = self.config
         prefix = f"model.layers.{index}."
-        q_size, kv_size = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-
-        heads, kv_heads = self.ops.shard.of(c.num_heads), self.ops.shard.kv_heads(c.num_kv_heads)
-        q, kv, inner = (
-            channels(heads, c.head_dim),
-            channels(kv_heads, c.head_dim),
-            self.ops.shard.of(c.intermediate_size),
-        )
-
-        def linear(
-            names: dict[str, int], in_size: int, own: np.ndarray | None = None, inputs: range | None = None
-        ) -> Linear:
-            full = [prefix + name for name in names]
-            return load_linear(self.ops, weights, full, [*names.values()], in_size, bias=False, own=own, inputs=inputs)
+        parts = self.ops, weights
+        names = [f"{prefix}self_attn.{name}_proj" for name in "qkvo"]
+        heads, kv_heads, qkv, out = load_projections(c, *parts, names[:3], names[3])
+        gate, up, down = (f"{prefix}mlp.{name}_proj" for name in ("gate", "up", "down"))
 
         def hidden_clip(name: str, deviation: float, gamma: float = 1.0) -> _Clip:
             return _load_clip(f"{prefix}{name}_layernorm", c.hidden_size, weights, deviation, gamma)
 
-        attention = {"self_attn.q_proj": q_size, "self_attn.k_proj": kv_size, "self_attn.v_proj": kv_size}
-        gate_up = {"mlp.gate_proj": c.intermediate_size, "mlp.up_proj": c.intermediate_size}
         # Deviations with random weights: of a projection of a clipped input, and of ReLU(gate) * up of two of them.
         projected = _of_product(c.hidden_size, _CLIPPED)
         gated = projected**2 * math.sqrt(0.5)
@@ -122,7 +108,7 @@ class HP1:
         q_gamma, k_gamma = _alike(q_norm.gamma, k_norm.gamma, q_norm.alpha)
         return _Layer(
             input_norm=hidden_clip("input", _of_residual(2 * index)),
-            qkv=linear(attention, c.hidden_size, columns((q_size, q), (kv_size, kv), (kv_size, kv))),
+            qkv=qkv,
             attention=HP1Spec(
                 layer=index,
                 num_heads=len(heads),
@@ -133,11 +119,12 @@ class HP1:
                 rotary=self.rotary,
                 gate=load_gate(c, self.ops, weights, prefix),
             ),
-            out=linear({"self_attn.o_proj": c.hidden_size}, q_size, inputs=q),
-            post_attention=hidden_clip("post_attention", _of_product(q_size, _ATTENDED * projected), _POST_GAMMA),
+            out=out,
+            post_attention=hidden_clip(
+                "post_attention", _of_product(c.num_heads * c.head_dim, _ATTENDED * projected), _POST_GAMMA
+            ),
             pre_mlp=hidden_clip("pre_mlp", _of_residual(2 * index + 1)),
-            gate_up=linear(gate_up, c.hidden_size, columns(*[(c.intermediate_size, inner)] * 2)),
-            down=linear({"mlp.down_proj": c.hidden_size}, c.intermediate_size, inputs=inner),
+            mlp=load_gated_mlp(c, *parts, [gate, up], down),
             post_mlp=hidden_clip("post_mlp", _of_product(c.intermediate_size, gated), _POST_GAMMA),
         )
 
@@ -154,7 +141,8 @@ class HP1:
             values = attention(layer.attention, layer.qkv(normed), wanted=rows)
             attended, residual = ops.project_to_clip(layer.out, values), rows_of(residual, rows)
             normed, residual = ops.add_uclip_norm(attended, residual, *layer.post_attention, *layer.pre_mlp)
-            hidden = ops.project_to_clip(layer.down, ops.gated("relu_mul", layer.gate_up, normed, layer.down))
+            mlp = layer.mlp
+            hidden = ops.project_to_clip(mlp.down, ops.gated("relu_mul", mlp.gate_up, normed, mlp.down))
             normed, residual = ops.add_uclip_norm(hidden, residual, *layer.post_mlp, *next_norm)
         return normed
 

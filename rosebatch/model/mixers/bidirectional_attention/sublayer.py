@@ -7,7 +7,7 @@ from torch import Tensor
 from rosebatch.config.model import ModelConfig
 from rosebatch.model.mixers.bidirectional_attention.mixer import BidirectionalSpec
 from rosebatch.model.rope import Rotary
-from rosebatch.model.sublayers import SelfAttention, channels, columns, load_linear
+from rosebatch.model.sublayers import SelfAttention, load_projections
 from rosebatch.model.weights import WeightSource
 from rosebatch.ops.ops import Ops, QKNorm
 
@@ -30,13 +30,7 @@ def load_bidirectional_attention(
         bias: of all heads.
     """
     c = config
-    q_size, kv_size = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-    sizes = (q_size, kv_size, kv_size)
-    heads, kv_heads = ops.shard.of(c.num_heads), ops.shard.kv_heads(c.num_kv_heads)
-    q, kv = channels(heads, c.head_dim), channels(kv_heads, c.head_dim)
-    own = columns((q_size, q), (kv_size, kv), (kv_size, kv))
-    qkv = load_linear(ops, weights, qkv_names, sizes, c.hidden_size, bias=c.qkv_bias, own=own)
-    out = load_linear(ops, weights, [out_name], (c.hidden_size,), q_size, bias=c.out_bias, inputs=q)
+    heads, kv_heads, qkv, out = load_projections(c, ops, weights, qkv_names, out_name)
     spec = BidirectionalSpec(
         layer=layer,
         num_heads=len(heads),

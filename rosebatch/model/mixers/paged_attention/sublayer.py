@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from rosebatch.config.model import ModelConfig
 from rosebatch.model.contract import Attention, rows_of
 from rosebatch.model.mixers.paged_attention.mixer import PagedAttentionSpec
 from rosebatch.model.rope import Rotary
-from rosebatch.model.sublayers import SelfAttention, channels, columns, load_linear
+from rosebatch.model.sublayers import SelfAttention, load_projections
 from rosebatch.model.weights import WeightSource
 from rosebatch.ops.ops import Linear, Ops, Partial, QKNorm, WholeRMSNorm
 
@@ -61,19 +60,13 @@ def load_paged_attention(
         gated: whether the first projection has a gate for each of q's channels, a head's after its q.
     """
     c = config
-    q_size, kv_size = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-    sizes = ((1 + gated) * q_size, kv_size, kv_size)
-    heads, kv_heads = ops.shard.of(c.num_heads), ops.shard.kv_heads(c.num_kv_heads)
-    q, kv = channels(heads, c.head_dim), channels(kv_heads, c.head_dim)
-    pieces = [(q_size, q), (kv_size, kv), (kv_size, kv)]
     if gated:
-        rows = torch.arange(2 * q_size).view(c.num_heads, 2, c.head_dim)
-        qkv_order = torch.cat((rows[:, 0].flatten(), 2 * q_size + torch.arange(2 * kv_size), rows[:, 1].flatten()))
-        pieces.append((q_size, q))
-    own = columns(*pieces)
-    linear = partial(load_linear, ops, weights, transposed=transposed)
-    qkv = linear(qkv_names, sizes, c.hidden_size, bias=c.qkv_bias, order=qkv_order, own=own)
-    out = linear([out_name], (c.hidden_size,), q_size, bias=c.out_bias, inputs=q)
+        rows = torch.arange(2 * c.num_heads * c.head_dim).view(c.num_heads, 2, c.head_dim)
+        kv_rows = rows.numel() + torch.arange(2 * c.num_kv_heads * c.head_dim)
+        qkv_order = torch.cat((rows[:, 0].flatten(), kv_rows, rows[:, 1].flatten()))
+    heads, kv_heads, qkv, out = load_projections(
+        c, ops, weights, qkv_names, out_name, order=qkv_order, gated=gated, transposed=transposed
+    )
     if isinstance(qk_norm, WholeRMSNorm) and ops.shard.size > 1:
         # It needs the channels of all processes: no kernel of attention has them.
         qkv, qk_norm = ops.whole_norm(qkv, qk_norm), None
