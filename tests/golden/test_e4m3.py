@@ -81,6 +81,8 @@ def test_scales_of_a_checkpoint_are_not_needed(goldens, make_engine, tmp_path):
     # Queries are not stored, but may have a scale: an engine that rounded them by K's answered garbage.
     names = [f"{each}_scale" for each in ("q", "k", "v", "kv")]
     names += [f"{each}_proj.{each}_scale" for each in "qkv"] + [f"{each}_proj.output_scale" for each in "qkv"]
+    # Of activations, which are rounded by their own largest numbers.
+    names += [f"q_proj.{each}" for each in ("activation_scale", "input_scale", "input_zero_point")]
     scales = {f"model.layers.0.self_attn.{name}": torch.tensor([0.25]) for name in names}
     save_file({**tensors, **scales}, tmp_path / "m" / "model.safetensors", {"format": "pt"})
     values = json.loads((folder / "config.json").read_text())
