@@ -10,7 +10,7 @@ from torch import Tensor
 # The largest number of e4m3.
 LARGEST = 448.0
 # Heads of zeros, or nearly, have one that divides nothing by zero.
-MIN_SCALE = 2.0**-100
+MIN_HEAD_SCALE = 2.0**-100
 
 
 def quantized(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -23,7 +23,7 @@ def quantized(x: Tensor) -> tuple[Tensor, Tensor]:
         ``[..., D]`` uint8, and ``[..., 1]`` fp32.
     """
     x = x.float()
-    scales = scales_of(x.abs().amax(-1, keepdim=True), MIN_SCALE)
+    scales = scales_of(x.abs().amax(-1, keepdim=True), MIN_HEAD_SCALE)
     return (x / scales).to(torch.float8_e4m3fn).view(torch.uint8), scales
 
 

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from rosebatch_kernels.common.e4m3 import LARGEST, MIN_SCALE
+from rosebatch_kernels.common.e4m3 import LARGEST, MIN_HEAD_SCALE
 
 _LARGEST = tl.constexpr(LARGEST)
-_MIN_SCALE = tl.constexpr(MIN_SCALE)
+_MIN_SCALE = tl.constexpr(MIN_HEAD_SCALE)
 
 
 class Pages(NamedTuple):

@@ -80,7 +80,7 @@ def packed_sums(
                     up_part = tl.zeros([COLUMNS, ROWS], tl.float32)
         if not in_parts:
             acc, up_acc = part, up_part
-        elif UNIT != 0 and piece != UNIT:
+        elif piece != UNIT:
             acc += part * tl.load(scales + unit)[:, None]
             if GATED:
                 up_acc += up_part * tl.load(scales + unit + N)[:, None]
