@@ -7,7 +7,6 @@ from contextlib import suppress
 from itertools import islice
 
 import numpy as np
-from msgspec import structs
 
 from rosebatch.core.pooling_params import PLAIN_POOLING, ModelPooling
 from rosebatch.core.request import Completion, Constraint, Request, StopMatcher
@@ -170,7 +169,7 @@ class Engine:
             pooling = self.pooling.of(request.pooling)
             # No token of a decoder sees those after it.
             read = pooling.read(request.prompt_token_ids)
-            request = structs.replace(request, pooling=pooling, prompt_token_ids=read)
+            request = Request(request.id, read, request.sampling, pooling, request.scoring)
         now = time.perf_counter() if arrival_time is None else arrival_time
         sequences, stop_ids = [], stop_ids_of(request.sampling, self.eos_token_ids, self.vocab_size)
         for sample in range(request.sampling.n):

@@ -26,12 +26,12 @@ _PAIR = 128
 # That list of each further completion.
 _COPIED_TOKEN = 8
 # The objects of a row and its sampling parameters.
-_ROW = 2000
+ROW = 2000
 
 
 def row_bytes(row: Row | FailedRow) -> int:
     """Bytes of a row as it was read."""
-    size = _ROW + (_deep_bytes(row.metadata) if row.metadata else 0)
+    size = ROW + (_deep_bytes(row.metadata) if row.metadata else 0)
     if isinstance(row, Row):
         size += _sampling_bytes(row.sampling) + len(row.options.suffix)
         size += _deep_bytes(row.options.chat_template_kwargs) if row.options.chat_template_kwargs else 0

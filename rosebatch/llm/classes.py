@@ -55,7 +55,7 @@ class RewardOutput:
     data: list[float] | list[list[float]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ClassificationRequestOutput(PooledRequestOutput):
     """A prompt and its class, or its reward; fields as of ``PooledRequestOutput``."""
 

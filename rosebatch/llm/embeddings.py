@@ -18,7 +18,7 @@ class EmbeddingOutput:
         return len(self.embedding)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class EmbeddingRequestOutput(PooledRequestOutput):
     """A prompt and its vector; fields as of ``PooledRequestOutput``."""
 

@@ -10,6 +10,7 @@ from rosebatch.io.results import Choice, Result
 from rosebatch.io.rows import FailedRow
 from rosebatch.io.scored_tokens import ScoredToken
 from rosebatch.io.tools import call_fields
+from rosebatch.llm.list_on_read import ListOnRead
 
 
 class Logprob(NamedTuple):
@@ -142,30 +143,7 @@ class RequestOutput:
         return sum(len(each.token_ids) for each in self.outputs)
 
 
-class _ListOnRead:
-    """An attribute that becomes a list when it is read.
-
-    A list of 1,300 token ids takes as long to make as all else of an output. Each search for garbage looks at all of
-    them, and few scripts read those of the prompt.
-    """
-
-    def __init__(self, slot: Any) -> None:
-        self._slot = slot
-
-    def __get__(self, owner: Any, kind: type) -> Any:
-        if owner is None:
-            return self
-        value = self._slot.__get__(owner, kind)
-        if not isinstance(value, list):
-            value = list(value)
-            self._slot.__set__(owner, value)
-        return value
-
-    def __set__(self, owner: Any, value: Any) -> None:
-        self._slot.__set__(owner, value)
-
-
-RequestOutput.prompt_token_ids = _ListOnRead(RequestOutput.prompt_token_ids)  # type: ignore[assignment, misc]
+RequestOutput.prompt_token_ids = ListOnRead(RequestOutput.prompt_token_ids)  # type: ignore[assignment, misc]
 
 
 class Completions:

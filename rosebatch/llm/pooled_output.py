@@ -6,9 +6,10 @@ from typing import Any, ClassVar
 
 from rosebatch.io.results import Result
 from rosebatch.io.rows import FailedRow
+from rosebatch.llm.list_on_read import ListOnRead
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class PooledRequestOutput:
     """A prompt and what became of its pooled state.
 
@@ -27,6 +28,9 @@ class PooledRequestOutput:
     num_generated_tokens: ClassVar[int] = 0
 
 
+PooledRequestOutput.prompt_token_ids = ListOnRead(PooledRequestOutput.prompt_token_ids)  # type: ignore[assignment, misc]
+
+
 @dataclass(frozen=True, slots=True)
 class PooledShape:
     """See ``rosebatch.io.results.Shape``.
@@ -43,7 +47,7 @@ class PooledShape:
         """See ``Shape``."""
         return self.kind(
             request_id=str(result.row.index),
-            prompt_token_ids=list(result.completions[0].request.prompt_token_ids),
+            prompt_token_ids=result.completions[0].request.prompt_token_ids,  # type: ignore[arg-type]
             outputs=self.outputs(result),
             num_cached_tokens=result.cached_tokens,
         )

@@ -38,7 +38,7 @@ class ScoringOutput:
     score: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ScoringRequestOutput(PooledRequestOutput):
     """A pair of texts and its score; fields as of ``PooledRequestOutput``."""
 

@@ -271,7 +271,7 @@ def test_texts_are_encoded_one_group_at_a_time(job, tokenizer, monkeypatch):
     served = serve(make_engine(FakeModel(), blocks=1000), tokenizer, None, rows, max_inflight_bytes=16 << 20)
     assert sum(1 for batch in served for _ in batch) == 40
     assert limit == 1
-    assert max(texts_at_once) == 2, "16 MiB / 16 are the encoding of 5 KB"
+    assert max(texts_at_once) == 6, "16 MiB / 16 are the encoding of 5 KB"
 
 
 def test_a_signal_ends_the_run_before_the_next_group(job, tokenizer):
@@ -289,7 +289,7 @@ def test_a_signal_ends_the_run_before_the_next_group(job, tokenizer):
 
     with pytest.raises(InterruptedError):
         list(prepare(rows(), tokenizer, None, DaemonPool(1, "text"), check=check, max_bytes=16 << 20))
-    assert len(read) == 2, "16 MiB / 16 are the encoding of 5 KB"
+    assert len(read) == 6, "16 MiB / 16 are the encoding of 5 KB"
 
 
 @pytest.mark.parametrize("number", [7, 2**32 - 1, -1, 2**60, 0.5])

@@ -1,6 +1,6 @@
 """Hidden states of packed steps, pooled to one vector for each prompt, or to numbers of its tokens."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -13,6 +13,8 @@ from rosebatch.model.contract import NO_HEADS, PoolingHeads
 
 # Poolings over all tokens, and how they reduce them.
 _FOLDED: dict[AnyPooling, str] = {"mean": "sum", "max": "max"}
+# Poolings that read the states of all tokens.
+_OF_ALL = {*_FOLDED, "all"}
 
 
 class PooledStates:
@@ -59,15 +61,15 @@ class PooledStates:
         Returns:
             a function that waits for them; it waits for nothing if no chunk pools.
         """
-        numbers = plan.pooled_numbers
+        numbers, poolings = plan.pooled_numbers, [specs[chunk.id].pooling for chunk in plan.chunks]
         vectors = ends[: len(numbers)]
-        of_tokens = self._of_tokens(plan, specs, hidden, up)
-        for pooling in filter(lambda each: _has(plan, specs, each), _FOLDED):
+        of_tokens = self._of_tokens(plan, specs, hidden, up) if "all" in poolings else {}
+        for pooling in filter(poolings.__contains__, _FOLDED):
             assert hidden is not None, "it is over all tokens"
-            vectors = self._with_folded(plan, specs, vectors, hidden, up, pooling)
+            vectors = self._with_folded(plan, [each == pooling for each in poolings], vectors, hidden, up, pooling)
         if not numbers:
             return dict
-        whole = np.array([specs[plan.chunks[number].id].pooling != "all" for number in numbers])
+        whole = np.array([poolings[number] != "all" for number in numbers])
         classified = np.array([specs[plan.chunks[number].id].classifies for number in numbers])
         parts = []
         for head, wanted in ((self.heads.embed, whole & ~classified), (self.heads.classify, whole & classified)):
@@ -97,8 +99,6 @@ class PooledStates:
         self, plan: PackedStep, specs: Mapping[int, SequenceSpec], hidden: Tensor | None, up: Staging
     ) -> dict[int, Tensor]:
         """``[N, labels]`` of the tokens of prompts that end, by the number of their chunks; keeps those of others."""
-        if not _has(plan, specs, "all"):
-            return {}
         assert hidden is not None and self.heads.classify is not None, "the head reads all states"
         places, first = list[np.ndarray](), 0
         for chunk in plan.chunks:
@@ -123,14 +123,16 @@ class PooledStates:
     def _with_folded(
         self,
         plan: PackedStep,
-        specs: Mapping[int, SequenceSpec],
+        mine: Sequence[bool],
         vectors: Tensor,
         hidden: Tensor,
         up: Staging,
         pooling: AnyPooling,
     ) -> Tensor:
-        """``[P, H]``, what is folded so in the place of other states; keeps that of incomplete prompts."""
-        mine = [specs[chunk.id].pooling == pooling for chunk in plan.chunks]
+        """``[P, H]``, what is folded so in the place of other states; keeps that of incomplete prompts.
+
+        ``mine`` says of each chunk whether it is.
+        """
         numbers = plan.pooled_numbers
         # All prompts in one division: one for each would keep the host longer than the step takes.
         lengths, own, counts, wanted = up.send(
@@ -139,7 +141,7 @@ class PooledStates:
             np.array([plan.chunks[number].end for number in numbers], np.int64),
             np.array([mine[number] for number in numbers], np.int64),
         )
-        folded = self._fold(plan, specs, hidden, lengths, pooling)
+        folded = self._fold(plan, mine, hidden, lengths, pooling)
         for number, (chunk, is_folded) in enumerate(zip(plan.chunks, mine, strict=True)):
             if is_folded and not chunk.pools:
                 self._folded[chunk.id] = folded[number].clone()
@@ -147,25 +149,23 @@ class PooledStates:
         return torch.where(wanted[:, None] > 0, found.float(), vectors.float())
 
     def _fold(
-        self, plan: PackedStep, specs: Mapping[int, SequenceSpec], hidden: Tensor, lengths: Tensor, pooling: AnyPooling
+        self, plan: PackedStep, mine: Sequence[bool], hidden: Tensor, lengths: Tensor, pooling: AnyPooling
     ) -> Tensor:
         """The states of each chunk as one, ``[C, H]`` fp64, with those of the tokens before it."""
         rows, first = hidden.double(), 0
-        for chunk in plan.chunks:
-            if specs[chunk.id].pooling == pooling and (before := self._folded.pop(chunk.id, None)) is not None:
+        for chunk, is_folded in zip(plan.chunks, mine, strict=True):
+            if is_folded and (before := self._folded.pop(chunk.id, None)) is not None:
                 rows[first] = rows[first] + before if pooling == "mean" else rows[first].maximum(before)
             first += len(chunk.token_ids)
         # Unsafe: to check the lengths would wait for the device.
         return torch.segment_reduce(rows, _FOLDED[pooling], lengths=lengths, unsafe=True)
 
 
-def _has(plan: PackedStep, specs: Mapping[int, SequenceSpec], pooling: AnyPooling) -> bool:
-    """Whether some sequence is pooled so."""
-    return any(specs[chunk.id].pooling == pooling for chunk in plan.chunks)
+def scores(plan: PackedStep, specs: Mapping[int, SequenceSpec]) -> bool:
+    """Whether tokens of some prompt may get log-probabilities."""
+    return any(specs[chunk.id].is_scored(chunk.end) for chunk in plan.chunks)
 
 
 def reads_all(plan: PackedStep, specs: Mapping[int, SequenceSpec]) -> bool:
     """Whether hidden states of all tokens are read: to fold them, for their numbers, or for log-probabilities."""
-    return any(
-        specs[chunk.id].is_scored(chunk.end) or specs[chunk.id].pooling in (*_FOLDED, "all") for chunk in plan.chunks
-    )
+    return any(specs[chunk.id].pooling in _OF_ALL for chunk in plan.chunks) or scores(plan, specs)

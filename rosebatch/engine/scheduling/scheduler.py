@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from rosebatch.engine.plan import DecodeWindow, PackedStep, RestartPolicy, SequenceSpec, StepPlan, StepResult
+from rosebatch.engine.pooling.outputs import outputs_of
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.block_tables import BlockTables
 from rosebatch.engine.scheduling.host_blocks import HostBlocks
@@ -195,10 +196,11 @@ class Scheduler:
                 sequence.apply_prompt_logprobs(plan.chunks[number].start + 1, values, now)
                 if sequence.finish_reason is not None:
                     answered.append(sequence)
-        for number, pooled in result.pooled.items():
-            sequence = self.queues.started[plan.chunks[number].id]
-            sequence.apply_pooled(pooled, now)
-            answered.append(sequence)
+        pooled = [self.queues.started[plan.chunks[number].id] for number in result.pooled]
+        params = [own for sequence in pooled if (own := sequence.request.pooling) is not None]
+        for sequence, output in zip(pooled, outputs_of([*result.pooled.values()], params), strict=True):
+            sequence.apply_pooled(output, now)
+        answered += pooled
         for sequence in answered:
             sequence.num_pending_tokens -= 1
             self._free(sequence)

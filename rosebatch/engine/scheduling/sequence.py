@@ -8,18 +8,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
-import numpy as np
-from msgspec import structs
 
 from rosebatch.core.errors import RowError
 from rosebatch.core.request import Completion, Constraint, Logprobs, PackedLogprobs, Request, StopMatcher
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.plan import NOT_FINITE, SequenceSpec
-from rosebatch.engine.pooling.outputs import output_of
 
 # 2^64 over the golden ratio. Its multiples modulo 2^64 are all different (source: Weyl sequences).
 _SEED_STEP = 0x9E3779B97F4A7C15
 _NO_IDS: frozenset[int] = frozenset()
+_POOLED = {"embed": "embedded", "classify": "classified", "score": "scored"}
 
 
 class Status(enum.Enum):
@@ -113,10 +111,12 @@ class SequenceState(msgspec.Struct, eq=False):
         if request.pooling is None and request.scoring is None:
             max_len = min(len(prompt) + sampling.max_tokens, max_model_len)
         features = sampling.logprobs is not None or sampling.adjusts
-        spec = SequenceSpec(id, prompt, sampling, max_len, stop_ids, guided, features, scoring=request.scoring)
-        if (own := request.pooling) is not None:
-            assert own.pooling, "the engine has resolved it"
-            spec = structs.replace(spec, pooling=own.pooling, classifies=own.task != "embed", step_token=own.step_token)
+        own = request.pooling
+        assert own is None or own.pooling, "the engine has resolved it"
+        pools = (None, False, None) if own is None else (own.pooling, own.task != "embed", own.step_token)
+        spec = SequenceSpec(
+            id, prompt, sampling, max_len, stop_ids, guided, features, b"", None, *pools, request.scoring
+        )
         token_ids = array("I", prompt)
         return cls(request, sample, spec, token_ids, stop_matcher, constraint, arrival_time=arrival_time)
 
@@ -278,12 +278,12 @@ class SequenceState(msgspec.Struct, eq=False):
                 return count
         return None
 
-    def apply_pooled(self, pooled: np.ndarray, now: float) -> None:
-        """Take what ``StepResult.pooled`` has of the prompt, which finishes the sequence."""
+    def apply_pooled(self, pooled: "array[float] | None", now: float) -> None:
+        """Take what the request gets of its pooled states, which finishes the sequence; None if they are not finite."""
         assert self.request.pooling is not None, "the states are to be pooled"
-        self.finish_time = now
-        self.pooled, self.finish_reason = output_of(pooled, self.request.pooling)
-        self.not_finite = self.pooled is None
+        self.pooled, self.finish_time = pooled, now
+        self.not_finite = pooled is None
+        self.finish_reason = "error" if self.not_finite else _POOLED[self.request.pooling.task]
 
     def apply_prompt_logprobs(self, first: int, logprobs: Sequence[Logprobs], now: float) -> None:
         """Take those of the tokens after a chunk, whose first has position ``first``, as far as they are asked for.

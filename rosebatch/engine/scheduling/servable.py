@@ -50,7 +50,7 @@ def prompt_too_long(has: str, max_model_len: int, *, is_pooled: bool) -> RowErro
 
 def _largest(token_ids: Sequence[int]) -> float:
     """The largest token id; infinity if one is negative or has more than 32 bits."""
-    if len(token_ids) <= FEW:
+    if len(token_ids) <= FEW and not isinstance(token_ids, TokenIds):
         return max(token_ids) if min(token_ids) >= 0 else math.inf
     try:
         ids = np.frombuffer(TokenIds.of(token_ids), np.uint32)

@@ -19,7 +19,7 @@ from rosebatch.core.sampling_params import MAX_LOGPROBS
 from rosebatch.engine.cache.kv_cache import KVCache
 from rosebatch.engine.cache.state_pool import StatePool
 from rosebatch.engine.plan import DecodeWindow, PackedStep, RestartPolicy, StepPlan, StepResult
-from rosebatch.engine.pooling.pooled_states import PooledStates, reads_all
+from rosebatch.engine.pooling.pooled_states import PooledStates, reads_all, scores
 from rosebatch.engine.sampling.features import Features
 from rosebatch.engine.sampling.logits import SampledRow
 from rosebatch.engine.sampling.logprobs import prompt_logprobs, read_all
@@ -288,12 +288,13 @@ class TritonRunner:
     def _run_packed(self, plan: PackedStep, sampled: Sampled) -> tuple[Ran, Tensor, _PromptLogprobs, _Pooled]:
         """Final hidden states of the last rows, the slots of the sampled sequences, and what prompts report."""
         specs = self.slots.specs
-        reports = reads_all(plan, specs)
-        padded = self.packed.enabled and plan.num_tokens <= MAX_PADDED_TOKENS and not reports
+        # Steps that compute logits of whole prompts are long: they run as they are.
+        whole, scored = reads_all(plan, specs), scores(plan, specs)
+        padded = self.packed.enabled and plan.num_tokens <= MAX_PADDED_TOKENS and not scored
         tile_rows = self.kernels.tile_rows
         shared = group_tiles(plan, self.slots, self.cache.block_size, tile_rows) if self._shares_tiles else None
         if padded:
-            kind = PackedKind(padded_size(plan.num_tokens), shared is not None)
+            kind = PackedKind(padded_size(plan.num_tokens), shared is not None, whole)
             layout = self.steps.layout(kind)
         else:
             layout = self.steps.exact_layout(plan, shared)
@@ -303,14 +304,16 @@ class TritonRunner:
         if padded:
             self.steps.packed_cells[: len(cells)].copy_(cells)
             ran = self.packed.run(kind)
-        elif reports:
-            inputs = layout.inputs(cells)
-            hidden = self.steps.forward(inputs)
-            operators = self.model.logits, self.kernels.logprob_rows
-            of_prompts = prompt_logprobs(plan.chunks, specs, hidden, *operators, self.up, self.down)
-            ran = Ran(hidden[inputs.last_rows])
+        elif whole:
+            ran = Ran(self.steps.forward(layout.inputs(cells)))
         else:
             ran = Ran(self.steps.last_hidden(layout.inputs(cells)))
+        if whole:
+            hidden = ran.out[: plan.num_tokens]
+            ran = ran._replace(out=hidden[layout.inputs(cells).last_rows])
+        if hidden is not None and scored:
+            operators = self.model.logits, self.kernels.logprob_rows
+            of_prompts = prompt_logprobs(plan.chunks, specs, hidden, *operators, self.up, self.down)
         pooled = self.pooling.fetch(plan, specs, ran.out[len(columns) :], hidden, self.up, self.down)
         return ran, columns, of_prompts, pooled
 

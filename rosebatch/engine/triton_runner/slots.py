@@ -109,9 +109,10 @@ class Slots:
 
     def _take_back(self, sequence_id: int, write: StateWrite) -> None:
         slot = self.slot_of.pop(sequence_id)
-        del self.specs[sequence_id]
         heapq.heappush(self._free, slot)
-        write.cells[self._cell(layout.LIMIT, slot)] = 0
+        if self.specs.pop(sequence_id).generates:
+            # Others never had fields.
+            write.cells[self._cell(layout.LIMIT, slot)] = 0
 
     def _compact(self, ids: Sequence[int], write: StateWrite) -> None:
         """Move the last rows into gaps if the steps then fit a smaller bucket."""

@@ -34,10 +34,17 @@ class DecodeKind(NamedTuple):
 
 
 class PackedKind(NamedTuple):
-    """What decides which kernels a packed step launches: its tokens with padding, and whether chunks share tiles."""
+    """What decides which kernels a packed step launches.
+
+    Attributes:
+        size: tokens with padding.
+        shares: whether chunks share tiles.
+        whole: whether hidden states of all tokens are read.
+    """
 
     size: int
     shares: bool
+    whole: bool = False
 
 
 class DeviceSteps:
@@ -80,7 +87,7 @@ class DeviceSteps:
         device = attention.cache.device
         cells = self.layout(PackedKind(MAX_PADDED_TOKENS, shares_tiles)).num_cells
         self.packed_cells = torch.zeros(cells, dtype=torch.int32, device=device)
-        self._logits = torch.empty(0, device=device)
+        self._logits = self._hidden = torch.empty(0, device=device)
 
     def decode(self, kind: DecodeKind) -> Tensor:
         """One decode step of the first rows: tokens ``[size]``, or logits ``[size, V]`` to be sampled outside."""
@@ -97,8 +104,15 @@ class DeviceSteps:
         return self._logits[:size].copy_(logits)
 
     def packed(self, kind: PackedKind) -> Tensor:
-        """A packed step of ``packed_cells``: see ``last_hidden``."""
-        return self.last_hidden(self.layout(kind).inputs(self.packed_cells))
+        """A packed step of ``packed_cells``: final hidden states of all tokens, or see ``last_hidden``."""
+        inputs = self.layout(kind).inputs(self.packed_cells)
+        if not kind.whole:
+            return self.last_hidden(inputs)
+        hidden = self.forward(inputs)
+        if not len(self._hidden):
+            self._hidden = torch.empty(MAX_PADDED_TOKENS, hidden.shape[1], dtype=hidden.dtype, device=hidden.device)
+        # As of logits: a graph would keep those of its size.
+        return self._hidden[: kind.size].copy_(hidden)
 
     def last_hidden(self, inputs: PackedInputs) -> Tensor:
         """Final hidden states of the last rows, ``[S, H]``."""
