@@ -75,7 +75,8 @@ def serve(
     encoder, decoder = DaemonPool(1, "rosebatch-encode"), DaemonPool(1, "rosebatch-decode")
     with encoder, decoder, searched_rarely():
         source = prepare(rows, tokenizer, grammars, encoder, seed, seconds, check, max_bytes, engine.max_model_len)
-        if not in_order:
+        if not in_order and engine.generates:
+            # Prompts of an encoder share nothing, and none takes long: they need not wait for a window of others.
             source = in_job_order(
                 source, engine.max_num_seqs, max_bytes // 4, shares=engine.prefix_cache, expects_rows=expects_rows
             )
