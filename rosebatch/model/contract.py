@@ -99,7 +99,8 @@ def load_head(config: ModelConfig, ops: Ops, weights: WeightSource, embedding: T
     weight: Weight = DenseWeight.of(embedding)
     if not tied or is_stored(weights, _HEAD, shape):
         stored = load_weight(weights, _HEAD, shape).rows(ops.shard.vocabulary(config.vocab_size))
-        if not tied or not torch.equal(stored.dense(), embedding):
+        # Headers alone have no values to compare.
+        if not tied or embedding.is_meta or not torch.equal(stored.dense(), embedding):
             weight = stored
     own, scale, cap = ops.head(weight), config.logit_multiplier, config.logit_soft_cap
     divided = ops.shard.size > 1

@@ -40,6 +40,17 @@ def test_a_scale_that_is_one_number(form, tmp_path):
     find_model(RunConfig(model=str(tmp_path / "quantized"), device="cpu"), CPU).require_loadable()
 
 
+@pytest.mark.parametrize("equal", [True, False])
+def test_a_tied_head_that_is_stored(equal, tmp_path):
+    """It was compared with the embedding, which has no values there: ``check`` ended with an unexpected error."""
+    save_llama(tmp_path, tie_word_embeddings=True)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    head = tensors["model.embed_tokens.weight"].clone()
+    save_file({**tensors, "lm_head.weight": head if equal else head + 1}, file, {"format": "pt"})
+    assert source_of(tmp_path).require_loadable() == []
+
+
 def line_of(call, *arguments):
     """The line of a refusal, or None."""
     try:

@@ -2,6 +2,7 @@
 
 import sys
 from enum import IntEnum
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -65,6 +66,26 @@ class Reader(gguf.GGUFReader):  # type: ignore[misc]
         if raw_type == gguf.GGUFValueType.ARRAY and int(self._get(orig_offs + 4, np.uint64)[0]) > len(self.data):
             raise ValueError("an array is longer than the file")
         return super()._get_field_parts(orig_offs, raw_type)
+
+    def _build_tensors(self, start_offs: int, fields: list[gguf.ReaderField]) -> None:
+        for field in fields:
+            # Parts before the type: the length of the name, the name, and the number and sizes of dimensions.
+            kind = int(field.parts[4][0])
+            if not _is_readable(kind):
+                kinds = {each.value: each.name for each in gguf.GGMLQuantizationType}
+                raise ValueError(f"the tensor {shown(field.name)} is of type {kinds.get(kind, kind)}")
+        super()._build_tensors(start_offs, fields)
+
+
+@cache
+def _is_readable(kind: int) -> bool:
+    """Whether the library knows a type of tensors, and dequantizes it: it tries one block."""
+    try:
+        found = gguf.GGMLQuantizationType(kind)
+        gguf.quants.dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[found][1]), np.uint8), found)
+    except (ValueError, NotImplementedError):
+        return False
+    return True
 
 
 class Metadata:

@@ -317,3 +317,29 @@ def test_what_contradicts(tmp_path, weights, message):
     save_file(words(4, 8)[0]("m", (32, 32))[0], tmp_path / "model.safetensors")
     with pytest.raises(UserError, match=message):
         load(tmp_path, config_of(**weights))
+
+
+@pytest.mark.parametrize(
+    ("matrix", "weights", "message"),
+    [
+        (floats((1, None), "channel")[0], group_of(4, kind="float"), "num_bits is 4, and m holds numbers of 8 bits"),
+        (nvfp4, group_of(4, 16), "type is int, and m holds floats of 4 bits"),
+        (nvfp4, group_of(4, 32, "float"), "group_size is not 16, and m is NVFP4"),
+    ],
+)
+def test_fields_that_memory_is_planned_by(tmp_path, matrix, weights, message):
+    """The tensors were read all the same, and the plan was of smaller matrices, or of some that a GPU keeps."""
+    save_file(matrix("m", (32, 32))[0], tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=f"quantization_config: {message}"):
+        load(tmp_path, config_of(**weights))
+
+
+@pytest.mark.parametrize("of_group", [True, False])
+def test_integers_of_a_byte_each_are_planned_as_such(of_group):
+    """W4AFP8: memory and the fit line were those of 4 bits that a GPU keeps, and it decodes them to 16."""
+    group = {"targets": ["Linear"], "weights": group_of(4, 128)}
+    outer = "mixed-precision" if of_group else "int-quantized"
+    config = {**with_groups({"group_0": {**group, "format": "int-quantized" if of_group else None}}), "format": outer}
+    assert list(map(str, form_of(config).layouts)) == ["int8, groups of 128"]
+    packed_config = {**with_groups({"group_0": group}), "format": "pack-quantized"}
+    assert list(map(str, form_of(packed_config).layouts)) == ["int4, groups of 128"]

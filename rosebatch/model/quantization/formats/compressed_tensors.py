@@ -20,13 +20,17 @@ from rosebatch.ops.layout import Layout
 
 # Fields that change values by rules of their own.
 _UNSERVED = ("sparsity_config", "transform_config")
+# Formats with a byte for each number.
+_BYTES = ("int-quantized", "float-quantized", "naive-quantized")
 _FORMATS = (
-    *("int-quantized", "float-quantized", "naive-quantized", "pack-quantized", "mixed-precision", "dense"),
+    *(*_BYTES, "pack-quantized", "mixed-precision", "dense"),
     *("nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized", None),
 )
 _STRATEGIES = ("tensor", "channel", "group", "tensor_group", "block", None)
 # Numbers of a byte, by ``type``.
 _NUMBERS = {"int": "I8", "float": "F8_E4M3"}
+# Rows and columns that share a scale.
+_NVFP4 = (1, 16)
 # Any layer with a matrix has this class.
 _CLASS = "Linear"
 
@@ -42,6 +46,7 @@ class Scheme:
         symmetric: whether zeros are in the middle of the range.
         ordered: whether groups are of neighbouring columns.
         block: rows and columns that share a scale, 0 for all; None if the config does not say.
+        packed: whether integers may take less than a byte.
     """
 
     targets: tuple[str, ...]
@@ -50,12 +55,12 @@ class Scheme:
     symmetric: bool
     ordered: bool
     block: tuple[int, int] | None
+    packed: bool
 
     @classmethod
-    def of(cls, group: Fields) -> Self:
-        """By a group of ``config_groups``. Raises ValueError for what is not served."""
+    def of(cls, group: Fields, outer: str | None) -> Self:
+        """By a group of ``config_groups``, and the format of groups without one. Raises ValueError if not served."""
         weights = group.object("weights")
-        group.choice("format", _FORMATS)
         strategy, size = weights.choice("strategy", _STRATEGIES), weights.group("group_size")
         block = {"tensor": (0, 0), "channel": (1, 0), "block": weights.block("block_structure")}.get(strategy or "")
         if strategy == "block" and block is None:
@@ -69,12 +74,14 @@ class Scheme:
             symmetric=weights.flag("symmetric", True),
             ordered=weights.get("actorder") not in ("group", "dynamic", True),
             block=block,
+            packed=(group.choice("format", _FORMATS) or outer) not in _BYTES,
         )
 
     @property
     def layout(self) -> Layout:
-        """How the numbers share their scales."""
-        return Layout(self.bits, self.kind == "float", self.block or (1, 0), zeros=not self.symmetric)
+        """How the numbers share their scales. Integers of a byte each count as such, however few bits they use."""
+        bits = self.bits if self.packed or self.kind == "float" else 8
+        return Layout(bits, self.kind == "float", self.block or (1, 0), zeros=not self.symmetric)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +102,12 @@ class CompressedTensors:
         for name in _UNSERVED:
             if fields.get(name):
                 raise ValueError(f"quantization_config: {name} is not supported")
-        fields.choice("format", _FORMATS)
+        outer = fields.choice("format", _FORMATS)
         groups = fields.objects("config_groups").values()
         # Some checkpoints have scales of a KV cache alone, whose weights are plain.
         if not groups and not fields.get("kv_cache_scheme"):
             raise fields.unserved("config_groups", fields.get("config_groups"))
-        schemes = [Scheme.of(group) for group in groups if group.get("weights") is not None]
+        schemes = [Scheme.of(group, outer) for group in groups if group.get("weights") is not None]
         return cls(tuple(schemes), _patterns(fields, "ignore"))
 
     @property
@@ -119,14 +126,18 @@ class CompressedTensors:
         require_unlisted("ignore", self.ignored, module, by_regex)
         scheme = self._scheme_of(module, name.removesuffix(".weight"))
         if not is_packed:
+            if scheme.kind == "float" and scheme.bits != 8:
+                raise UserError(f"quantization_config: num_bits is {scheme.bits}, and {module} holds numbers of 8 bits")
             kinds = list(_NUMBERS.values()) if scheme.kind is None else [_NUMBERS[scheme.kind]]
             found = scaled(weights, name, scale, shape, scheme.block, kinds)
-        elif scheme.kind != "float" and weights.kind(packed) != "U8":
+        elif scheme.kind == "int" or (scheme.kind is None and weights.kind(packed) != "U8"):
             found = _packed_integers(weights, name, shape, scheme, module)
         elif scheme.bits != 4:
             raise UserError(f"quantization_config: num_bits is {scheme.bits}, and {module} holds numbers of 4 bits")
         elif weights.kind(scale) in POWERS and weights.shape(f"{name}_global_scale") is None:
             return fp4(weights, packed, scale, shape, scheme.block)
+        elif scheme.block not in (None, _NVFP4):
+            raise UserError(f"quantization_config: group_size is not 16, and {module} is NVFP4")
         else:
             return nvfp4(weights, packed, scale, shape, divisor=f"{name}_global_scale")
         return _with_zeros(weights, f"{name}_zero_point", found, scheme)
@@ -156,6 +167,8 @@ def _packed_integers(
 ) -> GroupedWeight:
     """Codes, which begin at 0."""
     bits, words, scale = scheme.bits, weights.shape(f"{name}_packed") or (), f"{name}_scale"
+    if weights.kind(f"{name}_packed") == "U8":
+        raise UserError(f"quantization_config: type is int, and {module} holds floats of 4 bits")
     needed = -(-shape[-1] * bits // 32)
     if words[-1:] != (needed,):
         raise UserError(f"quantization_config: num_bits is {bits}, and {module}.weight_packed has shape {shown(words)}")
