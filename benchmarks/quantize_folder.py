@@ -34,7 +34,7 @@ Encode = Callable[[Tensor], dict[str, Tensor]]
 
 def fp8_channel(weight: Tensor) -> dict[str, Tensor]:
     """fp8, a scale for each row."""
-    scale = (_amax(weight, 1) / _E4M3_MAX).bfloat16()
+    scale = (_amax(weight) / _E4M3_MAX).bfloat16()
     return {"weight": _e4m3(weight / scale.float()), "weight_scale": scale}
 
 
@@ -50,13 +50,13 @@ def fp8_block(weight: Tensor) -> dict[str, Tensor]:
 
 def int8_channel(weight: Tensor) -> dict[str, Tensor]:
     """int8, a scale for each row."""
-    scale = (_amax(weight, 1) / 127.5).bfloat16()
+    scale = (_amax(weight) / 127.5).bfloat16()
     return {"weight": (weight / scale.float()).round().clamp(-128, 127).to(torch.int8), "weight_scale": scale}
 
 
 def int4_group(weight: Tensor, size: int = _GROUP) -> dict[str, Tensor]:
     """int4, a scale for so many columns of a row."""
-    scale = torch.cat([_amax(each, 1) for each in weight.split(size, 1)], 1).div(7.5).bfloat16()
+    scale = _amax_of_groups(weight, size).div(7.5).bfloat16()
     codes = (weight / _spread(scale, size, weight)).round().clamp(-8, 7) + 8
     return {"weight_packed": _packed(codes), "weight_scale": scale, "weight_shape": torch.tensor(weight.shape)}
 
@@ -80,7 +80,7 @@ def int4_group_asymmetric(weight: Tensor) -> dict[str, Tensor]:
 
 def mxfp4(weight: Tensor) -> dict[str, Tensor]:
     """4-bit floats, a power of two for each 32 columns (OCP Microscaling Formats v1.0: large values saturate)."""
-    largest = _amax(weight.unflatten(1, (-1, _MXFP4_GROUP)), 2).squeeze(2)
+    largest = _amax_of_groups(weight, _MXFP4_GROUP)
     # The largest 4-bit float is 1.5 times 2 to the power of 2.
     exponent = largest.log2().floor() - 2
     codes = _e2m1(weight / _spread(exponent.exp2(), _MXFP4_GROUP, weight))
@@ -90,15 +90,20 @@ def mxfp4(weight: Tensor) -> dict[str, Tensor]:
 def nvfp4(weight: Tensor) -> dict[str, Tensor]:
     """4-bit floats, an fp8 scale for each 16 columns, and one scale by which these are divided."""
     whole = _E4M3_MAX * _E2M1_MAX / weight.abs().max().clamp(min=_TINY)
-    largest = _amax(weight.unflatten(1, (-1, _NVFP4_GROUP)), 2).squeeze(2)
+    largest = _amax_of_groups(weight, _NVFP4_GROUP)
     # The least fp8 number is no scale of zero.
     scale = _e4m3((largest / _E2M1_MAX * whole).clamp(min=2**-9))
     codes = _e2m1(weight / (_spread(scale, _NVFP4_GROUP, weight) / whole))
     return {"weight_packed": codes, "weight_scale": scale, "weight_global_scale": whole.reshape(1)}
 
 
-def _amax(values: Tensor, dim: int) -> Tensor:
-    return values.abs().amax(dim, keepdim=True).clamp(min=_TINY)
+def _amax(values: Tensor) -> Tensor:
+    return values.abs().amax(1, keepdim=True).clamp(min=_TINY)
+
+
+def _amax_of_groups(weight: Tensor, size: int) -> Tensor:
+    """``[out, in]`` -> ``[out, groups]`` of groups of so many columns."""
+    return torch.cat([_amax(each) for each in weight.split(size, 1)], 1)
 
 
 def _spread(each: Tensor, size: int, weight: Tensor) -> Tensor:
@@ -115,6 +120,7 @@ def _e2m1(values: Tensor) -> Tensor:
     middles = torch.tensor(_E2M1_MIDDLES)
     below, above = (torch.bucketize(values.abs(), middles, right=right) for right in (False, True))
     codes = torch.where(below % 2 == 0, below, above) + 8 * (values < 0)
+    codes = torch.nn.functional.pad(codes, (0, codes.shape[1] % 2))
     return (codes[:, ::2] + 16 * codes[:, 1::2]).to(torch.uint8)
 
 

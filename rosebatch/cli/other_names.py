@@ -31,6 +31,9 @@ _FLAGS = {
     "leave it out, no code of a model folder is ever run": "--trust-remote-code",
     "leave it out, the checkpoint says how its weights are stored": ("--load-in-4bit --load-in-8bit"),
     "use --quantization": "--quantize",
+    "leave it out, each token of an fp8 KV cache has a scale of its own": (
+        "--calculate-kv-scales --no-calculate-kv-scales --quantization-param-path"
+    ),
     "use --kv-cache-dtype": "-ctk -ctv --cache-type-k --cache-type-v",
     "use --max-model-len": "-c --context-length --ctx-size --n-ctx --max-seq-len --max-sequence-length",
     "use --max-num-seqs": ("-b --batch-size --max-batch-size --max-running-requests --concurrency --max-concurrency"),

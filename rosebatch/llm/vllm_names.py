@@ -15,6 +15,7 @@ _SWITCHES = {"enable_prefix_caching": "prefix_cache", "enable_chunked_prefill": 
 _IGNORED = {
     "async_scheduling",
     "attention_backend",
+    "calculate_kv_scales",
     "disable_cascade_attn",
     "disable_custom_all_reduce",
     "disable_log_stats",

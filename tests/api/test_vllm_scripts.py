@@ -146,8 +146,9 @@ def test_settings_that_are_not_served(setting, instead):
 
 
 def test_settings_that_change_nothing():
-    """``swap_space=8`` was refused, where 4, vLLM's default, was not."""
+    """``swap_space=8`` was refused, where 4, vLLM's default, was not. So was ``calculate_kv_scales``."""
     ignored = {"swap_space": 8, "max_seq_len_to_capture": 8192, "guided_decoding_backend": "xgrammar"}
+    ignored["calculate_kv_scales"] = True
     neutral = {"hf_token": None, "speculative_config": None, "logprobs_mode": "raw_logprobs"}
     neutral |= {"structured_outputs_config": {"backend": "xgrammar"}, "logits_processors": []}
     assert own_names(ignored | neutral | {"seed": 1}) == {"seed": 1}

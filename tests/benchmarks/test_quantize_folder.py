@@ -16,7 +16,7 @@ from rosebatch.model.source import find_model
 from rosebatch.model.weights import SafetensorsWeights
 
 CPU = torch.device("cpu")
-SHAPE = (136, 160)
+SHAPE = (136, 167)
 NAME = "model.layers.0.mlp.up_proj"
 FP8 = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
 FP8 = FP8[FP8.isfinite()]
@@ -49,10 +49,13 @@ def unpack(words, count):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_each_value_is_the_nearest_of_its_form(tmp_path, form):
-    """Any other is an error of packing, of order, of the scale's direction or of rounding; groups are cut off."""
+    """Any other is an error of packing, of order, of the scale's direction or of rounding.
+
+    Groups are cut off, which ended MXFP4 and NVFP4 with an error.
+    """
     torch.manual_seed(0)
     weight = (torch.randn(SHAPE) * torch.rand(SHAPE[0], 1)).bfloat16()
-    plain = {"model.embed_tokens.weight": torch.randn(7, 160), "model.layers.0.norm.weight": torch.ones(160)}
+    plain = {"model.embed_tokens.weight": torch.randn(7, 9), "model.layers.0.norm.weight": torch.ones(9)}
     (tmp_path / "in").mkdir()
     save_file({f"{NAME}.weight": weight, **plain}, tmp_path / "in" / "model.safetensors")
     (tmp_path / "in" / "config.json").write_text(json.dumps({"model_type": "llama"}))
