@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from rosebatch_kernels.common.batched_product import batched_product
 from rosebatch_kernels.common.gather import gather
 from rosebatch_kernels.hp1.gate import Gate
 from rosebatch_kernels.hp1.reference import probabilities
@@ -40,7 +41,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float, gate: G
     wide = torch.promote_types(q.dtype, torch.float32)
     group = q.shape[1] // k.shape[1]
     keys, values = (x.repeat_interleave(group, 1).to(wide) for x in (k, v))
-    scores = q.to(wide) @ keys.transpose(-1, -2) * scale
+    scores = batched_product(q.to(wide), keys.transpose(-1, -2)) * scale
     # masked_fill, not a product with 0: a key that no query sees may hold any value.
     weights = probabilities(scores, gate).masked_fill(~seen, 0.0)
-    return (weights @ values).to(q.dtype)
+    return batched_product(weights, values).to(q.dtype)

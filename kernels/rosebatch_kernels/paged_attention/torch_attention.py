@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from rosebatch_kernels.common.batched_product import batched_product
 from rosebatch_kernels.common.e4m3 import dequantized
 from rosebatch_kernels.common.gather import gather
 from rosebatch_kernels.paged_attention.reference import softmax
@@ -108,8 +109,8 @@ def _attend(
     wide = torch.promote_types(q.dtype, torch.float32)
     batch, kv_heads, keys, size = k.shape
     grouped = q.to(wide).reshape(batch, kv_heads, -1, size)
-    scores = (grouped @ k.to(wide).transpose(-1, -2) * scale).view(*q.shape[:3], keys)
+    scores = (batched_product(grouped, k.to(wide).transpose(-1, -2)) * scale).view(*q.shape[:3], keys)
     if soft_cap:
         scores = soft_cap * (scores / soft_cap).tanh()
     weights = softmax(scores + mask, sinks).reshape(batch, kv_heads, -1, keys)
-    return (weights @ v.to(wide)).view(q.shape).to(q.dtype)
+    return batched_product(weights, v.to(wide)).view(q.shape).to(q.dtype)
