@@ -15,8 +15,6 @@ CASES = [(model, dtype) for model in ("llama", "gpt2") for dtype in DTYPES]
 WITH_STATES = [CASES[0], ("qwen3_5", DTYPES[-1]), *CASES[1:]]
 # More than a block of 4 or 5.
 NEW_TOKENS = 6
-# A few units in the last place (2^-23) of the largest logit, after three layers.
-FP32_ROUNDING = 2e-6
 
 
 @pytest.fixture
@@ -64,22 +62,13 @@ def requests_of(prompts):
 
 
 def assert_same(actual, expected):
-    """Compares tokens and the logits behind them, bit for bit in bf16.
-
-    In fp32 some of the CPU library's operators round an element's last bit by its place in the batch.
-    """
+    """Compares tokens and the logits behind them, bit for bit."""
     tokens, logits = actual
     expected_tokens, expected_logits = expected
     assert logits.keys() == expected_logits.keys()
-    different = [key for key, row in expected_logits.items() if not _alike(logits[key], row)]
+    different = [key for key, row in expected_logits.items() if not torch.equal(logits[key], row)]
     assert different == []
     assert tokens == expected_tokens
-
-
-def _alike(row, expected):
-    if row.dtype == torch.bfloat16:
-        return torch.equal(row, expected)
-    return torch.allclose(row, expected, rtol=0, atol=FP32_ROUNDING * expected.abs().max().item())
 
 
 @pytest.fixture(scope="module")
@@ -175,14 +164,14 @@ def test_going_on_from_anothers_completion_does_not_matter(model, dtype, goldens
     assert engine.stats.computed_tokens - computed == sum(len(turn) + NEW_TOKENS - 1 for turn in turns) - found
 
 
-@pytest.mark.skipif("bfloat16" not in DTYPES, reason="this CPU has no bf16 products")
-def test_recorded_logits_see_a_single_bit(goldens, make_engine, results, recorded_logits):
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_recorded_logits_see_a_single_bit(dtype, goldens, make_engine, results):
     """The comparison above must fail if one weight changes in its last bit."""
-    engine = make_engine(goldens("llama").folder, "bfloat16", batch_invariant=False)
+    engine = make_engine(goldens("llama").folder, dtype, batch_invariant=False)
     requests = requests_of(goldens("llama").prompts[:4])
     expected = results(engine, requests)
     model = engine.runner.model
     with torch.inference_mode():
-        model.norm[0] = torch.nextafter(model.norm[0], torch.tensor(9.0, dtype=torch.bfloat16))
+        model.norm[0] = torch.nextafter(model.norm[0], torch.tensor(9.0).to(model.norm))
     with pytest.raises(AssertionError):
         assert_same(results(engine, requests), expected)
