@@ -13,6 +13,7 @@ from rosebatch.config.model import ModelConfig
 from rosebatch.config.run import RunConfig
 from rosebatch.config.switches import Switches, flag, without_effect
 from rosebatch.core.errors import FlagError, UserError
+from rosebatch.core.plain import dtype_name
 from rosebatch.core.words import counted
 from rosebatch.engine.cache.memory import memory_of
 from rosebatch.engine.load import choose_block_size, pick_device
@@ -22,6 +23,7 @@ from rosebatch.model.hub import parse_hub_id
 from rosebatch.model.source import ModelSource, find_model, find_tokenizer
 from rosebatch.ops.device import has_e4m3, unmeasured_sizes
 from rosebatch.ops.layout import MatrixBytes
+from rosebatch.ops.select import has_invariant_products
 from rosebatch.ops.shard import require_divisible
 from rosebatch.text.tokenizer import has_tokenizer
 
@@ -64,10 +66,10 @@ class LaunchPlan:
         """What lets a row's bits depend on the rows beside it; None if nothing does."""
         if not self.switches.batch_invariant:
             return flag("batch_invariant", on=False)
-        if self.device.type == "cpu":
-            return None
+        on_cpu, dtype = self.device.type == "cpu", self.source.dtype
         causes = {
-            flag("paged_attention", on=False): not self.switches.paged_attention,
+            f"{dtype_name(dtype)} on this CPU": on_cpu and not has_invariant_products(dtype),
+            flag("paged_attention", on=False): not on_cpu and not self.switches.paged_attention,
             f"--sampler {self.config.sampler}": self.config.sampler != "rosebatch",
             "transformers' code of the model": self.source.model_impl != "rosebatch",
         }
@@ -145,7 +147,7 @@ def plan_launch(config: RunConfig, *, quiet: bool = False, weights: bool = True)
             warn_once(f"{flag(name)} has no effect: {reason}")
     switches = replace(switches, **dict.fromkeys(switched_off_by(source.config), False))
     plan = LaunchPlan(config, device, switches, source, folder, time.perf_counter() - started)
-    if switches.batch_invariant and plan.dependence is not None:
+    if config.switches.get("batch_invariant") and plan.dependence is not None:
         warn_once(f"--batch-invariant: with {plan.dependence}, results may still depend on the batch")
     return plan
 

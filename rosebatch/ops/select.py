@@ -68,6 +68,11 @@ def keeps(layout: Layout, switches: Switches, device: str, dtype: torch.dtype) -
     return is_served and rows == 1 and columns % min(int4.GROUPS) == 0
 
 
+def has_invariant_products(dtype: torch.dtype) -> bool:
+    """Whether products on this CPU can give a row the same bits beside any others: PyTorch's own, in fp16, do not."""
+    return can_pack(torch.empty(0, 0, dtype=dtype))
+
+
 def keeps_experts(layout: Layout, switches: Switches, device: str, dtype: torch.dtype) -> bool:
     """Whether products with routed experts read this layout as it is stored; arguments as of ``keeps``."""
     if device != "cuda" or not switches.quantized_linear or not packed.can_decode(device_of(torch.device(device))):

@@ -146,20 +146,26 @@ def test_a_model_that_does_not_fit_is_not_downloaded(repository, monkeypatch):
     ("change", "cause"),
     [
         ({}, None),
-        ({"device": "cpu"}, None),
+        ({"device": "cpu", "dtype": torch.float32}, None),
+        ({"device": "cpu", "dtype": torch.float16}, "float16 on this CPU"),
+        ({"device": "cpu", "dtype": torch.float32, "model_impl": "transformers"}, "transformers' code of the model"),
+        ({"dtype": torch.float16}, None),
         ({"batch_invariant": False}, "--no-batch-invariant"),
         ({"paged_attention": False}, "--no-paged-attention"),
         ({"model_impl": "transformers"}, "transformers' code of the model"),
     ],
 )
 def test_what_lets_a_row_depend_on_its_batch(change, cause):
-    """A report that promises the same bytes after a break must know what nobody has made independent."""
+    """A report that promises the same bytes after a break must know what nobody has made independent.
+
+    On a CPU it promised them for fp16, whose products are PyTorch's own, and for transformers' code of a model.
+    """
     device = change.get("device", "cuda")
     switches = {name: change.get(name, True) for name in ("batch_invariant", "paged_attention")}
     switches |= {"paged_attention": None} if device == "cpu" else {}
     source = SimpleNamespace(
         model_impl=change.get("model_impl", "rosebatch"),
-        dtype=torch.bfloat16,
+        dtype=change.get("dtype", torch.bfloat16),
     )
     resolved = Switches.resolve(switches, device)
     assert plan.LaunchPlan(RunConfig(), torch.device(device), resolved, source, None, 0.0).dependence == cause
@@ -171,3 +177,12 @@ def test_one_line_where_the_batch_matters_all_the_same(on_cuda, source, capsys):
     on_cuda(RunConfig.of("any", batch_invariant=True))
     expected = "--batch-invariant: with transformers' code of the model, results may still depend"
     assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("asked", "lines"), [({}, 0), ({"batch_invariant": True}, 1)])
+def test_who_did_not_ask_for_equal_bytes_is_told_nothing(on_cuda, source, capsys, monkeypatch, asked, lines):
+    """The switch is on by default on a CPU: each run with transformers' code would begin with a warning."""
+    monkeypatch.setattr(plan, "pick_device", lambda name: torch.device("cpu"))
+    source.model_impl = "transformers"
+    on_cuda(RunConfig.of("any", **asked))
+    assert capsys.readouterr().err.count("may still depend on the batch") == lines
