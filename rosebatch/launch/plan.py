@@ -27,6 +27,9 @@ from rosebatch.ops.select import has_invariant_products
 from rosebatch.ops.shard import require_divisible
 from rosebatch.text.tokenizer import has_tokenizer
 
+# Tokens, of mixers whose tiles begin where a chunk does.
+_LONGEST_TILE = 64
+
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
@@ -67,10 +70,16 @@ class LaunchPlan:
         if not self.switches.batch_invariant:
             return flag("batch_invariant", on=False)
         on_cpu, dtype = self.device.type == "cpu", self.source.dtype
+        # Shorter chunks end where the budget does, and cached prefixes do not.
+        chunk, least = (
+            self.config.max_num_batched_tokens,
+            max(_LONGEST_TILE, choose_block_size(self.config, self.device)),
+        )
         causes = {
             f"{dtype_name(dtype)} on this CPU": on_cpu and not has_invariant_products(dtype),
             flag("paged_attention", on=False): not on_cpu and not self.switches.paged_attention,
             f"--sampler {self.config.sampler}": self.config.sampler != "rosebatch",
+            f"--max-num-batched-tokens {chunk}, below {least}": not on_cpu and chunk is not None and chunk < least,
             "transformers' code of the model": self.source.model_impl != "rosebatch",
         }
         return next((cause for cause, is_there in causes.items() if is_there), None)

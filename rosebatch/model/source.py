@@ -85,6 +85,8 @@ class ModelSource:
                 model = build_model(config, ops, weights)
                 # Its few tensors are read, too.
                 load_classifier(self.config, NO_PRODUCTS, weights)
+            if isinstance(weights, SafetensorsWeights):
+                weights.require_form()
             if ops.shard.rank == 0 and isinstance(weights, SafetensorsWeights):
                 unread = [name for name in weights.unread if not (config.bidirectional and _is_of_training(name))]
                 if unread:
@@ -181,6 +183,7 @@ class ModelSource:
         require_loadable(msgspec.structs.replace(self.config, head=self.has_head), weights)
         load_pooling_head(self.pooling.dense, self.config.hidden_size, NO_PRODUCTS, HEADERS)
         load_classifier(self.config, NO_PRODUCTS, weights)
+        weights.require_form()
         return weights.unread
 
     def fingerprint(self) -> str:

@@ -212,6 +212,7 @@ class SafetensorsWeights:
         self.dtype = dtype
         self.device = device
         self.form = form
+        self._has_form = False
         # The file of each tensor, open.
         self._files: dict[str, tuple[Path, Any]] = {}
         self._asked: set[str] = set()
@@ -242,7 +243,19 @@ class SafetensorsWeights:
 
     def find(self, name: str, shape: tuple[int, ...]) -> Weight | None:
         """See ``WeightSource``."""
-        return None if self.form is None else self.form.find(self, name, shape)
+        found = None if self.form is None else self.form.find(self, name, shape)
+        self._has_form |= found is not None
+        return found
+
+    def require_form(self) -> None:
+        """Check, once a model is built, that some matrix was in the form that config.json names.
+
+        Raises:
+            UserError: all are plain.
+        """
+        if self.form is not None and self.form.layouts and not self._has_form:
+            what = "quantization_config says that weights are quantized, but all are plain: take --quantization none"
+            raise refusal(self.folder, what)
 
     def kind(self, name: str) -> str:
         """See ``Checkpoint``."""

@@ -153,12 +153,16 @@ def test_a_model_that_does_not_fit_is_not_downloaded(repository, monkeypatch):
         ({"batch_invariant": False}, "--no-batch-invariant"),
         ({"paged_attention": False}, "--no-paged-attention"),
         ({"model_impl": "transformers"}, "transformers' code of the model"),
+        ({"max_num_batched_tokens": 63}, "--max-num-batched-tokens 63, below 64"),
+        ({"max_num_batched_tokens": 64}, None),
+        ({"max_num_batched_tokens": 63, "device": "cpu", "dtype": torch.float32}, None),
     ],
 )
 def test_what_lets_a_row_depend_on_its_batch(change, cause):
     """A report that promises the same bytes after a break must know what nobody has made independent.
 
-    On a CPU it promised them for fp16, whose products are PyTorch's own, and for transformers' code of a model.
+    On a CPU it promised them for fp16, whose products are PyTorch's own, and for transformers' code of a model; on a
+    GPU for chunks that end within a block, where no cached prefix does.
     """
     device = change.get("device", "cuda")
     switches = {name: change.get(name, True) for name in ("batch_invariant", "paged_attention")}
@@ -168,7 +172,8 @@ def test_what_lets_a_row_depend_on_its_batch(change, cause):
         dtype=change.get("dtype", torch.bfloat16),
     )
     resolved = Switches.resolve(switches, device)
-    assert plan.LaunchPlan(RunConfig(), torch.device(device), resolved, source, None, 0.0).dependence == cause
+    config = RunConfig(max_num_batched_tokens=change.get("max_num_batched_tokens"))
+    assert plan.LaunchPlan(config, torch.device(device), resolved, source, None, 0.0).dependence == cause
 
 
 def test_one_line_where_the_batch_matters_all_the_same(on_cuda, source, capsys):

@@ -126,6 +126,16 @@ def test_a_config_that_is_missing(tmp_path):
         source(tmp_path / "packed").build(OPS, CPU)
 
 
+def test_weights_that_are_plain_all_the_same(tmp_path):
+    """Reports called them quantized, and a GPU's memory was planned for a third of them."""
+    write(tmp_path, test_awq.matrix, test_awq.CONFIG, taken=lambda name: False)
+    message = "says that weights are quantized, but all are plain: take --quantization none"
+    for look in (lambda found: found.build(OPS, CPU), lambda found: found.require_loadable()):
+        with pytest.raises(UserError, match=message):
+            look(source(tmp_path / "packed"))
+        look(source(tmp_path / "packed", quantization="none"))
+
+
 def test_random_weights_of_a_quantized_folder(tmp_path):
     """``--load-format dummy`` reads no tensor."""
     write(tmp_path, test_awq.matrix, test_awq.CONFIG)
