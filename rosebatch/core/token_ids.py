@@ -1,4 +1,4 @@
-"""Token ids of a prompt in 32 bits each: what sorts, checks and hashes them takes no look at each id."""
+"""Token ids of a prompt in 32 bits each: what sorts, checks and compares them takes no look at each id."""
 
 from array import array
 from collections.abc import Sequence

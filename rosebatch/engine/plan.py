@@ -39,7 +39,7 @@ class SequenceSpec(msgspec.Struct, frozen=True):
         stop_ids: tokens that end it: the model's own end tokens, unless ignored, and those of the request.
         guided: whether a grammar decides which tokens may come next.
         has_features: whether its logits are more than sampled: penalties, biases, log-probabilities.
-        salt: is in front of the hashes of its blocks. Sequences share blocks only if their salts are equal.
+        salt: what decides its keys besides tokens. Sequences share blocks only if their salts are equal.
         restart_len: number of tokens with which it is computed again from the start; None for never.
         pooling: what becomes of its hidden states; None if they are not pooled.
         classifies: whether the pooled states go through the model's classifier.

@@ -23,6 +23,11 @@ def serving(*sequences, **options):
     return make_scheduler(*sequences, **options), *sequences
 
 
+def findable(scheduler):
+    """The blocks of the first group that prompts can find."""
+    return [block for block, run in enumerate(scheduler.pool.prefixes.runs) if run is not None]
+
+
 def chunks(plan):
     """Each chunk as (sequence id, start, length, samples)."""
     return [(c.id, c.start, len(c.token_ids), c.sampled) for c in plan.chunks]

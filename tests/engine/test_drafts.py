@@ -6,7 +6,7 @@ import pytest
 
 from rosebatch.engine.plan import Chunk
 from tests.engine.fake_runner import VOCAB, fake_completion, make_sequence
-from tests.engine.schedulers import add, drain, make_scheduler, step
+from tests.engine.schedulers import add, drain, findable, make_scheduler, step
 
 PROMPT = [7, 1, 8, 2, 8]
 
@@ -42,10 +42,10 @@ def test_three_tokens_are_sampled_of_which_two_are_kept(begun, fake_runner):
     # The draft in position 7 is taken back: the slot is written again.
     assert (list(sequence.token_ids), sequence.num_computed_tokens) == (tokens[:8], 7)
     assert (sequence.num_pending_tokens, sequence.drafts, sequence.tables) == (0, (), [[0, 1]])
-    assert scheduler.pool.by_hash == {sequence.block_hashes[0]: 0}
+    assert findable(scheduler) == [0]
     plan, _ = step(scheduler, fake_runner)
     assert plan.chunks == (Chunk(0, 7, array("I", tokens[7:8]), sampled=1),)
-    assert scheduler.pool.by_hash == dict(zip(sequence.block_hashes, [0, 1], strict=True))
+    assert scheduler.pool.prefixes.find(b"", sequence.token_ids, 2) == findable(scheduler) == [0, 1]
     finish(scheduler, fake_runner, sequence, tokens)
 
 
@@ -55,11 +55,11 @@ def test_right_drafts_fill_blocks_that_are_findable_once_they_are_verified(begun
     plan = scheduler.schedule()
     scheduler.check_integrity()
     assert plan.chunks == (Chunk(0, 5, array("I", tokens[5:9]), 4, ((0, 2, (2,)),)),)
-    assert scheduler.pool.by_hash == {sequence.block_hashes[0]: 0}
+    assert findable(scheduler) == [0]
     scheduler.commit(plan, fake_runner.run(plan))
     scheduler.check_integrity()
     assert (list(sequence.token_ids), sequence.num_computed_tokens) == (tokens[:10], 9)
-    assert scheduler.pool.by_hash == dict(zip(sequence.block_hashes, [0, 1], strict=True))
+    assert scheduler.pool.prefixes.find(b"", sequence.token_ids, 2) == findable(scheduler) == [0, 1]
     finish(scheduler, fake_runner, sequence, tokens)
 
 
@@ -69,7 +69,7 @@ def test_a_block_that_only_wrong_drafts_needed_is_kept_for_the_next_tokens(begun
     step(scheduler, fake_runner)
     assert (list(sequence.token_ids), sequence.num_computed_tokens) == (tokens[:7], 6)
     assert sequence.tables == [[0, 1, 2]]
-    assert len(scheduler.pool.by_hash) == 1
+    assert findable(scheduler) == [0]
     plan, _ = step(scheduler, fake_runner)
     assert plan.chunks == (Chunk(0, 6, array("I", tokens[6:7]), 1),)
     finish(scheduler, fake_runner, sequence, tokens)

@@ -1,11 +1,13 @@
 """Salts and restarts: what changes the keys of a sequence, and is neither its tokens nor their positions."""
 
+from array import array
+
 import pytest
 from msgspec import structs
 
 from rosebatch.engine.scheduling.step_planner import MIXED, SeparateDecodes
 from tests.engine.fake_runner import FakeRunner, make_sequence, next_token
-from tests.engine.schedulers import add, chunks, drain, make_scheduler, step
+from tests.engine.schedulers import add, chunks, drain, findable, make_scheduler, step
 
 PROMPT = range(9)
 SALT = b"another model"
@@ -32,8 +34,7 @@ def test_sequences_with_the_same_tokens_and_different_salts_share_no_block(salts
     scheduler.check_integrity()
     assert (a.tables, b.tables) == ([[0, 1, 2]], [[3, 4, 5]])
     assert [chunk.start for chunk in plan.chunks] == [0, 0]
-    assert not set(a.block_hashes) & set(b.block_hashes)
-    assert len(scheduler.pool.by_hash) == 4
+    assert findable(scheduler) == [0, 1, 3, 4]
 
 
 @pytest.mark.parametrize("salt", [b"", SALT])
@@ -44,18 +45,17 @@ def test_sequences_with_the_same_tokens_and_salt_share_blocks(salt):
     scheduler.check_integrity()
     assert (a.tables, b.tables) == ([[0, 1, 2]], [[0, 1, 3]])
     assert sorted((chunk.id, chunk.start) for chunk in plan.chunks) == [(0, 0), (1, 8)]
-    assert a.block_hashes == b.block_hashes
 
 
 @pytest.mark.parametrize("policy", [MIXED, SeparateDecodes(1)])
 def test_a_restart_in_mid_decode_gives_the_tokens_of_a_fresh_sequence(policy):
-    """In blocks of its own: those of the old salt stay in the cache, under their own digests."""
+    """In blocks of its own: those of the old salt stay in the cache, under that salt."""
     runner, scheduler = SaltedRunner(), make_scheduler(policy=policy)
     (sequence,) = add(scheduler, make_sequence(PROMPT, max_tokens=9))
     for _ in range(4):
         step(scheduler, runner)
-    known, old = list(sequence.token_ids), dict(scheduler.pool.by_hash)
-    assert (len(known), len(old), sequence.tables) == (13, 3, [[0, 1, 2]])
+    known = list(sequence.token_ids)
+    assert (len(known), findable(scheduler), sequence.tables) == (13, [0, 1, 2], [[0, 1, 2]])
 
     scheduler.restart(sequence, structs.replace(sequence.spec, salt=SALT))
     scheduler.check_integrity()
@@ -64,7 +64,8 @@ def test_a_restart_in_mid_decode_gives_the_tokens_of_a_fresh_sequence(policy):
     assert (plan.released, plan.started, plan.num_preempted) == ((0,), (sequence.spec,), 0)
     assert (chunks(plan), list(plan.chunks[0].token_ids)) == ([(0, 0, 13, 1)], known)
     assert sequence.tables == [[3, 4, 5, 6]]
-    assert old.items() <= scheduler.pool.by_hash.items()
+    assert scheduler.pool.prefixes.find(b"", array("I", known), 3) == [0, 1, 2]
+    assert scheduler.pool.prefixes.find(SALT, array("I", known), 3) == [3, 4, 5]
     drain(scheduler, runner)
 
     scheduler = make_scheduler(policy=policy)

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.engine.fake_runner import fake_completion, make_sequence
-from tests.engine.schedulers import add, chunks, drain, make_scheduler, next_chunks, serving, step
+from tests.engine.schedulers import add, chunks, drain, findable, make_scheduler, next_chunks, serving, step
 
 
 def test_prefix_hit_takes_whole_blocks(fake_runner):
@@ -29,7 +29,7 @@ def test_prefix_cache_off_shares_nothing(fake_runner):
     scheduler, a, b = serving(*(make_sequence(range(9), id=i) for i in range(2)), prefix_cache=False)
     plan, _ = step(scheduler, fake_runner)
     assert chunks(plan) == [(0, 0, 9, 1), (1, 0, 9, 1)]
-    assert (a.block_ids, b.block_ids, a.block_hashes, b.num_cached_tokens) == ([0, 1, 2], [3, 4, 5], [], 0)
+    assert (a.block_ids, b.block_ids, findable(scheduler), b.num_cached_tokens) == ([0, 1, 2], [3, 4, 5], [], 0)
 
 
 def test_prompt_cached_to_its_end_copies_one_block_and_computes_one_token(fake_runner):
@@ -46,7 +46,7 @@ def test_prompt_cached_to_its_end_copies_one_block_and_computes_one_token(fake_r
     scheduler.check_integrity()
     assert scheduler.pool.num_free == 4
     # The rewritten block is not the findable one: the source still is.
-    assert scheduler.pool.lookup(b.block_hashes[1]) == 1
+    assert scheduler.pool.prefixes.find(b"", b.token_ids, 2) == [0, 1]
     # The copy is full, and rolls over without another copy.
     plan, _ = step(scheduler, fake_runner)
     assert (chunks(plan), plan.copies) == ([(1, 8, 1, 1)], ())
@@ -138,7 +138,7 @@ def test_with_exact_prefixes_a_prompt_finds_no_generated_tokens(length, fake_run
     drain(scheduler, fake_runner)
     (b,) = add(scheduler, make_sequence([*a.token_ids, 7, 7], max_tokens=1, id=1))
     assert chunks(step(scheduler, fake_runner)[0]) == [(1, 4, 11, 1)]
-    assert (b.num_cached_tokens, len(b.block_hashes)) == (4, 3)
+    assert b.num_cached_tokens == 4
     # Another prompt finds those of b, 3 and 4. Block 5 was not full, so it is free to be taken first.
     (c,) = add(scheduler, make_sequence([*a.token_ids, 8], max_tokens=1, id=2))
     assert chunks(scheduler.schedule()) == [(2, 12, 2, 1)]

@@ -16,7 +16,7 @@ class BlockGroup:
         pool: its blocks.
 
     Attributes:
-        in_flight: blocks whose hash was registered for the step under way. They can be shared, since every layer writes
+        in_flight: blocks that were made findable for the step under way. They can be shared, since every layer writes
             K and V before it reads any. They cannot be copied yet, since copies run before the first layer.
         tainted: blocks that may hold NaN. They are zeroed when they are handed out again.
         copy_sources: held until the copy has run. Otherwise they could be handed out before.

@@ -1,24 +1,25 @@
 """Blocks of the paged KV cache: who holds them, which are free, which hold a known prefix. No torch.
 
-A block without a holder keeps its contents and its hash until it is handed out again. So the free list is the prefix
-cache's eviction order.
+A block without a holder keeps its contents and its place in the tree until it is handed out again. So the free list is
+the prefix cache's eviction order.
 """
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from rosebatch.engine.scheduling.free_blocks import FreeBlocks
+from rosebatch.engine.scheduling.prefix_tree import PrefixTree
 
 
 class BlockPool:
-    """Reference-counted blocks with a hash -> block index over the full ones.
+    """Reference-counted blocks, and a tree in which full ones are found by their tokens.
 
-    Block ids are ``0 .. num_blocks - 1``. A block may be written only while it has one holder and no hash: a hashed
-    block can gain a second holder at any time.
+    Block ids are ``0 .. num_blocks - 1``. A block may be written only while it has one holder and cannot be found: one
+    that is found can gain a second holder at any time.
 
     Attributes:
         window: keys that a query of its layers sees, its own included; 0 for all.
-        by_hash: the full blocks that can be found.
+        prefixes: the full blocks that can be found.
     """
 
     def __init__(self, num_blocks: int, block_size: int, window: int = 0) -> None:
@@ -26,10 +27,9 @@ class BlockPool:
         self.block_size = block_size
         self.window = window
         self._ref_counts = [0] * num_blocks
-        self._hashes: list[bytes | None] = [None] * num_blocks
-        self.by_hash: dict[bytes, int] = {}
-        # Free blocks that were given back without a hash, or never used: the last is handed out first. The others
-        # follow, in this order.
+        self.prefixes = PrefixTree(num_blocks, block_size)
+        # Free blocks that cannot be found, or were never used: the last is handed out first. The others follow, in this
+        # order.
         self._blank = list(range(num_blocks - 1, -1, -1))
         self._cached = FreeBlocks()
 
@@ -51,7 +51,7 @@ class BlockPool:
         del self._blank[first:]
         if len(taken) < count:
             evicted = self._cached.pop(count - len(taken))
-            self.forget(evicted)
+            self.prefixes.remove(evicted)
             taken += evicted
         counts = self._ref_counts
         for block in taken:
@@ -61,7 +61,7 @@ class BlockPool:
     def share(self, blocks: Sequence[int]) -> None:
         """Add a holder to each block, taking it off the free list if it had none."""
         counts = self._ref_counts
-        # They were found by their hashes.
+        # They were found in the tree.
         if free := [block for block in blocks if not counts[block]]:
             self._cached.remove(free)
         for block in blocks:
@@ -72,7 +72,7 @@ class BlockPool:
 
         The tail is evicted first: a hit needs an unbroken chain from the start.
         """
-        counts, hashes = self._ref_counts, self._hashes
+        counts, runs = self._ref_counts, self.prefixes.runs
         cached: list[int] = []
         for block in reversed(blocks):
             if (held := counts[block]) > 1:
@@ -80,7 +80,7 @@ class BlockPool:
                 continue
             assert held, f"block {block} freed more often than held"
             counts[block] = 0
-            if hashes[block] is None:
+            if runs[block] is None:
                 self._blank.append(block)
             else:
                 cached.append(block)
@@ -88,40 +88,19 @@ class BlockPool:
 
     def free_all(self) -> None:
         """Take all blocks from their holders, even if the counts of holders are wrong."""
-        self._ref_counts = [0] * self.num_blocks
+        self._ref_counts, runs = [0] * self.num_blocks, self.prefixes.runs
         # The tail of a sequence mostly has higher numbers, and is evicted first.
         numbers = range(self.num_blocks - 1, -1, -1)
-        known = (block for block in chain(self._cached, numbers) if self._hashes[block] is not None)
+        known = (block for block in chain(self._cached, numbers) if runs[block] is not None)
         self._cached = FreeBlocks(dict.fromkeys(known))
-        self._blank = [block for block in numbers if self._hashes[block] is None]
+        self._blank = [block for block in numbers if runs[block] is None]
 
     def writable(self, block: int) -> bool:
         """Whether its holder may write into the block without a copy."""
-        return self._ref_counts[block] == 1 and self._hashes[block] is None
-
-    def lookup(self, block_hash: bytes) -> int | None:
-        """The block that holds this full-block prefix; None if none does any more."""
-        return self.by_hash.get(block_hash)
-
-    def register(self, blocks: Iterable[int], block_hashes: Iterable[bytes]) -> None:
-        """Make full blocks findable by their hashes, except those whose hash another block has already."""
-        by_hash, hashes = self.by_hash, self._hashes
-        for block, block_hash in zip(blocks, block_hashes, strict=True):
-            if block_hash not in by_hash:
-                assert hashes[block] is None, f"block {block} registered twice"
-                by_hash[block_hash] = block
-                hashes[block] = block_hash
-
-    def forget(self, blocks: Iterable[int]) -> None:
-        """Make blocks no longer findable."""
-        by_hash, hashes = self.by_hash, self._hashes
-        for block in blocks:
-            if (block_hash := hashes[block]) is not None:
-                del by_hash[block_hash]
-                hashes[block] = None
+        return self._ref_counts[block] == 1 and self.prefixes.runs[block] is None
 
     def check_integrity(self, holders: Iterable[Sequence[int]]) -> None:
-        """Assert that counts, free list and hash index agree with the block lists of all holders.
+        """Assert that counts, free list and tree agree with the block lists of all holders.
 
         Raises:
             AssertionError: they do not; the message names a block.
@@ -136,6 +115,4 @@ class BlockPool:
         assert len(set(free)) == len(free), "a block is free twice"
         wrong = set(free) ^ {block for block, holding in enumerate(held) if holding == 0}
         assert not wrong, f"block {min(wrong)}: free list and holders disagree"
-        for block_hash, block in self.by_hash.items():
-            assert self._hashes[block] == block_hash, f"block {block}: hash index is stale"
-        assert len(self.by_hash) == self.num_blocks - self._hashes.count(None), "a hash is missing in the index"
+        self.prefixes.check_integrity()

@@ -187,7 +187,7 @@ class BlockTables:
         """Make its K and V unfindable. They may hold NaN, which spreads from masked keys too."""
         for group, table in zip(self.groups, sequence.tables, strict=True):
             held = held_blocks(table)
-            group.pool.forget(held)
+            group.pool.prefixes.remove(held)
             group.tainted.update(held)
 
     def mark_launched(self) -> None:
@@ -205,9 +205,10 @@ class BlockTables:
             group.copy_sources = []
 
     def forget_in_flight(self) -> None:
-        """Make blocks of the step under way unfindable: perhaps it was not computed."""
+        """Make blocks of the step under way unfindable: perhaps it was not computed, or not planned to its end."""
         for group in self.groups:
-            group.pool.forget(group.in_flight)
+            group.pool.prefixes.mend()
+            group.pool.prefixes.remove([*group.in_flight])
 
     def check_integrity(self, sequences: Iterable[SequenceState]) -> None:
         """Assert that pools and tables agree; see ``BlockPool.check_integrity``."""

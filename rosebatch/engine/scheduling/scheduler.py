@@ -78,8 +78,6 @@ class Scheduler:
         blocks = max(unit // size, 1)
         self.prefixes = PrefixCache(self.blocks, enabled=prefix_cache, exact=exact_prefixes, unit=blocks)
         self.restarts = restarts
-        # Their blocks have no hashes yet.
-        self._new: list[SequenceState] = []
         self.planner = StepPlanner(
             queues=self.queues,
             blocks=self.blocks,
@@ -119,13 +117,10 @@ class Scheduler:
         if self.restarts is not None:
             for each in (sequence, *sequence.forks):
                 each.restart(self.restarts.spec_for(each.spec, each.num_tokens))
-        self._new.append(sequence)
         self.queues.add(sequence)
 
     def schedule(self) -> StepPlan | None:
         """Plan a step; None if nothing can be planned before the results of an earlier plan are committed."""
-        self.prefixes.look(self._new)
-        self._new.clear()
         self.queues.join_forks()
         self.queues.end_planned()
         if self.restarts is not None:
@@ -152,7 +147,6 @@ class Scheduler:
             sampled = [(row.id, row.start, row.length) for row in plan.rows]
         # Full blocks of packed steps were registered when planned. Those of a window hold tokens that come only now.
         enabled, is_window, size = self.prefixes.enabled, isinstance(plan, DecodeWindow), self.blocks.block_size
-        filled: list[tuple[SequenceState, int, int]] = []
         all_logprobs = result.logprobs or [[]] * len(sampled)
         for (sequence_id, start, length), token_ids, logprobs in zip(
             sampled, result.token_ids, all_logprobs, strict=True
@@ -172,14 +166,11 @@ class Scheduler:
                 # Wrong drafts were computed for nothing.
                 sequence.num_computed_tokens = start + kept
             if enabled and (is_window or drafts) and start // size < (start + kept) // size:
-                filled.append((sequence, start, start + kept))
+                self.prefixes.register(sequence, start, start + kept)
             if sequence.constraint is not None and sequence.finish_reason is None:
                 sequence.apply_rest(sequence.constraint, now)
             if sequence.finish_reason is not None:
                 ended.append(sequence)
-        self.prefixes.look_on([(sequence, end) for sequence, _, end in filled])
-        for sequence, start, end in filled:
-            self.prefixes.register(sequence, start, end)
         for sequence in ended:
             self._free(sequence)
         finished = answered + ended
@@ -254,7 +245,6 @@ class Scheduler:
         self.blocks.forget_in_flight()
         self.blocks.free_all()
         self.queues.clear()
-        self._new.clear()
         self.planner.reset()
 
     def check_integrity(self) -> None:

@@ -67,7 +67,6 @@ class SequenceState(msgspec.Struct, eq=False):
     tables: list[list[int]] = []
     saved_blocks: list[int] = []
     num_saved_tokens: int = 0
-    block_hashes: list[bytes] = []
     status: Status = Status.WAITING
     decoding: bool = False
     resumed: bool = False
@@ -199,7 +198,6 @@ class SequenceState(msgspec.Struct, eq=False):
         """Compute all tokens again, by this spec. The sequence holds no blocks, and keeps its tokens."""
         assert not self.tables and not self.saved_blocks, "blocks were computed by the last spec"
         self.spec = spec
-        self.block_hashes.clear()
 
     def rewind(self) -> None:
         """Go back to the prompt: the tokens after it are sampled again, in the steps that they came from.
@@ -209,7 +207,6 @@ class SequenceState(msgspec.Struct, eq=False):
         assert not self.tables and not self.num_pending_tokens, "no block holds the tokens, and all are known"
         self.replayed = [*self.token_ids[self.num_prompt_tokens :], *self.replayed]
         del self.token_ids[self.num_prompt_tokens :]
-        self.block_hashes.clear()
 
     def verify(self, token_ids: list[int]) -> list[int]:
         """Drop the drafts; returns the sampled tokens up to the first that is not the draft for its position.
