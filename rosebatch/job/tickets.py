@@ -31,6 +31,8 @@ from rosebatch.text.tokenizer import Tokenizer
 
 # Of a label's number, and of a token's place.
 _NUMBER_BYTES, _SPAN_BYTES = 4, 8
+# That are decoded without another thread.
+_FEW_TOKENS = 256
 # A completion's text, or the places of a prompt's tokens in its text; or why there is none. None without a tokenizer.
 _Text = str | ChatText | Spans | RowError | None
 
@@ -180,9 +182,12 @@ class Tickets:
                 for ticket in tickets
                 for place, done in enumerate(ticket.completions)
             ]
-            has_text = self.tokenizer is not None and any(_has_text(done) for done, _, _ in undecoded)
-            # Another thread takes its turn with this one, which takes time.
-            self._decoding = tickets, self.pool.submit(self._decode, undecoded) if has_text else [None] * len(undecoded)
+            decoded: Future[Sequence[_Text]] | Sequence[_Text] = [None] * len(undecoded)
+            if self.tokenizer is not None and any(_has_text(done) for done, _, _ in undecoded):
+                # Another thread takes its turn with this one, which takes longer than few tokens.
+                few = sum([len(done.token_ids) for done, _, _ in undecoded]) <= _FEW_TOKENS
+                decoded = self._decode(undecoded) if few else self.pool.submit(self._decode, undecoded)
+            self._decoding = tickets, decoded
 
     def _decode(self, undecoded: Sequence[tuple[Completion, PreparedPrompt, Row]]) -> Sequence[_Text]:
         """The texts of completions, or where the tokens of their prompts are."""
