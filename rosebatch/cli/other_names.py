@@ -52,7 +52,11 @@ _FLAGS = {
         " --compilation-config --max-seq-len-to-capture"
     ),
     "leave it out, all layers are on one device": "-ngl --gpu-layers --n-gpu-layers",
-    "leave it out, only text is served": "--limit-mm-per-prompt --mm-processor-kwargs --image --images",
+    "use --limit-images": "--limit-mm-per-prompt",
+    "use --max-pixels": "--mm-processor-kwargs",
+    "use --media-root": "--allowed-local-media-path",
+    "use --media-domains": "--allowed-media-domains",
+    "put images into the chats of rows, see docs/images.md": "--image --images",
     "use rosebatch embed": "--task --runner --is-embedding",
     "put chat_template_kwargs into the rows": "--default-chat-template-kwargs",
     "give its fields by flags, such as --top-p": "--override-generation-config",

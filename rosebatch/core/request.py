@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol, Self, overload
 import msgspec
 
 from rosebatch.core.errors import RowError
+from rosebatch.core.images import PromptImage
 from rosebatch.core.pooling_params import PoolingParams
 from rosebatch.core.sampling_params import GREEDY, SamplingParams
 from rosebatch.core.scoring import Scoring
@@ -23,6 +24,7 @@ class Request(msgspec.Struct, frozen=True):
         sampling: ``n`` completions are generated.
         pooling: the hidden states of the prompt are pooled, and nothing is generated.
         scoring: given tokens get their log-probabilities, and nothing is generated. With neither, tokens are.
+        images: in the order of the prompt.
     """
 
     id: int
@@ -30,6 +32,7 @@ class Request(msgspec.Struct, frozen=True):
     sampling: SamplingParams = GREEDY
     pooling: PoolingParams | None = None
     scoring: Scoring | None = None
+    images: tuple[PromptImage, ...] = ()
 
 
 class Logprobs(NamedTuple):

@@ -169,7 +169,7 @@ class Engine:
             pooling = self.pooling.of(request.pooling)
             # No token of a decoder sees those after it.
             read = pooling.read(request.prompt_token_ids)
-            request = Request(request.id, read, request.sampling, pooling, request.scoring)
+            request = Request(request.id, read, request.sampling, pooling, request.scoring, request.images)
         now = time.perf_counter() if arrival_time is None else arrival_time
         sequences, stop_ids = [], stop_ids_of(request.sampling, self.eos_token_ids, self.vocab_size)
         for sample in range(request.sampling.n):

@@ -15,6 +15,7 @@ from rosebatch.engine.cache.kv_cache import KVCache
 from rosebatch.engine.cache.memory import KVGroup, MemoryPlan, batched_tokens, memory_of, plan_memory, swap_bytes
 from rosebatch.engine.cache.state_pool import StatePool, state_bytes
 from rosebatch.engine.engine import Engine
+from rosebatch.engine.images import ImageEncoder
 from rosebatch.engine.long_rope import restart_policy
 from rosebatch.engine.plan import RestartPolicy
 from rosebatch.engine.scheduling.block_pool import BlockPool
@@ -120,6 +121,10 @@ def load_engine(
     if waits is not None:
         switches = replace(switches, cuda_graph=False)
     minimum = group.all_min if group else list[int]
+    vision = source.vision
+    images = None
+    if vision is not None:
+        images = ImageEncoder(lambda: vision.tower(source.weights(device)), vision.channel_sections, device)
     loaded = build_engine(
         model,
         source.config,
@@ -133,6 +138,7 @@ def load_engine(
         drive=drive,
         pooling=source.pooling,
         pooling_heads=pooling_heads,
+        images=images,
     )
     if hashed is not None:
         hashed()
@@ -166,6 +172,7 @@ def build_engine(
     drive: Callable[[StepRunner], StepRunner] | None = None,
     pooling: ModelPooling = PLAIN_POOLING,
     pooling_heads: PoolingHeads = NO_HEADS,
+    images: ImageEncoder | None = None,
 ) -> LoadedEngine:
     """Size the KV cache for a model that is loaded, and put the engine together.
 
@@ -182,6 +189,7 @@ def build_engine(
         drive: see ``load_engine``.
         pooling: the model's own.
         pooling_heads: what follows it.
+        images: encodes them; None for a model of text.
 
     Raises:
         FlagError: the KV cache has no room for a single block.
@@ -234,6 +242,7 @@ def build_engine(
             window=window,
             states=states,
             restarts=restarts,
+            images=images,
             pooling_heads=pooling_heads,
         )
     else:
@@ -243,6 +252,7 @@ def build_engine(
             ops,
             states,
             restarts=restarts,
+            images=images,
             pooling_heads=pooling_heads,
             batched_sampling=switches.batched_sampling,
             trim_last_layer=switches.trim_last_layer,

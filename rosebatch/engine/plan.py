@@ -12,6 +12,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
+from rosebatch.core.images import PromptImage
 from rosebatch.core.pooling_params import AnyPooling
 from rosebatch.core.request import Logprobs
 from rosebatch.core.sampling_params import SamplingParams
@@ -39,12 +40,13 @@ class SequenceSpec(msgspec.Struct, frozen=True):
         stop_ids: tokens that end it: the model's own end tokens, unless ignored, and those of the request.
         guided: whether a grammar decides which tokens may come next.
         has_features: whether its logits are more than sampled: penalties, biases, log-probabilities.
-        salt: what decides its keys besides tokens. Sequences share blocks only if their salts are equal.
+        salt: what decides its keys besides tokens and images. Sequences share blocks only if their salts are equal.
         restart_len: number of tokens with which it is computed again from the start; None for never.
         pooling: what becomes of its hidden states; None if they are not pooled.
         classifies: whether the pooled states go through the model's classifier.
         step_token: see ``PoolingParams``.
         scoring: which tokens get log-probabilities, and none are generated; None for no such sequence.
+        images: in the prompt.
     """
 
     id: int
@@ -60,6 +62,7 @@ class SequenceSpec(msgspec.Struct, frozen=True):
     classifies: bool = False
     step_token: int | None = None
     scoring: Scoring | None = None
+    images: tuple[PromptImage, ...] = ()
 
     @property
     def generates(self) -> bool:

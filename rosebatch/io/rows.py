@@ -19,10 +19,12 @@ from rosebatch.io.fields import (
     to_struct,
     tools_of,
 )
+from rosebatch.io.images.messages import messages_with_images
+from rosebatch.io.images.references import ImageReference
 from rosebatch.io.result_names import LISTS_IN_RESULTS, RESULT_FIELDS, is_of_a_result, require_no_collision
 from rosebatch.io.row_names import OTHER_NAMES, unclear_names, with_own_names
 from rosebatch.io.sampling_fields import given_sampling, sampling_params, split_prompt_only, with_defaults
-from rosebatch.io.text_only import plain_message, require_text
+from rosebatch.io.text_only import require_text
 from rosebatch.io.tools import ToolUse
 
 
@@ -40,6 +42,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         options: what happens to the prompt.
         prompts: several texts or token ids, each to be completed.
         pairs: of texts, each of them scored as one prompt.
+        images: of a chat, in its order; see ``rosebatch.io.images.messages``.
         tool_use: for chats. The tools that the model may call.
         ignored: fields that change nothing in a local run.
         unclear: fields that look as if they should change something, and do not.
@@ -61,6 +64,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     prompt_token_ids: Sequence[int] | None = None
     prompts: tuple[str | tuple[int, ...], ...] = ()
     pairs: tuple[tuple[str, str], ...] = ()
+    images: tuple[ImageReference, ...] = ()
     tool_use: ToolUse | None = None
     ignored: tuple[str, ...] = ()
     unclear: tuple[str, ...] = ()
@@ -139,6 +143,7 @@ def parse_row(
         if result_column is not None or not _RESULT_FIELDS.isdisjoint(values):
             require_no_collision(values, result_column)
         values = named
+        messages, images = (None, ()) if line.messages is None else messages_with_images(values["messages"])
         own = given_sampling(line, values)
         sampling, prompt_only = split_prompt_only(with_defaults(own, defaults), echo=bool(line.echo))
         return Row(
@@ -150,7 +155,8 @@ def parse_row(
             id=line.id,
             options=prompt_options(line, values, chat=line.messages is not None),
             prompt=line.prompt,
-            messages=None if line.messages is None else [plain_message(m) for m in values["messages"]],
+            messages=messages,
+            images=images,
             prompt_token_ids=line.prompt_token_ids,
             tool_use=tools_of(line, values, chat=line.messages is not None),
             unclear=unclear_names(metadata),

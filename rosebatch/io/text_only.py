@@ -60,13 +60,18 @@ def plain_message(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "content": joined_text(content)}
 
 
+def no_text_alone() -> RowError:
+    """The error of a message with more than text."""
+    return RowError("invalid_messages", "only text parts are supported in message content")
+
+
 def joined_text(parts: Sequence[Any]) -> str:
     """The texts of the parts of a message's content, joined by line breaks.
 
     Raises:
         RowError: a part is not text, or has more than its text.
     """
-    return "\n".join(map(_text, parts))
+    return "\n".join(map(text_of, parts))
 
 
 def _no_content(message: dict[str, Any]) -> RowError:
@@ -76,11 +81,15 @@ def _no_content(message: dict[str, Any]) -> RowError:
     return RowError("invalid_messages", f"a message of the role {message['role']} has no content{has}")
 
 
-def _text(part: Any) -> str:
-    """The text of a part of a message."""
+def text_of(part: Any) -> str:
+    """The text of a part of a message.
+
+    Raises:
+        RowError: it is no text, or has more than its text.
+    """
     kind = part.get("type") if isinstance(part, dict) else None
     if kind not in _TEXTS or not isinstance(text := part.get(kind), str):
-        raise RowError("invalid_messages", "only text parts are supported in message content")
+        raise no_text_alone()
     for name, value in part.items():
         if value is not None and name not in OF_A_PART and name != kind:
             raise RowError("invalid_messages", f"a {kind} part of a message's content has an unknown field: {name}")

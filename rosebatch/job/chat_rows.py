@@ -9,6 +9,7 @@ from msgspec import structs
 from rosebatch.core.errors import RowError
 from rosebatch.io.row_names import TEMPLATE_FIELDS
 from rosebatch.io.rows import FailedRow, Row
+from rosebatch.io.text_only import no_text_alone
 from rosebatch.job.texts import template_options
 from rosebatch.text.chat_parsers import unknown_calls
 from rosebatch.text.tokenizer import Tokenizer
@@ -27,12 +28,13 @@ _SAY_NOTHING = {*_OF_ALL, "id", "tool_calls", "tool_call_id", "annotations", "st
 _OF_SPEAKERS = ("name", "refusal", "reasoning", "reasoning_content", "thinking")
 
 
-def for_model(row: Row | FailedRow, tokenizer: Tokenizer | None) -> Row | FailedRow:
+def for_model(row: Row | FailedRow, tokenizer: Tokenizer | None, *, sees: bool = False) -> Row | FailedRow:
     """The row as a model serves it; a failed one if the model cannot.
 
     Args:
         row: as it was read.
         tokenizer: of the model; None if it works on token ids.
+        sees: whether it takes images.
     """
     if not isinstance(row, Row):
         return row
@@ -40,6 +42,8 @@ def for_model(row: Row | FailedRow, tokenizer: Tokenizer | None) -> Row | Failed
     if row.messages is None and row.tool_use is None and not variables:
         # Nearly all prompts that are no chats.
         return row
+    if row.images and not sees:
+        return row.failed(no_text_alone())
     if row.messages is not None and (told := _too_many(row.messages)):
         return row.failed(RowError("invalid_messages", f"the chat has {told}"))
     if variables > _MAX_VARIABLES:
@@ -61,6 +65,9 @@ def _too_many(messages: Sequence[Mapping[str, Any]]) -> str:
 def _with_unread(row: Row, tokenizer: Tokenizer | None) -> Row:
     """The row, with what its chat template does not use among the ignored fields, or among the unclear ones."""
     variables, messages = row.options.chat_template_kwargs, row.messages or ()
+    if any(image.detail not in (None, "auto") for image in row.images):
+        # Images are as large as the model and --max-pixels have them.
+        row = structs.replace(row, ignored=(*row.ignored, "messages.content.detail"))
     if not variables and not messages:
         return row
     further = [name for each in messages if len(each) > len(_OF_ALL) for name in each if name not in _SAY_NOTHING]

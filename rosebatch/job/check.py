@@ -21,12 +21,14 @@ from rosebatch.engine.load import choose_block_size
 from rosebatch.engine.metrics.roofline import Floor, Rates, find_floor, measure_host_rates, measure_rates
 from rosebatch.engine.scheduling.servable import require_servable
 from rosebatch.host.threads import DaemonPool
+from rosebatch.io.images.options import NO_MEDIA, ImageOptions
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.rows import FailedRow, Row
 from rosebatch.io.sampling_fields import with_defaults
 from rosebatch.io.tasks.registry import refusals
 from rosebatch.job.await_grammars import with_grammars
 from rosebatch.job.config import JobConfig
+from rosebatch.job.images import with_images
 from rosebatch.job.open_input import open_input, require_free_names
 from rosebatch.job.prepare import prepare
 from rosebatch.job.prepared import Prepared
@@ -35,6 +37,7 @@ from rosebatch.job.sampling_defaults import check_sampling
 from rosebatch.launch.fit import gib
 from rosebatch.launch.launch import default_sampling, grammar_limits, load_tokenizer
 from rosebatch.launch.plan import LaunchPlan, plan_fitting
+from rosebatch.model.vision.vision import Vision
 from rosebatch.text.grammar.check import GrammarLimits
 from rosebatch.text.grammar.grammars import Grammars
 from rosebatch.text.tokenizer import Tokenizer
@@ -126,6 +129,8 @@ def check_file(reader: PromptReader, plan: LaunchPlan, stream: TextIO, *, strict
         pooling=plan.source.pooling,
         generates=plan.source.has_head,
         strict=strict,
+        vision=plan.source.vision,
+        images=reader.images,
     )
 
 
@@ -140,6 +145,8 @@ def check_rows(
     pooling: ModelPooling = PLAIN_POOLING,
     generates: bool = True,
     strict: bool = False,
+    vision: Vision | None = None,
+    images: ImageOptions = NO_MEDIA,
 ) -> Checked:
     """Read and tokenize all rows.
 
@@ -153,6 +160,8 @@ def check_rows(
         pooling: the model's own.
         generates: whether the model has an output projection.
         strict: see ``check_file``.
+        vision: how the model sees; None for a model of text.
+        images: what rows may do with images.
     """
     checked = Checked(beginning=None if tokenizer is None else tokenizer.beginning)
     grammars = None if tokenizer is None else Grammars(tokenizer, config.vocab_size, config.eos_token_ids, limits)
@@ -165,8 +174,10 @@ def check_rows(
         pooling.require_steps(request.pooling, request.prompt_token_ids)
 
     with DaemonPool(1, "rosebatch-text") as pool:
-        prepared = prepare(rows, tokenizer, grammars, pool, max_model_len=config.max_model_len)
-        for item in with_grammars(prepared, grammars, in_order=True):
+        limit = config.max_model_len
+        prepared = prepare(rows, tokenizer, grammars, pool, max_model_len=limit, sees=vision is not None)
+        compiled = with_grammars(prepared, grammars, in_order=True)
+        for item in with_images(compiled, vision, tokenizer, images, max_model_len=limit):
             assert item is not None, "a file always has a next row, or an end"
             _count(checked, item, config, on_failure, require, strict=strict)
     return checked

@@ -15,9 +15,12 @@ if TYPE_CHECKING:
 
 FILES = "Input and output"
 # What a shell makes of a variable that is not set would be the working directory, or stdout.
-_PATHS = ("input", "output", "errors")
+_PATHS = ("input", "output", "errors", "media_root")
 # A shell passes any bytes on.
-_TEXTS = ("result_column", "prompt_column", "id_column", "columns", "prompt_template", "system_prompt")
+_TEXTS = (
+    *("result_column", "prompt_column", "id_column", "columns", "prompt_template", "system_prompt"),
+    *("media_root", "media_domains"),
+)
 
 
 def _generate() -> "Task":
@@ -82,6 +85,16 @@ class JobConfig:
         str | int,
         Flag("Max size of a row before it is parsed. Default: 32MiB.", FILES, metavar="SIZE", rare=True),
     ] = "32MiB"
+    media_root: Annotated[
+        str | None, Flag("Rows may name images below this folder.", FILES, metavar="FOLDER", rare=True)
+    ] = None
+    media_domains: Annotated[
+        str | None, Flag("Rows may name images of these hosts.", FILES, metavar="A,B", rare=True)
+    ] = None
+    limit_images: Annotated[int | None, Flag("Max images of a row. Default: 32.", FILES, minimum=0, rare=True)] = None
+    max_pixels: Annotated[
+        int | None, Flag("Max pixels of an image. Default: the model's own.", FILES, minimum=1, rare=True)
+    ] = None
     echo_model: Annotated[
         bool, Flag("Answers of an OpenAI batch repeat the request's model name.", FILES, rare=True)
     ] = False
@@ -107,7 +120,8 @@ class JobConfig:
             raise FlagError(f"--max-row-bytes must be >= 1, got {self.max_row_bytes}")
         for name in _PATHS:
             if getattr(self, name) == "":
-                raise FlagError(f"{'INPUT' if name == 'input' else f'--{name}'} is empty: name a file")
+                flag = "INPUT" if name == "input" else f"--{name.replace('_', '-')}"
+                raise FlagError(f"{flag} is empty: name a {'folder' if name == 'media_root' else 'file'}")
         for name in _TEXTS:
             value = getattr(self, name)
             if value is not None and not is_text(value):

@@ -34,6 +34,8 @@ _NAMES = {
     "gpu": "the GPU",
     **{f"versions.{name}": f"the version of {name}" for name in ("rosebatch", "python", "torch", "tokenizers")},
 }
+# Left out where they are not given: older runs have none.
+_OF_IMAGES = ("media_root", "media_domains", "limit_images", "max_pixels")
 # Hashes and whole files, which say nothing to people.
 _CONTENTS = {
     "input": "the content of the input",
@@ -83,6 +85,7 @@ def build_manifest(
         "return_token_ids": job.return_token_ids,
         "echo_model": job.echo_model,
         **({} if job.shard is None else {"shard": job.shard}),
+        **{name: value for name in _OF_IMAGES if (value := getattr(job, name)) is not None},
         **job.task.description(facts.pooling, facts.refused),
     }
 

@@ -14,6 +14,8 @@ from rosebatch.job.prepared import DEFAULT_BYTES, END, End, Prepared, size_of
 _MAX_AHEAD = 3072
 # Of a prompt, its first tokens. One with more is refused by the models that there are.
 _COMPARED = 1 << 20
+# Of an image's source, characters at both ends: data URLs of photos differ at their ends.
+_OF_SOURCE = 64
 
 
 def in_job_order(
@@ -121,9 +123,12 @@ def _ordered(rows: Iterable[_Held], *, longest_first: bool) -> deque[_Held]:
 def _beginning(item: Prepared | FailedRow) -> bytes:
     if isinstance(item, FailedRow):
         return b""
+    # Questions about one image follow each other, whatever they are.
+    image = item.row.images[0].source if item.row.images else ""
+    front = f"{image[:_OF_SOURCE]} {image[-_OF_SOURCE:]}".encode(errors="surrogatepass") if image else b""
     try:
         found = TokenIds.of(item.prompts[0].token_ids)
-        return (found if len(found) <= _COMPARED else found[:_COMPARED]).tobytes()
+        return front + (found if len(found) <= _COMPARED else found[:_COMPARED]).tobytes()
     except OverflowError:
         # No token ids of any model: the engine refuses them.
         return b""

@@ -50,6 +50,8 @@ def prepare(
     check: Callable[[], None] = lambda: None,
     max_bytes: int = DEFAULT_BYTES,
     max_model_len: int = 1 << 20,
+    *,
+    sees: bool = False,
 ) -> Iterator[Prepared | FailedRow | None]:
     """Prepare rows, a group at a time. Those that no engine could serve become failed rows.
 
@@ -63,6 +65,7 @@ def prepare(
         check: called before each group is read, and while waiting; what it raises ends the preparation.
         max_bytes: of rows under way in the whole job.
         max_model_len: most tokens of prompt and completion together.
+        sees: whether the model takes images.
     """
     source = iter(rows)
     group_bytes = min(_GROUP_BYTES, max_bytes // 16 // _ENCODING_BYTES)
@@ -87,7 +90,7 @@ def prepare(
         ):
             check()
             with Stopwatch(seconds, "reading"):
-                group, ended, idle = _next_group(source, tokenizer, grammars, group_bytes)
+                group, ended, idle = _next_group(source, tokenizer, grammars, group_bytes, sees=sees)
             if group:
                 read = [each.row for each in group if isinstance(each.row, Row)]
                 with Stopwatch(seconds, "rendering chats") if any(row.messages for row in read) else nullcontext():
@@ -121,7 +124,12 @@ class _Read(msgspec.Struct):
 
 
 def _next_group(
-    source: Iterator[Row | FailedRow | None], tokenizer: Tokenizer | None, grammars: Grammars | None, max_bytes: int
+    source: Iterator[Row | FailedRow | None],
+    tokenizer: Tokenizer | None,
+    grammars: Grammars | None,
+    max_bytes: int,
+    *,
+    sees: bool,
 ) -> tuple[list[_Read], bool, bool]:
     """Some rows; whether the source ended; whether it has nothing at the moment."""
     group: list[_Read] = []
@@ -129,7 +137,7 @@ def _next_group(
     for read in source:
         if read is None:
             return group, False, True
-        row, tried = for_model(read, tokenizer), None
+        row, tried = for_model(read, tokenizer, sees=sees), None
         if grammars is not None and isinstance(row, Row) and row.sampling.grammar is not None:
             tried = grammars.begin(row.sampling.grammar)
         size = row_bytes(row)

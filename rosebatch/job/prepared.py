@@ -6,6 +6,7 @@ from concurrent.futures import Future
 import msgspec
 
 from rosebatch.core.errors import RowError
+from rosebatch.core.images import PromptImage
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.core.scoring import Scoring
 from rosebatch.io.rows import FailedRow, Row
@@ -29,6 +30,7 @@ class PreparedPrompt(msgspec.Struct, frozen=True):
         reader: splits reasoning and tool calls off a chat's answers; None if there is nothing to split.
         scoring: of a row that is scored; None if it is not.
         continuations: the numbers of those that end with the next tokens of ``scoring``.
+        images: in the prompt, once they are loaded.
     """
 
     token_ids: Sequence[int]
@@ -38,6 +40,7 @@ class PreparedPrompt(msgspec.Struct, frozen=True):
     reader: ChatReader | None = None
     scoring: Scoring | None = None
     continuations: tuple[int, ...] = ()
+    images: tuple[PromptImage, ...] = ()
 
 
 class Prepared(msgspec.Struct, frozen=True):

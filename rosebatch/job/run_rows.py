@@ -87,6 +87,8 @@ def run_rows(
         max_inflight_bytes=in_bytes(launched.plan.config.max_inflight_bytes),
         return_token_ids=serving.return_token_ids,
         whole_texts=serving.whole_texts,
+        vision=launched.plan.source.vision if serving.decode else None,
+        images=serving.images,
     )
     progress.watch(launched.engine.outlook)
     with closing(batches):

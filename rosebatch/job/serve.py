@@ -11,13 +11,16 @@ from itertools import chain
 from rosebatch.engine.engine import Engine
 from rosebatch.host.garbage import searched_rarely
 from rosebatch.host.threads import DaemonPool
+from rosebatch.io.images.options import NO_MEDIA, ImageOptions
 from rosebatch.io.results import Result
 from rosebatch.io.rows import FailedRow, Row
 from rosebatch.job.await_grammars import with_grammars
+from rosebatch.job.images import with_images
 from rosebatch.job.order import in_job_order
 from rosebatch.job.prepare import prepare
 from rosebatch.job.prepared import DEFAULT_BYTES, END, End, Prepared, size_of
 from rosebatch.job.tickets import Tickets
+from rosebatch.model.vision.vision import Vision
 from rosebatch.text.grammar.grammars import Grammars
 from rosebatch.text.tokenizer import Tokenizer
 
@@ -43,6 +46,8 @@ def serve(
     max_inflight_bytes: int = DEFAULT_BYTES,
     return_token_ids: bool = False,
     whole_texts: bool = False,
+    vision: Vision | None = None,
+    images: ImageOptions = NO_MEDIA,
 ) -> Generator[Iterable[Result | FailedRow], None, None]:
     """Complete every row; a row that cannot be served becomes a failed one.
 
@@ -60,7 +65,8 @@ def serve(
         check: called before every step, and while texts or grammars keep it waiting; what it raises ends the loop.
         expects_rows: see ``rosebatch.job.order.in_good_order``.
         max_inflight_bytes: about what rows may take from being read to being handed out. A larger row runs alone.
-        return_token_ids, whole_texts: see ``rosebatch.job.serve_options.ServeOptions``.
+        return_token_ids, whole_texts, images: see ``rosebatch.job.serve_options.ServeOptions``.
+        vision: how the model sees; None for a model of text.
 
     Yields:
         after every step the rows that are finished, perhaps none, in any order. They are to be taken before the next
@@ -74,7 +80,8 @@ def serve(
     # One encodes while the other decodes; each call uses all cores.
     encoder, decoder = DaemonPool(1, "rosebatch-encode"), DaemonPool(1, "rosebatch-decode")
     with encoder, decoder, searched_rarely():
-        source = prepare(rows, tokenizer, grammars, encoder, seed, seconds, check, max_bytes, engine.max_model_len)
+        limit, sees = engine.max_model_len, vision is not None
+        source = prepare(rows, tokenizer, grammars, encoder, seed, seconds, check, max_bytes, limit, sees=sees)
         if not in_order and engine.generates:
             # Prompts of an encoder share nothing, and none takes long: they need not wait for a window of others.
             source = in_job_order(
@@ -82,6 +89,7 @@ def serve(
             )
         if grammars is not None:
             source = with_grammars(source, grammars, check, seconds, max_bytes // 8)
+        source = with_images(source, vision, tokenizer, images, check, seconds, max_bytes // 8, limit)
         tickets = Tickets(tokenizer, decoder, seconds, max_bytes // 2, check, return_token_ids, whole_texts)
         try:
             yield from _steps(engine, source, tickets, max_unfinished, paused, check)

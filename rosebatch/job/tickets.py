@@ -115,7 +115,9 @@ class Tickets:
         first_id, added = self._next_id, []
         try:
             for prompt in row.prompts:
-                request = Request(self._next_id, prompt.token_ids, prompt.sampling, row.row.pooling, prompt.scoring)
+                request = Request(
+                    self._next_id, prompt.token_ids, prompt.sampling, row.row.pooling, prompt.scoring, prompt.images
+                )
                 self._next_id += 1
                 added.append((request, constraint_of(engine, tokenizer, row, request)))
             # The engine checks the first one when it is added, before anything else is.

@@ -13,9 +13,10 @@ from rosebatch.core.token_ids import FEW, TokenIds
 from rosebatch.core.words import counted
 from rosebatch.io.depth import DEEPEST, is_deeper
 from rosebatch.io.fields import PromptOptions, RequestFields, to_struct, tools_of
+from rosebatch.io.images.messages import messages_with_images
 from rosebatch.io.pairs import pairs_of
 from rosebatch.io.tasks.score import require_continuations
-from rosebatch.io.text_only import plain_message, require_text
+from rosebatch.io.text_only import require_text
 from rosebatch.io.tools import ToolUse
 
 
@@ -94,7 +95,7 @@ def chats_fields(
 
 
 def _chat_fields(chat: Any) -> dict[str, Any]:
-    """The messages of a chat; an ``error`` if it is none."""
+    """The messages of a chat, and its images; an ``error`` if it is none."""
     chat = plain(chat)
     try:
         if isinstance(chat, str) or not isinstance(chat, Sequence):
@@ -105,7 +106,8 @@ def _chat_fields(chat: Any) -> dict[str, Any]:
         if is_deeper(messages):
             raise RowError("invalid_messages", f"messages are nested more than {DEEPEST} levels deep")
         to_struct({"messages": messages}, RequestFields)
-        return {"messages": list(map(plain_message, messages))}
+        messages, images = messages_with_images(messages)
+        return {"messages": messages, "images": images}
     except RowError as refused:
         code = "invalid_messages" if refused.code == "invalid_field" else refused.code
         return {"error": RowError(code, refused.message)}

@@ -43,6 +43,10 @@ def run_file(
     system_prompt: str | None = None,
     keep_prompt: bool = False,
     max_row_bytes: str | int = "32MiB",
+    media_root: str | Path | None = None,
+    media_domains: str | Sequence[str] | None = None,
+    limit_images: int | None = None,
+    max_pixels: int | None = None,
     return_token_ids: bool = False,
     resume: bool = False,
     force_resume: bool = False,
@@ -81,6 +85,10 @@ def run_file(
         system_prompt: the system message of chats that have none; prompts that are texts become chats.
         keep_prompt: results keep the prompt, also one that was made.
         max_row_bytes: a larger row fails before it is parsed.
+        media_root: rows may name images below this folder.
+        media_domains: rows may name images of these hosts, as names or as one text with commas.
+        limit_images: most images of a row; None for 32.
+        max_pixels: most pixels of an image, which is made smaller for the model; None for the model's own.
         return_token_ids: add ``token_ids`` to the results.
         resume: continue the run that left ``OUTPUT.part``; start if there is none, unless the output is finished.
         force_resume: continue it even if input, model or settings have changed.
@@ -110,12 +118,16 @@ def run_file(
         echo_model=echo_model,
         prompt_column=prompt_column,
         id_column=id_column,
-        columns=_joined(columns),
+        columns=_joined("columns", columns),
         prompt_template=prompt_template,
         reorder_fields=reorder_fields,
         system_prompt=system_prompt,
         keep_prompt=keep_prompt,
         max_row_bytes=max_row_bytes,
+        media_root=None if media_root is None else str(media_root),
+        media_domains=_joined("media_domains", media_domains),
+        limit_images=limit_images,
+        max_pixels=max_pixels,
         return_token_ids=return_token_ids,
         resume=resume,
         force_resume=force_resume,
@@ -149,12 +161,12 @@ def _one_path(input: str | Path) -> str:
     return str(input)
 
 
-def _joined(columns: str | Sequence[str] | None) -> str | None:
-    if columns is None or isinstance(columns, str):
-        return columns
-    if any("," in name for name in columns):
-        raise FlagError("columns: a name with a comma cannot be chosen")
-    return ",".join(columns)
+def _joined(parameter: str, names: str | Sequence[str] | None) -> str | None:
+    if names is None or isinstance(names, str):
+        return names
+    if any("," in name for name in names):
+        raise FlagError(f"{parameter}: a name with a comma cannot be chosen")
+    return ",".join(names)
 
 
 def _model(model: str | Path | Loaded | None, engine: dict[str, Any]) -> RunConfig | Loaded:

@@ -34,6 +34,19 @@ class Attention(Protocol):
         ...
 
 
+class ImageRows(NamedTuple):
+    """The rows of a packed step that are of images.
+
+    Attributes:
+        rows: ``[N]`` int64.
+        vectors: ``[1 + added, N, H]``: the first take the place of embeddings, and each further ``[N, H]`` is added to
+            what the next layer leaves, from the first layer on (deepstack, arXiv 2406.04334).
+    """
+
+    rows: Tensor
+    vectors: Tensor
+
+
 class Model(Protocol):
     """A causal language model over packed tokens: one sequence follows the other, padding comes last."""
 
@@ -53,6 +66,21 @@ class Model(Protocol):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """``[S, V]`` logits of the rows ``hidden [S, H]``."""
+        ...
+
+
+class SeeingModel(Model, Protocol):
+    """A model that takes images."""
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        attention: Attention,
+        wanted: Tensor | None = None,
+        images: ImageRows | None = None,
+    ) -> Tensor:
+        """See ``Model``; ``images`` are the rows of images, None if there are none."""
         ...
 
 

@@ -34,6 +34,19 @@ class Rotary:
         """Positions that have a row."""
         return len(self.cos) - self.trained_len
 
+    def of_rows(self, rows: Tensor, sections: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """cos and sin ``[T, R]`` of tokens.
+
+        Args:
+            rows: ``[T]`` of the tables; or ``[T, 3]``, and each channel has the one of its section.
+            sections: ``[R]`` int64, see ``rosebatch.model.vision.vision.Vision``.
+        """
+        if rows.ndim == 1:
+            return self.cos[rows], self.sin[rows]
+        assert sections is not None, "channels have sections"
+        channels = torch.arange(self.cos.shape[1], device=rows.device)
+        return self.cos[rows[:, sections], channels], self.sin[rows[:, sections], channels]
+
 
 def layer_rotaries(config: ModelConfig, like: Tensor) -> list[Rotary | None]:
     """The tables of each layer, in the dtype and on the device of ``like``; layers with equal positions share one.

@@ -30,6 +30,8 @@ from rosebatch.model.quantization.forms import is_stored
 from rosebatch.model.random_weights import RandomWeights
 from rosebatch.model.registry import build_model, check_config
 from rosebatch.model.sentence_transformers import longest_prompt, pooling_or_refusal, prompts_or_none
+from rosebatch.model.vision.registry import find_vision
+from rosebatch.model.vision.vision import Vision
 from rosebatch.model.weight_files import has_weight_files, weight_files
 from rosebatch.model.weights import SafetensorsWeights, WeightSource
 from rosebatch.ops.device import has_e4m3
@@ -88,7 +90,11 @@ class ModelSource:
             if isinstance(weights, SafetensorsWeights):
                 weights.require_form()
             if ops.shard.rank == 0 and isinstance(weights, SafetensorsWeights):
-                unread = [name for name in weights.unread if not (config.bidirectional and _is_of_training(name))]
+                unread = [
+                    name
+                    for name in weights.unread
+                    if not (config.bidirectional and _is_of_training(name)) and not self._is_of_tower(name)
+                ]
                 if unread:
                     _tell_unread(self.name, counted(len(unread), "tensor"), printable(unread[0]))
             return model
@@ -108,6 +114,18 @@ class ModelSource:
                 load_pooling_head(self.pooling.dense, self.config.hidden_size, ops, device),
                 load_classifier(self.config, ops, self.weights(device)),
             )
+
+    @cached_property
+    def vision(self) -> Vision | None:
+        """How the model sees; None for a model of text."""
+        if self.folder is None or not self.folder.is_dir() or self.load_format == "dummy" or self.hf_config is not None:
+            return None
+        found = find_vision(self.folder, self.config)
+        if found is None or not has_weight_files(self.folder):
+            return found
+        # A checkpoint of the text part alone may have the whole's config.
+        names = SafetensorsWeights(self.folder, self.dtype, HEADERS).unread
+        return found if any(found.module in name.split(".") for name in names) else None
 
     @property
     def vector_size(self) -> int:
@@ -184,7 +202,7 @@ class ModelSource:
         load_pooling_head(self.pooling.dense, self.config.hidden_size, NO_PRODUCTS, HEADERS)
         load_classifier(self.config, NO_PRODUCTS, weights)
         weights.require_form()
-        return weights.unread
+        return [name for name in weights.unread if not self._is_of_tower(name)]
 
     def fingerprint(self) -> str:
         """Hash of shape, tokenizer and weights: every byte of every file. How K and V are stored is not of the model.
@@ -215,6 +233,10 @@ class ModelSource:
         """
         if self._state() != self.state:
             raise UserError(f"{self.name}: the model's files changed while they were loaded")
+
+    def _is_of_tower(self, name: str) -> bool:
+        """Whether a tensor is read once there is an image."""
+        return self.vision is not None and self.vision.module in name.split(".")
 
     def _files(self) -> list[Path]:
         small = [] if self.folder is None else small_files(self.folder)

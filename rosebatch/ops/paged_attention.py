@@ -120,8 +120,7 @@ def with_workspaces(
 
     def run(qkv: Tensor, cache: Tensor, *args: Any, num_heads: int, **options: Any) -> Tensor:
         workspace = spaces[num_heads, cache.shape[2], cache.shape[4]]
-        return kernel(
-            qkv, cache, *args, workspace=workspace, num_heads=num_heads, append=switches.fused_kv_append, **options
-        )
+        options = {"append": switches.fused_kv_append, **options}
+        return kernel(qkv, cache, *args, workspace=workspace, num_heads=num_heads, **options)
 
     return run

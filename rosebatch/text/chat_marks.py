@@ -33,7 +33,13 @@ def marked(messages: Sequence[Message]) -> tuple[list[Message], dict[str, str]]:
 
     def message(number: int, given: Message) -> Message:
         where, changed = f"messages[{number}] (role {given.get('role')!r})", dict(given)
-        if _is_text(given.get("content")):
+        content = given.get("content")
+        if isinstance(content, list):
+            # Texts around images, which leave a placeholder.
+            changed["content"] = [
+                {**part, "text": mark(where)} if _is_text(part.get("text")) else part for part in content
+            ]
+        elif _is_text(content):
             changed["content"] = mark(where)
         if calls := given.get("tool_calls"):
             changed["tool_calls"] = [call(f"a tool call of {where}", each) for each in calls]
@@ -73,7 +79,8 @@ def left_out(marks: Mapping[str, str], text: str) -> str | None:
 
 def says_something(message: Message) -> bool:
     """Whether a message has anything that could leave a trace in a text."""
-    return _is_text(message.get("content")) or bool(message.get("tool_calls"))
+    content = message.get("content")
+    return isinstance(content, list) or _is_text(content) or bool(message.get("tool_calls"))
 
 
 def call_parts(call: Any) -> Mapping[str, Any]:
@@ -92,7 +99,10 @@ def with_call_parts(call: Any, parts: Mapping[str, Any]) -> Any:
 
 def _message_kind(message: Message) -> tuple[Any, ...]:
     """What decides where a template puts a message: role, names of fields, and what is empty."""
-    says = _is_text(message.get("content"))
+    content = message.get("content")
+    says: Any = _is_text(content)
+    if isinstance(content, list):
+        says = tuple([(part.get("type"), _is_text(part.get("text"))) for part in content])
     calls = message.get("tool_calls")
     if not calls:
         return message.get("role"), says, *message

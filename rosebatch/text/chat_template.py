@@ -70,7 +70,7 @@ class ChatTemplate:
         Arguments of tool calls become objects.
 
         Args:
-            messages: of the chat; contents are texts.
+            messages: of the chat; contents are texts, or parts: ``text`` and ``image``.
             options: further variables of the template.
         """
         try:

@@ -239,7 +239,7 @@ CYCLE += [CYCLE, CYCLE]
 @pytest.mark.parametrize(
     ("message", "told"),
     [
-        ({"content": [{"type": "image_url"}]}, "only text parts"),
+        ({"content": [{"type": "image_url", "image_url": "data:,"}]}, "only text parts"),
         # A name that JSON cannot have raised, and what has itself inside was looked through for ever.
         ({"content": "a", "\ud800": 1}, "surrogates not allowed"),
         ({"content": "a", "of": CYCLE}, "messages are nested more than 600 levels deep"),

@@ -1,6 +1,8 @@
 """Tiny random models of more than text, by transformers' classes."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -52,18 +54,33 @@ _OTHERS: dict[str, Any] = {
 _MARKS = ("image_token_id", "image_token_index", "video_token_id", "video_token_index", "audio_token_id")
 
 
-def tiny_whole(name: str, tied: bool | None = None, text_type: str | None = None, **text: Any) -> Any:
-    """A random model of a class; its text part may be of another type than usual, with further values."""
+def tiny_whole(
+    name: str,
+    tied: bool | None = None,
+    text_type: str | None = None,
+    *,
+    others: Mapping[str, Any] = MappingProxyType({}),
+    marks: Mapping[str, int] = MappingProxyType({}),
+    **text: Any,
+) -> Any:
+    """A random model of a class; its text part may be of another type than usual, with further values.
+
+    ``others`` are those of its other parts, ``marks`` ids of tokens.
+    """
     import transformers
     from transformers import AutoConfig
 
     whole = AutoConfig.for_model(WHOLES[name].model_type)
-    values = {key: 210 for key in (*_MARKS, "vision_start_token_id", "vision_end_token_id") if hasattr(whole, key)}
+    values = {
+        key: marks.get(key, 210)
+        for key in (*_MARKS, "vision_start_token_id", "vision_end_token_id")
+        if hasattr(whole, key)
+    }
     values |= {key: _TEXT[key] for key in ("vocab_size", "hidden_size") if hasattr(whole, key)}
     for key, part in vars(whole).items():
         if isinstance(part, transformers.PreTrainedConfig):
             own = text_type or WHOLES[name].text_type if key == "text_config" else part.model_type
-            values[key] = _small(own, _TEXT | text if key == "text_config" else _OTHERS)
+            values[key] = _small(own, _TEXT | text if key == "text_config" else {**_OTHERS, **others})
     if tied is not None:
         values["tie_word_embeddings"] = tied
     torch.manual_seed(0)

@@ -185,7 +185,7 @@ def test_fields_without_effect():
         (chat(messages=[]), "missing_prompt", "messages"),
         (chat(messages="hi"), "invalid_field", "messages"),
         (chat(messages=[{"content": "no role"}]), "invalid_field", "role"),
-        (chat(messages=[{"role": "user", "content": [{"type": "image_url"}]}]), "invalid_messages", "text parts"),
+        (chat(messages=[{"role": "user", "content": [{"type": "video"}]}]), "invalid_messages", "text parts"),
         (chat(temperature="warm"), "invalid_field", "temperature"),
         (chat(top_p=0), "invalid_sampling", "top_p"),
         (chat(stream=True), "unsupported_field", "stream"),

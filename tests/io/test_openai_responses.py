@@ -173,7 +173,7 @@ def test_logprobs():
         ({"input": []}, "missing_prompt", "input is missing or empty"),
         ({"input": 5}, "invalid_field", "input"),
         ({"input": [{"content": "a"}]}, "invalid_field", "input[0]: role is missing"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "invalid_messages", "only text parts"),
+        ({"input": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "invalid_messages", "only text parts"),
         # Dropped with its part, or its message, so that the answer was to the rest.
         (
             {"input": [{"role": "user", "content": [{"type": "input_text", "text": "a", "file": "b"}]}]},

@@ -285,10 +285,10 @@ def test_no_content_has_one_place(parse):
 
 
 @pytest.mark.parametrize(
-    "part", [{"type": "image_url", "image_url": {"url": "x"}}, {"type": "text"}, {"type": "text", "text": 5}, {}]
+    "part", [{"type": "video_url", "video_url": {"url": "x"}}, {"type": "text"}, {"type": "text", "text": 5}, {}]
 )
 def test_message_parts_that_are_not_text(parse, part):
-    """An image must not be dropped silently from a question about it."""
+    """A film must not be dropped silently from a question about it."""
     row = parse({"messages": [{"role": "user", "content": [{"type": "text", "text": "see"}, part]}]})
     assert failure(row) == ("invalid_messages", "only text parts are supported in message content")
 

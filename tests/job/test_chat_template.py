@@ -434,3 +434,34 @@ def test_what_a_template_does_not_read_is_told(tokenizer):
     assert row.ignored == ("enable_thinking", "messages.name")
     plain = parse_row({"messages": [USER, ANSWER]}, index=0, where="line 1", defaults={})
     assert for_model(plain, tokenizer) is plain
+
+
+# Of a text, or of parts.
+PARTS = (
+    "{% for m in messages %}{{ m.role }}:{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
+    "{% if p.type == 'image' %}<image>{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}{% endfor %}"
+)
+IMAGE = {"type": "image"}
+
+
+def seen(*texts):
+    return {"role": "user", "content": [IMAGE, *({"type": "text", "text": text} for text in texts)]}
+
+
+def test_texts_beside_images_are_rendered_as_they_are():
+    """A mark stood for the whole content, and for no part of it."""
+    assert render(PARTS, SYSTEM, seen("a", "b"), ANSWER) == "system:be briefuser:<image>abassistant:yes"
+
+
+def test_a_template_that_leaves_out_texts_beside_images():
+    """The model would see the image without the question."""
+    first = PARTS.replace("for p in m.content", "for p in m.content[:2]")
+    assert render(first, seen("a")) == "user:<image>a"
+    assert "leaves out messages[0]" in failure(render(first, seen("a", "b")))
+
+
+def test_chats_with_images_are_of_a_kind_of_their_own():
+    """A chat with an empty text was tried before, so nothing was looked for in one with an image."""
+    template = ChatTemplate(PARTS.replace("{{ p.text }}", ""), {})
+    assert template.render([{"role": "user", "content": ""}], {}) == "user:"
+    assert isinstance(template.render([seen("a")], {}), RowError)

@@ -19,7 +19,10 @@ from tests.helpers.waiting import PATIENCE_SECONDS
 
 NAMED = Columns()
 # Options of the job; all others are the run's.
-OF_JOB = {"sampling", "seed", "result_column", "return_token_ids", "max_row_bytes"}
+OF_JOB = {
+    *("sampling", "seed", "result_column", "return_token_ids", "max_row_bytes"),
+    *("media_root", "media_domains", "limit_images", "max_pixels"),
+}
 TOML = Path(__file__).parents[2] / "configs" / "models" / "tiny-llama.toml"
 
 
@@ -57,6 +60,10 @@ def test_the_same_run_has_no_differences(manifest):
         ({"seed": 1}, "--seed was not given, is 1"),
         ({"result_column": "out"}, "--result-column was not given, is out"),
         ({"max_prompt_bytes": "1KiB"}, "--max-prompt-bytes was 8388608, is 1024"),
+        ({"media_root": "images"}, "--media-root was not given, is images"),
+        ({"media_domains": "a.test"}, "--media-domains was not given, is a.test"),
+        ({"limit_images": 3}, "--limit-images was not given, is 3"),
+        ({"max_pixels": 4096}, "--max-pixels was not given, is 4096"),
         ({"max_row_bytes": "1MiB"}, "--max-row-bytes was 33554432, is 1048576"),
         ({"return_token_ids": True}, "--return-token-ids was off, is on"),
         ({"dtype": "float16"}, "--dtype was float32, is float16"),

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from rosebatch.model.registry import ARCHITECTURES
 from rosebatch.model.text_parts import WHOLES
+from rosebatch.model.vision.registry import VISIONS
 from tests.helpers.families import ENCODERS, FAMILIES, MODELS
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
@@ -39,4 +40,11 @@ def test_the_table_of_models_with_a_text_part():
     """As above, of the models whose text part alone is served."""
     rows = [f"| `{name}` | {whole.models} | `{whole.text_type}` |" for name, whole in WHOLES.items()]
     lines = PAGE.read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if line.startswith("| `") and line.split("`")[1] in WHOLES] == rows
+
+
+def test_the_table_of_models_that_see():
+    """As above, of those whose images are served."""
+    rows = [f"| `{name}` | {WHOLES[name].models} |" for name in VISIONS]
+    lines = PAGE.with_name("images.md").read_text(encoding="utf-8").splitlines()
     assert [line for line in lines if line.startswith("| `") and line.split("`")[1] in WHOLES] == rows

@@ -1,6 +1,7 @@
 """Blocks found again by their tokens: prompts with a common prefix share its K and V. No torch."""
 
 from collections.abc import Sequence
+from hashlib import sha256
 
 from rosebatch.engine.plan import GONE
 from rosebatch.engine.scheduling.block_group import BlockGroup, held_blocks
@@ -77,15 +78,21 @@ class PrefixCache:
 
     def _labels(self, sequence: SequenceState, count: int) -> Sequence[tuple[bytes, int]]:
         """What decides the keys of a sequence's first blocks besides their tokens, and up to which number it does."""
-        salt, prompt = sequence.spec.salt, sequence.num_prompt_tokens
-        if not self.exact:
-            return ((salt, count),)
-        common = prompt // self.blocks.block_size
-        common -= common % self.unit
-        if common >= count:
-            return ((salt, count),)
-        # Behind another number of prompt tokens, generated ones were computed otherwise.
-        return (salt, common), (b"%b%d generated" % (salt, prompt), count)
+        label, prompt, size = sequence.spec.salt, sequence.num_prompt_tokens, self.blocks.block_size
+        common = count
+        if self.exact:
+            common = min(prompt // size, count)
+            common -= common % self.unit
+        labels = []
+        for image in sequence.spec.images:
+            # All images have the same tokens. A block has those that begin before its end.
+            labels.append((label, min(image.offset // size, common)))
+            label = sha256(label + image.digest).digest()
+        labels.append((label, common))
+        if common < count:
+            # Behind another number of prompt tokens, generated ones were computed otherwise.
+            labels.append((b"%b%d generated" % (label, prompt), count))
+        return labels
 
     def _longest_prefix(self, num_tokens: int, found: Sequence[Sequence[int]]) -> int:
         """How many blocks, the first of ``num_tokens`` tokens, can be held in all groups, of those found in each."""

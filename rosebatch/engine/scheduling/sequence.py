@@ -114,7 +114,18 @@ class SequenceState(msgspec.Struct, eq=False):
         assert own is None or own.pooling, "the engine has resolved it"
         pools = (None, False, None) if own is None else (own.pooling, own.task != "embed", own.step_token)
         spec = SequenceSpec(
-            id, prompt, sampling, max_len, stop_ids, guided, features, b"", None, *pools, request.scoring
+            id,
+            prompt,
+            sampling,
+            max_len,
+            stop_ids,
+            guided,
+            features,
+            b"",
+            None,
+            *pools,
+            request.scoring,
+            request.images,
         )
         token_ids = array("I", prompt)
         return cls(request, sample, spec, token_ids, stop_matcher, constraint, arrival_time=arrival_time)

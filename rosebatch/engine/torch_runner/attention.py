@@ -74,10 +74,17 @@ class TorchAttention:
         specs: of all layers with planes that will call this.
         ops: the operators of this run.
         states: continued; None for a model without them.
+        sections: of rotary channels, see ``Rotary.of_rows``.
     """
 
     def __init__(
-        self, batch: StepBatch, cache: KVCache, specs: Sequence[MixerSpec], ops: Ops, states: StatePool | None = None
+        self,
+        batch: StepBatch,
+        cache: KVCache,
+        specs: Sequence[MixerSpec],
+        ops: Ops,
+        states: StatePool | None = None,
+        sections: Tensor | None = None,
     ) -> None:
         self.cache = cache
         self.ops = ops
@@ -95,6 +102,7 @@ class TorchAttention:
         self.rotary_rows = batch.rotary_rows
         self._chunks = batch.chunks
         self._states = states
+        self._sections = sections
         if states is not None:
             ends = accumulate(len(chunk.token_ids) for chunk in batch.chunks)
             rows = [
@@ -151,8 +159,8 @@ class TorchAttention:
         if rotary is None:
             return None
         if rotary not in self._rotations:
-            cos, sin = (table[self.rotary_rows][:, None] for table in (rotary.cos, rotary.sin))
-            self._rotations[rotary] = cos, sin
+            cos, sin = rotary.of_rows(self.rotary_rows, self._sections)
+            self._rotations[rotary] = cos[:, None], sin[:, None]
         return self._rotations[rotary]
 
     def append_rows(self, spec: MixerSpec) -> tuple[Tensor, ...]:

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rosebatch.engine.images import section_positions
 from rosebatch.engine.plan import Chunk, PackedStep, RestartPolicy, SequenceSpec
 from rosebatch.engine.sampling.logits import SampledRow
 
@@ -45,7 +46,8 @@ class StepBatch:
 
     Attributes:
         input_ids, positions: ``[T]`` int64.
-        rotary_rows: ``[T]`` int64, each token's row of the rotary tables.
+        rotary_rows: ``[T]`` int64, each token's row of the rotary tables; ``[T, 3]`` of a step with images, where
+            these have positions of their own.
         slots: for each group of layers, ``[T]`` int64, where each token's K and V go: ``block · block_size + offset``.
         block_tables: for each group of layers, ``[B, M]`` int64 block ids, rows padded with their own last block:
             masked keys are read, and another sequence's may be NaN.
@@ -74,8 +76,19 @@ def build_batch(
     block_size: int,
     device: torch.device,
     restarts: RestartPolicy | None = None,
+    *,
+    has_sections: bool = False,
 ) -> StepBatch:
-    """Lay out a step for the device: one small copy for each tensor."""
+    """Lay out a step for the device: one small copy for each tensor.
+
+    Args:
+        chunks: of the step.
+        specs, blocks: of all sequences, see ``BlockTables``.
+        block_size: tokens of a block.
+        device: of the run.
+        restarts: finds the rotary rows of tokens; None if they are the positions.
+        has_sections: whether images have rotary positions of their own.
+    """
     input_ids: list[int] = []
     positions: list[int] = []
     num_groups = len(blocks[chunks[0].id])
@@ -105,6 +118,10 @@ def build_batch(
     of_tokens = rotary_rows = tensor(positions)
     if restarts is not None:
         rotary_rows = tensor(np.concatenate([restarts.rotary_rows(chunk, specs[chunk.id]) for chunk in chunks]))
+    if has_sections and any(specs[chunk.id].images for chunk in chunks):
+        rotary_rows = tensor(
+            np.concatenate([section_positions(specs[chunk.id].images, chunk.start, chunk.end) for chunk in chunks])
+        )
     return StepBatch(
         input_ids=tensor(input_ids),
         positions=of_tokens,

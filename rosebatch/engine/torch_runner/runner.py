@@ -3,6 +3,8 @@
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -11,6 +13,7 @@ from rosebatch.core.request import PackedLogprobs
 from rosebatch.core.sampling_params import MAX_LOGPROBS
 from rosebatch.engine.cache.kv_cache import KVCache
 from rosebatch.engine.cache.state_pool import StatePool
+from rosebatch.engine.images import ImageEncoder
 from rosebatch.engine.plan import PackedStep, RestartPolicy, StepPlan, StepResult
 from rosebatch.engine.pooling.pooled_states import PooledStates, reads_all
 from rosebatch.engine.sampling.features import Features
@@ -21,7 +24,7 @@ from rosebatch.engine.staging import Staging
 from rosebatch.engine.step_runner import Masks
 from rosebatch.engine.torch_runner.attention import TorchAttention
 from rosebatch.engine.torch_runner.batch import BlockTables, build_batch
-from rosebatch.model.contract import NO_HEADS, Model, PoolingHeads
+from rosebatch.model.contract import NO_HEADS, Model, PoolingHeads, SeeingModel
 from rosebatch.ops.ops import Ops
 from rosebatch_kernels.common import host_waits
 
@@ -35,6 +38,7 @@ class TorchRunner:
         ops: the operators of this run.
         states: those of the model's layers that have one; None for a model without them.
         restarts: finds the rotary rows of tokens; None if they are the positions.
+        images: encodes them; None for a model of text.
         pooling_heads: see ``PooledStates``.
         batched_sampling: sample like rows together.
         trim_last_layer: compute only rows that are read after the last layer's attention.
@@ -48,6 +52,7 @@ class TorchRunner:
         states: StatePool | None = None,
         *,
         restarts: RestartPolicy | None = None,
+        images: ImageEncoder | None = None,
         pooling_heads: PoolingHeads = NO_HEADS,
         batched_sampling: bool = True,
         trim_last_layer: bool = True,
@@ -61,6 +66,7 @@ class TorchRunner:
         self.trim_last_layer = trim_last_layer
         self.tables = BlockTables(len(cache.num_blocks))
         self.restarts = restarts
+        self.images = images
         self.pooling = PooledStates(pooling_heads)
         self.staging = Staging(cache.device)
 
@@ -83,16 +89,28 @@ class TorchRunner:
         self.pooling.update(plan)
         if self.states is not None:
             self.states.update(plan)
-        batch = build_batch(plan.chunks, specs, blocks, self.cache.block_size, self.cache.device, self.restarts)
+        sections = None if self.images is None else self.images.sections
+        batch = build_batch(
+            plan.chunks,
+            specs,
+            blocks,
+            self.cache.block_size,
+            self.cache.device,
+            self.restarts,
+            has_sections=sections is not None,
+        )
         self.cache.change(plan, self.staging)
-        attention = TorchAttention(batch, self.cache, self._cached, self.ops, self.states)
+        attention = TorchAttention(batch, self.cache, self._cached, self.ops, self.states, sections)
+        forward = self.model.forward
+        if self.images is not None and (images := self.images.rows_of(plan.chunks, specs)) is not None:
+            forward = partial(cast(SeeingModel, self.model).forward, images=images)
         trimmed = self.trim_last_layer and not reads_all(plan, specs)
         count, of_prompts = len(batch.sampled), dict[int, PackedLogprobs]()
         if trimmed:
             wanted = batch.last_rows if count < plan.num_tokens else None
-            hidden = ends = self.model.forward(batch.input_ids, batch.positions, attention, wanted)
+            hidden = ends = forward(batch.input_ids, batch.positions, attention, wanted)
         else:
-            hidden = self.model.forward(batch.input_ids, batch.positions, attention)
+            hidden = forward(batch.input_ids, batch.positions, attention)
             ends = hidden[batch.last_rows]
             operators = self.model.logits, self.ops.logprob_rows
             of_prompts = prompt_logprobs(plan.chunks, specs, hidden, *operators, self.staging, self.staging)()

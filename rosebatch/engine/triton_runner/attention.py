@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from rosebatch.engine.cache.state_pool import StatePool
 from rosebatch.engine.triton_runner.packing import PackedInputs
 from rosebatch.engine.triton_runner.state import DeviceState
 from rosebatch.model.mixers.mixer import MixerSpec, TritonMixer, TritonSetup
+from rosebatch.model.rope import Rotary
 from rosebatch.ops.ops import Ops
 from rosebatch_kernels.common.shared_keys import SharedKeys
 from rosebatch_kernels.feedback import layout
@@ -22,6 +23,13 @@ def triton_mixers(specs: Sequence[MixerSpec], setup: TritonSetup) -> dict[type[M
     """The kinds of a model's layers, by the type of the spec."""
     kinds: dict[type[MixerSpec], None] = dict.fromkeys(map(type, specs))
     return {kind: kind.triton_mixer([spec for spec in specs if type(spec) is kind], setup) for kind in kinds}
+
+
+class Turns(NamedTuple):
+    """Rotary positions of a step's tokens, see ``Rotary.of_rows``."""
+
+    rows: Tensor
+    sections: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +69,22 @@ class _Step:
         self.ops = shared.ops
         self.positions = positions
         self.rotary_rows: Tensor | None = None
+        self._turns: Turns | None = None
+        self._tables_of: dict[Rotary, tuple[Tensor, Tensor]] = {}
         self._cache = shared.cache
         self._states = shared.states
         self._mixers = shared.mixers
         # A view of each group's, made once for all layers.
         self._tables = tables.unbind()
         self._append_rows: dict[tuple[int, int], Tensor] = {}
+
+    def rotary_tables(self, rotary: Rotary) -> tuple[Tensor, Tensor]:
+        """See ``TritonContext``; of a step with turns, once for all layers."""
+        if self._turns is None:
+            return rotary.cos, rotary.sin
+        if rotary not in self._tables_of:
+            self._tables_of[rotary] = rotary.of_rows(*self._turns)
+        return self._tables_of[rotary]
 
     def planes(self, spec: MixerSpec) -> tuple[Tensor, ...]:
         """See ``Step``."""
@@ -102,11 +120,16 @@ class PackedAttention(_Step):
     Args:
         shared: by all steps of the run.
         inputs: of the step.
+        turns: of a step with images, if these have rotary positions of their own; else None.
     """
 
-    def __init__(self, shared: RunMixers, inputs: PackedInputs) -> None:
+    def __init__(self, shared: RunMixers, inputs: PackedInputs, turns: Turns | None = None) -> None:
         super().__init__(shared, inputs.positions, shared.state.block_tables)
         self.rotary_rows = inputs.rotary_rows
+        if turns is not None:
+            # Each token has a row of its own, in tables that are made for the step.
+            count, device = len(inputs.positions), inputs.positions.device
+            self._turns, self.rotary_rows = turns, torch.arange(count, dtype=torch.int32, device=device)
         self.tiles = inputs.tiles
         self.last_tiles = inputs.last_tiles
         self.pieces = inputs.pieces
@@ -130,12 +153,23 @@ class DecodeAttention(_Step):
         size: rows, those that are not live included.
         keys: that rows share; None if there are none.
         divided: see ``rosebatch.model.mixers.mixer.DecodeContext``.
+        shifted: whether any row has images with rotary positions of their own.
     """
 
-    def __init__(self, shared: RunMixers, size: int, keys: SharedKeys | None = None, *, divided: bool = True) -> None:
-        # Rotary rows are the positions, see ``RestartPolicy.rotary_rows``.
+    def __init__(
+        self,
+        shared: RunMixers,
+        size: int,
+        keys: SharedKeys | None = None,
+        *,
+        divided: bool = True,
+        shifted: bool = False,
+    ) -> None:
         state = shared.state
         super().__init__(shared, state.fields[layout.POSITION, :size], state.block_tables[:, :size])
+        if shifted:
+            self.rotary_rows = self.positions + state.rotary_shifts[:size]
+        # Else they are the positions, see ``RestartPolicy.rotary_rows``.
         self.keys = keys
         self.divided = divided
         self.limits = state.fields[layout.LIMIT, :size]

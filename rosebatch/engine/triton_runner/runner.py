@@ -18,6 +18,7 @@ from rosebatch.core.request import PackedLogprobs
 from rosebatch.core.sampling_params import MAX_LOGPROBS
 from rosebatch.engine.cache.kv_cache import KVCache
 from rosebatch.engine.cache.state_pool import StatePool
+from rosebatch.engine.images import ImageEncoder, rotary_shift, section_positions
 from rosebatch.engine.plan import DecodeWindow, PackedStep, RestartPolicy, StepPlan, StepResult
 from rosebatch.engine.pooling.pooled_states import PooledStates, reads_all, scores
 from rosebatch.engine.sampling.features import Features
@@ -25,7 +26,7 @@ from rosebatch.engine.sampling.logits import SampledRow
 from rosebatch.engine.sampling.logprobs import prompt_logprobs, read_all
 from rosebatch.engine.staging import Staging
 from rosebatch.engine.step_runner import Masks
-from rosebatch.engine.triton_runner.attention import RunMixers, triton_mixers
+from rosebatch.engine.triton_runner.attention import RunMixers, Turns, triton_mixers
 from rosebatch.engine.triton_runner.graphs import Ran, StepGraphs
 from rosebatch.engine.triton_runner.packing import MAX_PADDED_TOKENS, pack, padded_size
 from rosebatch.engine.triton_runner.prefix_groups import MIN_ROWS, PrefixGroupState
@@ -33,7 +34,7 @@ from rosebatch.engine.triton_runner.prefix_tiles import PrefixTile, group_tiles
 from rosebatch.engine.triton_runner.results import DeviceClock, to_result, until_ended
 from rosebatch.engine.triton_runner.slots import Slots
 from rosebatch.engine.triton_runner.state import DeviceState
-from rosebatch.engine.triton_runner.steps import DecodeKind, DeviceSteps, PackedKind
+from rosebatch.engine.triton_runner.steps import NOTHING, DecodeKind, DeviceSteps, PackedKind, Seen
 from rosebatch.engine.triton_runner.token_sampler import Sampled, TokenSampler
 from rosebatch.engine.triton_runner.warm_up import warm_up_decodes, warm_up_tokens
 from rosebatch.model.contract import NO_HEADS, Model, PoolingHeads
@@ -69,6 +70,7 @@ class TritonRunner:
         window: maximum number of decode steps of a plan.
         states: those of the model's layers that have one; None for a model without them.
         restarts: finds the rotary rows of tokens; None if they are the positions.
+        images: encodes them; None for a model of text.
         pooling_heads: see ``PooledStates``.
     """
 
@@ -87,6 +89,7 @@ class TritonRunner:
         window: int,
         states: StatePool | None = None,
         restarts: RestartPolicy | None = None,
+        images: ImageEncoder | None = None,
         pooling_heads: PoolingHeads = NO_HEADS,
     ) -> None:
         device = cache.device
@@ -96,6 +99,9 @@ class TritonRunner:
         self.kernels = kernels
         self.states = states
         self.restarts = restarts
+        self.images = images
+        # A kernel that turns by other rows than places adds up keys in another order: then all rows have that one.
+        self._is_invariant = switches.batch_invariant
         self.pooling = PooledStates(pooling_heads)
         sharing = (spec.prefix_heads for spec in model.mixers if spec.prefix_heads)
         heads = next(sharing, None) if switches.shares_keys else None
@@ -208,6 +214,9 @@ class TritonRunner:
         if self.prefix_groups and (plan.reset or plan.started or write.moves):
             self.prefix_groups.forget()
         self._apply(write, self.up)
+        if self._has_sections and plan.started:
+            shifts = {self.slots.slot_of[spec.id]: rotary_shift(spec.images) for spec in plan.started}
+            self.state.set_rotary_shifts(shifts, self.up)
         self.cache.change(plan, self.up)
         sampled = Sampled.of(plan, self.slots, masks)
         self.state.allocate(sampled.features)
@@ -227,7 +236,8 @@ class TritonRunner:
         if self.prefix_groups is not None and shares:
             own_keys -= self.prefix_groups.own_begins[sampled.slots]
         divided = own_keys.max() > self.steps.attention.undivided_keys(bucket)
-        kind = DecodeKind(bucket, sampled.features if inside else None, shares, bool(divided))
+        shifted = self._has_sections and (self._is_invariant or any(spec.images for spec in sampled.specs))
+        kind = DecodeKind(bucket, sampled.features if inside else None, shares, bool(divided), shifted)
         ran = self.decodes.run(kind, plan.steps)
         window = len(self.state.history)
         steps = [(self._num_steps + i) % window for i in range(plan.steps)]
@@ -288,9 +298,10 @@ class TritonRunner:
     def _run_packed(self, plan: PackedStep, sampled: Sampled) -> tuple[Ran, Tensor, _PromptLogprobs, _Pooled]:
         """Final hidden states of the last rows, the slots of the sampled sequences, and what prompts report."""
         specs = self.slots.specs
-        # Steps that compute logits of whole prompts are long: they run as they are.
+        # Steps that compute logits of whole prompts, or encode images, are long: they run as they are.
         whole, scored = reads_all(plan, specs), scores(plan, specs)
-        padded = self.packed.enabled and plan.num_tokens <= MAX_PADDED_TOKENS and not scored
+        sees = any(specs[chunk.id].images for chunk in plan.chunks)
+        padded = self.packed.enabled and plan.num_tokens <= MAX_PADDED_TOKENS and not scored and not sees
         tile_rows = self.kernels.tile_rows
         shared = group_tiles(plan, self.slots, self.cache.block_size, tile_rows) if self._shares_tiles else None
         if padded:
@@ -301,13 +312,14 @@ class TritonRunner:
         cells, columns = self.up.send(pack(plan, self.slots, layout, tile_rows, shared), sampled.slots)
         hidden: Tensor | None = None
         of_prompts: _PromptLogprobs = dict
+        seen = self._seen(plan) if sees else NOTHING
         if padded:
             self.steps.packed_cells[: len(cells)].copy_(cells)
             ran = self.packed.run(kind)
         elif whole:
-            ran = Ran(self.steps.forward(layout.inputs(cells)))
+            ran = Ran(self.steps.forward(layout.inputs(cells), None, seen))
         else:
-            ran = Ran(self.steps.last_hidden(layout.inputs(cells)))
+            ran = Ran(self.steps.last_hidden(layout.inputs(cells), seen))
         if whole:
             hidden = ran.out[: plan.num_tokens]
             ran = ran._replace(out=hidden[layout.inputs(cells).last_rows])
@@ -316,6 +328,20 @@ class TritonRunner:
             of_prompts = prompt_logprobs(plan.chunks, specs, hidden, *operators, self.up, self.down)
         pooled = self.pooling.fetch(plan, specs, ran.out[len(columns) :], hidden, self.up, self.down)
         return ran, columns, of_prompts, pooled
+
+    @property
+    def _has_sections(self) -> bool:
+        """Whether images have rotary positions of their own."""
+        return self.images is not None and self.images.sections is not None
+
+    def _seen(self, plan: PackedStep) -> Seen:
+        """What a step has of images."""
+        assert self.images is not None, "the model sees"
+        specs, turns = self.slots.specs, None
+        if self.images.sections is not None:
+            rows = [section_positions(specs[chunk.id].images, chunk.start, chunk.end) for chunk in plan.chunks]
+            turns = Turns(torch.from_numpy(np.concatenate(rows)).to(self.cache.device), self.images.sections)
+        return Seen(self.images.rows_of(plan.chunks, specs), turns)
 
     @torch.inference_mode()
     def _run_deferred(self) -> None:

@@ -30,6 +30,7 @@ class DeviceState:
         block_tables: ``[groups, num_slots, width]`` int32.
         token_counts, bias: ``[num_slots, V]`` int32 and fp32, see ``rosebatch_kernels.logits``; empty until a sequence
             needs them.
+        rotary_shifts: ``[num_slots]`` int32, what rotary positions are beyond the places of tokens.
         logprobs: ``[window + 1, num_slots, ROW]`` int32, see ``rosebatch.engine.sampling.logprobs``: decode steps in
             the places of ``history``, a packed step in the last one; empty until needed.
     """
@@ -44,6 +45,7 @@ class DeviceState:
         self.block_tables = self._cells[layout.NUM_FIELDS * num_slots :].view(num_groups, num_slots, width)
         self.history = torch.full((window, num_slots), -1, dtype=torch.int32, device=device)
         self.step = torch.zeros(1, dtype=torch.int32, device=device)
+        self.rotary_shifts = torch.zeros(num_slots, dtype=torch.int32, device=device)
         self.vocab_size = vocab_size
         self.token_counts = torch.empty(0, dtype=torch.int32, device=device)
         self.bias = torch.empty(0, dtype=torch.float32, device=device)
@@ -87,7 +89,7 @@ class DeviceState:
         if write.moves:
             sources, targets = staging.send(*np.array(write.moves, np.int32).T)
             self.fields.index_copy_(1, targets.long(), self.fields.index_select(1, sources))
-            for table in (*self.block_tables, self.token_counts, self.bias):
+            for table in (*self.block_tables, self.token_counts, self.bias, self.rotary_shifts):
                 if len(table):
                     table.index_copy_(0, targets.long(), table.index_select(0, sources))
 
@@ -97,6 +99,12 @@ class DeviceState:
             values = np.fromiter(cells.values(), np.int32, len(cells))
             where, what = staging.send(indices, values)
             self._cells.index_copy_(0, where, what)
+
+    def set_rotary_shifts(self, shifts: Mapping[int, int], staging: Staging) -> None:
+        """Set those of slots."""
+        slots, values = (np.fromiter(each, np.int32, len(shifts)) for each in (shifts.keys(), shifts.values()))
+        where, what = staging.send(slots, values)
+        self.rotary_shifts.index_copy_(0, where.long(), what)
 
     def set_tokens(self, begun: Seq[tuple[int, SampledRow]], staging: Staging) -> None:
         """Set token counts and bias of slots whose sequences begin to be sampled, from all their tokens so far."""

@@ -1,19 +1,20 @@
 """The forward passes of steps, which CUDA graphs can hold: all that they read is in tensors that stay in place."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from rosebatch.engine.plan import PackedStep, RestartPolicy
 from rosebatch.engine.sampling.features import Features
-from rosebatch.engine.triton_runner.attention import DecodeAttention, PackedAttention, RunMixers
+from rosebatch.engine.triton_runner.attention import DecodeAttention, PackedAttention, RunMixers, Turns
 from rosebatch.engine.triton_runner.packing import MAX_PADDED_TOKENS, Layout, PackedInputs
 from rosebatch.engine.triton_runner.prefix_groups import PrefixGroupState
 from rosebatch.engine.triton_runner.prefix_tiles import PrefixTile
 from rosebatch.engine.triton_runner.token_sampler import TokenSampler
-from rosebatch.model.contract import Model
+from rosebatch.model.contract import ImageRows, Model, SeeingModel
 from rosebatch_kernels.feedback import layout
 
 
@@ -25,12 +26,14 @@ class DecodeKind(NamedTuple):
         features: what it does in addition to sampling; None if its rows are sampled outside.
         shares: whether rows share keys.
         divided: whether any row may have enough keys to divide them among programs.
+        shifted: whether any row has images with rotary positions of their own.
     """
 
     size: int
     features: Features | None
     shares: bool
     divided: bool
+    shifted: bool = False
 
 
 class PackedKind(NamedTuple):
@@ -45,6 +48,21 @@ class PackedKind(NamedTuple):
     size: int
     shares: bool
     whole: bool = False
+
+
+class Seen(NamedTuple):
+    """What a packed step has of images, none of which a graph can hold.
+
+    Attributes:
+        images: the rows of images; None if there are none.
+        turns: see ``PackedAttention``.
+    """
+
+    images: ImageRows | None = None
+    turns: Turns | None = None
+
+
+NOTHING = Seen()
 
 
 class DeviceSteps:
@@ -93,7 +111,7 @@ class DeviceSteps:
         """One decode step of the first rows: tokens ``[size]``, or logits ``[size, V]`` to be sampled outside."""
         fields, size = self.state.fields, kind.size
         keys = self.prefix_groups.keys(size) if self.prefix_groups and kind.shares else None
-        attention = DecodeAttention(self.attention, size, keys, divided=kind.divided)
+        attention = DecodeAttention(self.attention, size, keys, divided=kind.divided, shifted=kind.shifted)
         hidden = self.model.forward(fields[layout.TOKEN, :size], fields[layout.POSITION, :size], attention)
         logits = self.model.logits(hidden)
         if kind.features is not None:
@@ -114,15 +132,20 @@ class DeviceSteps:
         # As of logits: a graph would keep those of its size.
         return self._hidden[: kind.size].copy_(hidden)
 
-    def last_hidden(self, inputs: PackedInputs) -> Tensor:
+    def last_hidden(self, inputs: PackedInputs, seen: Seen = NOTHING) -> Tensor:
         """Final hidden states of the last rows, ``[S, H]``."""
         wanted = inputs.last_rows
-        return self.forward(inputs, wanted) if self._trims_last_layer else self.forward(inputs)[wanted]
+        return (
+            self.forward(inputs, wanted, seen) if self._trims_last_layer else self.forward(inputs, None, seen)[wanted]
+        )
 
-    def forward(self, inputs: PackedInputs, wanted: Tensor | None = None) -> Tensor:
+    def forward(self, inputs: PackedInputs, wanted: Tensor | None = None, seen: Seen = NOTHING) -> Tensor:
         """Final hidden states of the wanted rows; None for all."""
-        attention = PackedAttention(self.attention, inputs)
-        return self.model.forward(inputs.input_ids, inputs.positions, attention, wanted)
+        attention = PackedAttention(self.attention, inputs, seen.turns)
+        forward = self.model.forward
+        if seen.images is not None:
+            forward = partial(cast(SeeingModel, self.model).forward, images=seen.images)
+        return forward(inputs.input_ids, inputs.positions, attention, wanted)
 
     def exact_layout(self, plan: PackedStep, shared: Sequence[PrefixTile] | None) -> Layout:
         """Room for a plan, see ``Layout.exact``."""

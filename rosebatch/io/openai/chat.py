@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from rosebatch.core.errors import RowError
+from rosebatch.io.images.messages import messages_with_images
 from rosebatch.io.openai.endpoint import Endpoint, ParsedBody, additions, completion_body, has_any, scored
 from rosebatch.io.openai.fields import GenerationBody, checked, generation_fields
 from rosebatch.io.openai.legacy_functions import as_tools, message_as_tools
 from rosebatch.io.results import Choice, Result
-from rosebatch.io.text_only import plain_message
 from rosebatch.io.tools import call_fields
 
 # The key in the metadata: whether calls are written as functions.
@@ -30,8 +30,9 @@ def _parse(values: dict[str, Any], defaults: Mapping[str, Any]) -> ParsedBody:
     fields = generation_fields(body, values, defaults, chat=True)
     if not body.messages:
         raise RowError("missing_prompt", "messages is missing or empty")
-    messages = [message_as_tools(plain_message(message)) for message in values["messages"]]
-    return ParsedBody({**fields, "messages": messages}, {_FUNCTIONS: True} if has_functions else {})
+    messages, images = messages_with_images(values["messages"])
+    fields = {**fields, "messages": [message_as_tools(message) for message in messages], "images": images}
+    return ParsedBody(fields, {_FUNCTIONS: True} if has_functions else {})
 
 
 def _body(result: Result, model: str, created: int) -> dict[str, Any]:

@@ -21,10 +21,10 @@ BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 
 # The API's defaults: sampled, and as long as the model allows.
 _DEFAULTS = {"temperature": 1.0, "max_tokens": MAX_TOKENS}
-_NO_MEDIA, _NO_SERVER = "no request has images or sound", "it is about a server and its accounts"
+_MEDIA, _NO_SERVER = "flags say which images are read, and how large they are", "it is about a server and its accounts"
 # Fields that change nothing in a local run, and why.
 IGNORED = {
-    **dict.fromkeys(("media_io_kwargs", "mm_processor_kwargs"), _NO_MEDIA),
+    **dict.fromkeys(("media_io_kwargs", "mm_processor_kwargs"), _MEDIA),
     **dict.fromkeys(("metadata", "moderation", "request_id", "safety_identifier", "service_tier"), _NO_SERVER),
     **dict.fromkeys(("session_id", "store", "user"), _NO_SERVER),
     **dict.fromkeys(("stream_interval", "stream_options"), "a batch has no streams"),

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from rosebatch.core.errors import RowError
+from rosebatch.io.images.messages import messages_with_images
 from rosebatch.io.openai.endpoint import Endpoint, ParsedBody, has_any, scored
 from rosebatch.io.openai.fields import GenerationBody, checked, generation_fields, ignored_fields
 from rosebatch.io.openai.responses_request import IGNORED, as_chat
 from rosebatch.io.results import Choice, Result
-from rosebatch.io.text_only import plain_message
 from rosebatch.io.tools import call_fields
 
 # Fields of its request that a response repeats.
@@ -27,7 +27,7 @@ def _parse(values: dict[str, Any], defaults: Mapping[str, Any]) -> ParsedBody:
         raise RowError("invalid_field", "n must be 1: a response is one answer")
     if not chat["messages"]:
         raise RowError("missing_prompt", "input is missing or empty")
-    fields["messages"] = [plain_message(message) for message in chat["messages"]]
+    fields["messages"], fields["images"] = messages_with_images(chat["messages"])
     fields["ignored"] = (*ignored_fields(chat), *(name for name in IGNORED if values.get(name) is not None))
     echoed = {name: value for name in _ECHOED if (value := values.get(name)) is not None}
     # As integers, whatever the request wrote.

@@ -145,17 +145,18 @@ def _others(item: Mapping[str, Any], *own: str) -> dict[str, Any]:
     return {n: v for n, v in item.items() if v is not None and n not in _OF_AN_ITEM and n not in own}
 
 
-def _content(content: Any, where: str) -> str:
+def _content(content: Any, where: str) -> str | list[Any]:
+    """One text, or parts as of a chat if there are images among them."""
     if isinstance(content, str):
         return content
-    parts = content if isinstance(content, list) else [content]
+    parts = [
+        {**part, "type": "text"} if isinstance(part, dict) and part.get("type") in _TEXTS else part
+        for part in (content if isinstance(content, list) else [content])
+    ]
+    if any(isinstance(part, dict) and part.get("type") == "input_image" for part in parts):
+        return parts
     try:
-        return joined_text(
-            [
-                {**part, "type": "text"} if isinstance(part, dict) and part.get("type") in _TEXTS else part
-                for part in parts
-            ]
-        )
+        return joined_text(parts)
     except RowError as error:
         raise RowError(error.code, f"{where}: {error.message}") from None
 

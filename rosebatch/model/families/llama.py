@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
-from rosebatch.model.contract import Attention, load_embedding, load_head, rows_of
+from rosebatch.model.contract import Attention, ImageRows, load_embedding, load_head, rows_of
 from rosebatch.model.experts import ExpertNames, load_experts
 from rosebatch.model.family import GGUF, Architecture, Family
 from rosebatch.model.gguf import decoder as gguf_decoder
@@ -123,10 +123,18 @@ class Llama:
         return load_paged_attention(self.config, self.ops, weights, index, names, out_name, qkv_order=order, **options)
 
     def forward(
-        self, input_ids: Tensor, positions: Tensor, attention: Attention, wanted: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        attention: Attention,
+        wanted: Tensor | None = None,
+        images: ImageRows | None = None,
     ) -> Tensor:
-        """See ``rosebatch.model.contract.Model``."""
-        residual = self._embed(input_ids)
+        """See ``rosebatch.model.contract.SeeingModel``."""
+        residual, added = self._embed(input_ids), iter(())
+        if images is not None:
+            own, *further = images.vectors.to(residual.dtype)
+            residual, added = residual.index_copy(0, images.rows, own), iter(further)
         first = self.layers[0].input_norm
         normed = residual if first is None else self.ops.rms_norm(residual, first, self.config.norm_eps)
         following = [*(layer.input_norm for layer in self.layers[1:]), self.norm]
@@ -134,6 +142,9 @@ class Llama:
             rows = wanted if layer is self.layers[-1] else None
             attended, residual = layer.attention(normed, attention, rows), rows_of(residual, rows)
             normed, residual = self._add(attended, residual, layer.post_attention_norm, layer.mlp_norm)
+            if images is not None and (vectors := next(added, None)) is not None:
+                # Not of the last layer, whose rows are others.
+                residual = residual.index_add(0, images.rows, vectors)
             normed, residual = self._add(layer.mlp(normed), residual, layer.post_mlp_norm, then)
         return normed
 

@@ -106,9 +106,14 @@ class TritonKVAttention(TritonMixer[SpecT]):
     def decode(self, spec: SpecT, step: DecodeContext, inputs: tuple[Tensor, ...]) -> Tensor:
         """See ``TritonMixer``. The kernel does all of it, or attends to what was prepared."""
         spec, qkv = self._normed(spec, *inputs)
-        qkv = self.prepare_decode(spec, qkv, step)
         rows = step.planes(spec)[0], step.table(spec), step.positions, step.limits
-        options = self.decode_options(spec, step) | (_rotation(spec) if self.qkv.decode_rotates else {})
+        options = self.decode_options(spec, step)
+        if step.rotary_rows is not None:
+            # The kernel turns by the position alone.
+            qkv, options = self.prepare_packed(spec, qkv, step), options | {"append": False}
+        else:
+            qkv = self.prepare_decode(spec, qkv, step)
+            options |= _rotation(spec, step) if self.qkv.decode_rotates else {}
         return self.decode_kernel(qkv, *rows, num_heads=spec.num_heads, scale=spec.scale, **options)
 
     def _normed(self, spec: SpecT, qkv: Tensor) -> tuple[SpecT, Tensor]:
@@ -122,7 +127,7 @@ class TritonKVAttention(TritonMixer[SpecT]):
         """Norm, rotate and append by one kernel, q in place."""
         assert self.qkv.prepare is not None
         cache, *scales = step.planes(spec)
-        options = {"num_heads": spec.num_heads, "rotary_rows": step.rotary_rows, **_rotation(spec)}
+        options = {"num_heads": spec.num_heads, "rotary_rows": step.rotary_rows, **_rotation(spec, step)}
         if scales:
             (options["scales"],) = scales
         self.qkv.prepare(qkv, cache, step.table(spec), step.rows(), step.positions, **options)
@@ -156,10 +161,13 @@ def _prepare_apart(spec: KVAttentionSpec, qkv: Tensor, step: TritonContext) -> T
 def _heads(spec: KVAttentionSpec, qkv: Tensor, step: TritonContext) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v, normed and rotated by separate operators: the way of ``--no-fused-rotary``."""
     rotary, rows = spec.rotary, step.positions if step.rotary_rows is None else step.rotary_rows
-    rotation = None if rotary is None else (rotary.cos[rows][:, None], rotary.sin[rows][:, None])
+    rotation = None
+    if rotary is not None:
+        cos, sin = step.rotary_tables(rotary)
+        rotation = cos[rows][:, None], sin[rows][:, None]
     return step.ops.split_heads(qkv, spec.num_heads, spec.num_kv_heads, rotation, spec.qk_norm)
 
 
-def _rotation(spec: KVAttentionSpec) -> dict[str, Any]:
-    rotary = None if spec.rotary is None else (spec.rotary.cos, spec.rotary.sin)
+def _rotation(spec: KVAttentionSpec, step: TritonContext) -> dict[str, Any]:
+    rotary = None if spec.rotary is None else step.rotary_tables(spec.rotary)
     return {"rotary": rotary, "qk_norm": spec.qk_norm}

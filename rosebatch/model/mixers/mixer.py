@@ -189,6 +189,10 @@ class TritonContext(Step, Protocol):
     positions: Tensor
     rotary_rows: Tensor | None
 
+    def rotary_tables(self, rotary: Rotary) -> tuple[Tensor, Tensor]:
+        """cos and sin that have these rows: the model's, or those of a step with images."""
+        ...
+
     def table(self, spec: MixerSpec) -> Tensor:
         """``[S, M]`` int32 block ids in this layer's group."""
         ...

@@ -4,7 +4,6 @@ import pytest
 
 from rosebatch.core.errors import RowError
 from rosebatch.io.images.references import ImageReference, image_reference, image_references
-from rosebatch.io.rows import FailedRow, parse_row
 
 URL = "https://site.test/a.png"
 
@@ -88,11 +87,3 @@ def test_images_of_a_chat_come_in_its_order():
         ("messages[1].content[3]", "1.png"),
         ("messages[3].content[0]", "2.png"),
     ]
-
-
-def test_no_model_takes_images_yet():
-    """A row with one must not get an answer to its text alone."""
-    content = [{"type": "text", "text": "what is it?"}, {"type": "image", "image": "a.png"}]
-    row = parse_row({"messages": [{"role": "user", "content": content}]}, index=0, where="line 1", defaults={})
-    assert isinstance(row, FailedRow)
-    assert row.error.message == "only text parts are supported in message content"

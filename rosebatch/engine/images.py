@@ -1,0 +1,108 @@
+"""Images in the steps of a runner: their vectors, and the positions of their tokens."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rosebatch.core.images import PromptImage
+from rosebatch.engine.plan import Chunk, SequenceSpec
+from rosebatch.model.contract import ImageRows
+from rosebatch.model.vision.vision import Tower
+
+# Of vectors that are kept for a next chunk with the image, or a next prompt: 16 images of 1,024 tokens in Qwen3-VL-2B.
+_KEPT_BYTES = 1 << 28
+
+
+class ImageEncoder:
+    """The vectors of the images that steps read.
+
+    Each image is encoded alone, so its vectors do not depend on the images beside it. The least recently read ones are
+    dropped; those of the last step stay, because a chunk may end inside of an image.
+
+    Args:
+        load_tower: called at the first image.
+        sections: of the model's rotary channels, see ``Vision.channel_sections``.
+        device: of the run.
+        kept_bytes: of vectors.
+    """
+
+    def __init__(
+        self,
+        load_tower: Callable[[], Tower],
+        sections: Sequence[int],
+        device: torch.device,
+        kept_bytes: int = _KEPT_BYTES,
+    ) -> None:
+        self.sections = torch.tensor(sections, device=device) if sections else None
+        self._load_tower = load_tower
+        self._tower: Tower | None = None
+        self._device = device
+        self._kept_bytes = kept_bytes
+        # By digest; the last one was read last.
+        self._vectors: OrderedDict[bytes, Tensor] = OrderedDict()
+
+    def rows_of(self, chunks: Sequence[Chunk], specs: Mapping[int, SequenceSpec]) -> ImageRows | None:
+        """The rows of a step that are of images, with their vectors; None if there are none."""
+        rows: list[int] = []
+        vectors: list[Tensor] = []
+        read: set[bytes] = set()
+        first = 0
+        for chunk in chunks:
+            for image in specs[chunk.id].images:
+                begin, end = max(chunk.start, image.offset), min(chunk.end, image.end)
+                if begin < end:
+                    rows += range(first + begin - chunk.start, first + end - chunk.start)
+                    vectors.append(self._encoded(image)[:, begin - image.offset : end - image.offset])
+                    read.add(image.digest)
+            first += len(chunk.token_ids)
+        if not rows:
+            return None
+        self._drop(read)
+        return ImageRows(torch.tensor(rows, device=self._device), torch.cat(vectors, 1))
+
+    def _encoded(self, image: PromptImage) -> Tensor:
+        found = self._vectors.pop(image.digest, None)
+        if found is None:
+            self._tower = self._tower or self._load_tower()
+            found = self._tower(image.patches, image.grid)
+            assert found.shape[1] == image.num_tokens, "a vector for each token"
+        self._vectors[image.digest] = found
+        return found
+
+    def _drop(self, read: set[bytes]) -> None:
+        size = sum(each.nbytes for each in self._vectors.values())
+        for digest in list(self._vectors):
+            if size <= self._kept_bytes or digest in read:
+                return
+            size -= self._vectors.pop(digest).nbytes
+
+
+def rotary_shift(images: Sequence[PromptImage]) -> int:
+    """What all three positions of a generated token are beyond its place: 0 or less."""
+    return sum(max(image.grid) - image.num_tokens for image in images)
+
+
+def section_positions(images: Sequence[PromptImage], start: int, end: int) -> np.ndarray:
+    """``[tokens, 3]`` int32, the rotary positions of a sequence's tokens: of time, height and width.
+
+    The tokens of an image have one time, and their row and column of its grid. What follows an image goes on after the
+    longer side of the grid (source: Qwen2-VL, arXiv 2409.12191).
+
+    Args:
+        images: of the sequence.
+        start, end: places of the first token, and after the last.
+    """
+    places = np.arange(start, end, dtype=np.int32)
+    positions, shift = np.repeat(places[:, None], 3, 1), 0
+    for image in images:
+        own = slice(max(image.offset - start, 0), max(image.end - start, 0))
+        number, columns = places[own] - image.offset, image.grid[1]
+        positions[own] = image.offset + shift
+        positions[own, 1] += number // columns
+        positions[own, 2] += number % columns
+        shift += max(image.grid) - image.num_tokens
+        positions[own.stop :] = places[own.stop :, None] + shift
+    return positions

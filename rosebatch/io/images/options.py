@@ -1,0 +1,44 @@
+"""What a job lets its rows do with images."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rosebatch.core.errors import FlagError
+from rosebatch.io.images.policy import MediaPolicy
+
+# Of a row. Each may take seconds, and as much memory as the model lets it have.
+DEFAULT_LIMIT = 32
+
+
+@dataclass(frozen=True, slots=True)
+class ImageOptions:
+    """See the module; sent to worker processes.
+
+    Attributes:
+        policy: where images may come from.
+        limit: most images of a row.
+        max_pixels: of an image that is resized for the model; None for the model's own.
+    """
+
+    policy: MediaPolicy = field(default_factory=MediaPolicy)
+    limit: int = DEFAULT_LIMIT
+    max_pixels: int | None = None
+
+    @classmethod
+    def of(
+        cls, media_root: str | None, media_domains: str | None, limit_images: int | None, max_pixels: int | None
+    ) -> "ImageOptions":
+        """The options that flags say.
+
+        Raises:
+            FlagError: the root is no folder.
+        """
+        root = None if media_root is None else Path(media_root).expanduser()
+        if root is not None and not root.is_dir():
+            raise FlagError(f"--media-root {media_root}: no such folder")
+        named = (media_domains or "").lower().split(",")
+        policy = MediaPolicy(None if root is None else root.resolve(), frozenset(filter(None, map(str.strip, named))))
+        return cls(policy, DEFAULT_LIMIT if limit_images is None else limit_images, max_pixels)
+
+
+NO_MEDIA = ImageOptions()

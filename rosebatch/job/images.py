@@ -1,0 +1,215 @@
+"""Rows wait here for their images: they are loaded and resized on threads, some rows ahead."""
+
+import os
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from hashlib import sha256
+from sys import getsizeof
+from typing import Any, NamedTuple
+
+import numpy as np
+from msgspec import structs
+
+from rosebatch.core.errors import RowError, UserError, unexpected
+from rosebatch.core.images import PromptImage
+from rosebatch.core.token_ids import TokenIds
+from rosebatch.core.words import counted
+from rosebatch.host.threads import DaemonPool, wait_for
+from rosebatch.io.images.decode import require_pillow
+from rosebatch.io.images.load import load_image
+from rosebatch.io.images.options import ImageOptions
+from rosebatch.io.images.references import ImageReference
+from rosebatch.io.rows import FailedRow
+from rosebatch.job.memory_estimate import prompt_bytes
+from rosebatch.job.prepared import DEFAULT_BYTES, END, End, Prepared
+from rosebatch.job.report.stopwatch import Stopwatch
+from rosebatch.model.vision.vision import Patches, Processor, Vision
+from rosebatch.text.tokenizer import Tokenizer
+
+# Each decodes in a process of its own.
+_THREADS = min(4, os.cpu_count() or 1)
+# That are not loaded yet, before the row whose turn it is.
+_IMAGES_AHEAD = 2 * _THREADS
+
+
+class _Loaded(NamedTuple):
+    patches: Patches
+    digest: bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.patches.values.nbytes
+
+
+class _Waiting(NamedTuple):
+    """A row whose images are loaded; one without images waits for its turn."""
+
+    row: Prepared | FailedRow
+    images: Sequence[Future[_Loaded | RowError]] = ()
+
+    @property
+    def lacking(self) -> int:
+        """Images that are not loaded."""
+        return sum(not each.done() for each in self.images)
+
+    @property
+    def size(self) -> int:
+        """Bytes of those that are."""
+        done = [each.result() for each in self.images if each.done()]
+        return sum(each.size for each in done if isinstance(each, _Loaded))
+
+
+def with_images(
+    items: Iterator[Prepared | FailedRow | None],
+    vision: Vision | None,
+    tokenizer: Tokenizer | None,
+    options: ImageOptions,
+    check: Callable[[], None] = lambda: None,
+    seconds: defaultdict[str, float] | None = None,
+    max_bytes: int = DEFAULT_BYTES,
+    max_model_len: int = 1 << 20,
+) -> Iterator[Prepared | FailedRow | None]:
+    """Load the images of each row, and give each as many placeholders as the model makes vectors of it.
+
+    Rows keep their order, whatever their images take.
+
+    Args:
+        items: prepared rows; None says that there is none at the moment, and is handed on.
+        vision: how the model sees; None for a model of text, which gets no row with images.
+        tokenizer: of the model.
+        options: of the job.
+        check: called while waiting; what it raises ends the wait.
+        seconds: time by kind of work is added there.
+        max_bytes: of images that wait for their row's turn. Those of one row may be more.
+        max_model_len: most tokens of prompt and completion together.
+    """
+    if vision is None or tokenizer is None:
+        yield from items
+        return
+    seconds = defaultdict(float) if seconds is None else seconds
+    placeholder = tokenizer.backend.id_to_token(vision.placeholder) or ""
+    waiting: deque[_Waiting] = deque()
+    processor: Processor | None = None
+    ended = idle = False
+    with DaemonPool(_THREADS, "rosebatch-images") as pool:
+
+        def begun(item: Prepared | FailedRow) -> _Waiting:
+            nonlocal processor
+            if not isinstance(item, Prepared) or not item.row.images:
+                return _Waiting(item)
+            try:
+                _require_served(item, options, placeholder)
+                if processor is None:
+                    with Stopwatch(seconds, "loading images"):
+                        require_pillow()
+                        processor = vision.processor(options.max_pixels)
+            except RowError as error:
+                return _Waiting(item.failed(error))
+            except UserError as error:
+                return _Waiting(item.failed(RowError("image_not_read", str(error))))
+            except Exception as error:
+                return _Waiting(item.failed(unexpected("loading the image processor", error)))
+            return _Waiting(item, [pool.submit(_load, each, options, processor) for each in item.row.images])
+
+        while waiting or not ended:
+            while not (ended or idle) and (
+                not waiting
+                or (
+                    waiting[0].images
+                    and sum(each.lacking for each in waiting) < _IMAGES_AHEAD
+                    and sum(each.size for each in waiting) < max_bytes
+                )
+            ):
+                item = next(items, END)
+                ended, idle = isinstance(item, End), item is None
+                if item is not None and not isinstance(item, End):
+                    waiting.append(begun(item))
+                # A row that was handed out must not be here while the next one is parsed.
+                del item
+            idle = False
+            if waiting:
+                row, images = waiting.popleft()
+                if isinstance(row, Prepared) and images:
+                    with Stopwatch(seconds, "loading images"):
+                        loaded = [wait_for(each, check) for each in images]
+                    row = _with_images(row, loaded, vision.placeholder, max_model_len)
+                    del loaded
+                del images
+                yield row
+                del row
+            elif not ended:
+                yield None
+
+
+def _require_served(row: Prepared, options: ImageOptions, placeholder: str) -> None:
+    """Check what is known before images are loaded.
+
+    Raises:
+        RowError: there are too many, or something of the row does not go with them.
+    """
+    count = len(row.row.images)
+    if count > options.limit:
+        raise RowError("too_many_images", f"the row has {counted(count, 'image')}, more than {options.limit}")
+    if row.row.options.truncate_prompt_tokens:
+        raise RowError("unsupported_field", "truncate_prompt_tokens: a prompt with images is not cut")
+    if any(placeholder in text for text in _texts(row.row.messages or ())):
+        raise RowError("invalid_messages", f"a text has {placeholder}, which stands for an image")
+
+
+def _texts(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for message in messages:
+        content = message.get("content")
+        for part in content if isinstance(content, list) else [{"text": content}]:
+            if isinstance(text := part.get("text"), str):
+                yield text
+
+
+def _load(reference: ImageReference, options: ImageOptions, processor: Processor) -> _Loaded | RowError:
+    """An image, or why there is none. What a wait for it raises is not of the row."""
+    try:
+        pixels = load_image(reference, options.policy)
+        patches = processor(pixels.rgb)
+        return _Loaded(patches, sha256(b"%b %d %d" % (pixels.digest, *patches.grid)).digest())
+    except RowError as error:
+        return error
+    except ValueError as error:
+        return RowError("invalid_image", f"{reference.where}: {error}")
+    except Exception as error:
+        return unexpected("loading an image", error)
+
+
+def _with_images(
+    row: Prepared, images: Sequence[_Loaded | RowError], placeholder: int, max_model_len: int
+) -> Prepared | FailedRow:
+    """The row with its images in its prompt, and without what they were loaded from."""
+    loaded = []
+    for each in images:
+        if isinstance(each, RowError):
+            return row.failed(each)
+        loaded.append(each)
+    (prompt,) = row.prompts
+    token_ids = np.array(prompt.token_ids, np.uint32)
+    places = np.flatnonzero(token_ids == placeholder)
+    if len(places) != len(loaded):
+        told = f"{counted(len(places), 'place')} for {counted(len(loaded), 'image')}"
+        return row.failed(RowError("invalid_messages", f"the chat template has {told}"))
+    lengths = np.array([rows * columns for rows, columns in (each.patches.grid for each in loaded)])
+    counts = np.ones(len(token_ids), np.int64)
+    counts[places] = lengths
+    offsets = places + np.cumsum(lengths - 1) - (lengths - 1)
+    expanded = TokenIds("I", np.repeat(token_ids, counts).tobytes())
+    prepared = [
+        PromptImage(offset, length, each.patches.grid, each.digest, each.patches.values)
+        for offset, length, each in zip(offsets.tolist(), lengths.tolist(), loaded, strict=True)
+    ]
+    size = row.size + sum(each.size for each in loaded)
+    size -= sum(getsizeof(each.source) for each in row.row.images)
+    before, after = (prompt_bytes(prompt.sampling, len(ids), max_model_len) for ids in (token_ids, expanded))
+    return structs.replace(
+        row,
+        row=structs.replace(row.row, images=()),
+        prompts=(structs.replace(prompt, token_ids=expanded, images=tuple(prepared)),),
+        size=size + after - before,
+    )

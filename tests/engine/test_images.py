@@ -1,0 +1,91 @@
+"""Which images a step encodes, and which rows get their vectors."""
+
+from array import array
+
+import torch
+
+from rosebatch.core.images import PromptImage
+from rosebatch.core.sampling_params import GREEDY
+from rosebatch.engine.images import ImageEncoder, section_positions
+from rosebatch.engine.plan import Chunk, SequenceSpec
+
+
+class Tower:
+    """Vectors are a digest's first byte and the number of the token."""
+
+    def __init__(self):
+        self.encoded = []
+
+    def __call__(self, values, grid):
+        self.encoded.append(values)
+        count = grid[0] * grid[1]
+        return torch.stack((torch.full((count,), float(values)), torch.arange(count, dtype=torch.float32)), 1)[None]
+
+
+def image(number, offset, grid=(2, 2)):
+    return PromptImage(offset, grid[0] * grid[1], grid, bytes([number]) * 32, number)
+
+
+def spec(id, *images):
+    return SequenceSpec(id, (0,) * 20, GREEDY, 30, images=images)
+
+
+def chunk(id, start, end):
+    return Chunk(id, start, array("I", [0] * (end - start)), 0)
+
+
+def encoder(kept_bytes=1 << 20):
+    tower = Tower()
+    return tower, ImageEncoder(lambda: tower, (), torch.device("cpu"), kept_bytes)
+
+
+def test_rows_of_chunks_that_cut_images():
+    """Rows are of the step, and an image that begins before a chunk gives the rest of its vectors."""
+    tower, images = encoder()
+    specs = {1: spec(1, image(7, 2), image(8, 6)), 2: spec(2, image(8, 0))}
+    found = images.rows_of([chunk(2, 1, 3), chunk(1, 4, 8)], specs)
+    assert found.rows.tolist() == [0, 1, 2, 3, 4, 5]
+    assert found.vectors[0].tolist() == [[8, 1], [8, 2], [7, 2], [7, 3], [8, 0], [8, 1]]
+    assert tower.encoded == [8, 7]
+
+
+def test_steps_without_images_have_no_rows():
+    """A tower was loaded for a prompt whose images are all computed."""
+    tower, images = encoder()
+    specs = {1: spec(1, image(7, 2)), 2: spec(2)}
+    assert images.rows_of([chunk(1, 0, 2), chunk(1, 6, 20), chunk(2, 0, 20)], specs) is None
+    assert tower.encoded == []
+
+
+def test_an_image_is_encoded_once_until_it_is_computed():
+    """Where nothing is kept, what the last step read stays: a chunk may have ended inside of it."""
+    tower, images = encoder(kept_bytes=0)
+    specs = {1: spec(1, image(7, 2), image(8, 6), image(9, 10))}
+    for start in range(0, 20, 2):
+        images.rows_of([chunk(1, start, start + 2)], specs)
+    assert tower.encoded == [7, 8, 9]
+    images.rows_of([chunk(1, 2, 4)], specs)
+    assert tower.encoded == [7, 8, 9, 7]
+
+
+def test_the_least_recently_read_is_dropped():
+    """Those that recur stay."""
+    tower, images = encoder(kept_bytes=2 * 4 * 2 * 4)
+    for number in (1, 2, 1, 3, 1, 2):
+        images.rows_of([chunk(1, 0, 4)], {1: spec(1, image(number, 0))})
+    assert tower.encoded == [1, 2, 3, 2]
+
+
+def test_positions_of_parts_are_those_of_the_whole():
+    """A chunk that began behind an image counted on from its own start."""
+    images = image(7, 2, (3, 2)), image(8, 8, (1, 4))
+    whole = section_positions(images, 0, 20)
+    assert whole[:3].tolist() == [[0, 0, 0], [1, 1, 1], [2, 2, 2]]
+    assert whole[7].tolist() == [2, 4, 3]
+    # After the longer side of the image before.
+    assert whole[8].tolist() == [5, 5, 5]
+    assert whole[11].tolist() == [5, 5, 8]
+    assert whole[12].tolist() == [9, 9, 9]
+    for start in range(20):
+        for end in range(start, 21):
+            assert section_positions(images, start, end).tolist() == whole[start:end].tolist()

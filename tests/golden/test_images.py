@@ -1,0 +1,270 @@
+"""Models that see answer as transformers' own do: whole, in chunks that cut images, and behind cached beginnings."""
+
+import base64
+import io
+import json
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from rosebatch.config.run import RunConfig
+from rosebatch.config.switches import Switches
+from rosebatch.core.errors import FlagError, InterruptionError, UserError
+from rosebatch.core.sampling_params import SamplingParams
+from rosebatch.job.config import JobConfig
+from rosebatch.job.run import run_job
+from rosebatch.llm.llm import LLM
+from rosebatch.llm.run_file import run_file
+from rosebatch.model.source import find_model
+from tests.helpers.reference import MARGIN
+from tests.helpers.running import run, run_choices
+from tests.helpers.seeing import picture, reference_logits, request, seeing_model
+from tests.helpers.shared_folder import make_once
+from tests.helpers.threads_group import make_tensor_parallel_engine
+from tests.helpers.tiny_engines import engine_of
+
+NAMES = (
+    "Qwen3VLForConditionalGeneration",
+    "Qwen3_5ForConditionalGeneration",
+    "Qwen2_5_VLForConditionalGeneration",
+    pytest.param("Qwen3VLMoeForConditionalGeneration", marks=pytest.mark.thorough),
+    pytest.param("Qwen3_5MoeForConditionalGeneration", marks=pytest.mark.thorough),
+)
+_NEW_TOKENS = 9
+TEXT = (11, 12, 13, 14, 15, 16, 17)
+# Token ids, and numbers of images.
+PROMPTS = {
+    "text": [TEXT],
+    "one": [TEXT, 0, TEXT],
+    "first": [0, TEXT],
+    "last": [TEXT, 1],
+    "two": [TEXT, 0, (21,), 1, TEXT],
+    "equal": [TEXT, 0, (22,), 0, TEXT],
+    "other image": [TEXT, 1, TEXT],
+    "portrait": [(31,), 2, TEXT],
+    "landscape": [TEXT, 3, (32, 33)],
+    "tiny": [(41,), 4, (42,)],
+    "all": [TEXT, 2, 0, (51,), 3, 4, TEXT, 1, TEXT],
+}
+SAMPLING = SamplingParams(max_tokens=_NEW_TOKENS, ignore_eos=True, logprobs=0)
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def seeing(request, transformers, shared_folder):
+    """A model of transformers, its folder, and rosebatch's image processor for it."""
+    folder = make_once(shared_folder / f"seeing-{request.param}", lambda path: seeing_model(request.param, path))
+    model = getattr(transformers, request.param).from_pretrained(folder, attn_implementation="eager").eval()
+    source = find_model(RunConfig(model=str(folder), dtype="float32"), torch.device("cpu"))
+    return model, folder, source.vision.processor(None)
+
+
+def requests_of(processor, names=tuple(PROMPTS), sampling=SAMPLING):
+    return [request(processor, number, PROMPTS[name], sampling=sampling) for number, name in enumerate(names)]
+
+
+def test_logits_are_those_of_transformers(seeing):
+    """Places of images, rotary positions before, in and after them, and vectors of deeper layers went wrong alone."""
+    model, folder, processor = seeing
+    requests = requests_of(processor, sampling=replace(SAMPLING, prompt_logprobs=0))
+    done = run(engine_of(folder), requests)
+    for given, parts in zip(requests, PROMPTS.values(), strict=True):
+        found = done[given.id]
+        logits = reference_logits(model, folder, parts, [*given.prompt_token_ids, *found.token_ids])
+        expected = logits[:-1].float().log_softmax(-1)
+        assert len(found.token_ids) == _NEW_TOKENS
+        for row, scored in zip(expected, [*found.prompt_logprobs, *found.logprobs], strict=True):
+            assert abs(float(row[scored.token_id]) - scored.logprob) < 1e-4
+        for row, scored in zip(expected[-_NEW_TOKENS:], found.logprobs, strict=True):
+            assert row.max() - row[scored.token_id] <= MARGIN
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"max_num_seqs": 3, "max_num_batched_tokens": 7, "block_size": 4},
+        {"max_num_seqs": 2, "max_num_batched_tokens": 16, "block_size": 4, "switches": {"prefix_cache": False}},
+        {"max_num_seqs": 6, "max_num_batched_tokens": 64, "block_size": 4, "blocks": 32},
+    ],
+    ids=["chunks", "no prefix cache", "preempted"],
+)
+def test_no_bit_depends_on_the_steps(seeing, limits):
+    """A chunk may end inside of an image, whose other vectors are needed later; a preempted prompt needs all again."""
+    _, folder, processor = seeing
+    alone = {}
+    for given in requests_of(processor):
+        alone |= run(engine_of(folder), [given])
+    engine = engine_of(folder, **limits)
+    done = run(engine, requests_of(processor, [*PROMPTS] * 2))
+    if engine.prefix_cache:
+        assert (engine.stats.preemptions > 0) is ("blocks" in limits)
+    for number, found in done.items():
+        expected = alone[number % len(PROMPTS)]
+        assert found.token_ids == expected.token_ids
+        assert found.logprobs == expected.logprobs
+
+
+def test_max_pixels_make_images_smaller(seeing):
+    """The model's least number of pixels was larger, and won."""
+    _, folder, processor = seeing
+    source = find_model(RunConfig(model=str(folder), dtype="float32"), torch.device("cpu"))
+    assert processor(picture(0)).grid == (4, 4)
+    assert source.vision.processor(300)(picture(0)).grid == (2, 2)
+    assert source.vision.processor(100)(picture(0)).grid == (1, 1)
+
+
+def test_equal_images_share_blocks_and_others_do_not(seeing):
+    """Placeholders of all images are one token: equal texts with other images took each other's keys."""
+    _, folder, processor = seeing
+    engine = engine_of(folder, max_num_seqs=1, block_size=4)
+    if not engine.prefix_cache:
+        pytest.skip("blocks hold no states")
+    cached = [done.cached_tokens for _, done in sorted(run(engine, requests_of(processor, ["one"] * 2)).items())]
+    assert cached == [0, 31]
+    # The text before the image, and the mark of its begin.
+    (other,) = run(engine, requests_of(processor, ["other image"])).values()
+    assert other.cached_tokens == 8
+    # A block that begins with an image and ends in it is not of the text alone.
+    (two,) = run(engine, requests_of(processor, ["two"])).values()
+    assert two.cached_tokens == 24
+
+
+def test_completions_of_one_prompt_with_images(seeing):
+    """Forks compute no prompt of their own: their positions follow that of the first."""
+    _, folder, processor = seeing
+    sampling = SamplingParams(max_tokens=_NEW_TOKENS, ignore_eos=True, n=3, temperature=1.0, seed=1)
+    (given,) = requests_of(processor, ["two"], sampling)
+    together = run_choices(engine_of(folder, block_size=4), [given])
+    apart = run_choices(engine_of(folder, block_size=4, max_num_seqs=1, switches={"prefix_cache": False}), [given])
+    assert len({done.token_ids for done in together.values()}) == 3
+    assert {key: done.token_ids for key, done in together.items()} == {k: done.token_ids for k, done in apart.items()}
+
+
+def test_two_ranks_give_the_tokens_of_one(seeing):
+    """Each rank has the whole tower: its vectors take the place of embeddings after the sum over ranks."""
+    _, folder, processor = seeing
+    requests = requests_of(processor)
+    one = run(engine_of(folder), requests)
+    source = find_model(RunConfig(model=str(folder), dtype="float32"), torch.device("cpu"))
+    limits = RunConfig(max_num_seqs=4, max_num_batched_tokens=24, kv_cache_memory=1 << 26, tensor_parallel_size=2)
+    two = run(make_tensor_parallel_engine(source, limits, Switches.resolve({}, "cpu"), 2), requests)
+    assert {number: done.token_ids for number, done in two.items()} == {n: done.token_ids for n, done in one.items()}
+
+
+def url(number):
+    """A data URL of an image."""
+    file = io.BytesIO()
+    Image.fromarray(picture(number)).save(file, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def content_of(parts):
+    forms = (
+        lambda part: {"type": "image_url", "image_url": {"url": url(part)}},
+        lambda part: {"type": "image", "image": url(part)},
+        lambda part: {"type": "input_image", "image_url": url(part)},
+    )
+    texts = ({"type": "text", "text": bytes(part).decode()} if not isinstance(part, int) else part for part in parts)
+    return [part if isinstance(part, dict) else forms[number % len(forms)](part) for number, part in enumerate(texts)]
+
+
+ROWS = {
+    "one": [b"What is it?", 0],
+    "again": [b"What is it?", 0],
+    "other": [b"What is it?", 1],
+    "two": [b"First ", 2, b" then ", 0, b"?"],
+    "all": [4, b" ", 3, b"|", 2, 1, 0],
+}
+
+
+@pytest.mark.parametrize("change", ["no processor", "no tower"])
+def test_a_folder_that_cannot_see_serves_texts(change, tmp_path, transformers):
+    """A checkpoint that was tuned on texts, and saved without its tower, ended at the first row with an image."""
+    seeing_model("Qwen3VLForConditionalGeneration", tmp_path)
+    if change == "no processor":
+        (tmp_path / "preprocessor_config.json").unlink()
+    else:
+        tensors = load_file(tmp_path / "model.safetensors")
+        save_file(
+            {name: each for name, each in tensors.items() if "visual" not in name}, tmp_path / "model.safetensors"
+        )
+    content = content_of(ROWS["one"])
+    lines = [{"messages": [{"role": "user", "content": given}]} for given in ("a", content)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run_file(
+        tmp_path / "in.jsonl", tmp_path / "out.jsonl", model=str(tmp_path), device="cpu", sampling={"max_tokens": 2}
+    )
+    text, image = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
+    assert "text" in text
+    assert image["error"]["message"] == "line 2: only text parts are supported in message content"
+
+
+def test_a_killed_run_goes_on_with_the_same_answers(seeing, tmp_path):
+    """Rows with images are loaded again, and another --max-pixels would give other answers to the rest."""
+    _, folder, _ = seeing
+    lines = [{"messages": [{"role": "user", "content": content_of(parts)}]} for parts in ROWS.values()]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    config = RunConfig(model=str(folder), device="cpu", dtype="float32", max_num_seqs=1)
+
+    def job(name, **more):
+        output = str(tmp_path / name)
+        return JobConfig(
+            input=str(tmp_path / "in.jsonl"), output=output, sampling={"max_tokens": 6}, quiet=True, **more
+        )
+
+    @contextmanager
+    def killed(kept):
+        checks = iter(range(25))
+
+        def check():
+            if next(checks, None) is None:
+                raise InterruptionError(2, "")
+
+        yield check
+
+    run_job(job("whole.jsonl"), config)
+    with pytest.raises(InterruptionError):
+        run_job(job("out.jsonl"), config, listen=killed)
+    assert 0 < len((tmp_path / "out.jsonl.part").read_text().splitlines()) - 1 < len(ROWS)
+    with pytest.raises(UserError, match="--max-pixels was not given, is 512"):
+        run_job(job("out.jsonl", resume=True, max_pixels=512), config)
+    run_job(job("out.jsonl", resume=True), config)
+    assert (tmp_path / "out.jsonl").read_text() == (tmp_path / "whole.jsonl").read_text()
+
+
+def test_rows_with_images_are_answered_as_by_transformers(seeing, tmp_path):
+    """From lines to answers: placeholders, their number, and the template's text around them."""
+    model, folder, processor = seeing
+    lines = [{"id": name, "messages": [{"role": "user", "content": content_of(ROWS[name])}]} for name in ROWS]
+    lines.append({"id": "text", "messages": [{"role": "user", "content": "What is it?"}]})
+    lines.append(
+        {"id": "broken", "messages": [{"role": "user", "content": [{"type": "image", "image": "iVBORw0KGgo"}]}]}
+    )
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    sampling = {"max_tokens": 6, "ignore_eos": True}
+    options = {
+        "model": str(folder),
+        "device": "cpu",
+        "dtype": "float32",
+        "sampling": sampling,
+        "return_token_ids": True,
+    }
+    run_file(tmp_path / "in.jsonl", tmp_path / "out.jsonl", **options)
+    found = {row["id"]: row for row in map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())}
+    with pytest.raises(FlagError, match="1 row cannot be served"):
+        run_file(tmp_path / "in.jsonl", tmp_path / "strict.jsonl", strict=True, **options)
+    assert found["broken"]["error"]["code"] == "invalid_image"
+    for name, parts in [*ROWS.items(), ("text", [b"What is it?"])]:
+        given = request(processor, 0, [b"[user:", *parts, b"]", b"[assistant:"])
+        assert found[name]["usage"]["prompt_tokens"] == len(given.prompt_token_ids)
+        token_ids = found[name]["token_ids"]
+        logits = reference_logits(model, folder, parts, [*given.prompt_token_ids, *token_ids])
+        for row, token in zip(logits[-7:-1], token_ids, strict=True):
+            assert row.max() - row[token] <= MARGIN
+    assert found["one"]["text"] == found["again"]["text"]
+    llm = LLM(model=str(folder), device="cpu", dtype="float32")
+    (answer,) = llm.chat(lines[0]["messages"], SamplingParams(**sampling))
+    assert list(answer.outputs[0].token_ids) == found["one"]["token_ids"]
