@@ -187,7 +187,7 @@ class BlockTables:
         """Make its K and V unfindable. They may hold NaN, which spreads from masked keys too."""
         for group, table in zip(self.groups, sequence.tables, strict=True):
             held = held_blocks(table)
-            group.pool.prefixes.remove(held)
+            group.pool.prefixes.remove(held[::-1])
             group.tainted.update(held)
 
     def mark_launched(self) -> None:
