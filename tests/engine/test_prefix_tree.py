@@ -47,6 +47,18 @@ def test_a_block_in_the_place_of_a_lost_one_makes_those_behind_it_useful_again()
     assert found(tree, tokens) == [] and not any(tree.runs)
 
 
+def test_a_block_behind_another_one_needs_no_look():
+    """Each block of a long answer compared all tokens before it; only a run that ends there, whole, may grow."""
+    tree, tokens = PrefixTree(9, SIZE), ids(*range(8))
+    tree.add(b"", tokens, 0, [0, 1])
+    tree.add(b"", tokens, 2, [2], before=1)
+    tree.add(b"", ids(0, 1, 2, 3, 9, 9), 2, [3], before=1)
+    tree.add(b"", tokens, 3, [4], before=2)
+    tree.check_integrity()
+    assert found(tree, tokens) == [0, 1, 2, 4]
+    assert found(tree, ids(0, 1, 2, 3, 9, 9)) == [0, 1, 3]
+
+
 def test_zeros_are_tokens():
     """With them left out, a prompt would get the keys of a shorter one."""
     tree = PrefixTree(9, SIZE)

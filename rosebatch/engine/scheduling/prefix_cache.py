@@ -64,7 +64,8 @@ class PrefixCache:
             return
         labels = self._labels(sequence, stop)
         for group in self.blocks.groups:
-            table = sequence.tables[group.number][first:stop]
+            whole = sequence.tables[group.number]
+            table, begin = whole[first:stop], 0
             if group.pool.window:
                 table = held_blocks(table)
             if in_flight:
@@ -73,8 +74,10 @@ class PrefixCache:
             place = stop - len(table)
             for label, last in labels:
                 if place < last:
-                    group.pool.prefixes.add(label, sequence.token_ids, place, table[: last - place])
+                    before = whole[place - 1] if begin < place and whole[place - 1] != GONE else None
+                    group.pool.prefixes.add(label, sequence.token_ids, place, table[: last - place], before)
                     place, table = last, table[last - place :]
+                begin = last
 
     def _labels(self, sequence: SequenceState, count: int) -> Sequence[tuple[bytes, int]]:
         """What decides the keys of a sequence's first blocks besides their tokens, and up to which number it does."""

@@ -71,9 +71,21 @@ class PrefixTree:
                 found += [GONE] * (own - len(blocks))
         return found
 
-    def add(self, label: bytes, token_ids: "array[int]", first: int, blocks: list[int]) -> None:
-        """Make the blocks of a prefix from number ``first`` on findable, except where another block is."""
+    def add(
+        self, label: bytes, token_ids: "array[int]", first: int, blocks: list[int], before: int | None = None
+    ) -> None:
+        """Make the blocks of a prefix from number ``first`` on findable, except where another block is.
+
+        ``before`` is the block in front of these under the same label; None if it is not known.
+        """
         stop, size = first + len(blocks), self._block_size
+        run = None if before is None else self.runs[before]
+        if run is not None and not run.children and len(run.blocks) == run.length and run.blocks[-1] == before:
+            # It grows, as with each block of generated tokens: a look for it would compare all tokens so far.
+            rest = memoryview(token_ids)[first * size : stop * size].tobytes()
+            run.tokens, run.length = run.tokens + rest, run.length + len(blocks)
+            self._fill(run, len(run.blocks), blocks)
+            return
         parts = self._parts(label, token_ids, stop)
         run, begin, own = parts[-1] if parts else (self._root, 0, 0)
         if (end := begin + own) < stop:
