@@ -62,7 +62,7 @@ class QwenTower:
     """
 
     def __init__(self, folder: Path, weights: WeightSource) -> None:
-        own, config = load_image_processor(folder), load_config(folder).vision_config
+        own, config = load_image_processor(folder), load_config(folder)
         self._module = load_tower(config, weights)
         self._merge, self._frames = own.merge_size, own.temporal_patch_size
         device = next(self._module.parameters()).device
@@ -90,15 +90,22 @@ def load_image_processor(folder: Path) -> Any:
 
 
 def load_tower(config: Any, weights: WeightSource) -> Any:
-    """transformers' module of a vision config, with the model's weights.
+    """transformers' module for the images of a model, with the model's weights.
+
+    Args:
+        config: of the whole model.
+        weights: of the model.
 
     Raises:
         UserError: a tensor is missing, or has another shape.
     """
-    from transformers import AutoModel
+    from transformers import AutoModelForImageTextToText
 
+    # Not all towers have a name of their own among transformers' models.
+    with torch.device("meta"):
+        kind = type(getattr(AutoModelForImageTextToText.from_config(config).model, _MODULE))
     # Its buffers are computed here.
-    module = AutoModel.from_config(config, dtype=weights.dtype)
+    module = kind._from_config(config.vision_config, dtype=weights.dtype)
     state = {
         name: weights.get(f"model.{_MODULE}.{name}", tuple(each.shape)) for name, each in module.state_dict().items()
     }
