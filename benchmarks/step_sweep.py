@@ -47,7 +47,7 @@ Change = dict[str, dict[str, Any]]
 def parse_change(text: str) -> Change:
     """The fields that ``text`` sets, by operator: ``linear.part_depth=64`` and more of them, joined by ``+``.
 
-    A number for a table of steps holds for all sizes.
+    A number for a table of steps holds for all sizes, and so does a program.
 
     Raises:
         FlagError: there is no such field, or its value is none.
@@ -66,8 +66,12 @@ def parse_change(text: str) -> Change:
         before = getattr(sizes, field)
         if isinstance(before, Program):
             given = Program(*given)
-        elif isinstance(before, tuple) and isinstance(given, int):
-            given = ((0, given),)
+        elif isinstance(before, tuple):
+            program = type(before[0][1])
+            if hasattr(program, "_fields"):
+                given = ((0, program(*given)),)
+            elif isinstance(given, int):
+                given = ((0, given),)
         change.setdefault(operator, {})[field] = given
     return change
 
@@ -128,9 +132,11 @@ def run(launch_engine: Callable[[], Engine], changes: Sequence[str], **sizes: An
 def main() -> None:
     """Time all changes in one process."""
     sizes = {"rows": 32, "prompt_len": [128], "shared_prefix_len": 0, "steps": 128, "repeats": 3}
-    given = options(__doc__, model=str, dtype="auto", **sizes, change={"action": "append", "default": []})
+    changes = {"action": "append", "default": []}
+    given = options(__doc__, model=str, dtype="auto", **sizes, batch_invariant=False, change=changes)
     settings = {"load_format": "dummy", "device": "cuda", "dtype": given.dtype, "max_num_seqs": given.rows}
-    config = RunConfig.of(given.model, **settings, prefix_cache=given.shared_prefix_len > 0)
+    switches = {"batch_invariant": given.batch_invariant, "prefix_cache": given.shared_prefix_len > 0}
+    config = RunConfig.of(given.model, **settings, **switches)
     run(lambda: launch(config).engine, given.change, **{name: getattr(given, name) for name in sizes})
 
 

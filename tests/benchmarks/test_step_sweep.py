@@ -20,25 +20,29 @@ from tests.engine.small_models import device_engine, plain_engine
 
 def test_a_change_reaches_engines_that_are_launched():
     """One that goes by its own copy would be timed as if nothing had changed."""
-    change = parse_change("linear.part_depth=64 + linear.part_columns=32+decode.group=(64, 4, 2)")
+    text = "linear.part_depth=64 + linear.part_columns=32+decode.group=(64, 4, 2)+linear.onto=(32, 16, 256, 2, 6, None)"
+    change = parse_change(text)
     before = linear.SIZES, attention.SIZES
     with changed(change):
         weight = torch.empty(8, 8, dtype=torch.float16)
         found = StreamedLinear(weight, None, INTERPRETER)._sizes
         assert (found.part_depth, found.part_columns) == (64, ((0, 32),))
-        assert linear.tile_of_parts(32, 1024, 2048, sizes=found)[1] == {"ROWS": 64, "TILE": 32, "DEPTH": 64}
+        assert linear.program_of_parts(32, 1024, 2048, sizes=found)[1][:3] == (64, 32, 64)
+        assert found.onto == ((0, linear.Program(32, 16, 256, 2, 6, None)),)
         assert attention.SIZES.measured.decode.group == Program(64, 4, 2)
     assert before == (linear.SIZES, attention.SIZES)
 
 
 def test_sizes_come_back_after_an_error():
     before = linear.SIZES
-    with pytest.raises(ZeroDivisionError), changed(parse_change("linear.stages=2")):
+    with pytest.raises(ZeroDivisionError), changed(parse_change("linear.part_depth=64")):
         raise ZeroDivisionError
     assert linear.SIZES is before
 
 
-@pytest.mark.parametrize("text", ["linear.size=3", "product.rows=3", "linear.rows=many", "rows=3", "linear.rows"])
+@pytest.mark.parametrize(
+    "text", ["linear.size=3", "product.rows=3", "linear.programs=many", "rows=3", "linear.programs"]
+)
 def test_changes_that_mean_nothing(text):
     with pytest.raises(FlagError, match="--change"):
         parse_change(text)

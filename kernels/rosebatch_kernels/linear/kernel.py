@@ -19,7 +19,7 @@ from rosebatch_kernels.common.launch import LINE, launch_options, lines_of, pref
 from rosebatch_kernels.common.rounded import rounded
 from rosebatch_kernels.common.sizes import value_at
 from rosebatch_kernels.common.whole_numbers import cdiv
-from rosebatch_kernels.linear.sizes import Sizes, tile_of_parts
+from rosebatch_kernels.linear.sizes import Program, Sizes, program_of_parts
 
 # Elements of 16 bits that fill a cache line.
 _LINE = tl.constexpr(LINE // 2)
@@ -49,9 +49,8 @@ def linear(
     gated = activation in GATES
     columns = len(weight) // 2 if gated else len(weight)
     out = torch.empty(len(x), columns, dtype=x.dtype, device=x.device)
-    depth = value_at(sizes.gated_depth, len(x)) if gated else sizes.depth
-    tile = {"ROWS": sizes.rows, "TILE": sizes.columns, "DEPTH": depth}
-    _launch(x, weight, bias, None, out, columns, activation, **tile, sizes=sizes, device=device)
+    program = value_at(sizes.gated if gated else sizes.whole, len(x))
+    _launch(x, weight, bias, None, out, columns, activation, program, device)
     return out
 
 
@@ -60,8 +59,7 @@ def add_(x: Tensor, weight: Tensor, onto: Tensor, *, sizes: Sizes, device: Devic
 
     Arguments as of ``linear``.
     """
-    tile = {"ROWS": sizes.rows, "TILE": sizes.columns, "DEPTH": sizes.depth}
-    _launch(x, weight, None, onto, onto, len(weight), None, **tile, sizes=sizes, device=device)
+    _launch(x, weight, None, onto, onto, len(weight), None, value_at(sizes.onto, len(x)), device)
     return onto
 
 
@@ -70,9 +68,9 @@ def parts(x: Tensor, weight: Tensor, *, sizes: Sizes, device: Device) -> Tensor:
 
     T may exceed 64. A weight with few rows would occupy few multiprocessors: each part multiplies some of its columns.
     """
-    splits, tile = tile_of_parts(len(x), *weight.shape, sizes=sizes)
+    splits, program = program_of_parts(len(x), *weight.shape, sizes=sizes)
     out = torch.empty(splits, len(x), len(weight), dtype=torch.float32, device=x.device)
-    _launch(x, weight, None, None, out, len(weight), None, **tile, sizes=sizes, device=device)
+    _launch(x, weight, None, None, out, len(weight), None, program, device)
     return out
 
 
@@ -84,17 +82,14 @@ def _launch(
     out: Tensor,
     columns: int,
     activation: str | None,
-    *,
-    sizes: Sizes,
+    program: Program,
     device: Device,
-    **tile: int,
 ) -> None:
-    """``tile``: a program computes ``ROWS`` by ``TILE`` elements, ``DEPTH`` products at a time."""
     rows, depth = x.shape
     splits = len(out) if out.ndim == 3 else 1
     gate = None if activation is None else GATES.get(activation)
-    share = cdiv(cdiv(depth, splits), tile["DEPTH"]) * tile["DEPTH"]
-    _product[(cdiv(columns, tile["TILE"]), splits, cdiv(rows, tile["ROWS"]))](
+    share = cdiv(cdiv(depth, splits), program.depth) * program.depth
+    _product[(cdiv(columns, program.columns), splits, cdiv(rows, program.rows))](
         x=x,
         weight=weight,
         bias=bias,
@@ -109,10 +104,12 @@ def _launch(
         GATED=gate is not None,
         PARTS=out.ndim == 3,
         LINES=lines_of(2 * share),
-        STAGES=value_at(sizes.part_stages, rows) if out.ndim == 3 else sizes.stages,
-        num_warps=sizes.warps,
-        maxnreg=value_at(sizes.registers, rows),
-        **tile,
+        ROWS=program.rows,
+        TILE=program.columns,
+        DEPTH=program.depth,
+        STAGES=program.stages,
+        num_warps=program.warps,
+        maxnreg=program.registers,
         **launch_options(device),
     )
 

@@ -1,29 +1,53 @@
 """Sizes of the matrix product's programs, and the products that are faster than cuBLAS's."""
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from rosebatch_kernels.common.sizes import Steps, table, value_at
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """Sizes of programs; the measured ones are of an H100 80GB HBM3.
+class Program(NamedTuple):
+    """Sizes of a program.
 
     Attributes:
-        rows: rows of x in a tile of ``linear``. Hopper's matrix instruction takes no fewer; missing rows cost no loads.
-        columns: rows of the weight in a tile of ``linear``.
-        depth: products at a time in ``linear`` without a gate.
-        gated_depth: products at a time in ``linear`` with a gate, by rows of x.
+        rows: rows of x in a tile. Hopper's matrix instruction takes no fewer than 64; missing rows cost no loads.
+        columns: rows of the weight in a tile; with a gate, as many again.
+        depth: products at a time.
+        warps, stages: of a program.
+        registers: of a thread at most. With a limit, even the highest there is, the compiler takes the registers that
+            it has use for; with None, as few as it can.
+    """
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+    registers: int | None
+
+
+# By rows of x.
+Programs = tuple[tuple[int, Program], ...]
+_WHOLE = Program(64, 32, 128, 4, 5, None)
+_TWO_TILES = _WHOLE._replace(registers=255)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of programs; the measured ones are of an H100 80GB HBM3, registers of an H200.
+
+    Attributes:
+        whole: of ``linear`` without a gate.
+        gated: of ``linear`` with a gate.
+        onto: of ``add_``, which serves weights that are otherwise multiplied in parts. Not measured.
         part_rows: rows of x in a tile of ``parts``, by rows of x.
         part_columns: rows of the weight in a tile of ``parts``, by rows of the weight.
         part_depth: products at a time in ``parts``; half as many where parts would come out uneven.
         programs: ``parts`` divides the weight until it has this many, enough for 132 multiprocessors.
         max_parts: parts at most, by rows of x. A second tile of rows doubles the programs too.
         min_share: columns of the weight in a part at least.
-        warps, stages: of a program.
-        registers: of a thread at most, by rows of x, measured on an H200. With a limit, even the highest there is, the
-            compiler takes the registers that it has use for; with None, as few as it can.
-        part_stages: of a program of ``parts``, by rows of x.
+        part_warps: of a program of ``parts``.
+        part_registers, part_stages: of such a program, by rows of x.
         max_rows: rows of x up to which ``linear`` beats cuBLAS.
         max_rows_in_parts: rows of x up to which ``parts`` beats cuBLAS.
         max_elements: elements of the weight up to which they do. Above, reading the weight takes so long that nothing
@@ -31,19 +55,17 @@ class Sizes:
         min_rows_onto: rows of x from which cuBLAS had better add the product to the residual than the norm's kernel.
     """
 
-    rows: int = 64
-    columns: int = 32
-    depth: int = 128
-    gated_depth: Steps = ((33, 64), (0, 128))
+    whole: Programs = ((33, _TWO_TILES), (0, _WHOLE))
+    gated: Programs = ((33, _TWO_TILES._replace(depth=64)), (0, _WHOLE))
+    onto: Programs = ((33, _TWO_TILES), (0, _WHOLE))
     part_rows: Steps = ((17, 64), (0, 16))
     part_columns: Steps = ((1024, 64), (0, 32))
     part_depth: int = 128
     programs: int = 96
     max_parts: Steps = ((65, 4), (0, 8))
     min_share: int = 128
-    warps: int = 4
-    stages: int = 5
-    registers: tuple[tuple[int, int | None], ...] = ((33, 255), (0, None))
+    part_warps: int = 4
+    part_registers: tuple[tuple[int, int | None], ...] = ((33, 255), (0, None))
     part_stages: Steps = ((65, 4), (0, 5))
     max_rows: int = 64
     max_rows_in_parts: int = 128
@@ -55,18 +77,26 @@ class Sizes:
         return replace(self, max_rows_in_parts=0, min_rows_onto=0)
 
 
+def fixed(program: Program) -> Sizes:
+    """One program for all products."""
+    programs = ((0, program),)
+    return Sizes(whole=programs, gated=programs, onto=programs)
+
+
 SIZES = table(Sizes())
 # Of products for any number of rows, which were not measured.
-FIXED = table(Sizes(columns=64, depth=64, gated_depth=((0, 64),), stages=3, registers=((0, None),)))
-FIXED_FP32 = table(Sizes(rows=32, columns=64, depth=32, gated_depth=((0, 32),), stages=2, registers=((0, None),)))
+FIXED = table(fixed(Program(64, 64, 64, 4, 3, None)))
+FIXED_FP32 = table(fixed(Program(32, 64, 32, 4, 2, None)))
 
 
-def tile_of_parts(rows: int, size_out: int, size_in: int, *, sizes: Sizes) -> tuple[int, dict[str, int]]:
-    """The number of parts of a product of so many rows, and ``ROWS``, ``TILE`` and ``DEPTH`` of its programs."""
+def program_of_parts(rows: int, size_out: int, size_in: int, *, sizes: Sizes) -> tuple[int, Program]:
+    """The number of parts of a product of so many rows, and the sizes of its programs."""
     tile, limit = value_at(sizes.part_columns, size_out), value_at(sizes.max_parts, rows)
     tiles, splits = -(-size_out // tile), 1
     while splits < limit and tiles * splits < sizes.programs and size_in // (splits * 2) >= sizes.min_share:
         splits *= 2
     # Half as many at a time where the last part would be left with too little.
     depth = sizes.part_depth // (1 if size_in % (splits * sizes.part_depth) == 0 else 2)
-    return splits, {"ROWS": value_at(sizes.part_rows, rows), "TILE": tile, "DEPTH": depth}
+    registers = value_at(sizes.part_registers, rows)
+    stages = value_at(sizes.part_stages, rows)
+    return splits, Program(value_at(sizes.part_rows, rows), tile, depth, sizes.part_warps, stages, registers)
