@@ -20,7 +20,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from transformers import LlamaForTokenClassification
+import torch
+from transformers import BertConfig, BertModel, LlamaForTokenClassification
 
 from benchmarks.options import options
 from tests.cli.test_workers import lines
@@ -60,6 +61,7 @@ KINDS = {
     "generate": Kind(("generate",)),
     "parquet": Kind(("generate", "--rows-per-file", "20"), result=""),
     "embed": Kind(("embed",)),
+    "encode": Kind(("embed",)),
     "score": Kind(("score",)),
     "classify": Kind(("classify",)),
     "merge": Kind(("merge",), rows=400),
@@ -87,10 +89,13 @@ class Jobs:
         self._result = f"{self._output}/{self.kind.result}"
         (folder / "model").mkdir(parents=True)
         self._temporary.mkdir(parents=True)
-        save_llama(folder / "model", *[LlamaForTokenClassification] * (kind == "classify"))
+        if kind == "encode":
+            save_bert(folder / "model")
+        else:
+            save_llama(folder / "model", *[LlamaForTokenClassification] * (kind == "classify"))
         save_tokenizer(folder / "model")
         rows = lines(self.kind.rows)
-        if kind in ("embed", "classify"):
+        if kind in ("embed", "encode", "classify"):
             rows = [{"id": row["id"], "prompt": row["prompt"] * 5} for row in rows]
         if kind == "score":
             rows = [{"id": row["id"], "prompt": row["prompt"] * 5, "continuations": ["ab", "c", "d"]} for row in rows]
@@ -202,6 +207,13 @@ class Jobs:
             told = (self._work / "stderr").read_text()[-3000:]
             parts = (f"{self._name}: {getattr(self, '_what', 'the first run')}: {what}", told, *files, *left)
             raise AssertionError("\n".join(parts))
+
+
+def save_bert(folder: Path) -> None:
+    """A tiny random encoder."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+    BertModel(BertConfig(vocab_size=300, **sizes)).save_pretrained(folder)
 
 
 def send_signal(pid: int, number: int) -> None:
