@@ -10,6 +10,7 @@ from rosebatch.core.errors import RowError, UserError
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.core.structured_outputs import GrammarSpec
 from rosebatch.io.rows import FailedRow
+from rosebatch.job.prepare import _GROUP, _GROUPS_AHEAD
 from rosebatch.text.tokenizer import Tokenizer
 from tests.helpers.byte_tokenizer import byte_backend
 from tests.helpers.json_lines import read_lines, write_lines
@@ -239,7 +240,7 @@ def test_rows_are_read_a_bounded_way_ahead(job):
     with no_thread_left("rosebatch"), pytest.raises(StopError):
         job.run(lines(), model=FakeModel(before_step=before_step), seqs=4)
     # Finished rows, the window, the group in use and the groups that are being encoded.
-    assert last_read <= sum(finished) + 2 * 4 + 64 + 4 * 64
+    assert last_read <= sum(finished) + 2 * 4 + _GROUP + _GROUPS_AHEAD * _GROUP
 
 
 def test_results_are_written_while_the_job_runs(job):
