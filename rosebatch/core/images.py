@@ -10,17 +10,23 @@ class PromptImage(msgspec.Struct, frozen=True, eq=False):
 
     Attributes:
         offset: place of its first token in the prompt.
-        num_tokens: successive placeholders from there on; each gets a vector.
-        grid: rows and columns of these tokens.
+        gets_vector: numpy bool ``[tokens]``, which of its tokens are placeholders; each of those gets a vector. Others,
+            between rows or around the image, have embeddings of their own.
+        grid: rows and columns of its vectors; see ``rosebatch.model.vision.vision.Patches``.
         digest: 32 bytes, equal only for equal pixels in an equal grid.
         patches: numpy uint8, what the model's tower reads; see ``rosebatch.model.vision.vision.Patches``.
     """
 
     offset: int
-    num_tokens: int
+    gets_vector: Any
     grid: tuple[int, int]
     digest: bytes
     patches: Any
+
+    @property
+    def num_tokens(self) -> int:
+        """From its first to its last."""
+        return len(self.gets_vector)
 
     @property
     def end(self) -> int:

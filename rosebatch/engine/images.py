@@ -54,8 +54,10 @@ class ImageEncoder:
             for image in specs[chunk.id].images:
                 begin, end = max(chunk.start, image.offset), min(chunk.end, image.end)
                 if begin < end:
-                    rows += range(first + begin - chunk.start, first + end - chunk.start)
-                    vectors.append(self._encoded(image)[:, begin - image.offset : end - image.offset])
+                    own = image.gets_vector[begin - image.offset : end - image.offset]
+                    before = int(image.gets_vector[: begin - image.offset].sum())
+                    rows += (first + begin - chunk.start + np.flatnonzero(own)).tolist()
+                    vectors.append(self._encoded(image)[:, before : before + int(own.sum())])
                     read.add(image.digest)
             first += len(chunk.token_ids)
         if not rows:
@@ -68,7 +70,7 @@ class ImageEncoder:
         if found is None:
             self._tower = self._tower or self._load_tower()
             found = self._tower(image.patches, image.grid)
-            assert found.shape[1] == image.num_tokens, "a vector for each token"
+            assert found.shape[1] == image.gets_vector.sum(), "a vector for each placeholder"
         self._vectors[image.digest] = found
         return found
 
@@ -89,7 +91,7 @@ def section_positions(images: Sequence[PromptImage], start: int, end: int) -> np
     """``[tokens, 3]`` int32, the rotary positions of a sequence's tokens: of time, height and width.
 
     The tokens of an image have one time, and their row and column of its grid. What follows an image goes on after the
-    longer side of the grid (source: Qwen2-VL, arXiv 2409.12191).
+    longer side of the grid (source: Qwen2-VL, arXiv 2409.12191). All tokens of such an image get vectors.
 
     Args:
         images: of the sequence.

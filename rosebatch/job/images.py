@@ -71,7 +71,7 @@ def with_images(
     max_bytes: int = DEFAULT_BYTES,
     max_model_len: int = 1 << 20,
 ) -> Iterator[Prepared | FailedRow | None]:
-    """Load the images of each row, and give each as many placeholders as the model makes vectors of it.
+    """Load the images of each row, and give each the tokens that the model wants for it.
 
     Rows keep their order, whatever their images take.
 
@@ -90,6 +90,10 @@ def with_images(
         return
     seconds = defaultdict(float) if seconds is None else seconds
     placeholder = tokenizer.backend.id_to_token(vision.placeholder) or ""
+
+    def encode(text: str) -> list[int]:
+        return tokenizer.backend.encode(text, add_special_tokens=False).ids
+
     waiting: deque[_Waiting] = deque()
     processor: Processor | None = None
     ended = idle = False
@@ -104,7 +108,7 @@ def with_images(
                 if processor is None:
                     with Stopwatch(seconds, "loading images"):
                         require_pillow()
-                        processor = vision.processor(options.max_pixels)
+                        processor = vision.processor(options.max_pixels, encode)
             except RowError as error:
                 return _Waiting(item.failed(error))
             except UserError as error:
@@ -195,15 +199,15 @@ def _with_images(
     if len(places) != len(loaded):
         told = f"{counted(len(places), 'place')} for {counted(len(loaded), 'image')}"
         return row.failed(RowError("invalid_messages", f"the chat template has {told}"))
-    lengths = np.array([rows * columns for rows, columns in (each.patches.grid for each in loaded)])
-    counts = np.ones(len(token_ids), np.int64)
-    counts[places] = lengths
-    offsets = places + np.cumsum(lengths - 1) - (lengths - 1)
-    expanded = TokenIds("I", np.repeat(token_ids, counts).tobytes())
-    prepared = [
-        PromptImage(offset, length, each.patches.grid, each.digest, each.patches.values)
-        for offset, length, each in zip(offsets.tolist(), lengths.tolist(), loaded, strict=True)
-    ]
+    parts: list[np.ndarray] = []
+    prepared: list[PromptImage] = []
+    done = offset = 0
+    for place, (patches, digest) in zip(places.tolist(), loaded, strict=True):
+        offset += place - done
+        prepared.append(PromptImage(offset, patches.token_ids == placeholder, patches.grid, digest, patches.values))
+        parts += (token_ids[done:place], patches.token_ids)
+        done, offset = place + 1, offset + len(patches.token_ids)
+    expanded = TokenIds("I", np.concatenate((*parts, token_ids[done:])).tobytes())
     size = row.size + sum(each.size for each in loaded)
     size -= sum(getsizeof(each.source) for each in row.row.images)
     before, after = (prompt_bytes(prompt.sampling, len(ids), max_model_len) for ids in (token_ids, expanded))

@@ -125,7 +125,7 @@ class ModelSource:
             return found
         # A checkpoint of the text part alone may have the whole's config.
         names = SafetensorsWeights(self.folder, self.dtype, HEADERS).unread
-        return found if any(found.module in name.split(".") for name in names) else None
+        return found if any(map(found.reads, names)) else None
 
     @property
     def vector_size(self) -> int:
@@ -236,7 +236,7 @@ class ModelSource:
 
     def _is_of_tower(self, name: str) -> bool:
         """Whether a tensor is read once there is an image."""
-        return self.vision is not None and self.vision.module in name.split(".")
+        return self.vision is not None and self.vision.reads(name)
 
     def _files(self) -> list[Path]:
         small = [] if self.folder is None else small_files(self.folder)

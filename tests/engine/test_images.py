@@ -2,6 +2,7 @@
 
 from array import array
 
+import numpy as np
 import torch
 
 from rosebatch.core.images import PromptImage
@@ -22,8 +23,9 @@ class Tower:
         return torch.stack((torch.full((count,), float(values)), torch.arange(count, dtype=torch.float32)), 1)[None]
 
 
-def image(number, offset, grid=(2, 2)):
-    return PromptImage(offset, grid[0] * grid[1], grid, bytes([number]) * 32, number)
+def image(number, offset, grid=(2, 2), gets_vector=None):
+    gets_vector = np.ones(grid[0] * grid[1], bool) if gets_vector is None else np.array(gets_vector, bool)
+    return PromptImage(offset, gets_vector, grid, bytes([number]) * 32, number)
 
 
 def spec(id, *images):
@@ -47,6 +49,13 @@ def test_rows_of_chunks_that_cut_images():
     assert found.rows.tolist() == [0, 1, 2, 3, 4, 5]
     assert found.vectors[0].tolist() == [[8, 1], [8, 2], [7, 2], [7, 3], [8, 0], [8, 1]]
     assert tower.encoded == [8, 7]
+
+
+def test_tokens_between_an_images_rows_have_no_vectors():
+    """A chunk counted them, and the vectors behind came too late; one of them alone encodes nothing it needs."""
+    specs = {1: spec(1, image(7, 2, gets_vector=[0, 1, 1, 0, 1, 1, 0]))}
+    found = [encoder()[1].rows_of([chunk(1, start, start + 3)], specs) for start in (0, 3, 6)]
+    assert [each.rows.tolist() for each in found if each] == [[0, 1], [0, 1]]
 
 
 def test_steps_without_images_have_no_rows():

@@ -2,6 +2,7 @@
 
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 
@@ -32,7 +33,7 @@ def request(id, parts):
         if isinstance(part, str):
             number, grid = int(part), _GRIDS[int(part)]
             count = grid[0] * grid[1]
-            images.append(PromptImage(len(token_ids), count, grid, bytes([number]) * 32, number))
+            images.append(PromptImage(len(token_ids), np.ones(count, bool), grid, bytes([number]) * 32, number))
             token_ids += [_PLACEHOLDER] * count
         else:
             token_ids.append(part)

@@ -5,6 +5,9 @@ import io
 import json
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -20,9 +23,21 @@ from rosebatch.job.run import run_job
 from rosebatch.llm.llm import LLM
 from rosebatch.llm.run_file import run_file
 from rosebatch.model.source import find_model
+from rosebatch.model.vision.vision import Processor, Vision
 from tests.helpers.reference import MARGIN
 from tests.helpers.running import run, run_choices
-from tests.helpers.seeing import picture, reference_logits, request, seeing_model
+from tests.helpers.seeing import (
+    FAMILIES,
+    FIRST_MARK,
+    IMAGE,
+    SECOND_MARK,
+    Family,
+    load_processor,
+    picture,
+    reference_logits,
+    request,
+    seeing_model,
+)
 from tests.helpers.shared_folder import make_once
 from tests.helpers.threads_group import make_tensor_parallel_engine
 from tests.helpers.tiny_engines import engine_of
@@ -31,6 +46,9 @@ NAMES = (
     "Qwen3VLForConditionalGeneration",
     "Qwen3_5ForConditionalGeneration",
     "Qwen2_5_VLForConditionalGeneration",
+    "Mistral3ForConditionalGeneration",
+    "InternVLForConditionalGeneration",
+    pytest.param("LlavaForConditionalGeneration", marks=pytest.mark.thorough),
     pytest.param("Qwen3VLMoeForConditionalGeneration", marks=pytest.mark.thorough),
     pytest.param("Qwen3_5MoeForConditionalGeneration", marks=pytest.mark.thorough),
 )
@@ -53,27 +71,40 @@ PROMPTS = {
 SAMPLING = SamplingParams(max_tokens=_NEW_TOKENS, ignore_eos=True, logprobs=0)
 
 
+class Seeing(NamedTuple):
+    """A model of transformers, its folder, its family, and what rosebatch has for its images."""
+
+    model: Any
+    folder: Path
+    family: Family
+    vision: Vision
+    processor: Processor
+
+    def requests(self, names=tuple(PROMPTS), sampling=SAMPLING):
+        return [self.request(number, PROMPTS[name], sampling=sampling) for number, name in enumerate(names)]
+
+    def request(self, number, parts, **options):
+        return request(self.family, self.processor, number, parts, **options)
+
+    def logits(self, parts, token_ids):
+        return reference_logits(self.family, self.model, self.folder, parts, token_ids)
+
+
 @pytest.fixture(scope="module", params=NAMES)
 def seeing(request, transformers, shared_folder):
-    """A model of transformers, its folder, and rosebatch's image processor for it."""
     folder = make_once(shared_folder / f"seeing-{request.param}", lambda path: seeing_model(request.param, path))
     model = getattr(transformers, request.param).from_pretrained(folder, attn_implementation="eager").eval()
-    source = find_model(RunConfig(model=str(folder), dtype="float32"), torch.device("cpu"))
-    return model, folder, source.vision.processor(None)
-
-
-def requests_of(processor, names=tuple(PROMPTS), sampling=SAMPLING):
-    return [request(processor, number, PROMPTS[name], sampling=sampling) for number, name in enumerate(names)]
+    vision = find_model(RunConfig(model=str(folder), dtype="float32"), torch.device("cpu")).vision
+    return Seeing(model, folder, FAMILIES[request.param], vision, load_processor(folder, vision))
 
 
 def test_logits_are_those_of_transformers(seeing):
     """Places of images, rotary positions before, in and after them, and vectors of deeper layers went wrong alone."""
-    model, folder, processor = seeing
-    requests = requests_of(processor, sampling=replace(SAMPLING, prompt_logprobs=0))
-    done = run(engine_of(folder), requests)
+    requests = seeing.requests(sampling=replace(SAMPLING, prompt_logprobs=0))
+    done = run(engine_of(seeing.folder), requests)
     for given, parts in zip(requests, PROMPTS.values(), strict=True):
         found = done[given.id]
-        logits = reference_logits(model, folder, parts, [*given.prompt_token_ids, *found.token_ids])
+        logits = seeing.logits(parts, [*given.prompt_token_ids, *found.token_ids])
         expected = logits[:-1].float().log_softmax(-1)
         assert len(found.token_ids) == _NEW_TOKENS
         for row, scored in zip(expected, [*found.prompt_logprobs, *found.logprobs], strict=True):
@@ -83,24 +114,24 @@ def test_logits_are_those_of_transformers(seeing):
 
 
 @pytest.mark.parametrize(
-    "limits",
+    ("limits", "preempts"),
     [
-        {"max_num_seqs": 3, "max_num_batched_tokens": 7, "block_size": 4},
-        {"max_num_seqs": 2, "max_num_batched_tokens": 16, "block_size": 4, "switches": {"prefix_cache": False}},
-        {"max_num_seqs": 6, "max_num_batched_tokens": 64, "block_size": 4, "blocks": 32},
+        ({"max_num_seqs": 3, "max_num_batched_tokens": 7}, False),
+        ({"max_num_seqs": 2, "max_num_batched_tokens": 16, "switches": {"prefix_cache": False}}, False),
+        ({"max_num_seqs": 6, "max_num_batched_tokens": 64}, True),
     ],
     ids=["chunks", "no prefix cache", "preempted"],
 )
-def test_no_bit_depends_on_the_steps(seeing, limits):
+def test_no_bit_depends_on_the_steps(seeing, limits, preempts):
     """A chunk may end inside of an image, whose other vectors are needed later; a preempted prompt needs all again."""
-    _, folder, processor = seeing
     alone = {}
-    for given in requests_of(processor):
-        alone |= run(engine_of(folder), [given])
-    engine = engine_of(folder, **limits)
-    done = run(engine, requests_of(processor, [*PROMPTS] * 2))
+    for given in seeing.requests():
+        alone |= run(engine_of(seeing.folder), [given])
+    longest = max(len(given.prompt_token_ids) for given in seeing.requests()) + _NEW_TOKENS
+    engine = engine_of(seeing.folder, block_size=4, blocks=longest // 4 + 2 if preempts else 0, **limits)
+    done = run(engine, seeing.requests([*PROMPTS] * 2))
     if engine.prefix_cache:
-        assert (engine.stats.preemptions > 0) is ("blocks" in limits)
+        assert (engine.stats.preemptions > 0) is preempts
     for number, found in done.items():
         expected = alone[number % len(PROMPTS)]
         assert found.token_ids == expected.token_ids
@@ -109,46 +140,66 @@ def test_no_bit_depends_on_the_steps(seeing, limits):
 
 def test_max_pixels_make_images_smaller(seeing):
     """The model's least number of pixels was larger, and won."""
-    _, folder, processor = seeing
-    source = find_model(RunConfig(model=str(folder), dtype="float32"), torch.device("cpu"))
-    assert processor(picture(0)).grid == (4, 4)
-    assert source.vision.processor(300)(picture(0)).grid == (2, 2)
-    assert source.vision.processor(100)(picture(0)).grid == (1, 1)
+    least = 256 if seeing.family is FAMILIES["InternVLForConditionalGeneration"] else 64
+    whole = seeing.processor(picture(0))
+    for limit, expected in ((300, 256), (100, least)):
+        smaller = load_processor(seeing.folder, seeing.vision, limit)(picture(0))
+        assert smaller.values.nbytes // 3 == expected < whole.values.nbytes // 3
+        assert len(smaller.token_ids) < len(whole.token_ids)
+
+
+# Of the portrait. Qwen's marks are of the chat template.
+ROWS_OF_TWO = [*[IMAGE, IMAGE, FIRST_MARK] * 4, IMAGE, IMAGE, SECOND_MARK]
+TOKENS = {
+    "InternVLForConditionalGeneration": [FIRST_MARK, *[IMAGE] * 4 * (3 + 1), SECOND_MARK],
+    "LlavaForConditionalGeneration": ROWS_OF_TWO,
+    "Mistral3ForConditionalGeneration": ROWS_OF_TWO,
+}
+
+
+def test_tokens_between_vectors(seeing):
+    """transformers puts vectors wherever placeholders are: its logits are also equal with marks in wrong places."""
+    expected = next((TOKENS[name] for name in TOKENS if FAMILIES[name] is seeing.family), [IMAGE] * 27)
+    assert seeing.processor(picture(2)).token_ids.tolist() == expected
 
 
 def test_equal_images_share_blocks_and_others_do_not(seeing):
     """Placeholders of all images are one token: equal texts with other images took each other's keys."""
-    _, folder, processor = seeing
-    engine = engine_of(folder, max_num_seqs=1, block_size=4)
+    engine = engine_of(seeing.folder, max_num_seqs=1, block_size=4)
     if not engine.prefix_cache:
         pytest.skip("blocks hold no states")
-    cached = [done.cached_tokens for _, done in sorted(run(engine, requests_of(processor, ["one"] * 2)).items())]
-    assert cached == [0, 31]
-    # The text before the image, and the mark of its begin.
-    (other,) = run(engine, requests_of(processor, ["other image"])).values()
-    assert other.cached_tokens == 8
+    (one, two) = seeing.requests(["one", "two"])
+    length, image = len(one.prompt_token_ids), one.images[0]
+    cached = [done.cached_tokens for _, done in sorted(run(engine, seeing.requests(["one"] * 2)).items())]
+    assert cached == [0, length - 1 if length % 4 == 0 else length // 4 * 4]
+    # The text before the image, and the mark of its begin if that is no token of the image.
+    (other,) = run(engine, seeing.requests(["other image"])).values()
+    assert other.cached_tokens == image.offset // 4 * 4
     # A block that begins with an image and ends in it is not of the text alone.
-    (two,) = run(engine, requests_of(processor, ["two"])).values()
-    assert two.cached_tokens == 24
+    common = [
+        *takewhile(lambda pair: pair[0] == pair[1], zip(one.prompt_token_ids, two.prompt_token_ids, strict=False))
+    ]
+    (found,) = run(engine, seeing.requests(["two"])).values()
+    assert found.cached_tokens == len(common) // 4 * 4 > image.offset
 
 
 def test_completions_of_one_prompt_with_images(seeing):
     """Forks compute no prompt of their own: their positions follow that of the first."""
-    _, folder, processor = seeing
     sampling = SamplingParams(max_tokens=_NEW_TOKENS, ignore_eos=True, n=3, temperature=1.0, seed=1)
-    (given,) = requests_of(processor, ["two"], sampling)
-    together = run_choices(engine_of(folder, block_size=4), [given])
-    apart = run_choices(engine_of(folder, block_size=4, max_num_seqs=1, switches={"prefix_cache": False}), [given])
+    (given,) = seeing.requests(["two"], sampling)
+    together = run_choices(engine_of(seeing.folder, block_size=4), [given])
+    apart = run_choices(
+        engine_of(seeing.folder, block_size=4, max_num_seqs=1, switches={"prefix_cache": False}), [given]
+    )
     assert len({done.token_ids for done in together.values()}) == 3
     assert {key: done.token_ids for key, done in together.items()} == {k: done.token_ids for k, done in apart.items()}
 
 
 def test_two_ranks_give_the_tokens_of_one(seeing):
     """Each rank has the whole tower: its vectors take the place of embeddings after the sum over ranks."""
-    _, folder, processor = seeing
-    requests = requests_of(processor)
-    one = run(engine_of(folder), requests)
-    source = find_model(RunConfig(model=str(folder), dtype="float32"), torch.device("cpu"))
+    requests = seeing.requests()
+    one = run(engine_of(seeing.folder), requests)
+    source = find_model(RunConfig(model=str(seeing.folder), dtype="float32"), torch.device("cpu"))
     limits = RunConfig(max_num_seqs=4, max_num_batched_tokens=24, kv_cache_memory=1 << 26, tensor_parallel_size=2)
     two = run(make_tensor_parallel_engine(source, limits, Switches.resolve({}, "cpu"), 2), requests)
     assert {number: done.token_ids for number, done in two.items()} == {n: done.token_ids for n, done in one.items()}
@@ -204,10 +255,9 @@ def test_a_folder_that_cannot_see_serves_texts(change, tmp_path, transformers):
 
 def test_a_killed_run_goes_on_with_the_same_answers(seeing, tmp_path):
     """Rows with images are loaded again, and another --max-pixels would give other answers to the rest."""
-    _, folder, _ = seeing
     lines = [{"messages": [{"role": "user", "content": content_of(parts)}]} for parts in ROWS.values()]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    config = RunConfig(model=str(folder), device="cpu", dtype="float32", max_num_seqs=1)
+    config = RunConfig(model=str(seeing.folder), device="cpu", dtype="float32", max_num_seqs=1)
 
     def job(name, **more):
         output = str(tmp_path / name)
@@ -237,7 +287,6 @@ def test_a_killed_run_goes_on_with_the_same_answers(seeing, tmp_path):
 
 def test_rows_with_images_are_answered_as_by_transformers(seeing, tmp_path):
     """From lines to answers: placeholders, their number, and the template's text around them."""
-    model, folder, processor = seeing
     lines = [{"id": name, "messages": [{"role": "user", "content": content_of(ROWS[name])}]} for name in ROWS]
     lines.append({"id": "text", "messages": [{"role": "user", "content": "What is it?"}]})
     lines.append(
@@ -246,7 +295,7 @@ def test_rows_with_images_are_answered_as_by_transformers(seeing, tmp_path):
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     sampling = {"max_tokens": 6, "ignore_eos": True}
     options = {
-        "model": str(folder),
+        "model": str(seeing.folder),
         "device": "cpu",
         "dtype": "float32",
         "sampling": sampling,
@@ -258,13 +307,13 @@ def test_rows_with_images_are_answered_as_by_transformers(seeing, tmp_path):
         run_file(tmp_path / "in.jsonl", tmp_path / "strict.jsonl", strict=True, **options)
     assert found["broken"]["error"]["code"] == "invalid_image"
     for name, parts in [*ROWS.items(), ("text", [b"What is it?"])]:
-        given = request(processor, 0, [b"[user:", *parts, b"]", b"[assistant:"])
+        given = seeing.request(0, [b"[user:", *parts, b"]", b"[assistant:"])
         assert found[name]["usage"]["prompt_tokens"] == len(given.prompt_token_ids)
         token_ids = found[name]["token_ids"]
-        logits = reference_logits(model, folder, parts, [*given.prompt_token_ids, *token_ids])
+        logits = seeing.logits(parts, [*given.prompt_token_ids, *token_ids])
         for row, token in zip(logits[-7:-1], token_ids, strict=True):
             assert row.max() - row[token] <= MARGIN
     assert found["one"]["text"] == found["again"]["text"]
-    llm = LLM(model=str(folder), device="cpu", dtype="float32")
+    llm = LLM(model=str(seeing.folder), device="cpu", dtype="float32")
     (answer,) = llm.chat(lines[0]["messages"], SamplingParams(**sampling))
     assert list(answer.outputs[0].token_ids) == found["one"]["token_ids"]

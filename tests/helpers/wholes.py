@@ -51,7 +51,10 @@ _OTHERS: dict[str, Any] = {
     "max_source_positions": 50,
     "num_embeddings": 16,
 }
-_MARKS = ("image_token_id", "image_token_index", "video_token_id", "video_token_index", "audio_token_id")
+_MARKS = (
+    *("image_token_id", "image_token_index", "video_token_id", "video_token_index", "audio_token_id"),
+    *("vision_start_token_id", "vision_end_token_id"),
+)
 
 
 def tiny_whole(
@@ -60,27 +63,25 @@ def tiny_whole(
     text_type: str | None = None,
     *,
     others: Mapping[str, Any] = MappingProxyType({}),
-    marks: Mapping[str, int] = MappingProxyType({}),
+    own: Mapping[str, Any] = MappingProxyType({}),
     **text: Any,
 ) -> Any:
     """A random model of a class; its text part may be of another type than usual, with further values.
 
-    ``others`` are those of its other parts, ``marks`` ids of tokens.
+    ``others`` are those of its other parts, which may be of another type, too. ``own`` are its own, if it has such.
     """
     import transformers
     from transformers import AutoConfig
 
     whole = AutoConfig.for_model(WHOLES[name].model_type)
-    values = {
-        key: marks.get(key, 210)
-        for key in (*_MARKS, "vision_start_token_id", "vision_end_token_id")
-        if hasattr(whole, key)
-    }
+    values = {key: value for key, value in {**dict.fromkeys(_MARKS, 210), **own}.items() if hasattr(whole, key)}
     values |= {key: _TEXT[key] for key in ("vocab_size", "hidden_size") if hasattr(whole, key)}
     for key, part in vars(whole).items():
         if isinstance(part, transformers.PreTrainedConfig):
-            own = text_type or WHOLES[name].text_type if key == "text_config" else part.model_type
-            values[key] = _small(own, _TEXT | text if key == "text_config" else {**_OTHERS, **others})
+            if key == "text_config":
+                values[key] = _small(text_type or WHOLES[name].text_type, _TEXT | text)
+            else:
+                values[key] = _small(others.get("model_type", part.model_type), {**_OTHERS, **others})
     if tied is not None:
         values["tie_word_embeddings"] = tied
     torch.manual_seed(0)

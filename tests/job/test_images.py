@@ -4,6 +4,7 @@ import base64
 import pickle
 import threading
 
+import numpy as np
 import pytest
 
 from rosebatch.core.errors import FlagError, InterruptionError
@@ -40,7 +41,8 @@ class Processor:
         height, width, _ = rgb.shape
         if height > 4 * width:
             raise ValueError("too tall")
-        return Patches(rgb.reshape(-1, 3), (height, width))
+        token_ids = np.full(height * width, PLACEHOLDER, np.uint32)
+        return Patches(rgb.reshape(-1, 3), (height, width), token_ids)
 
 
 def data(size=(2, 1), **options):
@@ -61,7 +63,7 @@ def prepared(lines, reading):
 
 
 def loaded(items, reading, options=None, **more):
-    vision = Vision(PLACEHOLDER, "tower", lambda max_pixels: Processor(), lambda weights: None)
+    vision = Vision(PLACEHOLDER, ("tower",), lambda max_pixels, encode: Processor(), lambda weights: None)
     return with_images(items, vision, reading, options or ImageOptions(), **more)
 
 

@@ -12,13 +12,15 @@ from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
 from rosebatch.model.hf.rope import rope_members
-from rosebatch.model.vision.vision import Patches, Vision, load_config
+from rosebatch.model.vision.parts import load_config, load_parts
+from rosebatch.model.vision.pixels import ImageProcessor, Normalizer
+from rosebatch.model.vision.vision import Encode, Patches, Vision
 from rosebatch.model.weights import WeightSource
 
 # transformers' defaults.
 _PLACEHOLDER = 151655
 _DEEPSTACK = (8, 16, 24)
-_MODULE = "visual"
+_PARTS = ("visual",)
 
 
 class QwenProcessor:
@@ -26,31 +28,25 @@ class QwenProcessor:
 
     Args:
         folder: of the model.
+        placeholder: id of the token.
         max_pixels: of an image that is resized; None for the model's own.
     """
 
-    def __init__(self, folder: Path, max_pixels: int | None) -> None:
-        self._own = load_image_processor(folder)
-        self._size = dict(self._own.size)
+    def __init__(self, folder: Path, placeholder: int, max_pixels: int | None) -> None:
+        self._process, self._placeholder = ImageProcessor(folder), placeholder
+        self._size = dict(self._process.own.size)
         if max_pixels is not None:
             self._size = {name: min(self._size[name], max_pixels) for name in ("shortest_edge", "longest_edge")}
 
     def __call__(self, rgb: NDArray[np.uint8]) -> Patches:
         """See ``rosebatch.model.vision.vision.Processor``: values are ``[patches, 3, size, size]``."""
-        own = self._own
-        found = own.preprocess(
-            [rgb],
-            size=self._size,
-            # Three rows of pixels are no three channels.
-            input_data_format="channels_last",
-            do_convert_rgb=False,
-            do_rescale=False,
-            do_normalize=False,
-        )
+        own, found = self._process.own, self._process(rgb, size=self._size)
         patches = found["pixel_values"].reshape(-1, 3, own.temporal_patch_size, own.patch_size, own.patch_size)
         _, rows, columns = map(int, found["image_grid_thw"][0])
+        rows, columns = rows // own.merge_size, columns // own.merge_size
         # An image is a film of equal pictures.
-        return Patches(patches[:, :, 0].astype(np.uint8), (rows // own.merge_size, columns // own.merge_size))
+        values = patches[:, :, 0].astype(np.uint8)
+        return Patches(values, (rows, columns), np.full(rows * columns, self._placeholder, np.uint32))
 
 
 class QwenTower:
@@ -62,56 +58,18 @@ class QwenTower:
     """
 
     def __init__(self, folder: Path, weights: WeightSource) -> None:
-        own, config = load_image_processor(folder), load_config(folder)
-        self._module = load_tower(config, weights)
+        self._module = load_parts(load_config(folder), weights, _PARTS).visual
+        own, device = ImageProcessor(folder).own, next(self._module.parameters()).device
         self._merge, self._frames = own.merge_size, own.temporal_patch_size
-        device = next(self._module.parameters()).device
-        self._scale = own.rescale_factor if own.do_rescale else 1.0
-        mean, std = (own.image_mean, own.image_std) if own.do_normalize else ([0.0] * 3, [1.0] * 3)
-        self._mean, self._std = (torch.tensor(each, device=device)[:, None, None] for each in (mean, std))
+        self._normalize = Normalizer(own, device)
 
     def __call__(self, values: NDArray[np.uint8], grid: tuple[int, int]) -> Tensor:
         """See ``rosebatch.model.vision.vision.Tower``."""
-        pixels = torch.from_numpy(values).to(self._mean.device)
-        normed = (pixels.float() * self._scale - self._mean) / self._std
+        normed = self._normalize(values)
         patches = normed[:, :, None].expand(-1, -1, self._frames, -1, -1).flatten(1)
-        shape = torch.tensor([[1, grid[0] * self._merge, grid[1] * self._merge]], device=pixels.device)
+        shape = torch.tensor([[1, grid[0] * self._merge, grid[1] * self._merge]], device=normed.device)
         found = self._module(patches.to(self._module.dtype), grid_thw=shape, return_dict=True)
         return torch.stack((found.pooler_output, *(getattr(found, "deepstack_features", None) or ())))
-
-
-def load_image_processor(folder: Path) -> Any:
-    """transformers' image processor of a model, the one that needs Pillow alone."""
-    from transformers import AutoImageProcessor
-
-    return AutoImageProcessor.from_pretrained(
-        str(folder), backend="pil", local_files_only=True, trust_remote_code=False
-    )
-
-
-def load_tower(config: Any, weights: WeightSource) -> Any:
-    """transformers' module for the images of a model, with the model's weights.
-
-    Args:
-        config: of the whole model.
-        weights: of the model.
-
-    Raises:
-        UserError: a tensor is missing, or has another shape.
-    """
-    from transformers import AutoModelForImageTextToText
-
-    # Not all towers have a name of their own among transformers' models.
-    with torch.device("meta"):
-        kind = type(getattr(AutoModelForImageTextToText.from_config(config).model, _MODULE))
-    # Its buffers are computed here.
-    module = kind._from_config(config.vision_config, dtype=weights.dtype)
-    state = {
-        name: weights.get(f"model.{_MODULE}.{name}", tuple(each.shape)) for name, each in module.state_dict().items()
-    }
-    device = next(iter(state.values())).device
-    module.load_state_dict(state, assign=True)
-    return module.to(device).eval().requires_grad_(False)
 
 
 def interleaved(sections: Sequence[int], pairs: int) -> tuple[int, ...]:
@@ -157,4 +115,8 @@ def _vision(
     text = values.get("text_config") or values
     sections = order(rope_members(text).get("mrope_section") or default, config.rotary_size // 2)
     placeholder = values.get("image_token_id", _PLACEHOLDER)
-    return Vision(placeholder, _MODULE, partial(QwenProcessor, folder), partial(QwenTower, folder), sections)
+
+    def processor(max_pixels: int | None, encode: Encode) -> QwenProcessor:
+        return QwenProcessor(folder, placeholder, max_pixels)
+
+    return Vision(placeholder, _PARTS, processor, partial(QwenTower, folder), sections)

@@ -6,11 +6,16 @@ from typing import Any
 
 from rosebatch.config.model import ModelConfig
 from rosebatch.host.model_files import read_json
+from rosebatch.model.vision.internvl import internvl
+from rosebatch.model.vision.pixtral import pixtral
 from rosebatch.model.vision.qwen_vl import qwen2_5_vl, qwen3_5, qwen3_vl
 from rosebatch.model.vision.vision import Vision
 
-# Each takes the folder, config.json and the shape of the text part.
-VISIONS: dict[str, Callable[[Path, Mapping[str, Any], ModelConfig], Vision]] = {
+# Each takes the folder, config.json and the shape of the text part; None if it does not know the tower.
+VISIONS: dict[str, Callable[[Path, Mapping[str, Any], ModelConfig], Vision | None]] = {
+    "InternVLForConditionalGeneration": internvl,
+    "LlavaForConditionalGeneration": pixtral,
+    "Mistral3ForConditionalGeneration": pixtral,
     "Qwen2_5_VLForConditionalGeneration": qwen2_5_vl,
     "Qwen3_5ForConditionalGeneration": qwen3_5,
     "Qwen3_5MoeForConditionalGeneration": qwen3_5,

@@ -1,26 +1,33 @@
 """What a model has beside its text part, to see images."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rosebatch.core.errors import UserError
 from rosebatch.model.weights import WeightSource
+
+# Token ids of a text alone, where names of special tokens are these.
+Encode = Callable[[str], Sequence[int]]
 
 
 class Patches(NamedTuple):
     """An image that is resized and cut.
 
     Attributes:
-        values: uint8 ``[patches, …]``, in the order that the tower wants.
-        grid: rows and columns of its tokens.
+        values: uint8, in the shape and order that the tower wants.
+        grid: rows and columns of its vectors; of an image in tiles their number, and vectors of each.
+        token_ids: uint32 ``[tokens]``, what takes the place of the placeholder in the prompt: a placeholder for each
+            vector, and what the model wants between and around them.
     """
 
     values: NDArray[np.uint8]
     grid: tuple[int, int]
+    token_ids: NDArray[np.uint32]
 
 
 class Processor(Protocol):
@@ -39,7 +46,7 @@ class Tower(Protocol):
     """Makes vectors of patches."""
 
     def __call__(self, values: NDArray[np.uint8], grid: tuple[int, int]) -> Tensor:
-        """``[1 + added, tokens, H]`` of one image, see ``rosebatch.model.contract.ImageRows``."""
+        """``[1 + added, vectors, H]`` of one image, see ``rosebatch.model.contract.ImageRows``."""
         ...
 
 
@@ -49,16 +56,17 @@ class Vision:
 
     Attributes:
         placeholder: id of the token that stands for an image's.
-        module: a part of the names of the tower's tensors, between dots.
-        processor: loads it; takes the most pixels of an image that is resized, None for the model's own.
+        parts: transformers' names of the parts that make vectors; names of their tensors have them between dots.
+        processor: loads it; takes the most pixels of an image that is resized, None for the model's own, and the
+            model's tokenizer. Raises UserError if the tokenizer lacks tokens.
         tower: loads it.
         sections: for each pair of rotated channels, which of three positions turns it: 0 of time, 1 of height, 2 of
             width. Empty if positions of images are those of their tokens.
     """
 
     placeholder: int
-    module: str
-    processor: Callable[[int | None], Processor]
+    parts: tuple[str, ...]
+    processor: Callable[[int | None, Encode], Processor]
     tower: Callable[[WeightSource], Tower]
     sections: tuple[int, ...] = ()
 
@@ -67,9 +75,18 @@ class Vision:
         """The same for each channel of the rotary tables, which hold every pair twice."""
         return self.sections * 2
 
+    def reads(self, name: str) -> bool:
+        """Whether a tensor of this name is of its parts."""
+        return not set(self.parts).isdisjoint(name.split("."))
 
-def load_config(folder: Any) -> Any:
-    """transformers' config of a whole model."""
-    from transformers import AutoConfig
 
-    return AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+def token_id(encode: Encode, name: str) -> int:
+    """The id of a special token.
+
+    Raises:
+        UserError: the tokenizer has none of this name.
+    """
+    found = encode(name)
+    if len(found) != 1:
+        raise UserError(f"the tokenizer has no token {name}, which the model's images need")
+    return found[0]

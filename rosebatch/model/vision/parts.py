@@ -1,0 +1,43 @@
+"""Parts of transformers' models with the weights of a folder: towers, and what fits their vectors to the text part."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rosebatch.model.weights import WeightSource
+
+
+def load_config(folder: Path) -> Any:
+    """transformers' config of a whole model."""
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+
+
+def load_parts(config: Any, weights: WeightSource, names: tuple[str, ...]) -> Any:
+    """transformers' whole model, of which these parts have weights, and the others are on the meta device.
+
+    Args:
+        config: of the whole model.
+        weights: of the model.
+        names: of the parts.
+
+    Raises:
+        UserError: a tensor is missing, or has another shape.
+    """
+    from transformers import AutoModelForImageTextToText, PreTrainedModel
+
+    # Not all parts have a name of their own among transformers' models.
+    with torch.device("meta"):
+        whole = AutoModelForImageTextToText.from_config(config).model
+    for name in names:
+        part = getattr(whole, name)
+        if isinstance(part, PreTrainedModel):
+            # Its buffers are computed here.
+            part = type(part)._from_config(part.config, dtype=weights.dtype)
+        state = {key: weights.get(f"model.{name}.{key}", tuple(each.shape)) for key, each in part.state_dict().items()}
+        part.load_state_dict(state, assign=True)
+        device = next(iter(state.values())).device
+        setattr(whole, name, part.to(device).eval().requires_grad_(False))
+    return whole

@@ -1,0 +1,63 @@
+"""Pixels on their way to a tower: whole numbers while they are resized and wait, normalised on the device."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+class ImageProcessor:
+    """transformers' image processor of a model, the one that needs Pillow alone, up to whole numbers.
+
+    Attributes:
+        own: transformers'.
+
+    Args:
+        folder: of the model.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoImageProcessor
+
+        self.own = AutoImageProcessor.from_pretrained(
+            str(folder), backend="pil", local_files_only=True, trust_remote_code=False
+        )
+
+    def __call__(self, rgb: NDArray[np.uint8], **options: Any) -> Any:
+        """What it makes of pixels ``[height, width, 3]``, neither rescaled nor normalised.
+
+        Args:
+            rgb: of one image.
+            options: of the image processor.
+        """
+        return self.own.preprocess(
+            [rgb],
+            # Three rows of pixels are no three channels.
+            input_data_format="channels_last",
+            do_convert_rgb=False,
+            do_rescale=False,
+            do_normalize=False,
+            **options,
+        )
+
+
+class Normalizer:
+    """The image processor's last steps.
+
+    Args:
+        own: transformers' image processor.
+        device: of the result.
+    """
+
+    def __init__(self, own: Any, device: torch.device) -> None:
+        self._scale = own.rescale_factor if own.do_rescale else 1.0
+        mean, std = (own.image_mean, own.image_std) if own.do_normalize else ([0.0] * 3, [1.0] * 3)
+        self._mean, self._std = (torch.tensor(each, device=device)[:, None, None] for each in (mean, std))
+
+    def __call__(self, values: NDArray[np.uint8]) -> Tensor:
+        """``[..., 3, height, width]`` fp32 of values of this shape."""
+        pixels = torch.from_numpy(values).to(self._mean.device)
+        return (pixels.float() * self._scale - self._mean) / self._std

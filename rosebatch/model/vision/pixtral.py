@@ -1,0 +1,86 @@
+"""Images of Pixtral and Mistral 3: rows of patches, a token after each row and another one after the last."""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rosebatch.config.model import ModelConfig
+from rosebatch.model.vision.parts import load_config
+from rosebatch.model.vision.pixels import ImageProcessor
+from rosebatch.model.vision.tower import PartsTower
+from rosebatch.model.vision.vision import Encode, Patches, Vision, token_id
+
+# transformers' default of Mistral 3; of other models, config.json says it.
+_PLACEHOLDER = 10
+_ROW_END, _IMAGE_END = "[IMG_BREAK]", "[IMG_END]"
+
+
+class PixtralProcessor:
+    """transformers' image processor by Pillow, up to whole numbers.
+
+    Args:
+        folder: of the model.
+        placeholder: id of the token.
+        max_pixels: of an image that is resized; None for the model's own.
+        encode: by the model's tokenizer.
+
+    Raises:
+        UserError: the tokenizer lacks tokens.
+    """
+
+    def __init__(self, folder: Path, placeholder: int, max_pixels: int | None, encode: Encode) -> None:
+        self._process, self._max_pixels = ImageProcessor(folder), max_pixels
+        self._side = _side(load_config(folder))
+        self._placeholder = placeholder
+        self._row_end, self._image_end = token_id(encode, _ROW_END), token_id(encode, _IMAGE_END)
+
+    def __call__(self, rgb: NDArray[np.uint8]) -> Patches:
+        """See ``rosebatch.model.vision.vision.Processor``: values are ``[1, 3, height, width]``."""
+        height, width, _ = rgb.shape
+        patch = {"height": self._side, "width": self._side}
+        found = self._process(rgb, patch_size=patch, size={"longest_edge": self._longest_edge(height, width)})
+        values = np.stack(found["pixel_values"]).astype(np.uint8)
+        rows, columns = (each // self._side for each in values.shape[2:])
+        token_ids = np.full((rows, columns + 1), self._placeholder, np.uint32)
+        token_ids[:, -1] = self._row_end
+        token_ids[-1, -1] = self._image_end
+        return Patches(values, (rows, columns), token_ids.ravel())
+
+    def _longest_edge(self, height: int, width: int) -> int:
+        """Of an image that is resized."""
+        longest = int(self._process.own.size["longest_edge"])
+        if self._max_pixels is None or height * width <= self._max_pixels:
+            return longest
+        edge = int(max(height, width) * (self._max_pixels / (height * width)) ** 0.5)
+        # Both edges are rounded up to whole patches.
+        return min(longest, max(edge - edge % self._side, self._side))
+
+
+class PixtralTower(PartsTower):
+    """Images of any shape."""
+
+    def arguments(self, pixels: Tensor, grid: tuple[int, int]) -> dict[str, Any]:
+        """See ``PartsTower``."""
+        if grid == (1, 1):
+            # transformers drops the dimension of a single vector: the image is there twice.
+            pixels = pixels.expand(2, -1, -1, -1)
+        return {"pixel_values": pixels, "image_sizes": [tuple(pixels.shape[2:])] * len(pixels)}
+
+
+def pixtral(folder: Path, values: Mapping[str, Any], config: ModelConfig) -> Vision | None:
+    """Arguments as of ``rosebatch.model.vision.registry.VISIONS``; None if the tower is another one."""
+    if values["vision_config"]["model_type"] != "pixtral":
+        return None
+    placeholder = values.get("image_token_id", values.get("image_token_index", _PLACEHOLDER))
+    processor = partial(PixtralProcessor, folder, placeholder)
+    return Vision(placeholder, PartsTower.PARTS, processor, partial(PixtralTower, folder))
+
+
+def _side(config: Any) -> int:
+    """Pixels of a token's square: patches that are merged, in Mistral 3."""
+    return int(config.vision_config.patch_size * getattr(config, "spatial_merge_size", 1))

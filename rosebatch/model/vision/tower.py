@@ -1,0 +1,40 @@
+"""Towers whose vectors a projector fits to the text part, as most models have them."""
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rosebatch.model.vision.parts import load_config, load_parts
+from rosebatch.model.vision.pixels import ImageProcessor, Normalizer
+from rosebatch.model.weights import WeightSource
+
+
+class PartsTower:
+    """transformers' own tower and projector, by its own function for both.
+
+    Args:
+        folder: of the model.
+        weights: of the model.
+    """
+
+    PARTS: ClassVar = ("vision_tower", "multi_modal_projector")
+
+    def __init__(self, folder: Path, weights: WeightSource) -> None:
+        self._whole = load_parts(load_config(folder), weights, self.PARTS)
+        device = next(self._whole.vision_tower.parameters()).device
+        self._normalize = Normalizer(ImageProcessor(folder).own, device)
+
+    def __call__(self, values: NDArray[np.uint8], grid: tuple[int, int]) -> Tensor:
+        """See ``rosebatch.model.vision.vision.Tower``; values are ``[tiles, 3, height, width]``."""
+        arguments = self.arguments(self._normalize(values), grid)
+        found = self._whole.get_image_features(**arguments, return_dict=True)
+        # A tensor for each image or tile, or one of all.
+        return torch.cat(tuple(found.pooler_output))[None, : grid[0] * grid[1]]
+
+    def arguments(self, pixels: Tensor, grid: tuple[int, int]) -> dict[str, Any]:
+        """Of transformers' function, for an image that is normalised."""
+        return {"pixel_values": pixels}
