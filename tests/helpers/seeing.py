@@ -38,7 +38,7 @@ class Family(NamedTuple):
     """Models whose images are cut alike.
 
     Attributes:
-        tokens: the placeholder and both marks.
+        tokens: the placeholder, both marks, and further ones.
         in_template: what the chat template writes for an image.
         processor: of preprocessor_config.json.
         tower: of the tower's config.
@@ -46,7 +46,7 @@ class Family(NamedTuple):
         own: further values of the whole model's config.
     """
 
-    tokens: tuple[str, str, str]
+    tokens: tuple[str, ...]
     in_template: str
     processor: dict[str, Any]
     tower: dict[str, Any]
@@ -97,7 +97,24 @@ _INTERNVL = Family(
     {"patch_size": [4, 4], "image_size": [16, 16], "num_hidden_layers": 2},
     {"crop_to_patches": True},
 )
+_SMOLVLM = Family(
+    (
+        *("<image>", "<fake_token_around_image>", "<global-img>"),
+        *("<row_1_col_1>", "<row_1_col_2>", "<row_2_col_1>", "<row_2_col_2>"),
+    ),
+    "<image>",
+    {
+        "image_processor_type": "SmolVLMImageProcessorFast",
+        "size": {"longest_edge": 32},
+        "max_image_size": {"longest_edge": 16},
+    },
+    {"patch_size": 4, "image_size": 16, "num_hidden_layers": 2},
+    own={"scale_factor": 2},
+)
 FAMILIES = {
+    "Idefics3ForConditionalGeneration": _SMOLVLM._replace(
+        processor=_SMOLVLM.processor | {"image_processor_type": "Idefics3ImageProcessorFast"}
+    ),
     "InternVLForConditionalGeneration": _INTERNVL,
     "LlavaForConditionalGeneration": _PIXTRAL,
     "Mistral3ForConditionalGeneration": _MISTRAL,
@@ -106,6 +123,7 @@ FAMILIES = {
     "Qwen3VLMoeForConditionalGeneration": _QWEN,
     "Qwen3_5ForConditionalGeneration": _QWEN,
     "Qwen3_5MoeForConditionalGeneration": _QWEN,
+    "SmolVLMForConditionalGeneration": _SMOLVLM,
 }
 
 
@@ -144,7 +162,7 @@ def request(
 ) -> Request:
     """A prompt of parts: token ids, or the number of an image."""
     before, _, after = family.in_template.partition(family.tokens[0])
-    ids = dict(zip(family.tokens, (IMAGE, FIRST_MARK, SECOND_MARK), strict=True))
+    ids = {token: IMAGE + number for number, token in enumerate(family.tokens)}
     token_ids: list[int] = []
     images = []
     for part in parts:
@@ -164,7 +182,7 @@ def reference_logits(
     family: Family, model: Any, folder: Path, parts: Sequence[int | Sequence[int]], token_ids: Sequence[int]
 ) -> Tensor:
     """``[tokens, V]`` of transformers, with images by its own image processor."""
-    from transformers import AutoImageProcessor
+    from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
     ids = torch.tensor([[*token_ids]])
     images = [picture(part) for part in parts if isinstance(part, int)]

@@ -20,7 +20,8 @@ class ImageProcessor:
     """
 
     def __init__(self, folder: Path) -> None:
-        from transformers import AutoImageProcessor
+        # transformers 5.10 hands it out by this name alone where torchvision is missing.
+        from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
         self.own = AutoImageProcessor.from_pretrained(
             str(folder), backend="pil", local_files_only=True, trust_remote_code=False

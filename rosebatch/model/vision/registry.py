@@ -6,6 +6,7 @@ from typing import Any
 
 from rosebatch.config.model import ModelConfig
 from rosebatch.host.model_files import read_json
+from rosebatch.model.vision.idefics3 import idefics3
 from rosebatch.model.vision.internvl import internvl
 from rosebatch.model.vision.pixtral import pixtral
 from rosebatch.model.vision.qwen_vl import qwen2_5_vl, qwen3_5, qwen3_vl
@@ -13,6 +14,7 @@ from rosebatch.model.vision.vision import Vision
 
 # Each takes the folder, config.json and the shape of the text part; None if it does not know the tower.
 VISIONS: dict[str, Callable[[Path, Mapping[str, Any], ModelConfig], Vision | None]] = {
+    "Idefics3ForConditionalGeneration": idefics3,
     "InternVLForConditionalGeneration": internvl,
     "LlavaForConditionalGeneration": pixtral,
     "Mistral3ForConditionalGeneration": pixtral,
@@ -21,6 +23,7 @@ VISIONS: dict[str, Callable[[Path, Mapping[str, Any], ModelConfig], Vision | Non
     "Qwen3_5MoeForConditionalGeneration": qwen3_5,
     "Qwen3VLForConditionalGeneration": qwen3_vl,
     "Qwen3VLMoeForConditionalGeneration": qwen3_vl,
+    "SmolVLMForConditionalGeneration": idefics3,
 }
 # How images are resized.
 _PROCESSOR = "preprocessor_config.json"

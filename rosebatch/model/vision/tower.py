@@ -25,7 +25,7 @@ class PartsTower:
 
     def __init__(self, folder: Path, weights: WeightSource) -> None:
         self._whole = load_parts(load_config(folder), weights, self.PARTS)
-        device = next(self._whole.vision_tower.parameters()).device
+        device = next(getattr(self._whole, self.PARTS[0]).parameters()).device
         self._normalize = Normalizer(ImageProcessor(folder).own, device)
 
     def __call__(self, values: NDArray[np.uint8], grid: tuple[int, int]) -> Tensor:
