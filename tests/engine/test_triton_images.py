@@ -17,7 +17,10 @@ from tests.helpers.running import run
 pytestmark = [pytest.mark.matrix, *ON_TRITON_RUNNER]
 _PLACEHOLDER = VOCAB - 1
 # Numbers of images are their first digit; grids follow.
-_GRIDS = {1: (2, 3), 2: (5, 1), 3: (1, 2)}
+_GRIDS = {1: (2, 3), 2: (5, 1), 3: (1, 2), 4: (2, 2)}
+_MARK = VOCAB - 2
+# The last image has a mark after each row.
+_GETS_VECTOR = {4: [True, True, False] * 2}
 _PROMPTS = [(5, "1", 6, 7), ("2", 8), (9, 10, 11), (5, "3", 6, 7), (12, "1", 13, "2", 14), (15,)]
 
 
@@ -32,9 +35,9 @@ def request(id, parts):
     for part in parts:
         if isinstance(part, str):
             number, grid = int(part), _GRIDS[int(part)]
-            count = grid[0] * grid[1]
-            images.append(PromptImage(len(token_ids), np.ones(count, bool), grid, bytes([number]) * 32, number))
-            token_ids += [_PLACEHOLDER] * count
+            gets_vector = np.array(_GETS_VECTOR.get(number, [True] * (grid[0] * grid[1])))
+            images.append(PromptImage(len(token_ids), gets_vector, grid, bytes([number]) * 32, number))
+            token_ids += np.where(gets_vector, _PLACEHOLDER, _MARK).tolist()
         else:
             token_ids.append(part)
     sampling = SamplingParams(max_tokens=9, ignore_eos=True, logprobs=0)
@@ -50,7 +53,7 @@ def completions(engine, sections=(0, 1, 2, 0, 1, 2, 0, 0), prompts=_PROMPTS):
 @pytest.fixture(scope="module")
 def plain():
     """Through PyTorch's operators, with and without positions of images."""
-    return cache(lambda sections: completions(plain_engine("llama"), sections))
+    return cache(lambda sections, *more: completions(plain_engine("llama"), sections, (*_PROMPTS, *more)))
 
 
 _OFF = [(), ("fused_rotary",), ("fused_kv_append",), ("fused_rotary", "fused_kv_append", "fused_norm"), ("split_keys",)]
@@ -64,8 +67,9 @@ def test_kernels_give_the_plain_tokens(off, plain):
 
 
 def test_images_without_positions_of_their_own(plain):
-    """Vectors alone, as most families have them."""
-    assert_same(completions(device_engine("llama"), ()), plain(()))
+    """Vectors alone, as most families have them; marks between rows took those of the next row."""
+    more = ((5, "4", 6, "1", 7),)
+    assert_same(completions(device_engine("llama"), (), (*_PROMPTS, *more)), plain((), *more))
 
 
 @pytest.mark.parametrize("more", [{"budget": 3}, {"blocks": 9}, {"on": ("batch_invariant",)}], ids=str)
