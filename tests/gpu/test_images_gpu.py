@@ -7,15 +7,21 @@ from rosebatch.config.run import RunConfig
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.launch.launch import launch
 from rosebatch.model.source import find_model
-from tests.golden.test_images import PROMPTS
+from tests.golden.test_images import PROMPTS, Seeing
 from tests.helpers.running import run
-from tests.helpers.seeing import reference_logits, seeing_model
-from tests.helpers.seeing import request as prompt
+from tests.helpers.seeing import FAMILIES, load_processor, seeing_model
 from tests.helpers.shared_folder import make_once
 
 pytestmark = pytest.mark.gpu
 
-NAMES = ("Qwen3VLForConditionalGeneration", "Qwen3_5ForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration")
+NAMES = (
+    "Qwen3VLForConditionalGeneration",
+    "Qwen3_5ForConditionalGeneration",
+    "Qwen2_5_VLForConditionalGeneration",
+    "Mistral3ForConditionalGeneration",
+    "InternVLForConditionalGeneration",
+    "SmolVLMForConditionalGeneration",
+)
 # Long enough for windows of decode steps, which are graphs.
 NEW_TOKENS = 24
 SAMPLING = SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=0, prompt_logprobs=0)
@@ -23,13 +29,12 @@ SAMPLING = SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=0, pr
 
 @pytest.fixture(scope="module", params=NAMES)
 def seeing(request, shared_folder):
-    """A model of transformers, its folder, and prompts with images."""
     import transformers
 
     folder = make_once(shared_folder / f"seeing-{request.param}", lambda path: seeing_model(request.param, path))
     model = getattr(transformers, request.param).from_pretrained(folder, attn_implementation="eager").eval()
-    processor = find_model(RunConfig(model=str(folder), dtype="float32"), torch.device("cpu")).vision.processor(None)
-    return model, folder, [prompt(processor, n, parts, sampling=SAMPLING) for n, parts in enumerate(PROMPTS.values())]
+    vision = find_model(RunConfig(model=str(folder), dtype="float32"), torch.device("cpu")).vision
+    return Seeing(model, folder, FAMILIES[request.param], vision, load_processor(folder, vision))
 
 
 def engine_on_gpu(folder, dtype, **settings):
@@ -39,11 +44,11 @@ def engine_on_gpu(folder, dtype, **settings):
 @pytest.mark.parametrize("settings", [{}, {"max_num_batched_tokens": 7, "block_size": 16}], ids=["whole", "chunks"])
 def test_logits_are_those_of_transformers(seeing, settings):
     """The Triton runner was tried in the interpreter alone."""
-    model, folder, requests = seeing
-    done = run(engine_on_gpu(folder, "float32", **settings), requests)
+    requests = seeing.requests(sampling=SAMPLING)
+    done = run(engine_on_gpu(seeing.folder, "float32", **settings), requests)
     for given, parts in zip(requests, PROMPTS.values(), strict=True):
         found = done[given.id]
-        logits = reference_logits(model, folder, parts, [*given.prompt_token_ids, *found.token_ids])
+        logits = seeing.logits(parts, [*given.prompt_token_ids, *found.token_ids])
         expected = logits[:-1].float().log_softmax(-1)
         assert len(found.token_ids) == NEW_TOKENS
         for row, scored in zip(expected, [*found.prompt_logprobs, *found.logprobs], strict=True):
@@ -54,8 +59,8 @@ def test_logits_are_those_of_transformers(seeing, settings):
 
 def test_bits_of_texts_do_not_depend_on_images_beside_them(seeing):
     """In bf16 with ``--batch-invariant``, rows alone and beside others."""
-    _, folder, requests = seeing
-    together, alone = (engine_on_gpu(folder, "bfloat16", batch_invariant=True) for _ in range(2))
+    requests = seeing.requests(sampling=SAMPLING)
+    together, alone = (engine_on_gpu(seeing.folder, "bfloat16", batch_invariant=True) for _ in range(2))
     done = run(together, requests)
     for given in requests:
         (found,) = run(alone, [given]).values()
