@@ -52,11 +52,11 @@ class ImageEncoder:
         first = 0
         for chunk in chunks:
             for image in specs[chunk.id].images:
-                begin, end = max(chunk.start, image.offset), min(chunk.end, image.end)
-                if begin < end:
-                    own = image.gets_vector[begin - image.offset : end - image.offset]
-                    before = int(image.gets_vector[: begin - image.offset].sum())
-                    rows += (first + begin - chunk.start + np.flatnonzero(own)).tolist()
+                begin = max(chunk.start - image.offset, 0)
+                own = image.gets_vector[begin : max(chunk.end - image.offset, 0)]
+                if own.any():
+                    before = int(image.gets_vector[:begin].sum())
+                    rows += (first + image.offset + begin - chunk.start + np.flatnonzero(own)).tolist()
                     vectors.append(self._encoded(image)[:, before : before + int(own.sum())])
                     read.add(image.digest)
             first += len(chunk.token_ids)

@@ -52,10 +52,15 @@ def test_rows_of_chunks_that_cut_images():
 
 
 def test_tokens_between_an_images_rows_have_no_vectors():
-    """A chunk counted them, and the vectors behind came too late; one of them alone encodes nothing it needs."""
+    """A chunk counted them, and took vectors of later tokens. An image was encoded for a chunk of its marks alone."""
+    tower, images = encoder()
     specs = {1: spec(1, image(7, 2, gets_vector=[0, 1, 1, 0, 1, 1, 0]))}
-    found = [encoder()[1].rows_of([chunk(1, start, start + 3)], specs) for start in (0, 3, 6)]
-    assert [each.rows.tolist() for each in found if each] == [[0, 1], [0, 1]]
+    assert images.rows_of([chunk(1, 0, 3)], specs) is None
+    assert images.rows_of([chunk(1, 8, 20)], specs) is None
+    assert tower.encoded == []
+    found = images.rows_of([chunk(1, 4, 8)], specs)
+    assert found.rows.tolist() == [0, 2, 3]
+    assert found.vectors[0].tolist() == [[7, 1], [7, 2], [7, 3]]
 
 
 def test_steps_without_images_have_no_rows():

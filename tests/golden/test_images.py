@@ -9,6 +9,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -236,6 +237,16 @@ ROWS = {
     "two": [b"First ", 2, b" then ", 0, b"?"],
     "all": [4, b" ", 3, b"|", 2, 1, 0],
 }
+
+
+def test_an_image_that_has_no_shorter_side_left(tmp_path, transformers):
+    """transformers rounds it down to none, and told of keys of a size."""
+    seeing_model("Mistral3ForConditionalGeneration", tmp_path)
+    vision = find_model(RunConfig(model=str(tmp_path), dtype="float32"), torch.device("cpu")).vision
+    processor = load_processor(tmp_path, vision)
+    assert processor(np.zeros((40 * 40, 40, 3), np.uint8)).grid == (5, 1)
+    with pytest.raises(ValueError, match="of 1 by 41 pixels, no shorter side is left where the longer one is 40"):
+        processor(np.zeros((41, 1, 3), np.uint8))
 
 
 @pytest.mark.parametrize("change", ["no processor", "no tower"])

@@ -42,8 +42,12 @@ class PixtralProcessor:
     def __call__(self, rgb: NDArray[np.uint8]) -> Patches:
         """See ``rosebatch.model.vision.vision.Processor``: values are ``[1, 3, height, width]``."""
         height, width, _ = rgb.shape
-        patch = {"height": self._side, "width": self._side}
-        found = self._process(rgb, patch_size=patch, size={"longest_edge": self._longest_edge(height, width)})
+        patch, longest = {"height": self._side, "width": self._side}, self._longest_edge(height, width)
+        if longest * min(height, width) < max(height, width):
+            raise ValueError(
+                f"of {width} by {height} pixels, no shorter side is left where the longer one is {longest}"
+            )
+        found = self._process(rgb, patch_size=patch, size={"longest_edge": longest})
         values = np.stack(found["pixel_values"]).astype(np.uint8)
         rows, columns = (each // self._side for each in values.shape[2:])
         token_ids = np.full((rows, columns + 1), self._placeholder, np.uint32)
