@@ -14,6 +14,7 @@ from rosebatch.core.scoring import Scoring
 from tests.helpers.encoders import prompts_of
 from tests.helpers.families import ENCODERS, FAMILIES, MODELS
 from tests.helpers.running import run
+from tests.helpers.wholes import tiny_whole
 
 TOLERANCE = 1e-5
 CLASSIFY, RAW = PoolingParams(task="classify"), PoolingParams(task="classify", activation="none")
@@ -99,6 +100,20 @@ def test_padding_at_the_end_of_a_prompt(name, transformers, classifiers, make_en
     found = classify(make_engine(folder, chunk=4), prompts, RAW)
     np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE * max(expected.abs().max().item(), 1))
     assert (found[0] == found[1]).all() == (name == "llama")
+
+
+def test_a_whole_model_that_classifies(transformers, tmp_path, make_engine):
+    """Gemma 3 with a head: labels are the whole's, and layers those of its text part. It was refused."""
+    config = tiny_whole("Gemma3ForConditionalGeneration").config
+    own = {"id2label": LABELS, "label2id": {label: i for i, label in LABELS.items()}}
+    model = transformers.Gemma3ForSequenceClassification(type(config)(**{**config.to_dict(), **own})).float().eval()
+    model.save_pretrained(tmp_path)
+    prompts = [[5, 6, 7], [8] * 30, [9]]
+    with torch.inference_mode():
+        expected = torch.stack([model(torch.tensor([prompt])).logits[0] for prompt in prompts])
+    assert expected.shape == (3, len(LABELS))
+    found = classify(make_engine(tmp_path, chunk=4), prompts, RAW)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE * max(expected.abs().max().item(), 1))
 
 
 def test_the_model_knows_its_labels(classifiers, make_engine):

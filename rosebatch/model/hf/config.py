@@ -16,12 +16,14 @@ from rosebatch.model.quantization.folder_config import quantization_of
 from rosebatch.model.quantization.forms import form_of
 from rosebatch.model.registry import ARCHITECTURES, check_config
 from rosebatch.model.sentence_transformers import own_activation, require_plain_texts
-from rosebatch.model.text_parts import WHOLES, text_values
+from rosebatch.model.text_parts import WHOLES, Whole, text_values
 
 # How transformers names the class of all layers, and the one with an output projection as well.
 _BARE, _WHOLE = "Model", ("ForCausalLM", "LMHeadModel")
 # How it names the text part of a model with images, where that has a class of its own with a head.
 _TEXT = "Text"
+# What config.json says of a head that classifies.
+_OF_HEAD = ("id2label", "num_labels", "problem_type")
 # Those of encoders that were trained with a head, which is not read.
 _TRAINED = ("ForMaskedLM", "ForPreTraining")
 _BY_MODEL_TYPE = {each.model_type: name for table in (ARCHITECTURES, WHOLES) for name, each in table.items()}
@@ -98,8 +100,8 @@ def is_native(folder: Path) -> bool:
 
 def _is_of_another_type(values: Mapping[str, Any]) -> bool:
     """Whether transformers reads config.json as another type than the class's; its tensors may have other names."""
-    kind, name = values.get("model_type"), _with_head(_named_architecture(values))
-    if not isinstance(kind, str) or kind == (ARCHITECTURES.get(name) or WHOLES[name]).model_type:
+    kind, named = values.get("model_type"), _named_architecture(values)
+    if not isinstance(kind, str) or kind == (_whole_of(named) or ARCHITECTURES[_with_head(named)]).model_type:
         return False
     from transformers import CONFIG_MAPPING
 
@@ -133,8 +135,20 @@ def parse_model_config(values: Mapping[str, Any], source: str) -> ModelConfig:
 
 def _of_text(name: Any, values: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
     """The class and the values of the language model, which may be a part of the whole."""
-    whole = WHOLES.get(name) if isinstance(name, str) else None
-    return (name, values) if whole is None else text_values(whole, values)
+    whole = _whole_of(name)
+    if whole is None:
+        return name, values
+    text, own = text_values(whole, values)
+    # A head belongs to the whole.
+    return (text, own) if name in WHOLES else (name, own | {key: values[key] for key in _OF_HEAD if key in values})
+
+
+def _whole_of(name: Any) -> Whole | None:
+    """The model of more than text that a class is of, by itself or with a head that classifies."""
+    if not isinstance(name, str):
+        return None
+    stem, head = split_class(name)
+    return WHOLES.get(f"{stem}ForConditionalGeneration" if head else name)
 
 
 def _named_architecture(values: Mapping[str, Any]) -> Any:
