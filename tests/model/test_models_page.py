@@ -44,7 +44,7 @@ def test_the_table_of_models_with_a_text_part():
 
 
 def test_the_table_of_models_that_see():
-    """As above, of those whose images are served."""
-    rows = [f"| `{name}` | {WHOLES[name].models} |" for name in VISIONS]
+    """As above, of those whose images are served. Of some classes not all models are, so the page has its own words."""
     lines = PAGE.with_name("images.md").read_text(encoding="utf-8").splitlines()
-    assert [line for line in lines if line.startswith("| `") and line.split("`")[1] in WHOLES] == rows
+    named = [line.split("`")[1] for line in lines if line.startswith("| `")]
+    assert [name for name in named if name in WHOLES] == [*VISIONS]
