@@ -71,10 +71,8 @@ class LaunchPlan:
             return flag("batch_invariant", on=False)
         on_cpu, dtype = self.device.type == "cpu", self.source.dtype
         # Shorter chunks end where the budget does, and cached prefixes do not.
-        chunk, least = (
-            self.config.max_num_batched_tokens,
-            max(_LONGEST_TILE, choose_block_size(self.config, self.device)),
-        )
+        chunk = self.config.max_num_batched_tokens
+        least = max(_LONGEST_TILE, choose_block_size(self.config, self.device))
         causes = {
             f"{dtype_name(dtype)} on this CPU": on_cpu and not has_invariant_products(dtype),
             flag("paged_attention", on=False): not on_cpu and not self.switches.paged_attention,

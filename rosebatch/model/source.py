@@ -89,13 +89,12 @@ class ModelSource:
                 load_classifier(self.config, NO_PRODUCTS, weights)
             if isinstance(weights, SafetensorsWeights):
                 weights.require_form()
-            if ops.shard.rank == 0 and isinstance(weights, SafetensorsWeights):
                 unread = [
                     name
                     for name in weights.unread
                     if not (config.bidirectional and _is_of_training(name)) and not self._is_of_tower(name)
                 ]
-                if unread:
+                if unread and ops.shard.rank == 0:
                     _tell_unread(self.name, counted(len(unread), "tensor"), printable(unread[0]))
             return model
         from rosebatch.model.fallback.load import load_fallback

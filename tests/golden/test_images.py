@@ -92,6 +92,20 @@ class Seeing(NamedTuple):
     def logits(self, parts, token_ids):
         return reference_logits(self.family, self.model, self.folder, parts, token_ids)
 
+    def require_same_logits(self, engine, sampling, tolerance, margin):
+        """All prompts have transformers' log-probabilities, and a likeliest token each time."""
+        requests = self.requests(sampling=replace(sampling, prompt_logprobs=0))
+        done = run(engine, requests)
+        for given, parts in zip(requests, PROMPTS.values(), strict=True):
+            found = done[given.id]
+            logits = self.logits(parts, [*given.prompt_token_ids, *found.token_ids])
+            expected = logits[:-1].float().log_softmax(-1)
+            assert len(found.token_ids) == sampling.max_tokens
+            for row, scored in zip(expected, [*found.prompt_logprobs, *found.logprobs], strict=True):
+                assert abs(float(row[scored.token_id]) - scored.logprob) < tolerance
+            for row, scored in zip(expected[-sampling.max_tokens :], found.logprobs, strict=True):
+                assert row.max() - row[scored.token_id] <= margin
+
 
 @pytest.fixture(scope="module", params=NAMES)
 def seeing(request, transformers, shared_folder):
@@ -103,17 +117,7 @@ def seeing(request, transformers, shared_folder):
 
 def test_logits_are_those_of_transformers(seeing):
     """Places of images, rotary positions before, in and after them, and vectors of deeper layers went wrong alone."""
-    requests = seeing.requests(sampling=replace(SAMPLING, prompt_logprobs=0))
-    done = run(engine_of(seeing.folder), requests)
-    for given, parts in zip(requests, PROMPTS.values(), strict=True):
-        found = done[given.id]
-        logits = seeing.logits(parts, [*given.prompt_token_ids, *found.token_ids])
-        expected = logits[:-1].float().log_softmax(-1)
-        assert len(found.token_ids) == _NEW_TOKENS
-        for row, scored in zip(expected, [*found.prompt_logprobs, *found.logprobs], strict=True):
-            assert abs(float(row[scored.token_id]) - scored.logprob) < 1e-4
-        for row, scored in zip(expected[-_NEW_TOKENS:], found.logprobs, strict=True):
-            assert row.max() - row[scored.token_id] <= MARGIN
+    seeing.require_same_logits(engine_of(seeing.folder), SAMPLING, 1e-4, MARGIN)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from rosebatch.config.run import RunConfig
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.launch.launch import launch
 from rosebatch.model.source import find_model
-from tests.golden.test_images import PROMPTS, Seeing
+from tests.golden.test_images import Seeing
 from tests.helpers.running import run
 from tests.helpers.seeing import FAMILIES, load_processor, seeing_model
 from tests.helpers.shared_folder import make_once
@@ -44,17 +44,7 @@ def engine_on_gpu(folder, dtype, **settings):
 @pytest.mark.parametrize("settings", [{}, {"max_num_batched_tokens": 7, "block_size": 16}], ids=["whole", "chunks"])
 def test_logits_are_those_of_transformers(seeing, settings):
     """The Triton runner was tried in the interpreter alone."""
-    requests = seeing.requests(sampling=SAMPLING)
-    done = run(engine_on_gpu(seeing.folder, "float32", **settings), requests)
-    for given, parts in zip(requests, PROMPTS.values(), strict=True):
-        found = done[given.id]
-        logits = seeing.logits(parts, [*given.prompt_token_ids, *found.token_ids])
-        expected = logits[:-1].float().log_softmax(-1)
-        assert len(found.token_ids) == NEW_TOKENS
-        for row, scored in zip(expected, [*found.prompt_logprobs, *found.logprobs], strict=True):
-            assert abs(float(row[scored.token_id]) - scored.logprob) < 1e-3
-        for row, scored in zip(expected[-NEW_TOKENS:], found.logprobs, strict=True):
-            assert row.max() - row[scored.token_id] < 2e-3
+    seeing.require_same_logits(engine_on_gpu(seeing.folder, "float32", **settings), SAMPLING, 1e-3, 2e-3)
 
 
 def test_bits_of_texts_do_not_depend_on_images_beside_them(seeing):

@@ -101,7 +101,7 @@ def is_native(folder: Path) -> bool:
 def _is_of_another_type(values: Mapping[str, Any]) -> bool:
     """Whether transformers reads config.json as another type than the class's; its tensors may have other names."""
     kind, named = values.get("model_type"), _named_architecture(values)
-    if not isinstance(kind, str) or kind == (_whole_of(named) or ARCHITECTURES[_with_head(named)]).model_type:
+    if not isinstance(kind, str) or kind == (_whole_of(named, values) or ARCHITECTURES[_with_head(named)]).model_type:
         return False
     from transformers import CONFIG_MAPPING
 
@@ -135,7 +135,7 @@ def parse_model_config(values: Mapping[str, Any], source: str) -> ModelConfig:
 
 def _of_text(name: Any, values: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
     """The class and the values of the language model, which may be a part of the whole."""
-    whole = _whole_of(name)
+    whole = _whole_of(name, values)
     if whole is None:
         return name, values
     text, own = text_values(whole, values)
@@ -143,12 +143,15 @@ def _of_text(name: Any, values: Mapping[str, Any]) -> tuple[Any, Mapping[str, An
     return (text, own) if name in WHOLES else (name, own | {key: values[key] for key in _OF_HEAD if key in values})
 
 
-def _whole_of(name: Any) -> Whole | None:
+def _whole_of(name: Any, values: Mapping[str, Any]) -> Whole | None:
     """The model of more than text that a class is of, by itself or with a head that classifies."""
     if not isinstance(name, str):
         return None
     stem, head = split_class(name)
-    return WHOLES.get(f"{stem}ForConditionalGeneration" if head else name)
+    if not head:
+        return WHOLES.get(name)
+    # Text parts have classes with a head too, some of the same name.
+    return WHOLES.get(f"{stem}ForConditionalGeneration") if "text_config" in values else None
 
 
 def _named_architecture(values: Mapping[str, Any]) -> Any:
