@@ -169,6 +169,17 @@ def test_as_many_programs_at_once_as_save_a_round(rows, registers, narrow):
     assert form(size=128, dtype=torch.float32)[-1] is None
 
 
+@pytest.mark.parametrize(
+    ("rows", "divided", "registers"),
+    [(1, True, None), (32, True, None), (64, True, 168), (64, False, None), (256, True, 168)],
+)
+def test_pieces_keep_as_many_programs(rows, divided, registers):
+    """Without a limit the compiler took 239 registers: four programs a multiprocessor in place of six."""
+    invariant = module.SIZES.measured.invariant()
+    heads = {"num_heads": 16, "kv_heads": 8, "size": 128, "dtype": torch.bfloat16, "device": Device.of_arch(90, 132)}
+    assert module.form(rows, divided=divided, sizes=invariant, **heads)[-1] == registers
+
+
 @pytest.mark.gpu
 def test_registers_change_no_bits(randn, assert_close):
     """A row's tokens would depend on how many rows run beside it."""

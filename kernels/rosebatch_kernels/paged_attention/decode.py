@@ -114,8 +114,8 @@ def decode(
     splits = workspace.num_splits(batch) if divided else 1
     program = program_of(group, size, qkv.dtype, e4m3=scales is not None, sizes=sizes)
     registers = program.registers
-    if splits == 1 or keys is not None:
-        programs = batch * kv_heads if keys is None else None
+    if splits == 1 or keys is not None or sizes.decode.pieces:
+        programs = batch * kv_heads * splits if keys is None else None
         registers = max_registers(program, group, qkv.dtype, size, programs, device, sizes=sizes)
     tokens = token_arguments(
         qkv,
@@ -253,16 +253,18 @@ def _decode(
         line = first_line(row, head, PIECES, SHAPE)
         wanted = (d < SHAPE.D) & own_head[:, None]
         places = origin, piece, split, line, g, wanted, own_head, d
-        sums = _attend_pieces(q, pages, keys_of_split, places, partials, sums, scores, SHAPE, TILE, STAGES)
+        sums = _attend_pieces(q, pages, keys_of_split, places, partials, sums, scores, SHAPE, TILE, SPLITS, STAGES)
         last = True
-        if used > 1:
-            if split == 0:
-                leave(partials, line + g, sums, wanted, own_head, d, SHAPE)
-            last = is_last(partials, row, head, used, SHAPE)
-            if last:
-                sums = left(partials, line + g, wanted, own_head, d, SHAPE)
-                for number in range(share // piece, tl.cdiv(first_tile + tiles - origin, piece)):
-                    sums = fold(sums, left(partials, line + number * SHAPE.GROUP + g, wanted, own_head, d, SHAPE))
+        if SPLITS > 1:  # noqa: SIM102 (a compile-time condition)
+            if used > 1:
+                if split == 0:
+                    leave(partials, line + g, sums, wanted, own_head, d, SHAPE)
+                last = is_last(partials, row, head, used, SHAPE)
+                if last:
+                    sums = left(partials, line + g, wanted, own_head, d, SHAPE)
+                    for number in range(share // piece, tl.cdiv(first_tile + tiles - origin, piece)):
+                        part = left(partials, line + number * SHAPE.GROUP + g, wanted, own_head, d, SHAPE)
+                        sums = fold(sums, part)
         if last:
             _finish(out, row, head, sums, sink if sinks is not None else None, g, wanted, d, SHAPE)
         return
@@ -340,26 +342,36 @@ def _shares_of_pieces(
 
 @triton.jit
 def _attend_pieces(
-    q, pages, keys, places, partials, sums, scores, SHAPE: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr
+    q,
+    pages,
+    keys,
+    places,
+    partials,
+    sums,
+    scores,
+    SHAPE: tl.constexpr,
+    TILE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
-    """Split 0 folds the sums over its pieces into ``sums``; each other split leaves those of each of its pieces.
+    """The sums with those over a split's pieces, folded in order. All splits but 0 leave those of each piece, too.
 
-    One loop: the loads of a piece run ahead over the end of the last one.
+    A loop for each piece: with a branch at its end in one loop for all, the compiler keeps one more tile of keys.
     """
     first, end, start_tile, stop_tile, block = keys
     origin, piece, split, line, g, wanted, own_head, d = places
-    part = no_key(q.shape[0], SHAPE.WIDTH)
-    for tile in tl.range(start_tile, stop_tile, num_stages=STAGES):
-        n = tile * TILE + tl.arange(0, TILE)
-        keys_of_tile, block = load_tile(pages, block, tile * TILE, first, end, SHAPE, TILE, True, True)
-        part = attend(q, keys_of_tile, ((n < end) & (n >= first))[None, :], part, scores, False)
-        if ((tile + 1 - origin) % piece == 0) | (tile + 1 == stop_tile):
-            if split == 0:
-                sums = fold(sums, part)
-            else:
-                own = line + (tile - origin) // piece * SHAPE.GROUP + g
-                leave(partials, own, part, wanted, own_head, d, SHAPE)
-            part = no_key(q.shape[0], SHAPE.WIDTH)
+    for number in tl.range((start_tile - origin) // piece, tl.cdiv(stop_tile - origin, piece), num_stages=1):
+        begin = tl.maximum(origin + number * piece, start_tile)
+        stop = tl.minimum(origin + (number + 1) * piece, stop_tile)
+        part = no_key(q.shape[0], SHAPE.WIDTH)
+        for tile in tl.range(begin, stop, num_stages=STAGES):
+            n = tile * TILE + tl.arange(0, TILE)
+            keys_of_tile, block = load_tile(pages, block, tile * TILE, first, end, SHAPE, TILE, True, True)
+            part = attend(q, keys_of_tile, ((n < end) & (n >= first))[None, :], part, scores, False)
+        if SPLITS > 1:  # noqa: SIM102 (a compile-time condition)
+            if split > 0:
+                leave(partials, line + number * SHAPE.GROUP + g, part, wanted, own_head, d, SHAPE)
+        sums = fold(sums, part)
     return sums
 
 

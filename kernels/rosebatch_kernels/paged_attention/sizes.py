@@ -36,7 +36,9 @@ class DecodeSizes:
             them, for a long sequence not to outlast the others. Very many balance each other undivided.
         min_keys: keys that make a split worth its merge, by sequences times K/V heads times warps of a program. The
             number is larger where undivided sequences already fill the GPU.
-        pieces: most pieces of a sequence's keys, whose sums are folded in order; 0 for the splits' own sums.
+        pieces: most pieces of a sequence's keys, whose sums are folded in order; 0 for the splits' own sums. The
+            compiler takes 255 registers for them without a limit. The last of ``group_registers`` is the limit where
+            it saves a round of programs, divided sequences included: not measured.
         piece_keys: of a piece, or a multiple for long sequences.
     """
 
@@ -197,8 +199,8 @@ def form(
     group, splits = num_heads // kv_heads, num_splits(batch, kv_heads, sizes=sizes) if divided else 1
     program = program_of(group, size, dtype, e4m3=e4m3, sizes=sizes)
     registers = program.registers
-    if splits == 1:
-        registers = max_registers(program, group, dtype, size, batch * kv_heads, device, sizes=sizes)
+    if splits == 1 or sizes.decode.pieces:
+        registers = max_registers(program, group, dtype, size, batch * kv_heads * splits, device, sizes=sizes)
     return requests_early(batch, sizes=sizes), splits, registers
 
 
@@ -222,12 +224,14 @@ def max_registers(
     *,
     sizes: Sizes,
 ) -> int | None:
-    """The most registers of a thread: of so many programs of undivided sequences, or of any that share keys (None)."""
+    """The most registers of a thread: of so many programs that may run at once, or of any that share keys (None)."""
     if program.registers is not None or group == 1 or dtype.itemsize == 4:
         return program.registers
     choices = value_at(sizes.decode.group_registers, size)
     if programs is None:
         return choices[-1]
+    if sizes.decode.pieces:
+        choices = None, choices[-1]
     return min(choices, key=lambda each: -(-programs // (_at_once(each, program.warps) * device.processors)))
 
 
