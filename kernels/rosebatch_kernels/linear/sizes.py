@@ -28,18 +28,20 @@ class Program(NamedTuple):
 
 # By rows of x.
 Programs = tuple[tuple[int, Program], ...]
-_WHOLE = Program(64, 32, 128, 4, 5, None)
-_TWO_TILES = _WHOLE._replace(registers=255)
+# Of 33 rows and more, with Hopper's instruction.
+_TWO_TILES = Program(64, 32, 128, 4, 5, 255)
+_FEW = Program(16, 32, 128, 4, 8, 255)
+_FEW_ONTO = _FEW._replace(columns=16)
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of programs; the measured ones are of an H100 80GB HBM3, registers of an H200.
+    """Sizes of programs; the measured ones are of an H100 80GB HBM3, registers, ``whole``, ``gated`` and ``onto`` of an H200.
 
     Attributes:
         whole: of ``linear`` without a gate.
         gated: of ``linear`` with a gate.
-        onto: of ``add_``, which serves weights that are otherwise multiplied in parts. Not measured.
+        onto: of ``add_``, which serves weights that are otherwise multiplied in parts.
         part_rows: rows of x in a tile of ``parts``, by rows of x.
         part_columns: rows of the weight in a tile of ``parts``, by rows of the weight.
         part_depth: products at a time in ``parts``; half as many where parts would come out uneven.
@@ -52,12 +54,13 @@ class Sizes:
         max_rows_in_parts: rows of x up to which ``parts`` beats cuBLAS.
         max_elements: elements of the weight up to which they do. Above, reading the weight takes so long that nothing
             else counts.
+        max_rows_onto: rows of x up to which ``add_`` beats cuBLAS, by columns of the weight.
         min_rows_onto: rows of x from which cuBLAS had better add the product to the residual than the norm's kernel.
     """
 
-    whole: Programs = ((33, _TWO_TILES), (0, _WHOLE))
-    gated: Programs = ((33, _TWO_TILES._replace(depth=64)), (0, _WHOLE))
-    onto: Programs = ((33, _TWO_TILES), (0, _WHOLE))
+    whole: Programs = ((33, _TWO_TILES), (17, _FEW._replace(rows=32)), (0, _FEW))
+    gated: Programs = ((33, _TWO_TILES._replace(depth=64, stages=8)), (0, _TWO_TILES._replace(registers=None)))
+    onto: Programs = ((17, _FEW_ONTO._replace(rows=32, depth=64)), (0, _FEW_ONTO))
     part_rows: Steps = ((17, 64), (0, 16))
     part_columns: Steps = ((1024, 64), (0, 32))
     part_depth: int = 128
@@ -70,6 +73,7 @@ class Sizes:
     max_rows: int = 64
     max_rows_in_parts: int = 128
     max_elements: int = 2**23
+    max_rows_onto: Steps = ((2049, 16), (0, 32))
     min_rows_onto: int = 513
 
     def invariant(self) -> "Sizes":

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from rosebatch_kernels.common.activations import GATES
 from rosebatch_kernels.common.device import HOPPER, SHARED_MEMORY, Device
+from rosebatch_kernels.common.sizes import value_at
 from rosebatch_kernels.linear import gated, head, kernel, sizes
 from rosebatch_kernels.linear.torch_linear import PaddedLinear, TorchLinear
 
@@ -44,7 +45,7 @@ class StreamedLinear(TorchLinear):
 
     def add_(self, x: Tensor, onto: Tensor) -> Tensor:
         """See ``Linear``; both ways round the product before the sum."""
-        if self.streams(x):
+        if self.streams(x) and len(x) <= value_at(self._sizes.max_rows_onto, x.shape[1]):
             return kernel.add_(x, self.weight, onto, sizes=self._sizes, device=self._device)
         return onto.addmm_(x, self.weight.t())
 
