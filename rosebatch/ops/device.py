@@ -40,12 +40,9 @@ def device_ops(switches: Switches) -> DeviceOps:
     from rosebatch_kernels.sampling import kernel as sampling_kernel
 
     device = device_of(torch.device("cuda"))
-    fastest = sampling_kernel.SIZES.of(device)
-    sizes = fastest.invariant() if switches.batch_invariant else fastest
-    sample_rows = partial(sampling_kernel.sample_rows, sizes=sizes, device=device)
     return DeviceOps(
         tile_rows=TILE_ROWS,
-        sample_rows=sample_rows if switches.fused_sampler else None,
+        sample_rows=sized(sampling_kernel, "sample_rows", device) if switches.fused_sampler else None,
         adjust=sized(logits_kernel, "adjust", device),
         mask_=sized(logits_kernel, "mask_", device),
         count_=sized(logits_kernel, "count_", device),

@@ -16,6 +16,7 @@ from rosebatch.model.mixers.hp1.mixer import HP1Spec
 from rosebatch.model.mixers.mixer import TritonSetup
 from rosebatch.model.mixers.paged_attention.mixer import PagedAttentionSpec
 from rosebatch_kernels.common.device import Device
+from rosebatch_kernels.feedback import layout
 
 CPU, BF16 = torch.device("cpu"), torch.bfloat16
 QWEN, GPT2, MQA, HP1 = (16, 8, 128), (12, 12, 64), (32, 1, 128), (8, 4, 128)
@@ -78,7 +79,9 @@ def test_windows_where_others_share_keys(window, divided):
     mixers = triton_mixers([spec], setup)
     mixers[PagedAttentionSpec].decode_kernel = decode
     mixers[PagedAttentionSpec].kernels = SimpleNamespace(undivided_keys=lambda batch: 1000)
-    state = SimpleNamespace(fields=torch.zeros(16, 2, dtype=torch.int32), block_tables=torch.zeros(1, 2, 1))
+    state = SimpleNamespace(
+        fields=torch.zeros(layout.NUM_FIELDS, 2, dtype=torch.int32), block_tables=torch.zeros(1, 2, 1)
+    )
     cache = SimpleNamespace(layer=lambda layer: (torch.zeros(1, dtype=BF16),), group_of=[0])
     shared, keys = RunMixers(cache, state, None, mixers), object()
     DecodeAttention(shared, 2, keys, divided=False)(spec, torch.zeros(2, 32))

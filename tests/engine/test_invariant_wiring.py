@@ -10,11 +10,15 @@ import torch
 from rosebatch.config.run import RunConfig
 from rosebatch.config.switches import Switches
 from rosebatch.engine import load
+from rosebatch.engine.sampling.features import Features
+from rosebatch.engine.triton_runner.state import DeviceState
+from rosebatch.engine.triton_runner.token_sampler import TokenSampler
 from rosebatch.model.quantization.dense import DenseWeight
 from rosebatch.ops.device import keep_products_whole
 from rosebatch.ops.ops import Experts
 from rosebatch.ops.paged_attention import paged_attention_kernels
 from rosebatch.ops.select import select
+from rosebatch_kernels.feedback import layout
 from tests.engine.family_models import FAMILIES
 from tests.engine.small_models import build
 
@@ -90,3 +94,33 @@ def test_parts_of_experts_have_one_dtype(monkeypatch):
     for switches in SWITCHES.values():
         select(switches, "cuda").experts(layer)(torch.zeros(1, 8), torch.zeros(1, 2), None)
     assert seen == [0, 256]
+
+
+@pytest.mark.parametrize("invariant", [True, False])
+def test_a_row_without_penalties_is_sampled_as_it_is_alone(invariant):
+    """Penalties of other rows make logits fp32, and fp32 is added up in another order than 16 bits."""
+
+    def sample_rows(logits, **_):
+        return torch.full((len(logits),), 32 if logits.dtype == torch.float32 else 16, dtype=torch.int32)
+
+    kernels = SimpleNamespace(
+        sample_rows=sample_rows,
+        adjust=lambda logits, *_, **__: logits.float(),
+        mask_=lambda logits, *_: masked.append(logits.dtype),
+        count_=lambda *_: None,
+        advance=lambda *_: None,
+    )
+    masked, state = [], DeviceState(3, 1, 1, CPU, 5)
+    state.fields[layout.ADJUSTS, 1] = 1
+    sampler = TokenSampler(state, None, kernels, (), batched=True, invariant=invariant)
+
+    def tokens(dtype, features, masks=None):
+        return sampler.next_tokens(torch.zeros(3, 5, dtype=dtype), features, None, masks, decodes=True).tolist()
+
+    adjusted = Features(adjusts=True)
+    assert tokens(torch.float16, Features()) == [16, 16, 16]
+    assert tokens(torch.float16, adjusted) == ([16, 32, 16] if invariant else [32, 32, 32])
+    assert tokens(torch.float32, adjusted) == [32, 32, 32]
+    assert masked == []
+    assert tokens(torch.float16, adjusted, (None, None)) == ([16, 32, 16] if invariant else [32, 32, 32])
+    assert masked == [torch.float32, torch.float16][: 1 + invariant]

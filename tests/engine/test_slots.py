@@ -83,6 +83,7 @@ def test_everything_about_a_prompt_that_samples():
     assert write.cells == {
         cell(layout.POSITION, 0): 4,
         cell(layout.NEXT, 0): 5,
+        cell(layout.ADJUSTS, 0): 1,
         cell(layout.LIMIT, 0): 10,
         cell(layout.STOPS, 0): 1,
         cell(layout.TEMPERATURE, 0): struct.unpack("i", struct.pack("f", 0.7))[0],

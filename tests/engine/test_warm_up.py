@@ -1,5 +1,6 @@
 """The kernels of the first steps are compiled all at once, and once on a machine."""
 
+import os
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ import pytest
 pytest.importorskip("triton")
 from rosebatch.engine.triton_runner import warm_up
 from tests.helpers.checkout import environment
+from tests.kernels.compile_record import FLOOR
 
 SCRIPT = Path(__file__).with_name("warm_up_for_hopper.py")
 
@@ -36,6 +38,17 @@ def test_steps_find_what_warm_up_compiled(tmp_path):
     assert gluon == ["gluon", "1", "1", "1"]
     # A launch of another thread is not part of it: without it, an engine that runs meanwhile would compute nonsense.
     assert beside == ["beside", "1"]
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(not FLOOR.exists(), reason="make installs the oldest Triton")
+def test_a_hash_does_not_depend_on_what_was_hashed_before():
+    """With Triton 3.6 it does: a second start compiled kernels again, as it hashes in another order than the first."""
+    own = environment(TRITON_INTERPRET="0")
+    own["PYTHONPATH"] = os.pathsep.join((str(FLOOR), own["PYTHONPATH"]))
+    script = Path(__file__).with_name("hashed_callees.py")
+    ran = subprocess.run([sys.executable, str(script)], env=own, capture_output=True, text=True, check=False)
+    assert ran.stdout.split("\n")[:2] == ["3.6.0 False", "3.6.0 True"], ran.stderr[-3000:]
 
 
 def test_one_warm_up_for_each_shape(tmp_path, monkeypatch):

@@ -13,16 +13,20 @@ from benchmarks.quantize_folder import quantize
 from rosebatch.bench.scenario import configs_dir
 from rosebatch.config.model import ModelConfig
 from rosebatch.config.run import RunConfig
+from rosebatch.config.switches import Switches
 from rosebatch.config.toml_file import load_toml
 from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.cache.kv_cache import bytes_per_block
+from rosebatch.engine.sampling.features import Features
 from rosebatch.engine.scheduling.step_planner import StepPlanner
-from rosebatch.engine.triton_runner.token_sampler import _copy
+from rosebatch.engine.triton_runner.state import DeviceState
+from rosebatch.engine.triton_runner.token_sampler import TokenSampler, _copy
 from rosebatch.launch.launch import launch
-from rosebatch.ops.device import keep_products_whole
+from rosebatch.ops.device import device_ops, keep_products_whole
 from rosebatch_kernels.common.device import device_of
 from rosebatch_kernels.experts import sizes as expert_sizes
+from rosebatch_kernels.feedback import layout
 from rosebatch_kernels.linear import kernel
 from rosebatch_kernels.linear import sizes as linear_sizes
 from rosebatch_kernels.linear.invariant import FixedLinear, differing_rows
@@ -316,16 +320,14 @@ print(differing_rows(TorchLinear, torch.empty(4096, 14336, dtype=torch.bfloat16,
     assert done.stdout.strip() != "None"
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("vocab", [50257, 151_937])
-def test_masked_rows_are_copied_with_their_padding(vocab):
-    """Beside a row with a grammar all rows are copied: from a copy without padding, threads read other numbers.
-
-    Those of 16 bits are copied once more, with padding.
-    """
-    whole = numbers(2048, -(-vocab // 8) * 8, dtype=torch.float32)[:, :vocab]
+def test_masked_rows_are_copied_with_their_padding(vocab, dtype):
+    """Beside a row with a grammar all rows are copied: from a copy without padding, threads read other numbers."""
+    whole = numbers(2048, -(-vocab // 8) * 8, dtype=dtype)[:, :vocab]
     held = [each.cuda() for each in parameters([(1.0, 0, 1.0, 0.0), (0.9, 0, 0.9, 0.0)] * 1024)]
     device = device_of(torch.device("cuda"))
-    sizes = sampling_kernel.SIZES.of(device).invariant()
+    sizes = sampling_kernel.SIZES.of(device)
 
     def sampled(logits):
         return sampling_kernel.sample_rows(logits, *held, sizes=sizes, device=device).tolist()
@@ -333,6 +335,28 @@ def test_masked_rows_are_copied_with_their_padding(vocab):
     expected = sampled(whole)
     assert sampled(_copy(whole)) == expected
     assert sampled(whole.contiguous()) != expected
+
+
+def test_tokens_do_not_depend_on_another_rows_penalty():
+    """It made all logits fp32: sums over segments ran in another order, from 128,000 ids on."""
+    vocab, slots = 151_936, 1024
+    logits = numbers(slots, vocab, dtype=torch.bfloat16)
+    device = logits.device
+    kernels = device_ops(Switches.resolve({"batch_invariant": True}, "cuda"))
+
+    def sampled(invariant, features):
+        state = DeviceState(slots, 1, 1, device, vocab)
+        state.allocate(features)
+        real = state.fields.view(torch.float32)
+        real[layout.TEMPERATURE], real[layout.TOP_P], real[layout.REPETITION] = 0.9, 0.9, 1.0
+        state.fields[layout.SEED_LOW] = torch.arange(slots, device=device)
+        sampler = TokenSampler(state, None, kernels, (), batched=True, invariant=invariant)
+        return sampler.next_tokens(logits, features, None, decodes=True).tolist()
+
+    alone = sampled(True, Features())
+    assert sampled(True, Features(adjusts=True)) == alone
+    # Else the test would see nothing.
+    assert sampled(False, Features(adjusts=True)) != alone
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

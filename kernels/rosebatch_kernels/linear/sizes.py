@@ -36,7 +36,7 @@ _FEW_ONTO = _FEW._replace(columns=16)
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of programs; the measured ones are of an H100 80GB HBM3, registers, ``whole``, ``gated`` and ``onto`` of an H200.
+    """Sizes of programs; the measured ones are of an H100 80GB HBM3, registers and whole products of an H200.
 
     Attributes:
         whole: of ``linear`` without a gate.

@@ -24,7 +24,7 @@ prefix sum in the order of ids, and thresholds in place of a sort. Selection by 
 
 # mypy: allow-untyped-decorators, allow-untyped-defs
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -53,7 +53,6 @@ class Sizes:
         many: logits of a list or a row that are read at a time.
         few: the same for lists that one tile of this size holds.
         warps: of a program of either.
-        widens: whether logits of 16 bits are copied to fp32 first.
     """
 
     segment: int = 128
@@ -63,14 +62,6 @@ class Sizes:
     many: int = 2048
     few: int = 1024
     warps: int = 8
-    widens: bool = False
-
-    def invariant(self) -> "Sizes":
-        """One order of sums for every batch: the order goes by the dtype, as the compiler divides loads among threads.
-
-        One row with a penalty makes the whole batch's logits fp32.
-        """
-        return replace(self, widens=True)
 
 
 SIZES = table(Sizes())
@@ -101,8 +92,6 @@ def sample_rows(
     tokens = torch.empty(rows, dtype=torch.int32, device=logits.device)
     if rows == 0:
         return tokens
-    if sizes.widens and logits.dtype != torch.float32:
-        logits = _widened(logits)
     group = group_of(logits)
     segments = cdiv(vocab, sizes.segment)
     # Two tensors, which both begin on 16 bytes: else Triton would compile the kernels for both cases.
@@ -165,12 +154,6 @@ def sample_rows(
         **launch_options(device),
     )
     return tokens
-
-
-def _widened(logits: Tensor) -> Tensor:
-    """In fp32, with rows that begin on 16 bytes, as those of ``logits.adjust`` do."""
-    rows, size = logits.shape
-    return logits.new_empty(rows, cdiv(size, 4) * 4, dtype=torch.float32)[:, :size].copy_(logits)
 
 
 @triton.jit

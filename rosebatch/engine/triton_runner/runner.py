@@ -109,7 +109,14 @@ class TritonRunner:
         self.prefix_groups = heads and PrefixGroupState(self.slots, cache.block_size, heads, device)
         self._shares_tiles = heads is not None and all(spec.groups_tiles for spec in model.mixers)
         self.state = DeviceState(max_num_seqs, width, window, device, vocab_size, len(cache.num_blocks))
-        self.sampler = TokenSampler(self.state, ops, kernels, eos_token_ids, batched=switches.batched_sampling)
+        self.sampler = TokenSampler(
+            self.state,
+            ops,
+            kernels,
+            eos_token_ids,
+            batched=switches.batched_sampling,
+            invariant=switches.batch_invariant,
+        )
         mixers = triton_mixers(model.mixers, TritonSetup(max_num_seqs, cache.dtype, device, switches))
         self.steps = DeviceSteps(
             model,

@@ -12,7 +12,7 @@ from rosebatch.engine.plan import BlockChange, DecodeWindow, SequenceSpec, StepP
 from rosebatch_kernels.feedback import layout
 
 # Sampling parameters as the layout has them: the seed in two fields.
-_SAMPLING, _INTEGERS = struct.Struct("<ififfQfff"), struct.Struct("<10i")
+_SAMPLING, _INTEGERS = struct.Struct("<iififfQfff"), struct.Struct("<11i")
 
 
 def batch_buckets(limit: int) -> tuple[int, ...]:
@@ -161,6 +161,7 @@ def _fields_of(sampling: SamplingParams) -> tuple[int, ...]:
     """The fields from ``STOPS`` to ``REPETITION``, in the order of the layout."""
     packed = _SAMPLING.pack(
         not sampling.ignore_eos,
+        sampling.adjusts,
         sampling.temperature,
         min(sampling.top_k, 2**31 - 1),
         sampling.top_p,

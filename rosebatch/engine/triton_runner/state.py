@@ -150,6 +150,10 @@ class DeviceState:
             "positions": fields[layout.NEXT],
         }
 
+    def adjusts(self, columns: Tensor | slice) -> Tensor:
+        """Whether the parameters of these columns change logits ``[S]``."""
+        return self.fields[layout.ADJUSTS, columns] > 0
+
     def penalties(self, columns: Tensor | slice) -> dict[str, Tensor]:
         """The parameters of ``rosebatch_kernels.logits.kernel.adjust`` for these columns."""
         fields = self.fields[:, columns]

@@ -65,6 +65,7 @@ class TokenSampler:
         ops, kernels: the operators of this run.
         eos_token_ids: the model's end tokens.
         batched: sample like rows together, where no kernel samples all rows.
+        invariant: a row's bits do not depend on what other rows ask for.
 
     Attributes:
         fits_graphs: whether one kernel samples all rows, so that sampling can be part of a graph.
@@ -72,9 +73,17 @@ class TokenSampler:
     """
 
     def __init__(
-        self, state: DeviceState, ops: Ops, kernels: DeviceOps, eos_token_ids: tuple[int, ...], *, batched: bool
+        self,
+        state: DeviceState,
+        ops: Ops,
+        kernels: DeviceOps,
+        eos_token_ids: tuple[int, ...],
+        *,
+        batched: bool,
+        invariant: bool = False,
     ) -> None:
         device = state.fields.device
+        self._invariant = invariant
         self.state = state
         self.ops = ops
         self.kernels = kernels
@@ -127,18 +136,16 @@ class TokenSampler:
         """
         state, places = self.state, slice(len(logits)) if columns is None else columns
         history, step = (state.history, state.step) if decodes else (self.first_tokens, None)
-        changed = logits
+        plain = logits if masks is None else _copy(logits)
         if features.adjusts:
             bias = state.bias if features.biased else None
             changed = self.kernels.adjust(logits, state.token_counts, bias, columns, **state.penalties(places))
-        if masks is not None:
-            changed = _copy(logits) if changed is logits else changed
-            self.kernels.mask_(changed, *masks)
-        if self.kernels.sample_rows is None:
-            assert in_groups is not None, "outside of a graph, the rows to sample are known"
-            tokens = in_groups(changed)
+            tokens = self._choose(changed, places, masks, in_groups)
+            if self._invariant and logits.dtype != torch.float32:
+                # Adjusted logits are fp32, and the compiler has each type added up in another order.
+                tokens = torch.where(state.adjusts(places), tokens, self._choose(plain, places, masks, in_groups))
         else:
-            tokens = self.kernels.sample_rows(changed, **state.sampling(places))
+            tokens = self._choose(plain, places, masks, in_groups)
         if features.logprobs is not None:
             rows = self.kernels.logprob_rows(logits, tokens, features.logprobs, MAX_LOGPROBS)
             state.keep_logprobs(rows, places, step)
@@ -146,6 +153,21 @@ class TokenSampler:
             self.kernels.count_(state.token_counts, tokens, columns)
         self.kernels.advance(tokens, state.fields, columns, history, step, self._end_tokens)
         return tokens
+
+    def _choose(
+        self,
+        logits: Tensor,
+        places: Tensor | slice,
+        masks: tuple[Tensor, Tensor] | None,
+        in_groups: Callable[[Tensor], Tensor] | None,
+    ) -> Tensor:
+        """Tokens ``[S]`` from logits, which masks change in place."""
+        if masks is not None:
+            self.kernels.mask_(logits, *masks)
+        if self.kernels.sample_rows is None:
+            assert in_groups is not None, "outside of a graph, the rows to sample are known"
+            return in_groups(logits)
+        return self.kernels.sample_rows(logits, **self.state.sampling(places))
 
 
 def _copy(logits: Tensor) -> Tensor:

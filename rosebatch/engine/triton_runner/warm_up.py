@@ -13,6 +13,7 @@ import platform
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import wraps
 from pathlib import Path
 from threading import Lock, get_ident
 from typing import Any
@@ -49,6 +50,7 @@ def hash_compiler() -> Callable[[], Any]:
     """
     from triton.runtime.cache import triton_key
 
+    _hash_callees_first()
     return in_background(triton_key)
 
 
@@ -72,6 +74,26 @@ def compile_for(warm_up: Callable[[], None], shape: Any) -> None:
             warm_up()
         with suppress(OSError):
             done.touch()
+
+
+def _hash_callees_first() -> None:
+    """Let a kernel's hash not depend on which kernels were hashed before.
+
+    Triton 3.6 takes over the constants of a called function in front of its hash, which finds them. So a second start,
+    which hashes in another order than the first, compiled some kernels anew.
+    """
+    from triton.runtime.jit import DependenciesFinder
+
+    update = DependenciesFinder._update_hash
+    if getattr(update, "__wrapped__", None) is not None:
+        return
+
+    @wraps(update)
+    def update_hashed(self: Any, func: Any) -> None:
+        _ = func.cache_key
+        update(self, func)
+
+    DependenciesFinder._update_hash = update_hashed
 
 
 @contextmanager
