@@ -107,6 +107,9 @@ def load_engine(
     assert limits.sampler == "rosebatch" or not switches.fused_sampler, "the fused sampler is rosebatch's own"
     if device.type == "cuda" and switches.batch_invariant:
         keep_products_whole()
+    if device.type == "cuda":
+        # Convolutions of vision towers: by default PyTorch lets cuDNN round fp32 to 10 bits.
+        torch.backends.cudnn.allow_tf32 = False
     ops = select(switches, device.type, limits.sampler, source.quantization.input_group)
     if group is not None:
         ops = divide(ops, group, in_order=switches.batch_invariant)

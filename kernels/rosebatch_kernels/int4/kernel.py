@@ -219,21 +219,24 @@ def _int4_product(
 
 @triton.jit
 def _add_sums(acc, numbers, factors, x_rows, present, left, CUT: tl.constexpr, GROUP: tl.constexpr):
-    """Add the product with four times 32 columns, group by group; ``left`` columns of x are there."""
+    """Add the product with four times 32 columns, group by group; ``left`` columns of x are there.
+
+    One fence is enough: the loads of all four are waited for together.
+    """
     w0, w1, w2, w3 = numbers
     part = dot(w0, _columns(x_rows, present, left, 0, CUT))
     if GROUP == 32:
         acc += part * factors[0].to(tl.float32)[:, None]
         part = tl.zeros_like(part)
-    part = dot(w1, _columns(x_rows, present, left, 1, CUT), part)
+    part = tl.dot(w1, _columns(x_rows, present, left, 1, CUT), part)
     if GROUP < 128:
         acc += part * factors[1].to(tl.float32)[:, None]
         part = tl.zeros_like(part)
-    part = dot(w2, _columns(x_rows, present, left, 2, CUT), part)
+    part = tl.dot(w2, _columns(x_rows, present, left, 2, CUT), part)
     if GROUP == 32:
         acc += part * factors[2].to(tl.float32)[:, None]
         part = tl.zeros_like(part)
-    part = dot(w3, _columns(x_rows, present, left, 3, CUT), part)
+    part = tl.dot(w3, _columns(x_rows, present, left, 3, CUT), part)
     return acc + part * factors[3].to(tl.float32)[:, None]
 
 
@@ -284,11 +287,11 @@ def _numbers(code, zeros, pairs, shift, BF16: tl.constexpr, ASM: tl.constexpr):
 
 @triton.jit
 def _add_values(acc, values, x_rows, present, left, CUT: tl.constexpr):
-    """Add the product with four times 32 columns; ``left`` columns of x are there."""
+    """Add the product with four times 32 columns; ``left`` columns of x are there. One fence, as in ``_add_sums``."""
     acc = dot(values[0], _columns(x_rows, present, left, 0, CUT), acc)
-    acc = dot(values[1], _columns(x_rows, present, left, 1, CUT), acc)
-    acc = dot(values[2], _columns(x_rows, present, left, 2, CUT), acc)
-    return dot(values[3], _columns(x_rows, present, left, 3, CUT), acc)
+    acc = tl.dot(values[1], _columns(x_rows, present, left, 1, CUT), acc)
+    acc = tl.dot(values[2], _columns(x_rows, present, left, 2, CUT), acc)
+    return tl.dot(values[3], _columns(x_rows, present, left, 3, CUT), acc)
 
 
 @triton.jit
