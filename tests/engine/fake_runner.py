@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 
 from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
+from rosebatch.core.token_ids import TokenIds
 from rosebatch.engine.cache.windows import blocks_of_window
 from rosebatch.engine.plan import GONE, Chunk, DecodeRow, DecodeWindow, SequenceSpec, StepPlan, StepResult
 from rosebatch.engine.scheduling.block_pool import BlockPool
@@ -51,8 +52,8 @@ def make_sequence(
     sample: int = 0,
     **sampling: object,
 ) -> SequenceState:
-    """A sequence whose request has the same id."""
-    request = Request(id, tuple(prompt), SamplingParams(max_tokens=max_tokens, **sampling))
+    """A sequence whose request has the same id, and token ids as jobs have them."""
+    request = Request(id, TokenIds.of([*prompt]), SamplingParams(max_tokens=max_tokens, **sampling))
     stop_ids = stop_ids_of(request.sampling, eos, 1 << 31)
     return SequenceState.start(request, id=id, sample=sample, max_model_len=max_model_len, stop_ids=stop_ids)
 

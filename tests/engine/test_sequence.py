@@ -7,6 +7,7 @@ import pytest
 
 from rosebatch.core.request import Completion, Logprobs, Request
 from rosebatch.core.sampling_params import MAX_SAMPLES, SamplingParams
+from rosebatch.core.token_ids import TokenIds
 from rosebatch.engine.plan import SequenceSpec
 from rosebatch.engine.scheduling.sequence import SequenceState, Status, stop_ids_of
 
@@ -43,6 +44,15 @@ def test_tokens_that_end_it():
         own = SequenceState.start(Request(0, (1,), given), id=0, sample=sample, max_model_len=9, stop_ids=shared)
         assert own.spec.stop_ids is shared
         assert own.spec.sampling.stop_token_ids is given.stop_token_ids
+
+
+def test_the_token_ids_of_a_request_stay_as_they_are():
+    """An answer was appended to the array that the request, its output and a step under way have."""
+    prompt = TokenIds.of([1, 2, 3])
+    sequence = SequenceState.start(Request(0, prompt), id=0, max_model_len=9)
+    assert sequence.token_ids is prompt
+    sequence.apply_token_ids([4])
+    assert (list(prompt), list(sequence.token_ids), sequence.output_token_ids) == ([1, 2, 3], [1, 2, 3, 4], [4])
 
 
 class MatchAt:

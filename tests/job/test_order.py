@@ -85,6 +85,16 @@ def test_a_source_that_expects_no_row_is_like_one_that_has_ended():
     assert next(items) is None
 
 
+def test_a_source_that_expects_no_row_is_not_asked_for_each_that_is_left():
+    """The last 512 rows of each call took the host 4 µs more each: none could come while they were handed out."""
+    asked = count()
+    source = chain((row(i, (i,)) for i in range(9)), (None for _ in asked))
+    items = in_good_order(source, 4, expects_rows=lambda: False)
+    assert [item.row.index for item in islice(items, 9)] == list(range(9))
+    assert next(asked) == 1
+    assert next(items) is None
+
+
 def test_a_long_row_at_the_end_begins_early(job):
     """The same where it counts: in steps of the engine."""
     lines = [{"prompt_token_ids": [1], "max_tokens": 40 if i == 13 else 10, "ignore_eos": True} for i in range(14)]

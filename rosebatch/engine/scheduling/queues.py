@@ -115,6 +115,8 @@ class SequenceQueues:
         """Assert that each sequence is where it belongs by its status and numbers."""
         for sequence in self.running:
             assert sequence.status is Status.RUNNING
+            ends = sequence.num_pending_tokens and sequence.num_tokens == sequence.max_len
+            assert not ends or any(sequence is each for each in self.planned), "what is planned to its end is known"
             assert sequence.num_computed_tokens < sequence.num_tokens <= sequence.max_len
         for sequence in self.ending:
             assert sequence.status is Status.ENDING and sequence.num_pending_tokens
