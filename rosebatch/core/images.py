@@ -12,7 +12,7 @@ class PromptImage(msgspec.Struct, frozen=True, eq=False):
         offset: place of its first token in the prompt.
         gets_vector: numpy bool ``[tokens]``, which of its tokens are placeholders; each of those gets a vector. Others,
             between rows or around the image, have embeddings of their own.
-        grid: rows and columns of its vectors; see ``rosebatch.model.vision.vision.Patches``.
+        grid: rows and columns of its vectors, or another shape; see ``rosebatch.model.vision.vision.Patches``.
         digest: 32 bytes, equal only for equal pixels in an equal grid.
         patches: numpy uint8, what the model's tower reads; see ``rosebatch.model.vision.vision.Patches``.
     """

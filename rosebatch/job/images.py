@@ -115,7 +115,8 @@ def with_images(
                 return _Waiting(item.failed(RowError("image_not_read", str(error))))
             except Exception as error:
                 return _Waiting(item.failed(unexpected("loading the image processor", error)))
-            return _Waiting(item, [pool.submit(_load, each, options, processor) for each in item.row.images])
+            alone = len(item.row.images) == 1
+            return _Waiting(item, [pool.submit(_load, each, options, processor, alone) for each in item.row.images])
 
         while waiting or not ended:
             while not (ended or idle) and (
@@ -170,12 +171,13 @@ def _texts(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
                 yield text
 
 
-def _load(reference: ImageReference, options: ImageOptions, processor: Processor) -> _Loaded | RowError:
+def _load(reference: ImageReference, options: ImageOptions, processor: Processor, alone: bool) -> _Loaded | RowError:
     """An image, or why there is none. What a wait for it raises is not of the row."""
     try:
         pixels = load_image(reference, options.policy)
-        patches = processor(pixels.rgb)
-        return _Loaded(patches, sha256(b"%b %d %d" % (pixels.digest, *patches.grid)).digest())
+        patches = processor(pixels.rgb, alone=alone)
+        shape = *patches.grid, len(patches.token_ids)
+        return _Loaded(patches, sha256(b"%b %d %d %d" % (pixels.digest, *shape)).digest())
     except RowError as error:
         return error
     except ValueError as error:

@@ -44,6 +44,8 @@ class Family(NamedTuple):
         tower: of the tower's config.
         options: of transformers' image processor, beside those of its file.
         own: further values of the whole model's config.
+        text_type: of the text part, if it is not the usual one.
+        nested: whether transformers cuts an image otherwise where its prompt has several.
     """
 
     tokens: tuple[str, ...]
@@ -52,6 +54,8 @@ class Family(NamedTuple):
     tower: dict[str, Any]
     options: dict[str, Any] = {}
     own: dict[str, Any] = {}
+    text_type: str | None = None
+    nested: bool = False
 
 
 _QWEN = Family(
@@ -111,12 +115,46 @@ _SMOLVLM = Family(
     {"patch_size": 4, "image_size": 16, "num_hidden_layers": 2},
     own={"scale_factor": 2},
 )
+_LLAVA = Family(
+    ("<image>", "<one>", "<two>"),
+    "<image>",
+    {
+        "image_processor_type": "LlavaImageProcessor",
+        "size": {"shortest_edge": 16},
+        "crop_size": {"height": 16, "width": 16},
+    },
+    {"patch_size": 8, "image_size": 16, "num_hidden_layers": 2},
+)
+_SHAPES = [[16, 32], [32, 16], [32, 32], [48, 16], [16, 48]]
+_LLAVA_NEXT = _LLAVA._replace(
+    processor=_LLAVA.processor | {"image_processor_type": "LlavaNextImageProcessor", "image_grid_pinpoints": _SHAPES},
+    own={"image_grid_pinpoints": _SHAPES},
+)
+_GRANITE = _LLAVA_NEXT._replace(
+    tower=_LLAVA.tower | {"model_type": "siglip_vision_model", "vision_use_head": False},
+    own=_LLAVA_NEXT.own | {"vision_feature_layer": [-3, -1], "vision_feature_select_strategy": "full"},
+    text_type="granite",
+)
+_LLAVA_ONEVISION = _LLAVA._replace(
+    processor={
+        "image_processor_type": "LlavaOnevisionImageProcessor",
+        "image_grid_pinpoints": _SHAPES,
+        "size": {"height": 16, "width": 16},
+    },
+    tower=_LLAVA.tower | {"vision_use_head": False},
+    own={"image_grid_pinpoints": _SHAPES, "vision_aspect_ratio": "anyres_max_3"},
+    nested=True,
+)
 FAMILIES = {
     "Idefics3ForConditionalGeneration": _SMOLVLM._replace(
         processor=_SMOLVLM.processor | {"image_processor_type": "Idefics3ImageProcessorFast"}
     ),
     "InternVLForConditionalGeneration": _INTERNVL,
-    "LlavaForConditionalGeneration": _PIXTRAL,
+    "LlavaForConditionalGeneration": _LLAVA,
+    "LlavaForConditionalGeneration-Pixtral": _PIXTRAL,
+    "LlavaNextForConditionalGeneration": _LLAVA_NEXT,
+    "LlavaNextForConditionalGeneration-Granite": _GRANITE,
+    "LlavaOnevisionForConditionalGeneration": _LLAVA_ONEVISION,
     "Mistral3ForConditionalGeneration": _MISTRAL,
     "Qwen2_5_VLForConditionalGeneration": _QWEN,
     "Qwen3VLForConditionalGeneration": _QWEN,
@@ -127,14 +165,19 @@ FAMILIES = {
 }
 
 
+def class_of(name: str) -> str:
+    """transformers' class of a family by this name."""
+    return name.partition("-")[0]
+
+
 def seeing_model(name: str, folder: Path) -> Any:
-    """A random model of a class, written into a folder, with its image processor and tokenizer."""
+    """A random model of a family, written into a folder, with its image processor and tokenizer."""
     family = FAMILIES[name]
     own = {"image_token_id": IMAGE, "image_token_index": IMAGE}
     own |= {"vision_start_token_id": FIRST_MARK, "vision_end_token_id": SECOND_MARK}
     # Behind a window, fewer blocks than a prompt's preempt nothing.
-    text = {"vocab_size": 264, "sliding_window": None}
-    model = tiny_whole(name, others=family.tower, own=own | family.own, **text)
+    text = {"vocab_size": 264, "sliding_window": None, "embedding_multiplier": 3.0}
+    model = tiny_whole(class_of(name), text_type=family.text_type, others=family.tower, own=own | family.own, **text)
     # transformers takes one that was generated for an image.
     torch.nn.init.zeros_(model.lm_head.weight[IMAGE])
     (folder / "preprocessor_config.json").write_text(json.dumps(family.processor | _COLOURS))
@@ -165,12 +208,14 @@ def request(
     ids = {token: IMAGE + number for number, token in enumerate(family.tokens)}
     token_ids: list[int] = []
     images = []
+    alone = sum(isinstance(part, int) for part in parts) == 1
     for part in parts:
         if isinstance(part, int):
-            patches = processor(picture(part))
+            patches = processor(picture(part), alone=alone)
             token_ids += [ids[before]] if before else []
             gets_vector = patches.token_ids == IMAGE
-            images.append(PromptImage(len(token_ids), gets_vector, patches.grid, bytes([part]) * 32, patches.values))
+            digest = bytes([part, len(patches.token_ids)]) * 16
+            images.append(PromptImage(len(token_ids), gets_vector, patches.grid, digest, patches.values))
             token_ids += patches.token_ids.tolist()
             token_ids += [ids[after]] if after else []
         else:
@@ -192,7 +237,8 @@ def reference_logits(
     inputs: dict[str, Any] = {}
     if images:
         processor = AutoImageProcessor.from_pretrained(str(folder), backend="pil")
-        found = processor(images, input_data_format="channels_last", return_tensors="pt", **family.options)
+        given = [images] if family.nested else images
+        found = processor(given, input_data_format="channels_last", return_tensors="pt", **family.options)
         inputs = {name: each for name, each in found.items() if name != "num_patches"}
         if "image_grid_thw" in inputs:
             inputs["mm_token_type_ids"] = (ids == IMAGE).int()

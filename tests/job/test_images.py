@@ -35,13 +35,13 @@ def reading():
 
 
 class Processor:
-    """A token for each pixel, in one row."""
+    """A token for each pixel, in one row; a further one of an image that is alone."""
 
-    def __call__(self, rgb):
+    def __call__(self, rgb, *, alone=True):
         height, width, _ = rgb.shape
         if height > 4 * width:
             raise ValueError("too tall")
-        token_ids = np.full(height * width, PLACEHOLDER, np.uint32)
+        token_ids = np.full(height * width + alone, PLACEHOLDER, np.uint32)
         return Patches(rgb.reshape(-1, 3), (height, width), token_ids)
 
 
@@ -89,6 +89,11 @@ def test_a_prompt_has_a_placeholder_for_each_token_of_an_image(reading):
     assert prompt.images[1].patches.shape == (6, 3)
     # What they were loaded from is not kept.
     assert row.row.images == ()
+    (row,) = served([chat("a", small)], reading)
+    (image,) = row.prompts[0].images
+    assert image.num_tokens == 3
+    # A model that sees it otherwise beside others gives it other vectors.
+    assert image.digest != digests[0]
 
 
 @pytest.mark.parametrize(
@@ -151,7 +156,7 @@ def test_files_below_the_media_root(reading, tmp_path):
     options = ImageOptions.of(str(tmp_path), " A.test,b.test:8080 ", None, None)
     assert options.policy.domains == {"a.test", "b.test:8080"}
     found, outside = served([chat("image:a.png"), chat("image:../a.png")], reading, pickle.loads(pickle.dumps(options)))
-    assert found.prompts[0].images[0].num_tokens == 2
+    assert found.prompts[0].images[0].num_tokens == 2 + 1
     assert outside.error.code == "image_not_allowed"
 
 

@@ -39,7 +39,7 @@ class Idefics3Processor:
         self._side = int(self._process.own.max_image_size["longest_edge"])
         self._of_tile = (self._side // config.vision_config.patch_size // config.scale_factor) ** 2
 
-    def __call__(self, rgb: NDArray[np.uint8]) -> Patches:
+    def __call__(self, rgb: NDArray[np.uint8], *, alone: bool = True) -> Patches:
         """See ``rosebatch.model.vision.vision.Processor``: values are ``[tiles, 3, height, width]``."""
         size = {"longest_edge": self._longest_edge(*rgb.shape[:2])}
         found = self._process(rgb, size=size, return_row_col_info=True)

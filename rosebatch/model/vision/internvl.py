@@ -46,7 +46,7 @@ class InternVLProcessor:
         self._of_tile = np.full(rows * columns, placeholder, np.uint32)
         self._begin, self._end = ([token_id(encode, name)] for name in (_BEGIN, _END))
 
-    def __call__(self, rgb: NDArray[np.uint8]) -> Patches:
+    def __call__(self, rgb: NDArray[np.uint8], *, alone: bool = True) -> Patches:
         """See ``rosebatch.model.vision.vision.Processor``: values are ``[tiles, 3, height, width]``."""
         found = self._process(rgb, crop_to_patches=True, min_patches=self._least, max_patches=self._most)
         values = np.stack(found["pixel_values"]).astype(np.uint8)

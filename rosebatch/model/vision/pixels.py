@@ -8,6 +8,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+# Of what an image becomes on its way, and is cut to a size then: 400 MB.
+_MAX_PIXELS = 1 << 27
+
 
 class ImageProcessor:
     """transformers' image processor of a model, the one that needs Pillow alone, up to whole numbers.
@@ -27,15 +30,16 @@ class ImageProcessor:
             str(folder), backend="pil", local_files_only=True, trust_remote_code=False
         )
 
-    def __call__(self, rgb: NDArray[np.uint8], **options: Any) -> Any:
+    def __call__(self, rgb: NDArray[np.uint8], *, alone: bool = True, **options: Any) -> Any:
         """What it makes of pixels ``[height, width, 3]``, neither rescaled nor normalised.
 
         Args:
             rgb: of one image.
+            alone: whether it is the only image of its prompt; else a pixel is a second one.
             options: of the image processor.
         """
         return self.own.preprocess(
-            [rgb],
+            [rgb] if alone else [[rgb, rgb[:1, :1]]],
             # Three rows of pixels are no three channels.
             input_data_format="channels_last",
             do_convert_rgb=False,
@@ -43,6 +47,17 @@ class ImageProcessor:
             do_normalize=False,
             **options,
         )
+
+
+def require_few_pixels(rgb: NDArray[np.uint8], pixels: float) -> None:
+    """Check how many an image would become on its way.
+
+    Raises:
+        ValueError: too many.
+    """
+    if pixels > _MAX_PIXELS:
+        height, width, _ = rgb.shape
+        raise ValueError(f"of {width} by {height} pixels, {pixels:.0f} would be made: give it a shorter longer side")
 
 
 class Normalizer:

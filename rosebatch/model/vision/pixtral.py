@@ -39,7 +39,7 @@ class PixtralProcessor:
         self._placeholder = placeholder
         self._row_end, self._image_end = token_id(encode, _ROW_END), token_id(encode, _IMAGE_END)
 
-    def __call__(self, rgb: NDArray[np.uint8]) -> Patches:
+    def __call__(self, rgb: NDArray[np.uint8], *, alone: bool = True) -> Patches:
         """See ``rosebatch.model.vision.vision.Processor``: values are ``[1, 3, height, width]``."""
         height, width, _ = rgb.shape
         patch, longest = {"height": self._side, "width": self._side}, self._longest_edge(height, width)
@@ -67,6 +67,10 @@ class PixtralProcessor:
 
 class PixtralTower(PartsTower):
     """Images of any shape."""
+
+    def __call__(self, values: NDArray[np.uint8], grid: tuple[int, int]) -> Tensor:
+        """See ``rosebatch.model.vision.vision.Tower``."""
+        return super().__call__(values, grid)[:, : grid[0] * grid[1]]
 
     def arguments(self, pixels: Tensor, grid: tuple[int, int]) -> dict[str, Any]:
         """See ``PartsTower``."""

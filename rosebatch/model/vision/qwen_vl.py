@@ -38,7 +38,7 @@ class QwenProcessor:
         if max_pixels is not None:
             self._size = {name: min(self._size[name], max_pixels) for name in ("shortest_edge", "longest_edge")}
 
-    def __call__(self, rgb: NDArray[np.uint8]) -> Patches:
+    def __call__(self, rgb: NDArray[np.uint8], *, alone: bool = True) -> Patches:
         """See ``rosebatch.model.vision.vision.Processor``: values are ``[patches, 3, size, size]``."""
         own, found = self._process.own, self._process(rgb, size=self._size)
         patches = found["pixel_values"].reshape(-1, 3, own.temporal_patch_size, own.patch_size, own.patch_size)

@@ -8,6 +8,7 @@ from rosebatch.config.model import ModelConfig
 from rosebatch.host.model_files import read_json
 from rosebatch.model.vision.idefics3 import idefics3
 from rosebatch.model.vision.internvl import internvl
+from rosebatch.model.vision.llava import llava, llava_next, llava_onevision
 from rosebatch.model.vision.pixtral import pixtral
 from rosebatch.model.vision.qwen_vl import qwen2_5_vl, qwen3_5, qwen3_vl
 from rosebatch.model.vision.vision import Vision
@@ -16,7 +17,9 @@ from rosebatch.model.vision.vision import Vision
 VISIONS: dict[str, Callable[[Path, Mapping[str, Any], ModelConfig], Vision | None]] = {
     "Idefics3ForConditionalGeneration": idefics3,
     "InternVLForConditionalGeneration": internvl,
-    "LlavaForConditionalGeneration": pixtral,
+    "LlavaForConditionalGeneration": llava,
+    "LlavaNextForConditionalGeneration": llava_next,
+    "LlavaOnevisionForConditionalGeneration": llava_onevision,
     "Mistral3ForConditionalGeneration": pixtral,
     "Qwen2_5_VLForConditionalGeneration": qwen2_5_vl,
     "Qwen3_5ForConditionalGeneration": qwen3_5,

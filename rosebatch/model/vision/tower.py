@@ -21,7 +21,7 @@ class PartsTower:
         weights: of the model.
     """
 
-    PARTS: ClassVar = ("vision_tower", "multi_modal_projector")
+    PARTS: ClassVar[tuple[str, ...]] = ("vision_tower", "multi_modal_projector")
 
     def __init__(self, folder: Path, weights: WeightSource) -> None:
         self._whole = load_parts(load_config(folder), weights, self.PARTS)
@@ -33,7 +33,7 @@ class PartsTower:
         arguments = self.arguments(self._normalize(values), grid)
         found = self._whole.get_image_features(**arguments, return_dict=True)
         # A tensor for each image or tile, or one of all.
-        return torch.cat(tuple(found.pooler_output))[None, : grid[0] * grid[1]]
+        return torch.cat(tuple(found.pooler_output))[None]
 
     def arguments(self, pixels: Tensor, grid: tuple[int, int]) -> dict[str, Any]:
         """Of transformers' function, for an image that is normalised."""

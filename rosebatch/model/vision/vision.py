@@ -20,7 +20,8 @@ class Patches(NamedTuple):
 
     Attributes:
         values: uint8, in the shape and order that the tower wants.
-        grid: rows and columns of its vectors; of an image in tiles their number, and vectors of each.
+        grid: what the tower needs beside the values. Rows and columns of its vectors; of an image in tiles their
+            number, and vectors of each; of a padded one in tiles, its height and width before.
         token_ids: uint32 ``[tokens]``, what takes the place of the placeholder in the prompt: a placeholder for each
             vector, and what the model wants between and around them.
     """
@@ -33,8 +34,12 @@ class Patches(NamedTuple):
 class Processor(Protocol):
     """Resizes images and cuts them. Any thread may call it; it needs no torch."""
 
-    def __call__(self, rgb: NDArray[np.uint8]) -> Patches:
+    def __call__(self, rgb: NDArray[np.uint8], *, alone: bool = True) -> Patches:
         """The patches of pixels ``[height, width, 3]``.
+
+        Args:
+            rgb: of one image.
+            alone: whether it is the only image of its prompt: LLaVA-OneVision sees several less finely.
 
         Raises:
             ValueError: the model cannot have an image of this shape.
