@@ -27,6 +27,7 @@ class ImageEncoder:
         sections: of the model's rotary channels, see ``Vision.channel_sections``.
         device: of the run.
         kept_bytes: of vectors.
+        both_ways: see ``Vision``.
     """
 
     def __init__(
@@ -35,7 +36,10 @@ class ImageEncoder:
         sections: Sequence[int],
         device: torch.device,
         kept_bytes: int = _KEPT_BYTES,
+        *,
+        both_ways: bool = False,
     ) -> None:
+        self.both_ways = both_ways
         self.sections = torch.tensor(sections, device=device) if sections else None
         self._load_tower = load_tower
         self._tower: Tower | None = None
@@ -108,3 +112,18 @@ def section_positions(images: Sequence[PromptImage], start: int, end: int) -> np
         shift += max(image.grid) - image.num_tokens
         positions[own.stop :] = places[own.stop :, None] + shift
     return positions
+
+
+def key_ends(images: Sequence[PromptImage], start: int, end: int) -> np.ndarray:
+    """``[tokens]`` int32, for each token of a sequence the place after the last key that it sees.
+
+    An image's tokens see each other. All of them get vectors.
+
+    Args:
+        images: of the sequence.
+        start, end: places of the first token, and after the last.
+    """
+    ends = np.arange(start + 1, end + 1, dtype=np.int32)
+    for image in images:
+        ends[max(image.offset - start, 0) : max(image.end - start, 0)] = image.end
+    return ends

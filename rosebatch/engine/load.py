@@ -127,7 +127,12 @@ def load_engine(
     vision = source.vision
     images = None
     if vision is not None:
-        images = ImageEncoder(lambda: vision.tower(source.weights(device)), vision.channel_sections, device)
+        images = ImageEncoder(
+            lambda: vision.tower(source.weights(device)),
+            vision.channel_sections,
+            device,
+            both_ways=vision.both_ways,
+        )
     loaded = build_engine(
         model,
         source.config,
@@ -223,7 +228,16 @@ def build_engine(
     restarts = restart_policy(model.mixers)
     policy = SeparateDecodes(window) if by_triton else MIXED
     unit = math.lcm(*(spec.chunk_unit for spec in model.mixers))
-    scheduler = _scheduler(memory, block_size, switches, policy, restarts, unit, has_states=bool(state_layers))
+    scheduler = _scheduler(
+        memory,
+        block_size,
+        switches,
+        policy,
+        restarts,
+        unit,
+        has_states=bool(state_layers),
+        whole_images=images is not None and images.both_ways,
+    )
     # One block more than in the scheduler's pools: kernels write there what is not read.
     counts = [group.blocks + by_triton for group in memory.groups]
     cache = KVCache(layers, counts, block_size, dtype, device, ops, memory.group_of)
@@ -283,6 +297,7 @@ def _scheduler(
     chunk_unit: int,
     *,
     has_states: bool,
+    whole_images: bool,
 ) -> Scheduler:
     """The scheduler of what memory has room for. States of sequences are in no block, so prompts share none."""
     return Scheduler(
@@ -298,4 +313,5 @@ def _scheduler(
         host_blocks=memory.host_blocks,
         replays=switches.replays,
         chunk_unit=chunk_unit,
+        whole_images=whole_images,
     )

@@ -175,7 +175,7 @@ def check_rows(
 
     with DaemonPool(1, "rosebatch-text") as pool:
         limit = config.max_model_len
-        prepared = prepare(rows, tokenizer, grammars, pool, max_model_len=limit, sees=vision is not None)
+        prepared = prepare(rows, tokenizer, grammars, pool, max_model_len=limit, vision=vision)
         compiled = with_grammars(prepared, grammars, in_order=True)
         for item in with_images(compiled, vision, tokenizer, images, max_model_len=limit):
             assert item is not None, "a file always has a next row, or an end"

@@ -89,7 +89,7 @@ def with_images(
         yield from items
         return
     seconds = defaultdict(float) if seconds is None else seconds
-    placeholder = tokenizer.backend.id_to_token(vision.placeholder) or ""
+    marks = [tokenizer.backend.id_to_token(vision.placeholder) or "", *(vision.in_text or ())[:1]]
 
     def encode(text: str) -> list[int]:
         return tokenizer.backend.encode(text, add_special_tokens=False).ids
@@ -104,7 +104,7 @@ def with_images(
             if not isinstance(item, Prepared) or not item.row.images:
                 return _Waiting(item)
             try:
-                _require_served(item, options, placeholder)
+                _require_served(item, options, marks)
                 if processor is None:
                     with Stopwatch(seconds, "loading images"):
                         require_pillow()
@@ -148,7 +148,7 @@ def with_images(
                 yield None
 
 
-def _require_served(row: Prepared, options: ImageOptions, placeholder: str) -> None:
+def _require_served(row: Prepared, options: ImageOptions, marks: Sequence[str]) -> None:
     """Check what is known before images are loaded.
 
     Raises:
@@ -159,8 +159,9 @@ def _require_served(row: Prepared, options: ImageOptions, placeholder: str) -> N
         raise RowError("too_many_images", f"the row has {counted(count, 'image')}, more than {options.limit}")
     if row.row.options.truncate_prompt_tokens:
         raise RowError("unsupported_field", "truncate_prompt_tokens: a prompt with images is not cut")
-    if any(placeholder in text for text in _texts(row.row.messages or ())):
-        raise RowError("invalid_messages", f"a text has {placeholder}, which stands for an image")
+    for mark in marks:
+        if any(mark in text for text in _texts(row.row.messages or ())):
+            raise RowError("invalid_messages", f"a text has {mark}, which stands for an image")
 
 
 def _texts(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:

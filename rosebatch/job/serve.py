@@ -80,8 +80,8 @@ def serve(
     # One encodes while the other decodes; each call uses all cores.
     encoder, decoder = DaemonPool(1, "rosebatch-encode"), DaemonPool(1, "rosebatch-decode")
     with encoder, decoder, searched_rarely():
-        limit, sees = engine.max_model_len, vision is not None
-        source = prepare(rows, tokenizer, grammars, encoder, seed, seconds, check, max_bytes, limit, sees=sees)
+        limit = engine.max_model_len
+        source = prepare(rows, tokenizer, grammars, encoder, seed, seconds, check, max_bytes, limit, vision)
         if not in_order and engine.generates:
             # Prompts of an encoder share nothing, and none takes long: they need not wait for a window of others.
             source = in_job_order(

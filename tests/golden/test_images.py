@@ -51,6 +51,7 @@ NAMES = (
     "Mistral3ForConditionalGeneration",
     "InternVLForConditionalGeneration",
     "SmolVLMForConditionalGeneration",
+    "Gemma3ForConditionalGeneration",
     "LlavaOnevisionForConditionalGeneration",
     "LlavaNextForConditionalGeneration",
     "LlavaNextForConditionalGeneration-Granite",
@@ -73,6 +74,8 @@ PROMPTS = {
     "other image": [TEXT, 1, TEXT],
     "portrait": [(31,), 2, TEXT],
     "landscape": [TEXT, 3, (32, 33)],
+    # In Gemma 3, it is in two of the CPU's tiles of 64 tokens.
+    "far": [(*TEXT * 8, 34, 35, 36), 0, TEXT],
     "tiny": [(41,), 4, (42,)],
     "all": [TEXT, 2, 0, (51,), 3, 4, TEXT, 1, TEXT],
 }
@@ -151,7 +154,10 @@ def test_no_bit_depends_on_the_steps(seeing, limits, preempts):
         assert found.logprobs == expected.logprobs
 
 
-_ONE_SIZE = ("LlavaForConditionalGeneration",)
+_ONE_SIZE = (
+    "Gemma3ForConditionalGeneration",
+    "LlavaForConditionalGeneration",
+)
 
 
 def test_max_pixels_make_images_smaller(seeing):
@@ -175,6 +181,7 @@ TILES = [FIRST_MARK, 260, *[IMAGE] * 4, *b"\n", FIRST_MARK, 262, *[IMAGE] * 4, *
 TILES += [FIRST_MARK, SECOND_MARK, *[IMAGE] * 4, FIRST_MARK]
 _TILES_OF_LLAVA = [IMAGE] * (4 + 6 * (2 + 1))
 TOKENS = {
+    "Gemma3ForConditionalGeneration": [IMAGE] * 4,
     "Idefics3ForConditionalGeneration": TILES,
     "SmolVLMForConditionalGeneration": TILES,
     "InternVLForConditionalGeneration": [FIRST_MARK, *[IMAGE] * 4 * (3 + 1), SECOND_MARK],

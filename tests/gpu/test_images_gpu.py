@@ -15,6 +15,7 @@ from tests.helpers.shared_folder import make_once
 pytestmark = pytest.mark.gpu
 
 NAMES = (
+    "Gemma3ForConditionalGeneration",
     "Qwen3VLForConditionalGeneration",
     "Qwen3_5ForConditionalGeneration",
     "Qwen2_5_VLForConditionalGeneration",

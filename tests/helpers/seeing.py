@@ -1,7 +1,7 @@
 """Tiny random models that see, their images, and what transformers makes of both."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,6 +45,7 @@ class Family(NamedTuple):
         options: of transformers' image processor, beside those of its file.
         own: further values of the whole model's config.
         text_type: of the text part, if it is not the usual one.
+        text: further values of its config.
         nested: whether transformers cuts an image otherwise where its prompt has several.
     """
 
@@ -55,6 +56,7 @@ class Family(NamedTuple):
     options: dict[str, Any] = {}
     own: dict[str, Any] = {}
     text_type: str | None = None
+    text: dict[str, Any] = {}
     nested: bool = False
 
 
@@ -115,6 +117,15 @@ _SMOLVLM = Family(
     {"patch_size": 4, "image_size": 16, "num_hidden_layers": 2},
     own={"scale_factor": 2},
 )
+_GEMMA = Family(
+    ("<image_soft_token>", "<start_of_image>", "<end_of_image>"),
+    "\n\n<start_of_image><image_soft_token><end_of_image>\n\n",
+    {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 16, "width": 16}},
+    {"patch_size": 4, "image_size": 16, "num_hidden_layers": 2, "vision_use_head": False},
+    own={"mm_tokens_per_image": 4},
+    # The window is shorter than an image.
+    text={"sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"] * 2},
+)
 _LLAVA = Family(
     ("<image>", "<one>", "<two>"),
     "<image>",
@@ -146,6 +157,7 @@ _LLAVA_ONEVISION = _LLAVA._replace(
     nested=True,
 )
 FAMILIES = {
+    "Gemma3ForConditionalGeneration": _GEMMA,
     "Idefics3ForConditionalGeneration": _SMOLVLM._replace(
         processor=_SMOLVLM.processor | {"image_processor_type": "Idefics3ImageProcessorFast"}
     ),
@@ -165,6 +177,10 @@ FAMILIES = {
 }
 
 
+# Whose template writes a mark alone: what is around it comes before the text is encoded.
+_IN_TEXT = ("Gemma3ForConditionalGeneration",)
+
+
 def class_of(name: str) -> str:
     """transformers' class of a family by this name."""
     return name.partition("-")[0]
@@ -176,14 +192,15 @@ def seeing_model(name: str, folder: Path) -> Any:
     own = {"image_token_id": IMAGE, "image_token_index": IMAGE}
     own |= {"vision_start_token_id": FIRST_MARK, "vision_end_token_id": SECOND_MARK}
     # Behind a window, fewer blocks than a prompt's preempt nothing.
-    text = {"vocab_size": 264, "sliding_window": None, "embedding_multiplier": 3.0}
+    text = {"vocab_size": 264, "sliding_window": None, "embedding_multiplier": 3.0} | family.text
     model = tiny_whole(class_of(name), text_type=family.text_type, others=family.tower, own=own | family.own, **text)
     # transformers takes one that was generated for an image.
     torch.nn.init.zeros_(model.lm_head.weight[IMAGE])
     (folder / "preprocessor_config.json").write_text(json.dumps(family.processor | _COLOURS))
     backend = byte_backend()
     backend.add_special_tokens(list(family.tokens))
-    template = _TEMPLATE.replace("IMAGE", family.in_template)
+    in_template = family.tokens[1] if name in _IN_TEXT else family.in_template
+    template = _TEMPLATE.replace("IMAGE", in_template)
     save_backend(backend, folder, chat_template=template, eos_token="<eos>")
     return save(model, folder)
 
@@ -204,23 +221,32 @@ def request(
     family: Family, processor: Processor, id: int, parts: Sequence[int | Sequence[int]], **options: Any
 ) -> Request:
     """A prompt of parts: token ids, or the number of an image."""
-    before, _, after = family.in_template.partition(family.tokens[0])
     ids = {token: IMAGE + number for number, token in enumerate(family.tokens)}
+    before, after = (_encoded(text, ids) for text in family.in_template.split(family.tokens[0]))
     token_ids: list[int] = []
     images = []
     alone = sum(isinstance(part, int) for part in parts) == 1
     for part in parts:
         if isinstance(part, int):
             patches = processor(picture(part), alone=alone)
-            token_ids += [ids[before]] if before else []
+            token_ids += before
             gets_vector = patches.token_ids == IMAGE
             digest = bytes([part, len(patches.token_ids)]) * 16
             images.append(PromptImage(len(token_ids), gets_vector, patches.grid, digest, patches.values))
             token_ids += patches.token_ids.tolist()
-            token_ids += [ids[after]] if after else []
+            token_ids += after
         else:
             token_ids += part
     return Request(id, tuple(token_ids), images=tuple(images), **options)
+
+
+def _encoded(text: str, ids: Mapping[str, int]) -> list[int]:
+    """Of bytes, and marks with these ids."""
+    for mark, token_id in ids.items():
+        before, found, after = text.partition(mark)
+        if found:
+            return [*before.encode(), token_id, *after.encode()]
+    return [*text.encode()]
 
 
 def reference_logits(
@@ -239,7 +265,9 @@ def reference_logits(
         processor = AutoImageProcessor.from_pretrained(str(folder), backend="pil")
         given = [images] if family.nested else images
         found = processor(given, input_data_format="channels_last", return_tensors="pt", **family.options)
-        inputs = {name: each for name, each in found.items() if name != "num_patches"}
+        inputs = {name: each for name, each in found.items() if name not in ("num_patches", "num_crops")}
+        if family is _GEMMA:
+            inputs["token_type_ids"] = (ids == IMAGE).int()
         if "image_grid_thw" in inputs:
             inputs["mm_token_type_ids"] = (ids == IMAGE).int()
     with torch.inference_mode():

@@ -3,6 +3,7 @@
 import base64
 import pickle
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -45,6 +46,9 @@ class Processor:
         return Patches(rgb.reshape(-1, 3), (height, width), token_ids)
 
 
+VISION = Vision(PLACEHOLDER, ("tower",), lambda max_pixels, encode: Processor(), lambda weights: None)
+
+
 def data(size=(2, 1), **options):
     return "data:image/png;base64," + base64.b64encode(saved("PNG", picture("RGB", size), **options)).decode()
 
@@ -56,14 +60,13 @@ def chat(*parts, role="user", **fields):
     return {"messages": [{"role": role, "content": content}], **fields}
 
 
-def prepared(lines, reading):
+def prepared(lines, reading, vision=VISION):
     rows = (parse_row(line, index=number, where="", defaults={}) for number, line in enumerate(lines))
     with DaemonPool(1, "text") as pool:
-        yield from prepare(rows, reading, None, pool, sees=True)
+        yield from prepare(rows, reading, None, pool, vision=vision)
 
 
-def loaded(items, reading, options=None, **more):
-    vision = Vision(PLACEHOLDER, ("tower",), lambda max_pixels, encode: Processor(), lambda weights: None)
+def loaded(items, reading, options=None, vision=VISION, **more):
     return with_images(items, vision, reading, options or ImageOptions(), **more)
 
 
@@ -94,6 +97,23 @@ def test_a_prompt_has_a_placeholder_for_each_token_of_an_image(reading):
     assert image.num_tokens == 3
     # A model that sees it otherwise beside others gives it other vectors.
     assert image.digest != digests[0]
+
+
+def test_what_is_around_an_image_is_encoded_with_the_text():
+    """Gemma's line breaks before an image and those of the template are one token, which tokens put in later lack."""
+    backend = byte_backend()
+    backend.add_special_tokens(["<image>", "<mark>"])
+    backend.add_tokens(["\n\n\n"])
+    reading = Tokenizer(backend, TEMPLATE.replace("<image>", "<mark>"))
+    mark, breaks = (backend.token_to_id(token) for token in ("<mark>", "\n\n\n"))
+    vision = replace(VISION, in_text=("<mark>", "\n\n<mark><image>\n\n"))
+    lines = [chat("a\n", "image:" + data(), "b"), chat("<mark>", "image:" + data()), chat("<mark>")]
+    row, bad, text = loaded(prepared(lines, reading, vision), reading, vision=vision)
+    expected = [*b"a", breaks, mark, *[PLACEHOLDER] * 3, *b"\n\nb"]
+    assert list(row.prompts[0].token_ids) == expected
+    assert row.prompts[0].images[0].offset == 3
+    assert bad.error.message == "a text has <mark>, which stands for an image"
+    assert list(text.prompts[0].token_ids) == [mark]
 
 
 @pytest.mark.parametrize(

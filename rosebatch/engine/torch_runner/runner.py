@@ -98,6 +98,7 @@ class TorchRunner:
             self.cache.device,
             self.restarts,
             has_sections=sections is not None,
+            both_ways=self.images is not None and self.images.both_ways,
         )
         self.cache.change(plan, self.staging)
         attention = TorchAttention(batch, self.cache, self._cached, self.ops, self.states, sections)

@@ -121,9 +121,12 @@ class PackedAttention(_Step):
         shared: by all steps of the run.
         inputs: of the step.
         turns: of a step with images, if these have rotary positions of their own; else None.
+        key_ends: see ``rosebatch.model.mixers.mixer.PackedContext``.
     """
 
-    def __init__(self, shared: RunMixers, inputs: PackedInputs, turns: Turns | None = None) -> None:
+    def __init__(
+        self, shared: RunMixers, inputs: PackedInputs, turns: Turns | None = None, key_ends: Tensor | None = None
+    ) -> None:
         super().__init__(shared, inputs.positions, shared.state.block_tables)
         self.rotary_rows = inputs.rotary_rows
         if turns is not None:
@@ -134,6 +137,7 @@ class PackedAttention(_Step):
         self.last_tiles = inputs.last_tiles
         self.pieces = inputs.pieces
         self.chunks = inputs.chunks
+        self.key_ends = key_ends
         self._rows = inputs.rows
 
     def __call__(self, spec: MixerSpec, *inputs: Tensor, wanted: Tensor | None = None) -> Tensor:

@@ -18,7 +18,7 @@ from rosebatch.core.request import PackedLogprobs
 from rosebatch.core.sampling_params import MAX_LOGPROBS
 from rosebatch.engine.cache.kv_cache import KVCache
 from rosebatch.engine.cache.state_pool import StatePool
-from rosebatch.engine.images import ImageEncoder, rotary_shift, section_positions
+from rosebatch.engine.images import ImageEncoder, key_ends, rotary_shift, section_positions
 from rosebatch.engine.plan import DecodeWindow, PackedStep, RestartPolicy, StepPlan, StepResult
 from rosebatch.engine.pooling.pooled_states import PooledStates, reads_all, scores
 from rosebatch.engine.sampling.features import Features
@@ -310,7 +310,9 @@ class TritonRunner:
         sees = any(specs[chunk.id].images for chunk in plan.chunks)
         padded = self.packed.enabled and plan.num_tokens <= MAX_PADDED_TOKENS and not scored and not sees
         tile_rows = self.kernels.tile_rows
-        shared = group_tiles(plan, self.slots, self.cache.block_size, tile_rows) if self._shares_tiles else None
+        # Tiles that chunks share have no ends of keys.
+        shares = self._shares_tiles and not (sees and self._sees_both_ways)
+        shared = group_tiles(plan, self.slots, self.cache.block_size, tile_rows) if shares else None
         if padded:
             kind = PackedKind(padded_size(plan.num_tokens), shared is not None, whole)
             layout = self.steps.layout(kind)
@@ -341,6 +343,11 @@ class TritonRunner:
         """Whether images have rotary positions of their own."""
         return self.images is not None and self.images.sections is not None
 
+    @property
+    def _sees_both_ways(self) -> bool:
+        """Whether an image's tokens see each other."""
+        return self.images is not None and self.images.both_ways
+
     def _seen(self, plan: PackedStep) -> Seen:
         """What a step has of images."""
         assert self.images is not None, "the model sees"
@@ -348,7 +355,11 @@ class TritonRunner:
         if self.images.sections is not None:
             rows = [section_positions(specs[chunk.id].images, chunk.start, chunk.end) for chunk in plan.chunks]
             turns = Turns(torch.from_numpy(np.concatenate(rows)).to(self.cache.device), self.images.sections)
-        return Seen(self.images.rows_of(plan.chunks, specs), turns)
+        ends: Tensor | None = None
+        if self.images.both_ways:
+            of_chunks = [key_ends(specs[chunk.id].images, chunk.start, chunk.end) for chunk in plan.chunks]
+            ends = torch.from_numpy(np.concatenate(of_chunks)).to(self.cache.device)
+        return Seen(self.images.rows_of(plan.chunks, specs), turns, ends)
 
     @torch.inference_mode()
     def _run_deferred(self) -> None:

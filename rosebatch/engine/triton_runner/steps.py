@@ -55,11 +55,12 @@ class Seen(NamedTuple):
 
     Attributes:
         images: the rows of images; None if there are none.
-        turns: see ``PackedAttention``.
+        turns, key_ends: see ``PackedAttention``.
     """
 
     images: ImageRows | None = None
     turns: Turns | None = None
+    key_ends: Tensor | None = None
 
 
 NOTHING = Seen()
@@ -141,7 +142,7 @@ class DeviceSteps:
 
     def forward(self, inputs: PackedInputs, wanted: Tensor | None = None, seen: Seen = NOTHING) -> Tensor:
         """Final hidden states of the wanted rows; None for all."""
-        attention = PackedAttention(self.attention, inputs, seen.turns)
+        attention = PackedAttention(self.attention, inputs, seen.turns, seen.key_ends)
         forward = self.model.forward
         if seen.images is not None:
             forward = partial(cast(SeeingModel, self.model).forward, images=seen.images)

@@ -207,12 +207,17 @@ class TritonContext(Step, Protocol):
 
 
 class PackedContext(TritonContext, Protocol):
-    """A packed step of the Triton runner; see ``rosebatch.engine.triton_runner.packing.PackedInputs``."""
+    """A packed step of the Triton runner; see ``rosebatch.engine.triton_runner.packing.PackedInputs``.
+
+    Attributes:
+        key_ends: ``[T]`` int32, the place after the last key that each token sees; None if that is its own plus one.
+    """
 
     tiles: Tensor
     last_tiles: Tensor
     pieces: Tensor
     chunks: PackedChunks
+    key_ends: Tensor | None
 
 
 class DecodeContext(TritonContext, Protocol):

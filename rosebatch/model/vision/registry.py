@@ -6,6 +6,7 @@ from typing import Any
 
 from rosebatch.config.model import ModelConfig
 from rosebatch.host.model_files import read_json
+from rosebatch.model.vision.gemma3 import gemma3
 from rosebatch.model.vision.idefics3 import idefics3
 from rosebatch.model.vision.internvl import internvl
 from rosebatch.model.vision.llava import llava, llava_next, llava_onevision
@@ -15,6 +16,7 @@ from rosebatch.model.vision.vision import Vision
 
 # Each takes the folder, config.json and the shape of the text part; None if it does not know the tower.
 VISIONS: dict[str, Callable[[Path, Mapping[str, Any], ModelConfig], Vision | None]] = {
+    "Gemma3ForConditionalGeneration": gemma3,
     "Idefics3ForConditionalGeneration": idefics3,
     "InternVLForConditionalGeneration": internvl,
     "LlavaForConditionalGeneration": llava,

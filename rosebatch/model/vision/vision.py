@@ -67,6 +67,9 @@ class Vision:
         tower: loads it.
         sections: for each pair of rotated channels, which of three positions turns it: 0 of time, 1 of height, 2 of
             width. Empty if positions of images are those of their tokens.
+        both_ways: whether an image's tokens see each other. All of them get vectors then.
+        in_text: what a chat template writes for an image, and what takes its place before the text is encoded, with a
+            placeholder in it; None if the template writes the placeholder, and nothing more is wanted.
     """
 
     placeholder: int
@@ -74,6 +77,8 @@ class Vision:
     processor: Callable[[int | None, Encode], Processor]
     tower: Callable[[WeightSource], Tower]
     sections: tuple[int, ...] = ()
+    both_ways: bool = False
+    in_text: tuple[str, str] | None = None
 
     @property
     def channel_sections(self) -> tuple[int, ...]:
