@@ -32,3 +32,13 @@ class PromptImage(msgspec.Struct, frozen=True, eq=False):
     def end(self) -> int:
         """Place after its last token."""
         return self.offset + self.num_tokens
+
+    @property
+    def vectors_begin(self) -> int:
+        """Place of its first token that gets a vector."""
+        return self.offset + int(self.gets_vector.argmax())
+
+    @property
+    def vectors_end(self) -> int:
+        """Place after its last token that gets a vector."""
+        return self.end - int(self.gets_vector[::-1].argmax())

@@ -10,7 +10,7 @@ from torch import Tensor
 from rosebatch.core.images import PromptImage
 from rosebatch.engine.plan import Chunk, SequenceSpec
 from rosebatch.model.contract import ImageRows
-from rosebatch.model.vision.vision import Tower
+from rosebatch.model.vision.vision import BothWays, Tower
 
 # Of vectors that are kept for a next chunk with the image, or a next prompt: 16 images of 1,024 tokens in Qwen3-VL-2B.
 _KEPT_BYTES = 1 << 28
@@ -37,7 +37,7 @@ class ImageEncoder:
         device: torch.device,
         kept_bytes: int = _KEPT_BYTES,
         *,
-        both_ways: bool = False,
+        both_ways: BothWays = "",
     ) -> None:
         self.both_ways = both_ways
         self.sections = torch.tensor(sections, device=device) if sections else None
@@ -117,7 +117,7 @@ def section_positions(images: Sequence[PromptImage], start: int, end: int) -> np
 def key_ends(images: Sequence[PromptImage], start: int, end: int) -> np.ndarray:
     """``[tokens]`` int32, for each token of a sequence the place after the last key that it sees.
 
-    An image's tokens see each other. All of them get vectors.
+    An image's tokens with vectors see each other. They follow each other.
 
     Args:
         images: of the sequence.
@@ -125,5 +125,5 @@ def key_ends(images: Sequence[PromptImage], start: int, end: int) -> np.ndarray:
     """
     ends = np.arange(start + 1, end + 1, dtype=np.int32)
     for image in images:
-        ends[max(image.offset - start, 0) : max(image.end - start, 0)] = image.end
+        ends[max(image.vectors_begin - start, 0) : max(image.vectors_end - start, 0)] = image.vectors_end
     return ends

@@ -236,7 +236,7 @@ def build_engine(
         restarts,
         unit,
         has_states=bool(state_layers),
-        whole_images=images is not None and images.both_ways,
+        whole_images=images is not None and images.both_ways != "",
     )
     # One block more than in the scheduler's pools: kernels write there what is not read.
     counts = [group.blocks + by_triton for group in memory.groups]

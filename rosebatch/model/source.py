@@ -117,7 +117,7 @@ class ModelSource:
     @cached_property
     def vision(self) -> Vision | None:
         """How the model sees; None for a model of text."""
-        if self.folder is None or not self.folder.is_dir() or self.load_format == "dummy" or self.hf_config is not None:
+        if self.folder is None or not self.folder.is_dir() or self.load_format == "dummy":
             return None
         found = find_vision(self.folder, self.config)
         if found is None or not has_weight_files(self.folder):

@@ -54,10 +54,10 @@ def completions(engine, sections=(0, 1, 2, 0, 1, 2, 0, 0), prompts=_PROMPTS):
     return completions_of(engine, prompts)
 
 
-def both_ways(engine):
-    """Of a model as Gemma 3, whose images' tokens see each other."""
+def both_ways(engine, layers="all"):
+    """Of a model as Gemma 3 or 4, whose images' tokens see each other."""
     tower, planner = tower_of(engine.runner.model.config.hidden_size, layers=1), engine.scheduler.planner
-    engine.runner.images = ImageEncoder(lambda: tower, (), torch.device("cpu"), both_ways=True)
+    engine.runner.images = ImageEncoder(lambda: tower, (), torch.device("cpu"), both_ways=layers)
     planner.ends = replace(planner.ends, whole_images=True)
     # A cached block ends inside of the image of a prompt, and all of one is cached.
     return completions_of(engine, [*_PROMPTS, (5, "1", 9), (5, "1", 6, 7, "3", 8, 9, "1"), (5, "2", 6, 7)])
@@ -113,7 +113,7 @@ def test_bits_of_texts_do_not_depend_on_images_beside_them():
 
 @pytest.fixture(scope="module")
 def plain_both_ways():
-    return cache(lambda: both_ways(plain_engine("gemma3")))
+    return cache(lambda layers="all": both_ways(plain_engine("gemma3"), layers))
 
 
 @pytest.mark.parametrize(
@@ -124,6 +124,14 @@ def test_images_whose_tokens_see_each_other(more, plain_both_ways):
     engine = device_engine("gemma3", **more)
     assert_same(both_ways(engine), plain_both_ways())
     assert (engine.stats.preemptions > 0) is ("blocks" in more)
+
+
+def test_images_whose_tokens_see_each_other_within_windows_alone(plain_both_ways):
+    """In Gemma 4, full layers have no mask of images."""
+    found = both_ways(device_engine("gemma3"), "windows")
+    assert_same(found, plain_both_ways("windows"))
+    with pytest.raises(AssertionError):
+        assert_same(found, plain_both_ways())
 
 
 def assert_same(found, expected):

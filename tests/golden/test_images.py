@@ -24,6 +24,7 @@ from rosebatch.job.run import run_job
 from rosebatch.llm.llm import LLM
 from rosebatch.llm.run_file import run_file
 from rosebatch.model.source import find_model
+from rosebatch.model.vision.registry import OF_FALLBACK
 from rosebatch.model.vision.vision import Processor, Vision
 from tests.helpers.reference import MARGIN
 from tests.helpers.running import run, run_choices
@@ -52,6 +53,8 @@ NAMES = (
     "InternVLForConditionalGeneration",
     "SmolVLMForConditionalGeneration",
     "Gemma3ForConditionalGeneration",
+    "Gemma4ForConditionalGeneration",
+    pytest.param("Gemma4ForConditionalGeneration-E2B", marks=pytest.mark.thorough),
     "LlavaOnevisionForConditionalGeneration",
     "LlavaNextForConditionalGeneration",
     "LlavaNextForConditionalGeneration-Granite",
@@ -134,7 +137,7 @@ def test_logits_are_those_of_transformers(seeing):
     [
         ({"max_num_seqs": 3, "max_num_batched_tokens": 7}, False),
         ({"max_num_seqs": 2, "max_num_batched_tokens": 16, "switches": {"prefix_cache": False}}, False),
-        ({"max_num_seqs": 6, "max_num_batched_tokens": 64}, True),
+        ({"max_num_seqs": 12, "max_num_batched_tokens": 64}, True),
     ],
     ids=["chunks", "no prefix cache", "preempted"],
 )
@@ -143,6 +146,7 @@ def test_no_bit_depends_on_the_steps(seeing, limits, preempts):
     alone = {}
     for given in seeing.requests():
         alone |= run(engine_of(seeing.folder), [given])
+    limits = limits | {"max_num_batched_tokens": max(limits["max_num_batched_tokens"], seeing.family.budget)}
     longest = max(len(given.prompt_token_ids) for given in seeing.requests()) + _NEW_TOKENS
     engine = engine_of(seeing.folder, block_size=4, blocks=longest // 4 + 2 if preempts else 0, **limits)
     done = run(engine, seeing.requests([*PROMPTS] * 2))
@@ -151,10 +155,16 @@ def test_no_bit_depends_on_the_steps(seeing, limits, preempts):
     for number, found in done.items():
         expected = alone[number % len(PROMPTS)]
         assert found.token_ids == expected.token_ids
-        assert found.logprobs == expected.logprobs
+        if class_of(seeing.name) in OF_FALLBACK:
+            # Products of transformers' modules go by the number of rows.
+            for own, other in zip(found.logprobs, expected.logprobs, strict=True):
+                assert abs(own.logprob - other.logprob) < 1e-4
+        else:
+            assert found.logprobs == expected.logprobs
 
 
 _ONE_SIZE = (
+    "Gemma4ForConditionalGeneration",
     "Gemma3ForConditionalGeneration",
     "LlavaForConditionalGeneration",
 )
@@ -175,13 +185,29 @@ def test_max_pixels_make_images_smaller(seeing):
         assert len(smaller.token_ids) < len(whole.token_ids)
 
 
+def test_max_pixels_of_gemma_4(tmp_path, transformers):
+    """transformers takes some budgets of tokens alone; small images are made larger."""
+    seeing_model("Gemma4ForConditionalGeneration", tmp_path)
+    file = tmp_path / "preprocessor_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"max_soft_tokens": 280}))
+    vision = find_model(RunConfig(model=str(tmp_path), dtype="float32"), torch.device("cpu")).vision
+    # A token is of 64 pixels, and a square of 16, 11 or 8 tokens a side fits the budgets of 280, 140 and 70.
+    for limit, side in ((None, 16), (280 * 64, 16), (280 * 64 - 1, 11), (70 * 64, 8), (1, 8)):
+        patches = load_processor(tmp_path, vision, limit)(picture(0))
+        assert patches.grid == (side, side)
+        assert patches.token_ids.tolist() == [FIRST_MARK, *[IMAGE] * side**2, SECOND_MARK]
+
+
 # Of the portrait. Qwen's marks are of the chat template.
 ROWS_OF_TWO = [*[IMAGE, IMAGE, FIRST_MARK] * 4, IMAGE, IMAGE, SECOND_MARK]
 TILES = [FIRST_MARK, 260, *[IMAGE] * 4, *b"\n", FIRST_MARK, 262, *[IMAGE] * 4, *b"\n\n"]
 TILES += [FIRST_MARK, SECOND_MARK, *[IMAGE] * 4, FIRST_MARK]
+_OF_GEMMA_4 = [FIRST_MARK, *[IMAGE] * (14 * 4), SECOND_MARK]
 _TILES_OF_LLAVA = [IMAGE] * (4 + 6 * (2 + 1))
 TOKENS = {
     "Gemma3ForConditionalGeneration": [IMAGE] * 4,
+    "Gemma4ForConditionalGeneration": _OF_GEMMA_4,
+    "Gemma4ForConditionalGeneration-E2B": _OF_GEMMA_4,
     "Idefics3ForConditionalGeneration": TILES,
     "SmolVLMForConditionalGeneration": TILES,
     "InternVLForConditionalGeneration": [FIRST_MARK, *[IMAGE] * 4 * (3 + 1), SECOND_MARK],
@@ -237,6 +263,8 @@ def test_completions_of_one_prompt_with_images(seeing):
 
 def test_two_ranks_give_the_tokens_of_one(seeing):
     """Each rank has the whole tower: its vectors take the place of embeddings after the sum over ranks."""
+    if class_of(seeing.name) in OF_FALLBACK:
+        pytest.skip("ranks are threads here, and transformers loads one model at a time")
     requests = seeing.requests()
     one = run(engine_of(seeing.folder), requests)
     source = find_model(RunConfig(model=str(seeing.folder), dtype="float32"), torch.device("cpu"))

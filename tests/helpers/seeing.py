@@ -46,6 +46,7 @@ class Family(NamedTuple):
         own: further values of the whole model's config.
         text_type: of the text part, if it is not the usual one.
         text: further values of its config.
+        budget: least tokens of a step that has room for an image.
         nested: whether transformers cuts an image otherwise where its prompt has several.
     """
 
@@ -57,6 +58,7 @@ class Family(NamedTuple):
     own: dict[str, Any] = {}
     text_type: str | None = None
     text: dict[str, Any] = {}
+    budget: int = 0
     nested: bool = False
 
 
@@ -123,8 +125,49 @@ _GEMMA = Family(
     {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 16, "width": 16}},
     {"patch_size": 4, "image_size": 16, "num_hidden_layers": 2, "vision_use_head": False},
     own={"mm_tokens_per_image": 4},
-    # The window is shorter than an image.
-    text={"sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"] * 2},
+    # Behind a window that is shorter than an image, other versions of transformers have other masks.
+    text={"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"] * 2},
+)
+_GEMMA4 = Family(
+    ("<|image|>", "<|image>", "<image|>"),
+    "<|image|>",
+    {
+        "image_processor_type": "Gemma4ImageProcessor",
+        "patch_size": 4,
+        "pooling_kernel_size": 2,
+        "max_soft_tokens": 70,
+        "do_normalize": False,
+    },
+    {},
+    own={
+        "vision_config": {
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "head_dim": 8,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "position_embedding_size": 160,
+            "patch_size": 4,
+            "pooling_kernel_size": 2,
+            "standardize": True,
+            "use_clipped_linears": True,
+        },
+    },
+    text={
+        "sliding_window": 24,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "per_layer_config": {1: {"head_dim": 32}, 3: {"head_dim": 32}},
+        "max_position_embeddings": 640,
+        "hidden_size_per_layer_input": 0,
+        "use_bidirectional_attention": "vision",
+    },
+    budget=80,
+)
+_GEMMA4_E2B = _GEMMA4._replace(
+    text=_GEMMA4.text
+    | {"hidden_size_per_layer_input": 8, "use_bidirectional_attention": None}
+    | {"num_kv_shared_layers": 2},
 )
 _LLAVA = Family(
     ("<image>", "<one>", "<two>"),
@@ -158,6 +201,8 @@ _LLAVA_ONEVISION = _LLAVA._replace(
 )
 FAMILIES = {
     "Gemma3ForConditionalGeneration": _GEMMA,
+    "Gemma4ForConditionalGeneration": _GEMMA4,
+    "Gemma4ForConditionalGeneration-E2B": _GEMMA4_E2B,
     "Idefics3ForConditionalGeneration": _SMOLVLM._replace(
         processor=_SMOLVLM.processor | {"image_processor_type": "Idefics3ImageProcessorFast"}
     ),
@@ -191,6 +236,7 @@ def seeing_model(name: str, folder: Path) -> Any:
     family = FAMILIES[name]
     own = {"image_token_id": IMAGE, "image_token_index": IMAGE}
     own |= {"vision_start_token_id": FIRST_MARK, "vision_end_token_id": SECOND_MARK}
+    own |= {"boi_token_id": FIRST_MARK, "eoi_token_id": SECOND_MARK}
     # Behind a window, fewer blocks than a prompt's preempt nothing.
     text = {"vocab_size": 264, "sliding_window": None, "embedding_multiplier": 3.0} | family.text
     model = tiny_whole(class_of(name), text_type=family.text_type, others=family.tower, own=own | family.own, **text)
@@ -265,10 +311,10 @@ def reference_logits(
         processor = AutoImageProcessor.from_pretrained(str(folder), backend="pil")
         given = [images] if family.nested else images
         found = processor(given, input_data_format="channels_last", return_tensors="pt", **family.options)
-        inputs = {name: each for name, each in found.items() if name not in ("num_patches", "num_crops")}
+        inputs = {name: each for name, each in found.items() if not name.startswith("num_")}
         if family is _GEMMA:
             inputs["token_type_ids"] = (ids == IMAGE).int()
-        if "image_grid_thw" in inputs:
+        if "image_grid_thw" in inputs or "image_position_ids" in inputs:
             inputs["mm_token_type_ids"] = (ids == IMAGE).int()
     with torch.inference_mode():
         logits: Tensor = model(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs).logits[0]

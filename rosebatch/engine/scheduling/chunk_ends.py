@@ -15,7 +15,7 @@ class ChunkEnds:
     Attributes:
         unit: others are multiples of so many tokens. Kernels add up the keys of a chunk's last tile in an order that
             goes by its end, and take a state from tile to tile.
-        whole_images: no other is inside of an image, whose tokens see each other.
+        whole_images: no other is between an image's tokens with vectors, which see each other.
     """
 
     unit: int = 1
@@ -28,7 +28,7 @@ class ChunkEnds:
             if past := end % self.unit:
                 end -= past
             elif image := self._image_around(images, end):
-                end = image.offset
+                end = image.vectors_begin
             else:
                 return end - start
         return 0
@@ -54,8 +54,9 @@ class ChunkEnds:
         while num_tokens - start > most:
             length = ends.longest(images, start, most)
             if not length:
-                needed = next(image for image in images if image.end > start).num_tokens
-                told = f"an image has {counted(needed, 'token')}, and is computed in one step"
+                image = next(image for image in images if image.vectors_end > start)
+                needed = counted(image.vectors_end - image.vectors_begin, "token")
+                told = f"an image has {needed}, and is computed in one step"
                 raise RowError("image_too_large", f"{told}; --max-num-batched-tokens leaves {most}")
             start += length
 
@@ -63,4 +64,4 @@ class ChunkEnds:
         """The image that a chunk with this end would cut."""
         if not self.whole_images:
             return None
-        return next((image for image in images if image.offset < end < image.end), None)
+        return next((image for image in images if image.vectors_begin < end < image.vectors_end), None)

@@ -84,6 +84,7 @@ class TorchAttention:
         ops: the operators of this run.
         states: continued; None for a model without them.
         sections: of rotary channels, see ``Rotary.of_rows``.
+        everywhere: whether images' tokens see each other in layers without a window too.
     """
 
     def __init__(
@@ -94,7 +95,10 @@ class TorchAttention:
         ops: Ops,
         states: StatePool | None = None,
         sections: Tensor | None = None,
+        *,
+        everywhere: bool = False,
     ) -> None:
+        self._everywhere = everywhere
         self.cache = cache
         self.ops = ops
         self.device = cache.device
@@ -221,7 +225,10 @@ class TorchAttention:
         tables = {w: self._within(queries, by_group[group], w) for w, group in self.group_of.items()}
         positions = self._positions(queries)
         ends = positions + 1 if queries[0].key_ends is None else self._tensor([*queries[0].key_ends])
-        masks = {window: self._mask(positions, ends, keys, window) for window in tables}
+        masks = {
+            window: self._mask(positions, ends if window or self._everywhere else positions + 1, keys, window)
+            for window in tables
+        }
         if generated:
             masks = {window: mask[:, None, None] for window, mask in masks.items()}
         tiles = {}
@@ -266,7 +273,7 @@ class TorchAttention:
 
 def _key_ends(images: Sequence[PromptImage], start: int, end: int) -> tuple[int, ...] | None:
     """Those of a tile; None where no image is in it."""
-    if not any(image.offset < end and image.end > start for image in images):
+    if not any(image.vectors_begin < end and image.vectors_end > start for image in images):
         return None
     return tuple(map(int, key_ends(images, start, end)))
 

@@ -26,7 +26,7 @@ from rosebatch.engine.sampling.logits import SampledRow
 from rosebatch.engine.sampling.logprobs import prompt_logprobs, read_all
 from rosebatch.engine.staging import Staging
 from rosebatch.engine.step_runner import Masks
-from rosebatch.engine.triton_runner.attention import RunMixers, Turns, triton_mixers
+from rosebatch.engine.triton_runner.attention import KeyEnds, RunMixers, Turns, triton_mixers
 from rosebatch.engine.triton_runner.graphs import Ran, StepGraphs
 from rosebatch.engine.triton_runner.packing import MAX_PADDED_TOKENS, pack, padded_size
 from rosebatch.engine.triton_runner.prefix_groups import MIN_ROWS, PrefixGroupState
@@ -346,7 +346,7 @@ class TritonRunner:
     @property
     def _sees_both_ways(self) -> bool:
         """Whether an image's tokens see each other."""
-        return self.images is not None and self.images.both_ways
+        return self.images is not None and self.images.both_ways != ""
 
     def _seen(self, plan: PackedStep) -> Seen:
         """What a step has of images."""
@@ -355,11 +355,12 @@ class TritonRunner:
         if self.images.sections is not None:
             rows = [section_positions(specs[chunk.id].images, chunk.start, chunk.end) for chunk in plan.chunks]
             turns = Turns(torch.from_numpy(np.concatenate(rows)).to(self.cache.device), self.images.sections)
-        ends: Tensor | None = None
-        if self.images.both_ways:
-            of_chunks = [key_ends(specs[chunk.id].images, chunk.start, chunk.end) for chunk in plan.chunks]
-            ends = torch.from_numpy(np.concatenate(of_chunks)).to(self.cache.device)
-        return Seen(self.images.rows_of(plan.chunks, specs), turns, ends)
+        seeing: KeyEnds | None = None
+        if self._sees_both_ways:
+            ends = [key_ends(specs[chunk.id].images, chunk.start, chunk.end) for chunk in plan.chunks]
+            everywhere = self.images.both_ways == "all"
+            seeing = KeyEnds(torch.from_numpy(np.concatenate(ends)).to(self.cache.device), everywhere)
+        return Seen(self.images.rows_of(plan.chunks, specs), turns, seeing)
 
     @torch.inference_mode()
     def _run_deferred(self) -> None:

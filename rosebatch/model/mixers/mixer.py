@@ -207,17 +207,16 @@ class TritonContext(Step, Protocol):
 
 
 class PackedContext(TritonContext, Protocol):
-    """A packed step of the Triton runner; see ``rosebatch.engine.triton_runner.packing.PackedInputs``.
-
-    Attributes:
-        key_ends: ``[T]`` int32, the place after the last key that each token sees; None if that is its own plus one.
-    """
+    """A packed step of the Triton runner; see ``rosebatch.engine.triton_runner.packing.PackedInputs``."""
 
     tiles: Tensor
     last_tiles: Tensor
     pieces: Tensor
     chunks: PackedChunks
-    key_ends: Tensor | None
+
+    def key_ends(self, spec: MixerSpec) -> Tensor | None:
+        """``[T]`` int32, the place after the last key that each token sees; None if that is its own plus one."""
+        ...
 
 
 class DecodeContext(TritonContext, Protocol):

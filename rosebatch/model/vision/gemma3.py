@@ -50,6 +50,6 @@ def gemma3(folder: Path, values: Mapping[str, Any], config: ModelConfig) -> Visi
         PartsTower.PARTS,
         processor,
         partial(PartsTower, folder),
-        both_ways=True,
+        both_ways="all",
         in_text=(_BEGIN, f"\n\n{_BEGIN}{_IMAGE}{_END}\n\n"),
     )

@@ -7,6 +7,7 @@ from typing import Any
 from rosebatch.config.model import ModelConfig
 from rosebatch.host.model_files import read_json
 from rosebatch.model.vision.gemma3 import gemma3
+from rosebatch.model.vision.gemma4 import gemma4
 from rosebatch.model.vision.idefics3 import idefics3
 from rosebatch.model.vision.internvl import internvl
 from rosebatch.model.vision.llava import llava, llava_next, llava_onevision
@@ -30,6 +31,10 @@ VISIONS: dict[str, Callable[[Path, Mapping[str, Any], ModelConfig], Vision | Non
     "Qwen3VLMoeForConditionalGeneration": qwen3_vl,
     "SmolVLMForConditionalGeneration": idefics3,
 }
+# The same of models that transformers' code runs.
+OF_FALLBACK: dict[str, Callable[[Path, Mapping[str, Any], ModelConfig], Vision | None]] = {
+    "Gemma4ForConditionalGeneration": gemma4,
+}
 # How images are resized.
 _PROCESSOR = "preprocessor_config.json"
 
@@ -45,7 +50,8 @@ def find_vision(folder: Path, config: ModelConfig) -> Vision | None:
         return None
     values = read_json(folder / "config.json")
     named = values.get("architectures") or [None]
-    find = VISIONS.get(named[0]) if isinstance(named, list) else None
+    known = VISIONS if config.transformers is None else OF_FALLBACK
+    find = known.get(named[0]) if isinstance(named, list) else None
     try:
         return None if find is None else find(folder, values, config)
     except (KeyError, TypeError, ValueError, AttributeError):

@@ -32,8 +32,10 @@ class PartsTower:
         """See ``rosebatch.model.vision.vision.Tower``; values are ``[tiles, 3, height, width]``."""
         arguments = self.arguments(self._normalize(values), grid)
         found = self._whole.get_image_features(**arguments, return_dict=True)
-        # A tensor for each image or tile, or one of all.
-        return torch.cat(tuple(found.pooler_output))[None]
+        vectors = found.pooler_output
+        # One for each image or tile, or one of all.
+        is_flat = isinstance(vectors, Tensor) and vectors.ndim == 2
+        return (vectors if is_flat else torch.cat(tuple(vectors)))[None]
 
     def arguments(self, pixels: Tensor, grid: tuple[int, int]) -> dict[str, Any]:
         """Of transformers' function, for an image that is normalised."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from rosebatch.model.weights import WeightSource
 
 # Token ids of a text alone, where names of special tokens are these.
 Encode = Callable[[str], Sequence[int]]
+BothWays = Literal["", "windows", "all"]
 
 
 class Patches(NamedTuple):
@@ -67,7 +68,7 @@ class Vision:
         tower: loads it.
         sections: for each pair of rotated channels, which of three positions turns it: 0 of time, 1 of height, 2 of
             width. Empty if positions of images are those of their tokens.
-        both_ways: whether an image's tokens see each other. All of them get vectors then.
+        both_ways: the layers where an image's tokens with vectors see each other: none, those with a window, or all.
         in_text: what a chat template writes for an image, and what takes its place before the text is encoded, with a
             placeholder in it; None if the template writes the placeholder, and nothing more is wanted.
     """
@@ -77,7 +78,7 @@ class Vision:
     processor: Callable[[int | None, Encode], Processor]
     tower: Callable[[WeightSource], Tower]
     sections: tuple[int, ...] = ()
-    both_ways: bool = False
+    both_ways: BothWays = ""
     in_text: tuple[str, str] | None = None
 
     @property
