@@ -339,6 +339,21 @@ def test_towers_have_one_more_level_on_the_hub(tmp_path, transformers):
     assert torch.equal(vectors(), expected)
 
 
+def test_an_image_processor_among_other_parts(tmp_path, transformers):
+    """transformers 5 saves it in processor_config.json: the texts of such folders alone were served."""
+    seeing_model("InternVLForConditionalGeneration", tmp_path)
+    settings, device = RunConfig(model=str(tmp_path), dtype="float32"), torch.device("cpu")
+    expected = load_processor(tmp_path, find_model(settings, device).vision)(picture(0))
+    own = tmp_path / "preprocessor_config.json"
+    (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": json.loads(own.read_text())}))
+    own.unlink()
+    found = load_processor(tmp_path, find_model(settings, device).vision)(picture(0))
+    assert (found.values == expected.values).all() and found.grid == expected.grid
+    for text in ("{}", "no JSON"):
+        (tmp_path / "processor_config.json").write_text(text)
+        assert find_model(settings, device).vision is None
+
+
 @pytest.mark.parametrize("change", ["no processor", "no tower"])
 def test_a_folder_that_cannot_see_serves_texts(change, tmp_path, transformers):
     """A checkpoint that was tuned on texts, and saved without its tower, ended at the first row with an image."""
