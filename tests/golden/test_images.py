@@ -61,6 +61,7 @@ NAMES = (
     pytest.param("LlavaForConditionalGeneration", marks=pytest.mark.thorough),
     pytest.param("Idefics3ForConditionalGeneration", marks=pytest.mark.thorough),
     pytest.param("LlavaForConditionalGeneration-Pixtral", marks=pytest.mark.thorough),
+    pytest.param("Qwen2VLForConditionalGeneration", marks=pytest.mark.thorough),
     pytest.param("Qwen3VLMoeForConditionalGeneration", marks=pytest.mark.thorough),
     pytest.param("Qwen3_5MoeForConditionalGeneration", marks=pytest.mark.thorough),
 )

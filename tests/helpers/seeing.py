@@ -213,6 +213,8 @@ FAMILIES = {
     "LlavaNextForConditionalGeneration-Granite": _GRANITE,
     "LlavaOnevisionForConditionalGeneration": _LLAVA_ONEVISION,
     "Mistral3ForConditionalGeneration": _MISTRAL,
+    # The tower's hidden size is that of its result.
+    "Qwen2VLForConditionalGeneration": _QWEN._replace(tower=_QWEN.tower | {"hidden_size": 64}),
     "Qwen2_5_VLForConditionalGeneration": _QWEN,
     "Qwen3VLForConditionalGeneration": _QWEN,
     "Qwen3VLMoeForConditionalGeneration": _QWEN,

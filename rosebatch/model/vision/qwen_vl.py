@@ -99,8 +99,8 @@ def qwen3_5(folder: Path, values: Mapping[str, Any], config: ModelConfig) -> Vis
     return _vision(folder, {"image_token_id": 248056, **values}, config, interleaved, (11, 11, 10))
 
 
-def qwen2_5_vl(folder: Path, values: Mapping[str, Any], config: ModelConfig) -> Vision:
-    """Qwen2.5-VL: no vectors for further layers."""
+def qwen2_vl(folder: Path, values: Mapping[str, Any], config: ModelConfig) -> Vision:
+    """Qwen2-VL and Qwen2.5-VL: no vectors for further layers."""
     return _vision(folder, values, config, in_runs, (16, 24, 24))
 
 

@@ -13,7 +13,7 @@ from rosebatch.model.vision.idefics3 import idefics3
 from rosebatch.model.vision.internvl import internvl
 from rosebatch.model.vision.llava import llava, llava_next, llava_onevision
 from rosebatch.model.vision.pixtral import pixtral
-from rosebatch.model.vision.qwen_vl import qwen2_5_vl, qwen3_5, qwen3_vl
+from rosebatch.model.vision.qwen_vl import qwen2_vl, qwen3_5, qwen3_vl
 from rosebatch.model.vision.vision import Vision
 
 # Each takes the folder, config.json and the shape of the text part; None if it does not know the tower.
@@ -25,7 +25,8 @@ VISIONS: dict[str, Callable[[Path, Mapping[str, Any], ModelConfig], Vision | Non
     "LlavaNextForConditionalGeneration": llava_next,
     "LlavaOnevisionForConditionalGeneration": llava_onevision,
     "Mistral3ForConditionalGeneration": pixtral,
-    "Qwen2_5_VLForConditionalGeneration": qwen2_5_vl,
+    "Qwen2VLForConditionalGeneration": qwen2_vl,
+    "Qwen2_5_VLForConditionalGeneration": qwen2_vl,
     "Qwen3_5ForConditionalGeneration": qwen3_5,
     "Qwen3_5MoeForConditionalGeneration": qwen3_5,
     "Qwen3VLForConditionalGeneration": qwen3_vl,
