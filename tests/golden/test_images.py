@@ -61,6 +61,7 @@ NAMES = (
     pytest.param("LlavaForConditionalGeneration", marks=pytest.mark.thorough),
     pytest.param("Idefics3ForConditionalGeneration", marks=pytest.mark.thorough),
     pytest.param("LlavaForConditionalGeneration-Pixtral", marks=pytest.mark.thorough),
+    "LightOnOcrForConditionalGeneration",
     pytest.param("Qwen2VLForConditionalGeneration", marks=pytest.mark.thorough),
     pytest.param("Qwen3VLMoeForConditionalGeneration", marks=pytest.mark.thorough),
     pytest.param("Qwen3_5MoeForConditionalGeneration", marks=pytest.mark.thorough),
@@ -212,6 +213,7 @@ TOKENS = {
     "Idefics3ForConditionalGeneration": TILES,
     "SmolVLMForConditionalGeneration": TILES,
     "InternVLForConditionalGeneration": [FIRST_MARK, *[IMAGE] * 4 * (3 + 1), SECOND_MARK],
+    "LightOnOcrForConditionalGeneration": [IMAGE] * 10,
     "LlavaForConditionalGeneration": [IMAGE] * 4,
     "LlavaForConditionalGeneration-Pixtral": ROWS_OF_TWO,
     "LlavaNextForConditionalGeneration": _TILES_OF_LLAVA,
@@ -308,6 +310,26 @@ def test_an_image_that_has_no_shorter_side_left(tmp_path, transformers):
     assert processor(np.zeros((40 * 40, 40, 3), np.uint8)).grid == (5, 1)
     with pytest.raises(ValueError, match="of 1 by 41 pixels, no shorter side is left where the longer one is 40"):
         processor(np.zeros((41, 1, 3), np.uint8))
+
+
+def test_patches_that_are_in_no_square(tmp_path, transformers):
+    """LightOnOCR's images are whole patches, of which squares are merged: others are left out, perhaps all."""
+    reference = seeing_model("LightOnOcrForConditionalGeneration", tmp_path)
+    file = tmp_path / "preprocessor_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"patch_size": 4}))
+    device = torch.device("cpu")
+    source = find_model(RunConfig(model=str(tmp_path), dtype="float32"), device)
+    processor, tower = load_processor(tmp_path, source.vision), source.vision.tower(source.weights(device))
+    rgb = np.random.default_rng(0).integers(0, 256, (20, 12, 3), dtype=np.uint8)
+    patches = processor(rgb)
+    assert patches.grid == (2, 1)
+    mean, std = torch.tensor([0.4, 0.5, 0.6]), torch.tensor([0.3, 0.25, 0.2])
+    pixels = ((torch.tensor(rgb) / 255 - mean) / std).permute(2, 0, 1)[None]
+    with torch.inference_mode():
+        (expected,) = reference.model.get_image_features(pixels, image_sizes=[(20, 12)]).pooler_output
+        torch.testing.assert_close(tower(patches.values, patches.grid)[0], expected, atol=1e-5, rtol=1e-5)
+    with pytest.raises(ValueError, match="of 3 by 60 pixels, there is no square of 8 pixels a side"):
+        processor(np.zeros((60, 3, 3), np.uint8))
 
 
 def test_images_that_would_become_too_large(tmp_path, transformers):

@@ -207,6 +207,9 @@ FAMILIES = {
         processor=_SMOLVLM.processor | {"image_processor_type": "Idefics3ImageProcessorFast"}
     ),
     "InternVLForConditionalGeneration": _INTERNVL,
+    "LightOnOcrForConditionalGeneration": _MISTRAL._replace(
+        processor=_MISTRAL.processor | {"patch_size": 8}, tower=_MISTRAL.tower | {"model_type": "pixtral"}, options={}
+    ),
     "LlavaForConditionalGeneration": _LLAVA,
     "LlavaForConditionalGeneration-Pixtral": _PIXTRAL,
     "LlavaNextForConditionalGeneration": _LLAVA_NEXT,

@@ -12,7 +12,7 @@ from rosebatch.model.vision.gemma4 import gemma4
 from rosebatch.model.vision.idefics3 import idefics3
 from rosebatch.model.vision.internvl import internvl
 from rosebatch.model.vision.llava import llava, llava_next, llava_onevision
-from rosebatch.model.vision.pixtral import pixtral
+from rosebatch.model.vision.pixtral import lighton_ocr, pixtral
 from rosebatch.model.vision.qwen_vl import qwen2_vl, qwen3_5, qwen3_vl
 from rosebatch.model.vision.vision import Vision
 
@@ -21,6 +21,7 @@ VISIONS: dict[str, Callable[[Path, Mapping[str, Any], ModelConfig], Vision | Non
     "Gemma3ForConditionalGeneration": gemma3,
     "Idefics3ForConditionalGeneration": idefics3,
     "InternVLForConditionalGeneration": internvl,
+    "LightOnOcrForConditionalGeneration": lighton_ocr,
     "LlavaForConditionalGeneration": llava,
     "LlavaNextForConditionalGeneration": llava_next,
     "LlavaOnevisionForConditionalGeneration": llava_onevision,
