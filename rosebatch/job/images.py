@@ -5,7 +5,6 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from hashlib import sha256
-from sys import getsizeof
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -138,7 +137,7 @@ def with_images(
                 if isinstance(row, Prepared) and images:
                     with Stopwatch(seconds, "loading images"):
                         loaded = [wait_for(each, check) for each in images]
-                    row = _with_images(row, loaded, vision.placeholder, max_model_len)
+                    row = _with_images(row, loaded, vision.placeholder, placeholder, max_model_len)
                     del loaded
                 del images
                 yield row
@@ -185,9 +184,17 @@ def _load(reference: ImageReference, options: ImageOptions, processor: Processor
 
 
 def _with_images(
-    row: Prepared, images: Sequence[_Loaded | RowError], placeholder: int, max_model_len: int
+    row: Prepared, images: Sequence[_Loaded | RowError], placeholder: int, shown: str, max_model_len: int
 ) -> Prepared | FailedRow:
-    """The row with its images in its prompt, and without what they were loaded from."""
+    """The row with its images in its prompt, and without what they were loaded from.
+
+    Args:
+        row: with a placeholder for each image.
+        images: or why there is none.
+        placeholder: the token that stands for an image.
+        shown: the same, as a text.
+        max_model_len: most tokens of prompt and completion together.
+    """
     loaded = []
     for each in images:
         if isinstance(each, RowError):
@@ -197,6 +204,9 @@ def _with_images(
     token_ids = np.array(prompt.token_ids, np.uint32)
     places = np.flatnonzero(token_ids == placeholder)
     if len(places) != len(loaded):
+        if row.row.messages is None:
+            told = f"the prompt has {shown} {counted(len(places), 'time')} for {counted(len(loaded), 'image')}"
+            return row.failed(RowError("invalid_prompt", told))
         told = f"{counted(len(places), 'place')} for {counted(len(loaded), 'image')}"
         return row.failed(RowError("invalid_messages", f"the chat template has {told}"))
     parts: list[np.ndarray] = []
@@ -209,7 +219,7 @@ def _with_images(
         done, offset = place + 1, offset + len(patches.token_ids)
     expanded = TokenIds("I", np.concatenate((*parts, token_ids[done:])).tobytes())
     size = row.size + sum(each.size for each in loaded)
-    size -= sum(getsizeof(each.source) for each in row.row.images)
+    size -= sum(each.size for each in row.row.images)
     before, after = (prompt_bytes(prompt.sampling, len(ids), max_model_len) for ids in (token_ids, expanded))
     return structs.replace(
         row,

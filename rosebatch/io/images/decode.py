@@ -41,6 +41,13 @@ class Pixels:
     rgb: NDArray[np.uint8]
     digest: bytes
 
+    @classmethod
+    def of(cls, rgb: NDArray[np.uint8]) -> "Pixels":
+        """With its digest."""
+        digest = sha256(b"%d %d " % rgb.shape[:2])
+        digest.update(rgb.data)
+        return cls(rgb, digest.digest())
+
 
 def require_pillow() -> None:
     """Check that images can be decoded.
@@ -75,9 +82,7 @@ def decode(content: bytes, limits: DecodeLimits | None = None) -> Pixels:
     processes.put(process)
     if rgb is None:
         raise _error(answer, limits)
-    digest = sha256(b"%d %d " % rgb.shape[:2])
-    digest.update(rgb.data)
-    return Pixels(rgb, digest.digest())
+    return Pixels.of(rgb)
 
 
 def _error(answer: dict[str, Any], limits: DecodeLimits) -> RowError:

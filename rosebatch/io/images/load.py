@@ -3,6 +3,7 @@
 from rosebatch.core.errors import RowError
 from rosebatch.io.images.contents import contents
 from rosebatch.io.images.decode import DecodeLimits, Pixels, decode
+from rosebatch.io.images.picture import Picture
 from rosebatch.io.images.policy import MediaPolicy
 from rosebatch.io.images.references import ImageReference
 
@@ -14,6 +15,8 @@ def load_image(reference: ImageReference, policy: MediaPolicy, limits: DecodeLim
         RowError: see ``contents`` and ``decode``; the message begins with the image's place.
         UserError: Pillow is not installed.
     """
+    if isinstance(reference.source, Picture):
+        return Pixels.of(reference.source.rgb())
     try:
         return decode(contents(reference.source, policy), limits)
     except RowError as error:

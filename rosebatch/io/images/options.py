@@ -1,5 +1,6 @@
 """What a job lets its rows do with images."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,9 +27,13 @@ class ImageOptions:
 
     @classmethod
     def of(
-        cls, media_root: str | None, media_domains: str | None, limit_images: int | None, max_pixels: int | None
+        cls,
+        media_root: str | Path | None = None,
+        media_domains: str | Sequence[str] | None = None,
+        limit_images: int | None = None,
+        max_pixels: int | None = None,
     ) -> "ImageOptions":
-        """The options that flags say.
+        """The options that flags or parameters say; the names of domains in a list, or with commas between them.
 
         Raises:
             FlagError: the root is no folder.
@@ -36,8 +41,10 @@ class ImageOptions:
         root = None if media_root is None else Path(media_root).expanduser()
         if root is not None and not root.is_dir():
             raise FlagError(f"--media-root {media_root}: no such folder")
-        named = (media_domains or "").lower().split(",")
-        policy = MediaPolicy(None if root is None else root.resolve(), frozenset(filter(None, map(str.strip, named))))
+        domains = media_domains or ()
+        named = domains.split(",") if isinstance(domains, str) else domains
+        found = frozenset(filter(None, (name.strip().lower() for name in named)))
+        policy = MediaPolicy(None if root is None else root.resolve(), found)
         return cls(policy, DEFAULT_LIMIT if limit_images is None else limit_images, max_pixels)
 
 
