@@ -20,7 +20,7 @@ OF_COMPLETIONS = (
     "return_token_ids",
     "seed",
     "system_prompt",
-    *("media_root", "media_domains", "limit_images", "max_pixels"),
+    *("image_column", "prompt", "media_root", "media_domains", "limit_images", "max_pixels"),
 )
 
 

@@ -132,7 +132,7 @@ class PromptReader:
             return None
         ((schema, _),) = self._schemas.values()
         carried = [field for field in schema if self.columns.carries(field.name, is_table=True)]
-        if self.columns.keeps_prompt and self.columns.template is not None:
+        if self.columns.keeps_prompt and self.columns.makes_prompt:
             carried.append(pa.field("prompt", pa.string()))
         left_out = set(schema.names) - {field.name for field in carried}
         return pa.schema(carried, kept_metadata(schema.metadata, left_out))

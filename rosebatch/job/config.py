@@ -18,7 +18,8 @@ FILES = "Input and output"
 _PATHS = ("input", "output", "errors", "media_root")
 # A shell passes any bytes on.
 _TEXTS = (
-    *("result_column", "prompt_column", "id_column", "columns", "prompt_template", "system_prompt"),
+    *("result_column", "prompt_column", "image_column", "id_column", "columns"),
+    *("prompt", "prompt_template", "system_prompt"),
     *("media_root", "media_domains"),
 )
 
@@ -65,6 +66,11 @@ class JobConfig:
     prompt_column: Annotated[
         str | None, Flag("Column or field of prompts: texts, or lists of messages.", FILES, metavar="NAME", rare=True)
     ] = None
+    image_column: Annotated[
+        str | None,
+        Flag("Column or field of images: bytes, paths, or lists of these.", FILES, metavar="NAME", rare=True),
+    ] = None
+    prompt: Annotated[str | None, Flag("The prompt of all images.", FILES, rare=True)] = None
     id_column: Annotated[str | None, Flag("Column or field of ids. Default: id.", FILES, metavar="NAME", rare=True)] = (
         None
     )

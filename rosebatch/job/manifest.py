@@ -26,6 +26,8 @@ _NAMES = {
     "columns.prompt": "--prompt-column",
     "columns.id": "--id-column",
     "columns.carried": "--columns",
+    "columns.image": "--image-column",
+    "columns.shared": "--prompt",
     "columns.template": "--prompt-template",
     "columns.system": "--system-prompt",
     "columns.keeps_prompt": "--keep-prompt",

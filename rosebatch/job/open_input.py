@@ -17,7 +17,14 @@ def open_input(job: JobConfig) -> PromptReader:
         UserError: the input is missing or unreadable, or a flag about it is impossible.
     """
     columns = Columns.of(
-        job.prompt_column, job.id_column, job.columns, job.prompt_template, job.system_prompt, job.keep_prompt
+        job.prompt_column,
+        job.id_column,
+        job.columns,
+        job.prompt_template,
+        job.system_prompt,
+        job.keep_prompt,
+        job.image_column,
+        job.prompt,
     )
     if job.result_column == "":
         raise FlagError("--result-column needs a name")

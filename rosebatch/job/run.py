@@ -287,6 +287,8 @@ def _require_flags_apply(job: JobConfig, reader: PromptReader, destination: Dest
     given = {
         "--result-column": job.result_column,
         "--prompt-column": reader.columns.prompt,
+        "--image-column": reader.columns.image,
+        "--prompt": reader.columns.shared,
         "--id-column": reader.columns.id,
         "--columns": reader.columns.carried,
         "--prompt-template": reader.columns.template,

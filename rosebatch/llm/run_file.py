@@ -36,6 +36,8 @@ def run_file(
     result_column: str | None = None,
     echo_model: bool = False,
     prompt_column: str | None = None,
+    image_column: str | None = None,
+    prompt: str | None = None,
     id_column: str | None = None,
     columns: str | Sequence[str] | None = None,
     prompt_template: str | None = None,
@@ -78,6 +80,9 @@ def run_file(
         result_column: put the fields of each result into one of this name, next to the carried ones.
         echo_model: answers of an OpenAI batch name the model of their request.
         prompt_column, id_column: columns or fields of prompts and ids, where they have other names.
+        image_column: column or field of images: bytes, paths, objects of both, or lists of these. They come before the
+            prompt, which is a text.
+        prompt: the prompt of all images.
         columns: those that results keep, as names or as one text with commas; None for all.
         prompt_template: makes prompts of columns or fields, such as ``"Summarize: {article}"``.
         reorder_fields: labelled lines of the template, such as ``Color: {color}``, with the fewest distinct values
@@ -117,6 +122,8 @@ def run_file(
         result_column=result_column,
         echo_model=echo_model,
         prompt_column=prompt_column,
+        image_column=image_column,
+        prompt=prompt,
         id_column=id_column,
         columns=_joined("columns", columns),
         prompt_template=prompt_template,
