@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -60,7 +61,7 @@ class Beginnings:
     def __call__(self, content: Content) -> bytes:
         """The prompt of a row; nothing if it has none that can be read."""
         try:
-            if self.columns.makes_prompt or self.columns.image is not None or not isinstance(content, bytes):
+            if self.columns.makes_prompt or self.columns.image_field is not None or not isinstance(content, bytes):
                 return self._of_values(values_of(content))
             if self.columns.prompt is not None:
                 return bytes(_FIELDS.decode(content).get(self.columns.prompt, b""))
@@ -70,7 +71,8 @@ class Beginnings:
         return b"".join(msgspec.structs.astuple(found))
 
     def _of_values(self, values: Mapping[str, Any]) -> bytes:
-        image = b"" if self.columns.image is None else _image(values.get(self.columns.image))
+        field = self.columns.image_field
+        image = b"" if field is None else _image(values.get(field))
         prompt: Any = self.columns.made_prompt(values)
         if prompt is None:
             names = PROMPT_FIELDS if self.columns.prompt is None else (self.columns.prompt,)
@@ -84,5 +86,5 @@ class Beginnings:
 def _image(value: Any) -> bytes:
     """Both ends of the first image of a column."""
     for each in images_of(value):
-        return ends_of(each) if isinstance(each, str | bytes) else b""
+        return ends_of(each) if isinstance(each, str | bytes | Path) else b""
     return b""

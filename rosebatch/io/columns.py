@@ -28,6 +28,8 @@ _JSON_IDS = {str, int, float, type(None)}
 TEXT_FIELDS = frozenset(
     {"prompt", "suffix", "guided_grammar", "guided_regex", "regex", "reasoning_effort", "verbosity"}
 )
+# The field of the image where each file of the input is one.
+FILE_IMAGE = "image"
 # Fields whose CSV cells are JSON. All others are texts.
 _LISTS_OR_TEXTS = {"stop", "text_1", "text_2"}
 _JSON = (REQUEST_FIELDS | {"dimensions", "continuations", "choices", "logprob_token_ids"} | _LISTS_OR_TEXTS) - (
@@ -49,7 +51,7 @@ class Columns:
         keeps_prompt: whether results take over the prompt, also one that was made.
         image: an image or a list of them, see ``rosebatch.io.image_column``: they come before the prompt, which is a
             text, in a user's message. Results take them over only if ``carried`` names them.
-        shared: the prompt of all rows.
+        shared: the prompt of all rows. Without ``image``, the files of the input are the images.
     """
 
     prompt: str | None = None
@@ -157,14 +159,24 @@ class Columns:
     @property
     def named(self) -> frozenset[str]:
         """The columns that a flag names."""
-        read = (self.prompt, self.id, self.image, *prompt_template.names(self.template))
+        read = (self.prompt, self.id, self.image_field, *prompt_template.names(self.template))
         return frozenset(filter(None, (*read, *(self.carried or ()))))
 
     def carries(self, name: str, *, is_table: bool) -> bool:
         """Whether a column may be carried, by its name."""
         if self.carried is not None:
             return name in self.carried
-        return name != self.image and (is_table or name != self.prompt)
+        return name != self.image_field and (is_table or name != self.prompt)
+
+    @property
+    def of_files(self) -> bool:
+        """Whether each file of the input is an image, and so a row."""
+        return self.shared is not None and self.image is None
+
+    @property
+    def image_field(self) -> str | None:
+        """The column or field of images; None if there is none."""
+        return FILE_IMAGE if self.of_files else self.image
 
     @property
     def makes_prompt(self) -> bool:
@@ -216,8 +228,8 @@ class Columns:
             for name in prompts:
                 request.pop(name, None)
             request[_prompt_field(prompt)] = prompt
-        if self.image is not None:
-            request = with_image_column(request, values.get(self.image), self.image)
+        if (image := self.image_field) is not None:
+            request = with_image_column(request, values.get(image), image)
         return request if self.system is None else _with_system(request, self.system)
 
 

@@ -18,9 +18,10 @@ from rosebatch.io.columns import Columns
 from rosebatch.io.contents import Contents
 from rosebatch.io.field_order import reordered
 from rosebatch.io.files import as_path, is_url
-from rosebatch.io.formats import JSON_KINDS, Kind
+from rosebatch.io.formats import JSON_KINDS, TABLES, Kind
 from rosebatch.io.free_names import TakenNames
 from rosebatch.io.hive import Partitions, row_with_keys, text_with_keys, with_columns
+from rosebatch.io.image_files import image_root, image_rows
 from rosebatch.io.images.options import NO_MEDIA, ImageOptions
 from rosebatch.io.input_files import InputFiles
 from rosebatch.io.json_texts import stripped
@@ -58,7 +59,8 @@ class PromptReader:
         columns: what the names of columns or fields mean.
         task: what the job makes of each row.
         max_row_bytes: a longer row fails before it is parsed, and is read past.
-        images: what rows may do with images; whoever serves them heeds it.
+        images: what rows may do with images; whoever serves them heeds it. Where each file is an image, these are
+            below the media root.
 
     Raises:
         FlagError: a column that was named is missing.
@@ -82,7 +84,8 @@ class PromptReader:
         self.result_column = result_column
         self.columns = columns or Columns()
         self.task = task
-        self.images = images
+        of_files = self.columns.of_files
+        self.images = images.below(image_root(self.source)) if of_files else images
         # Whether a row is served; others count for numbers and ids only.
         self.serves: Callable[[int], bool] | None = None
         # Bytes of rows that are sorted together, so that those that begin alike follow each other; 0: input order.
@@ -92,8 +95,8 @@ class PromptReader:
         self.input_format = input_format
         # Rows of files with JSON, as far as they were counted.
         self._counts: dict[str, int] = {}
-        self._files = InputFiles(self.source)
-        self._contents = Contents(self._files, input_format, self.columns.prompt, max_row_bytes)
+        self._files = InputFiles(self.source, of_images=of_files)
+        self._contents = Contents(self._files, input_format, self.columns.prompt, max_row_bytes, of_images=of_files)
         if self.source != "-":
             _ = self._schemas
 
@@ -113,7 +116,7 @@ class PromptReader:
         found: dict[Kind, tuple[pa.Schema, int | None]] = {}
         firsts: dict[Kind, str] = {}
         for path, kind in zip(self.paths, self._contents.kinds, strict=True):
-            if kind in JSON_KINDS:
+            if kind not in TABLES:
                 continue
             with self._files.open(path) as raw, open_table(raw, path, kind, self.max_row_bytes) as table:
                 first = firsts.setdefault(kind, path)
@@ -128,7 +131,7 @@ class PromptReader:
     @property
     def schema(self) -> pa.Schema | None:
         """Names and types of the columns that results may carry; None unless all files are tables of one kind."""
-        if len(set(self._contents.kinds)) != 1 or self._contents.json_paths:
+        if len(kinds := set(self._contents.kinds)) != 1 or not kinds.issubset(TABLES):
             return None
         ((schema, _),) = self._schemas.values()
         carried = [field for field in schema if self.columns.carries(field.name, is_table=True)]
@@ -168,6 +171,8 @@ class PromptReader:
         """
         if self.source == "-":
             return None
+        if self.columns.of_files:
+            return len(self.paths)
         counts = [count for _, count in self._schemas.values()]
         if not self._contents.json_paths and None not in counts:
             return sum(counts)  # type: ignore[arg-type]
@@ -324,7 +329,9 @@ class PromptReader:
         self._files.require_unchanged()
 
     def _where(self, path: str, kind: Kind) -> str:
-        """Names the place of a row, followed by its number."""
+        """Names the place of a row, followed by its number. An image is a whole file."""
+        if kind == "image":
+            return printable(path)
         what = "line" if kind == "lines" else "row"
         return f"{what} " if len(self.paths) == 1 else f"{printable(path)} {what} "
 
@@ -333,13 +340,15 @@ class PromptReader:
         _ = self.is_batch
         index = 0
         for path, kind in zip(self.paths, self._contents.kinds, strict=True):
-            rows: Iterator[tuple[int, Content, int, int | None]] = (
-                self._json_rows(path, kind) if kind in JSON_KINDS else self._table_rows(path, kind)
-            )
+            rows: Iterator[tuple[int, Content, int, int | None]]
+            if kind == "image":
+                rows = ((0, row, len(path), None) for row in image_rows(path))
+            else:
+                rows = self._json_rows(path, kind) if kind in JSON_KINDS else self._table_rows(path, kind)
             where, keys = self._where(path, kind), self._json_keys(path)
             has_places = again is not None and kind == "lines" and again.begin(path, index, keys)
             for number, content, size, place in rows:
-                yield Record(index, f"{where}{number}", content, size, None, place if has_places else None)
+                yield Record(index, f"{where}{number or ''}", content, size, None, place if has_places else None)
                 del content
                 index += 1
 

@@ -30,6 +30,8 @@ def open_input(job: JobConfig) -> PromptReader:
         raise FlagError("--result-column needs a name")
     if job.keep_prompt and job.result_column == "prompt":
         raise FlagError("--result-column prompt: --keep-prompt needs this name; choose another")
+    if columns.of_files:
+        _require_none_of_rows(job)
     limit = in_bytes(job.max_row_bytes)
     images = ImageOptions.of(job.media_root, job.media_domains, job.limit_images, job.max_pixels)
     reader = PromptReader(
@@ -38,6 +40,24 @@ def open_input(job: JobConfig) -> PromptReader:
     if job.reorder_fields:
         reader.reorder_fields()
     return reader
+
+
+def _require_none_of_rows(job: JobConfig) -> None:
+    """Check that nothing is said of rows where each file of the input is an image.
+
+    Raises:
+        FlagError: something is.
+    """
+    given = {
+        "--media-root": job.media_root,
+        "--media-domains": job.media_domains,
+        "--id-column": job.id_column,
+        "--input-format": None if job.input_format == "auto" else job.input_format,
+    }
+    if flag := next((name for name, value in given.items() if value is not None), None):
+        raise FlagError(
+            f"{flag} has no meaning where --prompt asks about files: rows name their images by --image-column"
+        )
 
 
 def require_free_names(reader: PromptReader) -> None:

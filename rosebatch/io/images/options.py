@@ -1,7 +1,7 @@
 """What a job lets its rows do with images."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rosebatch.core.errors import FlagError
@@ -46,6 +46,10 @@ class ImageOptions:
         found = frozenset(filter(None, (name.strip().lower() for name in named)))
         policy = MediaPolicy(None if root is None else root.resolve(), found)
         return cls(policy, DEFAULT_LIMIT if limit_images is None else limit_images, max_pixels)
+
+    def below(self, root: Path) -> "ImageOptions":
+        """The same where images may be read below a folder."""
+        return replace(self, policy=replace(self.policy, root=root))
 
 
 NO_MEDIA = ImageOptions()

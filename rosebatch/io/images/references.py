@@ -11,7 +11,7 @@ from rosebatch.core.words import quoted
 from rosebatch.io.images.picture import Picture, is_picture
 from rosebatch.io.text_only import OF_A_PART
 
-# A text under the policy: a URL, a data URL, a path, or base64. A path, whatever it looks like. A file. Pixels.
+# Under the policy, a text (a URL, a data URL, a path, or base64), or a path, whatever it looks like. A file. Pixels.
 Source = str | Path | bytes | Picture
 # Kinds of parts, and the field that has the image: chats of OpenAI, its responses, Qwen, vLLM's library.
 _IMAGES = {"image_url": "image_url", "input_image": "image_url", "image": "image", "image_pil": "image_pil"}
@@ -62,11 +62,8 @@ def source_of(given: Any, where: str, code: str = "invalid_messages") -> Source:
     Raises:
         RowError: it is something else, or empty.
     """
-    if isinstance(given, str | bytes) and given:
+    if isinstance(given, Path) or (isinstance(given, str | bytes) and given):
         return given
-    if isinstance(given, Path):
-        # Of the caller's, but strings are under the policy.
-        return str(given)
     try:
         if is_picture(given):
             return Picture(given)
