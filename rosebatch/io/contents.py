@@ -11,7 +11,7 @@ import msgspec
 from rosebatch.config.run import InputFormat
 from rosebatch.core.errors import UserError
 from rosebatch.io.files import file_name, is_url
-from rosebatch.io.formats import JSON_KINDS, Kind, named, table_of
+from rosebatch.io.formats import JSON_KINDS, PDF, Kind, named, table_of
 from rosebatch.io.input_files import InputFiles
 from rosebatch.io.json_texts import lines_or_items, stripped
 from rosebatch.io.lines import LINE_END, bounded_lines, skip_line
@@ -95,7 +95,7 @@ class Contents:
     def kinds(self) -> list[Kind]:
         """What each file holds. On stdin this waits for the first line."""
         if self._of_images:
-            return ["image"] * len(self._files.paths)
+            return ["pdf" if path.lower().endswith(PDF) else "image" for path in self._files.paths]
         given = _KINDS.get(self._format)
         if self._files.source == "-":
             return [self._kind_of_stdin(given)]

@@ -2,7 +2,7 @@
 
 from typing import Literal, NamedTuple
 
-Kind = Literal["lines", "json", "parquet", "arrow", "csv", "image"]
+Kind = Literal["lines", "json", "parquet", "arrow", "csv", "image", "pdf"]
 Compression = Literal["gzip", "zstd", "bz2", "xz"]
 
 # What holds JSON: lines, or with "json" perhaps an array.
@@ -26,6 +26,7 @@ CSV = (".csv", ".tsv")
 JSONL = (".jsonl", ".ndjson", ".jsonlines")
 JSON = (".json",)
 IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+PDF = ".pdf"
 _KINDS: dict[str, Kind] = {
     **dict.fromkeys(JSONL, "lines"),
     **dict.fromkeys(JSON, "json"),

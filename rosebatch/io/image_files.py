@@ -1,4 +1,4 @@
-"""Files of images as an input: each is a row, with its path as the id."""
+"""Files of images as an input: each is a row, with its path as the id; of a PDF, each page."""
 
 import glob
 import hashlib
@@ -6,14 +6,21 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rosebatch.core.errors import FlagError, UserError
+from rosebatch.core.errors import FlagError, RowError, UserError
 from rosebatch.io.columns import FILE_IMAGE
 from rosebatch.io.files import is_url
 from rosebatch.io.find_files import WILD, fixed_part
-from rosebatch.io.formats import IMAGES, named
+from rosebatch.io.formats import IMAGES, PDF, Kind, named
+from rosebatch.io.images.contents import contents
+from rosebatch.io.images.decode import count_pages
+from rosebatch.io.images.pdf import Page
+from rosebatch.io.images.policy import MediaPolicy
+from rosebatch.io.table_values import BadValues
 from rosebatch.io.unsupported_formats import is_visible, listed
 
 _OF_ROWS = "--image-column NAME says which images rows have"
+# A file of a few bytes may claim any number.
+_MOST_PAGES = 10_000
 # Files of images that are not decoded.
 _UNREAD = (".heic", ".heif", ".avif", ".jxl", ".jp2", ".svg", ".psd", ".eps", ".ico", ".dng", ".cr2", ".nef")
 
@@ -52,14 +59,15 @@ def find_images(source: str) -> list[str]:
 def _in_folder(folder: Path, source: str) -> list[str]:
     names = sorted(filter(is_visible, (each.name for each in folder.iterdir())))
     inner = [f"{name}/" for name in names if (folder / name).is_dir() and _has_images(folder / name)]
-    pattern = f"'{source.rstrip('/')}/**/*{next((each for each in IMAGES if _ends(names, (each,))), '.png')}'"
+    wanted = (*IMAGES, PDF)
+    pattern = f"'{source.rstrip('/')}/**/*{next((each for each in wanted if _ends(names, (each,))), '.png')}'"
     if inner:
         raise UserError(f"{source}: {listed(inner)} would not be read; give a pattern such as {pattern}")
     if unread := _ends(names, _UNREAD):
         raise UserError(f"{source}: {listed(unread)} would not be read; convert them to .png, or give {pattern}")
-    found = [str(folder / name) for name in _ends(names, IMAGES) if not (folder / name).is_dir()]
+    found = [str(folder / name) for name in _ends(names, wanted) if not (folder / name).is_dir()]
     if not found:
-        raise UserError(f"{source}: no images found; a folder needs files that end in {', '.join(IMAGES)}")
+        raise UserError(f"{source}: no images found; a folder needs files that end in {', '.join(wanted)}")
     return found
 
 
@@ -68,7 +76,7 @@ def _ends(names: Sequence[str], endings: tuple[str, ...]) -> list[str]:
 
 
 def _has_images(folder: Path) -> bool:
-    return any(_ends(list(filter(is_visible, names)), (*IMAGES, *_UNREAD)) for _, _, names in os.walk(folder))
+    return any(_ends(list(filter(is_visible, names)), (*IMAGES, PDF, *_UNREAD)) for _, _, names in os.walk(folder))
 
 
 def image_root(source: str) -> Path:
@@ -79,10 +87,29 @@ def image_root(source: str) -> Path:
     return path.resolve().parent if path.exists() else Path(fixed_part(source))
 
 
-def image_rows(path: str) -> Iterator[dict[str, object]]:
-    """The row of a file."""
+def image_rows(path: str, kind: Kind, policy: MediaPolicy) -> Iterator[tuple[int, dict[str, object] | BadValues]]:
+    """The rows of a file, each with the number of its page; 0 of what has none.
+
+    Args:
+        path: of the file.
+        kind: an image or a PDF.
+        policy: what may be read.
+    """
     # A name may have any bytes, and a result is text.
-    yield {"id": os.fsencode(path).decode(errors="backslashreplace"), FILE_IMAGE: Path(path).absolute()}
+    name, file = os.fsencode(path).decode(errors="backslashreplace"), Path(path).absolute()
+    if kind == "image":
+        yield 0, {"id": name, FILE_IMAGE: file}
+        return
+    try:
+        count = count_pages(contents(file, policy))
+        if not 0 < count <= _MOST_PAGES:
+            what = "no pages" if not count else f"more than {_MOST_PAGES} pages"
+            raise RowError("invalid_image", f"the PDF has {what}")
+    except RowError as error:
+        yield 0, BadValues({"id": name}, error)
+        return
+    for number in range(1, count + 1):
+        yield number, {"id": f"{name}#{number}", FILE_IMAGE: Page(file, number)}
 
 
 def digest_of_names(paths: Sequence[str]) -> str:

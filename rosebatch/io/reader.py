@@ -23,6 +23,7 @@ from rosebatch.io.free_names import TakenNames
 from rosebatch.io.hive import Partitions, row_with_keys, text_with_keys, with_columns
 from rosebatch.io.image_files import image_root, image_rows
 from rosebatch.io.images.options import NO_MEDIA, ImageOptions
+from rosebatch.io.images.pdf import require_pdfium
 from rosebatch.io.input_files import InputFiles
 from rosebatch.io.json_texts import stripped
 from rosebatch.io.parse import Content, Record, RowParser
@@ -97,6 +98,8 @@ class PromptReader:
         self._counts: dict[str, int] = {}
         self._files = InputFiles(self.source, of_images=of_files)
         self._contents = Contents(self._files, input_format, self.columns.prompt, max_row_bytes, of_images=of_files)
+        if of_files and "pdf" in self._contents.kinds:
+            require_pdfium()
         if self.source != "-":
             _ = self._schemas
 
@@ -167,12 +170,12 @@ class PromptReader:
     def count(self) -> int | None:
         """The number of rows.
 
-        None for stdin, for text at a URL, which would be fetched twice, and where a line is read past.
+        None for stdin, for text at a URL, which would be fetched twice, where a line is read past, and for PDFs.
         """
         if self.source == "-":
             return None
         if self.columns.of_files:
-            return len(self.paths)
+            return None if "pdf" in self._contents.kinds else len(self.paths)
         counts = [count for _, count in self._schemas.values()]
         if not self._contents.json_paths and None not in counts:
             return sum(counts)  # type: ignore[arg-type]
@@ -329,9 +332,9 @@ class PromptReader:
         self._files.require_unchanged()
 
     def _where(self, path: str, kind: Kind) -> str:
-        """Names the place of a row, followed by its number. An image is a whole file."""
-        if kind == "image":
-            return printable(path)
+        """Names the place of a row, followed by its number, if it has one: an image is a whole file."""
+        if kind in ("image", "pdf"):
+            return f"{printable(path)}{'#' * (kind == 'pdf')}"
         what = "line" if kind == "lines" else "row"
         return f"{what} " if len(self.paths) == 1 else f"{printable(path)} {what} "
 
@@ -341,8 +344,9 @@ class PromptReader:
         index = 0
         for path, kind in zip(self.paths, self._contents.kinds, strict=True):
             rows: Iterator[tuple[int, Content, int, int | None]]
-            if kind == "image":
-                rows = ((0, row, len(path), None) for row in image_rows(path))
+            if kind in ("image", "pdf"):
+                found = image_rows(path, kind, self.images.policy)
+                rows = ((number, row, len(path), None) for number, row in found)
             else:
                 rows = self._json_rows(path, kind) if kind in JSON_KINDS else self._table_rows(path, kind)
             where, keys = self._where(path, kind), self._json_keys(path)

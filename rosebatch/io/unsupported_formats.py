@@ -120,8 +120,12 @@ def require_lines(kinds: Mapping[str, str | None]) -> None:
     """
     unread = [f"{path} is {kind}" for path, kind in kinds.items() if kind]
     if unread:
-        of_images = any(kind and kind.endswith("image") for kind in kinds.values())
-        way = "images need rosebatch generate --prompt 'What is this?'" if of_images else f"{_ARE_READ}; {_WAY_OUT}"
+        of_images = any(kind and kind.endswith(("image", "PDF")) for kind in kinds.values())
+        way = (
+            "images and PDFs need rosebatch generate --prompt 'What is this?'"
+            if of_images
+            else f"{_ARE_READ}; {_WAY_OUT}"
+        )
         raise UserError(f"{listed(unread)}: {way}")
 
 

@@ -136,5 +136,7 @@ def test_wrong_commands(run, scans, flags, told):
 
 def test_images_without_a_prompt(cli, scans):
     """The way out is named."""
-    require_error(cli("generate", "scans/00.png"), 2, "00.png is a PNG image: images need rosebatch generate --prompt")
+    require_error(
+        cli("generate", "scans/00.png"), 2, "00.png is a PNG image: images and PDFs need rosebatch generate --prompt"
+    )
     require_error(cli("generate", "scans"), 2, "one of images needs --prompt")

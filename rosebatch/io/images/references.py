@@ -8,11 +8,13 @@ from typing import Any
 
 from rosebatch.core.errors import RowError
 from rosebatch.core.words import quoted
+from rosebatch.io.images.pdf import Page
 from rosebatch.io.images.picture import Picture, is_picture
 from rosebatch.io.text_only import OF_A_PART
 
-# Under the policy, a text (a URL, a data URL, a path, or base64), or a path, whatever it looks like. A file. Pixels.
-Source = str | Path | bytes | Picture
+# Under the policy, a text (a URL, a data URL, a path, or base64), or a path, whatever it looks like, or a page of it. A
+# file. Pixels.
+Source = str | Path | Page | bytes | Picture
 # Kinds of parts, and the field that has the image: chats of OpenAI, its responses, Qwen, vLLM's library.
 _IMAGES = {"image_url": "image_url", "input_image": "image_url", "image": "image", "image_pil": "image_pil"}
 # Of a text or a file, as much as tells it from others at both ends: data URLs of photos differ at their ends.
@@ -62,7 +64,7 @@ def source_of(given: Any, where: str, code: str = "invalid_messages") -> Source:
     Raises:
         RowError: it is something else, or empty.
     """
-    if isinstance(given, Path) or (isinstance(given, str | bytes) and given):
+    if isinstance(given, Path | Page) or (isinstance(given, str | bytes) and given):
         return given
     try:
         if is_picture(given):

@@ -18,6 +18,7 @@ from PIL import (
 )
 
 from rosebatch.host.within_limits import answer_all
+from rosebatch.io.images.pdf import page_count, page_picture
 from rosebatch.io.images.upright import upright_rgb
 
 _FORMATS = (
@@ -40,10 +41,14 @@ def main() -> None:
 
 
 def _answer(request: dict[str, Any], content: bytes, shared: IO[bytes]) -> dict[str, Any]:
-    """Write the pixels, and answer with their shape."""
-    Image.MAX_IMAGE_PIXELS = request["pixels"]
+    """Write the pixels, and answer with their shape; or answer how many pages there are."""
+    page = request["page"]
+    if page == 0:
+        return {"pages": page_count(content)}
+    Image.MAX_IMAGE_PIXELS = most = request["pixels"]
     try:
-        rgb = upright_rgb(Image.open(BytesIO(content), formats=_FORMATS))
+        found = Image.open(BytesIO(content), formats=_FORMATS) if page is None else page_picture(content, page, most)
+        rgb = upright_rgb(found)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         return {"exceeds": "pixels"}
     except UnidentifiedImageError:
