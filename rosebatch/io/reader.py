@@ -332,9 +332,9 @@ class PromptReader:
         self._files.require_unchanged()
 
     def _where(self, path: str, kind: Kind) -> str:
-        """Names the place of a row, followed by its number, if it has one: an image is a whole file."""
-        if kind in ("image", "pdf"):
-            return f"{printable(path)}{'#' * (kind == 'pdf')}"
+        """Names the place of a row, followed by its number."""
+        if kind == "pdf":
+            return f"{printable(path)}#"
         what = "line" if kind == "lines" else "row"
         return f"{what} " if len(self.paths) == 1 else f"{printable(path)} {what} "
 
@@ -352,7 +352,15 @@ class PromptReader:
             where, keys = self._where(path, kind), self._json_keys(path)
             has_places = again is not None and kind == "lines" and again.begin(path, index, keys)
             for number, content, size, place in rows:
-                yield Record(index, f"{where}{number or ''}", content, size, None, place if has_places else None)
+                # What has no number is a whole file.
+                yield Record(
+                    index,
+                    f"{where}{number}" if number else printable(path),
+                    content,
+                    size,
+                    None,
+                    place if has_places else None,
+                )
                 del content
                 index += 1
 
