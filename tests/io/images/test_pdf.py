@@ -1,6 +1,7 @@
 """Pages of PDFs are rows: their pictures, what is wrong with one, and what they may take."""
 
 import re
+import zlib
 
 import numpy as np
 import pytest
@@ -113,3 +114,79 @@ def test_a_number_of_pages_that_nobody_has(tmp_path, monkeypatch):
     monkeypatch.setattr("rosebatch.io.image_files._MOST_PAGES", 2)
     (row,) = read(tmp_path / "a.pdf")
     assert row.error.code == "invalid_image" and "more than 2 pages" in row.error.message
+
+
+def written(*objects):
+    """A PDF of these objects; the first is its catalog."""
+    content, places = b"%PDF-1.7\n", []
+    for number, each in enumerate(objects, start=1):
+        places.append(len(content))
+        content += b"%d 0 obj\n%b\nendobj\n" % (number, each)
+    table = b"".join(b"%010d 00000 n \n" % place for place in places)
+    head = b"xref\n0 %d\n0000000000 65535 f \n" % (len(objects) + 1)
+    end = b"trailer\n<</Size %d/Root 1 0 R>>\nstartxref\n%d\n%%%%EOF" % (len(objects) + 1, len(content))
+    return content + head + table + end
+
+
+def stream(content, fields=b""):
+    return b"<<%b/Length %d>>\nstream\n%b\nendstream" % (fields, len(content), content)
+
+
+CATALOG, PAGES = b"<</Type/Catalog/Pages 2 0 R>>", b"<</Type/Pages/Kids[3 0 R]/Count 1>>"
+
+
+def drawn(content, *others, resources=b"", box=b"0 0 9 9", catalog=CATALOG):
+    """A page that is drawn by this program."""
+    page = b"<</Type/Page/Parent 2 0 R/MediaBox[%b]/Contents 4 0 R/Resources<<%b>>>>" % (box, resources)
+    return written(catalog, PAGES, page, content, *others)
+
+
+FORM = b"/Type/XObject/Subtype/Form/BBox[0 0 9 9]/Resources<</XObject<</F 5 0 R>>>>"
+PICTURE = b"/Type/XObject/Subtype/Image/Width 30000/Height 30000/BitsPerComponent 1/ColorSpace/DeviceGray"
+FORMS, PICTURES = {"resources": b"/XObject<</F 5 0 R>>"}, {"resources": b"/XObject<</I 5 0 R>>"}
+SHOWS = stream(b"9 0 0 9 0 0 cm /I Do")
+TILES = b"/Type/Pattern/PatternType 1/PaintType 1/TilingType 1/BBox[0 0 .01 .01]/XStep .0001/YStep .0001/Resources<<>>"
+TOO_MUCH = {"image_too_large"}
+HOSTILE = {
+    "program-bomb": (
+        drawn(stream(zlib.compress(b"0 0 9 9 re f " * 2_000_000, 9), b"/Filter/FlateDecode")),
+        TOO_MUCH,
+    ),
+    "twice-compressed": (
+        drawn(stream(zlib.compress(zlib.compress(bytes(200 << 20))), b"/Filter[/FlateDecode/FlateDecode]")),
+        {*TOO_MUCH, None},
+    ),
+    "form-in-itself": (drawn(stream(b"/F Do"), stream(b"/F Do /F Do", FORM), **FORMS), TOO_MUCH),
+    "giant-picture": (
+        drawn(SHOWS, stream(zlib.compress(bytes(900_000_000 // 8), 9), PICTURE + b"/Filter/FlateDecode"), **PICTURES),
+        {*TOO_MUCH, None},
+    ),
+    "tiny-tiles": (
+        drawn(
+            stream(b"/Pattern cs /P scn 0 0 9 9 re f"),
+            stream(b"0 0 1 1 re f", TILES),
+            resources=b"/Pattern<</P 5 0 R>>",
+        ),
+        {*TOO_MUCH, None},
+    ),
+    "file-outside": (drawn(SHOWS, stream(b"", PICTURE + b"/F(/etc/passwd)"), **PICTURES), {None}),
+    "script": (drawn(stream(b""), catalog=CATALOG[:-2] + b"/OpenAction<</S/JavaScript/JS(while(1){})>>>>"), {None}),
+    "pages-in-themselves": (written(CATALOG, b"<</Type/Pages/Kids[2 0 R 2 0 R]/Count 5>>"), {"invalid_image"}),
+    "deep-lists": (drawn(stream(b"[" * 100_000)), {None}),
+    "giant-page": (drawn(stream(b""), box=b"0 0 99999 99999"), TOO_MUCH),
+    "endless-page": (drawn(stream(b""), box=b"0 0 1e39 nan"), {*TOO_MUCH, None}),
+    "page-of-nothing": (drawn(stream(b""), box=b"0 0 0 0"), {*TOO_MUCH, None}),
+}
+
+
+@pytest.mark.usefixtures("_pdfium")
+@pytest.mark.parametrize("name", HOSTILE)
+def test_programs_of_pages_are_bounded(name):
+    """A page is a program: one that draws itself took all memory, or hours."""
+    content, codes = HOSTILE[name]
+    try:
+        decode(content, DecodeLimits(seconds=1, memory=256 << 20), page=1)
+        code = None
+    except RowError as error:
+        code = error.code
+    assert code in codes
