@@ -85,8 +85,6 @@ class PromptReader:
         self.result_column = result_column
         self.columns = columns or Columns()
         self.task = task
-        of_files = self.columns.of_files
-        self.images = images.below(image_root(self.source)) if of_files else images
         # Whether a row is served; others count for numbers and ids only.
         self.serves: Callable[[int], bool] | None = None
         # Bytes of rows that are sorted together, so that those that begin alike follow each other; 0: input order.
@@ -96,7 +94,9 @@ class PromptReader:
         self.input_format = input_format
         # Rows of files with JSON, as far as they were counted.
         self._counts: dict[str, int] = {}
+        of_files = self.columns.of_files
         self._files = InputFiles(self.source, of_images=of_files)
+        self.images = images.below(image_root(self.source)) if of_files else images
         self._contents = Contents(self._files, input_format, self.columns.prompt, max_row_bytes, of_images=of_files)
         if of_files and "pdf" in self._contents.kinds:
             require_pdfium()

@@ -39,7 +39,9 @@ def for_model(row: Row | FailedRow, tokenizer: Tokenizer | None, *, sees: bool =
     if not isinstance(row, Row):
         return row
     if row.images and not (sees and row.generates):
-        return row.failed(_no_images(row, sees=sees))
+        return row.failed(_no_images(row))
+    if row.images and row.prompt_token_ids is not None and tokenizer is None:
+        return row.failed(RowError("no_tokenizer", "images need a model with a tokenizer"))
     variables = len(row.options.chat_template_kwargs)
     if row.messages is None and row.tool_use is None and not variables:
         # Nearly all prompts that are no chats.
@@ -53,10 +55,10 @@ def for_model(row: Row | FailedRow, tokenizer: Tokenizer | None, *, sees: bool =
     return _with_call_grammar(_with_unread(row, tokenizer), tokenizer)
 
 
-def _no_images(row: Row, *, sees: bool) -> RowError:
+def _no_images(row: Row) -> RowError:
     if row.messages is not None:
         return no_text_alone()
-    why = "only what is generated takes images" if sees else "this model takes text alone"
+    why = "this model takes text alone" if row.generates else "only what is generated takes images"
     return RowError("unsupported_field", f"multi_modal_data: {why}")
 
 

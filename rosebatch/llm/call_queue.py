@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from threading import Lock
 from typing import Any
 
-from rosebatch.io.images.options import ImageOptions
+from rosebatch.io.images.options import NO_MEDIA, ImageOptions
 from rosebatch.io.output import Sink
 from rosebatch.io.results import Result
 from rosebatch.io.rows import FailedRow, Row
@@ -32,7 +32,7 @@ class CallQueue(Sink):
     goes, and may be made twice.
     """
 
-    def __init__(self, backend: Backend, images: ImageOptions) -> None:
+    def __init__(self, backend: Backend, images: ImageOptions = NO_MEDIA) -> None:
         self._backend = backend
         self._images = images
         self._lock = Lock()

@@ -69,7 +69,8 @@ def run_file(
         run_file("prompts.jsonl", "answers.jsonl", model="Qwen/Qwen3-0.6B", resume=True)
 
     Args:
-        input: path, URL, folder or glob of JSON, OpenAI batch, CSV, Parquet or Arrow files; ``-`` for stdin.
+        input: path, URL, folder or glob of JSON, OpenAI batch, CSV, Parquet or Arrow files; ``-`` for stdin. With
+            ``prompt``, and without ``image_column``, of images and PDFs on this machine.
         output: JSONL or CSV, compressed if it ends in ``.gz``, ``.zst``, ``.bz2`` or ``.xz``; Parquet or Arrow file,
             or a folder of Parquet files (ends in ``/``); None for JSONL on stdout.
         model: hub id or path; or a ``rosebatch.LLM``, which stays loaded.
@@ -82,7 +83,7 @@ def run_file(
         prompt_column, id_column: columns or fields of prompts and ids, where they have other names.
         image_column: column or field of images: bytes, paths, objects of both, or lists of these. They come before the
             prompt, which is a text.
-        prompt: the prompt of all images.
+        prompt: the prompt of all images: those of the column, or the files of the input.
         columns: those that results keep, as names or as one text with commas; None for all.
         prompt_template: makes prompts of columns or fields, such as ``"Summarize: {article}"``.
         reorder_fields: labelled lines of the template, such as ``Color: {color}``, with the fewest distinct values

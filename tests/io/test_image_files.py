@@ -128,6 +128,7 @@ def test_a_name_that_is_no_text(scans):
         ("scans/*", FlagError, "index.jsonl: --prompt asks about images"),
         ("scans/none*.png", UserError, "no such file or folder"),
         ("none", UserError, "no such file or folder"),
+        ("x" * 300, UserError, "File name too long"),
         ("empty", UserError, "no images found; a folder needs files that end in .jpg"),
         ("outer", UserError, r"inner/ would not be read; give a pattern such as 'outer/\*\*/\*\.png'"),
         ("unread", UserError, "photo.HEIC would not be read; convert them to .png, or give"),

@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 
 from rosebatch.core.errors import FlagError, InterruptionError
+from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.host.threads import DaemonPool
 from rosebatch.io.images.options import ImageOptions
-from rosebatch.io.rows import FailedRow, parse_row
+from rosebatch.io.images.references import ImageReference
+from rosebatch.io.rows import FailedRow, Row, parse_row
 from rosebatch.job import images as stage
+from rosebatch.job.chat_rows import for_model
 from rosebatch.job.images import with_images
 from rosebatch.job.prepare import prepare
 from rosebatch.model.vision.vision import Patches, Vision
@@ -122,6 +125,18 @@ def test_rows_without_images_pass(reading):
     found = list(loaded(iter([None, text, None, image, plain, image, None]), reading))
     assert [row and row.row.index for row in found] == [None, 0, None, 1, 2, 1]
     assert [found[1], found[4]] == [text, plain]
+
+
+def test_token_ids_with_images_and_no_tokenizer(reading):
+    """The placeholders would have been computed as tokens of text: who replaces them needs the tokenizer."""
+    image = ImageReference("here", saved("PNG", picture("RGB", (2, 1))))
+    fields = {"index": 0, "where": "", "metadata": {}, "sampling": SamplingParams()}
+    row = Row(**fields, prompt_token_ids=(97, PLACEHOLDER), images=(image,))
+    assert for_model(row, None, sees=True).error.code == "no_tokenizer"
+    assert for_model(row, reading, sees=False).error.code == "unsupported_field"
+    with DaemonPool(1, "text") as pool:
+        (found,) = loaded(prepare([row], reading, None, pool, sees=True), reading)
+    assert list(found.prompts[0].token_ids) == [97, PLACEHOLDER, PLACEHOLDER]
 
 
 def test_some_images_are_loaded_ahead_and_no_more(reading, monkeypatch):
