@@ -103,14 +103,9 @@ class LLM(WithoutMethods):
         **settings: Any,
     ) -> None:
         wait_passively()
-        of_images = {
-            "media_root": media_root,
-            "media_domains": media_domains,
-            "limit_images": limit_images,
-            "max_pixels": max_pixels,
-        }
-        own = own_names({**of_images, **settings})
-        images = ImageOptions.of(*map(own.pop, of_images))
+        given = {"media_root": media_root, "media_domains": media_domains}
+        own = own_names({**given, "limit_images": limit_images, "max_pixels": max_pixels, **settings})
+        images = ImageOptions.taken_from(own)
         config = RunConfig.of(None if model is None else str(model), **own)
         if model is None:
             sys.stderr.write(f"rosebatch: no model given: {DEMO_ANSWERS}\n")

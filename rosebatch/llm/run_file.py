@@ -114,6 +114,11 @@ def run_file(
     wait_passively()
     if of_rows := SAMPLING_FIELDS.intersection(engine):
         raise ValueError(f"{min(of_rows)} is a setting of rows: give sampling={{{min(of_rows)!r}: …}}")
+    # Other names of these are among the engine's.
+    given: dict[str, Any] = {"media_root": media_root, "media_domains": media_domains}
+    given |= {"limit_images": limit_images, "max_pixels": max_pixels}
+    engine = own_names({**given, **engine})
+    root, domains, limit, pixels = map(engine.pop, given)
     job = JobConfig(
         input=_one_path(input),
         input_format=input_format,
@@ -132,10 +137,10 @@ def run_file(
         system_prompt=system_prompt,
         keep_prompt=keep_prompt,
         max_row_bytes=max_row_bytes,
-        media_root=None if media_root is None else str(media_root),
-        media_domains=_joined("media_domains", media_domains),
-        limit_images=limit_images,
-        max_pixels=max_pixels,
+        media_root=None if root is None else str(root),
+        media_domains=_joined("media_domains", domains),
+        limit_images=limit,
+        max_pixels=pixels,
         return_token_ids=return_token_ids,
         resume=resume,
         force_resume=force_resume,
@@ -180,7 +185,7 @@ def _joined(parameter: str, names: str | Sequence[str] | None) -> str | None:
 def _model(model: str | Path | Loaded | None, engine: dict[str, Any]) -> RunConfig | Loaded:
     """The model that is loaded, or how to load one."""
     path = None if model is None or isinstance(model, Loaded) else str(model)
-    config = RunConfig.of(path, inspect.signature(run_file).parameters, **own_names(engine))
+    config = RunConfig.of(path, inspect.signature(run_file).parameters, **engine)
     if not isinstance(model, Loaded):
         return config
     if engine:

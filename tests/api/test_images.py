@@ -1,12 +1,13 @@
 """Images that a caller of the library hands over."""
 
 import base64
+import json
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from rosebatch import LLM, SamplingParams
+from rosebatch import LLM, SamplingParams, run_file
 from tests.helpers.seeing import seeing_model
 from tests.io.images.picture_files import picture, saved
 
@@ -131,6 +132,18 @@ def test_names_of_vllm(folder, media):
         assert small.prompt_token_ids.count(257) <= 256 // 64
     with pytest.raises(ValueError, match=r"limit_mm_per_prompt=3 is not served: give \{'image': 4\}"):
         LLM(folder, limit_mm_per_prompt=3)
+
+
+def test_names_of_vllm_for_a_file(llm, folder, media, tmp_path):
+    """``limit_images`` was unknown; did you mean ``limit_images``?"""
+    rows = [{"messages": chat(*[{"type": "image", "image": "a.png"}] * count)} for count in (1, 2)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    names = {"allowed_local_media_path": str(media), "limit_mm_per_prompt": {"image": 1}}
+    out = tmp_path / "out.jsonl"
+    assert run_file(tmp_path / "in.jsonl", out, model=folder, device="cpu", **names).num_failed == 1
+    assert "too_many_images" in out.read_text().splitlines()[1]
+    # They are of the job, and not of the model that is loaded.
+    assert run_file(tmp_path / "in.jsonl", out, model=llm, **names).num_failed == 1
 
 
 @pytest.mark.thorough

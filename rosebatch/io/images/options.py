@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from rosebatch.core.errors import FlagError
 from rosebatch.io.images.policy import MediaPolicy
 
 # Of a row. Each may take seconds, and as much memory as the model lets it have.
 DEFAULT_LIMIT = 32
+_NAMES = ("media_root", "media_domains", "limit_images", "max_pixels")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,11 @@ class ImageOptions:
         found = frozenset(filter(None, (name.strip().lower() for name in named)))
         policy = MediaPolicy(None if root is None else root.resolve(), found)
         return cls(policy, DEFAULT_LIMIT if limit_images is None else limit_images, max_pixels)
+
+    @classmethod
+    def taken_from(cls, settings: dict[str, Any]) -> "ImageOptions":
+        """The options among other settings, which lose them; errors as of ``of``."""
+        return cls.of(*(settings.pop(name, None) for name in _NAMES))
 
     def below(self, root: Path) -> "ImageOptions":
         """The same where images may be read below a folder."""
