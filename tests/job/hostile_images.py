@@ -326,14 +326,13 @@ def references(root):
 
 def of_servers(port):
     """Name → URL, what may come of it, and the answers of the server, if it may be asked."""
-    lying = {f"lying-{name}": (name, "image_not_read", answers) for name, answers in LYING.items()}
-    endless = itertools.repeat
+    endless, large_or_slow = itertools.repeat, {"image_too_large", "image_not_read"}
     piece = b"100000\r\n" + bytes(1 << 20) + b"\r\n"
-    more = {
-        "endless": ([*answer(body=b""), endless(bytes(1 << 20))], "image_too_large"),
-        "endless chunks": ([*answer("Transfer-Encoding: chunked", body=b""), endless(piece)], "image_too_large"),
-        "endless header": ([b"HTTP/1.1 200 OK\r\n", endless(b"A: b\r\n")], {"image_not_read", "image_too_large"}),
-        "endless continues": ([endless(b"HTTP/1.1 100 Continue\r\n\r\n")], "image_too_large"),
+    served = {
+        "endless": ([*answer(body=b""), endless(bytes(1 << 20))], large_or_slow),
+        "endless chunks": ([*answer("Transfer-Encoding: chunked", body=b""), endless(piece)], large_or_slow),
+        "endless header": ([b"HTTP/1.1 200 OK\r\n", endless(b"A: b\r\n")], large_or_slow),
+        "endless continues": ([endless(b"HTTP/1.1 100 Continue\r\n\r\n")], large_or_slow),
         "a giant length": (answer("Content-Length: 99999999999999999999"), "image_too_large"),
         "a byte now and then": ([*answer("Content-Length: 1000", body=b""), endless(None)], "image_not_read"),
         "a header now and then": ([b"HTTP/1.1 200 OK\r\nA: ", endless(None)], "image_not_read"),
@@ -346,17 +345,15 @@ def of_servers(port):
         "a circle": (redirect("/a-circle"), "image_not_allowed"),
         "a chain": (redirect("/a-chain?next"), "image_not_allowed"),
     }
-    found = {
-        **{name: (answers, code) for name, (_, code, answers) in lying.items()},
-        **{f"server-{k}": v for k, v in more.items()},
-    }
+    found = {f"lying-{name}": (answers, "image_not_read") for name, answers in LYING.items()}
+    found |= {f"server-{name}": each for name, each in served.items()}
     for number, target in enumerate(FORBIDDEN_TARGETS.replace("{port}", str(port)).split()):
         found[f"redirect-{number}"] = (redirect(target), "image_not_allowed")
     for name in PRIVATE:
         found[f"redirect-{name}"] = (redirect(f"http://{name}:{port}/"), "image_not_allowed")
     paths = {name: "/" + name.replace(" ", "-").removeprefix("server-") for name in found}
     rows = {
-        name: (f"http://{'rebinding' if 'rebinding' in name else 'site'}.test:{port}{paths[name]}", code)
+        name: (f"http://{'rebinding' if name == 'server-rebinding' else 'site'}.test:{port}{paths[name]}", code)
         for name, (_, code) in found.items()
     }
     rows |= {f"address-{name}": (f"http://{name}:{port}/", "image_not_allowed") for name in PRIVATE}
@@ -391,7 +388,7 @@ def servers(answers):
     """Both servers on one port; yields it, and the connections that the inner one had.
 
     Args:
-        answers: called with the port: gives the answers by path.
+        answers: called with the port: gives the answers by path. Of an answer, None is a byte that comes slowly.
     """
     ended, asked = threading.Event(), []
 
