@@ -28,9 +28,10 @@ _PROMPTS = [(5, "1", 6, 7), ("2", 8), (9, 10, 11), (5, "3", 6, 7), (12, "1", 13,
 def tower_of(size, layers=2):
     """Vectors of the embedding, and of the first layer."""
 
-    def tower(number, grid):
-        numbers = torch.Generator().manual_seed(number)
-        return torch.randn(layers, grid[0] * grid[1], size, generator=numbers)
+    def tower(images):
+        seeds = [torch.Generator().manual_seed(each.digest[0]) for each in images]
+        counts = [each.grid[0] * each.grid[1] for each in images]
+        return [torch.randn(layers, n, size, generator=seed) for n, seed in zip(counts, seeds, strict=True)]
 
     return tower
 
@@ -41,7 +42,7 @@ def request(id, parts):
         if isinstance(part, str):
             number, grid = int(part), _GRIDS[int(part)]
             gets_vector = np.array(_GETS_VECTOR.get(number, [True] * (grid[0] * grid[1])))
-            images.append(PromptImage(len(token_ids), gets_vector, grid, bytes([number]) * 32, number))
+            images.append(PromptImage(len(token_ids), gets_vector, grid, bytes([number]) * 32, np.empty(0)))
             token_ids += np.where(gets_vector, _PLACEHOLDER, _MARK).tolist()
         else:
             token_ids.append(part)

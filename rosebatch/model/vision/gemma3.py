@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rosebatch.config.model import ModelConfig
 from rosebatch.model.vision.parts import load_config
 from rosebatch.model.vision.pixels import ImageProcessor
-from rosebatch.model.vision.tower import PartsTower
+from rosebatch.model.vision.tower import TilesTower
 from rosebatch.model.vision.vision import Encode, Patches, Vision
 
 # transformers' default.
@@ -47,9 +47,9 @@ def gemma3(folder: Path, values: Mapping[str, Any], config: ModelConfig) -> Visi
 
     return Vision(
         placeholder,
-        PartsTower.PARTS,
+        TilesTower.PARTS,
         processor,
-        partial(PartsTower, folder),
+        partial(TilesTower, folder),
         both_ways="all",
         in_text=(_BEGIN, f"\n\n{_BEGIN}{_IMAGE}{_END}\n\n"),
     )

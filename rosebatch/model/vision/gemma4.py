@@ -56,9 +56,9 @@ class Gemma4Tower(PartsTower):
         super().__init__(folder, weights)
         self._pooled = ImageProcessor(folder).own.pooling_kernel_size
 
-    def __call__(self, values: NDArray[np.uint8], grid: tuple[int, int]) -> Tensor:
-        """See ``rosebatch.model.vision.vision.Tower``."""
-        return super().__call__(np.ascontiguousarray(values.transpose(0, 3, 1, 2)), grid)
+    def vectors(self, values: NDArray[np.uint8], grid: tuple[int, int]) -> Tensor:
+        """See ``PartsTower``."""
+        return super().vectors(np.ascontiguousarray(values.transpose(0, 3, 1, 2)), grid)
 
     def arguments(self, pixels: Tensor, grid: tuple[int, int]) -> dict[str, Any]:
         """See ``PartsTower``."""
@@ -81,5 +81,12 @@ def gemma4(folder: Path, values: Mapping[str, Any], config: ModelConfig) -> Visi
         Gemma4Tower.PARTS,
         processor,
         partial(Gemma4Tower, folder),
+        most_pixels=_most_pixels,
         both_ways="windows" if both_ways else "",
     )
+
+
+def _most_pixels(values: Mapping[str, Any], max_pixels: int | None, max_tokens: int) -> int:
+    """See ``MostPixels``: a lower budget of tokens than the largest counts as that."""
+    side = values.get("pooling_kernel_size", 3) * values.get("patch_size", 16)
+    return int(values.get("max_soft_tokens", 280) * side**2)

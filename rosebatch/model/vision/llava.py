@@ -15,7 +15,7 @@ from rosebatch.model.vision.parts import load_config
 from rosebatch.model.vision.pixels import ImageProcessor, require_few_pixels
 from rosebatch.model.vision.pixtral import pixtral
 from rosebatch.model.vision.tower import PartsTower
-from rosebatch.model.vision.vision import Encode, Patches, Vision
+from rosebatch.model.vision.vision import Encode, Patches, Vision, of_one_size
 from rosebatch.model.weights import WeightSource
 
 # The vectors of a tower that are of no patch.
@@ -153,4 +153,12 @@ def _with_tiles(folder: Path, placeholder: int) -> Vision:
     def processor(max_pixels: int | None, encode: Encode) -> LlavaTilesProcessor:
         return LlavaTilesProcessor(folder, placeholder, max_pixels)
 
-    return Vision(placeholder, LlavaTilesTower.PARTS, processor, partial(LlavaTilesTower, folder))
+    tower = partial(LlavaTilesTower, folder)
+    return Vision(placeholder, LlavaTilesTower.PARTS, processor, tower, most_pixels=_most_pixels)
+
+
+def _most_pixels(values: Mapping[str, Any], max_pixels: int | None, max_tokens: int) -> int:
+    """See ``MostPixels``: tiles, and the whole image."""
+    sizes = [height * width for height, width in values["image_grid_pinpoints"]]
+    fitting = [each for each in sizes if max_pixels is None or each <= max_pixels]
+    return int(max(fitting, default=min(sizes)) + of_one_size(values, max_pixels, max_tokens))

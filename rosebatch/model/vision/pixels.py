@@ -1,5 +1,6 @@
 """Pixels on their way to a tower: whole numbers while they are resized and wait, normalised on the device."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,28 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rosebatch.core.errors import UserError
+from rosebatch.host.model_files import read_json
+
+# Of a whole processor in newer folders, and of an image processor alone.
+_WHOLE, _OWN = "processor_config.json", "preprocessor_config.json"
 # Of what an image becomes on its way, and is cut to a size then: 400 MB.
 _MAX_PIXELS = 1 << 27
+
+
+def read_processor(folder: Path) -> Mapping[str, Any]:
+    """The values of a model's image processor, from the file that transformers takes; empty if there is none."""
+    found = _values(folder / _WHOLE).get("image_processor")
+    found = _values(folder / _OWN) if found is None else found
+    return found if isinstance(found, dict) else {}
+
+
+def _values(file: Path) -> Mapping[str, Any]:
+    try:
+        return read_json(file)
+    except UserError:
+        # There is none, or it is broken: the text part is served all the same.
+        return {}
 
 
 class ImageProcessor:

@@ -17,6 +17,7 @@ from rosebatch.model.vision.vision import Encode, Patches, Vision, token_id
 
 # transformers' default of Mistral 3; of other models, config.json says it.
 _PLACEHOLDER = 10
+_LONGEST = 1024
 _ROW_END, _IMAGE_END = "[IMG_BREAK]", "[IMG_END]"
 
 
@@ -85,11 +86,11 @@ class LightOnOcrProcessor(PixtralProcessor):
 
 
 class PixtralTower(PartsTower):
-    """Images of any shape."""
+    """Images of any shape, each alone: several would attend to all patches under a mask."""
 
-    def __call__(self, values: NDArray[np.uint8], grid: tuple[int, int]) -> Tensor:
-        """See ``rosebatch.model.vision.vision.Tower``."""
-        return super().__call__(values, grid)[:, : grid[0] * grid[1]]
+    def vectors(self, values: NDArray[np.uint8], grid: tuple[int, int]) -> Tensor:
+        """See ``PartsTower``."""
+        return super().vectors(values, grid)[:, : grid[0] * grid[1]]
 
     def arguments(self, pixels: Tensor, grid: tuple[int, int]) -> dict[str, Any]:
         """See ``PartsTower``."""
@@ -109,7 +110,8 @@ def lighton_ocr(folder: Path, values: Mapping[str, Any], config: ModelConfig) ->
     """LightOnOCR; arguments as of ``rosebatch.model.vision.registry.VISIONS``."""
     placeholder = values.get("image_token_id", 151655)
     processor = partial(LightOnOcrProcessor, folder, placeholder)
-    return Vision(placeholder, LightOnOcrTower.PARTS, processor, partial(LightOnOcrTower, folder))
+    tower = partial(LightOnOcrTower, folder)
+    return Vision(placeholder, LightOnOcrTower.PARTS, processor, tower, most_pixels=_most_pixels)
 
 
 def pixtral(folder: Path, values: Mapping[str, Any], config: ModelConfig) -> Vision | None:
@@ -118,7 +120,13 @@ def pixtral(folder: Path, values: Mapping[str, Any], config: ModelConfig) -> Vis
         return None
     placeholder = values.get("image_token_id", values.get("image_token_index", _PLACEHOLDER))
     processor = partial(PixtralProcessor, folder, placeholder)
-    return Vision(placeholder, PartsTower.PARTS, processor, partial(PixtralTower, folder))
+    return Vision(placeholder, PartsTower.PARTS, processor, partial(PixtralTower, folder), most_pixels=_most_pixels)
+
+
+def _most_pixels(values: Mapping[str, Any], max_pixels: int | None, max_tokens: int) -> int:
+    """See ``MostPixels``; sides are rounded up to whole patches."""
+    longest = (values.get("size") or {}).get("longest_edge", _LONGEST)
+    return int(min(longest**2, max_pixels or longest**2))
 
 
 def _side(config: Any) -> int:

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from rosebatch.config.model import ModelConfig
-from rosebatch.core.errors import UserError
 from rosebatch.host.model_files import read_json
 from rosebatch.model.vision.gemma3 import gemma3
 from rosebatch.model.vision.gemma4 import gemma4
 from rosebatch.model.vision.idefics3 import idefics3
 from rosebatch.model.vision.internvl import internvl
 from rosebatch.model.vision.llava import llava, llava_next, llava_onevision
+from rosebatch.model.vision.pixels import read_processor
 from rosebatch.model.vision.pixtral import lighton_ocr, pixtral
 from rosebatch.model.vision.qwen_vl import qwen2_vl, qwen3_5, qwen3_vl
 from rosebatch.model.vision.vision import Vision
@@ -38,8 +38,6 @@ VISIONS: dict[str, Callable[[Path, Mapping[str, Any], ModelConfig], Vision | Non
 OF_FALLBACK: dict[str, Callable[[Path, Mapping[str, Any], ModelConfig], Vision | None]] = {
     "Gemma4ForConditionalGeneration": gemma4,
 }
-# How images are resized: on the Hub, and as transformers 5 saves it, among other parts.
-_PROCESSOR, _PROCESSORS = "preprocessor_config.json", "processor_config.json"
 
 
 def find_vision(folder: Path, config: ModelConfig) -> Vision | None:
@@ -49,7 +47,7 @@ def find_vision(folder: Path, config: ModelConfig) -> Vision | None:
         folder: with config.json.
         config: the shape of its text part.
     """
-    if not (folder / _PROCESSOR).exists() and not _has_image_processor(folder / _PROCESSORS):
+    if not read_processor(folder):
         return None
     values = read_json(folder / "config.json")
     named = values.get("architectures") or [None]
@@ -60,11 +58,3 @@ def find_vision(folder: Path, config: ModelConfig) -> Vision | None:
     except (KeyError, TypeError, ValueError, AttributeError):
         # Its text part is served all the same.
         return None
-
-
-def _has_image_processor(file: Path) -> bool:
-    try:
-        return "image_processor" in read_json(file)
-    except UserError:
-        # There is none, or it is broken: the text part is served all the same.
-        return False

@@ -1,15 +1,31 @@
 """What a model has beside its text part, to see images."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from rosebatch.core.errors import UserError
+from rosebatch.core.images import PromptImage
 from rosebatch.model.weights import WeightSource
+
+# The most pixels of an image as the tower has it, with all of its tiles. It takes the image processor's values, the
+# most pixels of an image that is resized, None for the model's own, and the most tokens of a prompt.
+MostPixels = Callable[[Mapping[str, Any], int | None, int], int]
+
+
+def of_one_size(values: Mapping[str, Any], max_pixels: int | None, max_tokens: int) -> int:
+    """See ``MostPixels``: of a tower to which all images have one size."""
+    size = values.get("crop_size") or values["size"]
+    if isinstance(size, int):
+        # As older folders have it.
+        return size**2
+    shortest = size.get("shortest_edge", 0)
+    return int(size.get("height", shortest) * size.get("width", shortest))
+
 
 # Token ids of a text alone, where names of special tokens are these.
 Encode = Callable[[str], Sequence[int]]
@@ -51,8 +67,11 @@ class Processor(Protocol):
 class Tower(Protocol):
     """Makes vectors of patches."""
 
-    def __call__(self, values: NDArray[np.uint8], grid: tuple[int, int]) -> Tensor:
-        """``[1 + added, vectors, H]`` of one image, see ``rosebatch.model.contract.ImageRows``."""
+    def __call__(self, images: Sequence[PromptImage]) -> Sequence[Tensor]:
+        """``[1 + added, vectors, H]`` of each image, see ``rosebatch.model.contract.ImageRows``.
+
+        Where the family allows it, they go through the tower together.
+        """
         ...
 
 
@@ -68,6 +87,8 @@ class Vision:
         tower: loads it.
         sections: for each pair of rotated channels, which of three positions turns it: 0 of time, 1 of height, 2 of
             width. Empty if positions of images are those of their tokens.
+        most_pixels: for the plan of memory.
+        added: vectors of each token that further layers add.
         both_ways: the layers where an image's tokens with vectors see each other: none, those with a window, or all.
         in_text: what a chat template writes for an image, and what takes its place before the text is encoded, with a
             placeholder in it; None if the template writes the placeholder, and nothing more is wanted.
@@ -78,6 +99,8 @@ class Vision:
     processor: Callable[[int | None, Encode], Processor]
     tower: Callable[[WeightSource], Tower]
     sections: tuple[int, ...] = ()
+    most_pixels: MostPixels = of_one_size
+    added: int = 0
     both_ways: BothWays = ""
     in_text: tuple[str, str] | None = None
 
