@@ -58,7 +58,11 @@ def check(job: dict[str, Any], run: dict[str, Any], sampling: dict[str, Any]) ->
 
 def _warn_of_escapes(job: JobConfig) -> None:
     """Say on stderr which texts have a backslash and an n, where a line break was probably meant."""
-    texts = {"--prompt-template": [job.prompt_template], "--system-prompt": [job.system_prompt]}
+    texts = {
+        "--prompt": [job.prompt],
+        "--prompt-template": [job.prompt_template],
+        "--system-prompt": [job.system_prompt],
+    }
     for flag, given in {"--stop": job.sampling.get("stop", ()), **texts}.items():
         if any("\\n" in (text or "") for text in given):
             told = f"{flag}: has a backslash and an n; a shell writes a line break as $'\\n'"

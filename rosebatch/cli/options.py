@@ -54,7 +54,9 @@ class SamplingFlags:
     regex: Annotated[str | None, Flag("Answers match this pattern.", SAMPLING)] = None
 
 
-Source = Annotated[str, typer.Argument(metavar="INPUT", help="JSON, OpenAI batch, CSV, Parquet or Arrow; - for stdin.")]
+Source = Annotated[
+    str, typer.Argument(metavar="INPUT", help="JSON, OpenAI batch, CSV, Parquet, Arrow, images; - is stdin.")
+]
 
 
 def takes(

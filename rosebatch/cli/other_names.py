@@ -14,7 +14,7 @@ _FLAGS = {
     "the input has no flag, use rosebatch generate INPUT": (
         "-i -f --input --input-file --input-path --file --prompts --prompt-file --dataset"
     ),
-    "give a file of prompts, or - and one JSON object a line on stdin": "-p --prompt",
+    "give a file of prompts, or - and one JSON object a line on stdin": "-p",
     "use --output (-o)": "--out --output-file --output-path --output-dir --save-path --results",
     "use --tensor-parallel-size (-tp): GPUs that hold one model together": "--tp --tp-size --tensor-parallel",
     "use --data-parallel-size (-dp): workers with a model each": (
@@ -56,7 +56,8 @@ _FLAGS = {
     "use --max-pixels": "--mm-processor-kwargs",
     "use --media-root": "--allowed-local-media-path",
     "use --media-domains": "--allowed-media-domains",
-    "put images into the chats of rows, see docs/images.md": "--image --images",
+    "name images as INPUT, with --prompt": "--image --images --image-dir --image-folder",
+    "use --image-column": "--image-field --images-column",
     "use rosebatch embed": "--task --runner --is-embedding",
     "put chat_template_kwargs into the rows": "--default-chat-template-kwargs",
     "give its fields by flags, such as --top-p": "--override-generation-config",

@@ -12,7 +12,7 @@ class PromptImage(msgspec.Struct, frozen=True, eq=False):
         offset: place of its first token in the prompt.
         gets_vector: numpy bool ``[tokens]``, which of its tokens are placeholders; each of those gets a vector. Others,
             between rows or around the image, have embeddings of their own.
-        grid: rows and columns of its vectors; see ``rosebatch.model.vision.vision.Patches``.
+        grid: rows and columns of its vectors, or another shape; see ``rosebatch.model.vision.vision.Patches``.
         digest: 32 bytes, equal only for equal pixels in an equal grid.
         patches: numpy uint8, what the model's tower reads; see ``rosebatch.model.vision.vision.Patches``.
     """
@@ -29,6 +29,21 @@ class PromptImage(msgspec.Struct, frozen=True, eq=False):
         return len(self.gets_vector)
 
     @property
+    def num_pixels(self) -> int:
+        """As the tower has it, with all tiles."""
+        return int(self.patches.size) // 3
+
+    @property
     def end(self) -> int:
         """Place after its last token."""
         return self.offset + self.num_tokens
+
+    @property
+    def vectors_begin(self) -> int:
+        """Place of its first token that gets a vector."""
+        return self.offset + int(self.gets_vector.argmax())
+
+    @property
+    def vectors_end(self) -> int:
+        """Place after its last token that gets a vector."""
+        return self.end - int(self.gets_vector[::-1].argmax())

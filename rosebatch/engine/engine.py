@@ -191,12 +191,13 @@ class Engine:
         self.scheduler.add(first)
 
     def require_servable(self, request: Request) -> None:
-        """Check a request; see the function of this name, and ``ModelPooling.require_steps``."""
+        """Check a request; see the function of this name, ``ModelPooling.require_steps`` and ``Scheduler``."""
         require_servable(
             request, self.vocab_size, self.max_model_len, hidden_size=self.hidden_size, generates=self.generates
         )
         if request.pooling is not None:
             self.pooling.require_steps(request.pooling, request.prompt_token_ids)
+        self.scheduler.require_room(request)
 
     def step(self) -> list[Completion]:
         """Launch a plan and commit those that are due; returns the completions that they finished."""

@@ -15,7 +15,7 @@ from rosebatch.engine.cache.kv_cache import KVCache
 from rosebatch.engine.cache.memory import KVGroup, MemoryPlan, batched_tokens, memory_of, plan_memory, swap_bytes
 from rosebatch.engine.cache.state_pool import StatePool, state_bytes
 from rosebatch.engine.engine import Engine
-from rosebatch.engine.images import ImageEncoder
+from rosebatch.engine.images import ImageEncoder, image_bytes, together
 from rosebatch.engine.long_rope import restart_policy
 from rosebatch.engine.plan import RestartPolicy
 from rosebatch.engine.scheduling.block_pool import BlockPool
@@ -125,9 +125,15 @@ def load_engine(
         switches = replace(switches, cuda_graph=False)
     minimum = group.all_min if group else list[int]
     vision = source.vision
-    images = None
-    if vision is not None:
-        images = ImageEncoder(lambda: vision.tower(source.weights(device)), vision.channel_sections, device)
+    images, taken = None, image_bytes(source, limits, batched_tokens(limits, device.type))
+    if vision is not None and taken:
+        images = ImageEncoder(
+            lambda: vision.tower(source.weights(device)),
+            vision.channel_sections,
+            device,
+            0 if switches.batch_invariant else together(source, limits),
+            both_ways=vision.both_ways,
+        )
     loaded = build_engine(
         model,
         source.config,
@@ -142,6 +148,7 @@ def load_engine(
         pooling=source.pooling,
         pooling_heads=pooling_heads,
         images=images,
+        image_bytes=taken,
     )
     if hashed is not None:
         hashed()
@@ -176,6 +183,7 @@ def build_engine(
     pooling: ModelPooling = PLAIN_POOLING,
     pooling_heads: PoolingHeads = NO_HEADS,
     images: ImageEncoder | None = None,
+    image_bytes: int = 0,
 ) -> LoadedEngine:
     """Size the KV cache for a model that is loaded, and put the engine together.
 
@@ -193,6 +201,7 @@ def build_engine(
         pooling: the model's own.
         pooling_heads: what follows it.
         images: encodes them; None for a model of text.
+        image_bytes: see the function of this name.
 
     Raises:
         FlagError: the KV cache has no room for a single block.
@@ -207,7 +216,7 @@ def build_engine(
         limits,
         block_size,
         dtype,
-        memory_of(device),
+        memory_of(device).after(image_bytes),
         state_bytes(state_layers, dtype),
         windows=[spec.window for spec in cached],
         whole_prompts=not switches.chunked_prefill,
@@ -223,7 +232,16 @@ def build_engine(
     restarts = restart_policy(model.mixers)
     policy = SeparateDecodes(window) if by_triton else MIXED
     unit = math.lcm(*(spec.chunk_unit for spec in model.mixers))
-    scheduler = _scheduler(memory, block_size, switches, policy, restarts, unit, has_states=bool(state_layers))
+    scheduler = _scheduler(
+        memory,
+        block_size,
+        switches,
+        policy,
+        restarts,
+        unit,
+        has_states=bool(state_layers),
+        whole_images=images is not None and images.both_ways != "",
+    )
     # One block more than in the scheduler's pools: kernels write there what is not read.
     counts = [group.blocks + by_triton for group in memory.groups]
     cache = KVCache(layers, counts, block_size, dtype, device, ops, memory.group_of)
@@ -283,6 +301,7 @@ def _scheduler(
     chunk_unit: int,
     *,
     has_states: bool,
+    whole_images: bool,
 ) -> Scheduler:
     """The scheduler of what memory has room for. States of sequences are in no block, so prompts share none."""
     return Scheduler(
@@ -298,4 +317,5 @@ def _scheduler(
         host_blocks=memory.host_blocks,
         replays=switches.replays,
         chunk_unit=chunk_unit,
+        whole_images=whole_images,
     )

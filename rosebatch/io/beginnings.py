@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from rosebatch.core.errors import RowError
 from rosebatch.io.columns import Columns
+from rosebatch.io.image_column import images_of
+from rosebatch.io.images.references import ends_of
 from rosebatch.io.parse import Content
 from rosebatch.io.rows import PROMPT_FIELDS
 from rosebatch.io.whole_order import COMPARED
@@ -58,7 +61,7 @@ class Beginnings:
     def __call__(self, content: Content) -> bytes:
         """The prompt of a row; nothing if it has none that can be read."""
         try:
-            if self.columns.template is not None or not isinstance(content, bytes):
+            if self.columns.makes_prompt or self.columns.image_field is not None or not isinstance(content, bytes):
                 return self._of_values(values_of(content))
             if self.columns.prompt is not None:
                 return bytes(_FIELDS.decode(content).get(self.columns.prompt, b""))
@@ -68,9 +71,20 @@ class Beginnings:
         return b"".join(msgspec.structs.astuple(found))
 
     def _of_values(self, values: Mapping[str, Any]) -> bytes:
+        field = self.columns.image_field
+        image = b"" if field is None else _image(values.get(field))
         prompt: Any = self.columns.made_prompt(values)
         if prompt is None:
             names = PROMPT_FIELDS if self.columns.prompt is None else (self.columns.prompt,)
             prompt = next((values[name] for name in names if values.get(name) is not None), "")
         # What is not compared is not copied.
-        return prompt[:COMPARED].encode() if isinstance(prompt, str) else msgspec.json.encode(prompt, enc_hook=str)
+        return image + (
+            prompt[:COMPARED].encode() if isinstance(prompt, str) else msgspec.json.encode(prompt, enc_hook=str)
+        )
+
+
+def _image(value: Any) -> bytes:
+    """Both ends of the first image of a column."""
+    for each in images_of(value):
+        return ends_of(each) if isinstance(each, str | bytes | Path) else b""
+    return b""

@@ -9,6 +9,7 @@ import msgspec
 
 from rosebatch.core.errors import FlagError, RowError
 from rosebatch.io import prompt_template
+from rosebatch.io.image_column import with_image_column
 from rosebatch.io.parsed_size import bounded_json
 from rosebatch.io.result_names import is_of_a_result
 from rosebatch.io.rows import OTHER_FORMS, PROMPT_FIELDS, REQUEST_FIELDS
@@ -27,6 +28,8 @@ _JSON_IDS = {str, int, float, type(None)}
 TEXT_FIELDS = frozenset(
     {"prompt", "suffix", "guided_grammar", "guided_regex", "regex", "reasoning_effort", "verbosity"}
 )
+# The field of the image where each file of the input is one.
+FILE_IMAGE = "image"
 # Fields whose CSV cells are JSON. All others are texts.
 _LISTS_OR_TEXTS = {"stop", "text_1", "text_2"}
 _JSON = (REQUEST_FIELDS | {"dimensions", "continuations", "choices", "logprob_token_ids"} | _LISTS_OR_TEXTS) - (
@@ -46,6 +49,9 @@ class Columns:
         template: makes the prompt of columns, see ``rosebatch.io.prompt_template``.
         system: a message before chats that have none of its kind; a prompt that is a text becomes the user's message.
         keeps_prompt: whether results take over the prompt, also one that was made.
+        image: an image or a list of them, see ``rosebatch.io.image_column``: they come before the prompt, which is a
+            text, in a user's message. Results take them over only if ``carried`` names them.
+        shared: the prompt of all rows. Without ``image``, the files of the input are the images.
     """
 
     prompt: str | None = None
@@ -54,6 +60,8 @@ class Columns:
     template: str | None = None
     system: str | None = None
     keeps_prompt: bool = False
+    image: str | None = None
+    shared: str | None = None
 
     @classmethod
     def of(
@@ -64,28 +72,35 @@ class Columns:
         template: str | None = None,
         system: str | None = None,
         keeps_prompt: bool = False,
+        image: str | None = None,
+        shared: str | None = None,
     ) -> "Columns":
         """From flags or parameters.
 
         Args:
-            prompt, id: names.
+            prompt, id, image: names.
             carried: names, or one text with commas between them; empty for none.
-            template, system, keeps_prompt: as the attributes.
+            template, system, keeps_prompt, shared: as the attributes.
 
         Raises:
             FlagError: a name is empty, the template is none, or there are two kinds of prompts.
         """
         names = carried.split(",") if isinstance(carried, str) and carried else carried
-        found = cls(prompt, id, None if names is None else tuple(dict.fromkeys(names)), template, system, keeps_prompt)
-        for flag, name in (("--prompt-column", prompt), ("--id-column", id)):
+        kept = None if names is None else tuple(dict.fromkeys(names))
+        found = cls(prompt, id, kept, template, system, keeps_prompt, image, shared)
+        for flag, name in (("--prompt-column", prompt), ("--id-column", id), ("--image-column", image)):
             if name == "":
                 raise FlagError(f"{flag} needs a name")
         if found.carried is not None and "" in found.carried:
             raise FlagError("--columns needs names with commas between them")
         if prompt_template.names(template) and prompt is not None:
             raise FlagError("--prompt-template and --prompt-column exclude each other: name the column in the template")
-        if system == "":
-            raise FlagError("--system-prompt needs a text")
+        if shared is not None and (prompt is not None or template is not None):
+            other = "--prompt-column" if template is None else "--prompt-template"
+            raise FlagError(f"--prompt and {other} exclude each other: a row has one prompt")
+        for flag, text in (("--system-prompt", system), ("--prompt", shared)):
+            if text == "":
+                raise FlagError(f"{flag} needs a text")
         return found
 
     def as_dict(self) -> dict[str, Any]:
@@ -114,7 +129,7 @@ class Columns:
         if next(iter(names), "").startswith("{"):
             separator = "; lines of JSON need --input-format jsonl"
         has = ", ".join(names) + separator
-        named = (("--prompt-column", self.prompt), ("--id-column", self.id))
+        named = (("--prompt-column", self.prompt), ("--id-column", self.id), ("--image-column", self.image))
         for flag, name in (*named, *(("--columns", each) for each in self.carried or ())):
             if name and name not in names:
                 raise FlagError(f"{flag} {name}: {path} has no such column, but {has}")
@@ -122,7 +137,7 @@ class Columns:
             if name not in names:
                 spaced = "" if name == name.strip() else " with these spaces"
                 raise FlagError(f"--prompt-template: {path} has no column {name}{spaced}, but {has}")
-        if self.template is not None:
+        if self.makes_prompt:
             if self.keeps_prompt and "prompt" in names:
                 raise FlagError(f"--keep-prompt: {path} has a column prompt, which results keep: leave it out")
         elif self.prompt is None and not set(prompts).intersection(names):
@@ -133,7 +148,7 @@ class Columns:
 
     def may_have_prompt(self, names: Container[str], prompts: Sequence[str] = PROMPT_FIELDS) -> bool:
         """Whether a row with these fields may have a prompt; ``prompts`` as of ``require_in``."""
-        if self.template is not None:
+        if self.makes_prompt:
             return all(name in names for name in prompt_template.names(self.template))
         return any(name in names for name in (prompts if self.prompt is None else (self.prompt,)))
 
@@ -144,21 +159,38 @@ class Columns:
     @property
     def named(self) -> frozenset[str]:
         """The columns that a flag names."""
-        read = (self.prompt, self.id, *prompt_template.names(self.template))
+        read = (self.prompt, self.id, self.image_field, *prompt_template.names(self.template))
         return frozenset(filter(None, (*read, *(self.carried or ()))))
 
     def carries(self, name: str, *, is_table: bool) -> bool:
         """Whether a column may be carried, by its name."""
         if self.carried is not None:
             return name in self.carried
-        return is_table or name != self.prompt
+        return name != self.image_field and (is_table or name != self.prompt)
+
+    @property
+    def of_files(self) -> bool:
+        """Whether each file of the input is an image, and so a row."""
+        return self.shared is not None and self.image is None
+
+    @property
+    def image_field(self) -> str | None:
+        """The column or field of images; None if there is none."""
+        return FILE_IMAGE if self.of_files else self.image
+
+    @property
+    def makes_prompt(self) -> bool:
+        """Whether prompts are in no column."""
+        return self.template is not None or self.shared is not None
 
     def made_prompt(self, values: Mapping[str, Any]) -> str | None:
-        """The prompt that the template makes of a row; None without one.
+        """The prompt that a row gets; None if it has one itself.
 
         Raises:
             RowError: a column of the template is missing.
         """
+        if self.shared is not None:
+            return self.shared
         return None if self.template is None else prompt_template.fill(self.template, values)
 
     def request(
@@ -180,7 +212,7 @@ class Columns:
             prompts: the names of prompts' fields.
 
         Raises:
-            RowError: it has no prompt in the column of prompts, or its prompt can have no system message.
+            RowError: it has no prompt in the column of prompts, or its prompt can have no system message or no image.
         """
         request = {
             name: value
@@ -196,6 +228,8 @@ class Columns:
             for name in prompts:
                 request.pop(name, None)
             request[_prompt_field(prompt)] = prompt
+        if (image := self.image_field) is not None:
+            request = with_image_column(request, values.get(image), image)
         return request if self.system is None else _with_system(request, self.system)
 
 

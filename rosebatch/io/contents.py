@@ -11,7 +11,7 @@ import msgspec
 from rosebatch.config.run import InputFormat
 from rosebatch.core.errors import UserError
 from rosebatch.io.files import file_name, is_url
-from rosebatch.io.formats import JSON_KINDS, Kind, named, table_of
+from rosebatch.io.formats import JSON_KINDS, PDF, Kind, named, table_of
 from rosebatch.io.input_files import InputFiles
 from rosebatch.io.json_texts import lines_or_items, stripped
 from rosebatch.io.lines import LINE_END, bounded_lines, skip_line
@@ -40,6 +40,7 @@ _KINDS: dict[InputFormat, Kind] = {
     "arrow": "arrow",
     "csv": "csv",
 }
+_FORMATS = {kind: form for form, kind in _KINDS.items() if form != "openai"}
 
 
 class Contents:
@@ -50,12 +51,22 @@ class Contents:
         input_format: see ``PromptReader``.
         prompt_column: what else than ``PROMPT_FIELDS`` may be the name of a column of prompts.
         limit: most bytes of a row.
+        of_images: whether each file is an image. They are not looked at.
 
     Raises:
         UserError: a file is unreadable, or holds no rows.
     """
 
-    def __init__(self, files: InputFiles, input_format: InputFormat, prompt_column: str | None, limit: int) -> None:
+    def __init__(
+        self,
+        files: InputFiles,
+        input_format: InputFormat,
+        prompt_column: str | None,
+        limit: int,
+        *,
+        of_images: bool = False,
+    ) -> None:
+        self._of_images = of_images
         self._files = files
         self._format = input_format
         self._prompt_columns = {*PROMPT_FIELDS, *filter(None, [prompt_column])}
@@ -83,6 +94,8 @@ class Contents:
     @cached_property
     def kinds(self) -> list[Kind]:
         """What each file holds. On stdin this waits for the first line."""
+        if self._of_images:
+            return ["pdf" if path.lower().endswith(PDF) else "image" for path in self._files.paths]
         given = _KINDS.get(self._format)
         if self._files.source == "-":
             return [self._kind_of_stdin(given)]
@@ -128,9 +141,8 @@ class Contents:
         """What all files hold; ``auto`` for files of several kinds."""
         if self.is_batch:
             return "openai"
-        if len(set(self.kinds)) > 1:
-            return "auto"
-        return "jsonl" if self.kinds[0] == "lines" else self.kinds[0]
+        kinds = set(self.kinds)
+        return _FORMATS.get(kinds.pop(), "auto") if len(kinds) == 1 else "auto"
 
     @cached_property
     def is_batch(self) -> bool:

@@ -8,7 +8,7 @@ from typing import IO, Any, cast
 
 from rosebatch.core.errors import UserError
 from rosebatch.host.sparse_file import open_local
-from rosebatch.io.formats import named
+from rosebatch.io.formats import TABLES, named
 
 # Of a local file, at once: a line that is too long is read past in such pieces.
 READ_BYTES = 1 << 18
@@ -41,7 +41,7 @@ def file_name(path: str) -> str:
 
 def is_table(path: str) -> bool:
     """Whether the extension is of a table: Parquet, Arrow or CSV."""
-    return named(file_name(path)).kind in ("parquet", "arrow", "csv")
+    return named(file_name(path)).kind in TABLES
 
 
 def open_file(path: str) -> IO[bytes]:

@@ -15,7 +15,7 @@ from rosebatch.io.hive import is_partition
 from rosebatch.io.saved_datasets import DESCRIPTIONS, STATE, saved_files
 from rosebatch.io.unsupported_formats import is_unsupported_data, is_visible, require_all_read
 
-_WILD = "*?["
+WILD = "*?["
 _IF_A_PROMPT = """; a prompt itself goes to stdin: echo '{"prompt": "…"}' | rosebatch generate -"""
 # A folder, its folders and its files.
 _Walked = tuple[str, list[str], list[str]]
@@ -43,8 +43,8 @@ def find_files(source: str) -> list[str]:
         return [source]
     if not paths:
         raise UserError(
-            f"{source}: no files found; a folder needs .jsonl, .json, .csv, .parquet or .arrow files, "
-            "a pattern must match some"
+            f"{source}: no files found; a folder needs .jsonl, .json, .csv, .parquet or .arrow files, one of images "
+            "needs --prompt, and a pattern must match some"
         )
     return paths
 
@@ -54,7 +54,7 @@ def would_find(source: str, path: str) -> bool:
     source = as_path(source)
     if is_url(source):
         source, path = source.rstrip("/"), url_identity(path)
-        is_folder = not any(mark in source.partition("?")[0] for mark in _WILD)
+        is_folder = not any(mark in source.partition("?")[0] for mark in WILD)
         source = url_identity(source)
     else:
         is_folder = Path(source).is_dir()
@@ -80,7 +80,7 @@ def _find_local(source: str) -> list[str] | None:
         return _in_folder(str(path), listed, os.walk, lambda file: Path(file).read_bytes())
     if source == "-" or path.exists():
         return None
-    if any(mark in source for mark in _WILD):
+    if any(mark in source for mark in WILD):
         # pathlib's glob refuses absolute patterns.
         return sorted(each for each in glob.glob(source, recursive=True) if not Path(each).is_dir())  # noqa: PTH207
     raise UserError(f"{source}: no such file or folder{_IF_A_PROMPT if ' ' in source else ''}")
@@ -90,7 +90,7 @@ def _find_remote(source: str) -> list[str] | None:
     """The same for a URL."""
     file_system, inside = remote(source)
     with failing(lambda why: UserError(f"{source}: {why}")):
-        if any(mark in source.partition("?")[0] for mark in _WILD):
+        if any(mark in source.partition("?")[0] for mark in WILD):
             # Like a shell's pattern, it does not match hidden files.
             paths = sorted(each for each in file_system.glob(inside) if not each.rpartition("/")[2].startswith("."))
         elif file_name(source).lower().endswith(READ) and file_system.exists(inside):
@@ -178,11 +178,24 @@ def _pattern(folder: str, wanted: Sequence[str]) -> str:
     return f"'{folder}/*{next((each for each in READ if first.endswith(each)), '.jsonl')}'"
 
 
+def fixed_part(pattern: str) -> str:
+    """The folder of a local pattern that is before its first wild part, with links followed."""
+    parts = _absolute(pattern)
+    return os.path.realpath("/".join(parts[: _first_wild(parts)]) or "/")
+
+
 def _real_pattern(pattern: str) -> str:
     """A local pattern with links followed, as far as it names a folder."""
-    parts = os.path.abspath(pattern).split("/")  # noqa: PTH100
-    wild = next((place for place, part in enumerate(parts) if any(mark in part for mark in _WILD)), len(parts))
-    return "/".join([os.path.realpath("/".join(parts[:wild]) or "/").rstrip("/"), *parts[wild:]])
+    parts = _absolute(pattern)
+    return "/".join([fixed_part(pattern).rstrip("/"), *parts[_first_wild(parts) :]])
+
+
+def _absolute(pattern: str) -> list[str]:
+    return os.path.abspath(pattern).split("/")  # noqa: PTH100
+
+
+def _first_wild(parts: Sequence[str]) -> int:
+    return next((place for place, part in enumerate(parts) if any(mark in part for mark in WILD)), len(parts))
 
 
 def _matches(parts: list[str], pattern: list[str]) -> bool:

@@ -2,11 +2,12 @@
 
 from typing import Literal, NamedTuple
 
-Kind = Literal["lines", "json", "parquet", "arrow", "csv"]
+Kind = Literal["lines", "json", "parquet", "arrow", "csv", "image", "pdf"]
 Compression = Literal["gzip", "zstd", "bz2", "xz"]
 
 # What holds JSON: lines, or with "json" perhaps an array.
 JSON_KINDS: tuple[Kind, ...] = ("lines", "json")
+TABLES: tuple[Kind, ...] = ("parquet", "arrow", "csv")
 COMPRESSIONS: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
 _PACKED: dict[bytes, Compression] = {
     b"\x1f\x8b": "gzip",
@@ -24,6 +25,8 @@ ARROW = (".arrow", ".feather", ".ipc")
 CSV = (".csv", ".tsv")
 JSONL = (".jsonl", ".ndjson", ".jsonlines")
 JSON = (".json",)
+IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+PDF = ".pdf"
 _KINDS: dict[str, Kind] = {
     **dict.fromkeys(JSONL, "lines"),
     **dict.fromkeys(JSON, "json"),

@@ -13,6 +13,7 @@ from rosebatch.io.files import READ_BYTES, as_path, digest_of, file_name, is_url
 from rosebatch.io.find_files import find_files
 from rosebatch.io.formats import MAGIC_BYTES, compression_of, named, table_of
 from rosebatch.io.hashed_file import HashedFile
+from rosebatch.io.image_files import digest_of_names, find_images
 from rosebatch.io.piped import Copied
 from rosebatch.io.transcoded import is_utf16, require_read, transcoded
 
@@ -25,6 +26,7 @@ class InputFiles:
 
     Args:
         source: a path or URL of a file, a folder or a glob; ``-`` for stdin.
+        of_images: whether each is an image, of which names and sizes are compared alone.
 
     Attributes:
         paths: of the files, in the order of their names.
@@ -33,9 +35,10 @@ class InputFiles:
         UserError: there are none.
     """
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, *, of_images: bool = False) -> None:
         self.source = source
-        self.paths = find_files(source)
+        self.paths = find_images(source) if of_images else find_files(source)
+        self._of_images = of_images
         self._copied: dict[str, Copied] = {}
         # The state of each file when it was hashed, and the hash of all.
         self._digested: tuple[list[FileState] | None, str] | None = None
@@ -113,6 +116,9 @@ class InputFiles:
 
         From now on, reading a local file raises ChangedInputError where it has others.
         """
+        if self._of_images:
+            self._digested = None, digest_of_names(self.paths)
+            return self._digested[1]
         self._hashed.clear()
         states = self._states()
         digests = [digest_of(path, self._raw) for path in self.paths]
@@ -136,7 +142,11 @@ class InputFiles:
         states, before = self._digested
         if states is not None and states == self._states():
             return
-        if joined_digest([digest_of(path, self._raw) for path in self.paths]) != before:
+        if self._of_images:
+            now = digest_of_names(self.paths)
+        else:
+            now = joined_digest([digest_of(path, self._raw) for path in self.paths])
+        if now != before:
             raise UserError(
                 f"{self.source}: changed during the run, so results may be of two inputs: "
                 "start again, or accept them with --force-resume"

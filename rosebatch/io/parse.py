@@ -273,12 +273,12 @@ class RowParser:
     def _carried(self, values: dict[str, Any], *, is_table: bool = True) -> dict[str, Any]:
         columns = self.columns
         if columns.carried is None:
-            kept = values if is_table else {name: values[name] for name in values if name != columns.prompt}
+            kept = {name: values[name] for name in values if columns.carries(name, is_table=is_table)}
             found = self.task.carried(kept, is_table, self.result_column)
         else:
             own = self.task.result_fields if self.result_column is None else (self.result_column,)
             found = {name: values[name] for name in columns.carried if name in values and name not in own}
-        if columns.keeps_prompt and columns.template is None:
+        if columns.keeps_prompt and not columns.makes_prompt:
             names = self.task.prompt_fields if columns.prompt is None else (columns.prompt,)
             found = {**{name: values[name] for name in names if name in values}, **found}
         return found

@@ -18,10 +18,12 @@ from rosebatch.io.columns import Columns
 from rosebatch.io.contents import Contents
 from rosebatch.io.field_order import reordered
 from rosebatch.io.files import as_path, is_url
-from rosebatch.io.formats import JSON_KINDS, Kind
+from rosebatch.io.formats import JSON_KINDS, TABLES, Kind
 from rosebatch.io.free_names import TakenNames
 from rosebatch.io.hive import Partitions, row_with_keys, text_with_keys, with_columns
-from rosebatch.io.images.options import NO_MEDIA, ImageOptions
+from rosebatch.io.image_files import image_root, image_rows
+from rosebatch.io.images.pdf import require_pdfium
+from rosebatch.io.images.policy import NO_MEDIA, MediaPolicy
 from rosebatch.io.input_files import InputFiles
 from rosebatch.io.json_texts import stripped
 from rosebatch.io.parse import Content, Record, RowParser
@@ -58,7 +60,8 @@ class PromptReader:
         columns: what the names of columns or fields mean.
         task: what the job makes of each row.
         max_row_bytes: a longer row fails before it is parsed, and is read past.
-        images: what rows may do with images; whoever serves them heeds it.
+        media: where images may come from; whoever serves the rows heeds it. Where each file is an image, these are
+            below the media root.
 
     Raises:
         FlagError: a column that was named is missing.
@@ -74,7 +77,7 @@ class PromptReader:
         columns: Columns | None = None,
         task: Task = GENERATE,
         max_row_bytes: int = MAX_ROW_BYTES,
-        images: ImageOptions = NO_MEDIA,
+        media: MediaPolicy = NO_MEDIA,
     ) -> None:
         self.source = as_path(source)
         self.defaults = defaults
@@ -82,7 +85,6 @@ class PromptReader:
         self.result_column = result_column
         self.columns = columns or Columns()
         self.task = task
-        self.images = images
         # Whether a row is served; others count for numbers and ids only.
         self.serves: Callable[[int], bool] | None = None
         # Bytes of rows that are sorted together, so that those that begin alike follow each other; 0: input order.
@@ -92,8 +94,12 @@ class PromptReader:
         self.input_format = input_format
         # Rows of files with JSON, as far as they were counted.
         self._counts: dict[str, int] = {}
-        self._files = InputFiles(self.source)
-        self._contents = Contents(self._files, input_format, self.columns.prompt, max_row_bytes)
+        of_files = self.columns.of_files
+        self._files = InputFiles(self.source, of_images=of_files)
+        self.media = media.below(image_root(self.source)) if of_files else media
+        self._contents = Contents(self._files, input_format, self.columns.prompt, max_row_bytes, of_images=of_files)
+        if of_files and "pdf" in self._contents.kinds:
+            require_pdfium()
         if self.source != "-":
             _ = self._schemas
 
@@ -113,7 +119,7 @@ class PromptReader:
         found: dict[Kind, tuple[pa.Schema, int | None]] = {}
         firsts: dict[Kind, str] = {}
         for path, kind in zip(self.paths, self._contents.kinds, strict=True):
-            if kind in JSON_KINDS:
+            if kind not in TABLES:
                 continue
             with self._files.open(path) as raw, open_table(raw, path, kind, self.max_row_bytes) as table:
                 first = firsts.setdefault(kind, path)
@@ -128,11 +134,11 @@ class PromptReader:
     @property
     def schema(self) -> pa.Schema | None:
         """Names and types of the columns that results may carry; None unless all files are tables of one kind."""
-        if len(set(self._contents.kinds)) != 1 or self._contents.json_paths:
+        if len(kinds := set(self._contents.kinds)) != 1 or not kinds.issubset(TABLES):
             return None
         ((schema, _),) = self._schemas.values()
         carried = [field for field in schema if self.columns.carries(field.name, is_table=True)]
-        if self.columns.keeps_prompt and self.columns.template is not None:
+        if self.columns.keeps_prompt and self.columns.makes_prompt:
             carried.append(pa.field("prompt", pa.string()))
         left_out = set(schema.names) - {field.name for field in carried}
         return pa.schema(carried, kept_metadata(schema.metadata, left_out))
@@ -164,10 +170,12 @@ class PromptReader:
     def count(self) -> int | None:
         """The number of rows.
 
-        None for stdin, for text at a URL, which would be fetched twice, and where a line is read past.
+        None for stdin, for text at a URL, which would be fetched twice, where a line is read past, and for PDFs.
         """
         if self.source == "-":
             return None
+        if self.columns.of_files:
+            return None if "pdf" in self._contents.kinds else len(self.paths)
         counts = [count for _, count in self._schemas.values()]
         if not self._contents.json_paths and None not in counts:
             return sum(counts)  # type: ignore[arg-type]
@@ -325,6 +333,8 @@ class PromptReader:
 
     def _where(self, path: str, kind: Kind) -> str:
         """Names the place of a row, followed by its number."""
+        if kind == "pdf":
+            return f"{printable(path)}#"
         what = "line" if kind == "lines" else "row"
         return f"{what} " if len(self.paths) == 1 else f"{printable(path)} {what} "
 
@@ -333,13 +343,24 @@ class PromptReader:
         _ = self.is_batch
         index = 0
         for path, kind in zip(self.paths, self._contents.kinds, strict=True):
-            rows: Iterator[tuple[int, Content, int, int | None]] = (
-                self._json_rows(path, kind) if kind in JSON_KINDS else self._table_rows(path, kind)
-            )
+            rows: Iterator[tuple[int, Content, int, int | None]]
+            if kind in ("image", "pdf"):
+                found = image_rows(path, kind, self.media)
+                rows = ((number, row, len(path), None) for number, row in found)
+            else:
+                rows = self._json_rows(path, kind) if kind in JSON_KINDS else self._table_rows(path, kind)
             where, keys = self._where(path, kind), self._json_keys(path)
             has_places = again is not None and kind == "lines" and again.begin(path, index, keys)
             for number, content, size, place in rows:
-                yield Record(index, f"{where}{number}", content, size, None, place if has_places else None)
+                # What has no number is a whole file.
+                yield Record(
+                    index,
+                    f"{where}{number}" if number else printable(path),
+                    content,
+                    size,
+                    None,
+                    place if has_places else None,
+                )
                 del content
                 index += 1
 

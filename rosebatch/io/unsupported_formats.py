@@ -67,11 +67,11 @@ def require_all_read(source: str, names: Iterable[str], folders: Iterable[str], 
     if inner := sorted(folders):
         deep = pattern.replace("/*", "/**/*")
         raise UserError(
-            f"{source}: {_listed([f'{name}/' for name in inner])} would not be read; give {pattern} or {deep}"
+            f"{source}: {listed([f'{name}/' for name in inner])} would not be read; give {pattern} or {deep}"
         )
     if unread:
         raise UserError(
-            f"{source}: {_listed(unread)} would not be read; {_WAY_OUT}, or give a pattern such as {pattern}"
+            f"{source}: {listed(unread)} would not be read; {_WAY_OUT}, or give a pattern such as {pattern}"
         )
 
 
@@ -120,7 +120,13 @@ def require_lines(kinds: Mapping[str, str | None]) -> None:
     """
     unread = [f"{path} is {kind}" for path, kind in kinds.items() if kind]
     if unread:
-        raise UserError(f"{_listed(unread)}: {_ARE_READ}; {_WAY_OUT}")
+        of_images = any(kind and kind.endswith(("image", "PDF")) for kind in kinds.values())
+        way = (
+            "images and PDFs need rosebatch generate --prompt 'What is this?'"
+            if of_images
+            else f"{_ARE_READ}; {_WAY_OUT}"
+        )
+        raise UserError(f"{listed(unread)}: {way}")
 
 
 def require_objects(path: str, lines: Iterable[bytes]) -> None:
@@ -185,6 +191,7 @@ def require_no_csv(first: bytes, columns: Iterable[str]) -> None:
         raise UserError("stdin: begins like CSV; if it is, give --input-format csv")
 
 
-def _listed(names: list[str]) -> str:
+def listed(names: list[str]) -> str:
+    """The first of some names, for messages."""
     more = len(names) - _MAX_NAMES
     return ", ".join(names[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")

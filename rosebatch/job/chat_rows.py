@@ -38,12 +38,15 @@ def for_model(row: Row | FailedRow, tokenizer: Tokenizer | None, *, sees: bool =
     """
     if not isinstance(row, Row):
         return row
+    # Chats are embedded, too: those of other tasks come without images.
+    if row.images and not (sees and (row.generates or row.messages is not None)):
+        return row.failed(_no_images(row))
+    if row.images and row.prompt_token_ids is not None and tokenizer is None:
+        return row.failed(RowError("no_tokenizer", "images need a model with a tokenizer"))
     variables = len(row.options.chat_template_kwargs)
     if row.messages is None and row.tool_use is None and not variables:
         # Nearly all prompts that are no chats.
         return row
-    if row.images and not sees:
-        return row.failed(no_text_alone())
     if row.messages is not None and (told := _too_many(row.messages)):
         return row.failed(RowError("invalid_messages", f"the chat has {told}"))
     if variables > _MAX_VARIABLES:
@@ -51,6 +54,13 @@ def for_model(row: Row | FailedRow, tokenizer: Tokenizer | None, *, sees: bool =
             RowError("invalid_field", f"chat_template_kwargs has {variables} names, more than {_MAX_VARIABLES}")
         )
     return _with_call_grammar(_with_unread(row, tokenizer), tokenizer)
+
+
+def _no_images(row: Row) -> RowError:
+    if row.messages is not None:
+        return no_text_alone()
+    why = "this model takes text alone" if row.generates else "only what is generated takes images"
+    return RowError("unsupported_field", f"multi_modal_data: {why}")
 
 
 def _too_many(messages: Sequence[Mapping[str, Any]]) -> str:

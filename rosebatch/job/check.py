@@ -21,7 +21,7 @@ from rosebatch.engine.load import choose_block_size
 from rosebatch.engine.metrics.roofline import Floor, Rates, find_floor, measure_host_rates, measure_rates
 from rosebatch.engine.scheduling.servable import require_servable
 from rosebatch.host.threads import DaemonPool
-from rosebatch.io.images.options import NO_MEDIA, ImageOptions
+from rosebatch.io.images.policy import NO_MEDIA, MediaPolicy
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.rows import FailedRow, Row
 from rosebatch.io.sampling_fields import with_defaults
@@ -56,11 +56,13 @@ class Checked:
     Attributes:
         beginning: id and text of the token that the tokenizer puts in front of each prompt; None if it puts none.
         doubled: prompts whose text begins with it too.
+        image_lens: tokens of each image of a prompt.
     """
 
     beginning: tuple[int, str] | None = None
 
     num_good: int = 0
+    image_lens: "array[int]" = field(default_factory=lambda: array("L"))
     prompt_lens: "array[int]" = field(default_factory=lambda: array("L"))
     output_lens: "array[int]" = field(default_factory=lambda: array("L"))
     errors: Counter[str] = field(default_factory=Counter)
@@ -83,7 +85,7 @@ def check_job(job: JobConfig, config: RunConfig, stream: TextIO) -> int:
     Raises:
         UserError: the input or the model is missing or unreadable, or a flag is impossible. The model cannot do this.
     """
-    plan, task = plan_fitting(config, weights=False), job.task
+    plan, task = plan_fitting(job.limits(config), weights=False), job.task
     unread = plan.source.require_loadable()
     if job.sampling and not task.samples:
         given = ", ".join(map(flag, job.sampling))
@@ -130,7 +132,9 @@ def check_file(reader: PromptReader, plan: LaunchPlan, stream: TextIO, *, strict
         generates=plan.source.has_head,
         strict=strict,
         vision=plan.source.vision,
-        images=reader.images,
+        media=reader.media,
+        limit_images=plan.config.limit_images,
+        max_pixels=plan.config.max_pixels,
     )
 
 
@@ -146,7 +150,9 @@ def check_rows(
     generates: bool = True,
     strict: bool = False,
     vision: Vision | None = None,
-    images: ImageOptions = NO_MEDIA,
+    media: MediaPolicy = NO_MEDIA,
+    limit_images: int | None = None,
+    max_pixels: int | None = None,
 ) -> Checked:
     """Read and tokenize all rows.
 
@@ -161,7 +167,7 @@ def check_rows(
         generates: whether the model has an output projection.
         strict: see ``check_file``.
         vision: how the model sees; None for a model of text.
-        images: what rows may do with images.
+        media, limit_images, max_pixels: see ``rosebatch.job.images.with_images``.
     """
     checked = Checked(beginning=None if tokenizer is None else tokenizer.beginning)
     grammars = None if tokenizer is None else Grammars(tokenizer, config.vocab_size, config.eos_token_ids, limits)
@@ -175,9 +181,12 @@ def check_rows(
 
     with DaemonPool(1, "rosebatch-text") as pool:
         limit = config.max_model_len
-        prepared = prepare(rows, tokenizer, grammars, pool, max_model_len=limit, sees=vision is not None)
+        prepared = prepare(rows, tokenizer, grammars, pool, max_model_len=limit, vision=vision)
         compiled = with_grammars(prepared, grammars, in_order=True)
-        for item in with_images(compiled, vision, tokenizer, images, max_model_len=limit):
+        loaded = with_images(
+            compiled, vision, tokenizer, media, max_model_len=limit, limit=limit_images, max_pixels=max_pixels
+        )
+        for item in loaded:
             assert item is not None, "a file always has a next row, or an end"
             _count(checked, item, config, on_failure, require, strict=strict)
     return checked
@@ -207,6 +216,7 @@ def _count(
         if checked.beginning is not None and list(prompt.token_ids[:2]) == [checked.beginning[0]] * 2:
             checked.doubled += 1
         checked.prompt_lens.append(length)
+        checked.image_lens.extend(image.num_tokens for image in prompt.images)
         limit = min(sampling.max_tokens, config.max_model_len - length) if item.row.generates else 0
         checked.output_lens.append(sampling.n * limit)
 
@@ -248,14 +258,16 @@ def _summary(checked: Checked, plan: LaunchPlan, block_size: int, rates: Rates) 
             )
         )
     config, itemsize, slots = plan.source.config, plan.source.dtype.itemsize, min_slots(plan.config)
-    for name, lens in (("prompt", checked.prompt_lens), ("output", checked.output_lens)):
+    kinds = {"prompt": checked.prompt_lens, "image": checked.image_lens, "output": checked.output_lens}
+    for name, lens in kinds.items():
         if not any(lens):
             # Nothing is generated.
             continue
         limit = "at most " if name == "output" else ""
         ordered = sorted(lens)
         middle, late = (ordered[-(-len(ordered) * rank // 100) - 1] for rank in (50, 90))
-        spread = f"{ordered[0]} to {ordered[-1]} a prompt, median {middle}, p90 {late}"
+        of = "an image" if name == "image" else "a prompt"
+        spread = f"{ordered[0]} to {ordered[-1]} {of}, median {middle}, p90 {late}"
         lines.append((f"{name} tokens", f"{limit}{sum(lens)} ({spread})"))
     lines += [(f"prompts of {label} tokens", bar) for label, bar in _histogram(checked.prompt_lens)]
     totals = map(sum, zip(checked.prompt_lens, checked.output_lens, strict=True))

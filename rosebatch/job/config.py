@@ -1,12 +1,12 @@
 """What a job is asked to do with its files."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rosebatch.config.byte_sizes import in_bytes
-from rosebatch.config.run import Flag, InputFormat
+from rosebatch.config.run import Flag, InputFormat, RunConfig
 from rosebatch.core.errors import FlagError
 from rosebatch.core.plain import is_text
 
@@ -18,7 +18,8 @@ FILES = "Input and output"
 _PATHS = ("input", "output", "errors", "media_root")
 # A shell passes any bytes on.
 _TEXTS = (
-    *("result_column", "prompt_column", "id_column", "columns", "prompt_template", "system_prompt"),
+    *("result_column", "prompt_column", "image_column", "id_column", "columns"),
+    *("prompt", "prompt_template", "system_prompt"),
     *("media_root", "media_domains"),
 )
 
@@ -65,6 +66,11 @@ class JobConfig:
     prompt_column: Annotated[
         str | None, Flag("Column or field of prompts: texts, or lists of messages.", FILES, metavar="NAME", rare=True)
     ] = None
+    image_column: Annotated[
+        str | None,
+        Flag("Column or field of images: bytes, paths, or lists of these.", FILES, metavar="NAME", rare=True),
+    ] = None
+    prompt: Annotated[str | None, Flag("The prompt of all images.", FILES, rare=True)] = None
     id_column: Annotated[str | None, Flag("Column or field of ids. Default: id.", FILES, metavar="NAME", rare=True)] = (
         None
     )
@@ -91,10 +97,6 @@ class JobConfig:
     media_domains: Annotated[
         str | None, Flag("Rows may name images of these hosts.", FILES, metavar="A,B", rare=True)
     ] = None
-    limit_images: Annotated[int | None, Flag("Max images of a row. Default: 32.", FILES, minimum=0, rare=True)] = None
-    max_pixels: Annotated[
-        int | None, Flag("Max pixels of an image. Default: the model's own.", FILES, minimum=1, rare=True)
-    ] = None
     echo_model: Annotated[
         bool, Flag("Answers of an OpenAI batch repeat the request's model name.", FILES, rare=True)
     ] = False
@@ -114,6 +116,10 @@ class JobConfig:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     settings: tuple[Path, ...] = ()
     task: "Task" = field(default_factory=_generate)
+
+    def limits(self, config: RunConfig) -> RunConfig:
+        """How to load a model for the job: without room for images, if its task has none."""
+        return config if self.task.takes_images else replace(config, limit_images=0)
 
     def __post_init__(self) -> None:
         if in_bytes(self.max_row_bytes, "max_row_bytes") < 1:

@@ -109,7 +109,8 @@ def _require_apart(
     if errors is not None:
         writes += errors.used("the file of errors")
     require_apart(reads, writes)
-    if reader.paths != [reader.source]:
+    # Of a folder of images, results are none.
+    if reader.paths != [reader.source] and not (reader.columns.of_files and Path(reader.source).is_dir()):
         require_not_read(reader.source, writes)
 
 

@@ -1,11 +1,9 @@
 """Rows wait here for their images: they are loaded and resized on threads, some rows ahead."""
 
-import os
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from hashlib import sha256
-from sys import getsizeof
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,10 +13,11 @@ from rosebatch.core.errors import RowError, UserError, unexpected
 from rosebatch.core.images import PromptImage
 from rosebatch.core.token_ids import TokenIds
 from rosebatch.core.words import counted
-from rosebatch.host.threads import DaemonPool, wait_for
+from rosebatch.host.memory import host_memory
+from rosebatch.host.threads import DaemonPool, usable_cores, wait_for
 from rosebatch.io.images.decode import require_pillow
 from rosebatch.io.images.load import load_image
-from rosebatch.io.images.options import ImageOptions
+from rosebatch.io.images.policy import NO_MEDIA, MediaPolicy
 from rosebatch.io.images.references import ImageReference
 from rosebatch.io.rows import FailedRow
 from rosebatch.job.memory_estimate import prompt_bytes
@@ -27,10 +26,14 @@ from rosebatch.job.report.stopwatch import Stopwatch
 from rosebatch.model.vision.vision import Patches, Processor, Vision
 from rosebatch.text.tokenizer import Tokenizer
 
-# Each decodes in a process of its own.
-_THREADS = min(4, os.cpu_count() or 1)
-# That are not loaded yet, before the row whose turn it is.
-_IMAGES_AHEAD = 2 * _THREADS
+# Images of a row. Each may take seconds, and as much memory as the model lets it have.
+_LIMIT = 32
+# Threads that load images, each with a process that decodes them: one a core, but not more than a large GPU waits for.
+_MOST_THREADS = 16
+# Images of a thread that are not loaded yet, before the row whose turn it is.
+_AHEAD = 2
+# What an image may take at most: 2 GiB where it is decoded, and its pixels and those of a few copies here.
+_BYTES_OF_THREAD = 4 << 30
 
 
 class _Loaded(NamedTuple):
@@ -65,11 +68,13 @@ def with_images(
     items: Iterator[Prepared | FailedRow | None],
     vision: Vision | None,
     tokenizer: Tokenizer | None,
-    options: ImageOptions,
+    media: MediaPolicy = NO_MEDIA,
     check: Callable[[], None] = lambda: None,
     seconds: defaultdict[str, float] | None = None,
     max_bytes: int = DEFAULT_BYTES,
     max_model_len: int = 1 << 20,
+    limit: int | None = None,
+    max_pixels: int | None = None,
 ) -> Iterator[Prepared | FailedRow | None]:
     """Load the images of each row, and give each the tokens that the model wants for it.
 
@@ -79,50 +84,55 @@ def with_images(
         items: prepared rows; None says that there is none at the moment, and is handed on.
         vision: how the model sees; None for a model of text, which gets no row with images.
         tokenizer: of the model.
-        options: of the job.
+        media: where images may come from.
         check: called while waiting; what it raises ends the wait.
         seconds: time by kind of work is added there.
         max_bytes: of images that wait for their row's turn. Those of one row may be more.
         max_model_len: most tokens of prompt and completion together.
+        limit: most images of a row; None for the default.
+        max_pixels: of an image that is resized for the model; None for the model's own.
     """
+    limit = _LIMIT if limit is None else limit
     if vision is None or tokenizer is None:
         yield from items
         return
     seconds = defaultdict(float) if seconds is None else seconds
-    placeholder = tokenizer.backend.id_to_token(vision.placeholder) or ""
+    marks = [tokenizer.backend.id_to_token(vision.placeholder) or "", *(vision.in_text or ())[:1]]
 
     def encode(text: str) -> list[int]:
         return tokenizer.backend.encode(text, add_special_tokens=False).ids
 
+    threads = loading_threads()
     waiting: deque[_Waiting] = deque()
     processor: Processor | None = None
     ended = idle = False
-    with DaemonPool(_THREADS, "rosebatch-images") as pool:
+    with DaemonPool(threads, "rosebatch-images") as pool:
 
         def begun(item: Prepared | FailedRow) -> _Waiting:
             nonlocal processor
             if not isinstance(item, Prepared) or not item.row.images:
                 return _Waiting(item)
             try:
-                _require_served(item, options, placeholder)
+                _require_served(item, limit, marks)
                 if processor is None:
                     with Stopwatch(seconds, "loading images"):
                         require_pillow()
-                        processor = vision.processor(options.max_pixels, encode)
+                        processor = vision.processor(max_pixels, encode)
             except RowError as error:
                 return _Waiting(item.failed(error))
             except UserError as error:
                 return _Waiting(item.failed(RowError("image_not_read", str(error))))
             except Exception as error:
                 return _Waiting(item.failed(unexpected("loading the image processor", error)))
-            return _Waiting(item, [pool.submit(_load, each, options, processor) for each in item.row.images])
+            alone = len(item.row.images) == 1
+            return _Waiting(item, [pool.submit(_load, each, media, processor, alone) for each in item.row.images])
 
         while waiting or not ended:
             while not (ended or idle) and (
                 not waiting
                 or (
                     waiting[0].images
-                    and sum(each.lacking for each in waiting) < _IMAGES_AHEAD
+                    and sum(each.lacking for each in waiting) < _AHEAD * threads
                     and sum(each.size for each in waiting) < max_bytes
                 )
             ):
@@ -138,7 +148,7 @@ def with_images(
                 if isinstance(row, Prepared) and images:
                     with Stopwatch(seconds, "loading images"):
                         loaded = [wait_for(each, check) for each in images]
-                    row = _with_images(row, loaded, vision.placeholder, max_model_len)
+                    row = _with_images(row, loaded, vision.placeholder, marks[0], max_model_len)
                     del loaded
                 del images
                 yield row
@@ -147,19 +157,25 @@ def with_images(
                 yield None
 
 
-def _require_served(row: Prepared, options: ImageOptions, placeholder: str) -> None:
+def loading_threads() -> int:
+    """Threads that load images."""
+    return max(min(_MOST_THREADS, usable_cores(), host_memory().total // _BYTES_OF_THREAD), 1)
+
+
+def _require_served(row: Prepared, limit: int, marks: Sequence[str]) -> None:
     """Check what is known before images are loaded.
 
     Raises:
         RowError: there are too many, or something of the row does not go with them.
     """
     count = len(row.row.images)
-    if count > options.limit:
-        raise RowError("too_many_images", f"the row has {counted(count, 'image')}, more than {options.limit}")
+    if count > limit:
+        raise RowError("too_many_images", f"the row has {counted(count, 'image')}, more than {limit}")
     if row.row.options.truncate_prompt_tokens:
         raise RowError("unsupported_field", "truncate_prompt_tokens: a prompt with images is not cut")
-    if any(placeholder in text for text in _texts(row.row.messages or ())):
-        raise RowError("invalid_messages", f"a text has {placeholder}, which stands for an image")
+    for mark in marks:
+        if any(mark in text for text in _texts(row.row.messages or ())):
+            raise RowError("invalid_messages", f"a text has {mark}, which stands for an image")
 
 
 def _texts(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -170,12 +186,13 @@ def _texts(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
                 yield text
 
 
-def _load(reference: ImageReference, options: ImageOptions, processor: Processor) -> _Loaded | RowError:
+def _load(reference: ImageReference, media: MediaPolicy, processor: Processor, alone: bool) -> _Loaded | RowError:
     """An image, or why there is none. What a wait for it raises is not of the row."""
     try:
-        pixels = load_image(reference, options.policy)
-        patches = processor(pixels.rgb)
-        return _Loaded(patches, sha256(b"%b %d %d" % (pixels.digest, *patches.grid)).digest())
+        pixels = load_image(reference, media)
+        patches = processor(pixels.rgb, alone=alone)
+        shape = *patches.grid, len(patches.token_ids)
+        return _Loaded(patches, sha256(b"%b %d %d %d" % (pixels.digest, *shape)).digest())
     except RowError as error:
         return error
     except ValueError as error:
@@ -185,9 +202,17 @@ def _load(reference: ImageReference, options: ImageOptions, processor: Processor
 
 
 def _with_images(
-    row: Prepared, images: Sequence[_Loaded | RowError], placeholder: int, max_model_len: int
+    row: Prepared, images: Sequence[_Loaded | RowError], placeholder: int, shown: str, max_model_len: int
 ) -> Prepared | FailedRow:
-    """The row with its images in its prompt, and without what they were loaded from."""
+    """The row with its images in its prompt, and without what they were loaded from.
+
+    Args:
+        row: with a placeholder for each image.
+        images: or why there is none.
+        placeholder: the token that stands for an image.
+        shown: the same, as a text.
+        max_model_len: most tokens of prompt and completion together.
+    """
     loaded = []
     for each in images:
         if isinstance(each, RowError):
@@ -197,6 +222,9 @@ def _with_images(
     token_ids = np.array(prompt.token_ids, np.uint32)
     places = np.flatnonzero(token_ids == placeholder)
     if len(places) != len(loaded):
+        if row.row.messages is None:
+            told = f"the prompt has {shown} {counted(len(places), 'time')} for {counted(len(loaded), 'image')}"
+            return row.failed(RowError("invalid_prompt", told))
         told = f"{counted(len(places), 'place')} for {counted(len(loaded), 'image')}"
         return row.failed(RowError("invalid_messages", f"the chat template has {told}"))
     parts: list[np.ndarray] = []
@@ -209,7 +237,7 @@ def _with_images(
         done, offset = place + 1, offset + len(patches.token_ids)
     expanded = TokenIds("I", np.concatenate((*parts, token_ids[done:])).tobytes())
     size = row.size + sum(each.size for each in loaded)
-    size -= sum(getsizeof(each.source) for each in row.row.images)
+    size -= sum(each.size for each in row.row.images)
     before, after = (prompt_bytes(prompt.sampling, len(ids), max_model_len) for ids in (token_ids, expanded))
     return structs.replace(
         row,

@@ -47,7 +47,7 @@ def row_bytes(row: Row | FailedRow) -> int:
         for each in row.prompts:
             size += getsizeof(each) + (0 if isinstance(each, str) else _INTEGER * len(each))
         size += _deep_bytes(row.messages) if row.messages else 0
-        size += sum(getsizeof(image.source) for image in row.images)
+        size += sum(image.size for image in row.images)
         size += _tool_bytes(row.tool_use.tools) if row.tool_use is not None else 0
     return size
 

@@ -5,7 +5,7 @@ import sys
 from rosebatch.config.byte_sizes import in_bytes
 from rosebatch.core.errors import FlagError, printable
 from rosebatch.io.columns import Columns
-from rosebatch.io.images.options import ImageOptions
+from rosebatch.io.images.policy import MediaPolicy
 from rosebatch.io.reader import PromptReader
 from rosebatch.job.config import JobConfig
 
@@ -17,20 +17,45 @@ def open_input(job: JobConfig) -> PromptReader:
         UserError: the input is missing or unreadable, or a flag about it is impossible.
     """
     columns = Columns.of(
-        job.prompt_column, job.id_column, job.columns, job.prompt_template, job.system_prompt, job.keep_prompt
+        job.prompt_column,
+        job.id_column,
+        job.columns,
+        job.prompt_template,
+        job.system_prompt,
+        job.keep_prompt,
+        job.image_column,
+        job.prompt,
     )
     if job.result_column == "":
         raise FlagError("--result-column needs a name")
     if job.keep_prompt and job.result_column == "prompt":
         raise FlagError("--result-column prompt: --keep-prompt needs this name; choose another")
+    if columns.of_files:
+        _require_none_of_rows(job)
     limit = in_bytes(job.max_row_bytes)
-    images = ImageOptions.of(job.media_root, job.media_domains, job.limit_images, job.max_pixels)
-    reader = PromptReader(
-        job.input, job.sampling, job.input_format, job.result_column, columns, job.task, limit, images
-    )
+    media = MediaPolicy.of(job.media_root, job.media_domains)
+    reader = PromptReader(job.input, job.sampling, job.input_format, job.result_column, columns, job.task, limit, media)
     if job.reorder_fields:
         reader.reorder_fields()
     return reader
+
+
+def _require_none_of_rows(job: JobConfig) -> None:
+    """Check that nothing is said of rows where each file of the input is an image.
+
+    Raises:
+        FlagError: something is.
+    """
+    given = {
+        "--media-root": job.media_root,
+        "--media-domains": job.media_domains,
+        "--id-column": job.id_column,
+        "--input-format": None if job.input_format == "auto" else job.input_format,
+    }
+    if flag := next((name for name, value in given.items() if value is not None), None):
+        raise FlagError(
+            f"{flag} has no meaning where --prompt asks about files: rows name their images by --image-column"
+        )
 
 
 def require_free_names(reader: PromptReader) -> None:

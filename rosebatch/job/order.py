@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 import msgspec
 
 from rosebatch.core.token_ids import TokenIds
+from rosebatch.io.images.references import ends_of
 from rosebatch.io.rows import FailedRow
 from rosebatch.job.lengths import ROWS_AHEAD, length_class
 from rosebatch.job.prepared import DEFAULT_BYTES, END, End, Prepared, size_of
@@ -14,8 +15,6 @@ from rosebatch.job.prepared import DEFAULT_BYTES, END, End, Prepared, size_of
 _MAX_AHEAD = 3072
 # Of a prompt, its first tokens. One with more is refused by the models that there are.
 _COMPARED = 1 << 20
-# Of an image's source, characters at both ends: data URLs of photos differ at their ends.
-_OF_SOURCE = 64
 
 
 def in_job_order(
@@ -124,11 +123,8 @@ def _ordered(rows: Iterable[_Held], *, longest_first: bool) -> deque[_Held]:
 def _beginning(item: Prepared | FailedRow) -> bytes:
     if isinstance(item, FailedRow):
         return b""
-    front = b""
-    if item.row.images:
-        # Questions about one image follow each other, whatever they are.
-        image = item.row.images[0].source
-        front = f"{image[:_OF_SOURCE]} {image[-_OF_SOURCE:]}".encode(errors="surrogatepass") if image else b""
+    # Questions about one image follow each other, whatever they are.
+    front = ends_of(item.row.images[0].source) if item.row.images else b""
     try:
         found = TokenIds.of(item.prompts[0].token_ids)
         return front + (found if len(found) <= _COMPARED else found[:_COMPARED]).tobytes()

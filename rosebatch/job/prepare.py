@@ -23,6 +23,7 @@ from rosebatch.job.report.stopwatch import Stopwatch
 from rosebatch.job.scored_prompts import scored_prompts
 from rosebatch.job.seeds import row_seed
 from rosebatch.job.texts import Encoded, Texts
+from rosebatch.model.vision.vision import Vision
 from rosebatch.text.chat_parsers import ChatReader
 from rosebatch.text.grammar.check import Tried
 from rosebatch.text.grammar.grammars import Grammars
@@ -50,8 +51,7 @@ def prepare(
     check: Callable[[], None] = lambda: None,
     max_bytes: int = DEFAULT_BYTES,
     max_model_len: int = 1 << 20,
-    *,
-    sees: bool = False,
+    vision: Vision | None = None,
 ) -> Iterator[Prepared | FailedRow | None]:
     """Prepare rows, a group at a time. Those that no engine could serve become failed rows.
 
@@ -65,11 +65,12 @@ def prepare(
         check: called before each group is read, and while waiting; what it raises ends the preparation.
         max_bytes: of rows under way in the whole job.
         max_model_len: most tokens of prompt and completion together.
-        sees: whether the model takes images.
+        vision: how the model sees; None for a model of text.
     """
     source = iter(rows)
     group_bytes = min(_GROUP_BYTES, max_bytes // 16 // _ENCODING_BYTES)
     seconds = defaultdict(float) if seconds is None else seconds
+    in_text = None if vision is None else vision.in_text
 
     def encode(texts: Texts) -> list[list[Encoded]]:
         with Stopwatch(seconds, "tokenizing"):
@@ -90,11 +91,11 @@ def prepare(
         ):
             check()
             with Stopwatch(seconds, "reading"):
-                group, ended, idle = _next_group(source, tokenizer, grammars, group_bytes, sees=sees)
+                group, ended, idle = _next_group(source, tokenizer, grammars, group_bytes, sees=vision is not None)
             if group:
                 read = [each.row for each in group if isinstance(each.row, Row)]
                 with Stopwatch(seconds, "rendering chats") if any(row.messages for row in read) else nullcontext():
-                    texts = Texts(read, tokenizer, max_model_len, max_bytes // _ENCODING_BYTES)
+                    texts = Texts(read, tokenizer, max_model_len, max_bytes // _ENCODING_BYTES, in_text)
                 del read
                 ahead.append((group, begin(texts)))
                 bytes_ahead += sum([each.encoded for each in group])

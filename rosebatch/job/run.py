@@ -80,6 +80,7 @@ def run_job(
     limits = None
     if isinstance(model, RunConfig):
         limits = GrammarLimits(model.grammar_timeout, in_bytes(model.grammar_memory))
+        model = job.limits(model)
     check_sampling(job.sampling, job.seed, limits)
     if job.strict and isinstance(model, RunConfig) and model.ray is not None:
         raise FlagError("--strict with --ray is not supported: another machine may lack the input; use rosebatch check")
@@ -194,7 +195,7 @@ def _serve(
             ) as progress,
         ):
             shape = _shape(job, reader, service, created)
-            serving = ServeOptions(shape, job.seed, return_token_ids=job.return_token_ids, images=reader.images)
+            serving = ServeOptions(shape, job.seed, return_token_ids=job.return_token_ids, media=reader.media)
             service.run(Work(reader, results, serving, tally, progress, check))
     except InterruptionError as interrupted:
         results.flush()
@@ -287,6 +288,8 @@ def _require_flags_apply(job: JobConfig, reader: PromptReader, destination: Dest
     given = {
         "--result-column": job.result_column,
         "--prompt-column": reader.columns.prompt,
+        "--image-column": reader.columns.image,
+        "--prompt": reader.columns.shared,
         "--id-column": reader.columns.id,
         "--columns": reader.columns.carried,
         "--prompt-template": reader.columns.template,

@@ -30,12 +30,20 @@ class Texts:
         tokenizer: None for a model that works on token ids.
         max_model_len: most tokens of prompt and completion together. Long texts with more become errors.
         most_at_once: characters of a text that may be encoded as a whole.
+        in_text: of chats with images, see ``rosebatch.model.vision.vision.Vision``.
 
     Attributes:
         takes_time: whether there is a text to encode, and not token ids alone.
     """
 
-    def __init__(self, rows: Sequence[Row], tokenizer: Tokenizer | None, max_model_len: int, most_at_once: int) -> None:
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        tokenizer: Tokenizer | None,
+        max_model_len: int,
+        most_at_once: int,
+        in_text: tuple[str, str] | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
         self._prompts = [_plain_prompts(row, tokenizer) for row in rows]
         self._chats: list[str | RowError] = []
@@ -53,6 +61,11 @@ class Texts:
         if tokenizer is not None and any(self._has_chat):
             chats = [row for row in rows if row.messages is not None]
             self._chats = tokenizer.render([r.messages or [] for r in chats], [template_options(r) for r in chats])
+            if in_text is not None:
+                self._chats = [
+                    chat.replace(*in_text) if row.images and isinstance(chat, str) else chat
+                    for row, chat in zip(chats, self._chats, strict=True)
+                ]
 
     def encode(self) -> list[list[Encoded]]:
         """For each row, its prompts as token ids, and their texts if they have any.

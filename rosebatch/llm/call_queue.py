@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from threading import Lock
 from typing import Any
 
+from rosebatch.io.images.policy import NO_MEDIA, MediaPolicy
 from rosebatch.io.output import Sink
 from rosebatch.io.results import Result
 from rosebatch.io.rows import FailedRow, Row
@@ -31,8 +32,9 @@ class CallQueue(Sink):
     goes, and may be made twice.
     """
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, media: MediaPolicy = NO_MEDIA) -> None:
         self._backend = backend
+        self._media = media
         self._lock = Lock()
         self._waiting: deque[Call] = deque()
         # Others may begin while a thread looks through them: it takes a copy.
@@ -144,13 +146,14 @@ class CallQueue(Sink):
 
     def _begin(self, call: Call) -> Generator[None, None, None]:
         if self._backend.joins:
-            how = serving(self, call.seed, in_order=call.is_stream)
+            how = serving(self, call.seed, self._media, in_order=call.is_stream)
             return self._backend.run(self._rows(), how, self, lambda: any(each.expects_rows for each in [*self._open]))
         assert call.shape is not None, "it has rows"
         rows: Iterable[Row | FailedRow | None] = self._rows_of(call)
         if not call.is_stream:
             rows = [row for row in rows if row is not None]
-        return self._backend.run(rows, serving(call.shape, call.seed, in_order=call.is_stream), self, lambda: True)
+        how = serving(call.shape, call.seed, self._media, in_order=call.is_stream)
+        return self._backend.run(rows, how, self, lambda: True)
 
     def _rows(self) -> Iterator[Row | FailedRow | None]:
         """One of each call, in turns; None if there is none at the moment."""

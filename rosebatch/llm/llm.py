@@ -17,6 +17,7 @@ from rosebatch.host.garbage import searched_rarely
 from rosebatch.host.openmp import wait_passively
 from rosebatch.host.pretrained import load_pretrained_tokenizer
 from rosebatch.host.threads import on_thread
+from rosebatch.io.images.policy import NO_MEDIA, MediaPolicy
 from rosebatch.io.results import Shape
 from rosebatch.io.rows import FailedRow, Row
 from rosebatch.io.tasks.classify import CLASSIFY
@@ -78,6 +79,10 @@ class LLM(WithoutMethods):
             model.
         seed: base seed of prompts that sample without a seed of their own: two processes that make the same calls get
             the same results. None and 0 do so, too.
+        media_root: texts may name images below this folder. What a prompt brings itself, such as a picture, needs none.
+        media_domains: texts may name images of these hosts.
+        limit_images: most images of a prompt; None for 32.
+        max_pixels: most pixels of an image, which is made smaller for the model; None for the model's own.
         settings: fields of ``rosebatch.config.run.RunConfig`` and of ``config.switches.Switches`` by name, such
             as ``max_model_len=4096`` or ``prefix_cache=False``. vLLM's names of the same things work too.
 
@@ -86,12 +91,25 @@ class LLM(WithoutMethods):
         UserError: the model is missing or unreadable.
     """
 
-    def __init__(self, model: str | Path | None = None, *, seed: int | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        seed: int | None = None,
+        media_root: str | Path | None = None,
+        media_domains: Sequence[str] = (),
+        limit_images: int | None = None,
+        max_pixels: int | None = None,
+        **settings: Any,
+    ) -> None:
         wait_passively()
-        config = RunConfig.of(None if model is None else str(model), **own_names(settings))
+        given = {"media_root": media_root, "media_domains": media_domains}
+        own = own_names({**given, "limit_images": limit_images, "max_pixels": max_pixels, **settings})
+        media = MediaPolicy.taken_from(own)
+        config = RunConfig.of(None if model is None else str(model), **own)
         if model is None:
             sys.stderr.write(f"rosebatch: no model given: {DEMO_ANSWERS}\n")
-        self._start(load_backend(config), seed)
+        self._start(load_backend(config), seed, media)
 
     @classmethod
     def of(cls, launched: "Launched") -> "LLM":
@@ -102,13 +120,13 @@ class LLM(WithoutMethods):
         llm._start(LocalBackend(launched))
         return llm
 
-    def _start(self, backend: Backend, seed: int | None = None) -> None:
+    def _start(self, backend: Backend, seed: int | None = None, media: MediaPolicy = NO_MEDIA) -> None:
         self._backend: Backend | None = backend
         self._seed = seed
         # Of prompts without parameters.
         self._default = SamplingParams(**backend.sampling)
         self._numbers = count()
-        self._calls = CallQueue(backend)
+        self._calls = CallQueue(backend, media)
         self._awaited: dict[Shape, AwaitedCalls] = {}
         self._process = os.getpid()
 
@@ -125,7 +143,9 @@ class LLM(WithoutMethods):
         """Complete prompts.
 
         Args:
-            prompts: one or several texts, lists of token ids, or mappings with ``prompt`` or ``prompt_token_ids``.
+            prompts: one or several texts, lists of token ids, or mappings with ``prompt`` or ``prompt_token_ids``. A
+                mapping may have images, too, and in its prompt a placeholder of the model for each of them:
+                ``{"prompt": ..., "multi_modal_data": {"image": picture}}``. See ``chat`` for what an image may be.
             sampling_params: for all, or one for each; None is greedy, at most 512 tokens (with
                 ``generation_config="auto"``: the model's own defaults).
             seed: base seed of the prompts that sample without a seed of their own. With it, the results depend on
@@ -166,7 +186,9 @@ class LLM(WithoutMethods):
         """Answer chats through the model's chat template.
 
         Args:
-            messages: one conversation, or several.
+            messages: one conversation, or several. Parts of their content may be images:
+                ``{"type": "image", "image": ...}``: a picture of Pillow, an array uint8 [height, width, 3], the bytes
+                of a file, or a text as rows have it.
             sampling_params: as for ``generate``.
             add_generation_prompt: whether the template opens an answer.
             continue_final_message: whether the answer continues the last message.
@@ -223,6 +245,8 @@ class LLM(WithoutMethods):
         """
         require_neutral("beam_search", vllm)
         given = list(several(prompts))
+        if any(isinstance(each, Mapping) and each.get("multi_modal_data") for each in given):
+            raise FlagError("beam_search takes no images")
         with Progress(len(given), enabled=use_tqdm) as progress:
             at_once = concurrency_limit or len(given)
             return beam_search(self.generate, given, params, self.get_tokenizer(), at_once, progress)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from rosebatch.core.words import counted
 from rosebatch.io.depth import DEEPEST, is_deeper
 from rosebatch.io.fields import PromptOptions, RequestFields, to_struct, tools_of
 from rosebatch.io.images.messages import messages_with_images
+from rosebatch.io.images.references import ImageReference, source_of
 from rosebatch.io.pairs import pairs_of
 from rosebatch.io.tasks.score import require_continuations
 from rosebatch.io.text_only import require_text
@@ -21,20 +22,24 @@ from rosebatch.io.tools import ToolUse
 
 
 class TextPrompt(TypedDict):
-    """A text."""
+    """A text, perhaps with images: of one, ``{"image": PIL.Image.Image}``, of several ``{"image": [...]}``."""
 
     prompt: str
+    multi_modal_data: NotRequired[Mapping[str, Any]]
 
 
 class TokensPrompt(TypedDict):
     """Token ids."""
 
     prompt_token_ids: Sequence[int]
+    multi_modal_data: NotRequired[Mapping[str, Any]]
 
 
-# A text, its token ids, or either in a mapping: ``{"prompt": ...}``, ``{"prompt_token_ids": [...]}``.
+# A text, its token ids, or either in a mapping: ``{"prompt": ...}``, ``{"prompt_token_ids": [...]}``, perhaps with
+# images: ``"multi_modal_data": {"image": ...}``.
 Prompt = str | Sequence[int] | Mapping[str, Any]
 _PROMPT_KEYS = ("prompt", "prompt_token_ids")
+_IMAGES = "multi_modal_data"
 # Types of nearly all prompts. To ask whether a value is a mapping takes several times as long.
 _USUAL = frozenset({str, list})
 # Numbers of NumPy.
@@ -211,8 +216,8 @@ def _require_known(prompt: Mapping[str, Any]) -> None:
     if len(prompt) == 1 and (text is not None or ids is not None):
         # Nearly all, and quicker to check.
         return
-    require_text(prompt)
-    given = [name for name, value in prompt.items() if value is not None]
+    require_text({name: value for name, value in prompt.items() if name != _IMAGES})
+    given = [name for name, value in prompt.items() if value is not None and name != _IMAGES]
     if not set(_PROMPT_KEYS).intersection(given):
         way = "; chat takes messages" if "messages" in given else ""
         got = ", ".join(map(str, given)) or "nothing"
@@ -271,6 +276,33 @@ def _token_ids(given: Any) -> Sequence[int] | None:
 
 def prompt_fields(prompt: Prompt) -> dict[str, Any]:
     """The fields of a row; an ``error`` if it is no prompt."""
+    if type(prompt) not in _USUAL and isinstance(prompt, Mapping) and prompt.get(_IMAGES):
+        try:
+            images = _images_of(prompt[_IMAGES])
+        except RowError as refused:
+            return {"error": refused}
+        return {**_fields_of(prompt), "images": images}
+    return _fields_of(prompt)
+
+
+def _images_of(given: Any) -> tuple[ImageReference, ...]:
+    """The images of a prompt's mapping.
+
+    Raises:
+        RowError: it has none, or something else.
+    """
+    if not isinstance(given, Mapping) or set(given) != {"image"}:
+        got = ", ".join(map(str, given)) if isinstance(given, Mapping) else type(given).__name__
+        raise RowError("unsupported_field", f"{_IMAGES} has image alone, got {got}")
+    images = given["image"]
+    found = []
+    for number, each in enumerate(images if isinstance(images, list | tuple) else [images]):
+        where = f"{_IMAGES}.image[{number}]"
+        found.append(ImageReference(where, source_of(each, where, "invalid_prompt")))
+    return tuple(found)
+
+
+def _fields_of(prompt: Prompt) -> dict[str, Any]:
     given: Any = prompt
     if type(prompt) not in _USUAL and isinstance(prompt, Mapping):
         try:

@@ -30,6 +30,8 @@ import pyarrow as pa
 from rosebatch.config.run import RunConfig
 from rosebatch.core.errors import FlagError, RowError, UserError
 from rosebatch.core.sampling_params import SamplingParams
+from rosebatch.io.columns import Columns
+from rosebatch.io.images.policy import MediaPolicy
 from rosebatch.io.output import Sink
 from rosebatch.io.parse import Record, RowParser
 from rosebatch.io.results import Result
@@ -72,7 +74,8 @@ class Generator:
     Args:
         model: hub id, or a path that all nodes have.
         sampling: fields of a row, for the rows that do not say themselves.
-        columns: the dataset's names of these columns, where they differ: ``{"prompt": "question", "text": "answer"}``.
+        columns: the dataset's names of these columns, where they differ: ``{"prompt": "question", "text": "answer"}``;
+            ``image`` is the one of images, see ``rosebatch.io.image_column``.
         seed: base seed. A row that samples gets the same result wherever it runs; without it, each run draws anew.
         settings: as of ``rosebatch.LLM``, without ``data_parallel_size``.
 
@@ -93,7 +96,9 @@ class Generator:
         given = dict(fields_of(sampling) if isinstance(sampling, SamplingParams) else sampling or {})
         try:
             check_sampling(given, seed)
-            config = RunConfig.of(model, **own_names(settings))
+            others = own_names(settings)
+            media = MediaPolicy.taken_from(others)
+            config = RunConfig.of(model, **others)
             if config.data_parallel_size != 1:
                 raise FlagError("data_parallel_size: an actor is one process; ActorPoolStrategy says how many run")
             launched = launch(config)
@@ -104,11 +109,13 @@ class Generator:
             raise RuntimeError(f"{platform.node()}: {error}") from None
         self._columns = dict(columns or {})
         # Results go into columns of their own, which no field of a row has: the name keeps rows from being refused.
-        self._parser = RowParser(is_batch=False, defaults=with_defaults(given, own), result_column="")
+        named = Columns(image="image" if "image" in self._columns else None)
+        self._parser = RowParser(False, with_defaults(given, own), result_column="", columns=named)
         self._inbox: SimpleQueue[_Rows] = SimpleQueue()
         # Without a seed, the place of a row decides its random numbers: no two actors may count alike.
         self._first = int.from_bytes(os.urandom(6), "little")
-        Thread(target=_run, args=(launched, self._inbox, seed, self._first), daemon=True).start()
+        serving = ServeOptions(_Columns(), seed, media=media)
+        Thread(target=_run, args=(launched, self._inbox, serving, self._first), daemon=True).start()
 
     async def __call__(self, batch: Batch) -> AsyncIterator[Batch]:
         """Complete the rows of a batch; others may be under way.
@@ -189,11 +196,11 @@ def _finish(done: "asyncio.Future[None]") -> None:
         done.set_result(None)
 
 
-def _run(launched: Launched, inbox: "SimpleQueue[_Rows]", seed: int | None, first: int) -> None:
+def _run(launched: Launched, inbox: "SimpleQueue[_Rows]", serving: ServeOptions, first: int) -> None:
     """Serve rows for ever. An engine that has failed cannot go on, and Ray would give it batch after batch."""
     try:
         batches = _Batches(inbox, first)
-        for _ in run_rows(batches.rows(), launched, ServeOptions(_Columns(), seed), batches):
+        for _ in run_rows(batches.rows(), launched, serving, batches):
             pass
     except BaseException:
         traceback.print_exc()

@@ -36,6 +36,8 @@ def run_file(
     result_column: str | None = None,
     echo_model: bool = False,
     prompt_column: str | None = None,
+    image_column: str | None = None,
+    prompt: str | None = None,
     id_column: str | None = None,
     columns: str | Sequence[str] | None = None,
     prompt_template: str | None = None,
@@ -45,8 +47,6 @@ def run_file(
     max_row_bytes: str | int = "32MiB",
     media_root: str | Path | None = None,
     media_domains: str | Sequence[str] | None = None,
-    limit_images: int | None = None,
-    max_pixels: int | None = None,
     return_token_ids: bool = False,
     resume: bool = False,
     force_resume: bool = False,
@@ -67,7 +67,8 @@ def run_file(
         run_file("prompts.jsonl", "answers.jsonl", model="Qwen/Qwen3-0.6B", resume=True)
 
     Args:
-        input: path, URL, folder or glob of JSON, OpenAI batch, CSV, Parquet or Arrow files; ``-`` for stdin.
+        input: path, URL, folder or glob of JSON, OpenAI batch, CSV, Parquet or Arrow files; ``-`` for stdin. With
+            ``prompt``, and without ``image_column``, of images and PDFs on this machine.
         output: JSONL or CSV, compressed if it ends in ``.gz``, ``.zst``, ``.bz2`` or ``.xz``; Parquet or Arrow file,
             or a folder of Parquet files (ends in ``/``); None for JSONL on stdout.
         model: hub id or path; or a ``rosebatch.LLM``, which stays loaded.
@@ -78,6 +79,9 @@ def run_file(
         result_column: put the fields of each result into one of this name, next to the carried ones.
         echo_model: answers of an OpenAI batch name the model of their request.
         prompt_column, id_column: columns or fields of prompts and ids, where they have other names.
+        image_column: column or field of images: bytes, paths, objects of both, or lists of these. They come before the
+            prompt, which is a text.
+        prompt: the prompt of all images: those of the column, or the files of the input.
         columns: those that results keep, as names or as one text with commas; None for all.
         prompt_template: makes prompts of columns or fields, such as ``"Summarize: {article}"``.
         reorder_fields: labelled lines of the template, such as ``Color: {color}``, with the fewest distinct values
@@ -87,8 +91,6 @@ def run_file(
         max_row_bytes: a larger row fails before it is parsed.
         media_root: rows may name images below this folder.
         media_domains: rows may name images of these hosts, as names or as one text with commas.
-        limit_images: most images of a row; None for 32.
-        max_pixels: most pixels of an image, which is made smaller for the model; None for the model's own.
         return_token_ids: add ``token_ids`` to the results.
         resume: continue the run that left ``OUTPUT.part``; start if there is none, unless the output is finished.
         force_resume: continue it even if input, model or settings have changed.
@@ -108,6 +110,10 @@ def run_file(
     wait_passively()
     if of_rows := SAMPLING_FIELDS.intersection(engine):
         raise ValueError(f"{min(of_rows)} is a setting of rows: give sampling={{{min(of_rows)!r}: …}}")
+    # Other names of these are among the engine's.
+    given: dict[str, Any] = {"media_root": media_root, "media_domains": media_domains}
+    engine = own_names({**given, **engine})
+    root, domains = map(engine.pop, given)
     job = JobConfig(
         input=_one_path(input),
         input_format=input_format,
@@ -117,6 +123,8 @@ def run_file(
         result_column=result_column,
         echo_model=echo_model,
         prompt_column=prompt_column,
+        image_column=image_column,
+        prompt=prompt,
         id_column=id_column,
         columns=_joined("columns", columns),
         prompt_template=prompt_template,
@@ -124,10 +132,8 @@ def run_file(
         system_prompt=system_prompt,
         keep_prompt=keep_prompt,
         max_row_bytes=max_row_bytes,
-        media_root=None if media_root is None else str(media_root),
-        media_domains=_joined("media_domains", media_domains),
-        limit_images=limit_images,
-        max_pixels=max_pixels,
+        media_root=None if root is None else str(root),
+        media_domains=_joined("media_domains", domains),
         return_token_ids=return_token_ids,
         resume=resume,
         force_resume=force_resume,
@@ -172,7 +178,7 @@ def _joined(parameter: str, names: str | Sequence[str] | None) -> str | None:
 def _model(model: str | Path | Loaded | None, engine: dict[str, Any]) -> RunConfig | Loaded:
     """The model that is loaded, or how to load one."""
     path = None if model is None or isinstance(model, Loaded) else str(model)
-    config = RunConfig.of(path, inspect.signature(run_file).parameters, **own_names(engine))
+    config = RunConfig.of(path, inspect.signature(run_file).parameters, **engine)
     if not isinstance(model, Loaded):
         return config
     if engine:

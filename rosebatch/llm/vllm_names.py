@@ -9,8 +9,13 @@ from rosebatch.core.plain import dtype_name
 from rosebatch.core.sampling_params import MAX_LOGPROBS
 from rosebatch.io.fields import SAMPLING_FIELDS
 
-# vLLM's names of our switches.
-_SWITCHES = {"enable_prefix_caching": "prefix_cache", "enable_chunked_prefill": "chunked_prefill"}
+# vLLM's names of our switches and settings.
+_NAMES = {
+    "allowed_local_media_path": "media_root",
+    "allowed_media_domains": "media_domains",
+    "enable_chunked_prefill": "chunked_prefill",
+    "enable_prefix_caching": "prefix_cache",
+}
 # Its settings that change nothing here, whatever their value.
 _IGNORED = {
     "async_scheduling",
@@ -47,7 +52,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "hf_overrides": ({},),
     "hf_token": (False,),
     "kv_transfer_config": (),
-    "limit_mm_per_prompt": ({},),
     "logits_processors": ([],),
     "logprobs_mode": ("raw_logprobs",),
     "max_logprobs": tuple(range(MAX_LOGPROBS + 1)),
@@ -122,17 +126,29 @@ def own_names(settings: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in settings.items():
         if name == "enforce_eager" and value is True:
             own["cuda_graph"] = False
+        elif name == "limit_mm_per_prompt":
+            own |= _limit_of_images(value)
+        elif name == "mm_processor_kwargs" and isinstance(value, Mapping) and set(value) == {"max_pixels"}:
+            own["max_pixels"] = value["max_pixels"]
         elif name in _NEUTRAL:
             if value is not None and value not in _NEUTRAL[name]:
                 raise not_served(name, value)
         elif name not in _IGNORED:
-            own[_SWITCHES.get(name, name)] = value
+            own[_NAMES.get(name, name)] = value
     for name, values in _VALUES.items():
         if name in own:
             own[name] = values.get(own[name], own[name])
     if own.get("dtype") is not None:
         own["dtype"] = DTYPES.get(own["dtype"], dtype_name(own["dtype"]))
     return own
+
+
+def _limit_of_images(given: Any) -> dict[str, Any]:
+    """Of other kinds of inputs there is none, whatever their limit."""
+    limits = {} if given is None else given
+    if not isinstance(limits, Mapping) or not isinstance(limit := limits.get("image"), int | None):
+        raise not_served("limit_mm_per_prompt", given)
+    return {} if limit is None else {"limit_images": limit}
 
 
 def require_neutral(call: str, given: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ from rosebatch.config.toml_file import load_toml
 from rosebatch.core.errors import FlagError, UserError, printable
 from rosebatch.core.pooling_params import MEAN, ModelPooling, NamedPrompts, PoolingParams
 from rosebatch.core.words import counted
-from rosebatch.host.model_files import reachable, require_file
+from rosebatch.host.model_files import reachable, refused, require_file
 from rosebatch.model.classifier_head import load_classifier
 from rosebatch.model.contract import Model, PoolingHeads
 from rosebatch.model.dry_load import HEADERS, NO_PRODUCTS, require_loadable
@@ -30,6 +30,9 @@ from rosebatch.model.quantization.forms import is_stored
 from rosebatch.model.random_weights import RandomWeights
 from rosebatch.model.registry import build_model, check_config
 from rosebatch.model.sentence_transformers import longest_prompt, pooling_or_refusal, prompts_or_none
+from rosebatch.model.vision.memory import tower_bytes
+from rosebatch.model.vision.parts import empty_whole, load_config
+from rosebatch.model.vision.pixels import read_processor
 from rosebatch.model.vision.registry import find_vision
 from rosebatch.model.vision.vision import Vision
 from rosebatch.model.weight_files import has_weight_files, weight_files
@@ -117,14 +120,42 @@ class ModelSource:
     @cached_property
     def vision(self) -> Vision | None:
         """How the model sees; None for a model of text."""
-        if self.folder is None or not self.folder.is_dir() or self.load_format == "dummy" or self.hf_config is not None:
+        if self.folder is None or not self.folder.is_dir() or self.load_format == "dummy":
             return None
         found = find_vision(self.folder, self.config)
         if found is None or not has_weight_files(self.folder):
             return found
         # A checkpoint of the text part alone may have the whole's config.
-        names = SafetensorsWeights(self.folder, self.dtype, HEADERS).unread
-        return found if any(map(found.reads, names)) else None
+        return found if self._tower_shapes(found) else None
+
+    def most_pixels(self, limits: RunConfig) -> int:
+        """Of an image as the tower has it; 0 if there are none.
+
+        Args:
+            limits: of the run.
+
+        Raises:
+            UserError: the image processor's values are impossible.
+        """
+        vision, folder = self.vision, self.folder
+        if vision is None or folder is None or limits.limit_images == 0:
+            return 0
+        with refused(folder, "its image processor"):
+            return vision.most_pixels(read_processor(folder), limits.max_pixels, self.config.max_model_len)
+
+    def tower_bytes(self, pixels: int) -> int:
+        """Bytes of the tower, and of its activations for images that have so many pixels together."""
+        assert self.vision is not None, "it sees"
+        return tower_bytes(self._tower_shapes(self.vision), self.dtype.itemsize, pixels)
+
+    def _tower_shapes(self, vision: Vision) -> dict[str, tuple[int, ...]]:
+        """Of the tensors that make vectors of images. Before there are weights, transformers has them."""
+        assert self.folder is not None, "it sees"
+        if not has_weight_files(self.folder):
+            named = empty_whole(load_config(self.folder)).state_dict().items()
+            return {name: tuple(each.shape) for name, each in named if vision.reads(name)}
+        weights = SafetensorsWeights(self.folder, self.dtype, HEADERS)
+        return {name: weights.shape(name) or () for name in weights.unread if vision.reads(name)}
 
     @property
     def vector_size(self) -> int:

@@ -232,7 +232,7 @@ INVOCATIONS = [
     ("generate batch.jsonl --model M --input-format jsonl", "OpenAI requests need no --input-format jsonl"),
     ("generate numbers.jsonl --model M", "numbers.jsonl: has no JSON objects"),
     ("generate rows.yaml --model M", "rows.yaml: has no JSON objects"),
-    ("embed image.jsonl --model M", "image.jsonl is a PNG image: only JSON, CSV, Parquet and Arrow are read"),
+    ("embed image.jsonl --model M", "image.jsonl is a PNG image: images and PDFs need rosebatch generate --prompt"),
     ("generate photo.jpg --model M", "photo.jpg is a JPEG image"),
     ("generate paper.pdf --model M", "paper.pdf is a PDF"),
     ("generate page.html --model M", "page.html is an HTML page"),

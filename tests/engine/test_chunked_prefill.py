@@ -1,9 +1,13 @@
 """Exact plans of prompts that are computed in chunks, and of those that may not be."""
 
 import numpy as np
+import pytest
 
+from rosebatch.core.errors import RowError
+from rosebatch.core.images import PromptImage
 from rosebatch.core.pooling_params import PoolingParams
 from rosebatch.core.request import Request
+from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.plan import StepResult
 from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.engine.scheduling.sequence import SequenceState
@@ -69,6 +73,68 @@ def test_a_short_prompt_serves_no_longer_one_that_tiles_divide_otherwise(fake_ru
         add(scheduler, sequence)
         found += next_chunks(scheduler, fake_runner, steps=1)
     assert found == [[(1, 0, 14, 1)], [(2, 12, 14, 1)], [(3, 0, 7, 1)]]
+
+
+def with_images(length, *places, id=0):
+    """A prompt of so many tokens, with images at these places, whose tokens see each other."""
+    images = tuple(
+        PromptImage(begin, np.ones(end - begin, bool), (1, end - begin), bytes([begin]) * 32, None)
+        for begin, end in places
+    )
+    request = Request(id, tuple(range(length)), SamplingParams(max_tokens=1), images=images)
+    return SequenceState.start(request, id=id, max_model_len=1000)
+
+
+def test_no_chunk_ends_inside_of_an_image(fake_runner):
+    """Its first tokens would not have seen its last ones."""
+    prompts = [with_images(30, (6, 16), (16, 20), (22, 30)), with_images(12, (0, 3), (5, 12), id=1)]
+    scheduler = make_scheduler(*prompts, budget=10, prefix_cache=False, whole_images=True)
+    assert next_chunks(scheduler, fake_runner, steps=6) == [
+        [(0, 0, 6, 0)],
+        [(0, 6, 10, 0)],
+        # Two tokens of text, and no part of the image behind them.
+        [(0, 16, 6, 0)],
+        # Nor are the two left a part of the next prompt's.
+        [(0, 22, 8, 1)],
+        [(1, 0, 5, 0)],
+        [(1, 5, 7, 1)],
+    ]
+
+
+def test_chunks_beside_images_end_where_tiles_do_too(fake_runner):
+    """A multiple of the unit may be inside of an image, and the last one before the image behind it."""
+    prompt = with_images(40, (6, 13), (13, 16), (21, 26), (31, 33))
+    scheduler = make_scheduler(prompt, budget=14, prefix_cache=False, replays=True, whole_images=True)
+    assert next_chunks(scheduler, fake_runner, steps=4) == [
+        [(0, 0, 4, 0)],
+        [(0, 4, 12, 0)],
+        [(0, 16, 12, 0)],
+        [(0, 28, 12, 1)],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("budget", "places", "told"),
+    [
+        (9, [(6, 16)], "an image has 10 tokens, and is computed in one step; --max-num-batched-tokens leaves 9"),
+        (10, [(6, 16), (20, 30)], None),
+        (9, [(30, 40)], "an image has 10 tokens, and is computed in one step; --max-num-batched-tokens leaves 9"),
+        (40, [(0, 40)], None),
+    ],
+)
+def test_an_image_that_no_step_has_room_for(budget, places, told):
+    """Nothing was planned for it, and the run ended."""
+    sequence = with_images(40, *places)
+    scheduler = make_scheduler(budget=budget, whole_images=True)
+    if told is None:
+        scheduler.require_room(sequence.request)
+        return
+    with pytest.raises(RowError) as error:
+        scheduler.require_room(sequence.request)
+    assert (error.value.code, str(error.value)) == ("image_too_large", told)
+    # Whole prompts are computed whole, and models whose tokens see none after them cut images.
+    make_scheduler(budget=budget, whole_images=True, chunked_prefill=False).require_room(sequence.request)
+    make_scheduler(budget=budget).require_room(sequence.request)
 
 
 def test_a_budget_below_a_block_cuts_it(fake_runner):

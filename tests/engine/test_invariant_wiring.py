@@ -63,7 +63,7 @@ def test_chunks_of_states_end_with_a_tile(on):
     loaded = load.build_engine(
         build("qwen3_5", ops), FAMILIES["qwen3_5"], limits, switches, ops, torch.float32, torch.device("cpu")
     )
-    assert loaded.engine.scheduler.planner.chunk_unit == (192 if on else 1)
+    assert loaded.engine.scheduler.planner.ends.unit == (192 if on else 1)
 
 
 def test_attention_has_pieces_and_one_arithmetic():

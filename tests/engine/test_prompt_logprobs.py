@@ -20,7 +20,7 @@ def test_three_steps_that_fetch_much():
     requests = [Request(i, tuple((3 * j + i) % VOCAB for j in range(8)), sampling) for i in range(3)]
     engine = device_engine("llama")
     planner = engine.scheduler.planner
-    planner.max_num_batched_tokens = planner._max_chunk = 8
+    planner.max_num_batched_tokens = planner.max_chunk = 8
     found, expected = run(engine, requests), run(plain_engine("llama"), requests)
     for number, completion in found.items():
         assert completion.token_ids == expected[number].token_ids

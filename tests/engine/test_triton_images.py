@@ -1,5 +1,6 @@
 """Images through the Triton runner on its interpreter: the same tokens as through PyTorch's operators."""
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -24,10 +25,15 @@ _GETS_VECTOR = {4: [True, True, False] * 2}
 _PROMPTS = [(5, "1", 6, 7), ("2", 8), (9, 10, 11), (5, "3", 6, 7), (12, "1", 13, "2", 14), (15,)]
 
 
-def tower(number, grid):
+def tower_of(size, layers=2):
     """Vectors of the embedding, and of the first layer."""
-    numbers = torch.Generator().manual_seed(number)
-    return torch.randn(2, grid[0] * grid[1], 32, generator=numbers)
+
+    def tower(images):
+        seeds = [torch.Generator().manual_seed(each.digest[0]) for each in images]
+        counts = [each.grid[0] * each.grid[1] for each in images]
+        return [torch.randn(layers, n, size, generator=seed) for n, seed in zip(counts, seeds, strict=True)]
+
+    return tower
 
 
 def request(id, parts):
@@ -36,7 +42,7 @@ def request(id, parts):
         if isinstance(part, str):
             number, grid = int(part), _GRIDS[int(part)]
             gets_vector = np.array(_GETS_VECTOR.get(number, [True] * (grid[0] * grid[1])))
-            images.append(PromptImage(len(token_ids), gets_vector, grid, bytes([number]) * 32, number))
+            images.append(PromptImage(len(token_ids), gets_vector, grid, bytes([number]) * 32, np.empty(0)))
             token_ids += np.where(gets_vector, _PLACEHOLDER, _MARK).tolist()
         else:
             token_ids.append(part)
@@ -45,7 +51,20 @@ def request(id, parts):
 
 
 def completions(engine, sections=(0, 1, 2, 0, 1, 2, 0, 0), prompts=_PROMPTS):
-    engine.runner.images = ImageEncoder(lambda: tower, sections * 2, torch.device("cpu"))
+    engine.runner.images = ImageEncoder(lambda: tower_of(32), sections * 2, torch.device("cpu"))
+    return completions_of(engine, prompts)
+
+
+def both_ways(engine, layers="all"):
+    """Of a model as Gemma 3 or 4, whose images' tokens see each other."""
+    tower, planner = tower_of(engine.runner.model.config.hidden_size, layers=1), engine.scheduler.planner
+    engine.runner.images = ImageEncoder(lambda: tower, (), torch.device("cpu"), both_ways=layers)
+    planner.ends = replace(planner.ends, whole_images=True)
+    # A cached block ends inside of the image of a prompt, and all of one is cached.
+    return completions_of(engine, [*_PROMPTS, (5, "1", 9), (5, "1", 6, 7, "3", 8, 9, "1"), (5, "2", 6, 7)])
+
+
+def completions_of(engine, prompts):
     done = run(engine, [request(number, parts) for number, parts in enumerate(prompts)])
     return [done[number] for number in range(len(prompts))]
 
@@ -91,6 +110,29 @@ def test_bits_of_texts_do_not_depend_on_images_beside_them():
         (alone,) = completions(engine(), prompts=[parts])
         assert together[number].token_ids == alone.token_ids
         assert together[number].logprobs == alone.logprobs
+
+
+@pytest.fixture(scope="module")
+def plain_both_ways():
+    return cache(lambda layers="all": both_ways(plain_engine("gemma3"), layers))
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"budget": 6}, {"blocks": 9}, {"on": ("batch_invariant",)}, {"off": ("prefix_cache",)}], ids=str
+)
+def test_images_whose_tokens_see_each_other(more, plain_both_ways):
+    """In full layers and behind windows: keys after a tile of queries, chunks that end before an image, cached ones."""
+    engine = device_engine("gemma3", **more)
+    assert_same(both_ways(engine), plain_both_ways())
+    assert (engine.stats.preemptions > 0) is ("blocks" in more)
+
+
+def test_images_whose_tokens_see_each_other_within_windows_alone(plain_both_ways):
+    """In Gemma 4, full layers have no mask of images."""
+    found = both_ways(device_engine("gemma3"), "windows")
+    assert_same(found, plain_both_ways("windows"))
+    with pytest.raises(AssertionError):
+        assert_same(found, plain_both_ways())
 
 
 def assert_same(found, expected):

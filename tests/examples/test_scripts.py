@@ -1,16 +1,20 @@
 """The scripts among the examples run, and their answers are right."""
 
+import csv
 import json
 import os
 import re
 import subprocess
+from io import StringIO
 
+import jsonschema
 import pytest
 
 from tests.examples.folder import ENVIRONMENT, FOLDER
 from tests.helpers.checkout import ROOT, environment, python_path
 from tests.helpers.forked_jobs import python
 from tests.helpers.marks import needs_demo_model
+from tests.helpers.seeing import seeing_model
 from tests.helpers.small_llama import save_llama, save_tokenizer
 
 
@@ -21,8 +25,8 @@ def bash(tmp_path):
     (tmp_path / "rosebatch").chmod(0o755)
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
     environment = ENVIRONMENT | {"PATH": path, "OUT": str(tmp_path / "out"), "FLAGS": "--device cpu"}
-    return lambda script: subprocess.run(
-        ["bash", str(script)], env=environment, capture_output=True, text=True, check=False
+    return lambda script, **own: subprocess.run(
+        ["bash", str(script)], env=environment | own, capture_output=True, text=True, check=False
     )
 
 
@@ -100,6 +104,46 @@ def test_the_harness(tmp_path):
     assert done.returncode == 0, done.stderr
     metrics = [line.split("|")[5].strip() for line in done.stdout.splitlines() if line.startswith("|")][2:]
     assert metrics == ["acc", "acc_norm", "exact_match", "bits_per_byte", "byte_perplexity"]
+
+
+@pytest.fixture
+def seeing(bash, tmp_path):
+    """Runs a script with a random model that takes images."""
+    model = tmp_path / "model"
+    model.mkdir()
+    seeing_model("Qwen3VLForConditionalGeneration", model)
+    config = json.loads((model / "config.json").read_text())
+    # A grammar needs an end token: the one behind all bytes.
+    config["text_config"] |= {"max_position_embeddings": 8192, "eos_token_id": 256}
+    (model / "config.json").write_text(json.dumps(config))
+
+    def run(name, flags):
+        done = bash(FOLDER / name, MODEL=str(model), FLAGS=f"--device cpu --quiet {flags}")
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout
+
+    return run
+
+
+def test_captions(seeing):
+    """A row for each image of a folder, with its path; the second run has nothing to do."""
+    printed = seeing("captions.sh", "--max-tokens 8")
+    rows = list(csv.DictReader(StringIO(printed)))
+    photos = sorted((FOLDER / "photos").iterdir())
+    assert len(photos) == 3 and all(photo.stat().st_size < 2000 for photo in photos)
+    assert [row["id"] for row in rows] == list(map(str, photos))
+    assert len({row["text"] for row in rows}) == 3
+    assert seeing("captions.sh", "--max-tokens 8") == printed
+
+
+def test_receipts(seeing):
+    """Pages become JSON of the schema, also by a model that reads nothing."""
+    rows = [json.loads(line) for line in seeing("receipts.sh", "--max-tokens 6000").splitlines()]
+    assert [row["id"].rpartition("/")[2] for row in rows] == ["bakery.png", "hardware.png"]
+    schema = json.loads((FOLDER / "receipts" / "schema.json").read_text())
+    for row in rows:
+        assert row["finish_reason"] == "stop"
+        jsonschema.validate(json.loads(row["text"]), schema)
 
 
 def test_nearest(chat_model, tmp_path):

@@ -229,7 +229,7 @@ def splits_of_the_batch(patch):
 
 
 def chunks_that_end_anywhere(patch):
-    patch.setattr(StepPlanner, "_cut_at_unit", lambda self, sequence, start, length: length)
+    patch.setattr(StepPlanner, "_cut", lambda self, sequence, start, length: length)
 
 
 @pytest.mark.parametrize("take_out", [splits_of_the_batch, chunks_that_end_anywhere])

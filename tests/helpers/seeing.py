@@ -1,7 +1,7 @@
 """Tiny random models that see, their images, and what transformers makes of both."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,6 +44,10 @@ class Family(NamedTuple):
         tower: of the tower's config.
         options: of transformers' image processor, beside those of its file.
         own: further values of the whole model's config.
+        text_type: of the text part, if it is not the usual one.
+        text: further values of its config.
+        budget: least tokens of a step that has room for an image.
+        nested: whether transformers cuts an image otherwise where its prompt has several.
     """
 
     tokens: tuple[str, ...]
@@ -52,6 +56,10 @@ class Family(NamedTuple):
     tower: dict[str, Any]
     options: dict[str, Any] = {}
     own: dict[str, Any] = {}
+    text_type: str | None = None
+    text: dict[str, Any] = {}
+    budget: int = 0
+    nested: bool = False
 
 
 _QWEN = Family(
@@ -111,13 +119,105 @@ _SMOLVLM = Family(
     {"patch_size": 4, "image_size": 16, "num_hidden_layers": 2},
     own={"scale_factor": 2},
 )
+_GEMMA = Family(
+    ("<image_soft_token>", "<start_of_image>", "<end_of_image>"),
+    "\n\n<start_of_image><image_soft_token><end_of_image>\n\n",
+    {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 16, "width": 16}},
+    {"patch_size": 4, "image_size": 16, "num_hidden_layers": 2, "vision_use_head": False},
+    own={"mm_tokens_per_image": 4},
+    # Behind a window that is shorter than an image, other versions of transformers have other masks.
+    text={"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"] * 2},
+)
+_GEMMA4 = Family(
+    ("<|image|>", "<|image>", "<image|>"),
+    "<|image|>",
+    {
+        "image_processor_type": "Gemma4ImageProcessor",
+        "patch_size": 4,
+        "pooling_kernel_size": 2,
+        "max_soft_tokens": 70,
+        "do_normalize": False,
+    },
+    {},
+    own={
+        "vision_config": {
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "head_dim": 8,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "position_embedding_size": 160,
+            "patch_size": 4,
+            "pooling_kernel_size": 2,
+            "standardize": True,
+            "use_clipped_linears": True,
+        },
+    },
+    text={
+        "sliding_window": 24,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "per_layer_config": {1: {"head_dim": 32}, 3: {"head_dim": 32}},
+        "max_position_embeddings": 640,
+        "hidden_size_per_layer_input": 0,
+        "use_bidirectional_attention": "vision",
+    },
+    budget=80,
+)
+_GEMMA4_E2B = _GEMMA4._replace(
+    text=_GEMMA4.text
+    | {"hidden_size_per_layer_input": 8, "use_bidirectional_attention": None}
+    | {"num_kv_shared_layers": 2},
+)
+_LLAVA = Family(
+    ("<image>", "<one>", "<two>"),
+    "<image>",
+    {
+        "image_processor_type": "LlavaImageProcessor",
+        "size": {"shortest_edge": 16},
+        "crop_size": {"height": 16, "width": 16},
+    },
+    {"patch_size": 8, "image_size": 16, "num_hidden_layers": 2},
+)
+_SHAPES = [[16, 32], [32, 16], [32, 32], [48, 16], [16, 48]]
+_LLAVA_NEXT = _LLAVA._replace(
+    processor=_LLAVA.processor | {"image_processor_type": "LlavaNextImageProcessor", "image_grid_pinpoints": _SHAPES},
+    own={"image_grid_pinpoints": _SHAPES},
+)
+_GRANITE = _LLAVA_NEXT._replace(
+    tower=_LLAVA.tower | {"model_type": "siglip_vision_model", "vision_use_head": False},
+    own=_LLAVA_NEXT.own | {"vision_feature_layer": [-3, -1], "vision_feature_select_strategy": "full"},
+    text_type="granite",
+)
+_LLAVA_ONEVISION = _LLAVA._replace(
+    processor={
+        "image_processor_type": "LlavaOnevisionImageProcessor",
+        "image_grid_pinpoints": _SHAPES,
+        "size": {"height": 16, "width": 16},
+    },
+    tower=_LLAVA.tower | {"vision_use_head": False},
+    own={"image_grid_pinpoints": _SHAPES, "vision_aspect_ratio": "anyres_max_3"},
+    nested=True,
+)
 FAMILIES = {
+    "Gemma3ForConditionalGeneration": _GEMMA,
+    "Gemma4ForConditionalGeneration": _GEMMA4,
+    "Gemma4ForConditionalGeneration-E2B": _GEMMA4_E2B,
     "Idefics3ForConditionalGeneration": _SMOLVLM._replace(
         processor=_SMOLVLM.processor | {"image_processor_type": "Idefics3ImageProcessorFast"}
     ),
     "InternVLForConditionalGeneration": _INTERNVL,
-    "LlavaForConditionalGeneration": _PIXTRAL,
+    "LightOnOcrForConditionalGeneration": _MISTRAL._replace(
+        processor=_MISTRAL.processor | {"patch_size": 8}, tower=_MISTRAL.tower | {"model_type": "pixtral"}, options={}
+    ),
+    "LlavaForConditionalGeneration": _LLAVA,
+    "LlavaForConditionalGeneration-Pixtral": _PIXTRAL,
+    "LlavaNextForConditionalGeneration": _LLAVA_NEXT,
+    "LlavaNextForConditionalGeneration-Granite": _GRANITE,
+    "LlavaOnevisionForConditionalGeneration": _LLAVA_ONEVISION,
     "Mistral3ForConditionalGeneration": _MISTRAL,
+    # The tower's hidden size is that of its result.
+    "Qwen2VLForConditionalGeneration": _QWEN._replace(tower=_QWEN.tower | {"hidden_size": 64}),
     "Qwen2_5_VLForConditionalGeneration": _QWEN,
     "Qwen3VLForConditionalGeneration": _QWEN,
     "Qwen3VLMoeForConditionalGeneration": _QWEN,
@@ -127,20 +227,31 @@ FAMILIES = {
 }
 
 
+# Whose template writes a mark alone: what is around it comes before the text is encoded.
+_IN_TEXT = ("Gemma3ForConditionalGeneration",)
+
+
+def class_of(name: str) -> str:
+    """transformers' class of a family by this name."""
+    return name.partition("-")[0]
+
+
 def seeing_model(name: str, folder: Path) -> Any:
-    """A random model of a class, written into a folder, with its image processor and tokenizer."""
+    """A random model of a family, written into a folder, with its image processor and tokenizer."""
     family = FAMILIES[name]
     own = {"image_token_id": IMAGE, "image_token_index": IMAGE}
     own |= {"vision_start_token_id": FIRST_MARK, "vision_end_token_id": SECOND_MARK}
+    own |= {"boi_token_id": FIRST_MARK, "eoi_token_id": SECOND_MARK}
     # Behind a window, fewer blocks than a prompt's preempt nothing.
-    text = {"vocab_size": 264, "sliding_window": None}
-    model = tiny_whole(name, others=family.tower, own=own | family.own, **text)
+    text = {"vocab_size": 264, "sliding_window": None, "embedding_multiplier": 3.0} | family.text
+    model = tiny_whole(class_of(name), text_type=family.text_type, others=family.tower, own=own | family.own, **text)
     # transformers takes one that was generated for an image.
     torch.nn.init.zeros_(model.lm_head.weight[IMAGE])
     (folder / "preprocessor_config.json").write_text(json.dumps(family.processor | _COLOURS))
     backend = byte_backend()
     backend.add_special_tokens(list(family.tokens))
-    template = _TEMPLATE.replace("IMAGE", family.in_template)
+    in_template = family.tokens[1] if name in _IN_TEXT else family.in_template
+    template = _TEMPLATE.replace("IMAGE", in_template)
     save_backend(backend, folder, chat_template=template, eos_token="<eos>")
     return save(model, folder)
 
@@ -161,27 +272,53 @@ def request(
     family: Family, processor: Processor, id: int, parts: Sequence[int | Sequence[int]], **options: Any
 ) -> Request:
     """A prompt of parts: token ids, or the number of an image."""
-    before, _, after = family.in_template.partition(family.tokens[0])
     ids = {token: IMAGE + number for number, token in enumerate(family.tokens)}
+    before, after = (_encoded(text, ids) for text in family.in_template.split(family.tokens[0]))
     token_ids: list[int] = []
     images = []
+    alone = sum(isinstance(part, int) for part in parts) == 1
     for part in parts:
         if isinstance(part, int):
-            patches = processor(picture(part))
-            token_ids += [ids[before]] if before else []
+            patches = processor(picture(part), alone=alone)
+            token_ids += before
             gets_vector = patches.token_ids == IMAGE
-            images.append(PromptImage(len(token_ids), gets_vector, patches.grid, bytes([part]) * 32, patches.values))
+            digest = bytes([part, len(patches.token_ids)]) * 16
+            images.append(PromptImage(len(token_ids), gets_vector, patches.grid, digest, patches.values))
             token_ids += patches.token_ids.tolist()
-            token_ids += [ids[after]] if after else []
+            token_ids += after
         else:
             token_ids += part
     return Request(id, tuple(token_ids), images=tuple(images), **options)
+
+
+def _encoded(text: str, ids: Mapping[str, int]) -> list[int]:
+    """Of bytes, and marks with these ids."""
+    for mark, token_id in ids.items():
+        before, found, after = text.partition(mark)
+        if found:
+            return [*before.encode(), token_id, *after.encode()]
+    return [*text.encode()]
 
 
 def reference_logits(
     family: Family, model: Any, folder: Path, parts: Sequence[int | Sequence[int]], token_ids: Sequence[int]
 ) -> Tensor:
     """``[tokens, V]`` of transformers, with images by its own image processor."""
+    logits: Tensor = _reference(family, model, folder, parts, token_ids).logits[0]
+    return logits
+
+
+def reference_states(
+    family: Family, model: Any, folder: Path, parts: Sequence[int | Sequence[int]], token_ids: Sequence[int]
+) -> Tensor:
+    """``[tokens, H]``, the same after the last norm."""
+    states: Tensor = _reference(family, model.model, folder, parts, token_ids).last_hidden_state[0]
+    return states
+
+
+def _reference(
+    family: Family, model: Any, folder: Path, parts: Sequence[int | Sequence[int]], token_ids: Sequence[int]
+) -> Any:
     from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
     ids = torch.tensor([[*token_ids]])
@@ -192,10 +329,12 @@ def reference_logits(
     inputs: dict[str, Any] = {}
     if images:
         processor = AutoImageProcessor.from_pretrained(str(folder), backend="pil")
-        found = processor(images, input_data_format="channels_last", return_tensors="pt", **family.options)
-        inputs = {name: each for name, each in found.items() if name != "num_patches"}
-        if "image_grid_thw" in inputs:
+        given = [images] if family.nested else images
+        found = processor(given, input_data_format="channels_last", return_tensors="pt", **family.options)
+        inputs = {name: each for name, each in found.items() if not name.startswith("num_")}
+        if family is _GEMMA:
+            inputs["token_type_ids"] = (ids == IMAGE).int()
+        if "image_grid_thw" in inputs or "image_position_ids" in inputs:
             inputs["mm_token_type_ids"] = (ids == IMAGE).int()
     with torch.inference_mode():
-        logits: Tensor = model(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs).logits[0]
-    return logits
+        return model(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs)

@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
-from rosebatch.model.text_parts import WHOLES
+from rosebatch.model.text_parts import WHOLES, Whole
 
+# Whose text part transformers' code runs.
+_OF_FALLBACK = {"Gemma4ForConditionalGeneration": Whole("gemma4", "Gemma 4", "gemma4_text", tied=True)}
 _TEXT: dict[str, Any] = {
     "vocab_size": 211,
     "hidden_size": 64,
@@ -73,13 +75,14 @@ def tiny_whole(
     import transformers
     from transformers import AutoConfig
 
-    whole = AutoConfig.for_model(WHOLES[name].model_type)
+    own_types = (WHOLES | _OF_FALLBACK)[name]
+    whole = AutoConfig.for_model(own_types.model_type)
     values = {key: value for key, value in {**dict.fromkeys(_MARKS, 210), **own}.items() if hasattr(whole, key)}
     values |= {key: _TEXT[key] for key in ("vocab_size", "hidden_size") if hasattr(whole, key)}
     for key, part in vars(whole).items():
         if isinstance(part, transformers.PreTrainedConfig):
             if key == "text_config":
-                values[key] = _small(text_type or WHOLES[name].text_type, _TEXT | text)
+                values[key] = _small(text_type or own_types.text_type, _TEXT | text)
             else:
                 values[key] = _small(others.get("model_type", part.model_type), {**_OTHERS, **others})
     if tied is not None:

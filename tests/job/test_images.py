@@ -3,15 +3,19 @@
 import base64
 import pickle
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from rosebatch.core.errors import FlagError, InterruptionError
+from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.host.threads import DaemonPool
-from rosebatch.io.images.options import ImageOptions
-from rosebatch.io.rows import FailedRow, parse_row
+from rosebatch.io.images.policy import NO_MEDIA, MediaPolicy
+from rosebatch.io.images.references import ImageReference
+from rosebatch.io.rows import FailedRow, Row, parse_row
 from rosebatch.job import images as stage
+from rosebatch.job.chat_rows import for_model
 from rosebatch.job.images import with_images
 from rosebatch.job.prepare import prepare
 from rosebatch.model.vision.vision import Patches, Vision
@@ -35,14 +39,17 @@ def reading():
 
 
 class Processor:
-    """A token for each pixel, in one row."""
+    """A token for each pixel, in one row; a further one of an image that is alone."""
 
-    def __call__(self, rgb):
+    def __call__(self, rgb, *, alone=True):
         height, width, _ = rgb.shape
         if height > 4 * width:
             raise ValueError("too tall")
-        token_ids = np.full(height * width, PLACEHOLDER, np.uint32)
+        token_ids = np.full(height * width + alone, PLACEHOLDER, np.uint32)
         return Patches(rgb.reshape(-1, 3), (height, width), token_ids)
+
+
+VISION = Vision(PLACEHOLDER, ("tower",), lambda max_pixels, encode: Processor(), lambda weights: None)
 
 
 def data(size=(2, 1), **options):
@@ -56,19 +63,18 @@ def chat(*parts, role="user", **fields):
     return {"messages": [{"role": role, "content": content}], **fields}
 
 
-def prepared(lines, reading):
+def prepared(lines, reading, vision=VISION):
     rows = (parse_row(line, index=number, where="", defaults={}) for number, line in enumerate(lines))
     with DaemonPool(1, "text") as pool:
-        yield from prepare(rows, reading, None, pool, sees=True)
+        yield from prepare(rows, reading, None, pool, vision=vision)
 
 
-def loaded(items, reading, options=None, **more):
-    vision = Vision(PLACEHOLDER, ("tower",), lambda max_pixels, encode: Processor(), lambda weights: None)
-    return with_images(items, vision, reading, options or ImageOptions(), **more)
+def loaded(items, reading, media=NO_MEDIA, vision=VISION, **more):
+    return with_images(items, vision, reading, media, **more)
 
 
-def served(lines, reading, options=None, **more):
-    return loaded(prepared(lines, reading), reading, options, **more)
+def served(lines, reading, media=NO_MEDIA, **more):
+    return loaded(prepared(lines, reading), reading, media, **more)
 
 
 def test_a_prompt_has_a_placeholder_for_each_token_of_an_image(reading):
@@ -89,6 +95,28 @@ def test_a_prompt_has_a_placeholder_for_each_token_of_an_image(reading):
     assert prompt.images[1].patches.shape == (6, 3)
     # What they were loaded from is not kept.
     assert row.row.images == ()
+    (row,) = served([chat("a", small)], reading)
+    (image,) = row.prompts[0].images
+    assert image.num_tokens == 3
+    # A model that sees it otherwise beside others gives it other vectors.
+    assert image.digest != digests[0]
+
+
+def test_what_is_around_an_image_is_encoded_with_the_text():
+    """Gemma's line breaks before an image and those of the template are one token, which tokens put in later lack."""
+    backend = byte_backend()
+    backend.add_special_tokens(["<image>", "<mark>"])
+    backend.add_tokens(["\n\n\n"])
+    reading = Tokenizer(backend, TEMPLATE.replace("<image>", "<mark>"))
+    mark, breaks = (backend.token_to_id(token) for token in ("<mark>", "\n\n\n"))
+    vision = replace(VISION, in_text=("<mark>", "\n\n<mark><image>\n\n"))
+    lines = [chat("a\n", "image:" + data(), "b"), chat("<mark>", "image:" + data()), chat("<mark>")]
+    row, bad, text = loaded(prepared(lines, reading, vision), reading, vision=vision)
+    expected = [*b"a", breaks, mark, *[PLACEHOLDER] * 3, *b"\n\nb"]
+    assert list(row.prompts[0].token_ids) == expected
+    assert row.prompts[0].images[0].offset == 3
+    assert bad.error.message == "a text has <mark>, which stands for an image"
+    assert list(text.prompts[0].token_ids) == [mark]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +135,7 @@ def test_a_prompt_has_a_placeholder_for_each_token_of_an_image(reading):
 def test_bad_images_cost_their_row(reading, line, code, told):
     """The others are answered, in their order."""
     good = chat("a", "image:" + data())
-    first, bad, last = served([good, line, good], reading, ImageOptions(limit=3))
+    first, bad, last = served([good, line, good], reading, limit=3)
     assert isinstance(bad, FailedRow)
     assert bad.error.code == code
     assert told in bad.error.message
@@ -124,6 +152,18 @@ def test_rows_without_images_pass(reading):
     assert [found[1], found[4]] == [text, plain]
 
 
+def test_token_ids_with_images_and_no_tokenizer(reading):
+    """The placeholders would have been computed as tokens of text: who replaces them needs the tokenizer."""
+    image = ImageReference("here", saved("PNG", picture("RGB", (2, 1))))
+    fields = {"index": 0, "where": "", "metadata": {}, "sampling": SamplingParams()}
+    row = Row(**fields, prompt_token_ids=(97, PLACEHOLDER), images=(image,))
+    assert for_model(row, None, sees=True).error.code == "no_tokenizer"
+    assert for_model(row, reading, sees=False).error.code == "unsupported_field"
+    with DaemonPool(1, "text") as pool:
+        (found,) = loaded(prepare([row], reading, None, pool, vision=VISION), reading)
+    assert list(found.prompts[0].token_ids) == [97, *[PLACEHOLDER] * 3]
+
+
 def test_some_images_are_loaded_ahead_and_no_more(reading, monkeypatch):
     """A file of images was loaded into memory whole, before the engine had its first row."""
     begun = []
@@ -134,6 +174,8 @@ def test_some_images_are_loaded_ahead_and_no_more(reading, monkeypatch):
         return load(reference, *others)
 
     monkeypatch.setattr(stage, "_load", counted)
+    monkeypatch.setattr(stage, "usable_cores", lambda: 3)
+    monkeypatch.setattr(stage, "_BYTES_OF_THREAD", 1)
     lines = [chat("a", "image:" + data()) for _ in range(60)]
     ahead = []
     for number, row in enumerate(served(lines, reading, max_bytes=30), start=1):
@@ -141,24 +183,24 @@ def test_some_images_are_loaded_ahead_and_no_more(reading, monkeypatch):
         ahead.append(len(begun) - number)
     assert len(begun) == 60
     # Each has 6 bytes: five that are loaded, and those that were under way when the fifth was.
-    assert max(ahead) <= 5 + stage._IMAGES_AHEAD
+    assert max(ahead) <= 5 + stage._AHEAD * 3
     assert max(ahead) > 0
 
 
 def test_files_below_the_media_root(reading, tmp_path):
     """A path is below it, whatever the working directory."""
     (tmp_path / "a.png").write_bytes(saved("PNG", picture("RGB", (2, 1))))
-    options = ImageOptions.of(str(tmp_path), " A.test,b.test:8080 ", None, None)
-    assert options.policy.domains == {"a.test", "b.test:8080"}
-    found, outside = served([chat("image:a.png"), chat("image:../a.png")], reading, pickle.loads(pickle.dumps(options)))
-    assert found.prompts[0].images[0].num_tokens == 2
+    media = MediaPolicy.of(str(tmp_path), " A.test,b.test:8080 ")
+    assert media.domains == {"a.test", "b.test:8080"}
+    found, outside = served([chat("image:a.png"), chat("image:../a.png")], reading, pickle.loads(pickle.dumps(media)))
+    assert found.prompts[0].images[0].num_tokens == 2 + 1
     assert outside.error.code == "image_not_allowed"
 
 
 def test_a_media_root_that_is_no_folder(tmp_path):
     """Every row with a path would have failed."""
     with pytest.raises(FlagError, match="no such folder"):
-        ImageOptions.of(str(tmp_path / "none"), None, None, None)
+        MediaPolicy.of(str(tmp_path / "none"), None)
 
 
 def test_a_signal_ends_the_wait_for_an_image(reading, monkeypatch):

@@ -66,7 +66,8 @@ def attention() -> None:
             decode(qkv, cache, table, fields, fields, workspace, **options)
         QKV.prepare(qkv, cache, table, fields, fields, num_heads=heads, rotary=rotary, qk_norm=qk_norm)
         window = 100 if heads == kv_heads else 0
-        prefill(qkv, cache, table, ints(3, 4), num_heads=heads, scale=1.0, window=window)
+        for key_ends in (None, ints(batch)):
+            prefill(qkv, cache, table, ints(3, 4), num_heads=heads, scale=1.0, window=window, key_ends=key_ends)
 
 
 def invariant() -> None:

@@ -57,13 +57,15 @@ def cut(chunks, rows=TILE_ROWS, seed=0):
     return torch.tensor(tiles, dtype=torch.int32)
 
 
-def exact_rows(q, paged, chunks, window, scale=SCALE, **options):
+def exact_rows(q, paged, chunks, window, scale=SCALE, key_ends=None, **options):
     """Of each packed row of ``q [T, heads, D]``, token by token."""
     out = []
     for sequence, (prefix, length) in enumerate(chunks):
         for position in range(prefix, prefix + length):
-            k, v = paged.k[sequence][: position + 1], paged.v[sequence][: position + 1]
-            out.append(attention(q[len(out)], k, v, scale, window, **options))
+            first = max(0, position + 1 - window) if window else 0
+            end = position + 1 if key_ends is None else key_ends[len(out)]
+            k, v = (each[sequence][first:end] for each in (paged.k, paged.v))
+            out.append(attention(q[len(out)], k, v, scale, **options))
     return torch.stack(out)
 
 
@@ -101,6 +103,31 @@ def test_prefill(implementation, chunks, kv_heads, group, size, block_size, wind
     assert_close(out, exact_rows(q, paged, chunks, window))
     assert_same(paged.cache, before)
     assert torch.equal(queries, same)
+
+
+@pytest.mark.parametrize("window", [0, 1, 24, 90])
+@pytest.mark.parametrize(("group", "block_size"), [(1, 16), (2, 64), (5, 24)])
+def test_rows_that_see_later_keys(implementation, group, block_size, window, dtype, device, randn, assert_close):
+    """Tokens of an image see each other, in tiles before the one that they end in, and behind a cached part of it."""
+    # In each chunk, images as places in the sequence.
+    chunks = [(0, 130), (30, 64), (70, 7), (3, 1), (0, 200)]
+    images = [[(5, 9), (60, 130)], [(20, 40), (41, 42), (90, 94)], [(64, 72)], [], [(1, 199)]]
+    key_ends = [
+        next((end for begin, end in own if begin <= position < end), position + 1)
+        for (prefix, length), own in zip(chunks, images, strict=True)
+        for position in range(prefix, prefix + length)
+    ]
+    q, paged = make(chunks, 1, group, 24, block_size, dtype, device, randn)
+    exact = exact_rows(q, paged, chunks, window, key_ends=key_ends)
+    arguments = q.flatten(1).to(device), paged.cache, paged.table, cut(chunks).to(device)
+    ends = torch.tensor(key_ends, dtype=torch.int32, device=device)
+    options = {"num_heads": group, "scale": SCALE, "window": window}
+    assert_close(implementation(*arguments, key_ends=ends, **options), exact)
+    # Those of rows that see none are the text's.
+    alone = implementation(*arguments, **options)
+    causal = torch.tensor([end for prefix, length in chunks for end in range(prefix + 1, prefix + length + 1)])
+    same = implementation(*arguments, key_ends=causal.int().to(device), **options)
+    assert torch.equal(same, alone) or implementation is on_hopper
 
 
 @pytest.mark.parametrize(("soft_cap", "with_sinks"), [(1.5, False), (0.0, True), (1.5, True)])

@@ -15,7 +15,9 @@ from rosebatch.config.run import RunConfig
 from rosebatch.core.errors import UserError
 from rosebatch.ray import Generator
 from tests.helpers.checkout import ROOT, environment
+from tests.helpers.seeing import seeing_model
 from tests.helpers.waiting import PATIENCE_SECONDS, until
+from tests.io.images.picture_files import saved
 
 ADDED = ["text", "finish_reason", "prompt_tokens", "completion_tokens", "error"]
 
@@ -93,6 +95,27 @@ def test_rows_that_the_columns_cannot_hold(generator):
     (found,) = run(generator, pa.table({"prompt": ["a", "b"], "n": [1, 2]}))
     assert found["error"].to_pylist()[0] is None
     assert found["error"].to_pylist()[1].startswith("unsupported_field: n: ")
+
+
+def test_images(tmp_path):
+    """Settings of images were unknown, and a column of images was refused as an input that is no text."""
+    (tmp_path / "model").mkdir()
+    seeing_model("Qwen3VLForConditionalGeneration", tmp_path / "model")
+    (tmp_path / "a.png").write_bytes(saved("PNG"))
+    seeing = Generator(
+        str(tmp_path / "model"),
+        device="cpu",
+        sampling={"max_tokens": 3},
+        columns={"image": "photo"},
+        media_root=tmp_path,
+    )
+    photos = pa.array([{"bytes": saved("PNG"), "path": None}, {"bytes": None, "path": "a.png"}, None])
+    (found,) = run(seeing, pa.table({"photo": photos, "prompt": ["x", "x", "x"]}))
+    one, other, none = found["text"].to_pylist()
+    assert one == other is not None and none is None
+    assert found["error"].to_pylist()[2].startswith("missing_image: ")
+    (found,) = run(seeing, {"photo": np.array([saved("PNG"), b"none"], object), "prompt": np.array(["x", "x"])})
+    assert found["text"][0] == one and found["error"][1].startswith("invalid_image: ")
 
 
 def test_rows_with_tools(generator):

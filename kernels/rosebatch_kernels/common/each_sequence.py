@@ -10,8 +10,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-# From q·k ``[heads, R, keys]`` and the positions of queries ``[R, 1]`` and keys ``[keys]`` to the weights of values.
-Weigh = Callable[[Tensor, Tensor, Tensor], Tensor]
+# From q·k ``[heads, R, keys]``, the positions of queries ``[R, 1]``, of the last key that each sees ``[R, 1]``, and of
+# keys ``[keys]`` to the weights of values.
+Weigh = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def decode_each(
@@ -47,7 +48,15 @@ def decode_each(
 
 
 def prefill_each(
-    q: Tensor, cache: Tensor, block_table: Tensor, tiles: Tensor, weigh: Weigh, *, num_heads: int, window: int = 0
+    q: Tensor,
+    cache: Tensor,
+    block_table: Tensor,
+    tiles: Tensor,
+    weigh: Weigh,
+    *,
+    num_heads: int,
+    window: int = 0,
+    key_ends: Tensor | None = None,
 ) -> Tensor:
     """Attention of tiles of packed chunks, see ``rosebatch_kernels.common.tiles``.
 
@@ -59,6 +68,7 @@ def prefill_each(
         weigh: gives the weights.
         num_heads: query heads.
         window: blocks before the first query's window are not read; 0 for none. ``weigh`` masks keys.
+        key_ends: ``[T]``, the place after the last key that each row sees; None for its own plus one.
 
     Returns:
         ``[T, heads · D]``; rows that no tile covers are undefined.
@@ -66,26 +76,35 @@ def prefill_each(
     out = torch.empty(len(q), num_heads * cache.shape[-1], dtype=q.dtype, device=q.device)
     for sequence, first, position, count in tiles.tolist():
         rows = slice(first, first + count)
-        out[rows] = _attend(q[rows], cache, block_table[sequence], position, num_heads, weigh, window)
+        ends = None if key_ends is None else key_ends[rows]
+        out[rows] = _attend(q[rows], cache, block_table[sequence], position, num_heads, weigh, window, ends)
     return out
 
 
 def _attend(
-    q: Tensor, cache: Tensor, table: Tensor, position: int, num_heads: int, weigh: Weigh, window: int
+    q: Tensor,
+    cache: Tensor,
+    table: Tensor,
+    position: int,
+    num_heads: int,
+    weigh: Weigh,
+    window: int,
+    ends: Tensor | None = None,
 ) -> Tensor:
     """Attention of successive tokens ``q [R, at least heads · D]`` of one sequence, the first at ``position``."""
     _, _, kv_heads, block_size, size = cache.shape
     wide = torch.promote_types(q.dtype, torch.float32)
-    end = position + len(q)
+    own = torch.arange(position, position + len(q), device=q.device)[:, None]
+    last = own if ends is None else ends[:, None] - 1
+    end = position + len(q) if ends is None else int(ends.max())
     first = max(0, position + 1 - window) // block_size if window else 0
     start = first * block_size
     blocks = table[first : -(-end // block_size)].long()
     k, v = cache[:, blocks].transpose(2, 3).flatten(1, 2)[:, : end - start].to(wide)
     queries = q[:, : num_heads * size].unflatten(1, (kv_heads, -1, size)).to(wide)
-    own = torch.arange(position, end, device=q.device)[:, None]
     key = torch.arange(start, end, device=q.device)
     # [R, kv_heads, group, keys]
     products = (queries[:, :, :, None] * k.transpose(0, 1)[:, None]).sum(-1)
-    weights = weigh(products.flatten(1, 2).transpose(0, 1), own, key).transpose(0, 1).unflatten(1, (kv_heads, -1))
+    weights = weigh(products.flatten(1, 2).transpose(0, 1), own, last, key).transpose(0, 1).unflatten(1, (kv_heads, -1))
     out: Tensor = (weights[..., None] * v.transpose(0, 1)[:, None]).sum(-2)
     return out.flatten(1).to(q.dtype)

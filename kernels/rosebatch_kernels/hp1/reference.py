@@ -78,4 +78,4 @@ def prefill(
 
 
 def _gated(scale: float, gate: Gate) -> Weigh:
-    return lambda products, own, key: probabilities(products * scale, gate) * (key <= own)
+    return lambda products, own, last, key: probabilities(products * scale, gate) * (key <= last)

@@ -48,6 +48,7 @@ def prefill(
     soft_cap: float = 0.0,
     sinks: Tensor | None = None,
     scales: Tensor | None = None,
+    key_ends: Tensor | None = None,
     sizes: Sizes,
     device: Device,
 ) -> Tensor:
@@ -63,13 +64,15 @@ def prefill(
         scale: factor on q·k.
         window: keys that a token sees, its own included; 0 for all. Blocks without a key that a tile sees are not read.
         soft_cap, sinks, scales: see ``rosebatch_kernels.paged_attention.decode``.
+        key_ends: ``[T]`` int32, the place after the last key that each row of q sees, its own place plus one at least;
+            None where it is that.
         sizes: of programs.
 
     Returns:
         ``[T, heads · D]``.
     """
     on_hopper = hopper_program(q, cache, num_heads=num_heads, scale=scale, sizes=sizes, device=device)
-    kernel = _hopper_kernel() if on_hopper else None
+    kernel = _hopper_kernel() if on_hopper and key_ends is None else None
     if kernel is not None:
         options = {"window": window, "soft_cap": soft_cap, "sinks": sinks, "program": on_hopper, "device": device}
         return kernel(q, cache, block_table, tiles, num_heads=num_heads, scale=scale, **options)
@@ -83,6 +86,7 @@ def prefill(
         scales=scales,
         scores=score_factors(scale, soft_cap),
         sinks=sinks,
+        key_ends=key_ends,
         window=window or None,
         KEYS=program.keys,
         STAGES=program.stages,
@@ -138,6 +142,7 @@ def _prefill(
     tiles,
     scores,
     sinks,
+    key_ends,
     num_blocks,
     q_stride,
     table_stride,
@@ -159,7 +164,13 @@ def _prefill(
     query = queries(load_queries(q, q_stride, head, rows, mine, SHAPE), scores, pages)
     sums = no_key(ROWS, SHAPE.WIDTH)
     own = position + tl.arange(0, ROWS)
+    last = own
     end = position + count
+    stop = end
+    if key_ends is not None:
+        r = tl.arange(0, ROWS)
+        last = tl.maximum(tl.load(key_ends + first_row + r, mask=r < count, other=0) - 1, own)
+        stop = tl.maximum(tl.max(tl.where(r < count, last, 0)) + 1, end)
     # Every row of the tile sees the keys from `full` up to `whole`: only the others need a mask.
     first = 0
     start = 0
@@ -174,22 +185,22 @@ def _prefill(
     block = tl.load(table + start // SHAPE.BLOCK, mask=count > 0, other=0)
     if window is not None:
         for n in tl.range(start, full, KEYS, num_stages=STAGES):
-            tile, block = load_tile(pages, block, n, first, end, SHAPE, KEYS, True, True)
-            sums = attend(query, tile, _seen(n, own, window, KEYS), sums, scores, True)
+            tile, block = load_tile(pages, block, n, first, stop, SHAPE, KEYS, True, True)
+            sums = attend(query, tile, _seen(n, own, last, window, KEYS), sums, scores, True)
     for n in tl.range(full, whole, KEYS, num_stages=STAGES):
-        tile, block = load_tile(pages, block, n, first, end, SHAPE, KEYS, False, window is not None)
+        tile, block = load_tile(pages, block, n, first, stop, SHAPE, KEYS, False, window is not None)
         sums = attend(query, tile, None, sums, scores, False)
-    for n in tl.range(whole, end, KEYS, num_stages=STAGES):
-        tile, block = load_tile(pages, block, n, first, end, SHAPE, KEYS, True, window is not None)
-        sums = attend(query, tile, _seen(n, own, window, KEYS), sums, scores, True)
+    for n in tl.range(whole, stop, KEYS, num_stages=STAGES):
+        tile, block = load_tile(pages, block, n, first, stop, SHAPE, KEYS, True, window is not None)
+        sums = attend(query, tile, _seen(n, own, last, window, KEYS), sums, scores, True)
     store_result(out, head, rows, mine, values(sums, sink), SHAPE)
 
 
 @triton.jit
-def _seen(start, own, window, KEYS: tl.constexpr):
-    """Which keys from ``start`` on the rows at positions ``own [ROWS]`` see."""
+def _seen(start, own, last, window, KEYS: tl.constexpr):
+    """Which keys from ``start`` on the rows at positions ``own [ROWS]`` see, up to those at ``last [ROWS]``."""
     key = start + tl.arange(0, KEYS)[None, :]
-    seen = key <= own[:, None]
+    seen = key <= last[:, None]
     if window is not None:
         seen = seen & (key > own[:, None] - window)
     return seen

@@ -56,12 +56,14 @@ def prefill(
     soft_cap: float = 0.0,
     sinks: Tensor | None = None,
     scales: Tensor | None = None,
+    key_ends: Tensor | None = None,
 ) -> Tensor:
     """See ``rosebatch_kernels.paged_attention.prefill``."""
     if scales is not None:
         cache = dequantized(cache, scales)
     weigh = _softmax(scale, window, soft_cap, sinks)
-    return prefill_each(q, cache, block_table, tiles, weigh, num_heads=num_heads, window=window)
+    options: dict[str, Any] = {"num_heads": num_heads, "window": window, "key_ends": key_ends}
+    return prefill_each(q, cache, block_table, tiles, weigh, **options)
 
 
 def softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
@@ -73,8 +75,8 @@ def softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
 
 
 def _softmax(scale: float, window: int, soft_cap: float, sinks: Tensor | None) -> Weigh:
-    def weigh(products: Tensor, own: Tensor, key: Tensor) -> Tensor:
-        seen = key <= own
+    def weigh(products: Tensor, own: Tensor, last: Tensor, key: Tensor) -> Tensor:
+        seen = key <= last
         if window:
             seen &= key > own - window
         scores = products * scale

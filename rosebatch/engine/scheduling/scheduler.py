@@ -12,10 +12,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from rosebatch.core.request import Request
 from rosebatch.engine.plan import DecodeWindow, PackedStep, RestartPolicy, SequenceSpec, StepPlan, StepResult
 from rosebatch.engine.pooling.outputs import outputs_of
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.block_tables import BlockTables
+from rosebatch.engine.scheduling.chunk_ends import ChunkEnds
 from rosebatch.engine.scheduling.host_blocks import HostBlocks
 from rosebatch.engine.scheduling.prefix_cache import PrefixCache
 from rosebatch.engine.scheduling.queues import SequenceQueues
@@ -53,6 +55,7 @@ class Scheduler:
             computed like a prompt, where none are saved. And a chunk ends where a block or its sequence does: attention
             then adds up in one order.
         chunk_unit: with ``replays``, chunks end at multiples of so many tokens too, and so do cached prefixes.
+        whole_images: no chunk ends inside of an image.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class Scheduler:
         host_blocks: int = 0,
         replays: bool = False,
         chunk_unit: int = 1,
+        whole_images: bool = False,
     ) -> None:
         assert not host_blocks or (len(pools) == 1 and not pools[0].window), "the host holds whole sequences"
         self.blocks = BlockTables(pools)
@@ -89,7 +93,7 @@ class Scheduler:
             chunked_prefill=chunked_prefill,
             share_prompts=share_prompts,
             rewind=self._rewind if replays else None,
-            chunk_unit=unit,
+            ends=ChunkEnds(unit, whole_images),
         )
 
     @property
@@ -111,6 +115,16 @@ class Scheduler:
     def num_unfinished(self) -> int:
         """Sequences waiting, running or ending, and their forks."""
         return len(self.queues)
+
+    def require_room(self, request: Request) -> None:
+        """Check that the images of a request fit steps.
+
+        Raises:
+            RowError: one does not.
+        """
+        planner = self.planner
+        if planner.chunked_prefill:
+            planner.ends.require_room(request.images, len(request.prompt_token_ids), planner.max_chunk)
 
     def add(self, sequence: SequenceState) -> None:
         """Queue a sequence after all others. Its forks come first when its prompt is computed."""

@@ -11,6 +11,7 @@ from itertools import chain
 
 from rosebatch.engine.plan import BlockChange, Chunk, DecodeRow, StepPlan
 from rosebatch.engine.scheduling.block_tables import BlockTables
+from rosebatch.engine.scheduling.chunk_ends import ChunkEnds
 from rosebatch.engine.scheduling.host_blocks import HostBlocks
 from rosebatch.engine.scheduling.plan_builder import PlanBuilder
 from rosebatch.engine.scheduling.prefix_cache import PrefixCache
@@ -50,15 +51,15 @@ class StepPlanner:
     policy: StepPolicy
     chunked_prefill: bool
     share_prompts: bool
+    ends: ChunkEnds
     rewind: Callable[[SequenceState], None] | None = None
-    chunk_unit: int = 1
-    _max_chunk: int = field(init=False)
+    max_chunk: int = field(init=False)
     _plan: PlanBuilder = field(default_factory=PlanBuilder)
     # Whether the token budget, and not slots or blocks, ended the last admission.
     _admitting: bool = False
 
     def __post_init__(self) -> None:
-        self._max_chunk = min(self.max_num_batched_tokens, self.blocks.longest_chunk or self.max_num_batched_tokens)
+        self.max_chunk = min(self.max_num_batched_tokens, self.blocks.longest_chunk or self.max_num_batched_tokens)
 
     def reset(self) -> None:
         """Start over: all sequences were dropped, and the runner has to forget them."""
@@ -88,9 +89,9 @@ class StepPlanner:
             if budget <= 0 or sequence.waits:
                 # The youngest are those that others take blocks from.
                 break
-            length = min(sequence.num_uncomputed_tokens + len(sequence.drafts), budget, self._max_chunk)
-            if length > 1:
-                length = self._cut_at_unit(sequence, sequence.num_computed_tokens, self.blocks.cut(sequence, length))
+            length = min(sequence.num_uncomputed_tokens + len(sequence.drafts), budget, self.max_chunk)
+            if length > 1 or not sequence.decoding:
+                length = self._cut(sequence, sequence.num_computed_tokens, self.blocks.cut(sequence, length))
                 if not length:
                     return 0
             while (changes := self._reserve(sequence, length)) is None:
@@ -125,8 +126,8 @@ class StepPlanner:
             start, known = max(sequence.num_computed_tokens, sequence.num_saved_tokens), len(sequence.token_ids)
             length = whole = known - start
             if self.chunked_prefill:
-                length = min(whole, budget, self._max_chunk)
-                if length < whole and not (length := self._cut_at_unit(sequence, start, length)):
+                length = min(whole, budget, self.max_chunk)
+                if length < whole and not (length := self._cut(sequence, start, length)):
                     blocks.free(sequence)
                     return 0
             elif length > budget and not (over_budget_allowed and length > self.max_num_batched_tokens):
@@ -157,17 +158,13 @@ class StepPlanner:
             over_budget_allowed = False
         return budget
 
-    def _cut_at_unit(self, sequence: SequenceState, start: int, length: int) -> int:
-        """How many of so many tokens from ``start`` on are a chunk; 0 where a step with more room has to take it.
-
-        Kernels add up the keys of a chunk's last tile in an order that goes by its end, and take a state from tile to
-        tile. So a chunk ends at a multiple of ``chunk_unit`` tokens, or where the sequence does. A budget below that
-        has no such end.
-        """
-        past = (start + length) % self.chunk_unit
-        if start + length >= sequence.num_tokens or not past:
+    def _cut(self, sequence: SequenceState, start: int, length: int) -> int:
+        """How many of so many tokens from ``start`` on are a chunk; 0 where a step with more room has to take it."""
+        if start + length >= sequence.num_tokens:
             return length
-        return max(length - past, 0) if past < length or self._plan.chunks else length
+        images = sequence.spec.images
+        found = self.ends.longest(images, start, length)
+        return found or (0 if self._plan.chunks else self.ends.longest_whole(images, start, length))
 
     def _plan_chunk(self, sequence: SequenceState, length: int, changes: tuple[BlockChange, ...], budget: int) -> int:
         """Returns the rest of the budget: nothing after a part of a prompt, whose other blocks are not taken yet."""

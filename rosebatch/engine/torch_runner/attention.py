@@ -6,7 +6,7 @@ after a preemption: its bits depend on its own sequence only.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from rosebatch.config.model import Planes
+from rosebatch.core.images import PromptImage
 from rosebatch.engine.cache.kv_cache import KVCache
 from rosebatch.engine.cache.state_pool import StatePool
+from rosebatch.engine.images import key_ends
 from rosebatch.engine.torch_runner.batch import StepBatch
 from rosebatch.model.mixers.mixer import MixerSpec, QueryTiles, WholePrompts
 from rosebatch.model.rope import Rotary
@@ -31,13 +33,15 @@ _GROUP_BYTES = 32 << 20
 class _Query:
     """One unit of work: a generated token, or a prompt's tokens within one tile.
 
-    ``rows`` are its rows of the step, ``start`` is the position of the first of them.
+    ``rows`` are its rows of the step, ``start`` is the position of the first of them. ``key_ends`` has the place after
+    the last key that each row of the tile sees; None where that is the row's own.
     """
 
     sequence: int
     rows: range
     start: int
     generated: bool
+    key_ends: tuple[int, ...] | None = None
 
     @property
     def tile_start(self) -> int:
@@ -47,6 +51,11 @@ class _Query:
     @property
     def tile_end(self) -> int:
         return self.tile_start + (1 if self.generated else _TILE)
+
+    @property
+    def num_keys(self) -> int:
+        """Keys that are computed with."""
+        return padded_keys(self.tile_end if self.key_ends is None else max(self.tile_end, *self.key_ends))
 
 
 # What a layer reads of each sequence: its planes, and the sliding window.
@@ -75,6 +84,7 @@ class TorchAttention:
         ops: the operators of this run.
         states: continued; None for a model without them.
         sections: of rotary channels, see ``Rotary.of_rows``.
+        everywhere: whether images' tokens see each other in layers without a window too.
     """
 
     def __init__(
@@ -85,7 +95,10 @@ class TorchAttention:
         ops: Ops,
         states: StatePool | None = None,
         sections: Tensor | None = None,
+        *,
+        everywhere: bool = False,
     ) -> None:
+        self._everywhere = everywhere
         self.cache = cache
         self.ops = ops
         self.device = cache.device
@@ -184,19 +197,19 @@ class TorchAttention:
 
     def _shapes(self, queries: list[_Query]) -> list[list[_Query]]:
         """Units of one shape together, in parts that are not too large to gather."""
-        shapes: dict[tuple[bool, int], list[_Query]] = {}
+        shapes: dict[tuple[bool, int, tuple[int, ...] | None], list[_Query]] = {}
         for query in queries:
-            shape = padded_keys(query.tile_end) if query.generated else query.tile_start
-            shapes.setdefault((query.generated, shape), []).append(query)
+            shape = query.num_keys if query.generated else query.tile_start
+            shapes.setdefault((query.generated, shape, query.key_ends), []).append(query)
         parts = []
         for members in shapes.values():
-            limit = max(1, _GROUP_BYTES // (padded_keys(members[0].tile_end) * self.token_bytes))
+            limit = max(1, _GROUP_BYTES // (members[0].num_keys * self.token_bytes))
             parts += [members[i : i + limit] for i in range(0, len(members), limit)]
         return parts
 
     def _add_group(self, queries: list[_Query], batch: StepBatch, first: int) -> list[int]:
         """Add a group and return the step's rows in its order, -1 for the padding of a tile."""
-        generated, keys = queries[0].generated, padded_keys(queries[0].tile_end)
+        generated, keys = queries[0].generated, queries[0].num_keys
         order = []
         for query in queries:
             before = query.start - query.tile_start
@@ -211,7 +224,11 @@ class TorchAttention:
             by_group.append(torch.cat((rows, rows[:, -1:].expand(-1, width - rows.shape[1])), 1))
         tables = {w: self._within(queries, by_group[group], w) for w, group in self.group_of.items()}
         positions = self._positions(queries)
-        masks = {window: self._mask(positions, keys, window) for window in tables}
+        ends = positions + 1 if queries[0].key_ends is None else self._tensor([*queries[0].key_ends])
+        masks = {
+            window: self._mask(positions, ends if window or self._everywhere else positions + 1, keys, window)
+            for window in tables
+        }
         if generated:
             masks = {window: mask[:, None, None] for window, mask in masks.items()}
         tiles = {}
@@ -241,10 +258,10 @@ class TorchAttention:
             return self._tensor([query.start for query in queries])
         return torch.arange(queries[0].tile_start, queries[0].tile_end, device=self.device)
 
-    def _mask(self, positions: Tensor, keys: int, window: int) -> Tensor:
-        """``[R, keys]``: 0 for keys up to the query's position and within its window, -inf for the rest."""
+    def _mask(self, positions: Tensor, ends: Tensor, keys: int, window: int) -> Tensor:
+        """``[R, keys]``: 0 for keys before the query's end and within its window, -inf for the rest."""
         key = torch.arange(keys, device=self.device)
-        seen = key <= positions[:, None]
+        seen = key < ends[:, None]
         if window:
             seen &= key > positions[:, None] - window
         mask = torch.zeros(seen.shape, dtype=self.cache.dtype, device=self.device)
@@ -254,19 +271,29 @@ class TorchAttention:
         return torch.tensor(values, device=self.device)
 
 
+def _key_ends(images: Sequence[PromptImage], start: int, end: int) -> tuple[int, ...] | None:
+    """Those of a tile; None where no image is in it."""
+    if not any(image.vectors_begin < end and image.vectors_end > start for image in images):
+        return None
+    return tuple(map(int, key_ends(images, start, end)))
+
+
 def _queries(batch: StepBatch) -> list[_Query]:
     """Cut the step's chunks into units of work."""
     queries = []
     first = 0
-    for sequence, (chunk, num_prompt_tokens) in enumerate(zip(batch.chunks, batch.num_prompt_tokens, strict=True)):
-        position = chunk.start
+    for sequence, chunk in enumerate(batch.chunks):
+        position, num_prompt_tokens = chunk.start, batch.num_prompt_tokens[sequence]
         while position < chunk.end:
             generated = position >= num_prompt_tokens
             stop = position + 1
             if not generated:
                 stop = min(chunk.end, num_prompt_tokens, (position // _TILE + 1) * _TILE)
             row = first + position - chunk.start
-            queries.append(_Query(sequence, range(row, row + stop - position), position, generated))
+            query = _Query(sequence, range(row, row + stop - position), position, generated)
+            if not generated and (images := batch.both_ways[sequence]):
+                query = replace(query, key_ends=_key_ends(images, query.tile_start, query.tile_end))
+            queries.append(query)
             position = stop
         first += len(chunk.token_ids)
     return queries

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rosebatch.core.images import PromptImage
 from rosebatch.engine.images import section_positions
 from rosebatch.engine.plan import Chunk, PackedStep, RestartPolicy, SequenceSpec
 from rosebatch.engine.sampling.logits import SampledRow
@@ -53,6 +54,7 @@ class StepBatch:
             masked keys are read, and another sequence's may be NaN.
         chunks: the plan's, one for each of the B sequences.
         num_prompt_tokens: prompt lengths of the B sequences.
+        both_ways: the images of the B sequences whose tokens see each other.
         last_rows: ``[S]`` int64, the rows of T that are sampled, then the first or last rows of the chunks that pool;
             one row if there is none of either.
         sampled: the sequences of the rows that are sampled.
@@ -65,6 +67,7 @@ class StepBatch:
     block_tables: list[Tensor]
     chunks: tuple[Chunk, ...]
     num_prompt_tokens: list[int]
+    both_ways: list[tuple[PromptImage, ...]]
     last_rows: Tensor
     sampled: list[SampledRow]
 
@@ -78,6 +81,7 @@ def build_batch(
     restarts: RestartPolicy | None = None,
     *,
     has_sections: bool = False,
+    both_ways: bool = False,
 ) -> StepBatch:
     """Lay out a step for the device: one small copy for each tensor.
 
@@ -88,6 +92,7 @@ def build_batch(
         device: of the run.
         restarts: finds the rotary rows of tokens; None if they are the positions.
         has_sections: whether images have rotary positions of their own.
+        both_ways: whether an image's tokens see each other.
     """
     input_ids: list[int] = []
     positions: list[int] = []
@@ -130,6 +135,7 @@ def build_batch(
         block_tables=[tensor(table) for table in tables],
         chunks=chunks,
         num_prompt_tokens=[len(specs[chunk.id].prompt_token_ids) for chunk in chunks],
+        both_ways=[specs[chunk.id].images if both_ways else () for chunk in chunks],
         last_rows=tensor(sample_rows + pool_rows or [0]),
         sampled=sampled,
     )

@@ -79,6 +79,9 @@ class TorchRunner:
             self.staging = Staging(self.cache.device)
         result = self._run(plan, masks)
         result = replace(result, seconds=time.perf_counter() - started, syncs=host_waits.count() - waits)
+        if self.images is not None:
+            encoded = self.images.take_encoded()
+            result = replace(result, images=encoded.images, image_seconds=encoded.seconds())
         return lambda: result
 
     @torch.inference_mode()
@@ -90,6 +93,7 @@ class TorchRunner:
         if self.states is not None:
             self.states.update(plan)
         sections = None if self.images is None else self.images.sections
+        both_ways = "" if self.images is None else self.images.both_ways
         batch = build_batch(
             plan.chunks,
             specs,
@@ -98,9 +102,12 @@ class TorchRunner:
             self.cache.device,
             self.restarts,
             has_sections=sections is not None,
+            both_ways=both_ways != "",
         )
         self.cache.change(plan, self.staging)
-        attention = TorchAttention(batch, self.cache, self._cached, self.ops, self.states, sections)
+        attention = TorchAttention(
+            batch, self.cache, self._cached, self.ops, self.states, sections, everywhere=both_ways == "all"
+        )
         forward = self.model.forward
         if self.images is not None and (images := self.images.rows_of(plan.chunks, specs)) is not None:
             forward = partial(cast(SeeingModel, self.model).forward, images=images)

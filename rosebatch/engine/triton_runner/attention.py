@@ -32,6 +32,17 @@ class Turns(NamedTuple):
     sections: Tensor
 
 
+class KeyEnds(NamedTuple):
+    """Ends of keys of a step's tokens, see ``rosebatch.model.mixers.mixer.PackedContext``.
+
+    Attributes:
+        everywhere: whether they are those of layers without a window too.
+    """
+
+    ends: Tensor
+    everywhere: bool
+
+
 @dataclass(frozen=True, slots=True)
 class RunMixers:
     """The mixers of a run, and what they read and write in all of its steps.
@@ -121,9 +132,12 @@ class PackedAttention(_Step):
         shared: by all steps of the run.
         inputs: of the step.
         turns: of a step with images, if these have rotary positions of their own; else None.
+        seeing: which keys images' tokens see; None if that is none but those before them.
     """
 
-    def __init__(self, shared: RunMixers, inputs: PackedInputs, turns: Turns | None = None) -> None:
+    def __init__(
+        self, shared: RunMixers, inputs: PackedInputs, turns: Turns | None = None, seeing: KeyEnds | None = None
+    ) -> None:
         super().__init__(shared, inputs.positions, shared.state.block_tables)
         self.rotary_rows = inputs.rotary_rows
         if turns is not None:
@@ -134,6 +148,7 @@ class PackedAttention(_Step):
         self.last_tiles = inputs.last_tiles
         self.pieces = inputs.pieces
         self.chunks = inputs.chunks
+        self._seeing = seeing
         self._rows = inputs.rows
 
     def __call__(self, spec: MixerSpec, *inputs: Tensor, wanted: Tensor | None = None) -> Tensor:
@@ -143,6 +158,11 @@ class PackedAttention(_Step):
     def rows(self) -> Tensor:
         """See ``TritonContext``."""
         return self._rows
+
+    def key_ends(self, spec: MixerSpec) -> Tensor | None:
+        """See ``PackedContext``."""
+        seeing = self._seeing
+        return seeing.ends if seeing is not None and (spec.window or seeing.everywhere) else None
 
 
 class DecodeAttention(_Step):

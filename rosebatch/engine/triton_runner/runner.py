@@ -18,7 +18,8 @@ from rosebatch.core.request import PackedLogprobs
 from rosebatch.core.sampling_params import MAX_LOGPROBS
 from rosebatch.engine.cache.kv_cache import KVCache
 from rosebatch.engine.cache.state_pool import StatePool
-from rosebatch.engine.images import ImageEncoder, rotary_shift, section_positions
+from rosebatch.engine.device_clock import DeviceClock
+from rosebatch.engine.images import NOTHING_ENCODED, ImageEncoder, key_ends, rotary_shift, section_positions
 from rosebatch.engine.plan import DecodeWindow, PackedStep, RestartPolicy, StepPlan, StepResult
 from rosebatch.engine.pooling.pooled_states import PooledStates, reads_all, scores
 from rosebatch.engine.sampling.features import Features
@@ -26,12 +27,12 @@ from rosebatch.engine.sampling.logits import SampledRow
 from rosebatch.engine.sampling.logprobs import prompt_logprobs, read_all
 from rosebatch.engine.staging import Staging
 from rosebatch.engine.step_runner import Masks
-from rosebatch.engine.triton_runner.attention import RunMixers, Turns, triton_mixers
+from rosebatch.engine.triton_runner.attention import KeyEnds, RunMixers, Turns, triton_mixers
 from rosebatch.engine.triton_runner.graphs import Ran, StepGraphs
 from rosebatch.engine.triton_runner.packing import MAX_PADDED_TOKENS, pack, padded_size
 from rosebatch.engine.triton_runner.prefix_groups import MIN_ROWS, PrefixGroupState
 from rosebatch.engine.triton_runner.prefix_tiles import PrefixTile, group_tiles
-from rosebatch.engine.triton_runner.results import DeviceClock, to_result, until_ended
+from rosebatch.engine.triton_runner.results import to_result, until_ended
 from rosebatch.engine.triton_runner.slots import Slots
 from rosebatch.engine.triton_runner.state import DeviceState
 from rosebatch.engine.triton_runner.steps import NOTHING, DecodeKind, DeviceSteps, PackedKind, Seen
@@ -285,9 +286,10 @@ class TritonRunner:
             self.state.set_tokens(list(zip(sampled.slots.tolist(), rows, strict=True)), self.up)
         self.pooling.update(plan)
         ran, columns, of_prompts, pooled = self._run_packed(plan, sampled)
+        encoded = NOTHING_ENCODED if self.images is None else self.images.take_encoded()
         if not count:
             clock.stop()
-            return lambda: to_result([], [], clock, ran, of_prompts(), pooled())
+            return lambda: to_result([], [], clock, ran, of_prompts(), pooled(), encoded)
         self.sampler.sample(self.model.logits(ran.out[:count]), sampled, columns, self.up, decodes=False)
         clock.stop()
         fetch = self.down.fetch(self.sampler.first_tokens[0, :count])
@@ -298,7 +300,7 @@ class TritonRunner:
             ids = [[token] for token in fetch().tolist()]
             rows = None if fetch_logprobs is None else fetch_logprobs()[:, None]
             logprobs = [] if rows is None else read_all(rows, sampled.specs, ids)
-            return to_result(ids, logprobs, clock, ran, of_prompts(), pooled())
+            return to_result(ids, logprobs, clock, ran, of_prompts(), pooled(), encoded)
 
         return wait
 
@@ -310,7 +312,9 @@ class TritonRunner:
         sees = any(specs[chunk.id].images for chunk in plan.chunks)
         padded = self.packed.enabled and plan.num_tokens <= MAX_PADDED_TOKENS and not scored and not sees
         tile_rows = self.kernels.tile_rows
-        shared = group_tiles(plan, self.slots, self.cache.block_size, tile_rows) if self._shares_tiles else None
+        # Tiles that chunks share have no ends of keys.
+        shares = self._shares_tiles and not (sees and self._sees_both_ways)
+        shared = group_tiles(plan, self.slots, self.cache.block_size, tile_rows) if shares else None
         if padded:
             kind = PackedKind(padded_size(plan.num_tokens), shared is not None, whole)
             layout = self.steps.layout(kind)
@@ -341,6 +345,11 @@ class TritonRunner:
         """Whether images have rotary positions of their own."""
         return self.images is not None and self.images.sections is not None
 
+    @property
+    def _sees_both_ways(self) -> bool:
+        """Whether an image's tokens see each other."""
+        return self.images is not None and self.images.both_ways != ""
+
     def _seen(self, plan: PackedStep) -> Seen:
         """What a step has of images."""
         assert self.images is not None, "the model sees"
@@ -348,7 +357,12 @@ class TritonRunner:
         if self.images.sections is not None:
             rows = [section_positions(specs[chunk.id].images, chunk.start, chunk.end) for chunk in plan.chunks]
             turns = Turns(torch.from_numpy(np.concatenate(rows)).to(self.cache.device), self.images.sections)
-        return Seen(self.images.rows_of(plan.chunks, specs), turns)
+        seeing: KeyEnds | None = None
+        if self._sees_both_ways:
+            ends = [key_ends(specs[chunk.id].images, chunk.start, chunk.end) for chunk in plan.chunks]
+            everywhere = self.images.both_ways == "all"
+            seeing = KeyEnds(torch.from_numpy(np.concatenate(ends)).to(self.cache.device), everywhere)
+        return Seen(self.images.rows_of(plan.chunks, specs), turns, seeing)
 
     @torch.inference_mode()
     def _run_deferred(self) -> None:

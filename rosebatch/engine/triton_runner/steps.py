@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rosebatch.engine.plan import PackedStep, RestartPolicy
 from rosebatch.engine.sampling.features import Features
-from rosebatch.engine.triton_runner.attention import DecodeAttention, PackedAttention, RunMixers, Turns
+from rosebatch.engine.triton_runner.attention import DecodeAttention, KeyEnds, PackedAttention, RunMixers, Turns
 from rosebatch.engine.triton_runner.packing import MAX_PADDED_TOKENS, Layout, PackedInputs
 from rosebatch.engine.triton_runner.prefix_groups import PrefixGroupState
 from rosebatch.engine.triton_runner.prefix_tiles import PrefixTile
@@ -55,11 +55,12 @@ class Seen(NamedTuple):
 
     Attributes:
         images: the rows of images; None if there are none.
-        turns: see ``PackedAttention``.
+        turns, seeing: see ``PackedAttention``.
     """
 
     images: ImageRows | None = None
     turns: Turns | None = None
+    seeing: KeyEnds | None = None
 
 
 NOTHING = Seen()
@@ -141,7 +142,7 @@ class DeviceSteps:
 
     def forward(self, inputs: PackedInputs, wanted: Tensor | None = None, seen: Seen = NOTHING) -> Tensor:
         """Final hidden states of the wanted rows; None for all."""
-        attention = PackedAttention(self.attention, inputs, seen.turns)
+        attention = PackedAttention(self.attention, inputs, seen.turns, seen.seeing)
         forward = self.model.forward
         if seen.images is not None:
             forward = partial(cast(SeeingModel, self.model).forward, images=seen.images)

@@ -2,6 +2,7 @@
 
 import binascii
 import re
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from rosebatch.core.errors import RowError
@@ -16,11 +17,11 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _BASE64 = re.compile(r"(?:/9j/|iVBORw0KGgo|UklGR|R0lGOD|Qk[0-3]|SUkqA|TU0AK)[A-Za-z0-9+/\r\n]*+=*+\s*+")
 
 
-def contents(source: str, policy: MediaPolicy) -> bytes:
+def contents(source: str | Path | bytes, policy: MediaPolicy) -> bytes:
     """The file of an image, as it is. Any thread may call this.
 
     Args:
-        source: as a reference has it.
+        source: as a reference has it; bytes are the file.
         policy: what may be read.
 
     Raises:
@@ -28,6 +29,11 @@ def contents(source: str, policy: MediaPolicy) -> bytes:
             ``image_not_read``: it is not there, or what has it fails or is slow; ``invalid_image``: the source is no
             reference.
     """
+    if isinstance(source, bytes):
+        policy.require_size(len(source))
+        return source
+    if isinstance(source, Path):
+        return read_local(str(source), policy)
     if _BASE64.fullmatch(source):
         return _decoded(source, policy)
     scheme = found[1].lower() if (found := _SCHEME.match(source)) else ""

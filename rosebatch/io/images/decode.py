@@ -41,6 +41,13 @@ class Pixels:
     rgb: NDArray[np.uint8]
     digest: bytes
 
+    @classmethod
+    def of(cls, rgb: NDArray[np.uint8]) -> "Pixels":
+        """With its digest."""
+        digest = sha256(b"%d %d " % rgb.shape[:2])
+        digest.update(rgb.data)
+        return cls(rgb, digest.digest())
+
 
 def require_pillow() -> None:
     """Check that images can be decoded.
@@ -52,7 +59,7 @@ def require_pillow() -> None:
         raise UserError("images need Pillow, which is not installed; pip install 'rosebatch[images]'")
 
 
-def decode(content: bytes, limits: DecodeLimits | None = None) -> Pixels:
+def decode(content: bytes, limits: DecodeLimits | None = None, page: int | None = None) -> Pixels:
     """The first picture of a file as transformers' image processors have it: upright, in RGB, on white.
 
     Any thread may call this; each call has a process of its own meanwhile.
@@ -60,24 +67,38 @@ def decode(content: bytes, limits: DecodeLimits | None = None) -> Pixels:
     Args:
         content: a JPEG, PNG, WebP, GIF, BMP or TIFF file. Only its first picture is decoded, whatever the number.
         limits: the defaults if None.
+        page: of a PDF, counted from 1, where the content is one.
 
     Raises:
         RowError: ``invalid_image``: it is another file, or broken; ``image_too_large``: it exceeds the limits.
         UserError: Pillow is not installed.
     """
     limits = limits or DecodeLimits()
-    try:
-        process = processes.take()
-    except OSError as error:
-        raise RowError("image_not_read", f"no process can be started that decodes it ({error})") from None
-    answer = process.ask(asdict(limits), content)
+    process = _process()
+    answer = process.ask({**asdict(limits), "page": page}, content)
     rgb = process.read(answer["height"], answer["width"]) if "height" in answer else None
     processes.put(process)
     if rgb is None:
         raise _error(answer, limits)
-    digest = sha256(b"%d %d " % rgb.shape[:2])
-    digest.update(rgb.data)
-    return Pixels(rgb, digest.digest())
+    return Pixels.of(rgb)
+
+
+def count_pages(content: bytes, limits: DecodeLimits | None = None) -> int:
+    """The pages of a PDF, within the limits of an image; errors as of ``decode``."""
+    limits = limits or DecodeLimits()
+    process = _process()
+    answer = process.ask({**asdict(limits), "page": 0}, content)
+    processes.put(process)
+    if "pages" not in answer:
+        raise _error(answer, limits)
+    return int(answer["pages"])
+
+
+def _process() -> "_Process":
+    try:
+        return processes.take()
+    except OSError as error:
+        raise RowError("image_not_read", f"no process can be started that decodes it ({error})") from None
 
 
 def _error(answer: dict[str, Any], limits: DecodeLimits) -> RowError:
@@ -89,7 +110,7 @@ def _error(answer: dict[str, Any], limits: DecodeLimits) -> RowError:
         case {"exceeds": "memory"}:
             return RowError("image_too_large", f"decoding it takes more than {limits.memory / 2**30:.3g} GiB")
         case {"died": status}:
-            return RowError("invalid_image", f"Pillow failed to decode it (exit status {status})")
+            return RowError("invalid_image", f"what decodes it failed (exit status {status})")
     return RowError("invalid_image", printable(answer["error"]))
 
 

@@ -2,10 +2,11 @@
 
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from rosebatch.core.errors import RowError
+from rosebatch.core.errors import FlagError, RowError
 from rosebatch.io.images.public_address import is_public
 
 
@@ -41,6 +42,32 @@ class MediaPolicy:
     resolve: Callable[[str, int], Sequence[str]] = look_up
     may_connect: Callable[[str], bool] = is_public
 
+    @classmethod
+    def of(
+        cls, media_root: str | Path | None = None, media_domains: str | Sequence[str] | None = None
+    ) -> "MediaPolicy":
+        """The policy that flags or parameters say; the names of domains in a list, or with commas between them.
+
+        Raises:
+            FlagError: the root is no folder.
+        """
+        root = None if media_root is None else Path(media_root).expanduser()
+        if root is not None and not root.is_dir():
+            raise FlagError(f"--media-root {media_root}: no such folder")
+        domains = media_domains or ()
+        named = domains.split(",") if isinstance(domains, str) else domains
+        found = frozenset(filter(None, (name.strip().lower() for name in named)))
+        return cls(None if root is None else root.resolve(), found)
+
+    @classmethod
+    def taken_from(cls, settings: dict[str, Any]) -> "MediaPolicy":
+        """The policy among other settings, which lose it; errors as of ``of``."""
+        return cls.of(*(settings.pop(name, None) for name in ("media_root", "media_domains")))
+
+    def below(self, root: Path) -> "MediaPolicy":
+        """The same where images may be read below a folder."""
+        return replace(self, root=root)
+
     def require_size(self, size: int) -> None:
         """Check how many bytes a file has.
 
@@ -49,3 +76,7 @@ class MediaPolicy:
         """
         if size > self.max_bytes:
             raise RowError("image_too_large", f"its file has more than {self.max_bytes} bytes")
+
+
+# Images are in the rows themselves.
+NO_MEDIA = MediaPolicy()

@@ -2,53 +2,76 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from sys import getsizeof
 from typing import Any
 
 from rosebatch.core.errors import RowError
 from rosebatch.core.words import quoted
+from rosebatch.io.images.pdf import Page
+from rosebatch.io.images.picture import Picture, is_picture
 from rosebatch.io.text_only import OF_A_PART
 
-# Kinds of parts, and the field that has the image: chats of OpenAI, its responses, Qwen.
-_IMAGES = {"image_url": "image_url", "input_image": "image_url", "image": "image"}
+# Under the policy, a text (a URL, a data URL, a path, or base64), or a path, whatever it looks like, or a page of it. A
+# file. Pixels.
+Source = str | Path | Page | bytes | Picture
+# Kinds of parts, and the field that has the image: chats of OpenAI, its responses, Qwen, vLLM's library.
+_IMAGES = {"image_url": "image_url", "input_image": "image_url", "image": "image", "image_pil": "image_pil"}
+# Of a text or a file, as much as tells it from others at both ends: data URLs of photos differ at their ends.
+_END = 64
 # As the API names them.
 _DETAILS = ("auto", "low", "high", "original")
 
 
 @dataclass(frozen=True, slots=True)
 class ImageReference:
-    """An image of a chat that is not read yet.
+    """An image of a row that is not read yet.
 
     Attributes:
-        message: its message, counted from 0.
-        part: its part of the message's content, counted from 0.
-        source: a URL, a data URL, a path, or base64.
+        where: its place in the row, for messages to people.
+        source: what it is read from.
         detail: how finely the model should see it: auto, low, high or original; None if the row does not say.
     """
 
-    message: int
-    part: int
-    source: str
+    where: str
+    source: Source
     detail: str | None = None
 
     @property
-    def where(self) -> str:
-        """Its place, for messages to people."""
-        return _where(self.message, self.part)
+    def size(self) -> int:
+        """Bytes of its source."""
+        return self.source.size if isinstance(self.source, Picture) else getsizeof(self.source)
 
 
-def image_references(messages: Iterable[Mapping[str, Any]]) -> list[ImageReference]:
-    """The images of a chat, in its order.
+def ends_of(source: Source) -> bytes:
+    """Both ends of a source, the same for the same image. Nothing of pixels: a look at them takes long."""
+    if isinstance(source, Picture):
+        return b" "
+    if isinstance(source, bytes):
+        return source[:_END] + b" " + source[-_END:]
+    text = str(source)
+    return f"{text[:_END]} {text[-_END:]}".encode(errors="surrogatepass")
+
+
+def source_of(given: Any, where: str, code: str = "invalid_messages") -> Source:
+    """What an image is read from.
+
+    Args:
+        given: a text, a path, the bytes of a file, an array, or a picture of Pillow.
+        where: for messages.
+        code: of the error if it is something else.
 
     Raises:
-        RowError: see ``image_reference``.
+        RowError: it is something else, or empty.
     """
-    return [
-        found
-        for number, message in enumerate(messages)
-        if isinstance(content := message.get("content"), list)
-        for place, part in enumerate(content)
-        if (found := image_reference(part, number, place)) is not None
-    ]
+    if isinstance(given, Path | Page) or (isinstance(given, str | bytes) and given):
+        return given
+    try:
+        if is_picture(given):
+            return Picture(given)
+    except RowError as error:
+        raise RowError(error.code, f"{where}: {error.message}") from None
+    raise RowError(code, f"{where} must be a text that is not empty, a picture, or the bytes of a file")
 
 
 def image_reference(part: Any, message: int, place: int) -> ImageReference | None:
@@ -65,7 +88,7 @@ def image_reference(part: Any, message: int, place: int) -> ImageReference | Non
     if not isinstance(part, dict) or not isinstance(kind := part.get("type"), str) or kind not in _IMAGES:
         return None
     field = _IMAGES[kind]
-    where = _where(message, place)
+    where = f"messages[{message}].content[{place}]"
     if part.get("file_id") is not None:
         raise RowError("unsupported_field", f"{where}: file_id is not supported: no file is kept, give {field}")
     given: Any = part.get(field)
@@ -73,19 +96,14 @@ def image_reference(part: Any, message: int, place: int) -> ImageReference | Non
     if kind == "image_url" and isinstance(given, dict):
         _require_known(given, {"url", "detail"}, f"{where}.{field}")
         field, given, detail = f"{field}.url", given.get("url"), given.get("detail")
-    elif kind != "image":
+    elif field == "image_url":
         known.add("detail")
         detail = part.get("detail")
     _require_known(part, known, where)
-    if not isinstance(given, str) or not given:
-        raise RowError("invalid_messages", f"{where}: {field} must be a text that is not empty")
+    source = source_of(given, f"{where}: {field}")
     if detail is not None and detail not in _DETAILS:
         raise RowError("invalid_messages", f"{where}: detail must be {', '.join(_DETAILS)}, not {quoted(detail)}")
-    return ImageReference(message, place, given, detail)
-
-
-def _where(message: int, place: int) -> str:
-    return f"messages[{message}].content[{place}]"
+    return ImageReference(where, source, detail)
 
 
 def _require_known(values: Mapping[str, Any], known: Iterable[str], where: str) -> None:

@@ -10,7 +10,6 @@ from PIL import (
     BmpImagePlugin,
     GifImagePlugin,
     Image,
-    ImageOps,
     JpegImagePlugin,
     PngImagePlugin,
     TiffImagePlugin,
@@ -19,6 +18,8 @@ from PIL import (
 )
 
 from rosebatch.host.within_limits import answer_all
+from rosebatch.io.images.pdf import page_count, page_picture
+from rosebatch.io.images.upright import upright_rgb
 
 _FORMATS = (
     BmpImagePlugin.BmpImageFile.format,
@@ -40,10 +41,14 @@ def main() -> None:
 
 
 def _answer(request: dict[str, Any], content: bytes, shared: IO[bytes]) -> dict[str, Any]:
-    """Write the pixels, and answer with their shape."""
-    Image.MAX_IMAGE_PIXELS = request["pixels"]
+    """Write the pixels, and answer with their shape; or answer how many pages there are."""
+    page = request["page"]
+    if page == 0:
+        return {"pages": page_count(content)}
+    Image.MAX_IMAGE_PIXELS = most = request["pixels"]
     try:
-        rgb = _rgb(ImageOps.exif_transpose(Image.open(BytesIO(content), formats=_FORMATS)))
+        found = Image.open(BytesIO(content), formats=_FORMATS) if page is None else page_picture(content, page, most)
+        rgb = upright_rgb(found)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         return {"exceeds": "pixels"}
     except UnidentifiedImageError:
@@ -53,11 +58,3 @@ def _answer(request: dict[str, Any], content: bytes, shared: IO[bytes]) -> dict[
     while left:
         left = left[shared.write(left) :]
     return {"height": rgb.height, "width": rgb.width}
-
-
-def _rgb(image: Image.Image) -> Image.Image:
-    """The image in three channels of 8 bits. What shines through is white."""
-    if "A" not in image.getbands() and image.info.get("transparency") is None:
-        return image.convert("RGB")
-    image = image.convert("RGBA")
-    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")

@@ -12,7 +12,7 @@ from torch.nn import Module
 from rosebatch.config.model import ModelConfig
 from rosebatch.core.errors import UserError
 from rosebatch.host.model_files import refusal
-from rosebatch.model.contract import Attention, rows_of
+from rosebatch.model.contract import Attention, ImageRows, rows_of
 from rosebatch.model.fallback.attention import attending, running
 from rosebatch.model.fallback.check import close, require_tokenwise, waits_for_host
 from rosebatch.model.fallback.config import error_text
@@ -50,11 +50,16 @@ class Fallback:
         self.waits = waits
 
     def forward(
-        self, input_ids: Tensor, positions: Tensor, attention: Attention, wanted: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        attention: Attention,
+        wanted: Tensor | None = None,
+        images: ImageRows | None = None,
     ) -> Tensor:
-        """See ``rosebatch.model.contract.Model``."""
+        """See ``rosebatch.model.contract.SeeingModel``; no vectors are added behind layers."""
         with running(attending(self.mixers, attention)):
-            return rows_of(self.decoder.hidden(input_ids.long(), positions.long()), wanted)
+            return rows_of(self.decoder.hidden(input_ids.long(), positions.long(), images), wanted)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See ``rosebatch.model.contract.Model``."""

@@ -1,13 +1,14 @@
 """A network of transformers' that calls our attention: how it is built and run."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Module
 
+from rosebatch.model.contract import ImageRows
 from rosebatch.model.fallback.attention import NAME, UnservedError, attending, running
 from rosebatch.model.fallback.attention import register as register_attention
 from rosebatch.model.fallback.experts import register as register_experts
@@ -125,11 +126,26 @@ class Decoder:
         vocab_size: int = self.network.config.get_text_config(decoder=True).vocab_size
         return torch.arange(count, device=device) % vocab_size
 
-    def hidden(self, input_ids: Tensor, positions: Tensor) -> Tensor:
-        """Hidden states ``[T, H]`` of ids and positions ``[T]``."""
-        out = self.layers.body(input_ids=input_ids[None], position_ids=positions[None], use_cache=False)
+    def hidden(self, input_ids: Tensor, positions: Tensor, images: ImageRows | None = None) -> Tensor:
+        """Hidden states ``[T, H]`` of ids and positions ``[T]``; vectors of images take the place of embeddings."""
+        with nullcontext() if images is None else self._embedding(images):
+            out = self.layers.body(input_ids=input_ids[None], position_ids=positions[None], use_cache=False)
         hidden: Tensor = out[0]
         return hidden[0]
+
+    @contextmanager
+    def _embedding(self, images: ImageRows) -> Iterator[None]:
+        """Meanwhile, the table of embeddings has these vectors in these rows."""
+        (vectors,) = images.vectors
+
+        def put(module: Module, args: Any, embedded: Tensor) -> Tensor:
+            return embedded.index_copy(1, images.rows, vectors[None].to(embedded.dtype))
+
+        hook = self.network.get_input_embeddings().register_forward_hook(put)
+        try:
+            yield
+        finally:
+            hook.remove()
 
     def hidden_per_token(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         """The same with every token by itself, for checks."""

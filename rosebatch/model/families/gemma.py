@@ -25,6 +25,7 @@ class Gemma(Llama):
     post_attention_norm_name: ClassVar[str | None] = "post_attention_layernorm"
     mlp_norm_name = "pre_feedforward_layernorm"
     post_mlp_norm_name: ClassVar[str | None] = "post_feedforward_layernorm"
+    scales_vectors = False
 
     def load_paged_attention(self, index: int, prefix: str, weights: WeightSource, **options: Any) -> Mixer:
         """See ``Llama``; EmbeddingGemma's tokens see those after them."""

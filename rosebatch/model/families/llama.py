@@ -57,6 +57,8 @@ class Llama:
     post_attention_norm_name: ClassVar[str | None] = None
     mlp_norm_name: ClassVar[str | None] = "post_attention_layernorm"
     post_mlp_norm_name: ClassVar[str | None] = None
+    # Whether vectors of images are multiplied as embeddings are.
+    scales_vectors: ClassVar[bool] = True
 
     def __init__(self, config: ModelConfig, ops: Ops, weights: WeightSource) -> None:
         assert config.rope is not None, "the Llama family has rotary positions"
@@ -134,6 +136,8 @@ class Llama:
         residual, added = self._embed(input_ids), iter(())
         if images is not None:
             own, *further = images.vectors.to(residual.dtype)
+            if self.scales_vectors and self.config.embedding_multiplier != 1:
+                own = own * self.embedding_multiplier
             residual, added = residual.index_copy(0, images.rows, own), iter(further)
         first = self.layers[0].input_norm
         normed = residual if first is None else self.ops.rms_norm(residual, first, self.config.norm_eps)

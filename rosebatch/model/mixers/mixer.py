@@ -214,6 +214,10 @@ class PackedContext(TritonContext, Protocol):
     pieces: Tensor
     chunks: PackedChunks
 
+    def key_ends(self, spec: MixerSpec) -> Tensor | None:
+        """``[T]`` int32, the place after the last key that each token sees; None if that is its own plus one."""
+        ...
+
 
 class DecodeContext(TritonContext, Protocol):
     """A decode step of the Triton runner.

@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 from rosebatch.config.model import ModelConfig
 from rosebatch.model.vision.parts import load_config
 from rosebatch.model.vision.pixels import ImageProcessor
-from rosebatch.model.vision.tower import PartsTower
+from rosebatch.model.vision.tower import TilesTower
 from rosebatch.model.vision.vision import Encode, Patches, Vision, token_id
 
 # transformers' default.
 _PLACEHOLDER = 151667
+_SIDE, _MOST_TILES = 384, 12
 _BEGIN, _END = "<img>", "</img>"
 
 
@@ -46,7 +47,7 @@ class InternVLProcessor:
         self._of_tile = np.full(rows * columns, placeholder, np.uint32)
         self._begin, self._end = ([token_id(encode, name)] for name in (_BEGIN, _END))
 
-    def __call__(self, rgb: NDArray[np.uint8]) -> Patches:
+    def __call__(self, rgb: NDArray[np.uint8], *, alone: bool = True) -> Patches:
         """See ``rosebatch.model.vision.vision.Processor``: values are ``[tiles, 3, height, width]``."""
         found = self._process(rgb, crop_to_patches=True, min_patches=self._least, max_patches=self._most)
         values = np.stack(found["pixel_values"]).astype(np.uint8)
@@ -55,8 +56,15 @@ class InternVLProcessor:
         return Patches(values, (len(values), len(self._of_tile)), token_ids)
 
 
+def _most_pixels(values: Mapping[str, Any], max_pixels: int | None, max_tokens: int) -> int:
+    """See ``MostPixels``: tiles, and a thumbnail."""
+    size, most = values.get("size") or {}, values.get("max_patches", _MOST_TILES)
+    tile = size.get("height", _SIDE) * size.get("width", _SIDE)
+    return int((max(min(most, (max_pixels or most * tile) // tile), 1) + 1) * tile)
+
+
 def internvl(folder: Path, values: Mapping[str, Any], config: ModelConfig) -> Vision:
     """Arguments as of ``rosebatch.model.vision.registry.VISIONS``."""
     placeholder = values.get("image_token_id", _PLACEHOLDER)
     processor = partial(InternVLProcessor, folder, placeholder)
-    return Vision(placeholder, PartsTower.PARTS, processor, partial(PartsTower, folder))
+    return Vision(placeholder, TilesTower.PARTS, processor, partial(TilesTower, folder), most_pixels=_most_pixels)

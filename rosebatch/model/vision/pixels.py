@@ -1,5 +1,6 @@
 """Pixels on their way to a tower: whole numbers while they are resized and wait, normalised on the device."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,29 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from rosebatch.core.errors import UserError
+from rosebatch.host.model_files import read_json
+
+# Of a whole processor in newer folders, and of an image processor alone.
+_WHOLE, _OWN = "processor_config.json", "preprocessor_config.json"
+# Of what an image becomes on its way, and is cut to a size then: 400 MB.
+_MAX_PIXELS = 1 << 27
+
+
+def read_processor(folder: Path) -> Mapping[str, Any]:
+    """The values of a model's image processor, from the file that transformers takes; empty if there is none."""
+    found = _values(folder / _WHOLE).get("image_processor")
+    found = _values(folder / _OWN) if found is None else found
+    return found if isinstance(found, dict) else {}
+
+
+def _values(file: Path) -> Mapping[str, Any]:
+    try:
+        return read_json(file)
+    except UserError:
+        # There is none, or it is broken: the text part is served all the same.
+        return {}
 
 
 class ImageProcessor:
@@ -27,15 +51,16 @@ class ImageProcessor:
             str(folder), backend="pil", local_files_only=True, trust_remote_code=False
         )
 
-    def __call__(self, rgb: NDArray[np.uint8], **options: Any) -> Any:
+    def __call__(self, rgb: NDArray[np.uint8], *, alone: bool = True, **options: Any) -> Any:
         """What it makes of pixels ``[height, width, 3]``, neither rescaled nor normalised.
 
         Args:
             rgb: of one image.
+            alone: whether it is the only image of its prompt; else a pixel is a second one.
             options: of the image processor.
         """
         return self.own.preprocess(
-            [rgb],
+            [rgb] if alone else [[rgb, rgb[:1, :1]]],
             # Three rows of pixels are no three channels.
             input_data_format="channels_last",
             do_convert_rgb=False,
@@ -43,6 +68,17 @@ class ImageProcessor:
             do_normalize=False,
             **options,
         )
+
+
+def require_few_pixels(rgb: NDArray[np.uint8], pixels: float) -> None:
+    """Check how many an image would become on its way.
+
+    Raises:
+        ValueError: too many.
+    """
+    if pixels > _MAX_PIXELS:
+        height, width, _ = rgb.shape
+        raise ValueError(f"of {width} by {height} pixels, {pixels:.0f} would be made: give it a shorter longer side")
 
 
 class Normalizer:

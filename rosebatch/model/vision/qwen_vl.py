@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
+from rosebatch.core.images import PromptImage
 from rosebatch.model.hf.rope import rope_members
 from rosebatch.model.vision.parts import load_config, load_parts
 from rosebatch.model.vision.pixels import ImageProcessor, Normalizer
@@ -20,6 +21,7 @@ from rosebatch.model.weights import WeightSource
 # transformers' defaults.
 _PLACEHOLDER = 151655
 _DEEPSTACK = (8, 16, 24)
+_MOST_PIXELS = 28 * 28 * 1280
 _PARTS = ("visual",)
 
 
@@ -38,14 +40,13 @@ class QwenProcessor:
         if max_pixels is not None:
             self._size = {name: min(self._size[name], max_pixels) for name in ("shortest_edge", "longest_edge")}
 
-    def __call__(self, rgb: NDArray[np.uint8]) -> Patches:
+    def __call__(self, rgb: NDArray[np.uint8], *, alone: bool = True) -> Patches:
         """See ``rosebatch.model.vision.vision.Processor``: values are ``[patches, 3, size, size]``."""
-        own, found = self._process.own, self._process(rgb, size=self._size)
-        patches = found["pixel_values"].reshape(-1, 3, own.temporal_patch_size, own.patch_size, own.patch_size)
+        # An image is a film of equal pictures, of which one is enough here.
+        own, found = self._process.own, self._process(rgb, size=self._size, temporal_patch_size=1)
+        values = found["pixel_values"].reshape(-1, 3, own.patch_size, own.patch_size).astype(np.uint8)
         _, rows, columns = map(int, found["image_grid_thw"][0])
         rows, columns = rows // own.merge_size, columns // own.merge_size
-        # An image is a film of equal pictures.
-        values = patches[:, :, 0].astype(np.uint8)
         return Patches(values, (rows, columns), np.full(rows * columns, self._placeholder, np.uint32))
 
 
@@ -63,13 +64,17 @@ class QwenTower:
         self._merge, self._frames = own.merge_size, own.temporal_patch_size
         self._normalize = Normalizer(own, device)
 
-    def __call__(self, values: NDArray[np.uint8], grid: tuple[int, int]) -> Tensor:
-        """See ``rosebatch.model.vision.vision.Tower``."""
-        normed = self._normalize(values)
+    def __call__(self, images: Sequence[PromptImage]) -> Sequence[Tensor]:
+        """See ``rosebatch.model.vision.vision.Tower``: patches attend to those of their image, products have all."""
+        normed = self._normalize(np.concatenate([each.patches for each in images]))
         patches = normed[:, :, None].expand(-1, -1, self._frames, -1, -1).flatten(1)
-        shape = torch.tensor([[1, grid[0] * self._merge, grid[1] * self._merge]], device=normed.device)
-        found = self._module(patches.to(self._module.dtype), grid_thw=shape, return_dict=True)
-        return torch.stack((found.pooler_output, *(getattr(found, "deepstack_features", None) or ())))
+        grids = [each.grid for each in images]
+        shapes = [[1, rows * self._merge, columns * self._merge] for rows, columns in grids]
+        found = self._module(
+            patches.to(self._module.dtype), grid_thw=torch.tensor(shapes, device=normed.device), return_dict=True
+        )
+        vectors = torch.stack((found.pooler_output, *(getattr(found, "deepstack_features", None) or ())))
+        return torch.split(vectors, [rows * columns for rows, columns in grids], 1)
 
 
 def interleaved(sections: Sequence[int], pairs: int) -> tuple[int, ...]:
@@ -91,7 +96,7 @@ def qwen3_vl(folder: Path, values: Mapping[str, Any], config: ModelConfig) -> Vi
     added = values["vision_config"].get("deepstack_visual_indexes", _DEEPSTACK)
     if len(added) >= config.num_layers:
         raise ValueError(f"deepstack_visual_indexes has {len(added)} layers for {config.num_layers}")
-    return _vision(folder, values, config, interleaved, (24, 20, 20))
+    return _vision(folder, values, config, interleaved, (24, 20, 20), len(added))
 
 
 def qwen3_5(folder: Path, values: Mapping[str, Any], config: ModelConfig) -> Vision:
@@ -99,9 +104,16 @@ def qwen3_5(folder: Path, values: Mapping[str, Any], config: ModelConfig) -> Vis
     return _vision(folder, {"image_token_id": 248056, **values}, config, interleaved, (11, 11, 10))
 
 
-def qwen2_5_vl(folder: Path, values: Mapping[str, Any], config: ModelConfig) -> Vision:
-    """Qwen2.5-VL: no vectors for further layers."""
+def qwen2_vl(folder: Path, values: Mapping[str, Any], config: ModelConfig) -> Vision:
+    """Qwen2-VL and Qwen2.5-VL: no vectors for further layers."""
     return _vision(folder, values, config, in_runs, (16, 24, 24))
+
+
+def _most_pixels(values: Mapping[str, Any], max_pixels: int | None, max_tokens: int) -> int:
+    """See ``MostPixels``."""
+    most = values.get("max_pixels") or (values.get("size") or {}).get("longest_edge") or _MOST_PIXELS
+    of_token = (values.get("patch_size", 14) * values.get("merge_size", 2)) ** 2
+    return int(min(most, max_pixels or most, max_tokens * of_token))
 
 
 def _vision(
@@ -110,6 +122,7 @@ def _vision(
     config: ModelConfig,
     order: Callable[[Sequence[int], int], tuple[int, ...]],
     default: Sequence[int],
+    added: int = 0,
 ) -> Vision:
     # Older folders have the fields of the text part beside the others.
     text = values.get("text_config") or values
@@ -119,4 +132,4 @@ def _vision(
     def processor(max_pixels: int | None, encode: Encode) -> QwenProcessor:
         return QwenProcessor(folder, placeholder, max_pixels)
 
-    return Vision(placeholder, _PARTS, processor, partial(QwenTower, folder), sections)
+    return Vision(placeholder, _PARTS, processor, partial(QwenTower, folder), sections, _most_pixels, added)

@@ -6,27 +6,38 @@ from typing import Any
 
 from rosebatch.config.model import ModelConfig
 from rosebatch.host.model_files import read_json
+from rosebatch.model.vision.gemma3 import gemma3
+from rosebatch.model.vision.gemma4 import gemma4
 from rosebatch.model.vision.idefics3 import idefics3
 from rosebatch.model.vision.internvl import internvl
-from rosebatch.model.vision.pixtral import pixtral
-from rosebatch.model.vision.qwen_vl import qwen2_5_vl, qwen3_5, qwen3_vl
+from rosebatch.model.vision.llava import llava, llava_next, llava_onevision
+from rosebatch.model.vision.pixels import read_processor
+from rosebatch.model.vision.pixtral import lighton_ocr, pixtral
+from rosebatch.model.vision.qwen_vl import qwen2_vl, qwen3_5, qwen3_vl
 from rosebatch.model.vision.vision import Vision
 
 # Each takes the folder, config.json and the shape of the text part; None if it does not know the tower.
 VISIONS: dict[str, Callable[[Path, Mapping[str, Any], ModelConfig], Vision | None]] = {
+    "Gemma3ForConditionalGeneration": gemma3,
     "Idefics3ForConditionalGeneration": idefics3,
     "InternVLForConditionalGeneration": internvl,
-    "LlavaForConditionalGeneration": pixtral,
+    "LightOnOcrForConditionalGeneration": lighton_ocr,
+    "LlavaForConditionalGeneration": llava,
+    "LlavaNextForConditionalGeneration": llava_next,
+    "LlavaOnevisionForConditionalGeneration": llava_onevision,
     "Mistral3ForConditionalGeneration": pixtral,
-    "Qwen2_5_VLForConditionalGeneration": qwen2_5_vl,
+    "Qwen2VLForConditionalGeneration": qwen2_vl,
+    "Qwen2_5_VLForConditionalGeneration": qwen2_vl,
     "Qwen3_5ForConditionalGeneration": qwen3_5,
     "Qwen3_5MoeForConditionalGeneration": qwen3_5,
     "Qwen3VLForConditionalGeneration": qwen3_vl,
     "Qwen3VLMoeForConditionalGeneration": qwen3_vl,
     "SmolVLMForConditionalGeneration": idefics3,
 }
-# How images are resized.
-_PROCESSOR = "preprocessor_config.json"
+# The same of models that transformers' code runs.
+OF_FALLBACK: dict[str, Callable[[Path, Mapping[str, Any], ModelConfig], Vision | None]] = {
+    "Gemma4ForConditionalGeneration": gemma4,
+}
 
 
 def find_vision(folder: Path, config: ModelConfig) -> Vision | None:
@@ -36,11 +47,12 @@ def find_vision(folder: Path, config: ModelConfig) -> Vision | None:
         folder: with config.json.
         config: the shape of its text part.
     """
-    if not (folder / _PROCESSOR).exists():
+    if not read_processor(folder):
         return None
     values = read_json(folder / "config.json")
     named = values.get("architectures") or [None]
-    find = VISIONS.get(named[0]) if isinstance(named, list) else None
+    known = VISIONS if config.transformers is None else OF_FALLBACK
+    find = known.get(named[0]) if isinstance(named, list) else None
     try:
         return None if find is None else find(folder, values, config)
     except (KeyError, TypeError, ValueError, AttributeError):

@@ -1,18 +1,35 @@
 """What a model has beside its text part, to see images."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from rosebatch.core.errors import UserError
+from rosebatch.core.images import PromptImage
 from rosebatch.model.weights import WeightSource
+
+# The most pixels of an image as the tower has it, with all of its tiles. It takes the image processor's values, the
+# most pixels of an image that is resized, None for the model's own, and the most tokens of a prompt.
+MostPixels = Callable[[Mapping[str, Any], int | None, int], int]
+
+
+def of_one_size(values: Mapping[str, Any], max_pixels: int | None, max_tokens: int) -> int:
+    """See ``MostPixels``: of a tower to which all images have one size."""
+    size = values.get("crop_size") or values["size"]
+    if isinstance(size, int):
+        # As older folders have it.
+        return size**2
+    shortest = size.get("shortest_edge", 0)
+    return int(size.get("height", shortest) * size.get("width", shortest))
+
 
 # Token ids of a text alone, where names of special tokens are these.
 Encode = Callable[[str], Sequence[int]]
+BothWays = Literal["", "windows", "all"]
 
 
 class Patches(NamedTuple):
@@ -20,7 +37,8 @@ class Patches(NamedTuple):
 
     Attributes:
         values: uint8, in the shape and order that the tower wants.
-        grid: rows and columns of its vectors; of an image in tiles their number, and vectors of each.
+        grid: what the tower needs beside the values. Rows and columns of its vectors; of an image in tiles their
+            number, and vectors of each; of a padded one in tiles, its height and width before.
         token_ids: uint32 ``[tokens]``, what takes the place of the placeholder in the prompt: a placeholder for each
             vector, and what the model wants between and around them.
     """
@@ -33,8 +51,12 @@ class Patches(NamedTuple):
 class Processor(Protocol):
     """Resizes images and cuts them. Any thread may call it; it needs no torch."""
 
-    def __call__(self, rgb: NDArray[np.uint8]) -> Patches:
+    def __call__(self, rgb: NDArray[np.uint8], *, alone: bool = True) -> Patches:
         """The patches of pixels ``[height, width, 3]``.
+
+        Args:
+            rgb: of one image.
+            alone: whether it is the only image of its prompt: LLaVA-OneVision sees several less finely.
 
         Raises:
             ValueError: the model cannot have an image of this shape.
@@ -45,8 +67,11 @@ class Processor(Protocol):
 class Tower(Protocol):
     """Makes vectors of patches."""
 
-    def __call__(self, values: NDArray[np.uint8], grid: tuple[int, int]) -> Tensor:
-        """``[1 + added, vectors, H]`` of one image, see ``rosebatch.model.contract.ImageRows``."""
+    def __call__(self, images: Sequence[PromptImage]) -> Sequence[Tensor]:
+        """``[1 + added, vectors, H]`` of each image, see ``rosebatch.model.contract.ImageRows``.
+
+        Where the family allows it, they go through the tower together.
+        """
         ...
 
 
@@ -62,6 +87,11 @@ class Vision:
         tower: loads it.
         sections: for each pair of rotated channels, which of three positions turns it: 0 of time, 1 of height, 2 of
             width. Empty if positions of images are those of their tokens.
+        most_pixels: for the plan of memory.
+        added: vectors of each token that further layers add.
+        both_ways: the layers where an image's tokens with vectors see each other: none, those with a window, or all.
+        in_text: what a chat template writes for an image, and what takes its place before the text is encoded, with a
+            placeholder in it; None if the template writes the placeholder, and nothing more is wanted.
     """
 
     placeholder: int
@@ -69,6 +99,10 @@ class Vision:
     processor: Callable[[int | None, Encode], Processor]
     tower: Callable[[WeightSource], Tower]
     sections: tuple[int, ...] = ()
+    most_pixels: MostPixels = of_one_size
+    added: int = 0
+    both_ways: BothWays = ""
+    in_text: tuple[str, str] | None = None
 
     @property
     def channel_sections(self) -> tuple[int, ...]:

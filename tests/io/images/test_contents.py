@@ -269,8 +269,8 @@ def test_the_bound_of_bytes_is_exact(root):
 
 def test_an_error_says_which_image(policy):
     """A row may have many."""
-    pixels = load_image(ImageReference(0, 0, "a.png"), policy).rgb
+    pixels = load_image(ImageReference("messages[0].content[0]", "a.png"), policy).rgb
     assert pixels.shape == (7, 9, 3)
     for source in ("missing.png", DATA + "AAAA"):
         with pytest.raises(RowError, match=r"^messages\[2\]\.content\[1\]: "):
-            load_image(ImageReference(2, 1, source), policy)
+            load_image(ImageReference("messages[2].content[1]", source), policy)

@@ -3,7 +3,8 @@
 import pytest
 
 from rosebatch.core.errors import RowError
-from rosebatch.io.images.references import ImageReference, image_reference, image_references
+from rosebatch.io.images.messages import messages_with_images
+from rosebatch.io.images.references import ImageReference, image_reference
 
 URL = "https://site.test/a.png"
 
@@ -24,7 +25,7 @@ URL = "https://site.test/a.png"
 )
 def test_forms(part, source, detail):
     """Each tool writes another one."""
-    assert image_reference(part, 2, 1) == ImageReference(2, 1, source, detail)
+    assert image_reference(part, 2, 1) == ImageReference("messages[2].content[1]", source, detail)
 
 
 @pytest.mark.parametrize(
@@ -58,6 +59,9 @@ def test_what_is_no_image(part):
         ({"type": "input_image", "file_id": "file-1"}, "file_id is not supported"),
         ({"type": "input_image", "file_id": "file-1", "image_url": URL}, "file_id is not supported"),
         ({"type": "image", "image": None}, "image must be a text"),
+        ({"type": "image", "image": b""}, "image must be a text"),
+        ({"type": "image", "image": ["a.png"]}, "image must be a text"),
+        ({"type": "image_pil", "image_pil": {"bytes": b"a"}}, "image_pil must be a text"),
         ({"type": "image", "image": "a.png", "detail": "low"}, "has an unknown field: detail"),
         ({"type": "image", "image": "a.png", "max_pixels": 9}, "has an unknown field: max_pixels"),
     ],
@@ -81,7 +85,7 @@ def test_images_of_a_chat_come_in_its_order():
         {"role": "assistant", "content": None},
         {"role": "user", "content": [images[2]]},
     ]
-    found = image_references(messages)
+    _, found = messages_with_images(messages)
     assert [(each.where, each.source) for each in found] == [
         ("messages[1].content[1]", "0.png"),
         ("messages[1].content[3]", "1.png"),

@@ -66,7 +66,8 @@ class TritonPagedAttention(TritonKVAttention[PagedAttentionSpec]):
         options["scales"] = scales
         if len(step.pieces):
             return self.kernels.prefill_shared(q, cache, step.table(spec), tiles, step.pieces, **options)
-        return self.kernels.prefill(q, cache, step.table(spec), tiles, window=spec.window, **options)
+        options |= {"window": spec.window, "key_ends": step.key_ends(spec)}
+        return self.kernels.prefill(q, cache, step.table(spec), tiles, **options)
 
     def decode_options(self, spec: PagedAttentionSpec, step: DecodeContext) -> dict[str, Any]:
         """See ``TritonKVAttention``."""

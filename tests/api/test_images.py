@@ -1,0 +1,159 @@
+"""Images that a caller of the library hands over."""
+
+import base64
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from rosebatch import LLM, SamplingParams, run_file
+from tests.helpers.seeing import seeing_model
+from tests.io.images.picture_files import picture, saved
+
+GREEDY = SamplingParams(max_tokens=6, ignore_eos=True)
+PLACE = "<|vision_start|><|image_pad|><|vision_end|>"
+WIDE = picture("RGB", (60, 20))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("seeing")
+    seeing_model("Qwen3VLForConditionalGeneration", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def media(tmp_path_factory):
+    root = tmp_path_factory.mktemp("media")
+    (root / "a.png").write_bytes(saved("PNG"))
+    return root
+
+
+@pytest.fixture(scope="module")
+def llm(folder, media):
+    with LLM(folder, device="cpu", max_num_seqs=4, media_root=media, limit_images=3) as llm:
+        yield llm
+
+
+def tokens(outputs):
+    return [(each.prompt_token_ids, each.outputs[0].token_ids) for each in outputs]
+
+
+def chat(*images):
+    return [{"role": "user", "content": [*images, {"type": "text", "text": "What?"}]}]
+
+
+def test_all_forms_of_a_chat(llm):
+    """Each was refused but the data URL."""
+    url = "data:image/png;base64," + base64.b64encode(saved("PNG")).decode()
+    given = [
+        {"type": "image_url", "image_url": {"url": url}},
+        {"type": "image_pil", "image_pil": picture()},
+        *({"type": "image", "image": each} for each in (picture(), np.array(picture()), saved("PNG"), "a.png")),
+    ]
+    found = tokens(llm.chat([chat(each) for each in given], GREEDY))
+    assert all(each == found[0] for each in found)
+    (other,) = tokens(llm.chat(chat({"type": "image", "image": WIDE}), GREEDY))
+    assert len(other[0]) != len(found[0][0])
+
+
+def test_images_of_prompts(llm):
+    """vLLM's form of a prompt was refused. It is the same as a chat whose template writes the same text."""
+    of_chat = llm.chat(chat(*({"type": "image", "image": each} for each in (picture(), WIDE))), GREEDY)
+    text = f"[user:{PLACE}{PLACE}What?][assistant:"
+    data = {"multi_modal_data": {"image": [picture(), np.array(WIDE)]}}
+    ids = llm.get_tokenizer().encode(text, add_special_tokens=False)
+    of_prompts = llm.generate([{"prompt": text, **data}, {"prompt_token_ids": ids, **data}], GREEDY)
+    assert tokens(of_prompts) == tokens(of_chat) * 2
+    (one,) = llm.generate({"prompt": f"{PLACE}?", "multi_modal_data": {"image": WIDE}}, GREEDY)
+    (streamed,) = llm.stream([{"prompt": f"{PLACE}?", "multi_modal_data": {"image": [saved("PNG", WIDE)]}}], GREEDY)
+    assert tokens([streamed]) == tokens([one])
+
+
+@pytest.mark.parametrize(
+    ("text", "image", "code", "told"),
+    [
+        (PLACE * 2, [WIDE], "invalid_prompt", "the prompt has <|image_pad|> 2 times for 1 image"),
+        ("none", [WIDE], "invalid_prompt", "the prompt has <|image_pad|> 0 times for 1 image"),
+        (PLACE, [WIDE, WIDE], "invalid_prompt", "the prompt has <|image_pad|> 1 time for 2 images"),
+        (PLACE * 4, [WIDE] * 4, "too_many_images", "the row has 4 images, more than 3"),
+        (PLACE, "../a.png", "image_not_allowed", "multi_modal_data.image[0]: the path leads out of the media root"),
+        (PLACE, np.zeros((2, 2)), "invalid_image", "multi_modal_data.image[0]: an array must be uint8"),
+        (PLACE, [WIDE, None], "invalid_prompt", "multi_modal_data.image[1] must be a text"),
+        (PLACE, b"none", "invalid_image", "multi_modal_data.image[0]: it is no JPEG"),
+    ],
+)
+def test_what_is_wrong_with_a_prompt(llm, text, image, code, told):
+    """It costs that prompt alone, and says which image."""
+    good = {"prompt": PLACE, "multi_modal_data": {"image": WIDE}}
+    bad, served = llm.generate(
+        [{"prompt": text, "multi_modal_data": {"image": image}}, good], GREEDY, on_error="return"
+    )
+    assert bad.error_code == code and told in bad.error
+    assert served.outputs
+
+
+def test_other_inputs_are_refused(llm):
+    """The text alone would have been answered."""
+    for data, told in (({"video": 1}, "video"), ({"image": WIDE, "audio": 1}, "image, audio"), ("a.png", "str")):
+        with pytest.raises(ValueError, match=f"multi_modal_data has image alone, (got )?.*{told}"):
+            llm.generate({"prompt": PLACE, "multi_modal_data": data})
+    given = {"prompt": PLACE, "multi_modal_data": {"image": WIDE}}
+    for call in (llm.embed, llm.score):
+        with pytest.raises(ValueError, match="multi_modal_data: only what is generated takes images"):
+            call([given])
+    from rosebatch import BeamSearchParams
+
+    with pytest.raises(ValueError, match="beam_search takes no images"):
+        llm.beam_search([given], BeamSearchParams(beam_width=2, max_tokens=2))
+
+
+def test_an_opened_file_in_many_prompts(llm, tmp_path):
+    """Pillow reads it at its first use: two threads that did so at once got half of it, or an error."""
+    WIDE.resize((600, 400)).save(tmp_path / "a.png")
+    with Image.open(tmp_path / "a.png") as opened:
+        prompts = [{"prompt": PLACE, "multi_modal_data": {"image": opened}}] * 12
+        found = tokens(llm.generate(prompts, GREEDY))
+    assert all(each == found[0] for each in found)
+
+
+def test_names_of_vllm(folder, media):
+    """Scripts for models with images have them."""
+    names = {"allowed_local_media_path": str(media), "limit_mm_per_prompt": {"image": 1, "video": 0}}
+    with LLM(folder, device="cpu", mm_processor_kwargs={"max_pixels": 256}, **names) as llm:
+        few, two = llm.chat(
+            [chat({"type": "image", "image": "a.png"}), chat(*[{"type": "image", "image": WIDE}] * 2)],
+            GREEDY,
+            on_error="return",
+        )
+        assert few.outputs and two.error_code == "too_many_images"
+        (small,) = llm.chat(chat({"type": "image", "image": WIDE}), GREEDY)
+        assert small.prompt_token_ids.count(257) <= 256 // 64
+    with pytest.raises(ValueError, match=r"limit_mm_per_prompt=3 is not served: give \{'image': 4\}"):
+        LLM(folder, limit_mm_per_prompt=3)
+
+
+def test_names_of_vllm_for_a_file(llm, folder, media, tmp_path):
+    """``limit_images`` was unknown; did you mean ``limit_images``?"""
+    rows = [{"messages": chat(*[{"type": "image", "image": "a.png"}] * count)} for count in (1, 2)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    names = {"allowed_local_media_path": str(media), "limit_mm_per_prompt": {"image": 1}}
+    out = tmp_path / "out.jsonl"
+    assert run_file(tmp_path / "in.jsonl", out, model=folder, device="cpu", **names).num_failed == 1
+    assert "too_many_images" in out.read_text().splitlines()[1]
+    # The root is of the job. The limit decides what memory is kept, and is of the model.
+    with pytest.raises(ValueError, match="limit_images: the model is loaded already"):
+        run_file(tmp_path / "in.jsonl", out, model=llm, **names)
+    del names["limit_mm_per_prompt"]
+    assert run_file(tmp_path / "in.jsonl", out, model=llm, **names).num_failed == 0
+
+
+@pytest.mark.thorough
+def test_pictures_travel_to_workers(folder):
+    """Rows are pickled there."""
+    prompts = [{"prompt": PLACE, "multi_modal_data": {"image": each}} for each in (WIDE, picture())]
+    with LLM(folder, device="cpu") as llm:
+        expected = tokens(llm.generate(prompts, GREEDY))
+    with LLM(folder, device="cpu", data_parallel_size=2) as llm:
+        assert tokens(llm.generate(prompts, GREEDY)) == expected
