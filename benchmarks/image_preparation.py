@@ -48,15 +48,20 @@ _PROCESSOR = {
 _PASSES = 3
 
 
-def jpeg(width: int, height: int, number: int) -> str:
-    """A data URL: large spots with some noise, as photographs have both."""
+def picture(width: int, height: int, number: int) -> bytes:
+    """A JPEG of large spots with some noise, as photographs have both."""
     numbers = np.random.default_rng(number)
     spots = numbers.integers(0, 256, (height // 16, width // 16, 3), dtype=np.uint8)
     smooth = np.asarray(Image.fromarray(spots).resize((width, height)), int)
     pixels = (smooth + numbers.integers(-12, 13, smooth.shape)).clip(0, 255).astype(np.uint8)
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "JPEG", quality=85)
-    return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
+    return file.getvalue()
+
+
+def jpeg(width: int, height: int, number: int) -> str:
+    """Its data URL."""
+    return f"data:image/jpeg;base64,{base64.b64encode(picture(width, height, number)).decode()}"
 
 
 def decoding_seconds() -> float:

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rosebatch.config.model import ModelConfig
@@ -37,7 +37,9 @@ def write_random_folder(config: ModelConfig, tokenizer: Path, folder: Path) -> N
     (folder / "tokenizer.json").write_text(json.dumps(values, ensure_ascii=False), encoding="utf-8")
     end = json.loads((tokenizer / "tokenizer_config.json").read_text(encoding="utf-8"))["eos_token"]
     write_config(msgspec.structs.replace(config, eos_token_ids=(vocabulary[end],)), folder)
-    save_file(_random_weights(folder, getattr(torch, config.dtype)), folder / "model.safetensors", {"format": "pt"})
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    save_file(random_weights(model, getattr(torch, config.dtype)), folder / "model.safetensors", {"format": "pt"})
 
 
 def fill_vocabulary(vocabulary: dict[str, int], size: int) -> None:
@@ -52,11 +54,9 @@ def fill_vocabulary(vocabulary: dict[str, int], size: int) -> None:
         vocabulary.setdefault("".join(numbers.choices(words, k=2)), len(vocabulary))
 
 
-def _random_weights(folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Normal with the usual spread; norms are 1, biases 0."""
+def random_weights(model: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Those of a model, normal with the usual spread; norms are 1, biases 0."""
     torch.manual_seed(0)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
     weights = {name: torch.empty(each.shape, dtype=dtype) for name, each in model.named_parameters()}
     for name, weight in weights.items():
         if weight.dim() > 1:
