@@ -598,7 +598,9 @@ def test_rows_with_images_are_answered_as_by_transformers(seeing, tmp_path):
         "return_token_ids": True,
     }
     report = run_file(tmp_path / "in.jsonl", tmp_path / "out.jsonl", **options).report
-    assert (report["images"], report["encoded_images"]) == (10, len(SIZES))
+    # LLaVA-OneVision sees the two that stand alone in tiles, too.
+    finer = 2 if seeing.name == "LlavaOnevisionForConditionalGeneration" else 0
+    assert (report["images"], report["encoded_images"]) == (10, len(SIZES) + finer)
     assert 0 < report["image_s"] <= report["prefill_s"] + report["decode_s"]
     found = {row["id"]: row for row in map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())}
     with pytest.raises(FlagError, match="1 row cannot be served"):

@@ -55,7 +55,7 @@ def test_each_page_is_a_row(tmp_path, monkeypatch):
     assert [row.where for row in rows] == [row.id for row in rows]
     assert reader.count() is None and not reader.is_empty
     for row, colour in zip(rows[1:4], ([255, 0, 0], [0, 255, 0], [0, 0, 255]), strict=True):
-        rgb = load_image(row.images[0], reader.images.policy).rgb
+        rgb = load_image(row.images[0], reader.media).rgb
         assert rgb.shape == (100, 200, 3)
         # Pillow keeps pictures in a PDF as JPEG.
         assert np.abs(rgb[50, 100].astype(int) - colour).max() < 3
@@ -84,7 +84,7 @@ def test_broken_and_hostile_documents(tmp_path):
         try:
             if isinstance(row, FailedRow):
                 raise row.error
-            load_image(row.images[0], reader.images.policy)
+            load_image(row.images[0], reader.media)
         except RowError as error:
             found.setdefault(error.code, []).append(name)
         else:
