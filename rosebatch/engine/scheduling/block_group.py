@@ -16,7 +16,7 @@ class BlockGroup:
         pool: its blocks.
 
     Attributes:
-        in_flight: blocks that were made findable for the step under way. They can be shared, since every layer writes
+        in_flight: blocks, a list for each chunk, that were made findable for the step under way. They can be shared, since every layer writes
             K and V before it reads any. They cannot be copied yet, since copies run before the first layer.
         tainted: blocks that may hold NaN. They are zeroed when they are handed out again.
         copy_sources: held until the copy has run. Otherwise they could be handed out before.
@@ -25,7 +25,7 @@ class BlockGroup:
     def __init__(self, number: int, pool: BlockPool) -> None:
         self.number = number
         self.pool = pool
-        self.in_flight: set[int] = set()
+        self.in_flight: list[list[int]] = []
         self.tainted: set[int] = set()
         self.copy_sources: list[int] = []
 
@@ -38,6 +38,10 @@ class BlockGroup:
     def recycles(self) -> bool:
         """Whether the pool can hold a sequence of any length: its window, a copy and one more block fit."""
         return self.pool.window > 0 and self.pool.num_blocks >= self.max_seen + 2
+
+    def computes(self, block: int) -> bool:
+        """Whether the block is among those ``in_flight``."""
+        return any(block in blocks for blocks in self.in_flight)
 
     def first_seen(self, position: int) -> int:
         """Index of the first block with a key that the token at ``position`` sees."""

@@ -19,6 +19,7 @@ class BlockPool:
 
     Attributes:
         window: keys that a query of its layers sees, its own included; 0 for all.
+        num_free: blocks without a holder. Cached prefixes count.
         prefixes: the full blocks that can be found.
     """
 
@@ -32,11 +33,8 @@ class BlockPool:
         # order.
         self._blank = list(range(num_blocks - 1, -1, -1))
         self._cached = FreeBlocks()
-
-    @property
-    def num_free(self) -> int:
-        """Blocks without a holder. Cached prefixes count."""
-        return len(self._blank) + len(self._cached)
+        # A number of its own: it is read several times for each row.
+        self.num_free = num_blocks
 
     def allocate(self, count: int) -> list[int]:
         """Hand out ``count`` blocks, each with one holder, least recently used first.
@@ -46,9 +44,12 @@ class BlockPool:
         """
         if count > self.num_free:
             raise ValueError(f"{count} blocks asked for, {self.num_free} free")
-        first = max(0, len(self._blank) - count)
-        taken = self._blank[first:][::-1]
-        del self._blank[first:]
+        blank, taken = self._blank, list[int]()
+        self.num_free -= count
+        if blank:
+            first = max(0, len(blank) - count)
+            taken = blank[first:][::-1]
+            del blank[first:]
         if len(taken) < count:
             evicted = self._cached.pop(count - len(taken))
             self.prefixes.remove(evicted)
@@ -64,6 +65,7 @@ class BlockPool:
         # They were found in the tree.
         if free := [block for block in blocks if not counts[block]]:
             self._cached.remove(free)
+            self.num_free -= len(free)
         for block in blocks:
             counts[block] += 1
 
@@ -72,19 +74,19 @@ class BlockPool:
 
         The tail is evicted first: a hit needs an unbroken chain from the start.
         """
-        counts, runs = self._ref_counts, self.prefixes.runs
+        counts, runs, blank = self._ref_counts, self.prefixes.runs, self._blank
         cached: list[int] = []
+        still_held = 0
         for block in reversed(blocks):
             if (held := counts[block]) > 1:
                 counts[block] = held - 1
+                still_held += 1
                 continue
             assert held, f"block {block} freed more often than held"
             counts[block] = 0
-            if runs[block] is None:
-                self._blank.append(block)
-            else:
-                cached.append(block)
+            (blank if runs[block] is None else cached).append(block)
         self._cached.extend(cached)
+        self.num_free += len(blocks) - still_held
 
     def free_all(self) -> None:
         """Take all blocks from their holders, even if the counts of holders are wrong."""
@@ -94,6 +96,7 @@ class BlockPool:
         known = (block for block in chain(self._cached, numbers) if runs[block] is not None)
         self._cached = FreeBlocks(dict.fromkeys(known))
         self._blank = [block for block in numbers if runs[block] is None]
+        self.num_free = self.num_blocks
 
     def writable(self, block: int) -> bool:
         """Whether its holder may write into the block without a copy."""
@@ -112,7 +115,7 @@ class BlockPool:
         for block, (count, holding) in enumerate(zip(self._ref_counts, held, strict=True)):
             assert count == holding, f"block {block}: {count} != {holding}"
         free = [*self._blank, *self._cached]
-        assert len(set(free)) == len(free), "a block is free twice"
+        assert len(set(free)) == len(free) == self.num_free, "a block is free twice"
         wrong = set(free) ^ {block for block, holding in enumerate(held) if holding == 0}
         assert not wrong, f"block {min(wrong)}: free list and holders disagree"
         self.prefixes.check_integrity()

@@ -208,7 +208,7 @@ class BlockTables:
         """Make blocks of the step under way unfindable: perhaps it was not computed, or not planned to its end."""
         for group in self.groups:
             group.pool.prefixes.mend()
-            group.pool.prefixes.remove([*group.in_flight])
+            group.pool.prefixes.remove([*chain(*group.in_flight)])
 
     def check_integrity(self, sequences: Iterable[SequenceState]) -> None:
         """Assert that pools and tables agree; see ``BlockPool.check_integrity``."""

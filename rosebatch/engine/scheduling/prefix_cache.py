@@ -38,10 +38,12 @@ class PrefixCache:
         """
         size, num_tokens = self.blocks.block_size, len(sequence.token_ids)
         whole = sequence.num_reusable_tokens // size if self.enabled else 0
-        labels = self._labels(sequence, whole)
-        found = [_found(pool, labels, sequence) for pool in self.blocks.pools] if whole else []
-        count = self._longest_prefix(num_tokens, found) if any(found) else 0
-        count -= count % self.unit
+        count = 0
+        if whole:
+            labels = self._labels(sequence, whole)
+            found = [_found(pool, labels, sequence) for pool in self.blocks.pools]
+            count = self._longest_prefix(num_tokens, found) if any(found) else 0
+            count -= count % self.unit
         if not count:
             sequence.num_computed_tokens = 0
             sequence.tables = [[] for _ in self.blocks.groups]
@@ -70,7 +72,7 @@ class PrefixCache:
                 table = held_blocks(table)
             if in_flight:
                 # Before they can be found: an interrupt may come in between.
-                group.in_flight.update(table)
+                group.in_flight.append(table)
             place = stop - len(table)
             for label, last in labels:
                 if place < last:
@@ -81,13 +83,16 @@ class PrefixCache:
 
     def _labels(self, sequence: SequenceState, count: int) -> Sequence[tuple[bytes, int]]:
         """What decides the keys of a sequence's first blocks besides their tokens, and up to which number it does."""
-        label, prompt, size = sequence.spec.salt, sequence.num_prompt_tokens, self.blocks.block_size
-        common = count
+        label, images = sequence.spec.salt, sequence.spec.images
+        if not images and not self.exact:
+            # Nearly always, and quicker to tell.
+            return ((label, count),)
+        prompt, size, common = sequence.num_prompt_tokens, self.blocks.block_size, count
         if self.exact:
             common = min(prompt // size, count)
             common -= common % self.unit
         labels = []
-        for image in sequence.spec.images:
+        for image in images:
             # All images have the same tokens. A block has those that begin before its end.
             labels.append((label, min(image.offset // size, common)))
             label = sha256(label + image.digest).digest()
@@ -107,7 +112,7 @@ class PrefixCache:
         while count:
             whole = count * size == num_tokens
             ends = [own[count - 1] if count <= len(own) else GONE for own in found]
-            if whole and any(end in group.in_flight for group, end in zip(groups, ends, strict=True)):
+            if whole and any(group.computes(end) for group, end in zip(groups, ends, strict=True)):
                 count -= 1
                 continue
             position = min(count * size, num_tokens - 1)

@@ -16,6 +16,7 @@ class SequenceQueues:
         waiting: in the order in which they are admitted. They hold no blocks, except forks that have their prompt's.
         running: the oldest first.
         ending: their last tokens are planned, and not known yet.
+        planned: running ones that may have no more tokens to plan: what ends them otherwise is not looked for.
         forked: forks of the last plan's prompts. They join the waiting before the next plan.
         started: those that a plan has had, by id.
         released: ids whose slots the next plan gives back.
@@ -24,6 +25,7 @@ class SequenceQueues:
     waiting: deque[SequenceState] = field(default_factory=deque)
     running: list[SequenceState] = field(default_factory=list)
     ending: list[SequenceState] = field(default_factory=list)
+    planned: list[SequenceState] = field(default_factory=list)
     forked: list[SequenceState] = field(default_factory=list)
     started: dict[int, SequenceState] = field(default_factory=dict)
     released: list[int] = field(default_factory=list)
@@ -43,12 +45,11 @@ class SequenceQueues:
         return len(self.ending) + len(self._planned())
 
     def _planned(self) -> list[SequenceState]:
-        """The running ones among these."""
-        # Read for each sequence of a step: properties would take several times as long.
+        """The running ones among these. Some have ended since they were planned, or have wrong drafts."""
         return [
             s
-            for s in self.running
-            if s.num_pending_tokens and len(s.token_ids) + s.num_pending_tokens == s.spec.max_len
+            for s in self.planned
+            if s.status is Status.RUNNING and s.num_pending_tokens and s.num_tokens == s.spec.max_len
         ]
 
     def add(self, sequence: SequenceState) -> None:
@@ -90,6 +91,7 @@ class SequenceQueues:
                 self.released.append(sequence.spec.id)
             self.ending += ending
             self.running = [s for s in self.running if s.status is Status.RUNNING]
+        self.planned = []
 
     def finish(self, sequences: list[SequenceState]) -> None:
         """Forget sequences that were running or ending."""
@@ -105,7 +107,7 @@ class SequenceQueues:
 
     def clear(self) -> None:
         """Forget all sequences, and what was released."""
-        for each in (self.waiting, self.running, self.ending, self.forked, self.started, self.released):
+        for each in (self.waiting, self.running, self.ending, self.planned, self.forked, self.started, self.released):
             each.clear()
         self._num_forks = 0
 

@@ -147,20 +147,20 @@ class Scheduler:
             sampled = [(row.id, row.start, row.length) for row in plan.rows]
         # Full blocks of packed steps were registered when planned. Those of a window hold tokens that come only now.
         enabled, is_window, size = self.prefixes.enabled, isinstance(plan, DecodeWindow), self.blocks.block_size
+        started = self.queues.started
         all_logprobs = result.logprobs or [[]] * len(sampled)
         for (sequence_id, start, length), token_ids, logprobs in zip(
             sampled, result.token_ids, all_logprobs, strict=True
         ):
-            sequence = self.queues.started.get(sequence_id)
+            sequence = started.get(sequence_id)
             if sequence is None:
                 # An earlier result ended it when this plan was under way already.
                 continue
             sequence.num_pending_tokens -= length
-            last_time = sequence.token_times[-1] if sequence.token_times else None
-            drafts = sequence.drafts
-            replays = len(sequence.replayed)
+            times, drafts = sequence.token_times, sequence.drafts
+            last_time, num_times = times[-1] if times else now, len(times)
             kept = sequence.apply_token_ids(sequence.verify(token_ids) if drafts else token_ids, logprobs, now)
-            if kept > replays and last_time is not None:
+            if num_times and len(times) > num_times:
                 gaps[now - last_time] += 1
             if drafts:
                 # Wrong drafts were computed for nothing.

@@ -39,6 +39,7 @@ class SequenceState(msgspec.Struct, eq=False):
     Attributes:
         spec: what the runner needs. Only ``restart`` changes it.
         token_ids: the tokens of prompt and completion, 32 bits each.
+        num_prompt_tokens: those of the prompt.
         forks: further completions of the same prompt. They start from this one's blocks when the prompt is computed.
         tables: its block table in each group of layers, see ``BlockTables``; empty if it holds no blocks.
         saved_blocks: of the host, see ``HostBlocks``: they hold K and V of its first ``num_saved_tokens``.
@@ -56,6 +57,7 @@ class SequenceState(msgspec.Struct, eq=False):
     sample: int
     spec: SequenceSpec
     token_ids: "array[int]"
+    num_prompt_tokens: int
     stop_matcher: StopMatcher | None = None
     constraint: Constraint | None = None
     forks: list["SequenceState"] = []
@@ -128,7 +130,7 @@ class SequenceState(msgspec.Struct, eq=False):
             request.images,
         )
         token_ids = array("I", prompt)
-        return cls(request, sample, spec, token_ids, stop_matcher, constraint, arrival_time=arrival_time)
+        return cls(request, sample, spec, token_ids, len(prompt), stop_matcher, constraint, arrival_time=arrival_time)
 
     @property
     def id(self) -> int:
@@ -144,11 +146,6 @@ class SequenceState(msgspec.Struct, eq=False):
     def max_len(self) -> int:
         """Maximum number of tokens of prompt and completion together."""
         return self.spec.max_len
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Length of the prompt in tokens."""
-        return len(self.spec.prompt_token_ids)
 
     @property
     def block_ids(self) -> list[int]:
@@ -236,29 +233,28 @@ class SequenceState(msgspec.Struct, eq=False):
         preemption follow one rule. All of these arrived at the time ``now``, but for those that are ``replayed``.
         """
         now = time.perf_counter() if now is None else now
-        known = 0
+        spec, own, known = self.spec, self.token_ids, 0
         if self.replayed:
             known = min(len(self.replayed), len(token_ids) - (NOT_FINITE in token_ids[-1:]))
-            self.token_ids.fromlist(self.replayed[:known])
+            own.fromlist(self.replayed[:known])
             del self.replayed[:known]
             token_ids, logprobs = token_ids[known:], logprobs[known:]
-        room = self.spec.max_len - len(self.token_ids)
+        room = spec.max_len - len(own)
         not_finite = bool(token_ids) and token_ids[-1] == NOT_FINITE
         if not_finite:
             token_ids = token_ids[:-1]
-        watched = self.stop_matcher is not None or self.constraint is not None
-        appended = None
-        if watched or not self.spec.stop_ids.isdisjoint(token_ids):
-            appended = self._tokens_until_stop(token_ids)
-        if appended is not None:
-            self.finish_reason = "stop"
-        elif len(token_ids) >= room:
-            self.finish_reason = "length"
+        watched, stopped = self.stop_matcher is not None or self.constraint is not None, None
+        if watched or not spec.stop_ids.isdisjoint(token_ids):
+            stopped = self._tokens_until_stop(token_ids)
+        appended = len(token_ids)
+        if stopped is not None:
+            self.finish_reason, appended = "stop", stopped
+        elif appended >= room:
+            self.finish_reason, appended = "length", room
         elif not_finite:
             self.not_finite, self.finish_reason = True, "error"
-        appended = min(len(token_ids), room) if appended is None else appended
         # ``extend`` takes three times as long.
-        self.token_ids.fromlist(token_ids[:appended])
+        own.fromlist(token_ids[:appended])
         self.token_times += [now] * appended
         if logprobs:
             self.logprobs = self.logprobs or PackedLogprobs()

@@ -83,14 +83,11 @@ class StepPlanner:
 
     def _continue_running(self) -> int:
         """Plan chunks of the running sequences; returns the rest of the budget."""
-        budget, running = self.max_num_batched_tokens, self.queues.running
-        mixed = isinstance(self.policy, MixedSteps)
-        position = 0
-        while position < len(running) and budget > 0:
-            sequence = running[position]
-            position += 1
-            if sequence.decoding and not mixed:
-                continue
+        budget, mixed = self.max_num_batched_tokens, isinstance(self.policy, MixedSteps)
+        for sequence in [each for each in self.queues.running if mixed or not each.decoding]:
+            if budget <= 0 or sequence.status is Status.WAITING:
+                # The youngest are those that others take blocks from.
+                break
             length = min(sequence.num_uncomputed_tokens + len(sequence.drafts), budget, self._max_chunk)
             if length > 1:
                 length = self._cut_at_unit(sequence, sequence.num_computed_tokens, self.blocks.cut(sequence, length))
@@ -115,33 +112,34 @@ class StepPlanner:
         A sequence is admitted if all its known tokens fit, with a spare block for each running one. Otherwise it would
         be preempted at once. Where decode steps are separate, saved ones go on in these: such a plan has no chunks.
         """
-        waiting, running = self.queues.waiting, self.queues.running
+        waiting, running, blocks = self.queues.waiting, self.queues.running, self.blocks
+        separate = isinstance(self.policy, SeparateDecodes)
         over_budget_allowed = not self.chunked_prefill
         while waiting and len(running) < self.max_num_seqs and budget > 0:
             sequence = waiting[0]
-            resumes = isinstance(self.policy, SeparateDecodes) and bool(sequence.saved_blocks)
+            resumes = separate and bool(sequence.saved_blocks)
             if self._plan.chunks if resumes else self._plan.started and not self._plan.chunks:
                 break
             if not sequence.tables:
                 self.prefixes.take(sequence)
-            start = max(sequence.num_computed_tokens, sequence.num_saved_tokens)
-            length = whole = sequence.num_tokens - start
+            start, known = max(sequence.num_computed_tokens, sequence.num_saved_tokens), len(sequence.token_ids)
+            length = whole = known - start
             if self.chunked_prefill:
                 length = min(whole, budget, self._max_chunk)
                 if length < whole and not (length := self._cut_at_unit(sequence, start, length)):
-                    self.blocks.free(sequence)
+                    blocks.free(sequence)
                     return 0
             elif length > budget and not (over_budget_allowed and length > self.max_num_batched_tokens):
-                self.blocks.free(sequence)
+                blocks.free(sequence)
                 break
             end = start + length
-            if not self.blocks.has_room(sequence, len(sequence.token_ids), end, spare=len(running)):
-                self.blocks.free(sequence)
+            if not blocks.has_room(sequence, known, end, spare=len(running)):
+                blocks.free(sequence)
                 if not running and self._release_fork():
                     continue
                 break
-            is_new, missing = not any(sequence.tables), self.blocks.short_of(sequence, end)
-            changes = self.blocks.take(sequence, end, missing, self._plan.wipes, self._plan.copies)
+            is_new, missing = not any(sequence.tables), blocks.short_of(sequence, end)
+            changes = blocks.take(sequence, end, missing, self._plan.wipes, self._plan.copies)
             self.queues.start_next()
             if sequence.num_cached_tokens is None:
                 sequence.num_cached_tokens = sequence.num_computed_tokens
@@ -154,7 +152,7 @@ class StepPlanner:
             if resumes:
                 sequence.decoding = sequence.resumed = True
                 continue
-            changes = changes if is_new else self.blocks.entries(sequence)
+            changes = changes if is_new else blocks.entries(sequence)
             budget = self._plan_chunk(sequence, length, changes, budget)
             over_budget_allowed = False
         return budget
@@ -188,6 +186,8 @@ class StepPlanner:
             # A pooled state, or log-probabilities, come in the place of a token.
             sequence.num_pending_tokens += sampled or 1
             sequence.decoding = sampled > 0
+            if known + (sampled or 1) == spec.max_len:
+                self.queues.planned.append(sequence)
             if sequence.forks:
                 self._fork(sequence)
         adjusts = sampled and spec.has_features and spec.sampling.adjusts
@@ -213,16 +213,17 @@ class StepPlanner:
 
         def live() -> list[tuple[SequenceState, int]]:
             running = self.queues.running
-            # Read for each sequence of a step: properties would take several times as long.
+            # Read for each sequence of a step: properties, such as ``decode_len``, would take several times as long.
             return [
                 (s, left)
                 for s in running
-                if s.decoding and (left := s.spec.decode_len - len(s.token_ids) - s.num_pending_tokens)
+                if s.decoding
+                and (left := (s.spec.restart_len or s.spec.max_len) - len(s.token_ids) - s.num_pending_tokens)
             ]
 
         pairs = live()
-        steps = min(max_steps, max((left for _, left in pairs), default=0))
-        if any(sequence.spec.guided for sequence, _ in pairs):
+        steps = min(max_steps, max([left for _, left in pairs], default=0))
+        if any([sequence.spec.guided for sequence, _ in pairs]):  # noqa: C419 (a generator takes twice as long)
             # The grammar allows the next token only once the host has seen the last one.
             steps = min(steps, 1)
         while not self.blocks.has(map(sum, zip(*filter(None, needed := self._needs(pairs, steps)), strict=True))):
@@ -234,15 +235,18 @@ class StepPlanner:
                 return
         rows, wipes, copies = self._plan.rows, self._plan.wipes, self._plan.copies
         for (sequence, left), blocks in zip(pairs, needed, strict=True):
-            length, start = min(steps, left), sequence.num_computed_tokens
+            spec, start = sequence.spec, sequence.num_computed_tokens
+            length = left if left < steps else steps
             changes = self.blocks.take(sequence, start + length, blocks, wipes, copies) if blocks else ()
             resumed: tuple[int, ...] = ()
             if sequence.resumed:
                 changes, resumed = self.blocks.entries(sequence), tuple(sequence.output_token_ids)
                 sequence.resumed = False
-            rows.append(DecodeRow(sequence.spec.id, start, length, changes, resumed))
+            rows.append(DecodeRow(spec.id, start, length, changes, resumed))
             sequence.num_computed_tokens = start + length
             sequence.num_pending_tokens += length
+            if left <= steps:
+                self.queues.planned.append(sequence)
         self._plan.steps = steps
 
     def _needs(self, pairs: Sequence[tuple[SequenceState, int]], steps: int) -> list[Sequence[int]]:
