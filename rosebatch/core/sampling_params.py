@@ -263,7 +263,7 @@ class SamplingParams:
     @property
     def adjusts(self) -> bool:
         """Whether logits are changed before tokens are filtered and chosen, but for a grammar."""
-        return self.penalizes or bool(self.logit_bias) or self.min_tokens > 0
+        return bool(self.logit_bias) or self.min_tokens > 0 or self.penalizes
 
 
 # Of a slot each: the frozen class's own way does the same by name.

@@ -17,9 +17,13 @@ class TokenIds(_Ids):
     """Token ids. Not to be changed.
 
     A tuple takes up to eleven times the memory, and every search for garbage looks at each id of it.
+
+    Attributes:
+        largest: of them, where somebody has looked for it already.
     """
 
-    __slots__ = ()
+    __slots__ = ("largest",)
+    largest: int
 
     @classmethod
     def of(cls, token_ids: Sequence[int]) -> "TokenIds":

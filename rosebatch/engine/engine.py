@@ -171,7 +171,7 @@ class Engine:
             read = pooling.read(request.prompt_token_ids)
             request = Request(request.id, read, request.sampling, pooling, request.scoring, request.images)
         now = time.perf_counter() if arrival_time is None else arrival_time
-        sequences, stop_ids = [], stop_ids_of(request.sampling, self.eos_token_ids, self.vocab_size)
+        first, stop_ids = None, stop_ids_of(request.sampling, self.eos_token_ids, self.vocab_size)
         for sample in range(request.sampling.n):
             sequence = SequenceState.start(
                 request,
@@ -186,8 +186,11 @@ class Engine:
             self._num_started += 1
             if sequence.constraint is not None:
                 self._constraints[sequence.spec.id] = sequence.constraint
-            sequences.append(sequence)
-        first, *first.forks = sequences
+            if first is None:
+                first = sequence
+            else:
+                first.forks.append(sequence)
+        assert first is not None, "at least one completion is wanted"
         self.scheduler.add(first)
 
     def require_servable(self, request: Request) -> None:
@@ -195,7 +198,8 @@ class Engine:
         require_servable(
             request, self.vocab_size, self.max_model_len, hidden_size=self.hidden_size, generates=self.generates
         )
-        self.pooling.require_steps(request.pooling, request.prompt_token_ids)
+        if request.pooling is not None:
+            self.pooling.require_steps(request.pooling, request.prompt_token_ids)
 
     def step(self) -> list[Completion]:
         """Launch a plan and commit those that are due; returns the completions that they finished."""
@@ -258,7 +262,7 @@ class Engine:
         if plan is None:
             return False
         # Looked up now: an earlier plan's result may end one of them.
-        guided = [i for i in plan.sampled_ids if i in self._constraints]
+        guided = [i for i in plan.sampled_ids if i in self._constraints] if self._constraints else []
         constraints = [self._constraints[i] for i in guided]
         sequences = [self.scheduler.queues.started[i] for i in guided]
 
@@ -287,9 +291,11 @@ class Engine:
         finished, gaps = self.scheduler.commit(plan, result, now)
         for seconds, count in gaps.items():
             self.stats.itl.add(seconds, count)
+        stats = self.stats
         for sequence in finished:
-            self._constraints.pop(sequence.id, None)
-            length = bin_of(sequence.num_tokens - sequence.num_prompt_tokens)
-            self.stats.finished[length] += 1
-            self.stats.stopped[length] += sequence.finish_reason == "stop"
+            if sequence.constraint is not None:
+                del self._constraints[sequence.id]
+            length = bin_of(len(sequence.token_ids) - sequence.num_prompt_tokens)
+            stats.finished[length] += 1
+            stats.stopped[length] += sequence.finish_reason == "stop"
         return finished

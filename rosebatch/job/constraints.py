@@ -51,13 +51,16 @@ def _grammar_constraint(
     With a grammar, reasoning takes at most half of the tokens, so that an answer follows. One that only says what a
     call looks like needs none.
     """
+    sampling, prompt = request.sampling, request.prompt_token_ids
+    budget = sampling.max_reasoning_tokens
+    if row.grammar is None and budget is None:
+        # Nearly all.
+        return None
     grammar = None if row.grammar is None else row.grammar.start
     form = None if tokenizer is None else tokenizer.parsers.reasoning
     if form is not None and _largest(form) >= engine.vocab_size:
         # The tokenizer has marks of thoughts that the model has no logits for.
         form = None
-    sampling, prompt = request.sampling, request.prompt_token_ids
-    budget = sampling.max_reasoning_tokens
     if form is None or (budget is None and (grammar is None or row.row.messages is None)):
         return grammar
     # The tokenizer cannot look up what is no token id.

@@ -90,7 +90,8 @@ def in_good_order(
             handed += 1
             yield row.item
             del row
-            if ended:
+            if ended or (last and not expects_rows()):
+                # There is none to read.
                 continue
             was_last = last
             wanted = 2 if handed > window or len(waiting) + len(left) < window - 1 else 1

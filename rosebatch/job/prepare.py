@@ -13,7 +13,7 @@ from functools import partial
 import msgspec
 
 from rosebatch.core.errors import RowError, unexpected
-from rosebatch.core.token_ids import packed
+from rosebatch.core.token_ids import TokenIds, packed
 from rosebatch.host.threads import wait_for
 from rosebatch.io.rows import FailedRow, Row
 from rosebatch.job.chat_rows import for_model
@@ -192,14 +192,18 @@ def _prompts_of(
             raise prompt
         if options.truncate_prompt_tokens and not row.pairs:
             prompt = prompt[-options.kept(max_model_len) :]
-        prompt = packed(prompt)
+        if type(prompt) is not TokenIds:
+            prompt = packed(prompt)
         own = sampling
         if sampling.seed is None and not sampling.greedy:
             own = sampling.seeded(row_seed(seed, row.index, row.id, prompt, number))
         echo = ""
         if options.echo and tokenizer is not None:
             echo = text if text and not options.truncate_prompt_tokens else _decoded(prompt, tokenizer)
-        prompts.append(PreparedPrompt(prompt, own, text, echo, _reader(row, prompt, tokenizer)))
+        reader = None
+        if row.messages is not None or sampling.max_reasoning_tokens is not None:
+            reader = _reader(row, prompt, tokenizer)
+        prompts.append(PreparedPrompt(prompt, own, text, echo, reader))
     return tuple(prompts)
 
 
@@ -209,8 +213,6 @@ def _reader(row: Row, prompt: Sequence[int], tokenizer: Tokenizer | None) -> Cha
     Raises:
         RowError: the reasoning has a budget, but is not parsed.
     """
-    if row.messages is None and row.sampling.max_reasoning_tokens is None:
-        return None
     forms = None if tokenizer is None else tokenizer.parsers
     if row.sampling.max_reasoning_tokens is not None and (forms is None or forms.reasoning is None):
         raise RowError(

@@ -41,7 +41,7 @@ def result_of(
     choices: list[Choice] = []
     pooled: list[array[float]] = []
     tokens: list[LabelledTokens] = []
-    scores = scores_of(prompts, completions)
+    scores = scores_of(prompts, completions) if prompts[0].scoring is not None else []
     prompt_tokens = completion_tokens = cached_tokens = 0
     first = completions[0]
     for number, (done, text) in enumerate(zip(completions, texts, strict=True)):
@@ -114,7 +114,7 @@ def _choice(
     if sampling.prompt_logprobs is not None:
         prompt_logprobs = ScoredTokens(first.prompt_logprobs or PackedLogprobs(), table, prompt.token_ids[0])
     return Choice(
-        text=_with_echo(content, prompt, completion, tokenizer),
+        text=_with_echo(content, prompt, completion, tokenizer) if prompt.echo else content.text,
         finish_reason=finish_reason,
         stop_reason=stop_reason,
         token_ids=token_ids if return_token_ids else None,
@@ -131,8 +131,8 @@ def _choice(
 def _with_echo(
     content: "_Content", prompt: PreparedPrompt, completion: Completion, tokenizer: Tokenizer | None
 ) -> str | None:
-    if content.text is None or not prompt.echo:
-        return content.text
+    if content.text is None:
+        return None
     # A prompt of token ids may end within a character.
     if prompt.echo.endswith("\ufffd") and not content.cut and tokenizer is not None:
         whole: str = tokenizer.backend.decode([*prompt.token_ids, *completion.text_token_ids])
@@ -165,6 +165,8 @@ def _parse(
         before: characters of the completion before the text.
     """
     sampling, protected = prompt.sampling, 0
+    if isinstance(text, str) and not sampling.stop:
+        return _Content(text)
     first = token_ids[: sampling.min_tokens] if sampling.stop else ()
     if isinstance(text, str):
         if first:

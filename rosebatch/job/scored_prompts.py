@@ -81,9 +81,7 @@ def scored_prompts(row: Row, encoded: Sequence[Encoded], max_model_len: int) -> 
 
 
 def scores_of(prompts: Sequence[PreparedPrompt], completions: Sequence[Completion]) -> list[Score]:
-    """The score of each continuation; none where nothing is scored."""
-    if prompts[0].scoring is None:
-        return []
+    """The score of each continuation of a row that is scored."""
     found: dict[int, Score] = {}
     for prompt, done in zip(prompts, completions, strict=True):
         own = list(done.prompt_logprobs)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -112,28 +113,28 @@ class Tickets:
         tokenizer, sampling, matcher = self.tokenizer, row.row.sampling, None
         if sampling.stop and tokenizer:
             matcher = partial(self._stop_strings, tokenizer, sampling, row.prompts[0].reader)
-        first_id, added = self._next_id, []
+        first_id, pooling = self._next_id, row.row.pooling
+        requests = [
+            Request(number, prompt.token_ids, prompt.sampling, pooling, prompt.scoring, prompt.images)
+            for number, prompt in enumerate(row.prompts, first_id)
+        ]
         try:
-            for prompt in row.prompts:
-                request = Request(
-                    self._next_id, prompt.token_ids, prompt.sampling, row.row.pooling, prompt.scoring, prompt.images
-                )
-                self._next_id += 1
-                added.append((request, constraint_of(engine, tokenizer, row, request)))
+            constraints = [constraint_of(engine, tokenizer, row, request) for request in requests]
             # The engine checks the first one when it is added, before anything else is.
-            for request, _ in added[1:]:
+            for request in requests[1:]:
                 engine.require_servable(request)
-            for request, constraint in added:
+            for request, constraint in zip(requests, constraints, strict=True):
                 engine.add(request, stop_matcher=matcher, constraint=constraint)
         except RowError as error:
             return row.failed(error)
-        if labels := _bytes_of_labels(engine.pooling, row):
+        if pooling is not None and (labels := _bytes_of_labels(engine.pooling, row)):
             row = structs.replace(row, size=row.size + labels)
         self._account(row, 1)
-        number = len(added) * sampling.n
+        number = len(requests) * sampling.n
         ticket = _Ticket(row, first_id, number, [None] * number)
-        for request_id in range(first_id, self._next_id):
-            self._open[request_id] = ticket
+        self._next_id += len(requests)
+        for request in requests:
+            self._open[request.id] = ticket
         return None
 
     def _stop_strings(self, tokenizer: Tokenizer, sampling: SamplingParams, reader: ChatReader | None) -> StopStrings:
@@ -235,11 +236,9 @@ class Tickets:
     def _result(self, ticket: _Ticket, decoded: Iterator[_Text]) -> Result | FailedRow:
         row, completions = ticket.prepared, ticket.completions
         texts: list[str | ChatText | Spans | None] = []
-        error: RowError | None = None
-        for done in completions:
-            error = error or done.error
-        for _ in completions:
-            text = next(decoded)
+        # An error of the engine goes before those of texts.
+        error = next((done.error for done in completions if done.error is not None), None)
+        for text in islice(decoded, len(completions)):
             if isinstance(text, RowError):
                 error = error or text
             else:

@@ -257,6 +257,8 @@ def _token_ids(given: Any) -> Sequence[int] | None:
         packed = TokenIds.of(ids)
         if len(ids) > FEW:
             values = np.frombuffer(packed, np.uint32)
+            # Now, while they are near: the engine looks for it much later.
+            packed.largest = int(values[values.argmax()])
             # Truth values are 0 and 1: mostly, there are none.
             if values[values.argmin()] > 1:
                 return packed

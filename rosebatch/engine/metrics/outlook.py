@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from functools import cache
 from operator import add, sub
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ _BINS_A_DOUBLING = 4
 _NONE: Counter[int] = Counter()
 
 
+@cache
 def bin_of(length: int) -> int:
     """The bin that counts sequences with so many generated tokens."""
     return int(_BINS_A_DOUBLING * math.log2(max(length, 1)))
