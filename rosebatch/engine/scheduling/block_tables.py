@@ -91,7 +91,10 @@ class BlockTables:
         come back after it.
         """
         limit = -(-num_tokens // self.block_size) + 1 + spare
-        if self.has([limit] * len(self.pools)):
+        for pool in self.pools:
+            if limit > pool.num_free:
+                break
+        else:
             # Nearly always, and quicker to check.
             return True
         whole = self.short_of(sequence, num_tokens) or self._no_copies
@@ -136,13 +139,13 @@ class BlockTables:
         if not needed:
             return ()
         changes: list[BlockChange] = []
-        missing = max(-(-num_tokens // self.block_size) - len(sequence.tables[0]), 0)
+        missing = -(-num_tokens // self.block_size) - len(sequence.tables[0])
         for group, table, count in zip(self.groups, sequence.tables, needed):  # noqa: B905 (strict takes time)
             number, blocks = group.number, group.pool.allocate(count)
             if group.tainted:
                 wipes += [(number, block) for block in group.tainted.intersection(blocks)]
                 group.tainted.difference_update(blocks)
-            if count > missing:
+            if count > missing and count:
                 # One more than the new tokens need: the block that they begin in is copied.
                 first = sequence.num_computed_tokens // self.block_size
                 source, copy = table[first], blocks.pop()

@@ -12,6 +12,7 @@ import msgspec
 from rosebatch.core.errors import RowError
 from rosebatch.core.request import Completion, Constraint, Logprobs, PackedLogprobs, Request, StopMatcher
 from rosebatch.core.sampling_params import SamplingParams
+from rosebatch.core.token_ids import TokenIds
 from rosebatch.engine.plan import NOT_FINITE, SequenceSpec
 
 # 2^64 over the golden ratio. Its multiples modulo 2^64 are all different (source: Weyl sequences).
@@ -38,7 +39,7 @@ class SequenceState(msgspec.Struct, eq=False):
 
     Attributes:
         spec: what the runner needs. Only ``restart`` changes it.
-        token_ids: the tokens of prompt and completion, 32 bits each.
+        token_ids: the tokens of prompt and completion, 32 bits each. Until one is generated, the prompt's own array.
         num_prompt_tokens: those of the prompt.
         forks: further completions of the same prompt. They start from this one's blocks when the prompt is computed.
         tables: its block table in each group of layers, see ``BlockTables``; empty if it holds no blocks.
@@ -129,7 +130,7 @@ class SequenceState(msgspec.Struct, eq=False):
             request.scoring,
             request.images,
         )
-        token_ids = array("I", prompt)
+        token_ids = prompt if type(prompt) is TokenIds else array("I", prompt)
         return cls(request, sample, spec, token_ids, len(prompt), stop_matcher, constraint, arrival_time=arrival_time)
 
     @property
@@ -234,6 +235,9 @@ class SequenceState(msgspec.Struct, eq=False):
         """
         now = time.perf_counter() if now is None else now
         spec, own, known = self.spec, self.token_ids, 0
+        if own is spec.prompt_token_ids:
+            # It belongs to the request.
+            own = self.token_ids = own[:]
         if self.replayed:
             known = min(len(self.replayed), len(token_ids) - (NOT_FINITE in token_ids[-1:]))
             own.fromlist(self.replayed[:known])

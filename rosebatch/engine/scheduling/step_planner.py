@@ -5,12 +5,10 @@ prefix hits and resuming after a preemption are that one rule. Blocks are reserv
 V are written inside it.
 """
 
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from rosebatch.core.token_ids import TokenIds
 from rosebatch.engine.plan import BlockChange, Chunk, DecodeRow, StepPlan
 from rosebatch.engine.scheduling.block_tables import BlockTables
 from rosebatch.engine.scheduling.host_blocks import HostBlocks
@@ -175,10 +173,10 @@ class StepPlanner:
         """Returns the rest of the budget: nothing after a part of a prompt, whose other blocks are not taken yet."""
         spec, start = sequence.spec, sequence.num_computed_tokens
         known, end = len(sequence.token_ids) + sequence.num_pending_tokens, start + length
-        prompt, drafts = spec.prompt_token_ids, sequence.drafts
-        # Of a whole prompt there is an array already, which nobody changes.
-        is_prompt = type(prompt) is TokenIds and not start and end == sequence.num_prompt_tokens
-        token_ids: array[int] = prompt if is_prompt and not drafts else sequence.token_ids[start:end]
+        token_ids, drafts = sequence.token_ids, sequence.drafts
+        if start or end < known or drafts or token_ids is not spec.prompt_token_ids:
+            # Of a whole prompt there is an array already, which stays as it is.
+            token_ids = token_ids[start:end]
         if drafts:
             drafts = sequence.drafts = drafts[: max(end - known, 0)]
             token_ids.extend(drafts)
