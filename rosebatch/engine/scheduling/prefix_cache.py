@@ -126,8 +126,9 @@ class PrefixCache:
 
 def _found(pool: BlockPool, labels: Sequence[tuple[bytes, int]], sequence: SequenceState) -> list[int]:
     """The first blocks of a sequence, ``GONE`` for those that are missing; the last may be left out."""
-    found: list[int] = []
-    for label, last in labels:
+    (label, last), *others = labels
+    found = pool.prefixes.find(label, sequence.token_ids, last)
+    for label, last in others:
         # Those of generated tokens follow those of the prompt.
         found += pool.prefixes.find(label, sequence.token_ids, last)[len(found) :]
     return found
