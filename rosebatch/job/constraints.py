@@ -23,7 +23,11 @@ def constraint_of(
     Raises:
         RowError: an allowed token is outside of the model's vocabulary, or the engine cannot serve the prompt.
     """
-    inner, sampling = _grammar_constraint(engine, tokenizer, row, request), request.sampling
+    sampling = request.sampling
+    if row.grammar is None and sampling.max_reasoning_tokens is None and not sampling.bans:
+        # Nearly all.
+        return None
+    inner = _grammar_constraint(engine, tokenizer, row, request)
     if not sampling.bans:
         return inner
     if max(sampling.allowed_token_ids or (0,)) >= engine.vocab_size:
@@ -53,9 +57,6 @@ def _grammar_constraint(
     """
     sampling, prompt = request.sampling, request.prompt_token_ids
     budget = sampling.max_reasoning_tokens
-    if row.grammar is None and budget is None:
-        # Nearly all.
-        return None
     grammar = None if row.grammar is None else row.grammar.start
     form = None if tokenizer is None else tokenizer.parsers.reasoning
     if form is not None and _largest(form) >= engine.vocab_size:

@@ -124,9 +124,11 @@ def _ordered(rows: Iterable[_Held], *, longest_first: bool) -> deque[_Held]:
 def _beginning(item: Prepared | FailedRow) -> bytes:
     if isinstance(item, FailedRow):
         return b""
-    # Questions about one image follow each other, whatever they are.
-    image = item.row.images[0].source if item.row.images else ""
-    front = f"{image[:_OF_SOURCE]} {image[-_OF_SOURCE:]}".encode(errors="surrogatepass") if image else b""
+    front = b""
+    if item.row.images:
+        # Questions about one image follow each other, whatever they are.
+        image = item.row.images[0].source
+        front = f"{image[:_OF_SOURCE]} {image[-_OF_SOURCE:]}".encode(errors="surrogatepass") if image else b""
     try:
         found = TokenIds.of(item.prompts[0].token_ids)
         return front + (found if len(found) <= _COMPARED else found[:_COMPARED]).tobytes()

@@ -18,7 +18,7 @@ from rosebatch.job.await_grammars import with_grammars
 from rosebatch.job.images import with_images
 from rosebatch.job.order import in_job_order
 from rosebatch.job.prepare import prepare
-from rosebatch.job.prepared import DEFAULT_BYTES, END, End, Prepared, size_of
+from rosebatch.job.prepared import DEFAULT_BYTES, END, Prepared, size_of
 from rosebatch.job.tickets import Tickets
 from rosebatch.model.vision.vision import Vision
 from rosebatch.text.grammar.grammars import Grammars
@@ -127,21 +127,21 @@ def _steps(
             if len(failed) == _MAX_FAILED or failed_bytes > tickets.max_bytes // 8:
                 break
             item, no_room_yet = no_room_yet or next(source, END), None
-            if item is None:
-                # Nothing to read at the moment.
+            if isinstance(item, Prepared):
+                if not tickets.has_room(item):
+                    no_room_yet = item
+                    break
+                refused = tickets.add(engine, item)
+                unfinished += item.num_completions if refused is None else 0
+            elif isinstance(item, FailedRow):
+                refused = item
+            else:
+                # Nothing to read at the moment, or ever.
+                exhausted = item is not None
                 break
-            if isinstance(item, End):
-                exhausted = True
-                break
-            if isinstance(item, Prepared) and not tickets.has_room(item):
-                no_room_yet = item
-                break
-            refused = item if isinstance(item, FailedRow) else tickets.add(engine, item)
             if refused is not None:
                 failed.append(refused)
                 failed_bytes += size_of(refused)
-            elif isinstance(item, Prepared):
-                unfinished += item.num_completions
             added += 1
         # Our references go: a row's bytes are freed when its result is written.
         item = refused = None

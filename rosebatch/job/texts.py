@@ -38,18 +38,18 @@ class Texts:
     def __init__(self, rows: Sequence[Row], tokenizer: Tokenizer | None, max_model_len: int, most_at_once: int) -> None:
         self._tokenizer = tokenizer
         self._prompts = [_plain_prompts(row, tokenizer) for row in rows]
+        self._chats: list[str | RowError] = []
+        self.takes_time = any(row.messages is not None or row.pairs for row in rows) or any(
+            isinstance(prompt, str) for prompts in self._prompts for prompt in prompts
+        )
+        if not self.takes_time:
+            return
         self._pairs = [row.pairs for row in rows]
         self._continuations = [
             [each for each in row.continuations if isinstance(each, str)] if row.continuations else [] for row in rows
         ]
-        self._chats: list[str | RowError] = []
         self._has_chat = [row.messages is not None for row in rows]
-        self.takes_time = (
-            any(self._has_chat)
-            or any(self._pairs)
-            or any(isinstance(prompt, str) for prompts in self._prompts for prompt in prompts)
-        )
-        self._bounds = _bounds(rows, max_model_len, most_at_once) if self.takes_time else []
+        self._bounds = _bounds(rows, max_model_len, most_at_once)
         if tokenizer is not None and any(self._has_chat):
             chats = [row for row in rows if row.messages is not None]
             self._chats = tokenizer.render([r.messages or [] for r in chats], [template_options(r) for r in chats])
@@ -178,6 +178,8 @@ def template_options(row: Row) -> dict[str, Any]:
 
 def _plain_prompts(row: Row, tokenizer: Tokenizer | None) -> list[_Prompt]:
     """The prompts of a row, except a chat."""
+    if row.prompt_token_ids is not None and row.pooling is None:
+        return [row.prompt_token_ids]
     front, lower_case = "", False
     if row.pooling is not None and tokenizer is not None:
         lower_case = tokenizer.prompts.lower_case

@@ -114,12 +114,12 @@ class Tickets:
         if sampling.stop and tokenizer:
             matcher = partial(self._stop_strings, tokenizer, sampling, row.prompts[0].reader)
         first_id, pooling = self._next_id, row.row.pooling
-        requests = [
-            Request(number, prompt.token_ids, prompt.sampling, pooling, prompt.scoring, prompt.images)
-            for number, prompt in enumerate(row.prompts, first_id)
-        ]
+        requests, constraints = [], []
         try:
-            constraints = [constraint_of(engine, tokenizer, row, request) for request in requests]
+            for number, prompt in enumerate(row.prompts, first_id):
+                request = Request(number, prompt.token_ids, prompt.sampling, pooling, prompt.scoring, prompt.images)
+                requests.append(request)
+                constraints.append(constraint_of(engine, tokenizer, row, request))
             # The engine checks the first one when it is added, before anything else is.
             for request in requests[1:]:
                 engine.require_servable(request)
@@ -205,7 +205,10 @@ class Tickets:
                     if (prompt.reader is None or self.whole_texts) and done.request.sampling.skip_special_tokens is skip
                 ]
                 texts = tokenizer.decode_batch([token_ids for _, token_ids in plain], skip_special_tokens=skip)
-                whole |= {number: text for (number, _), text in zip(plain, texts, strict=True)}
+                whole.update(zip([number for number, _ in plain], texts, strict=True))
+                if len(whole) == len(undecoded):
+                    # Nearly always.
+                    break
             found: list[_Text] = [
                 whole[number] if prompt.reader is None else _read(prompt.reader, done.text_token_ids, whole.get(number))
                 for number, (done, prompt, _) in enumerate(undecoded)

@@ -194,9 +194,9 @@ COMPLETIONS = Completions()
 def _metrics(completions: Sequence[Completion]) -> RequestMetrics:
     arrival, first, last, tokens = completions[0].arrival_time, math.inf, 0.0, 0
     for done in completions:
-        times = done.token_times
-        first = min(first, times[0] if times else done.finish_time)
-        last = max(last, times[-1] if times else done.finish_time)
+        times = done.token_times or (done.finish_time,)
+        first = times[0] if times[0] < first else first
+        last = times[-1] if times[-1] > last else last
         tokens += len(done.token_ids)
     return RequestMetrics(arrival, first, last, first - arrival, tokens)
 

@@ -16,8 +16,9 @@ class BlockGroup:
         pool: its blocks.
 
     Attributes:
-        in_flight: blocks, a list for each chunk, that were made findable for the step under way. They can be shared, since every layer writes
-            K and V before it reads any. They cannot be copied yet, since copies run before the first layer.
+        in_flight: blocks that were made findable for the step under way, those of each chunk. They can be shared, since
+            every layer writes K and V before it reads any. They cannot be copied yet, since copies run before the first
+            layer.
         tainted: blocks that may hold NaN. They are zeroed when they are handed out again.
         copy_sources: held until the copy has run. Otherwise they could be handed out before.
     """

@@ -144,6 +144,11 @@ class SequenceState(msgspec.Struct, eq=False):
         return self.spec.sampling
 
     @property
+    def waits(self) -> bool:
+        """Whether it waits to be admitted, perhaps again."""
+        return self.status is Status.WAITING
+
+    @property
     def max_len(self) -> int:
         """Maximum number of tokens of prompt and completion together."""
         return self.spec.max_len

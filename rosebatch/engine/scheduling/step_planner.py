@@ -15,7 +15,7 @@ from rosebatch.engine.scheduling.host_blocks import HostBlocks
 from rosebatch.engine.scheduling.plan_builder import PlanBuilder
 from rosebatch.engine.scheduling.prefix_cache import PrefixCache
 from rosebatch.engine.scheduling.queues import SequenceQueues
-from rosebatch.engine.scheduling.sequence import SequenceState, Status
+from rosebatch.engine.scheduling.sequence import SequenceState
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class StepPlanner:
         """Plan chunks of the running sequences; returns the rest of the budget."""
         budget, mixed = self.max_num_batched_tokens, isinstance(self.policy, MixedSteps)
         for sequence in [each for each in self.queues.running if mixed or not each.decoding]:
-            if budget <= 0 or sequence.status is Status.WAITING:
+            if budget <= 0 or sequence.waits:
                 # The youngest are those that others take blocks from.
                 break
             length = min(sequence.num_uncomputed_tokens + len(sequence.drafts), budget, self._max_chunk)
@@ -94,7 +94,7 @@ class StepPlanner:
                 if not length:
                     return 0
             while (changes := self._reserve(sequence, length)) is None:
-                if not self._make_room() or sequence.status is Status.WAITING:
+                if not self._make_room() or sequence.waits:
                     return budget
             budget = self._plan_chunk(sequence, length, changes, budget)
         return budget
