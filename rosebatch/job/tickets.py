@@ -239,8 +239,10 @@ class Tickets:
     def _result(self, ticket: _Ticket, decoded: Iterator[_Text]) -> Result | FailedRow:
         row, completions = ticket.prepared, ticket.completions
         texts: list[str | ChatText | Spans | None] = []
-        # An error of the engine goes before those of texts.
-        error = next((done.error for done in completions if done.error is not None), None)
+        error: RowError | None = None
+        for done in completions:
+            # An error of the engine goes before those of texts.
+            error = error or done.error
         for text in islice(decoded, len(completions)):
             if isinstance(text, RowError):
                 error = error or text

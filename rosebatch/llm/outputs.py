@@ -166,7 +166,7 @@ class Completions:
                     stop_reason=_stop_reason(choice, done),
                     logprobs=None if choice.logprobs is None else LogprobsOfTokens(choice.logprobs),
                     cumulative_logprob=_sum(done) if choice.logprobs is not None else None,
-                    token_times=[time - done.arrival_time for time in done.token_times],
+                    token_times=_since_arrival(done),
                     message=_message(choice, result.row.index, index) if is_chat else None,
                 )
                 for index, (choice, done) in enumerate(zip(result.choices, result.completions, strict=True))
@@ -189,6 +189,11 @@ class Completions:
 
 
 COMPLETIONS = Completions()
+
+
+def _since_arrival(completion: Completion) -> list[float]:
+    arrival = completion.arrival_time
+    return [time - arrival for time in completion.token_times]
 
 
 def _metrics(completions: Sequence[Completion]) -> RequestMetrics:

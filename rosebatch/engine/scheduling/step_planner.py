@@ -254,7 +254,8 @@ class StepPlanner:
 
     def _needs(self, pairs: Sequence[tuple[SequenceState, int]], steps: int) -> list[Sequence[int]]:
         """Blocks that each sequence is short of for these steps, or for the tokens that it has left."""
-        return [self.blocks.short_of(s, s.num_computed_tokens + min(steps, left)) for s, left in pairs]
+        short_of = self.blocks.short_of
+        return [short_of(s, s.num_computed_tokens + (left if left < steps else steps)) for s, left in pairs]
 
     def _reserve(self, sequence: SequenceState, length: int) -> tuple[BlockChange, ...] | None:
         """Make the next ``length`` tokens writable: the changes of its block tables, or None without enough blocks."""
