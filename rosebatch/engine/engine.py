@@ -171,7 +171,7 @@ class Engine:
             read = pooling.read(request.prompt_token_ids)
             request = Request(request.id, read, request.sampling, pooling, request.scoring, request.images)
         now = time.perf_counter() if arrival_time is None else arrival_time
-        first, stop_ids = None, stop_ids_of(request.sampling, self.eos_token_ids, self.vocab_size)
+        sequences, stop_ids = [], stop_ids_of(request.sampling, self.eos_token_ids, self.vocab_size)
         for sample in range(request.sampling.n):
             sequence = SequenceState.start(
                 request,
@@ -186,11 +186,8 @@ class Engine:
             self._num_started += 1
             if sequence.constraint is not None:
                 self._constraints[sequence.spec.id] = sequence.constraint
-            if first is None:
-                first = sequence
-            else:
-                first.forks.append(sequence)
-        assert first is not None, "at least one completion is wanted"
+            sequences.append(sequence)
+        first, *first.forks = sequences
         self.scheduler.add(first)
 
     def require_servable(self, request: Request) -> None:
@@ -291,11 +288,11 @@ class Engine:
         finished, gaps = self.scheduler.commit(plan, result, now)
         for seconds, count in gaps.items():
             self.stats.itl.add(seconds, count)
-        stats = self.stats
         for sequence in finished:
             if sequence.constraint is not None:
                 del self._constraints[sequence.id]
+            # Later plans may have further tokens of it, which it does not get.
             length = bin_of(len(sequence.token_ids) - sequence.num_prompt_tokens)
-            stats.finished[length] += 1
-            stats.stopped[length] += sequence.finish_reason == "stop"
+            self.stats.finished[length] += 1
+            self.stats.stopped[length] += sequence.finish_reason == "stop"
         return finished

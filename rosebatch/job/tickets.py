@@ -116,8 +116,11 @@ class Tickets:
         first_id, pooling = self._next_id, row.row.pooling
         requests, constraints = [], []
         try:
-            for number, prompt in enumerate(row.prompts, first_id):
-                request = Request(number, prompt.token_ids, prompt.sampling, pooling, prompt.scoring, prompt.images)
+            for prompt in row.prompts:
+                request = Request(
+                    self._next_id, prompt.token_ids, prompt.sampling, pooling, prompt.scoring, prompt.images
+                )
+                self._next_id += 1
                 requests.append(request)
                 constraints.append(constraint_of(engine, tokenizer, row, request))
             # The engine checks the first one when it is added, before anything else is.
@@ -132,7 +135,6 @@ class Tickets:
         self._account(row, 1)
         number = len(requests) * sampling.n
         ticket = _Ticket(row, first_id, number, [None] * number)
-        self._next_id += len(requests)
         for request in requests:
             self._open[request.id] = ticket
         return None

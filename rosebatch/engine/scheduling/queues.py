@@ -16,7 +16,7 @@ class SequenceQueues:
         waiting: in the order in which they are admitted. They hold no blocks, except forks that have their prompt's.
         running: the oldest first.
         ending: their last tokens are planned, and not known yet.
-        planned: running ones that may have no more tokens to plan: what ends them otherwise is not looked for.
+        planned: of the running, those whose last token the last plan may have.
         forked: forks of the last plan's prompts. They join the waiting before the next plan.
         started: those that a plan has had, by id.
         released: ids whose slots the next plan gives back.
