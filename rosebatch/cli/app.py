@@ -57,13 +57,13 @@ _OF_JOBS = ("data_parallel_size", "ray", "worker_timeout")
 _OF_INPUTS = (
     "input_format", "result_column", "prompt_column", "id_column", "columns",
     "prompt_template", "reorder_fields", "system_prompt", "keep_prompt", "max_row_bytes",
-    "media_root", "media_domains", "limit_images", "max_pixels",
+    "media_root", "media_domains",
 )  # fmt: skip
 # What only files of rows need.
 _OF_ROWS = (
     "ray",
     "generation_config", "tokenizer", "chat_template", "tool_call_parser", "reasoning_parser",
-    "max_prompt_bytes", "max_inflight_bytes", "grammar_timeout", "grammar_memory",
+    "max_prompt_bytes", "limit_images", "max_pixels", "max_inflight_bytes", "grammar_timeout", "grammar_memory",
 )  # fmt: skip
 
 

@@ -135,6 +135,12 @@ class RunConfig:
     block_size: Annotated[
         int | None, Flag("Tokens per KV cache block. Default: 64 on a GPU, 16 on a CPU.", LIMITS, rare=True)
     ] = None
+    limit_images: Annotated[
+        int | None, Flag("Max images of a row; 0 keeps no memory for them. Default: 32.", LIMITS, rare=True)
+    ] = None
+    max_pixels: Annotated[int | None, Flag("Max pixels of an image. Default: the model's own.", LIMITS, rare=True)] = (
+        None
+    )
     kv_cache_memory: Annotated[
         str | int | None, Flag("Size of the KV cache, such as 4GiB.", LIMITS, metavar="SIZE")
     ] = None
@@ -224,6 +230,8 @@ _MINIMA = {
     "max_num_seqs": 1,
     "max_num_batched_tokens": 1,
     "block_size": 1,
+    "limit_images": 0,
+    "max_pixels": 1,
     "kv_cache_memory": 0,
 }
 # In bytes; a smaller one would be a mistake.

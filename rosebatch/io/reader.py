@@ -21,7 +21,7 @@ from rosebatch.io.files import as_path, is_url
 from rosebatch.io.formats import JSON_KINDS, Kind
 from rosebatch.io.free_names import TakenNames
 from rosebatch.io.hive import Partitions, row_with_keys, text_with_keys, with_columns
-from rosebatch.io.images.options import NO_MEDIA, ImageOptions
+from rosebatch.io.images.policy import NO_MEDIA, MediaPolicy
 from rosebatch.io.input_files import InputFiles
 from rosebatch.io.json_texts import stripped
 from rosebatch.io.parse import Content, Record, RowParser
@@ -58,7 +58,7 @@ class PromptReader:
         columns: what the names of columns or fields mean.
         task: what the job makes of each row.
         max_row_bytes: a longer row fails before it is parsed, and is read past.
-        images: what rows may do with images; whoever serves them heeds it.
+        media: where images may come from; whoever serves the rows heeds it.
 
     Raises:
         FlagError: a column that was named is missing.
@@ -74,7 +74,7 @@ class PromptReader:
         columns: Columns | None = None,
         task: Task = GENERATE,
         max_row_bytes: int = MAX_ROW_BYTES,
-        images: ImageOptions = NO_MEDIA,
+        media: MediaPolicy = NO_MEDIA,
     ) -> None:
         self.source = as_path(source)
         self.defaults = defaults
@@ -82,7 +82,7 @@ class PromptReader:
         self.result_column = result_column
         self.columns = columns or Columns()
         self.task = task
-        self.images = images
+        self.media = media
         # Whether a row is served; others count for numbers and ids only.
         self.serves: Callable[[int], bool] | None = None
         # Bytes of rows that are sorted together, so that those that begin alike follow each other; 0: input order.

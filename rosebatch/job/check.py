@@ -21,7 +21,7 @@ from rosebatch.engine.load import choose_block_size
 from rosebatch.engine.metrics.roofline import Floor, Rates, find_floor, measure_host_rates, measure_rates
 from rosebatch.engine.scheduling.servable import require_servable
 from rosebatch.host.threads import DaemonPool
-from rosebatch.io.images.options import NO_MEDIA, ImageOptions
+from rosebatch.io.images.policy import NO_MEDIA, MediaPolicy
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.rows import FailedRow, Row
 from rosebatch.io.sampling_fields import with_defaults
@@ -130,7 +130,9 @@ def check_file(reader: PromptReader, plan: LaunchPlan, stream: TextIO, *, strict
         generates=plan.source.has_head,
         strict=strict,
         vision=plan.source.vision,
-        images=reader.images,
+        media=reader.media,
+        limit_images=plan.config.limit_images,
+        max_pixels=plan.config.max_pixels,
     )
 
 
@@ -146,7 +148,9 @@ def check_rows(
     generates: bool = True,
     strict: bool = False,
     vision: Vision | None = None,
-    images: ImageOptions = NO_MEDIA,
+    media: MediaPolicy = NO_MEDIA,
+    limit_images: int | None = None,
+    max_pixels: int | None = None,
 ) -> Checked:
     """Read and tokenize all rows.
 
@@ -161,7 +165,7 @@ def check_rows(
         generates: whether the model has an output projection.
         strict: see ``check_file``.
         vision: how the model sees; None for a model of text.
-        images: what rows may do with images.
+        media, limit_images, max_pixels: see ``rosebatch.job.images.with_images``.
     """
     checked = Checked(beginning=None if tokenizer is None else tokenizer.beginning)
     grammars = None if tokenizer is None else Grammars(tokenizer, config.vocab_size, config.eos_token_ids, limits)
@@ -177,7 +181,10 @@ def check_rows(
         limit = config.max_model_len
         prepared = prepare(rows, tokenizer, grammars, pool, max_model_len=limit, sees=vision is not None)
         compiled = with_grammars(prepared, grammars, in_order=True)
-        for item in with_images(compiled, vision, tokenizer, images, max_model_len=limit):
+        loaded = with_images(
+            compiled, vision, tokenizer, media, max_model_len=limit, limit=limit_images, max_pixels=max_pixels
+        )
+        for item in loaded:
             assert item is not None, "a file always has a next row, or an end"
             _count(checked, item, config, on_failure, require, strict=strict)
     return checked

@@ -91,10 +91,6 @@ class JobConfig:
     media_domains: Annotated[
         str | None, Flag("Rows may name images of these hosts.", FILES, metavar="A,B", rare=True)
     ] = None
-    limit_images: Annotated[int | None, Flag("Max images of a row. Default: 32.", FILES, minimum=0, rare=True)] = None
-    max_pixels: Annotated[
-        int | None, Flag("Max pixels of an image. Default: the model's own.", FILES, minimum=1, rare=True)
-    ] = None
     echo_model: Annotated[
         bool, Flag("Answers of an OpenAI batch repeat the request's model name.", FILES, rare=True)
     ] = False

@@ -18,7 +18,7 @@ from rosebatch.core.words import counted
 from rosebatch.host.threads import DaemonPool, wait_for
 from rosebatch.io.images.decode import require_pillow
 from rosebatch.io.images.load import load_image
-from rosebatch.io.images.options import ImageOptions
+from rosebatch.io.images.policy import NO_MEDIA, MediaPolicy
 from rosebatch.io.images.references import ImageReference
 from rosebatch.io.rows import FailedRow
 from rosebatch.job.memory_estimate import prompt_bytes
@@ -27,6 +27,8 @@ from rosebatch.job.report.stopwatch import Stopwatch
 from rosebatch.model.vision.vision import Patches, Processor, Vision
 from rosebatch.text.tokenizer import Tokenizer
 
+# Images of a row. Each may take seconds, and as much memory as the model lets it have.
+_LIMIT = 32
 # Each decodes in a process of its own.
 _THREADS = min(4, os.cpu_count() or 1)
 # That are not loaded yet, before the row whose turn it is.
@@ -65,11 +67,13 @@ def with_images(
     items: Iterator[Prepared | FailedRow | None],
     vision: Vision | None,
     tokenizer: Tokenizer | None,
-    options: ImageOptions,
+    media: MediaPolicy = NO_MEDIA,
     check: Callable[[], None] = lambda: None,
     seconds: defaultdict[str, float] | None = None,
     max_bytes: int = DEFAULT_BYTES,
     max_model_len: int = 1 << 20,
+    limit: int | None = None,
+    max_pixels: int | None = None,
 ) -> Iterator[Prepared | FailedRow | None]:
     """Load the images of each row, and give each the tokens that the model wants for it.
 
@@ -79,12 +83,15 @@ def with_images(
         items: prepared rows; None says that there is none at the moment, and is handed on.
         vision: how the model sees; None for a model of text, which gets no row with images.
         tokenizer: of the model.
-        options: of the job.
+        media: where images may come from.
         check: called while waiting; what it raises ends the wait.
         seconds: time by kind of work is added there.
         max_bytes: of images that wait for their row's turn. Those of one row may be more.
         max_model_len: most tokens of prompt and completion together.
+        limit: most images of a row; None for the default.
+        max_pixels: of an image that is resized for the model; None for the model's own.
     """
+    limit = _LIMIT if limit is None else limit
     if vision is None or tokenizer is None:
         yield from items
         return
@@ -104,18 +111,18 @@ def with_images(
             if not isinstance(item, Prepared) or not item.row.images:
                 return _Waiting(item)
             try:
-                _require_served(item, options, placeholder)
+                _require_served(item, limit, placeholder)
                 if processor is None:
                     with Stopwatch(seconds, "loading images"):
                         require_pillow()
-                        processor = vision.processor(options.max_pixels, encode)
+                        processor = vision.processor(max_pixels, encode)
             except RowError as error:
                 return _Waiting(item.failed(error))
             except UserError as error:
                 return _Waiting(item.failed(RowError("image_not_read", str(error))))
             except Exception as error:
                 return _Waiting(item.failed(unexpected("loading the image processor", error)))
-            return _Waiting(item, [pool.submit(_load, each, options, processor) for each in item.row.images])
+            return _Waiting(item, [pool.submit(_load, each, media, processor) for each in item.row.images])
 
         while waiting or not ended:
             while not (ended or idle) and (
@@ -147,15 +154,15 @@ def with_images(
                 yield None
 
 
-def _require_served(row: Prepared, options: ImageOptions, placeholder: str) -> None:
+def _require_served(row: Prepared, limit: int, placeholder: str) -> None:
     """Check what is known before images are loaded.
 
     Raises:
         RowError: there are too many, or something of the row does not go with them.
     """
     count = len(row.row.images)
-    if count > options.limit:
-        raise RowError("too_many_images", f"the row has {counted(count, 'image')}, more than {options.limit}")
+    if count > limit:
+        raise RowError("too_many_images", f"the row has {counted(count, 'image')}, more than {limit}")
     if row.row.options.truncate_prompt_tokens:
         raise RowError("unsupported_field", "truncate_prompt_tokens: a prompt with images is not cut")
     if any(placeholder in text for text in _texts(row.row.messages or ())):
@@ -170,10 +177,10 @@ def _texts(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
                 yield text
 
 
-def _load(reference: ImageReference, options: ImageOptions, processor: Processor) -> _Loaded | RowError:
+def _load(reference: ImageReference, media: MediaPolicy, processor: Processor) -> _Loaded | RowError:
     """An image, or why there is none. What a wait for it raises is not of the row."""
     try:
-        pixels = load_image(reference, options.policy)
+        pixels = load_image(reference, media)
         patches = processor(pixels.rgb)
         return _Loaded(patches, sha256(b"%b %d %d" % (pixels.digest, *patches.grid)).digest())
     except RowError as error:

@@ -104,6 +104,8 @@ def model_info_of(plan: LaunchPlan) -> ModelInfo:
         "gpu": gpu_name() if plan.device.type == "cuda" and plan.switches.batch_invariant else None,
         "sampler": plan.config.sampler,
         "tensor_parallel_size": plan.config.tensor_parallel_size,
+        # Left out where they are not given: older runs have none.
+        **{name: value for name in ("limit_images", "max_pixels") if (value := getattr(plan.config, name)) is not None},
         "toggles": asdict(plan.switches),
         "versions": {
             "rosebatch": __version__,

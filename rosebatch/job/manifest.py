@@ -35,7 +35,7 @@ _NAMES = {
     **{f"versions.{name}": f"the version of {name}" for name in ("rosebatch", "python", "torch", "tokenizers")},
 }
 # Left out where they are not given: older runs have none.
-_OF_IMAGES = ("media_root", "media_domains", "limit_images", "max_pixels")
+_OF_IMAGES = ("media_root", "media_domains")
 # Hashes and whole files, which say nothing to people.
 _CONTENTS = {
     "input": "the content of the input",

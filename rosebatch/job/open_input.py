@@ -5,7 +5,7 @@ import sys
 from rosebatch.config.byte_sizes import in_bytes
 from rosebatch.core.errors import FlagError, printable
 from rosebatch.io.columns import Columns
-from rosebatch.io.images.options import ImageOptions
+from rosebatch.io.images.policy import MediaPolicy
 from rosebatch.io.reader import PromptReader
 from rosebatch.job.config import JobConfig
 
@@ -24,10 +24,8 @@ def open_input(job: JobConfig) -> PromptReader:
     if job.keep_prompt and job.result_column == "prompt":
         raise FlagError("--result-column prompt: --keep-prompt needs this name; choose another")
     limit = in_bytes(job.max_row_bytes)
-    images = ImageOptions.of(job.media_root, job.media_domains, job.limit_images, job.max_pixels)
-    reader = PromptReader(
-        job.input, job.sampling, job.input_format, job.result_column, columns, job.task, limit, images
-    )
+    media = MediaPolicy.of(job.media_root, job.media_domains)
+    reader = PromptReader(job.input, job.sampling, job.input_format, job.result_column, columns, job.task, limit, media)
     if job.reorder_fields:
         reader.reorder_fields()
     return reader

@@ -194,7 +194,7 @@ def _serve(
             ) as progress,
         ):
             shape = _shape(job, reader, service, created)
-            serving = ServeOptions(shape, job.seed, return_token_ids=job.return_token_ids, images=reader.images)
+            serving = ServeOptions(shape, job.seed, return_token_ids=job.return_token_ids, media=reader.media)
             service.run(Work(reader, results, serving, tally, progress, check))
     except InterruptionError as interrupted:
         results.flush()

@@ -73,6 +73,7 @@ def run_rows(
             tally.add_error(result.error)
             progress.advance(failed=True)
 
+    config = launched.plan.config
     batches = serve(
         launched.engine,
         tokenizer,
@@ -84,11 +85,13 @@ def run_rows(
         paused=lambda: sink.full,
         check=check,
         expects_rows=expects_rows,
-        max_inflight_bytes=in_bytes(launched.plan.config.max_inflight_bytes),
+        max_inflight_bytes=in_bytes(config.max_inflight_bytes),
         return_token_ids=serving.return_token_ids,
         whole_texts=serving.whole_texts,
         vision=launched.plan.source.vision if serving.decode else None,
-        images=serving.images,
+        media=serving.media,
+        limit_images=config.limit_images,
+        max_pixels=config.max_pixels,
     )
     progress.watch(launched.engine.outlook)
     with closing(batches):

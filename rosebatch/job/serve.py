@@ -11,7 +11,7 @@ from itertools import chain
 from rosebatch.engine.engine import Engine
 from rosebatch.host.garbage import searched_rarely
 from rosebatch.host.threads import DaemonPool
-from rosebatch.io.images.options import NO_MEDIA, ImageOptions
+from rosebatch.io.images.policy import NO_MEDIA, MediaPolicy
 from rosebatch.io.results import Result
 from rosebatch.io.rows import FailedRow, Row
 from rosebatch.job.await_grammars import with_grammars
@@ -47,7 +47,9 @@ def serve(
     return_token_ids: bool = False,
     whole_texts: bool = False,
     vision: Vision | None = None,
-    images: ImageOptions = NO_MEDIA,
+    media: MediaPolicy = NO_MEDIA,
+    limit_images: int | None = None,
+    max_pixels: int | None = None,
 ) -> Generator[Iterable[Result | FailedRow], None, None]:
     """Complete every row; a row that cannot be served becomes a failed one.
 
@@ -65,8 +67,9 @@ def serve(
         check: called before every step, and while texts or grammars keep it waiting; what it raises ends the loop.
         expects_rows: see ``rosebatch.job.order.in_good_order``.
         max_inflight_bytes: about what rows may take from being read to being handed out. A larger row runs alone.
-        return_token_ids, whole_texts, images: see ``rosebatch.job.serve_options.ServeOptions``.
+        return_token_ids, whole_texts, media: see ``rosebatch.job.serve_options.ServeOptions``.
         vision: how the model sees; None for a model of text.
+        limit_images, max_pixels: see ``rosebatch.job.images.with_images``.
 
     Yields:
         after every step the rows that are finished, perhaps none, in any order. They are to be taken before the next
@@ -89,7 +92,9 @@ def serve(
             )
         if grammars is not None:
             source = with_grammars(source, grammars, check, seconds, max_bytes // 8)
-        source = with_images(source, vision, tokenizer, images, check, seconds, max_bytes // 8, limit)
+        source = with_images(
+            source, vision, tokenizer, media, check, seconds, max_bytes // 8, limit, limit_images, max_pixels
+        )
         tickets = Tickets(tokenizer, decoder, seconds, max_bytes // 2, check, return_token_ids, whole_texts)
         try:
             yield from _steps(engine, source, tickets, max_unfinished, paused, check)

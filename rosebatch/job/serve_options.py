@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rosebatch.io.images.options import NO_MEDIA, ImageOptions
+from rosebatch.io.images.policy import NO_MEDIA, MediaPolicy
 from rosebatch.io.parse import Record
 from rosebatch.io.results import Shape
 from rosebatch.io.rows import FailedRow, Row
@@ -38,7 +38,7 @@ class ServeOptions:
         decode: whether completions have texts.
         return_token_ids: whether choices have token ids.
         whole_texts: whether choices of chats have all of their text, too; see ``rosebatch.io.results.Choice.whole``.
-        images: what rows may do with images.
+        media: where images may come from.
     """
 
     shape: Shape
@@ -47,4 +47,4 @@ class ServeOptions:
     decode: bool = True
     return_token_ids: bool = False
     whole_texts: bool = False
-    images: ImageOptions = NO_MEDIA
+    media: MediaPolicy = NO_MEDIA

@@ -45,8 +45,6 @@ def run_file(
     max_row_bytes: str | int = "32MiB",
     media_root: str | Path | None = None,
     media_domains: str | Sequence[str] | None = None,
-    limit_images: int | None = None,
-    max_pixels: int | None = None,
     return_token_ids: bool = False,
     resume: bool = False,
     force_resume: bool = False,
@@ -87,8 +85,6 @@ def run_file(
         max_row_bytes: a larger row fails before it is parsed.
         media_root: rows may name images below this folder.
         media_domains: rows may name images of these hosts, as names or as one text with commas.
-        limit_images: most images of a row; None for 32.
-        max_pixels: most pixels of an image, which is made smaller for the model; None for the model's own.
         return_token_ids: add ``token_ids`` to the results.
         resume: continue the run that left ``OUTPUT.part``; start if there is none, unless the output is finished.
         force_resume: continue it even if input, model or settings have changed.
@@ -126,8 +122,6 @@ def run_file(
         max_row_bytes=max_row_bytes,
         media_root=None if media_root is None else str(media_root),
         media_domains=_joined("media_domains", media_domains),
-        limit_images=limit_images,
-        max_pixels=max_pixels,
         return_token_ids=return_token_ids,
         resume=resume,
         force_resume=force_resume,

@@ -9,7 +9,7 @@ import pytest
 
 from rosebatch.core.errors import FlagError, InterruptionError
 from rosebatch.host.threads import DaemonPool
-from rosebatch.io.images.options import ImageOptions
+from rosebatch.io.images.policy import NO_MEDIA, MediaPolicy
 from rosebatch.io.rows import FailedRow, parse_row
 from rosebatch.job import images as stage
 from rosebatch.job.images import with_images
@@ -62,13 +62,13 @@ def prepared(lines, reading):
         yield from prepare(rows, reading, None, pool, sees=True)
 
 
-def loaded(items, reading, options=None, **more):
+def loaded(items, reading, media=NO_MEDIA, **more):
     vision = Vision(PLACEHOLDER, ("tower",), lambda max_pixels, encode: Processor(), lambda weights: None)
-    return with_images(items, vision, reading, options or ImageOptions(), **more)
+    return with_images(items, vision, reading, media, **more)
 
 
-def served(lines, reading, options=None, **more):
-    return loaded(prepared(lines, reading), reading, options, **more)
+def served(lines, reading, media=NO_MEDIA, **more):
+    return loaded(prepared(lines, reading), reading, media, **more)
 
 
 def test_a_prompt_has_a_placeholder_for_each_token_of_an_image(reading):
@@ -107,7 +107,7 @@ def test_a_prompt_has_a_placeholder_for_each_token_of_an_image(reading):
 def test_bad_images_cost_their_row(reading, line, code, told):
     """The others are answered, in their order."""
     good = chat("a", "image:" + data())
-    first, bad, last = served([good, line, good], reading, ImageOptions(limit=3))
+    first, bad, last = served([good, line, good], reading, limit=3)
     assert isinstance(bad, FailedRow)
     assert bad.error.code == code
     assert told in bad.error.message
@@ -148,9 +148,9 @@ def test_some_images_are_loaded_ahead_and_no_more(reading, monkeypatch):
 def test_files_below_the_media_root(reading, tmp_path):
     """A path is below it, whatever the working directory."""
     (tmp_path / "a.png").write_bytes(saved("PNG", picture("RGB", (2, 1))))
-    options = ImageOptions.of(str(tmp_path), " A.test,b.test:8080 ", None, None)
-    assert options.policy.domains == {"a.test", "b.test:8080"}
-    found, outside = served([chat("image:a.png"), chat("image:../a.png")], reading, pickle.loads(pickle.dumps(options)))
+    media = MediaPolicy.of(str(tmp_path), " A.test,b.test:8080 ")
+    assert media.domains == {"a.test", "b.test:8080"}
+    found, outside = served([chat("image:a.png"), chat("image:../a.png")], reading, pickle.loads(pickle.dumps(media)))
     assert found.prompts[0].images[0].num_tokens == 2
     assert outside.error.code == "image_not_allowed"
 
@@ -158,7 +158,7 @@ def test_files_below_the_media_root(reading, tmp_path):
 def test_a_media_root_that_is_no_folder(tmp_path):
     """Every row with a path would have failed."""
     with pytest.raises(FlagError, match="no such folder"):
-        ImageOptions.of(str(tmp_path / "none"), None, None, None)
+        MediaPolicy.of(str(tmp_path / "none"), None)
 
 
 def test_a_signal_ends_the_wait_for_an_image(reading, monkeypatch):

@@ -19,10 +19,7 @@ from tests.helpers.waiting import PATIENCE_SECONDS
 
 NAMED = Columns()
 # Options of the job; all others are the run's.
-OF_JOB = {
-    *("sampling", "seed", "result_column", "return_token_ids", "max_row_bytes"),
-    *("media_root", "media_domains", "limit_images", "max_pixels"),
-}
+OF_JOB = {"sampling", "seed", "result_column", "return_token_ids", "max_row_bytes", "media_root", "media_domains"}
 TOML = Path(__file__).parents[2] / "configs" / "models" / "tiny-llama.toml"
 
 

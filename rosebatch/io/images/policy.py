@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rosebatch.core.errors import RowError
+from rosebatch.core.errors import FlagError, RowError
 from rosebatch.io.images.public_address import is_public
 
 
@@ -41,6 +41,19 @@ class MediaPolicy:
     resolve: Callable[[str, int], Sequence[str]] = look_up
     may_connect: Callable[[str], bool] = is_public
 
+    @classmethod
+    def of(cls, media_root: str | None, media_domains: str | None) -> "MediaPolicy":
+        """The policy that flags say.
+
+        Raises:
+            FlagError: the root is no folder.
+        """
+        root = None if media_root is None else Path(media_root).expanduser()
+        if root is not None and not root.is_dir():
+            raise FlagError(f"--media-root {media_root}: no such folder")
+        named = (media_domains or "").lower().split(",")
+        return cls(None if root is None else root.resolve(), frozenset(filter(None, map(str.strip, named))))
+
     def require_size(self, size: int) -> None:
         """Check how many bytes a file has.
 
@@ -49,3 +62,7 @@ class MediaPolicy:
         """
         if size > self.max_bytes:
             raise RowError("image_too_large", f"its file has more than {self.max_bytes} bytes")
+
+
+# Images are in the rows themselves.
+NO_MEDIA = MediaPolicy()

@@ -72,7 +72,7 @@ class Workers:
             columns=reader.columns,
             task=reader.task,
             max_row_bytes=reader.max_row_bytes,
-            images=reader.images,
+            media=reader.media,
         )
         self._pool.ask(m.CountBad(make_reader))
         lines, bad = self._pool.answer()
