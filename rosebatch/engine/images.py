@@ -7,13 +7,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rosebatch.config.run import RunConfig
 from rosebatch.core.images import PromptImage
 from rosebatch.engine.plan import Chunk, SequenceSpec
 from rosebatch.model.contract import ImageRows
+from rosebatch.model.source import ModelSource
 from rosebatch.model.vision.vision import Tower
 
 # Of vectors that are kept for a next chunk with the image, or a next prompt: 16 images of 1,024 tokens in Qwen3-VL-2B.
 _KEPT_BYTES = 1 << 28
+
+
+def image_bytes(source: ModelSource, limits: RunConfig) -> int:
+    """Bytes that images may take of each device, from the first one on; 0 if there are none."""
+    size = source.image_bytes(limits)
+    return size + _KEPT_BYTES if size else 0
 
 
 class ImageEncoder:

@@ -15,7 +15,7 @@ from rosebatch.engine.cache.kv_cache import KVCache
 from rosebatch.engine.cache.memory import KVGroup, MemoryPlan, batched_tokens, memory_of, plan_memory, swap_bytes
 from rosebatch.engine.cache.state_pool import StatePool, state_bytes
 from rosebatch.engine.engine import Engine
-from rosebatch.engine.images import ImageEncoder
+from rosebatch.engine.images import ImageEncoder, image_bytes
 from rosebatch.engine.long_rope import restart_policy
 from rosebatch.engine.plan import RestartPolicy
 from rosebatch.engine.scheduling.block_pool import BlockPool
@@ -125,8 +125,8 @@ def load_engine(
         switches = replace(switches, cuda_graph=False)
     minimum = group.all_min if group else list[int]
     vision = source.vision
-    images = None
-    if vision is not None:
+    images, taken = None, image_bytes(source, limits)
+    if vision is not None and taken:
         images = ImageEncoder(lambda: vision.tower(source.weights(device)), vision.channel_sections, device)
     loaded = build_engine(
         model,
@@ -142,6 +142,7 @@ def load_engine(
         pooling=source.pooling,
         pooling_heads=pooling_heads,
         images=images,
+        image_bytes=taken,
     )
     if hashed is not None:
         hashed()
@@ -176,6 +177,7 @@ def build_engine(
     pooling: ModelPooling = PLAIN_POOLING,
     pooling_heads: PoolingHeads = NO_HEADS,
     images: ImageEncoder | None = None,
+    image_bytes: int = 0,
 ) -> LoadedEngine:
     """Size the KV cache for a model that is loaded, and put the engine together.
 
@@ -193,6 +195,7 @@ def build_engine(
         pooling: the model's own.
         pooling_heads: what follows it.
         images: encodes them; None for a model of text.
+        image_bytes: see the function of this name.
 
     Raises:
         FlagError: the KV cache has no room for a single block.
@@ -207,7 +210,7 @@ def build_engine(
         limits,
         block_size,
         dtype,
-        memory_of(device),
+        memory_of(device).after(image_bytes),
         state_bytes(state_layers, dtype),
         windows=[spec.window for spec in cached],
         whole_prompts=not switches.chunked_prefill,

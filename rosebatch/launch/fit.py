@@ -39,6 +39,7 @@ class Wanted:
         dtype: of weights and activations, and of K and V unless ``config`` has another.
         gpus: that this machine has.
         quantization: of the matrices of layers.
+        image_bytes: that images may take in each process, see ``rosebatch.engine.images.image_bytes``.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Wanted:
     switches: Switches
     gpus: int = 0
     quantization: Quantization = PLAIN
+    image_bytes: int = 0
 
     def weights(self, device: str) -> int:
         """Bytes of weights in each process."""
@@ -95,6 +97,7 @@ class Fit:
         allowed = f" (the model allows {model})" if self.longest < model else ""
         few = f", {self.longest_together} of that length" if self.longest_together < self.together else ""
         form = " (fp8)" if wanted.config.kv_cache_dtype == "fp8" else ""
+        weights += _images(wanted)
         kept = f"{gib(self.cache)} of KV cache{form}" if wanted.config.kv_planes else "no KV cache,"
         room = f"{kept} for a row of up to {counted(self.longest, 'token')}{allowed}"
         room += f", at most {counted(self.together, 'row')} at once{few}"
@@ -126,13 +129,13 @@ def find_fit(wanted: Wanted, memory: DeviceMemory) -> Fit:
 
 def _fit(wanted: Wanted, memory: DeviceMemory) -> Fit | None:
     config, limits = wanted.config, wanted.limits
-    weights = wanted.weights(memory.device)
-    left = memory.after(weights)
+    taken = wanted.weights(memory.device) + wanted.image_bytes
+    left = memory.after(taken)
     if memory.device == "cpu":
         # Its processes have the memory together. Other workers may have loaded theirs already.
         if _all_weights(wanted) > memory.total:
             return None
-        left = memory.after(weights * limits.tensor_parallel_size)
+        left = memory.after(taken * limits.tensor_parallel_size)
     try:
         plan = _plan(wanted, left)
     except FlagError:
@@ -205,6 +208,7 @@ def _need(wanted: Wanted, memory: DeviceMemory) -> str:
     """What is too much, in words."""
     limits = wanted.limits
     weights = f"{gib(wanted.weights(memory.device))} of weights in {wanted.form(memory.device)}{_ranks(wanted)}"
+    weights += _images(wanted)
     workers = limits.data_parallel_size
     if memory.device == "cpu" and workers != 1 and _all_weights(wanted) > memory.total >= wanted.weights("cpu"):
         return f"{workers} workers take {weights} each, the machine has {gib(memory.total)}"
@@ -241,6 +245,8 @@ def _others(wanted: Wanted, memory: DeviceMemory) -> Iterator[tuple[str, Wanted]
         yield divided
     if wanted.quantization == PLAIN and keeps(FP8_ROWS, wanted.switches, memory.device, wanted.dtype):
         yield "--quantization fp8", replace(wanted, quantization=choose_quantization("fp8", None))
+    if wanted.image_bytes:
+        yield "--limit-images 0", replace(wanted, image_bytes=0)
     if wanted.dtype == torch.float32:
         yield "--dtype bfloat16", replace(wanted, dtype=torch.bfloat16)
     if memory.device == "cpu" and wanted.switches.batch_invariant:
@@ -295,6 +301,10 @@ def _longer(wanted: Wanted, memory: DeviceMemory) -> Iterator[str]:
 
 def _fits(wanted: Wanted, memory: DeviceMemory) -> bool:
     return _fit(wanted, memory) is not None
+
+
+def _images(wanted: Wanted) -> str:
+    return f", {gib(wanted.image_bytes)} for images" if wanted.image_bytes else ""
 
 
 def _ranks(wanted: Wanted) -> str:

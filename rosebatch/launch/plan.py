@@ -16,6 +16,7 @@ from rosebatch.core.errors import FlagError, UserError
 from rosebatch.core.plain import dtype_name
 from rosebatch.core.words import counted
 from rosebatch.engine.cache.memory import memory_of
+from rosebatch.engine.images import image_bytes
 from rosebatch.engine.load import choose_block_size, pick_device
 from rosebatch.launch.fit import Fit, Wanted, find_fit
 from rosebatch.model.fingerprint import tokenizer_fingerprint
@@ -105,7 +106,15 @@ def plan_fitting(config: RunConfig, *, quiet: bool = False, weights: bool = True
     source, gpus = plan.source, torch.cuda.device_count()
     block_size = choose_block_size(config, plan.device)
     wanted = Wanted(
-        source.name, source.config, source.dtype, block_size, config, plan.switches, gpus, source.quantization
+        source.name,
+        source.config,
+        source.dtype,
+        block_size,
+        config,
+        plan.switches,
+        gpus,
+        source.quantization,
+        image_bytes(source, config),
     )
     fit = find_fit(wanted, memory_of(plan.device))
     if weights or config.model is None or parse_hub_id(config.model) is None:

@@ -17,7 +17,7 @@ from rosebatch.config.toml_file import load_toml
 from rosebatch.core.errors import FlagError, UserError, printable
 from rosebatch.core.pooling_params import MEAN, ModelPooling, NamedPrompts, PoolingParams
 from rosebatch.core.words import counted
-from rosebatch.host.model_files import reachable, require_file
+from rosebatch.host.model_files import reachable, refused, require_file
 from rosebatch.model.classifier_head import load_classifier
 from rosebatch.model.contract import Model, PoolingHeads
 from rosebatch.model.dry_load import HEADERS, NO_PRODUCTS, require_loadable
@@ -30,6 +30,9 @@ from rosebatch.model.quantization.forms import is_stored
 from rosebatch.model.random_weights import RandomWeights
 from rosebatch.model.registry import build_model, check_config
 from rosebatch.model.sentence_transformers import longest_prompt, pooling_or_refusal, prompts_or_none
+from rosebatch.model.vision.memory import tower_bytes
+from rosebatch.model.vision.parts import empty_whole, load_config
+from rosebatch.model.vision.pixels import read_processor
 from rosebatch.model.vision.registry import find_vision
 from rosebatch.model.vision.vision import Vision
 from rosebatch.model.weight_files import has_weight_files, weight_files
@@ -123,8 +126,32 @@ class ModelSource:
         if found is None or not has_weight_files(self.folder):
             return found
         # A checkpoint of the text part alone may have the whole's config.
-        names = SafetensorsWeights(self.folder, self.dtype, HEADERS).unread
-        return found if any(map(found.reads, names)) else None
+        return found if self._tower_shapes(found) else None
+
+    def image_bytes(self, limits: RunConfig) -> int:
+        """Bytes that images may take of each device: the tower, and its activations for the largest one.
+
+        Args:
+            limits: of the run. Without images, nothing is taken.
+
+        Raises:
+            UserError: the image processor's values are impossible.
+        """
+        vision, folder = self.vision, self.folder
+        if vision is None or folder is None or limits.limit_images == 0:
+            return 0
+        with refused(folder, "its image processor"):
+            most = vision.most_pixels(read_processor(folder), limits.max_pixels, self.config.max_model_len)
+        return tower_bytes(self._tower_shapes(vision), self.dtype.itemsize, most)
+
+    def _tower_shapes(self, vision: Vision) -> dict[str, tuple[int, ...]]:
+        """Of the tensors that make vectors of images. Before there are weights, transformers has them."""
+        assert self.folder is not None, "it sees"
+        if not has_weight_files(self.folder):
+            named = empty_whole(load_config(self.folder)).state_dict().items()
+            return {name: tuple(each.shape) for name, each in named if vision.reads(name)}
+        weights = SafetensorsWeights(self.folder, self.dtype, HEADERS)
+        return {name: weights.shape(name) or () for name in weights.unread if vision.reads(name)}
 
     @property
     def vector_size(self) -> int:

@@ -19,11 +19,15 @@ from rosebatch.config.run import RunConfig
 from rosebatch.config.switches import Switches
 from rosebatch.core.errors import FlagError, InterruptionError, UserError
 from rosebatch.core.sampling_params import SamplingParams
+from rosebatch.engine.cache.memory import DeviceMemory
+from rosebatch.engine.images import image_bytes
+from rosebatch.engine.load import load_engine
 from rosebatch.job.config import JobConfig
 from rosebatch.job.run import run_job
 from rosebatch.llm.llm import LLM
 from rosebatch.llm.run_file import run_file
 from rosebatch.model.source import find_model
+from rosebatch.model.vision.pixels import read_processor
 from rosebatch.model.vision.vision import Processor, Vision
 from tests.helpers.reference import MARGIN
 from tests.helpers.running import run, run_choices
@@ -156,6 +160,54 @@ def test_max_pixels_make_images_smaller(seeing):
         assert len(smaller.token_ids) < len(whole.token_ids)
 
 
+@pytest.mark.parametrize("limit", [None, 700])
+def test_memory_is_planned_for_the_largest_image(seeing, limit):
+    """Nobody planned the tower and what it needs: beside a KV cache that took all, the first image ended the job."""
+    limits = RunConfig(model=str(seeing.folder), dtype="float32", max_pixels=limit)
+    source = find_model(limits, torch.device("cpu"))
+    most = seeing.vision.most_pixels(read_processor(seeing.folder), limit, source.config.max_model_len)
+    processor = load_processor(seeing.folder, seeing.vision, limit)
+    shapes = ((400, 400), (100, 900), (32, 32), (90, 70), (256, 512))
+    found = [processor(np.zeros((*shape, 3), np.uint8)).values.size // 3 for shape in shapes]
+    assert max(found) <= most
+    assert limit or max(found) == most
+    weights = sum(
+        each.numel()
+        for name, each in seeing.model.model.state_dict().items()
+        if name.partition(".")[0] in seeing.vision.parts
+    )
+    side = 8 if seeing.family.tower.get("model_type") == "pixtral" else 4
+    assert source.image_bytes(limits) == 4 * (weights + 40 * 32 * most // side**2)
+    assert source.image_bytes(replace(limits, limit_images=0)) == 0
+
+
+def test_memory_of_a_tower_that_is_not_downloaded_yet(tmp_path, transformers):
+    """`check` said nothing of it, and a run that followed had another KV cache than it was told."""
+    seeing_model("SmolVLMForConditionalGeneration", tmp_path)
+    limits = RunConfig(model=str(tmp_path), dtype="float32")
+    found = find_model(limits, torch.device("cpu")).image_bytes(limits)
+    (tmp_path / "model.safetensors").unlink()
+    assert find_model(limits, torch.device("cpu")).image_bytes(limits) == found > 0
+
+
+def test_the_kv_cache_leaves_room_for_images(seeing, monkeypatch):
+    """It took the room of the tower, which is loaded later."""
+    limits = RunConfig(model=str(seeing.folder), dtype="float32", device="cpu", max_num_seqs=64)
+    images = image_bytes(find_model(limits, torch.device("cpu")), limits)
+    free = images + (1 << 24)
+    monkeypatch.setattr("rosebatch.engine.load.memory_of", lambda device: DeviceMemory("cpu", free, free))
+    kept = []
+    for each in (limits, replace(limits, limit_images=0)):
+        source = find_model(each, torch.device("cpu"))
+        loaded = load_engine(source, each, Switches.resolve({}, "cpu"), torch.device("cpu"))
+        kept.append((loaded.kv_cache_bytes, loaded.engine.runner.images is None))
+    (less, blind), (more, blind_too) = kept
+    assert (blind, blind_too) == (False, True)
+    # A quarter of what is free.
+    assert less < more
+    assert less <= 1 << 22
+
+
 # Of the portrait. Qwen's marks are of the chat template.
 ROWS_OF_TWO = [*[IMAGE, IMAGE, FIRST_MARK] * 4, IMAGE, IMAGE, SECOND_MARK]
 TILES = [FIRST_MARK, 260, *[IMAGE] * 4, *b"\n", FIRST_MARK, 262, *[IMAGE] * 4, *b"\n\n"]
@@ -243,6 +295,27 @@ ROWS = {
 }
 
 
+def test_a_folder_with_a_whole_processor_alone(tmp_path, transformers):
+    """Newer versions of transformers write no preprocessor_config.json: the model was taken for one of text."""
+    seeing_model("Qwen3VLForConditionalGeneration", tmp_path)
+    limits = RunConfig(model=str(tmp_path), dtype="float32")
+    before, own = find_model(limits, torch.device("cpu")), tmp_path / "preprocessor_config.json"
+    expected = load_processor(tmp_path, before.vision)(picture(2))
+    values = json.loads(own.read_text())
+    (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": values}))
+    # What both have is the newer file's.
+    own.write_text(json.dumps(values | {"patch_size": 8}))
+    for _ in range(2):
+        after = find_model(limits, torch.device("cpu"))
+        found = load_processor(tmp_path, after.vision)(picture(2))
+        assert found.grid == expected.grid
+        assert np.array_equal(found.values, expected.values)
+        assert after.image_bytes(limits) == before.image_bytes(limits)
+        own.unlink(missing_ok=True)
+    tower = after.vision.tower(after.weights(torch.device("cpu")))
+    assert tower(found.values, found.grid).shape[1] == expected.grid[0] * expected.grid[1]
+
+
 def test_an_image_that_has_no_shorter_side_left(tmp_path, transformers):
     """transformers rounds it down to none, and told of keys of a size."""
     seeing_model("Mistral3ForConditionalGeneration", tmp_path)
@@ -253,12 +326,15 @@ def test_an_image_that_has_no_shorter_side_left(tmp_path, transformers):
         processor(np.zeros((41, 1, 3), np.uint8))
 
 
-@pytest.mark.parametrize("change", ["no processor", "no tower"])
+@pytest.mark.parametrize("change", ["no processor", "no values", "no tower"])
 def test_a_folder_that_cannot_see_serves_texts(change, tmp_path, transformers):
     """A checkpoint that was tuned on texts, and saved without its tower, ended at the first row with an image."""
     seeing_model("Qwen3VLForConditionalGeneration", tmp_path)
     if change == "no processor":
         (tmp_path / "preprocessor_config.json").unlink()
+    elif change == "no values":
+        (tmp_path / "preprocessor_config.json").unlink()
+        (tmp_path / "processor_config.json").write_text('{"processor_class": "Qwen3VLProcessor"}')
     else:
         tensors = load_file(tmp_path / "model.safetensors")
         save_file(

@@ -62,6 +62,19 @@ def test_fp8_weights_that_are_decoded():
     assert str(found).startswith("fits: 14.96 GiB of weights (fp8 at load, decoded to bfloat16) and ")
 
 
+@pytest.mark.parametrize("memory", [gpu(80), host(28)], ids=["cuda", "cpu"])
+def test_memory_of_images(memory):
+    """Beside a KV cache that was planned to take all, a tower had no room."""
+    model = wanted("llama-3.1-8b", memory.device)
+    without, found = (find_fit(replace(model, image_bytes=size), memory) for size in (0, 2 * GIB))
+    share = 0.9 if memory.device == "cuda" else 0.25
+    assert without.cache - found.cache == pytest.approx(share * 2 * GIB, rel=0.12)
+    assert " of weights (bfloat16), 2.00 GiB for images and " in str(found)
+    assert "for images" not in str(without)
+    with pytest.raises(FlagError, match=r"14.96 GiB of weights in bfloat16, 70.00 GiB for images.*--limit-images 0"):
+        find_fit(replace(model, image_bytes=70 * GIB), memory)
+
+
 def fit(model, memory, **options):
     return find_fit(wanted(model, memory.device, **options), memory)
 

@@ -46,9 +46,9 @@ class DeviceMemory(NamedTuple):
     total: int
     taken: int = 0
 
-    def after(self, weights: int) -> "DeviceMemory":
-        """As it will be once so many bytes of weights are loaded."""
-        return self._replace(free=self.free - weights, taken=self.taken + weights)
+    def after(self, size: int) -> "DeviceMemory":
+        """As it will be once so many bytes more are taken."""
+        return self._replace(free=self.free - size, taken=self.taken + size)
 
 
 class KVGroup(NamedTuple):

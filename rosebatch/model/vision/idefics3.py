@@ -15,6 +15,8 @@ from rosebatch.model.vision.pixels import ImageProcessor
 from rosebatch.model.vision.tower import PartsTower
 from rosebatch.model.vision.vision import Encode, Patches, Vision, token_id
 
+# transformers' defaults.
+_SIDE, _LONGEST = 364, 4 * 364
 _IMAGE, _AROUND, _WHOLE = "<image>", "<fake_token_around_image>", "<global-img>"
 
 
@@ -79,8 +81,17 @@ class Idefics3Tower(PartsTower):
         return {"pixel_values": pixels[None]}
 
 
+def _most_pixels(values: Mapping[str, Any], max_pixels: int | None, max_tokens: int) -> int:
+    """See ``MostPixels``: tiles, and the whole image."""
+    side = (values.get("max_image_size") or {}).get("longest_edge", _SIDE)
+    longest = (values.get("size") or {}).get("longest_edge", _LONGEST)
+    # A side is rounded up to whole tiles.
+    tiles = (-(-longest // side)) ** 2
+    return int((max(min(tiles, (max_pixels or tiles * side**2) // side**2), 1) + 1) * side**2)
+
+
 def idefics3(folder: Path, values: Mapping[str, Any], config: ModelConfig) -> Vision:
     """Arguments as of ``rosebatch.model.vision.registry.VISIONS``."""
     placeholder = values["image_token_id"]
     processor = partial(Idefics3Processor, folder, placeholder)
-    return Vision(placeholder, Idefics3Tower.PARTS, processor, partial(Idefics3Tower, folder))
+    return Vision(placeholder, Idefics3Tower.PARTS, processor, partial(Idefics3Tower, folder), most_pixels=_most_pixels)

@@ -16,6 +16,7 @@ from rosebatch.model.vision.vision import Encode, Patches, Vision, token_id
 
 # transformers' default.
 _PLACEHOLDER = 151667
+_SIDE, _MOST_TILES = 384, 12
 _BEGIN, _END = "<img>", "</img>"
 
 
@@ -55,8 +56,15 @@ class InternVLProcessor:
         return Patches(values, (len(values), len(self._of_tile)), token_ids)
 
 
+def _most_pixels(values: Mapping[str, Any], max_pixels: int | None, max_tokens: int) -> int:
+    """See ``MostPixels``: tiles, and a thumbnail."""
+    size, most = values.get("size") or {}, values.get("max_patches", _MOST_TILES)
+    tile = size.get("height", _SIDE) * size.get("width", _SIDE)
+    return int((max(min(most, (max_pixels or most * tile) // tile), 1) + 1) * tile)
+
+
 def internvl(folder: Path, values: Mapping[str, Any], config: ModelConfig) -> Vision:
     """Arguments as of ``rosebatch.model.vision.registry.VISIONS``."""
     placeholder = values.get("image_token_id", _PLACEHOLDER)
     processor = partial(InternVLProcessor, folder, placeholder)
-    return Vision(placeholder, PartsTower.PARTS, processor, partial(PartsTower, folder))
+    return Vision(placeholder, PartsTower.PARTS, processor, partial(PartsTower, folder), most_pixels=_most_pixels)

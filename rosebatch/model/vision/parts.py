@@ -15,6 +15,15 @@ def load_config(folder: Path) -> Any:
     return AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
 
 
+def empty_whole(config: Any) -> Any:
+    """transformers' whole model on the meta device."""
+    from transformers import AutoModelForImageTextToText
+
+    # Not all parts have a name of their own among transformers' models.
+    with torch.device("meta"):
+        return AutoModelForImageTextToText.from_config(config).model
+
+
 def load_parts(config: Any, weights: WeightSource, names: tuple[str, ...]) -> Any:
     """transformers' whole model, of which these parts have weights, and the others are on the meta device.
 
@@ -26,11 +35,9 @@ def load_parts(config: Any, weights: WeightSource, names: tuple[str, ...]) -> An
     Raises:
         UserError: a tensor is missing, or has another shape.
     """
-    from transformers import AutoModelForImageTextToText, PreTrainedModel
+    from transformers import PreTrainedModel
 
-    # Not all parts have a name of their own among transformers' models.
-    with torch.device("meta"):
-        whole = AutoModelForImageTextToText.from_config(config).model
+    whole = empty_whole(config)
     for name in names:
         part = getattr(whole, name)
         if isinstance(part, PreTrainedModel):

@@ -1,5 +1,6 @@
 """Pixels on their way to a tower: whole numbers while they are resized and wait, normalised on the device."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,25 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from rosebatch.host.model_files import read_json
+
+# Of a whole processor in newer folders, and of an image processor alone.
+_WHOLE, _OWN = "processor_config.json", "preprocessor_config.json"
+
+
+def read_processor(folder: Path) -> Mapping[str, Any]:
+    """The values of a model's image processor, from the file that transformers takes; empty if there is none.
+
+    Raises:
+        UserError: the file is unreadable.
+    """
+    found: Any = None
+    if (folder / _WHOLE).exists():
+        found = read_json(folder / _WHOLE).get("image_processor")
+    if found is None and (folder / _OWN).exists():
+        found = read_json(folder / _OWN)
+    return found if isinstance(found, dict) else {}
 
 
 class ImageProcessor:

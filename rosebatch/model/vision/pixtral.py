@@ -17,6 +17,7 @@ from rosebatch.model.vision.vision import Encode, Patches, Vision, token_id
 
 # transformers' default of Mistral 3; of other models, config.json says it.
 _PLACEHOLDER = 10
+_LONGEST = 1024
 _ROW_END, _IMAGE_END = "[IMG_BREAK]", "[IMG_END]"
 
 
@@ -82,7 +83,13 @@ def pixtral(folder: Path, values: Mapping[str, Any], config: ModelConfig) -> Vis
         return None
     placeholder = values.get("image_token_id", values.get("image_token_index", _PLACEHOLDER))
     processor = partial(PixtralProcessor, folder, placeholder)
-    return Vision(placeholder, PartsTower.PARTS, processor, partial(PixtralTower, folder))
+    return Vision(placeholder, PartsTower.PARTS, processor, partial(PixtralTower, folder), most_pixels=_most_pixels)
+
+
+def _most_pixels(values: Mapping[str, Any], max_pixels: int | None, max_tokens: int) -> int:
+    """See ``MostPixels``; sides are rounded up to whole patches."""
+    longest = (values.get("size") or {}).get("longest_edge", _LONGEST)
+    return int(min(longest**2, max_pixels or longest**2))
 
 
 def _side(config: Any) -> int:

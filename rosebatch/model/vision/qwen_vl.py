@@ -20,6 +20,7 @@ from rosebatch.model.weights import WeightSource
 # transformers' defaults.
 _PLACEHOLDER = 151655
 _DEEPSTACK = (8, 16, 24)
+_MOST_PIXELS = 28 * 28 * 1280
 _PARTS = ("visual",)
 
 
@@ -104,6 +105,13 @@ def qwen2_5_vl(folder: Path, values: Mapping[str, Any], config: ModelConfig) -> 
     return _vision(folder, values, config, in_runs, (16, 24, 24))
 
 
+def _most_pixels(values: Mapping[str, Any], max_pixels: int | None, max_tokens: int) -> int:
+    """See ``MostPixels``."""
+    most = values.get("max_pixels") or (values.get("size") or {}).get("longest_edge") or _MOST_PIXELS
+    of_token = (values.get("patch_size", 14) * values.get("merge_size", 2)) ** 2
+    return int(min(most, max_pixels or most, max_tokens * of_token))
+
+
 def _vision(
     folder: Path,
     values: Mapping[str, Any],
@@ -119,4 +127,4 @@ def _vision(
     def processor(max_pixels: int | None, encode: Encode) -> QwenProcessor:
         return QwenProcessor(folder, placeholder, max_pixels)
 
-    return Vision(placeholder, _PARTS, processor, partial(QwenTower, folder), sections)
+    return Vision(placeholder, _PARTS, processor, partial(QwenTower, folder), sections, _most_pixels)

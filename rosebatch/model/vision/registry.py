@@ -8,6 +8,7 @@ from rosebatch.config.model import ModelConfig
 from rosebatch.host.model_files import read_json
 from rosebatch.model.vision.idefics3 import idefics3
 from rosebatch.model.vision.internvl import internvl
+from rosebatch.model.vision.pixels import read_processor
 from rosebatch.model.vision.pixtral import pixtral
 from rosebatch.model.vision.qwen_vl import qwen2_5_vl, qwen3_5, qwen3_vl
 from rosebatch.model.vision.vision import Vision
@@ -25,8 +26,6 @@ VISIONS: dict[str, Callable[[Path, Mapping[str, Any], ModelConfig], Vision | Non
     "Qwen3VLMoeForConditionalGeneration": qwen3_vl,
     "SmolVLMForConditionalGeneration": idefics3,
 }
-# How images are resized.
-_PROCESSOR = "preprocessor_config.json"
 
 
 def find_vision(folder: Path, config: ModelConfig) -> Vision | None:
@@ -36,7 +35,7 @@ def find_vision(folder: Path, config: ModelConfig) -> Vision | None:
         folder: with config.json.
         config: the shape of its text part.
     """
-    if not (folder / _PROCESSOR).exists():
+    if not read_processor(folder):
         return None
     values = read_json(folder / "config.json")
     named = values.get("architectures") or [None]

@@ -1,8 +1,8 @@
 """What a model has beside its text part, to see images."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +10,18 @@ from torch import Tensor
 
 from rosebatch.core.errors import UserError
 from rosebatch.model.weights import WeightSource
+
+# The most pixels of an image as the tower has it, with all of its tiles. It takes the image processor's values, the
+# most pixels of an image that is resized, None for the model's own, and the most tokens of a prompt.
+MostPixels = Callable[[Mapping[str, Any], int | None, int], int]
+
+
+def of_one_size(values: Mapping[str, Any], max_pixels: int | None, max_tokens: int) -> int:
+    """See ``MostPixels``: of a tower to which all images have one size."""
+    size = values.get("crop_size") or values["size"]
+    shortest = size.get("shortest_edge", 0)
+    return int(size.get("height", shortest) * size.get("width", shortest))
+
 
 # Token ids of a text alone, where names of special tokens are these.
 Encode = Callable[[str], Sequence[int]]
@@ -62,6 +74,7 @@ class Vision:
         tower: loads it.
         sections: for each pair of rotated channels, which of three positions turns it: 0 of time, 1 of height, 2 of
             width. Empty if positions of images are those of their tokens.
+        most_pixels: for the plan of memory.
     """
 
     placeholder: int
@@ -69,6 +82,7 @@ class Vision:
     processor: Callable[[int | None, Encode], Processor]
     tower: Callable[[WeightSource], Tower]
     sections: tuple[int, ...] = ()
+    most_pixels: MostPixels = of_one_size
 
     @property
     def channel_sections(self) -> tuple[int, ...]:
