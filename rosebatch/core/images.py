@@ -29,6 +29,11 @@ class PromptImage(msgspec.Struct, frozen=True, eq=False):
         return len(self.gets_vector)
 
     @property
+    def num_pixels(self) -> int:
+        """As the tower has it, with all tiles."""
+        return int(self.patches.size) // 3
+
+    @property
     def end(self) -> int:
         """Place after its last token."""
         return self.offset + self.num_tokens

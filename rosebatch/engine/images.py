@@ -1,7 +1,7 @@
 """Images in the steps of a runner: their vectors, and the positions of their tokens."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -16,24 +16,34 @@ from rosebatch.model.vision.vision import Tower
 
 # Of vectors that are kept for a next chunk with the image, or a next prompt: 16 images of 1,024 tokens in Qwen3-VL-2B.
 _KEPT_BYTES = 1 << 28
+# Pixels of images that are encoded together, if no image has more: 4,096 patches in Qwen3-VL.
+_TOGETHER = 1 << 20
 
 
 def image_bytes(source: ModelSource, limits: RunConfig) -> int:
     """Bytes that images may take of each device, from the first one on; 0 if there are none."""
-    size = source.image_bytes(limits)
-    return size + _KEPT_BYTES if size else 0
+    pixels = together(source, limits)
+    return source.tower_bytes(pixels) + _KEPT_BYTES if pixels else 0
+
+
+def together(source: ModelSource, limits: RunConfig) -> int:
+    """Pixels of images that are encoded together: the largest image's, or more if it is small; 0 if there are none."""
+    most = source.most_pixels(limits)
+    return max(most, _TOGETHER) if most else 0
 
 
 class ImageEncoder:
     """The vectors of the images that steps read.
 
-    Each image is encoded alone, so its vectors do not depend on the images beside it. The least recently read ones are
-    dropped; those of the last step stay, because a chunk may end inside of an image.
+    Images of a step are encoded together, as far as memory is planned for. Where bits may not depend on the images
+    beside, each is encoded alone. The least recently read vectors are dropped; those of the last step stay, because a
+    chunk may end inside of an image.
 
     Args:
         load_tower: called at the first image.
         sections: of the model's rotary channels, see ``Vision.channel_sections``.
         device: of the run.
+        together: pixels of images that are encoded together; an image may have more. 0: each alone.
         kept_bytes: of vectors.
     """
 
@@ -42,12 +52,14 @@ class ImageEncoder:
         load_tower: Callable[[], Tower],
         sections: Sequence[int],
         device: torch.device,
+        together: int = 0,
         kept_bytes: int = _KEPT_BYTES,
     ) -> None:
         self.sections = torch.tensor(sections, device=device) if sections else None
         self._load_tower = load_tower
         self._tower: Tower | None = None
         self._device = device
+        self._together = together
         self._kept_bytes = kept_bytes
         # By digest; the last one was read last.
         self._vectors: OrderedDict[bytes, Tensor] = OrderedDict()
@@ -55,8 +67,7 @@ class ImageEncoder:
     def rows_of(self, chunks: Sequence[Chunk], specs: Mapping[int, SequenceSpec]) -> ImageRows | None:
         """The rows of a step that are of images, with their vectors; None if there are none."""
         rows: list[int] = []
-        vectors: list[Tensor] = []
-        read: set[bytes] = set()
+        read: list[tuple[PromptImage, slice]] = []
         first = 0
         for chunk in chunks:
             for image in specs[chunk.id].images:
@@ -65,22 +76,36 @@ class ImageEncoder:
                 if own.any():
                     before = int(image.gets_vector[:begin].sum())
                     rows += (first + image.offset + begin - chunk.start + np.flatnonzero(own)).tolist()
-                    vectors.append(self._encoded(image)[:, before : before + int(own.sum())])
-                    read.add(image.digest)
+                    read.append((image, slice(before, before + int(own.sum()))))
             first += len(chunk.token_ids)
         if not rows:
             return None
-        self._drop(read)
+        self._encode([image for image, _ in read])
+        vectors = [self._vectors[image.digest][:, own] for image, own in read]
+        self._drop({image.digest for image, _ in read})
         return ImageRows(torch.tensor(rows, device=self._device), torch.cat(vectors, 1))
 
-    def _encoded(self, image: PromptImage) -> Tensor:
-        found = self._vectors.pop(image.digest, None)
-        if found is None:
+    def _encode(self, images: Sequence[PromptImage]) -> None:
+        """Have the vectors of all of them, which are the last read ones then."""
+        lacking = {image.digest: image for image in images if image.digest not in self._vectors}
+        for group in self._groups(lacking.values()):
             self._tower = self._tower or self._load_tower()
-            found = self._tower(image.patches, image.grid)
-            assert found.shape[1] == image.gets_vector.sum(), "a vector for each placeholder"
-        self._vectors[image.digest] = found
-        return found
+            for image, found in zip(group, self._tower(group), strict=True):
+                assert found.shape[1] == image.gets_vector.sum(), "a vector for each placeholder"
+                # Each is dropped by itself.
+                self._vectors[image.digest] = found.clone() if len(group) > 1 else found
+        for image in images:
+            self._vectors.move_to_end(image.digest)
+
+    def _groups(self, images: Iterable[PromptImage]) -> Iterator[list[PromptImage]]:
+        group: list[PromptImage] = []
+        for image in images:
+            if group and sum(each.num_pixels for each in (*group, image)) > self._together:
+                yield group
+                group = []
+            group.append(image)
+        if group:
+            yield group
 
     def _drop(self, read: set[bytes]) -> None:
         size = sum(each.nbytes for each in self._vectors.values())

@@ -15,7 +15,7 @@ from rosebatch.engine.cache.kv_cache import KVCache
 from rosebatch.engine.cache.memory import KVGroup, MemoryPlan, batched_tokens, memory_of, plan_memory, swap_bytes
 from rosebatch.engine.cache.state_pool import StatePool, state_bytes
 from rosebatch.engine.engine import Engine
-from rosebatch.engine.images import ImageEncoder, image_bytes
+from rosebatch.engine.images import ImageEncoder, image_bytes, together
 from rosebatch.engine.long_rope import restart_policy
 from rosebatch.engine.plan import RestartPolicy
 from rosebatch.engine.scheduling.block_pool import BlockPool
@@ -127,7 +127,8 @@ def load_engine(
     vision = source.vision
     images, taken = None, image_bytes(source, limits)
     if vision is not None and taken:
-        images = ImageEncoder(lambda: vision.tower(source.weights(device)), vision.channel_sections, device)
+        pixels = 0 if switches.batch_invariant else together(source, limits)
+        images = ImageEncoder(lambda: vision.tower(source.weights(device)), vision.channel_sections, device, pixels)
     loaded = build_engine(
         model,
         source.config,

@@ -128,11 +128,11 @@ class ModelSource:
         # A checkpoint of the text part alone may have the whole's config.
         return found if self._tower_shapes(found) else None
 
-    def image_bytes(self, limits: RunConfig) -> int:
-        """Bytes that images may take of each device: the tower, and its activations for the largest one.
+    def most_pixels(self, limits: RunConfig) -> int:
+        """Of an image as the tower has it; 0 if there are none.
 
         Args:
-            limits: of the run. Without images, nothing is taken.
+            limits: of the run.
 
         Raises:
             UserError: the image processor's values are impossible.
@@ -141,8 +141,12 @@ class ModelSource:
         if vision is None or folder is None or limits.limit_images == 0:
             return 0
         with refused(folder, "its image processor"):
-            most = vision.most_pixels(read_processor(folder), limits.max_pixels, self.config.max_model_len)
-        return tower_bytes(self._tower_shapes(vision), self.dtype.itemsize, most)
+            return vision.most_pixels(read_processor(folder), limits.max_pixels, self.config.max_model_len)
+
+    def tower_bytes(self, pixels: int) -> int:
+        """Bytes of the tower, and of its activations for images that have so many pixels together."""
+        assert self.vision is not None, "it sees"
+        return tower_bytes(self._tower_shapes(self.vision), self.dtype.itemsize, pixels)
 
     def _tower_shapes(self, vision: Vision) -> dict[str, tuple[int, ...]]:
         """Of the tensors that make vectors of images. Before there are weights, transformers has them."""

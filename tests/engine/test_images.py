@@ -17,15 +17,17 @@ class Tower:
     def __init__(self):
         self.encoded = []
 
-    def __call__(self, values, grid):
-        self.encoded.append(values)
-        count = grid[0] * grid[1]
-        return torch.stack((torch.full((count,), float(values)), torch.arange(count, dtype=torch.float32)), 1)[None]
+    def __call__(self, images):
+        self.encoded.append([each.digest[0] for each in images])
+        counts = [each.grid[0] * each.grid[1] for each in images]
+        firsts = torch.cat([torch.full((count,), float(i.digest[0])) for i, count in zip(images, counts, strict=True)])
+        numbers = torch.cat([torch.arange(count, dtype=torch.float32) for count in counts])
+        return torch.stack((firsts, numbers), 1)[None].split(counts, 1)
 
 
 def image(number, offset, grid=(2, 2), gets_vector=None):
     gets_vector = np.ones(grid[0] * grid[1], bool) if gets_vector is None else np.array(gets_vector, bool)
-    return PromptImage(offset, gets_vector, grid, bytes([number]) * 32, number)
+    return PromptImage(offset, gets_vector, grid, bytes([number]) * 32, np.zeros((grid[0] * grid[1], 3, 10), np.uint8))
 
 
 def spec(id, *images):
@@ -36,9 +38,9 @@ def chunk(id, start, end):
     return Chunk(id, start, array("I", [0] * (end - start)), 0)
 
 
-def encoder(kept_bytes=1 << 20):
+def encoder(kept_bytes=1 << 20, together=0):
     tower = Tower()
-    return tower, ImageEncoder(lambda: tower, (), torch.device("cpu"), kept_bytes)
+    return tower, ImageEncoder(lambda: tower, (), torch.device("cpu"), together, kept_bytes)
 
 
 def test_rows_of_chunks_that_cut_images():
@@ -48,7 +50,7 @@ def test_rows_of_chunks_that_cut_images():
     found = images.rows_of([chunk(2, 1, 3), chunk(1, 4, 8)], specs)
     assert found.rows.tolist() == [0, 1, 2, 3, 4, 5]
     assert found.vectors[0].tolist() == [[8, 1], [8, 2], [7, 2], [7, 3], [8, 0], [8, 1]]
-    assert tower.encoded == [8, 7]
+    assert tower.encoded == [[8], [7]]
 
 
 def test_tokens_between_an_images_rows_have_no_vectors():
@@ -77,9 +79,9 @@ def test_an_image_is_encoded_once_until_it_is_computed():
     specs = {1: spec(1, image(7, 2), image(8, 6), image(9, 10))}
     for start in range(0, 20, 2):
         images.rows_of([chunk(1, start, start + 2)], specs)
-    assert tower.encoded == [7, 8, 9]
+    assert tower.encoded == [[7], [8], [9]]
     images.rows_of([chunk(1, 2, 4)], specs)
-    assert tower.encoded == [7, 8, 9, 7]
+    assert tower.encoded == [[7], [8], [9], [7]]
 
 
 def test_the_least_recently_read_is_dropped():
@@ -87,7 +89,23 @@ def test_the_least_recently_read_is_dropped():
     tower, images = encoder(kept_bytes=2 * 4 * 2 * 4)
     for number in (1, 2, 1, 3, 1, 2):
         images.rows_of([chunk(1, 0, 4)], {1: spec(1, image(number, 0))})
-    assert tower.encoded == [1, 2, 3, 2]
+    assert tower.encoded == [[1], [2], [3], [2]]
+
+
+def test_images_of_a_step_are_encoded_together():
+    """Each took a call of its own: a GPU computed few rows at a time. Memory is planned for so many pixels."""
+    alone, by_itself = encoder()
+    tower, images = encoder(together=100)
+    specs = {1: spec(1, image(7, 0), image(8, 4), image(9, 8), image(7, 12)), 2: spec(2, image(5, 0, (4, 4)))}
+    chunks = [chunk(1, 0, 6), chunk(1, 6, 20), chunk(2, 0, 16)]
+    found, expected = images.rows_of(chunks, specs), by_itself.rows_of(chunks, specs)
+    # 40 pixels each, and 160.
+    assert tower.encoded == [[7, 8], [9], [5]]
+    assert alone.encoded == [[7], [8], [9], [5]]
+    assert found.rows.tolist() == expected.rows.tolist()
+    assert found.vectors.tolist() == expected.vectors.tolist()
+    # None is kept alive by another one.
+    assert all(each.untyped_storage().nbytes() == each.nbytes for each in images._vectors.values())
 
 
 def test_positions_of_parts_are_those_of_the_whole():

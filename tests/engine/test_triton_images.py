@@ -24,10 +24,10 @@ _GETS_VECTOR = {4: [True, True, False] * 2}
 _PROMPTS = [(5, "1", 6, 7), ("2", 8), (9, 10, 11), (5, "3", 6, 7), (12, "1", 13, "2", 14), (15,)]
 
 
-def tower(number, grid):
+def tower(images):
     """Vectors of the embedding, and of the first layer."""
-    numbers = torch.Generator().manual_seed(number)
-    return torch.randn(2, grid[0] * grid[1], 32, generator=numbers)
+    seeds = [torch.Generator().manual_seed(each.digest[0]) for each in images]
+    return [torch.randn(2, i.grid[0] * i.grid[1], 32, generator=g) for i, g in zip(images, seeds, strict=True)]
 
 
 def request(id, parts):
@@ -36,7 +36,7 @@ def request(id, parts):
         if isinstance(part, str):
             number, grid = int(part), _GRIDS[int(part)]
             gets_vector = np.array(_GETS_VECTOR.get(number, [True] * (grid[0] * grid[1])))
-            images.append(PromptImage(len(token_ids), gets_vector, grid, bytes([number]) * 32, number))
+            images.append(PromptImage(len(token_ids), gets_vector, grid, bytes([number]) * 32, np.empty(0)))
             token_ids += np.where(gets_vector, _PLACEHOLDER, _MARK).tolist()
         else:
             token_ids.append(part)

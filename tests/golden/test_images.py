@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from rosebatch.config.run import RunConfig
 from rosebatch.config.switches import Switches
 from rosebatch.core.errors import FlagError, InterruptionError, UserError
+from rosebatch.core.images import PromptImage
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.cache.memory import DeviceMemory
 from rosebatch.engine.images import image_bytes
@@ -60,6 +61,7 @@ NAMES = (
     pytest.param("Qwen3_5MoeForConditionalGeneration", marks=pytest.mark.thorough),
 )
 _NEW_TOKENS = 9
+CPU = torch.device("cpu")
 TEXT = (11, 12, 13, 14, 15, 16, 17)
 # Token ids, and numbers of images.
 PROMPTS = {
@@ -177,17 +179,20 @@ def test_memory_is_planned_for_the_largest_image(seeing, limit):
         if name.partition(".")[0] in seeing.vision.parts
     )
     side = 8 if seeing.family.tower.get("model_type") == "pixtral" else 4
-    assert source.image_bytes(limits) == 4 * (weights + 40 * 32 * most // side**2)
-    assert source.image_bytes(replace(limits, limit_images=0)) == 0
+    assert source.most_pixels(limits) == most
+    assert source.tower_bytes(most) == 4 * (weights + 40 * 32 * most // side**2)
+    # Small ones are encoded together.
+    assert image_bytes(source, limits) == source.tower_bytes(1 << 20) + (1 << 28)
+    assert image_bytes(source, replace(limits, limit_images=0)) == 0
 
 
 def test_memory_of_a_tower_that_is_not_downloaded_yet(tmp_path, transformers):
     """`check` said nothing of it, and a run that followed had another KV cache than it was told."""
     seeing_model("SmolVLMForConditionalGeneration", tmp_path)
     limits = RunConfig(model=str(tmp_path), dtype="float32")
-    found = find_model(limits, torch.device("cpu")).image_bytes(limits)
+    found = find_model(limits, torch.device("cpu")).tower_bytes(0)
     (tmp_path / "model.safetensors").unlink()
-    assert find_model(limits, torch.device("cpu")).image_bytes(limits) == found > 0
+    assert find_model(limits, torch.device("cpu")).tower_bytes(0) == found > 0
 
 
 def test_the_kv_cache_leaves_room_for_images(seeing, monkeypatch):
@@ -206,6 +211,22 @@ def test_the_kv_cache_leaves_room_for_images(seeing, monkeypatch):
     # A quarter of what is free.
     assert less < more
     assert less <= 1 << 22
+
+
+def prompt_image(patches):
+    """An image of a prompt that has nothing else."""
+    return PromptImage(0, patches.token_ids == IMAGE, patches.grid, bytes(32), patches.values)
+
+
+def test_vectors_of_images_that_are_encoded_together(seeing):
+    """They are those of each alone, up to the order of sums: images attend to themselves, and keep their order."""
+    tower = seeing.vision.tower(find_model(RunConfig(model=str(seeing.folder)), torch.device("cpu")).weights(CPU))
+    images = [prompt_image(seeing.processor(picture(number))) for number in (2, 0, 4, 3, 1)]
+    with torch.inference_mode():
+        together, alone = tower(images), [tower([each])[0] for each in images]
+    for image, found, expected in zip(images, together, alone, strict=True):
+        assert found.shape[1] == image.gets_vector.sum()
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
 # Of the portrait. Qwen's marks are of the chat template.
@@ -310,10 +331,11 @@ def test_a_folder_with_a_whole_processor_alone(tmp_path, transformers):
         found = load_processor(tmp_path, after.vision)(picture(2))
         assert found.grid == expected.grid
         assert np.array_equal(found.values, expected.values)
-        assert after.image_bytes(limits) == before.image_bytes(limits)
+        assert after.most_pixels(limits) == before.most_pixels(limits)
         own.unlink(missing_ok=True)
     tower = after.vision.tower(after.weights(torch.device("cpu")))
-    assert tower(found.values, found.grid).shape[1] == expected.grid[0] * expected.grid[1]
+    (vectors,) = tower([prompt_image(found)])
+    assert vectors.shape[1] == expected.grid[0] * expected.grid[1]
 
 
 def test_an_image_that_has_no_shorter_side_left(tmp_path, transformers):

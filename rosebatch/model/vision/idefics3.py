@@ -12,7 +12,7 @@ from torch import Tensor
 from rosebatch.config.model import ModelConfig
 from rosebatch.model.vision.parts import load_config
 from rosebatch.model.vision.pixels import ImageProcessor
-from rosebatch.model.vision.tower import PartsTower
+from rosebatch.model.vision.tower import TilesTower
 from rosebatch.model.vision.vision import Encode, Patches, Vision, token_id
 
 # transformers' defaults.
@@ -71,8 +71,8 @@ class Idefics3Processor:
         return min(longest, tiles * self._side)
 
 
-class Idefics3Tower(PartsTower):
-    """All tiles of an image together."""
+class Idefics3Tower(TilesTower):
+    """transformers takes tiles as the images of a row."""
 
     PARTS: ClassVar = ("vision_model", "connector")
 

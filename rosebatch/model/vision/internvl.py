@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rosebatch.config.model import ModelConfig
 from rosebatch.model.vision.parts import load_config
 from rosebatch.model.vision.pixels import ImageProcessor
-from rosebatch.model.vision.tower import PartsTower
+from rosebatch.model.vision.tower import TilesTower
 from rosebatch.model.vision.vision import Encode, Patches, Vision, token_id
 
 # transformers' default.
@@ -67,4 +67,4 @@ def internvl(folder: Path, values: Mapping[str, Any], config: ModelConfig) -> Vi
     """Arguments as of ``rosebatch.model.vision.registry.VISIONS``."""
     placeholder = values.get("image_token_id", _PLACEHOLDER)
     processor = partial(InternVLProcessor, folder, placeholder)
-    return Vision(placeholder, PartsTower.PARTS, processor, partial(PartsTower, folder), most_pixels=_most_pixels)
+    return Vision(placeholder, TilesTower.PARTS, processor, partial(TilesTower, folder), most_pixels=_most_pixels)

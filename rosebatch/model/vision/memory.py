@@ -9,15 +9,15 @@ from math import prod
 _ACTIVATIONS = 40
 
 
-def tower_bytes(shapes: Mapping[str, tuple[int, ...]], itemsize: int, most_pixels: int) -> int:
-    """Bytes of its weights, and of the activations of one image.
+def tower_bytes(shapes: Mapping[str, tuple[int, ...]], itemsize: int, pixels: int) -> int:
+    """Bytes of its weights, and of activations.
 
     Args:
         shapes: of its tensors, by name.
         itemsize: bytes of a weight.
-        most_pixels: of an image as the tower has it.
+        pixels: of images that are encoded together.
     """
     weights = sum(map(prod, shapes.values())) * itemsize
     # The product that makes a vector of each patch: [channels, 3, ..., side, side].
     cut = [shape for shape in shapes.values() if len(shape) >= 4 and shape[1] == 3]
-    return weights + max((_ACTIVATIONS * itemsize * each[0] * most_pixels // each[-1] ** 2 for each in cut), default=0)
+    return weights + max((_ACTIVATIONS * itemsize * each[0] * pixels // each[-1] ** 2 for each in cut), default=0)

@@ -67,7 +67,7 @@ class PixtralProcessor:
 
 
 class PixtralTower(PartsTower):
-    """Images of any shape."""
+    """Images of any shape, each alone: several would attend to all patches under a mask."""
 
     def arguments(self, pixels: Tensor, grid: tuple[int, int]) -> dict[str, Any]:
         """See ``PartsTower``."""

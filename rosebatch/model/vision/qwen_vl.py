@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
+from rosebatch.core.images import PromptImage
 from rosebatch.model.hf.rope import rope_members
 from rosebatch.model.vision.parts import load_config, load_parts
 from rosebatch.model.vision.pixels import ImageProcessor, Normalizer
@@ -64,13 +65,17 @@ class QwenTower:
         self._merge, self._frames = own.merge_size, own.temporal_patch_size
         self._normalize = Normalizer(own, device)
 
-    def __call__(self, values: NDArray[np.uint8], grid: tuple[int, int]) -> Tensor:
-        """See ``rosebatch.model.vision.vision.Tower``."""
-        normed = self._normalize(values)
+    def __call__(self, images: Sequence[PromptImage]) -> Sequence[Tensor]:
+        """See ``rosebatch.model.vision.vision.Tower``: patches attend to those of their image, products have all."""
+        normed = self._normalize(np.concatenate([each.patches for each in images]))
         patches = normed[:, :, None].expand(-1, -1, self._frames, -1, -1).flatten(1)
-        shape = torch.tensor([[1, grid[0] * self._merge, grid[1] * self._merge]], device=normed.device)
-        found = self._module(patches.to(self._module.dtype), grid_thw=shape, return_dict=True)
-        return torch.stack((found.pooler_output, *(getattr(found, "deepstack_features", None) or ())))
+        grids = [each.grid for each in images]
+        shapes = [[1, rows * self._merge, columns * self._merge] for rows, columns in grids]
+        found = self._module(
+            patches.to(self._module.dtype), grid_thw=torch.tensor(shapes, device=normed.device), return_dict=True
+        )
+        vectors = torch.stack((found.pooler_output, *(getattr(found, "deepstack_features", None) or ())))
+        return torch.split(vectors, [rows * columns for rows, columns in grids], 1)
 
 
 def interleaved(sections: Sequence[int], pairs: int) -> tuple[int, ...]:

@@ -1,5 +1,6 @@
 """Towers whose vectors a projector fits to the text part, as most models have them."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -8,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rosebatch.core.images import PromptImage
 from rosebatch.model.vision.parts import load_config, load_parts
 from rosebatch.model.vision.pixels import ImageProcessor, Normalizer
 from rosebatch.model.weights import WeightSource
@@ -28,8 +30,12 @@ class PartsTower:
         device = next(getattr(self._whole, self.PARTS[0]).parameters()).device
         self._normalize = Normalizer(ImageProcessor(folder).own, device)
 
-    def __call__(self, values: NDArray[np.uint8], grid: tuple[int, int]) -> Tensor:
-        """See ``rosebatch.model.vision.vision.Tower``; values are ``[tiles, 3, height, width]``."""
+    def __call__(self, images: Sequence[PromptImage]) -> Sequence[Tensor]:
+        """See ``rosebatch.model.vision.vision.Tower``; patches are ``[tiles, 3, height, width]``."""
+        return [self.vectors(each.patches, each.grid) for each in images]
+
+    def vectors(self, values: NDArray[np.uint8], grid: tuple[int, int]) -> Tensor:
+        """``[1, vectors, H]``, of an image or of all tiles together."""
         arguments = self.arguments(self._normalize(values), grid)
         found = self._whole.get_image_features(**arguments, return_dict=True)
         # A tensor for each image or tile, or one of all.
@@ -38,3 +44,13 @@ class PartsTower:
     def arguments(self, pixels: Tensor, grid: tuple[int, int]) -> dict[str, Any]:
         """Of transformers' function, for an image that is normalised."""
         return {"pixel_values": pixels}
+
+
+class TilesTower(PartsTower):
+    """The same for tiles of one size, each of which is encoded for itself: those of several images go together."""
+
+    def __call__(self, images: Sequence[PromptImage]) -> Sequence[Tensor]:
+        """See ``rosebatch.model.vision.vision.Tower``."""
+        tiles, of_tile = [each.grid[0] for each in images], images[0].grid[1]
+        found = self.vectors(np.concatenate([each.patches for each in images]), (sum(tiles), of_tile))
+        return torch.split(found, [each * of_tile for each in tiles], 1)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rosebatch.core.errors import UserError
+from rosebatch.core.images import PromptImage
 from rosebatch.model.weights import WeightSource
 
 # The most pixels of an image as the tower has it, with all of its tiles. It takes the image processor's values, the
@@ -57,8 +58,11 @@ class Processor(Protocol):
 class Tower(Protocol):
     """Makes vectors of patches."""
 
-    def __call__(self, values: NDArray[np.uint8], grid: tuple[int, int]) -> Tensor:
-        """``[1 + added, vectors, H]`` of one image, see ``rosebatch.model.contract.ImageRows``."""
+    def __call__(self, images: Sequence[PromptImage]) -> Sequence[Tensor]:
+        """``[1 + added, vectors, H]`` of each image, see ``rosebatch.model.contract.ImageRows``.
+
+        Where the family allows it, they go through the tower together.
+        """
         ...
 
 
