@@ -1,5 +1,6 @@
 """Work on threads that nobody waits for when the run ends."""
 
+import os
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterable
@@ -15,6 +16,11 @@ T = TypeVar("T")
 _PATIENCE_SECONDS = 0.1
 
 _Job = tuple[Future[Any], Callable[[], Any]] | None
+
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class DaemonPool(Executor):

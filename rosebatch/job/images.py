@@ -1,6 +1,5 @@
 """Rows wait here for their images: they are loaded and resized on threads, some rows ahead."""
 
-import os
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -15,7 +14,8 @@ from rosebatch.core.errors import RowError, UserError, unexpected
 from rosebatch.core.images import PromptImage
 from rosebatch.core.token_ids import TokenIds
 from rosebatch.core.words import counted
-from rosebatch.host.threads import DaemonPool, wait_for
+from rosebatch.host.memory import host_memory
+from rosebatch.host.threads import DaemonPool, usable_cores, wait_for
 from rosebatch.io.images.decode import require_pillow
 from rosebatch.io.images.load import load_image
 from rosebatch.io.images.policy import NO_MEDIA, MediaPolicy
@@ -29,10 +29,12 @@ from rosebatch.text.tokenizer import Tokenizer
 
 # Images of a row. Each may take seconds, and as much memory as the model lets it have.
 _LIMIT = 32
-# Each decodes in a process of its own.
-_THREADS = min(4, os.cpu_count() or 1)
-# That are not loaded yet, before the row whose turn it is.
-_IMAGES_AHEAD = 2 * _THREADS
+# Threads that load images, each with a process that decodes them: one a core, but not more than a large GPU waits for.
+_MOST_THREADS = 16
+# Images of a thread that are not loaded yet, before the row whose turn it is.
+_AHEAD = 2
+# What an image may take at most: 2 GiB where it is decoded, and its pixels and those of a few copies here.
+_BYTES_OF_THREAD = 4 << 30
 
 
 class _Loaded(NamedTuple):
@@ -101,10 +103,11 @@ def with_images(
     def encode(text: str) -> list[int]:
         return tokenizer.backend.encode(text, add_special_tokens=False).ids
 
+    threads = max(min(_MOST_THREADS, usable_cores(), host_memory().total // _BYTES_OF_THREAD), 1)
     waiting: deque[_Waiting] = deque()
     processor: Processor | None = None
     ended = idle = False
-    with DaemonPool(_THREADS, "rosebatch-images") as pool:
+    with DaemonPool(threads, "rosebatch-images") as pool:
 
         def begun(item: Prepared | FailedRow) -> _Waiting:
             nonlocal processor
@@ -129,7 +132,7 @@ def with_images(
                 not waiting
                 or (
                     waiting[0].images
-                    and sum(each.lacking for each in waiting) < _IMAGES_AHEAD
+                    and sum(each.lacking for each in waiting) < _AHEAD * threads
                     and sum(each.size for each in waiting) < max_bytes
                 )
             ):

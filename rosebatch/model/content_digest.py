@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rosebatch.host.cache_folder import cache_folder
 from rosebatch.host.file_state import FileState
-from rosebatch.host.threads import DaemonPool
+from rosebatch.host.threads import DaemonPool, usable_cores
 
 # One thread hashes a piece. About 60 ms with SHA instructions.
 _PIECE = 2**26
@@ -51,7 +51,7 @@ def content_digests(paths: Sequence[Path]) -> list[str]:
 
 def _hash_all(pieces: Sequence[tuple[Path, int]]) -> list[bytes]:
     """SHA-256 of each piece. An error elsewhere does not wait for these threads."""
-    with DaemonPool(min(_cores(), _MAX_THREADS), "rosebatch-digest") as pool:
+    with DaemonPool(min(usable_cores(), _MAX_THREADS), "rosebatch-digest") as pool:
         return list(pool.map(lambda piece: _hash_piece(*piece), pieces))
 
 
@@ -63,10 +63,6 @@ def _hash_piece(path: Path, offset: int) -> bytes:
             found.update(buffer[:count])
             left -= count
     return found.digest()
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def digests_dir() -> Path:

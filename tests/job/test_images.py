@@ -134,6 +134,8 @@ def test_some_images_are_loaded_ahead_and_no_more(reading, monkeypatch):
         return load(reference, *others)
 
     monkeypatch.setattr(stage, "_load", counted)
+    monkeypatch.setattr(stage, "usable_cores", lambda: 3)
+    monkeypatch.setattr(stage, "_BYTES_OF_THREAD", 1)
     lines = [chat("a", "image:" + data()) for _ in range(60)]
     ahead = []
     for number, row in enumerate(served(lines, reading, max_bytes=30), start=1):
@@ -141,7 +143,7 @@ def test_some_images_are_loaded_ahead_and_no_more(reading, monkeypatch):
         ahead.append(len(begun) - number)
     assert len(begun) == 60
     # Each has 6 bytes: five that are loaded, and those that were under way when the fifth was.
-    assert max(ahead) <= 5 + stage._IMAGES_AHEAD
+    assert max(ahead) <= 5 + stage._AHEAD * 3
     assert max(ahead) > 0
 
 

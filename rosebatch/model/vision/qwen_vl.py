@@ -42,12 +42,11 @@ class QwenProcessor:
 
     def __call__(self, rgb: NDArray[np.uint8]) -> Patches:
         """See ``rosebatch.model.vision.vision.Processor``: values are ``[patches, 3, size, size]``."""
-        own, found = self._process.own, self._process(rgb, size=self._size)
-        patches = found["pixel_values"].reshape(-1, 3, own.temporal_patch_size, own.patch_size, own.patch_size)
+        # An image is a film of equal pictures, of which one is enough here.
+        own, found = self._process.own, self._process(rgb, size=self._size, temporal_patch_size=1)
+        values = found["pixel_values"].reshape(-1, 3, own.patch_size, own.patch_size).astype(np.uint8)
         _, rows, columns = map(int, found["image_grid_thw"][0])
         rows, columns = rows // own.merge_size, columns // own.merge_size
-        # An image is a film of equal pictures.
-        values = patches[:, :, 0].astype(np.uint8)
         return Patches(values, (rows, columns), np.full(rows * columns, self._placeholder, np.uint32))
 
 
