@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from rosebatch.config.run import RunConfig
 from rosebatch.core.images import PromptImage
+from rosebatch.engine.device_clock import DeviceClock
 from rosebatch.engine.plan import Chunk, SequenceSpec
 from rosebatch.model.contract import ImageRows
 from rosebatch.model.source import ModelSource
@@ -30,6 +32,24 @@ def together(source: ModelSource, limits: RunConfig) -> int:
     """Pixels of images that are encoded together: the largest image's, or more if it is small; 0 if there are none."""
     most = source.most_pixels(limits)
     return max(most, _TOGETHER) if most else 0
+
+
+class Encoded(NamedTuple):
+    """How many images were encoded, and how long that took.
+
+    Attributes:
+        clocks: of the groups that were encoded together.
+    """
+
+    images: int = 0
+    clocks: Sequence[DeviceClock] = ()
+
+    def seconds(self) -> float:
+        """Of the device; waits for it."""
+        return sum(clock.seconds() for clock in self.clocks)
+
+
+NOTHING_ENCODED = Encoded()
 
 
 class ImageEncoder:
@@ -63,6 +83,7 @@ class ImageEncoder:
         self._kept_bytes = kept_bytes
         # By digest; the last one was read last.
         self._vectors: OrderedDict[bytes, Tensor] = OrderedDict()
+        self._encoded = NOTHING_ENCODED
 
     def rows_of(self, chunks: Sequence[Chunk], specs: Mapping[int, SequenceSpec]) -> ImageRows | None:
         """The rows of a step that are of images, with their vectors; None if there are none."""
@@ -85,12 +106,21 @@ class ImageEncoder:
         self._drop({image.digest for image, _ in read})
         return ImageRows(torch.tensor(rows, device=self._device), torch.cat(vectors, 1))
 
+    def take_encoded(self) -> Encoded:
+        """What was encoded since the last call."""
+        found, self._encoded = self._encoded, NOTHING_ENCODED
+        return found
+
     def _encode(self, images: Sequence[PromptImage]) -> None:
         """Have the vectors of all of them, which are the last read ones then."""
         lacking = {image.digest: image for image in images if image.digest not in self._vectors}
         for group in self._groups(lacking.values()):
             self._tower = self._tower or self._load_tower()
-            for image, found in zip(group, self._tower(group), strict=True):
+            clock = DeviceClock(self._device)
+            vectors = self._tower(group)
+            clock.stop()
+            self._encoded = Encoded(self._encoded.images + len(group), (*self._encoded.clocks, clock))
+            for image, found in zip(group, vectors, strict=True):
                 assert found.shape[1] == image.gets_vector.sum(), "a vector for each placeholder"
                 # Each is dropped by itself.
                 self._vectors[image.digest] = found.clone() if len(group) > 1 else found

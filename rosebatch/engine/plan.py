@@ -248,6 +248,7 @@ class StepResult:
         seconds: that the device was busy with it.
         syncs: how often the host waited for the device.
         graph_replays, graph_captures: of CUDA graphs.
+        images, image_seconds: that were encoded for it, and what that took of ``seconds``.
     """
 
     token_ids: list[list[int]]
@@ -258,3 +259,5 @@ class StepResult:
     syncs: int = field(default=0, kw_only=True)
     graph_replays: int = field(default=0, kw_only=True)
     graph_captures: int = field(default=0, kw_only=True)
+    images: int = field(default=0, kw_only=True)
+    image_seconds: float = field(default=0.0, kw_only=True)

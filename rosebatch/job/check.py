@@ -56,11 +56,13 @@ class Checked:
     Attributes:
         beginning: id and text of the token that the tokenizer puts in front of each prompt; None if it puts none.
         doubled: prompts whose text begins with it too.
+        image_lens: tokens of each image of a prompt.
     """
 
     beginning: tuple[int, str] | None = None
 
     num_good: int = 0
+    image_lens: "array[int]" = field(default_factory=lambda: array("L"))
     prompt_lens: "array[int]" = field(default_factory=lambda: array("L"))
     output_lens: "array[int]" = field(default_factory=lambda: array("L"))
     errors: Counter[str] = field(default_factory=Counter)
@@ -214,6 +216,7 @@ def _count(
         if checked.beginning is not None and list(prompt.token_ids[:2]) == [checked.beginning[0]] * 2:
             checked.doubled += 1
         checked.prompt_lens.append(length)
+        checked.image_lens.extend(image.num_tokens for image in prompt.images)
         limit = min(sampling.max_tokens, config.max_model_len - length) if item.row.generates else 0
         checked.output_lens.append(sampling.n * limit)
 
@@ -255,14 +258,16 @@ def _summary(checked: Checked, plan: LaunchPlan, block_size: int, rates: Rates) 
             )
         )
     config, itemsize, slots = plan.source.config, plan.source.dtype.itemsize, min_slots(plan.config)
-    for name, lens in (("prompt", checked.prompt_lens), ("output", checked.output_lens)):
+    kinds = {"prompt": checked.prompt_lens, "image": checked.image_lens, "output": checked.output_lens}
+    for name, lens in kinds.items():
         if not any(lens):
             # Nothing is generated.
             continue
         limit = "at most " if name == "output" else ""
         ordered = sorted(lens)
         middle, late = (ordered[-(-len(ordered) * rank // 100) - 1] for rank in (50, 90))
-        spread = f"{ordered[0]} to {ordered[-1]} a prompt, median {middle}, p90 {late}"
+        of = "an image" if name == "image" else "a prompt"
+        spread = f"{ordered[0]} to {ordered[-1]} {of}, median {middle}, p90 {late}"
         lines.append((f"{name} tokens", f"{limit}{sum(lens)} ({spread})"))
     lines += [(f"prompts of {label} tokens", bar) for label, bar in _histogram(checked.prompt_lens)]
     totals = map(sum, zip(checked.prompt_lens, checked.output_lens, strict=True))

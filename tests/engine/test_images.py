@@ -108,6 +108,19 @@ def test_images_of_a_step_are_encoded_together():
     assert all(each.untyped_storage().nbytes() == each.nbytes for each in images._vectors.values())
 
 
+def test_what_was_encoded_is_told_once():
+    """A step counts its own images; vectors that are there cost nothing."""
+    _, images = encoder(together=100)
+    specs = {1: spec(1, image(7, 0), image(8, 4), image(9, 8))}
+    assert images.take_encoded() == (0, ())
+    images.rows_of([chunk(1, 0, 20)], specs)
+    images.rows_of([chunk(1, 0, 20)], specs)
+    found = images.take_encoded()
+    assert (found.images, len(found.clocks)) == (3, 2)
+    assert found.seconds() > 0
+    assert images.take_encoded() == (0, ())
+
+
 def test_positions_of_parts_are_those_of_the_whole():
     """A chunk that began behind an image counted on from its own start."""
     images = image(7, 2, (3, 2)), image(8, 8, (1, 4))

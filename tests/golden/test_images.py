@@ -23,6 +23,7 @@ from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.cache.memory import DeviceMemory
 from rosebatch.engine.images import image_bytes
 from rosebatch.engine.load import load_engine
+from rosebatch.job.check import check_job
 from rosebatch.job.config import JobConfig
 from rosebatch.job.run import run_job
 from rosebatch.llm.llm import LLM
@@ -37,6 +38,7 @@ from tests.helpers.seeing import (
     FIRST_MARK,
     IMAGE,
     SECOND_MARK,
+    SIZES,
     Family,
     load_processor,
     picture,
@@ -373,6 +375,19 @@ def test_a_folder_that_cannot_see_serves_texts(change, tmp_path, transformers):
     assert image["error"]["message"] == "line 2: only text parts are supported in message content"
 
 
+def test_check_tells_what_images_take(seeing, tmp_path):
+    """Tokens of an image follow from its size, the model and --max-pixels, and only prompts' lengths were told."""
+    lines = [{"messages": [{"role": "user", "content": content_of([0, b"a", 2])}]}] * 2
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    config = RunConfig(model=str(seeing.folder), device="cpu", dtype="float32")
+    stream = io.StringIO()
+    assert check_job(JobConfig(input=str(tmp_path / "in.jsonl")), config, stream) == 0
+    few, many = sorted(len(seeing.processor(picture(number)).token_ids) for number in (0, 2))
+    told = f"image tokens: {2 * (few + many)} ({few} to {many} an image, median {few}, p90 {many})\n"
+    assert told in stream.getvalue()
+    assert " for images and " in stream.getvalue()
+
+
 def test_a_killed_run_goes_on_with_the_same_answers(seeing, tmp_path):
     """Rows with images are loaded again, and another --max-pixels would give other answers to the rest."""
     lines = [{"messages": [{"role": "user", "content": content_of(parts)}]} for parts in ROWS.values()]
@@ -422,7 +437,9 @@ def test_rows_with_images_are_answered_as_by_transformers(seeing, tmp_path):
         "sampling": sampling,
         "return_token_ids": True,
     }
-    run_file(tmp_path / "in.jsonl", tmp_path / "out.jsonl", **options)
+    report = run_file(tmp_path / "in.jsonl", tmp_path / "out.jsonl", **options).report
+    assert (report["images"], report["encoded_images"]) == (10, len(SIZES))
+    assert 0 < report["image_s"] <= report["prefill_s"] + report["decode_s"]
     found = {row["id"]: row for row in map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())}
     with pytest.raises(FlagError, match="1 row cannot be served"):
         run_file(tmp_path / "in.jsonl", tmp_path / "strict.jsonl", strict=True, **options)

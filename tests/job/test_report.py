@@ -5,6 +5,7 @@ import json
 from dataclasses import asdict
 
 import pytest
+from msgspec import structs
 
 from rosebatch.config.switches import Switches
 from rosebatch.core.errors import RowError, UserError
@@ -20,7 +21,19 @@ FIELDS = {
     *("requests", "completed", "failed", "resumed", "resumed_exactly", "errors", "ignored_fields", "unclear_fields"),
     *("finish_reasons", "prompt_tokens", "cached_tokens", "cache_hit_rate", "output_tokens"),
     *("elapsed_s", "requests_per_s", "prompt_tokens_per_s", "output_tokens_per_s", "total_tokens_per_s"),
-    *("prefill_s", "decode_s", "startup_s", "ttft_s", "tpot_s", "itl_s", "e2e_s"),
+    *(
+        "images",
+        "encoded_images",
+        "images_per_s",
+        "image_s",
+        "prefill_s",
+        "decode_s",
+        "startup_s",
+        "ttft_s",
+        "tpot_s",
+        "itl_s",
+        "e2e_s",
+    ),
     *("steps", "decode_steps", "syncs", "preemptions", "copied_blocks", "restored_blocks", "computed_tokens"),
     *("max_running", "max_blocks_used", "peak_memory_bytes", "host_us_per_row", "timeline"),
     *("date", "command", "input", "output", "host", "gpu", "git_revision", "engine", "versions"),
@@ -190,6 +203,22 @@ def test_table():
     assert shown["switched off"] == "prefix-cache (there is a state)"
     assert shown["sampler"] == "flashinfer"
     assert not {"longest sequence", "sampler", "switched off"} & set(dict(table(report_of(tally))))
+
+
+def test_images_are_told():
+    """Of a job with images, nobody knew whether it waited for the encoder. Completions of a prompt have it once."""
+    request = Request(0, (1,) * 4, SamplingParams(n=2), images=("one", "two"))
+    row = structs.replace(completion(n=2), request=request)
+    tally, first = Tally(), Tally()
+    first.add_row([row, completion(sample=1, n=2)], ["length"] * 2)
+    tally.merge(first.take())
+    stats, other = EngineStats(images=1, image_seconds=0.5), EngineStats(images=2, image_seconds=0.25)
+    stats.merge(other)
+    report = report_of(tally, stats=stats)
+    fields = {"images": 2, "images_per_s": 1.0, "encoded_images": 3, "image_s": 0.75}
+    assert {name: report[name] for name in fields} == fields
+    assert dict(table(report))["images"] == "2 (3 encoded in 0.75 s), 1.00 images/s"
+    assert "images" not in dict(table(report_of(tally_of(completion()))))
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

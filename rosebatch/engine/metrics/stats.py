@@ -11,6 +11,7 @@ _COUNTS = (
     *("steps", "decode_steps", "syncs", "graph_replays", "graph_captures", "preemptions", "computed_tokens"),
     *("finished", "stopped", "prompt_tokens", "output_tokens", "token_steps", "decoded", "squares", "products"),
     *("copied_blocks", "restored_blocks", "max_running", "max_blocks_used", "prefill_seconds", "decode_seconds"),
+    *("images", "image_seconds"),
 )
 
 
@@ -23,6 +24,7 @@ class EngineStats:
         stopped: those of them that ended before they had to.
         prompt_tokens, output_tokens: those that are counted as prefill, and those that were sampled.
         token_steps, decoded, squares, products: see ``steps``, ``decoded`` and so on of ``Outlook``.
+        images, image_seconds: that were encoded, and what that took of the seconds of prompts.
         first_token_time: on the clock of ``time.perf_counter``; None before it.
         itl: inter-token latency, seconds between two moments at which tokens of a completion were known. The tokens of
             one decode window are known together and count once.
@@ -49,6 +51,8 @@ class EngineStats:
     max_blocks_used: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
+    images: int = 0
+    image_seconds: float = 0.0
     first_token_time: float | None = None
     itl: Durations = field(default_factory=Durations)
     timeline: Timeline = field(default_factory=Timeline)
@@ -101,6 +105,8 @@ class EngineStats:
         self.syncs += result.syncs
         self.graph_replays += result.graph_replays
         self.graph_captures += result.graph_captures
+        self.images += result.images
+        self.image_seconds += result.image_seconds
         self.preemptions += plan.num_preempted
         self.computed_tokens += num_tokens
         self.copied_blocks += len(plan.copies)

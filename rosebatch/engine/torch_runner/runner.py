@@ -79,6 +79,9 @@ class TorchRunner:
             self.staging = Staging(self.cache.device)
         result = self._run(plan, masks)
         result = replace(result, seconds=time.perf_counter() - started, syncs=host_waits.count() - waits)
+        if self.images is not None:
+            encoded = self.images.take_encoded()
+            result = replace(result, images=encoded.images, image_seconds=encoded.seconds())
         return lambda: result
 
     @torch.inference_mode()

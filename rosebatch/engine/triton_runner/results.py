@@ -1,47 +1,15 @@
-"""What a plan brought, and how long the device took."""
+"""What a plan brought."""
 
-import time
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import torch
 
 from rosebatch.core.request import Logprobs
+from rosebatch.engine.device_clock import DeviceClock
+from rosebatch.engine.images import NOTHING_ENCODED, Encoded
 from rosebatch.engine.plan import StepResult
 from rosebatch.engine.triton_runner.graphs import Ran
-from rosebatch_kernels.common import host_waits
 from rosebatch_kernels.common.tokens import NO_TOKEN
-
-
-class DeviceClock:
-    """Seconds that the device spends between the start and ``stop``."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._events: list[torch.cuda.Event] = []
-        self._cuda = device.type == "cuda"
-        self._started = self._stopped = time.perf_counter()
-        self._mark()
-
-    def stop(self) -> None:
-        """The work that is measured is launched."""
-        self._mark()
-        self._stopped = time.perf_counter()
-
-    def seconds(self) -> float:
-        """Waits for the end of the work, unless a later result is there."""
-        if not self._cuda:
-            return self._stopped - self._started
-        start, end = self._events
-        if not end.query():
-            host_waits.wait_for(end)
-        milliseconds: float = start.elapsed_time(end)
-        return milliseconds * 1e-3
-
-    def _mark(self) -> None:
-        if self._cuda:
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-            self._events.append(event)
 
 
 def to_result(
@@ -51,6 +19,7 @@ def to_result(
     ran: Ran,
     of_prompts: Mapping[int, Sequence[Logprobs]] | None = None,
     pooled: Mapping[int, np.ndarray] | None = None,
+    encoded: Encoded = NOTHING_ENCODED,
 ) -> StepResult:
     """What a plan brought; waits for the device."""
     return StepResult(
@@ -59,6 +28,8 @@ def to_result(
         of_prompts or {},
         pooled or {},
         seconds=clock.seconds(),
+        images=encoded.images,
+        image_seconds=encoded.seconds(),
         graph_replays=ran.replays,
         graph_captures=ran.captures,
     )

@@ -18,7 +18,8 @@ from rosebatch.core.request import PackedLogprobs
 from rosebatch.core.sampling_params import MAX_LOGPROBS
 from rosebatch.engine.cache.kv_cache import KVCache
 from rosebatch.engine.cache.state_pool import StatePool
-from rosebatch.engine.images import ImageEncoder, rotary_shift, section_positions
+from rosebatch.engine.device_clock import DeviceClock
+from rosebatch.engine.images import NOTHING_ENCODED, ImageEncoder, rotary_shift, section_positions
 from rosebatch.engine.plan import DecodeWindow, PackedStep, RestartPolicy, StepPlan, StepResult
 from rosebatch.engine.pooling.pooled_states import PooledStates, reads_all, scores
 from rosebatch.engine.sampling.features import Features
@@ -31,7 +32,7 @@ from rosebatch.engine.triton_runner.graphs import Ran, StepGraphs
 from rosebatch.engine.triton_runner.packing import MAX_PADDED_TOKENS, pack, padded_size
 from rosebatch.engine.triton_runner.prefix_groups import MIN_ROWS, PrefixGroupState
 from rosebatch.engine.triton_runner.prefix_tiles import PrefixTile, group_tiles
-from rosebatch.engine.triton_runner.results import DeviceClock, to_result, until_ended
+from rosebatch.engine.triton_runner.results import to_result, until_ended
 from rosebatch.engine.triton_runner.slots import Slots
 from rosebatch.engine.triton_runner.state import DeviceState
 from rosebatch.engine.triton_runner.steps import NOTHING, DecodeKind, DeviceSteps, PackedKind, Seen
@@ -285,9 +286,10 @@ class TritonRunner:
             self.state.set_tokens(list(zip(sampled.slots.tolist(), rows, strict=True)), self.up)
         self.pooling.update(plan)
         ran, columns, of_prompts, pooled = self._run_packed(plan, sampled)
+        encoded = NOTHING_ENCODED if self.images is None else self.images.take_encoded()
         if not count:
             clock.stop()
-            return lambda: to_result([], [], clock, ran, of_prompts(), pooled())
+            return lambda: to_result([], [], clock, ran, of_prompts(), pooled(), encoded)
         self.sampler.sample(self.model.logits(ran.out[:count]), sampled, columns, self.up, decodes=False)
         clock.stop()
         fetch = self.down.fetch(self.sampler.first_tokens[0, :count])
@@ -298,7 +300,7 @@ class TritonRunner:
             ids = [[token] for token in fetch().tolist()]
             rows = None if fetch_logprobs is None else fetch_logprobs()[:, None]
             logprobs = [] if rows is None else read_all(rows, sampled.specs, ids)
-            return to_result(ids, logprobs, clock, ran, of_prompts(), pooled())
+            return to_result(ids, logprobs, clock, ran, of_prompts(), pooled(), encoded)
 
         return wait
 

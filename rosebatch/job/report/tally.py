@@ -12,7 +12,7 @@ from rosebatch.core.errors import RowError
 from rosebatch.core.request import Completion
 from rosebatch.engine.metrics.durations import Durations
 
-_NUMBERS = ("completed", "prompt_tokens", "cached_tokens", "output_tokens")
+_NUMBERS = ("completed", "prompt_tokens", "cached_tokens", "output_tokens", "images")
 _COUNTERS = ("finish_reasons", "errors", "ignored", "unclear", "host_seconds")
 _DURATIONS = ("ttft", "tpot", "e2e")
 
@@ -31,6 +31,7 @@ class Tally:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    images: int = 0
     finish_reasons: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
     ignored: Counter[str] = field(default_factory=Counter)
@@ -59,6 +60,7 @@ class Tally:
             if completion.sample == 0:
                 self.prompt_tokens += len(completion.request.prompt_token_ids)
                 self.cached_tokens += completion.cached_tokens
+                self.images += len(completion.request.images)
             self.output_tokens += tokens
             self.ttft.add(completion.first_token_time - completion.arrival_time)
             self.e2e.add(completion.finish_time - completion.arrival_time)
