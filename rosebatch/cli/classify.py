@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from rosebatch.cli.embed import OF_COMPLETIONS
+from rosebatch.cli.embed import OF_COMPLETIONS, OF_IMAGES
 from rosebatch.cli.jobs import prepare_device, serve_file
 from rosebatch.cli.options import Source, takes
 from rosebatch.config.run import Flag, RunConfig
@@ -20,7 +20,7 @@ class ClassFlags:
     token_probs: Annotated[bool, Flag("Tokens that are classified have the numbers of all labels.", CLASSES)] = False
 
 
-@takes(job=JobConfig, run=RunConfig, classes=ClassFlags, without=OF_COMPLETIONS)
+@takes(job=JobConfig, run=RunConfig, classes=ClassFlags, without=OF_COMPLETIONS + OF_IMAGES)
 def classify(source: Source, *, job: dict[str, Any], run: dict[str, Any], classes: dict[str, Any]) -> None:
     """Classify every prompt of a file, or its tokens, by the model's own head.
 

@@ -20,8 +20,8 @@ OF_COMPLETIONS = (
     "return_token_ids",
     "seed",
     "system_prompt",
-    *("media_root", "media_domains", "limit_images", "max_pixels"),
 )
+OF_IMAGES = ("media_root", "media_domains", "limit_images", "max_pixels")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,14 +3,14 @@
 import time
 from typing import Any
 
-from rosebatch.cli.embed import OF_COMPLETIONS
+from rosebatch.cli.embed import OF_COMPLETIONS, OF_IMAGES
 from rosebatch.cli.jobs import prepare_device, serve_file
 from rosebatch.cli.options import Source, takes
 from rosebatch.config.run import RunConfig
 from rosebatch.job.config import JobConfig
 
 
-@takes(job=JobConfig, run=RunConfig, without=OF_COMPLETIONS)
+@takes(job=JobConfig, run=RunConfig, without=OF_COMPLETIONS + OF_IMAGES)
 def score(source: Source, *, job: dict[str, Any], run: dict[str, Any]) -> None:
     """Score pairs of texts, continuations of every prompt of a file, or the prompts.
 

@@ -85,7 +85,7 @@ def check_job(job: JobConfig, config: RunConfig, stream: TextIO) -> int:
     Raises:
         UserError: the input or the model is missing or unreadable, or a flag is impossible. The model cannot do this.
     """
-    plan, task = plan_fitting(config, weights=False), job.task
+    plan, task = plan_fitting(job.limits(config), weights=False), job.task
     unread = plan.source.require_loadable()
     if job.sampling and not task.samples:
         given = ", ".join(map(flag, job.sampling))

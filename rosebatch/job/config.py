@@ -1,12 +1,12 @@
 """What a job is asked to do with its files."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rosebatch.config.byte_sizes import in_bytes
-from rosebatch.config.run import Flag, InputFormat
+from rosebatch.config.run import Flag, InputFormat, RunConfig
 from rosebatch.core.errors import FlagError
 from rosebatch.core.plain import is_text
 
@@ -110,6 +110,10 @@ class JobConfig:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     settings: tuple[Path, ...] = ()
     task: "Task" = field(default_factory=_generate)
+
+    def limits(self, config: RunConfig) -> RunConfig:
+        """How to load a model for the job: without room for images, if its task has none."""
+        return config if self.task.takes_images else replace(config, limit_images=0)
 
     def __post_init__(self) -> None:
         if in_bytes(self.max_row_bytes, "max_row_bytes") < 1:

@@ -80,6 +80,7 @@ def run_job(
     limits = None
     if isinstance(model, RunConfig):
         limits = GrammarLimits(model.grammar_timeout, in_bytes(model.grammar_memory))
+        model = job.limits(model)
     check_sampling(job.sampling, job.seed, limits)
     if job.strict and isinstance(model, RunConfig) and model.ray is not None:
         raise FlagError("--strict with --ray is not supported: another machine may lack the input; use rosebatch check")

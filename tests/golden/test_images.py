@@ -19,10 +19,12 @@ from rosebatch.config.run import RunConfig
 from rosebatch.config.switches import Switches
 from rosebatch.core.errors import FlagError, InterruptionError, UserError
 from rosebatch.core.images import PromptImage
+from rosebatch.core.pooling_params import PoolingParams
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.cache.memory import DeviceMemory
 from rosebatch.engine.images import image_bytes
 from rosebatch.engine.load import load_engine
+from rosebatch.io.tasks.score import Score
 from rosebatch.job.check import check_job
 from rosebatch.job.config import JobConfig
 from rosebatch.job.run import run_job
@@ -43,6 +45,7 @@ from tests.helpers.seeing import (
     load_processor,
     picture,
     reference_logits,
+    reference_states,
     request,
     seeing_model,
 )
@@ -373,6 +376,37 @@ def test_a_folder_that_cannot_see_serves_texts(change, tmp_path, transformers):
     text, image = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
     assert "text" in text
     assert image["error"]["message"] == "line 2: only text parts are supported in message content"
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+def test_chats_with_images_are_embedded(seeing, tmp_path, pooling):
+    """Models of images embed pages and photographs: such rows were refused. Rows of other tasks are texts."""
+    lines = [{"id": name, "messages": [{"role": "user", "content": content_of(ROWS[name])}]} for name in ROWS]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    options = {"model": str(seeing.folder), "device": "cpu", "dtype": "float32"}
+    limits = {"max_num_seqs": 3, "max_num_batched_tokens": 16}
+    embedded = PoolingParams(pooling=pooling)
+    report = run_file(tmp_path / "in.jsonl", tmp_path / "out.jsonl", pooling=embedded, **options, **limits).report
+    assert report["images"] == 10
+    for row in map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines()):
+        parts = ROWS[row["id"]]
+        # Without the opening of an answer, which the template has always.
+        given = seeing.request(0, [b"[user:", *parts, b"]", b"[assistant:"])
+        states = reference_states(seeing.family, seeing.model, seeing.folder, parts, given.prompt_token_ids)
+        expected = torch.nn.functional.normalize(states[-1] if pooling == "last" else states.mean(0), dim=0)
+        assert row["usage"]["prompt_tokens"] == len(given.prompt_token_ids)
+        torch.testing.assert_close(torch.tensor(row["embedding"]), expected, rtol=0, atol=1e-5)
+
+
+def test_score_keeps_no_room_for_images(seeing, tmp_path):
+    """Its rows are texts: the tower is never loaded."""
+    lines = [{"prompt": "abc"}, {"messages": [{"role": "user", "content": content_of(ROWS["one"])}]}]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    stream = io.StringIO()
+    job = JobConfig(input=str(tmp_path / "in.jsonl"), task=Score())
+    assert check_job(job, RunConfig(model=str(seeing.folder), device="cpu", dtype="float32"), stream) == 1
+    assert "only text parts are supported in message content" in stream.getvalue()
+    assert " for images and " not in stream.getvalue()
 
 
 def test_check_tells_what_images_take(seeing, tmp_path):

@@ -182,6 +182,21 @@ def reference_logits(
     family: Family, model: Any, folder: Path, parts: Sequence[int | Sequence[int]], token_ids: Sequence[int]
 ) -> Tensor:
     """``[tokens, V]`` of transformers, with images by its own image processor."""
+    logits: Tensor = _reference(family, model, folder, parts, token_ids).logits[0]
+    return logits
+
+
+def reference_states(
+    family: Family, model: Any, folder: Path, parts: Sequence[int | Sequence[int]], token_ids: Sequence[int]
+) -> Tensor:
+    """``[tokens, H]``, the same after the last norm."""
+    states: Tensor = _reference(family, model.model, folder, parts, token_ids).last_hidden_state[0]
+    return states
+
+
+def _reference(
+    family: Family, model: Any, folder: Path, parts: Sequence[int | Sequence[int]], token_ids: Sequence[int]
+) -> Any:
     from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
     ids = torch.tensor([[*token_ids]])
@@ -197,5 +212,4 @@ def reference_logits(
         if "image_grid_thw" in inputs:
             inputs["mm_token_type_ids"] = (ids == IMAGE).int()
     with torch.inference_mode():
-        logits: Tensor = model(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs).logits[0]
-    return logits
+        return model(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs)

@@ -39,6 +39,7 @@ class Embed(Task):
 
     name: ClassVar[str] = "embed"
     doing: ClassVar[str] = "embedding"
+    takes_images: ClassVar[bool] = True
     fields: ClassVar[type[PromptFields]] = _Fields
     result_fields: ClassVar[tuple[str, ...]] = ("index", "embedding", "usage", "error")
     pooling: PoolingParams = field(default_factory=PoolingParams)

@@ -22,6 +22,7 @@ class Generate(Task):
     counts: ClassVar[Literal["output", "prompt"]] = "output"
     samples: ClassVar[bool] = True
     reads_logits: ClassVar[bool] = True
+    takes_images: ClassVar[bool] = True
     result_fields: ClassVar[tuple[str, ...]] = RESULT_FIELDS
 
     @property

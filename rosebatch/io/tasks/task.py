@@ -11,6 +11,8 @@ from rosebatch.core.errors import RowError, UserError
 from rosebatch.core.sampling_params import GREEDY
 from rosebatch.io.columns import Columns
 from rosebatch.io.fields import Message, prompt_options, to_struct
+from rosebatch.io.images.messages import messages_with_images
+from rosebatch.io.images.references import ImageReference
 from rosebatch.io.result_names import require_no_collision, reserved_names
 from rosebatch.io.results import Result
 from rosebatch.io.row_names import unclear_names
@@ -45,6 +47,7 @@ class Task:
         counts: which tokens progress counts.
         samples: whether rows have sampling fields.
         reads_logits: whether it needs a model with an output projection.
+        takes_images: whether chats of rows may have images.
         fields: of a row.
         prompt_fields: those of which it has one.
         result_fields: of a result, without the carried ones. They are in this order.
@@ -55,6 +58,7 @@ class Task:
     counts: ClassVar[Literal["output", "prompt"]] = "prompt"
     samples: ClassVar[bool] = False
     reads_logits: ClassVar[bool] = False
+    takes_images: ClassVar[bool] = False
     fields: ClassVar[type[PromptFields]] = PromptFields
     prompt_fields: ClassVar[Sequence[str]] = PROMPT_FIELDS
     result_fields: ClassVar[tuple[str, ...]]
@@ -113,7 +117,12 @@ class Task:
             line = to_struct(values, self.fields)
             line.add_generation_prompt = self.opens_answer(line)
             self.require_prompt(line, values)
-            chat = line.messages is not None
+            chat, messages = line.messages is not None, None
+            images: tuple[ImageReference, ...] = ()
+            if chat and self.takes_images:
+                messages, images = messages_with_images(values["messages"])
+            elif chat:
+                messages = [plain_message(message) for message in values["messages"]]
             known = {name: value for name, value in values.items() if name in self.request_fields}
             return Row(
                 index=index,
@@ -122,7 +131,8 @@ class Task:
                 id=line.id,
                 options=prompt_options(line, {"add_generation_prompt": False, **known} if chat else known, chat=chat),
                 prompt=line.prompt,
-                messages=[plain_message(message) for message in values["messages"]] if chat else None,
+                messages=messages,
+                images=images,
                 prompt_token_ids=line.prompt_token_ids,
                 unclear=unclear_names(metadata, self.request_fields),
                 **self.asks(line),
