@@ -57,6 +57,8 @@ def _case(chosen: Chosen, run: Mapping[str, Any], *, parts: bool) -> Case:
         "dtype": scenario.dtype,
         "max_num_seqs": scenario.max_num_seqs,
         "kv_cache_memory": scenario.kv_cache_memory,
+        # Prompts are token ids.
+        "limit_images": 0,
         "switches": {**run["switches"], "prefix_cache": scenario.prefix_cache},
     }
     config = RunConfig(**given)

@@ -22,10 +22,20 @@ _KEPT_BYTES = 1 << 28
 _TOGETHER = 1 << 20
 
 
-def image_bytes(source: ModelSource, limits: RunConfig) -> int:
-    """Bytes that images may take of each device, from the first one on; 0 if there are none."""
+def image_bytes(source: ModelSource, limits: RunConfig, tokens: int) -> int:
+    """Bytes that images may take of each device, from the first one on; 0 if there are none.
+
+    Args:
+        source: of the model.
+        limits: of the run.
+        tokens: of a step, at most.
+    """
     pixels = together(source, limits)
-    return source.tower_bytes(pixels) + _KEPT_BYTES if pixels else 0
+    if not pixels or source.vision is None:
+        return 0
+    vectors = tokens * (1 + source.vision.added) * source.config.hidden_size * source.dtype.itemsize
+    # Those that are kept, and a step's, of which it has a copy.
+    return source.tower_bytes(pixels) + max(_KEPT_BYTES, vectors) + vectors
 
 
 def together(source: ModelSource, limits: RunConfig) -> int:

@@ -125,7 +125,7 @@ def load_engine(
         switches = replace(switches, cuda_graph=False)
     minimum = group.all_min if group else list[int]
     vision = source.vision
-    images, taken = None, image_bytes(source, limits)
+    images, taken = None, image_bytes(source, limits, batched_tokens(limits, device.type))
     if vision is not None and taken:
         pixels = 0 if switches.batch_invariant else together(source, limits)
         images = ImageEncoder(lambda: vision.tower(source.weights(device)), vision.channel_sections, device, pixels)

@@ -15,7 +15,7 @@ from rosebatch.config.switches import Switches, flag, without_effect
 from rosebatch.core.errors import FlagError, UserError
 from rosebatch.core.plain import dtype_name
 from rosebatch.core.words import counted
-from rosebatch.engine.cache.memory import memory_of
+from rosebatch.engine.cache.memory import batched_tokens, memory_of
 from rosebatch.engine.images import image_bytes
 from rosebatch.engine.load import choose_block_size, pick_device
 from rosebatch.launch.fit import Fit, Wanted, find_fit
@@ -114,7 +114,7 @@ def plan_fitting(config: RunConfig, *, quiet: bool = False, weights: bool = True
         plan.switches,
         gpus,
         source.quantization,
-        image_bytes(source, config),
+        image_bytes(source, config, batched_tokens(config, plan.device.type)),
     )
     fit = find_fit(wanted, memory_of(plan.device))
     if weights or config.model is None or parse_hub_id(config.model) is None:

@@ -187,8 +187,10 @@ def test_memory_is_planned_for_the_largest_image(seeing, limit):
     assert source.most_pixels(limits) == most
     assert source.tower_bytes(most) == 4 * (weights + 40 * 32 * most // side**2)
     # Small ones are encoded together.
-    assert image_bytes(source, limits) == source.tower_bytes(1 << 20) + (1 << 28)
-    assert image_bytes(source, replace(limits, limit_images=0)) == 0
+    of_token = 4 * source.config.hidden_size * (3 if "Qwen3VL" in type(seeing.model).__name__ else 1)
+    assert image_bytes(source, limits, 10) == source.tower_bytes(1 << 20) + (1 << 28) + 10 * of_token
+    assert image_bytes(source, limits, 1 << 20) == source.tower_bytes(1 << 20) + (2 << 20) * of_token
+    assert image_bytes(source, replace(limits, limit_images=0), 10) == 0
 
 
 def test_memory_of_a_tower_that_is_not_downloaded_yet(tmp_path, transformers):
@@ -203,7 +205,7 @@ def test_memory_of_a_tower_that_is_not_downloaded_yet(tmp_path, transformers):
 def test_the_kv_cache_leaves_room_for_images(seeing, monkeypatch):
     """It took the room of the tower, which is loaded later."""
     limits = RunConfig(model=str(seeing.folder), dtype="float32", device="cpu", max_num_seqs=64)
-    images = image_bytes(find_model(limits, torch.device("cpu")), limits)
+    images = image_bytes(find_model(limits, torch.device("cpu")), limits, 1024)
     free = images + (1 << 24)
     monkeypatch.setattr("rosebatch.engine.load.memory_of", lambda device: DeviceMemory("cpu", free, free))
     kept = []

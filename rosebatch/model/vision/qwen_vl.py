@@ -96,7 +96,7 @@ def qwen3_vl(folder: Path, values: Mapping[str, Any], config: ModelConfig) -> Vi
     added = values["vision_config"].get("deepstack_visual_indexes", _DEEPSTACK)
     if len(added) >= config.num_layers:
         raise ValueError(f"deepstack_visual_indexes has {len(added)} layers for {config.num_layers}")
-    return _vision(folder, values, config, interleaved, (24, 20, 20))
+    return _vision(folder, values, config, interleaved, (24, 20, 20), len(added))
 
 
 def qwen3_5(folder: Path, values: Mapping[str, Any], config: ModelConfig) -> Vision:
@@ -122,6 +122,7 @@ def _vision(
     config: ModelConfig,
     order: Callable[[Sequence[int], int], tuple[int, ...]],
     default: Sequence[int],
+    added: int = 0,
 ) -> Vision:
     # Older folders have the fields of the text part beside the others.
     text = values.get("text_config") or values
@@ -131,4 +132,4 @@ def _vision(
     def processor(max_pixels: int | None, encode: Encode) -> QwenProcessor:
         return QwenProcessor(folder, placeholder, max_pixels)
 
-    return Vision(placeholder, _PARTS, processor, partial(QwenTower, folder), sections, _most_pixels)
+    return Vision(placeholder, _PARTS, processor, partial(QwenTower, folder), sections, _most_pixels, added)

@@ -79,6 +79,7 @@ class Vision:
         sections: for each pair of rotated channels, which of three positions turns it: 0 of time, 1 of height, 2 of
             width. Empty if positions of images are those of their tokens.
         most_pixels: for the plan of memory.
+        added: vectors of each token that further layers add.
     """
 
     placeholder: int
@@ -87,6 +88,7 @@ class Vision:
     tower: Callable[[WeightSource], Tower]
     sections: tuple[int, ...] = ()
     most_pixels: MostPixels = of_one_size
+    added: int = 0
 
     @property
     def channel_sections(self) -> tuple[int, ...]:
