@@ -20,6 +20,9 @@ MostPixels = Callable[[Mapping[str, Any], int | None, int], int]
 def of_one_size(values: Mapping[str, Any], max_pixels: int | None, max_tokens: int) -> int:
     """See ``MostPixels``: of a tower to which all images have one size."""
     size = values.get("crop_size") or values["size"]
+    if isinstance(size, int):
+        # As older folders have it.
+        return size**2
     shortest = size.get("shortest_edge", 0)
     return int(size.get("height", shortest) * size.get("width", shortest))
 
