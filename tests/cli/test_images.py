@@ -99,6 +99,7 @@ def test_a_run_is_resumed(run, scans, tmp_path, monkeypatch):
     assert (tmp_path / "out.jsonl").read_bytes() == expected
 
 
+@pytest.mark.thorough
 def test_shards_and_workers(run, cli, scans, tmp_path):
     """They read the list of files themselves."""
     assert run("scans", "-q", "-o", "whole.jsonl").code == 3

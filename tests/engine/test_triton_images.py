@@ -99,6 +99,7 @@ def test_chunks_and_preemptions(more, plain):
     assert (engine.stats.preemptions > 0) is ("blocks" in more)
 
 
+@pytest.mark.thorough
 def test_bits_of_texts_do_not_depend_on_images_beside_them():
     """The kernel that turns by the place attends to the new key first, the other one last."""
 

@@ -136,6 +136,7 @@ def test_captions(seeing):
     assert seeing("captions.sh", "--max-tokens 8") == printed
 
 
+@pytest.mark.thorough
 def test_receipts(seeing):
     """Pages become JSON of the schema, also by a model that reads nothing."""
     rows = [json.loads(line) for line in seeing("receipts.sh", "--max-tokens 6000").splitlines()]
