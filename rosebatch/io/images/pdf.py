@@ -59,7 +59,10 @@ def page_picture(content: bytes, number: int, most: int) -> "Image.Image":
     import pypdfium2
     from PIL import Image
 
-    page = pypdfium2.PdfDocument(content)[number - 1]
+    document = pypdfium2.PdfDocument(content)
+    # Before there is a page: else what is filled into forms is not drawn.
+    document.init_forms()
+    page = document[number - 1]
     width, height = (side * _DPI / _POINTS for side in page.get_size())
     if (width + 1) * (height + 1) > most:
         raise Image.DecompressionBombError

@@ -135,6 +135,27 @@ def stream(content, fields=b""):
 CATALOG, PAGES = b"<</Type/Catalog/Pages 2 0 R>>", b"<</Type/Pages/Kids[3 0 R]/Count 1>>"
 
 
+@pytest.mark.usefixtures("_pdfium")
+@pytest.mark.parametrize("has_look", [True, False])
+def test_what_is_filled_into_a_form_is_drawn(has_look):
+    """A page showed the form as it was before anybody wrote into it."""
+    font = b"<</Font<</F 4 0 R>>>>"
+    look = stream(
+        b"/Tx BMC BT /F 9 Tf 1 1 Td (HHHH) Tj ET EMC", b"/Type/XObject/Subtype/Form/BBox[0 0 36 9]/Resources" + font
+    )
+    field = b"<</Subtype/Widget/FT/Tx/T(a)/V(HHHH)/Rect[0 0 36 9]/F 4/DA(/F 9 Tf 0 g)/P 3 0 R%b>>"
+    content = written(
+        b"<</Type/Catalog/Pages 2 0 R/AcroForm<</Fields[5 0 R]/NeedAppearances true/DA(/F 9 Tf 0 g)/DR%b>>>>" % font,
+        PAGES,
+        b"<</Type/Page/Parent 2 0 R/MediaBox[0 0 36 9]/Annots[5 0 R]>>",
+        b"<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>",
+        field % (b"/AP<</N 6 0 R>>" if has_look else b""),
+        *[look] * has_look,
+    )
+    rgb = decode(content, page=1).rgb
+    assert (rgb.min(), rgb.max()) == (0, 255)
+
+
 def drawn(content, *others, resources=b"", box=b"0 0 9 9", catalog=CATALOG):
     """A page that is drawn by this program."""
     page = b"<</Type/Page/Parent 2 0 R/MediaBox[%b]/Contents 4 0 R/Resources<<%b>>>>" % (box, resources)
