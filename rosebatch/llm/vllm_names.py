@@ -126,6 +126,9 @@ def own_names(settings: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in settings.items():
         if name == "enforce_eager" and value is True:
             own["cuda_graph"] = False
+        elif name == "allowed_local_media_path" and value == "":
+            # vLLM's default: no file may be read.
+            continue
         elif name == "limit_mm_per_prompt":
             own |= _limit_of_images(value)
         elif name == "mm_processor_kwargs" and isinstance(value, Mapping) and set(value) == {"max_pixels"}:

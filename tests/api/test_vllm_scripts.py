@@ -154,6 +154,8 @@ def test_settings_that_change_nothing():
     assert own_names(ignored | neutral | {"seed": 1}) == {"seed": 1}
     assert SamplingParams(truncate_prompt_tokens=None) == SamplingParams()
     assert own_names(dict.fromkeys(["enforce_eager", "cpu_offload_gb", "enable_lora", "tokenizer_mode", "ray"])) == {}
+    # vLLM's default. It was the working directory, whose files rows could name.
+    assert own_names({"allowed_local_media_path": "", "media_root": None}) == {"media_root": None}
 
 
 def test_default_parameters_are_replaced(llm):

@@ -203,6 +203,12 @@ def test_a_media_root_that_is_no_folder(tmp_path):
         MediaPolicy.of(str(tmp_path / "none"), None)
 
 
+def test_a_media_root_without_a_name():
+    """It was the working directory: rows could name all files there."""
+    with pytest.raises(FlagError, match="--media-root is empty"):
+        MediaPolicy.of("")
+
+
 def test_a_signal_ends_the_wait_for_an_image(reading, monkeypatch):
     """It was taken for a mistake of the row, and the job went on."""
     ends = threading.Event()

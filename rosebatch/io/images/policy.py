@@ -49,8 +49,11 @@ class MediaPolicy:
         """The policy that flags or parameters say; the names of domains in a list, or with commas between them.
 
         Raises:
-            FlagError: the root is no folder.
+            FlagError: the root is empty, or no folder.
         """
+        if media_root == "":
+            # As a path, the working directory.
+            raise FlagError("--media-root is empty: name a folder")
         root = None if media_root is None else Path(media_root).expanduser()
         if root is not None and not root.is_dir():
             raise FlagError(f"--media-root {media_root}: no such folder")
