@@ -137,6 +137,15 @@ def test_an_image_that_no_step_has_room_for(budget, places, told):
     make_scheduler(budget=budget).require_room(sequence.request)
 
 
+def test_images_between_which_no_chunk_ends():
+    """The message said that an image of 5 tokens is too large for 6."""
+    sequence = with_images(40, (2, 7), (7, 12))
+    with pytest.raises(RowError) as error:
+        make_scheduler(budget=6, replays=True, whole_images=True).require_room(sequence.request)
+    told = "between images, no chunk ends at a multiple of 4 tokens; --max-num-batched-tokens leaves 6"
+    assert (error.value.code, str(error.value)) == ("image_too_large", told)
+
+
 def test_a_budget_below_a_block_cuts_it(fake_runner):
     """Else nothing would ever be planned."""
     scheduler = make_scheduler(make_sequence(range(5), 1, id=0), budget=3, prefix_cache=False, replays=True)

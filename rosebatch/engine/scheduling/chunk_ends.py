@@ -55,8 +55,10 @@ class ChunkEnds:
             length = ends.longest(images, start, most)
             if not length:
                 image = next(image for image in images if image.vectors_end > start)
-                needed = counted(image.vectors_end - image.vectors_begin, "token")
-                told = f"an image has {needed}, and is computed in one step"
+                count = image.vectors_end - image.vectors_begin
+                told = f"an image has {counted(count, 'token')}, and is computed in one step"
+                if count <= most:
+                    told = f"between images, no chunk ends at a multiple of {self.unit} tokens"
                 raise RowError("image_too_large", f"{told}; --max-num-batched-tokens leaves {most}")
             start += length
 
