@@ -34,7 +34,7 @@ def image_bytes(source: ModelSource, limits: RunConfig, tokens: int) -> int:
     if not pixels or source.vision is None:
         return 0
     vectors = tokens * (1 + source.vision.added) * source.config.hidden_size * source.dtype.itemsize
-    # Those that are kept, and a step's, of which it has a copy.
+    # Those that are kept, and the copy that a step reads.
     return source.tower_bytes(pixels) + max(_KEPT_BYTES, vectors) + vectors
 
 
@@ -136,7 +136,7 @@ class ImageEncoder:
             self._encoded = Encoded(self._encoded.images + len(group), (*self._encoded.clocks, clock))
             for image, found in zip(group, vectors, strict=True):
                 assert found.shape[1] == image.gets_vector.sum(), "a vector for each placeholder"
-                # Each is dropped by itself.
+                # A part of a tensor would keep the vectors of the whole group.
                 self._vectors[image.digest] = found.clone() if len(group) > 1 else found
         for image in images:
             self._vectors.move_to_end(image.digest)

@@ -109,7 +109,7 @@ def _require_apart(
     if errors is not None:
         writes += errors.used("the file of errors")
     require_apart(reads, writes)
-    # Of a folder of images, results are none.
+    # Results may lie in a folder of images: they are none.
     if reader.paths != [reader.source] and not (reader.columns.of_files and Path(reader.source).is_dir()):
         require_not_read(reader.source, writes)
 

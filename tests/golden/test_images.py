@@ -438,7 +438,7 @@ def test_images_that_would_become_too_large(tmp_path, transformers):
         seeing_model(f"{name}ForConditionalGeneration", tmp_path)
         vision = find_model(RunConfig(model=str(tmp_path), dtype="float32"), torch.device("cpu")).vision
         processor = load_processor(tmp_path, vision)
-        with pytest.raises(ValueError, match="would be made: give it a shorter longer side"):
+        with pytest.raises(ValueError, match="would be made: shorten its longer side"):
             processor(np.zeros(shape, np.uint8), alone=alone)
     # It is so thin that the tiles are padding alone.
     assert len(processor(np.zeros(shape, np.uint8)).token_ids) == 4

@@ -1,4 +1,4 @@
-"""Gemma 4: images of any shape, patches of which squares become a token; in some models these see each other."""
+"""Gemma 4: images of any shape. A square of patches becomes a token. In some models these see each other."""
 
 from collections.abc import Mapping
 from functools import partial

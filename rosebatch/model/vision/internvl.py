@@ -14,7 +14,7 @@ from rosebatch.model.vision.pixels import ImageProcessor
 from rosebatch.model.vision.tower import TilesTower
 from rosebatch.model.vision.vision import Encode, Patches, Vision, token_id
 
-# transformers' default.
+# transformers' defaults.
 _PLACEHOLDER = 151667
 _SIDE, _MOST_TILES = 384, 12
 _BEGIN, _END = "<img>", "</img>"

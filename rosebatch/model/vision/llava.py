@@ -64,7 +64,7 @@ class LlavaTilesProcessor:
         self._process, self._placeholder = ImageProcessor(folder), placeholder
         config = load_config(folder)
         shapes = self._process.own.image_grid_pinpoints
-        most = max(*([] if max_pixels is None else [max_pixels]), min(h * w for h, w in shapes), 0)
+        most = max(max_pixels or 0, min(h * w for h, w in shapes))
         self._shapes = [[h, w] for h, w in shapes if max_pixels is None or h * w <= most]
         self._tile = config.vision_config.image_size
         self._side = self._tile // config.vision_config.patch_size

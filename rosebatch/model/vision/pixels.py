@@ -56,7 +56,7 @@ class ImageProcessor:
 
         Args:
             rgb: of one image.
-            alone: whether it is the only image of its prompt; else a pixel is a second one.
+            alone: whether it is the only image of its prompt; else a second one of a pixel is put beside it.
             options: of the image processor.
         """
         return self.own.preprocess(
@@ -78,7 +78,7 @@ def require_few_pixels(rgb: NDArray[np.uint8], pixels: float) -> None:
     """
     if pixels > _MAX_PIXELS:
         height, width, _ = rgb.shape
-        raise ValueError(f"of {width} by {height} pixels, {pixels:.0f} would be made: give it a shorter longer side")
+        raise ValueError(f"of {width} by {height} pixels, {pixels:.0f} would be made: shorten its longer side")
 
 
 class Normalizer:

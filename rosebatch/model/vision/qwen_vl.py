@@ -42,7 +42,7 @@ class QwenProcessor:
 
     def __call__(self, rgb: NDArray[np.uint8], *, alone: bool = True) -> Patches:
         """See ``rosebatch.model.vision.vision.Processor``: values are ``[patches, 3, size, size]``."""
-        # An image is a film of equal pictures, of which one is enough here.
+        # An image is a film of equal pictures: one is enough here.
         own, found = self._process.own, self._process(rgb, size=self._size, temporal_patch_size=1)
         values = found["pixel_values"].reshape(-1, 3, own.patch_size, own.patch_size).astype(np.uint8)
         _, rows, columns = map(int, found["image_grid_thw"][0])

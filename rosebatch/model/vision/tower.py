@@ -49,7 +49,7 @@ class PartsTower:
 
 
 class TilesTower(PartsTower):
-    """The same for tiles of one size, each of which is encoded for itself: those of several images go together."""
+    """The same for tiles of one size. Each is encoded for itself, so those of several images go together."""
 
     def __call__(self, images: Sequence[PromptImage]) -> Sequence[Tensor]:
         """See ``rosebatch.model.vision.vision.Tower``."""
