@@ -228,6 +228,10 @@ def build_engine(
     whole = any(spec.whole_prompts for spec in model.mixers)
     if whole:
         switches = replace(switches, chunked_prefill=False, prefix_cache=False)
+    whole_images = images is not None and images.both_ways != ""
+    if whole_images and switches.batch_invariant:
+        # Hopper's kernel has no ends of keys: beside an image, a text would be computed by the other one.
+        switches = replace(switches, hopper_prefill=False)
     window = _DECODE_WINDOW if switches.fused_sampler and switches.late_results else 1
     restarts = restart_policy(model.mixers)
     policy = SeparateDecodes(window) if by_triton else MIXED
@@ -240,7 +244,7 @@ def build_engine(
         restarts,
         unit,
         has_states=bool(state_layers),
-        whole_images=images is not None and images.both_ways != "",
+        whole_images=whole_images,
     )
     # One block more than in the scheduler's pools: kernels write there what is not read.
     counts = [group.blocks + by_triton for group in memory.groups]

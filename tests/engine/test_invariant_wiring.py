@@ -10,6 +10,7 @@ import torch
 from rosebatch.config.run import RunConfig
 from rosebatch.config.switches import Switches
 from rosebatch.engine import load
+from rosebatch.engine.images import ImageEncoder
 from rosebatch.engine.sampling.features import Features
 from rosebatch.engine.triton_runner.state import DeviceState
 from rosebatch.engine.triton_runner.token_sampler import TokenSampler
@@ -64,6 +65,29 @@ def test_chunks_of_states_end_with_a_tile(on):
         build("qwen3_5", ops), FAMILIES["qwen3_5"], limits, switches, ops, torch.float32, torch.device("cpu")
     )
     assert loaded.engine.scheduler.planner.ends.unit == (192 if on else 1)
+
+
+@pytest.mark.parametrize("on", [True, False])
+@pytest.mark.parametrize("both_ways", ["", "all"])
+def test_texts_beside_images_that_see_both_ways_have_one_kernel(on, both_ways, monkeypatch):
+    """Hopper's kernel computed a text alone, and the other one a text beside an image."""
+    seen = []
+
+    def stop(model, cache, ops, kernels, switches, **_):
+        seen.append(switches.hopper_prefill)
+        raise InterruptedError
+
+    memory = load.memory_of(CPU)
+    monkeypatch.setattr(load, "memory_of", lambda device: memory)
+    monkeypatch.setattr(load, "KVCache", lambda *_: None)
+    monkeypatch.setattr(load, "device_ops", lambda switches: None)
+    monkeypatch.setattr(load, "TritonRunner", stop)
+    limits, ops = RunConfig(max_num_seqs=4, kv_cache_memory=1 << 20), select(Switches.resolve({}, "cpu"))
+    images = ImageEncoder(lambda: None, (), CPU, both_ways=both_ways)
+    model, cuda = build("gemma3", ops), torch.device("cuda")
+    with pytest.raises(InterruptedError):
+        load.build_engine(model, FAMILIES["gemma3"], limits, SWITCHES[on], ops, torch.float32, cuda, images=images)
+    assert seen == [not (on and both_ways)]
 
 
 def test_attention_has_pieces_and_one_arithmetic():
