@@ -173,7 +173,7 @@ def _require_served(row: Prepared, limit: int, marks: Sequence[str]) -> None:
         raise RowError("too_many_images", f"the row has {counted(count, 'image')}, more than {limit}")
     if row.row.options.truncate_prompt_tokens:
         raise RowError("unsupported_field", "truncate_prompt_tokens: a prompt with images is not cut")
-    for mark in marks:
+    for mark in filter(None, marks):
         if any(mark in text for text in _texts(row.row.messages or ())):
             raise RowError("invalid_messages", f"a text has {mark}, which stands for an image")
 

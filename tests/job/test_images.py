@@ -143,6 +143,13 @@ def test_bad_images_cost_their_row(reading, line, code, told):
     assert (first.row.index, bad.index, last.row.index) == (0, 1, 2)
 
 
+def test_a_placeholder_that_the_tokenizer_lacks(reading):
+    """An empty text is in each text: "a text has , which stands for an image"."""
+    unknown = replace(VISION, placeholder=9999)
+    (row,) = loaded(prepared([chat("a", "image:" + data())], reading, unknown), reading, vision=unknown)
+    assert (row.error.code, row.error.message) == ("invalid_messages", "the chat template has 0 places for 1 image")
+
+
 def test_rows_without_images_pass(reading):
     """A text may have the placeholder's name. Rows whose images are loaded do not wait for more input."""
     texts = {"messages": [{"role": "user", "content": "<image>"}]}, {"prompt": "x"}
