@@ -25,7 +25,8 @@ ARROW = (".arrow", ".feather", ".ipc")
 CSV = (".csv", ".tsv")
 JSONL = (".jsonl", ".ndjson", ".jsonlines")
 JSON = (".json",)
-IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+_JPEG = (".jpg", ".jpeg", ".jpe", ".jfif", ".pjpeg")
+IMAGES = (*_JPEG, ".png", ".apng", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 PDF = ".pdf"
 _KINDS: dict[str, Kind] = {
     **dict.fromkeys(JSONL, "lines"),

@@ -22,7 +22,10 @@ _OF_ROWS = "--image-column NAME says which images rows have"
 # A file of a few bytes may claim any number.
 _MOST_PAGES = 10_000
 # Files of images that are not decoded.
-_UNREAD = (".heic", ".heif", ".avif", ".jxl", ".jp2", ".svg", ".psd", ".eps", ".ico", ".dng", ".cr2", ".nef")
+_UNREAD = (
+    *(".heic", ".heif", ".avif", ".jxl", ".jp2", ".svg", ".psd", ".eps", ".ico", ".dib", ".xcf", ".pcx", ".tga"),
+    *(".ppm", ".pgm", ".pbm", ".pnm", ".exr", ".hdr", ".raw", ".dng", ".cr2", ".cr3", ".nef", ".arw"),
+)
 
 
 def find_images(source: str) -> list[str]:

@@ -55,6 +55,13 @@ def test_a_folder(scans):
         assert load_image(row.images[0], reader.media).rgb.shape == (7, 9, 3)
 
 
+def test_other_names_of_jpegs(tmp_path):
+    """Windows and browsers save such: they were left out in silence."""
+    for name in ("a.jfif", "b.JPE", "c.pjpeg", "d.apng"):
+        (tmp_path / name).write_bytes(saved("PNG"))
+    assert [Path(each).name for each in ids(read(tmp_path))] == ["a.jfif", "b.JPE", "c.pjpeg", "d.apng"]
+
+
 def test_globs_and_single_files(scans):
     """All that a glob matches is a row; the folder before its first mark may be read."""
     assert ids(read("scans/[ab]*[gG]")) == ["scans/a 1.jpeg", "scans/b.PNG"]
@@ -132,14 +139,16 @@ def test_a_name_that_is_no_text(scans):
         ("empty", UserError, "no images found; a folder needs files that end in .jpg"),
         ("outer", UserError, r"inner/ would not be read; give a pattern such as 'outer/\*\*/\*\.png'"),
         ("unread", UserError, "photo.HEIC would not be read; convert them to .png, or give"),
+        ("grey", UserError, "scan.pgm would not be read; convert them to .png, or give"),
     ],
 )
 def test_what_is_no_input_of_images(scans, source, error, told):
     """Files that are left out in silence are rows without an answer."""
     (scans.parent / "empty").mkdir()
     (scans.parent / "outer/inner").mkdir(parents=True)
-    (scans.parent / "unread").mkdir()
-    for name in ("outer/a.png", "outer/inner/b.png", "unread/a.png", "unread/photo.HEIC"):
+    for name in ("unread", "grey"):
+        (scans.parent / name).mkdir()
+    for name in ("outer/a.png", "outer/inner/b.png", "unread/a.png", "unread/photo.HEIC", "grey/scan.pgm"):
         (scans.parent / name).write_bytes(b"x")
     with pytest.raises(error, match=told):
         read(source)
