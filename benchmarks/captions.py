@@ -24,7 +24,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForImageTextToText
 
-from benchmarks.image_preparation import picture
+from benchmarks.image_preparation import PROCESSOR, picture
 from benchmarks.options import options
 from benchmarks.random_folder import fill_vocabulary, random_weights
 
@@ -140,18 +140,10 @@ def _write_model(folder: Path, tokenizer: Path, shape: str) -> None:
         "vision_config": tower,
     }
     (folder / "config.json").write_text(json.dumps(whole), encoding="utf-8")
-    processor = {
-        "size": {"shortest_edge": 65536, "longest_edge": 16777216},
-        "patch_size": 16,
-        "temporal_patch_size": 2,
-        "merge_size": 2,
-        "image_mean": [0.5] * 3,
-        "image_std": [0.5] * 3,
-        "processor_class": "Qwen3VLProcessor",
-    }
-    image = processor | {"image_processor_type": "Qwen2VLImageProcessorFast"}
+    image = PROCESSOR | {"processor_class": "Qwen3VLProcessor"}
     (folder / "preprocessor_config.json").write_text(json.dumps(image))
-    video = processor | {"video_processor_type": "Qwen3VLVideoProcessor"}
+    video = image | {"video_processor_type": "Qwen3VLVideoProcessor"}
+    del video["image_processor_type"]
     (folder / "video_preprocessor_config.json").write_text(json.dumps(video))
     with torch.device("meta"):
         model = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(folder))

@@ -36,7 +36,7 @@ _TEMPLATE = (
     "{% for p in messages[0].content %}{% if p.type == 'image' %}<image>{% else %}{{ p.text }}{% endif %}{% endfor %}"
 )
 # Of Qwen3-VL.
-_PROCESSOR = {
+PROCESSOR = {
     "image_processor_type": "Qwen2VLImageProcessorFast",
     "size": {"shortest_edge": 65536, "longest_edge": 16777216},
     "patch_size": 16,
@@ -83,7 +83,7 @@ def prepare_all(urls: list[str]) -> list[float]:
         for url in urls
     ]
     with tempfile.TemporaryDirectory() as folder, DaemonPool(1, "text") as pool:
-        (Path(folder) / "preprocessor_config.json").write_text(json.dumps(_PROCESSOR))
+        (Path(folder) / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
         (Path(folder) / "config.json").write_text('{"model_type": "qwen3_vl"}')
         processor = QwenProcessor(Path(folder), _PLACEHOLDER, None)
         vision = Vision(_PLACEHOLDER, (), lambda max_pixels, encode: processor, lambda weights: None)  # type: ignore
