@@ -136,16 +136,19 @@ class TokenSampler:
         """
         state, places = self.state, slice(len(logits)) if columns is None else columns
         history, step = (state.history, state.step) if decodes else (self.first_tokens, None)
-        plain = logits if masks is None else _copy(logits)
+
+        def choose_unchanged() -> Tensor:
+            return self._choose(logits if masks is None else _copy(logits), places, masks, in_groups)
+
         if features.adjusts:
             bias = state.bias if features.biased else None
             changed = self.kernels.adjust(logits, state.token_counts, bias, columns, **state.penalties(places))
             tokens = self._choose(changed, places, masks, in_groups)
             if self._invariant and logits.dtype != torch.float32:
                 # Adjusted logits are fp32, and the compiler has each type added up in another order.
-                tokens = torch.where(state.adjusts(places), tokens, self._choose(plain, places, masks, in_groups))
+                tokens = torch.where(state.adjusts(places), tokens, choose_unchanged())
         else:
-            tokens = self._choose(plain, places, masks, in_groups)
+            tokens = choose_unchanged()
         if features.logprobs is not None:
             rows = self.kernels.logprob_rows(logits, tokens, features.logprobs, MAX_LOGPROBS)
             state.keep_logprobs(rows, places, step)
