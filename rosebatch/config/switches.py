@@ -91,7 +91,6 @@ class Switches:
         _CUDA,
         scenario="shared-prefix",
         needs=_PAGED,
-        hidden_by={"batch_invariant": ""},
     )
     hopper_prefill: bool = _switch(
         "Hopper's own kernel for the attention of prompts.", _CUDA, scenario="prefill_heavy_b16", needs=_PAGED
@@ -115,11 +114,6 @@ class Switches:
     def replays(self) -> bool:
         """Whether preempted sequences that are not saved sample their tokens again: prompts have other kernels."""
         return self.batch_invariant and self.paged_attention
-
-    @property
-    def shares_keys(self) -> bool:
-        """Whether attention reads keys once for several rows: it adds them up otherwise than for a row alone."""
-        return self.shared_prefix_attention and not self.batch_invariant
 
     @classmethod
     def resolve(cls, requested: Mapping[str, bool | None], device: str) -> "Switches":

@@ -24,11 +24,13 @@ class HP1Kernels:
 
     Attributes:
         decode_form: what the batch size changes in the compiled ``decode``.
+        shares_keys: whether rows of ``decode`` may share keys: they are then added up in an order of their own.
     """
 
     decode: Callable[..., Tensor]
     prefill: Callable[..., Tensor]
     decode_form: Callable[[int], Hashable]
+    shares_keys: bool
 
 
 def hp1_kernels(max_num_seqs: int, heads: Collection[Heads], switches: Switches, device: torch.device) -> HP1Kernels:
@@ -40,8 +42,10 @@ def hp1_kernels(max_num_seqs: int, heads: Collection[Heads], switches: Switches,
     sizes = SIZES.of(record).invariant() if switches.batch_invariant else SIZES.of(record)
     kernel = partial(decode.decode, sparse=switches.sparse_values, sizes=sizes, device=record)
     splits = partial(num_splits, sizes=sizes)
+    shares = switches.shared_prefix_attention and not switches.batch_invariant
     return HP1Kernels(
-        decode=with_workspaces(kernel, max_num_seqs, heads, splits, switches, device),
+        decode=with_workspaces(kernel, max_num_seqs, heads, splits, switches, device, shares_keys=shares),
         prefill=partial(prefill.prefill, sizes=sizes, device=record),
         decode_form=lambda batch: tuple(splits(batch, kv_heads) for _, kv_heads, _ in sorted(heads)),
+        shares_keys=shares,
     )

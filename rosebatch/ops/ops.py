@@ -22,6 +22,7 @@ from rosebatch_kernels.common.head_norms import HeadRMSNorm as HeadRMSNorm
 from rosebatch_kernels.common.head_norms import HeadUClip as HeadUClip
 from rosebatch_kernels.common.head_norms import QKNorm as QKNorm
 from rosebatch_kernels.common.head_norms import WholeRMSNorm as WholeRMSNorm
+from rosebatch_kernels.common.shared_keys import Pieces as Pieces
 from rosebatch_kernels.common.shared_keys import SharedKeys as SharedKeys
 from rosebatch_kernels.gated_delta import reference as gated_delta
 from rosebatch_kernels.kv_cache import reference as kv_cache

@@ -13,6 +13,7 @@ from torch import Tensor
 from rosebatch.config.switches import Switches
 from rosebatch.ops.ops import Heads
 from rosebatch_kernels.common.device import device_of
+from rosebatch_kernels.common.shared_keys import Pieces
 from rosebatch_kernels.paged_attention import torch_attention
 
 __all__ = ["PagedAttentionKernels", "paged_attention_kernels", "torch_attention", "with_workspaces"]
@@ -26,6 +27,8 @@ class PagedAttentionKernels:
         prefill_shared: if chunks share tiles.
         undivided_keys: maximum keys of a row, by batch size, that ``decode`` never divides.
         decode_form: what batch size, and whether rows are divided, change in the compiled ``decode``.
+        shares_keys: whether rows of ``decode`` may share keys.
+        pieces: how shared keys are cut then; None where they may be cut anywhere.
     """
 
     decode: Callable[..., Tensor]
@@ -33,6 +36,8 @@ class PagedAttentionKernels:
     prefill_shared: Callable[..., Tensor]
     undivided_keys: Callable[[int], int]
     decode_form: Callable[..., Hashable]
+    shares_keys: bool
+    pieces: Pieces | None
 
 
 def paged_attention_kernels(
@@ -63,6 +68,9 @@ def paged_attention_kernels(
     if not switches.hopper_prefill:
         sizes = replace(sizes, prefill=replace(sizes.prefill, hopper=()))
 
+    in_order = all(module.adds_in_order(dtype, e4m3=e4m3) for e4m3 in stored)
+    shares = switches.shared_prefix_attention and (in_order or not switches.batch_invariant)
+
     def undivided_keys(batch: int) -> int:
         if not switches.split_keys:
             return sys.maxsize
@@ -85,12 +93,15 @@ def paged_attention_kernels(
             partial(module.num_splits, sizes=sizes),
             switches,
             device,
-            sizes.decode.pieces,
+            shares_keys=shares,
+            pieces=sizes.decode.pieces,
         ),
         prefill=partial(prefill.prefill, sizes=sizes, device=record),
         prefill_shared=partial(prefill_shared.prefill_shared, sizes=sizes, device=record),
         undivided_keys=undivided_keys,
         decode_form=decode_form,
+        shares_keys=shares,
+        pieces=Pieces(sizes.decode.piece_keys, sizes.decode.pieces) if sizes.decode.pieces else None,
     )
 
 
@@ -101,6 +112,8 @@ def with_workspaces(
     num_splits: Callable[[int, int], int],
     switches: Switches,
     device: torch.device,
+    *,
+    shares_keys: bool,
     pieces: int = 0,
 ) -> Callable[..., Tensor]:
     """A decode kernel with one workspace for all layers with the same heads: layers run one after the other."""
@@ -112,7 +125,7 @@ def with_workspaces(
             *each,
             device,
             num_splits if switches.split_keys else None,
-            shares=switches.shares_keys,
+            shares=shares_keys,
             pieces=pieces,
         )
         for each in heads

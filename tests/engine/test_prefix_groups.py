@@ -17,7 +17,7 @@ from rosebatch.engine.staging import Staging
 from rosebatch.engine.triton_runner import prefix_groups
 from rosebatch.engine.triton_runner.prefix_groups import Group, PrefixGroupState, divide, find_groups
 from rosebatch.engine.triton_runner.slots import Slots
-from rosebatch_kernels.common.shared_keys import MAX_PARTS, SIZES, items_wanted
+from rosebatch_kernels.common.shared_keys import MAX_PARTS, SIZES, Pieces, items_wanted
 from tests.engine.test_slots_random import ListDevice
 
 CPU = torch.device("cpu")
@@ -112,10 +112,12 @@ def test_items_leave_a_part_of_a_gpu_to_the_decode_kernel():
 class SharingDevice(ListDevice):
     """Looks up the keys that each row of a window attends to."""
 
+    PIECES = None
+
     def __init__(self, *args):
         super().__init__(*args)
         self.slots = Slots(self.slots.num_slots, self.slots.width, keeps_tables=True)
-        self.state = PrefixGroupState(self.slots, self.block_size, (2, 1), CPU)
+        self.state = PrefixGroupState(self.slots, self.block_size, (2, 1), CPU, self.PIECES)
         self.staging = Staging(CPU)
         self.shared = 0
 
@@ -162,11 +164,28 @@ class SharingDevice(ListDevice):
                 for key in range(first, end):
                     assert table[key // self.block_size] == own[key // self.block_size]
                 read += range(first, end)
-            assert sorted(parts) == list(range(int(keys.counts[slot]))) and len(parts) <= MAX_PARTS
+            self.check_parts(row, parts, int(keys.begins[slot]), int(keys.counts[slot]))
             assert sorted(read) == list(range(int(keys.begins[slot])))
             assert self.state.own_begins[slot] == keys.begins[slot]
             assert len(read) <= row.start
             self.shared += len(read)
+
+    def check_parts(self, row, parts, begin, count):
+        """Each has a place of its own."""
+        assert sorted(parts) == list(range(count)) and len(parts) <= MAX_PARTS
+
+
+class DeviceWithPieces(SharingDevice):
+    """Rows get pieces of 8 and 16 keys in the middle of windows. The new key is cached or not."""
+
+    PIECES = Pieces(4, 2)
+
+    def check_parts(self, row, parts, begin, count):
+        """Shared keys are whole pieces, as long as the row's own in all steps of the window."""
+        if begin:
+            (piece,) = {self.PIECES.of(row.start + keys) for keys in range(row.length + 1)}
+            assert begin == count * piece
+            assert {*parts} == {piece}
 
 
 @pytest.fixture
@@ -179,7 +198,8 @@ def small_groups(monkeypatch):
 
 
 @pytest.mark.usefixtures("small_groups")
-def test_every_key_is_read_once():
+@pytest.mark.parametrize("kind", [SharingDevice, DeviceWithPieces])
+def test_every_key_is_read_once(kind):
     """With chunks, preemptions, forks, rows that move or end: a group is found before they do, and used after."""
     shared = 0
     for seed in range(60):
@@ -191,7 +211,7 @@ def test_every_key_is_read_once():
             max_num_batched_tokens=rng.choice([4, 64]),
             policy=SeparateDecodes(rng.choice([1, 4, 8])),
         )
-        device = SharingDevice(slots, 24, size)
+        device = kind(slots, 24, size)
         engine = Engine(
             scheduler,
             device,

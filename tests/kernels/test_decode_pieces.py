@@ -8,9 +8,10 @@ import torch
 
 from benchmarks.kernels.launchers import Launchers
 from rosebatch_kernels.common.device import device_of
+from rosebatch_kernels.common.shared_keys import Pieces, SharedKeys
 from rosebatch_kernels.common.splits import DecodeWorkspace
 from rosebatch_kernels.paged_attention import sizes as module
-from tests.kernels.decode_step import check, make_step
+from tests.kernels.decode_step import check, make_step, with_shared_keys
 
 kernel = Launchers("paged_attention.decode")
 FASTEST = module.SIZES.of(device_of(torch.device("cuda")))
@@ -26,17 +27,19 @@ def with_splits(sizes, splits, min_keys=1):
     return replace(sizes, decode=replace(sizes.decode, splits=((0, splits),), min_keys=((0, min_keys),)))
 
 
-def run(step, sizes, rows=None):
+def run(step, sizes, rows=None, **options):
     """The step, or these rows of it, with a fresh workspace full of NaN."""
     qkv, cache, table, positions, limits, _ = step.arguments
     rows = list(range(len(qkv))) if rows is None else rows
     heads, (_, _, kv_heads, _, size) = step.options["num_heads"], cache.shape
     splits = partial(module.num_splits, sizes=sizes)
-    workspace = DecodeWorkspace(len(rows), heads, kv_heads, size, cache.device, splits, pieces=sizes.decode.pieces)
-    workspace.sums.fill_(float("nan"))
-    workspace.stats.fill_(float("nan"))
+    pieces, shares = sizes.decode.pieces, "keys" in options
+    workspace = DecodeWorkspace(len(rows), heads, kv_heads, size, cache.device, splits, shares=shares, pieces=pieces)
+    for each in (workspace, workspace.shared) if shares else (workspace,):
+        each.sums.fill_(float("nan"))
+        each.stats.fill_(float("nan"))
     chosen = qkv[rows], cache.clone(), table[rows], positions[rows], limits[rows], workspace
-    out = kernel.decode(*chosen, **step.options, sizes=sizes)
+    out = kernel.decode(*chosen, **step.options, **options, sizes=sizes)
     assert not workspace.arrived.any()
     return out
 
@@ -80,6 +83,59 @@ def test_bits_do_not_depend_on_the_batch(group, window, programs, dtype, device,
     for row in range(len(POSITIONS)):
         assert torch.equal(run(step, sizes, [row]), expected[row : row + 1])
     assert torch.equal(run(step, sizes, [6, 2]), expected[[6, 2]])
+
+
+def shared_by(rows, end, batch, device, piece=INVARIANT.decode.piece_keys):
+    """The keys before ``end`` in two items; ``rows`` have them in common."""
+    middle = end // piece // 2 * piece
+    spans = [span for span in ((0, middle), (middle, end)) if span[0] < span[1]]
+    lines = [(0, len(rows), first, stop, piece) for first, stop in spans] + [(0, 0, 0, 0, 0)]
+    begins, counts = torch.zeros(batch, dtype=torch.int32), torch.zeros(batch, dtype=torch.int32)
+    begins[rows], counts[rows] = end, end // piece
+    made = torch.tensor(lines, dtype=torch.int32), torch.tensor(rows, dtype=torch.int32), begins, counts
+    return SharedKeys(*(each.to(device) for each in made))
+
+
+@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize(("group", "append", "qk_norm"), [(1, True, None), (2, True, "rms"), (3, False, None)])
+def test_shared_pieces_are_right(splits, group, append, qk_norm, device, randn, assert_close):
+    """A row whose only own key is the new one, rows with own pieces, and one that shares nothing."""
+    rows, positions = [0, 1, 3, 4], [512, 700, 90, 1111, 513]
+    options = {"append": append, "shared": [(rows, 512)], "qk_norm": qk_norm, "rotary": append}
+    step = make_step(positions, 2, group, 24, 64, torch.float16, device, randn, **options)
+    keys, sizes = shared_by(rows, 512, len(positions), device), with_splits(INVARIANT, splits)
+    assert_close(run(step, sizes, keys=keys), step.exact)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("qk_norm", [None, "rms", "layer"])
+@pytest.mark.parametrize(("kv_heads", "group", "size"), [(8, 2, 128), (8, 4, 128), (2, 7, 64), (4, 1, 64), (2, 8, 256)])
+@pytest.mark.parametrize("narrow", [torch.float16, torch.bfloat16])
+def test_shared_pieces_have_the_same_bits(kv_heads, group, size, narrow, qk_norm, randn):
+    """Without them, a row would differ where another one begins alike."""
+    device, rows = "cuda", list(range(70))
+    positions = [1024 + 7 * row % 400 for row in rows] + [77, 1400]
+    options = {"shared": [(rows, 1024)], "qk_norm": qk_norm, "rotary": True, "scale": size**-0.5}
+    step = make_step(positions, kv_heads, group, size, 64, narrow, device, randn, **options)
+    for end in (512, 1024):
+        found = run(step, INVARIANT, keys=shared_by(rows[:64], end, len(positions), device))
+        assert torch.equal(found, run(step, INVARIANT))
+
+
+@pytest.mark.gpu
+def test_shared_keys_without_pieces_have_others(randn):
+    """Else the test above would see nothing."""
+    rows = list(range(64))
+    step = make_step([1100] * 64, 8, 2, 128, 64, torch.bfloat16, "cuda", randn, shared=[(rows, 1024)])
+    items = with_shared_keys(partial(kernel.decode, sizes=FASTEST), [(rows, 0, 1024, 0)])
+    arguments = [*step.arguments[:5], DecodeWorkspace(64, 16, 8, 128, torch.device("cuda"), None, shares=True)]
+    assert not torch.equal(items(*arguments, **step.options), run(step, FASTEST))
+
+
+@pytest.mark.parametrize(("keys", "piece"), [(0, 256), (4096, 256), (4097, 512), (9000, 1024), (131_072, 8192)])
+def test_pieces_of_long_rows(keys, piece):
+    """The host cuts shared keys where the kernel cuts a row's own: at most 16 pieces, twice as long each time."""
+    assert Pieces(256, 16).of(keys) == piece
 
 
 def test_splits_of_their_own_sums_do(device, randn):

@@ -47,15 +47,35 @@ def max_items(batch: int) -> int:
     return 48 + batch // 16
 
 
+class Pieces(NamedTuple):
+    """How a row's keys are cut where the cuts may follow from its position alone.
+
+    Attributes:
+        keys: of a piece. In rows with more than ``most`` of them, twice as many, or four times, and so on.
+        most: pieces of a row at most.
+    """
+
+    keys: int
+    most: int
+
+    def of(self, keys: int) -> int:
+        """Keys of a piece of a row with so many keys in the cache."""
+        piece = self.keys
+        while piece * self.most < keys:
+            piece *= 2
+        return piece
+
+
 class SharedKeys(NamedTuple):
     """The shared keys of a decode step.
 
     Attributes:
         items: ``[N, 5]`` int32: place of the first member, number of members (0 for padding), first key, the key after
-            the last, and the number of the partial result.
+            the last, and the number of the partial result. Where results are those of pieces, see ``Pieces``, the last
+            is the keys of a piece in its place.
         members: int32 rows of the step. Its first member's row of the block table has an item's keys.
         begins: ``[B]`` int32 by row: the items have all keys before this one; 0 where there are none.
-        counts: ``[B]`` int32 by row: partial results, at most ``MAX_PARTS``.
+        counts: ``[B]`` int32 by row: partial results, at most ``MAX_PARTS``, or as many as there are pieces.
     """
 
     items: Tensor
@@ -72,12 +92,14 @@ class SharedParts:
         heads: query heads.
         head_dim: D.
 
+        parts: partial results of a row at most.
+
     Attributes:
-        sums: ``[max_batch · heads · MAX_PARTS, D]`` fp32, weighted sums of values.
+        sums: ``[max_batch · heads · parts, D]`` fp32, weighted sums of values.
         stats: the same without D, times 2: largest score in units of ln 2, and sum of weights.
     """
 
-    def __init__(self, max_batch: int, heads: int, head_dim: int, device: torch.device) -> None:
-        lines = max_batch * heads * MAX_PARTS
+    def __init__(self, max_batch: int, heads: int, head_dim: int, device: torch.device, parts: int = MAX_PARTS) -> None:
+        lines = max_batch * heads * parts
         self.sums = torch.empty(lines, head_dim, dtype=torch.float32, device=device)
         self.stats = torch.empty(lines, 2, dtype=torch.float32, device=device)

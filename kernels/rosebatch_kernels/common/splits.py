@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from rosebatch_kernels.common.shared_keys import SharedParts
+from rosebatch_kernels.common.shared_keys import MAX_PARTS, SharedParts
 
 
 class DecodeWorkspace:
@@ -40,7 +40,7 @@ class DecodeWorkspace:
         self._parts = max(batch * self._results(batch) for batch in range(1, max_batch + 1))
         self.sums = torch.empty(self._parts * heads, head_dim, dtype=torch.float32, device=device)
         self.stats = torch.empty(self._parts * heads, 2, dtype=torch.float32, device=device)
-        self.shared = SharedParts(max_batch, heads, head_dim, device) if shares else None
+        self.shared = SharedParts(max_batch, heads, head_dim, device, pieces or MAX_PARTS) if shares else None
         # Every call leaves zeros: the split that merges resets its counter.
         self.arrived = torch.zeros(max_batch * kv_heads, dtype=torch.int32, device=device)
 

@@ -3,27 +3,36 @@
 One program serves an item (see ``rosebatch_kernels.common.shared_keys``), one K/V head and up to 128 queries: the
 members' heads that share it. It reads the shared K and V once for all of these; the decode kernel would read them for
 each row. Norm and rotation of q are those of the decode kernel (source of the idea: Hydragen, arXiv 2402.05099).
+
+Where a row's bits may not depend on the batch, an item's keys are cut in the pieces of the decode kernel, each with
+tiles as long as there. A kernel before this one norms and rotates q in tiles as wide as there.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 
 from rosebatch_kernels.common.decode_step import SharedPartials, first_line, query_halves
 from rosebatch_kernels.common.device import Device
-from rosebatch_kernels.common.heads import normed_and_rotated, turn, weight_halves
+from rosebatch_kernels.common.heads import normed_and_rotated, shape_of, turn, weight_halves
 from rosebatch_kernels.common.kv_tiles import pages_of
 from rosebatch_kernels.common.launch import launch_options, wait, wait_before_return
 from rosebatch_kernels.common.scores import ScoreFactors
 from rosebatch_kernels.common.shared_keys import MAX_PARTS, MEMBERS, QUERIES, SharedKeys
 from rosebatch_kernels.common.whole_numbers import cdiv, next_power_of_2
-from rosebatch_kernels.paged_attention.online_softmax import attend_tiles, leave, no_key, queries
-from rosebatch_kernels.paged_attention.sizes import Sizes
-
-_PARTS = tl.constexpr(MAX_PARTS)
+from rosebatch_kernels.paged_attention.online_softmax import (
+    attend_tiles,
+    leave,
+    no_key,
+    no_key_in_order,
+    one_column,
+    queries,
+)
+from rosebatch_kernels.paged_attention.sizes import Sizes, program_of
 
 
 def attend_shared(
@@ -31,6 +40,7 @@ def attend_shared(
     results: SharedPartials,
     keys: SharedKeys,
     scores: ScoreFactors,
+    tile: int,
     *,
     sizes: Sizes,
     device: Device,
@@ -42,11 +52,15 @@ def attend_shared(
         results: for partial results, which ``rosebatch_kernels.paged_attention.decode`` takes over.
         keys: of the step.
         scores: factors.
+        tile: keys of a tile of the decode kernel.
         sizes: of programs.
     """
     shape = tokens["SHAPE"]
     program = sizes.shared.narrow if shape.D <= 128 else sizes.shared.large_heads
-    max_queries = QUERIES
+    max_queries, pieces = QUERIES, sizes.decode.pieces
+    if pieces:
+        program = program._replace(keys=tile)
+        tokens = _with_ready_queries(tokens, sizes=sizes, device=device)
     if tokens["tokens"].qkv.dtype.itemsize == 4:
         program, max_queries = sizes.shared.fp32, max_queries // 4
     rows = min(max_queries, next_power_of_2(MEMBERS * shape.GROUP))
@@ -57,6 +71,8 @@ def attend_shared(
         results=results,
         scores=scores,
         QUERIES=rows,
+        PARTS=pieces or MAX_PARTS,
+        PIECES=pieces > 0,
         TILE=program.keys,
         STAGES=program.stages,
         num_warps=program.warps,
@@ -79,6 +95,8 @@ def _attend_shared(
     table_stride,
     SHAPE: tl.constexpr,
     QUERIES: tl.constexpr,
+    PARTS: tl.constexpr,
+    PIECES: tl.constexpr,
     TILE: tl.constexpr,
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
@@ -113,8 +131,59 @@ def _attend_shared(
 
     q_halves = query_halves(tokens, row[:, None], own_head, real[:, None], SHAPE)
     q = queries(normed_and_rotated(q_halves, q_weights, turned, SHAPE), scores, pages)
+    d = tl.arange(0, SHAPE.WIDTH)[None, :]
+    line = first_line(row, head, PARTS, SHAPE) + g
+    wanted = real[:, None] & (d < SHAPE.D)
+    if PIECES:
+        for piece in tl.range(first // part, tl.cdiv(end, part), num_stages=1):
+            begin = piece * part
+            block = tl.load(pages.table + begin // SHAPE.BLOCK)
+            keys = first, end, begin // TILE, tl.minimum(begin + part, end) // TILE, block
+            sums = no_key_in_order(QUERIES, SHAPE.WIDTH)
+            sums = attend_tiles(q, pages, keys, sums, scores, SHAPE, TILE, STAGES)
+            leave(results, line + piece * SHAPE.GROUP, one_column(sums), wanted, real, d, SHAPE)
+        return
     keys = first, end, first_tile, tl.cdiv(end, TILE), block
     sums = attend_tiles(q, pages, keys, no_key(QUERIES, SHAPE.WIDTH), scores, SHAPE, TILE, STAGES)
+    leave(results, line + part * SHAPE.GROUP, sums, wanted, real, d, SHAPE)
+
+
+def _with_ready_queries(tokens: dict[str, Any], *, sizes: Sizes, device: Device) -> dict[str, Any]:
+    """The arguments with q normed and rotated in memory of its own. A norm's sum goes by the tile, too."""
+    given, shape = tokens["tokens"], tokens["SHAPE"]
+    if given.rotary is None and given.q_norm is None:
+        return tokens
+    rows = len(given.qkv)
+    ready = torch.empty(rows, shape.HEADS * shape.D, dtype=given.qkv.dtype, device=given.qkv.device)
+    program = program_of(shape.GROUP, shape.D, given.qkv.dtype, e4m3=False, sizes=sizes)
+    _ready_queries[(shape.KV_HEADS, rows)](
+        tokens=given,
+        ready=ready,
+        SHAPE=shape,
+        MEMBERS=next_power_of_2(shape.GROUP),
+        num_warps=program.warps,
+        **launch_options(device),
+    )
+    plain = shape_of(tokens["cache"], shape.HEADS, None, None)
+    given = given._replace(qkv=ready, qkv_stride=ready.stride(0), rotary=None, q_norm=None, k_norm=None)
+    return tokens | {"tokens": given, "SHAPE": plain}
+
+
+@triton.jit
+def _ready_queries(tokens, ready, SHAPE: tl.constexpr, MEMBERS: tl.constexpr, PDL: tl.constexpr):
+    head = tl.program_id(0)
+    row = tl.program_id(1)
+    position = tl.load(tokens.positions + row * tokens.state_stride)
+    if position >= tl.load(tokens.limits + row * tokens.state_stride):
+        wait_before_return(head == 0, PDL)
+        return
+    turned = turn(tokens.rotary, position, SHAPE)
+    m = tl.arange(0, MEMBERS)[:, None]
+    q_weights = weight_halves(tokens.q_norm, head * SHAPE.GROUP + m, m < SHAPE.GROUP, SHAPE)
+    if PDL:
+        wait()
+    q_halves = query_halves(tokens, row, head * SHAPE.GROUP + m, m < SHAPE.GROUP, SHAPE)
     d = tl.arange(0, SHAPE.WIDTH)[None, :]
-    line = first_line(row, head, _PARTS, SHAPE) + part * SHAPE.GROUP + g
-    leave(results, line, sums, real[:, None] & (d < SHAPE.D), real, d, SHAPE)
+    place = ready + row.to(tl.int64) * (SHAPE.HEADS * SHAPE.D) + (head * SHAPE.GROUP + m) * SHAPE.D + d
+    q = normed_and_rotated(q_halves, q_weights, turned, SHAPE)
+    tl.store(place, q, mask=(m < SHAPE.GROUP) & (d < SHAPE.D))

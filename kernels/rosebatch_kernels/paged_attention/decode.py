@@ -42,10 +42,13 @@ from rosebatch_kernels.paged_attention.online_softmax import (
     leave,
     left,
     no_key,
+    no_key_in_order,
+    one_column,
     queries,
 )
 from rosebatch_kernels.paged_attention.sizes import (
     Sizes,
+    adds_in_order,
     max_registers,
     program_of,
     requests_early,
@@ -132,8 +135,8 @@ def decode(
     scores = score_factors(scale, soft_cap)
     if keys is not None:
         assert not window, "the keys that a row shares have not left its window"
-        assert not sizes.decode.pieces, "what a row shares would go by the batch"
-        attend_shared(tokens, results["shared"], keys, scores, sizes=sizes, device=device)
+        assert not sizes.decode.pieces or adds_in_order(qkv.dtype, e4m3=scales is not None), "one order for all rows"
+        attend_shared(tokens, results["shared"], keys, scores, program.keys, sizes=sizes, device=device)
     # A tile's keys lie together within a block.
     early = keys is None and requests_early(batch, sizes=sizes) and block_size % program.keys == 0
     _decode[(kv_heads, batch, splits)](
@@ -197,12 +200,13 @@ def _decode(
         return
     # Cached keys: [first, end). With APPEND the new token stays in registers.
     end = position if APPEND else position + 1
-    first = _first_in_window(position, window)
+    seen = _first_in_window(position, window)
+    first = seen
     if shared is not None:
         first = tl.load(shared.begins + row)
     if PIECES:
         first_tile, tiles, share, used, origin, piece = _shares_of_pieces(
-            first, end, min_tiles, TILE, SPLITS, PIECES, PIECE_TILES
+            seen, first, end, min_tiles, TILE, SPLITS, PIECES, PIECE_TILES
         )
         if split >= used:
             return
@@ -252,8 +256,23 @@ def _decode(
     if PIECES:
         line = first_line(row, head, PIECES, SHAPE)
         wanted = (d < SHAPE.D) & own_head[:, None]
-        places = origin, piece, split, line, g, wanted, own_head, d
-        sums = _attend_pieces(q, pages, keys_of_split, places, partials, sums, scores, SHAPE, TILE, SPLITS, STAGES)
+        places = origin, piece, row, split, line, g, wanted, own_head, d
+        sums = _attend_pieces(
+            q,
+            pages,
+            keys_of_split,
+            places,
+            partials,
+            shared,
+            sums,
+            scores,
+            SHAPE,
+            TILE,
+            SPLITS,
+            cache.dtype.element_ty != tl.uint8 and out.dtype.element_ty != tl.float32,
+            STAGES,
+            PDL,
+        )
         last = True
         if SPLITS > 1:  # noqa: SIM102 (a compile-time condition)
             if used > 1:
@@ -323,16 +342,27 @@ def _shares(first, end, min_tiles, TILE: tl.constexpr, SPLITS: tl.constexpr):
 
 @triton.jit
 def _shares_of_pieces(
-    first, end, min_tiles, TILE: tl.constexpr, SPLITS: tl.constexpr, PIECES: tl.constexpr, PIECE_TILES: tl.constexpr
+    seen,
+    first,
+    end,
+    min_tiles,
+    TILE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PIECES: tl.constexpr,
+    PIECE_TILES: tl.constexpr,
 ):
-    """The same, shares of whole pieces; then the tile at which pieces begin to count, and the tiles of a piece.
+    """The same, shares of whole pieces; then the tile at which these begin, and the tiles of a piece.
 
-    Both follow from ``first`` and ``end`` alone. There are at most ``PIECES`` pieces.
+    Places of pieces follow from the first key ``seen`` and from ``end`` alone. Keys before ``first`` are shared; they
+    are whole pieces. There are at most ``PIECES`` pieces, see ``Pieces``.
     """
     first_tile = first // TILE
     stop = tl.cdiv(end, TILE)
-    origin = first_tile // PIECE_TILES * PIECE_TILES
-    piece = tl.maximum(tl.cdiv(stop - origin, PIECES * PIECE_TILES), 1) * PIECE_TILES
+    origin = seen // TILE // PIECE_TILES * PIECE_TILES
+    piece = tl.full([], PIECE_TILES, tl.int32)
+    while piece * PIECES < stop - origin:
+        piece *= 2
+    origin += (first_tile - origin) // piece * piece
     pieces = tl.cdiv(stop - origin, piece)
     used = tl.maximum(tl.minimum((stop - first_tile) // min_tiles, SPLITS), 1)
     share = tl.maximum(tl.cdiv(pieces, used), 1)
@@ -347,31 +377,49 @@ def _attend_pieces(
     keys,
     places,
     partials,
+    shared,
     sums,
     scores,
     SHAPE: tl.constexpr,
     TILE: tl.constexpr,
     SPLITS: tl.constexpr,
+    IN_ORDER: tl.constexpr,
     STAGES: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """The sums with those over a split's pieces, folded in order. All splits but 0 leave those of each piece, too.
+
+    Split 0 folds the shared pieces in front of its first one, which is computed beside their kernel.
 
     A loop for each piece: with a branch at its end in one loop for all, the compiler keeps one more tile of keys.
     """
     first, end, start_tile, stop_tile, block = keys
-    origin, piece, split, line, g, wanted, own_head, d = places
-    for number in tl.range((start_tile - origin) // piece, tl.cdiv(stop_tile - origin, piece), num_stages=1):
+    origin, piece, row, split, line, g, wanted, own_head, d = places
+    first_piece = (start_tile - origin) // piece
+    last_piece = tl.cdiv(stop_tile - origin, piece)
+    if shared is not None:
+        # A row may have no key of its own but the new one.
+        last_piece = tl.maximum(last_piece, first_piece + 1)
+    for number in tl.range(first_piece, last_piece, num_stages=1):
         begin = tl.maximum(origin + number * piece, start_tile)
         stop = tl.minimum(origin + (number + 1) * piece, stop_tile)
-        part = no_key(q.shape[0], SHAPE.WIDTH)
+        part = no_key_in_order(q.shape[0], SHAPE.WIDTH) if IN_ORDER else no_key(q.shape[0], SHAPE.WIDTH)
         for tile in tl.range(begin, stop, num_stages=STAGES):
             n = tile * TILE + tl.arange(0, TILE)
             keys_of_tile, block = load_tile(pages, block, tile * TILE, first, end, SHAPE, TILE, True, True)
             part = attend(q, keys_of_tile, ((n < end) & (n >= first))[None, :], part, scores, False)
+        of_piece = one_column(part) if IN_ORDER else part
         if SPLITS > 1:  # noqa: SIM102 (a compile-time condition)
             if split > 0:
-                leave(partials, line + number * SHAPE.GROUP + g, part, wanted, own_head, d, SHAPE)
-        sums = fold(sums, part)
+                leave(partials, line + number * SHAPE.GROUP + g, of_piece, wanted, own_head, d, SHAPE)
+        if shared is not None:  # noqa: SIM102 (a compile-time condition)
+            if (split == 0) & (number == first_piece):
+                if PDL:
+                    wait()
+                for shared_piece in range(tl.load(shared.counts + row)):
+                    own = line + shared_piece * SHAPE.GROUP + g
+                    sums = fold(sums, left(shared, own, wanted, own_head, d, SHAPE))
+        sums = fold(sums, of_piece)
     return sums
 
 

@@ -1,7 +1,8 @@
 """Device functions of softmax over keys, tile by tile: an online softmax (FlashAttention, arXiv 2205.14135).
 
 Its sums are fp32: the largest score ``[ROWS]``, the sum of weights ``[ROWS]``, and the weighted sum of values
-``[ROWS, WIDTH]``.
+``[ROWS, WIDTH]``. Threads of a row add up its weights, in an order that goes by the tile's rows and warps. Where it
+may not, the tensor cores add them up, like values, in ``[ROWS, COPIES]`` equal columns.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -18,6 +19,8 @@ from rosebatch_kernels.common.scores import capped, sink_weights
 LIFT = tl.constexpr(12)
 # Of values, so that such a product stays below fp16's 65504.
 _LARGEST_SCALE = tl.constexpr(15.984375)
+# Columns of a matrix product at least.
+_COPIES = tl.constexpr(16)
 
 
 @triton.jit
@@ -25,6 +28,20 @@ def no_key(ROWS: tl.constexpr, WIDTH: tl.constexpr):
     """The sums over no key."""
     row_max = tl.full([ROWS], float("-inf"), tl.float32)
     return row_max, tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, WIDTH], tl.float32)
+
+
+@triton.jit
+def no_key_in_order(ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """The same, for weights that the tensor cores add up: all tiles of so many keys give a row the same bits."""
+    row_max = tl.full([ROWS], float("-inf"), tl.float32)
+    return row_max, tl.zeros([ROWS, _COPIES], tl.float32), tl.zeros([ROWS, WIDTH], tl.float32)
+
+
+@triton.jit
+def one_column(sums):
+    """Sums from ``no_key_in_order`` on, as all others are."""
+    row_max, total, acc = sums
+    return row_max, tl.max(total, 1), acc
 
 
 @triton.jit
@@ -67,7 +84,11 @@ def attend(q, tile, seen, sums, scores, EMPTY: tl.constexpr):
         higher = tl.maximum(higher, -1e30)
     weights = tl.exp2(products - higher[:, None])
     shrink = tl.exp2(row_max - higher)
-    total = total * shrink + tl.sum(weights, 1)
+    if len(total.shape) == 2:
+        ones = tl.full([v.shape[0], _COPIES], 1.0, v.dtype)
+        total = dot(weights.to(v.dtype), ones, total * shrink[:, None])
+    else:
+        total = total * shrink + tl.sum(weights, 1)
     if e4m3:
         v_scales = tile.v_scales
         if q.dtype == tl.float16:

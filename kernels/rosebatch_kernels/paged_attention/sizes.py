@@ -252,6 +252,11 @@ def has_own_tiles(size: int, *, e4m3: bool) -> bool:
     return e4m3 and size <= _MAX_SIZE_OF_E4M3
 
 
+def adds_in_order(dtype: torch.dtype, *, e4m3: bool) -> bool:
+    """Whether pieces of keys have the same sums in tiles of any number of rows: 16 bits, as they are stored."""
+    return dtype.itemsize == 2 and not e4m3
+
+
 def program_of(group: int, size: int, dtype: torch.dtype, *, e4m3: bool, sizes: Sizes) -> Program:
     """Sizes of a program for ``group`` query heads to a K/V head, of ``size`` channels, and a cache of e4m3 or not."""
     if dtype.itemsize == 4:

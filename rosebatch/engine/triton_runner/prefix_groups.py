@@ -1,7 +1,8 @@
 """Prefix groups: rows of decode steps whose block tables begin with the same blocks, so that they share keys.
 
 A group may have groups inside, such as examples after a system prompt that others have too. The host finds the groups
-and divides their keys among programs; the kernels of ``rosebatch_kernels.common.shared_keys`` read these.
+and divides their keys among programs; the kernels of ``rosebatch_kernels.common.shared_keys`` read these. Where a row's
+bits may not depend on the batch, groups share whole pieces of keys, and their rows have pieces of one length.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,15 @@ from rosebatch.engine.plan import DecodeRow
 from rosebatch.engine.staging import Staging
 from rosebatch.engine.triton_runner.slots import Slots
 from rosebatch_kernels.common.device import device_of
-from rosebatch_kernels.common.shared_keys import MAX_PARTS, MEMBERS, SIZES, SharedKeys, items_wanted, max_items
+from rosebatch_kernels.common.shared_keys import (
+    MAX_PARTS,
+    MEMBERS,
+    SIZES,
+    Pieces,
+    SharedKeys,
+    items_wanted,
+    max_items,
+)
 
 # What makes a group worth it, measured on an H100: 256 keys cost two of four models more than they save.
 MIN_ROWS = 16
@@ -30,12 +39,14 @@ class Group(NamedTuple):
 
     Attributes:
         rows: numbers of rows, in no order.
-        first, end: positions, at ends of blocks.
+        first, end: positions, at ends of blocks, and of pieces.
+        piece: keys of a piece; 0 where parts may end anywhere.
     """
 
     rows: np.ndarray
     first: int
     end: int
+    piece: int = 0
 
 
 class Items(NamedTuple):
@@ -47,14 +58,16 @@ class Items(NamedTuple):
     counts: np.ndarray
 
 
-def find_groups(tables: np.ndarray, positions: np.ndarray, block_size: int) -> list[Group]:
+def find_groups(tables: np.ndarray, positions: np.ndarray, block_size: int, piece: int = 0) -> list[Group]:
     """Groups of rows that begin alike, each before those inside of it.
 
     Args:
         tables: ``[N, M]`` int32 block ids.
         positions: ``[N]`` of each row's next token; only whole blocks before it are shared.
         block_size: tokens of a block.
+        piece: see ``Group``, a multiple of ``block_size``.
     """
+    unit = piece // block_size or 1
     count = len(tables)
     whole = positions // block_size
     width = int(np.partition(whole, -MIN_ROWS)[-MIN_ROWS]) if count >= MIN_ROWS else 0
@@ -75,9 +88,10 @@ def find_groups(tables: np.ndarray, positions: np.ndarray, block_size: int) -> l
             continue
         inside = alike[low : high - 1]
         common = int(inside.min())
-        if (common - taken) * block_size >= MIN_KEYS:
-            groups.append(Group(order[low:high], taken * block_size, common * block_size))
-            taken = common
+        whole_pieces = common // unit * unit
+        if (whole_pieces - taken) * block_size >= MIN_KEYS:
+            groups.append(Group(order[low:high], taken * block_size, whole_pieces * block_size, piece))
+            taken = whole_pieces
         ends = [low, *(np.flatnonzero(inside == common) + low + 1).tolist(), high]
         spans += [(start, end, taken) for start, end in pairwise(ends)]
     return groups
@@ -100,24 +114,26 @@ def divide(groups: Sequence[Group], slots: np.ndarray, batch: int, wanted: int, 
     placed = 0
     begins, counts = np.zeros(batch, np.int32), np.zeros(batch, np.int32)
     for group in groups:
-        rows = slots[group.rows]
+        rows, piece = slots[group.rows], group.piece
         tiles = -(-len(rows) // MEMBERS)
         part = int(counts[rows[0]])
-        room = min(_MAX_SPLITS, MAX_PARTS - part, (limit - len(items)) // tiles)
+        room = min(_MAX_SPLITS, (limit - len(items)) // tiles)
+        if not piece:
+            room = min(room, MAX_PARTS - part)
         if begins[rows[0]] != group.first or room < 1:
             continue
         keys = group.end - group.first
-        length = _rounded_up(max(share, -(-keys // room)), _UNIT)
+        length = _rounded_up(max(share, -(-keys // room)), piece or _UNIT)
         starts = range(group.first, group.end, length)
         for low in range(0, len(rows), MEMBERS):
             own = min(MEMBERS, len(rows) - low)
             items += [
-                (placed + low, own, start, min(start + length, group.end), part + number)
+                (placed + low, own, start, min(start + length, group.end), piece or part + number)
                 for number, start in enumerate(starts)
             ]
         members.append(rows)
         placed += len(rows)
-        begins[rows], counts[rows] = group.end, part + len(starts)
+        begins[rows], counts[rows] = group.end, group.end // piece if piece else part + len(starts)
     if not items:
         return None
     return Items(np.array(items, np.int32), np.concatenate(members).astype(np.int32), begins, counts)
@@ -134,24 +150,34 @@ class PrefixGroupState:
         slots: with the block tables.
         block_size: tokens of a block.
         heads: query heads and K/V heads of the layers that share keys.
+        pieces: how rows' keys are cut; None where parts may end anywhere.
 
     Attributes:
         own_begins: ``[num_slots]`` int32, the first key of each row that no other row shares.
     """
 
-    def __init__(self, slots: Slots, block_size: int, heads: tuple[int, int], device: torch.device) -> None:
+    def __init__(
+        self,
+        slots: Slots,
+        block_size: int,
+        heads: tuple[int, int],
+        device: torch.device,
+        pieces: Pieces | None = None,
+    ) -> None:
         num_slots = slots.num_slots
         self.slots = slots
         self.block_size = block_size
+        self.pieces = pieces
         self._wanted = items_wanted(*heads, sizes=SIZES.of(device_of(device)))
         self._sizes = [max_items(num_slots) * 5, MAX_PARTS * num_slots, num_slots, num_slots]
         self._cells = torch.zeros(sum(self._sizes), dtype=torch.int32, device=device)
         items, members, self._begins, self._counts = self._cells.split(self._sizes)
         self._items, self._members = items.view(-1, 5), members
         self.own_begins = np.zeros(num_slots, np.int32)
-        # Sequences that were looked at, and how many items they have.
+        # Sequences that were looked at, how many items they have, and the steps until one has longer pieces.
         self._known: set[int] = set()
         self._num_items = 0
+        self._steps = 0
 
     def keys(self, batch: int) -> SharedKeys:
         """The shared keys of a step of the first ``batch`` rows."""
@@ -167,21 +193,42 @@ class PrefixGroupState:
         Groups are found anew when other rows run. Rows of a group may have ended since: their slots are not live.
         """
         ids = {row.id for row in rows}
-        if not ids <= self._known or self._num_items > max_items(batch):
+        steps = max([row.length for row in rows]) if self.pieces else 0
+        if not ids <= self._known or self._num_items > max_items(batch) or steps > self._steps:
             self._known = ids
             found = self._find(rows, max_items(batch))
             self._num_items = 0 if found is None else len(found.items)
             if found is not None:
                 self.own_begins = found.begins
                 self._send(found, staging)
+        self._steps -= steps
         return self._num_items > 0
 
     def _find(self, rows: Sequence[DecodeRow], limit: int) -> Items | None:
         assert self.slots.tables is not None, "the host keeps the tables"
         slots = np.array([self.slots.slot_of[row.id] for row in rows])
         positions = np.array([row.start for row in rows])
-        groups = find_groups(self.slots.tables[slots], positions, self.block_size)
+        tables = self.slots.tables[slots]
+        if self.pieces is None:
+            groups = find_groups(tables, positions, self.block_size)
+        else:
+            groups = self._find_pieces(self.pieces, tables, positions, positions + [row.length - 1 for row in rows])
         return divide(groups, slots, self.slots.num_slots, self._wanted, limit)
+
+    def _find_pieces(self, pieces: Pieces, tables: np.ndarray, positions: np.ndarray, last: np.ndarray) -> list[Group]:
+        """Groups of rows with pieces of one length from their positions to the ``last`` ones of this window."""
+        lengths = np.array([pieces.of(position) for position in positions.tolist()])
+        ends = lengths * pieces.most
+        # A row's own key counts too where another kernel has appended it.
+        stays = last < ends
+        # Others are looked at again after this window.
+        self._steps = int((ends - positions).min()) if stays.all() else int((last - positions).max()) + 1
+        groups: list[Group] = []
+        for piece in {*lengths[stays].tolist()} if pieces.keys % self.block_size == 0 else ():
+            rows = np.flatnonzero(stays & (lengths == piece))
+            found = find_groups(tables[rows], positions[rows], self.block_size, piece)
+            groups += [group._replace(rows=rows[group.rows]) for group in found]
+        return groups
 
     def _send(self, found: Items, staging: Staging) -> None:
         parts = [np.zeros(size, np.int32) for size in self._sizes]

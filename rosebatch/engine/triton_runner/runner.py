@@ -104,11 +104,17 @@ class TritonRunner:
         # A kernel that turns by other rows than places adds up keys in another order: then all rows have that one.
         self._is_invariant = switches.batch_invariant
         self.pooling = PooledStates(pooling_heads)
-        sharing = (spec.prefix_heads for spec in model.mixers if spec.prefix_heads)
-        heads = next(sharing, None) if switches.shares_keys else None
+        mixers = triton_mixers(model.mixers, TritonSetup(max_num_seqs, cache.dtype, device, switches))
+        sharing = [spec for spec in model.mixers if spec.prefix_heads]
+        kinds = {type(spec): mixers[type(spec)] for spec in sharing}
+        heads = sharing[0].prefix_heads if sharing and all(kind.shares_keys for kind in kinds.values()) else None
         self.slots = Slots(max_num_seqs, width, keeps_tables=heads is not None)
-        self.prefix_groups = heads and PrefixGroupState(self.slots, cache.block_size, heads, device)
-        self._shares_tiles = heads is not None and all(spec.groups_tiles for spec in model.mixers)
+        self.prefix_groups = None
+        if heads is not None:
+            pieces = mixers[type(sharing[0])].pieces
+            self.prefix_groups = PrefixGroupState(self.slots, cache.block_size, heads, device, pieces)
+        groups_tiles = heads is not None and all(spec.groups_tiles for spec in model.mixers)
+        self._shares_tiles = groups_tiles and not switches.batch_invariant
         self.state = DeviceState(max_num_seqs, width, window, device, vocab_size, len(cache.num_blocks))
         self.sampler = TokenSampler(
             self.state,
@@ -118,7 +124,6 @@ class TritonRunner:
             batched=switches.batched_sampling,
             invariant=switches.batch_invariant,
         )
-        mixers = triton_mixers(model.mixers, TritonSetup(max_num_seqs, cache.dtype, device, switches))
         self.steps = DeviceSteps(
             model,
             RunMixers(cache, self.state, ops, mixers, states),

@@ -15,7 +15,7 @@ from torch import Tensor
 from rosebatch.config.model import Planes
 from rosebatch.config.switches import Switches
 from rosebatch.model.rope import Rotary
-from rosebatch.ops.ops import Ops, PackedChunks, SharedKeys
+from rosebatch.ops.ops import Ops, PackedChunks, Pieces, SharedKeys
 
 
 class StateShape(NamedTuple):
@@ -239,7 +239,15 @@ SpecT = TypeVar("SpecT", bound=MixerSpec)
 
 
 class TritonMixer(ABC, Generic[SpecT]):
-    """A kind in the Triton runner. Decode steps are captured as graphs: nothing in them depends on the host."""
+    """A kind in the Triton runner. Decode steps are captured as graphs: nothing in them depends on the host.
+
+    Attributes:
+        shares_keys: whether layers with ``MixerSpec.prefix_heads`` may attend to keys of several rows at once.
+        pieces: how such keys are cut; None if they may be cut anywhere.
+    """
+
+    shares_keys: bool = False
+    pieces: Pieces | None = None
 
     @abstractmethod
     def packed(self, spec: SpecT, step: PackedContext, inputs: tuple[Tensor, ...], wanted: Tensor | None) -> Tensor:

@@ -47,6 +47,7 @@ class TritonHP1(TritonKVAttention[HP1Spec]):
     def __init__(self, specs: Sequence[HP1Spec], setup: TritonSetup) -> None:
         self.kernels = hp1_kernels(setup.max_num_seqs, {spec.heads for spec in specs}, setup.switches, setup.device)
         super().__init__(setup, self.kernels.decode)
+        self.shares_keys = self.kernels.shares_keys
 
     def prefill(self, spec: HP1Spec, step: PackedContext, q: Tensor, tiles: Tensor) -> Tensor:
         """See ``TritonKVAttention``."""

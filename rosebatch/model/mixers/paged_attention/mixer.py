@@ -58,6 +58,7 @@ class TritonPagedAttention(TritonKVAttention[PagedAttentionSpec]):
             setup.max_num_seqs, heads, stored, setup.switches, setup.dtype, setup.device
         )
         super().__init__(setup, self.kernels.decode)
+        self.shares_keys, self.pieces = self.kernels.shares_keys, self.kernels.pieces
 
     def prefill(self, spec: PagedAttentionSpec, step: PackedContext, q: Tensor, tiles: Tensor) -> Tensor:
         """See ``TritonKVAttention``."""
