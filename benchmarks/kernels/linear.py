@@ -2,7 +2,7 @@
 
 With ``--whole MODEL``, other sizes of programs that read all columns of a weight in order, as ``--batch-invariant`` has
 them: of each product and number of rows the fastest three, those in use, and cuBLAS without memory for parts. Only
-sizes with the bits of cuBLAS's product of 128 rows count.
+sizes with the bits of cuBLAS's product of 512 rows count.
 """
 
 import argparse
@@ -70,8 +70,8 @@ _WHOLE = {
         "down": Whole(14336, 4096, _RESIDUAL),
     },
 }
-_WHOLE_ROWS = (1, 8, 16, 32, 64)
-_MANY_ROWS = 128
+_WHOLE_ROWS = (1, 8, 16, 32, 64, 128, 256)
+_MANY_ROWS = 512
 _COLUMNS, _DEPTHS, _WARPS, _STAGES = (16, 32, 64, 128), (64, 128, 256), (1, 2, 4), range(3, 9)
 # Rows and warps of Hopper's own instruction.
 _HOPPER_ROWS, _HOPPER_WARPS = 64, 4
@@ -221,13 +221,15 @@ def _first_tries(step: _Step, _: object) -> list[Program]:
     size_in, size_out, follows = step.whole
     rows, halves = max(16, next_power_of_2(len(step.x))), 2 if follows == _GATE else 1
     tries = []
-    for height, columns, depth, warps in product(sorted({rows, _HOPPER_ROWS}), _COLUMNS, _DEPTHS, _WARPS):
-        if height > rows and warps != _HOPPER_WARPS:
+    heights = {min(rows, 2 * _HOPPER_ROWS), _HOPPER_ROWS}
+    for height, columns, depth, warps in product(sorted(heights), _COLUMNS, _DEPTHS, _WARPS):
+        if (height > rows or height > _HOPPER_ROWS) and warps != _HOPPER_WARPS:
             continue
-        programs, sums = cdiv(size_out // halves, columns), height * columns * halves // (32 * warps)
+        programs = cdiv(size_out // halves, columns) * cdiv(rows, height)
+        sums = height * columns * halves // (32 * warps)
         stages = _most_stages(Program(height, columns, depth, warps, 0, None), halves, step.device)
         if programs >= _FEWEST_PROGRAMS and sums <= _SUMS and stages in _STAGES and depth <= size_in:
-            tries.append(Program(height, columns, depth, warps, stages, 255 if height == _HOPPER_ROWS else None))
+            tries.append(Program(height, columns, depth, warps, stages, 255 if height >= _HOPPER_ROWS else None))
     return tries
 
 

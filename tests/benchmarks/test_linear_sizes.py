@@ -58,7 +58,7 @@ def test_what_is_tried_fits(rows, on_a_cpu):
             more = linear._more_tries(step, [(2.0, tries[0]), (1.0, tries[-1])])
             assert more and not {*more} & {*tries} and {each.columns for each in more} == {tries[-1].columns}
             for program in (*tries, *more):
-                assert program.rows >= rows and 3 <= program.stages <= 8
+                assert program.rows >= min(rows, 64) and 3 <= program.stages <= 8
                 tile = program.rows + program.columns * (2 if whole.follows == "silu_mul" else 1)
                 assert 2 * program.depth * program.stages * tile <= INTERPRETER.shared_memory
 

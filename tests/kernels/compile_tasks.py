@@ -7,7 +7,7 @@ GROUPS = {
     "invariant": {"_decode", "_prefill", "_product"},
     "attention_of_more_families": {"_decode", "_prefill", "_prepare", "_whole_norm"},
     "prompts_on_hopper": {"_prefill_hopper"},
-    "shared_attention": {"_attend_shared", "_decode", "_prefill_shared"},
+    "shared_attention": {"_attend_shared", "_decode", "_prefill_shared", "_ready_queries"},
     "attention_of_e4m3": {"_append", "_attend_shared", "_decode", "_prefill", "_prefill_shared", "_prepare"},
     "gated_attention": {"_gated_attend_shared", "_gated_decode", "_gated_prefill", "_prepare"},
     "whole_prompts": {"_bidirectional_attend"},

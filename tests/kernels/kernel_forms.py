@@ -157,6 +157,7 @@ def shared_attention() -> None:
 
     decode, _, prefill_shared, num_splits = paged_attention()
 
+    sizes = SIZES.of(launchers.device_of(torch.device("cuda"))).invariant()
     for heads, kv_heads, size, block_size, dtype, cap in [
         (16, 8, 128, 64, torch.bfloat16, 0.0),
         (12, 12, 64, 64, torch.float16, 0.0),
@@ -173,6 +174,9 @@ def shared_attention() -> None:
         keys = SharedKeys(ints(4, 5), ints(MEMBERS), fields, fields)
         workspace = DecodeWorkspace(256, heads, kv_heads, size, fields.device, num_splits, shares=True)
         decode(qkv, cache, table, fields, fields, workspace, keys=keys, **options)
+        if dtype.itemsize == 2:
+            workspace = DecodeWorkspace(256, heads, kv_heads, size, fields.device, num_splits, shares=True, pieces=16)
+            decode(qkv, cache, table, fields, fields, workspace, keys=keys, sizes=sizes, **options)
         prefill_shared(qkv, cache, table, ints(3, 5), ints(9, 4), num_heads=heads, scale=1.0, soft_cap=cap)
 
 
