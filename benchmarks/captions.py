@@ -79,11 +79,12 @@ def main() -> None:
         folder=None,
     )
     with tempfile.TemporaryDirectory(dir=given.folder) as name:
-        folder = Path(name)
+        folder, started = Path(name), time.perf_counter()
         _write_model(folder / "model", Path(given.tokenizer), given.shape)
         (folder / "images").mkdir()
         with ProcessPoolExecutor(min(16, os.cpu_count() or 1)) as processes:
             list(processes.map(_write_image, [folder / "images" / f"{n}.jpg" for n in range(given.rows)], chunksize=16))
+        sys.stderr.write(f"captions: model and images are written in {time.perf_counter() - started:.0f} s\n")
         found = {}
         for engine in given.engines:
             paths = [given.vllm_path] if engine == "vllm" and given.vllm_path else []
@@ -201,6 +202,8 @@ def _rosebatch(folder: Path, output_len: int) -> Callable[[list[Path]], int]:
 
 def _vllm(folder: Path, output_len: int) -> Callable[[list[Path]], int]:
     os.environ.update(VLLM_LOGGING_LEVEL="WARNING", VLLM_NO_USAGE_STATS="1", HF_HUB_OFFLINE="1")
+    # FlashInfer compiles its sampler for minutes, and all is greedy here.
+    os.environ["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
     import vllm
 
     llm = vllm.LLM(
