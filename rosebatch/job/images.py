@@ -26,6 +26,8 @@ from rosebatch.job.report.stopwatch import Stopwatch
 from rosebatch.model.vision.vision import Patches, Processor, Vision
 from rosebatch.text.tokenizer import Tokenizer
 
+# Where rows have their images.
+_PLACES = "images are parts of messages; the library's prompts have multi_modal_data"
 # Images of a row. Each may take seconds, and as much memory as the model lets it have.
 _LIMIT = 32
 # Threads that load images, each with a process that decodes them: one a core, but not more than a large GPU waits for.
@@ -78,7 +80,8 @@ def with_images(
 ) -> Iterator[Prepared | FailedRow | None]:
     """Load the images of each row, and give each the tokens that the model wants for it.
 
-    Rows keep their order, whatever their images take.
+    Rows keep their order, whatever their images take. A row fails if its prompt has the token that stands for an image,
+    and there is none: the model would be told of nothing.
 
     Args:
         items: prepared rows; None says that there is none at the moment, and is handed on.
@@ -93,13 +96,14 @@ def with_images(
         max_pixels: of an image that is resized for the model; None for the model's own.
     """
     limit = _LIMIT if limit is None else limit
-    if vision is None or tokenizer is None:
+    if vision is None:
         yield from items
         return
     seconds = defaultdict(float) if seconds is None else seconds
-    marks = [tokenizer.backend.id_to_token(vision.placeholder) or "", *(vision.in_text or ())[:1]]
+    marks = _marks(vision, tokenizer)
 
     def encode(text: str) -> list[int]:
+        assert tokenizer is not None, "rows with images need one"
         return tokenizer.backend.encode(text, add_special_tokens=False).ids
 
     threads = loading_threads()
@@ -110,10 +114,13 @@ def with_images(
 
         def begun(item: Prepared | FailedRow) -> _Waiting:
             nonlocal processor
-            if not isinstance(item, Prepared) or not item.row.images:
+            if not isinstance(item, Prepared):
                 return _Waiting(item)
             try:
-                _require_served(item, limit, marks)
+                if not item.row.images:
+                    _require_no_marks(item, marks)
+                    return _Waiting(item)
+                _require_served(item, limit, list(marks.values()))
                 if processor is None:
                     with Stopwatch(seconds, "loading images"):
                         require_pillow()
@@ -148,7 +155,7 @@ def with_images(
                 if isinstance(row, Prepared) and images:
                     with Stopwatch(seconds, "loading images"):
                         loaded = [wait_for(each, check) for each in images]
-                    row = _with_images(row, loaded, vision.placeholder, marks[0], max_model_len)
+                    row = _with_images(row, loaded, vision.placeholder, marks[vision.placeholder], max_model_len)
                     del loaded
                 del images
                 yield row
@@ -160,6 +167,34 @@ def with_images(
 def loading_threads() -> int:
     """Threads that load images."""
     return max(min(_MOST_THREADS, usable_cores(), host_memory().total // _BYTES_OF_THREAD), 1)
+
+
+def _marks(vision: Vision, tokenizer: Tokenizer | None) -> dict[int, str]:
+    """The tokens that stand for an image in a prompt, and what they are in a text; empty if the tokenizer lacks it."""
+    if tokenizer is None:
+        return {vision.placeholder: ""}
+    found = {vision.placeholder: tokenizer.backend.id_to_token(vision.placeholder) or ""}
+    for mark in (vision.in_text or ())[:1]:
+        if (number := tokenizer.backend.token_to_id(mark)) is not None:
+            found[number] = mark
+    return found
+
+
+def _require_no_marks(row: Prepared, marks: Mapping[int, str]) -> None:
+    """Check that no prompt of a row without images has a token that stands for one.
+
+    Raises:
+        RowError: one has.
+    """
+    for prompt in row.prompts:
+        ids = prompt.token_ids
+        # NumPy's look at a long prompt takes a tenth of the time.
+        given: Any = np.frombuffer(ids, np.uint32) if isinstance(ids, TokenIds) else ids
+        for mark, shown in marks.items():
+            if mark in given:
+                code = "invalid_prompt" if row.row.messages is None else "invalid_messages"
+                has = f"the prompt has {shown or f'the token {mark}'}, which stands for an image"
+                raise RowError(code, f"{has}, and the row has none: {_PLACES}")
 
 
 def _require_served(row: Prepared, limit: int, marks: Sequence[str]) -> None:

@@ -18,6 +18,8 @@ from rosebatch.llm.outputs import Logprob, RequestOutput
 
 # To this power, a million tokens are a float.
 _LARGEST_PENALTY = 50
+# Errors of beams that cannot go on: one is as long as the model allows, or has the token that stands for an image.
+_ENDS = ("prompt_too_long", "invalid_prompt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,12 +180,12 @@ class _Search:
             outputs: the next token of each beam, with the likeliest ones.
 
         Raises:
-            ValueError: one failed, and not because its beam is as long as the model allows.
+            ValueError: one failed, and not because its beam cannot go on.
         """
         grown: list[BeamSearchSequence] = []
         for beam, output in zip(self.beams, outputs, strict=True):
             if output.error is not None:
-                if output.error_code != "prompt_too_long":
+                if output.error_code not in _ENDS:
                     checked(output, "raise", self._place)
                 self._finished.append(beam)
                 continue

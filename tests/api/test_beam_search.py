@@ -173,6 +173,24 @@ def test_beams_as_long_as_the_model_allows(llm):
     assert [(len(each.tokens), each.finish_reason) for each in output.sequences] == [(LONGEST, "length")] * 2
 
 
+def test_a_beam_with_the_token_that_stands_for_an_image(llm):
+    """It is no prompt of a model that sees, and failed the search."""
+    (plain,) = llm.beam_search([[5, 6]], BeamSearchParams(2, 1, length_penalty=0.0))
+    image = plain.sequences[0].tokens[-1]
+
+    def generate(prompts, *given, **options):
+        found = llm.generate(prompts, *given, **options)
+        for output in found:
+            if image in output.prompt_token_ids:
+                output.error, output.error_code = "the prompt has an image's token", "invalid_prompt"
+        return found
+
+    params = BeamSearchParams(2, 4, length_penalty=0.0)
+    (found,) = beam_search(generate, [[5, 6]], params, llm.get_tokenizer(), 1, Progress(None, enabled=False))
+    assert [5, 6, image] in [each.tokens for each in found.sequences]
+    assert sum(image in each.tokens[:-1] for each in found.sequences) == 0
+
+
 def test_a_sampled_token_is_a_candidate(llm):
     """With a temperature, as in vLLM: beside the likeliest tokens stands the sampled one."""
     (output,) = llm.beam_search([[5, 6]], BeamSearchParams(1, 30, temperature=5.0, ignore_eos=True))

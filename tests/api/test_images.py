@@ -94,6 +94,14 @@ def test_what_is_wrong_with_a_prompt(llm, text, image, code, told):
     assert served.outputs
 
 
+def test_a_placeholder_without_an_image(llm):
+    """The text was answered, embedded and scored as if it had an image."""
+    for call in (llm.generate, llm.embed, llm.score):
+        for prompt in ({"prompt": PLACE}, PLACE, llm.get_tokenizer().encode(PLACE)):
+            (bad,) = call([prompt], on_error="return")
+            assert bad.error_code == "invalid_prompt" and "and the row has none" in bad.error
+
+
 def test_other_inputs_are_refused(llm):
     """The text alone would have been answered."""
     for data, told in (({"video": 1}, "video"), ({"image": WIDE, "audio": 1}, "image, audio"), ("a.png", "str")):

@@ -116,7 +116,7 @@ def test_what_is_around_an_image_is_encoded_with_the_text():
     assert list(row.prompts[0].token_ids) == expected
     assert row.prompts[0].images[0].offset == 3
     assert bad.error.message == "a text has <mark>, which stands for an image"
-    assert list(text.prompts[0].token_ids) == [mark]
+    assert text.error.message.startswith("the prompt has <mark>, which stands for an image, and the row has none")
 
 
 @pytest.mark.parametrize(
@@ -151,12 +151,36 @@ def test_a_placeholder_that_the_tokenizer_lacks(reading):
 
 
 def test_rows_without_images_pass(reading):
-    """A text may have the placeholder's name. Rows whose images are loaded do not wait for more input."""
-    texts = {"messages": [{"role": "user", "content": "<image>"}]}, {"prompt": "x"}
+    """Rows whose images are loaded do not wait for more input."""
+    texts = {"messages": [{"role": "user", "content": "y"}]}, {"prompt": "x"}
     text, image, plain = prepared([texts[0], chat("image:" + data()), texts[1]], reading)
     found = list(loaded(iter([None, text, None, image, plain, image, None]), reading))
     assert [row and row.row.index for row in found] == [None, 0, None, 1, 2, 1]
     assert [found[1], found[4]] == [text, plain]
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ({"prompt": "a<image>"}, "invalid_prompt"),
+        ({"prompt_token_ids": [97] * 99 + [PLACEHOLDER]}, "invalid_prompt"),
+        ({"messages": [{"role": "user", "content": "<image>"}]}, "invalid_messages"),
+    ],
+)
+def test_a_placeholder_without_an_image(reading, line, code):
+    """The model was told of an image that it did not get, and answered."""
+    bad, good = served([line, {"prompt": "a"}], reading)
+    assert (bad.error.code, list(good.prompts[0].token_ids)) == (code, [97])
+    assert bad.error.message.startswith("the prompt has <image>, which stands for an image, and the row has none")
+    # A model of text has other tokens.
+    passed, _ = loaded(prepared([line, {"prompt": "a"}], reading), reading, vision=None)
+    assert passed.prompts[0].token_ids[-1] == PLACEHOLDER
+
+
+def test_a_placeholder_without_an_image_or_a_tokenizer(reading):
+    """Token ids are looked at all the same."""
+    (row,) = loaded(prepared([{"prompt_token_ids": [97, PLACEHOLDER]}], None), None)
+    assert row.error.message.startswith(f"the prompt has the token {PLACEHOLDER}, which stands for an image")
 
 
 def test_token_ids_with_images_and_no_tokenizer(reading):
