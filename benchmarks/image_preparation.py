@@ -93,7 +93,7 @@ def prepare_all(urls: list[str]) -> list[float]:
             own, others = time.process_time(), decoding_seconds()
             rows = (parse_row(line, index=number, where="", defaults={}) for number, line in enumerate(lines))
             begun = time.perf_counter()
-            for row in with_images(prepare(rows, tokenizer, None, pool, vision=vision), vision, tokenizer):
+            for row in with_images(prepare(rows, tokenizer, None, pool, sight=vision), vision, tokenizer):
                 if not isinstance(row, Prepared):
                     raise UserError("a row failed")
             seconds = time.perf_counter() - begun, time.process_time() - own, decoding_seconds() - others

@@ -253,9 +253,13 @@ def _flags_of(command: Any) -> list[str]:
 
 
 def _flags_of_others(context: Any) -> dict[str, str]:
-    """The flags of the other commands, with the name of the first one that has each."""
+    """The flags of the other commands, with the names of those that have each."""
     commands = {} if getattr(context, "parent", None) is None else dict(get_group(app).commands)
-    return {flag: name for name, each in reversed(commands.items()) for flag in _flags_of(each)}
+    found: dict[str, list[str]] = {}
+    for name, each in commands.items():
+        for flag in _flags_of(each):
+            found.setdefault(flag, []).append(name)
+    return {flag: " and ".join(filter(None, (", ".join(names[:-1]), names[-1]))) for flag, names in found.items()}
 
 
 def _fail(message: str, code: int) -> NoReturn:

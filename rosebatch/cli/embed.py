@@ -20,9 +20,8 @@ OF_COMPLETIONS = (
     "return_token_ids",
     "seed",
     "system_prompt",
-    *("image_column", "prompt"),
 )
-OF_IMAGES = ("media_root", "media_domains", "limit_images", "max_pixels")
+OF_IMAGES = ("image_column", "prompt", "media_root", "media_domains", "limit_images", "max_pixels")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

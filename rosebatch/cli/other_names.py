@@ -160,7 +160,7 @@ def explained(
         message: of the parser.
         flags: names of all flags.
         command: whose flags they are.
-        others: flags of other commands, with the name of one.
+        others: flags of other commands, with the names of these.
     """
     if match := _NO_OPTION.match(message):
         name = match[1]

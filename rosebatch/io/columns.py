@@ -28,8 +28,8 @@ _JSON_IDS = {str, int, float, type(None)}
 TEXT_FIELDS = frozenset(
     {"prompt", "suffix", "guided_grammar", "guided_regex", "regex", "reasoning_effort", "verbosity"}
 )
-# The field of the image where each file of the input is one.
-FILE_IMAGE = "image"
+# The field of the image where each file of the input is one. No flag can name it: its value is none of JSON.
+FILE_IMAGE = ""
 # Fields whose CSV cells are JSON. All others are texts.
 _LISTS_OR_TEXTS = {"stop", "text_1", "text_2"}
 _JSON = (REQUEST_FIELDS | {"dimensions", "continuations", "choices", "logprob_token_ids"} | _LISTS_OR_TEXTS) - (
@@ -147,7 +147,9 @@ class Columns:
             raise FlagError(f"{message}: {next(ways, way or plain)}")
 
     def may_have_prompt(self, names: Container[str], prompts: Sequence[str] = PROMPT_FIELDS) -> bool:
-        """Whether a row with these fields may have a prompt; ``prompts`` as of ``require_in``."""
+        """Whether a row with these fields may be served; ``prompts`` as of ``require_in``."""
+        if self.image is not None and self.image not in names:
+            return False
         if self.makes_prompt:
             return all(name in names for name in prompt_template.names(self.template))
         return any(name in names for name in (prompts if self.prompt is None else (self.prompt,)))

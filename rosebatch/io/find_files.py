@@ -13,7 +13,7 @@ from rosebatch.io.files import as_path, failing, file_name, is_url, remote, url_
 from rosebatch.io.formats import READ, named
 from rosebatch.io.hive import is_partition
 from rosebatch.io.saved_datasets import DESCRIPTIONS, STATE, saved_files
-from rosebatch.io.unsupported_formats import is_unsupported_data, is_visible, require_all_read
+from rosebatch.io.unsupported_formats import WAY_OF_IMAGES, is_unsupported_data, is_visible, require_all_read
 
 WILD = "*?["
 _IF_A_PROMPT = """; a prompt itself goes to stdin: echo '{"prompt": "…"}' | rosebatch generate -"""
@@ -43,8 +43,8 @@ def find_files(source: str) -> list[str]:
         return [source]
     if not paths:
         raise UserError(
-            f"{source}: no files found; a folder needs .jsonl, .json, .csv, .parquet or .arrow files, one of images "
-            "needs --prompt, and a pattern must match some"
+            f"{source}: no files found; a folder needs .jsonl, .json, .csv, .parquet or .arrow files, a pattern must "
+            f"match some, and images need {WAY_OF_IMAGES}"
         )
     return paths
 

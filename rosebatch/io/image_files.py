@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import pyarrow as pa
+
 from rosebatch.core.errors import FlagError, RowError, UserError
 from rosebatch.io.columns import FILE_IMAGE
 from rosebatch.io.files import is_url
@@ -19,6 +21,8 @@ from rosebatch.io.table_values import BadValues
 from rosebatch.io.unsupported_formats import is_visible, listed
 
 _OF_ROWS = "--image-column NAME says which images rows have"
+# What results take over of a row.
+ROWS_OF_FILES = pa.schema([("id", pa.string())])
 # A file of a few bytes may claim any number.
 _MOST_PAGES = 10_000
 # Files of images that are not decoded.

@@ -21,7 +21,7 @@ from rosebatch.io.files import as_path, is_url
 from rosebatch.io.formats import JSON_KINDS, TABLES, Kind
 from rosebatch.io.free_names import TakenNames
 from rosebatch.io.hive import Partitions, row_with_keys, text_with_keys, with_columns
-from rosebatch.io.image_files import image_root, image_rows
+from rosebatch.io.image_files import ROWS_OF_FILES, image_root, image_rows
 from rosebatch.io.images.pdf import require_pdfium
 from rosebatch.io.images.policy import NO_MEDIA, MediaPolicy
 from rosebatch.io.input_files import InputFiles
@@ -242,6 +242,10 @@ class PromptReader:
         if self.source == "-":
             return []
         taken = TakenNames(self.result_column, self.columns, self.task.result_fields, self.task.prompt_fields)
+        if self.columns.of_files:
+            taken.add_table(ROWS_OF_FILES, self.source)
+            taken.require_none(self.source, self.source)
+            return sorted(taken.absent)
         for kind, (schema, _) in self._schemas.items():
             taken.add_table(schema, self.paths[self._contents.kinds.index(kind)])
         reads_all = not is_url(self.source) and not self.is_batch

@@ -24,7 +24,7 @@ from rosebatch.io.images.references import ImageReference
 from rosebatch.io.result_names import LISTS_IN_RESULTS, RESULT_FIELDS, is_of_a_result, require_no_collision
 from rosebatch.io.row_names import OTHER_NAMES, unclear_names, with_own_names
 from rosebatch.io.sampling_fields import given_sampling, sampling_params, split_prompt_only, with_defaults
-from rosebatch.io.text_only import require_text
+from rosebatch.io.text_only import is_media, require_text
 from rosebatch.io.tools import ToolUse
 
 
@@ -169,11 +169,13 @@ def carried_fields(values: Mapping[str, Any], keep_prompt: bool, result_column: 
     """The fields of a row that its result takes over; see ``parse_row``."""
     if result_column is None:
         dropped = _RESULT_FIELDS if keep_prompt else _NOT_CARRIED
-        return {name: value for name, value in values.items() if name not in dropped}
+        return {name: value for name, value in values.items() if name not in dropped and not is_media(name, value)}
     return {
         name: value
         for name, value in values.items()
-        if name != result_column and (keep_prompt or name not in REQUEST_FIELDS or is_of_a_result(name, value))
+        if name != result_column
+        and (keep_prompt or name not in REQUEST_FIELDS or is_of_a_result(name, value))
+        and not is_media(name, value)
     }
 
 

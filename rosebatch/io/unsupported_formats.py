@@ -36,6 +36,7 @@ _MAGIC = {
 
 _SHOWN = {"parquet": "Parquet", "arrow": "Arrow", "jsonl": "JSON", "json": "JSON"}
 _MAX_NAMES = 5
+WAY_OF_IMAGES = "rosebatch generate or embed with --prompt 'What is this?', and no --image-column"
 _WAY_OUT = "convert them to .jsonl or .parquet"
 _ARE_READ = "only JSON, CSV, Parquet and Arrow are read, text also as .gz, .zst, .bz2 or .xz"
 
@@ -121,11 +122,7 @@ def require_lines(kinds: Mapping[str, str | None]) -> None:
     unread = [f"{path} is {kind}" for path, kind in kinds.items() if kind]
     if unread:
         of_images = any(kind and kind.endswith(("image", "PDF")) for kind in kinds.values())
-        way = (
-            "images and PDFs need rosebatch generate --prompt 'What is this?'"
-            if of_images
-            else f"{_ARE_READ}; {_WAY_OUT}"
-        )
+        way = f"images and PDFs need {WAY_OF_IMAGES}" if of_images else f"{_ARE_READ}; {_WAY_OUT}"
         raise UserError(f"{listed(unread)}: {way}")
 
 

@@ -9,8 +9,8 @@ from msgspec import structs
 from rosebatch.core.errors import RowError
 from rosebatch.io.row_names import TEMPLATE_FIELDS
 from rosebatch.io.rows import FailedRow, Row
-from rosebatch.io.text_only import no_text_alone
 from rosebatch.job.texts import template_options
+from rosebatch.model.vision.vision import TEXT_ALONE, Sight, no_images
 from rosebatch.text.chat_parsers import unknown_calls
 from rosebatch.text.tokenizer import Tokenizer
 
@@ -28,19 +28,19 @@ _SAY_NOTHING = {*_OF_ALL, "id", "tool_calls", "tool_call_id", "annotations", "st
 _OF_SPEAKERS = ("name", "refusal", "reasoning", "reasoning_content", "thinking")
 
 
-def for_model(row: Row | FailedRow, tokenizer: Tokenizer | None, *, sees: bool = False) -> Row | FailedRow:
+def for_model(row: Row | FailedRow, tokenizer: Tokenizer | None, sight: Sight = TEXT_ALONE) -> Row | FailedRow:
     """The row as a model serves it; a failed one if the model cannot.
 
     Args:
         row: as it was read.
         tokenizer: of the model; None if it works on token ids.
-        sees: whether it takes images.
+        sight: how it sees, or why it does not.
     """
     if not isinstance(row, Row):
         return row
-    # Chats are embedded, too: those of other tasks come without images.
-    if row.images and not (sees and (row.generates or row.messages is not None)):
-        return row.failed(_no_images(row))
+    if row.images and (why := _no_images(row, sight)):
+        code = "unsupported_field" if row.messages is None else "invalid_messages"
+        return row.failed(RowError(code, f"{row.images[0].where}: {why}"))
     if row.images and row.prompt_token_ids is not None and tokenizer is None:
         return row.failed(RowError("no_tokenizer", "images need a model with a tokenizer"))
     variables = len(row.options.chat_template_kwargs)
@@ -56,11 +56,12 @@ def for_model(row: Row | FailedRow, tokenizer: Tokenizer | None, *, sees: bool =
     return _with_call_grammar(_with_unread(row, tokenizer), tokenizer)
 
 
-def _no_images(row: Row) -> RowError:
-    if row.messages is not None:
-        return no_text_alone()
-    why = "this model takes text alone" if row.generates else "only what is generated takes images"
-    return RowError("unsupported_field", f"multi_modal_data: {why}")
+def _no_images(row: Row, sight: Sight) -> str:
+    """Why a row may have no images; empty if it may."""
+    is_embedded = row.pooling is not None and row.pooling.task == "embed"
+    if not (row.generates or is_embedded):
+        return "what is scored or classified has no images"
+    return no_images(sight) if isinstance(sight, str) else ""
 
 
 def _too_many(messages: Sequence[Mapping[str, Any]]) -> str:

@@ -37,7 +37,7 @@ from rosebatch.job.sampling_defaults import check_sampling
 from rosebatch.launch.fit import gib
 from rosebatch.launch.launch import default_sampling, grammar_limits, load_tokenizer
 from rosebatch.launch.plan import LaunchPlan, plan_fitting
-from rosebatch.model.vision.vision import Vision
+from rosebatch.model.vision.vision import TEXT_ALONE, Sight
 from rosebatch.text.grammar.check import GrammarLimits
 from rosebatch.text.grammar.grammars import Grammars
 from rosebatch.text.tokenizer import Tokenizer
@@ -96,7 +96,7 @@ def check_job(job: JobConfig, config: RunConfig, stream: TextIO) -> int:
     require_free_names(reader)
     if not reader.is_batch:
         source = plan.source
-        refused = refusals(source.name, source.pooling, has_head=source.has_head)
+        refused = refusals(source.name, source.pooling, has_head=source.has_head, no_images=plan.no_images)
         task.require_able(refused, sorted(source.prompts.by_name), source.vector_size, reader.columns)
     checked = check_file(reader, plan, stream)
     rates = measure_rates(plan.device.type) or measure_host_rates(plan.source.dtype)
@@ -131,7 +131,7 @@ def check_file(reader: PromptReader, plan: LaunchPlan, stream: TextIO, *, strict
         pooling=plan.source.pooling,
         generates=plan.source.has_head,
         strict=strict,
-        vision=plan.source.vision,
+        sight=plan.sight,
         media=reader.media,
         limit_images=plan.config.limit_images,
         max_pixels=plan.config.max_pixels,
@@ -149,7 +149,7 @@ def check_rows(
     pooling: ModelPooling = PLAIN_POOLING,
     generates: bool = True,
     strict: bool = False,
-    vision: Vision | None = None,
+    sight: Sight = TEXT_ALONE,
     media: MediaPolicy = NO_MEDIA,
     limit_images: int | None = None,
     max_pixels: int | None = None,
@@ -166,7 +166,7 @@ def check_rows(
         pooling: the model's own.
         generates: whether the model has an output projection.
         strict: see ``check_file``.
-        vision: how the model sees; None for a model of text.
+        sight: how the model sees, or why it does not.
         media, limit_images, max_pixels: see ``rosebatch.job.images.with_images``.
     """
     checked = Checked(beginning=None if tokenizer is None else tokenizer.beginning)
@@ -181,10 +181,10 @@ def check_rows(
 
     with DaemonPool(1, "rosebatch-text") as pool:
         limit = config.max_model_len
-        prepared = prepare(rows, tokenizer, grammars, pool, max_model_len=limit, vision=vision)
+        prepared = prepare(rows, tokenizer, grammars, pool, max_model_len=limit, sight=sight)
         compiled = with_grammars(prepared, grammars, in_order=True)
         loaded = with_images(
-            compiled, vision, tokenizer, media, max_model_len=limit, limit=limit_images, max_pixels=max_pixels
+            compiled, sight, tokenizer, media, max_model_len=limit, limit=limit_images, max_pixels=max_pixels
         )
         for item in loaded:
             assert item is not None, "a file always has a next row, or an end"

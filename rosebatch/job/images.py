@@ -23,7 +23,7 @@ from rosebatch.io.rows import FailedRow
 from rosebatch.job.memory_estimate import prompt_bytes
 from rosebatch.job.prepared import DEFAULT_BYTES, END, End, Prepared
 from rosebatch.job.report.stopwatch import Stopwatch
-from rosebatch.model.vision.vision import Patches, Processor, Vision
+from rosebatch.model.vision.vision import Patches, Processor, Sight, Vision
 from rosebatch.text.tokenizer import Tokenizer
 
 # Where rows have their images.
@@ -68,7 +68,7 @@ class _Waiting(NamedTuple):
 
 def with_images(
     items: Iterator[Prepared | FailedRow | None],
-    vision: Vision | None,
+    sight: Sight,
     tokenizer: Tokenizer | None,
     media: MediaPolicy = NO_MEDIA,
     check: Callable[[], None] = lambda: None,
@@ -85,7 +85,7 @@ def with_images(
 
     Args:
         items: prepared rows; None says that there is none at the moment, and is handed on.
-        vision: how the model sees; None for a model of text, which gets no row with images.
+        sight: how the model sees, or why it does not: then no row has images.
         tokenizer: of the model.
         media: where images may come from.
         check: called while waiting; what it raises ends the wait.
@@ -96,9 +96,10 @@ def with_images(
         max_pixels: of an image that is resized for the model; None for the model's own.
     """
     limit = _LIMIT if limit is None else limit
-    if vision is None:
+    if isinstance(sight, str):
         yield from items
         return
+    vision = sight
     seconds = defaultdict(float) if seconds is None else seconds
     marks = _marks(vision, tokenizer)
 

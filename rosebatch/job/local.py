@@ -115,7 +115,7 @@ def model_info_of(plan: LaunchPlan) -> ModelInfo:
         },
     }
     pooling = plan.source.pooling
-    refused = refusals(plan.source.name, pooling, has_head=plan.source.has_head)
+    refused = refusals(plan.source.name, pooling, has_head=plan.source.has_head, no_images=plan.no_images)
     names = sorted(plan.source.prompts.by_name)
     return ModelInfo(
         plan.source.name,

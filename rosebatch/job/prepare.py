@@ -23,7 +23,7 @@ from rosebatch.job.report.stopwatch import Stopwatch
 from rosebatch.job.scored_prompts import scored_prompts
 from rosebatch.job.seeds import row_seed
 from rosebatch.job.texts import Encoded, Texts
-from rosebatch.model.vision.vision import Vision
+from rosebatch.model.vision.vision import TEXT_ALONE, Sight, Vision
 from rosebatch.text.chat_parsers import ChatReader
 from rosebatch.text.grammar.check import Tried
 from rosebatch.text.grammar.grammars import Grammars
@@ -51,7 +51,7 @@ def prepare(
     check: Callable[[], None] = lambda: None,
     max_bytes: int = DEFAULT_BYTES,
     max_model_len: int = 1 << 20,
-    vision: Vision | None = None,
+    sight: Sight = TEXT_ALONE,
 ) -> Iterator[Prepared | FailedRow | None]:
     """Prepare rows, a group at a time. Those that no engine could serve become failed rows.
 
@@ -65,12 +65,12 @@ def prepare(
         check: called before each group is read, and while waiting; what it raises ends the preparation.
         max_bytes: of rows under way in the whole job.
         max_model_len: most tokens of prompt and completion together.
-        vision: how the model sees; None for a model of text.
+        sight: how the model sees, or why it does not.
     """
     source = iter(rows)
     group_bytes = min(_GROUP_BYTES, max_bytes // 16 // _ENCODING_BYTES)
     seconds = defaultdict(float) if seconds is None else seconds
-    in_text = None if vision is None else vision.in_text
+    in_text = sight.in_text if isinstance(sight, Vision) else None
 
     def encode(texts: Texts) -> list[list[Encoded]]:
         with Stopwatch(seconds, "tokenizing"):
@@ -91,7 +91,7 @@ def prepare(
         ):
             check()
             with Stopwatch(seconds, "reading"):
-                group, ended, idle = _next_group(source, tokenizer, grammars, group_bytes, sees=vision is not None)
+                group, ended, idle = _next_group(source, tokenizer, grammars, group_bytes, sight)
             if group:
                 read = [each.row for each in group if isinstance(each.row, Row)]
                 with Stopwatch(seconds, "rendering chats") if any(row.messages for row in read) else nullcontext():
@@ -129,8 +129,7 @@ def _next_group(
     tokenizer: Tokenizer | None,
     grammars: Grammars | None,
     max_bytes: int,
-    *,
-    sees: bool,
+    sight: Sight,
 ) -> tuple[list[_Read], bool, bool]:
     """Some rows; whether the source ended; whether it has nothing at the moment."""
     group: list[_Read] = []
@@ -138,7 +137,7 @@ def _next_group(
     for read in source:
         if read is None:
             return group, False, True
-        row, tried = for_model(read, tokenizer, sees=sees), None
+        row, tried = for_model(read, tokenizer, sight), None
         if grammars is not None and isinstance(row, Row) and row.sampling.grammar is not None:
             tried = grammars.begin(row.sampling.grammar)
         size = row_bytes(row)

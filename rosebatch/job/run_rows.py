@@ -15,6 +15,7 @@ from rosebatch.job.report.stopwatch import Stopwatch
 from rosebatch.job.report.tally import Tally
 from rosebatch.job.serve import serve
 from rosebatch.job.serve_options import ServeOptions
+from rosebatch.model.vision.vision import TEXT_ALONE
 
 if TYPE_CHECKING:
     from rosebatch.launch.launch import Launched
@@ -88,7 +89,7 @@ def run_rows(
         max_inflight_bytes=in_bytes(config.max_inflight_bytes),
         return_token_ids=serving.return_token_ids,
         whole_texts=serving.whole_texts,
-        vision=launched.plan.source.vision if serving.decode else None,
+        sight=launched.plan.sight if serving.decode else TEXT_ALONE,
         media=serving.media,
         limit_images=config.limit_images,
         max_pixels=config.max_pixels,

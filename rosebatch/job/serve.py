@@ -20,7 +20,7 @@ from rosebatch.job.order import in_job_order
 from rosebatch.job.prepare import prepare
 from rosebatch.job.prepared import DEFAULT_BYTES, END, Prepared, size_of
 from rosebatch.job.tickets import Tickets
-from rosebatch.model.vision.vision import Vision
+from rosebatch.model.vision.vision import TEXT_ALONE, Sight
 from rosebatch.text.grammar.grammars import Grammars
 from rosebatch.text.tokenizer import Tokenizer
 
@@ -46,7 +46,7 @@ def serve(
     max_inflight_bytes: int = DEFAULT_BYTES,
     return_token_ids: bool = False,
     whole_texts: bool = False,
-    vision: Vision | None = None,
+    sight: Sight = TEXT_ALONE,
     media: MediaPolicy = NO_MEDIA,
     limit_images: int | None = None,
     max_pixels: int | None = None,
@@ -68,7 +68,7 @@ def serve(
         expects_rows: see ``rosebatch.job.order.in_good_order``.
         max_inflight_bytes: about what rows may take from being read to being handed out. A larger row runs alone.
         return_token_ids, whole_texts, media: see ``rosebatch.job.serve_options.ServeOptions``.
-        vision: how the model sees; None for a model of text.
+        sight: how the model sees, or why it does not.
         limit_images, max_pixels: see ``rosebatch.job.images.with_images``.
 
     Yields:
@@ -84,7 +84,7 @@ def serve(
     encoder, decoder = DaemonPool(1, "rosebatch-encode"), DaemonPool(1, "rosebatch-decode")
     with encoder, decoder, searched_rarely():
         limit = engine.max_model_len
-        source = prepare(rows, tokenizer, grammars, encoder, seed, seconds, check, max_bytes, limit, vision)
+        source = prepare(rows, tokenizer, grammars, encoder, seed, seconds, check, max_bytes, limit, sight)
         if not in_order and engine.generates:
             # Prompts of an encoder share nothing, and none takes long: they need not wait for a window of others.
             source = in_job_order(
@@ -93,7 +93,7 @@ def serve(
         if grammars is not None:
             source = with_grammars(source, grammars, check, seconds, max_bytes // 8)
         source = with_images(
-            source, vision, tokenizer, media, check, seconds, max_bytes // 8, limit, limit_images, max_pixels
+            source, sight, tokenizer, media, check, seconds, max_bytes // 8, limit, limit_images, max_pixels
         )
         tickets = Tickets(tokenizer, decoder, seconds, max_bytes // 2, check, return_token_ids, whole_texts)
         try:

@@ -21,7 +21,8 @@ from rosebatch.engine.load import choose_block_size, pick_device
 from rosebatch.launch.fit import Fit, Wanted, find_fit
 from rosebatch.model.fingerprint import tokenizer_fingerprint
 from rosebatch.model.hub import parse_hub_id
-from rosebatch.model.source import ModelSource, find_model, find_tokenizer
+from rosebatch.model.source import OF_GGUF, ModelSource, find_model, find_tokenizer
+from rosebatch.model.vision.vision import Sight, no_images
 from rosebatch.ops.device import has_e4m3, unmeasured_sizes
 from rosebatch.ops.layout import MatrixBytes
 from rosebatch.ops.select import has_invariant_products
@@ -64,6 +65,24 @@ class LaunchPlan:
         """What they take."""
         source = self.source
         return source.quantization.kept(self.switches, self.device.type, source.dtype)
+
+    @property
+    def sight(self) -> Sight:
+        """How the model sees, or why it does not."""
+        found, given = self.source.sight, self.config.model
+        if not isinstance(found, str) or self.source.load_format == "dummy":
+            return found
+        if given is None:
+            return "no --model was given, and the demo model is one of text"
+        # It is converted to a folder.
+        return OF_GGUF if given.endswith(".gguf") else found
+
+    @property
+    def no_images(self) -> str | None:
+        """Why no row may have images; None if rows may."""
+        if isinstance(self.sight, str):
+            return no_images(self.sight)
+        return "--limit-images 0 allows no row an image" if self.config.limit_images == 0 else None
 
     @property
     def dependence(self) -> str | None:

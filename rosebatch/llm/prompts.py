@@ -216,7 +216,8 @@ def _require_known(prompt: Mapping[str, Any]) -> None:
     if len(prompt) == 1 and (text is not None or ids is not None):
         # Nearly all, and quicker to check.
         return
-    require_text({name: value for name, value in prompt.items() if name != _IMAGES})
+    others = {name: value for name, value in prompt.items() if name != _IMAGES}
+    require_text(others, f"a prompt's images are in {_IMAGES}, as image")
     given = [name for name, value in prompt.items() if value is not None and name != _IMAGES]
     if not set(_PROMPT_KEYS).intersection(given):
         way = "; chat takes messages" if "messages" in given else ""

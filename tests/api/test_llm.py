@@ -239,7 +239,10 @@ CYCLE += [CYCLE, CYCLE]
 @pytest.mark.parametrize(
     ("message", "told"),
     [
-        ({"content": [{"type": "image_url", "image_url": "data:,"}]}, "only text parts"),
+        (
+            {"content": [{"type": "image_url", "image_url": "data:,"}]},
+            "messages[0].content[0]: the model takes no images: LlamaForCausalLM is none of",
+        ),
         # A name that JSON cannot have raised, and what has itself inside was looked through for ever.
         ({"content": "a", "\ud800": 1}, "surrogates not allowed"),
         ({"content": "a", "of": CYCLE}, "messages are nested more than 600 levels deep"),

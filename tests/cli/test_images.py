@@ -135,9 +135,68 @@ def test_wrong_commands(run, scans, flags, told):
     require_error(run(*flags), 2, told)
 
 
+def test_files_of_images_are_embedded(run, cli, seeing, scans, tmp_path):
+    """``check --embed`` said that they are served; the command had no --prompt, which its error asked for."""
+    (scans / "05.png").unlink()
+    own = ["-q", "--device", "cpu", "--model", seeing]
+    assert cli("embed", "scans", *own, "--prompt", "Describe", "-o", "folder.jsonl").code == 0
+    images = [content for name, content in FILES.items() if name != "05.png"]
+    pq.write_table(pa.table({"image": images}), tmp_path / "in.parquet")
+    given = ["--image-column", "image", "--prompt", "Describe", "-o", "table.jsonl"]
+    assert cli("embed", "in.parquet", *own, *given).code == 0
+    folder, table = ([each["embedding"] for each in rows(tmp_path / f"{name}.jsonl")] for name in ("folder", "table"))
+    assert folder == table and len({str(each) for each in folder}) == 11
+    assert "11 can be served, 0 cannot" in cli("check", "scans", *own[1:], "--prompt", "Describe", "--embed").out
+
+
+def test_a_task_of_texts(cli, seeing, scans):
+    """All rows were bad, each for itself."""
+    result = cli("check", "scans", "--prompt", "Describe", "--score", "--model", seeing, "--device", "cpu")
+    require_error(result, 2, "--prompt has no meaning for score: its rows are texts")
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """A folder of images, a table of them, and one with the name of a column."""
+    folder = tmp_path_factory.mktemp("inputs")
+    (folder / "scans").mkdir()
+    (folder / "scans/0.png").write_bytes(FILES["00.png"])
+    pq.write_table(pa.table({"image": [FILES["00.png"]], "prompt": ["a"]}), folder / "in.parquet")
+    (folder / "in.jsonl").write_text('{"image": "a.png", "prompt": "a"}\n')
+    return folder
+
+
+@pytest.mark.parametrize("command", ["generate", "embed", "check"])
+@pytest.mark.parametrize(
+    "given",
+    [["scans", "--prompt", "D"], ["in.parquet", "--image-column", "image"], ["in.jsonl", "--image-column", "image"]],
+)
+def test_a_model_that_does_not_see(cli, model_folder, pictures, monkeypatch, command, given):
+    """Each row failed, once the model was loaded, because "only text parts are supported in message content"."""
+    monkeypatch.chdir(pictures)
+    result = cli(command, *given, "--model", model_folder, "--device", "cpu", *["-q"][: command != "check"])
+    where = f"{given[1]}: {model_folder.name}: the model takes no images: LlamaForCausalLM is none of"
+    require_error(result, 2, where)
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--load-format", "dummy"], "the model takes no images: --load-format dummy makes weights of its text part"),
+        (["--limit-images", "0"], "--limit-images 0 allows no row an image"),
+    ],
+)
+def test_flags_with_which_no_image_is_seen(cli, seeing, pictures, monkeypatch, flags, told):
+    """Each row failed, and none of the errors named the flag."""
+    monkeypatch.chdir(pictures)
+    own = ["--device", "cpu", "--model", seeing, "--prompt", "D", *flags]
+    require_error(cli("generate", "scans", *own), 2, told)
+
+
 def test_images_without_a_prompt(cli, scans):
-    """The way out is named."""
-    require_error(
-        cli("generate", "scans/00.png"), 2, "00.png is a PNG image: images and PDFs need rosebatch generate --prompt"
-    )
-    require_error(cli("generate", "scans"), 2, "one of images needs --prompt")
+    """The way out is named. With a column of images it was --prompt, which was given."""
+    way = "need rosebatch generate or embed with --prompt 'What is this?', and no --image-column"
+    for flags in ([], ["--image-column", "image", "--prompt", "D"]):
+        require_error(cli("generate", "scans/00.png", *flags), 2, f"00.png is a PNG image: images and PDFs {way}")
+        require_error(cli("embed", "scans", *flags), 2, f"images {way}")
+    require_error(cli("score", "scans"), 2, f"images {way}")

@@ -85,7 +85,7 @@ def test_parquet_files_are_one_table(tmp_path, remote):
     ("make", "source", "message"),
     [
         (["a.txt"], "", "no files found; a folder needs .jsonl, .json, .csv, .parquet or .arrow files"),
-        (["a.txt"], "/*.jsonl", "no files found; .*, and a pattern must match some"),
+        (["a.txt"], "/*.jsonl", "no files found; .*, a pattern must match some"),
         ([], "/none.jsonl", "no such file or folder"),
     ],
 )

@@ -99,7 +99,7 @@ def test_results_leave_images_out(tmp_path):
         ({"prompt": "x", "picture": ["a.png", []]}, "invalid_messages", "messages[0].content[1]: image must be"),
         ({"messages": [{"role": "user", "content": "x"}], "picture": "a"}, "invalid_field", "a prompt given as text"),
         ({"prompt_token_ids": [1], "picture": "a"}, "invalid_field", "a prompt given as text"),
-        ({"prompt": "x", "image": "b.png", "picture": "a.png"}, "unsupported_field", "image: only text is served"),
+        ({"prompt": "x", "image": "b.png", "picture": "a.png"}, "unsupported_field", "image: images of rows are parts"),
     ],
 )
 def test_rows_without_a_picture(tmp_path, line, code, told):
@@ -125,6 +125,18 @@ def test_wrong_flags(tmp_path, columns, told):
     path = table(tmp_path, pa.array([FIRST]), prompt=["x"])
     with pytest.raises(FlagError, match=told):
         rows_of(path, **columns)
+
+
+def test_a_name_that_no_line_has(tmp_path):
+    """Each row failed with ``missing_image``, once the model was loaded."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "x", "picture": "a.png"}\n{"prompt": "y"}\n')
+    _, reader = rows_of(path, image="picture")
+    reader.require_free_names()
+    for shared in (None, "Describe."):
+        _, reader = rows_of(path, image="image", shared=shared)
+        with pytest.raises(FlagError, match=r"--image-column image: .* has no such column, but prompt, picture"):
+            reader.require_free_names()
 
 
 def test_questions_about_one_image_are_sorted_together(tmp_path):

@@ -55,6 +55,17 @@ def test_a_folder(scans):
         assert load_image(row.images[0], reader.media).rgb.shape == (7, 9, 3)
 
 
+@pytest.mark.parametrize("carried", ["none", "image"])
+def test_columns_that_files_do_not_have(scans, carried):
+    """Results lost their ids without a word, or told where the file is on this machine."""
+    columns = Columns.of(None, None, f"{carried},id", shared="Describe.")
+    reader = PromptReader("scans", {}, columns=columns)
+    assert reader.require_free_names() == [carried]
+    assert [row.metadata for row in reader] == [{"id": row.id} for row in reader]
+    with pytest.raises(FlagError, match="scans: --result-column id: the input has a field of this name"):
+        read("scans", result_column="id").require_free_names()
+
+
 def test_other_names_of_jpegs(tmp_path):
     """Windows and browsers save such: they were left out in silence."""
     for name in ("a.jfif", "b.JPE", "c.pjpeg", "d.apng"):

@@ -185,7 +185,11 @@ def test_fields_without_effect():
         (chat(messages=[]), "missing_prompt", "messages"),
         (chat(messages="hi"), "invalid_field", "messages"),
         (chat(messages=[{"content": "no role"}]), "invalid_field", "role"),
-        (chat(messages=[{"role": "user", "content": [{"type": "video"}]}]), "invalid_messages", "text parts"),
+        (
+            chat(messages=[{"role": "user", "content": [{"type": "video"}]}]),
+            "invalid_messages",
+            "content[0]: parts of type 'video' are not supported",
+        ),
         (chat(temperature="warm"), "invalid_field", "temperature"),
         (chat(top_p=0), "invalid_sampling", "top_p"),
         (chat(stream=True), "unsupported_field", "stream"),

@@ -15,6 +15,8 @@ from rosebatch.io.rows import FailedRow, Row
 from rosebatch.io.scored_tokens import TokenTable
 from rosebatch.io.tasks.classify import CLASSIFY
 from rosebatch.io.tasks.score import SCORE
+from rosebatch.job.chat_rows import for_model
+from rosebatch.model.vision.vision import Vision
 from tests.helpers.results import make_result
 
 
@@ -53,6 +55,18 @@ def test_classify(url):
     assert body["data"][0]["probs"] == [0.25, 0.75]
     assert body["usage"] == {"prompt_tokens": 7, "total_tokens": 7, "completion_tokens": 0}
     assert (body["object"], body["model"], body["created"]) == ("list", "model", 1700000000)
+
+
+def test_chats_with_images():
+    """They are embedded by a model that sees; where labels are wanted it was said that parts are texts alone."""
+    content = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "a.png"}}]
+    messages, seeing = [{"role": "user", "content": content}], Vision(0, (), lambda *_: None, lambda _: None)
+    row = parse("/v1/pooling", messages=messages, task="embed")
+    assert [each.source for each in row.images] == ["a.png"]
+    assert for_model(row, None, seeing) is row
+    for url in ("/v1/pooling", "/v1/classify"):
+        refused = for_model(parse(url, messages=messages), None, seeing)
+        assert refused.error.message == "messages[0].content[1]: what is scored or classified has no images"
 
 
 @pytest.mark.parametrize("url", ["/pooling", "/v1/pooling"])

@@ -173,14 +173,22 @@ def test_logprobs():
         ({"input": []}, "missing_prompt", "input is missing or empty"),
         ({"input": 5}, "invalid_field", "input"),
         ({"input": [{"content": "a"}]}, "invalid_field", "input[0]: role is missing"),
-        ({"input": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "invalid_messages", "only text parts"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_audio"}]}]},
+            "invalid_messages",
+            "input[0].content[0]: parts of type 'input_audio' are not",
+        ),
         # Dropped with its part, or its message, so that the answer was to the rest.
         (
             {"input": [{"role": "user", "content": [{"type": "input_text", "text": "a", "file": "b"}]}]},
             "invalid_messages",
-            "input[0]: a text part of a message's content has an unknown field: file",
+            "input[0].content[0] has an unknown field: file",
         ),
-        ({"input": [{"role": "user", "content": "a", "images": ["b"]}]}, "unsupported_field", "images: only text"),
+        (
+            {"input": [{"role": "user", "content": "a", "images": ["b"]}]},
+            "unsupported_field",
+            "images: images of a message are parts",
+        ),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "invalid_messages", "items of type item_reference"),
         ({"tools": [{"type": "web_search"}]}, "unsupported_field", "tools of type web_search"),
         ({"include": ["file_search_call.results"]}, "unsupported_field", "include: file_search_call.results"),

@@ -136,8 +136,12 @@ def test_inputs_that_are_not_text(parse, name):
     """They were carried, and the text alone was answered. A null is none."""
     row = parse({"prompt": "What is on it?", name: "cat.png"})
     assert isinstance(row, FailedRow) and row.error.code == "unsupported_field"
-    assert row.error.message.startswith(f"{name}: only text is served")
-    assert row.metadata == {name: "cat.png"}
+    ways = {name: f"or in a column: --image-column {name}" for name in ("image", "images", "image_url")}
+    ways["multi_modal_data"] = "or in a column: --image-column NAME"
+    assert row.error.message.startswith(f"{name}: ")
+    assert row.error.message.endswith(ways.get(name, "only texts and images are served"))
+    # A picture was repeated in base64.
+    assert row.metadata == {}
     assert not isinstance(parse({"prompt": "a", name: None}), FailedRow)
 
 

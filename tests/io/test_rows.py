@@ -284,13 +284,24 @@ def test_no_content_has_one_place(parse):
     assert list(null.items()) == list(absent.items()) == list(given[0].items())
 
 
+_TYPES = "types of parts are text, image_url, input_image, image, image_pil"
+
+
 @pytest.mark.parametrize(
-    "part", [{"type": "video_url", "video_url": {"url": "x"}}, {"type": "text"}, {"type": "text", "text": 5}, {}]
+    ("part", "told"),
+    [
+        ({"type": "video_url", "video_url": {"url": "x"}}, f": parts of type 'video_url' are not supported: {_TYPES}"),
+        ({"type": "file", "file": {}}, f": parts of type 'file' are not supported: {_TYPES}"),
+        ({"type": ["image"]}, f": parts of type ['image'] are not supported: {_TYPES}"),
+        ({"type": "text"}, ".text must be a text"),
+        ({"type": "text", "text": 5}, ".text must be a text"),
+        ({}, f": a part without a type is not supported: {_TYPES}"),
+    ],
 )
-def test_message_parts_that_are_not_text(parse, part):
-    """A film must not be dropped silently from a question about it."""
+def test_message_parts_that_are_not_text(parse, part, told):
+    """A film must not be dropped from a question about it. The place was not told, nor that images are read."""
     row = parse({"messages": [{"role": "user", "content": [{"type": "text", "text": "see"}, part]}]})
-    assert failure(row) == ("invalid_messages", "only text parts are supported in message content")
+    assert failure(row) == ("invalid_messages", f"messages[0].content[1]{told}")
 
 
 def test_token_ids_are_a_tuple(parse):

@@ -18,7 +18,7 @@ from rosebatch.job import images as stage
 from rosebatch.job.chat_rows import for_model
 from rosebatch.job.images import with_images
 from rosebatch.job.prepare import prepare
-from rosebatch.model.vision.vision import Patches, Vision
+from rosebatch.model.vision.vision import TEXT_ALONE, Patches, Vision
 from rosebatch.text.tokenizer import Tokenizer
 from tests.helpers.byte_tokenizer import byte_backend
 from tests.io.images.picture_files import picture, saved
@@ -66,7 +66,7 @@ def chat(*parts, role="user", **fields):
 def prepared(lines, reading, vision=VISION):
     rows = (parse_row(line, index=number, where="", defaults={}) for number, line in enumerate(lines))
     with DaemonPool(1, "text") as pool:
-        yield from prepare(rows, reading, None, pool, vision=vision)
+        yield from prepare(rows, reading, None, pool, sight=vision)
 
 
 def loaded(items, reading, media=NO_MEDIA, vision=VISION, **more):
@@ -173,7 +173,7 @@ def test_a_placeholder_without_an_image(reading, line, code):
     assert (bad.error.code, list(good.prompts[0].token_ids)) == (code, [97])
     assert bad.error.message.startswith("the prompt has <image>, which stands for an image, and the row has none")
     # A model of text has other tokens.
-    passed, _ = loaded(prepared([line, {"prompt": "a"}], reading), reading, vision=None)
+    passed, _ = loaded(prepared([line, {"prompt": "a"}], reading), reading, vision=TEXT_ALONE)
     assert passed.prompts[0].token_ids[-1] == PLACEHOLDER
 
 
@@ -188,10 +188,10 @@ def test_token_ids_with_images_and_no_tokenizer(reading):
     image = ImageReference("here", saved("PNG", picture("RGB", (2, 1))))
     fields = {"index": 0, "where": "", "metadata": {}, "sampling": SamplingParams()}
     row = Row(**fields, prompt_token_ids=(97, PLACEHOLDER), images=(image,))
-    assert for_model(row, None, sees=True).error.code == "no_tokenizer"
-    assert for_model(row, reading, sees=False).error.code == "unsupported_field"
+    assert for_model(row, None, VISION).error.code == "no_tokenizer"
+    assert for_model(row, reading).error.code == "unsupported_field"
     with DaemonPool(1, "text") as pool:
-        (found,) = loaded(prepare([row], reading, None, pool, vision=VISION), reading)
+        (found,) = loaded(prepare([row], reading, None, pool, sight=VISION), reading)
     assert list(found.prompts[0].token_ids) == [97, *[PLACEHOLDER] * 3]
 
 

@@ -19,28 +19,31 @@ def messages_with_images(
     apart, because the template says what comes between them and images.
 
     Raises:
-        RowError: a part is neither a text nor an image, or has a field that is unknown; see ``plain_message``.
+        RowError: a part is neither a text nor an image, or has a field that is unknown; see ``plain_message``. It has
+            the place of the part.
     """
     for each in messages:
         if type(each.get("content")) is list:
             break
     else:
         # Nearly all chats, and three times as quick.
-        return [plain_message(each) for each in messages], ()
+        return [plain_message(each, number) for number, each in enumerate(messages)], ()
     found: list[ImageReference] = []
 
     def message(number: int, given: dict[str, Any]) -> dict[str, Any]:
         content = given.get("content")
         if not isinstance(content, list):
-            return plain_message(given)
+            return plain_message(given, number)
         read = [image_reference(part, number, place) for place, part in enumerate(content)]
         images = [each for each in read if each is not None]
         if not images:
-            return plain_message(given)
+            return plain_message(given, number)
         found.extend(images)
         parts = [
-            {"type": "text", "text": text_of(part)} if image is None else PLACEHOLDER
-            for part, image in zip(content, read, strict=True)
+            {"type": "text", "text": text_of(part, f"messages[{number}].content[{place}]")}
+            if image is None
+            else PLACEHOLDER
+            for place, (part, image) in enumerate(zip(content, read, strict=True))
         ]
         return plain_message({**given, "content": "images"}) | {"content": parts}
 

@@ -10,15 +10,19 @@ from rosebatch.core.errors import RowError
 from rosebatch.core.words import quoted
 from rosebatch.io.images.pdf import Page
 from rosebatch.io.images.picture import Picture, is_picture
-from rosebatch.io.text_only import OF_A_PART
+from rosebatch.io.text_only import IMAGE_PARTS, OF_A_PART
 
 # Under the policy, a text (a URL, a data URL, a path, or base64), or a path, whatever it looks like, or a page of it. A
 # file. Pixels.
 Source = str | Path | Page | bytes | Picture
-# Kinds of parts, and the field that has the image: chats of OpenAI, its responses, Qwen, vLLM's library.
-_IMAGES = {"image_url": "image_url", "input_image": "image_url", "image": "image", "image_pil": "image_pil"}
 # Of a text or a file, as much as tells it from others at both ends: data URLs of photos differ at their ends.
 _END = 64
+# Fields of parts that other tools write, and what serves instead.
+_INSTEAD = {
+    **dict.fromkeys(("url", "path", "base64", "source"), "an image is in the field {field}"),
+    **dict.fromkeys(("min_pixels", "max_pixels"), "--max-pixels says how large images are"),
+    **dict.fromkeys(("resized_height", "resized_width"), "--max-pixels says how large images are"),
+}
 # As the API names them.
 _DETAILS = ("auto", "low", "high", "original")
 
@@ -85,9 +89,9 @@ def image_reference(part: Any, message: int, place: int) -> ImageReference | Non
     Raises:
         RowError: a field is missing, unknown, not served, or has the wrong type.
     """
-    if not isinstance(part, dict) or not isinstance(kind := part.get("type"), str) or kind not in _IMAGES:
+    if not isinstance(part, dict) or not isinstance(kind := part.get("type"), str) or kind not in IMAGE_PARTS:
         return None
-    field = _IMAGES[kind]
+    field = IMAGE_PARTS[kind]
     where = f"messages[{message}].content[{place}]"
     if part.get("file_id") is not None:
         raise RowError("unsupported_field", f"{where}: file_id is not supported: no file is kept, give {field}")
@@ -99,14 +103,15 @@ def image_reference(part: Any, message: int, place: int) -> ImageReference | Non
     elif field == "image_url":
         known.add("detail")
         detail = part.get("detail")
-    _require_known(part, known, where)
+    _require_known(part, known, where, field)
     source = source_of(given, f"{where}: {field}")
     if detail is not None and detail not in _DETAILS:
         raise RowError("invalid_messages", f"{where}: detail must be {', '.join(_DETAILS)}, not {quoted(detail)}")
     return ImageReference(where, source, detail)
 
 
-def _require_known(values: Mapping[str, Any], known: Iterable[str], where: str) -> None:
+def _require_known(values: Mapping[str, Any], known: Iterable[str], where: str, field: str = "url") -> None:
     for name, value in values.items():
         if value is not None and name not in known:
-            raise RowError("invalid_messages", f"{where} has an unknown field: {name}")
+            instead = f"; {_INSTEAD[name].format(field=field)}" if name in _INSTEAD else ""
+            raise RowError("invalid_messages", f"{where} has an unknown field: {name}{instead}")

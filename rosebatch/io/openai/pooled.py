@@ -11,6 +11,7 @@ from rosebatch.core.errors import RowError
 from rosebatch.core.pooling_params import EncodingFormat, PoolingParams
 from rosebatch.core.sampling_params import GREEDY
 from rosebatch.io.fields import Message, prompt_options
+from rosebatch.io.images.messages import messages_with_images
 from rosebatch.io.openai.completions import prompts_of
 from rosebatch.io.openai.endpoint import Endpoint, ParsedBody, has_any
 from rosebatch.io.openai.fields import checked, ignored_fields
@@ -19,7 +20,6 @@ from rosebatch.io.results import Result
 from rosebatch.io.tasks.classify import CLASSIFY, likeliest
 from rosebatch.io.tasks.embed import encoded, pooling_params
 from rosebatch.io.tasks.score import SCORE
-from rosebatch.io.text_only import plain_message
 
 # What answers need of requests: to rerank, and to pool.
 _DOCUMENTS, _TOP = "documents", "top_n"
@@ -102,7 +102,7 @@ def _of_prompts(values: dict[str, Any], body: _Classify, pooling: PoolingParams)
     elif body.input is not None or not body.messages:
         raise RowError("missing_prompt", "expected one of input and messages")
     else:
-        own["messages"] = [plain_message(message) for message in values["messages"]]
+        own["messages"], own["images"] = messages_with_images(values["messages"])
     body.add_generation_prompt = bool(body.add_generation_prompt)
     given = {"add_generation_prompt": False, **values} if body.messages is not None else values
     options = prompt_options(body, given, chat=body.messages is not None)

@@ -121,7 +121,7 @@ def _message(item: Mapping[str, Any], where: str) -> dict[str, Any] | None:
         case "message":
             if not isinstance(item.get("role"), str):
                 raise RowError("invalid_field", f"{where}: role is missing")
-            return {**_others(item), "content": _content(item.get("content"), where)}
+            return {**_others(item), "content": _content(item.get("content"), f"{where}.content")}
         case "function_call":
             function = {"name": item.get("name"), "arguments": item.get("arguments")}
             own = {"id": item.get("call_id"), "type": "function", "function": function}
@@ -131,7 +131,7 @@ def _message(item: Mapping[str, Any], where: str) -> dict[str, Any] | None:
             answer = {
                 "role": "tool",
                 "tool_call_id": item.get("call_id"),
-                "content": _content(item.get("output"), where),
+                "content": _content(item.get("output"), f"{where}.output"),
             }
             return {**_others(item, "call_id", "output"), **answer}
         case "reasoning":
@@ -155,10 +155,7 @@ def _content(content: Any, where: str) -> str | list[Any]:
     ]
     if any(isinstance(part, dict) and part.get("type") == "input_image" for part in parts):
         return parts
-    try:
-        return joined_text(parts)
-    except RowError as error:
-        raise RowError(error.code, f"{where}: {error.message}") from None
+    return joined_text(parts, where)
 
 
 def _response_format(given: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -79,10 +79,10 @@ class Embed(Task):
     ) -> None:
         """See ``Task``. A pooling that was named replaces one of the model's that is not served."""
         asked = self.pooling.pooling
-        if asked is None:
-            super().require_able(refused, prompt_names, hidden_size, columns)
-        elif asked in refused:
+        if asked is not None and asked in refused:
             raise FlagError(f"--pooling {asked}: {refused[asked]}")
+        own = refused if asked is None else {name: why for name, why in refused.items() if name != self.name}
+        super().require_able(own, prompt_names, hidden_size, columns)
         name, wanted = self.pooling.prompt_name, self.pooling.dimensions
         if name is not None and name not in prompt_names:
             has = f"only {', '.join(prompt_names)}" if prompt_names else "no prompts"

@@ -7,20 +7,22 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import msgspec
 
-from rosebatch.core.errors import RowError, UserError
+from rosebatch.core.errors import FlagError, RowError, UserError
 from rosebatch.core.sampling_params import GREEDY
 from rosebatch.io.columns import Columns
 from rosebatch.io.fields import Message, prompt_options, to_struct
 from rosebatch.io.images.messages import messages_with_images
-from rosebatch.io.images.references import ImageReference
 from rosebatch.io.result_names import require_no_collision, reserved_names
 from rosebatch.io.results import Result
 from rosebatch.io.row_names import unclear_names
 from rosebatch.io.rows import PROMPT_FIELDS, FailedRow, Row, require_prompt
-from rosebatch.io.text_only import plain_message, require_text
+from rosebatch.io.text_only import IN_ROWS, is_media, require_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+# The key of why no row may have images.
+IMAGES = "images"
 
 
 class PromptFields(msgspec.Struct):
@@ -47,7 +49,7 @@ class Task:
         counts: which tokens progress counts.
         samples: whether rows have sampling fields.
         reads_logits: whether it needs a model with an output projection.
-        takes_images: whether chats of rows may have images.
+        takes_images: whether chats of rows may have images. Whether the model sees them shows later.
         fields: of a row.
         prompt_fields: those of which it has one.
         result_fields: of a result, without the carried ones. They are in this order.
@@ -112,17 +114,13 @@ class Task:
         """Check one line; arguments as of ``rosebatch.io.rows.parse_row``."""
         metadata = self.carried(values, keep_prompt, result_column)
         try:
-            require_text(values)
+            require_text(values, IN_ROWS if self.takes_images else f"rows of {self.name} are texts")
             require_no_collision(values, result_column, self.result_fields)
             line = to_struct(values, self.fields)
             line.add_generation_prompt = self.opens_answer(line)
             self.require_prompt(line, values)
-            chat, messages = line.messages is not None, None
-            images: tuple[ImageReference, ...] = ()
-            if chat and self.takes_images:
-                messages, images = messages_with_images(values["messages"])
-            elif chat:
-                messages = [plain_message(message) for message in values["messages"]]
+            chat = line.messages is not None
+            messages, images = messages_with_images(values["messages"]) if chat else (None, ())
             known = {name: value for name, value in values.items() if name in self.request_fields}
             return Row(
                 index=index,
@@ -144,7 +142,7 @@ class Task:
         """The fields of a row that its result takes over; arguments as of ``parse``."""
         dropped = reserved_names(result_column, self.result_fields)
         dropped = dropped if keep_prompt else dropped | self.request_fields
-        return {name: value for name, value in values.items() if name not in dropped}
+        return {name: value for name, value in values.items() if name not in dropped and not is_media(name, value)}
 
     def with_defaults(self, row: Row | FailedRow) -> Row | FailedRow:
         """The row, with the job's own parameters for what it leaves open. Requests of a batch come here too."""
@@ -166,6 +164,13 @@ class Task:
         """
         if why := refused.get(self.name):
             raise UserError(why)
+        if columns.image_field is None:
+            return
+        flag = "--prompt" if columns.of_files else "--image-column"
+        if not self.takes_images:
+            raise FlagError(f"{flag} has no meaning for {self.name}: its rows are texts")
+        if why := refused.get(IMAGES):
+            raise UserError(f"{flag}: {why}")
 
     def require_applies(self, *, is_batch: bool, to_table: bool) -> None:
         """Check that the task's flags mean something for an OpenAI batch, or for an output that is a table.

@@ -13,7 +13,7 @@ from rosebatch.core.errors import UserError
 from rosebatch.host.model_files import read_json
 
 # Of a whole processor in newer folders, and of an image processor alone.
-_WHOLE, _OWN = "processor_config.json", "preprocessor_config.json"
+PROCESSORS = _WHOLE, _OWN = "processor_config.json", "preprocessor_config.json"
 # Of what an image becomes on its way, and is cut to a size then: 400 MB.
 _MAX_PIXELS = 1 << 27
 

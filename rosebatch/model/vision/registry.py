@@ -5,16 +5,17 @@ from pathlib import Path
 from typing import Any
 
 from rosebatch.config.model import ModelConfig
+from rosebatch.core.errors import printable
 from rosebatch.host.model_files import read_json
 from rosebatch.model.vision.gemma3 import gemma3
 from rosebatch.model.vision.gemma4 import gemma4
 from rosebatch.model.vision.idefics3 import idefics3
 from rosebatch.model.vision.internvl import internvl
 from rosebatch.model.vision.llava import llava, llava_next, llava_onevision
-from rosebatch.model.vision.pixels import read_processor
+from rosebatch.model.vision.pixels import PROCESSORS, read_processor
 from rosebatch.model.vision.pixtral import lighton_ocr, pixtral
 from rosebatch.model.vision.qwen_vl import qwen2_vl, qwen3_5, qwen3_vl
-from rosebatch.model.vision.vision import Vision
+from rosebatch.model.vision.vision import Sight, Vision
 
 # Each takes the folder, config.json and the shape of the text part; None if it does not know the tower.
 VISIONS: dict[str, Callable[[Path, Mapping[str, Any], ModelConfig], Vision | None]] = {
@@ -40,21 +41,26 @@ OF_FALLBACK: dict[str, Callable[[Path, Mapping[str, Any], ModelConfig], Vision |
 }
 
 
-def find_vision(folder: Path, config: ModelConfig) -> Vision | None:
-    """How the model of a folder sees; None for a model of text, or if the folder does not say all of it.
+def find_sight(folder: Path, config: ModelConfig) -> Sight:
+    """How the model of a folder sees, or why only its texts are served.
 
     Args:
         folder: with config.json.
         config: the shape of its text part.
     """
-    if not read_processor(folder):
-        return None
     values = read_json(folder / "config.json")
-    named = values.get("architectures") or [None]
-    known = VISIONS if config.transformers is None else OF_FALLBACK
-    find = known.get(named[0]) if isinstance(named, list) else None
+    named = values.get("architectures")
+    name = str(named[0] if isinstance(named, list) and named else None)
+    known, others = (VISIONS, OF_FALLBACK) if config.transformers is None else (OF_FALLBACK, VISIONS)
+    if (find := known.get(name)) is None:
+        if name in others:
+            return f"transformers' code runs its text part, without {name}'s images"
+        return f"{printable(name)} is none of the architectures whose images are served: docs/images.md"
+    if not read_processor(folder):
+        files = " nor ".join(PROCESSORS)
+        return f"its folder has neither {files} with its image processor: copy them from the original model"
     try:
-        return None if find is None else find(folder, values, config)
+        found = find(folder, values, config)
     except (KeyError, TypeError, ValueError, AttributeError):
-        # Its text part is served all the same.
-        return None
+        found = None
+    return "its config.json or its image processor has values that are not served" if found is None else found

@@ -114,6 +114,16 @@ class Vision:
         return not set(self.parts).isdisjoint(name.split("."))
 
 
+# How a model sees, or why it does not.
+Sight = Vision | str
+TEXT_ALONE: Sight = "it is a model of text"
+
+
+def no_images(why: str) -> str:
+    """What to tell of a model that does not see."""
+    return f"the model takes no images: {why}"
+
+
 def token_id(encode: Encode, name: str) -> int:
     """The id of a special token.
 

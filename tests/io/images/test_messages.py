@@ -1,5 +1,7 @@
 """What a template gets of a chat with images, and which images these are."""
 
+import re
+
 import pytest
 
 from rosebatch.core.errors import RowError
@@ -8,6 +10,7 @@ from rosebatch.io.openai.endpoint import ParsedBody
 from rosebatch.io.openai.responses import RESPONSES
 from rosebatch.io.rows import FailedRow, Row, parse_row
 from rosebatch.job.chat_rows import for_model
+from rosebatch.model.vision.vision import Vision
 
 IMAGE = {"type": "image", "image": "a.png"}
 PLACE = {"type": "image"}
@@ -43,15 +46,15 @@ def test_messages_without_images_are_as_in_a_chat_of_texts():
 @pytest.mark.parametrize(
     ("message", "told"),
     [
-        ({"content": [IMAGE, {"type": "video", "video": "a"}]}, "only text parts"),
+        ({"content": [IMAGE, {"type": "video", "video": "a"}]}, "content[1]: parts of type 'video' are not"),
         ({"content": [IMAGE, {**text("a"), "image": "b.png"}]}, "unknown field: image"),
         ({"content": [{"type": "image"}]}, "image must be a text"),
-        ({"content": [IMAGE], "images": ["b.png"]}, "images: only text"),
+        ({"content": [IMAGE], "images": ["b.png"]}, "images: images of a message are parts of its content"),
     ],
 )
 def test_what_is_not_read_is_an_error(message, told):
     """The answer would be to a part of the message."""
-    with pytest.raises(RowError, match=told):
+    with pytest.raises(RowError, match=re.escape(told)):
         messages_with_images([{"role": "user", **message}])
 
 
@@ -60,10 +63,11 @@ def test_a_row_keeps_its_images_until_the_model_is_known():
     row = parse_row({"messages": [{"role": "user", "content": [text("a"), IMAGE]}]}, index=0, where="", defaults={})
     assert isinstance(row, Row)
     assert [image.source for image in row.images] == ["a.png"]
-    assert for_model(row, None, sees=True) is row
-    refused = for_model(row, None)
+    seeing = Vision(0, (), lambda max_pixels, encode: None, lambda weights: None)
+    assert for_model(row, None, seeing) is row
+    refused = for_model(row, None, "it has no eyes")
     assert isinstance(refused, FailedRow)
-    assert refused.error.message == "only text parts are supported in message content"
+    assert refused.error.message == "messages[0].content[1]: the model takes no images: it has no eyes"
 
 
 def test_images_of_responses():
