@@ -134,7 +134,7 @@ _OTHER_VALUES = {
 }
 # What the parser says of a value, and what we say.
 _REASONS = {
-    r"Input should be a valid integer.*": "must be a whole number",
+    r"Input should be a valid integer.*": "must be a whole number, in digits alone",
     r"Input should be a valid number.*": "must be a number",
     r"Input should be greater than or equal to (.*)": r"must be >= \1",
     r"(.*?)\.?": r"is impossible: \1",

@@ -138,9 +138,9 @@ class RunConfig:
     limit_images: Annotated[
         int | None, Flag("Max images of a row; 0 keeps no memory for them. Default: 32.", LIMITS, rare=True)
     ] = None
-    max_pixels: Annotated[int | None, Flag("Max pixels of an image. Default: the model's own.", LIMITS, rare=True)] = (
-        None
-    )
+    max_pixels: Annotated[
+        int | None, Flag("Max pixels of an image, such as 1000000. Default: the model's own.", LIMITS, rare=True)
+    ] = None
     kv_cache_memory: Annotated[
         str | int | None, Flag("Size of the KV cache, such as 4GiB.", LIMITS, metavar="SIZE")
     ] = None

@@ -11,6 +11,7 @@ _INSTEAD = {
     "only text is served": "chat_template_content_format",
     "give {'image': 4}": "limit_mm_per_prompt",
     "use max_pixels= of LLM": "mm_processor_kwargs",
+    "leave it out, equal images are found by their pixels": "multi_modal_uuids",
     "give urgent prompts first": "priority",
     "give token ids as prompts": "tokenization_kwargs truncate_prompt_tokens enable_prompt_embeds",
     "use tensor_parallel_size or data_parallel_size": "pipeline_parallel_size distributed_executor_backend",
@@ -31,6 +32,11 @@ _INSTEAD = {
     "use close(), and make the LLM again": "enable_sleep_mode",
 }
 _HINTS = {name: hint for hint, names in _INSTEAD.items() for name in names.split()}
+
+
+def instead_of(name: str) -> str | None:
+    """What serves instead of a parameter or setting of vLLM; None if nothing does."""
+    return _HINTS.get(name)
 
 
 def not_served(name: str, value: object) -> ValueError:

@@ -228,7 +228,7 @@ def _refused(row: Prepared, require: Callable[[Request], None], *, strict: bool)
         return row.failed(RowError("unclear_field", f"not understood, and would change nothing: {what}"))
     try:
         for number, prompt in enumerate(row.prompts):
-            require(Request(number, prompt.token_ids, prompt.sampling, row.row.pooling, prompt.scoring))
+            require(Request(number, prompt.token_ids, prompt.sampling, row.row.pooling, prompt.scoring, prompt.images))
     except RowError as error:
         return row.failed(error)
     return None

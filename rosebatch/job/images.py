@@ -30,6 +30,7 @@ from rosebatch.text.tokenizer import Tokenizer
 _PLACES = "images are parts of messages; the library's prompts have multi_modal_data"
 # Images of a row. Each may take seconds, and as much memory as the model lets it have.
 _LIMIT = 32
+_MORE = "--limit-images allows more (limit_images of the library)"
 # Threads that load images, each with a process that decodes them: one a core, but not more than a large GPU waits for.
 _MOST_THREADS = 16
 # Images of a thread that are not loaded yet, before the row whose turn it is.
@@ -206,7 +207,7 @@ def _require_served(row: Prepared, limit: int, marks: Sequence[str]) -> None:
     """
     count = len(row.row.images)
     if count > limit:
-        raise RowError("too_many_images", f"the row has {counted(count, 'image')}, more than {limit}")
+        raise RowError("too_many_images", f"the row has {counted(count, 'image')}, more than {limit}: {_MORE}")
     if row.row.options.truncate_prompt_tokens:
         raise RowError("unsupported_field", "truncate_prompt_tokens: a prompt with images is not cut")
     for mark in filter(None, marks):

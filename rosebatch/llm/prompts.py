@@ -8,6 +8,7 @@ from typing import Any, NotRequired, TypedDict
 import numpy as np
 
 from rosebatch.core.errors import FlagError, RowError
+from rosebatch.core.not_served import instead_of
 from rosebatch.core.plain import plain
 from rosebatch.core.token_ids import FEW, TokenIds
 from rosebatch.core.words import counted
@@ -224,7 +225,8 @@ def _require_known(prompt: Mapping[str, Any]) -> None:
         got = ", ".join(map(str, given)) or "nothing"
         raise RowError("missing_prompt", f"expected prompt or prompt_token_ids, got {got}{way}")
     if unknown := [name for name in given if name not in _PROMPT_KEYS]:
-        raise RowError("unsupported_field", f"{unknown[0]}: a prompt's mapping has prompt or prompt_token_ids alone")
+        way = instead_of(unknown[0]) or f"a prompt's mapping has {' or '.join(_PROMPT_KEYS)}, and {_IMAGES}"
+        raise RowError("unsupported_field", f"{unknown[0]} is not served: {way}")
 
 
 def _has_token_ids(given: np.ndarray) -> bool:

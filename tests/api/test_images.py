@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 
 import numpy as np
 import pytest
@@ -78,7 +79,7 @@ def test_images_of_prompts(llm):
         ("none", [WIDE], "invalid_prompt", "the prompt has <|image_pad|> 0 times for 1 image"),
         (PLACE, [WIDE, WIDE], "invalid_prompt", "the prompt has <|image_pad|> 1 time for 2 images"),
         (PLACE * 4, [WIDE] * 4, "too_many_images", "the row has 4 images, more than 3"),
-        (PLACE, "../a.png", "image_not_allowed", "multi_modal_data.image[0]: the path leads out of the media root"),
+        (PLACE, "../a.png", "image_not_allowed", "multi_modal_data.image[0]: the path leads out of --media-root"),
         (PLACE, np.zeros((2, 2)), "invalid_image", "multi_modal_data.image[0]: an array must be uint8"),
         (PLACE, [WIDE, None], "invalid_prompt", "multi_modal_data.image[1] must be a text"),
         (PLACE, b"none", "invalid_image", "multi_modal_data.image[0]: it is no JPEG"),
@@ -123,6 +124,32 @@ def test_a_placeholder_without_an_image(llm):
         for prompt in ({"prompt": PLACE}, PLACE, llm.get_tokenizer().encode(PLACE)):
             (bad,) = call([prompt], on_error="return")
             assert bad.error_code == "invalid_prompt" and "and the row has none" in bad.error
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"mm_processor_kwargs": {"max_pixels": 9}}, "mm_processor_kwargs is not served: use max_pixels= of LLM"),
+        ({"multi_modal_uuids": {"image": "a"}}, "multi_modal_uuids is not served: leave it out, equal images"),
+        ({"cache_salt": "a"}, "cache_salt is not served: a prompt's mapping has prompt or prompt_token_ids, and multi"),
+        ({"image": WIDE}, "image: a prompt's images are in multi_modal_data, as image"),
+        ({"video": WIDE}, "video: only texts and images are served"),
+    ],
+)
+def test_other_fields_of_a_prompt(llm, given, told):
+    """A prompt's mapping was said to have a text or token ids alone."""
+    with pytest.raises(ValueError, match=told):
+        llm.generate({"prompt": PLACE, "multi_modal_data": {"image": WIDE}, **given})
+
+
+def test_a_prompt_that_its_images_make_too_long(llm):
+    """What could be made smaller was not told."""
+    long = {"prompt": "a" * 240 + PLACE, "multi_modal_data": {"image": WIDE}}
+    (bad,) = llm.generate(long, GREEDY, on_error="return")
+    (embedded,) = llm.embed(long, on_error="return")
+    told = r"the prompt has \d+ tokens, \d+ of images, which --max-pixels lowers unless all images become one size; "
+    for each, rest in ((bad, "with at least one to generate, 256 are allowed"), (embedded, "256 are allowed")):
+        assert each.error_code == "prompt_too_long" and re.search(f"{told}{rest}$", each.error)
 
 
 def test_other_inputs_are_refused(llm):

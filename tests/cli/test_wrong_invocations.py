@@ -122,6 +122,7 @@ INVOCATIONS = [
     ("generate in.jsonl --model M --prefix-cache false", "false: switches take no value: --NAME is on, --no-NAME off"),
     # Values.
     ("generate in.jsonl --model M --max-tokens many", "--max-tokens must be a whole number"),
+    ("generate in.jsonl --model M --max-pixels 1M", "--max-pixels must be a whole number, in digits alone"),
     ("generate in.jsonl --model M --max-tokens", "--max-tokens"),
     ("generate in.jsonl --model M --max-tokens 0", "--max-tokens must be >= 1, got 0"),
     ("generate in.jsonl --model M --temperature warm", "--temperature must be a number"),

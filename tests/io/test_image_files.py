@@ -92,6 +92,8 @@ def test_links(scans, tmp_path):
     (scans / "f.png").symlink_to("/dev/zero")
     (scans / "g.png").symlink_to("nowhere")
     os.mkfifo(scans / "h.png")
+    with pytest.raises(RowError, match="the path leads out of the folder of INPUT"):
+        load_image(next(row for row in read("scans") if row.id == "scans/d.png").images[0], read("scans").media)
     for source in ("scans", "scans/?.png"):
         reader = read(source)
         found = {}

@@ -123,10 +123,10 @@ def test_what_is_around_an_image_is_encoded_with_the_text():
     ("line", "code", "told"),
     [
         (chat("a", "image:data:image/png;base64,AAAA"), "invalid_image", "messages[0].content[1]: it is no JPEG"),
-        (chat("image:a.png"), "image_not_allowed", "messages[0].content[0]: files are read below a media root only"),
-        (chat("image:https://site.test/a.png"), "image_not_allowed", "site.test is not a listed domain"),
+        (chat("image:a.png"), "image_not_allowed", "messages[0].content[0]: files are read below --media-root"),
+        (chat("image:https://site.test/a.png"), "image_not_allowed", "site.test is not among --media-domains"),
         (chat("image:" + data((1, 9))), "invalid_image", "messages[0].content[0]: too tall"),
-        (chat(*["image:" + data()] * 4), "too_many_images", "the row has 4 images, more than 3"),
+        (chat(*["image:" + data()] * 4), "too_many_images", "the row has 4 images, more than 3: --limit-images"),
         (chat("<image>", "image:" + data()), "invalid_messages", "a text has <image>, which stands for an image"),
         (chat("image:" + data(), role="assistant"), "invalid_messages", "has 0 places for 1 image"),
         (chat("image:" + data(), truncate_prompt_tokens=3), "unsupported_field", "truncate_prompt_tokens"),

@@ -48,6 +48,22 @@ def test_one_line_about_a_switch_without_effect(on_cuda, capsys):
     assert capsys.readouterr() == ("", line)
 
 
+@pytest.mark.parametrize(
+    ("model", "load_format", "sight", "told"),
+    [
+        (None, "auto", "x", "no --model was given, and the demo model is one of text"),
+        ("a.gguf", "auto", "x", "a GGUF file has its text part alone: give the folder of the model"),
+        ("a.gguf", "dummy", "x", "x"),
+        ("folder", "auto", "x", "x"),
+    ],
+)
+def test_why_a_model_takes_no_images(on_cuda, source, model, load_format, sight, told):
+    """Rows with images, and jobs of them, are told what to change: the demo model and GGUF files are of text."""
+    source.sight, source.load_format = sight, load_format
+    found = on_cuda(RunConfig(model=model, load_format=load_format, limit_images=0))
+    assert (found.sight, found.no_images) == (told, f"the model takes no images: {told}")
+
+
 def test_nothing_is_said_of_switches_that_act(on_cuda, capsys):
     on_cuda(RunConfig.of("any", batched_sampling=False, fused_sampler=False, prefix_cache=True))
     assert capsys.readouterr() == ("", "")

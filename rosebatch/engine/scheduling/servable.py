@@ -27,12 +27,12 @@ def require_servable(
         raise RowError("empty_prompt", "the prompt has no tokens")
     if request.pooling is not None:
         if len(prompt) > max_model_len:
-            raise prompt_too_long(counted(len(prompt), "token"), max_model_len, is_pooled=True)
+            raise _too_long(request, max_model_len)
         require_output(request.pooling, hidden_size)
     elif not generates:
         raise cannot_generate() if request.scoring is None else RowError("embeds_only", NO_CONTINUATIONS)
     elif len(prompt) >= max_model_len + (request.scoring is not None):
-        raise prompt_too_long(counted(len(prompt), "token"), max_model_len, is_pooled=request.scoring is not None)
+        raise _too_long(request, max_model_len)
     if _largest(prompt) >= vocab_size:
         raise RowError("invalid_token_id", f"prompt token ids must be in [0, {vocab_size})")
     if request.scoring is not None and _largest(request.scoring.next_token_ids) >= vocab_size:
@@ -46,6 +46,15 @@ def prompt_too_long(has: str, max_model_len: int, *, is_pooled: bool) -> RowErro
     """The error of a prompt with more tokens than the model or the cache has room for; ``has`` says how many."""
     generated = "" if is_pooled else "with at least one to generate, "
     return RowError("prompt_too_long", f"the prompt has {has}; {generated}{max_model_len} are allowed")
+
+
+def _too_long(request: Request, max_model_len: int) -> RowError:
+    """The same of a request, with what of it can be made smaller."""
+    has = counted(len(request.prompt_token_ids), "token")
+    if request.images:
+        of_images = sum(image.num_tokens for image in request.images)
+        has = f"{has}, {of_images} of images, which --max-pixels lowers unless all images become one size"
+    return prompt_too_long(has, max_model_len, is_pooled=request.pooling is not None or request.scoring is not None)
 
 
 def _largest(token_ids: Sequence[int]) -> float:

@@ -65,7 +65,8 @@ def decode(content: bytes, limits: DecodeLimits | None = None, page: int | None 
     Any thread may call this; each call has a process of its own meanwhile.
 
     Args:
-        content: a JPEG, PNG, WebP, GIF, BMP or TIFF file. Only its first picture is decoded, whatever the number.
+        content: a JPEG, PNG, WebP, GIF, BMP or TIFF file. Only its first picture is decoded, whatever the number; a
+            TIFF file with several pages is an error.
         limits: the defaults if None.
         page: of a PDF, counted from 1, where the content is one.
 

@@ -92,7 +92,8 @@ class _Place:
         own = _PORTS[parts.scheme]
         authority = host if port in (None, own) else f"{host}:{port}"
         if authority not in policy.domains:
-            raise RowError("image_not_allowed", f"{authority} is not a listed domain")
+            told = f"{authority} is not among --media-domains (media_domains of the library)"
+            raise RowError("image_not_allowed", told)
         target = quote(parts.path or "/", safe=_AS_IT_IS)
         if parts.query:
             target += "?" + quote(parts.query, safe=_AS_IT_IS)

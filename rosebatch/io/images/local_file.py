@@ -23,9 +23,10 @@ def read_local(path: str, policy: MediaPolicy) -> bytes:
         RowError: ``image_not_allowed``, ``image_not_read`` or ``image_too_large``.
     """
     if policy.root is None:
-        raise RowError("image_not_allowed", "files are read below a media root only, and there is none")
+        told = "files are read below --media-root alone (media_root of the library), and there is none"
+        raise RowError("image_not_allowed", told)
     try:
-        descriptor = _open_below(policy.root, path)
+        descriptor = _open_below(policy.root, path, policy.root_name)
         try:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
@@ -42,10 +43,15 @@ def read_local(path: str, policy: MediaPolicy) -> bytes:
         raise RowError("invalid_image", f"the path is broken: {error}") from None
 
 
-def _open_below(root: Path, path: str) -> int:
+def _open_below(root: Path, path: str, shown: str) -> int:
     """A descriptor of what the path leads to.
 
     A link that appears on the way after the path was resolved is an error: no component is followed.
+
+    Args:
+        root: the folder.
+        path: absolute, or below it.
+        shown: the folder in messages.
 
     Raises:
         RowError: it leads out of the root.
@@ -53,7 +59,7 @@ def _open_below(root: Path, path: str) -> int:
     base = os.path.realpath(root)
     target = os.path.realpath(os.path.join(base, path))  # noqa: PTH118
     if os.path.commonpath((base, target)) != base:
-        raise RowError("image_not_allowed", "the path leads out of the media root")
+        raise RowError("image_not_allowed", f"the path leads out of {shown}")
     *folders, name = Path(target).relative_to(base).parts or (".",)
     at = os.open(base, _FOLDER)
     try:

@@ -1,5 +1,6 @@
 """Pages of PDFs: which there are, and their pictures. Only the process that decodes imports pypdfium2."""
 
+import math
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -46,7 +47,7 @@ def page_count(content: bytes) -> int:
 
 
 def page_picture(content: bytes, number: int, most: int) -> "Image.Image":
-    """The picture of a page.
+    """The picture of a page, which is less fine if it is very large.
 
     Args:
         content: of the PDF.
@@ -54,17 +55,23 @@ def page_picture(content: bytes, number: int, most: int) -> "Image.Image":
         most: pixels.
 
     Raises:
-        DecompressionBombError: it would have more.
+        ValueError: it has no size.
     """
     import pypdfium2
-    from PIL import Image
 
     document = pypdfium2.PdfDocument(content)
     # Before there is a page: else what is filled into forms is not drawn.
     document.init_forms()
     page = document[number - 1]
-    width, height = (side * _DPI / _POINTS for side in page.get_size())
-    if (width + 1) * (height + 1) > most:
-        raise Image.DecompressionBombError
-    picture: Image.Image = page.render(scale=_DPI / _POINTS).to_pil()
+    width, height = page.get_size()
+    scale = min(_DPI / _POINTS, _finest(width, height, most))
+    if not scale > 0:
+        raise ValueError("the page has no size")
+    picture: Image.Image = page.render(scale=scale).to_pil()
     return picture
+
+
+def _finest(width: float, height: float, most: int) -> float:
+    """Pixels a point of a page that has so many, if a pixel more on each side."""
+    half, area = (width + height) / 2, width * height
+    return (math.sqrt(half * half + area * (most - 1)) - half) / area

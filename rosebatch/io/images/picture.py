@@ -23,13 +23,13 @@ class Picture:
         size: bytes of its pixels.
 
     Raises:
-        RowError: ``invalid_image``: it is an array of another shape or dtype.
+        RowError: ``invalid_image``: it is an array of another shape or dtype, or has no pixels.
     """
 
     def __init__(self, given: Any) -> None:
         self._given = given
         if isinstance(given, np.ndarray):
-            if given.dtype != np.uint8 or given.ndim != 3 or given.shape[2] != 3 or not given.size:
+            if given.dtype != np.uint8 or given.ndim != 3 or given.shape[2] != 3:
                 shape = ", ".join(map(str, given.shape))
                 raise RowError(
                     "invalid_image", f"an array must be uint8 [height, width, 3], got {given.dtype} [{shape}]"
@@ -37,6 +37,8 @@ class Picture:
             self.size: int = given.size
         else:
             self.size = 3 * given.width * given.height
+        if not self.size:
+            raise RowError("invalid_image", "the picture has no pixels")
 
     def rgb(self) -> NDArray[np.uint8]:
         """uint8 [height, width, 3]; of Pillow's pictures upright, on white."""

@@ -25,6 +25,7 @@ class MediaPolicy:
 
     Attributes:
         root: files are read below this folder only; None reads none.
+        root_name: what it is in messages.
         domains: http and https are served from these only: ``host``, or ``host:port`` if the port is not the scheme's
             own; in lower case.
         max_bytes: of one image's file.
@@ -36,6 +37,7 @@ class MediaPolicy:
 
     root: Path | None = None
     domains: frozenset[str] = frozenset()
+    root_name: str = "--media-root"
     max_bytes: int = 64 << 20
     seconds: float = 30.0
     max_redirects: int = 3
@@ -60,7 +62,7 @@ class MediaPolicy:
         domains = media_domains or ()
         named = domains.split(",") if isinstance(domains, str) else domains
         found = frozenset(filter(None, (name.strip().lower() for name in named)))
-        return cls(None if root is None else root.resolve(), found)
+        return cls(None if root is None else root.resolve(), domains=found)
 
     @classmethod
     def taken_from(cls, settings: dict[str, Any]) -> "MediaPolicy":
@@ -68,8 +70,8 @@ class MediaPolicy:
         return cls.of(*(settings.pop(name, None) for name in ("media_root", "media_domains")))
 
     def below(self, root: Path) -> "MediaPolicy":
-        """The same where images may be read below a folder."""
-        return replace(self, root=root)
+        """The same where the input's own images may be read, which are below a folder."""
+        return replace(self, root=root, root_name="the folder of INPUT")
 
     def require_size(self, size: int) -> None:
         """Check how many bytes a file has.

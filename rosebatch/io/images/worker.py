@@ -29,6 +29,8 @@ _FORMATS = (
     TiffImagePlugin.TiffImageFile.format,
     WebPImagePlugin.WebPImageFile.format,
 )
+# Of a TIFF's picture: what it is, and the bits of what are no pages.
+_KIND, _NO_PAGE = 254, 0b101
 
 
 def main() -> None:
@@ -48,6 +50,7 @@ def _answer(request: dict[str, Any], content: bytes, shared: IO[bytes]) -> dict[
     Image.MAX_IMAGE_PIXELS = most = request["pixels"]
     try:
         found = Image.open(BytesIO(content), formats=_FORMATS) if page is None else page_picture(content, page, most)
+        _require_one_page(found)
         rgb = upright_rgb(found)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         return {"exceeds": "pixels"}
@@ -58,3 +61,20 @@ def _answer(request: dict[str, Any], content: bytes, shared: IO[bytes]) -> dict[
     while left:
         left = left[shared.write(left) :]
     return {"height": rgb.height, "width": rgb.width}
+
+
+def _require_one_page(image: Image.Image) -> None:
+    """Check that a TIFF file has a single page. Smaller copies of it, and masks, are none.
+
+    Raises:
+        ValueError: it has several: the others would be left out.
+    """
+    if not isinstance(image, TiffImagePlugin.TiffImageFile):
+        return
+    pages = 0
+    for number in range(image.n_frames):
+        image.seek(number)
+        pages += not int(image.tag_v2.get(_KIND, 0)) & _NO_PAGE
+    image.seek(0)
+    if pages > 1:
+        raise ValueError(f"it has {pages} pages, and an image is one of them: save each as a file")

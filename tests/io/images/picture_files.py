@@ -72,7 +72,6 @@ def good_files():
     }
     compressions = ("tiff_lzw", "tiff_adobe_deflate", "packbits", "jpeg")
     files |= {f"tiff-{each}": saved("TIFF", compression=each) for each in compressions}
-    files["tiff-pages"] = saved("TIFF", **frames())
     return files
 
 

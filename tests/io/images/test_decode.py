@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, TiffImagePlugin
 
 from rosebatch.core.errors import RowError, UserError
 from rosebatch.io.images.decode import DecodeLimits, decode, processes
@@ -156,6 +156,34 @@ def test_without_pillow(monkeypatch):
     monkeypatch.setattr("rosebatch.io.images.decode.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"rosebatch\[images\]"):
         decode(good_files()["png-L"])
+
+
+def tiff(*kinds):
+    """A file with a picture of each kind: 0 says nothing, 1 is a smaller copy, 2 a page, 4 a mask."""
+    file = io.BytesIO()
+    with TiffImagePlugin.AppendingTiffWriter(file) as writer:
+        for kind in kinds:
+            tags = TiffImagePlugin.ImageFileDirectory_v2()
+            tags[254] = kind
+            picture().save(writer, "TIFF", tiffinfo=tags)
+            writer.newFrame()
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(("kinds", "pages"), [((2, 2, 2), 3), ((0, 0), 2), ((0, 1, 0), 2)])
+def test_pages_of_a_tiff(kinds, pages):
+    """All but the first were left out, and the answer was to that one."""
+    error = error_of(tiff(*kinds))
+    assert (error.code, error.message) == (
+        "invalid_image",
+        f"it has {pages} pages, and an image is one of them: save each as a file",
+    )
+
+
+def test_copies_and_masks_of_a_tiff_are_no_pages():
+    """Cameras and maps have smaller copies of the picture behind it."""
+    expected = decode(tiff(0)).digest
+    assert decode(tiff(0, 1, 1, 5)).digest == decode(tiff(0, 4)).digest == expected
 
 
 def test_greys_of_16_bits_are_not_white():

@@ -92,14 +92,14 @@ def test_broken_and_hostile_documents(tmp_path):
     assert [name for name in found["read"] if name.startswith("7")] == ["7.pdf#1", "7.pdf#2", "7.pdf#3"]
     assert set(found) <= {"read", "invalid_image", "image_too_large"}
     assert {"0.pdf", "1.pdf", "2.pdf"} <= set(found["invalid_image"])
-    assert found["image_too_large"] == ["5.pdf#1", "5.pdf#2", "5.pdf#3"]
+    assert [name for name in found["read"] if name.startswith("5")] == ["5.pdf#1", "5.pdf#2", "5.pdf#3"]
 
 
 @pytest.mark.usefixtures("_pdfium")
 def test_limits_of_a_page():
-    """They are those of an image."""
-    with pytest.raises(RowError, match="more than 19000 pixels"):
-        decode(document(), DecodeLimits(pixels=19_000), page=1)
+    """A poster or plan was an error row, and nothing made it smaller."""
+    height, width, _ = decode(document(), DecodeLimits(pixels=5_000), page=1).rgb.shape
+    assert 4_700 < height * width <= 5_000 and abs(width - 2 * height) <= 2
     assert decode(document(), DecodeLimits(pixels=21_000), page=3).rgb.shape == (100, 200, 3)
     assert count_pages(document()) == 3
     with pytest.raises(RowError) as caught:

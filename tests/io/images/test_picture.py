@@ -49,7 +49,6 @@ def test_arrays_and_files():
         np.zeros((3, 4, 4), np.uint8),
         np.zeros((4, 4), np.uint8),
         np.zeros((4, 4, 3), np.float32),
-        np.zeros((0, 4, 3), np.uint8),
         np.zeros((1, 4, 4, 3), np.uint8),
     ],
 )
@@ -60,11 +59,19 @@ def test_arrays_that_are_no_pictures(array):
     assert caught.value.code == "invalid_image"
 
 
+@pytest.mark.parametrize("given", [np.zeros((0, 4, 3), np.uint8), Image.new("RGB", (0, 0)), Image.new("L", (0, 5))])
+def test_pictures_without_pixels(given):
+    """The row's error was that of a division by zero."""
+    with pytest.raises(RowError, match=r"^here: the picture has no pixels$") as caught:
+        source_of(given, "here")
+    assert caught.value.code == "invalid_image"
+
+
 def test_a_path_of_the_caller_is_under_the_policy(tmp_path):
     """A path is a text in another form: a script passes on those of its rows."""
     (tmp_path / "a.png").write_bytes(saved("PNG"))
     reference = ImageReference("here", source_of(Path("a.png"), "here"))
-    with pytest.raises(RowError, match="below a media root only"):
+    with pytest.raises(RowError, match="below --media-root alone"):
         load_image(reference, MediaPolicy())
     assert load_image(reference, MediaPolicy(root=tmp_path)).rgb.shape == (7, 9, 3)
 

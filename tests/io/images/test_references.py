@@ -63,7 +63,13 @@ def test_what_is_no_image(part):
         ({"type": "image", "image": ["a.png"]}, "image must be a text"),
         ({"type": "image_pil", "image_pil": {"bytes": b"a"}}, "image_pil must be a text"),
         ({"type": "image", "image": "a.png", "detail": "low"}, "has an unknown field: detail"),
-        ({"type": "image", "image": "a.png", "max_pixels": 9}, "has an unknown field: max_pixels"),
+        # What Qwen's, transformers' and Anthropic's forms have, and where it is here.
+        ({"type": "image", "image": "a.png", "max_pixels": 9}, "an unknown field: max_pixels; --max-pixels says how"),
+        ({"type": "image", "image": "a.png", "resized_height": 9}, "resized_height; --max-pixels says how large"),
+        ({"type": "image", "url": URL}, "has an unknown field: url; an image is in the field image"),
+        ({"type": "image", "path": "a.png"}, "has an unknown field: path; an image is in the field image"),
+        ({"type": "image", "source": {"data": "iVBORw0KGgo="}}, "source; an image is in the field image"),
+        ({"type": "image_url", "path": "a.png"}, "has an unknown field: path; an image is in the field image_url"),
     ],
 )
 def test_wrong_fields(part, message):
