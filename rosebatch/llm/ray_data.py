@@ -80,7 +80,8 @@ class Generator:
         settings: as of ``rosebatch.LLM``, without ``data_parallel_size``.
 
     Raises:
-        RuntimeError: the model cannot be loaded; the message has the node's name.
+        RuntimeError: the model cannot be loaded, or takes no images, and a column has some; the message has the node's
+            name.
         ValueError: a setting does not exist, or its value is impossible.
     """
 
@@ -103,6 +104,8 @@ class Generator:
                 raise FlagError("data_parallel_size: an actor is one process; ActorPoolStrategy says how many run")
             launched = launch(config)
             own = default_sampling(launched.plan)
+            if "image" in (columns or {}) and (why := launched.plan.no_images) is not None:
+                raise UserError(f"columns has an image: {why}")
         except FlagError as error:
             raise ValueError(str(error)) from None
         except UserError as error:

@@ -241,7 +241,7 @@ CYCLE += [CYCLE, CYCLE]
     [
         (
             {"content": [{"type": "image_url", "image_url": "data:,"}]},
-            "messages[0].content[0]: the model takes no images: LlamaForCausalLM is none of",
+            "messages[0].content[0]: the model takes no images: its architecture, LlamaForCausalLM,",
         ),
         # A name that JSON cannot have raised, and what has itself inside was looked through for ever.
         ({"content": "a", "\ud800": 1}, "surrogates not allowed"),

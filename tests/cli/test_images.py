@@ -175,7 +175,7 @@ def test_a_model_that_does_not_see(cli, model_folder, pictures, monkeypatch, com
     """Each row failed, once the model was loaded, because "only text parts are supported in message content"."""
     monkeypatch.chdir(pictures)
     result = cli(command, *given, "--model", model_folder, "--device", "cpu", *["-q"][: command != "check"])
-    where = f"{given[1]}: {model_folder.name}: the model takes no images: LlamaForCausalLM is none of"
+    where = f"{given[1]}: {model_folder.name}: the model takes no images: its architecture, LlamaForCausalLM,"
     require_error(result, 2, where)
 
 

@@ -11,6 +11,7 @@ from rosebatch.io.parse import Record, RowParser
 from rosebatch.io.row_names import unclear_names, with_own_names
 from rosebatch.io.rows import FailedRow
 from rosebatch.io.tasks.embed import Embed
+from rosebatch.io.tasks.score import Score
 
 
 @pytest.mark.parametrize(
@@ -143,6 +144,20 @@ def test_inputs_that_are_not_text(parse, name):
     # A picture was repeated in base64.
     assert row.metadata == {}
     assert not isinstance(parse({"prompt": "a", name: None}), FailedRow)
+
+
+def test_inputs_that_are_not_text_of_other_tasks():
+    """Images of files are embedded; no flag makes others of rows that are scored."""
+    ways = {
+        Embed: "images of rows are parts of messages, or in a column: --image-column image",
+        Score: "rows of score are texts",
+    }
+    for task, way in ways.items():
+        row = task().parse(
+            {"prompt": "x", "image": "cat.png", "a": 1}, index=0, where="", defaults={}, keep_prompt=True
+        )
+        assert row.error.message == f"image: {way}"
+        assert row.metadata == {"prompt": "x", "a": 1}
 
 
 def test_a_row_of_very_many_names():

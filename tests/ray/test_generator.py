@@ -118,6 +118,13 @@ def test_images(tmp_path):
     assert found["text"][0] == one and found["error"][1].startswith("invalid_image: ")
 
 
+def test_a_column_of_images_for_a_model_of_text(model_folder):
+    """Each row of the dataset had the error, and none said why."""
+    told = "columns has an image: the model takes no images: its architecture, LlamaForCausalLM, is none that docs/images.md lists"
+    with pytest.raises(RuntimeError, match=told):
+        Generator(str(model_folder), device="cpu", columns={"image": "photo"})
+
+
 def test_rows_with_tools(generator):
     """A call was lost: the text was empty, and no column said what was called."""
     chat = [{"role": "user", "content": "a"}]

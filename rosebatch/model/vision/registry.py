@@ -55,7 +55,7 @@ def find_sight(folder: Path, config: ModelConfig) -> Sight:
     if (find := known.get(name)) is None:
         if name in others:
             return f"transformers' code runs its text part, without {name}'s images"
-        return f"{printable(name)} is none of the architectures whose images are served: docs/images.md"
+        return f"its architecture, {printable(name)}, is none that docs/images.md lists"
     if not read_processor(folder):
         files = " nor ".join(PROCESSORS)
         return f"its folder has neither {files} with its image processor: copy them from the original model"
