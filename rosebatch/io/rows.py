@@ -24,7 +24,7 @@ from rosebatch.io.images.references import ImageReference
 from rosebatch.io.result_names import LISTS_IN_RESULTS, RESULT_FIELDS, is_of_a_result, require_no_collision
 from rosebatch.io.row_names import OTHER_NAMES, unclear_names, with_own_names
 from rosebatch.io.sampling_fields import given_sampling, sampling_params, split_prompt_only, with_defaults
-from rosebatch.io.text_only import is_media, require_text
+from rosebatch.io.text_only import NO_TEXT, is_media, require_text
 from rosebatch.io.tools import ToolUse
 
 
@@ -113,7 +113,8 @@ OTHER_FORMS = {
     "text_2": "text_1 and text_2 are a pair: use rosebatch score or classify",
     "custom_id": "--prompt-column says which has the prompts; OpenAI requests need no --input-format jsonl",
 }
-_NOT_CARRIED = REQUEST_FIELDS | _RESULT_FIELDS
+_NEVER_CARRIED = _RESULT_FIELDS | NO_TEXT
+_NOT_CARRIED = REQUEST_FIELDS | _NEVER_CARRIED
 
 
 def parse_row(
@@ -168,8 +169,10 @@ def parse_row(
 def carried_fields(values: Mapping[str, Any], keep_prompt: bool, result_column: str | None) -> dict[str, Any]:
     """The fields of a row that its result takes over; see ``parse_row``."""
     if result_column is None:
-        dropped = _RESULT_FIELDS if keep_prompt else _NOT_CARRIED
-        return {name: value for name, value in values.items() if name not in dropped and not is_media(name, value)}
+        dropped = _NEVER_CARRIED if keep_prompt else _NOT_CARRIED
+        return {
+            name: value for name, value in values.items() if name not in dropped or (value is None and name in NO_TEXT)
+        }
     return {
         name: value
         for name, value in values.items()

@@ -143,7 +143,7 @@ def test_inputs_that_are_not_text(parse, name):
     assert row.error.message.endswith(ways.get(name, "only texts and images are served"))
     # A picture was repeated in base64.
     assert row.metadata == {}
-    assert not isinstance(parse({"prompt": "a", name: None}), FailedRow)
+    assert parse({"prompt": "a", name: None}).metadata == {name: None}
 
 
 def test_inputs_that_are_not_text_of_other_tasks():

@@ -116,7 +116,7 @@ class Vision:
 
 # How a model sees, or why it does not.
 Sight = Vision | str
-TEXT_ALONE: Sight = "it is a model of text"
+TEXT_ALONE = "it is a model of text"
 
 
 def no_images(why: str) -> str:
