@@ -55,7 +55,7 @@ def page_picture(content: bytes, number: int, most: int) -> "Image.Image":
         most: pixels.
 
     Raises:
-        ValueError: it has no size.
+        ValueError: it has no size, or an endless one.
     """
     import pypdfium2
 
@@ -64,9 +64,10 @@ def page_picture(content: bytes, number: int, most: int) -> "Image.Image":
     document.init_forms()
     page = document[number - 1]
     width, height = page.get_size()
-    scale = min(_DPI / _POINTS, _finest(width, height, most))
+    scale = min(_finest(width, height, most), _DPI / _POINTS) if width > 0 < height else 0
+    # That of an endless side is no number.
     if not scale > 0:
-        raise ValueError("the page has no size")
+        raise ValueError(f"the page has {width:g} by {height:g} points")
     picture: Image.Image = page.render(scale=scale).to_pil()
     return picture
 

@@ -51,9 +51,9 @@ def find_sight(folder: Path, config: ModelConfig) -> Sight:
     values = read_json(folder / "config.json")
     named = values.get("architectures")
     name = str(named[0] if isinstance(named, list) and named else None)
-    known, others = (VISIONS, OF_FALLBACK) if config.transformers is None else (OF_FALLBACK, VISIONS)
+    known = VISIONS if config.transformers is None else OF_FALLBACK
     if (find := known.get(name)) is None:
-        if name in others:
+        if config.transformers is not None and name in VISIONS:
             return f"transformers' code runs its text part, without {name}'s images"
         return f"its architecture, {printable(name)}, is none that docs/images.md lists"
     if not read_processor(folder):
