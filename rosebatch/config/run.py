@@ -13,6 +13,7 @@ from rosebatch.config.quantization import quantization_named
 from rosebatch.config.switches import SWITCH_NAMES
 from rosebatch.core.words import quoted
 
+Speculative = Literal["auto", "off"]
 Sampler = Literal["rosebatch", "flashinfer"]
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "float16", "bfloat16"]
@@ -97,6 +98,10 @@ class RunConfig:
     sampler: Annotated[
         Sampler, Flag("'flashinfer' needs that package. Sampled answers then depend on the batch.", SAMPLING, rare=True)
     ] = "rosebatch"
+    speculative: Annotated[
+        Speculative,
+        Flag("'off' computes each token by a step of its own. The answers are the same.", LIMITS, rare=True),
+    ] = "auto"
     data_parallel_size: Annotated[
         int | Literal["auto"],
         Flag(
@@ -241,6 +246,7 @@ _CHOICES = {
     for name, kind in {
         "dtype": DType,
         "kv_cache_dtype": KVCacheDType,
+        "speculative": Speculative,
         "device": Device,
         "load_format": LoadFormat,
         "model_impl": ModelImpl,

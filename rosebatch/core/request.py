@@ -170,6 +170,17 @@ class Constraint(Protocol):
         """The tokens up to the end, if at each of these places no other may come; else none."""
         ...
 
+    def forced(self) -> int | None:
+        """The token that must come next; None if another may come, or if finding out takes as long as a mask."""
+        ...
+
+    def ahead(self, token_ids: Sequence[int]) -> "Sequence[Constraint]":
+        """What follows each of these tokens, one after the other: none for those from the first on that may not come.
+
+        None at all of a constraint that looks at tokens one at a time.
+        """
+        ...
+
 
 def fill_rows(constraints: Mapping[int, Constraint], masks: Any) -> None:
     """Write the masks of these rows, those of a kind together; see ``Constraint.fill_all``."""

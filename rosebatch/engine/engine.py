@@ -10,6 +10,7 @@ import numpy as np
 
 from rosebatch.core.pooling_params import PLAIN_POOLING, ModelPooling
 from rosebatch.core.request import Completion, Constraint, Request, StopMatcher
+from rosebatch.engine.drafts.drafter import Drafter
 from rosebatch.engine.metrics.outlook import Outlook, bin_of
 from rosebatch.engine.metrics.stats import EngineStats
 from rosebatch.engine.plan import PackedStep, StepPlan, StepResult
@@ -38,6 +39,7 @@ class Engine:
         hidden_size: length of a hidden state; None if no request has more dimensions.
         generates: whether the model has an output projection.
         pooling: the model's own.
+        drafter: proposes what may follow, before each step; needs mixed steps. None for no drafts.
 
     Attributes:
         max_model_len: the same, but no more than the KV cache holds.
@@ -56,6 +58,7 @@ class Engine:
         hidden_size: int | None = None,
         generates: bool = True,
         pooling: ModelPooling = PLAIN_POOLING,
+        drafter: Drafter | None = None,
     ) -> None:
         separate = isinstance(scheduler.planner.policy, SeparateDecodes)
         assert separate or not async_depth, "mixed steps need the tokens of the step before"
@@ -69,6 +72,7 @@ class Engine:
         self.hidden_size = hidden_size
         self.generates = generates
         self.pooling = pooling
+        self.drafter = drafter
         self.restart_stats()
         self._num_started = 0
         self._constraints: dict[int, Constraint] = {}
@@ -256,20 +260,30 @@ class Engine:
 
     def _launch_next(self) -> bool:
         """Launch what can be planned; returns whether anything could."""
+        if self.drafter is not None:
+            self.drafter.propose(self.scheduler)
         plan = self.scheduler.schedule()
         if plan is None:
             return False
+        self._launched.append((plan, self.runner.launch(plan, self._masks(plan))))
+        return True
+
+    def _masks(self, plan: StepPlan) -> Callable[[], np.ndarray]:
+        """See ``Masks``."""
         # Looked up now: an earlier plan's result may end one of them.
         guided = [i for i in plan.sampled_ids if i in self._constraints] if self._constraints else []
         constraints = [self._constraints[i] for i in guided]
         sequences = [self.scheduler.queues.started[i] for i in guided]
 
         def masks() -> np.ndarray:
-            known = {row: each.replayed[0] for row, each in enumerate(sequences) if each.replayed}
-            return fill_masks(constraints, self.vocab_size, known)
+            rows, known = list[Constraint](), dict[int, int]()
+            for constraint, sequence in zip(constraints, sequences, strict=True):
+                if sequence.replayed:
+                    known[len(rows)] = sequence.replayed[0]
+                rows += [constraint, *(constraint.ahead(sequence.drafts) if sequence.drafts else ())]
+            return fill_masks(rows, self.vocab_size, known)
 
-        self._launched.append((plan, self.runner.launch(plan, masks)))
-        return True
+        return masks
 
     def _max_launched(self) -> int:
         """Plans that may be under way before the oldest is waited for.
@@ -286,7 +300,8 @@ class Engine:
         now = time.perf_counter()
         live = len(self.scheduler.queues.running)
         self.stats.record(plan, result, now, blocks_used=self.scheduler.blocks.num_used, live=live)
-        finished, gaps = self.scheduler.commit(plan, result, now)
+        finished, gaps, drafted, accepted, forced = self.scheduler.commit(plan, result, now)
+        self.stats.count_free(drafted, accepted, forced)
         for seconds, count in gaps.items():
             self.stats.itl.add(seconds, count)
         for sequence in finished:

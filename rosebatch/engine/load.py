@@ -14,6 +14,7 @@ from rosebatch.core.pooling_params import PLAIN_POOLING, ModelPooling
 from rosebatch.engine.cache.kv_cache import KVCache
 from rosebatch.engine.cache.memory import KVGroup, MemoryPlan, batched_tokens, memory_of, plan_memory, swap_bytes
 from rosebatch.engine.cache.state_pool import StatePool, state_bytes
+from rosebatch.engine.drafts.drafter import Drafter
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.images import ImageEncoder, image_bytes, together
 from rosebatch.engine.long_rope import restart_policy
@@ -31,13 +32,15 @@ from rosebatch.model.fallback.load import Fallback
 from rosebatch.model.source import ModelSource
 from rosebatch.ops.device import device_ops, keep_products_whole
 from rosebatch.ops.ops import Ops
-from rosebatch.ops.select import select
+from rosebatch.ops.select import has_invariant_products, select
 from rosebatch.ops.tensor_parallel import Group, divide
 
 # Tokens of a block: a unit of a GPU's reads; on a CPU, prefixes are rounded down to it.
 _BLOCK_SIZE = {"cuda": 64, "cpu": 16}
 # Decode steps in a window, before the host reads their tokens.
 _DECODE_WINDOW = 8
+# Tokens of a step that take about as long as one, on a CPU; and drafts of a sequence.
+_FREE_TOKENS, _DRAFTS = 16, 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +238,9 @@ def build_engine(
     window = _DECODE_WINDOW if switches.fused_sampler and switches.late_results else 1
     restarts = restart_policy(model.mixers)
     policy = SeparateDecodes(window) if by_triton else MIXED
+    # Where a token's bits depend on the tokens of its step, answers would depend on drafts.
+    is_exact = device.type == "cpu" and switches.batch_invariant and has_invariant_products(dtype)
+    speculates = limits.speculative == "auto" and is_exact and not isinstance(model, Fallback)
     unit = math.lcm(*(spec.chunk_unit for spec in model.mixers))
     scheduler = _scheduler(
         memory,
@@ -245,6 +251,7 @@ def build_engine(
         unit,
         has_states=bool(state_layers),
         whole_images=whole_images,
+        forces=speculates,
     )
     # One block more than in the scheduler's pools: kernels write there what is not read.
     counts = [group.blocks + by_triton for group in memory.groups]
@@ -292,6 +299,8 @@ def build_engine(
         hidden_size=pooling.size(config.hidden_size),
         generates=generates,
         pooling=pooling,
+        # Tokens cannot be taken back from states.
+        drafter=Drafter(free_tokens=_FREE_TOKENS, most=_DRAFTS) if speculates and not state_layers else None,
     )
     return LoadedEngine(engine, memory.groups, block_size, cache.nbytes)
 
@@ -306,6 +315,7 @@ def _scheduler(
     *,
     has_states: bool,
     whole_images: bool,
+    forces: bool,
 ) -> Scheduler:
     """The scheduler of what memory has room for. States of sequences are in no block, so prompts share none."""
     return Scheduler(
@@ -322,4 +332,5 @@ def _scheduler(
         replays=switches.replays,
         chunk_unit=chunk_unit,
         whole_images=whole_images,
+        forces=forces,
     )

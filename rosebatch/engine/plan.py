@@ -107,6 +107,8 @@ class Chunk(msgspec.Struct, frozen=True):
             leaves a window changes nothing, and one that is copied is a change of its own.
         output_token_ids: all tokens generated so far, if sampling depends on them; else empty.
         pools: whether the chunk reaches the end of a prompt whose hidden states are pooled.
+        decodes: whether a token before these was sampled since the sequence began to run: they are no prompt then, but
+            the last token, those that a grammar forced after it, and drafts.
     """
 
     id: int
@@ -116,6 +118,12 @@ class Chunk(msgspec.Struct, frozen=True):
     blocks: tuple[BlockChange, ...] = ()
     output_token_ids: tuple[int, ...] = ()
     pools: bool = False
+    decodes: bool = False
+
+    @property
+    def drafts(self) -> "array[int]":
+        """The last tokens, each of which the token that is sampled before it verifies."""
+        return self.token_ids[len(self.token_ids) - max(self.sampled - 1, 0) :]
 
     @property
     def end(self) -> int:

@@ -5,7 +5,8 @@ from typing import Any, Protocol
 
 from rosebatch.engine.plan import StepPlan, StepResult
 
-# The masks of a plan's guided sequences, in the order of its ``sampled_ids``: ``[R, ceil(V / 32)]`` int32 of numpy.
+# The masks of a plan's guided sequences, in the order of its ``sampled_ids``: ``[R, ceil(V / 32)]`` int32 of numpy. One
+# with drafts has a mask for each token that is sampled.
 # Token 0 is the lowest bit of the first word; a token with bit 0 must not come next.
 Masks = Callable[[], Any]
 

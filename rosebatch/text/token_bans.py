@@ -131,6 +131,13 @@ class BanConstraint:
         """See ``Constraint``."""
         return ()
 
+    def forced(self) -> None:
+        """See ``Constraint``."""
+
+    def ahead(self, token_ids: Sequence[int]) -> Sequence[Constraint]:
+        """See ``Constraint``."""
+        return ()
+
     def _banned(self) -> Iterable[int]:
         """The tokens that would complete a word."""
         for length in self._bans.lengths:

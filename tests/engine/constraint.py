@@ -34,3 +34,16 @@ class EveryThird:
 
     def rest(self):
         return ()
+
+    def forced(self):
+        return None
+
+    def ahead(self, token_ids):
+        found, last = [], self
+        for token_id in token_ids:
+            if len(last.tokens) == 9 or (token_id + last.last) % 3 != 1:
+                break
+            last, before = EveryThird(self.vocab_size), last
+            last.tokens = [*before.tokens, token_id]
+            found.append(last)
+        return found

@@ -33,7 +33,7 @@ def test_three_tokens_are_sampled_of_which_two_are_kept(begun, fake_runner):
     scheduler.propose(sequence, [tokens[6], wrong])
     plan = scheduler.schedule()
     scheduler.check_integrity()
-    assert plan.chunks == (Chunk(0, 5, array("I", [tokens[5], tokens[6], wrong]), sampled=3),)
+    assert plan.chunks == (Chunk(0, 5, array("I", [tokens[5], tokens[6], wrong]), sampled=3, decodes=True),)
     assert plan.sampled_ids == [0]
     result = fake_runner.run(plan)
     assert [each[:2] for each in result.token_ids] == [tokens[6:8]] and len(result.token_ids[0]) == 3
@@ -44,7 +44,7 @@ def test_three_tokens_are_sampled_of_which_two_are_kept(begun, fake_runner):
     assert (sequence.num_pending_tokens, sequence.drafts, sequence.tables) == (0, (), [[0, 1]])
     assert findable(scheduler) == [0]
     plan, _ = step(scheduler, fake_runner)
-    assert plan.chunks == (Chunk(0, 7, array("I", tokens[7:8]), sampled=1),)
+    assert plan.chunks == (Chunk(0, 7, array("I", tokens[7:8]), sampled=1, decodes=True),)
     assert scheduler.pool.prefixes.find(b"", sequence.token_ids, 2) == findable(scheduler) == [0, 1]
     finish(scheduler, fake_runner, sequence, tokens)
 
@@ -54,7 +54,7 @@ def test_right_drafts_fill_blocks_that_are_findable_once_they_are_verified(begun
     scheduler.propose(sequence, tokens[6:9])
     plan = scheduler.schedule()
     scheduler.check_integrity()
-    assert plan.chunks == (Chunk(0, 5, array("I", tokens[5:9]), 4, ((0, 2, (2,)),)),)
+    assert plan.chunks == (Chunk(0, 5, array("I", tokens[5:9]), 4, ((0, 2, (2,)),), decodes=True),)
     assert findable(scheduler) == [0]
     scheduler.commit(plan, fake_runner.run(plan))
     scheduler.check_integrity()
@@ -71,7 +71,7 @@ def test_a_block_that_only_wrong_drafts_needed_is_kept_for_the_next_tokens(begun
     assert sequence.tables == [[0, 1, 2]]
     assert findable(scheduler) == [0]
     plan, _ = step(scheduler, fake_runner)
-    assert plan.chunks == (Chunk(0, 6, array("I", tokens[6:7]), 1),)
+    assert plan.chunks == (Chunk(0, 6, array("I", tokens[6:7]), 1, decodes=True),)
     finish(scheduler, fake_runner, sequence, tokens)
 
 

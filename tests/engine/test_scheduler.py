@@ -48,10 +48,15 @@ def test_plans_have_all_that_a_runner_needs(fake_runner):
     (b,) = add(scheduler, make_sequence(range(6), max_tokens=1, id=1))
     # b's table begins with the block that a filled.
     assert step(scheduler, fake_runner)[0] == PackedStep(
-        chunks=(Chunk(0, 6, array("I", [first]), 1), Chunk(1, 4, array("I", [4, 5]), 1, ((0, 0, (0, 2)),))),
+        chunks=(
+            Chunk(0, 6, array("I", [first]), 1, decodes=True),
+            Chunk(1, 4, array("I", [4, 5]), 1, ((0, 0, (0, 2)),)),
+        ),
         started=(b.spec,),
     )
-    assert step(scheduler, fake_runner)[0] == PackedStep(chunks=(Chunk(0, 7, array("I", [second]), 1),), released=(1,))
+    assert step(scheduler, fake_runner)[0] == PackedStep(
+        chunks=(Chunk(0, 7, array("I", [second]), 1, decodes=True),), released=(1,)
+    )
     (c,) = add(scheduler, make_sequence(range(8), max_tokens=2, id=2))
     plan, _ = step(scheduler, fake_runner)
     assert (plan.started, plan.released) == ((c.spec,), (0,))

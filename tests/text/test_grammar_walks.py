@@ -1,12 +1,13 @@
 """Structured output: whatever allowed tokens come, the answer matches."""
 
 import json
+import random
 import re
 
 import jsonschema
 import pytest
 
-from tests.helpers.grammars import PERSON, feed_text, spec, walk
+from tests.helpers.grammars import PERSON, allowed, feed_text, spec, walk
 
 
 def test_any_walk_matches_a_json_schema(any_grammars):
@@ -84,3 +85,36 @@ def test_the_usual_forms_of_json(byte_grammars, text):
     constraint = byte_grammars.compile(spec("json_schema", schema | {"additionalProperties": False})).start()
     assert feed_text(constraint, text)
     assert constraint.error is None
+
+
+@pytest.mark.parametrize("kind", ["json_schema", "regex", "choice"])
+def test_what_is_forced_and_what_comes_ahead_is_in_the_masks(any_grammars, kind):
+    """A forced token comes without logits, drafts with masks that are made before they are taken."""
+    grammars, _, size, eos = any_grammars
+    source = {"json_schema": PERSON, "regex": "Answer: (yes|no), of course[!?]", "choice": ["positive", "neutral"]}
+    grammar, forced = grammars.compile(spec(kind, source[kind])), 0
+    for seed in range(6):
+        rng, constraint, chosen = random.Random(seed), grammar.start(), []
+        while len(chosen) < 60:
+            ids = allowed(constraint, size)
+            token = constraint.forced()
+            if token is not None:
+                assert ids == [token] and token != eos
+                forced += 1
+            chosen.append(rng.choice(ids))
+            if constraint.feed(chosen[-1]):
+                break
+        assert constraint.forced() is None or len(chosen) == 60
+        follower = grammar.start()
+        for place in range(len(chosen)):
+            ahead = follower.ahead([*chosen[place : place + 3], size])
+            follower.feed(chosen[place])
+            expected, later = [], grammar.start()
+            for number, token in enumerate(chosen[: place + 3]):
+                if token == eos or later.feed(token):
+                    # An end is no draft, and nothing follows the last token.
+                    expected += [allowed(later, size)] * (number >= place and token != eos)
+                    break
+                expected += [allowed(later, size)] * (number >= place)
+            assert [allowed(each, size) for each in ahead] == expected
+    assert forced

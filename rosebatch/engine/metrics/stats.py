@@ -11,7 +11,7 @@ _COUNTS = (
     *("steps", "decode_steps", "syncs", "graph_replays", "graph_captures", "preemptions", "computed_tokens"),
     *("finished", "stopped", "prompt_tokens", "output_tokens", "token_steps", "decoded", "squares", "products"),
     *("copied_blocks", "restored_blocks", "max_running", "max_blocks_used", "prefill_seconds", "decode_seconds"),
-    *("images", "image_seconds"),
+    *("images", "image_seconds", "drafted", "accepted", "forced"),
 )
 
 
@@ -25,6 +25,7 @@ class EngineStats:
         prompt_tokens, output_tokens: those that are counted as prefill, and those that were sampled.
         token_steps, decoded, squares, products: see ``steps``, ``decoded`` and so on of ``Outlook``.
         images, image_seconds: that were encoded, and what that took of the seconds of prompts.
+        drafted, accepted, forced: see ``Committed``; forced tokens are output tokens, too.
         first_token_time: on the clock of ``time.perf_counter``; None before it.
         itl: inter-token latency, seconds between two moments at which tokens of a completion were known. The tokens of
             one decode window are known together and count once.
@@ -53,6 +54,9 @@ class EngineStats:
     decode_seconds: float = 0.0
     images: int = 0
     image_seconds: float = 0.0
+    drafted: int = 0
+    accepted: int = 0
+    forced: int = 0
     first_token_time: float | None = None
     itl: Durations = field(default_factory=Durations)
     timeline: Timeline = field(default_factory=Timeline)
@@ -61,8 +65,8 @@ class EngineStats:
     def record(self, plan: StepPlan, result: StepResult, now: float, *, blocks_used: int, live: int) -> None:
         """Count one plan.
 
-        A sequence that brings several tokens to a step is in its prefill, one that brings a single token decodes. The
-        time of a step with both is divided by their tokens.
+        A sequence that brings several tokens of a prompt to a step is in its prefill, one that brings a single token
+        decodes, and so does one with drafts. The time of a step with both is divided by their tokens.
 
         Args:
             plan: the work.
@@ -77,7 +81,7 @@ class EngineStats:
         if isinstance(plan, DecodeWindow):
             steps = plan.steps
         else:
-            lengths = [len(chunk.token_ids) for chunk in plan.chunks if len(chunk.token_ids) > 1]
+            lengths = [len(chunk.token_ids) for chunk in plan.chunks if len(chunk.token_ids) > 1 and not chunk.decodes]
         prompt_tokens, output_tokens = sum(lengths), sum(map(len, result.token_ids))
         self.timeline.add(
             now - self._began,
@@ -113,6 +117,13 @@ class EngineStats:
         self.restored_blocks += len(plan.restores)
         self.max_running = max(self.max_running, plan.num_sequences)
         self.max_blocks_used = max(self.max_blocks_used, blocks_used)
+
+    def count_free(self, drafted: int, accepted: int, forced: int) -> None:
+        """Count tokens that a plan got without a decode step of their own; see ``Committed``."""
+        self.drafted += drafted
+        self.accepted += accepted
+        self.forced += forced
+        self.output_tokens += forced
 
     def merge(self, other: "EngineStats") -> None:
         """Add the counts of another engine that worked at the same time: the most of each are added too."""

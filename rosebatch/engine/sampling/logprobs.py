@@ -3,7 +3,7 @@
 See ``rosebatch_kernels.logprobs.layout``; a row has room for ``MAX_LOGPROBS`` likeliest tokens.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -93,9 +93,9 @@ def _asked(number: int, chunk: Chunk, spec: SequenceSpec, first_row: int) -> _As
 
 
 def read_all(
-    rows: np.ndarray, specs: Sequence[SequenceSpec], token_ids: Sequence[Sequence[int]]
+    rows: Iterable[np.ndarray], specs: Sequence[SequenceSpec], token_ids: Sequence[Sequence[int]]
 ) -> list[PackedLogprobs]:
-    """Each sequence's log-probabilities from rows ``[S, T, ROW]``; none for one without."""
+    """Each sequence's log-probabilities from its rows ``[T, ROW]``; none for one without."""
     return [
         PackedLogprobs() if (limit := spec.sampling.logprobs) is None else read_logprobs(own, tokens, limit)
         for own, spec, tokens in zip(rows, specs, token_ids, strict=True)

@@ -31,10 +31,15 @@ class Committed(NamedTuple):
     Attributes:
         finished: the sequences that finished.
         gaps: seconds between a sequence's last tokens and these, and how many sequences had such a gap.
+        drafted, accepted: drafts that were verified, and those of them that were right.
+        forced: tokens that no step sampled, because no other could come.
     """
 
     finished: list[SequenceState]
     gaps: Mapping[float, int]
+    drafted: int = 0
+    accepted: int = 0
+    forced: int = 0
 
 
 class Scheduler:
@@ -56,6 +61,7 @@ class Scheduler:
             then adds up in one order.
         chunk_unit: with ``replays``, chunks end at multiples of so many tokens too, and so do cached prefixes.
         whole_images: no chunk ends inside of an image.
+        forces: tokens that a grammar leaves no choice for are not sampled, and computed like those of a prompt.
     """
 
     def __init__(
@@ -73,7 +79,11 @@ class Scheduler:
         replays: bool = False,
         chunk_unit: int = 1,
         whole_images: bool = False,
+        forces: bool = False,
     ) -> None:
+        assert not forces or isinstance(policy, MixedSteps), (
+            "a decode window computes one token of a sequence at a time"
+        )
         assert not host_blocks or (len(pools) == 1 and not pools[0].window), "the host holds whole sequences"
         self.blocks = BlockTables(pools)
         self.queues = SequenceQueues()
@@ -82,6 +92,7 @@ class Scheduler:
         blocks = max(unit // size, 1)
         self.prefixes = PrefixCache(self.blocks, enabled=prefix_cache, exact=exact_prefixes, unit=blocks)
         self.restarts = restarts
+        self.forces = forces
         self.planner = StepPlanner(
             queues=self.queues,
             blocks=self.blocks,
@@ -154,6 +165,7 @@ class Scheduler:
         answered: list[SequenceState] = []
         ended: list[SequenceState] = []
         gaps: Counter[float] = Counter()
+        drafted = accepted = forced = 0
         if isinstance(plan, PackedStep):
             answered = self._commit_prompts(plan, result, now)
             sampled = [(c.id, c.start + len(c.token_ids) - c.sampled, c.sampled) for c in plan.chunks if c.sampled]
@@ -179,17 +191,21 @@ class Scheduler:
             if drafts:
                 # Wrong drafts were computed for nothing.
                 sequence.num_computed_tokens = start + kept
+                drafted, accepted = drafted + len(drafts), accepted + max(kept - 1, 0)
             if enabled and (is_window or drafts) and start // size < (start + kept) // size:
                 self.prefixes.register(sequence, start, start + kept)
             if sequence.constraint is not None and sequence.finish_reason is None:
-                sequence.apply_rest(sequence.constraint, now)
+                if self.forces:
+                    forced += sequence.apply_forced(sequence.constraint, now)
+                else:
+                    sequence.apply_rest(sequence.constraint, now)
             if sequence.finish_reason is not None:
                 ended.append(sequence)
         for sequence in ended:
             self._free(sequence)
         finished = answered + ended
         self.queues.finish(finished)
-        return Committed(finished, gaps)
+        return Committed(finished, gaps, drafted, accepted, forced)
 
     def _commit_prompts(self, plan: PackedStep, result: StepResult, now: float) -> list[SequenceState]:
         """Record log-probabilities and pooled states of prompts; returns the sequences that these finish."""
@@ -220,8 +236,6 @@ class Scheduler:
     def propose(self, sequence: SequenceState, drafts: Sequence[int]) -> None:
         """Let the sequence's next chunk verify these tokens, which may follow those so far."""
         assert isinstance(self.planner.policy, MixedSteps), "decode windows verify nothing"
-        spec = sequence.spec
-        assert not spec.guided and not spec.sampling.adjusts, "the logits of a later token depend on the drafts"
         assert not sequence.num_pending_tokens, "drafts follow known tokens"
         sequence.drafts = tuple(drafts[: max(sequence.spec.decode_len - sequence.num_tokens - 1, 0)])
 
@@ -246,7 +260,9 @@ class Scheduler:
     def _restart_due(self, policy: RestartPolicy) -> None:
         """Restart the sequences that have reached their ``restart_len``, once their tokens are known."""
         running = self.queues.running
-        due = [s for s in running if s.num_tokens == s.spec.restart_len and not s.num_pending_tokens]
+        # Forced tokens may have come at once, beyond that length.
+        due = [s for s in running if s.spec.restart_len is not None and s.num_tokens >= s.spec.restart_len]
+        due = [sequence for sequence in due if not sequence.num_pending_tokens]
         for sequence in reversed(due):
             self.restart(sequence, policy.spec_for(sequence.spec, sequence.num_tokens))
 

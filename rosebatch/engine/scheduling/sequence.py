@@ -279,6 +279,21 @@ class SequenceState(msgspec.Struct, eq=False):
         if rest := constraint.rest():
             self.apply_token_ids([*rest], now=now)
 
+    def apply_forced(self, constraint: Constraint, now: float) -> int:
+        """Append the tokens that must come next; returns how many. No step samples them, and the next computes them.
+
+        Not where log-probabilities are asked for, which only a step has, or where the minimum length rules one out.
+        """
+        first = len(self.token_ids)
+        if self.sampling.logprobs is not None or self.replayed:
+            return 0
+        protected = self.num_prompt_tokens + self.sampling.min_tokens
+        while self.finish_reason is None and (token_id := constraint.forced()) is not None:
+            if token_id in self.spec.stop_ids and len(self.token_ids) < protected:
+                break
+            self.apply_token_ids([token_id], now=now)
+        return len(self.token_ids) - first
+
     def _tokens_until_stop(self, token_ids: list[int]) -> int | None:
         """How many of the next tokens to keep if one of them stops the sequence, that one included; else None."""
         # How many of the next tokens may not stop it.

@@ -168,7 +168,7 @@ class StepPlanner:
 
     def _plan_chunk(self, sequence: SequenceState, length: int, changes: tuple[BlockChange, ...], budget: int) -> int:
         """Returns the rest of the budget: nothing after a part of a prompt, whose other blocks are not taken yet."""
-        spec, start = sequence.spec, sequence.num_computed_tokens
+        spec, start, decodes = sequence.spec, sequence.num_computed_tokens, sequence.decoding
         known, end = len(sequence.token_ids) + sequence.num_pending_tokens, start + length
         token_ids, drafts = sequence.token_ids, sequence.drafts
         if start or end < known or drafts or token_ids is not spec.prompt_token_ids:
@@ -193,7 +193,7 @@ class StepPlanner:
         adjusts = sampled and spec.has_features and spec.sampling.adjusts
         output = tuple(sequence.output_token_ids) if adjusts else ()
         pools = ends and spec.pooling is not None
-        self._plan.chunks.append(Chunk(spec.id, start, token_ids, sampled, changes, output, pools))
+        self._plan.chunks.append(Chunk(spec.id, start, token_ids, sampled, changes, output, pools, decodes))
         return budget - length if ends else 0
 
     def _fork(self, sequence: SequenceState) -> None:

@@ -57,7 +57,7 @@ class StepBatch:
         both_ways: the images of the B sequences whose tokens see each other.
         last_rows: ``[S]`` int64, the rows of T that are sampled, then the first or last rows of the chunks that pool;
             one row if there is none of either.
-        sampled: the sequences of the rows that are sampled.
+        sampled: the sequences of the rows that are sampled, several rows of one that verifies drafts.
     """
 
     input_ids: Tensor
@@ -109,10 +109,12 @@ def build_batch(
         for group, own in enumerate(blocks[chunk.id]):
             slots[group] += [own[i // block_size] * block_size + i % block_size for i in range(chunk.start, chunk.end)]
             tables[group].append(own + own[-1:] * (width - len(own)))
-        if chunk.sampled:
-            assert chunk.sampled == 1, "no runner verifies drafts"
-            sample_rows.append(len(input_ids) - 1)
-            sampled.append(SampledRow(specs[chunk.id], chunk.end, chunk.output_token_ids))
+        for count in range(chunk.sampled):
+            # The last known token, and then each draft.
+            later = chunk.sampled - 1 - count
+            sample_rows.append(len(input_ids) - 1 - later)
+            output = (*chunk.output_token_ids, *chunk.drafts[:count]) if specs[chunk.id].sampling.adjusts else ()
+            sampled.append(SampledRow(specs[chunk.id], chunk.end - later, output))
         if chunk.pools:
             at_first = specs[chunk.id].pooling == "cls"
             pool_rows.append(len(input_ids) - (len(chunk.token_ids) if at_first else 1))

@@ -4,8 +4,10 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate, islice
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -131,15 +133,17 @@ class TorchRunner:
             changed = constrain(changed, guided, masks(), self.ops)
         params, positions = [row.spec.sampling for row in batch.sampled], [row.position for row in batch.sampled]
         tokens = sample(changed, params, positions, self.ops, self.staging, batched=self.batched_sampling)
-        token_ids = [[token] for token in host_waits.to_list(tokens)]
+        flat = iter(host_waits.to_list(tokens))
+        lengths = [chunk.sampled for chunk in plan.chunks if chunk.sampled]
+        token_ids = [list(islice(flat, length)) for length in lengths]
         return StepResult(token_ids, self._logprobs(logits, tokens, batch.sampled, token_ids), of_prompts, pooled)
 
     def _logprobs(
         self, logits: Tensor, tokens: Tensor, sampled: list[SampledRow], token_ids: list[list[int]]
     ) -> list[PackedLogprobs]:
-        specs = [row.spec for row in sampled]
-        limit = Features.of(specs).logprobs
+        limit = Features.of(row.spec for row in sampled).logprobs
         if limit is None:
             return []
-        rows = host_waits.to_numpy(self.ops.logprob_rows(logits, tokens, limit, MAX_LOGPROBS))[:, None]
-        return read_all(rows, specs, token_ids)
+        rows = host_waits.to_numpy(self.ops.logprob_rows(logits, tokens, limit, MAX_LOGPROBS))
+        ends = list(accumulate(map(len, token_ids)))
+        return read_all(np.split(rows, ends[:-1]), [sampled[end - 1].spec for end in ends], token_ids)

@@ -63,6 +63,9 @@ def table(report: dict[str, Any]) -> list[tuple[str, str]]:
             ", ".join(f"{name} {size / 2**30:.2f} GiB" for name, size in report["peak_memory_bytes"].items()),
         ),
     ]
+    if report["drafted_tokens"] or report["forced_tokens"]:
+        drafts = f"{report['accepted_tokens']} of {counted(report['drafted_tokens'], 'draft')} right"
+        rows.append(("speculation", f"{drafts}, {counted(report['forced_tokens'], 'token')} forced by grammars"))
     if report["images"]:
         encoded = f"{report['encoded_images']} encoded in {report['image_s']:.2f} s"
         rows.append(("images", f"{report['images']} ({encoded}), {report['images_per_s']:.2f} images/s"))

@@ -1,5 +1,6 @@
 """A compiled grammar, and what follows it through one completion."""
 
+import copy
 import functools
 import os
 import resource
@@ -128,6 +129,35 @@ class TokenConstraint:
             return found
         self._looks_from = len(self._token_ids) + len(found) + 1
         return []
+
+    def forced(self) -> int | None:
+        """The token that must come next; None if another may come."""
+        matcher = self._matcher
+        if self._ended or matcher.is_error() or matcher.is_accepting():
+            return None
+        # Its first token is the only one of the mask.
+        found = matcher.compute_ff_tokens()
+        if not found or found[0] in self._layout.eos_token_ids or not self._takes(found[0]):
+            return None
+        return found[0]
+
+    def ahead(self, token_ids: Sequence[int]) -> "list[TokenConstraint]":
+        """What follows each of these tokens: none for those from the first on that the grammar does not allow."""
+        found = list[TokenConstraint]()
+        last = self
+        for token_id in token_ids:
+            if last._ended or token_id in self._layout.eos_token_ids or not last._takes(token_id):
+                break
+            last = last._copy()
+            last.feed(token_id)
+            found.append(last)
+        return found
+
+    def _copy(self) -> "TokenConstraint":
+        """One that goes its own way from here on."""
+        copied = copy.copy(self)
+        copied._matcher, copied._token_ids = self._matcher.deep_copy(), [*self._token_ids]
+        return copied
 
     def _allowed(self) -> NDArray[np.int32] | None:
         """One bit for each token; None if the grammar cannot be followed further."""

@@ -84,6 +84,17 @@ class ReasoningConstraint:
         """See ``Constraint``."""
         return ()
 
+    def forced(self) -> int | None:
+        """See ``Constraint``."""
+        if self._forced:
+            allowed = self._forced[0]
+            return allowed[0] if len(allowed) == 1 else None
+        return self._grammar.forced() if self._grammar is not None and self._answers else None
+
+    def ahead(self, token_ids: Sequence[int]) -> Sequence[Constraint]:
+        """See ``Constraint``."""
+        return self._grammar.ahead(token_ids) if self._grammar is not None and self._answers else ()
+
     @property
     def _follows_grammar(self) -> bool:
         """Whether the next token is one of the grammar, or the one that opens the thoughts."""

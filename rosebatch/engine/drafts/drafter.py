@@ -1,0 +1,87 @@
+"""Which sequences get drafts in the next step, and how many."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rosebatch.engine.drafts.history import after_ending
+from rosebatch.engine.scheduling.scheduler import Scheduler
+from rosebatch.engine.scheduling.sequence import SequenceState
+
+# Tokens of a sequence's ending that must have come before: fewer would often be chance.
+_SHORTEST = 3
+# Steps that a sequence without a right draft goes without another try: twice as many each time.
+_LONGEST_PAUSE = 64
+
+
+@dataclass(slots=True)
+class _Tried:
+    """What became of a sequence's last drafts.
+
+    Attributes:
+        num_tokens: of the sequence when they were proposed.
+        drafts: how many they were; 0 once they are judged.
+        most: how many the next ones may be.
+        pause, left: steps without drafts after the last wrong ones, and those of them to come.
+    """
+
+    num_tokens: int = 0
+    drafts: int = 0
+    most: int = 1
+    pause: int = 0
+    left: int = 0
+
+    def judge(self, num_tokens: int) -> None:
+        """Learn from the tokens that came since: twice as many if all were right, a pause if none was."""
+        if not self.drafts:
+            return
+        right = min(num_tokens - self.num_tokens - 1, self.drafts)
+        self.most = 2 * self.drafts if right == self.drafts else max(right, 1)
+        self.pause = 0 if right else min(max(2 * self.pause, 1), _LONGEST_PAUSE)
+        self.left, self.drafts = self.pause, 0
+
+
+class Drafter:
+    """Proposes drafts before each step, as many as cost nearly nothing there.
+
+    A step takes about as long for a few tokens as for one: it reads all weights. So sequences share the tokens that are
+    free, those with the longest known ending first. Nothing depends on time, so a second run takes the same steps.
+
+    Args:
+        free_tokens: of a step, those of sequences without drafts included.
+        most: drafts of a sequence.
+    """
+
+    def __init__(self, *, free_tokens: int, most: int) -> None:
+        self.free_tokens = free_tokens
+        self.most = most
+        self._tried: dict[int, _Tried] = {}
+
+    def propose(self, scheduler: Scheduler) -> None:
+        """Give drafts to running sequences, for the plan that comes next; none is under way."""
+        running = scheduler.queues.running
+        room = self.free_tokens - sum([s.num_uncomputed_tokens for s in running]) - len(scheduler.queues.waiting)
+        if room <= 0 or not running:
+            return
+        before, self._tried = self._tried, {}
+        found: list[tuple[int, SequenceState, np.ndarray]] = []
+        for sequence in running:
+            tried = self._tried[sequence.id] = before.get(sequence.id) or _Tried()
+            tried.judge(sequence.num_tokens)
+            if tried.left:
+                tried.left -= 1
+            elif sequence.decoding and sequence.num_uncomputed_tokens == 1:
+                own = np.frombuffer(sequence.token_ids, np.uint32)
+                length, drafts = after_ending(own, _SHORTEST, min(self.most, tried.most))
+                if length:
+                    found.append((length, sequence, drafts))
+        for _, sequence, drafts in sorted(found, key=lambda each: -each[0]):
+            token_ids = drafts[:room].tolist()
+            if sequence.constraint is not None:
+                token_ids = token_ids[: len(sequence.constraint.ahead(token_ids))]
+            scheduler.propose(sequence, token_ids)
+            tried = self._tried[sequence.id]
+            tried.num_tokens, tried.drafts = sequence.num_tokens, len(sequence.drafts)
+            room -= len(sequence.drafts)
+            if room <= 0:
+                break

@@ -1,0 +1,96 @@
+"""Which drafts are proposed: what followed an ending before, as many as are free, fewer where they were wrong."""
+
+from array import array
+
+import numpy as np
+import pytest
+
+from rosebatch.engine.drafts.drafter import Drafter
+from rosebatch.engine.drafts.history import after_ending
+from tests.engine.fake_runner import VOCAB, fake_completion, make_sequence
+from tests.engine.schedulers import add, make_scheduler, step
+
+PROMPT = [7, 1, 8, 2, 8]
+
+
+def by_hand(tokens, shortest, most):
+    """The longest ending that is in the tokens before it, where it is last."""
+    best = (0, 0)
+    for end in range(1, len(tokens)):
+        length = 0
+        while length < min(end, 32) and tokens[end - 1 - length] == tokens[len(tokens) - 1 - length]:
+            length += 1
+        best = max(best, (length, end))
+    length, end = best
+    return (length, tokens[end : end + most]) if length >= shortest and length else (0, [])
+
+
+def test_what_followed_the_longest_ending():
+    """Of all places, the longest ending counts, then the last; places may overlap the ending itself."""
+    rng, lengths = np.random.default_rng(0), set()
+    for size in (0, 1, 2, 3, 10, 100, 400):
+        for kinds in (1, 2, 5):
+            tokens = array("I", rng.integers(0, kinds, size).tolist())
+            found, drafts = after_ending(np.frombuffer(tokens, np.uint32), 3, 4)
+            assert (found, drafts.tolist()) == by_hand(tokens.tolist(), 3, 4)
+            lengths.add(found)
+    assert {0, 32} < lengths
+
+
+@pytest.fixture
+def served(fake_runner):
+    """Steps a sequence of a scheduler to some length with these drafts proposed; returns the lengths of its chunks."""
+
+    def serve(drafter, sequences, steps):
+        scheduler = make_scheduler()
+        add(scheduler, *sequences)
+        lengths = []
+        for _ in range(steps):
+            drafter.propose(scheduler)
+            plan, _ = step(scheduler, fake_runner)
+            scheduler.check_integrity()
+            lengths.append([len(chunk.token_ids) for chunk in plan.chunks])
+        return lengths
+
+    return serve
+
+
+def repeating(monkeypatch, drafts):
+    """Each sequence's next drafts are these, whatever its tokens."""
+    monkeypatch.setattr(
+        "rosebatch.engine.drafts.drafter.after_ending", lambda own, shortest, most: (3, np.array(drafts(own)[:most]))
+    )
+
+
+def test_right_drafts_double_up_to_the_most(served, monkeypatch):
+    """A row that copies would get one draft a step."""
+    whole = PROMPT + fake_completion(PROMPT, 60)
+    repeating(monkeypatch, lambda own: whole[len(own) :])
+    assert served(Drafter(free_tokens=100, most=7), [make_sequence(PROMPT, max_tokens=60)], 6) == [
+        [5], [2], [3], [5], [8], [8],
+    ]  # fmt: skip
+
+
+def test_wrong_drafts_make_longer_and_longer_pauses(served, monkeypatch):
+    """A row that never repeats itself would have drafts in every step, each computed for nothing."""
+    whole = PROMPT + fake_completion(PROMPT, 90)
+    repeating(monkeypatch, lambda own: [(whole[len(own)] + 1) % VOCAB] * 9)
+    lengths = served(Drafter(free_tokens=100, most=7), [make_sequence(PROMPT, max_tokens=90)], 40)
+    assert [n for n, each in enumerate(lengths) if each == [2]] == [1, 3, 6, 11, 20, 37]
+
+
+def test_sequences_share_what_is_free(served, monkeypatch):
+    """Drafts of many rows would make a step longer than it saves."""
+    whole = {len(p): p + fake_completion(p, 60) for p in ([1, 2, 3, 4, 5], [9] * 9)}
+    repeating(monkeypatch, lambda own: whole[5 if own[0] == 1 else 9][len(own) :])
+    sequences = [make_sequence([1, 2, 3, 4, 5], max_tokens=60, id=0), make_sequence([9] * 9, max_tokens=60, id=1)]
+    lengths = served(Drafter(free_tokens=8, most=7), sequences, 6)
+    assert lengths[0] == [5, 9] and max(map(sum, lengths[1:])) == 8
+    assert all(min(each) >= 1 for each in lengths) and any(max(each) > 4 for each in lengths[1:])
+
+
+def test_prompts_come_first(served):
+    """Where prompts wait or are computed, a step is full without drafts."""
+    drafter = Drafter(free_tokens=4, most=7)
+    sequences = [make_sequence([1, 2] * 8, max_tokens=8, id=number) for number in range(6)]
+    assert max(max(each) for each in served(drafter, sequences, 4)[1:]) == 1

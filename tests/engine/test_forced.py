@@ -1,0 +1,96 @@
+"""Tokens that a grammar leaves no choice for: no step samples them, and the next computes them all."""
+
+from array import array
+
+import pytest
+from msgspec import structs
+
+from rosebatch.core.request import Request
+from rosebatch.core.sampling_params import SamplingParams
+from rosebatch.core.token_ids import TokenIds
+from rosebatch.engine.plan import StepResult
+from rosebatch.engine.scheduling.sequence import SequenceState
+from tests.engine.schedulers import add, chunks, findable, make_scheduler
+
+PROMPT = [7, 1, 8, 2, 8]
+
+
+class Template:
+    """Forces tokens at some places of the answer; complete after so many."""
+
+    error = None
+
+    def __init__(self, forced, complete=99):
+        self.by_place, self.complete, self.tokens = forced, complete, []
+
+    def feed(self, token_id):
+        assert self.by_place.get(len(self.tokens), token_id) == token_id
+        self.tokens.append(token_id)
+        return len(self.tokens) == self.complete
+
+    def forced(self):
+        return self.by_place.get(len(self.tokens))
+
+
+def begun(constraint, max_tokens=12, stop_ids=(), restart_len=None, **sampling):
+    """A scheduler and its only sequence, whose prompt is computed."""
+    request = Request(0, TokenIds.of(PROMPT), SamplingParams(max_tokens=max_tokens, **sampling))
+    sequence = SequenceState.start(request, id=0, max_model_len=99, stop_ids=frozenset(stop_ids), constraint=constraint)
+    sequence.restart(structs.replace(sequence.spec, restart_len=restart_len))
+    scheduler = make_scheduler(forces=True)
+    add(scheduler, sequence)
+    scheduler.commit(scheduler.schedule(), StepResult([[11]]))
+    return scheduler, sequence
+
+
+def test_the_next_step_computes_all_of_them():
+    scheduler, sequence = begun(Template({1: 12, 2: 13, 3: 14, 5: 16}))
+    assert sequence.output_token_ids == [11, 12, 13, 14] and len(sequence.token_times) == 4
+    plan = scheduler.schedule()
+    assert plan.chunks[0].token_ids == array("I", [11, 12, 13, 14])
+    assert (chunks(plan), plan.chunks[0].decodes, plan.chunks[0].drafts) == ([(0, 5, 4, 1)], True, array("I"))
+    assert findable(scheduler) == [0, 1]
+    committed = scheduler.commit(plan, StepResult([[15]]))
+    assert (sequence.output_token_ids, committed.forced) == ([11, 12, 13, 14, 15, 16], 1)
+    scheduler.check_integrity()
+    assert chunks(scheduler.schedule()) == [(0, 9, 2, 1)]
+
+
+@pytest.mark.parametrize(
+    ("constraint", "options", "output", "reason"),
+    [
+        (Template({1: 12, 2: 13}, complete=3), {}, [11, 12, 13], "stop"),
+        (Template({1: 12, 2: 13}), {"stop_ids": [12]}, [11, 12], "stop"),
+        (Template({1: 12, 2: 13, 3: 14}), {"max_tokens": 3}, [11, 12, 13], "length"),
+    ],
+)
+def test_they_may_end_the_answer(constraint, options, output, reason):
+    """Its blocks and its slot are given back, as after a token that was sampled."""
+    scheduler, sequence = begun(constraint, **options)
+    assert (sequence.output_token_ids, sequence.finish_reason) == (output, reason)
+    assert not scheduler.has_unfinished and scheduler.blocks.num_used == 0
+
+
+@pytest.mark.parametrize("options", [{"logprobs": 0}, {"min_tokens": 2, "stop_ids": [12]}])
+def test_some_have_to_be_sampled(options):
+    """A step has the log-probabilities; an end that comes too early is an error, which sampling finds."""
+    scheduler, sequence = begun(Template({1: 12}), **options)
+    assert sequence.output_token_ids == [11]
+    assert chunks(scheduler.schedule()) == [(0, 5, 1, 1)]
+
+
+class LongFactors:
+    """A policy of seven tokens."""
+
+    def spec_for(self, spec, num_tokens):
+        return structs.replace(spec, salt=b"long" if num_tokens > 6 else b"", restart_len=None)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_restart_that_they_jump_over(count):
+    """Longrope computes all keys again from some length on: a sequence that came past it at once kept the old ones."""
+    scheduler, sequence = begun(Template(dict.fromkeys(range(1, 1 + count), 12)), restart_len=7)
+    scheduler.restarts = LongFactors()
+    assert sequence.num_tokens == 6 + count
+    plan = scheduler.schedule()
+    assert (chunks(plan), plan.started[0].salt) == ([(0, 0, 6 + count, 1)], b"long")
