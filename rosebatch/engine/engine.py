@@ -308,7 +308,7 @@ class Engine:
             if sequence.constraint is not None:
                 del self._constraints[sequence.id]
             # Later plans may have further tokens of it, which it does not get.
-            length = bin_of(len(sequence.token_ids) - sequence.num_prompt_tokens)
+            length = bin_of(len(sequence.generated))
             self.stats.finished[length] += 1
             self.stats.stopped[length] += sequence.finish_reason == "stop"
         return finished

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
-from rosebatch.core.token_ids import TokenIds
+from rosebatch.core.token_ids import TokenIds, packed
 from rosebatch.io.images.references import ends_of
 from rosebatch.io.rows import FailedRow
 from rosebatch.job.lengths import ROWS_AHEAD, length_class
@@ -13,8 +13,9 @@ from rosebatch.job.prepared import DEFAULT_BYTES, END, End, Prepared, size_of
 
 # Rows that are read ahead at most. A stream holds 4,096 results that wait for an earlier row.
 _MAX_AHEAD = 3072
-# Of a prompt, its first tokens. One with more is refused by the models that there are.
-_COMPARED = 1 << 20
+_NO_IDS = TokenIds("I")
+# That a failed row begins with.
+_NOTHING = b"", _NO_IDS
 
 
 def in_job_order(
@@ -68,10 +69,8 @@ def in_good_order(
             last = ended or (item is None and not expects_rows())
             if item is None or isinstance(item, End):
                 break
-            # Now, not when rows are sorted: for thousands of long prompts that takes longer than launched steps.
-            beginning = _beginning(item) if shares else b""
-            size = size_of(item) + len(beginning)
-            waiting.append(_Held(item, beginning, size))
+            size = size_of(item)
+            waiting.append(_Held(item, size, *(_beginning(item) if shares else _NOTHING)))
             held += size
             count -= 1
 
@@ -101,33 +100,32 @@ def in_good_order(
 
 
 class _Held(msgspec.Struct):
-    """A row, what its prompt begins with as bytes, which compare quickly in whichever order, and the bytes of both."""
+    """A row, what its prompt begins with, and the bytes of the row. Arrays compare as quickly as bytes."""
 
     item: Prepared | FailedRow
-    beginning: bytes
     size: int
+    image: bytes
+    token_ids: TokenIds
 
 
 def _ordered(rows: Iterable[_Held], *, longest_first: bool) -> deque[_Held]:
     """Sorted; those that have failed first."""
 
-    def place(held: _Held) -> tuple[bool, int, bytes]:
+    def place(held: _Held) -> tuple[bool, int, bytes, TokenIds]:
         item = held.item
         if isinstance(item, FailedRow):
-            return False, 0, b""
-        return True, -length_class(item.row) if longest_first else 0, held.beginning
+            return False, 0, *_NOTHING
+        return True, -length_class(item.row) if longest_first else 0, held.image, held.token_ids
 
     return deque(sorted(rows, key=place))
 
 
-def _beginning(item: Prepared | FailedRow) -> bytes:
+def _beginning(item: Prepared | FailedRow) -> tuple[bytes, TokenIds]:
+    """The ends of its first image, and its token ids."""
     if isinstance(item, FailedRow):
-        return b""
+        return _NOTHING
     # Questions about one image follow each other, whatever they are.
     front = ends_of(item.row.images[0].source) if item.row.images else b""
-    try:
-        found = TokenIds.of(item.prompts[0].token_ids)
-        return front + (found if len(found) <= _COMPARED else found[:_COMPARED]).tobytes()
-    except OverflowError:
-        # No token ids of any model: the engine refuses them.
-        return b""
+    token_ids = packed(item.prompts[0].token_ids)
+    # Others are of no model: the engine refuses them.
+    return front, token_ids if isinstance(token_ids, TokenIds) else _NO_IDS

@@ -151,7 +151,7 @@ def test_with_exact_prefixes_generated_tokens_are_found_behind_a_prompt_of_the_s
     drain(scheduler, fake_runner)
     same, longer = add(scheduler, make_sequence(range(6), id=1), make_sequence(a.token_ids[:7], id=2))
     # As after a preemption: all of a's tokens are known.
-    same.token_ids, longer.token_ids = a.token_ids[:], a.token_ids[:]
+    same.generated, longer.generated = a.token_ids[6:], a.token_ids[7:]
     assert chunks(scheduler.schedule()) == [(1, 12, 1, 1), (2, 4, 9, 1)]
     assert (same.block_ids, longer.block_ids) == ([0, 1, 2, 3], [0, 4, 5, 6])
 

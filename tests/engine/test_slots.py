@@ -157,7 +157,7 @@ def test_a_preempted_sequence_leaves_its_slot_and_is_told_anew(filled):
     slots, sequences = filled
     write = slots.update(decodes(0, 1, 2, released=(3,), num_preempted=1))
     assert write.cells == {cell(layout.LIMIT, 3): 0} and 3 not in slots.slot_of
-    sequences[3].token_ids.extend([7, 8])
+    sequences[3].generated.extend([7, 8])
     write = slots.update(prompts(sequences[3], blocks=[[33, 34]], released=(0,)))
     assert slots.slot_of[3] == 0
     assert write.cells.items() >= ({cell(layout.POSITION, 0): 4} | block_cells(0, _0=33, _1=34)).items()

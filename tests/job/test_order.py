@@ -11,6 +11,7 @@ import pytest
 
 from rosebatch.core.errors import RowError
 from rosebatch.core.sampling_params import SamplingParams
+from rosebatch.core.token_ids import TokenIds
 from rosebatch.io.output import FileOutput, StreamOutput
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.rows import FailedRow, Row
@@ -35,12 +36,10 @@ def test_rows_that_begin_alike_follow_each_other_within_a_window():
     assert found == [3, 1, 2, 0, 5, 7, 4, 6, 8]
 
 
-def test_of_a_prompt_longer_than_any_model_takes_the_beginning_is_compared(monkeypatch):
+def test_rows_are_sorted_by_the_token_ids_that_they_have():
     """30 million ids had a copy of 120 MB, to be sorted before the engine refused them."""
-    monkeypatch.setattr(order, "_COMPARED", 2)
-    rows = [row(0, (5, 6, 9)), row(1, (5, 7, 1)), row(2, (5, 6, 1)), row(3, (5, 6))]
-    assert [item.row.index for item in in_good_order(iter(rows), 4)] == [0, 2, 3, 1]
-    assert len(order._beginning(rows[0])) == 8
+    token_ids = TokenIds.of([5, 6, 9])
+    assert order._beginning(row(0, token_ids))[1] is token_ids
 
 
 def test_a_window_is_read_while_the_one_before_it_is_handed_out():

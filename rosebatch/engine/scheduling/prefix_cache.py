@@ -36,7 +36,7 @@ class PrefixCache:
         cached to its very end, its last token is recomputed in a copy of the last block. If that block is being
         computed in this very step, it is left out instead.
         """
-        size, num_tokens = self.blocks.block_size, len(sequence.token_ids)
+        size, num_tokens = self.blocks.block_size, sequence.num_known_tokens
         whole = sequence.num_reusable_tokens // size if self.enabled else 0
         count = 0
         if whole:

@@ -39,14 +39,15 @@ class SequenceState(msgspec.Struct, eq=False):
 
     Attributes:
         spec: what the runner needs. Only ``restart`` changes it.
-        token_ids: the tokens of prompt and completion, 32 bits each. Until one is generated, the prompt's own array.
+        prompt: its token ids, 32 bits each.
         num_prompt_tokens: those of the prompt.
+        generated: the tokens so far, 32 bits each.
         forks: further completions of the same prompt. They start from this one's blocks when the prompt is computed.
         tables: its block table in each group of layers, see ``BlockTables``; empty if it holds no blocks.
         saved_blocks: of the host, see ``HostBlocks``: they hold K and V of its first ``num_saved_tokens``.
         decoding: whether a plan has sampled its newest token.
         resumed: whether it has its saved blocks again, and its next decode step tells the runner of it.
-        replayed: known tokens after those of ``token_ids``, which are to be sampled once more, see ``rewind``.
+        replayed: known tokens after those of ``generated``, which are to be sampled once more, see ``rewind``.
         drafts: tokens that may follow. The next chunk verifies as many as it has room for; a result drops them.
         logprobs, prompt_logprobs: those of the tokens so far, if asked for.
         token_times: when each generated token arrived.
@@ -57,8 +58,9 @@ class SequenceState(msgspec.Struct, eq=False):
     request: Request
     sample: int
     spec: SequenceSpec
-    token_ids: "array[int]"
+    prompt: TokenIds
     num_prompt_tokens: int
+    generated: "array[int]"
     stop_matcher: StopMatcher | None = None
     constraint: Constraint | None = None
     forks: list["SequenceState"] = []
@@ -130,8 +132,8 @@ class SequenceState(msgspec.Struct, eq=False):
             request.scoring,
             request.images,
         )
-        token_ids = prompt if type(prompt) is TokenIds else array("I", prompt)
-        return cls(request, sample, spec, token_ids, len(prompt), stop_matcher, constraint, arrival_time=arrival_time)
+        tokens = TokenIds.of(prompt), len(prompt), array("I")
+        return cls(request, sample, spec, *tokens, stop_matcher, constraint, arrival_time=arrival_time)
 
     @property
     def id(self) -> int:
@@ -159,15 +161,34 @@ class SequenceState(msgspec.Struct, eq=False):
         return self.tables[0] if self.tables else []
 
     @property
+    def token_ids(self) -> "array[int]":
+        """The tokens of prompt and completion, 32 bits each. Not to be changed."""
+        return self.prompt + self.generated if self.generated else self.prompt
+
+    def tokens(self, start: int, end: int) -> "array[int]":
+        """The known ones at positions from ``start`` to ``end``; of a whole prompt, its own array."""
+        prompt = self.num_prompt_tokens
+        if end <= prompt:
+            return self.prompt if end - start == prompt else self.prompt[start:end]
+        generated = self.generated[max(start - prompt, 0) : end - prompt]
+        return generated if start >= prompt else self.prompt[start:] + generated
+
+    @property
+    def num_known_tokens(self) -> int:
+        """Tokens of prompt and completion whose values are known."""
+        return self.num_prompt_tokens + len(self.generated)
+
+    @property
     def num_tokens(self) -> int:
         """Tokens so far, pending ones included."""
-        return len(self.token_ids) + self.num_pending_tokens
+        return self.num_prompt_tokens + len(self.generated) + self.num_pending_tokens
 
     @property
     def num_uncomputed_tokens(self) -> int:
         """Tokens whose K and V are not in the cache yet; 1 while decoding."""
         # Read for each sequence of a step: another property would take as long again.
-        return len(self.token_ids) + self.num_pending_tokens - self.num_computed_tokens
+        known = self.num_prompt_tokens + len(self.generated)
+        return known + self.num_pending_tokens - self.num_computed_tokens
 
     @property
     def num_settled_tokens(self) -> int:
@@ -192,13 +213,13 @@ class SequenceState(msgspec.Struct, eq=False):
         spec = self.spec
         if spec.pooling is None and spec.scoring is None and spec.sampling.prompt_logprobs is None:
             # Nearly all, and quicker to check.
-            return len(self.token_ids)
+            return self.num_known_tokens
         if spec.pooling in ("mean", "max"):
             return 0
         if spec.pooling == "all":
             return 0 if spec.step_token is None else spec.prompt_token_ids.index(spec.step_token)
         if not self.needs_prompt_logprobs:
-            return len(self.token_ids)
+            return self.num_known_tokens
         assert spec.first_scored is not None
         # The token before each that is scored is computed, so the last one of the prompt if those after it are.
         return min(spec.first_scored + len(self.prompt_logprobs), self.num_prompt_tokens) - 1
@@ -206,7 +227,7 @@ class SequenceState(msgspec.Struct, eq=False):
     @property
     def output_token_ids(self) -> list[int]:
         """The tokens generated so far."""
-        return list(self.token_ids[self.num_prompt_tokens :])
+        return list(self.generated)
 
     def restart(self, spec: SequenceSpec) -> None:
         """Compute all tokens again, by this spec. The sequence holds no blocks, and keeps its tokens."""
@@ -219,8 +240,8 @@ class SequenceState(msgspec.Struct, eq=False):
         They are the same then, and so are K and V: computed like a prompt, both might differ in their last bits.
         """
         assert not self.tables and not self.num_pending_tokens, "no block holds the tokens, and all are known"
-        self.replayed = [*self.token_ids[self.num_prompt_tokens :], *self.replayed]
-        del self.token_ids[self.num_prompt_tokens :]
+        self.replayed = [*self.generated, *self.replayed]
+        del self.generated[:]
 
     def verify(self, token_ids: list[int]) -> list[int]:
         """Drop the drafts; returns the sampled tokens up to the first that is not the draft for its position.
@@ -239,16 +260,13 @@ class SequenceState(msgspec.Struct, eq=False):
         preemption follow one rule. All of these arrived at the time ``now``, but for those that are ``replayed``.
         """
         now = time.perf_counter() if now is None else now
-        spec, own, known = self.spec, self.token_ids, 0
-        if own is spec.prompt_token_ids:
-            # It belongs to the request.
-            own = self.token_ids = own[:]
+        spec, own, known = self.spec, self.generated, 0
         if self.replayed:
             known = min(len(self.replayed), len(token_ids) - (NOT_FINITE in token_ids[-1:]))
             own.fromlist(self.replayed[:known])
             del self.replayed[:known]
             token_ids, logprobs = token_ids[known:], logprobs[known:]
-        room = spec.max_len - len(own)
+        room = spec.max_len - self.num_prompt_tokens - len(own)
         not_finite = bool(token_ids) and token_ids[-1] == NOT_FINITE
         if not_finite:
             token_ids = token_ids[:-1]
@@ -297,8 +315,8 @@ class SequenceState(msgspec.Struct, eq=False):
     def _tokens_until_stop(self, token_ids: list[int]) -> int | None:
         """How many of the next tokens to keep if one of them stops the sequence, that one included; else None."""
         # How many of the next tokens may not stop it.
-        protected = self.num_prompt_tokens + self.sampling.min_tokens - len(self.token_ids)
-        for count, token_id in enumerate(token_ids[: self.spec.max_len - len(self.token_ids)], start=1):
+        protected = self.sampling.min_tokens - len(self.generated)
+        for count, token_id in enumerate(token_ids[: self.spec.max_len - self.num_known_tokens], start=1):
             matched = self.stop_matcher is not None and self.stop_matcher.feed(token_id)
             complete = self.constraint is not None and self.constraint.feed(token_id)
             self.has_end_token = count > protected and token_id in self.spec.stop_ids
@@ -332,7 +350,7 @@ class SequenceState(msgspec.Struct, eq=False):
         return Completion(
             request=self.request,
             sample=self.sample,
-            token_ids=tuple(self.token_ids[self.num_prompt_tokens :]),
+            token_ids=tuple(self.generated),
             finish_reason=self.finish_reason,
             has_end_token=self.has_end_token,
             cached_tokens=self.num_cached_tokens or 0,
@@ -352,7 +370,7 @@ class SequenceState(msgspec.Struct, eq=False):
             return RowError("non_finite_logits", "the model's logits of the prompt are not finite")
         reason = None if self.constraint is None else self.constraint.error
         if self.not_finite and reason is None:
-            where = len(self.token_ids) - self.num_prompt_tokens + 1
+            where = len(self.generated) + 1
             return RowError("non_finite_logits", f"the model's logits for token {where} of the answer are not finite")
         if reason is None:
             return None

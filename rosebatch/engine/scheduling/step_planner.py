@@ -5,6 +5,7 @@ prefix hits and resuming after a preemption are that one rule. Blocks are reserv
 V are written inside it.
 """
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -123,7 +124,7 @@ class StepPlanner:
                 break
             if not sequence.tables:
                 self.prefixes.take(sequence)
-            start, known = max(sequence.num_computed_tokens, sequence.num_saved_tokens), len(sequence.token_ids)
+            start, known = max(sequence.num_computed_tokens, sequence.num_saved_tokens), sequence.num_known_tokens
             length = whole = known - start
             if self.chunked_prefill:
                 length = min(whole, budget, self.max_chunk)
@@ -169,14 +170,11 @@ class StepPlanner:
     def _plan_chunk(self, sequence: SequenceState, length: int, changes: tuple[BlockChange, ...], budget: int) -> int:
         """Returns the rest of the budget: nothing after a part of a prompt, whose other blocks are not taken yet."""
         spec, start, decodes = sequence.spec, sequence.num_computed_tokens, sequence.decoding
-        known, end = len(sequence.token_ids) + sequence.num_pending_tokens, start + length
-        token_ids, drafts = sequence.token_ids, sequence.drafts
-        if start or end < known or drafts or token_ids is not spec.prompt_token_ids:
-            # Of a whole prompt there is an array already, which stays as it is.
-            token_ids = token_ids[start:end]
+        known, end = sequence.num_tokens, start + length
+        token_ids, drafts = sequence.tokens(start, end), sequence.drafts
         if drafts:
             drafts = sequence.drafts = drafts[: max(end - known, 0)]
-            token_ids.extend(drafts)
+            token_ids = token_ids + array("I", drafts)
         # Blocks with drafts are registered once these are verified.
         self.prefixes.register(sequence, start, end - len(drafts), in_flight=True)
         sequence.num_computed_tokens = end
@@ -218,7 +216,10 @@ class StepPlanner:
                 (s, left)
                 for s in running
                 if s.decoding
-                and (left := (s.spec.restart_len or s.spec.max_len) - len(s.token_ids) - s.num_pending_tokens)
+                and (
+                    left := (s.spec.restart_len or s.spec.max_len)
+                    - (s.num_prompt_tokens + len(s.generated) + s.num_pending_tokens)
+                )
             ]
 
         pairs = live()
