@@ -2,8 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-
-import msgspec
+from functools import partial
 
 from rosebatch.core.token_ids import TokenIds, packed
 from rosebatch.io.images.references import ends_of
@@ -14,8 +13,6 @@ from rosebatch.job.prepared import DEFAULT_BYTES, END, End, Prepared, size_of
 # Rows that are read ahead at most. A stream holds 4,096 results that wait for an earlier row.
 _MAX_AHEAD = 3072
 _NO_IDS = TokenIds("I")
-# That a failed row begins with.
-_NOTHING = b"", _NO_IDS
 
 
 def in_job_order(
@@ -59,7 +56,7 @@ def in_good_order(
     ended = last = False
     limit = max(ahead, window)
     # Read, and in no window yet.
-    waiting: deque[_Held] = deque()
+    waiting: deque[Prepared | FailedRow] = deque()
 
     def read(count: int) -> None:
         nonlocal held, ended, last
@@ -69,10 +66,12 @@ def in_good_order(
             last = ended or (item is None and not expects_rows())
             if item is None or isinstance(item, End):
                 break
-            size = size_of(item)
-            waiting.append(_Held(item, size, *(_beginning(item) if shares else _NOTHING)))
-            held += size
+            waiting.append(item)
+            held += size_of(item)
             count -= 1
+
+    def in_order(rows: Iterable[Prepared | FailedRow]) -> deque[Prepared | FailedRow]:
+        return deque(sorted(rows, key=partial(_place, shares=shares, longest_first=last)))
 
     read(window)
     while waiting or not ended:
@@ -81,13 +80,13 @@ def in_good_order(
             read(window)
             continue
         count = len(waiting) if last else min(window, len(waiting))
-        left = _ordered([waiting.popleft() for _ in range(count)], longest_first=last)
+        left = in_order([waiting.popleft() for _ in range(count)])
         while left:
-            row = left.popleft()
-            held -= row.size
+            item = left.popleft()
+            held -= size_of(item)
             handed += 1
-            yield row.item
-            del row
+            yield item
+            del item
             if ended or (last and not expects_rows()):
                 # There is none to read.
                 continue
@@ -95,37 +94,23 @@ def in_good_order(
             wanted = 2 if handed > window or len(waiting) + len(left) < window - 1 else 1
             read(min(wanted, limit - len(left) - len(waiting)))
             if last and (waiting or not was_last):
-                left = _ordered([*left, *waiting], longest_first=True)
+                left = in_order([*left, *waiting])
                 waiting.clear()
 
 
-class _Held(msgspec.Struct):
-    """A row, what its prompt begins with, and the bytes of the row. Arrays compare as quickly as bytes."""
+def _place(item: Prepared | FailedRow, *, shares: bool, longest_first: bool) -> tuple[bool, int, bytes, TokenIds]:
+    """By what rows are sorted: those that have failed first, then by their images, then by their token ids.
 
-    item: Prepared | FailedRow
-    size: int
-    image: bytes
-    token_ids: TokenIds
-
-
-def _ordered(rows: Iterable[_Held], *, longest_first: bool) -> deque[_Held]:
-    """Sorted; those that have failed first."""
-
-    def place(held: _Held) -> tuple[bool, int, bytes, TokenIds]:
-        item = held.item
-        if isinstance(item, FailedRow):
-            return False, 0, *_NOTHING
-        return True, -length_class(item.row) if longest_first else 0, held.image, held.token_ids
-
-    return deque(sorted(rows, key=place))
-
-
-def _beginning(item: Prepared | FailedRow) -> tuple[bytes, TokenIds]:
-    """The ends of its first image, and its token ids."""
+    Arrays compare as quickly as bytes, and need no copy.
+    """
     if isinstance(item, FailedRow):
-        return _NOTHING
+        return False, 0, b"", _NO_IDS
+    row = item.row
+    length = -length_class(row) if longest_first else 0
+    if not shares:
+        return True, length, b"", _NO_IDS
     # Questions about one image follow each other, whatever they are.
-    front = ends_of(item.row.images[0].source) if item.row.images else b""
+    front = ends_of(row.images[0].source) if row.images else b""
     token_ids = packed(item.prompts[0].token_ids)
     # Others are of no model: the engine refuses them.
-    return front, token_ids if isinstance(token_ids, TokenIds) else _NO_IDS
+    return True, length, front, token_ids if isinstance(token_ids, TokenIds) else _NO_IDS
