@@ -201,7 +201,8 @@ class Engine:
         )
         if request.pooling is not None:
             self.pooling.require_steps(request.pooling, request.prompt_token_ids)
-        self.scheduler.require_room(request)
+        if request.images:
+            self.scheduler.require_room(request)
 
     def step(self) -> list[Completion]:
         """Launch a plan and commit those that are due; returns the completions that they finished."""

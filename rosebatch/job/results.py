@@ -2,7 +2,8 @@
 
 from array import array
 from collections.abc import Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from rosebatch.core.request import Completion, PackedLogprobs
 from rosebatch.io.labelled_tokens import LabelledTokens
@@ -140,7 +141,7 @@ def _with_echo(
     return prompt.echo + content.text
 
 
-class _Content(NamedTuple):
+class _Content(msgspec.Struct, frozen=True):
     """The parts of a completion; ``cut`` is the stop string that ended it."""
 
     text: str | None

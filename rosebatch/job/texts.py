@@ -47,9 +47,10 @@ class Texts:
         self._tokenizer = tokenizer
         self._prompts = [_plain_prompts(row, tokenizer) for row in rows]
         self._chats: list[str | RowError] = []
-        self.takes_time = any(row.messages is not None or row.pairs for row in rows) or any(
-            isinstance(prompt, str) for prompts in self._prompts for prompt in prompts
-        )
+        # Lists: generators would take twice as long.
+        others = [row.messages is not None or bool(row.pairs) for row in rows]
+        texts = [isinstance(prompt, str) for prompts in self._prompts for prompt in prompts]
+        self.takes_time = any(others) or any(texts)
         if not self.takes_time:
             return
         self._pairs = [row.pairs for row in rows]

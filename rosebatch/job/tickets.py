@@ -240,18 +240,11 @@ class Tickets:
 
     def _result(self, ticket: _Ticket, decoded: Iterator[_Text]) -> Result | FailedRow:
         row, completions = ticket.prepared, ticket.completions
-        texts: list[str | ChatText | Spans | None] = []
-        error: RowError | None = None
-        for done in completions:
-            # An error of the engine goes before those of texts.
-            error = error or done.error
-        for text in islice(decoded, len(completions)):
-            if isinstance(text, RowError):
-                error = error or text
-            else:
-                texts.append(text)
-        if error is not None:
-            return row.failed(error)
+        texts: list[Any] = [*islice(decoded, len(completions))]
+        # An error of the engine goes before those of texts.
+        for each in (*[done.error for done in completions], *texts):
+            if isinstance(each, RowError):
+                return row.failed(each)
         try:
             return result_of(
                 row, completions, texts, self.tokenizer, self._table, return_token_ids=self.return_token_ids

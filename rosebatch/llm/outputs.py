@@ -1,6 +1,5 @@
 """What ``LLM.generate`` and its kin return. Names and meanings as in vLLM, so that scripts find what they look for."""
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, overload
@@ -166,7 +165,7 @@ class Completions:
                     stop_reason=_stop_reason(choice, done),
                     logprobs=None if choice.logprobs is None else LogprobsOfTokens(choice.logprobs),
                     cumulative_logprob=_sum(done) if choice.logprobs is not None else None,
-                    token_times=_since_arrival(done),
+                    token_times=[time - done.arrival_time for time in done.token_times],
                     message=_message(choice, result.row.index, index) if is_chat else None,
                 )
                 for index, (choice, done) in enumerate(zip(result.choices, result.completions, strict=True))
@@ -191,18 +190,13 @@ class Completions:
 COMPLETIONS = Completions()
 
 
-def _since_arrival(completion: Completion) -> list[float]:
-    arrival = completion.arrival_time
-    return [time - arrival for time in completion.token_times]
-
-
 def _metrics(completions: Sequence[Completion]) -> RequestMetrics:
-    arrival, first, last, tokens = completions[0].arrival_time, math.inf, 0.0, 0
-    for done in completions:
+    done = completions[0]
+    arrival, times, tokens = done.arrival_time, done.token_times or (done.finish_time,), len(done.token_ids)
+    first, last = times[0], times[-1]
+    for done in completions[1:]:
         times = done.token_times or (done.finish_time,)
-        first = times[0] if times[0] < first else first
-        last = times[-1] if times[-1] > last else last
-        tokens += len(done.token_ids)
+        first, last, tokens = min(first, times[0]), max(last, times[-1]), tokens + len(done.token_ids)
     return RequestMetrics(arrival, first, last, first - arrival, tokens)
 
 

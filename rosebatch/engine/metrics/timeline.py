@@ -32,8 +32,9 @@ class Timeline:
             self._widen()
         began, self._end = min(self._end, seconds), seconds
         last = int(seconds / self._width)
-        for values in self._samples():
-            values.extend([0.0] * (last + 1 - len(values)))
+        if (missing := last + 1 - len(self._live)) > 0:
+            for values in self._samples():
+                values.extend([0.0] * missing)
         for index in range(int(began / self._width), last + 1):
             inside = min(seconds, (index + 1) * self._width) - max(began, index * self._width)
             share = inside / (seconds - began) if seconds > began else float(index == last)

@@ -78,13 +78,13 @@ class BlockPool:
         cached: list[int] = []
         still_held = 0
         for block in reversed(blocks):
-            if (held := counts[block]) > 1:
+            if (held := counts[block]) == 1:
+                counts[block] = 0
+                (blank if runs[block] is None else cached).append(block)
+            else:
+                assert held, f"block {block} freed more often than held"
                 counts[block] = held - 1
                 still_held += 1
-                continue
-            assert held, f"block {block} freed more often than held"
-            counts[block] = 0
-            (blank if runs[block] is None else cached).append(block)
         self._cached.extend(cached)
         self.num_free += len(blocks) - still_held
 

@@ -184,10 +184,10 @@ class Scheduler:
                 continue
             sequence.num_pending_tokens -= length
             times, drafts = sequence.token_times, sequence.drafts
-            last_time, num_times = times[-1] if times else now, len(times)
+            num_times = len(times)
             kept = sequence.apply_token_ids(sequence.verify(token_ids) if drafts else token_ids, logprobs, now)
-            if num_times and len(times) > num_times:
-                gaps[now - last_time] += 1
+            if 0 < num_times < len(times):
+                gaps[now - times[num_times - 1]] += 1
             if drafts:
                 # Wrong drafts were computed for nothing.
                 sequence.num_computed_tokens = start + kept

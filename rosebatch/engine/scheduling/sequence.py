@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
+from msgspec import structs
 
 from rosebatch.core.errors import RowError
 from rosebatch.core.request import Completion, Constraint, Logprobs, PackedLogprobs, Request, StopMatcher
@@ -111,29 +112,27 @@ class SequenceState(msgspec.Struct, eq=False):
         prompt, sampling = request.prompt_token_ids, request.sampling
         if sample:
             sampling = _sampling_of(sampling, sample)
-        max_len, guided = len(prompt) + 1, constraint is not None
-        if request.pooling is None and request.scoring is None:
-            max_len = min(len(prompt) + sampling.max_tokens, max_model_len)
-        features = sampling.logprobs is not None or sampling.adjusts
-        own = request.pooling
-        assert own is None or own.pooling, "the engine has resolved it"
-        pools = (None, False, None) if own is None else (own.pooling, own.task != "embed", own.step_token)
+        own, length = request.pooling, len(prompt)
+        generates = own is None and request.scoring is None
         spec = SequenceSpec(
             id,
             prompt,
             sampling,
-            max_len,
+            min(length + sampling.max_tokens, max_model_len) if generates else length + 1,
             stop_ids,
-            guided,
-            features,
-            b"",
-            None,
-            *pools,
-            request.scoring,
-            request.images,
+            guided=constraint is not None,
+            has_features=sampling.logprobs is not None or sampling.adjusts,
+            scoring=request.scoring,
+            images=request.images,
         )
-        tokens = TokenIds.of(prompt), len(prompt), array("I")
-        return cls(request, sample, spec, *tokens, stop_matcher, constraint, arrival_time=arrival_time)
+        if own is not None:
+            assert own.pooling, "the engine has resolved it"
+            classifies = own.task != "embed"
+            spec = structs.replace(spec, pooling=own.pooling, classifies=classifies, step_token=own.step_token)
+        token_ids, generated = TokenIds.of(prompt), array("I")
+        return cls(
+            request, sample, spec, token_ids, length, generated, stop_matcher, constraint, arrival_time=arrival_time
+        )
 
     @property
     def id(self) -> int:
@@ -262,16 +261,15 @@ class SequenceState(msgspec.Struct, eq=False):
         now = time.perf_counter() if now is None else now
         spec, own, known = self.spec, self.generated, 0
         if self.replayed:
-            known = min(len(self.replayed), len(token_ids) - (NOT_FINITE in token_ids[-1:]))
+            known = min(len(self.replayed), len(token_ids) - (NOT_FINITE in token_ids))
             own.fromlist(self.replayed[:known])
             del self.replayed[:known]
             token_ids, logprobs = token_ids[known:], logprobs[known:]
         room = spec.max_len - self.num_prompt_tokens - len(own)
-        not_finite = bool(token_ids) and token_ids[-1] == NOT_FINITE
-        if not_finite:
+        if not_finite := NOT_FINITE in token_ids:
             token_ids = token_ids[:-1]
-        watched, stopped = self.stop_matcher is not None or self.constraint is not None, None
-        if watched or not spec.stop_ids.isdisjoint(token_ids):
+        stopped = None
+        if self.stop_matcher is not None or self.constraint is not None or not spec.stop_ids.isdisjoint(token_ids):
             stopped = self._tokens_until_stop(token_ids)
         appended = len(token_ids)
         if stopped is not None:
