@@ -73,8 +73,8 @@ def prompt_bytes(sampling: SamplingParams, num_tokens: int, max_model_len: int) 
 
 def _sampling_bytes(sampling: SamplingParams) -> int:
     """Bytes of what a row may give very many of."""
-    given = sampling.stop, sampling.bad_words, sampling.stop_token_ids, sampling.logit_bias, sampling.allowed_token_ids
-    if sampling.grammar is None and not any(given):
+    few = not (sampling.stop or sampling.bad_words or sampling.logit_bias)
+    if few and not (sampling.stop_token_ids or sampling.allowed_token_ids or sampling.grammar):
         return 0
     size = _PAIR * len(sampling.logit_bias)
     for texts in (sampling.stop, sampling.bad_words):

@@ -24,6 +24,9 @@ class Call:
         seed: see ``rosebatch.job.serve_options.ServeOptions``.
         alone: nobody else uses the model meanwhile; it has no rows.
         progress: told of every step.
+
+    Attributes:
+        drawn: how many of its rows are under way, or have their results.
     """
 
     def __init__(
@@ -46,7 +49,7 @@ class Call:
         self._iterator = iter(rows)
         self._found: deque[tuple[int, Any]] = deque()
         # A backend may draw rows on another thread than the one that takes results.
-        self._drawn = self._answered = 0
+        self.drawn = self._answered = 0
         self._ended = False
         self._error: BaseException | None = None
 
@@ -63,7 +66,7 @@ class Call:
     @property
     def done(self) -> bool:
         """Whether no further result will come."""
-        return self._ended or (self.exhausted and self._answered == self._drawn)
+        return self._ended or (self.exhausted and self._answered == self.drawn)
 
     @property
     def over(self) -> bool:
@@ -75,8 +78,8 @@ class Call:
         """Whether there may be another row."""
         return not (self.exhausted or self._ended)
 
-    def draw(self) -> tuple[Row | FailedRow, int] | None:
-        """The next row, and its place in the call; None if there is none now, or too many results wait."""
+    def draw(self) -> Row | FailedRow | None:
+        """The next row; None if there is none now, or too many results wait."""
         if self.exhausted or self._ended or len(self._found) >= _MAX_UNTAKEN:
             return None
         try:
@@ -90,10 +93,8 @@ class Call:
         if isinstance(row, End):
             self.exhausted = True
             return None
-        if row is None:
-            return None
-        self._drawn += 1
-        return row, self._drawn - 1
+        self.drawn += row is not None
+        return row
 
     def put(self, place: int, result: Any) -> None:
         """A row has its result."""

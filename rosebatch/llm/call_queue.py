@@ -157,14 +157,13 @@ class CallQueue(Sink):
 
     def _rows(self) -> Iterator[Row | FailedRow | None]:
         """One of each call, in turns; None if there is none at the moment."""
-        turn = 0
         while calls := [*self._open]:
-            for _ in calls:
-                turn += 1
-                if (row := self._draw(calls[turn % len(calls)])) is not None:
+            drawn = False
+            for call in calls:
+                if (row := self._draw(call)) is not None:
+                    drawn = True
                     yield row
-                    break
-            else:
+            if not drawn:
                 if not self._places:
                     time.sleep(_PATIENCE_SECONDS)
                 yield None
@@ -177,10 +176,8 @@ class CallQueue(Sink):
             yield row
 
     def _draw(self, call: Call) -> Row | FailedRow | None:
-        if (found := call.draw()) is None:
-            return None
-        row, place = found
-        self._places[row.index] = call, place
+        if (row := call.draw()) is not None:
+            self._places[row.index] = call, call.drawn - 1
         return row
 
     def _step(self) -> None:

@@ -566,7 +566,7 @@ class LLM(WithoutMethods):
             for found in batches:
                 self._running()
                 for place, output in found:
-                    outputs[place] = checked(output, on_error, place)
+                    outputs[place] = output if output.error is None else checked(output, on_error, place)
                 if use_tqdm:
                     tokens = sum([output.num_generated_tokens for _, output in found])
                     progress.advance(len(found), tokens=tokens, failed=sum([o.error is not None for _, o in found]))
