@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from rosebatch.core.request import Request
+from rosebatch.core.token_ids import packed
 from rosebatch.engine.engine import Engine
 from rosebatch.io.rows import Row
 from rosebatch.job import order
@@ -24,4 +25,4 @@ def _sorted(requests: Sequence[Request], engine: Engine) -> Iterator[Request]:
 def _row(index: int, request: Request) -> Prepared:
     prompt, sampling = request.prompt_token_ids, request.sampling
     row = Row(index=index, where="", metadata={}, sampling=sampling, prompt_token_ids=prompt)
-    return Prepared(row, (PreparedPrompt(prompt, sampling),))
+    return Prepared(row, (PreparedPrompt(packed(prompt), sampling),))

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
-from rosebatch.core.token_ids import TokenIds, packed
+from rosebatch.core.token_ids import TokenIds
 from rosebatch.io.images.references import ends_of
 from rosebatch.io.rows import FailedRow
 from rosebatch.job.lengths import ROWS_AHEAD, length_class
@@ -111,6 +111,6 @@ def _place(item: Prepared | FailedRow, *, shares: bool, longest_first: bool) -> 
         return True, length, b"", _NO_IDS
     # Questions about one image follow each other, whatever they are.
     front = ends_of(row.images[0].source) if row.images else b""
-    token_ids = packed(item.prompts[0].token_ids)
+    token_ids = item.prompts[0].token_ids
     # Others are of no model: the engine refuses them.
     return True, length, front, token_ids if isinstance(token_ids, TokenIds) else _NO_IDS

@@ -74,7 +74,8 @@ class Texts:
         After a prompt that is scored: the same with each continuation that is a text, unless the prompt is refused.
         """
         if not self.takes_time:
-            return [[(prompt, None) for prompt in prompts if not isinstance(prompt, str)] for prompts in self._prompts]
+            # All are token ids, or errors.
+            return [list(zip(prompts, repeat(None))) for prompts in self._prompts]  # type: ignore[arg-type]
         rows = list(zip(self._prompts, self._has_chat, self._bounds, strict=True))
         texts = [(prompt, bound) for prompts, _, bound in rows for prompt in prompts if isinstance(prompt, str)]
         if self._tokenizer is None:

@@ -242,9 +242,12 @@ class Tickets:
         row, completions = ticket.prepared, ticket.completions
         texts: list[Any] = [*islice(decoded, len(completions))]
         # An error of the engine goes before those of texts.
-        for each in (*[done.error for done in completions], *texts):
-            if isinstance(each, RowError):
-                return row.failed(each)
+        for done in completions:
+            if done.error is not None:
+                return row.failed(done.error)
+        for text in texts:
+            if isinstance(text, RowError):
+                return row.failed(text)
         try:
             return result_of(
                 row, completions, texts, self.tokenizer, self._table, return_token_ids=self.return_token_ids

@@ -152,24 +152,27 @@ class Completions:
         """See ``Shape``."""
         is_chat = result.row.messages is not None
         scored = result.choices[0].prompt_logprobs
+        outputs: list[CompletionOutput] = []
+        # One expression would take a call for each row.
+        for choice, done in zip(result.choices, result.completions, strict=True):
+            index = len(outputs)
+            completion = CompletionOutput(
+                index=index,
+                text=(choice.text if choice.whole is None else choice.whole) or "",
+                token_ids=choice.token_ids or [],
+                finish_reason=choice.finish_reason,
+                stop_reason=_stop_reason(choice, done),
+                logprobs=None if choice.logprobs is None else LogprobsOfTokens(choice.logprobs),
+                cumulative_logprob=_sum(done) if choice.logprobs is not None else None,
+                token_times=[time - done.arrival_time for time in done.token_times],
+                message=_message(choice, result.row.index, index) if is_chat else None,
+            )
+            outputs.append(completion)
         return RequestOutput(
             request_id=str(result.row.index),
             prompt=result.prompt,
             prompt_token_ids=result.completions[0].request.prompt_token_ids,  # type: ignore[arg-type]
-            outputs=[
-                CompletionOutput(
-                    index=index,
-                    text=(choice.text if choice.whole is None else choice.whole) or "",
-                    token_ids=choice.token_ids or [],
-                    finish_reason=choice.finish_reason,
-                    stop_reason=_stop_reason(choice, done),
-                    logprobs=None if choice.logprobs is None else LogprobsOfTokens(choice.logprobs),
-                    cumulative_logprob=_sum(done) if choice.logprobs is not None else None,
-                    token_times=[time - done.arrival_time for time in done.token_times],
-                    message=_message(choice, result.row.index, index) if is_chat else None,
-                )
-                for index, (choice, done) in enumerate(zip(result.choices, result.completions, strict=True))
-            ],
+            outputs=outputs,
             prompt_logprobs=None if scored is None else _of_prompt(scored),
             num_cached_tokens=result.cached_tokens,
             metrics=_metrics(result.completions),

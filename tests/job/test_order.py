@@ -11,7 +11,7 @@ import pytest
 
 from rosebatch.core.errors import RowError
 from rosebatch.core.sampling_params import SamplingParams
-from rosebatch.core.token_ids import TokenIds
+from rosebatch.core.token_ids import TokenIds, packed
 from rosebatch.io.output import FileOutput, StreamOutput
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.rows import FailedRow, Row
@@ -25,7 +25,7 @@ from tests.helpers.json_lines import write_lines
 def row(index, prompt, limit=512):
     sampling = SamplingParams(max_tokens=limit)
     given = Row(index=index, where=f"line {index + 1}", metadata={}, sampling=sampling, prompt_token_ids=prompt)
-    return Prepared(given, (PreparedPrompt(prompt, sampling),))
+    return Prepared(given, (PreparedPrompt(packed(prompt), sampling),))
 
 
 def test_rows_that_begin_alike_follow_each_other_within_a_window():

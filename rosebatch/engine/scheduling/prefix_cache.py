@@ -36,19 +36,20 @@ class PrefixCache:
         cached to its very end, its last token is recomputed in a copy of the last block. If that block is being
         computed in this very step, it is left out instead.
         """
-        size, num_tokens = self.blocks.block_size, sequence.num_known_tokens
+        size = self.blocks.block_size
         whole = sequence.num_reusable_tokens // size if self.enabled else 0
-        count = 0
+        count, found = 0, list[list[int]]()
         if whole:
             labels = self._labels(sequence, whole)
-            found = [_found(pool, labels, sequence) for pool in self.blocks.pools]
-            count = self._longest_prefix(num_tokens, found) if any(found) else 0
+            for pool in self.blocks.pools:
+                found.append(_found(pool, labels, sequence))
+            count = self._longest_prefix(sequence.num_known_tokens, found) if any(found) else 0
             count -= count % self.unit
         if not count:
             sequence.num_computed_tokens = 0
             sequence.tables = [[] for _ in self.blocks.groups]
             return
-        sequence.num_computed_tokens = min(count * size, num_tokens - 1)
+        sequence.num_computed_tokens = min(count * size, sequence.num_known_tokens - 1)
         sequence.tables = []
         for group, own in zip(self.blocks.groups, found, strict=True):
             first = group.first_seen(sequence.num_computed_tokens)

@@ -49,7 +49,9 @@ class SequenceQueues:
         return [
             s
             for s in self.planned
-            if s.status is Status.RUNNING and s.num_pending_tokens and s.num_tokens == s.spec.max_len
+            if s.status is Status.RUNNING
+            and (pending := s.num_pending_tokens)
+            and s.num_prompt_tokens + len(s.generated) + pending == s.spec.max_len
         ]
 
     def add(self, sequence: SequenceState) -> None:

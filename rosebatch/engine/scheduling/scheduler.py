@@ -22,7 +22,7 @@ from rosebatch.engine.scheduling.host_blocks import HostBlocks
 from rosebatch.engine.scheduling.prefix_cache import PrefixCache
 from rosebatch.engine.scheduling.queues import SequenceQueues
 from rosebatch.engine.scheduling.sequence import SequenceState
-from rosebatch.engine.scheduling.step_planner import MIXED, MixedSteps, StepPlanner, StepPolicy
+from rosebatch.engine.scheduling.step_planner import MIXED, MixedSteps, SeparateDecodes, StepPlanner, StepPolicy
 
 
 class Committed(NamedTuple):
@@ -282,6 +282,9 @@ class Scheduler:
         self.blocks.check_integrity(self.queues)
         self.planner.host_blocks.check_integrity(self.queues.waiting)
         self.queues.check_integrity()
+        if isinstance(self.planner.policy, SeparateDecodes):
+            whole = (s.decoding or s.num_pending_tokens for s in self.queues.running[:-1])
+            assert all(whole), "only the last has a prompt that is computed in part"
         for sequence in self.queues.running:
             held = len(sequence.block_ids) * self.blocks.block_size
             assert not self.blocks.pools or held >= sequence.num_computed_tokens

@@ -129,9 +129,9 @@ class SequenceState(msgspec.Struct, eq=False):
             assert own.pooling, "the engine has resolved it"
             classifies = own.task != "embed"
             spec = structs.replace(spec, pooling=own.pooling, classifies=classifies, step_token=own.step_token)
-        token_ids, generated = TokenIds.of(prompt), array("I")
+        token_ids = prompt if type(prompt) is TokenIds else TokenIds.of(prompt)
         return cls(
-            request, sample, spec, token_ids, length, generated, stop_matcher, constraint, arrival_time=arrival_time
+            request, sample, spec, token_ids, length, array("I"), stop_matcher, constraint, arrival_time=arrival_time
         )
 
     @property
@@ -212,7 +212,7 @@ class SequenceState(msgspec.Struct, eq=False):
         spec = self.spec
         if spec.pooling is None and spec.scoring is None and spec.sampling.prompt_logprobs is None:
             # Nearly all, and quicker to check.
-            return self.num_known_tokens
+            return self.num_prompt_tokens + len(self.generated)
         if spec.pooling in ("mean", "max"):
             return 0
         if spec.pooling == "all":

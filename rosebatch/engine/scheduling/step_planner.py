@@ -85,8 +85,10 @@ class StepPlanner:
 
     def _continue_running(self) -> int:
         """Plan chunks of the running sequences; returns the rest of the budget."""
-        budget, mixed = self.max_num_batched_tokens, isinstance(self.policy, MixedSteps)
-        for sequence in [each for each in self.queues.running if mixed or not each.decoding]:
+        budget, running = self.max_num_batched_tokens, self.queues.running
+        # After a part of a prompt nothing else is planned: where decodes are separate, only the last has tokens here.
+        mixed = isinstance(self.policy, MixedSteps)
+        for sequence in [*running] if mixed else [each for each in running[-1:] if not each.decoding]:
             if budget <= 0 or sequence.waits:
                 # The youngest are those that others take blocks from.
                 break
@@ -124,7 +126,8 @@ class StepPlanner:
                 break
             if not sequence.tables:
                 self.prefixes.take(sequence)
-            start, known = max(sequence.num_computed_tokens, sequence.num_saved_tokens), sequence.num_known_tokens
+            start = max(sequence.num_computed_tokens, sequence.num_saved_tokens)
+            known = sequence.num_prompt_tokens + len(sequence.generated)
             length = whole = known - start
             if self.chunked_prefill:
                 length = min(whole, budget, self.max_chunk)
