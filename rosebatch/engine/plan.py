@@ -6,7 +6,6 @@ bring changes: new blocks, new tokens, and at last the release of the id.
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
@@ -146,8 +145,7 @@ class DecodeRow(msgspec.Struct, frozen=True):
     resumed: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Plan:
+class _Plan(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of both kinds of plan.
 
     Attributes:
@@ -171,8 +169,7 @@ class _Plan:
     reset: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class PackedStep(_Plan):
+class PackedStep(_Plan, frozen=True):
     """One step over chunks of any length, one after the other; chunks of a single token come first."""
 
     chunks: tuple[Chunk, ...]
@@ -203,8 +200,7 @@ class PackedStep(_Plan):
         return [number for number, chunk in enumerate(self.chunks) if chunk.sampled] + self.pooled_numbers
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeWindow(_Plan):
+class DecodeWindow(_Plan, frozen=True):
     """Decode steps back to back; each row takes part in the first ``length`` of them."""
 
     rows: tuple[DecodeRow, ...]
@@ -241,8 +237,7 @@ class RestartPolicy(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(msgspec.Struct, frozen=True):
     """What a plan brought.
 
     Attributes:
@@ -261,11 +256,11 @@ class StepResult:
 
     token_ids: list[list[int]]
     logprobs: Sequence[Sequence[Logprobs]] = ()
-    prompt_logprobs: Mapping[int, Sequence[Logprobs]] = field(default_factory=dict)
-    pooled: Mapping[int, np.ndarray] = field(default_factory=dict)
-    seconds: float = field(default=0.0, kw_only=True)
-    syncs: int = field(default=0, kw_only=True)
-    graph_replays: int = field(default=0, kw_only=True)
-    graph_captures: int = field(default=0, kw_only=True)
-    images: int = field(default=0, kw_only=True)
-    image_seconds: float = field(default=0.0, kw_only=True)
+    prompt_logprobs: Mapping[int, Sequence[Logprobs]] = {}
+    pooled: Mapping[int, np.ndarray] = {}
+    seconds: float = 0.0
+    syncs: int = 0
+    graph_replays: int = 0
+    graph_captures: int = 0
+    images: int = 0
+    image_seconds: float = 0.0

@@ -197,8 +197,9 @@ class BlockTables:
         """Note that all plans so far are launched: their copies are safe, and later plans can copy their blocks."""
         for group in self.groups:
             group.in_flight.clear()
-            group.pool.free(group.copy_sources)
-            group.copy_sources = []
+            if group.copy_sources:
+                group.pool.free(group.copy_sources)
+                group.copy_sources = []
 
     def free_all(self) -> None:
         """Give up the blocks of all sequences, also where an interrupt came between the changes of a step."""

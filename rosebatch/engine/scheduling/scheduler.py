@@ -209,7 +209,10 @@ class Scheduler:
 
     def _commit_prompts(self, plan: PackedStep, result: StepResult, now: float) -> list[SequenceState]:
         """Record log-probabilities and pooled states of prompts; returns the sequences that these finish."""
-        answered = []
+        answered: list[SequenceState] = []
+        if not result.prompt_logprobs and not result.pooled:
+            # Nearly all, and quicker to tell.
+            return answered
         for number, values in result.prompt_logprobs.items():
             sequence = self.queues.started[plan.chunks[number].id]
             # A sequence that restarted may have them already.

@@ -2,13 +2,13 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from itertools import accumulate, islice
 from typing import cast
 
 import numpy as np
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from rosebatch.core.request import PackedLogprobs
@@ -80,10 +80,10 @@ class TorchRunner:
             # An interrupted plan may have left a fetch unread.
             self.staging = Staging(self.cache.device)
         result = self._run(plan, masks)
-        result = replace(result, seconds=time.perf_counter() - started, syncs=host_waits.count() - waits)
+        result = structs.replace(result, seconds=time.perf_counter() - started, syncs=host_waits.count() - waits)
         if self.images is not None:
             encoded = self.images.take_encoded()
-            result = replace(result, images=encoded.images, image_seconds=encoded.seconds())
+            result = structs.replace(result, images=encoded.images, image_seconds=encoded.seconds())
         return lambda: result
 
     @torch.inference_mode()

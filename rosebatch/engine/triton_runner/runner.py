@@ -6,11 +6,11 @@ reads the last tokens while the device computes the next logits. Sampling is lau
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from rosebatch.config.switches import Switches
@@ -198,7 +198,7 @@ class TritonRunner:
         def counted() -> StepResult:
             before = host_waits.count()
             result = wait()
-            return replace(result, syncs=launching + host_waits.count() - before)
+            return structs.replace(result, syncs=launching + host_waits.count() - before)
 
         return counted
 
