@@ -300,15 +300,14 @@ class SequenceState(msgspec.Struct, eq=False):
 
         Not where log-probabilities are asked for, which only a step has, or where the minimum length rules one out.
         """
-        first = len(self.token_ids)
+        first = len(self.generated)
         if self.sampling.logprobs is not None or self.replayed:
             return 0
-        protected = self.num_prompt_tokens + self.sampling.min_tokens
         while self.finish_reason is None and (token_id := constraint.forced()) is not None:
-            if token_id in self.spec.stop_ids and len(self.token_ids) < protected:
+            if token_id in self.spec.stop_ids and len(self.generated) < self.sampling.min_tokens:
                 break
             self.apply_token_ids([token_id], now=now)
-        return len(self.token_ids) - first
+        return len(self.generated) - first
 
     def _tokens_until_stop(self, token_ids: list[int]) -> int | None:
         """How many of the next tokens to keep if one of them stops the sequence, that one included; else None."""
