@@ -1,6 +1,6 @@
 """Images in the steps of a runner: their vectors, and the positions of their tokens."""
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from rosebatch.model.source import ModelSource
 from rosebatch.model.vision.vision import BothWays, Tower
 
 # Of vectors that are kept for a next chunk with the image, or a next prompt: 16 images of 1,024 tokens in Qwen3-VL-2B.
+# The largest image may have more.
 _KEPT_BYTES = 1 << 28
 # Pixels of images that are encoded together, if no image has more: 4,096 patches in Qwen3-VL.
 _TOGETHER = 1 << 20
@@ -31,11 +32,21 @@ def image_bytes(source: ModelSource, limits: RunConfig, tokens: int) -> int:
         tokens: of a step, at most.
     """
     pixels = together(source, limits)
-    if not pixels or source.vision is None:
+    if not pixels:
         return 0
-    vectors = tokens * (1 + source.vision.added) * source.config.hidden_size * source.dtype.itemsize
-    # Those that are kept, and the copy that a step reads.
-    return source.tower_bytes(pixels) + max(_KEPT_BYTES, vectors) + vectors
+    # Beside those that are kept, a step has a copy of what it reads.
+    return source.tower_bytes(pixels) + kept_bytes(source, limits) + tokens * _bytes_of_vector(source)
+
+
+def kept_bytes(source: ModelSource, limits: RunConfig) -> int:
+    """Bytes of vectors that are kept. The largest image is among them: its chunks may be those of many steps."""
+    return max(_KEPT_BYTES, source.most_vectors(limits) * _bytes_of_vector(source))
+
+
+def _bytes_of_vector(source: ModelSource) -> int:
+    """With those that further layers add."""
+    added = source.vision.added if source.vision else 0
+    return (1 + added) * source.config.hidden_size * source.dtype.itemsize
 
 
 def together(source: ModelSource, limits: RunConfig) -> int:
@@ -66,8 +77,8 @@ class ImageEncoder:
     """The vectors of the images that steps read.
 
     Images of a step are encoded together, as far as memory is planned for. Where bits may not depend on the images
-    beside, each is encoded alone. The least recently read vectors are dropped; those of the last step stay, because a
-    chunk may end inside of an image.
+    beside, each is encoded alone. The least recently read vectors are dropped before others are encoded. What a step
+    reads last stays, because a chunk may end inside of an image.
 
     Args:
         load_tower: called at the first image.
@@ -102,44 +113,68 @@ class ImageEncoder:
     def rows_of(self, chunks: Sequence[Chunk], specs: Mapping[int, SequenceSpec]) -> ImageRows | None:
         """The rows of a step that are of images, with their vectors; None if there are none."""
         rows: list[int] = []
-        read: list[tuple[PromptImage, slice]] = []
+        # By digest: each image once, and which of its vectors are which rows'.
+        images: dict[bytes, PromptImage] = {}
+        parts = defaultdict[bytes, list[tuple[slice, slice]]](list)
         first = 0
         for chunk in chunks:
             for image in specs[chunk.id].images:
                 begin = max(chunk.start - image.offset, 0)
                 own = image.gets_vector[begin : max(chunk.end - image.offset, 0)]
-                if own.any():
+                if count := int(own.sum()):
                     before = int(image.gets_vector[:begin].sum())
+                    images.setdefault(image.digest, image)
+                    parts[image.digest].append((slice(before, before + count), slice(len(rows), len(rows) + count)))
                     rows += (first + image.offset + begin - chunk.start + np.flatnonzero(own)).tolist()
-                    read.append((image, slice(before, before + int(own.sum()))))
             first += len(chunk.token_ids)
         if not rows:
             return None
-        self._encode([image for image, _ in read])
-        vectors = [self._vectors[image.digest][:, own] for image, own in read]
-        self._drop({image.digest for image, _ in read})
-        return ImageRows(torch.tensor(rows, device=self._device), torch.cat(vectors, 1))
+        found: list[Tensor] = []
+
+        def read(image: PromptImage, vectors: Tensor) -> None:
+            if not found:
+                found.append(vectors.new_empty(len(vectors), len(rows), vectors.shape[2]))
+            for own, place in parts[image.digest]:
+                found[0][:, place] = vectors[:, own]
+
+        # Before others are encoded, which may take their room.
+        for image in images.values():
+            if image.digest in self._vectors:
+                self._vectors.move_to_end(image.digest)
+                read(image, self._vectors[image.digest])
+                del parts[image.digest]
+        for group in self._groups(images[digest] for digest in parts):
+            self._encode(group, read)
+        return ImageRows(torch.tensor(rows, device=self._device), found[0])
 
     def take_encoded(self) -> Encoded:
         """What was encoded since the last call."""
         found, self._encoded = self._encoded, NOTHING_ENCODED
         return found
 
-    def _encode(self, images: Sequence[PromptImage]) -> None:
-        """Have the vectors of all of them, which are the last read ones then."""
-        lacking = {image.digest: image for image in images if image.digest not in self._vectors}
-        for group in self._groups(lacking.values()):
-            self._tower = self._tower or self._load_tower()
-            clock = DeviceClock(self._device)
-            vectors = self._tower(group)
-            clock.stop()
-            self._encoded = Encoded(self._encoded.images + len(group), (*self._encoded.clocks, clock))
-            for image, found in zip(group, vectors, strict=True):
-                assert found.shape[1] == image.gets_vector.sum(), "a vector for each placeholder"
-                # A part of a tensor would keep the vectors of the whole group.
-                self._vectors[image.digest] = found.clone() if len(group) > 1 else found
-        for image in images:
-            self._vectors.move_to_end(image.digest)
+    def _encode(self, group: Sequence[PromptImage], read: Callable[[PromptImage, Tensor], None]) -> None:
+        """Have the vectors of a group be read. They are kept, and are the last read ones then."""
+        self._make_room(sum(int(image.gets_vector.sum()) for image in group))
+        self._tower = self._tower or self._load_tower()
+        clock = DeviceClock(self._device)
+        found = self._tower(group)
+        clock.stop()
+        self._encoded = Encoded(self._encoded.images + len(group), (*self._encoded.clocks, clock))
+        for image, vectors in zip(group, found, strict=True):
+            assert vectors.shape[1] == image.gets_vector.sum(), "a vector for each placeholder"
+            read(image, vectors)
+            # A part of a tensor would keep the vectors of the whole group.
+            self._vectors[image.digest] = vectors.clone() if len(group) > 1 else vectors
+
+    def _make_room(self, count: int) -> None:
+        """Drop the least recently read vectors, until so many more may be kept."""
+        size = sum(each.nbytes for each in self._vectors.values())
+        while self._vectors:
+            _, oldest = next(iter(self._vectors.items()))
+            if size + count * oldest.nbytes // oldest.shape[1] <= self._kept_bytes:
+                return
+            size -= oldest.nbytes
+            self._vectors.popitem(last=False)
 
     def _groups(self, images: Iterable[PromptImage]) -> Iterator[list[PromptImage]]:
         group: list[PromptImage] = []
@@ -150,13 +185,6 @@ class ImageEncoder:
             group.append(image)
         if group:
             yield group
-
-    def _drop(self, read: set[bytes]) -> None:
-        size = sum(each.nbytes for each in self._vectors.values())
-        for digest in list(self._vectors):
-            if size <= self._kept_bytes or digest in read:
-                return
-            size -= self._vectors.pop(digest).nbytes
 
 
 def rotary_shift(images: Sequence[PromptImage]) -> int:

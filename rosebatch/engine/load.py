@@ -16,7 +16,7 @@ from rosebatch.engine.cache.memory import KVGroup, MemoryPlan, batched_tokens, m
 from rosebatch.engine.cache.state_pool import StatePool, state_bytes
 from rosebatch.engine.drafts.drafter import Drafter
 from rosebatch.engine.engine import Engine
-from rosebatch.engine.images import ImageEncoder, image_bytes, together
+from rosebatch.engine.images import ImageEncoder, image_bytes, kept_bytes, together
 from rosebatch.engine.long_rope import restart_policy
 from rosebatch.engine.plan import RestartPolicy
 from rosebatch.engine.scheduling.block_pool import BlockPool
@@ -135,6 +135,7 @@ def load_engine(
             vision.channel_sections,
             device,
             0 if switches.batch_invariant else together(source, limits),
+            kept_bytes(source, limits),
             both_ways=vision.both_ways,
         )
     loaded = build_engine(

@@ -37,7 +37,9 @@ _NAMES = {
     **{f"versions.{name}": f"the version of {name}" for name in ("rosebatch", "python", "torch", "tokenizers")},
 }
 # Left out where they are not given: older runs have none.
-_OF_IMAGES = ("media_root", "media_domains")
+_OF_MEDIA = ("media_root", "media_domains")
+# Of the model, and of no meaning for a task whose rows have no images.
+_OF_IMAGES = ("limit_images", "max_pixels")
 # Hashes and whole files, which say nothing to people.
 _CONTENTS = {
     "input": "the content of the input",
@@ -78,7 +80,7 @@ def build_manifest(
         "input": input_digest,
         "input_format": input_format,
         "model": {"name": facts.name},
-        **facts.identity,
+        **{name: value for name, value in facts.identity.items() if job.task.takes_images or name not in _OF_IMAGES},
         "sampling": dict(job.sampling),
         "seed": job.seed,
         "result_column": job.result_column,
@@ -87,7 +89,7 @@ def build_manifest(
         "return_token_ids": job.return_token_ids,
         "echo_model": job.echo_model,
         **({} if job.shard is None else {"shard": job.shard}),
-        **{name: value for name in _OF_IMAGES if (value := getattr(job, name)) is not None},
+        **{name: value for name in _OF_MEDIA if (value := getattr(job, name)) is not None},
         **job.task.description(facts.pooling, facts.refused),
     }
 

@@ -17,7 +17,7 @@ from rosebatch.config.toml_file import load_toml
 from rosebatch.core.errors import FlagError, UserError, printable
 from rosebatch.core.pooling_params import MEAN, ModelPooling, NamedPrompts, PoolingParams
 from rosebatch.core.words import counted
-from rosebatch.host.model_files import reachable, refused, require_file
+from rosebatch.host.model_files import reachable, refusal, refused, require_file
 from rosebatch.model.classifier_head import load_classifier
 from rosebatch.model.contract import Model, PoolingHeads
 from rosebatch.model.dry_load import HEADERS, NO_PRODUCTS, require_loadable
@@ -30,7 +30,7 @@ from rosebatch.model.quantization.forms import is_stored
 from rosebatch.model.random_weights import RandomWeights
 from rosebatch.model.registry import build_model, check_config
 from rosebatch.model.sentence_transformers import longest_prompt, pooling_or_refusal, prompts_or_none
-from rosebatch.model.vision.memory import tower_bytes
+from rosebatch.model.vision.memory import most_patches, tower_bytes
 from rosebatch.model.vision.parts import empty_whole, load_config
 from rosebatch.model.vision.pixels import read_processor
 from rosebatch.model.vision.registry import find_sight
@@ -149,8 +149,22 @@ class ModelSource:
         vision, folder = self.vision, self.folder
         if vision is None or folder is None or limits.limit_images == 0:
             return 0
+        texts = "--limit-images 0 serves texts alone"
         with refused(folder, "its image processor"):
-            return vision.most_pixels(read_processor(folder), limits.max_pixels, self.config.max_model_len)
+            try:
+                found = vision.most_pixels(read_processor(folder), limits.max_pixels, self.config.max_model_len)
+            except KeyError as error:
+                raise refusal(folder, f"its image processor has no {error.args[0]}; {texts}") from None
+            if found < 1:
+                raise refusal(folder, f"its image processor's size has no pixels; {texts}")
+            return found
+
+    def most_vectors(self, limits: RunConfig) -> int:
+        """Of an image, at most; 0 if there are none."""
+        if self.vision is None or not (pixels := self.most_pixels(limits)):
+            return 0
+        patches = most_patches(self._tower_shapes(self.vision), pixels)
+        return min(patches // self.vision.merged, self.config.max_model_len)
 
     def tower_bytes(self, pixels: int) -> int:
         """Bytes of the tower, and of its activations for images that have so many pixels together."""

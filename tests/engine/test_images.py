@@ -1,8 +1,10 @@
 """Which images a step encodes, and which rows get their vectors."""
 
+import weakref
 from array import array
 
 import numpy as np
+import pytest
 import torch
 
 from rosebatch.core.images import PromptImage
@@ -90,6 +92,33 @@ def test_the_least_recently_read_is_dropped():
     for number in (1, 2, 1, 3, 1, 2):
         images.rows_of([chunk(1, 0, 4)], {1: spec(1, image(number, 0))})
     assert tower.encoded == [[1], [2], [3], [2]]
+
+
+@pytest.mark.parametrize("together", [0, 100])
+def test_vectors_are_dropped_before_others_are_encoded(together):
+    """Those of a step were encoded beside all that were kept before: the plan of memory had no room for both."""
+    alive, most = weakref.WeakSet(), []
+
+    class Watched(Tower):
+        def __call__(self, images):
+            held = sum(each.shape[1] for each in alive)
+            most.append(held + sum(each.num_tokens for each in images))
+            found = [each.clone() for each in super().__call__(images)]
+            alive.update(found)
+            return found
+
+    tower = Watched()
+    # Of 12 vectors.
+    images = ImageEncoder(lambda: tower, (), torch.device("cpu"), together, 12 * 2 * 4)
+    specs = {1: spec(1, *(image(number, 4 * number) for number in range(5)))}
+    rows = [images.rows_of([chunk(1, start, start + 10)], specs) for start in (0, 10)]
+    assert [each.vectors[0, :, 0].tolist() for each in rows] == [
+        [0.0] * 4 + [1.0] * 4 + [2.0] * 2,
+        [2.0] * 2 + [3.0] * 4 + [4.0] * 4,
+    ]
+    # The image that both chunks have was encoded once.
+    assert sorted(number for group in tower.encoded for number in group) == [0, 1, 2, 3, 4]
+    assert max(most) <= 12
 
 
 def test_images_of_a_step_are_encoded_together():

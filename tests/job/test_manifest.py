@@ -11,6 +11,7 @@ import pytest
 from rosebatch.config.run import RunConfig
 from rosebatch.core.errors import UserError
 from rosebatch.io.columns import Columns
+from rosebatch.io.tasks.score import Score
 from rosebatch.job.config import JobConfig
 from rosebatch.job.local import LocalService, model_info_of
 from rosebatch.job.manifest import build_manifest, differences, now
@@ -19,7 +20,16 @@ from tests.helpers.waiting import PATIENCE_SECONDS
 
 NAMED = Columns()
 # Options of the job; all others are the run's.
-OF_JOB = {"sampling", "seed", "result_column", "return_token_ids", "max_row_bytes", "media_root", "media_domains"}
+OF_JOB = {
+    "sampling",
+    "seed",
+    "result_column",
+    "return_token_ids",
+    "max_row_bytes",
+    "media_root",
+    "media_domains",
+    "task",
+}
 TOML = Path(__file__).parents[2] / "configs" / "models" / "tiny-llama.toml"
 
 
@@ -71,6 +81,13 @@ def test_the_same_run_has_no_differences(manifest):
 def test_what_changes_results_is_a_difference(manifest, changes, difference):
     """Otherwise one output could mix rows of two kinds unnoticed."""
     assert differences(manifest(dtype="float32"), manifest(**{"dtype": "float32", **changes})) == [difference]
+
+
+def test_scores_do_not_go_by_images(manifest):
+    """Its rows are texts: a run kept --limit-images 0, which nobody gave, and differed from all that had not."""
+    before = manifest(task=Score())
+    assert differences(before, manifest(task=Score(), limit_images=0, max_pixels=4096)) == []
+    assert "limit_images" not in before
 
 
 def test_limits_may_change(manifest):

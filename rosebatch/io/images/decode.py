@@ -76,7 +76,7 @@ def decode(content: bytes, limits: DecodeLimits | None = None, page: int | None 
     """
     limits = limits or DecodeLimits()
     process = _process()
-    answer = process.ask({**asdict(limits), "page": page}, content)
+    answer = process.ask({**asdict(limits), "what": "pixels", "page": page}, content)
     rgb = process.read(answer["height"], answer["width"]) if "height" in answer else None
     processes.put(process)
     if rgb is None:
@@ -88,7 +88,7 @@ def count_pages(content: bytes, limits: DecodeLimits | None = None) -> int:
     """The pages of a PDF, within the limits of an image; errors as of ``decode``."""
     limits = limits or DecodeLimits()
     process = _process()
-    answer = process.ask({**asdict(limits), "page": 0}, content)
+    answer = process.ask({**asdict(limits), "what": "pages"}, content)
     processes.put(process)
     if "pages" not in answer:
         raise _error(answer, limits)

@@ -44,9 +44,9 @@ def main() -> None:
 
 def _answer(request: dict[str, Any], content: bytes, shared: IO[bytes]) -> dict[str, Any]:
     """Write the pixels, and answer with their shape; or answer how many pages there are."""
-    page = request["page"]
-    if page == 0:
+    if request["what"] == "pages":
         return {"pages": page_count(content)}
+    page = request["page"]
     Image.MAX_IMAGE_PIXELS = most = request["pixels"]
     try:
         found = Image.open(BytesIO(content), formats=_FORMATS) if page is None else page_picture(content, page, most)

@@ -132,4 +132,6 @@ def _vision(
     def processor(max_pixels: int | None, encode: Encode) -> QwenProcessor:
         return QwenProcessor(folder, placeholder, max_pixels)
 
-    return Vision(placeholder, _PARTS, processor, partial(QwenTower, folder), sections, _most_pixels, added)
+    merged = values["vision_config"].get("spatial_merge_size", 2) ** 2
+    tower = partial(QwenTower, folder)
+    return Vision(placeholder, _PARTS, processor, tower, sections, _most_pixels, merged, added)

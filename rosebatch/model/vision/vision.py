@@ -88,6 +88,7 @@ class Vision:
         sections: for each pair of rotated channels, which of three positions turns it: 0 of time, 1 of height, 2 of
             width. Empty if positions of images are those of their tokens.
         most_pixels: for the plan of memory.
+        merged: patches that become a vector, for the same plan; fewer where an image never has many vectors.
         added: vectors of each token that further layers add.
         both_ways: the layers where an image's tokens with vectors see each other: none, those with a window, or all.
         in_text: what a chat template writes for an image, and what takes its place before the text is encoded, with a
@@ -100,6 +101,7 @@ class Vision:
     tower: Callable[[WeightSource], Tower]
     sections: tuple[int, ...] = ()
     most_pixels: MostPixels = of_one_size
+    merged: int = 1
     added: int = 0
     both_ways: BothWays = ""
     in_text: tuple[str, str] | None = None

@@ -102,9 +102,11 @@ def test_limits_of_a_page():
     assert 4_700 < height * width <= 5_000 and abs(width - 2 * height) <= 2
     assert decode(document(), DecodeLimits(pixels=21_000), page=3).rgb.shape == (100, 200, 3)
     assert count_pages(document()) == 3
-    with pytest.raises(RowError) as caught:
-        decode(document(), page=4)
-    assert caught.value.code == "invalid_image"
+    # A page of the number 0 asked for their number, and the answer was taken for an error without a text.
+    for page in (4, 0, -1):
+        with pytest.raises(RowError) as caught:
+            decode(document(), page=page)
+        assert caught.value.code == "invalid_image"
 
 
 @pytest.mark.usefixtures("_pdfium")
