@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, repeat
-from typing import Any
+from typing import Any, TypeVar
 
 from rosebatch.core.errors import RowError
 from rosebatch.core.pooling_params import NamedPrompts
@@ -18,6 +18,7 @@ from rosebatch.text.tokenizer import Tokenizer
 # A text or token ids, or why there is no prompt; then the token ids, with the text if there is one.
 _Prompt = str | Sequence[int] | RowError
 Encoded = tuple[Sequence[int] | RowError, str | None]
+_Given = TypeVar("_Given", bound=_Prompt)
 # Characters of prompts that are encoded in one call.
 _AT_ONCE = 1 << 19
 
@@ -30,7 +31,7 @@ class Texts:
         tokenizer: None for a model that works on token ids.
         max_model_len: most tokens of prompt and completion together. Long texts with more become errors.
         most_at_once: characters of a text that may be encoded as a whole.
-        in_text: of chats with images, see ``rosebatch.model.vision.vision.Vision``.
+        in_text: of prompts with images, see ``rosebatch.model.vision.vision.Vision``.
 
     Attributes:
         takes_time: whether there is a text to encode, and not token ids alone.
@@ -46,6 +47,11 @@ class Texts:
     ) -> None:
         self._tokenizer = tokenizer
         self._prompts = [_plain_prompts(row, tokenizer) for row in rows]
+        if in_text is not None:
+            self._prompts = [
+                [_with_places(prompt, in_text) for prompt in prompts] if row.images else prompts
+                for row, prompts in zip(rows, self._prompts, strict=True)
+            ]
         self._chats: list[str | RowError] = []
         # Lists: generators would take twice as long.
         others = [row.messages is not None or bool(row.pairs) for row in rows]
@@ -64,7 +70,7 @@ class Texts:
             self._chats = tokenizer.render([r.messages or [] for r in chats], [template_options(r) for r in chats])
             if in_text is not None:
                 self._chats = [
-                    chat.replace(*in_text) if row.images and isinstance(chat, str) else chat
+                    _with_places(chat, in_text) if row.images else chat
                     for row, chat in zip(chats, self._chats, strict=True)
                 ]
 
@@ -189,6 +195,12 @@ def _bounds(rows: Sequence[Row], max_model_len: int, most_at_once: int) -> list[
 def template_options(row: Row) -> dict[str, Any]:
     """Variables of a row's chat template."""
     return row.options.template if row.tool_use is None else {**row.options.template, "tools": row.tool_use.tools}
+
+
+def _with_places(given: _Given, in_text: tuple[str, str]) -> _Given | str:
+    mark, place = in_text
+    # Who writes all of a place wants nothing more around it.
+    return given if not isinstance(given, str) or place.strip() in given else given.replace(mark, place)
 
 
 def _plain_prompts(row: Row, tokenizer: Tokenizer | None) -> list[_Prompt]:

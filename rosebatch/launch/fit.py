@@ -26,6 +26,8 @@ _MOST_RANKS = 64
 _HIGHEST_SHARE = 0.97
 # The trial of ``--batch-invariant`` in front of the first bf16 product with the output projection takes so many of it.
 _TRIAL_HEADS = 3
+# Pixels of images that take little memory, and show a page of text well.
+SMALL_IMAGE = 1 << 20
 # Of a way out that needs a size: some thousand tokens of most models.
 _SMALL_CACHE = "1GiB"
 
@@ -40,6 +42,7 @@ class Wanted:
         gpus: that this machine has.
         quantization: of the matrices of layers.
         image_bytes: that images may take in each process, see ``rosebatch.engine.images.image_bytes``.
+        small_image_bytes: the same with ``--max-pixels`` of ``SMALL_IMAGE``.
     """
 
     name: str
@@ -51,6 +54,7 @@ class Wanted:
     gpus: int = 0
     quantization: Quantization = PLAIN
     image_bytes: int = 0
+    small_image_bytes: int = 0
 
     def weights(self, device: str) -> int:
         """Bytes of weights in each process."""
@@ -245,6 +249,8 @@ def _others(wanted: Wanted, memory: DeviceMemory) -> Iterator[tuple[str, Wanted]
         yield divided
     if wanted.quantization == PLAIN and keeps(FP8_ROWS, wanted.switches, memory.device, wanted.dtype):
         yield "--quantization fp8", replace(wanted, quantization=choose_quantization("fp8", None))
+    if 0 < wanted.small_image_bytes < wanted.image_bytes:
+        yield f"--max-pixels {SMALL_IMAGE}", replace(wanted, image_bytes=wanted.small_image_bytes)
     if wanted.image_bytes:
         yield "--limit-images 0", replace(wanted, image_bytes=0)
     if wanted.dtype == torch.float32:

@@ -18,7 +18,7 @@ from rosebatch.core.words import counted
 from rosebatch.engine.cache.memory import batched_tokens, memory_of
 from rosebatch.engine.images import image_bytes
 from rosebatch.engine.load import choose_block_size, pick_device
-from rosebatch.launch.fit import Fit, Wanted, find_fit
+from rosebatch.launch.fit import SMALL_IMAGE, Fit, Wanted, find_fit
 from rosebatch.model.fingerprint import tokenizer_fingerprint
 from rosebatch.model.hub import parse_hub_id
 from rosebatch.model.source import OF_GGUF, ModelSource, find_model, find_tokenizer
@@ -124,6 +124,8 @@ def plan_fitting(config: RunConfig, *, quiet: bool = False, weights: bool = True
     plan = plan_launch(config, quiet=quiet, weights=False)
     source, gpus = plan.source, torch.cuda.device_count()
     block_size = choose_block_size(config, plan.device)
+    tokens = batched_tokens(config, plan.device.type)
+    smaller = replace(config, max_pixels=min(config.max_pixels or SMALL_IMAGE, SMALL_IMAGE))
     wanted = Wanted(
         source.name,
         source.config,
@@ -133,7 +135,8 @@ def plan_fitting(config: RunConfig, *, quiet: bool = False, weights: bool = True
         plan.switches,
         gpus,
         source.quantization,
-        image_bytes(source, config, batched_tokens(config, plan.device.type)),
+        image_bytes(source, config, tokens),
+        image_bytes(source, smaller, tokens),
     )
     fit = find_fit(wanted, memory_of(plan.device))
     if weights or config.model is None or parse_hub_id(config.model) is None:

@@ -145,12 +145,24 @@ class Generator:
     def _requests(self, batch: Batch) -> list[dict[str, Any] | BadValues]:
         """The rows' fields, by our names."""
         ours = {self._name(own): own for own in self._columns if own not in _RESULTS}
+        photos = self._columns.get("image", "")
         if isinstance(batch, pa.Table):
+            if photos in batch.schema.names and isinstance(batch.schema.field(photos).type, pa.BaseExtensionType):
+                # Ray's tensors become arrays, and Arrow's would become lists.
+                column = batch.column(photos)
+                of_arrow = isinstance(column.type, pa.FixedShapeTensorType)
+                pictures = [each.to_numpy() if of_arrow and each.is_valid else each.as_py() for each in column]
+                place = batch.schema.names.index(photos)
+                rows = self._requests(batch.set_column(place, photos, pa.nulls(len(batch))))
+                return [
+                    row if isinstance(row, BadValues) else {**row, "image": each}
+                    for row, each in zip(rows, pictures, strict=True)
+                ]
             table = batch.select([name for name in batch.schema.names if name in ours or name not in self._columns])
             table = table.rename_columns([ours.get(name, name) for name in table.schema.names])
             return [row for part in table.to_batches() for row in rows_of(part)]
         columns = {
-            ours.get(name, name): [_plain(value) for value in values]
+            ours.get(name, name): [_picture_or_plain(value) if name == photos else _plain(value) for value in values]
             for name, values in batch.items()
             if name in ours or name not in self._columns
         }
@@ -269,6 +281,13 @@ def _parse(parser: RowParser, record: Record) -> Row | FailedRow:
     held = "one completion without log-probabilities and tool calls"
     error = RowError("unsupported_field", f"{asked[0]}: these columns hold {held}")
     return FailedRow(index=row.index, where=row.where, metadata={}, error=error)
+
+
+def _picture_or_plain(value: Any) -> Any:
+    """An array of pixels as it is, or a list of such; else as ``_plain``."""
+    if isinstance(value, np.ndarray) and value.dtype == object:
+        return [_picture_or_plain(each) for each in value]
+    return value if isinstance(value, np.ndarray) and value.ndim > 1 else _plain(value)
 
 
 def _plain(value: Any) -> Any:

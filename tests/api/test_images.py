@@ -72,6 +72,22 @@ def test_images_of_prompts(llm):
     assert tokens([streamed]) == tokens([one])
 
 
+def test_what_prompts_of_gemma_3_have_for_an_image(tmp_path):
+    """transformers and vLLM put all of it in the place of its first token, which was an error here."""
+    seeing_model("Gemma3ForConditionalGeneration", tmp_path)
+    mark, whole = "<start_of_image>", "<start_of_image><image_soft_token><end_of_image>"
+    texts = [f"[user:{mark}and{mark}What?]", f"[user:\n\n{whole}\n\nand\n\n{whole}\n\nWhat?]", f"{mark}and{whole}"]
+    data = {"multi_modal_data": {"image": [picture(), WIDE]}}
+    with LLM(tmp_path, device="cpu") as llm:
+        one, other, mixed = llm.generate([{"prompt": text, **data} for text in texts], GREEDY, on_error="return")
+        (alone,) = llm.generate(mark, GREEDY)
+    assert tokens([one]) == tokens([other])
+    assert list(one.prompt_token_ids).count(257) == 2 * 4
+    assert mixed.error_code == "invalid_prompt" and "<image_soft_token> 1 time for 2 images" in mixed.error
+    # A text without images stays as it is.
+    assert list(alone.prompt_token_ids) == [258]
+
+
 @pytest.mark.parametrize(
     ("text", "image", "code", "told"),
     [

@@ -1,9 +1,14 @@
 """Groups of layers with sliding windows, block by block: what is freed, found, copied, preempted and planned."""
 
 import random
+from contextlib import suppress
+from itertools import pairwise
 
+import numpy as np
 import pytest
 
+from rosebatch.core.errors import RowError
+from rosebatch.core.images import PromptImage
 from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.cache.windows import blocks_of_window
@@ -11,6 +16,7 @@ from rosebatch.engine.engine import Engine
 from rosebatch.engine.plan import GONE, NOT_FINITE, DecodeRow, DecodeWindow, StepResult
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler
+from rosebatch.engine.scheduling.sequence import SequenceState
 from rosebatch.engine.scheduling.step_planner import MIXED, SeparateDecodes
 from tests.engine.fake_runner import VOCAB, FakeRunner, fake_completion, make_sequence
 from tests.engine.schedulers import add, chunks, step
@@ -215,6 +221,56 @@ def test_a_prefix_ends_where_a_whole_window_is_left(lost, cached):
     assert chunks(step(scheduler, runner)[0]) == [(1, cached, 33 - cached, True)]
     assert b.num_cached_tokens == cached
     drain(scheduler, runner)
+
+
+def test_a_prefix_of_whole_units_has_a_whole_window():
+    """Four blocks were found and cut to three, whose window has one that was lost: its place was no block at all."""
+    scheduler, runner = serving([(8, 10)], make_sequence(range(20), max_tokens=1), replays=True, chunk_unit=12)[:2]
+    drain(scheduler, runner)
+    pool = scheduler.blocks.pools[0]
+    # Block ids are the table's indices.
+    pool.prefixes.remove([0, 1])
+    add(scheduler, make_sequence([*range(16), 7], max_tokens=3, id=1))
+    assert chunks(step(scheduler, runner)[0]) == [(1, 0, 17, True)]
+    pool.prefixes.remove([0])
+    add(scheduler, make_sequence([*range(16), 8], max_tokens=3, id=2))
+    assert (2, 12, 5, True) in chunks(step(scheduler, runner)[0])
+    drain(scheduler, runner)
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("sees", [True, False])
+def test_chunks_end_at_units_where_blocks_are_short(sees, seed):
+    """Others held the blocks of a window, and chunks ended where these did: their bits went by what ran beside."""
+    numbers = random.Random(seed)
+    pools = [(0, 32), (numbers.choice([8, 10]), numbers.randrange(6, 10))][numbers.randrange(2) :]
+    budget, policy = numbers.choice([12, 14, 24]), numbers.choice([MIXED, SeparateDecodes(4)])
+    options = {"replays": True, "chunk_unit": numbers.choice([1, 6]), "whole_images": sees, "policy": policy}
+    scheduler = make_scheduler(*pools, seqs=4, budget=budget, **options)
+    prompts = []
+    for id in range(6):
+        length = numbers.randrange(1, 48)
+        begins = sorted(numbers.sample(range(length), min(length, 4))) if sees else []
+        images = tuple(
+            PromptImage(begin, np.ones(end - begin, bool), (1, end - begin), bytes([begin]) * 32, None)
+            for begin, end in pairwise([*begins, length])
+            if end - begin <= 8
+        )
+        sampling = SamplingParams(max_tokens=numbers.randrange(1, 8))
+        tokens = tuple(numbers.randrange(5) for _ in range(length))
+        request = Request(id, tokens, sampling, images=images)
+        with suppress(RowError):
+            scheduler.require_room(request)
+            prompts.append(SequenceState.start(request, id=id, max_model_len=100))
+    add(scheduler, *prompts)
+    _, plans, _ = drain(scheduler, make_runner(scheduler))
+    unit = 12 if options["chunk_unit"] == 6 else SIZE
+    images = {sequence.id: sequence.spec.images for sequence in prompts}
+    for chunk in (chunk for plan in plans for chunk in getattr(plan, "chunks", ())):
+        end = chunk.start + len(chunk.token_ids)
+        if not chunk.sampled:
+            assert end % unit == 0 or scheduler.planner.max_chunk < unit
+            assert not any(image.offset < end < image.end for image in images[chunk.id])
 
 
 def test_a_prompt_cached_to_its_end_copies_its_last_block_in_every_group():

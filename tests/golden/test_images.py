@@ -602,6 +602,23 @@ def test_check_tells_what_images_take(seeing, tmp_path):
     assert " for images and " in stream.getvalue()
 
 
+def test_images_that_make_a_prompt_too_long(tmp_path, transformers):
+    """Nobody knew whether the text or its images are too long, nor that images can be smaller."""
+    seeing_model("Qwen3VLForConditionalGeneration", tmp_path)
+    messages = [{"role": "user", "content": content_of([0, b"a"])}]
+    (tmp_path / "in.jsonl").write_text(json.dumps({"messages": messages}))
+    job = JobConfig(input=str(tmp_path / "in.jsonl"))
+    config = RunConfig(model=str(tmp_path), device="cpu", dtype="float32", max_model_len=34)
+    stream = io.StringIO()
+    assert check_job(job, config, stream) == 1
+    told = "tokens, 16 of images, which --max-pixels lowers unless all images become one size; with at least one to generate, 34 are allowed"
+    assert told in stream.getvalue()
+    with LLM(config.model, device="cpu", max_model_len=34) as llm:
+        (row,) = llm.chat(messages, on_error="return")
+    assert told in row.error
+    assert check_job(job, replace(config, max_pixels=256), io.StringIO()) == 0
+
+
 def test_a_killed_run_goes_on_with_the_same_answers(seeing, tmp_path):
     """Rows with images are loaded again, and another --max-pixels would give other answers to the rest."""
     lines = [{"messages": [{"role": "user", "content": content_of(parts)}]} for parts in ROWS.values()]

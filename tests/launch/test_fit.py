@@ -73,6 +73,13 @@ def test_memory_of_images(memory):
     assert "for images" not in str(without)
     with pytest.raises(FlagError, match=r"14.96 GiB of weights in bfloat16, 70.00 GiB for images.*--limit-images 0"):
         find_fit(replace(model, image_bytes=70 * GIB), memory)
+    # Serving no image was the only way.
+    large = replace(model, image_bytes=70 * GIB, small_image_bytes=GIB)
+    with pytest.raises(FlagError, match=r"70.00 GiB for images.*[; ]--max-pixels 1048576 or --limit-images 0 "):
+        find_fit(large, memory)
+    with pytest.raises(FlagError) as caught:
+        find_fit(replace(large, small_image_bytes=70 * GIB), memory)
+    assert "--max-pixels" not in str(caught.value)
 
 
 def fit(model, memory, **options):

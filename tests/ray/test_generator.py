@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +18,7 @@ from rosebatch.ray import Generator
 from tests.helpers.checkout import ROOT, environment
 from tests.helpers.seeing import seeing_model
 from tests.helpers.waiting import PATIENCE_SECONDS, until
-from tests.io.images.picture_files import saved
+from tests.io.images.picture_files import picture, saved
 
 ADDED = ["text", "finish_reason", "prompt_tokens", "completion_tokens", "error"]
 
@@ -116,6 +117,24 @@ def test_images(tmp_path):
     assert found["error"].to_pylist()[2].startswith("missing_image: ")
     (found,) = run(seeing, {"photo": np.array([saved("PNG"), b"none"], object), "prompt": np.array(["x", "x"])})
     assert found["text"][0] == one and found["error"][1].startswith("invalid_image: ")
+    # As ``ray.data.read_images`` has them. Each pixel became a list, which is no image.
+    pixels = np.stack([np.array(picture())] * 2)
+    arrays = np.empty(2, object)
+    arrays[:] = list(pixels)
+    prompts = pa.array(["x", "x"])
+    with warnings.catch_warnings():
+        # Of Ray's own settings.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from ray.data.extensions import ArrowTensorArray
+
+        tensors = [ArrowTensorArray.from_numpy(pixels), pa.FixedShapeTensorArray.from_numpy_ndarray(pixels)]
+    for batch in (
+        {"photo": pixels, "prompt": prompts.to_numpy(zero_copy_only=False)},
+        {"photo": arrays, "prompt": prompts.to_numpy(zero_copy_only=False)},
+        *(pa.table({"photo": each, "prompt": prompts}) for each in tensors),
+    ):
+        (found,) = run(seeing, batch)
+        assert [str(each) for each in found["text"]] == [one, one]
 
 
 def test_a_column_of_images_for_a_model_of_text(model_folder):

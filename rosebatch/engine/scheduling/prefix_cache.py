@@ -44,7 +44,6 @@ class PrefixCache:
             for pool in self.blocks.pools:
                 found.append(_found(pool, labels, sequence))
             count = self._longest_prefix(sequence.num_known_tokens, found) if any(found) else 0
-            count -= count % self.unit
         if not count:
             sequence.num_computed_tokens = 0
             sequence.tables = [[] for _ in self.blocks.groups]
@@ -110,7 +109,8 @@ class PrefixCache:
         for group, own in zip(groups, found, strict=True):
             if not group.pool.window:
                 count = min(count, own.index(GONE) if GONE in own else len(own))
-        while count:
+        # Windows of a shorter prefix need other blocks.
+        while count := count - count % self.unit:
             whole = count * size == num_tokens
             ends = [own[count - 1] if count <= len(own) else GONE for own in found]
             if whole and any(group.computes(end) for group, end in zip(groups, ends, strict=True)):

@@ -7,7 +7,7 @@ V are written inside it.
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from rosebatch.engine.plan import BlockChange, Chunk, DecodeRow, StepPlan
@@ -61,6 +61,8 @@ class StepPlanner:
 
     def __post_init__(self) -> None:
         self.max_chunk = min(self.max_num_batched_tokens, self.blocks.longest_chunk or self.max_num_batched_tokens)
+        if self.max_chunk < self.ends.unit:
+            self.ends = replace(self.ends, unit=1)
 
     def reset(self) -> None:
         """Start over: all sequences were dropped, and the runner has to forget them."""
@@ -166,9 +168,7 @@ class StepPlanner:
         """How many of so many tokens from ``start`` on are a chunk; 0 where a step with more room has to take it."""
         if start + length >= sequence.num_tokens:
             return length
-        images = sequence.spec.images
-        found = self.ends.longest(images, start, length)
-        return found or (0 if self._plan.chunks else self.ends.longest_whole(images, start, length))
+        return self.ends.longest(sequence.spec.images, start, length)
 
     def _plan_chunk(self, sequence: SequenceState, length: int, changes: tuple[BlockChange, ...], budget: int) -> int:
         """Returns the rest of the budget: nothing after a part of a prompt, whose other blocks are not taken yet."""

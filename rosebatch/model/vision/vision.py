@@ -91,8 +91,8 @@ class Vision:
         merged: patches that become a vector, for the same plan; fewer where an image never has many vectors.
         added: vectors of each token that further layers add.
         both_ways: the layers where an image's tokens with vectors see each other: none, those with a window, or all.
-        in_text: what a chat template writes for an image, and what takes its place before the text is encoded, with a
-            placeholder in it; None if the template writes the placeholder, and nothing more is wanted.
+        in_text: what chat templates and prompts have for an image, and what takes its place before the text is encoded,
+            with a placeholder in it; None if they have the placeholder, and nothing more is wanted.
     """
 
     placeholder: int
