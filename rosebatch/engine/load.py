@@ -164,11 +164,8 @@ def load_engine(
         # Triton compiles for widths that are multiples of 16, and for others.
         of_model = source.config, source.dtype, source.quantization.identity
         shape = *of_model, switches, limits.sampler, loaded.engine.max_num_seqs, loaded.block_size
-        compile_for(
-            lambda: runner.warm_up(tokens),
-            (*shape, tokens, width % 16 == 0),
-        )
-        loaded = replace(loaded, is_compiled=True)
+        is_compiled = compile_for(lambda: runner.warm_up(tokens), (*shape, tokens, width % 16 == 0))
+        loaded = replace(loaded, is_compiled=is_compiled)
     return replace(loaded, waits=waits)
 
 

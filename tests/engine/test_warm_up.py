@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -54,18 +54,67 @@ def test_a_hash_does_not_depend_on_what_was_hashed_before():
 def test_one_warm_up_for_each_shape(tmp_path, monkeypatch):
     """Every start would warm up again; or a model would be taken for another that was compiled before."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "new"))
-    monkeypatch.setattr(warm_up, "_asking", lambda threads: nullcontext())
+    monkeypatch.setattr(warm_up, "_asking", lambda threads: nullcontext([]))
     warmed_up = []
     for shape in ("a", "b", "a"):
         warm_up.compile_for(lambda shape=shape: warmed_up.append(shape), shape)
     assert warmed_up == ["a", "b"]
 
 
+def test_a_triton_that_lacks_what_is_taken_over(tmp_path, monkeypatch, capsys):
+    """The run ended with an AttributeError, before its first step."""
+    from triton.runtime import jit
+
+    warm_up._tell.cache_clear()
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.delattr(jit.JITCallable, "parse")
+    for _ in range(2):
+        assert not warm_up.compile_for(lambda: sys.exit("it would run on nothing"), "a")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("rosebatch: warning: with triton ")
+    assert line.endswith(
+        ", kernels are compiled at their first launch, not before: it has no triton.runtime.jit.JITCallable.parse"
+    )
+    monkeypatch.undo()
+    assert warm_up._lacking() == ""
+
+
+def test_kernels_that_cannot_be_compiled_ahead(tmp_path, monkeypatch, capsys):
+    """Threads failed without a word where Triton's own form had changed, and no later start tried again."""
+    warm_up._tell.cache_clear()
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    bad, good = Future(), Future()
+    bad.set_exception(KeyError("signature"))
+    good.set_result(None)
+    found = []
+    for asked in ([bad, good], [good]):
+        monkeypatch.setattr(warm_up, "_asking", lambda threads, asked=asked: nullcontext(asked))
+        found.append(warm_up.compile_for(lambda: found.append("warmed up"), "a"))
+    assert found == ["warmed up", False, "warmed up", True]
+    assert "1 of 2 failed (KeyError: 'signature')\n" in capsys.readouterr().err
+
+
+def test_hashes_are_left_alone_where_they_go_by_no_order(monkeypatch):
+    """What an old Triton needs was put into all versions, whatever these have by that name."""
+    import triton
+    from triton.runtime.jit import DependenciesFinder
+
+    update = DependenciesFinder._update_hash
+    for version, stays in (("3.10.1", True), ("3.9.0+git1", True), ("3.8.2", False)):
+        monkeypatch.setattr(triton, "__version__", version)
+        monkeypatch.setattr(DependenciesFinder, "_update_hash", lambda self, func: None)
+        before = DependenciesFinder._update_hash
+        warm_up._hash_callees_first()
+        assert (DependenciesFinder._update_hash is before) is stays
+        monkeypatch.undo()
+    assert DependenciesFinder._update_hash is update
+
+
 def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch):
     """A mark that cannot be written is not a reason to fail."""
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "file" / "cache"))
-    monkeypatch.setattr(warm_up, "_asking", lambda threads: nullcontext())
+    monkeypatch.setattr(warm_up, "_asking", lambda threads: nullcontext([]))
     warmed_up = []
     warm_up.compile_for(lambda: warmed_up.append(1), "a")
     assert warmed_up == [1]
@@ -76,7 +125,7 @@ def test_kernels_are_parsed_one_at_a_time(tmp_path, monkeypatch):
     from triton.runtime.jit import JITCallable
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(warm_up, "_asking", nullcontext)
+    monkeypatch.setattr(warm_up, "_asking", lambda threads: nullcontext([]))
     now, limit = [], []
 
     def parse(self):

@@ -10,10 +10,12 @@ import hashlib
 import json
 import os
 import platform
+import sys
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import wraps
+from functools import cache, wraps
+from inspect import signature
 from pathlib import Path
 from threading import Lock, get_ident
 from typing import Any
@@ -30,6 +32,8 @@ from rosebatch.host.threads import in_background
 
 # More kernels than this are rarely missing, and each thread holds a compiler's memory.
 _MAX_THREADS = 16
+# The version of Triton whose hashes go by no order.
+_HASHES_CALLEES_FIRST = (3, 9)
 # Sizes of steps that together need nearly all kernels that those of other sizes do.
 _ROWS = (128, 48, 24, 4, 1)
 _TOKENS = (2048, 1152, 512, 64, 16)
@@ -54,35 +58,76 @@ def hash_compiler() -> Callable[[], Any]:
     return in_background(triton_key)
 
 
-def compile_for(warm_up: Callable[[], None], shape: Any) -> None:
+def compile_for(warm_up: Callable[[], None], shape: Any) -> bool:
     """Compile what the launches of ``warm_up`` need, unless that was done before on this machine.
 
-    Of several processes that call this at once, one goes first.
+    Of several processes that call this at once, one goes first. Not all versions of Triton can be used so: one line on
+    stderr says that kernels are compiled at their first launch then.
 
     Args:
         warm_up: launches kernels, in this thread; they do not run.
         shape: what decides which kernels these are; two shapes are equal if their ``repr`` is.
+
+    Returns:
+        whether they are compiled.
     """
     done = triton_cache() / f"rosebatch-{_digest(shape)}"
     if done.exists():
-        return
+        return True
+    if lacking := _lacking():
+        _tell(f"it has no {lacking}")
+        return False
     with run_once(triton_cache() / "rosebatch.lock"):
         if done.exists():
-            return
+            return True
         count = min(_MAX_THREADS, os.cpu_count() or 1)
-        with _parsing_alone(), ThreadPoolExecutor(count) as threads, _asking(threads):
+        with _parsing_alone(), ThreadPoolExecutor(count) as threads, _asking(threads) as asked:
             warm_up()
+        failed = [error for each in asked if (error := each.exception()) is not None]
+        if failed:
+            _tell(f"{len(failed)} of {len(asked)} failed ({type(failed[0]).__name__}: {failed[0]})")
+            return False
         with suppress(OSError):
             done.touch()
+    return True
+
+
+def _lacking() -> str:
+    """What Triton lacks of what is taken over here; empty if nothing is missing."""
+    from triton import knobs
+    from triton.runtime import jit
+
+    needed = ((jit, "JITFunction.run"), (jit, "JITCallable.parse"), (knobs, "runtime.jit_cache_hook"))
+    for place, names in needed:
+        found: Any = place
+        for name in names.split("."):
+            if not hasattr(found, name):
+                return f"{place.__name__}.{names}"
+            found = getattr(found, name)
+    return "" if "warmup" in signature(jit.JITFunction.run).parameters else "warmup of JITFunction.run"
+
+
+@cache
+def _tell(why: str) -> None:
+    """Once a process, which may load several models."""
+    import triton
+
+    told = f"with triton {triton.__version__}, kernels are compiled at their first launch, not before: {why}"
+    if sys.stderr is not None:
+        sys.stderr.write(f"rosebatch: warning: {' '.join(told.split())}\n")
 
 
 def _hash_callees_first() -> None:
     """Let a kernel's hash not depend on which kernels were hashed before.
 
     Triton 3.6 takes over the constants of a called function in front of its hash, which finds them. So a second start,
-    which hashes in another order than the first, compiled some kernels anew.
+    which hashes in another order than the first, compiled some kernels anew. 3.9 does not.
     """
+    import triton
     from triton.runtime.jit import DependenciesFinder
+
+    if tuple(map(int, triton.__version__.split(".")[:2])) >= _HASHES_CALLEES_FIRST:
+        return
 
     update = DependenciesFinder._update_hash
     if getattr(update, "__wrapped__", None) is not None:
@@ -97,14 +142,17 @@ def _hash_callees_first() -> None:
 
 
 @contextmanager
-def _asking(threads: ThreadPoolExecutor) -> Iterator[None]:
-    """Meanwhile, a launch in this thread has its kernel compiled unless it is loaded already, and does no more."""
+def _asking(threads: ThreadPoolExecutor) -> Iterator[list[Future[None]]]:
+    """Meanwhile, a launch in this thread has its kernel compiled unless it is loaded already, and does no more.
+
+    The list has what is compiled.
+    """
     from triton import knobs
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
     target, asked, here = driver.active.get_current_target(), set[tuple[str, str]](), get_ident()
-    turn = Lock()
+    turn, compiled = Lock(), list[Future[None]]()
 
     def ask(*, key: str, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
         if get_ident() != here:
@@ -114,7 +162,7 @@ def _asking(threads: ThreadPoolExecutor) -> Iterator[None]:
             asked.add((fn.name, key))
             # Here, because the function and those it calls are hashed together: threads would do that again.
             _ = fn.jit_function.cache_key
-            threads.submit(_compile, fn.jit_function, target, compile, turn)
+            compiled.append(threads.submit(_compile, fn.jit_function, target, compile, turn))
         # Triton then neither compiles nor launches.
         return True
 
@@ -126,7 +174,7 @@ def _asking(threads: ThreadPoolExecutor) -> Iterator[None]:
 
     JITFunction.run, knobs.runtime.jit_cache_hook = run_nothing, ask
     try:
-        yield
+        yield compiled
     finally:
         JITFunction.run, knobs.runtime.jit_cache_hook = run, before
 
@@ -155,7 +203,7 @@ def _parsing_alone() -> Iterator[None]:
 def _compile(function: Any, target: Any, asked: dict[str, Any], turn: Lock) -> None:
     """Put a kernel and its launcher into Triton's cache; Python's part of it while it holds ``turn``.
 
-    What fails here fails again at the launch, with its error.
+    Of a kernel that cannot be compiled, the launch has the error, too.
     """
     from triton.compiler import compile
 
