@@ -86,10 +86,10 @@ def compile_for(warm_up: Callable[[], None], shape: Any) -> bool:
         failed = [error for each in asked if (error := each.exception()) is not None]
         if failed:
             _tell(f"{len(failed)} of {len(asked)} failed ({type(failed[0]).__name__}: {failed[0]})")
-            return False
+        # Also then: launches compile what is missing.
         with suppress(OSError):
             done.touch()
-    return True
+    return not failed
 
 
 def _lacking() -> str:
