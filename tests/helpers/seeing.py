@@ -48,6 +48,9 @@ class Family(NamedTuple):
         text: further values of its config.
         budget: least tokens of a step that has room for an image.
         nested: whether transformers cuts an image otherwise where its prompt has several.
+        written: what the chat template writes in place of all that.
+        whole: of processor_config.json.
+        named: what the tokenizer calls some tokens.
     """
 
     tokens: tuple[str, ...]
@@ -60,6 +63,9 @@ class Family(NamedTuple):
     text: dict[str, Any] = {}
     budget: int = 0
     nested: bool = False
+    written: str = ""
+    whole: dict[str, Any] = {}
+    named: dict[str, str] = {}
 
 
 _QWEN = Family(
@@ -127,6 +133,7 @@ _GEMMA = Family(
     own={"mm_tokens_per_image": 4},
     # Behind a window that is shorter than an image, other versions of transformers have other masks.
     text={"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"] * 2},
+    written="<start_of_image>",
 )
 _GEMMA4 = Family(
     ("<|image|>", "<|image>", "<image|>"),
@@ -199,7 +206,54 @@ _LLAVA_ONEVISION = _LLAVA._replace(
     own={"image_grid_pinpoints": _SHAPES, "vision_aspect_ratio": "anyres_max_3"},
     nested=True,
 )
+_AYA = Family(
+    ("<|IMG_PATCH|>", "<|START_OF_IMG|>", "<|END_OF_IMG|>", "TILE", "TILE_GLOBAL"),
+    "<|IMG_PATCH|>",
+    _INTERNVL.processor | {"min_patches": 1},
+    {"patch_size": 4, "image_size": 16, "num_hidden_layers": 2, "vision_use_head": False},
+    {"crop_to_patches": True},
+    own={"downsample_factor": 2, "vision_feature_layer": -1, "vision_feature_select_strategy": "full"},
+    # transformers 5 leaves the factor out.
+    text={"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"] * 2, "logit_scale": 1.0},
+    written="<image>",
+    whole={"processor_class": "AyaVisionProcessor", "patch_size": 4, "img_size": 16, "downsample_factor": 2},
+)
+_EXAONE = _QWEN._replace(
+    tower=_QWEN.tower | {"num_key_value_heads": 1},
+    text={"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"] * 2},
+)
+_DEEPSEEK = Family(
+    ("<image_placeholder>", "<begin_of_image>", "<end_of_image>"),
+    "<image_placeholder>",
+    {"image_processor_type": "DeepseekVLImageProcessor", "size": {"height": 16, "width": 16}, "min_size": 4},
+    {"patch_size": 4, "image_size": 16, "num_hidden_layers": 2, "vision_use_head": False},
+    whole={"processor_class": "DeepseekVLProcessor", "num_image_tokens": 16},
+    named={"image_token": "<image_placeholder>"},
+)
+_JANUS = _DEEPSEEK._replace(
+    processor=_DEEPSEEK.processor | {"image_processor_type": "JanusImageProcessor"},
+    # That of the result.
+    tower=_DEEPSEEK.tower | {"projection_dim": 64},
+    whole={"processor_class": "JanusProcessor", "num_image_tokens": 16},
+    named=_DEEPSEEK.named | {"boi_token": "<begin_of_image>", "eoi_token": "<end_of_image>"},
+)
+_VIPLLAVA = _LLAVA._replace(
+    processor=_LLAVA.processor | {"image_processor_type": "CLIPImageProcessor"},
+    own={"vision_feature_layers": [-2, -1]},
+    whole={
+        "processor_class": "LlavaProcessor",
+        "patch_size": 8,
+        "num_additional_image_tokens": 1,
+        "vision_feature_select_strategy": "default",
+    },
+    named={"image_token": "<image>"},
+)
 FAMILIES = {
+    "AyaVisionForConditionalGeneration": _AYA,
+    "DeepseekVLForConditionalGeneration": _DEEPSEEK,
+    "JanusForConditionalGeneration": _JANUS,
+    "Exaone4_5_ForConditionalGeneration": _EXAONE,
+    "VipLlavaForConditionalGeneration": _VIPLLAVA,
     "Gemma3ForConditionalGeneration": _GEMMA,
     "Gemma4ForConditionalGeneration": _GEMMA4,
     "Gemma4ForConditionalGeneration-E2B": _GEMMA4_E2B,
@@ -214,6 +268,7 @@ FAMILIES = {
     "LlavaForConditionalGeneration-Pixtral": _PIXTRAL,
     "LlavaNextForConditionalGeneration": _LLAVA_NEXT,
     "LlavaNextForConditionalGeneration-Granite": _GRANITE,
+    "LlavaNextVideoForConditionalGeneration": _LLAVA_NEXT,
     "LlavaOnevisionForConditionalGeneration": _LLAVA_ONEVISION,
     "Mistral3ForConditionalGeneration": _MISTRAL,
     # The tower's hidden size is that of its result.
@@ -225,10 +280,6 @@ FAMILIES = {
     "Qwen3_5MoeForConditionalGeneration": _QWEN,
     "SmolVLMForConditionalGeneration": _SMOLVLM,
 }
-
-
-# Whose template writes a mark alone: what is around it comes before the text is encoded.
-_IN_TEXT = ("Gemma3ForConditionalGeneration",)
 
 
 def class_of(name: str) -> str:
@@ -250,9 +301,11 @@ def seeing_model(name: str, folder: Path) -> Any:
     (folder / "preprocessor_config.json").write_text(json.dumps(family.processor | _COLOURS))
     backend = byte_backend()
     backend.add_special_tokens(list(family.tokens))
-    in_template = family.tokens[1] if name in _IN_TEXT else family.in_template
-    template = _TEMPLATE.replace("IMAGE", in_template)
-    save_backend(backend, folder, chat_template=template, eos_token="<eos>")
+    template = _TEMPLATE.replace("IMAGE", family.written or family.in_template)
+    named = {"extra_special_tokens": family.named} if family.named else {}
+    save_backend(backend, folder, chat_template=template, eos_token="<eos>", **named)
+    if family.whole:
+        (folder / "processor_config.json").write_text(json.dumps(family.whole))
     return save(model, folder)
 
 

@@ -10,7 +10,10 @@ import torch
 from rosebatch.model.text_parts import WHOLES, Whole
 
 # Whose text part transformers' code runs.
-_OF_FALLBACK = {"Gemma4ForConditionalGeneration": Whole("gemma4", "Gemma 4", "gemma4_text", tied=True)}
+_OF_FALLBACK = {
+    "Gemma4ForConditionalGeneration": Whole("gemma4", "Gemma 4", "gemma4_text", tied=True),
+    "Exaone4_5_ForConditionalGeneration": Whole("exaone4_5", "EXAONE 4.5", "exaone4"),
+}
 _TEXT: dict[str, Any] = {
     "vocab_size": 211,
     "hidden_size": 64,

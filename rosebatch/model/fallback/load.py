@@ -17,7 +17,14 @@ from rosebatch.model.fallback.attention import attending, running
 from rosebatch.model.fallback.check import close, require_tokenwise, waits_for_host
 from rosebatch.model.fallback.config import error_text
 from rosebatch.model.fallback.fusion import Fusion, spread_positions
-from rosebatch.model.fallback.network import Decoder, build_network, fix_rope, our_functions, require_decoder
+from rosebatch.model.fallback.network import (
+    Decoder,
+    build_network,
+    fix_rope,
+    network_class,
+    our_functions,
+    require_decoder,
+)
 from rosebatch.model.weight_files import weight_files
 from rosebatch.model.weights import SafetensorsWeights
 from rosebatch.ops.ops import Ops
@@ -88,6 +95,9 @@ def load_fallback(
         network = _random(hf_config, dtype, device) if folder is None else _load(hf_config, folder, dtype, device)
         fix_rope(network, config.max_model_len)
         decoder = Decoder(network)
+        for name in decoder.layers.idle:
+            # A tower is loaded with the first image.
+            setattr(decoder.layers.body, name, None)
         require_tokenwise(decoder, config.vocab_size)
         _fuse_if_same(decoder, config, ops)
     except UserError:
@@ -127,14 +137,11 @@ def _random(hf_config: Any, dtype: torch.dtype, device: torch.device) -> Module:
 
 
 def _load(hf_config: Any, folder: Path, dtype: torch.dtype, device: torch.device) -> Module:
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
-
     SafetensorsWeights(folder, dtype, device).require_plain_matrices()
     files, whole = weight_files(folder), folder / "model.safetensors"
     # transformers finds one file, or those of an index.
     shards = None if whole in files or whole.with_name(f"{whole.name}.index.json").exists() else files
-    kind = AutoModelForCausalLM if shards is None else MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)]
-    network, info = kind.from_pretrained(
+    network, info = network_class(hf_config).from_pretrained(
         str(folder) if shards is None else None,
         state_dict=None if shards is None else {k: v for file in shards for k, v in load_file(file).items()},
         config=hf_config,

@@ -24,17 +24,29 @@ def build_network(config: Any, dtype: torch.dtype, device: torch.device) -> Modu
     Raises:
         UnservedError: transformers has none for this config.
     """
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
-
     if getattr(config, "is_encoder_decoder", False):
         raise UnservedError("it has an encoder")
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        text = config.get_text_config(decoder=True)
-        part = "" if text is config else f" with a text part of type {text.model_type}"
-        raise UnservedError(f"transformers has no causal language model of type {config.model_type}{part}")
+    kind = network_class(config)
     with torch.device(device):
-        network = AutoModelForCausalLM.from_config(config, dtype=dtype, **our_functions())
+        network = kind._from_config(config, dtype=dtype, **our_functions())
     return require_decoder(network)
+
+
+def network_class(config: Any) -> Any:
+    """transformers' class of a causal language model, or of one that sees.
+
+    Raises:
+        UnservedError: transformers has none for this config.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+    for known in (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING):
+        if type(config) in known:
+            found = known[type(config)]
+            return found[0] if isinstance(found, tuple) else found
+    text = config.get_text_config(decoder=True)
+    part = "" if text is config else f" with a text part of type {text.model_type}"
+    raise UnservedError(f"transformers has no causal language model of type {config.model_type}{part}")
 
 
 def our_functions() -> dict[str, str]:

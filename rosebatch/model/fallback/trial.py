@@ -29,12 +29,14 @@ class Layers(NamedTuple):
         output: the class of what it returns.
         specs: the attention of each layer, in order.
         modules: that called the attention function, in the same order.
+        idle: names of parts of ``body`` that a text does not reach, such as towers.
     """
 
     body: Module
     output: type
     specs: list[PagedAttentionSpec]
     modules: list[Module]
+    idle: list[str]
 
 
 def find_layers(network: Module) -> Layers:
@@ -80,7 +82,9 @@ def find_layers(network: Module) -> Layers:
         raise UnservedError("its attention does not go through transformers' attention interface")
     if [count for _, count in outputs] != [len(specs)]:
         raise UnservedError("its layers and its output projection are not apart")
-    return Layers(entered[0], outputs[0][0], specs, modules)
+    reached = set(entered)
+    idle = [name for name, part in entered[0].named_children() if reached.isdisjoint(part.modules())]
+    return Layers(entered[0], outputs[0][0], specs, modules, idle)
 
 
 class PerToken:

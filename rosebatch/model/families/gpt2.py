@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rosebatch.config.model import ModelConfig
+from rosebatch.model.contract import ImageRows
 from rosebatch.model.families.layer_norm_decoder import LayerNormDecoder
 from rosebatch.model.family import GGUF, TOKEN_CLASSIFIER, Architecture, Family, GGUFModel, integers
 from rosebatch.model.hf.fields import size, supported
@@ -32,9 +33,9 @@ class GPT2(LayerNormDecoder):
         super().__init__(config, ops, weights)
         self.positions = weights.get("transformer.wpe.weight", (config.max_model_len, config.hidden_size))
 
-    def embed(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+    def embed(self, input_ids: Tensor, positions: Tensor, images: ImageRows | None) -> Tensor:
         """See ``LayerNormDecoder``."""
-        return super().embed(input_ids, positions) + functional.embedding(positions, self.positions)
+        return super().embed(input_ids, positions, images) + functional.embedding(positions, self.positions)
 
     def load_mlp(self, prefix: str, weights: WeightSource) -> MLP:
         """See ``LayerNormDecoder``."""

@@ -6,7 +6,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
-from rosebatch.model.contract import Attention, load_embedding, load_head, rows_of
+from rosebatch.model.contract import Attention, ImageRows, load_embedding, load_head, rows_of
 from rosebatch.model.mixers.paged_attention.sublayer import load_paged_attention
 from rosebatch.model.rope import Rotary, layer_rotaries
 from rosebatch.model.sublayers import MLP, LayerNorm, Mixer, load_gated_mlp, load_layer_norm
@@ -54,9 +54,13 @@ class LayerNormDecoder:
         self.norm = self._load_norm(self.norm_name, weights)
         self.logits = load_head(config, ops, weights, self.embedding)
 
-    def embed(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+    def embed(self, input_ids: Tensor, positions: Tensor, images: ImageRows | None) -> Tensor:
         """The first layer's input ``[T, H]``."""
-        return self.ops.embed(input_ids, self.embedding, self.config.vocab_size)
+        embedded = self.ops.embed(input_ids, self.embedding, self.config.vocab_size)
+        if images is None:
+            return embedded
+        (own,) = images.vectors.to(embedded.dtype)
+        return embedded.index_copy(0, images.rows, own)
 
     def has_mlp_norm(self) -> bool:
         """Whether the MLP has a norm of its own."""
@@ -97,11 +101,16 @@ class LayerNormDecoder:
         return _Layer(self._load_norm(first, weights), attention, mlp_norm, self.load_mlp(prefix, weights))
 
     def forward(
-        self, input_ids: Tensor, positions: Tensor, attention: Attention, wanted: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        attention: Attention,
+        wanted: Tensor | None = None,
+        images: ImageRows | None = None,
     ) -> Tensor:
-        """See ``rosebatch.model.contract.Model``."""
+        """See ``rosebatch.model.contract.SeeingModel``; no vectors are added behind layers."""
         ops, eps = self.ops, self.config.norm_eps
-        residual = self.embed(input_ids, positions)
+        residual = self.embed(input_ids, positions, images)
         normed = ops.layer_norm(residual, *self.layers[0].input_norm, eps)
         following = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
         for layer, next_norm in zip(self.layers, following, strict=True):

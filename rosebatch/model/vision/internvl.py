@@ -56,7 +56,7 @@ class InternVLProcessor:
         return Patches(values, (len(values), len(self._of_tile)), token_ids)
 
 
-def _most_pixels(values: Mapping[str, Any], max_pixels: int | None, max_tokens: int) -> int:
+def most_tile_pixels(values: Mapping[str, Any], max_pixels: int | None, max_tokens: int) -> int:
     """See ``MostPixels``: tiles, and a thumbnail."""
     size, most = values.get("size") or {}, values.get("max_patches", _MOST_TILES)
     tile = size.get("height", _SIDE) * size.get("width", _SIDE)
@@ -67,4 +67,4 @@ def internvl(folder: Path, values: Mapping[str, Any], config: ModelConfig) -> Vi
     """Arguments as of ``rosebatch.model.vision.registry.VISIONS``."""
     placeholder = values.get("image_token_id", _PLACEHOLDER)
     processor = partial(InternVLProcessor, folder, placeholder)
-    return Vision(placeholder, TilesTower.PARTS, processor, partial(TilesTower, folder), most_pixels=_most_pixels)
+    return Vision(placeholder, TilesTower.PARTS, processor, partial(TilesTower, folder), most_pixels=most_tile_pixels)

@@ -109,6 +109,11 @@ def qwen2_vl(folder: Path, values: Mapping[str, Any], config: ModelConfig) -> Vi
     return _vision(folder, values, config, in_runs, (16, 24, 24))
 
 
+def exaone4_5(folder: Path, values: Mapping[str, Any], config: ModelConfig) -> Vision:
+    """EXAONE 4.5: positions of images are those of their tokens; arguments as of ``VISIONS`` of the registry."""
+    return _vision(folder, {"image_token_id": 67, **values}, config, lambda *_: (), ())
+
+
 def _most_pixels(values: Mapping[str, Any], max_pixels: int | None, max_tokens: int) -> int:
     """See ``MostPixels``."""
     most = values.get("max_pixels") or (values.get("size") or {}).get("longest_edge") or _MOST_PIXELS

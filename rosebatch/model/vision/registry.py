@@ -14,7 +14,8 @@ from rosebatch.model.vision.internvl import internvl
 from rosebatch.model.vision.llava import llava, llava_next, llava_onevision
 from rosebatch.model.vision.pixels import PROCESSORS, read_processor
 from rosebatch.model.vision.pixtral import lighton_ocr, pixtral
-from rosebatch.model.vision.qwen_vl import qwen2_vl, qwen3_5, qwen3_vl
+from rosebatch.model.vision.processed import PROCESSED, processed
+from rosebatch.model.vision.qwen_vl import exaone4_5, qwen2_vl, qwen3_5, qwen3_vl
 from rosebatch.model.vision.vision import Sight, Vision
 
 # Each takes the folder, config.json and the shape of the text part; None if it does not know the tower.
@@ -25,6 +26,7 @@ VISIONS: dict[str, Callable[[Path, Mapping[str, Any], ModelConfig], Vision | Non
     "LightOnOcrForConditionalGeneration": lighton_ocr,
     "LlavaForConditionalGeneration": llava,
     "LlavaNextForConditionalGeneration": llava_next,
+    "LlavaNextVideoForConditionalGeneration": llava_next,
     "LlavaOnevisionForConditionalGeneration": llava_onevision,
     "Mistral3ForConditionalGeneration": pixtral,
     "Qwen2VLForConditionalGeneration": qwen2_vl,
@@ -34,9 +36,11 @@ VISIONS: dict[str, Callable[[Path, Mapping[str, Any], ModelConfig], Vision | Non
     "Qwen3VLForConditionalGeneration": qwen3_vl,
     "Qwen3VLMoeForConditionalGeneration": qwen3_vl,
     "SmolVLMForConditionalGeneration": idefics3,
+    **dict.fromkeys(PROCESSED, processed),
 }
 # The same of models that transformers' code runs.
 OF_FALLBACK: dict[str, Callable[[Path, Mapping[str, Any], ModelConfig], Vision | None]] = {
+    "Exaone4_5_ForConditionalGeneration": exaone4_5,
     "Gemma4ForConditionalGeneration": gemma4,
 }
 

@@ -1,0 +1,96 @@
+"""Aya Vision, DeepSeek-VL, Janus and ViP-LLaVA: images of one size or in tiles, and a text that transformers writes."""
+
+from collections.abc import Mapping
+from functools import partial
+from inspect import signature
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rosebatch.config.model import ModelConfig
+from rosebatch.host.model_files import read_json
+from rosebatch.model.vision.internvl import most_tile_pixels
+from rosebatch.model.vision.parts import load_config
+from rosebatch.model.vision.pixels import ImageProcessor, require_few_pixels
+from rosebatch.model.vision.tower import TilesTower
+from rosebatch.model.vision.vision import Encode, MostPixels, Patches, Vision, of_one_size
+
+
+class AlignerTower(TilesTower):
+    """The same with other names."""
+
+    PARTS: ClassVar = ("vision_model", "aligner")
+
+
+class Processed(NamedTuple):
+    """What transformers does not say of a family; see ``Vision``."""
+
+    tower: type[TilesTower] = TilesTower
+    most_pixels: MostPixels = of_one_size
+    in_text: tuple[str, str] | None = None
+
+
+# By transformers' class. The image function takes pixels alone, and its vectors take the place of embeddings: no more.
+PROCESSED = {
+    "AyaVisionForConditionalGeneration": Processed(most_pixels=most_tile_pixels, in_text=("<image>", "<|IMG_PATCH|>")),
+    "DeepseekVLForConditionalGeneration": Processed(AlignerTower),
+    "JanusForConditionalGeneration": Processed(AlignerTower),
+    "VipLlavaForConditionalGeneration": Processed(),
+}
+
+
+class TextProcessor:
+    """transformers' image processor by Pillow, up to whole numbers, and its processor of the whole model for the text.
+
+    Args:
+        folder: of the model.
+        max_pixels: of the tiles of an image, but for the whole one; None for the model's own most tiles.
+        encode: by the model's tokenizer.
+    """
+
+    def __init__(self, folder: Path, max_pixels: int | None, encode: Encode) -> None:
+        from transformers import AutoTokenizer
+        from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
+
+        self._process, config = ImageProcessor(folder), load_config(folder)
+        kind, file = PROCESSOR_MAPPING[type(config)], folder / "processor_config.json"
+        values, known = read_json(file) if file.exists() else {}, signature(kind.__init__).parameters
+        own = {name: each for name, each in values.items() if name in known and name != "image_processor"}
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        self._whole = kind(image_processor=self._process.own, tokenizer=tokenizer, **own)
+        self._options = dict(getattr(kind, "images_kwargs", {})) | {"return_tensors": None}
+        if max_pixels is not None and (most := getattr(self._process.own, "max_patches", None)):
+            size = self._process.own.size
+            most = min(most, max(max_pixels // (size["height"] * size["width"]), 1))
+            self._options |= {"max_patches": most, "min_patches": min(self._process.own.min_patches, most)}
+        self._placeholder, self._encode = config.image_token_id, encode
+
+    def __call__(self, rgb: NDArray[np.uint8], *, alone: bool = True) -> Patches:
+        """See ``rosebatch.model.vision.vision.Processor``: values are ``[tiles, 3, height, width]``."""
+        # All may be padded to squares.
+        require_few_pixels(rgb, max(rgb.shape) ** 2)
+        found = self._process(rgb, **self._options)
+        values = np.stack(found["pixel_values"]).astype(np.uint8)
+        text = self._whole.replace_image_token(found, image_idx=0)
+        token_ids = np.array(self._encode(text), np.uint32)
+        count = int((token_ids == self._placeholder).sum())
+        return Patches(values, (len(values), count // len(values)), token_ids)
+
+
+def processed(folder: Path, values: Mapping[str, Any], config: ModelConfig) -> Vision | None:
+    """Arguments as of ``rosebatch.model.vision.registry.VISIONS``; None if transformers is too old."""
+    from transformers import ProcessorMixin
+
+    if not hasattr(ProcessorMixin, "replace_image_token"):
+        return None
+    tower, most_pixels, in_text = PROCESSED[values["architectures"][0]]
+    return Vision(
+        load_config(folder).image_token_id,
+        tower.PARTS,
+        partial(TextProcessor, folder),
+        partial(tower, folder),
+        most_pixels=most_pixels,
+        in_text=in_text,
+    )
