@@ -17,7 +17,7 @@ from tests.job.fake_model import FakeModel, launch_fake, make_engine
 from tests.job.fuzz_lines import CHATTY
 
 # Of malloc.h.
-_M_MMAP_THRESHOLD = -3
+MMAP_THRESHOLD = -3
 
 
 def peak(folder: Path, lines: Sequence[str], name: str, settings: dict[str, Any]) -> int:
@@ -40,7 +40,7 @@ def peak(folder: Path, lines: Sequence[str], name: str, settings: dict[str, Any]
 def _measure(source: Path, target: str, given: dict[str, Any]) -> dict[str, Any]:
     """Run a small job first, so that what is imported and set up once does not count."""
     # The C library gives large blocks back at once. By itself it keeps more and more of them, as their order has it.
-    ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 20)
+    ctypes.CDLL(None).mallopt(MMAP_THRESHOLD, 1 << 20)
     _run(_small(source, given), f"{target}.small{Path(target).suffix}", given)
     # As in a process of its own: the more objects there are, the rarer are the collector's full rounds.
     gc.collect()
@@ -48,9 +48,9 @@ def _measure(source: Path, target: str, given: dict[str, Any]) -> dict[str, Any]
     gc.collect()
     # The peak counts from here on.
     Path("/proc/self/clear_refs").write_text("5")
-    before = _kib("VmRSS")
+    before = kib("VmRSS")
     report = _run(source, target, given).report
-    peak = (_kib("VmHWM") - before) * 1024
+    peak = (kib("VmHWM") - before) * 1024
     return {"peak": peak, "errors": report["errors"], "completed": report["completed"]}
 
 
@@ -69,6 +69,7 @@ def _small(source: Path, given: dict[str, Any]) -> Path:
     return write_lines(source.with_name(f"small-{source.name}"), rows)
 
 
-def _kib(name: str) -> int:
-    status = Path("/proc/self/status").read_text()
+def kib(name: str, process: str = "self") -> int:
+    """A number of a process, as the system tells it in KiB."""
+    status = Path(f"/proc/{process}/status").read_text()
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(f"{name}:"))

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from tests.job.fuzz_lines import LIMIT, limit_lines, long_values
+from tests.job.image_memory import peak_of_pages
 from tests.job.job_memory import peak
 
 # Lines that are read ahead, lines that are written, and what the C library keeps of memory that is free again.
@@ -81,3 +82,13 @@ def test_memory_of_rows_in_parquet(tmp_path, content):
 def test_memory_of_a_batch(tmp_path, content):
     """Requests of the API have no other path."""
     require_bounded(tmp_path, BATCHES[content], "out.jsonl", "openai")
+
+
+def test_memory_of_pages(tmp_path):
+    """What is loaded ahead counts, and so does what the engine has: 24 rows of 20 pages would take 196 MiB."""
+    bound, row = 32 << 20, 20 * 320 * 448 * 3
+    taken = peak_of_pages(tmp_path, 24, 20, (320, 448), bound, threads=2)
+    print(f"serving {taken.serving >> 20} MiB, decoding {taken.decoding >> 20} MiB")  # noqa: T201
+    assert taken.serving <= bound + 2 * row
+    # Two processes with nothing but their libraries and an image.
+    assert taken.decoding <= 2 * (40 << 20)
