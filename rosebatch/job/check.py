@@ -19,6 +19,7 @@ from rosebatch.engine.cache.kv_cache import bytes_for_longest
 from rosebatch.engine.cache.memory import batched_tokens, min_slots
 from rosebatch.engine.load import choose_block_size
 from rosebatch.engine.metrics.roofline import Floor, Rates, find_floor, measure_host_rates, measure_rates
+from rosebatch.engine.scheduling.chunk_ends import ChunkEnds
 from rosebatch.engine.scheduling.servable import require_servable
 from rosebatch.host.threads import DaemonPool
 from rosebatch.io.images.policy import NO_MEDIA, MediaPolicy
@@ -43,6 +44,8 @@ from rosebatch.text.grammar.grammars import Grammars
 from rosebatch.text.tokenizer import Tokenizer
 
 _BAR = 40
+# Tokens, beyond those of any prompt.
+_ANY_LENGTH = 1 << 30
 # Shares of the floor that runs reach (docs/performance.md): the best, and a first run of few rows, with its graphs.
 _SHARES = {"cuda": (0.85, 0.25), "cpu": (0.7, 0.15)}
 # Of the process and the model: from a warm cache, and from cold disks.
@@ -135,6 +138,8 @@ def check_file(reader: PromptReader, plan: LaunchPlan, stream: TextIO, *, strict
         media=reader.media,
         limit_images=plan.config.limit_images,
         max_pixels=plan.config.max_pixels,
+        # Whole prompts have room, whatever their length.
+        most_tokens=batched_tokens(plan.config, plan.device.type) if plan.switches.chunked_prefill else _ANY_LENGTH,
     )
 
 
@@ -153,6 +158,7 @@ def check_rows(
     media: MediaPolicy = NO_MEDIA,
     limit_images: int | None = None,
     max_pixels: int | None = None,
+    most_tokens: int = _ANY_LENGTH,
 ) -> Checked:
     """Read and tokenize all rows.
 
@@ -168,16 +174,19 @@ def check_rows(
         strict: see ``check_file``.
         sight: how the model sees, or why it does not.
         media, limit_images, max_pixels: see ``rosebatch.job.images.with_images``.
+        most_tokens: of a step. An image whose tokens see each other needs room in one.
     """
     checked = Checked(beginning=None if tokenizer is None else tokenizer.beginning)
     grammars = None if tokenizer is None else Grammars(tokenizer, config.vocab_size, config.eos_token_ids, limits)
     size = vector_size or config.hidden_size
+    ends = ChunkEnds(whole_images=vision is not None and vision.both_ways != "")
 
     def require(request: Request) -> None:
         require_servable(request, config.num_token_ids, config.max_model_len, hidden_size=size, generates=generates)
         if request.pooling is not None:
             pooling.of(request.pooling)
         pooling.require_steps(request.pooling, request.prompt_token_ids)
+        ends.require_room(request.images, len(request.prompt_token_ids), most_tokens)
 
     with DaemonPool(1, "rosebatch-text") as pool:
         limit = config.max_model_len

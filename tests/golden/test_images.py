@@ -643,6 +643,19 @@ def test_images_that_make_a_prompt_too_long(tmp_path, transformers):
     assert check_job(job, replace(config, max_pixels=256), io.StringIO()) == 0
 
 
+def test_check_tells_of_an_image_that_fits_no_step(tmp_path, transformers):
+    """Only the run did, in its rows."""
+    seeing_model("Gemma3ForConditionalGeneration", tmp_path)
+    (tmp_path / "in.jsonl").write_text(json.dumps({"messages": [{"role": "user", "content": content_of([0, b"a"])}]}))
+    job = JobConfig(input=str(tmp_path / "in.jsonl"))
+    for most, bad in ((4, 0), (3, 1)):
+        stream = io.StringIO()
+        config = RunConfig(model=str(tmp_path), device="cpu", dtype="float32", max_num_batched_tokens=most)
+        assert check_job(job, config, stream) == bad
+        told = "image_too_large: an image has 4 tokens, and is computed in one step; --max-num-batched-tokens leaves 3"
+        assert (told in stream.getvalue()) is bool(bad)
+
+
 def test_a_killed_run_goes_on_with_the_same_answers(seeing, tmp_path):
     """Rows with images are loaded again, and another --max-pixels would give other answers to the rest."""
     lines = [{"messages": [{"role": "user", "content": content_of(parts)}]} for parts in ROWS.values()]
