@@ -501,12 +501,23 @@ def test_patches_that_are_in_no_square(tmp_path, transformers):
 
 def test_images_that_would_become_too_large(tmp_path, transformers):
     """A line of pixels became a square of gigabytes, or as wide as the model's height allows."""
-    for name, alone, shape in (("Llava", True, (600_000, 1, 3)), ("LlavaOnevision", False, (1, 12_000, 3))):
+    lines = (
+        ("VipLlava", True, (600_000, 1, 3)),
+        ("Llava", True, (600_000, 1, 3)),
+        ("LlavaOnevision", False, (1, 12_000, 3)),
+    )
+    for name, alone, shape in lines:
         seeing_model(f"{name}ForConditionalGeneration", tmp_path)
         vision = find_model(RunConfig(model=str(tmp_path), dtype="float32"), torch.device("cpu")).vision
         processor = load_processor(tmp_path, vision)
         with pytest.raises(ValueError, match="would be made: shorten its longer side"):
             processor(np.zeros(shape, np.uint8), alone=alone)
+    # Tiles of a line are few, and a square is made of it once it is small.
+    for name in ("AyaVision", "Janus"):
+        (tmp_path / name).mkdir()
+        seeing_model(f"{name}ForConditionalGeneration", tmp_path / name)
+        other = find_model(RunConfig(model=str(tmp_path / name), dtype="float32"), torch.device("cpu")).vision
+        assert load_processor(tmp_path / name, other)(np.zeros((30, 12_000, 3), np.uint8)).grid[0] <= 5
     # It is so thin that the tiles are padding alone.
     assert len(processor(np.zeros(shape, np.uint8)).token_ids) == 4
 

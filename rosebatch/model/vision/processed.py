@@ -69,8 +69,10 @@ class TextProcessor:
 
     def __call__(self, rgb: NDArray[np.uint8], *, alone: bool = True) -> Patches:
         """See ``rosebatch.model.vision.vision.Processor``: values are ``[tiles, 3, height, width]``."""
-        # All may be padded to squares.
-        require_few_pixels(rgb, max(rgb.shape) ** 2)
+        if (edge := self._process.own.size.shortest_edge) is not None:
+            # It is cut to a square later.
+            short, long = sorted(rgb.shape[:2])
+            require_few_pixels(rgb, edge**2 * long / short)
         found = self._process(rgb, **self._options)
         values = np.stack(found["pixel_values"]).astype(np.uint8)
         text = self._whole.replace_image_token(found, image_idx=0)
