@@ -95,9 +95,10 @@ def load_fallback(
         network = _random(hf_config, dtype, device) if folder is None else _load(hf_config, folder, dtype, device)
         fix_rope(network, config.max_model_len)
         decoder = Decoder(network)
-        for name in decoder.layers.idle:
-            # A tower is loaded with the first image.
-            setattr(decoder.layers.body, name, None)
+        if hf_config.get_text_config(decoder=True) is not hf_config:
+            for name in decoder.layers.idle:
+                # A tower is loaded with the first image.
+                setattr(decoder.layers.body, name, None)
         require_tokenwise(decoder, config.vocab_size)
         _fuse_if_same(decoder, config, ops)
     except UserError:
