@@ -17,6 +17,12 @@ THOROUGH = [
 
 
 @pytest.mark.whole
+@pytest.mark.parametrize("model_type", ["aria", pytest.param("qianfan_ocr", marks=pytest.mark.thorough)])
+def test_tokens_of_a_model_that_sees(model_type, transformers):
+    """transformers has no class for its text alone, for which alone was looked: it was refused."""
+    assert try_family(model_type, make_prompts()[::2])[0] == "served"
+
+
 @pytest.mark.parametrize("model_type", [*FAST, *(pytest.param(each, marks=pytest.mark.thorough) for each in THOROUGH)])
 def test_tokens_of_a_family(model_type, transformers):
     """A wrong window, scale, cap, sink, position or fused part changes tokens; so would one that a schedule reaches.

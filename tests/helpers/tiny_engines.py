@@ -10,6 +10,7 @@ from rosebatch.config.switches import Switches
 from rosebatch.engine.cache.kv_cache import bytes_per_block
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.load import load_engine
+from rosebatch.model.fallback.network import network_class
 from rosebatch.model.source import find_model
 
 
@@ -20,13 +21,11 @@ def random_model(config: Any, kind: Any = None, *, plain: bool = False, **option
         config: of transformers.
         kind: transformers' class; None for that of the config with an output projection.
         plain: norms are at one and biases at zero. A model could ignore them without failing a test.
-        options: of ``from_config``.
+        options: of ``_from_config``.
     """
-    from transformers import AutoModelForCausalLM
-
     torch.manual_seed(0)
     if kind is None:
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **options).eval()
+        model = network_class(config)._from_config(config, dtype=torch.float32, **options).eval()
     else:
         model = kind(config).float().eval()
     for name, parameter in model.named_parameters():
