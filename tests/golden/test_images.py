@@ -522,6 +522,15 @@ def test_images_that_would_become_too_large(tmp_path, transformers):
     assert len(processor(np.zeros(shape, np.uint8)).token_ids) == 4
 
 
+def test_an_older_transformers_serves_texts(tmp_path, monkeypatch, transformers):
+    """Processors of 5.10 write other texts for an image, or none."""
+    seeing_model("AyaVisionForConditionalGeneration", tmp_path)
+    settings = RunConfig(model=str(tmp_path), dtype="float32")
+    for found, sees in (("5.10.4", False), ("5.24.0", True), ("6.0.0.dev0", True)):
+        monkeypatch.setattr("rosebatch.model.vision.processed.version", lambda name, found=found: found)
+        assert (find_model(settings, CPU).vision is not None) is sees
+
+
 def test_towers_have_one_more_level_on_the_hub(tmp_path, transformers):
     """transformers 5 has no ``vision_model`` in CLIP's tower, and reads names with it."""
     seeing_model("LlavaNextForConditionalGeneration", tmp_path)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from functools import partial
+from importlib.metadata import version
 from inspect import signature
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -32,6 +33,8 @@ class Processed(NamedTuple):
     in_text: tuple[str, str] | None = None
 
 
+# Of transformers. Processors of 5.10 write other texts.
+_OLDEST = 5, 24
 # By transformers' class. The image function takes pixels alone, and its vectors take the place of embeddings: no more.
 PROCESSED = {
     "AyaVisionForConditionalGeneration": Processed(most_pixels=most_tile_pixels, in_text=("<image>", "<|IMG_PATCH|>")),
@@ -83,9 +86,7 @@ class TextProcessor:
 
 def processed(folder: Path, values: Mapping[str, Any], config: ModelConfig) -> Vision | None:
     """Arguments as of ``rosebatch.model.vision.registry.VISIONS``; None if transformers is too old."""
-    from transformers import ProcessorMixin
-
-    if not hasattr(ProcessorMixin, "replace_image_token"):
+    if tuple(map(int, version("transformers").split(".")[:2])) < _OLDEST:
         return None
     tower, most_pixels, in_text = PROCESSED[values["architectures"][0]]
     return Vision(
