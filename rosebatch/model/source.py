@@ -17,7 +17,7 @@ from rosebatch.config.toml_file import load_toml
 from rosebatch.core.errors import FlagError, UserError, printable
 from rosebatch.core.pooling_params import MEAN, ModelPooling, NamedPrompts, PoolingParams
 from rosebatch.core.words import counted
-from rosebatch.host.model_files import reachable, refusal, refused, require_file
+from rosebatch.host.model_files import reachable, refused, require_file
 from rosebatch.model.classifier_head import load_classifier
 from rosebatch.model.contract import Model, PoolingHeads
 from rosebatch.model.dry_load import HEADERS, NO_PRODUCTS, require_loadable
@@ -149,14 +149,14 @@ class ModelSource:
         vision, folder = self.vision, self.folder
         if vision is None or folder is None or limits.limit_images == 0:
             return 0
-        texts = "--limit-images 0 serves texts alone"
-        with refused(folder, "its image processor"):
+        told = "with its image processor, --limit-images 0 serves texts alone"
+        with refused(folder, told):
             try:
                 found = vision.most_pixels(read_processor(folder), limits.max_pixels, self.config.max_model_len)
             except KeyError as error:
-                raise refusal(folder, f"its image processor has no {error.args[0]}; {texts}") from None
+                raise ValueError(f"it has no {error.args[0]}") from None
             if found < 1:
-                raise refusal(folder, f"its image processor's size has no pixels; {texts}")
+                raise ValueError("its size has no pixels")
             return found
 
     def most_vectors(self, limits: RunConfig) -> int:

@@ -24,7 +24,10 @@ def of_one_size(values: Mapping[str, Any], max_pixels: int | None, max_tokens: i
         # As older folders have it.
         return size**2
     shortest = size.get("shortest_edge", 0)
-    return int(size.get("height", shortest) * size.get("width", shortest))
+    found = int(size.get("height", shortest) * size.get("width", shortest))
+    if found < 1:
+        raise ValueError("its size has no pixels")
+    return found
 
 
 # Token ids of a text alone, where names of special tokens are these.
