@@ -179,7 +179,7 @@ def check_rows(
     checked = Checked(beginning=None if tokenizer is None else tokenizer.beginning)
     grammars = None if tokenizer is None else Grammars(tokenizer, config.vocab_size, config.eos_token_ids, limits)
     size = vector_size or config.hidden_size
-    ends = ChunkEnds(whole_images=vision is not None and vision.both_ways != "")
+    ends = ChunkEnds(whole_images=not isinstance(sight, str) and sight.both_ways != "")
 
     def require(request: Request) -> None:
         require_servable(request, config.num_token_ids, config.max_model_len, hidden_size=size, generates=generates)

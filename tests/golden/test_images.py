@@ -529,7 +529,10 @@ def test_an_older_transformers_serves_texts(tmp_path, monkeypatch, transformers)
     settings = RunConfig(model=str(tmp_path), dtype="float32")
     for found, sees in (("5.10.4", False), ("5.24.0", True), ("6.0.0.dev0", True)):
         monkeypatch.setattr("rosebatch.model.vision.processed.version", lambda name, found=found: found)
-        assert (find_model(settings, CPU).vision is not None) is sees
+        source = find_model(settings, CPU)
+        assert (source.vision is not None) is sees
+        if not sees:
+            assert source.sight == "its images need transformers 5.24 or newer"
 
 
 def test_towers_have_one_more_level_on_the_hub(tmp_path, transformers):
@@ -656,7 +659,8 @@ def test_images_that_make_a_prompt_too_long(tmp_path, transformers):
     config = RunConfig(model=str(tmp_path), device="cpu", dtype="float32", max_model_len=34)
     stream = io.StringIO()
     assert check_job(job, config, stream) == 1
-    told = "tokens, 16 of images, which --max-pixels lowers unless all images become one size; with at least one to generate, 34 are allowed"
+    way = "16 of images, which --max-pixels lowers unless all images become one size"
+    told = f"tokens, {way}; with at least one to generate, 34 are allowed"
     assert told in stream.getvalue()
     with LLM(config.model, device="cpu", max_model_len=34) as llm:
         (row,) = llm.chat(messages, on_error="return")

@@ -117,7 +117,7 @@ def _run(folder: Path, source: Path, tokens: int, bound: int) -> Any:
         lambda most, encode: QwenProcessor(folder, _PLACEHOLDER, most),
         lambda weights: None,  # type: ignore[arg-type, return-value]
     )
-    launched.plan.source.__dict__["vision"] = vision
+    launched.plan.source.__dict__["sight"] = vision
     return run_file(source, source.with_suffix(".out.jsonl"), model=LLM.of(launched), media_root=folder).report
 
 

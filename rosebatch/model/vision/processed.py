@@ -16,7 +16,7 @@ from rosebatch.model.vision.internvl import most_tile_pixels
 from rosebatch.model.vision.parts import load_config
 from rosebatch.model.vision.pixels import ImageProcessor, require_few_pixels
 from rosebatch.model.vision.tower import TilesTower
-from rosebatch.model.vision.vision import Encode, MostPixels, Patches, Vision, of_one_size
+from rosebatch.model.vision.vision import Encode, MostPixels, Patches, Sight, Vision, of_one_size
 
 
 class AlignerTower(TilesTower):
@@ -84,10 +84,10 @@ class TextProcessor:
         return Patches(values, (len(values), count // len(values)), token_ids)
 
 
-def processed(folder: Path, values: Mapping[str, Any], config: ModelConfig) -> Vision | None:
-    """Arguments as of ``rosebatch.model.vision.registry.VISIONS``; None if transformers is too old."""
+def processed(folder: Path, values: Mapping[str, Any], config: ModelConfig) -> Sight:
+    """Arguments as of ``rosebatch.model.vision.registry.VISIONS``."""
     if tuple(map(int, version("transformers").split(".")[:2])) < _OLDEST:
-        return None
+        return f"its images need transformers {'.'.join(map(str, _OLDEST))} or newer"
     tower, most_pixels, in_text = PROCESSED[values["architectures"][0]]
     return Vision(
         load_config(folder).image_token_id,

@@ -16,10 +16,11 @@ from rosebatch.model.vision.pixels import PROCESSORS, read_processor
 from rosebatch.model.vision.pixtral import lighton_ocr, pixtral
 from rosebatch.model.vision.processed import PROCESSED, processed
 from rosebatch.model.vision.qwen_vl import exaone4_5, qwen2_vl, qwen3_5, qwen3_vl
-from rosebatch.model.vision.vision import Sight, Vision
+from rosebatch.model.vision.vision import Sight
 
-# Each takes the folder, config.json and the shape of the text part; None if it does not know the tower.
-VISIONS: dict[str, Callable[[Path, Mapping[str, Any], ModelConfig], Vision | None]] = {
+# Each takes the folder, config.json and the shape of the text part; None if it does not know the tower, a text if it
+# knows why not.
+VISIONS: dict[str, Callable[[Path, Mapping[str, Any], ModelConfig], Sight | None]] = {
     "Gemma3ForConditionalGeneration": gemma3,
     "Idefics3ForConditionalGeneration": idefics3,
     "InternVLForConditionalGeneration": internvl,
@@ -39,7 +40,7 @@ VISIONS: dict[str, Callable[[Path, Mapping[str, Any], ModelConfig], Vision | Non
     **dict.fromkeys(PROCESSED, processed),
 }
 # The same of models that transformers' code runs.
-OF_FALLBACK: dict[str, Callable[[Path, Mapping[str, Any], ModelConfig], Vision | None]] = {
+OF_FALLBACK: dict[str, Callable[[Path, Mapping[str, Any], ModelConfig], Sight | None]] = {
     "Exaone4_5_ForConditionalGeneration": exaone4_5,
     "Gemma4ForConditionalGeneration": gemma4,
 }
