@@ -153,6 +153,13 @@ def test_logits_are_those_of_transformers(seeing):
     seeing.require_same_logits(engine_of(seeing.folder), SAMPLING, 1e-4, MARGIN)
 
 
+@pytest.fixture(scope="module")
+def alone(seeing):
+    """What each prompt of ``PROMPTS`` is answered where nothing else runs, and nothing is found."""
+    engine = engine_of(seeing.folder, max_num_seqs=1, switches={"prefix_cache": False})
+    return [run(engine, [given])[given.id] for given in seeing.requests()]
+
+
 @pytest.mark.parametrize(
     ("limits", "preempts"),
     [
@@ -162,11 +169,8 @@ def test_logits_are_those_of_transformers(seeing):
     ],
     ids=["chunks", "no prefix cache", "preempted"],
 )
-def test_no_bit_depends_on_the_steps(seeing, limits, preempts):
+def test_no_bit_depends_on_the_steps(seeing, alone, limits, preempts):
     """A chunk may end inside of an image, whose other vectors are needed later; a preempted prompt needs all again."""
-    alone = {}
-    for given in seeing.requests():
-        alone |= run(engine_of(seeing.folder), [given])
     limits = limits | {"max_num_batched_tokens": max(limits["max_num_batched_tokens"], seeing.family.budget)}
     longest = max(len(given.prompt_token_ids) for given in seeing.requests()) + _NEW_TOKENS
     engine = engine_of(seeing.folder, block_size=4, blocks=longest // 4 + 2 if preempts else 0, **limits)
