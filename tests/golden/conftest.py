@@ -19,7 +19,8 @@ from tests.helpers.running import greedy
 from tests.helpers.shared_folder import make_once
 from tests.helpers.tiny_engines import engine_of, random_model
 
-NEW_TOKENS = 12
+# Enough to end a block of any size of these tests, and to begin the next.
+NEW_TOKENS = 8
 # Beside the weights: prompts, and the tokens of each.
 _REFERENCES = "references.json"
 

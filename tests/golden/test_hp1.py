@@ -14,6 +14,7 @@ from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.load import load_engine
 from rosebatch.model.source import find_model
 from rosebatch_kernels.hp1 import torch_attention
+from tests.golden.conftest import NEW_TOKENS
 from tests.helpers.plain_hp1 import PlainHP1
 from tests.helpers.running import run
 
@@ -23,7 +24,7 @@ TINY = Path(__file__).parents[2] / "configs" / "models" / "tiny-hp1.toml"
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("limits", [{}, {"chunk": 16, "block_size": 4, "blocks": 40}], ids=["plenty", "cramped"])
+@pytest.mark.parametrize("limits", [{}, {"chunk": 16, "block_size": 4, "blocks": 28}], ids=["plenty", "cramped"])
 @pytest.mark.parametrize("prefix_cache", [True, False])
 @pytest.mark.parametrize("model", MODELS)
 def test_batch_of_seven(model, prefix_cache, limits, goldens, make_engine, greedy_tokens):
@@ -35,12 +36,12 @@ def test_batch_of_seven(model, prefix_cache, limits, goldens, make_engine, greed
     assert (engine.stats.preemptions > 0) is bool(limits)
 
 
-@pytest.mark.parametrize("limits", [{}, {"chunk": 16, "block_size": 4, "blocks": 40}], ids=["plenty", "cramped"])
+@pytest.mark.parametrize("limits", [{}, {"chunk": 16, "block_size": 4, "blocks": 28}], ids=["plenty", "cramped"])
 @pytest.mark.parametrize("model", MODELS)
 def test_log_probabilities(model, limits, goldens, make_engine):
     """Those of prompts and completions equal one plain pass over all tokens."""
     golden = goldens(model)
-    sampling = SamplingParams(max_tokens=12, ignore_eos=True, logprobs=1, prompt_logprobs=1)
+    sampling = SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=1, prompt_logprobs=1)
     requests = [Request(i, tuple(p), sampling) for i, p in enumerate(golden.prompts[:16])]
     plain = PlainHP1.from_pretrained(golden.folder)
     for completion in run(make_engine(golden.folder, **limits), requests).values():

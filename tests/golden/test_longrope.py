@@ -24,7 +24,8 @@ def crossing(reference_tokens):
     """
     numbers = random.Random(1)
     trunk = [numbers.randrange(211) for _ in range(TRAINED + 4)]
-    lengths = [27, 28, 29, 30, 34, 39, 40, 41, 43] * 3
+    end = TRAINED - NEW_TOKENS
+    lengths = [end - 1, end, end + 1, end + 2, 36, 39, 40, 41, 43] * 3
     prompts = []
     for length in lengths:
         common = numbers.choice([length, length - 1, 20, 0])
@@ -41,8 +42,8 @@ def crossing(reference_tokens):
         {"chunked_prefill": False, "prefix_cache": False},
         {"seqs": 1, "prefix_cache": False},
         {"seqs": 5, "chunk": 7, "block_size": 4},
-        {"seqs": 6, "chunk": 16, "block_size": 8, "blocks": 14, "prefix_cache": False},
-        {"seqs": 6, "chunk": 16, "block_size": 8, "blocks": 14},
+        {"seqs": 6, "chunk": 16, "block_size": 8, "blocks": 11, "prefix_cache": False},
+        {"seqs": 6, "chunk": 16, "block_size": 8, "blocks": 11},
     ],
     ids=["whole", "alone", "chunks", "few blocks, no prefixes", "few blocks"],
 )

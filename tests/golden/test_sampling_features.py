@@ -16,12 +16,12 @@ import torch
 from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.scheduling.sequence import SequenceState
+from tests.golden.conftest import NEW_TOKENS
 from tests.helpers.running import run, run_choices
 
 MODELS = ["gpt2", "qwen3"]
-NEW_TOKENS = 12
 PLENTY = {"prefix_cache": False, "chunked_prefill": False}
-CRAMPED = {"chunk": 16, "block_size": 4, "blocks": 40}
+CRAMPED = {"chunk": 16, "block_size": 4, "blocks": 28}
 SCHEDULES = pytest.mark.parametrize("limits", [PLENTY, CRAMPED], ids=["plenty", "cramped"])
 # Two implementations of an fp32 model add the same products in another order. Logits are below 16, where a unit in the
 # last place is 1e-6. Differences of 8 such units were seen after three layers.
@@ -90,7 +90,7 @@ def changed(goldens, reference_tokens, options_of):
 
 
 def requests_of(prompts, kinds):
-    """Requests for 12 tokens each; the kinds take turns."""
+    """Requests for as many tokens as the references have; the kinds take turns."""
     return [
         Request(
             i, tuple(prompt), SamplingParams(**{"max_tokens": NEW_TOKENS, "ignore_eos": True} | kinds[i % len(kinds)])

@@ -8,9 +8,8 @@ from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.cache.kv_cache import bytes_per_block
 from rosebatch.engine.cache.state_pool import StatePool, state_bytes
 from rosebatch.launch.plan import plan_launch
+from tests.golden.conftest import NEW_TOKENS
 from tests.helpers.running import run_choices
-
-NEW_TOKENS = 12
 
 
 def requests_of(prompts, **sampling):

@@ -10,6 +10,7 @@ from rosebatch.config.switches import Switches
 from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch_kernels.linear.torch_packed import PackedLinear, can_pack
+from tests.golden.conftest import NEW_TOKENS
 from tests.helpers.running import run
 
 NAMES = [field.name for field in dataclasses.fields(Switches) if "cpu" in field.metadata["devices"]]
@@ -123,7 +124,9 @@ def all_on():
 
 def requests_of(golden):
     return [
-        Request(i, tuple(prompt), SamplingParams(max_tokens=12, seed=i, ignore_eos=True, **KINDS[i % len(KINDS)]))
+        Request(
+            i, tuple(prompt), SamplingParams(max_tokens=NEW_TOKENS, seed=i, ignore_eos=True, **KINDS[i % len(KINDS)])
+        )
         for i, prompt in enumerate(golden.prompts[:COUNT])
     ]
 
