@@ -176,8 +176,9 @@ def test_a_report_of_all_caches(several):
 
 
 @pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.thorough)])
-def test_a_stream_after_the_end(folder, size):
+def test_a_stream_after_the_end(folder, size, monkeypatch):
     """Whoever read on got rows: from processes that nobody would end, or from a model that seemed to be gone."""
+    fork_children(monkeypatch)
     with LLM(folder, max_num_seqs=8, data_parallel_size=size, device="cpu") as other:
         outputs = other.stream((["a"] * 400), SHORT)
         next(outputs)

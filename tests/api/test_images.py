@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from rosebatch import LLM, PoolingParams, SamplingParams, run_file
+from tests.helpers.forked_jobs import fork_children
 from tests.helpers.seeing import seeing_model
 from tests.io.images.picture_files import picture, saved
 
@@ -208,7 +209,8 @@ def test_names_of_vllm(folder, media):
 
 def test_names_of_vllm_for_a_file(llm, folder, media, tmp_path):
     """``limit_images`` was unknown; did you mean ``limit_images``?"""
-    rows = [{"messages": chat(*[{"type": "image", "image": "a.png"}] * count)} for count in (1, 2)]
+    pictures = [[{"type": "image", "image": "a.png"}] * count for count in (1, 2)]
+    rows = [{"messages": chat(*each), "max_tokens": 4} for each in pictures]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     names = {"allowed_local_media_path": str(media), "limit_mm_per_prompt": {"image": 1}}
     out = tmp_path / "out.jsonl"
@@ -222,8 +224,9 @@ def test_names_of_vllm_for_a_file(llm, folder, media, tmp_path):
 
 
 @pytest.mark.thorough
-def test_pictures_travel_to_workers(folder):
+def test_pictures_travel_to_workers(folder, monkeypatch):
     """Rows are pickled there."""
+    fork_children(monkeypatch)
     prompts = [{"prompt": PLACE, "multi_modal_data": {"image": each}} for each in (WIDE, picture())]
     with LLM(folder, device="cpu") as llm:
         expected = tokens(llm.generate(prompts, GREEDY))

@@ -9,11 +9,14 @@ from typing import Any
 FORKS = multiprocessing.get_context("forkserver")
 # Behind the job are what its parts import at their first use.
 _JOBS = (
-    "rosebatch.cli.jobs", "rosebatch.job.local", "rosebatch.job.workers.first_compile",
+    "rosebatch.cli.app", "rosebatch.cli.jobs", "rosebatch.job.local", "rosebatch.job.workers.first_compile",
     "rosebatch.job.workers.reading", "rosebatch.job.workers.service", "rosebatch.launch.driver",
-    "rosebatch.model.families.llama", "rosebatch.model.fallback.config",
+    "rosebatch.launch.group", "rosebatch.model.families.llama", "rosebatch.model.fallback.config",
 )  # fmt: skip
-_LAZILY = ("llguidance.numpy", "pyarrow.dataset", "transformers.utils.chat_template_utils")
+_LAZILY = (
+    "llguidance.numpy", "pyarrow.dataset", "transformers.models.auto.image_processing_auto",
+    "transformers.models.llama.modeling_llama", "transformers.utils.chat_template_utils", "typer._adapters",
+)  # fmt: skip
 _OURS = ("tests.helpers.faults", "tests.io.test_faults", "tests.job.killable_job", "rosebatch.job.merge")
 FORKS.set_forkserver_preload([*_OURS, *_JOBS, *_LAZILY])
 
