@@ -276,7 +276,7 @@ SCRIPTS = {
         from vllm import LLM, SamplingParams
 
         prompts = ["Hello, my name is", "The capital of France is"]
-        sampling_params = SamplingParams(temperature=0.8, top_p=0.95)
+        sampling_params = SamplingParams(temperature=0.8, top_p=0.95, max_tokens=16)
         llm = LLM(model=MODEL, trust_remote_code=True, swap_space=4, disable_log_stats=True)
         for output in llm.generate(prompts, sampling_params):
             print(f"Prompt: {output.prompt!r}, Generated text: {output.outputs[0].text!r}")

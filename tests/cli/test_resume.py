@@ -32,7 +32,7 @@ def source(tmp_path):
 
 
 def write(folder, rows):
-    lines = [{"prompt": f"row {i}", "max_tokens": 5 + i * 7 % 50, "id": f"id {i}"} for i in range(rows)]
+    lines = [{"prompt": f"row {i}", "max_tokens": 2 + i * 7 % 17, "id": f"id {i}"} for i in range(rows)]
     lines[5] = {"prompt": ""}
     return write_lines(folder / "in.jsonl", lines)
 
@@ -66,7 +66,7 @@ def break_off(cli, model_folder, monkeypatch):
         steps, step = count(), Engine.step
 
         def step_or_end(self):
-            if next(steps) == 100:
+            if next(steps) == 50:
                 raise UserError("broken off")
             return step(self)
 
@@ -103,7 +103,7 @@ def test_a_signal_and_then_resume(cli, source, end_early, model_folder, tmp_path
 
 def test_a_parquet_input_resumes_with_its_own_types(cli, break_off, model_folder, tmp_path):
     """Carried columns come from the input, because the part file would turn them into JSON."""
-    columns = {"prompt": [f"row {i}" for i in range(ROWS)], "max_tokens": [5 + i * 7 % 50 for i in range(ROWS)]}
+    columns = {"prompt": [f"row {i}" for i in range(ROWS)], "max_tokens": [2 + i * 7 % 17 for i in range(ROWS)]}
     table = pa.table({**columns, "day": [datetime.date(2024, 2, 29)] * ROWS, "raw": [b"\xff"] * ROWS})
     source, target, whole = tmp_path / "in.parquet", tmp_path / "out.parquet", tmp_path / "whole.parquet"
     pq.write_table(table, source)
