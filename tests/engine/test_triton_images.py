@@ -46,7 +46,7 @@ def request(id, parts):
             token_ids += np.where(gets_vector, _PLACEHOLDER, _MARK).tolist()
         else:
             token_ids.append(part)
-    sampling = SamplingParams(max_tokens=9, ignore_eos=True, logprobs=0)
+    sampling = SamplingParams(max_tokens=6, ignore_eos=True, logprobs=0)
     return Request(id, tuple(token_ids), sampling, images=tuple(images))
 
 

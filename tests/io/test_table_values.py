@@ -5,7 +5,7 @@ import pickle
 from datetime import time, timedelta
 from decimal import Decimal
 from io import BytesIO
-from itertools import repeat
+from itertools import product, repeat
 
 import msgspec
 import numpy as np
@@ -92,8 +92,12 @@ def as_json(rows, names):
     return [json.loads(msgspec.json.encode(written({name: row.get(name) for name in names}))) for row in rows]
 
 
-@pytest.mark.parametrize("inner", [None, *NESTINGS])
-@pytest.mark.parametrize("kind", WRITERS)
+def tiered(kind, inner):
+    """The fast tier has all nestings in files of Arrow, which hold most of them, and one of each other kind."""
+    return pytest.param(kind, inner, marks=() if kind == "file" or inner is None else pytest.mark.thorough)
+
+
+@pytest.mark.parametrize(("kind", "inner"), [tiered(*each) for each in product(WRITERS, [None, *NESTINGS])])
 def test_all_values_in_everything(tmp_path, kind, inner):
     """Nanoseconds were cut in dictionaries, runs, list views, unions and extensions; maps in unions were pairs.
 
