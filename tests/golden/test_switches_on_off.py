@@ -137,7 +137,7 @@ def test_each_switch_has_a_difference():
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("model", ["gpt2", "qwen3"])
+@pytest.mark.parametrize("model", [pytest.param("gpt2", marks=pytest.mark.thorough), "qwen3"])
 @pytest.mark.parametrize("name", NAMES)
 def test_on_equals_off(name, model, goldens, observe, all_on):
     """Tokens in fp32 are equal, with chunks, copied blocks and preemptions on both sides, which ran different code."""

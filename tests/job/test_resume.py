@@ -45,7 +45,7 @@ KINDS += [
     [
         (*KINDS[0], 3),
         ("documents", "out.jsonl", 2),
-        *(pytest.param(*each, 14, marks=pytest.mark.thorough) for each in KINDS),
+        *(pytest.param(*each, 9, marks=pytest.mark.thorough) for each in KINDS),
     ],
 )
 def test_killed_many_times(tmp_path, kind, name, max_kills):

@@ -48,13 +48,16 @@ def simulate(rows, slots, *, a_step, a_token, a_prompt_token):
         at += 1
         if at % 8 and (unread or waiting or running):
             continue
+        generated = Counter()
+        for _, done in running:
+            generated[bin_of(done)] += done
         outlook = Outlook(
             engines=1,
             requests=len(waiting) + len(running),
             sequences=len(waiting) + len(running),
             begun=Counter(bin_of(done) for _, done in running),
             prompt_left=sum(row[0] for row in waiting),
-            generated=sum((Counter({bin_of(done): done}) for _, done in running), Counter()),
+            generated=generated,
             room=sum(row[2] - done for row, done in running) + sum(row[2] for row in waiting),
             finished=ended.copy(),
             stopped=stopped.copy(),

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import msgspec
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -23,6 +24,8 @@ _EXPERTS = {
     "mixtral": ("block_sparse_moe.experts", "w1", "w3", "w2"),
 }
 DENSE_FAMILIES, MOE_FAMILIES = ["smollm3", "glm4", "phi3"], list(_EXPERTS)
+# Two join and reorder what one does, and cut it.
+RANKS = [pytest.param(1, marks=pytest.mark.thorough), 2]
 
 
 def model_of(name: str) -> ModelConfig:

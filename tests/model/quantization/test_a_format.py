@@ -11,6 +11,7 @@ from rosebatch.model.weights import SafetensorsWeights, lazy_stored, lazy_tensor
 from rosebatch.ops.ops import Linear
 from rosebatch.ops.weight import Weight
 from tests.engine.family_models import FAMILIES
+from tests.model.quantization.numbers import RANKS
 from tests.model.quantization.same_logits import CPU, OPS, require_same_logits, write_both
 from tests.model.quantization.test_folders import require_same_answers, write
 
@@ -78,7 +79,7 @@ def encoded(name, values):
     return {f"{name}.codes": codes, f"{name}.scales": scales}, decoded(codes, scales)
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", RANKS)
 @pytest.mark.parametrize("name", ["smollm3", "glm4", "qwen3_moe", "mixtral"])
 def test_a_format_is_cut_joined_and_reordered(name, size, tmp_path):
     """q, k and v and gate and up are joined, or rows are reordered, in a format that no file of the package names."""

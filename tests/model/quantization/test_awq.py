@@ -9,6 +9,7 @@ from rosebatch.model.quantization.forms import form_of
 from tests.model.quantization.numbers import (
     DENSE_FAMILIES,
     MOE_FAMILIES,
+    RANKS,
     codes_of,
     encoder,
     model_of,
@@ -37,7 +38,7 @@ def matrix(name, shape, size=8):
     return {f"{name}.{key}": tensor for key, tensor in tensors.items()}, values
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", RANKS)
 @pytest.mark.parametrize("family", [*DENSE_FAMILIES, *MOE_FAMILIES])
 def test_it_is_cut_joined_and_reordered(tmp_path, family, size):
     """Rows are in the middle of words, in an order of their own."""

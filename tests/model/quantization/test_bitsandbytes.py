@@ -11,6 +11,7 @@ from rosebatch.model.quantization.forms import form_of
 from tests.model.quantization.numbers import (
     DENSE_FAMILIES,
     MOE_FAMILIES,
+    RANKS,
     codes_of,
     encoder,
     model_of,
@@ -67,7 +68,7 @@ def bytes_of_rows(name, shape):
 FORMS = {"nested": matrices(nested=True), "int8": bytes_of_rows}
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", RANKS)
 @pytest.mark.parametrize("family", [*DENSE_FAMILIES, *MOE_FAMILIES])
 @pytest.mark.parametrize("form", ["nested", pytest.param("int8", marks=pytest.mark.thorough)])
 def test_it_is_cut_joined_and_reordered(tmp_path, form, family, size):

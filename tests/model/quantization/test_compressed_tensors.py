@@ -140,8 +140,8 @@ FAST = {"fp8-block", "packed-4-order", "nvfp4"}
 
 
 def tiered(form, family, size):
-    """The fast tier has all cases of some forms, and one of each other."""
-    is_fast = form in FAST or (family, size) == ("phi3", 2)
+    """The fast tier has all families of some forms, and one of each other, on two ranks: see ``RANKS``."""
+    is_fast = size == 2 and (form in FAST or family == "phi3")
     return pytest.param(form, family, size, marks=() if is_fast else pytest.mark.thorough)
 
 

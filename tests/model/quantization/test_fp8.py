@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 from rosebatch.core.errors import UserError
 from rosebatch.model.quantization.forms import form_of
 from tests.engine.family_models import FAMILIES
-from tests.model.quantization.numbers import DENSE_FAMILIES, MOE_FAMILIES, encoder, seeded, spread
+from tests.model.quantization.numbers import DENSE_FAMILIES, MOE_FAMILIES, RANKS, encoder, seeded, spread
 from tests.model.quantization.same_logits import load_from, require_same_logits
 
 
@@ -25,7 +25,7 @@ def matrices(block, scale_dtype=torch.float32, name_of_scale="weight_scale_inv")
     return matrix
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", RANKS)
 @pytest.mark.parametrize("name", [*DENSE_FAMILIES, *MOE_FAMILIES])
 @pytest.mark.parametrize("block", [pytest.param([8, 8], marks=pytest.mark.thorough), [5, 7], [128, 128], None])
 def test_blocks_are_cut_joined_and_reordered(tmp_path, name, block, size):

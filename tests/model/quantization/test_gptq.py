@@ -9,6 +9,7 @@ from rosebatch.model.quantization.forms import form_of
 from tests.model.quantization.numbers import (
     DENSE_FAMILIES,
     MOE_FAMILIES,
+    RANKS,
     codes_of,
     encoder,
     model_of,
@@ -56,7 +57,7 @@ def config_of(bits=4, size=8, **fields):
     return {"quant_method": "gptq", "bits": bits, "group_size": size or -1, "sym": False, "desc_act": False, **fields}
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", RANKS)
 @pytest.mark.parametrize("family", [*DENSE_FAMILIES, *MOE_FAMILIES])
 @pytest.mark.parametrize("shuffled", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_it_is_cut_joined_and_reordered(tmp_path, shuffled, family, size):

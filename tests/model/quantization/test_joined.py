@@ -21,7 +21,7 @@ from rosebatch_kernels.linear.interface import Linear
 from rosebatch_kernels.linear.joined import JoinedLinear
 from tests.engine.family_models import FAMILIES
 from tests.helpers.launches import one_at_a_time
-from tests.model.quantization.numbers import PLAIN, seeded
+from tests.model.quantization.numbers import PLAIN, RANKS, seeded
 from tests.model.quantization.same_logits import CPU, OPS, all_logits, require_same_logits, write_both
 from tests.model.quantization.test_fp8 import matrices
 
@@ -112,7 +112,7 @@ def encoded(block):
     return encode
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", RANKS)
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3_next"])
 def test_gates_of_the_delta_rule_are_plain(tmp_path, name, size):
     """On a CPU values are joined: tokens are those of the dense copy."""
@@ -139,7 +139,7 @@ class Compared(Linear):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", RANKS)
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3_next"])
 def test_the_rest_of_their_product_stays_in_fp8(tmp_path, monkeypatch, name, size):
     """The four were decoded together: half of a layer's weights. Qwen3-Next's rows are reordered, by whole blocks."""

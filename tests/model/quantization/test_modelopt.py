@@ -14,6 +14,7 @@ from tests.model.quantization.numbers import (
     DENSE_FAMILIES,
     E2M1,
     MOE_FAMILIES,
+    RANKS,
     codes_of,
     encoder,
     model_of,
@@ -61,7 +62,7 @@ def form(algorithm, **fields):
     return form_of({"quant_method": "modelopt", "quant_algo": algorithm, **fields})
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", RANKS)
 @pytest.mark.parametrize("family", [*DENSE_FAMILIES, *MOE_FAMILIES])
 @pytest.mark.parametrize("matrix", [nvfp4, pytest.param(fp8, marks=pytest.mark.thorough)])
 def test_it_is_cut_joined_and_reordered(tmp_path, matrix, family, size):
