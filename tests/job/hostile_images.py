@@ -125,7 +125,9 @@ def pictures():
         "image_too_large",
     )
     found["bomb-WEBP"] = (flat("WEBP", "RGB", (16_383, 6_000), lossless=True, method=0), "image_too_large")
-    found["bomb-thin-PNG"] = (flat("PNG", "1", (1, 100_000_000)), "image_too_large")
+    # Pillow would take seconds to write it: each row has a byte, and that of its filter.
+    thin = png(1, 100_000_000, 1, 0, data=zlib.compress(bytes(200_000_000)))
+    found["bomb-thin-PNG"] = (thin, "image_too_large")
     found["bomb-wide-PNG"] = (flat("PNG", "1", (100_000_000, 1)), "image_too_large")
     # As many pixels as an image may have: each is served, or takes too much.
     found |= {
