@@ -38,6 +38,8 @@ def test_tiny_caches_of_models_with_windows(name, goldens, make_engine, greedy_t
     longest = max(map(len, golden.prompts)) + len(golden.expected[0])
     blocks = -(-longest // 4) + 2
     engine = make_engine(golden.folder, seqs=6, chunk=24, block_size=4, blocks=blocks - 2)
+    # With drafts, rows end before one takes blocks from another.
+    engine.drafter = None
     assert greedy_tokens(engine, golden.prompts[:16]) == golden.expected[:16]
     assert engine.stats.preemptions > 0
     # A longest sequence alone: its windows' blocks are few, and the memory that they leave is of full attention.
