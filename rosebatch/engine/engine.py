@@ -281,7 +281,7 @@ class Engine:
             for constraint, sequence in zip(constraints, sequences, strict=True):
                 if sequence.replayed:
                     known[len(rows)] = sequence.replayed[0]
-                rows += [constraint, *(constraint.ahead(sequence.drafts) if sequence.drafts else ())]
+                rows += [constraint, *sequence.ahead[: len(sequence.drafts)]]
             return fill_masks(rows, self.vocab_size, known)
 
         return masks

@@ -24,6 +24,16 @@ KINDS = [
 ]
 
 
+class AheadOnce(EveryThird):
+    """Tells what is ahead of a place once: near its limit of states, a grammar may not know it again."""
+
+    told = -1
+
+    def ahead(self, token_ids):
+        known, self.told = self.told == len(self.tokens), len(self.tokens)
+        return [] if known else super().ahead(token_ids)
+
+
 def requests_of(prompts):
     """All kinds in turns. Prompts repeat themselves, as do the answers of small models."""
     return [
@@ -41,7 +51,7 @@ def results(engine, requests):
     done = {}
     for request in requests:
         guided = request.id % 4 == 0 and request.sampling.logprobs is None
-        engine.add(request, constraint=partial(EveryThird, engine.vocab_size) if guided else None)
+        engine.add(request, constraint=partial(AheadOnce, engine.vocab_size) if guided else None)
     while engine.has_unfinished:
         for each in engine.step():
             done[each.request.id, each.sample] = each.token_ids, each.finish_reason, list(each.logprobs), each.error

@@ -84,6 +84,27 @@ def test_all_masks_at_once(grammars, tokenizer):
     assert {constraint.error for constraint in (*together, *alone)} == {None}
 
 
+@pytest.mark.parametrize("text", ["a  <filename>  b", "<b>a<b>"])
+def test_drafts_leave_later_masks_as_they_are(grammars, tokenizer, text):
+    """A copy spelled the name in any tokens; the completion, whose drafts were right, took those of encoding again."""
+    maker = grammars.compile(spec("regex", "(?s)" + text))
+    for seed in range(6):
+        rng, alone, token_ids, masks, ended = random.Random(seed), maker.start(), [], [], False
+        while not ended:
+            masks.append(allowed(alone, NUM_TOKENS))
+            token_ids.append(rng.choice(masks[-1]))
+            ended = alone.feed(token_ids[-1])
+        assert tokenizer.decode(token_ids) == text
+        constraint, place = maker.start(), 0
+        while place < len(token_ids):
+            found = constraint.ahead(token_ids[place : place + 3])
+            rows = [constraint, *found]
+            assert [allowed(row, NUM_TOKENS) for row in rows][: len(masks) - place] == masks[place : place + len(rows)]
+            for token_id in token_ids[place : place + len(rows)]:
+                constraint.feed(token_id)
+            place += len(rows)
+
+
 def test_a_grammar_may_ask_for_the_token(grammars):
     """``<[258]>`` is the token itself: its text as ordinary tokens would be another answer."""
     constraint = grammars.compile(spec("lark", 'start: "a" <[258]> "<b>"')).start()

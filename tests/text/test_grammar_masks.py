@@ -154,3 +154,20 @@ def test_a_row_of_a_larger_array(byte_grammars):
     byte_grammars.compile(spec("choice", ["x"])).start().fill(masks[1])
     assert (masks[[0, 2]] == -1).all()
     assert tokens_of(masks[1]) == [ord("x")]
+
+
+@pytest.mark.parametrize("most", [60, 100, 300])
+def test_drafts_near_the_limit_of_states(monkeypatch, most):
+    """A copy failed where its completion could start over, and that answer was cut: an end token had come too early."""
+    monkeypatch.setattr("rosebatch.text.grammar.source.MAX_STATES", most)
+    errors, grammars = set(), Grammars(Tokenizer(byte_backend()), VOCAB_SIZE, (EOS,))
+    for seed in range(4):
+        rng, constraint, ended = random.Random(seed), grammars.compile(spec("regex", "[ab]*a[ab]{30}!")).start(), False
+        while not ended and rng.random() < 0.99:
+            found = constraint.ahead(rng.choices(b"ab", k=8))
+            masks = [allowed(each) for each in (constraint, *found)]
+            assert not found or [EOS] not in masks[1:]
+            token_id = rng.choice(masks[0])
+            ended = constraint.feed(token_id)
+        errors.add(constraint.error)
+    assert errors <= {None, f"lexer error: too many states: {most} >= {most}"}

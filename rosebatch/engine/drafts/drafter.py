@@ -76,10 +76,7 @@ class Drafter:
                 if length:
                     found.append((length, sequence, drafts))
         for _, sequence, drafts in sorted(found, key=lambda each: -each[0]):
-            token_ids = drafts[:room].tolist()
-            if sequence.constraint is not None:
-                token_ids = token_ids[: len(sequence.constraint.ahead(token_ids))]
-            scheduler.propose(sequence, token_ids)
+            scheduler.propose(sequence, drafts[:room].tolist())
             tried = self._tried[sequence.id]
             tried.num_tokens, tried.drafts = sequence.num_tokens, len(sequence.drafts)
             room -= len(sequence.drafts)

@@ -81,7 +81,7 @@ class SequenceQueues:
         """Let a running sequence, which has lost its blocks, wait behind ``place`` others. It keeps its tokens."""
         self.running.remove(sequence)
         sequence.status = Status.WAITING
-        sequence.decoding, sequence.resumed, sequence.drafts = False, False, ()
+        sequence.decoding, sequence.resumed, sequence.drafts, sequence.ahead = False, False, (), ()
         self.released.append(sequence.id)
         self.waiting.insert(place, sequence)
 

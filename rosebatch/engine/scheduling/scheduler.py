@@ -237,10 +237,14 @@ class Scheduler:
         self.blocks.free(sequence)
 
     def propose(self, sequence: SequenceState, drafts: Sequence[int]) -> None:
-        """Let the sequence's next chunk verify these tokens, which may follow those so far."""
+        """Let the sequence's next chunk verify these tokens, which may follow those so far; allowed ones only."""
         assert isinstance(self.planner.policy, MixedSteps), "decode windows verify nothing"
         assert not sequence.num_pending_tokens, "drafts follow known tokens"
-        sequence.drafts = tuple(drafts[: max(sequence.spec.decode_len - sequence.num_tokens - 1, 0)])
+        drafts = drafts[: max(sequence.spec.decode_len - sequence.num_tokens - 1, 0)]
+        if sequence.constraint is not None:
+            sequence.ahead = sequence.constraint.ahead(drafts)
+            drafts = drafts[: len(sequence.ahead)]
+        sequence.drafts = tuple(drafts)
 
     def restart(self, sequence: SequenceState, spec: SequenceSpec) -> None:
         """Compute a running sequence again from its first token, in other blocks, before all that wait.

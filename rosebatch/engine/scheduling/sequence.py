@@ -50,6 +50,7 @@ class SequenceState(msgspec.Struct, eq=False):
         resumed: whether it has its saved blocks again, and its next decode step tells the runner of it.
         replayed: known tokens after those of ``generated``, which are to be sampled once more, see ``rewind``.
         drafts: tokens that may follow. The next chunk verifies as many as it has room for; a result drops them.
+        ahead: the constraint behind each of them. Asked again, it may know fewer: near its limit of states.
         logprobs, prompt_logprobs: those of the tokens so far, if asked for.
         token_times: when each generated token arrived.
         not_finite: whether its logits or hidden states were not finite, so that nothing follows.
@@ -78,6 +79,7 @@ class SequenceState(msgspec.Struct, eq=False):
     resumed: bool = False
     replayed: list[int] = []
     drafts: tuple[int, ...] = ()
+    ahead: Sequence[Constraint] = ()
     finish_reason: str | None = None
     has_end_token: bool = False
     not_finite: bool = False
@@ -248,7 +250,7 @@ class SequenceState(msgspec.Struct, eq=False):
         Those after it follow a wrong draft. Random numbers are keyed on seed and position, so the others are the tokens
         of steps without drafts (the idea: arXiv 2211.17192).
         """
-        drafts, self.drafts = self.drafts, ()
+        drafts, self.drafts, self.ahead = self.drafts, (), ()
         pairs = enumerate(zip(drafts, token_ids, strict=False), start=1)
         return token_ids[: next((count for count, (draft, token_id) in pairs if draft != token_id), len(token_ids))]
 

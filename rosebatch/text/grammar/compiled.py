@@ -95,9 +95,10 @@ class TokenConstraint:
         if self._ended:
             return True
         if token_id in self._layout.eos_token_ids:
-            self._ended = True
-            if not self._matcher.is_accepting():
+            # One of ``ahead`` may have failed: this one then fails for the same reason.
+            if not self._matcher.is_accepting() and self._allowed() is not None:
                 self._fail("an end token came too early")
+            self._ended = True
         elif not 0 <= token_id < self._layout.known:
             self._fail(f"the tokenizer has no token {token_id}")
         else:
@@ -132,26 +133,43 @@ class TokenConstraint:
 
     def forced(self) -> int | None:
         """The token that must come next; None if another may come."""
-        matcher = self._matcher
-        if self._ended or matcher.is_error() or matcher.is_accepting():
+        token_id = self._encoded()
+        if token_id is None or token_id in self._layout.eos_token_ids or not self._takes(token_id):
             return None
-        # Its first token is the only one of the mask.
-        found = matcher.compute_ff_tokens()
-        if not found or found[0] in self._layout.eos_token_ids or not self._takes(found[0]):
-            return None
-        return found[0]
+        return token_id
 
     def ahead(self, token_ids: Sequence[int]) -> "list[TokenConstraint]":
-        """What follows each of these tokens: none for those from the first on that the grammar does not allow."""
+        """What follows each of these tokens: none for those from the first on that the grammar does not allow.
+
+        None either from where ``_unforced`` is due, or once the grammar was started over: all that follows depends on
+        it, and a copy would keep it to itself.
+        """
         found = list[TokenConstraint]()
         last = self
+        if self._is_followed_alone():
+            return found
         for token_id in token_ids:
             if last._ended or token_id in self._layout.eos_token_ids or not last._takes(token_id):
                 break
             last = last._copy()
             last.feed(token_id)
+            if last._is_followed_alone():
+                break
             found.append(last)
         return found
+
+    def _encoded(self) -> int | None:
+        """The first token that encoding gives for the text that must come, alone in the mask; None for no such text."""
+        matcher = self._matcher
+        if self._ended or matcher.is_error() or matcher.is_accepting():
+            return None
+        found = matcher.compute_ff_tokens()
+        return found[0] if found else None
+
+    def _is_followed_alone(self) -> bool:
+        """Whether wrong drafts would spend its own states, or that token only has the name that the text spells."""
+        token_id = self._encoded()
+        return self._alone or (token_id is not None and not self._takes(token_id))
 
     def _copy(self) -> "TokenConstraint":
         """One that goes its own way from here on."""
