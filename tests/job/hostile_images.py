@@ -143,7 +143,7 @@ def pictures():
     found["bomb-PNG-behind-its-rows"] = (png(2, 2, data=zlib.compress(bytes(60 << 20), 9)), None)
     for kind, count in (("GIF", 2000), ("PNG", 1000), ("WEBP", 500)):
         found[f"animated-{kind}"] = (many_frames(kind, count), None)
-    found["pages-TIFF"] = (many_frames("TIFF", 300), None)
+    found["pages-TIFF"] = (many_frames("TIFF", 300), "invalid_image")
     # Of a GIF each frame may be as large as the screen.
     found["animated-GIF-of-giant-frames"] = (
         saved("GIF", Image.new("L", (4000, 4000)), save_all=True, append_images=[Image.new("L", (4000, 4000), 9)] * 3),

@@ -59,7 +59,9 @@ def attend_shared(
     program = sizes.shared.narrow if shape.D <= 128 else sizes.shared.large_heads
     max_queries, pieces = QUERIES, sizes.decode.pieces
     if pieces:
-        program = program._replace(keys=tile)
+        # As many keys ahead at most.
+        stages = max(min(program.stages, program.stages * program.keys // tile), 1)
+        program = program._replace(keys=tile, stages=stages)
         tokens = _with_ready_queries(tokens, sizes=sizes, device=device)
     if tokens["tokens"].qkv.dtype.itemsize == 4:
         program, max_queries = sizes.shared.fp32, max_queries // 4

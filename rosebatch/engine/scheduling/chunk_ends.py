@@ -13,8 +13,8 @@ class ChunkEnds:
     """See the module. A sequence's end is always one.
 
     Attributes:
-        unit: others are multiples of so many tokens, or any where no step has room for so many. Kernels add up the keys
-            of a chunk's last tile in an order that goes by its end, and take a state from tile to tile.
+        unit: others are multiples of so many tokens. Kernels add up the keys of a chunk's last tile in an order that
+            goes by its end, and take a state from tile to tile.
         whole_images: no other is between an image's tokens with vectors, which see each other.
     """
 
@@ -33,6 +33,10 @@ class ChunkEnds:
                 return end - start
         return 0
 
+    def longest_whole(self, images: Sequence[PromptImage], start: int, length: int) -> int:
+        """The same where a step has less room than a unit: units do not count."""
+        return ChunkEnds(1, self.whole_images).longest(images, start, length)
+
     def require_room(self, images: Sequence[PromptImage], num_tokens: int, most: int) -> None:
         """Check that a prompt with images can be cut into chunks.
 
@@ -46,9 +50,9 @@ class ChunkEnds:
         """
         if not (self.whole_images and images):
             return
-        start = 0
+        ends, start = self if most >= self.unit else ChunkEnds(1, self.whole_images), 0
         while num_tokens - start > most:
-            length = self.longest(images, start, most)
+            length = ends.longest(images, start, most)
             if not length:
                 image = next(image for image in images if image.vectors_end > start)
                 count = image.vectors_end - image.vectors_begin

@@ -7,7 +7,7 @@ V are written inside it.
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 
 from rosebatch.engine.plan import BlockChange, Chunk, DecodeRow, StepPlan
@@ -58,11 +58,10 @@ class StepPlanner:
     _plan: PlanBuilder = field(default_factory=PlanBuilder)
     # Whether the token budget, and not slots or blocks, ended the last admission.
     _admitting: bool = False
+    _ends_anywhere: bool = False
 
     def __post_init__(self) -> None:
         self.max_chunk = min(self.max_num_batched_tokens, self.blocks.longest_chunk or self.max_num_batched_tokens)
-        if self.max_chunk < self.ends.unit:
-            self.ends = replace(self.ends, unit=1)
 
     def reset(self) -> None:
         """Start over: all sequences were dropped, and the runner has to forget them."""
@@ -72,6 +71,16 @@ class StepPlanner:
 
     def next_plan(self) -> StepPlan | None:
         """Running sequences, oldest first, then as many waiting ones as fit; None if nothing can be planned."""
+        plan = self._next_plan()
+        if plan is None and not any(sequence.num_pending_tokens for sequence in self.queues):
+            # Blocks are short, and no result will give any back: a chunk has to end where they do.
+            self._ends_anywhere = True
+            plan = self._next_plan()
+            self._ends_anywhere = False
+        return plan
+
+    def _next_plan(self) -> StepPlan | None:
+        """The same with chunks that end where they may, unless ``_ends_anywhere``."""
         budget = self._continue_running()
         # A preempted sequence would take its blocks back at once. But if nothing runs, only it can go on.
         if not (self._plan.num_preempted and self.queues.running) and self._admits():
@@ -168,7 +177,11 @@ class StepPlanner:
         """How many of so many tokens from ``start`` on are a chunk; 0 where a step with more room has to take it."""
         if start + length >= sequence.num_tokens:
             return length
-        return self.ends.longest(sequence.spec.images, start, length)
+        images = sequence.spec.images
+        found = self.ends.longest(images, start, length)
+        if found or not (self._ends_anywhere or (self.max_chunk < self.ends.unit and not self._plan.chunks)):
+            return found
+        return self.ends.longest_whole(images, start, length)
 
     def _plan_chunk(self, sequence: SequenceState, length: int, changes: tuple[BlockChange, ...], budget: int) -> int:
         """Returns the rest of the budget: nothing after a part of a prompt, whose other blocks are not taken yet."""
