@@ -94,3 +94,17 @@ def test_prompts_come_first(served):
     drafter = Drafter(free_tokens=4, most=7)
     sequences = [make_sequence([1, 2] * 8, max_tokens=8, id=number) for number in range(6)]
     assert max(max(each) for each in served(drafter, sequences, 4)[1:]) == 1
+
+
+def test_drafts_are_judged_by_the_step_that_verified_them(fake_runner, monkeypatch):
+    """Where the next steps had no room, tokens of these counted as right drafts."""
+    whole = PROMPT + fake_completion(PROMPT, 60)
+    repeating(monkeypatch, lambda own: [(whole[len(own)] + 1) % VOCAB] * 9)
+    scheduler, drafter, lengths = make_scheduler(), Drafter(free_tokens=9, most=7), []
+    add(scheduler, make_sequence(PROMPT, max_tokens=60))
+    for free in (9, 9, 0, 0, 0, 9, 9):
+        drafter.free_tokens = free
+        drafter.propose(scheduler)
+        plan, _ = step(scheduler, fake_runner)
+        lengths.append(len(plan.chunks[0].token_ids))
+    assert lengths == [5, 2, 1, 1, 1, 1, 2]

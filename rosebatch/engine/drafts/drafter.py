@@ -20,7 +20,7 @@ class _Tried:
 
     Attributes:
         num_tokens: of the sequence when they were proposed.
-        drafts: how many they were; 0 once they are judged.
+        drafts: how many they were.
         most: how many the next ones may be.
         pause, left: steps without drafts after the last wrong ones, and those of them to come.
     """
@@ -33,12 +33,10 @@ class _Tried:
 
     def judge(self, num_tokens: int) -> None:
         """Learn from the tokens that came since: twice as many if all were right, a pause if none was."""
-        if not self.drafts:
-            return
         right = min(num_tokens - self.num_tokens - 1, self.drafts)
         self.most = 2 * self.drafts if right == self.drafts else max(right, 1)
         self.pause = 0 if right else min(max(2 * self.pause, 1), _LONGEST_PAUSE)
-        self.left, self.drafts = self.pause, 0
+        self.left = self.pause
 
 
 class Drafter:
@@ -56,9 +54,14 @@ class Drafter:
         self.free_tokens = free_tokens
         self.most = most
         self._tried: dict[int, _Tried] = {}
+        # Those with drafts in the last plan.
+        self._drafted: list[SequenceState] = []
 
     def propose(self, scheduler: Scheduler) -> None:
         """Give drafts to running sequences, for the plan that comes next; none is under way."""
+        for sequence in self._drafted:
+            self._tried[sequence.id].judge(sequence.num_tokens)
+        self._drafted = []
         running = scheduler.queues.running
         room = self.free_tokens - sum([s.num_uncomputed_tokens for s in running]) - len(scheduler.queues.waiting)
         if room <= 0 or not running:
@@ -67,7 +70,6 @@ class Drafter:
         found: list[tuple[int, SequenceState, np.ndarray]] = []
         for sequence in running:
             tried = self._tried[sequence.id] = before.get(sequence.id) or _Tried()
-            tried.judge(sequence.num_tokens)
             if tried.left:
                 tried.left -= 1
             elif sequence.decoding and sequence.num_uncomputed_tokens == 1:
@@ -79,6 +81,7 @@ class Drafter:
             scheduler.propose(sequence, drafts[:room].tolist())
             tried = self._tried[sequence.id]
             tried.num_tokens, tried.drafts = sequence.num_tokens, len(sequence.drafts)
+            self._drafted += [sequence] * bool(sequence.drafts)
             room -= len(sequence.drafts)
             if room <= 0:
                 break
