@@ -31,8 +31,8 @@ from rosebatch.model.vision.vision import Vision
 from rosebatch.text.tokenizer import Tokenizer
 from tests.helpers.byte_tokenizer import byte_backend
 
-_PLACEHOLDER = 257
-_TEMPLATE = (
+PLACEHOLDER = 257
+TEMPLATE = (
     "{% for p in messages[0].content %}{% if p.type == 'image' %}<image>{% else %}{{ p.text }}{% endif %}{% endfor %}"
 )
 # Of Qwen3-VL.
@@ -77,7 +77,7 @@ def prepare_all(urls: list[str]) -> list[float]:
     """All of them through the stages of a job: images a second, and milliseconds of both kinds of processes."""
     backend = byte_backend()
     backend.add_special_tokens(["<image>"])
-    tokenizer = Tokenizer(backend, _TEMPLATE)
+    tokenizer = Tokenizer(backend, TEMPLATE)
     lines = [
         {"messages": [{"role": "user", "content": [{"type": "image", "image": url}, {"type": "text", "text": "a"}]}]}
         for url in urls
@@ -85,8 +85,8 @@ def prepare_all(urls: list[str]) -> list[float]:
     with tempfile.TemporaryDirectory() as folder, DaemonPool(1, "text") as pool:
         (Path(folder) / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
         (Path(folder) / "config.json").write_text('{"model_type": "qwen3_vl"}')
-        processor = QwenProcessor(Path(folder), _PLACEHOLDER, None)
-        vision = Vision(_PLACEHOLDER, (), lambda max_pixels, encode: processor, lambda weights: None)  # type: ignore
+        processor = QwenProcessor(Path(folder), PLACEHOLDER, None)
+        vision = Vision(PLACEHOLDER, (), lambda max_pixels, encode: processor, lambda weights: None)  # type: ignore
         passes = []
         # The first one starts processes.
         for _ in range(1 + _PASSES):

@@ -11,9 +11,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any, NamedTuple
 
-import numpy as np
-from PIL import Image
-
+from benchmarks.image_preparation import PLACEHOLDER, PROCESSOR, TEMPLATE, picture
 from rosebatch.job import images
 from rosebatch.llm.llm import LLM
 from rosebatch.llm.run_file import run_file
@@ -26,20 +24,6 @@ from tests.helpers.json_lines import write_lines
 from tests.job.fake_model import FakeModel, launch_fake, make_engine
 from tests.job.job_memory import MMAP_THRESHOLD, kib
 
-# Of Qwen3-VL. A token is of 1,024 pixels.
-PROCESSOR = {
-    "image_processor_type": "Qwen2VLImageProcessorFast",
-    "size": {"shortest_edge": 65536, "longest_edge": 16777216},
-    "patch_size": 16,
-    "temporal_patch_size": 2,
-    "merge_size": 2,
-    "image_mean": [0.5] * 3,
-    "image_std": [0.5] * 3,
-}
-_PLACEHOLDER = 257
-_TEMPLATE = (
-    "{% for p in messages[0].content %}{% if p.type == 'image' %}<image>{% else %}{{ p.text }}{% endif %}{% endfor %}"
-)
 # Files, which rows take in turn.
 _FILES = 40
 _SECONDS = 0.02
@@ -65,8 +49,7 @@ def peak_of_pages(folder: Path, rows: int, pages: int, size: tuple[int, int], bo
     """
     (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
     for number in range(_FILES):
-        spots = np.random.default_rng(number).integers(0, 256, (size[1] // 16, size[0] // 16, 3), dtype=np.uint8)
-        Image.fromarray(spots).resize(size).save(folder / f"{number}.jpg", quality=85)
+        (folder / f"{number}.jpg").write_bytes(picture(*size, number))
     numbers = range(rows * pages)
     parts = [{"type": "image", "image": f"{number % _FILES}.jpg"} for number in numbers]
     lines = [
@@ -75,6 +58,7 @@ def peak_of_pages(folder: Path, rows: int, pages: int, size: tuple[int, int], bo
     ]
     source = write_lines(folder / "in.jsonl", lines)
     few = write_lines(folder / "few.jsonl", lines[:1])
+    # A token of Qwen3-VL is of 1,024 pixels.
     tokens = pages * (size[0] * size[1] // 1024) + 8
     return Taken(*in_fork(_measure, folder, source, few, tokens, bound, rows, threads))
 
@@ -109,12 +93,12 @@ def _run(folder: Path, source: Path, tokens: int, bound: int) -> Any:
     backend = byte_backend()
     backend.add_special_tokens(["<image>"])
     sizes = {"seqs": 64, "blocks": tokens, "block_size": 64, "budget": 1 << 20, "max_model_len": tokens + 64}
-    engine = make_engine(FakeModel(), vocab_size=_PLACEHOLDER + 1, **sizes)
-    launched = launch_fake(engine, Tokenizer(backend, _TEMPLATE), max_inflight_bytes=bound)
+    engine = make_engine(FakeModel(), vocab_size=PLACEHOLDER + 1, **sizes)
+    launched = launch_fake(engine, Tokenizer(backend, TEMPLATE), max_inflight_bytes=bound)
     vision = Vision(
-        _PLACEHOLDER,
+        PLACEHOLDER,
         ("visual",),
-        lambda most, encode: QwenProcessor(folder, _PLACEHOLDER, most),
+        lambda most, encode: QwenProcessor(folder, PLACEHOLDER, most),
         lambda weights: None,  # type: ignore[arg-type, return-value]
     )
     launched.plan.source.__dict__["sight"] = vision
