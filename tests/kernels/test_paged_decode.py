@@ -15,6 +15,7 @@ from tests.kernels.decode_step import check, check_far_apart, lay_apart, make_st
 from tests.kernels.scattered import rms_norm, rotary_tables
 
 kernel, sizes = Launchers("paged_attention.decode"), Launchers("paged_attention.sizes")
+qkv_kernel = Launchers("qkv.kernel")
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
@@ -51,6 +52,23 @@ def test_decode(implementation, kv_heads, group, size, block_size, window, dtype
 def test_norm_and_rotation(implementation, rotary, qk_norm, group, size, dtype, device, randn, assert_close):
     step = make_step([5, 0, 64], 2, group, size, 16, dtype, device, randn, rotary=rotary, qk_norm=qk_norm)
     check(implementation, step, assert_close)
+
+
+@pytest.mark.parametrize("qk_norm", [None, "rms", "layer"])
+@pytest.mark.parametrize(("kv_heads", "group", "size"), [(2, 2, 64), (1, 4, 128), (2, 1, 24)])
+def test_keys_that_were_appended_before_give_the_same_bits(kv_heads, group, size, qk_norm, narrow, device, randn):
+    """Tokens that are verified together are appended by a kernel of their own: each has the bits of a step alone."""
+    positions = [5, 0, 64, 700, 63]
+    step = make_step(positions, kv_heads, group, size, 16, narrow, device, randn, rotary=True, qk_norm=qk_norm)
+    qkv, cache, table, where, limits, workspace = step.arguments
+    apart = qkv.clone(), cache.clone()
+    rows = torch.arange(len(qkv), dtype=torch.int32, device=device)
+    options = {name: step.options.get(name) for name in ("num_heads", "rotary", "qk_norm")}
+    qkv_kernel.prepare(*apart, table, rows, where, **options)
+    expected = kernel.decode(*step.arguments, **step.options)
+    assert torch.equal(apart[1].view(torch.int16), cache.view(torch.int16))
+    plain = {"num_heads": step.options["num_heads"], "scale": step.options["scale"], "append": False}
+    assert torch.equal(kernel.decode(*apart, table, where, limits, workspace, **plain), expected)
 
 
 @pytest.mark.parametrize("qk_norm", [None, "rms", "layer"])

@@ -103,6 +103,19 @@ def store(pages, place, k, v, mask, SIZE: tl.constexpr):
 
 
 @triton.jit
+def stored(pages, place, mask, SIZE: tl.constexpr):
+    """K and V ``[1, WIDTH]`` of one key at the offset ``place``, as ``store`` returned them."""
+    row = pages.cache + place + tl.arange(0, mask.shape[1])[None, :]
+    k = tl.load(row, mask=mask, other=0)
+    v = tl.load(row + pages.v_distance, mask=mask, other=0)
+    if pages.cache.dtype.element_ty == tl.uint8:
+        scale = pages.scales + place // SIZE
+        k = floats_of(k).to(tl.float32) * tl.load(scale)
+        v = floats_of(v).to(tl.float32) * tl.load(scale + pages.v_distance // SIZE)
+    return k, v
+
+
+@triton.jit
 def _quantized(x):
     """Bytes of e4m3 of rows ``[R, WIDTH]``, and a scale of each row ``[R, 1]``: ``quantized`` of the reference."""
     x = x.to(tl.float32)

@@ -1,7 +1,8 @@
 """Decode attention over the paged cache in Triton: one query token for each sequence, whose K and V it appends.
 
 One program serves one sequence, one K/V head with its query heads, and one part (split) of the keys.
-The new token's K and V are attended from registers, not from the cache; see ``rosebatch_kernels.common.decode_step``.
+The new token's K and V are attended first, from registers where the kernel appends them itself; see
+``rosebatch_kernels.common.decode_step``.
 
 The batch size alone fixes the number of splits, so that a CUDA graph can hold the launch. The sequence's length decides
 at run time where a split begins. Splits that a short sequence does not need return at once. Where all sequences are
@@ -27,7 +28,7 @@ from rosebatch_kernels.common.decode_step import (
 from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.common.head_norms import HeadNorm
 from rosebatch_kernels.common.heads import normed_and_rotated, turn, weight_halves
-from rosebatch_kernels.common.kv_tiles import load_tile, pages_of, place_in, place_of, store
+from rosebatch_kernels.common.kv_tiles import load_tile, pages_of, place_in, place_of, store, stored
 from rosebatch_kernels.common.launch import LINE, launch_options, lines_of, prefetch, wait, wait_before_return
 from rosebatch_kernels.common.scores import capped, scaled, score_factors, sink_weights
 from rosebatch_kernels.common.shared_keys import MAX_PARTS, SharedKeys
@@ -198,8 +199,8 @@ def _decode(
     if position >= tl.load(tokens.limits + row * tokens.state_stride):
         wait_before_return(split == 0, PDL)
         return
-    # Cached keys: [first, end). With APPEND the new token stays in registers.
-    end = position if APPEND else position + 1
+    # The keys before the new one: [first, end). That one is attended apart, so that both forms give the same bits.
+    end = position
     seen = _first_in_window(position, window)
     first = seen
     if shared is not None:
@@ -246,11 +247,14 @@ def _decode(
         k_halves, v_new = new_key(tokens, row, head, SHAPE)
     q = queries(normed_and_rotated(q_halves, q_weights, turned, SHAPE), scores, pages)
     sums = no_key(ROWS, SHAPE.WIDTH)
-    if APPEND:  # noqa: SIM102 (a compile-time condition)
-        if split == 0:
+    if split == 0:
+        place = place_of(pages, position, SHAPE)
+        if APPEND:
             k_new = normed_and_rotated(k_halves, k_weights, turned, SHAPE)
-            k_read, v_read = store(pages, place_of(pages, position, SHAPE), k_new, v_new, d < SHAPE.D, SHAPE.D)
-            sums = _attend_new(q, k_read, v_read, sums, scores, copies, cache.dtype.element_ty == tl.uint8)
+            k_read, v_read = store(pages, place, k_new, v_new, d < SHAPE.D, SHAPE.D)
+        else:
+            k_read, v_read = stored(pages, place, d < SHAPE.D, SHAPE.D)
+        sums = _attend_new(q, k_read, v_read, sums, scores, copies, cache.dtype.element_ty == tl.uint8)
     q = _repeated(q, copies)
     keys_of_split = first, end, start_tile, stop_tile, block
     if PIECES:
