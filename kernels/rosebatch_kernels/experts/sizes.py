@@ -28,7 +28,8 @@ class Tile(NamedTuple):
 class Step(NamedTuple):
     """Tiles of both products, from so many tokens an expert on.
 
-    ``packed`` is that of quantized weights, ``CHUNK`` deep, and the same for both products: it was not measured.
+    ``packed`` is that of quantized weights, ``CHUNK`` deep, and the same for both products. ``scaled`` is that of the
+    first product where its columns have several scales: it keeps four sums, and has registers for half a tile.
     ``fp8`` and ``fp8_blocks`` have those of fp8 weights where rows are rounded to fp8 too, with a scale for a row, or
     for ``CHUNK`` columns of it. None where reading the weights takes longest.
     """
@@ -39,6 +40,7 @@ class Step(NamedTuple):
     packed: Tile
     fp8: tuple[Tile, Tile] | None = None
     fp8_blocks: tuple[Tile, Tile] | None = None
+    scaled: Tile | None = None
 
     def tiles(self, up: Tensor | Packed, down: Tensor | Packed, device: Device) -> tuple[Tile, Tile]:
         """Tiles of both products, by their weights."""
@@ -47,8 +49,10 @@ class Step(NamedTuple):
         own = self.fp8 if unit == 0 else self.fp8_blocks if unit == CHUNK else None
         if own and unit == _unit_of_fp8(down) and device.has_e4m3:
             return own
+        has_parts = isinstance(up, Packed) and up.unit > 0 and up.form != "e2m1"
+        first = (self.scaled if has_parts else None) or self.packed
         return (
-            self.packed if isinstance(up, Packed) else self.up,
+            first if isinstance(up, Packed) else self.up,
             self.packed if isinstance(down, Packed) else self.down,
         )
 
@@ -75,6 +79,7 @@ _STEPS = (
         _packed(128, 128, 8, 3),
         _fp8((128, 64, 8, 3), (128, 64, 8, 4)),
         _fp8((64, 64, 4, 3), (64, 128, 4, 3)),
+        _packed(128, 64, 8, 3),
     ),
     Step(
         24,
