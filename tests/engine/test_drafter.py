@@ -79,6 +79,17 @@ def test_wrong_drafts_make_longer_and_longer_pauses(served, monkeypatch):
     assert [n for n, each in enumerate(lengths) if each == [2]] == [1, 3, 6, 11, 20, 37]
 
 
+def test_endings_that_are_nowhere_are_looked_for_less_and_less(served, monkeypatch):
+    """Each step of open text searched all tokens of each row: 4 % of a small model's step on a CPU."""
+    searched = []
+    nothing = np.empty(0, np.uint32)
+    monkeypatch.setattr(
+        "rosebatch.engine.drafts.drafter.after_ending", lambda own, *_: searched.append(len(own)) or (0, nothing)
+    )
+    served(Drafter(free_tokens=100, most=7), [make_sequence(PROMPT, max_tokens=60)], 40)
+    assert [length - len(PROMPT) for length in searched] == [1, 3, 6, 11, 20, 29, 38]
+
+
 def test_sequences_share_what_is_free(served, monkeypatch):
     """Drafts of many rows would make a step longer than it saves."""
     whole = {len(p): p + fake_completion(p, 60) for p in ([1, 2, 3, 4, 5], [9] * 9)}

@@ -10,8 +10,9 @@ from rosebatch.engine.scheduling.sequence import SequenceState
 
 # Tokens of a sequence's ending that must have come before: fewer would often be chance.
 _SHORTEST = 3
-# Steps that a sequence without a right draft goes without another try: twice as many each time.
-_LONGEST_PAUSE = 64
+# Steps that a sequence without a right draft goes without another try: twice as many each time. A sequence whose ending
+# was nowhere before goes fewer: a copy may begin at any step.
+_LONGEST_PAUSE, _LONGEST_PAUSE_UNFOUND = 64, 8
 
 
 @dataclass(slots=True)
@@ -22,7 +23,7 @@ class _Tried:
         num_tokens: of the sequence when they were proposed.
         drafts: how many they were.
         most: how many the next ones may be.
-        pause, left: steps without drafts after the last wrong ones, and those of them to come.
+        pause, left: steps without another try, and those of them to come.
     """
 
     num_tokens: int = 0
@@ -35,8 +36,14 @@ class _Tried:
         """Learn from the tokens that came since: twice as many if all were right, a pause if none was."""
         right = min(num_tokens - self.num_tokens - 1, self.drafts)
         self.most = 2 * self.drafts if right == self.drafts else max(right, 1)
-        self.pause = 0 if right else min(max(2 * self.pause, 1), _LONGEST_PAUSE)
-        self.left = self.pause
+        if right:
+            self.pause = self.left = 0
+        else:
+            self.wait(_LONGEST_PAUSE)
+
+    def wait(self, longest: int) -> None:
+        """Pause, twice as long as the last time, and no longer than this."""
+        self.left = self.pause = min(max(2 * self.pause, 1), longest)
 
 
 class Drafter:
@@ -77,6 +84,8 @@ class Drafter:
                 length, drafts = after_ending(own, _SHORTEST, min(self.most, tried.most))
                 if length:
                     found.append((length, sequence, drafts))
+                else:
+                    tried.wait(_LONGEST_PAUSE_UNFOUND)
         for _, sequence, drafts in sorted(found, key=lambda each: -each[0]):
             scheduler.propose(sequence, drafts[:room].tolist())
             tried = self._tried[sequence.id]
