@@ -25,6 +25,7 @@ class Request(msgspec.Struct, frozen=True):
         pooling: the hidden states of the prompt are pooled, and nothing is generated.
         scoring: given tokens get their log-probabilities, and nothing is generated. With neither, tokens are.
         images: in the order of the prompt.
+        predicted: tokens that the answer may have, see ``rosebatch.engine.drafts``. They change the speed alone.
     """
 
     id: int
@@ -33,6 +34,7 @@ class Request(msgspec.Struct, frozen=True):
     pooling: PoolingParams | None = None
     scoring: Scoring | None = None
     images: tuple[PromptImage, ...] = ()
+    predicted: Sequence[int] = ()
 
 
 class Logprobs(NamedTuple):

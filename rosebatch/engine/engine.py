@@ -7,6 +7,7 @@ from contextlib import suppress
 from itertools import islice
 
 import numpy as np
+from msgspec.structs import replace
 
 from rosebatch.core.pooling_params import PLAIN_POOLING, ModelPooling
 from rosebatch.core.request import Completion, Constraint, Request, StopMatcher
@@ -174,6 +175,9 @@ class Engine:
             # No token of a decoder sees those after it.
             read = pooling.read(request.prompt_token_ids)
             request = Request(request.id, read, request.sampling, pooling, request.scoring, request.images)
+        if any(token_id >= self.vocab_size for token_id in request.predicted):
+            # Of a tokenizer with more tokens than the model.
+            request = replace(request, predicted=())
         now = time.perf_counter() if arrival_time is None else arrival_time
         sequences, stop_ids = [], stop_ids_of(request.sampling, self.eos_token_ids, self.vocab_size)
         for sample in range(request.sampling.n):

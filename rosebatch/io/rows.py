@@ -47,6 +47,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         ignored: fields that change nothing in a local run.
         unclear: fields that look as if they should change something, and do not.
         prompt_only: whether only the prompt's log-probabilities or its echo are wanted, and no completion.
+        prediction: what the answer may have in part, which is computed faster then.
         pooling: of a row that is embedded; None if it is not.
         continuations: texts or token ids that are scored after the prompt; none: the prompt's own tokens are scored.
             None for a row that is not scored.
@@ -69,6 +70,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     ignored: tuple[str, ...] = ()
     unclear: tuple[str, ...] = ()
     prompt_only: bool = False
+    prediction: str = ""
     pooling: PoolingParams | None = None
     continuations: tuple[str | tuple[int, ...], ...] | None = None
     continuations_name: str = "continuations"

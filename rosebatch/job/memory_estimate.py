@@ -33,7 +33,7 @@ def row_bytes(row: Row | FailedRow) -> int:
     """Bytes of a row as it was read."""
     size = ROW + (_deep_bytes(row.metadata) if row.metadata else 0)
     if isinstance(row, Row):
-        size += _sampling_bytes(row.sampling) + len(row.options.suffix)
+        size += _sampling_bytes(row.sampling) + len(row.options.suffix) + len(row.prediction)
         size += _deep_bytes(row.options.chat_template_kwargs) if row.options.chat_template_kwargs else 0
         if row.continuations:
             size += sum(map(getsizeof, row.continuations))

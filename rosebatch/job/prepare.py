@@ -39,6 +39,8 @@ _GROUP_BYTES = 1 << 19
 # for as many bytes as take that.
 _ENCODING_BYTES = 200
 _OBJECTS = ROW // _ENCODING_BYTES
+# Of a prediction: hardly a token has more.
+_CHARACTERS_OF_TOKEN = 16
 
 
 def prepare(
@@ -170,6 +172,7 @@ def _prepared(
         size += prompt_bytes(prompt.sampling, len(prompt.token_ids), max_model_len)
         # That of a chat, which is rendered from the messages.
         size += len(prompt.text or "") if row.messages is not None else 0
+        size += 4 * len(prompt.predicted)
     return Prepared(row, prompts, size, read.tried)
 
 
@@ -186,6 +189,7 @@ def _prompts_of(
         raise RowError("no_tokenizer", "stop strings, bad_words, echo and grammars need a model with a tokenizer")
     if row.continuations is not None:
         return scored_prompts(row, encoded, max_model_len)
+    predicted = _predicted(row, tokenizer, max_model_len) if row.prediction and tokenizer is not None else ()
     prompts = []
     for number, (prompt, text) in enumerate(encoded):
         if isinstance(prompt, RowError):
@@ -203,8 +207,15 @@ def _prompts_of(
         reader = None
         if row.messages is not None or sampling.max_reasoning_tokens is not None:
             reader = _reader(row, prompt, tokenizer)
-        prompts.append(PreparedPrompt(prompt, own, text, echo, reader))
+        prompts.append(PreparedPrompt(prompt, own, text, echo, reader, predicted=predicted))
     return tuple(prompts)
+
+
+def _predicted(row: Row, tokenizer: Tokenizer, max_model_len: int) -> Sequence[int]:
+    """Tokens of what the answer may have: as many as it may have itself."""
+    most = min(row.sampling.max_tokens, max_model_len)
+    (ids,) = tokenizer.encode_rendered([row.prediction[: most * _CHARACTERS_OF_TOKEN]])
+    return () if isinstance(ids, RowError) else TokenIds.of(ids[:most])
 
 
 def _reader(row: Row, prompt: Sequence[int], tokenizer: Tokenizer | None) -> ChatReader | None:

@@ -31,6 +31,7 @@ class PreparedPrompt(msgspec.Struct, frozen=True):
         scoring: of a row that is scored; None if it is not.
         continuations: the numbers of those that end with the next tokens of ``scoring``.
         images: in the prompt, once they are loaded.
+        predicted: see ``Request``.
     """
 
     token_ids: Sequence[int]
@@ -41,6 +42,7 @@ class PreparedPrompt(msgspec.Struct, frozen=True):
     scoring: Scoring | None = None
     continuations: tuple[int, ...] = ()
     images: tuple[PromptImage, ...] = ()
+    predicted: Sequence[int] = ()
 
 
 class Prepared(msgspec.Struct, frozen=True):

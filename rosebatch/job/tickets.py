@@ -118,7 +118,13 @@ class Tickets:
         try:
             for prompt in row.prompts:
                 request = Request(
-                    self._next_id, prompt.token_ids, prompt.sampling, pooling, prompt.scoring, prompt.images
+                    self._next_id,
+                    prompt.token_ids,
+                    prompt.sampling,
+                    pooling,
+                    prompt.scoring,
+                    prompt.images,
+                    prompt.predicted,
                 )
                 self._next_id += 1
                 requests.append(request)

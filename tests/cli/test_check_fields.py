@@ -31,6 +31,7 @@ _SERVED = {
     "n": 2,
     "no_stop_trim": True,
     "parallel_tool_calls": True,
+    "prediction": {"type": "content", "content": "Hello"},
     "presence_penalty": 0.5,
     "prompt_logprobs": 1,
     "regex": "a",

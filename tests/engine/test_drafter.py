@@ -5,8 +5,12 @@ from array import array
 import numpy as np
 import pytest
 
+from rosebatch.core.request import Request
+from rosebatch.core.sampling_params import SamplingParams
+from rosebatch.core.token_ids import TokenIds
 from rosebatch.engine.drafts.drafter import Drafter
 from rosebatch.engine.drafts.history import after_ending
+from rosebatch.engine.scheduling.sequence import SequenceState
 from tests.engine.fake_runner import VOCAB, fake_completion, make_sequence
 from tests.engine.schedulers import add, make_scheduler, step
 
@@ -98,6 +102,13 @@ def test_sequences_share_what_is_free(served, monkeypatch):
     lengths = served(Drafter(free_tokens=8, most=7), sequences, 6)
     assert lengths[0] == [5, 9] and max(map(sum, lengths[1:])) == 8
     assert all(min(each) >= 1 for each in lengths) and any(max(each) > 4 for each in lengths[1:])
+
+
+def test_a_prediction_is_a_draft_from_the_first_token_on(served):
+    """Nothing of an answer that copies nothing was drafted, though the row has it."""
+    request = Request(0, TokenIds.of(PROMPT), SamplingParams(max_tokens=40), predicted=fake_completion(PROMPT, 40))
+    sequence = SequenceState.start(request, id=0, max_model_len=10**6, stop_ids=frozenset())
+    assert served(Drafter(free_tokens=100, most=7), [sequence], 6) == [[5], [2], [3], [5], [8], [8]]
 
 
 def test_prompts_come_first(served):

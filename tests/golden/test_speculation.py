@@ -4,9 +4,11 @@ from functools import partial
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
+from rosebatch.core.token_ids import TokenIds
 from tests.engine.constraint import EveryThird
 
 DTYPES = ["float32", *(["bfloat16"] if torch.ops.mkldnn._is_mkldnn_bf16_supported() else [])]
@@ -74,3 +76,20 @@ def test_answers_with_drafts_are_those_without(model, dtype, limits, goldens, ma
     stats = engine.stats
     assert 0 < stats.accepted < stats.drafted and (stats.preemptions > 0) is bool(limits)
     assert plain.stats.drafted == 0 and stats.output_tokens >= plain.stats.output_tokens
+
+
+def test_predictions_change_no_answer(goldens, make_engine):
+    """Right ones, wrong ones, and tokens that the model does not have: as many steps are left out as are right."""
+    golden = goldens("llama")
+    requests = requests_of(golden.prompts[:14])
+    plain = make_engine(golden.folder, "float32")
+    plain.drafter = None
+    expected = results(plain, requests)
+    predicted = [
+        replace(each, predicted=TokenIds.of(expected[each.id, 0][0][: 40 if each.id % 3 else 5])) for each in requests
+    ]
+    predicted[0] = replace(predicted[0], predicted=[1 << 31])
+    engine = make_engine(golden.folder, "float32")
+    engine.drafter.free_tokens = 10**6
+    assert results(engine, predicted) == expected
+    assert engine.stats.accepted > 100

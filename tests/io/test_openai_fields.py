@@ -196,3 +196,18 @@ def test_nulls_in_messages_are_left_out():
     }
     row = line(CHAT.url, messages=[message, refusal])
     assert row.messages == [{"role": "assistant", "content": None}, {"role": "assistant", "content": "I won't\na"}]
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [("a b", "a b"), ([{"type": "text", "text": "a "}, {"type": "text", "text": "b"}], "a b"), ("", ""), ([], "")],
+)
+def test_prediction(content, text):
+    """A text, or parts of one; it was ignored."""
+    row = line(CHAT.url, prediction={"type": "content", "content": content})
+    assert (row.prediction, row.ignored) == (text, ())
+
+
+@pytest.mark.parametrize("value", ["a b", {"type": "content"}, {"type": "image", "content": "a"}, {"content": 5}])
+def test_a_prediction_of_another_shape_is_an_error(value):
+    assert line(CHAT.url, prediction=value).error.code == "invalid_field"

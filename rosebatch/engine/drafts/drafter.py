@@ -81,6 +81,11 @@ class Drafter:
                 tried.left -= 1
             elif sequence.decoding and sequence.num_uncomputed_tokens == 1:
                 own = np.frombuffer(sequence.token_ids, np.uint32)
+                if predicted := sequence.request.predicted:
+                    # As what once followed the prompt: the first token of the answer decides whether it does again.
+                    end = sequence.num_prompt_tokens
+                    ending = own[max(end - _SHORTEST + 1, 0) : end]
+                    own = np.concatenate((ending, np.array(predicted, np.uint32), own))
                 length, drafts = after_ending(own, _SHORTEST, min(self.most, tried.most))
                 if length:
                     found.append((length, sequence, drafts))

@@ -7,7 +7,7 @@ served or refused. What is ignored is counted in the report.
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -34,7 +34,6 @@ IGNORED = {
     "cache_salt": "the cache serves one user",
     "guided_decoding_backend": "there is one",
     "length_penalty": "it weighs beams",
-    "prediction": "it changes the speed alone",
     "priority": "all rows of a file are equal",
     "spaces_between_special_tokens": "special tokens are as the tokenizer writes them",
     "structural_tag_backend": "there is one",
@@ -95,6 +94,20 @@ REFUSED = {
 }
 
 
+class _TextPart(msgspec.Struct):
+    text: str
+    type: Literal["text"] = "text"
+
+
+class _Prediction(msgspec.Struct):
+    content: str | list[_TextPart]
+    type: Literal["content"] = "content"
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join([part.text for part in self.content])
+
+
 class GenerationBody(RequestFields):
     """The known fields of bodies that ask for text. Those of the second half are other servers' names."""
 
@@ -102,6 +115,7 @@ class GenerationBody(RequestFields):
     max_completion_tokens: int | None = None
     reasoning_effort: str | None = None
     verbosity: str | None = None
+    prediction: _Prediction | None = None
     guided_json: dict[str, Any] | str | bool | None = None
     guided_regex: str | None = None
     guided_choice: tuple[str, ...] | None = None
@@ -186,6 +200,7 @@ def generation_fields(
         "prompt_only": prompt_only,
         "options": options,
         "tool_use": tools_of(body, values, chat=chat),
+        "prediction": body.prediction.text if body.prediction is not None else "",
         "ignored": ignored_fields(values),
     }
 
