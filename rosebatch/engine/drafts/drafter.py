@@ -12,7 +12,7 @@ from rosebatch.engine.scheduling.sequence import SequenceState
 _SHORTEST = 3
 # Steps that a sequence without a right draft goes without another try: twice as many each time. A sequence whose ending
 # was nowhere before goes fewer: a copy may begin at any step.
-_LONGEST_PAUSE, _LONGEST_PAUSE_UNFOUND = 64, 8
+_LONGEST_PAUSE, _LONGEST_PAUSE_UNFOUND = 64, 4
 
 
 @dataclass(slots=True)
