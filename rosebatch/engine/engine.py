@@ -175,7 +175,7 @@ class Engine:
             # No token of a decoder sees those after it.
             read = pooling.read(request.prompt_token_ids)
             request = Request(request.id, read, request.sampling, pooling, request.scoring, request.images)
-        if any(token_id >= self.vocab_size for token_id in request.predicted):
+        if request.predicted and max(request.predicted) >= self.vocab_size:
             # Of a tokenizer with more tokens than the model.
             request = replace(request, predicted=())
         now = time.perf_counter() if arrival_time is None else arrival_time
