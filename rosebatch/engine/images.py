@@ -129,6 +129,8 @@ class ImageEncoder:
             first += len(chunk.token_ids)
         if not rows:
             return None
+        # It waits for the device, so it comes before the device has images to encode.
+        places = torch.tensor(rows, device=self._device)
         found: list[Tensor] = []
 
         def read(image: PromptImage, vectors: Tensor) -> None:
@@ -145,7 +147,7 @@ class ImageEncoder:
                 del parts[image.digest]
         for group in self._groups(images[digest] for digest in parts):
             self._encode(group, read)
-        return ImageRows(torch.tensor(rows, device=self._device), found[0])
+        return ImageRows(places, found[0])
 
     def take_encoded(self) -> Encoded:
         """What was encoded since the last call."""

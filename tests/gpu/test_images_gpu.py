@@ -62,3 +62,27 @@ def test_bits_of_texts_do_not_depend_on_images_beside_them(seeing):
         (found,) = run(alone, [given]).values()
         assert found.token_ids == done[given.id].token_ids
         assert found.logprobs == done[given.id].logprobs
+
+
+def test_layers_of_a_tower_do_not_wait_for_the_device(seeing):
+    """Qwen's read in each layer, from the device, which patches see each other: the host was never ahead."""
+    engine = engine_on_gpu(seeing.folder, "bfloat16", prefix_cache=False)
+    run(engine, seeing.requests(sampling=SAMPLING))
+    images = engine.runner.images
+    blocks = getattr(getattr(images._tower, "_module", None), "blocks", None)
+    if blocks is None:
+        pytest.skip("the tower is none of Qwen's")
+    images._vectors.clear()
+    entered = []
+
+    def enter(*_):
+        entered.append(1)
+        torch.cuda.set_sync_debug_mode("error")
+
+    blocks[0].register_forward_pre_hook(enter)
+    blocks[-1].register_forward_hook(lambda *_: torch.cuda.set_sync_debug_mode("default"))
+    try:
+        run(engine, seeing.requests(sampling=SAMPLING))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert entered

@@ -69,12 +69,32 @@ class QwenTower:
         normed = self._normalize(np.concatenate([each.patches for each in images]))
         patches = normed[:, :, None].expand(-1, -1, self._frames, -1, -1).flatten(1)
         grids = [each.grid for each in images]
-        shapes = [[1, rows * self._merge, columns * self._merge] for rows, columns in grids]
+        shapes = torch.tensor([[1, rows * self._merge, columns * self._merge] for rows, columns in grids])
         found = self._module(
-            patches.to(self._module.dtype), grid_thw=torch.tensor(shapes, device=normed.device), return_dict=True
+            patches.to(self._module.dtype),
+            grid_thw=shapes.to(normed.device),
+            return_dict=True,
+            **self._spans(shapes, normed.device),
         )
         vectors = torch.stack((found.pooler_output, *(getattr(found, "deepstack_features", None) or ())))
         return torch.split(vectors, [rows * columns for rows, columns in grids], 1)
+
+    def _spans(self, shapes: Tensor, device: torch.device) -> Mapping[str, Tensor]:
+        """Which patches see each other, as transformers' towers take it: in the host's memory.
+
+        Each layer reads these numbers. On the device, each would wait for the layers before it.
+
+        Args:
+            shapes: ``[images, 3]`` int64, on the host.
+            device: of the tower.
+        """
+        from transformers.vision_utils import get_vision_cu_seqlens, get_vision_window_index
+
+        spans = {"cu_seqlens": get_vision_cu_seqlens(shapes)}
+        if (window := getattr(self._module, "window_size", None)) is not None:
+            order, ends = get_vision_window_index(shapes, self._merge, window, self._module.patch_size)
+            spans |= {"window_index": order.to(device), "cu_window_seqlens": ends}
+        return spans
 
 
 def interleaved(sections: Sequence[int], pairs: int) -> tuple[int, ...]:
