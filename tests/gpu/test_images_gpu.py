@@ -64,6 +64,7 @@ def test_bits_of_texts_do_not_depend_on_images_beside_them(seeing):
         assert found.logprobs == done[given.id].logprobs
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_layers_of_a_tower_do_not_wait_for_the_device(seeing):
     """Qwen's read in each layer, from the device, which patches see each other: the host was never ahead."""
     engine = engine_on_gpu(seeing.folder, "bfloat16", prefix_cache=False)
