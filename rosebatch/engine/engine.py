@@ -12,9 +12,10 @@ from msgspec.structs import replace
 from rosebatch.core.pooling_params import PLAIN_POOLING, ModelPooling
 from rosebatch.core.request import Completion, Constraint, Request, StopMatcher
 from rosebatch.engine.drafts.drafter import Drafter
+from rosebatch.engine.drafts.window_drafter import WindowDrafter
 from rosebatch.engine.metrics.outlook import Outlook, bin_of
 from rosebatch.engine.metrics.stats import EngineStats
-from rosebatch.engine.plan import PackedStep, StepPlan, StepResult
+from rosebatch.engine.plan import DecodeWindow, PackedStep, StepPlan, StepResult
 from rosebatch.engine.sampling.masks import fill_masks
 from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.engine.scheduling.sequence import SequenceState, stop_ids_of
@@ -40,7 +41,7 @@ class Engine:
         hidden_size: length of a hidden state; None if no request has more dimensions.
         generates: whether the model has an output projection.
         pooling: the model's own.
-        drafter: proposes what may follow, before each step; needs mixed steps. None for no drafts.
+        drafter: proposes what may follow, before each step, or whether the device does. None for no drafts.
 
     Attributes:
         max_model_len: the same, but no more than the KV cache holds.
@@ -59,7 +60,7 @@ class Engine:
         hidden_size: int | None = None,
         generates: bool = True,
         pooling: ModelPooling = PLAIN_POOLING,
-        drafter: Drafter | None = None,
+        drafter: Drafter | WindowDrafter | None = None,
     ) -> None:
         separate = isinstance(scheduler.planner.policy, SeparateDecodes)
         assert separate or not async_depth, "mixed steps need the tokens of the step before"
@@ -265,8 +266,12 @@ class Engine:
 
     def _launch_next(self) -> bool:
         """Launch what can be planned; returns whether anything could."""
-        if self.drafter is not None:
+        planner = self.scheduler.planner
+        if self.drafter is not None and not (planner.queries > 1 and self._launched):
             self.drafter.propose(self.scheduler)
+        if planner.queries > 1 and self._launched:
+            # How many tokens a window with drafts brings is not known before, nor where such a one begins.
+            return False
         plan = self.scheduler.schedule()
         if plan is None:
             return False
@@ -307,6 +312,8 @@ class Engine:
         self.stats.record(plan, result, now, blocks_used=self.scheduler.blocks.num_used, live=live)
         finished, gaps, drafted, accepted, forced = self.scheduler.commit(plan, result, now)
         self.stats.count_free(drafted, accepted, forced)
+        if isinstance(self.drafter, WindowDrafter) and isinstance(plan, DecodeWindow) and plan.queries > 1:
+            self.drafter.learn(plan.queries, sum(map(len, result.token_ids)), result.accepted)
         for seconds, count in gaps.items():
             self.stats.itl.add(seconds, count)
         for sequence in finished:

@@ -15,9 +15,11 @@ from rosebatch.engine.cache.kv_cache import KVCache
 from rosebatch.engine.cache.memory import KVGroup, MemoryPlan, batched_tokens, memory_of, plan_memory, swap_bytes
 from rosebatch.engine.cache.state_pool import StatePool, state_bytes
 from rosebatch.engine.drafts.drafter import Drafter
+from rosebatch.engine.drafts.window_drafter import StepCost, WindowDrafter
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.images import ImageEncoder, image_bytes, kept_bytes, together
 from rosebatch.engine.long_rope import restart_policy
+from rosebatch.engine.metrics.roofline import weight_bytes
 from rosebatch.engine.plan import RestartPolicy
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler
@@ -26,6 +28,7 @@ from rosebatch.engine.step_runner import StepRunner
 from rosebatch.engine.torch_runner.runner import TorchRunner
 from rosebatch.engine.triton_runner.packing import MAX_PADDED_TOKENS, padded_size
 from rosebatch.engine.triton_runner.runner import TritonRunner
+from rosebatch.engine.triton_runner.state import draft_bytes
 from rosebatch.engine.triton_runner.warm_up import compile_for, hash_compiler
 from rosebatch.model.contract import NO_HEADS, Model, PoolingHeads
 from rosebatch.model.fallback.load import Fallback
@@ -39,8 +42,9 @@ from rosebatch.ops.tensor_parallel import Group, divide
 _BLOCK_SIZE = {"cuda": 64, "cpu": 16}
 # Decode steps in a window, before the host reads their tokens.
 _DECODE_WINDOW = 8
-# Tokens of a step that take about as long as one, on a CPU; and drafts of a sequence.
-_FREE_TOKENS, _DRAFTS = 16, 15
+# Tokens of a step that take about as long as one; and drafts of a sequence on a CPU.
+_FREE_TOKENS = {"cuda": 192, "cpu": 16}
+_DRAFTS = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +212,9 @@ def build_engine(
         FlagError: the KV cache has no room for a single block.
     """
     block_size = choose_block_size(limits, device)
+    by_triton = device.type == "cuda" and switches.paged_attention
+    # Further tokens of a step reach further experts, and read them.
+    drafts = by_triton and limits.speculative == "auto" and not (config.experts or isinstance(model, Fallback))
     cached = [spec for spec in model.mixers if spec.planes]
     layers = [spec.planes for spec in cached]
     state_layers = [spec.states for spec in model.mixers if spec.states]
@@ -217,7 +224,7 @@ def build_engine(
         limits,
         block_size,
         dtype,
-        memory_of(device).after(image_bytes),
+        memory_of(device).after(image_bytes + (draft_bytes(config.max_model_len) if drafts else 0)),
         state_bytes(state_layers, dtype),
         windows=[spec.window for spec in cached],
         whole_prompts=not switches.chunked_prefill,
@@ -225,7 +232,6 @@ def build_engine(
         host_bytes=swap_bytes(limits) if switches.swap else 0,
         minimum=minimum,
     )
-    by_triton = device.type == "cuda" and switches.paged_attention
     whole = any(spec.whole_prompts for spec in model.mixers)
     if whole:
         switches = replace(switches, chunked_prefill=False, prefix_cache=False)
@@ -287,6 +293,14 @@ def build_engine(
             batched_sampling=switches.batched_sampling,
             trim_last_layer=switches.trim_last_layer,
         )
+    drafter: Drafter | WindowDrafter | None = None
+    if isinstance(runner, TritonRunner) and drafts and runner.verifies:
+        token = cache.nbytes // max(sum(counts) * block_size, 1)
+        cost = StepCost(weight_bytes(config, dtype.itemsize), token, _FREE_TOKENS["cuda"])
+        drafter = WindowDrafter(cost, memory.max_num_seqs)
+    elif speculates and not state_layers:
+        # Tokens cannot be taken back from states.
+        drafter = Drafter(free_tokens=_FREE_TOKENS["cpu"], most=_DRAFTS)
     engine = Engine(
         scheduler,
         runner if drive is None else drive(runner),
@@ -297,8 +311,7 @@ def build_engine(
         hidden_size=pooling.size(config.hidden_size),
         generates=generates,
         pooling=pooling,
-        # Tokens cannot be taken back from states.
-        drafter=Drafter(free_tokens=_FREE_TOKENS, most=_DRAFTS) if speculates and not state_layers else None,
+        drafter=drafter,
     )
     return LoadedEngine(engine, memory.groups, block_size, cache.nbytes)
 

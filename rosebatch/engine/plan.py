@@ -136,6 +136,7 @@ class DecodeRow(msgspec.Struct, frozen=True):
     Attributes:
         resumed: all tokens generated so far, if the plan starts the sequence: K and V of all but the last come back
             from the host. ``blocks`` has all of its tables then. Else empty.
+        unseen: its last known tokens, in a window with drafts: all that no such window has had before.
     """
 
     id: int
@@ -143,6 +144,7 @@ class DecodeRow(msgspec.Struct, frozen=True):
     length: int
     blocks: tuple[BlockChange, ...] = ()
     resumed: tuple[int, ...] = ()
+    unseen: "array[int]" = array("I")
 
 
 class _Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -201,10 +203,16 @@ class PackedStep(_Plan, frozen=True):
 
 
 class DecodeWindow(_Plan, frozen=True):
-    """Decode steps back to back; each row takes part in the first ``length`` of them."""
+    """Decode steps back to back; each row takes part in the first ``length`` of them.
+
+    Attributes:
+        queries: of each row in a step: its last token, and drafts that the device finds. With more than one, a row gets
+            at most ``length`` tokens in all, and it is not known how many.
+    """
 
     rows: tuple[DecodeRow, ...]
     steps: int
+    queries: int = 1
 
     @property
     def num_tokens(self) -> int:
@@ -252,6 +260,7 @@ class StepResult(msgspec.Struct, frozen=True):
         syncs: how often the host waited for the device.
         graph_replays, graph_captures: of CUDA graphs.
         images, image_seconds: that were encoded for it, and what that took of ``seconds``.
+        drafted, accepted: drafts of a window, and those of them that were right.
     """
 
     token_ids: list[list[int]]
@@ -264,3 +273,5 @@ class StepResult(msgspec.Struct, frozen=True):
     graph_captures: int = 0
     images: int = 0
     image_seconds: float = 0.0
+    drafted: int = 0
+    accepted: int = 0

@@ -29,10 +29,13 @@ class DeviceOps:
     count_: Callable[[Tensor, Tensor, Tensor | None], None]
     logprob_rows: Callable[[Tensor, Tensor, int, int], Tensor]
     advance: Callable[..., None]
+    propose: Callable[..., None]
+    verify: Callable[..., None]
 
 
 def device_ops(switches: Switches) -> DeviceOps:
     """The kernels of a run."""
+    from rosebatch_kernels.drafts import kernel as drafts
     from rosebatch_kernels.feedback import kernel as feedback
     from rosebatch_kernels.logits import kernel as logits_kernel
     from rosebatch_kernels.logprobs import kernel as logprobs_kernel
@@ -48,6 +51,8 @@ def device_ops(switches: Switches) -> DeviceOps:
         count_=sized(logits_kernel, "count_", device),
         logprob_rows=sized(logprobs_kernel, "logprob_rows", device),
         advance=partial(feedback.advance, device=device),
+        propose=partial(drafts.propose, device=device),
+        verify=partial(drafts.verify, device=device),
     )
 
 

@@ -123,19 +123,22 @@ class FakeRunner(Follower):
 
     Attributes:
         tokens: of every sequence that was ever started, by id: the prompt and what was sampled.
+        seen: those that windows with drafts have had or sampled, by id.
     """
 
     def __init__(self, num_groups: int = 1) -> None:
         super().__init__(num_groups)
         self.tokens: dict[int, list[int]] = {}
+        self.seen: dict[int, list[int]] = {}
 
     def launch(self, plan: StepPlan, masks: Callable | None = None) -> Callable[[], StepResult]:
         self.update(plan)
         for spec in plan.started:
             self.tokens.setdefault(spec.id, list(spec.prompt_token_ids))
+            self.seen.pop(spec.id, None)
         if isinstance(plan, DecodeWindow):
-            assert max(row.length for row in plan.rows) <= plan.steps
-            result = StepResult([self._decode(row) for row in plan.rows])
+            assert max(row.length for row in plan.rows) <= plan.steps * plan.queries
+            result = StepResult([self._decode(row, plan) for row in plan.rows])
         else:
             result = StepResult([tokens for tokens in map(self._compute, plan.chunks) if tokens])
         return lambda: result
@@ -159,13 +162,22 @@ class FakeRunner(Follower):
         """What the model samples after these tokens."""
         return next_token(token_ids, spec.sampling.seed)
 
-    def _decode(self, row: DecodeRow) -> list[int]:
+    def _decode(self, row: DecodeRow, plan: DecodeWindow) -> list[int]:
         spec, held = self.specs[row.id], self.tokens[row.id]
         assert not row.resumed or list(row.resumed) == held[len(spec.prompt_token_ids) :]
-        first = len(held)
+        first, most = len(held), row.length
         assert self._ended(spec) or first == row.start + 1, "a token was left out"
-        while len(held) < first + row.length and not self._ended(spec):
+        if plan.queries > 1:
+            # As many drafts are right as it happens.
+            most -= hash((row.id, row.start)) % (most - min(most, plan.steps) + 1)
+            seen = self.seen.setdefault(row.id, [])
+            known = row.start + 1
+            seen[known - len(row.unseen) :] = row.unseen
+            assert self._ended(spec) or seen == held[:known], "the device knows all tokens, once each"
+        while len(held) < first + most and not self._ended(spec):
             self._sample(spec)
+        if plan.queries > 1:
+            self.seen[row.id] = held[:]
         return held[first:]
 
     def _sample(self, spec: SequenceSpec) -> int:

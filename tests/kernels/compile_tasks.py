@@ -26,6 +26,7 @@ GROUPS = {
     "tokens": {
         "_adjust", "_advance", "_choose", "_count", "_mask", "_report", "_scale_and_cap", "_sum_segments", "_summarise",
     },
+    "drafts": {"_propose", "_verify"},
 }  # fmt: skip
 # Those of "layers" that need the shared memory of Hopper.
 STREAMED = {"_gated_product", "_logits", "_product"}

@@ -12,6 +12,7 @@ import torch
 
 from benchmarks.kernels import launchers
 from benchmarks.kernels.launchers import Launchers
+from rosebatch_kernels.common.shared_keys import Pieces
 from rosebatch_kernels.experts.packed import can_decode
 from rosebatch_kernels.feedback import layout
 from rosebatch_kernels.linear.interface import Scales
@@ -64,6 +65,7 @@ def attention() -> None:
             if heads != kv_heads:
                 options |= {"rotary": rotary, "qk_norm": qk_norm}
             decode(qkv, cache, table, fields, fields, workspace, **options)
+        decode(qkv, cache, ints(75, 4), fields, fields, workspace, num_heads=heads, scale=1.0, append=False, queries=4)
         QKV.prepare(qkv, cache, table, fields, fields, num_heads=heads, rotary=rotary, qk_norm=qk_norm)
         window = 100 if heads == kv_heads else 0
         for key_ends in (None, ints(batch)):
@@ -92,6 +94,8 @@ def invariant() -> None:
             each = qkv, cache, ints(batch, 4), ints(batch), ints(batch), workspace
             window = 100 if heads == kv_heads else 0
             decode(*each, num_heads=heads, scale=1.0, append=append, window=window, sizes=sizes)
+        each = qkv, cache, ints(75, 4), ints(batch), ints(batch), workspace
+        decode(*each, num_heads=heads, scale=1.0, append=False, queries=4, window=window, sizes=sizes)
         prompts = qkv, cache, ints(300, 4), ints(3, 4)
         Launchers("paged_attention.prefill").prefill(*prompts, num_heads=heads, scale=1.0, sizes=everywhere)
         layer = FixedLinear(empty(64, 96, dtype=dtype), None, device)
@@ -492,3 +496,12 @@ def tokens() -> None:
             kernel.scale_and_cap_(logits, 1.0, cap)
     advance(ints(9), fields, None, history, step, ints(2))
     advance(ints(2), fields, ints(2), history, None, ints(0))
+
+
+def drafts() -> None:
+    kernel, step = Launchers("drafts.kernel"), ints(1)
+    fields, tokens, history = ints(layout.NUM_FIELDS, 9), ints(9, 16384), ints(8, 64)
+    for queries, pieces in ((2, None), (4, Pieces(256, 16))):
+        rows = ints(layout.NUM_FIELDS, 9 * queries)
+        kernel.propose(fields, tokens, rows, ints(2), pieces)
+        kernel.verify(ints(9 * queries), rows, fields, tokens, history, step, ints(2))

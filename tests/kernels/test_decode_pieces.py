@@ -38,7 +38,8 @@ def run(step, sizes, rows=None, **options):
     for each in (workspace, workspace.shared) if shares else (workspace,):
         each.sums.fill_(float("nan"))
         each.stats.fill_(float("nan"))
-    chosen = qkv[rows], cache.clone(), table[rows], positions[rows], limits[rows], workspace
+    tables = table if "queries" in options else table[rows]
+    chosen = qkv[rows], cache.clone(), tables, positions[rows], limits[rows], workspace
     out = kernel.decode(*chosen, **step.options, **options, sizes=sizes)
     assert not workspace.arrived.any()
     return out
@@ -83,6 +84,38 @@ def test_bits_do_not_depend_on_the_batch(group, window, programs, dtype, device,
     for row in range(len(POSITIONS)):
         assert torch.equal(run(step, sizes, [row]), expected[row : row + 1])
     assert torch.equal(run(step, sizes, [6, 2]), expected[[6, 2]])
+
+
+@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize(
+    ("queries", "group", "size", "window"),
+    [(2, 2, 24, 0), (8, 2, 64, 600), (4, 4, 24, 0), (8, 4, 24, 0), (4, 1, 24, 0)],
+)
+@pytest.mark.parametrize("pieces", [True, False])
+def test_rows_of_a_sequence_are_those_of_single_ones(
+    pieces, queries, group, size, window, splits, dtype, device, randn
+):
+    """Drafts are verified together, and not all rows of a sequence have one: the bits are those of one row a step.
+
+    Without pieces, the batch decides how keys are divided, so they may differ in their last bits.
+    """
+    sizes = with_splits(INVARIANT if pieces else FASTEST, splits)
+    begins, live = [0, 5, 300, 1002, 700], [queries, 1, queries - 1, queries, 2]
+    lasts = [begin + queries for begin in begins]
+    step = make_step(lasts, 2, group, size, 64, dtype, device, randn, window=window, append=False)
+    _, cache, table, *_ = step.arguments
+    qkv = randn(len(begins) * queries, (2 * group + 4) * size, dtype=dtype).to(device)
+    rows = [
+        (begin + j, 2000 if j < count else 0) for begin, count in zip(begins, live, strict=True) for j in range(queries)
+    ]
+    positions, limits = torch.tensor(rows, dtype=torch.int32, device=device).t().contiguous()
+    step.arguments[:5] = qkv, cache, table, positions, limits
+    found = run(step, sizes, queries=queries)
+    step.arguments[2] = table.repeat_interleave(queries, 0)
+    expected = run(step, sizes)
+    there = (positions < limits).nonzero()[:, 0]
+    torch.testing.assert_close(found[there], expected[there], rtol=0.02, atol=0.02)
+    assert torch.equal(found[there], expected[there]) or not pieces
 
 
 def shared_by(rows, end, batch, device, piece=INVARIANT.decode.piece_keys):

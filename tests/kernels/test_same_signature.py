@@ -28,6 +28,7 @@ def functions(module):
         "kv_cache",
         "qkv",
         "feedback",
+        "drafts",
         "logits",
         "logprobs",
         "uclip",

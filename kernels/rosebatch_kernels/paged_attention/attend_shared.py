@@ -142,11 +142,13 @@ def _attend_shared(
             block = tl.load(pages.table + begin // SHAPE.BLOCK)
             keys = first, end, begin // TILE, tl.minimum(begin + part, end) // TILE, block
             sums = no_key_in_order(QUERIES, SHAPE.WIDTH)
-            sums = attend_tiles(q, pages, keys, sums, scores, SHAPE, TILE, STAGES)
+            sums = attend_tiles(q, pages, keys, (keys[0], keys[1]), sums, scores, SHAPE, TILE, False, STAGES)
             leave(results, line + piece * SHAPE.GROUP, one_column(sums), wanted, real, d, SHAPE)
         return
     keys = first, end, first_tile, tl.cdiv(end, TILE), block
-    sums = attend_tiles(q, pages, keys, no_key(QUERIES, SHAPE.WIDTH), scores, SHAPE, TILE, STAGES)
+    sums = attend_tiles(
+        q, pages, keys, (keys[0], keys[1]), no_key(QUERIES, SHAPE.WIDTH), scores, SHAPE, TILE, False, STAGES
+    )
     leave(results, line + part * SHAPE.GROUP, sums, wanted, real, d, SHAPE)
 
 

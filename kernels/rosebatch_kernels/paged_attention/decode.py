@@ -46,6 +46,7 @@ from rosebatch_kernels.paged_attention.online_softmax import (
     no_key_in_order,
     one_column,
     queries,
+    seen_by,
 )
 from rosebatch_kernels.paged_attention.sizes import (
     Sizes,
@@ -78,6 +79,7 @@ def decode(
     qk_norm: HeadNorm | None = None,
     append: bool = True,
     keys: SharedKeys | None = None,
+    queries: int = 1,
     divided: bool = True,
     scales: Tensor | None = None,
     sizes: Sizes,
@@ -88,7 +90,7 @@ def decode(
     Args:
         qkv: ``[B, (heads + 2 · kv_heads) · D]``, q then k then v, the projection's output.
         cache: ``[2, blocks, kv_heads, block_size, D]``; with ``append`` the new K and V are written into it.
-        block_table: ``[B, M]`` int32 block ids, rows at any stride.
+        block_table: ``[B / queries, M]`` int32 block ids, rows at any stride.
         positions: ``[B]`` int32 at any stride, of the new token.
         limits: ``[B]`` int32 at the same stride; a row with ``position >= limit`` is skipped, its output undefined.
         workspace: for partial results.
@@ -103,6 +105,8 @@ def decode(
         append: False where the new K and V are in the cache already; q is then neither normalised nor rotated.
         keys: that rows share, attended to once for all of them by a kernel before this one; None where there is a
             window.
+        queries: successive rows of a sequence, which have one block table; more than one need their K and V in the
+            cache already, and may not share keys.
         divided: False if no row has more than ``undivided_keys``. The result is the same, without programs for splits
             that have nothing to do.
         scales: ``[2, blocks, kv_heads, block_size, 1]`` fp32 of a cache of e4m3, see
@@ -137,23 +141,29 @@ def decode(
     if keys is not None:
         assert not window, "the keys that a row shares have not left its window"
         assert not sizes.decode.pieces or adds_in_order(qkv.dtype, e4m3=scales is not None), "one order for all rows"
+        assert queries == 1, "rows that share keys are of different sequences"
         attend_shared(tokens, results["shared"], keys, scores, program.keys, sizes=sizes, device=device)
     # A tile's keys lie together within a block.
     early = keys is None and requests_early(batch, sizes=sizes) and block_size % program.keys == 0
-    _decode[(kv_heads, batch, splits)](
+    members, rows = next_power_of_2(group), tile_rows(group, qkv.dtype, sizes=sizes)
+    # Where one query would be copied, several have one tile.
+    together = min(queries, rows // members)
+    _decode[(kv_heads, batch // together, splits)](
         **tokens,
         **results,
         scores=scores,
         sinks=sinks,
         window=window,
         min_tiles=tiles_of_split(batch, kv_heads, program, sizes=sizes),
-        MEMBERS=next_power_of_2(group),
-        ROWS=tile_rows(group, qkv.dtype, sizes=sizes),
+        MEMBERS=members,
+        ROWS=rows,
         TILE=program.keys,
         SPLITS=splits,
         PIECES=sizes.decode.pieces,
         PIECE_TILES=sizes.decode.piece_keys // program.keys,
         APPEND=append,
+        QUERIES=queries,
+        TOGETHER=together,
         STAGES=program.stages,
         EARLY_LINES=lines_of(program.keys * size * cache.itemsize) if early else 0,
         num_warps=program.warps,
@@ -186,23 +196,38 @@ def _decode(
     PIECES: tl.constexpr,
     PIECE_TILES: tl.constexpr,
     APPEND: tl.constexpr,
+    QUERIES: tl.constexpr,
+    TOGETHER: tl.constexpr,
     STAGES: tl.constexpr,
     EARLY_LINES: tl.constexpr,
     PDL: tl.constexpr,
 ):
     head = tl.program_id(0)
-    row = tl.program_id(1)
+    row = tl.program_id(1) * TOGETHER
     # The slowest axis: splits that short sequences do not need start last.
     split = tl.program_id(2)
     # Written by the previous step's feedback, which is older than this kernel's predecessor.
     position = tl.load(tokens.positions + row * tokens.state_stride)
     if position >= tl.load(tokens.limits + row * tokens.state_stride):
+        # Then none of the next rows of its sequence is live.
         wait_before_return(split == 0, PDL)
         return
     # The keys before the new one: [first, end). That one is attended apart, so that both forms give the same bits.
     end = position
     seen = _first_in_window(position, window)
     first = seen
+    # A matrix product needs more rows than a group has heads: rows are copied, after norm and rotation of each head.
+    copies: tl.constexpr = ROWS // MEMBERS
+    g, own_head = _heads_of_rows(SHAPE.GROUP, ROWS, copies, TOGETHER)
+    line_row = row
+    if TOGETHER > 1:
+        # In place of copies, queries of one sequence, whose live ones are the first.
+        query = tl.arange(0, ROWS) % copies % TOGETHER
+        line_row = row + query
+        places = tl.load(tokens.positions + line_row * tokens.state_stride)
+        alive = places < tl.load(tokens.limits + line_row * tokens.state_stride)
+        own_head = own_head & alive
+        end = tl.max(tl.where(alive, places, position), 0)
     if shared is not None:
         first = tl.load(shared.begins + row)
     if PIECES:
@@ -219,16 +244,13 @@ def _decode(
             return
         start_tile = first_tile + split * share
         stop_tile = tl.minimum(start_tile + share, first_tile + tiles)
-    pages = pages_of(cache, scales, num_blocks, block_table + row * table_stride, head, SHAPE)
+    pages = pages_of(cache, scales, num_blocks, block_table + row // QUERIES * table_stride, head, SHAPE)
     block = tl.load(pages.table + tl.minimum(start_tile * TILE, tl.maximum(end - 1, 0)) // SHAPE.BLOCK)
     turned = turn(tokens.rotary, position, SHAPE)
     m = tl.arange(0, MEMBERS)[:, None]
     one = tl.zeros([1, 1], tl.int32)
     q_weights = weight_halves(tokens.q_norm, head * SHAPE.GROUP + m, m < SHAPE.GROUP, SHAPE)
     k_weights = weight_halves(tokens.k_norm, head + one, one == 0, SHAPE)
-    # A matrix product needs more rows than a group has heads: rows are copied, after norm and rotation of each head.
-    copies: tl.constexpr = ROWS // MEMBERS
-    g, own_head = _heads_of_rows(SHAPE.GROUP, ROWS, copies)
     if sinks is not None:
         sink = tl.load(sinks + head * SHAPE.GROUP + g, mask=g < SHAPE.GROUP, other=0.0)
     if EARLY_LINES and PDL:
@@ -247,6 +269,7 @@ def _decode(
         k_halves, v_new = new_key(tokens, row, head, SHAPE)
     q = queries(normed_and_rotated(q_halves, q_weights, turned, SHAPE), scores, pages)
     sums = no_key(ROWS, SHAPE.WIDTH)
+    e4m3: tl.constexpr = cache.dtype.element_ty == tl.uint8
     if split == 0:
         place = place_of(pages, position, SHAPE)
         if APPEND:
@@ -254,18 +277,33 @@ def _decode(
             k_read, v_read = store(pages, place, k_new, v_new, d < SHAPE.D, SHAPE.D)
         else:
             k_read, v_read = stored(pages, place, d < SHAPE.D, SHAPE.D)
-        sums = _attend_new(q, k_read, v_read, sums, scores, copies, cache.dtype.element_ty == tl.uint8)
+        sums = _attend_new(q, k_read, v_read, sums, scores, copies, e4m3)
     q = _repeated(q, copies)
+    if TOGETHER > 1:
+        # Each in the form of a single one, so that the bits are the same.
+        for other in tl.static_range(1, TOGETHER):
+            halves_of_other = query_halves(tokens, row + other, head * SHAPE.GROUP + m, m < SHAPE.GROUP, SHAPE)
+            q_other = queries(normed_and_rotated(halves_of_other, q_weights, turned, SHAPE), scores, pages)
+            q = tl.where((query == other)[:, None], _repeated(q_other, copies), q)
+            if split == 0:
+                place = place_of(pages, tl.load(tokens.positions + (row + other) * tokens.state_stride), SHAPE)
+                k_read, v_read = stored(pages, place, d < SHAPE.D, SHAPE.D)
+                new = _attend_new(q_other, k_read, v_read, no_key(ROWS, SHAPE.WIDTH), scores, copies, e4m3)
+                sums = _chosen(query == other, new, sums)
     keys_of_split = first, end, start_tile, stop_tile, block
+    bounds = first, end
+    if TOGETHER > 1:
+        bounds = _first_in_window(places, window), places
     if PIECES:
-        line = first_line(row, head, PIECES, SHAPE)
+        line = first_line(line_row, head, PIECES, SHAPE)
         wanted = (d < SHAPE.D) & own_head[:, None]
-        places = origin, piece, row, split, line, g, wanted, own_head, d
+        places_of_pieces = origin, piece, row, split, line, g, wanted, own_head, d
         sums = _attend_pieces(
             q,
             pages,
             keys_of_split,
-            places,
+            bounds,
+            places_of_pieces,
             partials,
             shared,
             sums,
@@ -273,6 +311,7 @@ def _decode(
             SHAPE,
             TILE,
             SPLITS,
+            TOGETHER > 1,
             cache.dtype.element_ty != tl.uint8 and out.dtype.element_ty != tl.float32,
             STAGES,
             PDL,
@@ -289,9 +328,9 @@ def _decode(
                         part = left(partials, line + number * SHAPE.GROUP + g, wanted, own_head, d, SHAPE)
                         sums = fold(sums, part)
         if last:
-            _finish(out, row, head, sums, sink if sinks is not None else None, g, wanted, d, SHAPE)
+            _finish(out, line_row, head, sums, sink if sinks is not None else None, g, wanted, d, SHAPE)
         return
-    sums = attend_tiles(q, pages, keys_of_split, sums, scores, SHAPE, TILE, STAGES)
+    sums = attend_tiles(q, pages, keys_of_split, bounds, sums, scores, SHAPE, TILE, TOGETHER > 1, STAGES)
     if shared is not None:  # noqa: SIM102 (a compile-time condition)
         if split == 0:
             line = first_line(row, head, _SHARED_PARTS, SHAPE)
@@ -300,8 +339,7 @@ def _decode(
                 wait()
             sums = _take_shared(shared, line, count, g, own_head, d, sums, SHAPE)
     row_max, total, acc = sums
-    out_row = out + row.to(tl.int64) * (SHAPE.HEADS * SHAPE.D)
-    place = out_row + (head * SHAPE.GROUP + g)[:, None] * SHAPE.D + d
+    place = _place_in_result(out, line_row, head, g, d, SHAPE)
     # Before the branch: computed in each of its arms, the mask costs some variants 18 to 33 registers a thread.
     wanted = (d < SHAPE.D) & own_head[:, None]
     if used == 1:
@@ -309,10 +347,16 @@ def _decode(
             total += sink_weights(sink, row_max)
         tl.store(place, (acc / total[:, None]).to(out.dtype.element_ty), mask=wanted)
         return
-    line = first_line(row, head, SPLITS, SHAPE)
+    line = first_line(line_row, head, SPLITS, SHAPE)
     leave(partials, line + split * SHAPE.GROUP + g, (row_max, total, acc), wanted, own_head, d, SHAPE)
     if is_last(partials, row, head, used, SHAPE):
-        _merge(out_row, partials, sinks, line, head, used, d, SHAPE, SPLITS)
+        for number in tl.static_range(TOGETHER):
+            out_row = out + (row + number).to(tl.int64) * (SHAPE.HEADS * SHAPE.D)
+            place_of_state = (row + number) * tokens.state_stride
+            # Rows that are not live have left nothing.
+            if tl.load(tokens.positions + place_of_state) < tl.load(tokens.limits + place_of_state):
+                own_line = first_line(row + number, head, SPLITS, SHAPE)
+                _merge(out_row, partials, sinks, own_line, head, used, d, SHAPE, SPLITS)
 
 
 @triton.jit
@@ -324,8 +368,8 @@ def _request(first, SIZE: tl.constexpr, LINES: tl.constexpr):
 
 @triton.jit
 def _first_in_window(position, window):
-    """The first key that a token sees."""
-    first = 0
+    """The first key that a token sees, of one token or of several."""
+    first = 0 * position
     if window > 0:
         first = tl.maximum(position + 1 - window, 0)
     return first
@@ -379,6 +423,7 @@ def _attend_pieces(
     q,
     pages,
     keys,
+    bounds,
     places,
     partials,
     shared,
@@ -387,6 +432,7 @@ def _attend_pieces(
     SHAPE: tl.constexpr,
     TILE: tl.constexpr,
     SPLITS: tl.constexpr,
+    EMPTY: tl.constexpr,
     IN_ORDER: tl.constexpr,
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
@@ -411,7 +457,7 @@ def _attend_pieces(
         for tile in tl.range(begin, stop, num_stages=STAGES):
             n = tile * TILE + tl.arange(0, TILE)
             keys_of_tile, block = load_tile(pages, block, tile * TILE, first, end, SHAPE, TILE, True, True)
-            part = attend(q, keys_of_tile, ((n < end) & (n >= first))[None, :], part, scores, False)
+            part = attend(q, keys_of_tile, seen_by(n, bounds), part, scores, EMPTY)
         of_piece = one_column(part) if IN_ORDER else part
         if SPLITS > 1:  # noqa: SIM102 (a compile-time condition)
             if split > 0:
@@ -428,20 +474,36 @@ def _attend_pieces(
 
 
 @triton.jit
+def _place_in_result(out, row, head, g, d, SHAPE: tl.constexpr):
+    """Where heads ``g [ROWS]`` of a group go, of one row or of rows ``[ROWS]``."""
+    first = row.to(tl.int64) * (SHAPE.HEADS * SHAPE.D) + (head * SHAPE.GROUP + g) * SHAPE.D
+    return out + first[:, None] + d
+
+
+@triton.jit
+def _chosen(rows, some, others):
+    """The online softmax's sums, in which these rows ``[ROWS]`` are those of ``some``."""
+    row_max, total, acc = some
+    row_max_of_others, total_of_others, acc_of_others = others
+    acc = tl.where(rows[:, None], acc, acc_of_others)
+    return tl.where(rows, row_max, row_max_of_others), tl.where(rows, total, total_of_others), acc
+
+
+@triton.jit
 def _finish(out, row, head, sums, sink, g, wanted, d, SHAPE: tl.constexpr):
-    """Write the heads of group ``head`` to a row of the result."""
+    """Write the heads of group ``head`` to one row of the result, or to rows ``[ROWS]``."""
     row_max, total, acc = sums
     if sink is not None:
         total += sink_weights(sink, row_max)
-    place = out + row.to(tl.int64) * (SHAPE.HEADS * SHAPE.D) + (head * SHAPE.GROUP + g)[:, None] * SHAPE.D + d
+    place = _place_in_result(out, row, head, g, d, SHAPE)
     tl.store(place, (acc / total[:, None]).to(out.dtype.element_ty), mask=wanted)
 
 
 @triton.jit
-def _heads_of_rows(GROUP: tl.constexpr, ROWS: tl.constexpr, COPIES: tl.constexpr):
-    """The head ``[ROWS]`` of each row of copied heads, and whether the row is the first of an existing head."""
+def _heads_of_rows(GROUP: tl.constexpr, ROWS: tl.constexpr, COPIES: tl.constexpr, TOGETHER: tl.constexpr):
+    """The head ``[ROWS]`` of each row of copied heads, and whether the row is among the first of an existing head."""
     g = tl.arange(0, ROWS) // COPIES
-    return g, (g < GROUP) & (tl.arange(0, ROWS) % COPIES == 0)
+    return g, (g < GROUP) & (tl.arange(0, ROWS) % COPIES < TOGETHER)
 
 
 @triton.jit

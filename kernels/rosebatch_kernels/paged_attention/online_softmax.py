@@ -102,22 +102,46 @@ def attend(q, tile, seen, sums, scores, EMPTY: tl.constexpr):
 
 
 @triton.jit
-def attend_tiles(q, pages, keys, sums, scores, SHAPE: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr):
-    """The sums of decode attention with those over some tiles of keys, all of which rows of ``q [ROWS, WIDTH]`` see.
+def seen_by(n, bounds):
+    """Which keys ``n [KEYS]`` rows see: from the first one to before the end, of all rows or of each ``[ROWS]``."""
+    first, end = bounds
+    if len(end.shape) == 1:
+        seen = (n[None, :] < end[:, None]) & (n[None, :] >= first[:, None])
+    else:
+        seen = ((n < end) & (n >= first))[None, :]
+    return seen
+
+
+@triton.jit
+def attend_tiles(
+    q,
+    pages,
+    keys,
+    bounds,
+    sums,
+    scores,
+    SHAPE: tl.constexpr,
+    TILE: tl.constexpr,
+    EMPTY: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """The sums of decode attention with those over some tiles of keys.
 
     Args:
         q: from ``queries``.
         pages: of the keys.
         keys: the first key and the one after the last, the first tile and the one after the last, and the first
             tile's block.
+        bounds: see ``seen_by``.
         sums: so far.
         scores: factors.
+        EMPTY: whether a row of ``q [ROWS, WIDTH]`` may see no key of a tile.
     """
     first, end, start_tile, stop_tile, block = keys
     for tile in tl.range(start_tile, stop_tile, num_stages=STAGES):
         n = tile * TILE + tl.arange(0, TILE)
         keys_of_tile, block = load_tile(pages, block, tile * TILE, first, end, SHAPE, TILE, True, True)
-        sums = attend(q, keys_of_tile, ((n < end) & (n >= first))[None, :], sums, scores, False)
+        sums = attend(q, keys_of_tile, seen_by(n, bounds), sums, scores, EMPTY)
     return sums
 
 

@@ -30,11 +30,13 @@ def decode(
     qk_norm: HeadNorm | None = None,
     append: bool = True,
     keys: SharedKeys | None = None,
+    queries: int = 1,
     divided: bool = True,
     scales: Tensor | None = None,
 ) -> Tensor:
     """See ``rosebatch_kernels.paged_attention.decode``; the workspace is not used, and each row reads its own keys."""
     live = positions < limits
+    block_table = block_table.repeat_interleave(queries, 0)
     if append:
         options: dict[str, Any] = {"num_heads": num_heads, "rotary": rotary, "qk_norm": qk_norm, "scales": scales}
         qkv = prepared(qkv, cache, block_table, positions, live, **options)

@@ -93,8 +93,9 @@ class EngineStats:
         self.prompt_tokens += prompt_tokens
         self.output_tokens += output_tokens
         self.steps += steps
-        num_tokens = plan.num_tokens
-        prefill = result.seconds * prompt_tokens / num_tokens
+        # How many tokens drafts bring is not planned.
+        num_tokens = output_tokens if isinstance(plan, DecodeWindow) and plan.queries > 1 else plan.num_tokens
+        prefill = result.seconds * prompt_tokens / max(num_tokens, 1)
         self.prefill_seconds += prefill
         self.decode_seconds += result.seconds - prefill
         if decoded := num_tokens - prompt_tokens:

@@ -26,6 +26,7 @@ class PlanBuilder:
     chunks: list[Chunk] = field(default_factory=list)
     rows: list[DecodeRow] = field(default_factory=list)
     steps: int = 0
+    queries: int = 1
     saves: list[HostCopy] = field(default_factory=list)
     wipes: list[tuple[int, int]] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
@@ -50,4 +51,6 @@ class PlanBuilder:
             single = [chunk for chunk in self.chunks if len(chunk.token_ids) == 1]
             longer = [chunk for chunk in self.chunks if len(chunk.token_ids) != 1]
             return PackedStep(chunks=(*single, *longer), **changes)
-        return DecodeWindow(rows=tuple(self.rows), steps=self.steps, **changes) if self.rows else None
+        if not self.rows:
+            return None
+        return DecodeWindow(rows=tuple(self.rows), steps=self.steps, queries=self.queries, **changes)

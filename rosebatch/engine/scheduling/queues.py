@@ -82,6 +82,7 @@ class SequenceQueues:
         self.running.remove(sequence)
         sequence.status = Status.WAITING
         sequence.decoding, sequence.resumed, sequence.drafts, sequence.ahead = False, False, (), ()
+        sequence.num_seen_tokens = 0
         self.released.append(sequence.id)
         self.waiting.insert(place, sequence)
 

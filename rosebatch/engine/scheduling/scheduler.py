@@ -165,7 +165,8 @@ class Scheduler:
         answered: list[SequenceState] = []
         ended: list[SequenceState] = []
         gaps: Counter[float] = Counter()
-        drafted = accepted = forced = 0
+        drafted, accepted, forced = result.drafted, result.accepted, 0
+        verified = isinstance(plan, DecodeWindow) and plan.queries > 1
         if isinstance(plan, PackedStep):
             answered = self._commit_prompts(plan, result, now)
             sampled = [(c.id, c.start + len(c.token_ids) - c.sampled, c.sampled) for c in plan.chunks if c.sampled]
@@ -192,6 +193,9 @@ class Scheduler:
                 # Wrong drafts were computed for nothing.
                 sequence.num_computed_tokens = start + kept
                 drafted, accepted = drafted + len(drafts), accepted + max(kept - 1, 0)
+            elif verified:
+                sequence.num_computed_tokens = start + kept
+                sequence.num_unsure_tokens, sequence.num_seen_tokens = 0, sequence.num_known_tokens
             if enabled and (is_window or drafts) and start // size < (start + kept) // size:
                 self.prefixes.register(sequence, start, start + kept)
             if sequence.constraint is not None and sequence.finish_reason is None:

@@ -50,6 +50,8 @@ class SequenceState(msgspec.Struct, eq=False):
         resumed: whether it has its saved blocks again, and its next decode step tells the runner of it.
         replayed: known tokens after those of ``generated``, which are to be sampled once more, see ``rewind``.
         drafts: tokens that may follow. The next chunk verifies as many as it has room for; a result drops them.
+        num_unsure_tokens: of the computed ones, those of a window with drafts that may be wrong; a result drops them.
+        num_seen_tokens: known ones that windows with drafts have had. What such a window samples is among them.
         ahead: the constraint behind each of them. Asked again, it may know fewer: near its limit of states.
         logprobs, prompt_logprobs: those of the tokens so far, if asked for.
         token_times: when each generated token arrived.
@@ -79,6 +81,8 @@ class SequenceState(msgspec.Struct, eq=False):
     resumed: bool = False
     replayed: list[int] = []
     drafts: tuple[int, ...] = ()
+    num_unsure_tokens: int = 0
+    num_seen_tokens: int = 0
     ahead: Sequence[Constraint] = ()
     finish_reason: str | None = None
     has_end_token: bool = False
@@ -194,7 +198,7 @@ class SequenceState(msgspec.Struct, eq=False):
     @property
     def num_settled_tokens(self) -> int:
         """Computed tokens, without drafts that may be taken back."""
-        return self.num_computed_tokens - len(self.drafts)
+        return self.num_computed_tokens - len(self.drafts) - self.num_unsure_tokens
 
     @property
     def num_remaining_tokens(self) -> int:

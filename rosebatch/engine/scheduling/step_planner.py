@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
+from msgspec.structs import replace
+
 from rosebatch.engine.plan import BlockChange, Chunk, DecodeRow, StepPlan
 from rosebatch.engine.scheduling.block_tables import BlockTables
 from rosebatch.engine.scheduling.chunk_ends import ChunkEnds
@@ -54,6 +56,7 @@ class StepPlanner:
     share_prompts: bool
     ends: ChunkEnds
     rewind: Callable[[SequenceState], None] | None = None
+    queries: int = 1
     max_chunk: int = field(init=False)
     _plan: PlanBuilder = field(default_factory=PlanBuilder)
     # Whether the token budget, and not slots or blocks, ended the last admission.
@@ -238,38 +241,47 @@ class StepPlanner:
                 )
             ]
 
-        pairs = live()
-        steps = min(max_steps, max([left for _, left in pairs], default=0))
+        pairs, queries = live(), self.queries
+        # No row needs more steps, if all drafts are right: those after them would be in vain.
+        steps = min(max_steps, -(-max([left for _, left in pairs], default=0) // queries))
         if any([sequence.spec.guided for sequence, _ in pairs]):  # noqa: C419 (a generator takes twice as long)
             # The grammar allows the next token only once the host has seen the last one.
             steps = min(steps, 1)
-        while not self.blocks.has(map(sum, zip(*filter(None, needed := self._needs(pairs, steps)), strict=True))):
+        while not self.blocks.has(
+            map(sum, zip(*filter(None, needed := self._needs(pairs, steps * queries)), strict=True))
+        ):
             if steps > 1:
                 steps //= 2
+            elif queries > 1:
+                queries = 1
             elif self._make_room():
                 pairs = live()
             else:
                 return
-        rows, wipes, copies = self._plan.rows, self._plan.wipes, self._plan.copies
+        rows, wipes, copies, most = self._plan.rows, self._plan.wipes, self._plan.copies, steps * queries
         for (sequence, left), blocks in zip(pairs, needed, strict=True):
             spec, start = sequence.spec, sequence.num_computed_tokens
-            length = left if left < steps else steps
+            length = left if left < most else most
             changes = self.blocks.take(sequence, start + length, blocks, wipes, copies) if blocks else ()
             resumed: tuple[int, ...] = ()
             if sequence.resumed:
                 changes, resumed = self.blocks.entries(sequence), tuple(sequence.output_token_ids)
                 sequence.resumed = False
-            rows.append(DecodeRow(spec.id, start, length, changes, resumed))
+            row = DecodeRow(spec.id, start, length, changes, resumed)
+            if queries > 1:
+                row = replace(row, unseen=sequence.tokens(sequence.num_seen_tokens, start + 1))
+                sequence.num_unsure_tokens = length - 1
+            rows.append(row)
             sequence.num_computed_tokens = start + length
             sequence.num_pending_tokens += length
-            if left <= steps:
+            if left <= most:
                 self.queues.planned.append(sequence)
-        self._plan.steps = steps
+        self._plan.steps, self._plan.queries = steps, queries
 
-    def _needs(self, pairs: Sequence[tuple[SequenceState, int]], steps: int) -> list[Sequence[int]]:
-        """Blocks that each sequence is short of for these steps, or for the tokens that it has left."""
+    def _needs(self, pairs: Sequence[tuple[SequenceState, int]], most: int) -> list[Sequence[int]]:
+        """Blocks that each sequence is short of for so many tokens, or for those that it has left."""
         short_of = self.blocks.short_of
-        return [short_of(s, s.num_computed_tokens + (left if left < steps else steps)) for s, left in pairs]
+        return [short_of(s, s.num_computed_tokens + (left if left < most else most)) for s, left in pairs]
 
     def _reserve(self, sequence: SequenceState, length: int) -> tuple[BlockChange, ...] | None:
         """Make the next ``length`` tokens writable: the changes of its block tables, or None without enough blocks."""

@@ -14,7 +14,7 @@ from rosebatch.engine.triton_runner.state import DeviceState
 from rosebatch.model.mixers.mixer import MixerSpec, TritonMixer, TritonSetup
 from rosebatch.model.rope import Rotary
 from rosebatch.ops.ops import Ops
-from rosebatch_kernels.common.shared_keys import SharedKeys
+from rosebatch_kernels.common.shared_keys import Pieces, SharedKeys
 from rosebatch_kernels.feedback import layout
 from rosebatch_kernels.kv_cache.layout import cache_rows
 
@@ -57,6 +57,11 @@ class RunMixers:
     ops: Ops
     mixers: Mapping[type[MixerSpec], TritonMixer[Any]]
     states: StatePool | None = None
+
+    @property
+    def pieces(self) -> Pieces | None:
+        """See ``TritonMixer``: of the kind that has any."""
+        return next((mixer.pieces for mixer in self.mixers.values() if mixer.pieces is not None), None)
 
     def undivided_keys(self, batch: int) -> int:
         """See ``TritonMixer``: of all kinds."""
@@ -166,11 +171,12 @@ class PackedAttention(_Step):
 
 
 class DecodeAttention(_Step):
-    """A decode step of the first ``size`` rows of the state; nothing in it depends on the host.
+    """A decode step of the first ``size`` sequences of the state; nothing in it depends on the host.
 
     Args:
         shared: by all steps of the run.
-        size: rows, those that are not live included.
+        size: sequences, those that are not live included.
+        fields: of the rows, see ``DeviceState``. There are as many of each sequence, one after the other.
         keys: that rows share; None if there are none.
         divided: see ``rosebatch.model.mixers.mixer.DecodeContext``.
         shifted: whether any row has images with rotary positions of their own.
@@ -180,20 +186,25 @@ class DecodeAttention(_Step):
         self,
         shared: RunMixers,
         size: int,
+        fields: Tensor,
         keys: SharedKeys | None = None,
         *,
         divided: bool = True,
         shifted: bool = False,
     ) -> None:
         state = shared.state
-        super().__init__(shared, state.fields[layout.POSITION, :size], state.block_tables[:, :size])
+        super().__init__(shared, fields[layout.POSITION], state.block_tables[:, :size])
+        self.queries = fields.shape[1] // size
         if shifted:
-            self.rotary_rows = self.positions + state.rotary_shifts[:size]
+            self.rotary_rows = self.positions + state.rotary_shifts[:size].repeat_interleave(self.queries)
+        elif self.queries > 1:
+            # K and V of all rows are appended before any is read.
+            self.rotary_rows = self.positions
         # Else they are the positions, see ``RestartPolicy.rotary_rows``.
         self.keys = keys
         self.divided = divided
-        self.limits = state.fields[layout.LIMIT, :size]
-        self.state_slots = state.fields[layout.STATE, :size]
+        self.limits = fields[layout.LIMIT]
+        self.state_slots = fields[layout.STATE]
         self._rows: Tensor | None = None
 
     def __call__(self, spec: MixerSpec, *inputs: Tensor, wanted: Tensor | None = None) -> Tensor:
@@ -202,9 +213,10 @@ class DecodeAttention(_Step):
         return out if wanted is None else out[wanted]
 
     def rows(self) -> Tensor:
-        """``[size]`` int32: each row's number, -1 if it is not live."""
+        """``[rows]`` int32: the number of each row's sequence, -1 if it is not live."""
         if self._rows is None:
             numbers = torch.arange(len(self.positions), dtype=torch.int32, device=self.positions.device)
+            numbers //= self.queries
             self._rows = torch.where(self.positions < self.limits, numbers, -1)
         return self._rows
 

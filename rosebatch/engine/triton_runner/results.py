@@ -9,7 +9,7 @@ from rosebatch.engine.device_clock import DeviceClock
 from rosebatch.engine.images import NOTHING_ENCODED, Encoded
 from rosebatch.engine.plan import StepResult
 from rosebatch.engine.triton_runner.graphs import Ran
-from rosebatch_kernels.common.tokens import NO_TOKEN
+from rosebatch_kernels.common.tokens import NO_TOKEN, WRONG_DRAFT
 
 
 def to_result(
@@ -20,6 +20,9 @@ def to_result(
     of_prompts: Mapping[int, Sequence[Logprobs]] | None = None,
     pooled: Mapping[int, np.ndarray] | None = None,
     encoded: Encoded = NOTHING_ENCODED,
+    *,
+    drafted: int = 0,
+    accepted: int = 0,
 ) -> StepResult:
     """What a plan brought; waits for the device."""
     return StepResult(
@@ -32,9 +35,27 @@ def to_result(
         image_seconds=encoded.seconds(),
         graph_replays=ran.replays,
         graph_captures=ran.captures,
+        drafted=drafted,
+        accepted=accepted,
     )
 
 
 def until_ended(tokens: list[int]) -> list[int]:
     """The tokens of a row of a window, up to the step in which its sequence was no longer decoded."""
     return tokens[: tokens.index(NO_TOKEN)] if NO_TOKEN in tokens else tokens
+
+
+def verified(history: np.ndarray, lengths: Sequence[int]) -> tuple[list[list[int]], int, int]:
+    """The tokens of the rows of a window with drafts; how many drafts there were, and how many were right.
+
+    Args:
+        history: ``[steps, rows, queries]``, see ``rosebatch_kernels.drafts``.
+        lengths: of each row, tokens at most.
+    """
+    kept = (history != NO_TOKEN) & (history != WRONG_DRAFT)
+    ids = [
+        own[there].tolist()[:length]
+        for own, there, length in zip(history.swapaxes(0, 1), kept.swapaxes(0, 1), lengths, strict=True)
+    ]
+    accepted = int(kept[..., 1:].sum())
+    return ids, accepted + int((history == WRONG_DRAFT).sum()), accepted

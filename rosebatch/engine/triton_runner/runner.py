@@ -32,7 +32,7 @@ from rosebatch.engine.triton_runner.graphs import Ran, StepGraphs
 from rosebatch.engine.triton_runner.packing import MAX_PADDED_TOKENS, pack, padded_size
 from rosebatch.engine.triton_runner.prefix_groups import MIN_ROWS, PrefixGroupState
 from rosebatch.engine.triton_runner.prefix_tiles import PrefixTile, group_tiles
-from rosebatch.engine.triton_runner.results import to_result, until_ended
+from rosebatch.engine.triton_runner.results import to_result, until_ended, verified
 from rosebatch.engine.triton_runner.slots import Slots
 from rosebatch.engine.triton_runner.state import DeviceState
 from rosebatch.engine.triton_runner.steps import NOTHING, DecodeKind, DeviceSteps, PackedKind, Seen
@@ -115,7 +115,8 @@ class TritonRunner:
             self.prefix_groups = PrefixGroupState(self.slots, cache.block_size, heads, device, pieces)
         groups_tiles = heads is not None and all(spec.groups_tiles for spec in model.mixers)
         self._shares_tiles = groups_tiles and not switches.batch_invariant
-        self.state = DeviceState(max_num_seqs, width, window, device, vocab_size, len(cache.num_blocks))
+        groups = len(cache.num_blocks)
+        self.state = DeviceState(max_num_seqs, width, window, device, vocab_size, groups, max_len)
         self.sampler = TokenSampler(
             self.state,
             ops,
@@ -141,6 +142,11 @@ class TritonRunner:
         self._apply = self.state.apply if switches.batched_rollover else self.state.apply_rollovers_one_by_one
         # Sampling that waits for the host: which tokens a grammar allows depends on the token before.
         self._deferred: Callable[[], None] | None = None
+
+    @property
+    def verifies(self) -> bool:
+        """Whether decode steps may have drafts."""
+        return self.sampler.fits_graphs and all(mixer.verifies for mixer in self.steps.attention.mixers.values())
 
     @torch.inference_mode()
     def warm_up(self, max_num_tokens: int) -> None:
@@ -243,14 +249,25 @@ class TritonRunner:
         resumed = [(slot, SampledRow(spec, row.start + 1, row.resumed)) for slot, spec, row in pairs if row.resumed]
         if resumed:
             self.state.set_tokens(resumed, self.up)
-        bucket = self.slots.bucket(plan.sampled_ids)
-        shares = self.prefix_groups is not None and self.prefix_groups.update(plan.rows, bucket, self.up)
-        own_keys = np.array(sampled.positions)
-        if self.prefix_groups is not None and shares:
-            own_keys -= self.prefix_groups.own_begins[sampled.slots]
-        divided = own_keys.max() > self.steps.attention.undivided_keys(bucket)
+        bucket, queries = self.slots.bucket(plan.sampled_ids), 0
+        if plan.queries > 1:
+            assert inside and sampled.features == Features(), "a kernel samples all rows, and nothing is changed"
+            slots = sampled.slots.tolist()
+            known = [(slot, r.start + 1 - len(r.unseen), r.unseen) for slot, r in zip(slots, plan.rows, strict=True)]
+            self.state.set_known(known, self.up)
+            # A graph for each of a few sizes: rows that are not live cost less than captures.
+            bucket = min(1 << (bucket - 1).bit_length(), self.slots.num_slots)
+            # Rows may lie apart for a while.
+            queries = min(plan.queries, 1 << (self.slots.num_slots // bucket).bit_length() - 1)
+        own_keys, groups, shares = np.array(sampled.positions), self.prefix_groups, False
+        if groups is not None and queries:
+            # Rows go on by numbers of tokens that are not known.
+            groups.forget()
+        elif groups is not None and (shares := groups.update(plan.rows, bucket, self.up)):
+            own_keys -= groups.own_begins[sampled.slots]
+        divided = own_keys.max() > self.steps.attention.undivided_keys(bucket * max(queries, 1))
         shifted = self._has_sections and (self._is_invariant or any(spec.images for spec in sampled.specs))
-        kind = DecodeKind(bucket, sampled.features if inside else None, shares, bool(divided), shifted)
+        kind = DecodeKind(bucket, sampled.features if inside else None, shares, bool(divided), shifted, queries)
         ran = self.decodes.run(kind, plan.steps)
         window = len(self.state.history)
         steps = [(self._num_steps + i) % window for i in range(plan.steps)]
@@ -272,6 +289,10 @@ class TritonRunner:
             # Its own sampling only: that of a later plan needs the tokens that are read here.
             if self._deferred is finish:
                 self._run_deferred()
+            if queries:
+                history = fetched[0]()[steps, : bucket * queries].reshape(len(steps), bucket, queries)
+                ids, drafted, accepted = verified(history[:, sampled.slots], lengths)
+                return to_result(ids, [], clock, ran, drafted=drafted, accepted=accepted)
             where = np.ix_(np.array(steps), sampled.slots)
             rows = fetched[0]()[where].T.tolist()
             ids = [until_ended(row[:length]) for row, length in zip(rows, lengths, strict=True)]

@@ -15,6 +15,18 @@ from rosebatch.engine.staging import Staging
 from rosebatch.engine.triton_runner.slots import StateWrite
 from rosebatch_kernels.feedback import layout
 
+# Of a sequence in which drafts are found, and sequences at most.
+_MOST_TOKENS, _MOST_SLOTS = 1 << 14, 1024
+
+
+def draft_bytes(most_len: int) -> int:
+    """Of the tokens in which drafts are found.
+
+    Args:
+        most_len: tokens of a sequence.
+    """
+    return 4 * _MOST_SLOTS * min(most_len, _MOST_TOKENS)
+
 
 class DeviceState:
     """``fields [NUM_FIELDS, num_slots]`` int32 (see ``rosebatch_kernels.feedback.layout``) and the block tables.
@@ -25,18 +37,28 @@ class DeviceState:
         window: steps whose tokens are kept until they are fetched.
         vocab_size: width of the logits.
         num_groups: groups of layers, each with its own block tables.
+        most_len: tokens of a sequence.
 
     Attributes:
         block_tables: ``[groups, num_slots, width]`` int32.
         token_counts, bias: ``[num_slots, V]`` int32 and fp32, see ``rosebatch_kernels.logits``; empty until a sequence
             needs them.
         rotary_shifts: ``[num_slots]`` int32, what rotary positions are beyond the places of tokens.
+        tokens: ``[num_slots, W]`` int32, the tokens of each sequence, in which drafts are found; empty until needed.
+        drafted: ``[NUM_FIELDS, num_slots]`` int32, the fields of the rows of a step with drafts; empty until needed.
         logprobs: ``[window + 1, num_slots, ROW]`` int32, see ``rosebatch.engine.sampling.logprobs``: decode steps in
             the places of ``history``, a packed step in the last one; empty until needed.
     """
 
     def __init__(
-        self, num_slots: int, width: int, window: int, device: torch.device, vocab_size: int = 0, num_groups: int = 1
+        self,
+        num_slots: int,
+        width: int,
+        window: int,
+        device: torch.device,
+        vocab_size: int = 0,
+        num_groups: int = 1,
+        most_len: int = 0,
     ) -> None:
         cells = (layout.NUM_FIELDS + num_groups * width) * num_slots
         self._cells = torch.zeros(cells, dtype=torch.int32, device=device)
@@ -50,6 +72,8 @@ class DeviceState:
         self.token_counts = torch.empty(0, dtype=torch.int32, device=device)
         self.bias = torch.empty(0, dtype=torch.float32, device=device)
         self.logprobs = torch.empty(0, dtype=torch.int32, device=device)
+        self.tokens = self.drafted = torch.empty(0, dtype=torch.int32, device=device)
+        self._most_tokens = min(most_len, _MOST_TOKENS)
 
     def allocate(self, features: Features) -> None:
         """Allocate what these features read and write; most runs need none of it."""
@@ -89,7 +113,7 @@ class DeviceState:
         if write.moves:
             sources, targets = staging.send(*np.array(write.moves, np.int32).T)
             self.fields.index_copy_(1, targets.long(), self.fields.index_select(1, sources))
-            for table in (*self.block_tables, self.token_counts, self.bias, self.rotary_shifts):
+            for table in (*self.block_tables, self.token_counts, self.bias, self.rotary_shifts, self.tokens):
                 if len(table):
                     table.index_copy_(0, targets.long(), table.index_select(0, sources))
 
@@ -105,6 +129,20 @@ class DeviceState:
         slots, values = (np.fromiter(each, np.int32, len(shifts)) for each in (shifts.keys(), shifts.values()))
         where, what = staging.send(slots, values)
         self.rotary_shifts.index_copy_(0, where.long(), what)
+
+    def set_known(self, known: Seq[tuple[int, int, Seq[int]]], staging: Staging) -> None:
+        """Set tokens of sequences, in which drafts are found: of each a slot, the first one's position, and the ids."""
+        if not len(self.tokens):
+            slots, device = self.fields.shape[1], self.fields.device
+            self.tokens = torch.zeros(slots, self._most_tokens, dtype=torch.int32, device=device)
+            self.drafted = torch.zeros(layout.NUM_FIELDS, slots, dtype=torch.int32, device=device)
+        width = self._most_tokens
+        fits = [(slot * width + first, ids) for slot, first, ids in known if len(ids) and first + len(ids) <= width]
+        if fits:
+            places = np.concatenate([np.arange(first, first + len(ids), dtype=np.int32) for first, ids in fits])
+            values = np.concatenate([np.array(ids, np.int32) for _, ids in fits])
+            where, what = staging.send(places, values)
+            self.tokens.view(-1).index_copy_(0, where.long(), what)
 
     def set_tokens(self, begun: Seq[tuple[int, SampledRow]], staging: Staging) -> None:
         """Set token counts and bias of slots whose sequences begin to be sampled, from all their tokens so far."""
@@ -139,16 +177,7 @@ class DeviceState:
 
     def sampling(self, columns: Tensor | slice) -> dict[str, Tensor]:
         """The parameters of ``rosebatch_kernels.sampling`` for these columns."""
-        fields = self.fields[:, columns]
-        real = fields.view(torch.float32)
-        return {
-            "temperature": real[layout.TEMPERATURE],
-            "top_k": fields[layout.TOP_K],
-            "top_p": real[layout.TOP_P],
-            "min_p": real[layout.MIN_P],
-            "seeds": fields[layout.SEED_LOW : layout.SEED_HIGH + 1].t(),
-            "positions": fields[layout.NEXT],
-        }
+        return sampling_of(self.fields[:, columns])
 
     def adjusts(self, columns: Tensor | slice) -> Tensor:
         """Whether the parameters of these columns change logits ``[S]``."""
@@ -165,3 +194,16 @@ class DeviceState:
             "positions": fields[layout.NEXT],
             "min_positions": fields[layout.MIN_POSITION],
         }
+
+
+def sampling_of(fields: Tensor) -> dict[str, Tensor]:
+    """The parameters of ``rosebatch_kernels.sampling``, from fields ``[NUM_FIELDS, S]``."""
+    real = fields.view(torch.float32)
+    return {
+        "temperature": real[layout.TEMPERATURE],
+        "top_k": fields[layout.TOP_K],
+        "top_p": real[layout.TOP_P],
+        "min_p": real[layout.MIN_P],
+        "seeds": fields[layout.SEED_LOW : layout.SEED_HIGH + 1].t(),
+        "positions": fields[layout.NEXT],
+    }

@@ -22,11 +22,12 @@ class DecodeKind(NamedTuple):
     """What decides which kernels a decode step launches.
 
     Attributes:
-        size: rows.
+        size: sequences.
         features: what it does in addition to sampling; None if its rows are sampled outside.
         shares: whether rows share keys.
         divided: whether any row may have enough keys to divide them among programs.
         shifted: whether any row has images with rotary positions of their own.
+        queries: of each sequence: its last token, and drafts that the step finds and verifies. 0: it looks for none.
     """
 
     size: int
@@ -34,6 +35,7 @@ class DecodeKind(NamedTuple):
     shares: bool
     divided: bool
     shifted: bool = False
+    queries: int = 0
 
 
 class PackedKind(NamedTuple):
@@ -106,21 +108,38 @@ class DeviceSteps:
         device = attention.cache.device
         cells = self.layout(PackedKind(MAX_PADDED_TOKENS, shares_tiles)).num_cells
         self.packed_cells = torch.zeros(cells, dtype=torch.int32, device=device)
+        windows = sorted({spec.window for spec in model.mixers if spec.planes})
+        self._windows = torch.tensor(windows, dtype=torch.int32, device=device)
         self._logits = self._hidden = torch.empty(0, device=device)
 
     def decode(self, kind: DecodeKind) -> Tensor:
         """One decode step of the first rows: tokens ``[size]``, or logits ``[size, V]`` to be sampled outside."""
-        fields, size = self.state.fields, kind.size
+        size = kind.size
+        if kind.queries:
+            return self._decode_and_verify(kind)
+        fields = self.state.fields[:, :size]
         keys = self.prefix_groups.keys(size) if self.prefix_groups and kind.shares else None
-        attention = DecodeAttention(self.attention, size, keys, divided=kind.divided, shifted=kind.shifted)
-        hidden = self.model.forward(fields[layout.TOKEN, :size], fields[layout.POSITION, :size], attention)
-        logits = self.model.logits(hidden)
+        attention = DecodeAttention(self.attention, size, fields, keys, divided=kind.divided, shifted=kind.shifted)
+        logits = self._logits_of(fields, attention)
         if kind.features is not None:
             return self.sampler.next_tokens(logits, kind.features, None, decodes=True)
         if not len(self._logits):
             self._logits = torch.empty(fields.shape[1], logits.shape[1], dtype=logits.dtype, device=logits.device)
         # A graph keeps what it returns, and logits of every size would be a lot to keep.
         return self._logits[:size].copy_(logits)
+
+    def _decode_and_verify(self, kind: DecodeKind) -> Tensor:
+        """The same of the last tokens and of drafts, in rows ``[size · queries]``: tokens."""
+        state, kernels, size = self.state, self.sampler.kernels, kind.size
+        own, tokens = state.fields[:, :size], state.tokens[:size]
+        rows = state.drafted[:, : size * kind.queries]
+        kernels.propose(own, tokens, rows, self._windows, self.attention.pieces)
+        attention = DecodeAttention(self.attention, size, rows, divided=kind.divided, shifted=kind.shifted)
+        return self.sampler.verify(self._logits_of(rows, attention), rows, own, tokens)
+
+    def _logits_of(self, rows: Tensor, attention: DecodeAttention) -> Tensor:
+        hidden = self.model.forward(rows[layout.TOKEN], rows[layout.POSITION], attention)
+        return self.model.logits(hidden)
 
     def packed(self, kind: PackedKind) -> Tensor:
         """A packed step of ``packed_cells``: final hidden states of all tokens, or see ``last_hidden``."""

@@ -14,7 +14,7 @@ from rosebatch.engine.sampling.sampler import sample
 from rosebatch.engine.staging import Staging
 from rosebatch.engine.step_runner import Masks
 from rosebatch.engine.triton_runner.slots import Slots
-from rosebatch.engine.triton_runner.state import DeviceState
+from rosebatch.engine.triton_runner.state import DeviceState, sampling_of
 from rosebatch.ops.device import DeviceOps
 from rosebatch.ops.ops import Ops
 
@@ -156,6 +156,19 @@ class TokenSampler:
             self.kernels.count_(state.token_counts, tokens, columns)
         self.kernels.advance(tokens, state.fields, columns, history, step, self._end_tokens)
         return tokens
+
+    def verify(self, logits: Tensor, rows: Tensor, own: Tensor, tokens: Tensor) -> Tensor:
+        """Logits ``[B · Q, V]`` of a step with drafts to tokens ``[B · Q]``, of which the right ones are fed back.
+
+        Args:
+            logits: one row for each of ``rows``.
+            rows: ``[NUM_FIELDS, B · Q]``, see ``rosebatch_kernels.drafts``.
+            own, tokens: the sequences' fields and tokens.
+        """
+        assert self.kernels.sample_rows is not None, "one kernel samples all rows"
+        state, chosen = self.state, self.kernels.sample_rows(logits, **sampling_of(rows))
+        self.kernels.verify(chosen, rows, own, tokens, state.history, state.step, self._end_tokens)
+        return chosen
 
     def _choose(
         self,

@@ -227,12 +227,14 @@ class DecodeContext(TritonContext, Protocol):
         state_slots: ``[S]`` int32 of layers with states.
         keys: that rows share; None if there are none.
         divided: whether any row may have more keys than ``TritonMixer.undivided_keys``, shared ones left out.
+        queries: successive rows of a sequence, with one row in its block table: the last token, and drafts.
     """
 
     limits: Tensor
     state_slots: Tensor
     keys: SharedKeys | None
     divided: bool
+    queries: int
 
 
 SpecT = TypeVar("SpecT", bound=MixerSpec)
@@ -243,10 +245,12 @@ class TritonMixer(ABC, Generic[SpecT]):
 
     Attributes:
         shares_keys: whether layers with ``MixerSpec.prefix_heads`` may attend to keys of several rows at once.
+        verifies: whether a decode step may have several rows of a sequence.
         pieces: how such keys are cut; None if they may be cut anywhere.
     """
 
     shares_keys: bool = False
+    verifies: bool = False
     pieces: Pieces | None = None
 
     @abstractmethod

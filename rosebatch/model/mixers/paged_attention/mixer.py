@@ -52,6 +52,8 @@ class PagedAttentionSpec(KVAttentionSpec):
 class TritonPagedAttention(TritonKVAttention[PagedAttentionSpec]):
     """The kind in the Triton runner."""
 
+    verifies = True
+
     def __init__(self, specs: Sequence[PagedAttentionSpec], setup: TritonSetup) -> None:
         heads, stored = {spec.heads for spec in specs}, {spec.e4m3 for spec in specs}
         self.kernels = paged_attention_kernels(
@@ -78,7 +80,7 @@ class TritonPagedAttention(TritonKVAttention[PagedAttentionSpec]):
             keys, divided = None, spec.window > self.kernels.undivided_keys(len(step.positions))
         of_spec = {"window": spec.window, "soft_cap": spec.soft_cap, "sinks": spec.sinks}
         _, scales = _cache_of(spec, step)
-        return {"keys": keys, "divided": divided, "scales": scales, **of_spec}
+        return {"keys": keys, "divided": divided, "scales": scales, "queries": step.queries, **of_spec}
 
     def undivided_keys(self, batch: int) -> int:
         """See ``TritonMixer``."""

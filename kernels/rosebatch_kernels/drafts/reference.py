@@ -1,0 +1,117 @@
+"""PyTorch reference of drafts: prompt lookup (Saxena 2023) and its verification (arXiv 2211.17192) in a decode step.
+
+A step with drafts computes ``Q`` tokens of each sequence: the last one, and up to ``Q - 1`` that may follow it. Row
+``i · Q + j`` of the step is token ``j`` of sequence ``i``. It has fields of its own, ``drafted [NUM_FIELDS, B · Q]``.
+"""
+
+import torch
+from torch import Tensor
+
+from rosebatch_kernels.common.shared_keys import Pieces
+from rosebatch_kernels.common.tokens import NO_TOKEN, NOT_FINITE, WRONG_DRAFT
+from rosebatch_kernels.feedback.layout import LIMIT, NEXT, POSITION, STOPS, TOKEN
+
+# Tokens of an ending that are compared: a longer one is hardly a better guess, and each takes time.
+LONGEST = 8
+# Tokens of an ending that must have come before: fewer would often be chance.
+SHORTEST = 3
+
+
+def propose(fields: Tensor, tokens: Tensor, drafted: Tensor, windows: Tensor, pieces: Pieces | None = None) -> None:
+    """Find drafts: what followed the longest ending that a sequence has elsewhere, too; of equal ones, the last.
+
+    What followed is repeated, if it is short: a sequence that has begun to repeat itself goes on.
+
+    Args:
+        fields: ``[NUM_FIELDS, B]`` int32, see ``rosebatch_kernels.feedback.layout``.
+        tokens: ``[B, W]`` int32, of each sequence those up to its last one, if there are at most ``W``; else it has no
+            drafts.
+        drafted: ``[NUM_FIELDS, B · Q]`` int32, written: the fields of each row. A row without a draft is not live, nor
+            is one of a sequence that is not; it has that sequence's position. No draft is at the limit or beyond.
+        windows: ``[N]`` int32, those of the model's layers; 0 for all keys.
+        pieces: how decode attention cuts keys; then rows of a sequence are cut at the same places.
+    """
+    (_, batch), width = fields.shape, tokens.shape[1]
+    queries = drafted.shape[1] // batch
+    rows = fields[:, :, None].repeat(1, 1, queries)
+    for row in range(batch):
+        position, limit = int(fields[POSITION, row]), int(fields[LIMIT, row])
+        found: list[int] = []
+        if position < min(limit, width):
+            found = _after_ending(tokens[row, : position + 1].tolist(), min(queries, limit - position) - 1)
+            if pieces is not None:
+                cuts = [[_cut(position + j, w, pieces) for w in windows.tolist()] for j in range(len(found) + 1)]
+                found = found[: next((j for j, cut in enumerate(cuts) if cut != cuts[0]), len(cuts)) - 1]
+        rows[POSITION : NEXT + 1, row, : 1 + len(found)] += torch.arange(1 + len(found), device=fields.device)
+        rows[TOKEN, row, 1 : 1 + len(found)] = torch.tensor(found, dtype=torch.int32, device=fields.device)
+        rows[TOKEN, row, 1 + len(found) :] = 0
+        rows[LIMIT, row, 1 + len(found) :] = 0
+    drafted.copy_(rows.flatten(1))
+
+
+def _cut(position: int, window: int, pieces: Pieces) -> tuple[int, int]:
+    """Where the first piece of a row's keys begins, and the keys of a piece."""
+    origin = max(position + 1 - window, 0) // pieces.keys * pieces.keys if window else 0
+    return origin, pieces.of(position - origin)
+
+
+def _after_ending(own: list[int], most: int) -> list[int]:
+    best, place = SHORTEST - 1, -1
+    for end in range(len(own) - 1):
+        length = 0
+        while length < min(LONGEST, end + 1) and own[end - length] == own[-1 - length]:
+            length += 1
+        if length >= max(best, SHORTEST):
+            best, place = length, end
+    # What followed may be shorter than what is wanted: then it goes on as it did.
+    return (own[place + 1 :] * most)[:most] if place >= 0 else []
+
+
+def verify(
+    sampled: Tensor,
+    drafted: Tensor,
+    fields: Tensor,
+    tokens: Tensor,
+    history: Tensor,
+    step: Tensor,
+    end_tokens: Tensor,
+) -> None:
+    """Take over the sampled tokens of each sequence up to the first that is not the draft for its position.
+
+    Sequences stop as ``rosebatch_kernels.feedback.reference.advance`` has it, and nothing follows then.
+
+    Args:
+        sampled: ``[B · Q]`` integers, the token sampled after each row.
+        drafted: from ``propose``.
+        fields: ``[NUM_FIELDS, B]`` int32; written in place.
+        tokens: ``[B, W]`` int32; written in place, where there is room.
+        history: ``[S, N]`` int32, N at least B · Q; row ``step % S`` gets each row's token, ``WRONG_DRAFT`` where a
+            draft was in vain, or ``NO_TOKEN`` of a row that was not live.
+        step: one int32 on the device, incremented.
+        end_tokens: ``[E]`` int32.
+    """
+    (_, batch), width = fields.shape, tokens.shape[1]
+    queries, ends = drafted.shape[1] // batch, end_tokens.tolist()
+    shown = history[int(step) % len(history)]
+    for row in range(batch):
+        position, limit = int(fields[POSITION, row]), int(fields[LIMIT, row])
+        going, kept = position < limit, 0
+        for j in range(queries):
+            place = row * queries + j
+            is_live = position < limit and position + j < int(drafted[LIMIT, place])
+            going = going and is_live and (j == 0 or int(drafted[TOKEN, place]) == int(sampled[place - 1]))
+            token = int(sampled[place])
+            shown[place] = token if going else WRONG_DRAFT if is_live else NO_TOKEN
+            if not going:
+                continue
+            kept += 1
+            failed = token == NOT_FINITE
+            fields[TOKEN, row] = max(token, 0)
+            if position + kept < width:
+                tokens[row, position + kept] = max(token, 0)
+            if failed or (token in ends and fields[STOPS, row]):
+                fields[LIMIT, row] = 0
+                going = False
+        fields[POSITION, row] += kept
+        fields[NEXT, row] += kept
+    step += 1

@@ -1,0 +1,131 @@
+"""Decode steps that find and verify drafts on the device: the tokens of the PyTorch runner's steps without any."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from rosebatch.core.request import Request
+from rosebatch.core.sampling_params import SamplingParams
+from rosebatch_kernels.feedback.layout import LIMIT, NEXT, POSITION, TOKEN
+from tests.engine import small_models
+from tests.engine.small_models import VOCAB, device_engine, plain_engine
+from tests.helpers.marks import ON_TRITON_RUNNER
+
+pytestmark = [pytest.mark.matrix, *ON_TRITON_RUNNER]
+
+KINDS = [
+    {"max_tokens": 20, "ignore_eos": True},
+    {"max_tokens": 14},
+    {"max_tokens": 17, "temperature": 0.05, "seed": 3, "ignore_eos": True},
+    {"max_tokens": 9, "temperature": 0.7, "top_k": 9, "seed": 2**63 + 5},
+    {"max_tokens": 1},
+    {"max_tokens": 12, "stop_token_ids": (7, 15, 24, 27, 40), "ignore_eos": True, "n": 2},
+]
+
+
+class Varying:
+    """In place of the drafter: any of some numbers of queries, as far as a step has rows for them."""
+
+    def __init__(self, *queries):
+        self.queries = queries
+        self.numbers = random.Random(2)
+
+    def propose(self, scheduler):
+        rows = len(scheduler.queues.running)
+        wanted = self.numbers.choice(self.queries)
+        scheduler.planner.queries = wanted if rows * wanted <= scheduler.planner.max_num_seqs else 1
+
+
+def requests():
+    """Prompts that repeat themselves, some of them beginning alike."""
+    numbers = random.Random(5)
+    trunk = [numbers.randrange(VOCAB) for _ in range(5)]
+    made = []
+    for index in range(13):
+        own = [numbers.randrange(VOCAB) for _ in range(numbers.randint(1, 6))]
+        prompt = (trunk * (index % 3) + own * 3)[:18]
+        made.append(Request(index, tuple(prompt), SamplingParams(**KINDS[index % len(KINDS)])))
+    return made
+
+
+def run(engine):
+    """Request id and sample -> tokens and finish reason."""
+    done = {}
+    for request in requests():
+        engine.add(request)
+    while engine.has_unfinished:
+        for each in engine.step():
+            done[each.request.id, each.sample] = each.token_ids, each.finish_reason
+        engine.scheduler.check_integrity()
+    assert engine.scheduler.blocks.num_used == 0
+    return done
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """What the PyTorch runner generates, by model."""
+    return {name: run(plain_engine(name)) for name in ("llama", "gpt2", "softmaxes", "uneven", "e4m3")}
+
+
+@pytest.fixture
+def slots(monkeypatch):
+    """More than the smallest models have elsewhere: rows of drafts take some."""
+    monkeypatch.setattr(small_models, "SLOTS", 64)
+
+
+def draft_answers(engine, answers):
+    """Let the device find what comes, three times of four, and as many drafts as that: small models repeat nothing."""
+    numbers, sampler = random.Random(1), engine.runner.sampler
+    propose = sampler.kernels.propose
+
+    def of_answers(fields, tokens, drafted, *cuts):
+        propose(fields, tokens, drafted, *cuts)
+        queries = drafted.shape[1] // fields.shape[1]
+        for sequence_id, slot in engine.runner.slots.slot_of.items():
+            sequence = engine.scheduler.queues.started[sequence_id]
+            whole = *sequence.request.prompt_token_ids, *answers[sequence.request.id, sequence.sample][0]
+            position, limit = fields[POSITION, slot].item(), fields[LIMIT, slot].item()
+            # Behind a stop token that only the host knows, others follow.
+            known = tokens[slot, : position + 1].tolist()[: len(whole)]
+            assert position >= limit or known == list(whole[: position + 1]), "the device knows all tokens"
+            for j in range(1, min(numbers.randint(1, queries), limit - position)):
+                place, there = slot * queries + j, position + j
+                right = there < len(whole) and numbers.random() < 0.75
+                drafted[TOKEN, place] = whole[there] if right else numbers.randrange(VOCAB)
+                drafted[[POSITION, NEXT, LIMIT], place] = torch.tensor([there, there + 1, limit], dtype=torch.int32)
+
+    sampler.kernels = replace(sampler.kernels, propose=of_answers)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "softmaxes", "uneven", "e4m3"])
+@pytest.mark.parametrize(
+    ("queries", "limits"),
+    [
+        ((1, 4, 2), {}),
+        ((2,), {"on": ("batch_invariant",)}),
+        ((4, 2), {"blocks": 15}),
+        ((2, 4), {"off": ("fused_rotary",)}),
+    ],
+    ids=["turns", "two", "cramped", "apart"],
+)
+@pytest.mark.usefixtures("unwritten_is_nan", "few_programs", "slots")
+def test_tokens_are_those_without_drafts(name, queries, limits, expected):
+    """Right drafts and wrong ones, behind an end, at a limit, in blocks that windows give back, in turns with none."""
+    engine = device_engine(name, **{"blocks": 150} | limits)
+    engine.drafter = Varying(*queries)
+    draft_answers(engine, expected[name])
+    assert run(engine) == expected[name]
+    stats = engine.stats
+    assert stats.drafted > 15 and 0.3 < stats.accepted / stats.drafted < 0.9
+    assert (stats.preemptions > 0) is ("blocks" in limits)
+
+
+@pytest.mark.usefixtures("unwritten_is_nan", "few_programs", "slots")
+def test_drafts_are_found_in_the_tokens_of_rows_that_move(expected):
+    """The device's own lookup, whatever it finds."""
+    engine = device_engine("gpt2")
+    engine.drafter = Varying(4, 2)
+    assert run(engine) == expected["gpt2"]
+    assert engine.stats.drafted > 0

@@ -1,0 +1,160 @@
+"""Decode windows with drafts: how many tokens they bring is not planned; and when they are worth it."""
+
+import random
+
+import pytest
+
+from rosebatch.core.request import Request
+from rosebatch.core.sampling_params import SamplingParams
+from rosebatch.core.token_ids import TokenIds
+from rosebatch.engine.drafts import window_drafter
+from rosebatch.engine.drafts.window_drafter import StepCost, WindowDrafter, expected, share_of
+from rosebatch.engine.engine import Engine
+from rosebatch.engine.plan import DecodeWindow
+from rosebatch.engine.scheduling.scheduler import Scheduler
+from rosebatch.engine.scheduling.sequence import SequenceState
+from rosebatch.engine.scheduling.step_planner import SeparateDecodes
+from tests.engine.fake_runner import VOCAB, FakeRunner, fake_completion, random_pools
+
+# Weights of a gigabyte, and tokens of a tenth of a megabyte.
+COST = StepCost(10**9, 10**5, 192)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_answers_are_those_without_drafts(seed):
+    """Fewer tokens than planned, ends inside of a window, blocks that windows give back, and preempted rows."""
+    rng = random.Random(seed)
+    pools = random_pools(rng, 24, 4)
+    scheduler = Scheduler(*pools, max_num_seqs=6, max_num_batched_tokens=32, policy=SeparateDecodes(4))
+    runner, kinds = FakeRunner(len(pools)), set()
+
+    class AnyQueries:
+        def propose(self, scheduler):
+            assert not any(
+                each.num_pending_tokens for each in scheduler.queues.running if scheduler.planner.queries > 1
+            )
+            scheduler.planner.queries = rng.choice([1, 2, 8])
+
+    def launch(plan, masks):
+        kinds.add(plan.queries if isinstance(plan, DecodeWindow) else 0)
+        scheduler.check_integrity()
+        return runner.launch(plan)
+
+    scheduled = type("Runner", (), {"launch": staticmethod(launch)})()
+    engine = Engine(
+        scheduler,
+        scheduled,
+        vocab_size=VOCAB,
+        max_model_len=60,
+        eos_token_ids=(3,),
+        async_depth=1,
+        drafter=AnyQueries(),
+    )
+    prompts = [[rng.randrange(VOCAB) for _ in range(rng.randint(1, 12))] for _ in range(12)]
+    sampling = [SamplingParams(max_tokens=rng.randint(1, 30), ignore_eos=rng.random() < 0.5) for _ in prompts]
+    for number, (prompt, own) in enumerate(zip(prompts, sampling, strict=True)):
+        engine.add(Request(number, TokenIds.of(prompt), own))
+    done = {}
+    while engine.has_unfinished:
+        done |= {each.request.id: list(each.token_ids) for each in engine.step()}
+        scheduler.check_integrity()
+    for number, (prompt, own) in enumerate(zip(prompts, sampling, strict=True)):
+        stop = frozenset() if own.ignore_eos else frozenset({3})
+        assert done[number] == fake_completion(prompt, own.max_tokens, stop)
+    assert 0 in kinds and kinds & {2, 8}
+    assert scheduler.blocks.num_used == 0
+
+
+def decoding(token_ids, generated, **sampling):
+    """A sequence with so many of its last tokens generated."""
+    request = Request(0, TokenIds.of(token_ids[:-generated]), SamplingParams(max_tokens=10**4, **sampling))
+    sequence = SequenceState.start(request, id=0, max_model_len=10**6, stop_ids=frozenset())
+    sequence.generated.fromlist(token_ids[-generated:])
+    sequence.decoding = True
+    return sequence
+
+
+def queries_of(drafter, sequences, plans=6):
+    """What is decided for each of so many plans of running sequences."""
+    scheduler = Scheduler(max_num_seqs=1024, max_num_batched_tokens=64, policy=SeparateDecodes(8))
+    scheduler.queues.running += sequences
+    found = []
+    for _ in range(plans):
+        drafter.propose(scheduler)
+        found.append(scheduler.planner.queries)
+    return found
+
+
+def copying(**sampling):
+    numbers = random.Random(4)
+    document = [numbers.randrange(10**5) for _ in range(60)]
+    return decoding(document + document[:30], 30, **sampling)
+
+
+def original(**sampling):
+    numbers = random.Random(5)
+    return decoding([numbers.randrange(10**5) for _ in range(90)], 30, **sampling)
+
+
+def test_rows_that_copy_have_drafts():
+    """And others have none. How many there are changes with what they bring."""
+    found = queries_of(WindowDrafter(COST, 1024), [copying()] * 4)
+    assert found[0] > 1 and len({*found}) == 1
+    assert queries_of(WindowDrafter(COST, 1024), [original()] * 4) == [1] * 6
+
+
+def test_a_step_has_room_for_rows_of_drafts():
+    """300 sequences are padded to 512, so two rows of each are all that a step of 1,024 has."""
+    drafter = WindowDrafter(StepCost(10**9, 10**5, 10**6), 1024)
+    assert queries_of(drafter, [copying()] * 300)[-1] == 2
+    assert queries_of(drafter, [copying()] * 513, 1) == [1]
+
+
+@pytest.mark.parametrize("sampling", [{"presence_penalty": 1.0}, {"logprobs": 2}])
+def test_a_row_whose_logits_are_more_than_sampled_keeps_drafts_away(sampling):
+    """A step with drafts has neither counts of tokens nor places for log-probabilities."""
+    assert queries_of(WindowDrafter(COST, 1024), [copying(), copying(**sampling)]) == [1] * 6
+
+
+def test_rows_are_looked_at_less_and_less(monkeypatch):
+    """Each look takes some microseconds of the host, which open text has no use for."""
+    looked, plans = [], []
+    real = window_drafter.after_ending
+    monkeypatch.setattr(window_drafter, "after_ending", lambda *args: looked.append(len(plans)) or real(*args))
+    drafter, rows = WindowDrafter(COST, 1024), [original(), original()]
+    for _ in range(60):
+        queries_of(drafter, rows, 1)
+        plans.append(1)
+    assert sorted({*looked}) == [0, 2, 5, 10, 19, 36, 53]
+
+
+def test_drafts_that_are_wrong_end():
+    """What windows with drafts bring is known, and counts like a look."""
+    drafter = WindowDrafter(COST, 1024)
+    drafter.right = 0.9
+    scheduler = Scheduler(max_num_seqs=64, max_num_batched_tokens=64, policy=SeparateDecodes(8))
+    scheduler.queues.running += [copying()] * 8
+    decided = []
+    for _ in range(12):
+        drafter.propose(scheduler)
+        decided.append(scheduler.planner.queries)
+        if decided[-1] > 1:
+            # Each of 8 rows took 8 steps, and no draft was right.
+            drafter.learn(decided[-1], 64, 0)
+    assert decided[0] == 8 and 1 in decided
+    assert drafter.right < 0.3 or decided[-1] > 1
+
+
+def test_shares_and_tokens_fit_each_other():
+    """So what a window brought tells how many drafts are right."""
+    for queries in (2, 4, 8):
+        for share in (0.0, 0.2, 0.7, 0.95):
+            assert share_of(expected(share, queries), queries) == pytest.approx(share, abs=0.001)
+    assert expected(1.0, 8) == 8 and expected(0.0, 8) == 1
+
+
+def test_the_price_of_a_step():
+    """Few rows read the weights once whatever they are; many multiply with them, and their keys are read once."""
+    few, many = COST.of(8, 8000, 8) / COST.of(8, 8000), COST.of(256, 256_000, 4) / COST.of(256, 256_000)
+    assert 1 < few < 1.5 and 1.1 < many < 1.5
+    assert COST.of(256, 256, 4) / COST.of(256, 256) > 4
