@@ -39,8 +39,6 @@ _GROUP_BYTES = 1 << 19
 # for as many bytes as take that.
 _ENCODING_BYTES = 200
 _OBJECTS = ROW // _ENCODING_BYTES
-# Of a prediction: hardly a token has more.
-_CHARACTERS_OF_TOKEN = 16
 
 
 def prepare(
@@ -189,7 +187,10 @@ def _prompts_of(
         raise RowError("no_tokenizer", "stop strings, bad_words, echo and grammars need a model with a tokenizer")
     if row.continuations is not None:
         return scored_prompts(row, encoded, max_model_len)
-    predicted = _predicted(row, tokenizer, max_model_len) if row.prediction and tokenizer is not None else ()
+    predicted: Sequence[int] = ()
+    if row.prediction and tokenizer is not None:
+        *encoded, (ids, _) = encoded
+        predicted = () if isinstance(ids, RowError) else ids
     prompts = []
     for number, (prompt, text) in enumerate(encoded):
         if isinstance(prompt, RowError):
@@ -209,13 +210,6 @@ def _prompts_of(
             reader = _reader(row, prompt, tokenizer)
         prompts.append(PreparedPrompt(prompt, own, text, echo, reader, predicted=predicted))
     return tuple(prompts)
-
-
-def _predicted(row: Row, tokenizer: Tokenizer, max_model_len: int) -> Sequence[int]:
-    """Tokens of what the answer may have: as many as it may have itself."""
-    most = min(row.sampling.max_tokens, max_model_len)
-    (ids,) = tokenizer.encode_rendered([row.prediction[: most * _CHARACTERS_OF_TOKEN]])
-    return () if isinstance(ids, RowError) else TokenIds.of(ids[:most])
 
 
 def _reader(row: Row, prompt: Sequence[int], tokenizer: Tokenizer | None) -> ChatReader | None:

@@ -18,6 +18,8 @@ from rosebatch.text.tokenizer import Tokenizer
 # A text or token ids, or why there is no prompt; then the token ids, with the text if there is one.
 _Prompt = str | Sequence[int] | RowError
 Encoded = tuple[Sequence[int] | RowError, str | None]
+# Of a prediction: hardly a token has more.
+_CHARACTERS_OF_TOKEN = 16
 _Given = TypeVar("_Given", bound=_Prompt)
 # Characters of prompts that are encoded in one call.
 _AT_ONCE = 1 << 19
@@ -63,6 +65,7 @@ class Texts:
         self._continuations = [
             [each for each in row.continuations if isinstance(each, str)] if row.continuations else [] for row in rows
         ]
+        self._predictions = [(row.prediction, min(row.sampling.max_tokens, max_model_len)) for row in rows]
         self._has_chat = [row.messages is not None for row in rows]
         self._bounds = _bounds(rows, max_model_len, most_at_once)
         if tokenizer is not None and any(self._has_chat):
@@ -78,6 +81,7 @@ class Texts:
         """For each row, its prompts as token ids, and their texts if they have any.
 
         After a prompt that is scored: the same with each continuation that is a text, unless the prompt is refused.
+        After that of a chat with a prediction: the tokens of this, as many as the answer may have.
         """
         if not self.takes_time:
             # All are token ids, or errors.
@@ -102,6 +106,7 @@ class Texts:
         found = [list(of_row(prompts, has_chat)) for prompts, has_chat, _ in rows]
         self._add_continued(found)
         self._add_pairs(found)
+        self._add_predictions(found)
         return found
 
     def _add_continued(self, found: Sequence[list[Encoded]]) -> None:
@@ -121,6 +126,12 @@ class Texts:
             for start in range(0, len(continuations), at_once):
                 texts = [text + each for each in continuations[start : start + at_once]]
                 own += [(_packed(ids), None) for ids in encode(texts, [bound] * len(texts))]
+
+    def _add_predictions(self, found: Sequence[list[Encoded]]) -> None:
+        for own, (prediction, most) in zip(found, self._predictions, strict=True):
+            if prediction and self._tokenizer is not None:
+                (ids,) = self._tokenizer.encode_rendered([prediction[: most * _CHARACTERS_OF_TOKEN]])
+                own.append((ids if isinstance(ids, RowError) else TokenIds.of(ids[:most]), None))
 
     def _add_pairs(self, found: Sequence[list[Encoded]]) -> None:
         """Add the prompts of pairs. Those of rows with the same bound are encoded together, by all cores."""
