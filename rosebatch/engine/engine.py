@@ -267,11 +267,14 @@ class Engine:
     def _launch_next(self) -> bool:
         """Launch what can be planned; returns whether anything could."""
         planner = self.scheduler.planner
-        if self.drafter is not None and not (planner.queries > 1 and self._launched):
-            self.drafter.propose(self.scheduler)
-        if planner.queries > 1 and self._launched:
-            # How many tokens a window with drafts brings is not known before, nor where such a one begins.
+        last = self._launched[-1][0] if self._launched else None
+        if isinstance(last, DecodeWindow) and last.drafts:
+            # How many tokens it brings is not known before.
             return False
+        if self.drafter is not None:
+            self.drafter.propose(self.scheduler)
+        # Where drafts follow, and what a grammar forces, is not known before either. Prompts need not wait for it.
+        planner.decodes = last is None or not (planner.queries > 1 or (self.scheduler.forces and self._constraints))
         plan = self.scheduler.schedule()
         if plan is None:
             return False
@@ -312,7 +315,7 @@ class Engine:
         self.stats.record(plan, result, now, blocks_used=self.scheduler.blocks.num_used, live=live)
         finished, gaps, drafted, accepted, forced = self.scheduler.commit(plan, result, now)
         self.stats.count_free(drafted, accepted, forced)
-        if isinstance(self.drafter, WindowDrafter) and isinstance(plan, DecodeWindow) and plan.queries > 1:
+        if isinstance(self.drafter, WindowDrafter) and isinstance(plan, DecodeWindow) and plan.drafts:
             self.drafter.learn(plan.queries, sum(map(len, result.token_ids)), result.accepted)
         for seconds, count in gaps.items():
             self.stats.itl.add(seconds, count)

@@ -137,6 +137,9 @@ class DecodeRow(msgspec.Struct, frozen=True):
         resumed: all tokens generated so far, if the plan starts the sequence: K and V of all but the last come back
             from the host. ``blocks`` has all of its tables then. Else empty.
         unseen: its last known tokens, in a window with drafts: all that no such window has had before.
+        known: its tokens from ``start`` on, in a window of known tokens. Its one step computes all of them, and samples
+            a token after them if ``length`` is 1; there are more to come if it is 0.
+        output_token_ids: all tokens generated so far, if sampling depends on them and not all were sampled; else empty.
     """
 
     id: int
@@ -145,6 +148,13 @@ class DecodeRow(msgspec.Struct, frozen=True):
     blocks: tuple[BlockChange, ...] = ()
     resumed: tuple[int, ...] = ()
     unseen: "array[int]" = array("I")
+    known: "array[int]" = array("I")
+    output_token_ids: tuple[int, ...] = ()
+
+    @property
+    def end(self) -> int:
+        """Position after the last token that is computed at most."""
+        return self.start + (len(self.known) or self.length)
 
 
 class _Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -206,8 +216,8 @@ class DecodeWindow(_Plan, frozen=True):
     """Decode steps back to back; each row takes part in the first ``length`` of them.
 
     Attributes:
-        queries: of each row in a step: its last token, and drafts that the device finds. With more than one, a row gets
-            at most ``length`` tokens in all, and it is not known how many.
+        queries: of each row in a step. They are its last token, and drafts that the device finds: a row gets at most
+            ``length`` tokens in all, and it is not known how many. Or they are known tokens, all of which a row has.
     """
 
     rows: tuple[DecodeRow, ...]
@@ -217,7 +227,7 @@ class DecodeWindow(_Plan, frozen=True):
     @property
     def num_tokens(self) -> int:
         """Tokens computed."""
-        return sum([row.length for row in self.rows])
+        return sum([len(row.known) or row.length for row in self.rows])
 
     @property
     def num_sequences(self) -> int:
@@ -227,7 +237,12 @@ class DecodeWindow(_Plan, frozen=True):
     @property
     def sampled_ids(self) -> list[int]:
         """Sequences that get tokens, in the order of the result."""
-        return [row.id for row in self.rows]
+        return [row.id for row in self.rows if row.length]
+
+    @property
+    def drafts(self) -> bool:
+        """Whether the device looks for drafts."""
+        return self.queries > 1 and not self.rows[0].known
 
 
 StepPlan = PackedStep | DecodeWindow

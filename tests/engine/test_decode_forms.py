@@ -84,8 +84,8 @@ def test_windows_where_others_share_keys(window, divided):
     )
     cache = SimpleNamespace(layer=lambda layer: (torch.zeros(1, dtype=BF16),), group_of=[0])
     shared, keys = RunMixers(cache, state, None, mixers), object()
-    DecodeAttention(shared, 2, keys, divided=False)(spec, torch.zeros(2, 32))
+    DecodeAttention(shared, 2, state.fields, keys, divided=False)(spec, torch.zeros(2, 32))
     assert (seen["keys"], seen["divided"]) == (None if window else keys, divided)
     # Without shared keys the host has counted all of them.
-    DecodeAttention(shared, 2, divided=False)(spec, torch.zeros(2, 32))
+    DecodeAttention(shared, 2, state.fields, divided=False)(spec, torch.zeros(2, 32))
     assert not seen["divided"]

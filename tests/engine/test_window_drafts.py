@@ -30,9 +30,6 @@ def test_answers_are_those_without_drafts(seed):
 
     class AnyQueries:
         def propose(self, scheduler):
-            assert not any(
-                each.num_pending_tokens for each in scheduler.queues.running if scheduler.planner.queries > 1
-            )
             scheduler.planner.queries = rng.choice([1, 2, 8])
 
     def launch(plan, masks):

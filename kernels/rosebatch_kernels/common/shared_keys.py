@@ -65,6 +65,11 @@ class Pieces(NamedTuple):
             piece *= 2
         return piece
 
+    def cut(self, position: int, window: int) -> tuple[int, int]:
+        """Where the first piece of a token's keys begins, and the keys of a piece; a window of 0 is all keys."""
+        origin = max(position + 1 - window, 0) // self.keys * self.keys if window else 0
+        return origin, self.of(position - origin)
+
 
 class SharedKeys(NamedTuple):
     """The shared keys of a decode step.

@@ -40,19 +40,13 @@ def propose(fields: Tensor, tokens: Tensor, drafted: Tensor, windows: Tensor, pi
         if position < min(limit, width):
             found = _after_ending(tokens[row, : position + 1].tolist(), min(queries, limit - position) - 1)
             if pieces is not None:
-                cuts = [[_cut(position + j, w, pieces) for w in windows.tolist()] for j in range(len(found) + 1)]
+                cuts = [[pieces.cut(position + j, w) for w in windows.tolist()] for j in range(len(found) + 1)]
                 found = found[: next((j for j, cut in enumerate(cuts) if cut != cuts[0]), len(cuts)) - 1]
         rows[POSITION : NEXT + 1, row, : 1 + len(found)] += torch.arange(1 + len(found), device=fields.device)
         rows[TOKEN, row, 1 : 1 + len(found)] = torch.tensor(found, dtype=torch.int32, device=fields.device)
         rows[TOKEN, row, 1 + len(found) :] = 0
         rows[LIMIT, row, 1 + len(found) :] = 0
     drafted.copy_(rows.flatten(1))
-
-
-def _cut(position: int, window: int, pieces: Pieces) -> tuple[int, int]:
-    """Where the first piece of a row's keys begins, and the keys of a piece."""
-    origin = max(position + 1 - window, 0) // pieces.keys * pieces.keys if window else 0
-    return origin, pieces.of(position - origin)
 
 
 def _after_ending(own: list[int], most: int) -> list[int]:

@@ -75,7 +75,8 @@ class WindowDrafter:
         least = _KEPT if drafts else _TRIED
         if expected(self.right, _QUERIES[-1]) < least or any(s.spec.has_features or s.spec.guided for s in rows):
             return
-        planner.queries = self._best(len(rows), sum(each.num_tokens for each in rows), least)
+        running = len(scheduler.queues.running)
+        planner.queries = self._best(running, sum(each.num_tokens for each in rows), least)
 
     def _best(self, rows: int, tokens: int, least: float) -> int:
         """Queries of a row that save the most; 1 if none save enough."""

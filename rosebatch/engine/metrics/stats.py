@@ -94,7 +94,7 @@ class EngineStats:
         self.output_tokens += output_tokens
         self.steps += steps
         # How many tokens drafts bring is not planned.
-        num_tokens = output_tokens if isinstance(plan, DecodeWindow) and plan.queries > 1 else plan.num_tokens
+        num_tokens = output_tokens if isinstance(plan, DecodeWindow) and plan.drafts else plan.num_tokens
         prefill = result.seconds * prompt_tokens / max(num_tokens, 1)
         self.prefill_seconds += prefill
         self.decode_seconds += result.seconds - prefill

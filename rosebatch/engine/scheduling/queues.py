@@ -82,7 +82,7 @@ class SequenceQueues:
         self.running.remove(sequence)
         sequence.status = Status.WAITING
         sequence.decoding, sequence.resumed, sequence.drafts, sequence.ahead = False, False, (), ()
-        sequence.num_seen_tokens = 0
+        sequence.num_seen_tokens, sequence.lags = 0, False
         self.released.append(sequence.id)
         self.waiting.insert(place, sequence)
 

@@ -81,9 +81,6 @@ class Scheduler:
         whole_images: bool = False,
         forces: bool = False,
     ) -> None:
-        assert not forces or isinstance(policy, MixedSteps), (
-            "a decode window computes one token of a sequence at a time"
-        )
         assert not host_blocks or (len(pools) == 1 and not pools[0].window), "the host holds whole sequences"
         self.blocks = BlockTables(pools)
         self.queues = SequenceQueues()
@@ -166,14 +163,15 @@ class Scheduler:
         ended: list[SequenceState] = []
         gaps: Counter[float] = Counter()
         drafted, accepted, forced = result.drafted, result.accepted, 0
-        verified = isinstance(plan, DecodeWindow) and plan.queries > 1
+        verified = isinstance(plan, DecodeWindow) and plan.drafts
         if isinstance(plan, PackedStep):
             answered = self._commit_prompts(plan, result, now)
             sampled = [(c.id, c.start + len(c.token_ids) - c.sampled, c.sampled) for c in plan.chunks if c.sampled]
         else:
-            sampled = [(row.id, row.start, row.length) for row in plan.rows]
-        # Full blocks of packed steps were registered when planned. Those of a window hold tokens that come only now.
-        enabled, is_window, size = self.prefixes.enabled, isinstance(plan, DecodeWindow), self.blocks.block_size
+            sampled = [(row.id, row.end - row.length, row.length) for row in plan.rows if row.length]
+        # Full blocks of known tokens were registered when planned. Those of a window hold tokens that come only now.
+        is_window = isinstance(plan, DecodeWindow) and not plan.rows[0].known
+        enabled, size = self.prefixes.enabled, self.blocks.block_size
         started = self.queues.started
         all_logprobs = result.logprobs or [[]] * len(sampled)
         for (sequence_id, start, length), token_ids, logprobs in zip(

@@ -51,6 +51,7 @@ class SequenceState(msgspec.Struct, eq=False):
         replayed: known tokens after those of ``generated``, which are to be sampled once more, see ``rewind``.
         drafts: tokens that may follow. The next chunk verifies as many as it has room for; a result drops them.
         num_unsure_tokens: of the computed ones, those of a window with drafts that may be wrong; a result drops them.
+        lags: whether its last decode step computed known tokens, and not all of them: the device has no later ones.
         num_seen_tokens: known ones that windows with drafts have had. What such a window samples is among them.
         ahead: the constraint behind each of them. Asked again, it may know fewer: near its limit of states.
         logprobs, prompt_logprobs: those of the tokens so far, if asked for.
@@ -82,6 +83,7 @@ class SequenceState(msgspec.Struct, eq=False):
     replayed: list[int] = []
     drafts: tuple[int, ...] = ()
     num_unsure_tokens: int = 0
+    lags: bool = False
     num_seen_tokens: int = 0
     ahead: Sequence[Constraint] = ()
     finish_reason: str | None = None

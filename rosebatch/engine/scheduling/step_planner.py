@@ -21,6 +21,9 @@ from rosebatch.engine.scheduling.prefix_cache import PrefixCache
 from rosebatch.engine.scheduling.queues import SequenceQueues
 from rosebatch.engine.scheduling.sequence import SequenceState
 
+# Known tokens of a sequence in a decode step.
+_MOST_TOGETHER = 8
+
 
 @dataclass(frozen=True, slots=True)
 class MixedSteps:
@@ -43,6 +46,11 @@ class StepPlanner:
     """Plans steps for the sequences in the queues; see ``Scheduler`` for the options.
 
     A plan counts its tokens as computed and sampled (pending) at once.
+
+    Attributes:
+        queries: rows of each sequence in decode steps: with more than one, the device looks for drafts.
+        decodes: whether a plan may be of decode steps; else they wait for the results of earlier plans.
+        together: how many of so many known tokens from a position on a decode step may compute.
     """
 
     queues: SequenceQueues
@@ -57,6 +65,8 @@ class StepPlanner:
     ends: ChunkEnds
     rewind: Callable[[SequenceState], None] | None = None
     queries: int = 1
+    decodes: bool = True
+    together: Callable[[int, int], int] = lambda start, count: count
     max_chunk: int = field(init=False)
     _plan: PlanBuilder = field(default_factory=PlanBuilder)
     # Whether the token budget, and not slots or blocks, ended the last admission.
@@ -89,7 +99,7 @@ class StepPlanner:
         if not (self._plan.num_preempted and self.queues.running) and self._admits():
             budget = self._admit_waiting(budget)
             self._admitting = budget <= 0
-        if not self._plan.chunks and isinstance(self.policy, SeparateDecodes):
+        if not self._plan.chunks and self.decodes and isinstance(self.policy, SeparateDecodes):
             self._plan_decodes(self.policy.max_steps)
         plan = self._plan.build(self.queues.released)
         if plan is not None:
@@ -242,6 +252,9 @@ class StepPlanner:
             ]
 
         pairs, queries = live(), self.queries
+        if any([s.lags or s.num_uncomputed_tokens > 1 for s, _ in pairs]):  # noqa: C419 (as below)
+            self._plan_known(live)
+            return
         # No row needs more steps, if all drafts are right: those after them would be in vain.
         steps = min(max_steps, -(-max([left for _, left in pairs], default=0) // queries))
         if any([sequence.spec.guided for sequence, _ in pairs]):  # noqa: C419 (a generator takes twice as long)
@@ -277,6 +290,46 @@ class StepPlanner:
             if left <= most:
                 self.queues.planned.append(sequence)
         self._plan.steps, self._plan.queries = steps, queries
+
+    def _plan_known(self, live: Callable[[], list[tuple[SequenceState, int]]]) -> None:
+        """Plan a step in which sequences catch up with tokens that a grammar forced."""
+        while pairs := live():
+            behind = max(sequence.num_uncomputed_tokens for sequence, _ in pairs)
+            room = self.max_num_seqs >> (len(self.queues.running) - 1).bit_length()
+            queries = min(1 << (behind - 1).bit_length(), _MOST_TOGETHER, 1 << max(room, 1).bit_length() - 1)
+            counts = [self.together(s.num_computed_tokens, min(s.num_uncomputed_tokens, queries)) for s, _ in pairs]
+            ends = [s.num_computed_tokens + count for (s, _), count in zip(pairs, counts, strict=True)]
+            needed = [self.blocks.short_of(s, end) for (s, _), end in zip(pairs, ends, strict=True)]
+            if self.blocks.has(map(sum, zip(*filter(None, needed), strict=True))):
+                break
+            if not self._make_room():
+                return
+        wipes, copies = self._plan.wipes, self._plan.copies
+        for (sequence, left), end, blocks in zip(pairs, ends, needed, strict=True):
+            spec, start = sequence.spec, sequence.num_computed_tokens
+            changes = self.blocks.take(sequence, end, blocks, wipes, copies) if blocks else ()
+            sampled, resumed = int(end == sequence.num_tokens), tuple[int, ...]()
+            if sequence.resumed:
+                changes, resumed = self.blocks.entries(sequence), tuple(sequence.output_token_ids)
+                sequence.resumed = False
+            adjusts = spec.has_features and spec.sampling.adjusts
+            self._plan.rows.append(
+                DecodeRow(
+                    spec.id,
+                    start,
+                    sampled,
+                    changes,
+                    resumed,
+                    known=sequence.tokens(start, end),
+                    output_token_ids=tuple(sequence.output_token_ids) if adjusts else (),
+                )
+            )
+            self.prefixes.register(sequence, start, end, in_flight=True)
+            sequence.num_computed_tokens, sequence.lags = end, not sampled
+            sequence.num_pending_tokens += sampled
+            if sampled and left == 1:
+                self.queues.planned.append(sequence)
+        self._plan.steps, self._plan.queries = 1, queries
 
     def _needs(self, pairs: Sequence[tuple[SequenceState, int]], most: int) -> list[Sequence[int]]:
         """Blocks that each sequence is short of for so many tokens, or for those that it has left."""

@@ -148,6 +148,15 @@ class TritonRunner:
         """Whether decode steps may have drafts."""
         return self.sampler.fits_graphs and all(mixer.verifies for mixer in self.steps.attention.mixers.values())
 
+    def together(self, start: int, count: int) -> int:
+        """How many of so many tokens of a sequence a decode step may compute together, with the bits of single ones."""
+        pieces = self.steps.attention.pieces
+        if pieces is None:
+            return count
+        windows = {spec.window for spec in self.model.mixers if spec.planes}
+        cuts = [{pieces.cut(start + number, window) for window in windows} for number in range(count)]
+        return next((number for number, cut in enumerate(cuts) if cut != cuts[0]), count)
+
     @torch.inference_mode()
     def warm_up(self, max_num_tokens: int) -> None:
         """Launch the kernels of plain steps of several sizes, and of all features. No sequence may have a slot.
@@ -244,22 +253,28 @@ class TritonRunner:
         return self._launch_packed(plan, sampled, clock)
 
     def _launch_decodes(self, plan: DecodeWindow, sampled: Sampled, clock: DeviceClock) -> Callable[[], StepResult]:
-        inside = self.sampler.fits_graphs and not sampled.guided
-        pairs = zip(sampled.slots.tolist(), sampled.specs, plan.rows, strict=True)
-        resumed = [(slot, SampledRow(spec, row.start + 1, row.resumed)) for slot, spec, row in pairs if row.resumed]
-        if resumed:
-            self.state.set_tokens(resumed, self.up)
-        bucket, queries = self.slots.bucket(plan.sampled_ids), 0
-        if plan.queries > 1:
+        knows = len(plan.rows[0].known) > 0
+        inside = self.sampler.fits_graphs and not sampled.guided and not knows
+        drawn = [row for row in plan.rows if row.length]
+        pairs = zip(sampled.slots.tolist(), sampled.specs, drawn, strict=True)
+        begun = [(slot, spec, row, row.output_token_ids or row.resumed) for slot, spec, row in pairs]
+        if any(output for *_, output in begun):
+            rows = [(slot, SampledRow(spec, row.end, output)) for slot, spec, row, output in begun if output]
+            self.state.set_tokens(rows, self.up)
+        bucket, queries = self.slots.bucket([row.id for row in plan.rows]), plan.queries if knows or plan.drafts else 0
+        if queries:
+            # A graph for each of a few sizes: rows that are not live cost less than captures.
+            bucket = min(1 << (bucket - 1).bit_length(), self.slots.num_slots)
+            assert bucket * queries <= self.slots.num_slots, "the planner knows how many rows a step has"
+        if knows:
+            known = [(self.slots.slot_of[row.id], row.start, row.known) for row in plan.rows]
+            self.state.set_rows(known, queries, bucket, self.up)
+        elif plan.drafts:
             assert inside and sampled.features == Features(), "a kernel samples all rows, and nothing is changed"
             slots = sampled.slots.tolist()
             known = [(slot, r.start + 1 - len(r.unseen), r.unseen) for slot, r in zip(slots, plan.rows, strict=True)]
             self.state.set_known(known, self.up)
-            # A graph for each of a few sizes: rows that are not live cost less than captures.
-            bucket = min(1 << (bucket - 1).bit_length(), self.slots.num_slots)
-            # Rows may lie apart for a while.
-            queries = min(plan.queries, 1 << (self.slots.num_slots // bucket).bit_length() - 1)
-        own_keys, groups, shares = np.array(sampled.positions), self.prefix_groups, False
+        own_keys, groups, shares = np.array([row.end for row in plan.rows]), self.prefix_groups, False
         if groups is not None and queries:
             # Rows go on by numbers of tokens that are not known.
             groups.forget()
@@ -267,16 +282,17 @@ class TritonRunner:
             own_keys -= groups.own_begins[sampled.slots]
         divided = own_keys.max() > self.steps.attention.undivided_keys(bucket * max(queries, 1))
         shifted = self._has_sections and (self._is_invariant or any(spec.images for spec in sampled.specs))
-        kind = DecodeKind(bucket, sampled.features if inside else None, shares, bool(divided), shifted, queries)
+        kind = DecodeKind(bucket, sampled.features if inside else None, shares, bool(divided), shifted, queries, knows)
         ran = self.decodes.run(kind, plan.steps)
         window = len(self.state.history)
         steps = [(self._num_steps + i) % window for i in range(plan.steps)]
-        self._num_steps += plan.steps
-        lengths = [row.length for row in plan.rows]
+        # Nothing is sampled where all rows have more known tokens to come.
+        self._num_steps += plan.steps if drawn else 0
+        lengths = [row.length for row in drawn]
         fetched: list[Callable[[], np.ndarray]] = []
 
         def finish() -> None:
-            if not inside:
+            if not inside and drawn:
                 assert plan.steps == 1, "tokens are sampled outside of the graph"
                 (columns,) = self.up.send(sampled.slots)
                 self.sampler.sample(ran.out[columns], sampled, columns, self.up, decodes=True)
@@ -289,7 +305,7 @@ class TritonRunner:
             # Its own sampling only: that of a later plan needs the tokens that are read here.
             if self._deferred is finish:
                 self._run_deferred()
-            if queries:
+            if plan.drafts:
                 history = fetched[0]()[steps, : bucket * queries].reshape(len(steps), bucket, queries)
                 ids, drafted, accepted = verified(history[:, sampled.slots], lengths)
                 return to_result(ids, [], clock, ran, drafted=drafted, accepted=accepted)

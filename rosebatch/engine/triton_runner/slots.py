@@ -62,6 +62,8 @@ class Slots:
         self.tables = np.zeros((num_slots, width), np.int32) if keeps_tables else None
         self.state_of = list(range(num_slots))
         self._free = list(range(num_slots))
+        # Ids of those that are to catch up with more known tokens: the device has none of them.
+        self._behind: set[int] = set()
         # Mostly, rows have the same parameters.
         self._last: tuple[SamplingParams, tuple[int, ...]] = GREEDY, _fields_of(GREEDY)
 
@@ -79,7 +81,11 @@ class Slots:
             self._compact([row.id for row in plan.rows], write)
             copies = {(group, copy) for group, _, copy in plan.copies}
             for row in plan.rows:
-                if row.resumed:
+                if len(row.known) > 1 or row.id in self._behind:
+                    self._write_fields(row.id, row.end, write)
+                    write.cells[self._cell(layout.TOKEN, self.slot_of[row.id])] = row.known[-1]
+                    (self._behind.discard if row.length else self._behind.add)(row.id)
+                elif row.resumed:
                     self._write_fields(row.id, row.start + 1, write)
                     write.cells[self._cell(layout.TOKEN, self.slot_of[row.id])] = row.resumed[-1]
                 for change in row.blocks:
@@ -104,23 +110,25 @@ class Slots:
     def _reset(self, write: StateWrite) -> None:
         self.specs.clear()
         self.slot_of.clear()
+        self._behind.clear()
         self._free = list(range(self.num_slots))
         write.cells |= {self._cell(layout.LIMIT, slot): 0 for slot in self._free}
 
     def _take_back(self, sequence_id: int, write: StateWrite) -> None:
         slot = self.slot_of.pop(sequence_id)
         heapq.heappush(self._free, slot)
+        self._behind.discard(sequence_id)
         if self.specs.pop(sequence_id).generates:
             # Others never had fields.
             write.cells[self._cell(layout.LIMIT, slot)] = 0
 
     def _compact(self, ids: Sequence[int], write: StateWrite) -> None:
         """Move the last rows into gaps if the steps then fit a smaller bucket."""
-        wanted = self._bucket(len(ids))
-        outside = [sequence_id for sequence_id in ids if self.slot_of[sequence_id] >= wanted]
-        if len(outside) > sum(slot < wanted for slot in self._free):
-            # Slots of sequences that are neither decoded nor released are in the way. They come free soon.
-            return
+        for wanted in self.buckets[self.buckets.index(self._bucket(len(ids))) :]:
+            outside = [sequence_id for sequence_id in ids if self.slot_of[sequence_id] >= wanted]
+            # Slots of sequences that are neither decoded nor released may be in the way. They come free soon.
+            if len(outside) <= sum(slot < wanted for slot in self._free):
+                break
         for sequence_id in outside:
             source, target = self.slot_of[sequence_id], heapq.heappop(self._free)
             self.slot_of[sequence_id] = target

@@ -45,7 +45,8 @@ class DeviceState:
             needs them.
         rotary_shifts: ``[num_slots]`` int32, what rotary positions are beyond the places of tokens.
         tokens: ``[num_slots, W]`` int32, the tokens of each sequence, in which drafts are found; empty until needed.
-        drafted: ``[NUM_FIELDS, num_slots]`` int32, the fields of the rows of a step with drafts; empty until needed.
+        drafted: ``[NUM_FIELDS, num_slots]`` int32, the fields of the rows of a step with several of a sequence.
+        last_rows: ``[num_slots]`` int64, which of these is a sequence's last one, of known tokens.
         logprobs: ``[window + 1, num_slots, ROW]`` int32, see ``rosebatch.engine.sampling.logprobs``: decode steps in
             the places of ``history``, a packed step in the last one; empty until needed.
     """
@@ -72,7 +73,9 @@ class DeviceState:
         self.token_counts = torch.empty(0, dtype=torch.int32, device=device)
         self.bias = torch.empty(0, dtype=torch.float32, device=device)
         self.logprobs = torch.empty(0, dtype=torch.int32, device=device)
-        self.tokens = self.drafted = torch.empty(0, dtype=torch.int32, device=device)
+        self.tokens = torch.empty(0, dtype=torch.int32, device=device)
+        self.drafted = torch.zeros_like(self.fields)
+        self.last_rows = torch.zeros(num_slots, dtype=torch.int64, device=device)
         self._most_tokens = min(most_len, _MOST_TOKENS)
 
     def allocate(self, features: Features) -> None:
@@ -135,7 +138,6 @@ class DeviceState:
         if not len(self.tokens):
             slots, device = self.fields.shape[1], self.fields.device
             self.tokens = torch.zeros(slots, self._most_tokens, dtype=torch.int32, device=device)
-            self.drafted = torch.zeros(layout.NUM_FIELDS, slots, dtype=torch.int32, device=device)
         width = self._most_tokens
         fits = [(slot * width + first, ids) for slot, first, ids in known if len(ids) and first + len(ids) <= width]
         if fits:
@@ -143,6 +145,30 @@ class DeviceState:
             values = np.concatenate([np.array(ids, np.int32) for _, ids in fits])
             where, what = staging.send(places, values)
             self.tokens.view(-1).index_copy_(0, where.long(), what)
+
+    def set_rows(self, known: Seq[tuple[int, int, Seq[int]]], queries: int, bucket: int, staging: Staging) -> None:
+        """Set the rows of a step of known tokens.
+
+        Args:
+            known: of each sequence its slot, the first token's position, and at most ``queries`` token ids.
+            queries: rows of a sequence.
+            bucket: slots of the step.
+        """
+        slots, starts = (np.array([each[part] for each in known]) for part in (0, 1))
+        counts = np.array([len(ids) for _, _, ids in known])
+        number = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
+        places = np.repeat(slots * queries, counts) + number
+        rows = np.zeros((layout.LIMIT + 1, bucket * queries), np.int32)
+        rows[layout.TOKEN, places] = np.concatenate([np.array(ids, np.int32) for _, _, ids in known])
+        # Rows without a token have a place that there is.
+        rows[layout.POSITION].reshape(bucket, queries)[slots] = starts[:, None]
+        rows[layout.POSITION, places] = np.repeat(starts, counts) + number
+        rows[layout.LIMIT, places] = np.repeat(starts + counts, counts)
+        lasts = np.zeros(bucket, np.int64)
+        lasts[slots] = slots * queries + counts - 1
+        sent, last_rows = staging.send(rows.reshape(-1), lasts)
+        self.drafted[: len(rows), : rows.shape[1]] = sent.view(rows.shape)
+        self.last_rows[:bucket] = last_rows
 
     def set_tokens(self, begun: Seq[tuple[int, SampledRow]], staging: Staging) -> None:
         """Set token counts and bias of slots whose sequences begin to be sampled, from all their tokens so far."""

@@ -28,6 +28,7 @@ class DecodeKind(NamedTuple):
         divided: whether any row may have enough keys to divide them among programs.
         shifted: whether any row has images with rotary positions of their own.
         queries: of each sequence: its last token, and drafts that the step finds and verifies. 0: it looks for none.
+        knows: whether they are known tokens, whose rows the host has set.
     """
 
     size: int
@@ -36,6 +37,7 @@ class DecodeKind(NamedTuple):
     divided: bool
     shifted: bool = False
     queries: int = 0
+    knows: bool = False
 
 
 class PackedKind(NamedTuple):
@@ -115,12 +117,15 @@ class DeviceSteps:
     def decode(self, kind: DecodeKind) -> Tensor:
         """One decode step of the first rows: tokens ``[size]``, or logits ``[size, V]`` to be sampled outside."""
         size = kind.size
-        if kind.queries:
+        if kind.queries and not kind.knows:
             return self._decode_and_verify(kind)
+        wanted = None
         fields = self.state.fields[:, :size]
+        if kind.knows:
+            fields, wanted = self.state.drafted[:, : size * kind.queries], self.state.last_rows[:size]
         keys = self.prefix_groups.keys(size) if self.prefix_groups and kind.shares else None
         attention = DecodeAttention(self.attention, size, fields, keys, divided=kind.divided, shifted=kind.shifted)
-        logits = self._logits_of(fields, attention)
+        logits = self._logits_of(fields, attention, wanted)
         if kind.features is not None:
             return self.sampler.next_tokens(logits, kind.features, None, decodes=True)
         if not len(self._logits):
@@ -137,9 +142,10 @@ class DeviceSteps:
         attention = DecodeAttention(self.attention, size, rows, divided=kind.divided, shifted=kind.shifted)
         return self.sampler.verify(self._logits_of(rows, attention), rows, own, tokens)
 
-    def _logits_of(self, rows: Tensor, attention: DecodeAttention) -> Tensor:
+    def _logits_of(self, rows: Tensor, attention: DecodeAttention, wanted: Tensor | None = None) -> Tensor:
+        """Of the wanted rows; None for all."""
         hidden = self.model.forward(rows[layout.TOKEN], rows[layout.POSITION], attention)
-        return self.model.logits(hidden)
+        return self.model.logits(hidden if wanted is None else hidden[wanted])
 
     def packed(self, kind: PackedKind) -> Tensor:
         """A packed step of ``packed_cells``: final hidden states of all tokens, or see ``last_hidden``."""

@@ -43,7 +43,7 @@ class Sampled:
     def of(cls, plan: StepPlan, slots: Slots, masks: Masks) -> "Sampled":
         """Those of a plan that the slots have taken over."""
         if isinstance(plan, DecodeWindow):
-            ends = [(row.id, row.start + row.length) for row in plan.rows]
+            ends = [(row.id, row.end) for row in plan.rows if row.length]
         else:
             ends = [(chunk.id, chunk.end) for chunk in plan.chunks if chunk.sampled]
         specs = [slots.specs[sequence_id] for sequence_id, _ in ends]

@@ -1,0 +1,82 @@
+"""Known tokens of a grammar, several in a decode step of the Triton runner: the tokens of steps that sample each."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from rosebatch.core.request import Request
+from rosebatch.core.sampling_params import SamplingParams
+from tests.engine import small_models
+from tests.engine.small_models import VOCAB, device_engine, plain_engine
+from tests.helpers.marks import ON_TRITON_RUNNER
+
+pytestmark = [pytest.mark.matrix, *ON_TRITON_RUNNER]
+
+KINDS = [{}, {"temperature": 0.8, "seed": 4}, {"presence_penalty": 0.9, "temperature": 0.5, "seed": 5}, {"n": 2}]
+
+
+class Fields:
+    """Forces runs of tokens of several lengths, longer than a step computes too; complete after 19."""
+
+    error = None
+    RUNS = ((1, 3), (5, 15), (17, 18))
+
+    def __init__(self, vocab_size):
+        self.tokens = []
+
+    def forced(self):
+        place = len(self.tokens)
+        return (7 * place + 3) % VOCAB if any(first <= place < end for first, end in self.RUNS) else None
+
+    @classmethod
+    def fill_all(cls, constraints, masks):
+        for mask, constraint in zip(masks, constraints, strict=True):
+            allowed = np.zeros(32 * len(mask), bool)
+            allowed[slice(None) if (token := constraint.forced()) is None else token] = True
+            mask[:] = np.packbits(allowed, bitorder="little").view(np.int32)
+
+    def feed(self, token_id):
+        assert self.forced() in (None, token_id)
+        self.tokens.append(token_id)
+        return len(self.tokens) == 19
+
+    def rest(self):
+        return ()
+
+
+def run(engine):
+    """Request id and sample -> tokens and finish reason. Every fourth row has no grammar."""
+    for number in range(14):
+        prompt = tuple((7 * number + 3 * i + i * i) % VOCAB for i in range(1 + number % 6))
+        sampling = SamplingParams(max_tokens=20 - number % 4, ignore_eos=True, **KINDS[number % len(KINDS)])
+        engine.add(Request(number, prompt, sampling), constraint=partial(Fields, VOCAB) if number % 4 else None)
+    done = {}
+    while engine.has_unfinished:
+        for each in engine.step():
+            done[each.request.id, each.sample] = each.token_ids, each.finish_reason
+        engine.scheduler.check_integrity()
+    assert engine.scheduler.blocks.num_used == 0
+    return done
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """What the PyTorch runner generates, a token a step, by model."""
+    return {name: run(plain_engine(name)) for name in ("llama", "gpt2", "softmaxes", "e4m3")}
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "softmaxes", "e4m3"])
+@pytest.mark.parametrize(
+    "limits", [{}, {"on": ("batch_invariant",)}, {"blocks": 17}, {"off": ("late_results",)}],
+    ids=["plenty", "invariant", "cramped", "at once"],
+)  # fmt: skip
+@pytest.mark.usefixtures("unwritten_is_nan", "few_programs")
+def test_tokens_are_those_of_single_steps(name, limits, expected, monkeypatch):
+    """Runs that end a block, that a limit cuts, beside rows without a grammar, of rows that are preempted."""
+    monkeypatch.setattr(small_models, "SLOTS", 160)
+    engine = device_engine(name, **{"blocks": 150} | limits)
+    engine.scheduler.forces, engine.scheduler.planner.together = True, engine.runner.together
+    assert run(engine) == expected[name]
+    assert engine.stats.forced > 80
+    assert (engine.stats.preemptions > 0) is ("blocks" in limits)
