@@ -14,7 +14,8 @@ from rosebatch.engine.plan import DecodeWindow
 from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.engine.scheduling.sequence import SequenceState
 from rosebatch.engine.scheduling.step_planner import SeparateDecodes
-from tests.engine.fake_runner import VOCAB, FakeRunner, fake_completion, random_pools
+from tests.engine.fake_runner import VOCAB, FakeRunner, fake_completion, make_sequence, random_pools
+from tests.engine.schedulers import add, drain, make_scheduler, step
 
 # Weights of a gigabyte, and tokens of a tenth of a megabyte.
 COST = StepCost(10**9, 10**5, 192)
@@ -25,7 +26,9 @@ def test_answers_are_those_without_drafts(seed):
     """Fewer tokens than planned, ends inside of a window, blocks that windows give back, and preempted rows."""
     rng = random.Random(seed)
     pools = random_pools(rng, 24, 4)
-    scheduler = Scheduler(*pools, max_num_seqs=6, max_num_batched_tokens=32, policy=SeparateDecodes(4))
+    scheduler = Scheduler(
+        *pools, max_num_seqs=rng.choice([6, 64]), max_num_batched_tokens=32, policy=SeparateDecodes(4)
+    )
     runner, kinds = FakeRunner(len(pools)), set()
 
     class AnyQueries:
@@ -58,8 +61,34 @@ def test_answers_are_those_without_drafts(seed):
     for number, (prompt, own) in enumerate(zip(prompts, sampling, strict=True)):
         stop = frozenset() if own.ignore_eos else frozenset({3})
         assert done[number] == fake_completion(prompt, own.max_tokens, stop)
-    assert 0 in kinds and kinds & {2, 8}
+    assert 0 in kinds and kinds & {2, 4, 8}
     assert scheduler.blocks.num_used == 0
+
+
+@pytest.mark.parametrize("sampling", [{"presence_penalty": 1.0}, {"logprobs": 2}, {}])
+def test_a_row_that_comes_back_from_the_host_may_keep_drafts_away(sampling, fake_runner):
+    """It joins the window after it was decided on drafts, and its logits may be more than sampled."""
+    options = {"policy": SeparateDecodes(2), "host_blocks": 5, "prefix_cache": False}
+    scheduler = make_scheduler(num_blocks=6, block_size=2, **options)
+    _, b = add(scheduler, make_sequence([0, 0], 7, 0), make_sequence([1, 1], 7, 1, **sampling))
+    while not b.waits or not b.saved_blocks:
+        step(scheduler, fake_runner)
+    scheduler.planner.queries = 2
+    _, plans = drain(scheduler, fake_runner)
+    (resuming,) = (plan for plan in plans if any(row.resumed for row in plan.rows))
+    assert resuming.queries == (1 if sampling else 2)
+    assert b.output_token_ids == fake_completion([1, 1], 7)
+
+
+@pytest.mark.parametrize(("rows", "queries"), [(1, 4), (2, 2), (3, 1)])
+def test_a_window_has_no_more_rows_than_a_step(rows, queries, fake_runner):
+    """Rows may have come back from the host since drafts were decided on: the runner had no place for their drafts."""
+    sequences = [make_sequence([number], max_tokens=20, id=number) for number in range(rows)]
+    scheduler = make_scheduler(*sequences, seqs=4, policy=SeparateDecodes(2))
+    step(scheduler, fake_runner)
+    scheduler.planner.queries = 4
+    plan, _ = step(scheduler, fake_runner)
+    assert (len(plan.rows), plan.queries) == (rows, queries)
 
 
 def decoding(token_ids, generated, **sampling):

@@ -255,6 +255,10 @@ class StepPlanner:
         if any([s.lags or s.num_uncomputed_tokens > 1 for s, _ in pairs]):  # noqa: C419 (as below)
             self._plan_known(live)
             return
+        if queries > 1:
+            # Some may have come back from the host in this plan, after drafts were decided on.
+            sampled_only = not any(sequence.spec.guided or sequence.spec.has_features for sequence, _ in pairs)
+            queries = min(queries, self._most_queries()) if sampled_only else 1
         # No row needs more steps, if all drafts are right: those after them would be in vain.
         steps = min(max_steps, -(-max([left for _, left in pairs], default=0) // queries))
         if any([sequence.spec.guided for sequence, _ in pairs]):  # noqa: C419 (a generator takes twice as long)
@@ -295,8 +299,7 @@ class StepPlanner:
         """Plan a step in which sequences catch up with tokens that a grammar forced."""
         while pairs := live():
             behind = max(sequence.num_uncomputed_tokens for sequence, _ in pairs)
-            room = self.max_num_seqs >> (len(self.queues.running) - 1).bit_length()
-            queries = min(1 << (behind - 1).bit_length(), _MOST_TOGETHER, 1 << max(room, 1).bit_length() - 1)
+            queries = min(1 << (behind - 1).bit_length(), _MOST_TOGETHER, self._most_queries())
             counts = [self.together(s.num_computed_tokens, min(s.num_uncomputed_tokens, queries)) for s, _ in pairs]
             ends = [s.num_computed_tokens + count for (s, _), count in zip(pairs, counts, strict=True)]
             needed = [self.blocks.short_of(s, end) for (s, _), end in zip(pairs, ends, strict=True)]
@@ -330,6 +333,11 @@ class StepPlanner:
             if sampled and left == 1:
                 self.queues.planned.append(sequence)
         self._plan.steps, self._plan.queries = 1, queries
+
+    def _most_queries(self) -> int:
+        """Rows that each running sequence may have in a step: the runner rounds both numbers to powers of two."""
+        room = self.max_num_seqs >> (len(self.queues.running) - 1).bit_length()
+        return 1 << max(room, 1).bit_length() - 1
 
     def _needs(self, pairs: Sequence[tuple[SequenceState, int]], most: int) -> list[Sequence[int]]:
         """Blocks that each sequence is short of for so many tokens, or for those that it has left."""
