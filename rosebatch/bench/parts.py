@@ -18,6 +18,7 @@ QKV, OUT, UP, DOWN = "qkv projection", "out projection", "gate, up projection", 
 ATTENTION, KV, NORMS, ACTIVATIONS = "attention", "KV and rotary", "norms", "activations"
 ROUTER, EXPERTS = "router", "experts"
 LOGITS, SAMPLING, FEEDBACK, REST = "logits", "sampling", "feedback", "the rest"
+DRAFTS = "drafts"
 # Those of layers.
 OF_LAYERS = (QKV, ATTENTION, KV, OUT, NORMS, ROUTER, EXPERTS, UP, ACTIVATIONS, DOWN)
 PARTS = (*OF_LAYERS, LOGITS, SAMPLING)

@@ -42,6 +42,13 @@ def test_prompts_and_decodes():
     assert [durations(step) for step in steps.decodes] == [[1, 2, 3, 4, 5], [8, 8, 8]]
 
 
+def test_a_step_with_drafts_ends_where_they_are_verified():
+    """Two of them would be one step, or a part of the next."""
+    drafts = (("_propose", "_norm", "_decode", "_choose", "_verify"), (1, 2, 3, 4, 5))
+    steps = split_steps(kernel_times(trace(drafts, drafts, (DECODE, (6, 6, 6, 6, 6)))))
+    assert [durations(step) for step in steps.decodes] == [[1, 2, 3, 4, 5], [1, 2, 3, 4, 5], [6, 6, 6, 6, 6]]
+
+
 def test_a_chunk_of_a_prompt_that_feeds_nothing_back():
     """Its time is prefill too; kernels after the last feedback belong to a step that was cut off."""
     chunk = (PROMPT[:4], (9, 9, 9, 9))
@@ -100,7 +107,8 @@ def test_overlapping_kernels_add_up_to_the_step():
         ("matrix products", ["gemv2T", PRODUCT, "cublasSplitKParams"]),
         ("logits", ["_scale_and_cap"]),
         ("sampling", ["_summarise", "_choose", "_sum_segments", "_report"]),
-        ("feedback", ["_advance"]),
+        ("drafts", ["_propose"]),
+        ("feedback", ["_advance", "_verify"]),
         ("the rest", [COPY, "void at::native::vectorized_gather_kernel<16>(char*)"]),
     ],
 )
