@@ -12,7 +12,15 @@ from rosebatch.config.switches import Switches
 from rosebatch.core.errors import FlagError
 from rosebatch.core.pooling_params import PLAIN_POOLING, ModelPooling
 from rosebatch.engine.cache.kv_cache import KVCache
-from rosebatch.engine.cache.memory import KVGroup, MemoryPlan, batched_tokens, memory_of, plan_memory, swap_bytes
+from rosebatch.engine.cache.memory import (
+    KVGroup,
+    MemoryPlan,
+    batched_tokens,
+    max_slots,
+    memory_of,
+    plan_memory,
+    swap_bytes,
+)
 from rosebatch.engine.cache.state_pool import StatePool, state_bytes
 from rosebatch.engine.drafts.drafter import Drafter
 from rosebatch.engine.drafts.window_drafter import StepCost, WindowDrafter
@@ -28,7 +36,7 @@ from rosebatch.engine.step_runner import StepRunner
 from rosebatch.engine.torch_runner.runner import TorchRunner
 from rosebatch.engine.triton_runner.packing import MAX_PADDED_TOKENS, padded_size
 from rosebatch.engine.triton_runner.runner import TritonRunner
-from rosebatch.engine.triton_runner.state import draft_bytes
+from rosebatch.engine.triton_runner.state import MOST_TOKENS, draft_bytes
 from rosebatch.engine.triton_runner.warm_up import compile_for, hash_compiler
 from rosebatch.model.contract import NO_HEADS, Model, PoolingHeads
 from rosebatch.model.fallback.load import Fallback
@@ -215,6 +223,7 @@ def build_engine(
     by_triton = device.type == "cuda" and switches.paged_attention
     # Further tokens of a step reach further experts, and read them.
     drafts = by_triton and limits.speculative == "auto" and not (config.experts or isinstance(model, Fallback))
+    others = image_bytes + (draft_bytes(max_slots(limits), config.max_model_len) if drafts else 0)
     cached = [spec for spec in model.mixers if spec.planes]
     layers = [spec.planes for spec in cached]
     state_layers = [spec.states for spec in model.mixers if spec.states]
@@ -224,7 +233,7 @@ def build_engine(
         limits,
         block_size,
         dtype,
-        memory_of(device).after(image_bytes + (draft_bytes(config.max_model_len) if drafts else 0)),
+        memory_of(device).after(others),
         state_bytes(state_layers, dtype),
         windows=[spec.window for spec in cached],
         whole_prompts=not switches.chunked_prefill,
@@ -297,7 +306,7 @@ def build_engine(
     if isinstance(runner, TritonRunner) and drafts and runner.verifies:
         token = cache.nbytes // max(sum(counts) * block_size, 1)
         cost = StepCost(weight_bytes(config, dtype.itemsize), token, _FREE_TOKENS["cuda"])
-        drafter = WindowDrafter(cost, memory.max_num_seqs)
+        drafter = WindowDrafter(cost, memory.max_num_seqs, MOST_TOKENS)
     elif speculates and not state_layers:
         # Tokens cannot be taken back from states.
         drafter = Drafter(free_tokens=_FREE_TOKENS["cpu"], most=_DRAFTS)

@@ -26,9 +26,7 @@ def test_answers_are_those_without_drafts(seed):
     """Fewer tokens than planned, ends inside of a window, blocks that windows give back, and preempted rows."""
     rng = random.Random(seed)
     pools = random_pools(rng, 24, 4)
-    scheduler = Scheduler(
-        *pools, max_num_seqs=rng.choice([6, 64]), max_num_batched_tokens=32, policy=SeparateDecodes(4)
-    )
+    scheduler = Scheduler(*pools, max_num_seqs=64, max_num_batched_tokens=32, policy=SeparateDecodes(4))
     runner, kinds = FakeRunner(len(pools)), set()
 
     class AnyQueries:
@@ -91,6 +89,11 @@ def test_a_window_has_no_more_rows_than_a_step(rows, queries, fake_runner):
     assert (len(plan.rows), plan.queries) == (rows, queries)
 
 
+def drafter_of(cost=COST, most_tokens=10**4):
+    """For steps of 1,024 rows."""
+    return WindowDrafter(cost, 1024, most_tokens)
+
+
 def decoding(token_ids, generated, **sampling):
     """A sequence with so many of its last tokens generated."""
     request = Request(0, TokenIds.of(token_ids[:-generated]), SamplingParams(max_tokens=10**4, **sampling))
@@ -124,22 +127,28 @@ def original(**sampling):
 
 def test_rows_that_copy_have_drafts():
     """And others have none. How many there are changes with what they bring."""
-    found = queries_of(WindowDrafter(COST, 1024), [copying()] * 4)
+    found = queries_of(drafter_of(), [copying()] * 4)
     assert found[0] > 1 and len({*found}) == 1
-    assert queries_of(WindowDrafter(COST, 1024), [original()] * 4) == [1] * 6
+    assert queries_of(drafter_of(), [original()] * 4) == [1] * 6
 
 
 def test_a_step_has_room_for_rows_of_drafts():
     """300 sequences are padded to 512, so two rows of each are all that a step of 1,024 has."""
-    drafter = WindowDrafter(StepCost(10**9, 10**5, 10**6), 1024)
+    drafter = drafter_of(StepCost(10**9, 10**5, 10**6))
     assert queries_of(drafter, [copying()] * 300)[-1] == 2
     assert queries_of(drafter, [copying()] * 513, 1) == [1]
+
+
+def test_rows_that_are_too_long_for_drafts_tell_nothing():
+    """The device finds none in them: windows with drafts would take their price for nothing, again and again."""
+    assert queries_of(drafter_of(most_tokens=89), [copying()] * 4) == [1] * 6
+    assert queries_of(drafter_of(most_tokens=90), [copying()] * 4)[0] > 1
 
 
 @pytest.mark.parametrize("sampling", [{"presence_penalty": 1.0}, {"logprobs": 2}])
 def test_a_row_whose_logits_are_more_than_sampled_keeps_drafts_away(sampling):
     """A step with drafts has neither counts of tokens nor places for log-probabilities."""
-    assert queries_of(WindowDrafter(COST, 1024), [copying(), copying(**sampling)]) == [1] * 6
+    assert queries_of(drafter_of(), [copying(), copying(**sampling)]) == [1] * 6
 
 
 def test_rows_are_looked_at_less_and_less(monkeypatch):
@@ -147,7 +156,7 @@ def test_rows_are_looked_at_less_and_less(monkeypatch):
     looked, plans = [], []
     real = window_drafter.after_ending
     monkeypatch.setattr(window_drafter, "after_ending", lambda *args: looked.append(len(plans)) or real(*args))
-    drafter, rows = WindowDrafter(COST, 1024), [original(), original()]
+    drafter, rows = drafter_of(), [original(), original()]
     for _ in range(60):
         queries_of(drafter, rows, 1)
         plans.append(1)
@@ -156,7 +165,7 @@ def test_rows_are_looked_at_less_and_less(monkeypatch):
 
 def test_drafts_that_are_wrong_end():
     """What windows with drafts bring is known, and counts like a look."""
-    drafter = WindowDrafter(COST, 1024)
+    drafter = drafter_of()
     drafter.right = 0.9
     scheduler = Scheduler(max_num_seqs=64, max_num_batched_tokens=64, policy=SeparateDecodes(8))
     scheduler.queues.running += [copying()] * 8

@@ -123,7 +123,7 @@ def plan_memory(
             step = step_bytes(config, tokens, slots, dtype)
     if not layers:
         # Nothing is kept of a prompt: a step has as many as its tokens allow.
-        slots = _MAX_SLOTS if device.device == "cuda" and limits.max_num_seqs == "auto" else slots
+        slots = max_slots(limits) if device.device == "cuda" else slots
         tokens, slots = minimum([tokens, slots])
         return MemoryPlan((), (), tokens, slots)
     if device.device == "cuda":
@@ -159,6 +159,11 @@ def swap_bytes(limits: RunConfig) -> int:
 def min_slots(limits: RunConfig) -> int:
     """Sequences at a time, before a GPU's memory allows more."""
     return _MIN_SLOTS if limits.max_num_seqs == "auto" else limits.max_num_seqs
+
+
+def max_slots(limits: RunConfig) -> int:
+    """Sequences at a time, as far as a GPU's memory allows."""
+    return _MAX_SLOTS if limits.max_num_seqs == "auto" else limits.max_num_seqs
 
 
 def batched_tokens(limits: RunConfig, device: str) -> int:

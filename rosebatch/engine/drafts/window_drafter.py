@@ -53,11 +53,13 @@ class WindowDrafter:
     Args:
         cost: of steps.
         most_rows: of a step, with those of drafts.
+        most_tokens: of a row that has drafts.
     """
 
-    def __init__(self, cost: StepCost, most_rows: int) -> None:
+    def __init__(self, cost: StepCost, most_rows: int, most_tokens: int) -> None:
         self.cost = cost
         self.most_rows = most_rows
+        self.most_tokens = most_tokens
         # Of drafts that follow right ones.
         self.right = 0.0
         self._turn = 0
@@ -103,7 +105,7 @@ class WindowDrafter:
         found = 0
         for number in range(min(_LOOKED_AT, len(rows))):
             row = rows[(self._turn + number) % len(rows)]
-            if len(row.generated) <= _COMPARED:
+            if len(row.generated) <= _COMPARED or row.num_known_tokens > self.most_tokens:
                 continue
             known = np.frombuffer(row.token_ids, np.uint32)
             came = known[-_COMPARED:]

@@ -15,17 +15,18 @@ from rosebatch.engine.staging import Staging
 from rosebatch.engine.triton_runner.slots import StateWrite
 from rosebatch_kernels.feedback import layout
 
-# Of a sequence in which drafts are found, and sequences at most.
-_MOST_TOKENS, _MOST_SLOTS = 1 << 14, 1024
+# Of a sequence in which drafts are found: a longer one has none.
+MOST_TOKENS = 1 << 14
 
 
-def draft_bytes(most_len: int) -> int:
+def draft_bytes(num_slots: int, most_len: int) -> int:
     """Of the tokens in which drafts are found.
 
     Args:
+        num_slots: maximum number of sequences.
         most_len: tokens of a sequence.
     """
-    return 4 * _MOST_SLOTS * min(most_len, _MOST_TOKENS)
+    return 4 * num_slots * min(most_len, MOST_TOKENS)
 
 
 class DeviceState:
@@ -76,7 +77,7 @@ class DeviceState:
         self.tokens = torch.empty(0, dtype=torch.int32, device=device)
         self.drafted = torch.zeros_like(self.fields)
         self.last_rows = torch.zeros(num_slots, dtype=torch.int64, device=device)
-        self._most_tokens = min(most_len, _MOST_TOKENS)
+        self._most_tokens = min(most_len, MOST_TOKENS)
 
     def allocate(self, features: Features) -> None:
         """Allocate what these features read and write; most runs need none of it."""
