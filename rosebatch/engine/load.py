@@ -35,6 +35,7 @@ from rosebatch.engine.scheduling.step_planner import MIXED, SeparateDecodes, Ste
 from rosebatch.engine.step_runner import StepRunner
 from rosebatch.engine.torch_runner.runner import TorchRunner
 from rosebatch.engine.triton_runner.packing import MAX_PADDED_TOKENS, padded_size
+from rosebatch.engine.triton_runner.prefix_groups import MIN_ROWS
 from rosebatch.engine.triton_runner.runner import TritonRunner
 from rosebatch.engine.triton_runner.state import MOST_TOKENS, draft_bytes
 from rosebatch.engine.triton_runner.warm_up import compile_for, hash_compiler
@@ -306,7 +307,8 @@ def build_engine(
     if isinstance(runner, TritonRunner) and drafts and runner.verifies:
         token = cache.nbytes // max(sum(counts) * block_size, 1)
         cost = StepCost(weight_bytes(config, dtype.itemsize), token, _FREE_TOKENS["cuda"])
-        drafter = WindowDrafter(cost, memory.max_num_seqs, MOST_TOKENS)
+        sharing_rows = None if runner.prefix_groups is None else MIN_ROWS
+        drafter = WindowDrafter(cost, memory.max_num_seqs, MOST_TOKENS, sharing_rows)
     elif speculates and not state_layers:
         # Tokens cannot be taken back from states.
         drafter = Drafter(free_tokens=_FREE_TOKENS["cpu"], most=_DRAFTS)

@@ -31,7 +31,7 @@ def test_answers_are_those_without_drafts(seed):
 
     class AnyQueries:
         def propose(self, scheduler):
-            scheduler.planner.queries = rng.choice([1, 2, 8])
+            scheduler.planner.queries = rng.choice([1, 2, 8, 8])
 
     def launch(plan, masks):
         kinds.add(plan.queries if isinstance(plan, DecodeWindow) else 0)
@@ -137,6 +137,22 @@ def test_a_step_has_room_for_rows_of_drafts():
     drafter = drafter_of(StepCost(10**9, 10**5, 10**6))
     assert queries_of(drafter, [copying()] * 300)[-1] == 2
     assert queries_of(drafter, [copying()] * 513, 1) == [1]
+
+
+def test_rows_that_share_their_keys_have_dear_drafts():
+    """A step with drafts reads the keys of each row, where one without reads those of a common prompt once."""
+    cost, rows = StepCost(10**9, 10**7, 10**4), [copying() for _ in range(16)]
+
+    def first(sharing_rows, used):
+        scheduler = make_scheduler(num_blocks=40, block_size=64, policy=SeparateDecodes(8))
+        scheduler.pool.allocate(used)
+        scheduler.queues.running += rows
+        WindowDrafter(cost, 1024, 10**4, sharing_rows).propose(scheduler)
+        return scheduler.planner.queries
+
+    # They have 1,440 tokens together.
+    assert first(None, 3) > 1 and first(17, 3) > 1 and first(16, 25) > 1
+    assert first(16, 3) == 1
 
 
 def test_rows_that_are_too_long_for_drafts_tell_nothing():

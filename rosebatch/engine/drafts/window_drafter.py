@@ -54,12 +54,14 @@ class WindowDrafter:
         cost: of steps.
         most_rows: of a step, with those of drafts.
         most_tokens: of a row that has drafts.
+        sharing_rows: from so many on, a step without drafts reads keys that rows share once; None for never.
     """
 
-    def __init__(self, cost: StepCost, most_rows: int, most_tokens: int) -> None:
+    def __init__(self, cost: StepCost, most_rows: int, most_tokens: int, sharing_rows: int | None = None) -> None:
         self.cost = cost
         self.most_rows = most_rows
         self.most_tokens = most_tokens
+        self.sharing_rows = sharing_rows
         # Of drafts that follow right ones.
         self.right = 0.0
         self._turn = 0
@@ -77,12 +79,14 @@ class WindowDrafter:
         least = _KEPT if drafts else _TRIED
         if expected(self.right, _QUERIES[-1]) < least or any(s.spec.has_features or s.spec.guided for s in rows):
             return
-        running = len(scheduler.queues.running)
-        planner.queries = self._best(running, sum(each.num_tokens for each in rows), least)
+        tokens = read = sum(each.num_tokens for each in rows)
+        if self.sharing_rows is not None and len(rows) >= self.sharing_rows:
+            pool = scheduler.pool
+            read = min(tokens, (pool.num_blocks - pool.num_free) * pool.block_size)
+        planner.queries = self._best(self.cost.of(len(rows), read), len(scheduler.queues.running), tokens, least)
 
-    def _best(self, rows: int, tokens: int, least: float) -> int:
-        """Queries of a row that save the most; 1 if none save enough."""
-        plain = self.cost.of(rows, tokens)
+    def _best(self, plain: float, rows: int, tokens: int, least: float) -> int:
+        """Queries of a row that save the most of what a step takes without drafts; 1 if none save enough."""
         # As the runner rounds them.
         rows = 1 << (rows - 1).bit_length()
         gains = {
