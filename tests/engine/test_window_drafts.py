@@ -89,6 +89,17 @@ def test_a_window_has_no_more_rows_than_a_step(rows, queries, fake_runner):
     assert (len(plan.rows), plan.queries) == (rows, queries)
 
 
+@pytest.mark.parametrize(("blocks", "window"), [(9, (4, 8)), (3, (1, 8)), (2, (4, 1)), (1, (2, 1))])
+def test_where_blocks_are_too_short_for_drafts_steps_need_not_be_few(blocks, window, fake_runner):
+    """There, windows had one step and no drafts: one token, for all the time that the host takes."""
+    sequence = make_sequence([5, 6], max_tokens=100)
+    scheduler = make_scheduler(sequence, num_blocks=blocks, block_size=4, policy=SeparateDecodes(8))
+    step(scheduler, fake_runner)
+    scheduler.planner.queries = 8
+    plan = scheduler.schedule()
+    assert (plan.steps, plan.queries) == window
+
+
 def drafter_of(cost=COST, most_tokens=10**4):
     """For steps of 1,024 rows."""
     return WindowDrafter(cost, 1024, most_tokens)

@@ -270,7 +270,7 @@ class StepPlanner:
             if steps > 1:
                 steps //= 2
             elif queries > 1:
-                queries = 1
+                steps, queries = min(max_steps, queries // 2), 1
             elif self._make_room():
                 pairs = live()
             else:
