@@ -5,12 +5,18 @@ from dataclasses import replace
 
 import pytest
 import torch
+from msgspec import structs
 
 from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
+from rosebatch.engine.images import ImageEncoder
 from rosebatch_kernels.feedback.layout import LIMIT, NEXT, POSITION, TOKEN
 from tests.engine import small_models
 from tests.engine.small_models import VOCAB, device_engine, plain_engine
+from tests.engine.test_triton_families import tokens
+from tests.engine.test_triton_images import request as with_images
+from tests.engine.test_triton_images import tower_of
+from tests.helpers import running
 from tests.helpers.marks import ON_TRITON_RUNNER
 
 pytestmark = [pytest.mark.matrix, *ON_TRITON_RUNNER]
@@ -129,3 +135,58 @@ def test_drafts_are_found_in_the_tokens_of_rows_that_move(expected):
     engine.drafter = Varying(4, 2)
     assert run(engine) == expected["gpt2"]
     assert engine.stats.drafted > 0
+
+
+class Always:
+    """In place of the drafter: a number of queries, also where a step has no rows for them."""
+
+    def __init__(self, queries):
+        self.queries = queries
+
+    def propose(self, scheduler):
+        scheduler.planner.queries = self.queries
+
+
+@pytest.mark.parametrize("slots", [1, 3, 5, 12])
+@pytest.mark.usefixtures("unwritten_is_nan", "few_programs")
+def test_a_step_has_as_many_drafts_as_rows(slots, expected, monkeypatch):
+    """Rows of drafts are slots, whose number may be odd: those of one sequence lay in the rows of the next."""
+    monkeypatch.setattr(small_models, "SLOTS", slots)
+    engine = device_engine("llama")
+    engine.drafter = Always(4)
+    assert run(engine) == expected["llama"]
+
+
+@pytest.mark.parametrize("blocks", [60, 9])
+@pytest.mark.usefixtures("unwritten_is_nan", "few_programs")
+def test_no_draft_is_behind_the_length_where_a_sequence_starts_over(blocks, monkeypatch):
+    """Its keys have other rotations from there on."""
+    prompts = [range(8), range(3, 12), range(14), range(9)]
+    expected = tokens(plain_engine("phi3-longrope"), prompts)
+    monkeypatch.setattr(small_models, "SLOTS", 16)
+    engine = device_engine("phi3-longrope", blocks=blocks)
+    engine.drafter = Always(4)
+    draft_answers(engine, {(number, 0): (own, "length") for number, own in enumerate(expected)})
+    assert tokens(engine, prompts) == expected
+    assert engine.stats.accepted > 0
+
+
+@pytest.mark.parametrize("on", [(), ("batch_invariant",)])
+@pytest.mark.usefixtures("unwritten_is_nan", "few_programs")
+def test_drafts_behind_images_have_their_rotary_positions(on, monkeypatch):
+    """A draft was turned by its place."""
+
+    def completions(engine):
+        engine.runner.images = ImageEncoder(lambda: tower_of(32), (0, 1, 2, 0, 1, 2, 0, 0) * 2, torch.device("cpu"))
+        sampling = SamplingParams(max_tokens=12, ignore_eos=True)
+        prompts = [(5, "1", 6, 7), ("2", 8), (9, 10, 11), (12, "1", 13, "2", 14)]
+        given = [structs.replace(with_images(i, parts), sampling=sampling) for i, parts in enumerate(prompts)]
+        return {(i, 0): (each.token_ids, each.finish_reason) for i, each in running.run(engine, given).items()}
+
+    expected = completions(plain_engine("llama"))
+    monkeypatch.setattr(small_models, "SLOTS", 16)
+    engine = device_engine("llama", on=on)
+    engine.drafter = Always(4)
+    draft_answers(engine, expected)
+    assert completions(engine) == expected
+    assert engine.stats.accepted > 0
