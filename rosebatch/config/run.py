@@ -100,7 +100,7 @@ class RunConfig:
     ] = "rosebatch"
     speculative: Annotated[
         Speculative,
-        Flag("'off' computes each token by a step of its own. The answers are the same.", LIMITS, rare=True),
+        Flag("'off' computes each token by a step of its own.", LIMITS, rare=True),
     ] = "auto"
     data_parallel_size: Annotated[
         int | Literal["auto"],
