@@ -190,3 +190,17 @@ def test_drafts_behind_images_have_their_rotary_positions(on, monkeypatch):
     draft_answers(engine, expected)
     assert completions(engine) == expected
     assert engine.stats.accepted > 0
+
+
+@pytest.mark.usefixtures("unwritten_is_nan", "few_programs", "slots")
+def test_after_an_abort_no_draft_comes_from_dropped_rows(expected):
+    """Their slots go to others, whose tokens the device does not have yet."""
+    engine = device_engine("gpt2", blocks=150)
+    engine.drafter = Always(4)
+    for each in requests()[::-1]:
+        engine.add(each)
+    while not engine.stats.drafted:
+        engine.step()
+    engine.abort()
+    draft_answers(engine, expected["gpt2"])
+    assert run(engine) == expected["gpt2"]

@@ -208,7 +208,7 @@ class DecodeAttention(_Step):
         self._rows: Tensor | None = None
 
     def __call__(self, spec: MixerSpec, *inputs: Tensor, wanted: Tensor | None = None) -> Tensor:
-        """See ``rosebatch.model.contract.Attention``; each row is a sequence's last one."""
+        """See ``rosebatch.model.contract.Attention``; each row is a sequence's last token, or a draft behind it."""
         out = self._mixers[type(spec)].decode(spec, self, inputs)
         return out if wanted is None else out[wanted]
 
