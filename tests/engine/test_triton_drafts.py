@@ -10,6 +10,7 @@ from msgspec import structs
 from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.images import ImageEncoder
+from rosebatch.engine.plan import DecodeWindow
 from rosebatch_kernels.feedback.layout import LIMIT, NEXT, POSITION, TOKEN
 from tests.engine import small_models
 from tests.engine.small_models import VOCAB, device_engine, plain_engine
@@ -81,7 +82,7 @@ def slots(monkeypatch):
     monkeypatch.setattr(small_models, "SLOTS", 64)
 
 
-def draft_answers(engine, answers):
+def draft_answers(engine, answers, wrong=range(VOCAB)):
     """Let the device find what comes, three times of four, and as many drafts as that: small models repeat nothing."""
     numbers, sampler = random.Random(1), engine.runner.sampler
     propose = sampler.kernels.propose
@@ -99,8 +100,8 @@ def draft_answers(engine, answers):
             for j in range(1, min(numbers.randint(1, queries), limit - position)):
                 place, there = slot * queries + j, position + j
                 right = there < len(whole) and numbers.random() < 0.75
-                drafted[TOKEN, place] = whole[there] if right else numbers.randrange(VOCAB)
-                drafted[[POSITION, NEXT, LIMIT], place] = torch.tensor([there, there + 1, limit], dtype=torch.int32)
+                drafted[TOKEN, place] = whole[there] if right else numbers.choice(wrong)
+                drafted[[POSITION, NEXT, LIMIT], place] = torch.tensor([there, there + 1, limit]).to(drafted)
 
     sampler.kernels = replace(sampler.kernels, propose=of_answers)
 
@@ -204,3 +205,20 @@ def test_after_an_abort_no_draft_comes_from_dropped_rows(expected):
     engine.abort()
     draft_answers(engine, expected["gpt2"])
     assert run(engine) == expected["gpt2"]
+
+
+@pytest.mark.usefixtures("unwritten_is_nan", "few_programs", "slots")
+def test_a_wrong_draft_with_keys_that_are_not_finite_harms_no_answer(expected):
+    """Its value times a weight of zero made the rows before it fail: tokens that were right ended as an error."""
+    answers = expected["llama"]
+    used = {token for ids, _ in answers.values() for token in ids}
+    used |= {token for request in requests() for token in request.prompt_token_ids}
+    unused = min({*range(VOCAB)} - used)
+    engine = device_engine("llama", blocks=150)
+    engine.drafter = Varying(2, 4)
+    engine.runner.model.embedding[unused] = float("nan")
+    draft_answers(engine, answers, wrong=[unused])
+    plans, schedule = [], engine.scheduler.schedule
+    engine.scheduler.schedule = lambda: plans.append(schedule()) or plans[-1]
+    assert run(engine) == answers
+    assert sum(isinstance(plan, DecodeWindow) and len(plan.rows[0].known) > 0 for plan in plans) > 0

@@ -13,7 +13,15 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from rosebatch.core.request import Request
-from rosebatch.engine.plan import DecodeWindow, PackedStep, RestartPolicy, SequenceSpec, StepPlan, StepResult
+from rosebatch.engine.plan import (
+    NOT_FINITE,
+    DecodeWindow,
+    PackedStep,
+    RestartPolicy,
+    SequenceSpec,
+    StepPlan,
+    StepResult,
+)
 from rosebatch.engine.pooling.outputs import outputs_of
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.block_tables import BlockTables
@@ -184,6 +192,9 @@ class Scheduler:
             sequence.num_pending_tokens -= length
             times, drafts = sequence.token_times, sequence.drafts
             num_times = len(times)
+            if verified and NOT_FINITE in token_ids:
+                # A wrong draft's K and V may be to blame. The row goes on without drafts, from the tokens before.
+                token_ids, sequence.lags = token_ids[:-1], True
             kept = sequence.apply_token_ids(sequence.verify(token_ids) if drafts else token_ids, logprobs, now)
             if 0 < num_times < len(times):
                 gaps[now - times[num_times - 1]] += 1

@@ -51,7 +51,7 @@ class SequenceState(msgspec.Struct, eq=False):
         replayed: known tokens after those of ``generated``, which are to be sampled once more, see ``rewind``.
         drafts: tokens that may follow. The next chunk verifies as many as it has room for; a result drops them.
         num_unsure_tokens: of the computed ones, those of a window with drafts that may be wrong; a result drops them.
-        lags: whether its last decode step computed known tokens, and not all of them: the device has no later ones.
+        lags: whether the device may have another last token: its next decode step is one of known tokens.
         num_seen_tokens: known ones that windows with drafts have had. What such a window samples is among them.
         ahead: the constraint behind each of them. Asked again, it may know fewer: near its limit of states.
         logprobs, prompt_logprobs: those of the tokens so far, if asked for.

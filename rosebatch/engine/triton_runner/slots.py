@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rosebatch.core.sampling_params import GREEDY, SamplingParams
-from rosebatch.engine.plan import BlockChange, DecodeWindow, SequenceSpec, StepPlan
+from rosebatch.engine.plan import BlockChange, DecodeRow, DecodeWindow, SequenceSpec, StepPlan
 from rosebatch_kernels.feedback import layout
 
 # Sampling parameters as the layout has them: the seed in two fields.
@@ -62,8 +62,6 @@ class Slots:
         self.tables = np.zeros((num_slots, width), np.int32) if keeps_tables else None
         self.state_of = list(range(num_slots))
         self._free = list(range(num_slots))
-        # Ids of those that are to catch up with more known tokens: the device has none of them.
-        self._behind: set[int] = set()
         # Mostly, rows have the same parameters.
         self._last: tuple[SamplingParams, tuple[int, ...]] = GREEDY, _fields_of(GREEDY)
 
@@ -81,13 +79,11 @@ class Slots:
             self._compact([row.id for row in plan.rows], write)
             copies = {(group, copy) for group, _, copy in plan.copies}
             for row in plan.rows:
-                if len(row.known) > 1 or row.id in self._behind:
-                    self._write_fields(row.id, row.end, write)
-                    write.cells[self._cell(layout.TOKEN, self.slot_of[row.id])] = row.known[-1]
-                    (self._behind.discard if row.length else self._behind.add)(row.id)
-                elif row.resumed:
+                if row.resumed:
                     self._write_fields(row.id, row.start + 1, write)
                     write.cells[self._cell(layout.TOKEN, self.slot_of[row.id])] = row.resumed[-1]
+                if row.known:
+                    self._write_last(row, write)
                 for change in row.blocks:
                     group, _, blocks = change
                     cells = write.cells if (group, blocks[0]) in copies else write.rollovers
@@ -110,14 +106,12 @@ class Slots:
     def _reset(self, write: StateWrite) -> None:
         self.specs.clear()
         self.slot_of.clear()
-        self._behind.clear()
         self._free = list(range(self.num_slots))
         write.cells |= {self._cell(layout.LIMIT, slot): 0 for slot in self._free}
 
     def _take_back(self, sequence_id: int, write: StateWrite) -> None:
         slot = self.slot_of.pop(sequence_id)
         heapq.heappush(self._free, slot)
-        self._behind.discard(sequence_id)
         if self.specs.pop(sequence_id).generates:
             # Others never had fields.
             write.cells[self._cell(layout.LIMIT, slot)] = 0
@@ -160,6 +154,14 @@ class Slots:
         values = end - 1, end, spec.decode_len - 1, *self._last[1], min_position
         first = self._cell(layout.POSITION, slot)
         write.cells.update(zip(range(first, first + len(values) * self.num_slots, self.num_slots), values, strict=True))
+
+    def _write_last(self, row: DecodeRow, write: StateWrite) -> None:
+        """The fields that decode steps change, of a row with known tokens: the device may have others."""
+        limit = self.specs[row.id].decode_len - 1
+        fields = (layout.TOKEN, layout.POSITION, layout.NEXT, layout.LIMIT)
+        values = (row.known[-1], row.end - 1, row.end, limit)
+        slot = self.slot_of[row.id]
+        write.cells.update(zip([self._cell(field, slot) for field in fields], values, strict=True))
 
     def _cell(self, name: int, slot: int) -> int:
         return name * self.num_slots + slot
