@@ -204,7 +204,6 @@ def test_drafts_that_are_wrong_end():
             # Each of 8 rows took 8 steps, and no draft was right.
             drafter.learn(decided[-1], 64, 0)
     assert decided[0] == 8 and 1 in decided
-    assert drafter.right < 0.3 or decided[-1] > 1
 
 
 def test_shares_and_tokens_fit_each_other():

@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from msgspec.structs import replace
-
 from rosebatch.engine.plan import BlockChange, Chunk, DecodeRow, StepPlan
 from rosebatch.engine.scheduling.block_tables import BlockTables
 from rosebatch.engine.scheduling.chunk_ends import ChunkEnds
@@ -23,6 +21,7 @@ from rosebatch.engine.scheduling.sequence import SequenceState
 
 # Known tokens of a sequence in a decode step.
 _MOST_TOGETHER = 8
+_NO_TOKENS = array("I")
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,11 +283,11 @@ class StepPlanner:
             if sequence.resumed:
                 changes, resumed = self.blocks.entries(sequence), tuple(sequence.output_token_ids)
                 sequence.resumed = False
-            row = DecodeRow(spec.id, start, length, changes, resumed)
+            unseen = _NO_TOKENS
             if queries > 1:
-                row = replace(row, unseen=sequence.tokens(sequence.num_seen_tokens, start + 1))
+                unseen = sequence.tokens(sequence.num_seen_tokens, start + 1)
                 sequence.num_unsure_tokens = length - 1
-            rows.append(row)
+            rows.append(DecodeRow(spec.id, start, length, changes, resumed, unseen))
             sequence.num_computed_tokens = start + length
             sequence.num_pending_tokens += length
             if left <= most:

@@ -257,10 +257,13 @@ class TritonRunner:
         inside = self.sampler.fits_graphs and not sampled.guided and not knows
         drawn = [row for row in plan.rows if row.length]
         pairs = zip(sampled.slots.tolist(), sampled.specs, drawn, strict=True)
-        begun = [(slot, spec, row, row.output_token_ids or row.resumed) for slot, spec, row in pairs]
-        if any(output for *_, output in begun):
-            rows = [(slot, SampledRow(spec, row.end, output)) for slot, spec, row, output in begun if output]
-            self.state.set_tokens(rows, self.up)
+        begun = [
+            (slot, SampledRow(spec, row.start + (len(row.known) or 1), row.output_token_ids or row.resumed))
+            for slot, spec, row in pairs
+            if row.output_token_ids or row.resumed
+        ]
+        if begun:
+            self.state.set_tokens(begun, self.up)
         bucket, queries = self.slots.bucket([row.id for row in plan.rows]), plan.queries if knows or plan.drafts else 0
         if queries:
             # A graph for each of a few sizes: rows that are not live cost less than captures.
@@ -274,7 +277,8 @@ class TritonRunner:
             slots = sampled.slots.tolist()
             known = [(slot, r.start + 1 - len(r.unseen), r.unseen) for slot, r in zip(slots, plan.rows, strict=True)]
             self.state.set_known(known, self.up)
-        own_keys, groups, shares = np.array([row.end for row in plan.rows]), self.prefix_groups, False
+        own_keys = np.array([row.end for row in plan.rows] if knows else sampled.positions)
+        groups, shares = self.prefix_groups, False
         if groups is not None and queries:
             # Rows go on by numbers of tokens that are not known.
             groups.forget()
