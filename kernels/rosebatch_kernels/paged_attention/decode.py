@@ -221,11 +221,7 @@ def _decode(
     g, own_head = _heads_of_rows(SHAPE.GROUP, ROWS, copies, TOGETHER)
     line_row = row
     if TOGETHER > 1:
-        # In place of copies, queries of one sequence, whose live ones are the first.
-        query = tl.arange(0, ROWS) % copies % TOGETHER
-        line_row = row + query
-        places = tl.load(tokens.positions + line_row * tokens.state_stride)
-        alive = places < tl.load(tokens.limits + line_row * tokens.state_stride)
+        line_row, places, alive = _queries_together(tokens, row, ROWS, copies, TOGETHER)
         own_head = own_head & alive
         end = tl.max(tl.where(alive, places, position), 0)
     if shared is not None:
@@ -234,16 +230,13 @@ def _decode(
         first_tile, tiles, share, used, origin, piece = _shares_of_pieces(
             seen, first, end, min_tiles, TILE, SPLITS, PIECES, PIECE_TILES
         )
-        if split >= used:
-            return
-        start_tile = tl.maximum(origin + split * share, first_tile)
-        stop_tile = tl.minimum(origin + (split + 1) * share, first_tile + tiles)
     else:
         first_tile, tiles, share, used = _shares(first, end, min_tiles, TILE, SPLITS)
-        if split >= used:
-            return
-        start_tile = first_tile + split * share
-        stop_tile = tl.minimum(start_tile + share, first_tile + tiles)
+        origin = first_tile
+    if split >= used:
+        return
+    start_tile = tl.maximum(origin + split * share, first_tile)
+    stop_tile = tl.minimum(origin + (split + 1) * share, first_tile + tiles)
     pages = pages_of(cache, scales, num_blocks, block_table + row // QUERIES * table_stride, head, SHAPE)
     block = tl.load(pages.table + tl.minimum(start_tile * TILE, tl.maximum(end - 1, 0)) // SHAPE.BLOCK)
     turned = turn(tokens.rotary, position, SHAPE)
@@ -251,17 +244,12 @@ def _decode(
     one = tl.zeros([1, 1], tl.int32)
     q_weights = weight_halves(tokens.q_norm, head * SHAPE.GROUP + m, m < SHAPE.GROUP, SHAPE)
     k_weights = weight_halves(tokens.k_norm, head + one, one == 0, SHAPE)
-    if sinks is not None:
-        sink = tl.load(sinks + head * SHAPE.GROUP + g, mask=g < SHAPE.GROUP, other=0.0)
+    sink = _sinks_of(sinks, head, g, SHAPE)
     if EARLY_LINES and PDL:
-        # Older steps wrote the cached keys. More tiles than the first would compete with this kernel's predecessor.
-        keys = pages.cache + place_in(pages, block, start_tile * TILE, SHAPE)
-        _request(keys, TILE * SHAPE.D, EARLY_LINES)
-        _request(keys + pages.v_distance, TILE * SHAPE.D, EARLY_LINES)
+        _request_tile(pages, block, start_tile * TILE, SHAPE, TILE, EARLY_LINES)
     # The kernel of the shared keys has waited for the one that wrote qkv; its own results are taken over last.
     if PDL and shared is None:
         wait()
-
     d = tl.arange(0, SHAPE.WIDTH)[None, :]
     # All loads are issued before the first use of any.
     q_halves = query_halves(tokens, row, head * SHAPE.GROUP + m, m < SHAPE.GROUP, SHAPE)
@@ -279,76 +267,71 @@ def _decode(
             k_read, v_read = stored(pages, place, d < SHAPE.D, SHAPE.D)
         sums = _attend_new(q, k_read, v_read, sums, scores, copies, e4m3)
     q = _repeated(q, copies)
-    if TOGETHER > 1:
-        # Each in the form of a single one, so that the bits are the same.
-        for other in tl.static_range(1, TOGETHER):
-            halves_of_other = query_halves(tokens, row + other, head * SHAPE.GROUP + m, m < SHAPE.GROUP, SHAPE)
-            q_other = queries(normed_and_rotated(halves_of_other, q_weights, turned, SHAPE), scores, pages)
-            q = tl.where((query == other)[:, None], _repeated(q_other, copies), q)
-            if split == 0:
-                place = place_of(pages, tl.load(tokens.positions + (row + other) * tokens.state_stride), SHAPE)
-                k_read, v_read = stored(pages, place, d < SHAPE.D, SHAPE.D)
-                new = _attend_new(q_other, k_read, v_read, no_key(ROWS, SHAPE.WIDTH), scores, copies, e4m3)
-                sums = _chosen(query == other, new, sums)
     keys_of_split = first, end, start_tile, stop_tile, block
     bounds = first, end
     if TOGETHER > 1:
         bounds = _first_in_window(places, window), places
+        rows = row, line_row, head, split
+        q, sums = _with_other_queries(q, sums, tokens, pages, scores, rows, m, d, SHAPE, copies, TOGETHER, e4m3)
+    # Before any branch: computed in each of its arms, the mask costs some variants 18 to 33 registers a thread.
+    wanted = (d < SHAPE.D) & own_head[:, None]
+    result = out, partials, sinks, row, line_row, head, split, used, g, wanted, own_head, d
     if PIECES:
         line = first_line(line_row, head, PIECES, SHAPE)
-        wanted = (d < SHAPE.D) & own_head[:, None]
         places_of_pieces = origin, piece, row, split, line, g, wanted, own_head, d
         sums = _attend_pieces(
-            q,
-            pages,
-            keys_of_split,
-            bounds,
-            places_of_pieces,
-            partials,
-            shared,
-            sums,
-            scores,
-            SHAPE,
-            TILE,
-            SPLITS,
-            TOGETHER > 1,
-            cache.dtype.element_ty != tl.uint8 and out.dtype.element_ty != tl.float32,
-            STAGES,
-            PDL,
-        )
-        last = True
-        if SPLITS > 1:  # noqa: SIM102 (a compile-time condition)
-            if used > 1:
-                if split == 0:
-                    leave(partials, line + g, sums, wanted, own_head, d, SHAPE)
-                last = is_last(partials, row, head, used, SHAPE)
-                if last:
-                    sums = left(partials, line + g, wanted, own_head, d, SHAPE)
-                    for number in range(share // piece, tl.cdiv(first_tile + tiles - origin, piece)):
-                        part = left(partials, line + number * SHAPE.GROUP + g, wanted, own_head, d, SHAPE)
-                        sums = fold(sums, part)
-        if last:
-            _finish(out, line_row, head, sums, sink if sinks is not None else None, g, wanted, d, SHAPE)
+            q, pages, keys_of_split, bounds, places_of_pieces, partials, shared, sums, scores,
+            SHAPE, TILE, SPLITS, TOGETHER > 1, not e4m3 and out.dtype.element_ty != tl.float32, STAGES, PDL,
+        )  # fmt: skip
+        pieces = share // piece, tl.cdiv(first_tile + tiles - origin, piece)
+        _finish_pieces(result, pieces, line, sums, sink, SHAPE, SPLITS)
         return
     sums = attend_tiles(q, pages, keys_of_split, bounds, sums, scores, SHAPE, TILE, TOGETHER > 1, STAGES)
     if shared is not None:  # noqa: SIM102 (a compile-time condition)
         if split == 0:
-            line = first_line(row, head, _SHARED_PARTS, SHAPE)
-            count = tl.load(shared.counts + row)
-            if PDL:
-                wait()
-            sums = _take_shared(shared, line, count, g, own_head, d, sums, SHAPE)
-    row_max, total, acc = sums
-    place = _place_in_result(out, line_row, head, g, d, SHAPE)
-    # Before the branch: computed in each of its arms, the mask costs some variants 18 to 33 registers a thread.
-    wanted = (d < SHAPE.D) & own_head[:, None]
+            sums = _take_shared(shared, row, head, g, own_head, d, sums, SHAPE, PDL)
     if used == 1:
-        if sinks is not None:
-            total += sink_weights(sink, row_max)
-        tl.store(place, (acc / total[:, None]).to(out.dtype.element_ty), mask=wanted)
+        _finish(out, line_row, head, sums, sink, g, wanted, d, SHAPE)
         return
+    _finish_splits(result, tokens, sums, SHAPE, SPLITS, TOGETHER)
+
+
+@triton.jit
+def _queries_together(tokens, row, ROWS: tl.constexpr, COPIES: tl.constexpr, TOGETHER: tl.constexpr):
+    """In place of copies, queries of one sequence from ``row`` on: their rows, positions, and whether each is live.
+
+    Those that are live are the first.
+    """
+    rows = row + tl.arange(0, ROWS) % COPIES % TOGETHER
+    places = tl.load(tokens.positions + rows * tokens.state_stride)
+    return rows, places, places < tl.load(tokens.limits + rows * tokens.state_stride)
+
+
+@triton.jit
+def _finish_pieces(result, pieces, line, sums, sink, SHAPE: tl.constexpr, SPLITS: tl.constexpr):
+    """Write the result, if no other split is still at work: the sums of split 0, and of the pieces of the others."""
+    out, partials, _, row, line_row, head, split, used, g, wanted, own_head, d = result
+    last = True
+    if SPLITS > 1:  # noqa: SIM102 (a compile-time condition)
+        if used > 1:
+            if split == 0:
+                leave(partials, line + g, sums, wanted, own_head, d, SHAPE)
+            last = is_last(partials, row, head, used, SHAPE)
+            if last:
+                sums = left(partials, line + g, wanted, own_head, d, SHAPE)
+                for number in range(pieces[0], pieces[1]):
+                    part = left(partials, line + number * SHAPE.GROUP + g, wanted, own_head, d, SHAPE)
+                    sums = fold(sums, part)
+    if last:
+        _finish(out, line_row, head, sums, sink, g, wanted, d, SHAPE)
+
+
+@triton.jit
+def _finish_splits(result, tokens, sums, SHAPE: tl.constexpr, SPLITS: tl.constexpr, TOGETHER: tl.constexpr):
+    """Leave a split's sums, and write the result if it is the last one."""
+    out, partials, sinks, row, line_row, head, split, used, g, wanted, own_head, d = result
     line = first_line(line_row, head, SPLITS, SHAPE)
-    leave(partials, line + split * SHAPE.GROUP + g, (row_max, total, acc), wanted, own_head, d, SHAPE)
+    leave(partials, line + split * SHAPE.GROUP + g, sums, wanted, own_head, d, SHAPE)
     if is_last(partials, row, head, used, SHAPE):
         for number in tl.static_range(TOGETHER):
             out_row = out + (row + number).to(tl.int64) * (SHAPE.HEADS * SHAPE.D)
@@ -357,6 +340,50 @@ def _decode(
             if tl.load(tokens.positions + place_of_state) < tl.load(tokens.limits + place_of_state):
                 own_line = first_line(row + number, head, SPLITS, SHAPE)
                 _merge(out_row, partials, sinks, own_line, head, used, d, SHAPE, SPLITS)
+
+
+@triton.jit
+def _with_other_queries(
+    q,
+    sums,
+    tokens,
+    pages,
+    scores,
+    rows,
+    m,
+    d,
+    SHAPE: tl.constexpr,
+    COPIES: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    E4M3: tl.constexpr,
+):
+    """Queries, and sums over the new keys, with those of a sequence's further rows; K and V are in the cache.
+
+    Each is computed in the form of a single one, so that the bits are the same.
+    """
+    row, line_row, head, split = rows
+    for other in tl.static_range(1, TOGETHER):
+        chosen = line_row == row + other
+        q_other, _ = query_halves(tokens, row + other, head * SHAPE.GROUP + m, m < SHAPE.GROUP, SHAPE)
+        q_other = queries(q_other, scores, pages)
+        q = tl.where(chosen[:, None], _repeated(q_other, COPIES), q)
+        if split == 0:
+            place = place_of(pages, tl.load(tokens.positions + (row + other) * tokens.state_stride), SHAPE)
+            k_read, v_read = stored(pages, place, d < SHAPE.D, SHAPE.D)
+            new = _attend_new(q_other, k_read, v_read, no_key(q.shape[0], SHAPE.WIDTH), scores, COPIES, E4M3)
+            sums = _chosen(chosen, new, sums)
+    return q, sums
+
+
+@triton.jit
+def _request_tile(pages, block, n, SHAPE: tl.constexpr, TILE: tl.constexpr, LINES: tl.constexpr):
+    """Start to bring the first tile of K and V into the L2 cache.
+
+    Older steps wrote the cached keys. More tiles would compete with this kernel's predecessor.
+    """
+    keys = pages.cache + place_in(pages, block, n, SHAPE)
+    _request(keys, TILE * SHAPE.D, LINES)
+    _request(keys + pages.v_distance, TILE * SHAPE.D, LINES)
 
 
 @triton.jit
@@ -500,6 +527,15 @@ def _finish(out, row, head, sums, sink, g, wanted, d, SHAPE: tl.constexpr):
 
 
 @triton.jit
+def _sinks_of(sinks, head, g, SHAPE: tl.constexpr):
+    """The sinks of a group's heads ``g``; None where there are none."""
+    sink = None
+    if sinks is not None:
+        sink = tl.load(sinks + head * SHAPE.GROUP + g, mask=g < SHAPE.GROUP, other=0.0)
+    return sink
+
+
+@triton.jit
 def _heads_of_rows(GROUP: tl.constexpr, ROWS: tl.constexpr, COPIES: tl.constexpr, TOGETHER: tl.constexpr):
     """The head ``[ROWS]`` of each row of copied heads, and whether the row is among the first of an existing head."""
     g = tl.arange(0, ROWS) // COPIES
@@ -518,8 +554,12 @@ def _attend_new(q, k, v, sums, scores, COPIES: tl.constexpr, LIFTED: tl.constexp
 
 
 @triton.jit
-def _take_shared(shared, line, count, g, own_head, d, sums, SHAPE: tl.constexpr):
-    """The online softmax's sums with those of ``count`` partial results, from ``line`` on."""
+def _take_shared(shared, row, head, g, own_head, d, sums, SHAPE: tl.constexpr, PDL: tl.constexpr):
+    """The online softmax's sums with those of a row's partial results."""
+    line = first_line(row, head, _SHARED_PARTS, SHAPE)
+    count = tl.load(shared.counts + row)
+    if PDL:
+        wait()
     row_max, total, acc = sums
     for i in range(count):
         own = line + i * SHAPE.GROUP + g
