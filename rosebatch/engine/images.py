@@ -12,6 +12,7 @@ from rosebatch.config.run import RunConfig
 from rosebatch.core.images import PromptImage
 from rosebatch.engine.device_clock import DeviceClock
 from rosebatch.engine.plan import Chunk, SequenceSpec
+from rosebatch.engine.staging import Staging
 from rosebatch.model.contract import ImageRows
 from rosebatch.model.source import ModelSource
 from rosebatch.model.vision.vision import BothWays, Tower
@@ -105,18 +106,21 @@ class ImageEncoder:
         self._tower: Tower | None = None
         self._device = device
         self._together = together
+        self._up = Staging(device)
         self._kept_bytes = kept_bytes
+        # Of those that are kept.
+        self._bytes = 0
         # By digest; the last one was read last.
         self._vectors: OrderedDict[bytes, Tensor] = OrderedDict()
         self._encoded = NOTHING_ENCODED
 
     def rows_of(self, chunks: Sequence[Chunk], specs: Mapping[int, SequenceSpec]) -> ImageRows | None:
         """The rows of a step that are of images, with their vectors; None if there are none."""
-        rows: list[int] = []
+        rows: list[np.ndarray] = []
         # By digest: each image once, and which of its vectors are which rows'.
         images: dict[bytes, PromptImage] = {}
         parts = defaultdict[bytes, list[tuple[slice, slice]]](list)
-        first = 0
+        first = total = 0
         for chunk in chunks:
             for image in specs[chunk.id].images:
                 begin = max(chunk.start - image.offset, 0)
@@ -124,18 +128,18 @@ class ImageEncoder:
                 if count := int(own.sum()):
                     before = int(image.gets_vector[:begin].sum())
                     images.setdefault(image.digest, image)
-                    parts[image.digest].append((slice(before, before + count), slice(len(rows), len(rows) + count)))
-                    rows += (first + image.offset + begin - chunk.start + np.flatnonzero(own)).tolist()
+                    parts[image.digest].append((slice(before, before + count), slice(total, total + count)))
+                    rows.append(first + image.offset + begin - chunk.start + np.flatnonzero(own))
+                    total += count
             first += len(chunk.token_ids)
         if not rows:
             return None
-        # It waits for the device, so it comes before the device has images to encode.
-        places = torch.tensor(rows, device=self._device)
+        (places,) = self._up.send(np.concatenate(rows))
         found: list[Tensor] = []
 
         def read(image: PromptImage, vectors: Tensor) -> None:
             if not found:
-                found.append(vectors.new_empty(len(vectors), len(rows), vectors.shape[2]))
+                found.append(vectors.new_empty(len(vectors), total, vectors.shape[2]))
             for own, place in parts[image.digest]:
                 found[0][:, place] = vectors[:, own]
 
@@ -167,15 +171,15 @@ class ImageEncoder:
             read(image, vectors)
             # A part of a tensor would keep the vectors of the whole group.
             self._vectors[image.digest] = vectors.clone() if len(group) > 1 else vectors
+            self._bytes += vectors.nbytes
 
     def _make_room(self, count: int) -> None:
         """Drop the least recently read vectors, until so many more may be kept."""
-        size = sum(each.nbytes for each in self._vectors.values())
         while self._vectors:
-            _, oldest = next(iter(self._vectors.items()))
-            if size + count * oldest.nbytes // oldest.shape[1] <= self._kept_bytes:
+            oldest = next(iter(self._vectors.values()))
+            if self._bytes + count * oldest.nbytes // oldest.shape[1] <= self._kept_bytes:
                 return
-            size -= oldest.nbytes
+            self._bytes -= oldest.nbytes
             self._vectors.popitem(last=False)
 
     def _groups(self, images: Iterable[PromptImage]) -> Iterator[list[PromptImage]]:

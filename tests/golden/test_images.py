@@ -322,6 +322,28 @@ def test_vectors_of_images_that_are_encoded_together(seeing):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
+# transformers' code of these does.
+_READING = (
+    "Gemma4ForConditionalGeneration",
+    "Gemma4ForConditionalGeneration-E2B",
+    "Idefics3ForConditionalGeneration",
+    "LlavaForConditionalGeneration-Pixtral",
+    "Mistral3ForConditionalGeneration",
+    "SmolVLMForConditionalGeneration",
+)
+
+
+def test_a_tower_reads_nothing_on_the_device(seeing):
+    """Qwen's read grids and ends of images: a GPU had to finish all before. Tensors without numbers cannot be read."""
+    if seeing.name in _READING:
+        pytest.skip("transformers reads masks or sizes")
+    source = find_model(RunConfig(model=str(seeing.folder)), torch.device("cpu"))
+    tower = seeing.vision.tower(source.weights(torch.device("meta")))
+    images = [prompt_image(seeing.processor(picture(number))) for number in (2, 0, 4)]
+    with torch.inference_mode():
+        assert [len(each[0]) for each in tower(images)] == [each.gets_vector.sum() for each in images]
+
+
 def test_max_pixels_of_gemma_4(tmp_path, transformers):
     """transformers takes some budgets of tokens alone; small images are made larger."""
     seeing_model("Gemma4ForConditionalGeneration", tmp_path)

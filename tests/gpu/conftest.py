@@ -10,7 +10,9 @@ import torch
 from rosebatch.config.model import ModelConfig
 from rosebatch.config.run import RunConfig
 from rosebatch.engine.engine import Engine
+from rosebatch.engine.triton_runner.graphs import StepGraphs
 from rosebatch.model.source import find_model
+from tests.gpu.sync_mode import sync_mode
 from tests.helpers.families import FAMILIES, MODELS, reference_options
 from tests.helpers.plain_hp1 import Forms, PlainHP1
 from tests.helpers.reference import generate
@@ -86,6 +88,18 @@ def reference(
 def model_config(saved_model: Callable[[str], Path], device: torch.device) -> Callable[[str], ModelConfig]:
     """Family -> the shape of its model."""
     return lambda family: find_model(RunConfig(model=str(saved_model(family)), dtype="float32"), device).config
+
+
+@pytest.fixture
+def captures_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph is captured once. Before that PyTorch waits for the device."""
+    capture = StepGraphs._capture
+
+    def unwatched(self: Any, kind: Any) -> Any:
+        with sync_mode("default"):
+            return capture(self, kind)
+
+    monkeypatch.setattr(StepGraphs, "_capture", unwatched)
 
 
 @pytest.fixture(scope="session")

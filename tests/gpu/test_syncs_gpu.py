@@ -2,7 +2,6 @@
 
 import random
 import warnings
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -12,8 +11,8 @@ from rosebatch.config.run import RunConfig
 from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.cache.kv_cache import bytes_per_block
-from rosebatch.engine.triton_runner.graphs import StepGraphs
 from rosebatch.launch.launch import launch
+from tests.gpu.sync_mode import sync_mode
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
@@ -38,32 +37,6 @@ def requests():
         limits = {"max_tokens": 40 - index % 7, "seed": index, "ignore_eos": True}
         made.append(Request(index, tuple(shared[:length]), SamplingParams(**limits, **KINDS[index % len(KINDS)])))
     return made
-
-
-@contextmanager
-def sync_mode(mode):
-    """PyTorch's own watch over calls that wait for the device; it does not watch events."""
-    torch.cuda.set_sync_debug_mode(mode)
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
-@pytest.fixture
-def captures_may_wait(monkeypatch):
-    """A graph is captured once. Before that PyTorch waits for the device."""
-    capture = StepGraphs._capture
-
-    def unwatched(self, kind):
-        mode = torch.cuda.get_sync_debug_mode()
-        torch.cuda.set_sync_debug_mode("default")
-        try:
-            return capture(self, kind)
-        finally:
-            torch.cuda.set_sync_debug_mode(mode)
-
-    monkeypatch.setattr(StepGraphs, "_capture", unwatched)
 
 
 @pytest.fixture

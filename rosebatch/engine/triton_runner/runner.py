@@ -46,6 +46,8 @@ from rosebatch_kernels.common import host_waits
 
 # Three plans are launched before the first is read. Each has tokens, log-probabilities, a prompt's, and pooled states.
 _MAX_FETCHES = 12
+# Each of these sends five times: moves, cells, rotary shifts, tokens with their places, and ends of keys.
+_MAX_SENDS = 16
 
 # At most so many rows have the features that are warmed up: their tables would be large.
 _FEATURE_ROWS = 16
@@ -136,7 +138,7 @@ class TritonRunner:
         )
         self.decodes = StepGraphs(self.steps.decode, enabled=switches.cuda_graph)
         self.packed = StepGraphs(self.steps.packed, enabled=switches.cuda_graph)
-        self.up, self.down = Staging(device, len(self.steps.packed_cells) + max_num_seqs), self._fetches()
+        self.up, self.down = Staging(device, len(self.steps.packed_cells) + max_num_seqs, _MAX_SENDS), self._fetches()
         # Decode steps launched so far: the places of their tokens in the history follow from it.
         self._num_steps = 0
         self._apply = self.state.apply if switches.batched_rollover else self.state.apply_rollovers_one_by_one
@@ -402,12 +404,13 @@ class TritonRunner:
         specs, turns = self.slots.specs, None
         if self.images.sections is not None:
             rows = [section_positions(specs[chunk.id].images, chunk.start, chunk.end) for chunk in plan.chunks]
-            turns = Turns(torch.from_numpy(np.concatenate(rows)).to(self.cache.device), self.images.sections)
+            (sent,) = self.up.send(np.concatenate(rows).ravel())
+            turns = Turns(sent.view(-1, 3), self.images.sections)
         seeing: KeyEnds | None = None
         if self._sees_both_ways:
             ends = [key_ends(specs[chunk.id].images, chunk.start, chunk.end) for chunk in plan.chunks]
-            everywhere = self.images.both_ways == "all"
-            seeing = KeyEnds(torch.from_numpy(np.concatenate(ends)).to(self.cache.device), everywhere)
+            (places,) = self.up.send(np.concatenate(ends))
+            seeing = KeyEnds(places, everywhere=self.images.both_ways == "all")
         return Seen(self.images.rows_of(plan.chunks, specs), turns, seeing)
 
     @torch.inference_mode()

@@ -1,6 +1,6 @@
 """Gemma 4: images of any shape. A square of patches becomes a token. In some models these see each other."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -56,9 +56,9 @@ class Gemma4Tower(PartsTower):
         super().__init__(folder, weights)
         self._pooled = ImageProcessor(folder).own.pooling_kernel_size
 
-    def vectors(self, values: NDArray[np.uint8], grid: tuple[int, int]) -> Tensor:
+    def vectors(self, values: Sequence[NDArray[np.uint8]], grid: tuple[int, int]) -> Tensor:
         """See ``PartsTower``."""
-        return super().vectors(np.ascontiguousarray(values.transpose(0, 3, 1, 2)), grid)
+        return super().vectors([each.transpose(0, 3, 1, 2) for each in values], grid)
 
     def arguments(self, pixels: Tensor, grid: tuple[int, int]) -> dict[str, Any]:
         """See ``PartsTower``."""

@@ -1,6 +1,6 @@
 """Pixels on their way to a tower: whole numbers while they are resized and wait, normalised on the device."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +94,15 @@ class Normalizer:
         mean, std = (own.image_mean, own.image_std) if own.do_normalize else ([0.0] * 3, [1.0] * 3)
         self._mean, self._std = (torch.tensor(each, device=device)[:, None, None] for each in (mean, std))
 
-    def __call__(self, values: NDArray[np.uint8]) -> Tensor:
-        """``[..., 3, height, width]`` fp32 of values of this shape."""
-        pixels = torch.from_numpy(values).to(self._mean.device)
-        return (pixels.float() * self._scale - self._mean) / self._std
+    def __call__(self, values: Sequence[NDArray[np.uint8]]) -> Tensor:
+        """``[N, 3, height, width]`` fp32, of arrays of this shape one after the other."""
+        return (send(values, self._mean.device).float() * self._scale - self._mean) / self._std
+
+
+def send(values: Sequence[NDArray[Any]], device: torch.device) -> Tensor:
+    """``[N, ...]`` on the device, of arrays of this shape one after the other. The host does not wait for it."""
+    shape, dtype = (sum(map(len, values)), *values[0].shape[1:]), getattr(torch, values[0].dtype.name)
+    # PyTorch gives such memory out again once what was copied from it is there.
+    host = torch.empty(shape, dtype=dtype, pin_memory=device.type == "cuda")
+    np.concatenate(values, out=host.numpy())
+    return host.to(device, non_blocking=True)

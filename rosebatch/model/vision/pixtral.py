@@ -1,6 +1,6 @@
 """Images of Pixtral, Mistral 3 and LightOnOCR: rows of patches. In the first two, a token follows each row."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -88,7 +88,7 @@ class LightOnOcrProcessor(PixtralProcessor):
 class PixtralTower(PartsTower):
     """Images of any shape, each alone: several would attend to all patches under a mask."""
 
-    def vectors(self, values: NDArray[np.uint8], grid: tuple[int, int]) -> Tensor:
+    def vectors(self, values: Sequence[NDArray[np.uint8]], grid: tuple[int, int]) -> Tensor:
         """See ``PartsTower``."""
         return super().vectors(values, grid)[:, : grid[0] * grid[1]]
 

@@ -1,7 +1,7 @@
 """Qwen's models that see: patches merged two by two, three rotary positions; 3 has vectors for its first layers too."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from rosebatch.config.model import ModelConfig
 from rosebatch.core.images import PromptImage
 from rosebatch.model.hf.rope import rope_members
 from rosebatch.model.vision.parts import load_config, load_parts
-from rosebatch.model.vision.pixels import ImageProcessor, Normalizer
+from rosebatch.model.vision.pixels import ImageProcessor, Normalizer, send
 from rosebatch.model.vision.vision import Encode, Patches, Vision
 from rosebatch.model.weights import WeightSource
 
@@ -23,6 +23,8 @@ _PLACEHOLDER = 151655
 _DEEPSTACK = (8, 16, 24)
 _MOST_PIXELS = 28 * 28 * 1280
 _PARTS = ("visual",)
+# Grids whose numbers are kept: 4 MB each for the largest images.
+_GRIDS = 16
 
 
 class QwenProcessor:
@@ -62,39 +64,53 @@ class QwenTower:
         self._module = load_parts(load_config(folder), weights, _PARTS).visual
         own, device = ImageProcessor(folder).own, next(self._module.parameters()).device
         self._merge, self._frames = own.merge_size, own.temporal_patch_size
-        self._normalize = Normalizer(own, device)
+        self._normalize, self._device = Normalizer(own, device), device
+        self._of_patches = lru_cache(_GRIDS)(partial(_of_patches, self._module, self._merge))
 
     def __call__(self, images: Sequence[PromptImage]) -> Sequence[Tensor]:
         """See ``rosebatch.model.vision.vision.Tower``: patches attend to those of their image, products have all."""
-        normed = self._normalize(np.concatenate([each.patches for each in images]))
+        normed = self._normalize([each.patches for each in images]).to(self._module.dtype)
         patches = normed[:, :, None].expand(-1, -1, self._frames, -1, -1).flatten(1)
         grids = [each.grid for each in images]
-        shapes = torch.tensor([[1, rows * self._merge, columns * self._merge] for rows, columns in grids])
-        found = self._module(
-            patches.to(self._module.dtype),
-            grid_thw=shapes.to(normed.device),
-            return_dict=True,
-            **self._spans(shapes, normed.device),
-        )
+        found = self._module(patches, return_dict=True, **self._numbers(grids))
         vectors = torch.stack((found.pooler_output, *(getattr(found, "deepstack_features", None) or ())))
         return torch.split(vectors, [rows * columns for rows, columns in grids], 1)
 
-    def _spans(self, shapes: Tensor, device: torch.device) -> Mapping[str, Tensor]:
-        """Which patches see each other, as transformers' towers take it: in the host's memory.
+    def _numbers(self, grids: Sequence[tuple[int, int]]) -> Mapping[str, Tensor]:
+        """What transformers' towers compute of grids alone, on the host: on the device, they would wait for it.
 
-        Each layer reads these numbers. On the device, each would wait for the layers before it.
-
-        Args:
-            shapes: ``[images, 3]`` int64, on the host.
-            device: of the tower.
+        Which patches see each other stays on the host, where each layer reads it.
         """
         from transformers.vision_utils import get_vision_cu_seqlens, get_vision_window_index
 
+        shapes = torch.tensor([[1, rows * self._merge, columns * self._merge] for rows, columns in grids])
+        of_patches = [self._of_patches(grid) for grid in grids]
+        sent = {name: [each[name] for each in of_patches] for name in of_patches[0]} | {"grid_thw": [shapes.numpy()]}
         spans = {"cu_seqlens": get_vision_cu_seqlens(shapes)}
         if (window := getattr(self._module, "window_size", None)) is not None:
             order, ends = get_vision_window_index(shapes, self._merge, window, self._module.patch_size)
-            spans |= {"window_index": order.to(device), "cu_window_seqlens": ends}
-        return spans
+            spans["cu_window_seqlens"], sent["window_index"] = ends, [order.numpy()]
+        return spans | {name: send(each, self._device) for name, each in sent.items()}
+
+
+def _of_patches(module: Any, merge: int, grid: tuple[int, int]) -> Mapping[str, NDArray[Any]]:
+    """Where the patches of an image are, and which learned positions lie around each.
+
+    Args:
+        module: transformers' tower.
+        merge: patches of a side that become a vector.
+        grid: rows and columns of vectors.
+    """
+    from transformers import vision_utils
+
+    shape = torch.tensor([[1, *(each * merge for each in grid)]])
+    found = {"position_ids": vision_utils.get_vision_position_ids(shape, merge)}
+    # Towers of transformers 5.10 find them on the device.
+    learned = getattr(vision_utils, "get_vision_interpolation_indices_and_weights", None)
+    if learned is not None and (side := getattr(module, "num_grid_per_side", None)) is not None:
+        mode, align = module.interpolation_mode, module.interpolation_align_corners
+        found["interp_indices"], found["interp_weights"] = learned(shape, side, mode, align, merge)
+    return {name: each.numpy() for name, each in found.items()}
 
 
 def interleaved(sections: Sequence[int], pairs: int) -> tuple[int, ...]:

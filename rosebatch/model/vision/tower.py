@@ -32,10 +32,10 @@ class PartsTower:
 
     def __call__(self, images: Sequence[PromptImage]) -> Sequence[Tensor]:
         """See ``rosebatch.model.vision.vision.Tower``; patches are ``[tiles, 3, height, width]``."""
-        return [self.vectors(each.patches, each.grid) for each in images]
+        return [self.vectors([each.patches], each.grid) for each in images]
 
-    def vectors(self, values: NDArray[np.uint8], grid: tuple[int, int]) -> Tensor:
-        """``[1, vectors, H]``, of an image or of all tiles together."""
+    def vectors(self, values: Sequence[NDArray[np.uint8]], grid: tuple[int, int]) -> Tensor:
+        """``[1, vectors, H]``, of an image or of all tiles together, one array after the other."""
         arguments = self.arguments(self._normalize(values), grid)
         found = self._whole.get_image_features(**arguments, return_dict=True)
         vectors = found.pooler_output
@@ -54,5 +54,5 @@ class TilesTower(PartsTower):
     def __call__(self, images: Sequence[PromptImage]) -> Sequence[Tensor]:
         """See ``rosebatch.model.vision.vision.Tower``."""
         tiles, of_tile = [each.grid[0] for each in images], images[0].grid[1]
-        found = self.vectors(np.concatenate([each.patches for each in images]), (sum(tiles), of_tile))
+        found = self.vectors([each.patches for each in images], (sum(tiles), of_tile))
         return torch.split(found, [each * of_tile for each in tiles], 1)
