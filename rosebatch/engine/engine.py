@@ -4,7 +4,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from itertools import islice
+from itertools import accumulate, islice
 
 import numpy as np
 from msgspec.structs import replace
@@ -109,6 +109,14 @@ class Engine:
     def num_ending(self) -> int:
         """Those of them whose tokens are all planned: they keep no other from a slot."""
         return self.scheduler.queues.num_ending
+
+    def has_waiting(self, rows: int, tokens: int) -> bool:
+        """Whether so many sequences wait, with so many tokens to compute. No more of them are looked at than needed."""
+        waiting = self.scheduler.queues.waiting
+        if len(waiting) < rows:
+            return False
+        sums = accumulate(sequence.num_uncomputed_tokens for sequence in waiting)
+        return any(found >= tokens for found in sums)
 
     def outlook(self) -> Outlook:
         """What was done since ``restart_stats``, and what is left to do. It takes a look at every sequence."""

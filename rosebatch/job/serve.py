@@ -27,6 +27,8 @@ from rosebatch.text.tokenizer import Tokenizer
 # Rows that are added, and rows whose texts are decoded, between two steps: about what a decode window finishes. More
 # where slots would stay empty, or many rows have finished at once.
 _ROWS_A_STEP = 32
+# Steps that waiting rows with images are enough for. The loop waits until each image is loaded.
+_STEPS_AHEAD = 2
 # Rows that fail one after the other before the caller gets them.
 _MAX_FAILED = 1024
 
@@ -112,16 +114,19 @@ def _steps(
     paused: Callable[[], bool],
     check: Callable[[], None],
 ) -> Iterator[Iterable[Result | FailedRow]]:
-    exhausted = False
+    exhausted = sees = False
     no_room_yet: Prepared | None = None
     while not exhausted or no_room_yet is not None or engine.has_unfinished:
         # By numbers alone, never by how far a thread happens to be: a second run takes the same steps. Only a few rows
         # at a time, so that the device does not wait while many are replaced; all of them if slots would stay empty.
+        # Behind a row with images only as many as are computed next: others probably have some, too.
         added, failed, failed_bytes = 0, list[Result | FailedRow](), 0
         unfinished, waits = engine.num_unfinished - engine.num_ending, paused()
         while no_room_yet or not exhausted:
             limit = max_unfinished if added < _ROWS_A_STEP else engine.max_num_seqs
             if unfinished >= limit:
+                break
+            if sees and engine.has_waiting(_ROWS_A_STEP, _STEPS_AHEAD * engine.max_num_batched_tokens):
                 break
             check()
             if waits and engine.has_unfinished:
@@ -136,7 +141,7 @@ def _steps(
                 if not tickets.has_room(item):
                     no_room_yet = item
                     break
-                refused = tickets.add(engine, item)
+                refused, sees = tickets.add(engine, item), any(prompt.images for prompt in item.prompts)
                 unfinished += item.num_completions if refused is None else 0
             elif isinstance(item, FailedRow):
                 refused = item

@@ -1,10 +1,14 @@
 """The loop that every way of using rosebatch shares: rows that come late, a caller that stops, bad rows without end."""
 
 import itertools
+from collections import defaultdict
 
+import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from rosebatch.core.errors import RowError
+from rosebatch.core.images import PromptImage
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler
@@ -12,7 +16,8 @@ from rosebatch.engine.scheduling.step_planner import SeparateDecodes
 from rosebatch.io.rows import FailedRow, parse_row
 from rosebatch.job.prepare import _GROUP, _GROUPS_AHEAD, prepare
 from rosebatch.job.results import result_of
-from rosebatch.job.serve import _MAX_FAILED, serve
+from rosebatch.job.serve import _MAX_FAILED, _steps, serve
+from rosebatch.job.tickets import Tickets
 from rosebatch.text.grammar.grammars import Grammars
 from tests.helpers.byte_tokenizer import BYTES, EOS
 from tests.job.conftest import require_clean
@@ -59,6 +64,40 @@ def test_rows_of_one_token_fill_the_steps(serve_rows):
     )
     assert len(list(served)) == 320
     assert steps == [64] * 5
+
+
+@pytest.mark.parametrize(("sees", "taken"), [(True, [40, 60, 80, 100]), (False, [64, 96, 128, 128])])
+def test_images_are_not_awaited_for_steps_to_come(sees, taken):
+    """A device had nothing to do while the images of all slots were loaded, of which a step computes few.
+
+    Steps compute 80 tokens, which are 20 rows, and 40 rows are enough that wait. Texts are there at once.
+    """
+    read, found = 0, []
+    scheduler = Scheduler(
+        BlockPool(2000, 4), max_num_seqs=64, max_num_batched_tokens=80, policy=SeparateDecodes(8), prefix_cache=False
+    )
+    engine = Engine(scheduler, FakeModel(), vocab_size=BYTES + 1, max_model_len=99, eos_token_ids=[EOS], async_depth=1)
+    image = PromptImage(1, np.ones(2, bool), (1, 2), bytes(32), np.zeros((2, 3, 1, 1), np.uint8))
+
+    def prepared():
+        nonlocal read
+        rows = (
+            parse_row({"prompt_token_ids": [7] * 4, "max_tokens": 1}, index=i, where="", defaults={})
+            for i in range(128)
+        )
+        for row in prepare(rows, None, None, pool=None):
+            if row is not None:
+                read += 1
+                images = (image,) if sees else ()
+                yield replace(row, prompts=tuple(replace(prompt, images=images) for prompt in row.prompts))
+
+    tickets = Tickets(None, None, defaultdict(float), 1 << 30, lambda: None, return_token_ids=False, whole_texts=False)
+    done = 0
+    for batch in _steps(engine, prepared(), tickets, 128, lambda: False, lambda: None):
+        found.append(read)
+        done += len(list(batch))
+    assert found[:4] == taken
+    assert done + len(list(tickets.rest())) == 128
 
 
 def test_rows_that_come_late_do_not_hold_back_finished_ones(serve_rows):
