@@ -11,7 +11,7 @@ from rosebatch.config.switches import Switches
 from rosebatch.ops.ops import HeadLayerNorm, HeadNorm, HeadUClip, QKNorm, WholeRMSNorm
 from rosebatch_kernels.common.device import device_of
 from rosebatch_kernels.common.sizes import sized
-from rosebatch_kernels.qkv import torch_heads
+from rosebatch_kernels.qkv import reference, torch_heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,15 @@ def qkv_kernels(switches: Switches) -> QKVKernels:
         norms_apart=norms_apart,
         norm_heads=partial(_norm_heads, *norms),
     )
+
+
+def rotation(device: torch.device) -> Callable[..., None]:
+    """Rotates q and k in place where nothing else is to be done, see ``rosebatch_kernels.qkv.reference.rotate_``."""
+    if device.type != "cuda":
+        return reference.rotate_
+    from rosebatch_kernels.qkv import kernel
+
+    return partial(kernel.rotate_, device=device_of(device))
 
 
 def _norm_heads(

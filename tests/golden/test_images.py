@@ -322,6 +322,19 @@ def test_vectors_of_images_that_are_encoded_together(seeing):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
+def test_windows_of_one_size_are_attended_together(tmp_path, transformers):
+    """Each was a call: hundreds in a layer. An image has four sizes of them, with those at its edges."""
+    seeing_model("Qwen2_5_VLForConditionalGeneration", tmp_path)
+    source = find_model(RunConfig(model=str(tmp_path)), CPU)
+    numbers = source.vision.tower(source.weights(CPU))._of_grids([(9, 7), (4, 4)])
+    # Of two vectors a side, with four patches each.
+    assert numbers["cu_window_seqlens"] == [(1, 4), (3 + 4, 8), (12 + 4, 16)]
+    assert numbers["cu_seqlens"] == [(1, 4 * 63), (1, 4 * 16)]
+    order = numbers["window_index"]
+    assert order[:3].tolist() == [62, 6, 13] and sorted(order.tolist()) == [*range(63 + 16)]
+    assert order[63:67].tolist() == [63, 64, 67, 68]
+
+
 # transformers' code of these does.
 _READING = (
     "Gemma4ForConditionalGeneration",

@@ -3,7 +3,7 @@
 from rosebatch_kernels.common.device import HOPPER, SHARED_MEMORY
 
 GROUPS = {
-    "attention": {"_decode", "_prefill", "_prepare"},
+    "attention": {"_decode", "_prefill", "_prepare", "_rotate"},
     "invariant": {"_decode", "_prefill", "_product"},
     "attention_of_more_families": {"_decode", "_prefill", "_prepare", "_whole_norm"},
     "prompts_on_hopper": {"_prefill_hopper"},

@@ -67,6 +67,8 @@ def attention() -> None:
             decode(qkv, cache, table, fields, fields, workspace, **options)
         decode(qkv, cache, ints(75, 4), fields, fields, workspace, num_heads=heads, scale=1.0, append=False, queries=4)
         QKV.prepare(qkv, cache, table, fields, fields, num_heads=heads, rotary=rotary, qk_norm=qk_norm)
+        angles = empty(batch, size, dtype=torch.float32)
+        QKV.rotate_(qkv, angles, angles, heads=heads + kv_heads)
         window = 100 if heads == kv_heads else 0
         for key_ends in (None, ints(batch)):
             prefill(qkv, cache, table, ints(3, 4), num_heads=heads, scale=1.0, window=window, key_ends=key_ends)

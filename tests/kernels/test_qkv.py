@@ -159,6 +159,22 @@ def test_norm_over_all_heads(implementation, heads, kv_heads, size, dtype, devic
     assert wide[:, :13].isnan().all() and wide[:, 13 + qkv.shape[1] :].isnan().all()
 
 
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(4, 4, 64), (5, 1, 24), (16, 16, 72)])
+def test_rotation_alone(implementation, heads, kv_heads, size, dtype, device, randn, assert_close):
+    """By angles of each token and pair, in rows that lie apart; v and what lies between the rows stay."""
+    qkv, angles = randn(9, heads + 2 * kv_heads, size, dtype=dtype), 3 * randn(9, size // 2)
+    numbers, columns = (heads + kv_heads) * size, qkv[0].numel()
+    wide = torch.full((9, columns + 30), nan, dtype=dtype, device=device)
+    packed = wide[:, 13 : 13 + columns].copy_(qkv.flatten(1))
+    cos, sin = (torch.cat((each, each), 1) for each in (angles.cos(), angles.sin()))
+    assert implementation.rotate_(packed, cos.to(device), sin.to(device), heads=heads + kv_heads) is None
+    pairs = torch.complex(*qkv[:, : heads + kv_heads].double().unflatten(2, (2, -1)).unbind(2))
+    exact = pairs * torch.complex(cos.double(), sin.double())[:, None, : size // 2]
+    assert_close(packed[:, :numbers], torch.cat((exact.real, exact.imag), 2).flatten(1))
+    assert torch.equal(packed[:, numbers:].cpu(), qkv[:, heads + kv_heads :].flatten(1))
+    assert wide[:, :13].isnan().all() and wide[:, 13 + columns :].isnan().all()
+
+
 def test_rows_that_lie_apart(implementation, dtype, device, randn, assert_close):
     """Columns of a wider tensor at an odd place: nothing is written beside q."""
     paged = Scattered(LENGTHS, 2, 24, 16, dtype, device, randn)

@@ -1,6 +1,7 @@
 """QK norm, rotary positions and the KV append in one Triton kernel, one program for each packed token.
 
-A norm over all heads together has a kernel of its own, which runs before it.
+A norm over all heads together has a kernel of its own, which runs before it. So has the rotation alone, of tokens that
+no cache keeps.
 """
 
 import triton
@@ -78,6 +79,51 @@ def whole_rms_norm_(qkv: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float,
         num_warps=value_at(_WHOLE_WARPS, width),
         **launch_options(device),
     )
+
+
+def rotate_(qkv: Tensor, cos: Tensor, sin: Tensor, *, heads: int, device: Device) -> None:
+    """See ``rosebatch_kernels.qkv.reference``."""
+    half = cos.shape[1] // 2
+    heads_width, width = next_power_of_2(heads), next_power_of_2(half)
+    _rotate[(len(qkv),)](
+        qkv=qkv,
+        cos=cos,
+        sin=sin,
+        stride=qkv.stride(0),
+        HEADS=heads,
+        HALF=half,
+        HEADS_WIDTH=heads_width,
+        WIDTH=width,
+        num_warps=value_at(_WARPS, 2 * heads_width * width),
+        **launch_options(device),
+    )
+
+
+@triton.jit
+def _rotate(
+    qkv,
+    cos,
+    sin,
+    stride,
+    HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    HEADS_WIDTH: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        wait()
+    token = tl.program_id(0).to(tl.int64)
+    h = tl.arange(0, HEADS_WIDTH)[:, None]
+    d = tl.arange(0, WIDTH)[None, :]
+    c = tl.load(cos + token * 2 * HALF + d, mask=d < HALF, other=0.0)
+    s = tl.load(sin + token * 2 * HALF + d, mask=d < HALF, other=0.0)
+    place = qkv + token * stride + h * 2 * HALF + d
+    mask = (h < HEADS) & (d < HALF)
+    first = tl.load(place, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(place + HALF, mask=mask, other=0.0).to(tl.float32)
+    tl.store(place, first * c - second * s, mask=mask)
+    tl.store(place + HALF, second * c + first * s, mask=mask)
 
 
 @triton.jit

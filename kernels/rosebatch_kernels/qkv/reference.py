@@ -63,6 +63,20 @@ def whole_rms_norm_(qkv: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float)
     k.copy_(rms_norm(k, k_weight, eps))
 
 
+def rotate_(qkv: Tensor, cos: Tensor, sin: Tensor, *, heads: int) -> None:
+    """Rotate heads in place, of tokens that each have their own angles, such as patches of images.
+
+    Args:
+        qkv: ``[T, M · D]`` of M heads, rows at any stride.
+        cos, sin: ``[T, D]`` fp32, contiguous; both halves of each are equal. Numbers are rounded once.
+        heads: that are rotated, the first ones: q and k.
+    """
+    turned = qkv.unflatten(1, (-1, cos.shape[1]))[:, :heads]
+    wide = turned.float()
+    first, second = wide.chunk(2, -1)
+    turned.copy_(wide * cos[:, None] + torch.cat((-second, first), -1) * sin[:, None])
+
+
 def prepared(
     qkv: Tensor,
     cache: Tensor,

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +15,8 @@ from rosebatch.config.model import ModelConfig
 from rosebatch.core.images import PromptImage
 from rosebatch.model.hf.rope import rope_members
 from rosebatch.model.vision.parts import load_config, load_parts
+from rosebatch.model.vision.patch_attention import PatchAttention, runs_of
+from rosebatch.model.vision.patch_product import PatchProduct
 from rosebatch.model.vision.pixels import ImageProcessor, Normalizer, send
 from rosebatch.model.vision.vision import Encode, Patches, Vision
 from rosebatch.model.weights import WeightSource
@@ -52,8 +55,22 @@ class QwenProcessor:
         return Patches(values, (rows, columns), np.full(rows * columns, self._placeholder, np.uint32))
 
 
+class _OfGrid(NamedTuple):
+    """What transformers' towers compute of an image's grid alone.
+
+    Attributes:
+        of_patches: where each patch is, and which learned positions lie around it, by transformers' names.
+        order: of the image's vectors, window after window. Windows of one size follow each other.
+        windows: patches of each; none in a tower without windows.
+    """
+
+    of_patches: Mapping[str, NDArray[Any]]
+    order: NDArray[np.int64]
+    windows: Sequence[int]
+
+
 class QwenTower:
-    """transformers' own tower.
+    """transformers' own tower, with other attention, and a product in place of its convolution.
 
     Args:
         folder: of the model.
@@ -62,39 +79,41 @@ class QwenTower:
 
     def __init__(self, folder: Path, weights: WeightSource) -> None:
         self._module = load_parts(load_config(folder), weights, _PARTS).visual
-        own, device = ImageProcessor(folder).own, next(self._module.parameters()).device
+        own, self._device = ImageProcessor(folder).own, next(self._module.parameters()).device
+        self._module.patch_embed.proj = PatchProduct(self._module.patch_embed.proj)
+        for block in self._module.blocks:
+            block.attn = PatchAttention(block.attn, self._device)
         self._merge, self._frames = own.merge_size, own.temporal_patch_size
-        self._normalize, self._device = Normalizer(own, device), device
-        self._of_patches = lru_cache(_GRIDS)(partial(_of_patches, self._module, self._merge))
+        self._normalize = Normalizer(own, self._device)
+        self._of_grid = lru_cache(_GRIDS)(partial(_of_grid, self._module, self._merge))
 
     def __call__(self, images: Sequence[PromptImage]) -> Sequence[Tensor]:
         """See ``rosebatch.model.vision.vision.Tower``: patches attend to those of their image, products have all."""
         normed = self._normalize([each.patches for each in images]).to(self._module.dtype)
         patches = normed[:, :, None].expand(-1, -1, self._frames, -1, -1).flatten(1)
         grids = [each.grid for each in images]
-        found = self._module(patches, return_dict=True, **self._numbers(grids))
+        found = self._module(patches, return_dict=True, **self._of_grids(grids))
         vectors = torch.stack((found.pooler_output, *(getattr(found, "deepstack_features", None) or ())))
         return torch.split(vectors, [rows * columns for rows, columns in grids], 1)
 
-    def _numbers(self, grids: Sequence[tuple[int, int]]) -> Mapping[str, Tensor]:
-        """What transformers' towers compute of grids alone, on the host: on the device, they would wait for it.
+    def _of_grids(self, grids: Sequence[tuple[int, int]]) -> Mapping[str, Any]:
+        """What transformers' towers compute of grids alone, by its names. On the device, they would wait for it.
 
-        Which patches see each other stays on the host, where each layer reads it.
+        Which patches see each other stays on the host, where ``PatchAttention`` reads it.
         """
-        from transformers.vision_utils import get_vision_cu_seqlens, get_vision_window_index
+        each, counts = [self._of_grid(grid) for grid in grids], [rows * columns for rows, columns in grids]
+        sent = {name: [one.of_patches[name] for one in each] for name in each[0].of_patches}
+        sent["grid_thw"] = [np.array([_shape(grid, self._merge)]) for grid in grids]
+        spans = {"cu_seqlens": runs_of([count * self._merge**2 for count in counts])}
+        if each[0].windows:
+            spans["cu_window_seqlens"] = runs_of([patches for one in each for patches in one.windows])
+            firsts = accumulate(counts, initial=0)
+            sent["window_index"] = [first + one.order for first, one in zip(firsts, each, strict=False)]
+        return spans | {name: send(arrays, self._device) for name, arrays in sent.items()}
 
-        shapes = torch.tensor([[1, rows * self._merge, columns * self._merge] for rows, columns in grids])
-        of_patches = [self._of_patches(grid) for grid in grids]
-        sent = {name: [each[name] for each in of_patches] for name in of_patches[0]} | {"grid_thw": [shapes.numpy()]}
-        spans = {"cu_seqlens": get_vision_cu_seqlens(shapes)}
-        if (window := getattr(self._module, "window_size", None)) is not None:
-            order, ends = get_vision_window_index(shapes, self._merge, window, self._module.patch_size)
-            spans["cu_window_seqlens"], sent["window_index"] = ends, [order.numpy()]
-        return spans | {name: send(each, self._device) for name, each in sent.items()}
 
-
-def _of_patches(module: Any, merge: int, grid: tuple[int, int]) -> Mapping[str, NDArray[Any]]:
-    """Where the patches of an image are, and which learned positions lie around each.
+def _of_grid(module: Any, merge: int, grid: tuple[int, int]) -> _OfGrid:
+    """See ``_OfGrid``.
 
     Args:
         module: transformers' tower.
@@ -103,14 +122,24 @@ def _of_patches(module: Any, merge: int, grid: tuple[int, int]) -> Mapping[str, 
     """
     from transformers import vision_utils
 
-    shape = torch.tensor([[1, *(each * merge for each in grid)]])
+    shape = torch.tensor([_shape(grid, merge)])
     found = {"position_ids": vision_utils.get_vision_position_ids(shape, merge)}
     # Towers of transformers 5.10 find them on the device.
     learned = getattr(vision_utils, "get_vision_interpolation_indices_and_weights", None)
     if learned is not None and (side := getattr(module, "num_grid_per_side", None)) is not None:
         mode, align = module.interpolation_mode, module.interpolation_align_corners
         found["interp_indices"], found["interp_weights"] = learned(shape, side, mode, align, merge)
-    return {name: each.numpy() for name, each in found.items()}
+    order, windows = np.arange(0), list[int]()
+    if (size := getattr(module, "window_size", None)) is not None:
+        places, ends = vision_utils.get_vision_window_index(shape, merge, size, module.patch_size)
+        parts = sorted(np.split(places.numpy(), ends.numpy()[1:-1] // merge**2), key=len)
+        order, windows = np.concatenate(parts), [len(part) * merge**2 for part in parts]
+    return _OfGrid({name: each.numpy() for name, each in found.items()}, order, windows)
+
+
+def _shape(grid: tuple[int, int], merge: int) -> list[int]:
+    """Frames, rows and columns of an image's patches."""
+    return [1, *(each * merge for each in grid)]
 
 
 def interleaved(sections: Sequence[int], pairs: int) -> tuple[int, ...]:
