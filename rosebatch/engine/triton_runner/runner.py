@@ -46,7 +46,7 @@ from rosebatch_kernels.common import host_waits
 
 # Three plans are launched before the first is read. Each has tokens, log-probabilities, a prompt's, and pooled states.
 _MAX_FETCHES = 12
-# Each of these sends five times: moves, cells, rotary shifts, tokens with their places, and ends of keys.
+# Each of these sends five times: moves, cells, rotary shifts, tokens, and places or ends of keys of images.
 _MAX_SENDS = 16
 
 # At most so many rows have the features that are warmed up: their tables would be large.
