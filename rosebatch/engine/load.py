@@ -303,6 +303,8 @@ def build_engine(
             batched_sampling=switches.batched_sampling,
             trim_last_layer=switches.trim_last_layer,
         )
+    if isinstance(runner, TritonRunner) and limits.speculative == "auto" and runner.verifies:
+        scheduler.forces, scheduler.planner.together = not isinstance(model, Fallback), runner.together
     drafter: Drafter | WindowDrafter | None = None
     if isinstance(runner, TritonRunner) and drafts and runner.verifies:
         token = cache.nbytes // max(sum(counts) * block_size, 1)
