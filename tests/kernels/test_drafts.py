@@ -38,7 +38,8 @@ def test_drafts_follow_the_longest_ending_of_which_the_last_place_counts(impleme
     """By the definition, in lists: those of rows that end before them are not live."""
     state = State(23, 40, queries, device)
     drafted = torch.full((NUM_FIELDS, 23 * queries + 2), -9, dtype=torch.int32, device=device)
-    implementation.propose(state.fields, state.tokens, drafted[:, : 23 * queries], zeros(1, device))
+    distances = zeros(23, device)
+    implementation.propose(state.fields, state.tokens, distances, drafted[:, : 23 * queries], zeros(1, device))
     assert (drafted[:, 23 * queries :] == -9).all()
     num_drafts = set()
     for row in range(23):
@@ -69,7 +70,7 @@ def test_no_draft_has_its_keys_cut_at_other_places(implementation, windows, devi
     drafted = torch.empty(NUM_FIELDS, width * queries, dtype=torch.int32, device=device)
     given = torch.tensor(windows, dtype=torch.int32, device=device)
     # All tokens are equal: any number of drafts follows.
-    implementation.propose(fields, zeros((width, width), device), drafted, given, pieces)
+    implementation.propose(fields, zeros((width, width), device), zeros(width, device), drafted, given, pieces)
     live = (drafted[LIMIT] > 0).view(width, queries).sum(1).tolist()
     for position in range(4, width - 8):
         cuts = []
@@ -80,6 +81,39 @@ def test_no_draft_has_its_keys_cut_at_other_places(implementation, windows, devi
         assert live[position] == same
         seen.add(same)
     assert len(seen) > 6
+
+
+def test_a_copy_with_a_changed_token_goes_on(implementation, device):
+    """Behind each change, three steps had no draft: until the last three tokens were those of the original again."""
+    document = list(range(100, 140))
+    # Of rows: how many tokens are copied, the places of changes before the end, the distance before, and what follows.
+    cases = [
+        (20, (), 0, 40, [120, 121, 122]),
+        (20, (1,), 40, 40, [120, 121, 122]),
+        (20, (1, 2, 4), 40, 40, [120, 121, 122]),
+        (20, (1, 2, 3, 5), 40, 0, []),
+        (20, (1,), 0, 0, []),
+        (20, (1,), 39, 0, []),
+        (4, (1,), 40, 0, []),
+        (20, (2,), 7, 0, []),
+        # An ending of three counts, whatever the distance was.
+        (20, (4,), 11, 40, [120, 121, 122]),
+    ]
+    width = 64
+    tokens, fields = zeros((len(cases), width), device), zeros((NUM_FIELDS, len(cases)), device)
+    for row, (copied, changes, *_) in enumerate(cases):
+        own = document + document[:copied]
+        for number, place in enumerate(changes):
+            own[-place] = 900 + number
+        tokens[row, : len(own)] = torch.tensor(own, dtype=torch.int32, device=device)
+        fields[POSITION, row], fields[LIMIT, row] = len(own) - 1, 1000
+    distances = torch.tensor([case[2] for case in cases], dtype=torch.int32, device=device)
+    drafted = zeros((NUM_FIELDS, 4 * len(cases)), device)
+    implementation.propose(fields, tokens, distances, drafted, zeros(1, device))
+    assert distances.tolist() == [case[3] for case in cases]
+    found = drafted[[TOKEN, LIMIT]].view(2, len(cases), 4)[:, :, 1:].tolist()
+    drafts = [[token for token, limit in zip(*row, strict=True) if limit] for row in zip(*found, strict=True)]
+    assert drafts == [case[4] for case in cases]
 
 
 def zeros(shape, device):
@@ -101,7 +135,7 @@ def test_tokens_are_kept_up_to_the_first_wrong_draft_or_the_end(implementation, 
     batch, width, ends = 150, 30, [2]
     state = State(batch, width, 7 + queries, device)
     drafted = torch.empty(NUM_FIELDS, batch * queries, dtype=torch.int32, device=device)
-    reference.propose(state.fields, state.tokens, drafted, zeros(1, device))
+    reference.propose(state.fields, state.tokens, zeros(batch, device), drafted, zeros(1, device))
     numbers = random.Random(queries)
     before = state.fields.tolist(), state.tokens.tolist(), drafted.tolist()
     sampled = [

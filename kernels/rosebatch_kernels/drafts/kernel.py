@@ -9,7 +9,7 @@ from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.shared_keys import Pieces
 from rosebatch_kernels.common.tokens import NO_TOKEN, NOT_FINITE, WRONG_DRAFT
 from rosebatch_kernels.common.whole_numbers import next_power_of_2
-from rosebatch_kernels.drafts.reference import LONGEST, SHORTEST
+from rosebatch_kernels.drafts.reference import ALIKE, LONGEST, LOOKED_AT, SHORTEST
 from rosebatch_kernels.feedback import layout
 
 # Places that a program looks at together, and its warps: not measured.
@@ -24,6 +24,8 @@ _NOT_FINITE = tl.constexpr(NOT_FINITE)
 _WRONG_DRAFT = tl.constexpr(WRONG_DRAFT)
 _LONGEST = tl.constexpr(LONGEST)
 _SHORTEST = tl.constexpr(SHORTEST)
+_LOOKED_AT = tl.constexpr(LOOKED_AT)
+_ALIKE = tl.constexpr(ALIKE)
 _BITS = tl.constexpr(_PLACE_BITS)
 _PLACE_MASK = tl.constexpr((1 << _PLACE_BITS) - 1)
 _FIELDS = tl.constexpr(layout.NUM_FIELDS)
@@ -37,6 +39,7 @@ _STOPS = tl.constexpr(layout.STOPS)
 def propose(
     fields: Tensor,
     tokens: Tensor,
+    distances: Tensor,
     drafted: Tensor,
     windows: Tensor,
     pieces: Pieces | None = None,
@@ -53,6 +56,7 @@ def propose(
     _propose[(batch,)](
         fields=fields,
         tokens=tokens,
+        distances=distances,
         drafted=drafted,
         windows=windows,
         width=width,
@@ -73,6 +77,7 @@ def propose(
 def _propose(
     fields,
     tokens,
+    distances,
     drafted,
     windows,
     width,
@@ -107,9 +112,16 @@ def _propose(
         found = tl.where(length >= _SHORTEST, (length << _BITS) | place, 0)
         best = tl.maximum(best, tl.max(found, 0))
     j = tl.arange(0, QUERIES)
-    place = best & _PLACE_MASK
-    source = place + 1 + (j - 1) % tl.maximum(last - place, 1)
-    is_draft = (j > 0) & (best > 0) & (position + j < limit)
+    distance = tl.load(distances + row)
+    newest = last - tl.arange(0, _LOOKED_AT)
+    copied = (distance > 0) & (newest >= distance)
+    alike = tl.load(own + newest, mask=copied, other=0) == tl.load(own + newest - distance, mask=copied, other=-1)
+    distance = tl.where(tl.sum((copied & alike).to(tl.int32), 0) >= _ALIKE, distance, 0)
+    distance = tl.where(best > 0, last - (best & _PLACE_MASK), distance)
+    if last > 0:
+        tl.store(distances + row, distance)
+    source = last - distance + 1 + (j - 1) % tl.maximum(distance, 1)
+    is_draft = (j > 0) & (distance > 0) & (position + j < limit)
     for number in tl.static_range(WINDOWS):
         is_draft = is_draft & _same_cut(position, position + j, tl.load(windows + number), PIECE, MOST_PIECES)
     draft = tl.load(own + source, mask=is_draft, other=0)

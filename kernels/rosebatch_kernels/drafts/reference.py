@@ -15,17 +15,29 @@ from rosebatch_kernels.feedback.layout import LIMIT, NEXT, POSITION, STOPS, TOKE
 LONGEST = 8
 # Tokens of an ending that must have come before: fewer would often be chance.
 SHORTEST = 3
+# A copy with a change goes on if so many of its last tokens are those of the original.
+LOOKED_AT, ALIKE = 8, 5
 
 
-def propose(fields: Tensor, tokens: Tensor, drafted: Tensor, windows: Tensor, pieces: Pieces | None = None) -> None:
+def propose(
+    fields: Tensor,
+    tokens: Tensor,
+    distances: Tensor,
+    drafted: Tensor,
+    windows: Tensor,
+    pieces: Pieces | None = None,
+) -> None:
     """Find drafts: what followed the longest ending that a sequence has elsewhere, too; of equal ones, the last.
 
-    What followed is repeated, if it is short: a sequence that has begun to repeat itself goes on.
+    What followed is repeated, if it is short: a sequence that has begun to repeat itself goes on. Without such an
+    ending, a copy may have changed a token: it goes on at its distance from the original while most of its last tokens
+    are the same.
 
     Args:
         fields: ``[NUM_FIELDS, B]`` int32, see ``rosebatch_kernels.feedback.layout``.
         tokens: ``[B, W]`` int32, of each sequence those up to its last one, if there are at most ``W``; else it has no
             drafts.
+        distances: ``[B]`` int32, from a sequence's end back to the last place with such an ending; 0 for none. Written.
         drafted: ``[NUM_FIELDS, B · Q]`` int32, written: the fields of each row. A row without a draft is not live, nor
             is one of a sequence that is not; it has that sequence's position. No draft is at the limit or beyond.
         windows: ``[N]`` int32, those of the model's layers; 0 for all keys.
@@ -38,7 +50,11 @@ def propose(fields: Tensor, tokens: Tensor, drafted: Tensor, windows: Tensor, pi
         position, limit = int(fields[POSITION, row]), int(fields[LIMIT, row])
         found: list[int] = []
         if position < min(limit, width):
-            found = _after_ending(tokens[row, : position + 1].tolist(), min(queries, limit - position) - 1)
+            own = tokens[row, : position + 1].tolist()
+            distances[row] = distance = _distance(own, int(distances[row]))
+            most = min(queries, limit - position) - 1
+            # What followed may be shorter than what is wanted: then it goes on as it did.
+            found = (own[len(own) - distance :] * most)[:most] if distance else []
             if pieces is not None:
                 cuts = [[pieces.cut(position + j, w) for w in windows.tolist()] for j in range(len(found) + 1)]
                 found = found[: next((j for j, cut in enumerate(cuts) if cut != cuts[0]), len(cuts)) - 1]
@@ -49,7 +65,8 @@ def propose(fields: Tensor, tokens: Tensor, drafted: Tensor, windows: Tensor, pi
     drafted.copy_(rows.flatten(1))
 
 
-def _after_ending(own: list[int], most: int) -> list[int]:
+def _distance(own: list[int], before: int) -> int:
+    """From the end of some tokens back to where they go on alike; ``before`` is what that was in the last step."""
     best, place = SHORTEST - 1, -1
     for end in range(len(own) - 1):
         length = 0
@@ -57,8 +74,10 @@ def _after_ending(own: list[int], most: int) -> list[int]:
             length += 1
         if length >= max(best, SHORTEST):
             best, place = length, end
-    # What followed may be shorter than what is wanted: then it goes on as it did.
-    return (own[place + 1 :] * most)[:most] if place >= 0 else []
+    if place >= 0:
+        return len(own) - 1 - place
+    last = range(len(own) - 1, max(len(own) - 1 - LOOKED_AT, before - 1), -1)
+    return before if before and sum(own[i] == own[i - before] for i in last) >= ALIKE else 0
 
 
 def verify(

@@ -46,6 +46,7 @@ class DeviceState:
             needs them.
         rotary_shifts: ``[num_slots]`` int32, what rotary positions are beyond the places of tokens.
         tokens: ``[num_slots, W]`` int32, the tokens of each sequence, in which drafts are found; empty until needed.
+        distances: ``[num_slots]`` int32, see ``rosebatch_kernels.drafts``.
         drafted: ``[NUM_FIELDS, num_slots]`` int32, the fields of the rows of a step with several of a sequence.
         last_rows: ``[num_slots]`` int64, which of these is a sequence's last one, of known tokens.
         logprobs: ``[window + 1, num_slots, ROW]`` int32, see ``rosebatch.engine.sampling.logprobs``: decode steps in
@@ -75,6 +76,7 @@ class DeviceState:
         self.bias = torch.empty(0, dtype=torch.float32, device=device)
         self.logprobs = torch.empty(0, dtype=torch.int32, device=device)
         self.tokens = torch.empty(0, dtype=torch.int32, device=device)
+        self.distances = torch.zeros(num_slots, dtype=torch.int32, device=device)
         self.drafted = torch.zeros_like(self.fields)
         self.last_rows = torch.zeros(num_slots, dtype=torch.int64, device=device)
         self._most_tokens = min(most_len, MOST_TOKENS)
@@ -117,7 +119,8 @@ class DeviceState:
         if write.moves:
             sources, targets = staging.send(*np.array(write.moves, np.int32).T)
             self.fields.index_copy_(1, targets.long(), self.fields.index_select(1, sources))
-            for table in (*self.block_tables, self.token_counts, self.bias, self.rotary_shifts, self.tokens):
+            others = self.token_counts, self.bias, self.rotary_shifts, self.tokens, self.distances
+            for table in (*self.block_tables, *others):
                 if len(table):
                     table.index_copy_(0, targets.long(), table.index_select(0, sources))
 

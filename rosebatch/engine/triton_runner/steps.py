@@ -138,7 +138,7 @@ class DeviceSteps:
         state, kernels, size = self.state, self.sampler.kernels, kind.size
         own, tokens = state.fields[:, :size], state.tokens[:size]
         rows = state.drafted[:, : size * kind.queries]
-        kernels.propose(own, tokens, rows, self._windows, self.attention.pieces)
+        kernels.propose(own, tokens, state.distances[:size], rows, self._windows, self.attention.pieces)
         attention = DecodeAttention(self.attention, size, rows, divided=kind.divided, shifted=kind.shifted)
         return self.sampler.verify(self._logits_of(rows, attention), rows, own, tokens)
 
