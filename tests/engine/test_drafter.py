@@ -1,6 +1,7 @@
 """Which drafts are proposed: what followed an ending before, as many as are free, fewer where they were wrong."""
 
 from array import array
+from itertools import cycle, islice
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.core.token_ids import TokenIds
 from rosebatch.engine.drafts.drafter import Drafter
-from rosebatch.engine.drafts.history import after_ending
+from rosebatch.engine.drafts.history import find_ending, goes_on, what_followed
 from rosebatch.engine.scheduling.sequence import SequenceState
 from tests.engine.fake_runner import VOCAB, fake_completion, make_sequence
 from tests.engine.schedulers import add, make_scheduler, step
@@ -26,7 +27,7 @@ def by_hand(tokens, shortest, most):
             length += 1
         best = max(best, (length, end))
     length, end = best
-    return (length, tokens[end : end + most]) if length >= shortest and length else (0, [])
+    return (length, [*islice(cycle(tokens[end:]), most)]) if length >= shortest and length else (0, [])
 
 
 def test_what_followed_the_longest_ending():
@@ -35,10 +36,43 @@ def test_what_followed_the_longest_ending():
     for size in (0, 1, 2, 3, 10, 100, 400):
         for kinds in (1, 2, 5):
             tokens = array("I", rng.integers(0, kinds, size).tolist())
-            found, drafts = after_ending(np.frombuffer(tokens, np.uint32), 3, 4)
-            assert (found, drafts.tolist()) == by_hand(tokens.tolist(), 3, 4)
+            own = np.frombuffer(tokens, np.uint32)
+            found, distance = find_ending(own, 3)
+            drafts = what_followed(own, distance, 4).tolist() if found else []
+            assert (found, drafts) == by_hand(tokens.tolist(), 3, 4)
             lengths.add(found)
     assert {0, 32} < lengths
+
+
+def test_a_copy_with_a_changed_token_goes_on():
+    """Behind each change, three steps had no draft: until the last three tokens were those of the original again."""
+    copy = np.arange(100, 120)
+    cases = [((1,), 40, True), ((1, 2, 4), 40, True), ((1, 2, 3, 5), 40, False), ((1,), 39, False)]
+    for changes, distance, expected in cases:
+        own = np.concatenate((np.arange(100, 140), copy))
+        for place in changes:
+            own[-place] = 900 + place
+        assert goes_on(own, distance) is expected
+    assert not goes_on(own, 0) and not goes_on(own[:5], 4)
+
+
+def test_the_distance_of_a_copy_is_kept_while_it_goes_on(fake_runner, monkeypatch):
+    """Else only a step with an ending has drafts."""
+    whole = PROMPT + fake_completion(PROMPT, 60)
+    endings, going, asked = iter([(3, 4), (0, 0), (0, 0), (0, 0)]), iter([True, False]), []
+    module = "rosebatch.engine.drafts.drafter"
+    monkeypatch.setattr(f"{module}.find_ending", lambda own, shortest: next(endings))
+    monkeypatch.setattr(f"{module}.goes_on", lambda own, distance: next(going))
+    monkeypatch.setattr(
+        f"{module}.what_followed",
+        lambda own, distance, most: asked.append(distance) or np.array(whole[len(own) : len(own) + most]),
+    )
+    scheduler, drafter = make_scheduler(), Drafter(free_tokens=100, most=7)
+    add(scheduler, make_sequence(PROMPT, max_tokens=60))
+    for _ in range(4):
+        drafter.propose(scheduler)
+        step(scheduler, fake_runner)
+    assert asked == [4, 4]
 
 
 @pytest.fixture
@@ -61,8 +95,9 @@ def served(fake_runner):
 
 def repeating(monkeypatch, drafts):
     """Each sequence's next drafts are these, whatever its tokens."""
+    monkeypatch.setattr("rosebatch.engine.drafts.drafter.find_ending", lambda own, shortest: (3, 1))
     monkeypatch.setattr(
-        "rosebatch.engine.drafts.drafter.after_ending", lambda own, shortest, most: (3, np.array(drafts(own)[:most]))
+        "rosebatch.engine.drafts.drafter.what_followed", lambda own, distance, most: np.array(drafts(own)[:most])
     )
 
 
@@ -86,9 +121,8 @@ def test_wrong_drafts_make_longer_and_longer_pauses(served, monkeypatch):
 def test_endings_that_are_nowhere_are_looked_for_less_and_less(served, monkeypatch):
     """Each step of open text searched all tokens of each row: 4 % of a small model's step on a CPU."""
     searched = []
-    nothing = np.empty(0, np.uint32)
     monkeypatch.setattr(
-        "rosebatch.engine.drafts.drafter.after_ending", lambda own, *_: searched.append(len(own)) or (0, nothing)
+        "rosebatch.engine.drafts.drafter.find_ending", lambda own, *_: searched.append(len(own)) or (0, 0)
     )
     served(Drafter(free_tokens=100, most=7), [make_sequence(PROMPT, max_tokens=60)], 40)
     assert [length - len(PROMPT) for length in searched] == [1, 3, 6, 11, 16, 21, 26, 31, 36]

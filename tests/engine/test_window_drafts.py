@@ -181,8 +181,8 @@ def test_a_row_whose_logits_are_more_than_sampled_keeps_drafts_away(sampling):
 def test_rows_are_looked_at_less_and_less(monkeypatch):
     """Each look takes some microseconds of the host, which open text has no use for."""
     looked, plans = [], []
-    real = window_drafter.after_ending
-    monkeypatch.setattr(window_drafter, "after_ending", lambda *args: looked.append(len(plans)) or real(*args))
+    real = window_drafter.find_ending
+    monkeypatch.setattr(window_drafter, "find_ending", lambda *args: looked.append(len(plans)) or real(*args))
     drafter, rows = drafter_of(), [original(), original()]
     for _ in range(60):
         queries_of(drafter, rows, 1)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rosebatch.engine.drafts.history import after_ending
+from rosebatch.engine.drafts.history import find_ending, goes_on, what_followed
 from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.engine.scheduling.sequence import SequenceState
 
@@ -24,6 +24,7 @@ class _Tried:
         drafts: how many they were.
         most: how many the next ones may be.
         pause, left: steps without another try, and those of them to come.
+        distance: from the end of the sequence back to the place where it goes on alike; 0 for none.
     """
 
     num_tokens: int = 0
@@ -31,6 +32,7 @@ class _Tried:
     most: int = 1
     pause: int = 0
     left: int = 0
+    distance: int = 0
 
     def judge(self, num_tokens: int) -> None:
         """Learn from the tokens that came since: twice as many if all were right, a pause if none was."""
@@ -86,9 +88,10 @@ class Drafter:
                     end = sequence.num_prompt_tokens
                     ending = own[max(end - _SHORTEST + 1, 0) : end]
                     own = np.concatenate((ending, np.array(predicted, np.uint32), own))
-                length, drafts = after_ending(own, _SHORTEST, min(self.most, tried.most))
-                if length:
-                    found.append((length, sequence, drafts))
+                length, distance = find_ending(own, _SHORTEST)
+                tried.distance = distance or (tried.distance if goes_on(own, tried.distance) else 0)
+                if tried.distance:
+                    found.append((length, sequence, what_followed(own, tried.distance, min(self.most, tried.most))))
                 else:
                     tried.wait(_LONGEST_PAUSE_UNFOUND)
         for _, sequence, drafts in sorted(found, key=lambda each: -each[0]):

@@ -7,18 +7,19 @@ import numpy as np
 
 # Tokens of an ending that is looked for; a longer one is no better guess.
 _LONGEST = 32
+# A copy with a change goes on if so many of its last tokens are those of the original.
+_LOOKED_AT, _ALIKE = 8, 5
 
 
-def after_ending(token_ids: np.ndarray, shortest: int, most: int) -> tuple[int, np.ndarray]:
-    """What followed the longest ending of the tokens that they have elsewhere, too; of equal ones, the last.
+def find_ending(token_ids: np.ndarray, shortest: int) -> tuple[int, int]:
+    """The longest ending of the tokens that they have elsewhere, too; of equal ones, the last.
 
     Args:
         token_ids: ``[T]``.
         shortest: tokens of an ending that count.
-        most: tokens to return.
 
     Returns:
-        the length of the ending, and at most ``most`` tokens; 0 and none where there is no such ending.
+        the length of the ending, and how far before the end the other one is; 0 and 0 where there is none.
     """
     count = len(token_ids)
     # Where the next token is the last one of the ending.
@@ -30,7 +31,17 @@ def after_ending(token_ids: np.ndarray, shortest: int, most: int) -> tuple[int, 
             break
         places = places[places >= length]
         places = places[token_ids[places - length] == token_ids[count - 1 - length]]
-    if length < shortest:
-        return 0, token_ids[:0]
-    first = int(found[-1]) + 1
-    return length, token_ids[first : first + most]
+    return (length, count - 1 - int(found[-1])) if length >= max(shortest, 1) else (0, 0)
+
+
+def goes_on(token_ids: np.ndarray, distance: int) -> bool:
+    """Whether the tokens still copy those so far before them, though the last ones may be changed."""
+    if distance == 0:
+        return False
+    last = np.arange(len(token_ids) - 1, max(len(token_ids) - 1 - _LOOKED_AT, distance - 1), -1)
+    return int((token_ids[last] == token_ids[last - distance]).sum()) >= _ALIKE
+
+
+def what_followed(token_ids: np.ndarray, distance: int, most: int) -> np.ndarray:
+    """So many tokens from so far before the end on; if there are fewer, they are repeated, as they seem to be."""
+    return np.resize(token_ids[len(token_ids) - distance :], most)

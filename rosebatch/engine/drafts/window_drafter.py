@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rosebatch.engine.drafts.history import after_ending
+from rosebatch.engine.drafts.history import find_ending, what_followed
 from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.engine.scheduling.sequence import SequenceState
 
@@ -113,8 +113,9 @@ class WindowDrafter:
                 continue
             known = np.frombuffer(row.token_ids, np.uint32)
             came = known[-_COMPARED:]
-            _, drafts = after_ending(known[:-_COMPARED], _SHORTEST, _COMPARED)
-            same = drafts == came[: len(drafts)]
+            before = known[:-_COMPARED]
+            length, distance = find_ending(before, _SHORTEST)
+            same = what_followed(before, distance, _COMPARED) == came if length else np.zeros(1, bool)
             right = len(same) if same.all() else int(same.argmin())
             found += right
             self._learn(right / (right + (right < _COMPARED)))
