@@ -66,9 +66,9 @@ def test_right_and_wrong_drafts(family, dtype, make_engine):
     assert 0.3 < engine.stats.accepted / engine.stats.drafted < 0.9
 
 
-@pytest.mark.parametrize("family", ["Llama", "Qwen3"])
+@pytest.mark.parametrize("family", ["Llama calm", "Qwen3 calm"])
 def test_drafts_in_graphs(family, make_engine):
-    """What a replayed step finds is in the tokens as they are then."""
+    """What a replayed step finds is in the tokens as they are then. Models with small weights repeat themselves."""
     expected = run(engine_for(make_engine, family, torch.bfloat16, seqs=8))
     engine = engine_for(make_engine, family, torch.bfloat16)
     engine.drafter = Varying(4)
