@@ -168,12 +168,18 @@ class Constraint(Protocol):
         """Take the next generated token; True if no token may follow it."""
         ...
 
-    def rest(self) -> Sequence[int]:
-        """The tokens up to the end, if at each of these places no other may come; else none."""
+    def follow(self, token_id: int) -> tuple[list[int], bool]:
+        """Take the only token that may come, and those after it that are found as quickly.
+
+        Each of them is the only one that its mask would allow.
+
+        Returns:
+            the tokens, and whether no token may follow them.
+        """
         ...
 
-    def forced(self) -> int | None:
-        """The token that must come next; None if another may come, or if finding out takes as long as a mask."""
+    def rest(self) -> Sequence[int]:
+        """The tokens up to the end, if at each of these places no other may come; else none."""
         ...
 
     def ahead(self, token_ids: Sequence[int]) -> "Sequence[Constraint]":

@@ -16,7 +16,7 @@ from rosebatch.engine.drafts.window_drafter import WindowDrafter
 from rosebatch.engine.metrics.outlook import Outlook, bin_of
 from rosebatch.engine.metrics.stats import EngineStats
 from rosebatch.engine.plan import DecodeWindow, PackedStep, StepPlan, StepResult
-from rosebatch.engine.sampling.masks import fill_masks
+from rosebatch.engine.sampling.masks import fill_masks, only_mask
 from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.engine.scheduling.sequence import SequenceState, stop_ids_of
 from rosebatch.engine.scheduling.servable import require_servable
@@ -281,8 +281,8 @@ class Engine:
             return False
         if self.drafter is not None:
             self.drafter.propose(self.scheduler)
-        # Where drafts follow, and what a grammar forces, is not known before either. Prompts need not wait for it.
-        planner.decodes = last is None or not (planner.queries > 1 or (self.scheduler.forces and self._constraints))
+        # Where drafts follow is not known before either. Prompts need not wait for it.
+        planner.decodes = last is None or planner.queries == 1
         plan = self.scheduler.schedule()
         if plan is None:
             return False
@@ -297,12 +297,15 @@ class Engine:
         sequences = [self.scheduler.queues.started[i] for i in guided]
 
         def masks() -> np.ndarray:
-            rows, known = list[Constraint](), dict[int, int]()
+            rows, ready = list[Constraint](), dict[int, np.ndarray]()
             for constraint, sequence in zip(constraints, sequences, strict=True):
                 if sequence.replayed:
-                    known[len(rows)] = sequence.replayed[0]
+                    # Its constraint has followed this token already.
+                    ready[len(rows)] = only_mask(sequence.replayed[0], self.vocab_size)
+                elif sequence.mask is not None:
+                    ready[len(rows)] = sequence.mask
                 rows += [constraint, *sequence.ahead[: len(sequence.drafts)]]
-            return fill_masks(rows, self.vocab_size, known)
+            return fill_masks(rows, self.vocab_size, ready)
 
         return masks
 

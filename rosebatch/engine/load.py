@@ -23,7 +23,7 @@ from rosebatch.engine.cache.memory import (
 )
 from rosebatch.engine.cache.state_pool import StatePool, state_bytes
 from rosebatch.engine.drafts.drafter import Drafter
-from rosebatch.engine.drafts.window_drafter import StepCost, WindowDrafter
+from rosebatch.engine.drafts.window_drafter import QUERIES, StepCost, WindowDrafter
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.images import ImageEncoder, image_bytes, kept_bytes, together
 from rosebatch.engine.long_rope import restart_policy
@@ -54,6 +54,10 @@ _DECODE_WINDOW = 8
 # Tokens of a step that take about as long as one; and drafts of a sequence on a CPU.
 _FREE_TOKENS = {"cuda": 192, "cpu": 16}
 _DRAFTS = 15
+# Of a step: what the host takes for the result of a row with a grammar, in seconds. What the device takes for any rows:
+# launches, and reading the weights (measured on an H200).
+_HOST_OF_A_ROW = 25e-6
+_LAUNCHES, _BYTES_A_SECOND = 1.5e-3, 3.3e12
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +180,12 @@ def load_engine(
         tokens, width = loaded.engine.max_num_batched_tokens, runner.slots.width
         # Triton compiles for widths that are multiples of 16, and for others.
         of_model = source.config, source.dtype, source.quantization.identity
-        shape = *of_model, switches, limits.sampler, loaded.engine.max_num_seqs, loaded.block_size
-        is_compiled = compile_for(lambda: runner.warm_up(tokens), (*shape, tokens, width % 16 == 0))
+        shape = *of_model, switches, limits.sampler, loaded.engine.max_num_seqs, loaded.block_size, limits.speculative
+        forces = loaded.engine.scheduler.planner.forces > 0
+        queries = QUERIES if isinstance(loaded.engine.drafter, WindowDrafter) else ()
+        is_compiled = compile_for(
+            lambda: runner.warm_up(tokens, forces=forces, queries=queries), (*shape, tokens, width % 16 == 0)
+        )
         loaded = replace(loaded, is_compiled=is_compiled)
     return replace(loaded, waits=waits)
 
@@ -265,7 +273,7 @@ def build_engine(
         unit,
         has_states=bool(state_layers),
         whole_images=whole_images,
-        forces=speculates,
+        forces=config.num_token_ids if speculates else 0,
     )
     # One block more than in the scheduler's pools: kernels write there what is not read.
     counts = [group.blocks + by_triton for group in memory.groups]
@@ -304,7 +312,9 @@ def build_engine(
             trim_last_layer=switches.trim_last_layer,
         )
     if isinstance(runner, TritonRunner) and limits.speculative == "auto" and runner.verifies:
-        scheduler.forces, scheduler.planner.together = not isinstance(model, Fallback), runner.together
+        scheduler.planner.forces = 0 if isinstance(model, Fallback) else config.num_token_ids
+        if switches.late_results:
+            scheduler.planner.alternates_from = _alternates_from(weight_bytes(config, dtype.itemsize))
     drafter: Drafter | WindowDrafter | None = None
     if isinstance(runner, TritonRunner) and drafts and runner.verifies:
         token = cache.nbytes // max(sum(counts) * block_size, 1)
@@ -329,6 +339,11 @@ def build_engine(
     return LoadedEngine(engine, memory.groups, block_size, cache.nbytes)
 
 
+def _alternates_from(weights: int) -> int:
+    """Rows with grammars that keep the host busy for as long as the device takes for one step more."""
+    return math.ceil((_LAUNCHES + weights / _BYTES_A_SECOND) / _HOST_OF_A_ROW)
+
+
 def _scheduler(
     memory: MemoryPlan,
     block_size: int,
@@ -339,7 +354,7 @@ def _scheduler(
     *,
     has_states: bool,
     whole_images: bool,
-    forces: bool,
+    forces: int,
 ) -> Scheduler:
     """The scheduler of what memory has room for. States of sequences are in no block, so prompts share none."""
     return Scheduler(

@@ -216,8 +216,8 @@ class DecodeWindow(_Plan, frozen=True):
     """Decode steps back to back; each row takes part in the first ``length`` of them.
 
     Attributes:
-        queries: of each row in a step. They are its last token, and drafts that the device finds: a row gets at most
-            ``length`` tokens in all, and it is not known how many. Or they are known tokens, all of which a row has.
+        queries: of each row in a step: its last token, and drafts that the device finds. With more than one, a row
+            gets at most ``length`` tokens in all, and it is not known how many.
     """
 
     rows: tuple[DecodeRow, ...]
@@ -242,7 +242,12 @@ class DecodeWindow(_Plan, frozen=True):
     @property
     def drafts(self) -> bool:
         """Whether the device looks for drafts."""
-        return self.queries > 1 and not self.rows[0].known
+        return self.queries > 1
+
+    @property
+    def knows(self) -> bool:
+        """Whether its only step is one of known tokens, a row of the device for each."""
+        return len(self.rows[0].known) > 0
 
 
 StepPlan = PackedStep | DecodeWindow

@@ -127,12 +127,13 @@ class BanConstraint:
             self._last = (*self._last, token_id)[-longest:]
         return self._inner is not None and self._inner.feed(token_id)
 
+    def follow(self, token_id: int) -> tuple[list[int], bool]:
+        """See ``Constraint``."""
+        return [token_id], self.feed(token_id)
+
     def rest(self) -> Sequence[int]:
         """See ``Constraint``."""
         return ()
-
-    def forced(self) -> None:
-        """See ``Constraint``."""
 
     def ahead(self, token_ids: Sequence[int]) -> Sequence[Constraint]:
         """See ``Constraint``."""

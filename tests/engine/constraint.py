@@ -32,11 +32,11 @@ class EveryThird:
         self.tokens.append(token_id)
         return len(self.tokens) == 9
 
+    def follow(self, token_id):
+        return [token_id], self.feed(token_id)
+
     def rest(self):
         return ()
-
-    def forced(self):
-        return None
 
     def ahead(self, token_ids):
         found, last = [], self

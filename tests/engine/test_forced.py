@@ -28,8 +28,14 @@ class Template:
         self.tokens.append(token_id)
         return len(self.tokens) == self.complete
 
-    def forced(self):
-        return self.by_place.get(len(self.tokens))
+    def follow(self, token_id):
+        return [token_id], self.feed(token_id)
+
+    @classmethod
+    def fill_all(cls, constraints, masks):
+        for mask, each in zip(masks, constraints, strict=True):
+            forced = each.by_place.get(len(each.tokens))
+            mask[:] = -1 if forced is None else 1 << forced
 
 
 def begun(constraint, max_tokens=12, stop_ids=(), restart_len=None, **sampling):
@@ -37,7 +43,7 @@ def begun(constraint, max_tokens=12, stop_ids=(), restart_len=None, **sampling):
     request = Request(0, TokenIds.of(PROMPT), SamplingParams(max_tokens=max_tokens, **sampling))
     sequence = SequenceState.start(request, id=0, max_model_len=99, stop_ids=frozenset(stop_ids), constraint=constraint)
     sequence.restart(structs.replace(sequence.spec, restart_len=restart_len))
-    scheduler = make_scheduler(forces=True)
+    scheduler = make_scheduler(forces=32)
     add(scheduler, sequence)
     scheduler.commit(scheduler.schedule(), StepResult([[11]]))
     return scheduler, sequence

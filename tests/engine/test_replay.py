@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rosebatch.engine.plan import NOT_FINITE, DecodeWindow, PackedStep
-from rosebatch.engine.sampling.masks import fill_masks
+from rosebatch.engine.sampling.masks import fill_masks, only_allowed, only_mask
 from rosebatch.engine.scheduling.step_planner import MIXED, SeparateDecodes
 from tests.engine.constraint import EveryThird
 from tests.engine.fake_runner import fake_completion, make_sequence
@@ -71,9 +71,10 @@ def test_logits_that_are_not_finite_the_second_time():
 
 def test_a_constraint_that_is_ahead_allows_the_known_token_alone():
     """It has followed the tokens already: its own mask is that of a later place."""
-    masks = fill_masks([EveryThird(70), EveryThird(70)], 70, {1: 63})
+    masks = fill_masks([EveryThird(70), EveryThird(70)], 70, {1: only_mask(63, 70)})
     assert masks[0].any() and masks.dtype == np.int32
     assert masks[1].view(np.uint32).tolist() == [0, 1 << 31, 0]
+    assert only_allowed(masks) == [-1, 63]
 
 
 def test_a_prompt_that_is_preempted_has_nothing_to_sample_again(fake_runner):

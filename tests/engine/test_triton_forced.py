@@ -7,6 +7,8 @@ import pytest
 
 from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
+from rosebatch.engine.triton_runner import prefix_groups
+from rosebatch.engine.triton_runner.graphs import StepGraphs
 from tests.engine import small_models
 from tests.engine.small_models import VOCAB, device_engine, plain_engine
 from tests.helpers.marks import ON_TRITON_RUNNER
@@ -41,14 +43,22 @@ class Fields:
         self.tokens.append(token_id)
         return len(self.tokens) == 19
 
+    def follow(self, token_id):
+        """All of a run."""
+        run, ended = [token_id], self.feed(token_id)
+        while not ended and (token := self.forced()) is not None:
+            run.append(token)
+            ended = self.feed(token)
+        return run, ended
+
     def rest(self):
         return ()
 
 
-def run(engine):
+def run(engine, beginning=()):
     """Request id and sample -> tokens and finish reason. Every fourth row has no grammar."""
     for number in range(14):
-        prompt = tuple((7 * number + 3 * i + i * i) % VOCAB for i in range(1 + number % 6))
+        prompt = (*beginning, *((7 * number + 3 * i + i * i) % VOCAB for i in range(1 + number % 6)))
         sampling = SamplingParams(max_tokens=20 - number % 4, ignore_eos=True, **KINDS[number % len(KINDS)])
         engine.add(Request(number, prompt, sampling), constraint=partial(Fields, VOCAB) if number % 4 else None)
     done = {}
@@ -68,15 +78,44 @@ def expected():
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "softmaxes", "e4m3"])
 @pytest.mark.parametrize(
-    "limits", [{}, {"on": ("batch_invariant",)}, {"blocks": 17}, {"off": ("late_results",)}],
-    ids=["plenty", "invariant", "cramped", "at once"],
+    ("limits", "alternates_from"),
+    [
+        ({}, None), ({}, 2), ({"on": ("batch_invariant",)}, None), ({"blocks": 17}, None), ({"blocks": 17}, 2),
+        ({"off": ("late_results",)}, None),
+    ],
+    ids=["plenty", "halves", "invariant", "cramped", "cramped halves", "at once"],
 )  # fmt: skip
 @pytest.mark.usefixtures("unwritten_is_nan", "few_programs")
-def test_tokens_are_those_of_single_steps(name, limits, expected, monkeypatch):
+def test_tokens_are_those_of_single_steps(name, limits, alternates_from, expected, monkeypatch):
     """Runs that end a block, that a limit cuts, beside rows without a grammar, of rows that are preempted."""
     monkeypatch.setattr(small_models, "SLOTS", 160)
     engine = device_engine(name, **{"blocks": 150} | limits)
-    engine.scheduler.forces, engine.scheduler.planner.together = True, engine.runner.together
+    engine.scheduler.planner.forces, engine.scheduler.planner.alternates_from = VOCAB, alternates_from
     assert run(engine) == expected[name]
     assert engine.stats.forced > 80
     assert (engine.stats.preemptions > 0) is ("blocks" in limits)
+
+
+@pytest.mark.parametrize("name", ["llama", "e4m3"])
+@pytest.mark.usefixtures("unwritten_is_nan", "few_programs")
+def test_rows_of_known_tokens_share_keys(name, monkeypatch):
+    """Under one instruction, a step that reads it again for each row takes longer than the tokens that it saves."""
+    monkeypatch.setattr(small_models, "SLOTS", 160)
+    monkeypatch.setattr(prefix_groups, "MIN_ROWS", 2)
+    monkeypatch.setattr(prefix_groups, "MIN_KEYS", 4)
+    # As the kernel has it in these tests.
+    monkeypatch.setattr(prefix_groups, "MEMBERS", 4)
+    monkeypatch.setattr(prefix_groups, "max_items", lambda batch: 20)
+    beginning = tuple(range(3, 16))
+    expected = run(plain_engine(name), beginning)
+    engine = device_engine(name, blocks=150)
+    engine.scheduler.planner.forces = VOCAB
+    kinds, run_kind = [], StepGraphs.run
+
+    def noted(self, kind, steps=1):
+        kinds.append((getattr(kind, "knows", None), kind.shares))
+        return run_kind(self, kind, steps)
+
+    monkeypatch.setattr(StepGraphs, "run", noted)
+    assert run(engine, beginning) == expected
+    assert (True, True) in kinds

@@ -20,6 +20,7 @@ from triton.compiler import ASTSource, CompiledKernel
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from rosebatch.engine.drafts.window_drafter import QUERIES
 from rosebatch.engine.plan import PackedStep
 from rosebatch.engine.sampling.features import Features
 from rosebatch.engine.triton_runner import packing
@@ -93,6 +94,12 @@ def all_steps(of) -> None:
     for rows in of.slots.buckets:
         for shares, divided in product({False, of.prefix_groups is not None and rows >= MIN_ROWS}, (False, True)):
             of.steps.decode(DecodeKind(rows, Features(), shares, divided))
+            if of.verifies:
+                of.model.logits(of.steps.decode(DecodeKind(rows, None, shares, divided, knows=True)))
+        for count in QUERIES if of.verifies else ():
+            if rows * count <= SLOTS and not rows & (rows - 1):
+                of.steps.decode(DecodeKind(rows, Features(), shares=False, divided=True, queries=count))
+                of.steps.decode(DecodeKind(rows, Features(), shares=False, divided=False, queries=count))
     steps = [(*each, shares) for each in ((16, 1), (96, 2), (640, SLOTS)) for shares in {False, of._shares_tiles}]
     for tokens, samples, shares in steps:
         kind, shared = PackedKind(tokens, shares), [] if shares else None
@@ -141,7 +148,8 @@ if __name__ == "__main__":
     compile_only()
     for name in sys.argv[1:]:
         of = device_engine(name).runner
-        compile_for(lambda of=of: of.warm_up(max_num_tokens=512), name)
+        options = {"forces": True, "queries": QUERIES} if of.verifies else {}
+        compile_for(lambda of=of, options=options: of.warm_up(max_num_tokens=512, **options), name)
         compiled, real = len(found), len(launched)
         found.clear()
         all_steps(of)

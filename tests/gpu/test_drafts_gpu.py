@@ -50,7 +50,7 @@ def run(engine, constraint=None):
 
 def engine_for(make_engine, family, dtype, seqs=256, **switches):
     engine = make_engine(family, dtype, {"batch_invariant": True, **switches}, seqs=seqs)
-    engine.drafter, engine.scheduler.forces = None, False
+    engine.drafter, engine.scheduler.planner.forces = None, 0
     return engine
 
 
@@ -83,6 +83,6 @@ def test_forced_tokens(family, dtype, make_engine):
     constraint = partial(Fields, VOCAB)
     expected = run(engine_for(make_engine, family, dtype, seqs=8), constraint)
     engine = engine_for(make_engine, family, dtype)
-    engine.scheduler.forces = True
+    engine.scheduler.planner.forces = VOCAB
     assert run(engine, constraint) == expected
     assert engine.stats.forced > 300

@@ -88,23 +88,18 @@ def test_the_usual_forms_of_json(byte_grammars, text):
 
 
 @pytest.mark.parametrize("kind", ["json_schema", "regex", "choice"])
-def test_what_is_forced_and_what_comes_ahead_is_in_the_masks(any_grammars, kind):
-    """A forced token comes without logits, drafts with masks that are made before they are taken."""
+def test_what_comes_ahead_is_in_the_masks(any_grammars, kind):
+    """Drafts come with masks that are made before they are taken."""
     grammars, _, size, eos = any_grammars
     source = {"json_schema": PERSON, "regex": "Answer: (yes|no), of course[!?]", "choice": ["positive", "neutral"]}
-    grammar, forced = grammars.compile(spec(kind, source[kind])), 0
+    grammar = grammars.compile(spec(kind, source[kind]))
     for seed in range(6):
         rng, constraint, chosen = random.Random(seed), grammar.start(), []
         while len(chosen) < 60:
             ids = allowed(constraint, size)
-            token = constraint.forced()
-            if token is not None:
-                assert ids == [token] and token != eos
-                forced += 1
             chosen.append(rng.choice(ids))
             if constraint.feed(chosen[-1]):
                 break
-        assert constraint.forced() is None or len(chosen) == 60
         follower = grammar.start()
         for place in range(len(chosen)):
             ahead = follower.ahead([*chosen[place : place + 3], size])
@@ -117,4 +112,27 @@ def test_what_is_forced_and_what_comes_ahead_is_in_the_masks(any_grammars, kind)
                     break
                 expected += [allowed(later, size)] * (number >= place)
             assert [allowed(each, size) for each in ahead] == expected
-    assert forced
+
+
+@pytest.mark.parametrize("kind", ["json_schema", "regex", "choice"])
+def test_runs_are_what_masks_name_one_after_the_other(any_grammars, kind):
+    """Encoding gives all tokens of a text that must come: a rest of it, encoded alone, may have others."""
+    grammars, _, size, eos = any_grammars
+    source = {"json_schema": PERSON, "regex": "Answer: (yes|no), of course[!?]", "choice": ["positive", "neutral"]}
+    grammar, longest = grammars.compile(spec(kind, source[kind])), 0
+    for seed in range(6):
+        rng, constraint, follower, ended = random.Random(seed), grammar.start(), grammar.start(), False
+        for _ in range(60):
+            ids = allowed(constraint, size)
+            if ended or ids == [eos]:
+                break
+            run, ended = follower.follow(ids[0]) if len(ids) == 1 else ([rng.choice(ids)], None)
+            longest = max(longest, len(run))
+            for number, token in enumerate(run):
+                assert number == 0 or allowed(constraint, size) == [token]
+                stops = constraint.feed(token)
+            if ended is None:
+                ended = follower.feed(run[0])
+            assert ended == stops
+    # JSON may have spaces, so little of it must come.
+    assert longest > 1 or kind == "json_schema"

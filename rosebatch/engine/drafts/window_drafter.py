@@ -9,7 +9,7 @@ from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.engine.scheduling.sequence import SequenceState
 
 # Tokens of a row that a step may compute, its last one and drafts: a graph for each, see ``rosebatch_kernels.drafts``.
-_QUERIES = (2, 4, 8)
+QUERIES = (2, 4, 8)
 _SHORTEST = 3
 # Rows that one look takes, of which each tells whether drafts would have been right; and tokens that it compares.
 _LOOKED_AT, _COMPARED = 2, 7
@@ -77,7 +77,7 @@ class WindowDrafter:
         if not drafts:
             self._look(rows)
         least = _KEPT if drafts else _TRIED
-        if expected(self.right, _QUERIES[-1]) < least or any(s.spec.has_features or s.spec.guided for s in rows):
+        if expected(self.right, QUERIES[-1]) < least or any(s.spec.has_features or s.spec.guided for s in rows):
             return
         tokens = read = sum(each.num_tokens for each in rows)
         if self.sharing_rows is not None and len(rows) >= self.sharing_rows:
@@ -91,7 +91,7 @@ class WindowDrafter:
         rows = 1 << (rows - 1).bit_length()
         gains = {
             each: expected(self.right, each) * plain / self.cost.of(rows, tokens, each)
-            for each in _QUERIES
+            for each in QUERIES
             if rows * each <= self.most_rows
         }
         best = max(gains, key=lambda each: gains[each], default=1)

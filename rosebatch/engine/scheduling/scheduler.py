@@ -26,6 +26,7 @@ from rosebatch.engine.pooling.outputs import outputs_of
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.block_tables import BlockTables
 from rosebatch.engine.scheduling.chunk_ends import ChunkEnds
+from rosebatch.engine.scheduling.forced_tokens import apply_forced
 from rosebatch.engine.scheduling.host_blocks import HostBlocks
 from rosebatch.engine.scheduling.prefix_cache import PrefixCache
 from rosebatch.engine.scheduling.queues import SequenceQueues
@@ -69,7 +70,8 @@ class Scheduler:
             then adds up in one order.
         chunk_unit: with ``replays``, chunks end at multiples of so many tokens too, and so do cached prefixes.
         whole_images: no chunk ends inside of an image.
-        forces: tokens that a grammar leaves no choice for are not sampled, and computed like those of a prompt.
+        forces: width of the logits, where tokens that a grammar leaves no choice for are not sampled, and computed like
+            those of a prompt. 0: all are sampled.
     """
 
     def __init__(
@@ -87,7 +89,7 @@ class Scheduler:
         replays: bool = False,
         chunk_unit: int = 1,
         whole_images: bool = False,
-        forces: bool = False,
+        forces: int = 0,
     ) -> None:
         assert not host_blocks or (len(pools) == 1 and not pools[0].window), "the host holds whole sequences"
         self.blocks = BlockTables(pools)
@@ -97,7 +99,6 @@ class Scheduler:
         blocks = max(unit // size, 1)
         self.prefixes = PrefixCache(self.blocks, enabled=prefix_cache, exact=exact_prefixes, unit=blocks)
         self.restarts = restarts
-        self.forces = forces
         self.planner = StepPlanner(
             queues=self.queues,
             blocks=self.blocks,
@@ -110,6 +111,7 @@ class Scheduler:
             share_prompts=share_prompts,
             rewind=self._rewind if replays else None,
             ends=ChunkEnds(unit, whole_images),
+            forces=forces,
         )
 
     @property
@@ -169,8 +171,9 @@ class Scheduler:
         self.blocks.mark_launched()
         answered: list[SequenceState] = []
         ended: list[SequenceState] = []
+        guided: list[SequenceState] = []
         gaps: Counter[float] = Counter()
-        drafted, accepted, forced = result.drafted, result.accepted, 0
+        drafted, accepted, forces = result.drafted, result.accepted, self.planner.forces
         verified = isinstance(plan, DecodeWindow) and plan.drafts
         if isinstance(plan, PackedStep):
             answered = self._commit_prompts(plan, result, now)
@@ -178,7 +181,7 @@ class Scheduler:
         else:
             sampled = [(row.id, row.end - row.length, row.length) for row in plan.rows if row.length]
         # Full blocks of known tokens were registered when planned. Those of a window hold tokens that come only now.
-        is_window = isinstance(plan, DecodeWindow) and not plan.rows[0].known
+        is_window = isinstance(plan, DecodeWindow) and not plan.knows
         enabled, size = self.prefixes.enabled, self.blocks.block_size
         started = self.queues.started
         all_logprobs = result.logprobs or [[]] * len(sampled)
@@ -208,12 +211,14 @@ class Scheduler:
             if enabled and (is_window or drafts) and start // size < (start + kept) // size:
                 self.prefixes.register(sequence, start, start + kept)
             if sequence.constraint is not None and sequence.finish_reason is None:
-                if self.forces:
-                    forced += sequence.apply_forced(sequence.constraint, now)
-                else:
-                    sequence.apply_rest(sequence.constraint, now)
+                if forces:
+                    guided.append(sequence)
+                    continue
+                sequence.apply_rest(sequence.constraint, now)
             if sequence.finish_reason is not None:
                 ended.append(sequence)
+        forced = apply_forced(guided, forces, now) if guided else 0
+        ended += [sequence for sequence in guided if sequence.finish_reason is not None]
         for sequence in ended:
             self._free(sequence)
         finished = answered + ended

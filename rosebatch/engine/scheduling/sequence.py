@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
+import numpy as np
 from msgspec import structs
+from numpy.typing import NDArray
 
 from rosebatch.core.errors import RowError
 from rosebatch.core.request import Completion, Constraint, Logprobs, PackedLogprobs, Request, StopMatcher
@@ -54,6 +56,7 @@ class SequenceState(msgspec.Struct, eq=False):
         lags: whether the device may have another last token: its next decode step is one of known tokens.
         num_seen_tokens: known ones that windows with drafts have had. What such a window samples is among them.
         ahead: the constraint behind each of them. Asked again, it may know fewer: near its limit of states.
+        mask: the one of the next token, if it was asked for already.
         logprobs, prompt_logprobs: those of the tokens so far, if asked for.
         token_times: when each generated token arrived.
         not_finite: whether its logits or hidden states were not finite, so that nothing follows.
@@ -86,6 +89,7 @@ class SequenceState(msgspec.Struct, eq=False):
     lags: bool = False
     num_seen_tokens: int = 0
     ahead: Sequence[Constraint] = ()
+    mask: NDArray[np.int32] | None = None
     finish_reason: str | None = None
     has_end_token: bool = False
     not_finite: bool = False
@@ -260,14 +264,22 @@ class SequenceState(msgspec.Struct, eq=False):
         pairs = enumerate(zip(drafts, token_ids, strict=False), start=1)
         return token_ids[: next((count for count, (draft, token_id) in pairs if draft != token_id), len(token_ids))]
 
-    def apply_token_ids(self, token_ids: list[int], logprobs: Sequence[Logprobs] = (), now: float | None = None) -> int:
-        """Append sampled tokens up to the one that finishes the sequence; returns how many were appended.
+    def apply_token_ids(
+        self,
+        token_ids: list[int],
+        logprobs: Sequence[Logprobs] = (),
+        now: float | None = None,
+        *,
+        complete: bool | None = None,
+    ) -> int:
+        """Append tokens up to the one that finishes the sequence; returns how many were appended.
 
         No other place writes a token (source: article S3). So first tokens, later tokens and tokens after a
         preemption follow one rule. All of these arrived at the time ``now``, but for those that are ``replayed``.
+        ``complete``: see ``_tokens_until_stop``.
         """
         now = time.perf_counter() if now is None else now
-        spec, own, known = self.spec, self.generated, 0
+        spec, own, known, self.mask = self.spec, self.generated, 0, None
         if self.replayed:
             known = min(len(self.replayed), len(token_ids) - (NOT_FINITE in token_ids))
             own.fromlist(self.replayed[:known])
@@ -278,7 +290,7 @@ class SequenceState(msgspec.Struct, eq=False):
             token_ids = token_ids[:-1]
         stopped = None
         if self.stop_matcher is not None or self.constraint is not None or not spec.stop_ids.isdisjoint(token_ids):
-            stopped = self._tokens_until_stop(token_ids)
+            stopped = self._tokens_until_stop(token_ids, complete)
         appended = len(token_ids)
         if stopped is not None:
             self.finish_reason, appended = "stop", stopped
@@ -303,27 +315,19 @@ class SequenceState(msgspec.Struct, eq=False):
         if rest := constraint.rest():
             self.apply_token_ids([*rest], now=now)
 
-    def apply_forced(self, constraint: Constraint, now: float) -> int:
-        """Append the tokens that must come next; returns how many. No step samples them, and the next computes them.
+    def _tokens_until_stop(self, token_ids: list[int], completes: bool | None) -> int | None:
+        """How many of the next tokens to keep if one of them stops the sequence, that one included; else None.
 
-        Not where log-probabilities are asked for, which only a step has, or where the minimum length rules one out.
+        ``completes``: whether the last one does, as the constraint says, which has followed them. None: it follows now.
         """
-        first = len(self.generated)
-        if self.sampling.logprobs is not None or self.replayed:
-            return 0
-        while self.finish_reason is None and (token_id := constraint.forced()) is not None:
-            if token_id in self.spec.stop_ids and len(self.generated) < self.sampling.min_tokens:
-                break
-            self.apply_token_ids([token_id], now=now)
-        return len(self.generated) - first
-
-    def _tokens_until_stop(self, token_ids: list[int]) -> int | None:
-        """How many of the next tokens to keep if one of them stops the sequence, that one included; else None."""
         # How many of the next tokens may not stop it.
         protected = self.sampling.min_tokens - len(self.generated)
         for count, token_id in enumerate(token_ids[: self.spec.max_len - self.num_known_tokens], start=1):
             matched = self.stop_matcher is not None and self.stop_matcher.feed(token_id)
-            complete = self.constraint is not None and self.constraint.feed(token_id)
+            if completes is None:
+                complete = self.constraint is not None and self.constraint.feed(token_id)
+            else:
+                complete = completes and count == len(token_ids)
             self.has_end_token = count > protected and token_id in self.spec.stop_ids
             if complete or self.has_end_token or (count > protected and matched):
                 return count

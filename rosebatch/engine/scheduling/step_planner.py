@@ -19,8 +19,6 @@ from rosebatch.engine.scheduling.prefix_cache import PrefixCache
 from rosebatch.engine.scheduling.queues import SequenceQueues
 from rosebatch.engine.scheduling.sequence import SequenceState
 
-# Known tokens of a sequence in a decode step.
-_MOST_TOGETHER = 8
 _NO_TOKENS = array("I")
 
 
@@ -49,7 +47,9 @@ class StepPlanner:
     Attributes:
         queries: rows of each sequence in decode steps: with more than one, the device looks for drafts.
         decodes: whether a plan may be of decode steps; else they wait for the results of earlier plans.
-        together: how many of so many known tokens from a position on a decode step may compute.
+        forces: see ``Scheduler``.
+        alternates_from: from so many sequences on, their known tokens are computed in two steps under way at a time;
+            None for never.
     """
 
     queues: SequenceQueues
@@ -62,10 +62,11 @@ class StepPlanner:
     chunked_prefill: bool
     share_prompts: bool
     ends: ChunkEnds
+    forces: int = 0
+    alternates_from: int | None = None
     rewind: Callable[[SequenceState], None] | None = None
     queries: int = 1
     decodes: bool = True
-    together: Callable[[int, int], int] = lambda start, count: count
     max_chunk: int = field(init=False)
     _plan: PlanBuilder = field(default_factory=PlanBuilder)
     # Whether the token budget, and not slots or blocks, ended the last admission.
@@ -251,7 +252,7 @@ class StepPlanner:
             ]
 
         pairs, queries = live(), self.queries
-        if any([s.lags or s.num_uncomputed_tokens > 1 for s, _ in pairs]):  # noqa: C419 (as below)
+        if any([s.lags or (self.forces and s.spec.guided) for s, _ in pairs]):  # noqa: C419 (as below)
             self._plan_known(live)
             return
         if queries > 1:
@@ -295,17 +296,24 @@ class StepPlanner:
         self._plan.steps, self._plan.queries = steps, queries
 
     def _plan_known(self, live: Callable[[], list[tuple[SequenceState, int]]]) -> None:
-        """Plan a step in which sequences catch up with tokens that a grammar forced."""
-        while pairs := live():
-            behind = max(sequence.num_uncomputed_tokens for sequence, _ in pairs)
-            queries = min(1 << (behind - 1).bit_length(), _MOST_TOGETHER, self._most_queries())
-            counts = [self.together(s.num_computed_tokens, min(s.num_uncomputed_tokens, queries)) for s, _ in pairs]
-            ends = [s.num_computed_tokens + count for (s, _), count in zip(pairs, counts, strict=True)]
+        """Plan a step in which sequences catch up with tokens that a grammar forced: a row for each known token.
+
+        Those under way are left out. Of many, half is planned at a time: the device computes one half while the host
+        looks up what grammars allow in the other.
+        """
+        while pairs := self._ready(live()):
+            spare, ends = self.max_num_seqs - len(pairs), list[int]()
+            for sequence, _ in pairs:
+                further = min(sequence.num_uncomputed_tokens - 1, spare)
+                spare -= further
+                ends.append(sequence.num_computed_tokens + 1 + further)
             needed = [self.blocks.short_of(s, end) for (s, _), end in zip(pairs, ends, strict=True)]
             if self.blocks.has(map(sum, zip(*filter(None, needed), strict=True))):
                 break
             if not self._make_room():
                 return
+        else:
+            return
         wipes, copies = self._plan.wipes, self._plan.copies
         for (sequence, left), end, blocks in zip(pairs, ends, needed, strict=True):
             spec, start = sequence.spec, sequence.num_computed_tokens
@@ -331,7 +339,16 @@ class StepPlanner:
             sequence.num_pending_tokens += sampled
             if sampled and left == 1:
                 self.queues.planned.append(sequence)
-        self._plan.steps, self._plan.queries = 1, queries
+        self._plan.steps = 1
+
+    def _ready(self, live: list[tuple[SequenceState, int]]) -> list[tuple[SequenceState, int]]:
+        """Those whose tokens are all known, as many as one step has."""
+        alternate = self.alternates_from is not None and len(live) >= self.alternates_from
+        ready = [pair for pair in live if not pair[0].num_pending_tokens]
+        if not alternate:
+            # A few that go ahead of the others would take steps of their own.
+            return ready if len(ready) == len(live) else []
+        return ready[: -(-len(live) // 2)]
 
     def _most_queries(self) -> int:
         """Rows that each running sequence may have in a step: the runner rounds both numbers to powers of two."""

@@ -178,6 +178,7 @@ class DecodeAttention(_Step):
         size: sequences, those that are not live included.
         fields: of the rows, see ``DeviceState``. There are as many of each sequence, one after the other.
         keys: that rows share; None if there are none.
+        slots: of each of the ``size``, where these are rows of known tokens; None for the first slots.
         divided: see ``rosebatch.model.mixers.mixer.DecodeContext``.
         shifted: whether any row has images with rotary positions of their own.
     """
@@ -189,15 +190,18 @@ class DecodeAttention(_Step):
         fields: Tensor,
         keys: SharedKeys | None = None,
         *,
+        slots: Tensor | None = None,
         divided: bool = True,
         shifted: bool = False,
     ) -> None:
         state = shared.state
-        super().__init__(shared, fields[layout.POSITION], state.block_tables[:, :size])
+        tables = state.block_tables[:, :size] if slots is None else state.block_tables.index_select(1, slots)
+        super().__init__(shared, fields[layout.POSITION], tables)
         self.queries = fields.shape[1] // size
         if shifted:
-            self.rotary_rows = self.positions + state.rotary_shifts[:size].repeat_interleave(self.queries)
-        elif self.queries > 1:
+            shifts = state.rotary_shifts[:size] if slots is None else state.rotary_shifts.index_select(0, slots)
+            self.rotary_rows = self.positions + shifts.repeat_interleave(self.queries)
+        elif self.queries > 1 or slots is not None:
             # K and V of all rows are appended before any is read.
             self.rotary_rows = self.positions
         # Else they are the positions, see ``RestartPolicy.rotary_rows``.

@@ -196,24 +196,34 @@ class PrefixGroupState:
         steps = max([row.length for row in rows]) if self.pieces else 0
         if not ids <= self._known or self._num_items > max_items(batch) or steps > self._steps:
             self._known = ids
-            found = self._find(rows, max_items(batch))
-            self._num_items = 0 if found is None else len(found.items)
-            if found is not None:
-                self.own_begins = found.begins
-                self._send(found, staging)
+            slots = np.array([self.slots.slot_of[row.id] for row in rows])
+            starts = np.array([row.start for row in rows])
+            ends = starts + [row.length - 1 for row in rows] if self.pieces else starts
+            self._find(slots, slots, starts, ends, batch, staging)
         self._steps -= steps
         return self._num_items > 0
 
-    def _find(self, rows: Sequence[DecodeRow], limit: int) -> Items | None:
+    def update_known(self, slots: np.ndarray, positions: np.ndarray, batch: int, staging: Staging) -> bool:
+        """The same for rows of known tokens: of each its slot, and its position."""
+        self.forget()
+        self._find(np.arange(len(slots)), slots, positions, positions, batch, staging)
+        return self._num_items > 0
+
+    def _find(
+        self, rows: np.ndarray, slots: np.ndarray, first: np.ndarray, last: np.ndarray, batch: int, staging: Staging
+    ) -> None:
+        """Find and send the groups of these rows of a step: of each its slot, and its first and last position."""
         assert self.slots.tables is not None, "the host keeps the tables"
-        slots = np.array([self.slots.slot_of[row.id] for row in rows])
-        positions = np.array([row.start for row in rows])
         tables = self.slots.tables[slots]
         if self.pieces is None:
-            groups = find_groups(tables, positions, self.block_size)
+            groups = find_groups(tables, first, self.block_size)
         else:
-            groups = self._find_pieces(self.pieces, tables, positions, positions + [row.length - 1 for row in rows])
-        return divide(groups, slots, self.slots.num_slots, self._wanted, limit)
+            groups = self._find_pieces(self.pieces, tables, first, last)
+        found = divide(groups, rows, self.slots.num_slots, self._wanted, max_items(batch))
+        self._num_items = 0 if found is None else len(found.items)
+        if found is not None:
+            self.own_begins = found.begins
+            self._send(found, staging)
 
     def _find_pieces(self, pieces: Pieces, tables: np.ndarray, positions: np.ndarray, last: np.ndarray) -> list[Group]:
         """Groups of rows with pieces of one length from their positions to the ``last`` ones of this window."""

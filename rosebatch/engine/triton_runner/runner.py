@@ -5,8 +5,8 @@ steps follow each other without the host, and tokens come back through pinned me
 reads the last tokens while the device computes the next logits. Sampling is launched after that.
 """
 
-from collections.abc import Callable
-from itertools import product
+from collections.abc import Callable, Sequence
+from itertools import accumulate, product
 
 import numpy as np
 import torch
@@ -34,10 +34,10 @@ from rosebatch.engine.triton_runner.prefix_groups import MIN_ROWS, PrefixGroupSt
 from rosebatch.engine.triton_runner.prefix_tiles import PrefixTile, group_tiles
 from rosebatch.engine.triton_runner.results import to_result, until_ended, verified
 from rosebatch.engine.triton_runner.slots import Slots
-from rosebatch.engine.triton_runner.state import DeviceState
+from rosebatch.engine.triton_runner.state import DeviceState, KnownTokens
 from rosebatch.engine.triton_runner.steps import NOTHING, DecodeKind, DeviceSteps, PackedKind, Seen
 from rosebatch.engine.triton_runner.token_sampler import Sampled, TokenSampler
-from rosebatch.engine.triton_runner.warm_up import warm_up_decodes, warm_up_tokens
+from rosebatch.engine.triton_runner.warm_up import forms_of, warm_up_decodes, warm_up_tokens
 from rosebatch.model.contract import NO_HEADS, Model, PoolingHeads
 from rosebatch.model.mixers.mixer import TritonSetup
 from rosebatch.ops.device import DeviceOps
@@ -136,6 +136,8 @@ class TritonRunner:
             trims_last_layer=switches.trim_last_layer,
             restarts=restarts,
         )
+        powers = [2**k for k in range(max_num_seqs.bit_length())]
+        self._known_sizes = sorted({min(size, max_num_seqs) for power in powers for size in (power, 3 * power)})
         self.decodes = StepGraphs(self.steps.decode, enabled=switches.cuda_graph)
         self.packed = StepGraphs(self.steps.packed, enabled=switches.cuda_graph)
         self.up, self.down = Staging(device, len(self.steps.packed_cells) + max_num_seqs, _MAX_SENDS), self._fetches()
@@ -150,21 +152,17 @@ class TritonRunner:
         """Whether decode steps may have drafts."""
         return self.sampler.fits_graphs and all(mixer.verifies for mixer in self.steps.attention.mixers.values())
 
-    def together(self, start: int, count: int) -> int:
-        """How many of so many tokens of a sequence a decode step may compute together, with the bits of single ones."""
-        pieces = self.steps.attention.pieces
-        if pieces is None:
-            return count
-        windows = {spec.window for spec in self.model.mixers if spec.planes}
-        cuts = [{pieces.cut(start + number, window) for window in windows} for number in range(count)]
-        return next((number for number, cut in enumerate(cuts) if cut != cuts[0]), count)
-
     @torch.inference_mode()
-    def warm_up(self, max_num_tokens: int) -> None:
+    def warm_up(self, max_num_tokens: int, *, forces: bool = False, queries: Sequence[int] = ()) -> None:
         """Launch the kernels of plain steps of several sizes, and of all features. No sequence may have a slot.
 
         The steps have nothing but padding, at most so many tokens, so they change nothing that a plan reads. Prompts
         come first: their attention takes the compiler long.
+
+        Args:
+            max_num_tokens: of a step.
+            forces: whether there may be steps of known tokens.
+            queries: of a row in windows with drafts, if there may be any.
         """
         steps, features = self.steps, Features()
         self.cache.copy([(group, last - 1, last - 1) for group, last in enumerate(self.cache.num_blocks)], self.up)
@@ -180,10 +178,21 @@ class TritonRunner:
                 self.sampler.next_tokens(logits, features, columns[:count], decodes=False)
                 if len(columns) <= _FEATURE_ROWS:
                     self._warm_up_features(logits, columns[:count])
-        kinds = warm_up_decodes(self.slots.buckets, steps.attention.decode_form)
+        kinds, form = warm_up_decodes(self.slots.buckets, steps.attention.decode_form), steps.attention.decode_form
         for (rows, divided), shares in product(kinds, {False, self.prefix_groups is not None}):
             if not shares or rows >= MIN_ROWS:
                 steps.decode(DecodeKind(rows, features if self.sampler.fits_graphs else None, shares, divided))
+        if forces:
+            for (rows, divided), shares in product(
+                warm_up_decodes(self._known_sizes, form), {False, self.prefix_groups is not None}
+            ):
+                if not shares or rows >= MIN_ROWS:
+                    self.model.logits(steps.decode(DecodeKind(rows, None, shares, divided, knows=True)))
+        for count in queries:
+            self.state.allocate_tokens()
+            sizes = [size for size in self._known_sizes if size % count == 0]
+            for size, divided in forms_of(sizes, form):
+                steps.decode(DecodeKind(size // count, features, shares=False, divided=divided, queries=count))
         self._reset()
 
     def _warm_up_features(self, logits: Tensor, columns: Tensor) -> None:
@@ -255,8 +264,7 @@ class TritonRunner:
         return self._launch_packed(plan, sampled, clock)
 
     def _launch_decodes(self, plan: DecodeWindow, sampled: Sampled, clock: DeviceClock) -> Callable[[], StepResult]:
-        knows = len(plan.rows[0].known) > 0
-        inside = self.sampler.fits_graphs and not sampled.guided and not knows
+        inside = self.sampler.fits_graphs and not sampled.guided and not plan.knows
         drawn = [row for row in plan.rows if row.length]
         pairs = zip(sampled.slots.tolist(), sampled.specs, drawn, strict=True)
         begun = [
@@ -266,29 +274,8 @@ class TritonRunner:
         ]
         if begun:
             self.state.set_tokens(begun, self.up)
-        bucket, queries = self.slots.bucket([row.id for row in plan.rows]), plan.queries if knows or plan.drafts else 0
-        if queries:
-            # A graph for each of a few sizes: rows that are not live cost less than captures.
-            bucket = min(1 << (bucket - 1).bit_length(), self.slots.num_slots)
-            assert bucket * queries <= self.slots.num_slots, "the planner knows how many rows a step has"
-        if knows:
-            known = [(self.slots.slot_of[row.id], row.start, row.known) for row in plan.rows]
-            self.state.set_rows(known, queries, bucket, self.up)
-        elif plan.drafts:
-            assert inside and sampled.features == Features(), "a kernel samples all rows, and nothing is changed"
-            slots = sampled.slots.tolist()
-            known = [(slot, r.start + 1 - len(r.unseen), r.unseen) for slot, r in zip(slots, plan.rows, strict=True)]
-            self.state.set_known(known, self.up)
-        own_keys = np.array([row.end for row in plan.rows] if knows else sampled.positions)
-        groups, shares = self.prefix_groups, False
-        if groups is not None and queries:
-            # Rows go on by numbers of tokens that are not known.
-            groups.forget()
-        elif groups is not None and (shares := groups.update(plan.rows, bucket, self.up)):
-            own_keys -= groups.own_begins[sampled.slots]
-        divided = own_keys.max() > self.steps.attention.undivided_keys(bucket * max(queries, 1))
-        shifted = self._has_sections and (self._is_invariant or any(spec.images for spec in sampled.specs))
-        kind = DecodeKind(bucket, sampled.features if inside else None, shares, bool(divided), shifted, queries, knows)
+        features = sampled.features if inside else None
+        kind = self._set_known(plan) if plan.knows else self._set_window(plan, sampled, features)
         ran = self.decodes.run(kind, plan.steps)
         window = len(self.state.history)
         steps = [(self._num_steps + i) % window for i in range(plan.steps)]
@@ -298,7 +285,13 @@ class TritonRunner:
         fetched: list[Callable[[], np.ndarray]] = []
 
         def finish() -> None:
-            if not inside and drawn:
+            if plan.knows and drawn:
+                ends = accumulate(len(row.known) for row in plan.rows)
+                lasts = [end - 1 for row, end in zip(plan.rows, ends, strict=True) if row.length]
+                rows, columns = self.up.send(np.array(lasts, np.int32), sampled.slots)
+                logits = self.model.logits(ran.out[rows])
+                self.sampler.sample(logits, sampled, columns, self.up, decodes=True)
+            elif not inside and drawn:
                 assert plan.steps == 1, "tokens are sampled outside of the graph"
                 (columns,) = self.up.send(sampled.slots)
                 self.sampler.sample(ran.out[columns], sampled, columns, self.up, decodes=True)
@@ -312,7 +305,8 @@ class TritonRunner:
             if self._deferred is finish:
                 self._run_deferred()
             if plan.drafts:
-                history = fetched[0]()[steps, : bucket * queries].reshape(len(steps), bucket, queries)
+                shape = len(steps), kind.size, kind.queries
+                history = fetched[0]()[steps, : kind.size * kind.queries].reshape(shape)
                 ids, drafted, accepted = verified(history[:, sampled.slots], lengths)
                 return to_result(ids, [], clock, ran, drafted=drafted, accepted=accepted)
             where = np.ix_(np.array(steps), sampled.slots)
@@ -322,9 +316,47 @@ class TritonRunner:
             return to_result(ids, logprobs, clock, ran)
 
         self._deferred = finish
-        if not sampled.guided:
+        if plan.knows or not sampled.guided:
+            # All that a grammar has to see is known.
             self._run_deferred()
         return wait
+
+    def _set_known(self, plan: DecodeWindow) -> DecodeKind:
+        """Set the rows of a step of known tokens: one for each, in the order of the plan."""
+        slot_of, specs = self.slots.slot_of, self.slots.specs
+        known = [KnownTokens(slot_of[r.id], r.start, r.known, specs[r.id].decode_len - 1) for r in plan.rows]
+        # A graph for each of a few sizes: rows that are not live cost less than captures.
+        rows = plan.num_tokens
+        bucket = next(size for size in self._known_sizes if size >= rows)
+        slots, positions = self.state.set_rows(known, bucket, self.up)
+        groups, shares, own_keys = self.prefix_groups, False, positions + 1
+        if groups is not None and (shares := groups.update_known(slots, positions, bucket, self.up)):
+            own_keys -= groups.own_begins[: len(slots)]
+        divided = own_keys.max() > self.steps.attention.undivided_keys(bucket)
+        shifted = self._has_sections and (self._is_invariant or any(specs[row.id].images for row in plan.rows))
+        return DecodeKind(bucket, None, shares, bool(divided), shifted, knows=True)
+
+    def _set_window(self, plan: DecodeWindow, sampled: Sampled, features: Features | None) -> DecodeKind:
+        """Set what a window of steps reads beside the state of its rows."""
+        bucket, queries = self.slots.bucket([row.id for row in plan.rows]), plan.queries if plan.drafts else 0
+        if queries:
+            # As of known tokens.
+            bucket = min(1 << (bucket - 1).bit_length(), self.slots.num_slots)
+            assert bucket * queries <= self.slots.num_slots, "the planner knows how many rows a step has"
+            assert features == Features(), "a kernel samples all rows, and nothing is changed"
+            slots = sampled.slots.tolist()
+            known = [(slot, r.start + 1 - len(r.unseen), r.unseen) for slot, r in zip(slots, plan.rows, strict=True)]
+            self.state.set_known(known, self.up)
+        own_keys = np.array(sampled.positions)
+        groups, shares = self.prefix_groups, False
+        if groups is not None and queries:
+            # Rows go on by numbers of tokens that are not known.
+            groups.forget()
+        elif groups is not None and (shares := groups.update(plan.rows, bucket, self.up)):
+            own_keys -= groups.own_begins[sampled.slots]
+        divided = own_keys.max() > self.steps.attention.undivided_keys(bucket * max(queries, 1))
+        shifted = self._has_sections and (self._is_invariant or any(spec.images for spec in sampled.specs))
+        return DecodeKind(bucket, features, shares, bool(divided), shifted, queries)
 
     def _launch_packed(self, plan: PackedStep, sampled: Sampled, clock: DeviceClock) -> Callable[[], StepResult]:
         count = len(sampled.specs)

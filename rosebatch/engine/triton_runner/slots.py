@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rosebatch.core.sampling_params import GREEDY, SamplingParams
-from rosebatch.engine.plan import BlockChange, DecodeRow, DecodeWindow, SequenceSpec, StepPlan
+from rosebatch.engine.plan import BlockChange, DecodeWindow, SequenceSpec, StepPlan
 from rosebatch_kernels.feedback import layout
 
 # Sampling parameters as the layout has them: the seed in two fields.
@@ -76,14 +76,13 @@ class Slots:
             self.specs[spec.id] = spec
             self.slot_of[spec.id] = heapq.heappop(self._free)
         if isinstance(plan, DecodeWindow):
-            self._compact([row.id for row in plan.rows], write)
+            if not plan.knows:
+                self._compact([row.id for row in plan.rows], write)
             copies = {(group, copy) for group, _, copy in plan.copies}
             for row in plan.rows:
                 if row.resumed:
                     self._write_fields(row.id, row.start + 1, write)
                     write.cells[self._cell(layout.TOKEN, self.slot_of[row.id])] = row.resumed[-1]
-                if row.known:
-                    self._write_last(row, write)
                 for change in row.blocks:
                     group, _, blocks = change
                     cells = write.cells if (group, blocks[0]) in copies else write.rollovers
@@ -154,14 +153,6 @@ class Slots:
         values = end - 1, end, spec.decode_len - 1, *self._last[1], min_position
         first = self._cell(layout.POSITION, slot)
         write.cells.update(zip(range(first, first + len(values) * self.num_slots, self.num_slots), values, strict=True))
-
-    def _write_last(self, row: DecodeRow, write: StateWrite) -> None:
-        """The fields that decode steps change, of a row with known tokens: the device may have others."""
-        limit = self.specs[row.id].decode_len - 1
-        fields = (layout.TOKEN, layout.POSITION, layout.NEXT, layout.LIMIT)
-        values = (row.known[-1], row.end - 1, row.end, limit)
-        slot = self.slot_of[row.id]
-        write.cells.update(zip([self._cell(field, slot) for field in fields], values, strict=True))
 
     def _cell(self, name: int, slot: int) -> int:
         return name * self.num_slots + slot

@@ -1,8 +1,10 @@
 """The state of all running sequences on the device. A decode step reads and advances it; the host changes few cells."""
 
+from array import array
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +19,25 @@ from rosebatch_kernels.feedback import layout
 
 # Of a sequence in which drafts are found: a longer one has none.
 MOST_TOKENS = 1 << 14
+# Of a row of known tokens: its slot comes behind the fields that decode steps change.
+_SLOT = layout.LIMIT + 1
+_ROW_FIELDS = _SLOT + 1
+
+
+class KnownTokens(NamedTuple):
+    """Known tokens of a sequence that one step computes.
+
+    Attributes:
+        slot: the sequence's.
+        start: position of the first one.
+        token_ids: 32 bits each.
+        limit: position at which its decode steps end.
+    """
+
+    slot: int
+    start: int
+    token_ids: "array[int]"
+    limit: int
 
 
 def draft_bytes(num_slots: int, most_len: int) -> int:
@@ -48,7 +69,7 @@ class DeviceState:
         tokens: ``[num_slots, W]`` int32, the tokens of each sequence, in which drafts are found; empty until needed.
         distances: ``[num_slots]`` int32, see ``rosebatch_kernels.drafts``.
         drafted: ``[NUM_FIELDS, num_slots]`` int32, the fields of the rows of a step with several of a sequence.
-        last_rows: ``[num_slots]`` int64, which of these is a sequence's last one, of known tokens.
+        row_slots: ``[num_slots]`` int32, the slots of the rows of a step of known tokens.
         logprobs: ``[window + 1, num_slots, ROW]`` int32, see ``rosebatch.engine.sampling.logprobs``: decode steps in
             the places of ``history``, a packed step in the last one; empty until needed.
     """
@@ -78,7 +99,7 @@ class DeviceState:
         self.tokens = torch.empty(0, dtype=torch.int32, device=device)
         self.distances = torch.zeros(num_slots, dtype=torch.int32, device=device)
         self.drafted = torch.zeros_like(self.fields)
-        self.last_rows = torch.zeros(num_slots, dtype=torch.int64, device=device)
+        self.row_slots = torch.zeros(num_slots, dtype=torch.int32, device=device)
         self._most_tokens = min(most_len, MOST_TOKENS)
 
     def allocate(self, features: Features) -> None:
@@ -91,6 +112,12 @@ class DeviceState:
         if features.logprobs is not None and not len(self.logprobs):
             window = len(self.history)
             self.logprobs = torch.zeros(window + 1, slots, ROW, dtype=torch.int32, device=device)
+
+    def allocate_tokens(self) -> None:
+        """Allocate the tokens in which drafts are found; most runs need none."""
+        if not len(self.tokens):
+            slots, device = self.fields.shape[1], self.fields.device
+            self.tokens = torch.zeros(slots, self._most_tokens, dtype=torch.int32, device=device)
 
     @contextmanager
     def tables_of(self, slots: int) -> Iterator[None]:
@@ -139,9 +166,7 @@ class DeviceState:
 
     def set_known(self, known: Seq[tuple[int, int, Seq[int]]], staging: Staging) -> None:
         """Set tokens of sequences, in which drafts are found: of each a slot, the first one's position, and the ids."""
-        if not len(self.tokens):
-            slots, device = self.fields.shape[1], self.fields.device
-            self.tokens = torch.zeros(slots, self._most_tokens, dtype=torch.int32, device=device)
+        self.allocate_tokens()
         width = self._most_tokens
         fits = [(slot * width + first, ids) for slot, first, ids in known if len(ids) and first + len(ids) <= width]
         if fits:
@@ -150,29 +175,34 @@ class DeviceState:
             where, what = staging.send(places, values)
             self.tokens.view(-1).index_copy_(0, where.long(), what)
 
-    def set_rows(self, known: Seq[tuple[int, int, Seq[int]]], queries: int, bucket: int, staging: Staging) -> None:
-        """Set the rows of a step of known tokens.
+    def set_rows(self, known: Seq[KnownTokens], bucket: int, staging: Staging) -> tuple[np.ndarray, np.ndarray]:
+        """Set the rows of a step of known tokens, one for each, and the last token of each sequence.
 
         Args:
-            known: of each sequence its slot, the first token's position, and at most ``queries`` token ids.
-            queries: rows of a sequence.
-            bucket: slots of the step.
+            known: of each sequence.
+            bucket: rows of the step.
+
+        Returns:
+            the slot and the position of each row.
         """
-        slots, starts = (np.array([each[part] for each in known]) for part in (0, 1))
-        counts = np.array([len(ids) for _, _, ids in known])
-        number = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
-        places = np.repeat(slots * queries, counts) + number
-        rows = np.zeros((layout.LIMIT + 1, bucket * queries), np.int32)
-        rows[layout.TOKEN, places] = np.concatenate([np.array(ids, np.int32) for _, _, ids in known])
-        # Rows without a token have a place that there is.
-        rows[layout.POSITION].reshape(bucket, queries)[slots] = starts[:, None]
-        rows[layout.POSITION, places] = np.repeat(starts, counts) + number
-        rows[layout.LIMIT, places] = np.repeat(starts + counts, counts)
-        lasts = np.zeros(bucket, np.int64)
-        lasts[slots] = slots * queries + counts - 1
-        sent, last_rows = staging.send(rows.reshape(-1), lasts)
-        self.drafted[: len(rows), : rows.shape[1]] = sent.view(rows.shape)
-        self.last_rows[:bucket] = last_rows
+        slots = np.array([each.slot for each in known], np.int32)
+        starts, limits = (np.array(each, np.int32) for each in zip(*((k.start, k.limit) for k in known), strict=True))
+        counts = np.array([len(each.token_ids) for each in known], np.int32)
+        ends, lasts = starts + counts, counts.cumsum(dtype=np.int32) - 1
+        number = np.arange(counts.sum(), dtype=np.int32) - np.repeat(lasts + 1 - counts, counts)
+        rows = np.zeros((_ROW_FIELDS, bucket), np.int32)
+        own = rows[:, : len(number)]
+        own[layout.TOKEN] = np.concatenate([np.frombuffer(each.token_ids, np.uint32) for each in known]).view(np.int32)
+        own[layout.POSITION] = np.repeat(starts, counts) + number
+        own[layout.LIMIT] = np.repeat(ends, counts)
+        own[_SLOT] = np.repeat(slots, counts)
+        last = np.stack([own[layout.TOKEN][lasts], ends - 1, ends, limits])
+        sent, fields, columns = staging.send(rows.reshape(-1), last.reshape(-1), slots)
+        sent = sent.view(rows.shape)
+        self.drafted[: layout.LIMIT + 1, :bucket] = sent[:_SLOT]
+        self.row_slots[:bucket] = sent[_SLOT]
+        self.fields[: layout.LIMIT + 1].index_copy_(1, columns.long(), fields.view(last.shape))
+        return own[_SLOT], own[layout.POSITION]
 
     def set_tokens(self, begun: Seq[tuple[int, SampledRow]], staging: Staging) -> None:
         """Set token counts and bias of slots whose sequences begin to be sampled, from all their tokens so far."""

@@ -22,13 +22,13 @@ class DecodeKind(NamedTuple):
     """What decides which kernels a decode step launches.
 
     Attributes:
-        size: sequences.
+        size: sequences, or rows of known tokens.
         features: what it does in addition to sampling; None if its rows are sampled outside.
         shares: whether rows share keys.
         divided: whether any row may have enough keys to divide them among programs.
         shifted: whether any row has images with rotary positions of their own.
         queries: of each sequence: its last token, and drafts that the step finds and verifies. 0: it looks for none.
-        knows: whether they are known tokens, whose rows the host has set.
+        knows: whether its rows are known tokens, which the host has set.
     """
 
     size: int
@@ -112,26 +112,41 @@ class DeviceSteps:
         self.packed_cells = torch.zeros(cells, dtype=torch.int32, device=device)
         windows = sorted({spec.window for spec in model.mixers if spec.planes})
         self._windows = torch.tensor(windows, dtype=torch.int32, device=device)
-        self._logits = self._hidden = torch.empty(0, device=device)
+        self._logits = self._hidden = self._last_hidden = torch.empty(0, device=device)
 
     def decode(self, kind: DecodeKind) -> Tensor:
-        """One decode step of the first rows: tokens ``[size]``, or logits ``[size, V]`` to be sampled outside."""
+        """One decode step of the first rows: tokens ``[size]``, or logits ``[size, V]`` to be sampled outside.
+
+        Of rows of known tokens, final hidden states ``[size, H]``: only some of them are sampled.
+        """
         size = kind.size
-        if kind.queries and not kind.knows:
-            return self._decode_and_verify(kind)
-        wanted = None
-        fields = self.state.fields[:, :size]
         if kind.knows:
-            fields, wanted = self.state.drafted[:, : size * kind.queries], self.state.last_rows[:size]
+            return self._compute_known(kind)
+        if kind.queries:
+            return self._decode_and_verify(kind)
+        fields = self.state.fields[:, :size]
         keys = self.prefix_groups.keys(size) if self.prefix_groups and kind.shares else None
         attention = DecodeAttention(self.attention, size, fields, keys, divided=kind.divided, shifted=kind.shifted)
-        logits = self._logits_of(fields, attention, wanted)
+        logits = self._logits_of(fields, attention)
         if kind.features is not None:
             return self.sampler.next_tokens(logits, kind.features, None, decodes=True)
         if not len(self._logits):
             self._logits = torch.empty(fields.shape[1], logits.shape[1], dtype=logits.dtype, device=logits.device)
         # A graph keeps what it returns, and logits of every size would be a lot to keep.
         return self._logits[:size].copy_(logits)
+
+    def _compute_known(self, kind: DecodeKind) -> Tensor:
+        """Final hidden states of rows of known tokens."""
+        state, size = self.state, kind.size
+        fields, slots = state.drafted[:, :size], state.row_slots[:size]
+        keys = self.prefix_groups.keys(size) if self.prefix_groups and kind.shares else None
+        attention = DecodeAttention(
+            self.attention, size, fields, keys, slots=slots, divided=kind.divided, shifted=kind.shifted
+        )
+        hidden = self.model.forward(fields[layout.TOKEN], fields[layout.POSITION], attention)
+        if not len(self._last_hidden):
+            self._last_hidden = hidden.new_empty(state.fields.shape[1], hidden.shape[1])
+        return self._last_hidden[:size].copy_(hidden)
 
     def _decode_and_verify(self, kind: DecodeKind) -> Tensor:
         """The same of the last tokens and of drafts, in rows ``[size · queries]``: tokens."""
@@ -142,10 +157,8 @@ class DeviceSteps:
         attention = DecodeAttention(self.attention, size, rows, divided=kind.divided, shifted=kind.shifted)
         return self.sampler.verify(self._logits_of(rows, attention), rows, own, tokens)
 
-    def _logits_of(self, rows: Tensor, attention: DecodeAttention, wanted: Tensor | None = None) -> Tensor:
-        """Of the wanted rows; None for all."""
-        hidden = self.model.forward(rows[layout.TOKEN], rows[layout.POSITION], attention)
-        return self.model.logits(hidden if wanted is None else hidden[wanted])
+    def _logits_of(self, rows: Tensor, attention: DecodeAttention) -> Tensor:
+        return self.model.logits(self.model.forward(rows[layout.TOKEN], rows[layout.POSITION], attention))
 
     def packed(self, kind: PackedKind) -> Tensor:
         """A packed step of ``packed_cells``: final hidden states of all tokens, or see ``last_hidden``."""

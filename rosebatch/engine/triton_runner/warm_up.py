@@ -243,8 +243,12 @@ def warm_up_decodes(sizes: Sequence[int], form: Callable[..., Hashable]) -> Coll
     chosen = [sizes[-1], *(rows for rows in _ROWS if rows < sizes[-1])]
     # Among sizes of one form the last counts: the largest that is chosen already, whose rows can share keys.
     last = (*sizes, *reversed(chosen))
-    forms = {form(rows, divided=divided): (rows, divided) for divided in (False, True) for rows in last}
-    return dict.fromkeys([*((rows, True) for rows in chosen), *forms.values()])
+    return dict.fromkeys([*((rows, True) for rows in chosen), *forms_of(last, form)])
+
+
+def forms_of(sizes: Sequence[int], form: Callable[..., Hashable]) -> Collection[tuple[int, bool]]:
+    """Of the sizes whose decode steps have one form, the last one, with and without divided rows."""
+    return {form(rows, divided=divided): (rows, divided) for divided in (False, True) for rows in sizes}.values()
 
 
 def warm_up_tokens(limit: int) -> Collection[int]:

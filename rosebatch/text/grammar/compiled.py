@@ -36,10 +36,10 @@ class TokenConstraint:
             a generated token. None if nothing went wrong, also if max_tokens or a stop string ended the completion.
     """
 
-    def __init__(self, grammar: "Grammar", layout: MaskLayout, matcher: "LLMatcher") -> None:
+    def __init__(self, grammar: "Grammar", layout: MaskLayout) -> None:
         self._grammar = grammar
         self._layout = layout
-        self._matcher = matcher
+        self._matcher = grammar.matcher()
         self._renewal = grammar.renewal
         self._alone = False
         self._forces = True
@@ -109,6 +109,18 @@ class TokenConstraint:
                 self._fail(self._matcher.get_error())
         return self._ended
 
+    def follow(self, token_id: int) -> tuple[list[int], bool]:
+        """See ``Constraint``: all tokens that encoding gives for the text that must come."""
+        run = self._run()
+        if len(run) < 2 or run[0] != token_id:
+            return [token_id], self.feed(token_id)
+        self._token_ids += run
+        if self._matcher.consume_tokens(run) or self._start_over():
+            self._ended = self._matcher.is_stopped()
+        else:
+            self._fail(self._matcher.get_error())
+        return run, self._ended
+
     def rest(self) -> list[int]:
         """The tokens up to the end, if at each of these places no other may come; else none.
 
@@ -131,13 +143,6 @@ class TokenConstraint:
         self._looks_from = len(self._token_ids) + len(found) + 1
         return []
 
-    def forced(self) -> int | None:
-        """The token that must come next; None if another may come."""
-        token_id = self._encoded()
-        if token_id is None or token_id in self._layout.eos_token_ids or not self._takes(token_id):
-            return None
-        return token_id
-
     def ahead(self, token_ids: Sequence[int]) -> "list[TokenConstraint]":
         """What follows each of these tokens: none for those from the first on that the grammar does not allow.
 
@@ -157,6 +162,17 @@ class TokenConstraint:
                 break
             found.append(last)
         return found
+
+    def _run(self) -> list[int]:
+        """The tokens that encoding gives for the text that must come, if masks would name them one after the other."""
+        matcher, layout = self._matcher, self._layout
+        if self._ended or matcher.is_error():
+            return []
+        run = matcher.compute_ff_tokens()
+        usual = [token_id < layout.known and token_id not in layout.eos_token_ids for token_id in run]
+        run = run[: usual.index(False) if False in usual else len(run)]
+        run = run[: matcher.validate_tokens(run)]
+        return run if self._grammar.encodes_alike(run) else run[:1]
 
     def _encoded(self) -> int | None:
         """The first token that encoding gives for the text that must come, alone in the mask; None for no such text."""
@@ -245,6 +261,12 @@ def _only(words: NDArray[np.uint32]) -> int | None:
     return None if word & (word - 1) else 32 * int(places[0]) + word.bit_length() - 1
 
 
+@functools.lru_cache(maxsize=10_000)
+def _encodes_alike(tokens: "LLTokenizer", run: tuple[int, ...]) -> bool:
+    rests = [list(run[place:]) for place in range(len(run))]
+    return all(tokens.tokenize_bytes(tokens.decode_bytes(rest)) == rest for rest in rests)
+
+
 @functools.cache
 def _executor() -> "LLExecutor":
     from llguidance import LLExecutor
@@ -303,7 +325,7 @@ class Grammar:
         Copies of a matcher share states under a lock. So completions are spread over several matchers, up to one for
         each core, if there are enough completions to be worth compiling more.
         """
-        return TokenConstraint(self, self._layout, self.matcher())
+        return TokenConstraint(self, self._layout)
 
     def matcher(self, *, forces: bool = True) -> "LLMatcher":
         """A matcher for one completion, at the beginning.
@@ -322,6 +344,10 @@ class Grammar:
 
     def _new_matcher(self, forces: bool) -> "LLMatcher":
         return new_matcher(self._tokens, self._serialized if forces else without_forcing(self._serialized))
+
+    def encodes_alike(self, run: list[int]) -> bool:
+        """Whether each rest of these tokens is encoded as it is behind the others: masks are of rests."""
+        return _encodes_alike(self._tokens, tuple(run))
 
     def look_at_memory(self) -> None:
         """Find out whether matchers should be renewed."""

@@ -80,16 +80,15 @@ class ReasoningConstraint:
         self._answers = self._ended and not self._forced
         return False
 
+    def follow(self, token_id: int) -> tuple[list[int], bool]:
+        """See ``Constraint``."""
+        if self._grammar is not None and self._answers:
+            return self._grammar.follow(token_id)
+        return [token_id], self.feed(token_id)
+
     def rest(self) -> Sequence[int]:
         """See ``Constraint``."""
         return ()
-
-    def forced(self) -> int | None:
-        """See ``Constraint``."""
-        if self._forced:
-            allowed = self._forced[0]
-            return allowed[0] if len(allowed) == 1 else None
-        return self._grammar.forced() if self._grammar is not None and self._answers else None
 
     def ahead(self, token_ids: Sequence[int]) -> Sequence[Constraint]:
         """See ``Constraint``."""
