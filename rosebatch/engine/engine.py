@@ -281,8 +281,8 @@ class Engine:
             return False
         if self.drafter is not None:
             self.drafter.propose(self.scheduler)
-        # Where drafts follow is not known before either. Prompts need not wait for it.
-        planner.decodes = last is None or planner.queries == 1
+        # Where drafts follow, and what a grammar forces, is not known before either. Prompts need not wait for it.
+        planner.decodes = last is None or not (planner.queries > 1 or (planner.forcing and self._constraints))
         plan = self.scheduler.schedule()
         if plan is None:
             return False

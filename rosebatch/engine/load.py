@@ -56,7 +56,7 @@ _FREE_TOKENS = {"cuda": 192, "cpu": 16}
 _DRAFTS = 15
 # Of a step: what the host takes for the result of a row with a grammar, in seconds. What the device takes for any rows:
 # launches, and reading the weights (measured on an H200).
-_HOST_OF_A_ROW = 25e-6
+_HOST_OF_A_ROW = 40e-6
 _LAUNCHES, _BYTES_A_SECOND = 1.5e-3, 3.3e12
 
 
@@ -313,8 +313,7 @@ def build_engine(
         )
     if isinstance(runner, TritonRunner) and limits.speculative == "auto" and runner.verifies:
         scheduler.planner.forces = 0 if isinstance(model, Fallback) else config.num_token_ids
-        if switches.late_results:
-            scheduler.planner.alternates_from = _alternates_from(weight_bytes(config, dtype.itemsize))
+        scheduler.planner.forces_up_to = _forced_rows(weight_bytes(config, dtype.itemsize))
     drafter: Drafter | WindowDrafter | None = None
     if isinstance(runner, TritonRunner) and drafts and runner.verifies:
         token = cache.nbytes // max(sum(counts) * block_size, 1)
@@ -339,9 +338,12 @@ def build_engine(
     return LoadedEngine(engine, memory.groups, block_size, cache.nbytes)
 
 
-def _alternates_from(weights: int) -> int:
-    """Rows with grammars that keep the host busy for as long as the device takes for one step more."""
-    return math.ceil((_LAUNCHES + weights / _BYTES_A_SECOND) / _HOST_OF_A_ROW)
+def _forced_rows(weights: int) -> int:
+    """Rows whose grammars keep the host busy for half as long as the device takes for a step.
+
+    Then a third of the tokens has to be forced, or the device waits for longer than it is spared.
+    """
+    return max(int((_LAUNCHES + weights / _BYTES_A_SECOND) / _HOST_OF_A_ROW / 2), 1)
 
 
 def _scheduler(

@@ -123,7 +123,6 @@ def test_nothing_is_read_past_the_counter():
         "images.py",
         "logprobs.py",
         "runner.py",
-        "masks.py",
         "prefix_groups.py",
         "prefix_tiles.py",
         "results.py",

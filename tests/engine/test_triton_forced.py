@@ -76,24 +76,45 @@ def expected():
     return {name: run(plain_engine(name)) for name in ("llama", "gpt2", "softmaxes", "e4m3")}
 
 
+LIMITS = {
+    "plenty": {},
+    "invariant": {"on": ("batch_invariant",)},
+    "cramped": {"blocks": 17},
+    "at once": {"off": ("late_results",)},
+}
+
+
 @pytest.mark.parametrize("name", ["llama", "gpt2", "softmaxes", "e4m3"])
-@pytest.mark.parametrize(
-    ("limits", "alternates_from"),
-    [
-        ({}, None), ({}, 2), ({"on": ("batch_invariant",)}, None), ({"blocks": 17}, None), ({"blocks": 17}, 2),
-        ({"off": ("late_results",)}, None),
-    ],
-    ids=["plenty", "halves", "invariant", "cramped", "cramped halves", "at once"],
-)  # fmt: skip
+@pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
 @pytest.mark.usefixtures("unwritten_is_nan", "few_programs")
-def test_tokens_are_those_of_single_steps(name, limits, alternates_from, expected, monkeypatch):
+def test_tokens_are_those_of_single_steps(name, limits, expected, monkeypatch):
     """Runs that end a block, that a limit cuts, beside rows without a grammar, of rows that are preempted."""
     monkeypatch.setattr(small_models, "SLOTS", 160)
     engine = device_engine(name, **{"blocks": 150} | limits)
-    engine.scheduler.planner.forces, engine.scheduler.planner.alternates_from = VOCAB, alternates_from
+    engine.scheduler.planner.forces = VOCAB
     assert run(engine) == expected[name]
     assert engine.stats.forced > 80
     assert (engine.stats.preemptions > 0) is ("blocks" in limits)
+
+
+@pytest.mark.parametrize("name", ["llama", "e4m3"])
+@pytest.mark.parametrize("blocks", [150, 17], ids=["plenty", "cramped"])
+@pytest.mark.usefixtures("unwritten_is_nan", "few_programs")
+def test_some_steps_of_a_job_force_nothing(name, blocks, expected, monkeypatch):
+    """More rows come and go: a step that was under way has sampled what would be forced now."""
+    monkeypatch.setattr(small_models, "SLOTS", 160)
+    engine, count = device_engine(name, blocks=blocks), 0
+    engine.scheduler.planner.forces, step = VOCAB, engine.step
+
+    def switching():
+        nonlocal count
+        count += 1
+        engine.scheduler.planner.forces_up_to = 99 * (count % 5 < 2)
+        return step()
+
+    engine.step = switching
+    assert run(engine) == expected[name]
+    assert engine.stats.forced > 0
 
 
 @pytest.mark.parametrize("name", ["llama", "e4m3"])

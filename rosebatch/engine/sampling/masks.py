@@ -36,11 +36,11 @@ def only_mask(token_id: int, vocab_size: int) -> NDArray[np.int32]:
 
 def only_allowed(masks: NDArray[np.int32]) -> list[int]:
     """The token of each mask that allows a single one; -1 of others."""
-    used = masks != 0
-    where = used.argmax(1)
-    words = masks[np.arange(len(masks)), where].view(np.uint32)
-    single = (used.sum(1, dtype=np.int32) == 1) & (words & (words - 1) == 0)
-    # Exact: a power of two below 2 ** 32.
-    bits = np.log2(words, where=single, out=np.zeros(len(words)))
-    found: list[int] = np.where(single, 32 * where + bits.astype(np.int64), -1).tolist()
+    words = masks.view(np.uint32)
+    largest, found = words.max(1), [-1] * len(masks)
+    # No other word has any bit.
+    alone = (words.sum(1, dtype=np.uint64) == largest) & (largest & (largest - 1) == 0) & (largest > 0)
+    for row in np.flatnonzero(alone):
+        place = words[row].argmax()
+        found[row] = 32 * int(place) + int(largest[row]).bit_length() - 1
     return found

@@ -173,7 +173,7 @@ class Scheduler:
         ended: list[SequenceState] = []
         guided: list[SequenceState] = []
         gaps: Counter[float] = Counter()
-        drafted, accepted, forces = result.drafted, result.accepted, self.planner.forces
+        drafted, accepted, forcing = result.drafted, result.accepted, self.planner.forcing
         verified = isinstance(plan, DecodeWindow) and plan.drafts
         if isinstance(plan, PackedStep):
             answered = self._commit_prompts(plan, result, now)
@@ -211,13 +211,13 @@ class Scheduler:
             if enabled and (is_window or drafts) and start // size < (start + kept) // size:
                 self.prefixes.register(sequence, start, start + kept)
             if sequence.constraint is not None and sequence.finish_reason is None:
-                if forces:
+                if forcing and not sequence.num_pending_tokens:
                     guided.append(sequence)
                     continue
                 sequence.apply_rest(sequence.constraint, now)
             if sequence.finish_reason is not None:
                 ended.append(sequence)
-        forced = apply_forced(guided, forces, now) if guided else 0
+        forced = apply_forced(guided, self.planner.forces, now) if guided else 0
         ended += [sequence for sequence in guided if sequence.finish_reason is not None]
         for sequence in ended:
             self._free(sequence)

@@ -5,6 +5,7 @@ prefix hits and resuming after a preemption are that one rule. Blocks are reserv
 V are written inside it.
 """
 
+import sys
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -48,8 +49,7 @@ class StepPlanner:
         queries: rows of each sequence in decode steps: with more than one, the device looks for drafts.
         decodes: whether a plan may be of decode steps; else they wait for the results of earlier plans.
         forces: see ``Scheduler``.
-        alternates_from: from so many sequences on, their known tokens are computed in two steps under way at a time;
-            None for never.
+        forces_up_to: sequences at most whose tokens are forced: what grammars force in more takes the host too long.
     """
 
     queues: SequenceQueues
@@ -63,7 +63,7 @@ class StepPlanner:
     share_prompts: bool
     ends: ChunkEnds
     forces: int = 0
-    alternates_from: int | None = None
+    forces_up_to: int = sys.maxsize
     rewind: Callable[[SequenceState], None] | None = None
     queries: int = 1
     decodes: bool = True
@@ -252,8 +252,10 @@ class StepPlanner:
             ]
 
         pairs, queries = live(), self.queries
-        if any([s.lags or (self.forces and s.spec.guided) for s, _ in pairs]):  # noqa: C419 (as below)
-            self._plan_known(live)
+        if any([s.lags or s.num_uncomputed_tokens > 1 for s, _ in pairs]):  # noqa: C419 (as below)
+            # The host sends each row's last token, so it has to have seen them all.
+            if not any([s.num_pending_tokens for s, _ in pairs]):  # noqa: C419
+                self._plan_known(live)
             return
         if queries > 1:
             # Some may have come back from the host in this plan, after drafts were decided on.
@@ -296,12 +298,8 @@ class StepPlanner:
         self._plan.steps, self._plan.queries = steps, queries
 
     def _plan_known(self, live: Callable[[], list[tuple[SequenceState, int]]]) -> None:
-        """Plan a step in which sequences catch up with tokens that a grammar forced: a row for each known token.
-
-        Those under way are left out. Of many, half is planned at a time: the device computes one half while the host
-        looks up what grammars allow in the other.
-        """
-        while pairs := self._ready(live()):
+        """Plan a step in which sequences catch up with tokens that a grammar forced: a row for each known token."""
+        while pairs := live():
             spare, ends = self.max_num_seqs - len(pairs), list[int]()
             for sequence, _ in pairs:
                 further = min(sequence.num_uncomputed_tokens - 1, spare)
@@ -341,14 +339,10 @@ class StepPlanner:
                 self.queues.planned.append(sequence)
         self._plan.steps = 1
 
-    def _ready(self, live: list[tuple[SequenceState, int]]) -> list[tuple[SequenceState, int]]:
-        """Those whose tokens are all known, as many as one step has."""
-        alternate = self.alternates_from is not None and len(live) >= self.alternates_from
-        ready = [pair for pair in live if not pair[0].num_pending_tokens]
-        if not alternate:
-            # A few that go ahead of the others would take steps of their own.
-            return ready if len(ready) == len(live) else []
-        return ready[: -(-len(live) // 2)]
+    @property
+    def forcing(self) -> bool:
+        """Whether tokens that grammars force are looked for now, in sequences with none under way."""
+        return self.forces > 0 and len(self.queues.running) <= self.forces_up_to
 
     def _most_queries(self) -> int:
         """Rows that each running sequence may have in a step: the runner rounds both numbers to powers of two."""

@@ -165,14 +165,11 @@ class TokenConstraint:
 
     def _run(self) -> list[int]:
         """The tokens that encoding gives for the text that must come, if masks would name them one after the other."""
-        matcher, layout = self._matcher, self._layout
+        matcher = self._matcher
         if self._ended or matcher.is_error():
             return []
-        run = matcher.compute_ff_tokens()
-        usual = [token_id < layout.known and token_id not in layout.eos_token_ids for token_id in run]
-        run = run[: usual.index(False) if False in usual else len(run)]
-        run = run[: matcher.validate_tokens(run)]
-        return run if self._grammar.encodes_alike(run) else run[:1]
+        run = list(self._grammar.alike(matcher.compute_ff_tokens()))
+        return run[: matcher.validate_tokens(run)]
 
     def _encoded(self) -> int | None:
         """The first token that encoding gives for the text that must come, alone in the mask; None for no such text."""
@@ -262,9 +259,15 @@ def _only(words: NDArray[np.uint32]) -> int | None:
 
 
 @functools.lru_cache(maxsize=10_000)
-def _encodes_alike(tokens: "LLTokenizer", run: tuple[int, ...]) -> bool:
+def _alike(tokens: "LLTokenizer", layout: MaskLayout, run: tuple[int, ...]) -> tuple[int, ...]:
+    """The first of these tokens that end nothing, if each rest of them is encoded as it is behind the others.
+
+    Masks are of rests, so they might name other tokens. Then it is the first one alone.
+    """
+    usual = [token_id < layout.known and token_id not in layout.eos_token_ids for token_id in run]
+    run = run[: usual.index(False) if False in usual else len(run)]
     rests = [list(run[place:]) for place in range(len(run))]
-    return all(tokens.tokenize_bytes(tokens.decode_bytes(rest)) == rest for rest in rests)
+    return run if all(tokens.tokenize_bytes(tokens.decode_bytes(rest)) == rest for rest in rests) else run[:1]
 
 
 @functools.cache
@@ -345,9 +348,9 @@ class Grammar:
     def _new_matcher(self, forces: bool) -> "LLMatcher":
         return new_matcher(self._tokens, self._serialized if forces else without_forcing(self._serialized))
 
-    def encodes_alike(self, run: list[int]) -> bool:
-        """Whether each rest of these tokens is encoded as it is behind the others: masks are of rests."""
-        return _encodes_alike(self._tokens, tuple(run))
+    def alike(self, run: list[int]) -> Sequence[int]:
+        """See ``_alike``."""
+        return _alike(self._tokens, self._layout, tuple(run))
 
     def look_at_memory(self) -> None:
         """Find out whether matchers should be renewed."""
