@@ -2,6 +2,7 @@
 
 import random
 from array import array
+from itertools import islice
 
 import numpy as np
 import torch
@@ -31,7 +32,11 @@ def step(*chunks):
 def shared(*chunks):
     plan, slots = step(*chunks)
     tiles = group_tiles(plan, slots, BLOCK, ROWS)
-    return tiles and [(tile.first_row, tile.shared, [tuple(piece) for piece in tile.pieces]) for tile in tiles]
+    if tiles is None:
+        return None
+    pieces = iter(map(tuple, tiles.pieces.tolist()))
+    by_tile = zip(tiles.firsts.tolist(), tiles.shared.tolist(), tiles.counts.tolist(), strict=True)
+    return [(first, keys, list(islice(pieces, count))) for first, keys, count in by_tile]
 
 
 def test_short_chunks_fill_tiles():

@@ -1,6 +1,5 @@
 """The inputs of a packed step as one array, so that one copy brings them to the device."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -8,7 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from rosebatch.engine.plan import PackedStep, RestartPolicy
-from rosebatch.engine.triton_runner.prefix_tiles import PrefixTile
+from rosebatch.engine.triton_runner.prefix_tiles import PrefixTiles
 from rosebatch.engine.triton_runner.slots import Slots
 from rosebatch.ops.ops import PackedChunks
 
@@ -74,16 +73,16 @@ class Layout:
         *,
         with_chunks: bool = False,
         restarts: RestartPolicy | None = None,
-        shared: Sequence[PrefixTile] | None = None,
+        shared: PrefixTiles | None = None,
     ) -> "Layout":
         """No more room than the plan needs."""
         num_tiles = sum(-(-len(chunk.token_ids) // tile_rows) for chunk in plan.chunks)
         num_chunks = len(plan.chunks) if with_chunks else 0
         # Kernels are launched for a row at least.
         num_last = max(1, len(plan.read_numbers))
+        num_pieces = 0
         if shared is not None:
-            num_tiles = len(shared)
-        num_pieces = sum(len(tile.pieces) for tile in shared or ())
+            num_tiles, num_pieces = len(shared.firsts), len(shared.pieces)
         return cls(plan.num_tokens, num_tiles, num_last, num_chunks, restarts, num_pieces)
 
     @classmethod
@@ -171,7 +170,7 @@ class _Chunks(NamedTuple):
 
 
 def pack(
-    plan: PackedStep, slots: Slots, layout: Layout, tile_rows: int, shared: Sequence[PrefixTile] | None = None
+    plan: PackedStep, slots: Slots, layout: Layout, tile_rows: int, shared: PrefixTiles | None = None
 ) -> np.ndarray:
     """The plan's tokens, tiles, last rows and chunks as int32, padded to ``layout``.
 
@@ -228,16 +227,16 @@ def _pack_tiles(chunks: _Chunks, layout: Layout, tile_rows: int) -> np.ndarray:
     return tiles.reshape(-1)
 
 
-def _pack_shared(shared: Sequence[PrefixTile], layout: Layout) -> list[np.ndarray]:
+def _pack_shared(shared: PrefixTiles, layout: Layout) -> list[np.ndarray]:
     """Tiles of several chunks, and their pieces, see ``rosebatch_kernels.paged_attention.prefill_shared``."""
-    tiles: list[tuple[int, int, int, int, int]] = []
-    pieces: list[tuple[int, int, int, int]] = []
-    for first_row, keys, own in sorted(shared, key=lambda tile: -tile.pieces[-1].position):
-        tiles.append((first_row, sum(piece.rows for piece in own), keys, len(pieces), len(own)))
-        pieces += own
-    tiles += [(0, 0, 0, 0, 0)] * (layout.num_tiles - len(tiles))
-    pieces += [(0, 0, 0, 0)] * (layout.num_pieces - len(pieces))
-    return [np.array(tiles, np.int32).reshape(-1), np.array(pieces, np.int32).reshape(-1)]
+    tiles, pieces = np.zeros((layout.num_tiles, 5), np.int32), np.zeros((layout.num_pieces, 4), np.int32)
+    if count := len(shared.firsts):
+        # As above, by their last pieces.
+        own = shared.sorted(np.argsort(-shared.pieces[shared.counts.cumsum() - 1, 3], kind="stable"))
+        begins = own.counts.cumsum() - own.counts
+        tiles[:count] = np.stack((own.firsts, own.num_rows, own.shared, begins, own.counts), 1)
+        pieces[: len(own.pieces)] = own.pieces
+    return [tiles.reshape(-1), pieces.reshape(-1)]
 
 
 def _pack_chunks(chunks: _Chunks, slots: Slots, layout: Layout, tile_rows: int) -> list[np.ndarray]:

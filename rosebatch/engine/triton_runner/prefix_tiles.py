@@ -15,74 +15,80 @@ MIN_KEYS = 256
 MAX_LEFT = 0.8
 
 
-class Piece(NamedTuple):
-    """Rows of a chunk in a tile: row of the block table, first row in the tile, number, position of the first."""
+class PrefixTiles(NamedTuple):
+    """The tiles of a step, in order of its rows.
 
-    slot: int
-    begin: int
-    rows: int
-    position: int
+    Attributes:
+        firsts: ``[N]``, the first row of each in the step.
+        shared: ``[N]``, keys that all of its pieces share.
+        counts: ``[N]``, how many pieces it has.
+        pieces: ``[P, 4]`` of one tile after the other, each rows of a chunk: the row of the block table, the first row
+            in the tile, their number, and the position of the first.
+    """
+
+    firsts: np.ndarray
+    shared: np.ndarray
+    counts: np.ndarray
+    pieces: np.ndarray
+
+    @property
+    def num_rows(self) -> np.ndarray:
+        """``[N]``, of each tile."""
+        return np.add.reduceat(self.pieces[:, 2], self.counts.cumsum() - self.counts)
+
+    def sorted(self, order: np.ndarray) -> "PrefixTiles":
+        """The tiles in another order, with their pieces."""
+        counts = self.counts[order]
+        begins = (self.counts.cumsum() - self.counts)[order]
+        places = np.repeat(begins - (counts.cumsum() - counts), counts) + np.arange(len(self.pieces))
+        return PrefixTiles(self.firsts[order], self.shared[order], counts, self.pieces[places])
 
 
-class PrefixTile(NamedTuple):
-    """A tile: first row in the step, and keys that all of its pieces share."""
-
-    first_row: int
-    shared: int
-    pieces: list[Piece]
+_NONE = np.zeros(0, np.int32)
+NO_TILES = PrefixTiles(_NONE, _NONE, _NONE, _NONE.reshape(0, 4))
 
 
-def group_tiles(plan: PackedStep, slots: Slots, block_size: int, tile_rows: int) -> list[PrefixTile] | None:
-    """The tiles of a step, in order of its rows; None if they are hardly fewer than with a tile for each chunk."""
+def group_tiles(plan: PackedStep, slots: Slots, block_size: int, tile_rows: int) -> PrefixTiles | None:
+    """The tiles of a step; None if they are hardly fewer than with a tile for each chunk.
+
+    A tile is open until it is full, or the next chunk shares too little with the last one in it.
+    """
     assert slots.tables is not None, "the host keeps the tables"
     chunks = plan.chunks
-    numbers = np.array([slots.slot_of[chunk.id] for chunk in chunks])
-    whole = np.array([chunk.start for chunk in chunks]) // block_size
-    width = int(whole.max())
-    if len(chunks) < 2 or width * block_size < MIN_KEYS:
+    lengths = np.array([len(chunk.token_ids) for chunk in chunks])
+    starts = np.array([chunk.start for chunk in chunks])
+    whole = starts // block_size
+    width, ends = int(whole.max()), lengths.cumsum()
+    # With the fewest tiles, all are full.
+    most = MAX_LEFT * int((-(-lengths // tile_rows)).sum())
+    if len(chunks) < 2 or width * block_size < MIN_KEYS or -(-int(ends[-1]) // tile_rows) > most:
         return None
+    numbers = np.array([slots.slot_of[chunk.id] for chunk in chunks])
     alike = _alike(slots.tables[numbers, :width], whole)
-    fill = _Fill(tile_rows, block_size)
-    for slot, chunk, own, common in zip(numbers.tolist(), chunks, whole.tolist(), alike, strict=True):
-        fill.add(slot, chunk.start, len(chunk.token_ids), own, common)
-    apart = sum(-(-len(chunk.token_ids) // tile_rows) for chunk in chunks)
-    return fill.tiles if len(fill.tiles) <= MAX_LEFT * apart else None
+    firsts = ends - lengths
+    # Chunks that go on in each other's tiles, one run after the other; then the tiles of these runs.
+    begins = firsts[alike * block_size < MIN_KEYS]
+    of_runs = np.append(begins[1:], ends[-1]) - begins
+    counts = -(-of_runs // tile_rows)
+    if (num_tiles := int(counts.sum())) > most:
+        return None
+    within = np.arange(num_tiles) - np.repeat(counts.cumsum() - counts, counts)
+    tiles = np.repeat(begins, counts) + within * tile_rows
+    # A piece begins with a chunk or with a tile.
+    pieces = np.union1d(firsts, tiles)
+    chunk_of = firsts.searchsorted(pieces, "right") - 1
+    first_pieces = pieces.searchsorted(tiles)
+    counts = np.append(first_pieces[1:], len(pieces)) - first_pieces
+    inside = pieces - np.repeat(tiles, counts)
+    keys = np.where(inside == 0, whole[chunk_of], alike[chunk_of]) * block_size
+    rows = np.append(pieces[1:], ends[-1]) - pieces
+    positions = starts[chunk_of] + pieces - firsts[chunk_of]
+    own = np.stack((numbers[chunk_of], inside, rows, positions), 1)
+    return PrefixTiles(tiles, np.minimum.reduceat(keys, first_pieces), counts, own)
 
 
-def _alike(tables: np.ndarray, whole: np.ndarray) -> list[int]:
+def _alike(tables: np.ndarray, whole: np.ndarray) -> np.ndarray:
     """How many whole blocks each row has in common with the row before; 0 for the first."""
     differs = tables[1:] != tables[:-1]
     alike = np.where(differs.any(1), differs.argmax(1), tables.shape[1])
-    return [0, *np.minimum(alike, np.minimum(whole[1:], whole[:-1])).tolist()]
-
-
-class _Fill:
-    """Tiles in the making: the last one is open until it is full, or a chunk shares too little with it."""
-
-    def __init__(self, tile_rows: int, block_size: int) -> None:
-        self.tile_rows = tile_rows
-        self.block_size = block_size
-        self.tiles: list[PrefixTile] = []
-        self._row = 0
-        self._used = tile_rows
-
-    def add(self, slot: int, start: int, length: int, whole: int, alike: int) -> None:
-        """Add a chunk with ``whole`` blocks before it, of which ``alike`` are in common with the last chunk."""
-        done = 0
-        if self.tiles and self._used < self.tile_rows:
-            tile = self.tiles[-1]
-            shared = min(tile.shared, alike * self.block_size)
-            if shared >= MIN_KEYS:
-                if shared < tile.shared:
-                    self.tiles[-1] = tile._replace(shared=shared)
-                done = self._take(slot, start, min(length, self.tile_rows - self._used))
-        while done < length:
-            self.tiles.append(PrefixTile(self._row, whole * self.block_size, []))
-            self._used = 0
-            done += self._take(slot, start + done, min(length - done, self.tile_rows))
-
-    def _take(self, slot: int, position: int, rows: int) -> int:
-        self.tiles[-1].pieces.append(Piece(slot, self._used, rows, position))
-        self._used += rows
-        self._row += rows
-        return rows
+    return np.append(0, np.minimum(alike, np.minimum(whole[1:], whole[:-1])))

@@ -31,7 +31,7 @@ from rosebatch.engine.triton_runner.attention import KeyEnds, RunMixers, Turns, 
 from rosebatch.engine.triton_runner.graphs import Ran, StepGraphs
 from rosebatch.engine.triton_runner.packing import MAX_PADDED_TOKENS, pack, padded_size
 from rosebatch.engine.triton_runner.prefix_groups import MIN_ROWS, PrefixGroupState
-from rosebatch.engine.triton_runner.prefix_tiles import PrefixTile, group_tiles
+from rosebatch.engine.triton_runner.prefix_tiles import NO_TILES, group_tiles
 from rosebatch.engine.triton_runner.results import to_result, until_ended, verified
 from rosebatch.engine.triton_runner.slots import Slots
 from rosebatch.engine.triton_runner.state import DeviceState, KnownTokens
@@ -168,7 +168,7 @@ class TritonRunner:
         self.cache.copy([(group, last - 1, last - 1) for group, last in enumerate(self.cache.num_blocks)], self.up)
         sizes = warm_up_tokens(max_num_tokens)
         for kind in (PackedKind(tokens, shares) for tokens in sizes for shares in {False, self._shares_tiles}):
-            shared: list[PrefixTile] | None = [] if kind.shares else None
+            shared = NO_TILES if kind.shares else None
             packed = pack(PackedStep(()), self.slots, steps.layout(kind), steps.tile_rows, shared)
             cells, columns = self.up.send(packed, np.arange(min(self.slots.num_slots, kind.size), dtype=np.int32))
             steps.packed_cells[: len(cells)].copy_(cells)

@@ -1,6 +1,5 @@
 """The forward passes of steps, which CUDA graphs can hold: all that they read is in tensors that stay in place."""
 
-from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple, cast
 
@@ -12,7 +11,7 @@ from rosebatch.engine.sampling.features import Features
 from rosebatch.engine.triton_runner.attention import DecodeAttention, KeyEnds, PackedAttention, RunMixers, Turns
 from rosebatch.engine.triton_runner.packing import MAX_PADDED_TOKENS, Layout, PackedInputs
 from rosebatch.engine.triton_runner.prefix_groups import PrefixGroupState
-from rosebatch.engine.triton_runner.prefix_tiles import PrefixTile
+from rosebatch.engine.triton_runner.prefix_tiles import PrefixTiles
 from rosebatch.engine.triton_runner.token_sampler import TokenSampler
 from rosebatch.model.contract import ImageRows, Model, SeeingModel
 from rosebatch_kernels.feedback import layout
@@ -186,7 +185,7 @@ class DeviceSteps:
             forward = partial(cast(SeeingModel, self.model).forward, images=seen.images)
         return forward(inputs.input_ids, inputs.positions, attention, wanted)
 
-    def exact_layout(self, plan: PackedStep, shared: Sequence[PrefixTile] | None) -> Layout:
+    def exact_layout(self, plan: PackedStep, shared: PrefixTiles | None) -> Layout:
         """Room for a plan, see ``Layout.exact``."""
         return Layout.exact(plan, self.tile_rows, with_chunks=self.packs_chunks, restarts=self.restarts, shared=shared)
 
