@@ -1,7 +1,8 @@
 """The order in which rows are served: the same beginnings together, and at the end the longest first."""
 
+from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from rosebatch.core.token_ids import TokenIds
@@ -9,6 +10,7 @@ from rosebatch.io.images.references import ends_of
 from rosebatch.io.rows import FailedRow
 from rosebatch.job.lengths import ROWS_AHEAD, length_class
 from rosebatch.job.prepared import DEFAULT_BYTES, END, End, Prepared, size_of
+from rosebatch.text.shared_beginnings import length_in_common
 
 # Rows that are read ahead at most. A stream holds 4,096 results that wait for an earlier row.
 _MAX_AHEAD = 3072
@@ -70,8 +72,10 @@ def in_good_order(
             held += size_of(item)
             count -= 1
 
-    def in_order(rows: Iterable[Prepared | FailedRow]) -> deque[Prepared | FailedRow]:
-        return deque(sorted(rows, key=partial(_place, shares=shares, longest_first=last)))
+    def in_order(rows: Sequence[Prepared | FailedRow]) -> deque[Prepared | FailedRow]:
+        # To compare what all begin with took 7 µs a row.
+        behind = _not_compared(rows) if shares else 0
+        return deque(sorted(rows, key=partial(_place, shares=shares, longest_first=last, behind=behind)))
 
     read(window)
     while waiting or not ended:
@@ -98,10 +102,26 @@ def in_good_order(
                 waiting.clear()
 
 
-def _place(item: Prepared | FailedRow, *, shares: bool, longest_first: bool) -> tuple[bool, int, bytes, TokenIds]:
+def _token_ids(item: Prepared) -> TokenIds:
+    """Those of the first prompt. Others than ``TokenIds`` are of no model: the engine refuses them."""
+    token_ids = item.prompts[0].token_ids
+    return token_ids if isinstance(token_ids, TokenIds) else _NO_IDS
+
+
+def _not_compared(rows: Sequence[Prepared | FailedRow]) -> int:
+    """How many token ids all of these begin with, but for those that have failed; 0 if the rests are most of them."""
+    ids = [_token_ids(row) for row in rows if isinstance(row, Prepared)]
+    common = length_in_common(min(ids), max(ids)) if ids else 0
+    # Rests are copied.
+    return common if sum(map(len, ids)) <= 2 * common * len(ids) else 0
+
+
+def _place(
+    item: Prepared | FailedRow, *, shares: bool, longest_first: bool, behind: int
+) -> tuple[bool, int, bytes, "array[int]"]:
     """By what rows are sorted: those that have failed first, then by their images, then by their token ids.
 
-    Arrays compare as quickly as bytes, and need no copy.
+    Arrays compare as quickly as bytes where they differ early, and need no copy.
     """
     if isinstance(item, FailedRow):
         return False, 0, b"", _NO_IDS
@@ -111,6 +131,5 @@ def _place(item: Prepared | FailedRow, *, shares: bool, longest_first: bool) -> 
         return True, length, b"", _NO_IDS
     # Questions about one image follow each other, whatever they are.
     front = ends_of(row.images[0].source) if row.images else b""
-    token_ids = item.prompts[0].token_ids
-    # Others are of no model: the engine refuses them.
-    return True, length, front, token_ids if isinstance(token_ids, TokenIds) else _NO_IDS
+    token_ids = _token_ids(item)
+    return True, length, front, token_ids[behind:] if behind else token_ids

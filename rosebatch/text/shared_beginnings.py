@@ -4,7 +4,7 @@ It ends where a long text may be cut, so token ids are those of each text as a w
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rosebatch.text.long_texts import AROUND, LongTexts
 
@@ -42,7 +42,7 @@ class SharedBeginnings:
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]] | None:
         """Token ids of each text, as the tokenizer gives them for it as a whole; None if they share too little."""
         first, last = min(texts, default=""), max(texts, default="")
-        shared = _length_in_common(first, last)
+        shared = length_in_common(first, last)
         known = self._last
         fits = shared >= len(known.seen) and first.startswith(known.seen)
         if (shared - (known.rest if fits else 0)) * (len(texts) - 1) >= _WORTH:
@@ -68,8 +68,8 @@ class SharedBeginnings:
         return _Beginning(text[: behind + AROUND], behind, ids) if ids + rest == whole else None
 
 
-def _length_in_common(first: str, second: str) -> int:
-    """How many characters both begin with."""
+def length_in_common(first: Sequence[Any], second: Sequence[Any]) -> int:
+    """How many items both begin with, such as characters."""
     low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2

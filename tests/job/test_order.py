@@ -39,7 +39,18 @@ def test_rows_that_begin_alike_follow_each_other_within_a_window():
 def test_rows_are_sorted_by_the_token_ids_that_they_have():
     """30 million ids had a copy of 120 MB, to be sorted before the engine refused them."""
     token_ids = TokenIds.of([5, 6, 9])
-    assert order._place(row(0, token_ids), shares=True, longest_first=False)[-1] is token_ids
+    rows = [row(0, token_ids), row(1, TokenIds.of([5, 7, 8, 9]))]
+    behind = order._not_compared(rows)
+    assert order._place(rows[0], shares=True, longest_first=False, behind=behind)[-1] is token_ids
+
+
+def test_rows_that_all_begin_alike_are_sorted_by_the_rest():
+    """The beginning is left out of what is compared: a shorter prompt, and longer rests, keep their places."""
+    front, rests = [7] * 40, ([3], [], [2, 9], [2], [1] * 90, [4, 0], [2, 8], [1] * 89)
+    rows = [row(number, TokenIds.of([*front, *rest])) for number, rest in enumerate(rests)]
+    failed = FailedRow(index=8, where="line 9", metadata={}, error=RowError("empty_prompt", "nothing"))
+    found = [item.row.index for item in in_good_order(iter([*rows, failed]), 9) if item is not failed]
+    assert found == sorted(range(8), key=rests.__getitem__)
 
 
 def test_a_window_is_read_while_the_one_before_it_is_handed_out():
