@@ -59,6 +59,21 @@ def test_a_block_behind_another_one_needs_no_look():
     assert found(tree, ids(0, 1, 2, 3, 9, 9)) == [0, 1, 3]
 
 
+def test_rows_behind_an_instruction_do_not_look_for_it(monkeypatch):
+    """Each row compared all of the instruction once more; one whose next block is there still has to."""
+    tree = PrefixTree(9, SIZE)
+    tree.add(b"a", ids(1, 1, 2, 2, 3, 3), 0, [0, 1, 2])
+    tree.add(b"a", ids(1, 1, 2, 2, 4, 4), 2, [3], before=1)
+    with monkeypatch.context() as patched:
+        patched.setattr(PrefixTree, "_walk", None)
+        tree.add(b"a", ids(1, 1, 2, 2, 5, 5, 6, 6), 2, [4, 5], before=1)
+    tree.add(b"a", ids(1, 1, 2, 2, 4, 4, 7, 7), 2, [6, 7], before=1)
+    tree.check_integrity()
+    assert found(tree, ids(1, 1, 2, 2, 5, 5, 6, 6), b"a") == [0, 1, 4, 5]
+    assert found(tree, ids(1, 1, 2, 2, 4, 4, 7, 7), b"a") == [0, 1, 3, 7]
+    assert found(tree, ids(1, 1, 2, 2, 3, 3), b"a") == [0, 1, 2]
+
+
 def test_zeros_are_tokens():
     """With them left out, a prompt would get the keys of a shorter one."""
     tree = PrefixTree(9, SIZE)

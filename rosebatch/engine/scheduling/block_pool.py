@@ -61,13 +61,15 @@ class BlockPool:
 
     def share(self, blocks: Sequence[int]) -> None:
         """Add a holder to each block, taking it off the free list if it had none."""
-        counts = self._ref_counts
-        # They were found in the tree.
-        if free := [block for block in blocks if not counts[block]]:
+        counts, free = self._ref_counts, list[int]()
+        for block in blocks:
+            if not (held := counts[block]):
+                free.append(block)
+            counts[block] = held + 1
+        if free:
+            # They were found in the tree.
             self._cached.remove(free)
             self.num_free -= len(free)
-        for block in blocks:
-            counts[block] += 1
 
     def free(self, blocks: Sequence[int]) -> None:
         """Drop one holder of each block of a sequence, given in sequence order.

@@ -28,6 +28,8 @@ class PrefixCache:
         self.enabled = enabled
         self.exact = exact
         self.unit = unit
+        # One group of layers without a window, of which any number of blocks may be held.
+        self._is_plain = len(blocks.groups) == 1 and not blocks.window_groups and unit == 1
 
     def take(self, sequence: SequenceState) -> None:
         """Hold the blocks of the longest cached prefix, if any: its tokens are computed.
@@ -49,6 +51,10 @@ class PrefixCache:
             sequence.tables = [[] for _ in self.blocks.groups]
             return
         sequence.num_computed_tokens = min(count * size, sequence.num_known_tokens - 1)
+        if self._is_plain:
+            sequence.tables = [found[0][:count]]
+            self.blocks.pools[0].share(sequence.tables[0])
+            return
         sequence.tables = []
         for group, own in zip(self.blocks.groups, found, strict=True):
             first = group.first_seen(sequence.num_computed_tokens)
@@ -105,6 +111,9 @@ class PrefixCache:
     def _longest_prefix(self, num_tokens: int, found: Sequence[Sequence[int]]) -> int:
         """How many blocks, the first of ``num_tokens`` tokens, can be held in all groups, of those found in each."""
         size, groups = self.blocks.block_size, self.blocks.groups
+        if self._is_plain and GONE not in found[0] and (count := len(found[0])) * size < num_tokens:
+            # Nearly always, and quicker to tell.
+            return count
         count = max(map(len, found))
         for group, own in zip(groups, found, strict=True):
             if not group.pool.window:

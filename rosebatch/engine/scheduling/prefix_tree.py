@@ -80,12 +80,18 @@ class PrefixTree:
         """
         stop, size = first + len(blocks), self._block_size
         run = None if before is None else self.runs[before]
-        if run is not None and not run.children and len(run.blocks) == run.length and run.blocks[-1] == before:
-            # It grows, as with each block of generated tokens: a look for it would compare all tokens so far.
-            rest = memoryview(token_ids)[first * size : stop * size].tobytes()
-            run.tokens, run.length = run.tokens + rest, run.length + len(blocks)
-            self._fill(run, len(run.blocks), blocks)
-            return
+        if run is not None and len(run.blocks) == run.length and run.blocks[-1] == before:
+            # A look for the run would compare all tokens before these, with each block that generated tokens fill.
+            key = token_ids[first * size : (first + 1) * size].tobytes() if run.children else b""
+            if key not in run.children:
+                rest = memoryview(token_ids)[first * size : stop * size].tobytes()
+                if key:
+                    # As behind an instruction that many prompts have.
+                    run.children[key] = run = Run(run, key, rest, stop - first)
+                else:
+                    run.tokens, run.length = run.tokens + rest, run.length + len(blocks)
+                self._fill(run, len(run.blocks), blocks)
+                return
         parts, key = self._walk(label, token_ids, stop)
         run, begin, own = parts[-1] if parts else (self._root, 0, 0)
         if (end := begin + own) < stop:
