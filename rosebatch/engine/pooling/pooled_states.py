@@ -163,9 +163,13 @@ class PooledStates:
 
 def scores(plan: PackedStep, specs: Mapping[int, SequenceSpec]) -> bool:
     """Whether tokens of some prompt may get log-probabilities."""
-    return any(specs[chunk.id].is_scored(chunk.end) for chunk in plan.chunks)
+    own = [(chunk, specs[chunk.id]) for chunk in plan.chunks]
+    # Nearly all ask for none, and a property takes longer than these.
+    asked = [(c, spec) for c, spec in own if spec.scoring is not None or spec.sampling.prompt_logprobs is not None]
+    return any(spec.is_scored(chunk.end) for chunk, spec in asked)
 
 
 def reads_all(plan: PackedStep, specs: Mapping[int, SequenceSpec]) -> bool:
     """Whether hidden states of all tokens are read: to fold them, for their numbers, or for log-probabilities."""
-    return any(specs[chunk.id].pooling in _OF_ALL for chunk in plan.chunks) or scores(plan, specs)
+    poolings = {specs[chunk.id].pooling for chunk in plan.chunks}
+    return not poolings.isdisjoint(_OF_ALL) or scores(plan, specs)

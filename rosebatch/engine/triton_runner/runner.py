@@ -360,7 +360,7 @@ class TritonRunner:
 
     def _launch_packed(self, plan: PackedStep, sampled: Sampled, clock: DeviceClock) -> Callable[[], StepResult]:
         count = len(sampled.specs)
-        if count:
+        if count and self.state.begins(sampled.features):
             chunks = [chunk for chunk in plan.chunks if chunk.sampled]
             rows = [SampledRow(s, c.end, c.output_token_ids) for s, c in zip(sampled.specs, chunks, strict=True)]
             self.state.set_tokens(list(zip(sampled.slots.tolist(), rows, strict=True)), self.up)

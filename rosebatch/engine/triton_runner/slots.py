@@ -92,12 +92,13 @@ class Slots:
                 self._write_blocks(chunk.id, chunk.blocks, write.cells)
                 if chunk.sampled:
                     assert chunk.sampled == 1, "no runner verifies drafts"
-                    self._write_fields(chunk.id, chunk.end, write)
+                    # A property would take as long again.
+                    self._write_fields(chunk.id, chunk.start + len(chunk.token_ids), write)
         return write
 
     def bucket(self, ids: Sequence[int]) -> int:
         """The batch size that holds all these sequences' slots."""
-        return self._bucket(1 + max(self.slot_of[sequence_id] for sequence_id in ids))
+        return self._bucket(1 + max([self.slot_of[sequence_id] for sequence_id in ids]))
 
     def _bucket(self, rows: int) -> int:
         return next(size for size in self.buckets if size >= rows)
@@ -150,9 +151,10 @@ class Slots:
         if sampling is not self._last[0]:
             self._last = sampling, _fields_of(sampling)
         min_position = len(spec.prompt_token_ids) + sampling.min_tokens
-        values = end - 1, end, spec.decode_len - 1, *self._last[1], min_position
-        first = self._cell(layout.POSITION, slot)
-        write.cells.update(zip(range(first, first + len(values) * self.num_slots, self.num_slots), values, strict=True))
+        limit = (spec.restart_len or spec.max_len) - 1
+        values = end - 1, end, limit, *self._last[1], min_position
+        cells = range(layout.POSITION * self.num_slots + slot, layout.STATE * self.num_slots, self.num_slots)
+        write.cells.update(zip(cells, values, strict=True))
 
     def _cell(self, name: int, slot: int) -> int:
         return name * self.num_slots + slot

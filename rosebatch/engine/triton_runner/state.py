@@ -119,6 +119,10 @@ class DeviceState:
             slots, device = self.fields.shape[1], self.fields.device
             self.tokens = torch.zeros(slots, self._most_tokens, dtype=torch.int32, device=device)
 
+    def begins(self, features: Features) -> bool:
+        """Whether ``set_tokens`` has anything to set for sequences that begin to be sampled with these features."""
+        return features.adjusts or len(self.bias) > 0
+
     @contextmanager
     def tables_of(self, slots: int) -> Iterator[None]:
         """Meanwhile, the first slots have tables of all features, and no others."""

@@ -42,15 +42,18 @@ class Sampled:
     @classmethod
     def of(cls, plan: StepPlan, slots: Slots, masks: Masks) -> "Sampled":
         """Those of a plan that the slots have taken over."""
+        positions: list[int]
         if isinstance(plan, DecodeWindow):
-            ends = [(row.id, row.end) for row in plan.rows if row.length]
+            positions = [row.end for row in plan.rows if row.length]
         else:
-            ends = [(chunk.id, chunk.end) for chunk in plan.chunks if chunk.sampled]
-        specs = [slots.specs[sequence_id] for sequence_id, _ in ends]
+            # A property would take as long again.
+            positions = [chunk.start + len(chunk.token_ids) for chunk in plan.chunks if chunk.sampled]
+        ids = plan.sampled_ids
+        specs = [slots.specs[sequence_id] for sequence_id in ids]
         return cls(
             specs,
-            np.array([slots.slot_of[sequence_id] for sequence_id, _ in ends], np.int32),
-            [end for _, end in ends],
+            np.array([slots.slot_of[sequence_id] for sequence_id in ids], np.int32),
+            positions,
             Features.of(specs),
             [number for number, spec in enumerate(specs) if spec.guided],
             masks,
