@@ -71,6 +71,15 @@ class PrefixCache:
         if not self.enabled or first == stop:
             return
         labels = self._labels(sequence, stop)
+        if self._is_plain and len(labels) == 1:
+            # Nearly always, and quicker to do.
+            group, whole = self.blocks.groups[0], sequence.tables[0]
+            table = whole[first:stop]
+            if in_flight:
+                group.in_flight.append(table)
+            before = whole[first - 1] if first else None
+            group.pool.prefixes.add(labels[0][0], sequence.token_ids, first, table, before)
+            return
         for group in self.blocks.groups:
             whole = sequence.tables[group.number]
             table, begin = whole[first:stop], 0
