@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from msgspec import structs
 
 from rosebatch.core.errors import RowError
+from rosebatch.core.structured_outputs import GrammarSpec
 from rosebatch.host.threads import done_within, wait_for
 from rosebatch.io.rows import FailedRow
 from rosebatch.job.prepared import DEFAULT_BYTES, Prepared
@@ -61,8 +62,8 @@ def with_grammars(
             del item
             continue
         with Stopwatch(seconds, "compiling grammars"):
-            wait_for(grammars.start(), check)
             row = _Waiting(item, grammars)
+            wait_for(grammars.ready(row.spec), check)
             found = row.wait(_PATIENCE_SECONDS, check)
             while in_order and found is None:
                 found = row.wait(_PATIENCE_SECONDS, check)
@@ -96,6 +97,13 @@ class _Waiting:
     grammars: Grammars
     compiled: Future[Grammar | Tried] | None = None
 
+    @property
+    def spec(self) -> GrammarSpec:
+        """Of its grammar."""
+        spec = self.row.row.sampling.grammar
+        assert spec is not None, "it was tried"
+        return spec
+
     def wait(self, seconds: float, check: Callable[[], None]) -> Prepared | FailedRow | None:
         """The row as it goes on; None if its grammar is not ready by then."""
         end = time.monotonic() + seconds
@@ -105,14 +113,14 @@ class _Waiting:
 
     def poll(self, seconds: float) -> Prepared | FailedRow | None:
         """The same, without a check."""
-        row, spec = self.row, self.row.row.sampling.grammar
-        assert row.tried is not None and spec is not None
+        row = self.row
+        assert row.tried is not None
         if not done_within(row.tried, seconds):
             return None
         try:
             tried = row.tried.result()
             tried.require()
-            self.compiled = self.compiled or self.grammars.compiled(spec, tried)
+            self.compiled = self.compiled or self.grammars.compiled(self.spec, tried)
             if not done_within(self.compiled, seconds):
                 return None
             grammar = self.compiled.result()

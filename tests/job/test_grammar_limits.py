@@ -47,6 +47,34 @@ def test_a_grammar_beyond_the_limits_fails_alone(grammars, limits, message):
     assert own.compile(GrammarSpec("regex", "a+")).start().feed(ord("a")) is False
 
 
+def test_short_lists_of_choices_are_not_tried(grammars, monkeypatch):
+    """With a list of its own for each row, trials and compiling took all of a job's time: 155 rows a second."""
+    own, tried = grammars(None), []
+    monkeypatch.setattr(
+        "rosebatch.text.grammar.grammars.try_grammar", lambda spec, *_: tried.append(spec.kind) or Tried()
+    )
+    monkeypatch.setattr("rosebatch.text.grammar.grammars.start_process", lambda _: tried.append("process"))
+    constraint = own.compile(GrammarSpec("choice", '["ab", "c"]')).start()
+    assert (constraint.feed(ord("a")), constraint.feed(ord("b"))) == (False, True) and tried == []
+    with pytest.raises(RowError, match=r"the list of choices cannot be used: .*at least one"):
+        own.compile(GrammarSpec("choice", "[]"))
+    own.compile(GrammarSpec("regex", "a")), own.compile(GrammarSpec("choice", json.dumps(["x" * 2000])))
+    assert tried == ["process", "regex", "choice"]
+
+
+def test_a_grammar_compiles_while_others_are_tried(grammars, monkeypatch):
+    """A row whose turn it was waited for the trials of all rows that were read ahead."""
+    own, go, first = grammars(None), threading.Event(), GrammarSpec("regex", "a")
+    own.ready(first).result()
+    monkeypatch.setattr("rosebatch.text.grammar.grammars.try_grammar", lambda *_: go.wait() and Tried())
+    others = [own.begin(GrammarSpec("regex", f"b{number}")) for number in range(9)]
+    try:
+        assert own.compiled(first, Tried()).result(60).start().feed(ord("a"))
+    finally:
+        go.set()
+    assert all(each.result(60) == Tried() for each in others)
+
+
 def test_a_row_whose_grammar_is_too_large(job):
     """The rows around it are served, and the error names the flag."""
     job.settings = {"grammar_timeout": 0.2}
@@ -113,7 +141,7 @@ class SlowGrammars:
     def __init__(self, grammars):
         self.grammars = grammars
         self.pool = DaemonPool(1, "slow")
-        self.start, self.compiled = grammars.start, grammars.compiled
+        self.ready, self.compiled = grammars.ready, grammars.compiled
         self.go = threading.Event()
 
     def begin(self, spec):
@@ -140,7 +168,7 @@ def test_rows_overtake_one_whose_grammar_is_slow(job, tokenizer, slow, monkeypat
         now = 1000.0
 
     # The wait for the process that tries grammars looks too, where its start takes long.
-    slow.start().result()
+    slow.ready(GrammarSpec("regex", "slow")).result()
     monkeypatch.setattr("rosebatch.job.await_grammars.time", SimpleNamespace(monotonic=lambda: now))
     kinds = [{}, {"structured_outputs": {"regex": "slow"}}, {"structured_outputs": {"regex": "quick"}}, {}]
     rows = job.rows([{"prompt": f"row {i}", **kind} for i, kind in enumerate(kinds)])

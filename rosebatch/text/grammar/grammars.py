@@ -8,7 +8,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rosebatch.core.errors import is_failure
 from rosebatch.core.structured_outputs import GrammarSpec
@@ -30,12 +30,18 @@ V = TypeVar("V")
 
 # Grammars that are remembered.
 _MAX_GRAMMARS = 128
+# Characters of a short list of choices, and the bytes that one keeps when it is compiled: measured, the most of several
+# lists.
+_SHORT = 1 << 10
+_BYTES, _BYTES_OF_CHARACTER = 60_000, 1_000
 # Grammars that are tried or compiled at a time: a slow one must not hold up the others.
 _THREADS = max(2, min(4, os.cpu_count() or 1))
 
 
 class Grammars:
     """Compiles grammars, each once: in another process first, within limits, and then in this one.
+
+    Short lists of choices need no trial: with a list of its own for each row, that was most of a job's time.
 
     Only the thread that made it may call it; grammars compile on threads of their own.
 
@@ -57,24 +63,34 @@ class Grammars:
         self._tokens = _Once(lambda: _load(tokenizer, table(), ends))
         self._renewals = Renewals(self._limits.memory)
         self._pool = DaemonPool(_THREADS, "rosebatch-grammar")
+        # A row whose turn it is would wait for the tries of all rows that are read ahead.
+        self._compilers = DaemonPool(_THREADS, "rosebatch-compile")
         self._tried = _Recent[Future[Tried]](self._limits.memory)
         self._compiled = _Recent["Future[Grammar | Tried]"](self._limits.memory)
+        self._read: Future[Tokens | str] | None = None
         self._started: Future[None] | None = None
 
     def begin(self, spec: GrammarSpec) -> Future[Tried]:
-        """Try a specification in another process."""
-        self.start()
+        """Try a specification in another process, unless it is sure to be within limits."""
+        self.ready(spec)
         found = self._tried.get(spec)
         if found is None:
-            found = self._pool.submit(lambda: try_grammar(spec, self._limits, self._table()))
+            if _is_short(spec):
+                found = Future()
+                found.set_result(Tried(memory=_BYTES + _BYTES_OF_CHARACTER * len(spec.source)))
+            else:
+                found = self._pool.submit(lambda: try_grammar(spec, self._limits, self._table()))
             self._tried.put(spec, found, len(spec.source))
         return found
 
-    def start(self) -> "Future[None]":
-        """Read the tokenizer here and in another process, once."""
+    def ready(self, spec: GrammarSpec) -> "Future[Any]":
+        """Read the tokenizer here, and in another process if the specification is tried there; each once."""
+        if self._read is None:
+            self._read = self._pool.submit(self._tokens)
+        if _is_short(spec):
+            return self._read
         if self._started is None:
-            here = self._pool.submit(self._tokens)
-            self._started = self._pool.submit(self._start, here)
+            self._started = self._pool.submit(self._start, self._read)
         return self._started
 
     def _start(self, here: "Future[Tokens | str]") -> None:
@@ -85,7 +101,7 @@ class Grammars:
         """Compile a specification that was tried; the result is what it became, or why it cannot be used."""
         found = self._compiled.get(spec)
         if found is None:
-            found = self._pool.submit(self._compile, spec, tried)
+            found = self._compilers.submit(self._compile, spec, tried)
             self._compiled.put(spec, found, len(spec.source) + tried.memory)
         return found
 
@@ -114,6 +130,11 @@ class Grammars:
             if not is_failure(error):
                 raise
             return Tried("invalid_grammar", unusable(spec, error))
+
+
+def _is_short(spec: GrammarSpec) -> bool:
+    """Whether it is a list of choices that compiles in a few milliseconds, whatever they are."""
+    return spec.kind == "choice" and len(spec.source) <= _SHORT
 
 
 def _load(tokenizer: Tokenizer, table: TokenTable, eos_token_ids: frozenset[int]) -> "Tokens | str":
