@@ -188,3 +188,13 @@ class FakeRunner(Follower):
     def _ended(self, spec: SequenceSpec) -> bool:
         held = self.tokens[spec.id]
         return held[-1] in spec.stop_ids and len(held) > len(spec.prompt_token_ids)
+
+
+def told(write):
+    """What a write tells of the device's cells, by flat index. Of two values of a cell, either might count."""
+    found = {**write.cells, **write.rollovers}
+    for indices, values in write.many:
+        for index, value in zip(indices.tolist(), values.tolist(), strict=True):
+            assert index not in found
+            found[index] = value
+    return found

@@ -37,10 +37,10 @@ class WritingRunner:
         self.kind = ""
         write = self.state._write
 
-        def counted(cells, staging):
-            self.writes[self.kind] += bool(cells)
-            self.cells[self.kind] += len(cells)
-            write(cells, staging)
+        def counted(cells, staging, many=()):
+            self.writes[self.kind] += bool(cells or many)
+            self.cells[self.kind] += len(cells) + sum(len(indices) for indices, _ in many)
+            write(cells, staging, many)
 
         self.state._write = counted
 

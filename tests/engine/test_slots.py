@@ -9,7 +9,7 @@ from rosebatch.engine.long_rope import LongRope
 from rosebatch.engine.plan import Chunk, DecodeRow, DecodeWindow, PackedStep
 from rosebatch.engine.triton_runner.slots import Slots, batch_buckets
 from rosebatch_kernels.feedback import layout
-from tests.engine.fake_runner import make_sequence
+from tests.engine.fake_runner import make_sequence, told
 
 SLOTS, WIDTH = 4, 3
 
@@ -53,7 +53,7 @@ def test_decode_steps_end_where_a_sequence_starts_over():
     sequences = [make_sequence([1, 2, 3], max_tokens=n, id=i) for i, n in enumerate((10, 3, 10))]
     for sequence, known in zip(sequences, (3, 3, 7), strict=True):
         sequence.restart(LongRope(6, 20).spec_for(sequence.spec, known))
-    cells = slots.update(prompts(*sequences, blocks=[[10], [11], [12]])).cells
+    cells = told(slots.update(prompts(*sequences, blocks=[[10], [11], [12]])))
     assert [cells[cell(layout.LIMIT, slot)] for slot in range(3)] == [6, 5, 12]
 
 
@@ -80,7 +80,7 @@ def test_everything_about_a_prompt_that_samples():
     sampling |= {"presence_penalty": 0.5, "frequency_penalty": -0.25, "repetition_penalty": 1.1, "min_tokens": 4}
     write = slots.update(prompts(make_sequence([4, 5, 6, 7, 8], 6, **sampling), blocks=[[30, 20]]))
     assert write.moves == []
-    assert write.cells == {
+    assert told(write) == {
         cell(layout.POSITION, 0): 4,
         cell(layout.NEXT, 0): 5,
         cell(layout.ADJUSTS, 0): 1,
@@ -102,19 +102,20 @@ def test_everything_about_a_prompt_that_samples():
 
 def test_no_seed_is_seed_0():
     write = Slots(SLOTS, WIDTH).update(prompts(make_sequence([1], temperature=1.0), blocks=[[5]]))
-    assert (write.cells[cell(layout.SEED_LOW, 0)], write.cells[cell(layout.SEED_HIGH, 0)]) == (0, 0)
+    cells = told(write)
+    assert (cells[cell(layout.SEED_LOW, 0)], cells[cell(layout.SEED_HIGH, 0)]) == (0, 0)
 
 
 def test_chunks_of_a_prompt_write_their_blocks_and_the_last_one_the_rest():
     slots = Slots(SLOTS, WIDTH)
     sequence = make_sequence(range(9), 2, ignore_eos=True)
     chunk = Chunk(0, 0, array("I", range(4)), 0, ((0, 0, (5,)),))
-    assert slots.update(PackedStep(chunks=(chunk,), started=(sequence.spec,))).cells == block_cells(0, _0=5)
+    assert told(slots.update(PackedStep(chunks=(chunk,), started=(sequence.spec,)))) == block_cells(0, _0=5)
     last = slots.update(PackedStep(chunks=(Chunk(0, 4, array("I", range(4, 9)), 1, ((0, 1, (6, 7)),)),)))
     fields = {layout.POSITION: 8, layout.NEXT: 9, layout.LIMIT: 10, layout.STOPS: 0}
     expected = {cell(field, 0): value for field, value in fields.items()} | block_cells(0, _1=6, _2=7)
-    assert last.cells.items() >= expected.items()
-    assert len(last.cells) == layout.NUM_FIELDS - 2 + 2, "the token is the device's own, and the place of states stays"
+    assert told(last).items() >= expected.items()
+    assert len(told(last)) == layout.NUM_FIELDS - 2 + 2, "the token is the device's own, and the place of states stays"
 
 
 def test_decodes_write_new_blocks_and_nothing_else(filled):
@@ -143,24 +144,24 @@ def test_a_released_sequence_leaves_its_slot(filled):
     write = slots.update(prompts(newcomer, blocks=[[10, 50]], sampled=0, released=(2, 0)))
     assert slots.slot_of == {1: 1, 3: 3, 9: 0}
     assert slots.specs.keys() == {1, 3, 9} and slots.specs[9] is newcomer.spec
-    assert write.cells == {cell(layout.LIMIT, 0): 0, cell(layout.LIMIT, 2): 0} | block_cells(0, _0=10, _1=50)
+    assert told(write) == {cell(layout.LIMIT, 0): 0, cell(layout.LIMIT, 2): 0} | block_cells(0, _0=10, _1=50)
 
 
 def test_a_slot_taken_over_at_once_is_live_again(filled):
     """The limit of 0 of the one that left must not outlast the newcomer's."""
     slots, _ = filled
     write = slots.update(prompts(make_sequence([1, 2], 5, id=9), blocks=[[60]], released=(0,)))
-    assert write.cells[cell(layout.LIMIT, 0)] == 2 + 5 - 1
+    assert told(write)[cell(layout.LIMIT, 0)] == 2 + 5 - 1
 
 
 def test_a_preempted_sequence_leaves_its_slot_and_is_told_anew(filled):
     slots, sequences = filled
     write = slots.update(decodes(0, 1, 2, released=(3,), num_preempted=1))
-    assert write.cells == {cell(layout.LIMIT, 3): 0} and 3 not in slots.slot_of
+    assert told(write) == {cell(layout.LIMIT, 3): 0} and 3 not in slots.slot_of
     sequences[3].generated.extend([7, 8])
     write = slots.update(prompts(sequences[3], blocks=[[33, 34]], released=(0,)))
     assert slots.slot_of[3] == 0
-    assert write.cells.items() >= ({cell(layout.POSITION, 0): 4} | block_cells(0, _0=33, _1=34)).items()
+    assert told(write).items() >= ({cell(layout.POSITION, 0): 4} | block_cells(0, _0=33, _1=34)).items()
 
 
 def test_a_sequence_that_comes_back_from_the_host(filled):
@@ -171,7 +172,7 @@ def test_a_sequence_that_comes_back_from_the_host(filled):
     write = slots.update(DecodeWindow(rows=(row,), steps=2, started=(sequences[3].spec,), released=(0, 1)))
     assert slots.slot_of[3] == 0
     fields = {layout.TOKEN: 8, layout.POSITION: 4, layout.NEXT: 5, layout.LIMIT: 3 + 100 - 1}
-    assert write.cells.items() >= {cell(field, 0): value for field, value in fields.items()}.items()
+    assert told(write).items() >= {cell(field, 0): value for field, value in fields.items()}.items()
     assert write.rollovers == block_cells(0, _0=33, _1=34)
 
 
@@ -202,7 +203,7 @@ def test_a_row_that_was_moved_away_is_free(filled):
     second, third = make_sequence([1], id=8), make_sequence([2], id=9)
     write = slots.update(prompts(second, third, blocks=[[12], [13, 71]], sampled=0))
     assert (slots.slot_of[8], slots.slot_of[9]) == (2, 3)
-    assert write.cells == block_cells(2, _0=12) | block_cells(3, _0=13, _1=71)
+    assert told(write) == block_cells(2, _0=12) | block_cells(3, _0=13, _1=71)
 
 
 def test_nothing_moves_where_it_would_not_help(filled):
@@ -225,6 +226,6 @@ def test_a_reset_frees_all_slots(filled):
     newcomer = make_sequence([1, 2], 5, id=9)
     write = slots.update(prompts(newcomer, blocks=[[10]], reset=True))
     assert (slots.slot_of, slots.specs) == ({9: 0}, {9: newcomer.spec})
-    assert [write.cells[cell(layout.LIMIT, slot)] for slot in range(SLOTS)] == [2 + 5 - 1, 0, 0, 0]
+    assert [told(write)[cell(layout.LIMIT, slot)] for slot in range(SLOTS)] == [2 + 5 - 1, 0, 0, 0]
     slots.update(prompts(*[make_sequence([1], id=20 + i) for i in range(3)], blocks=[[1], [2], [3]]))
     assert slots.slot_of == {9: 0, 20: 1, 21: 2, 22: 3}

@@ -13,7 +13,7 @@ from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.engine.scheduling.step_planner import SeparateDecodes
 from rosebatch.engine.triton_runner.slots import Slots
 from rosebatch_kernels.feedback import layout
-from tests.engine.fake_runner import Follower, random_pools
+from tests.engine.fake_runner import Follower, random_pools, told
 
 
 class ListDevice:
@@ -71,7 +71,7 @@ class ListDevice:
                 row[target] = row[source]
             for table in self.tables:
                 table[target] = list(table[source])
-        for index, value in (write.cells | write.rollovers).items():
+        for index, value in told(write).items():
             assert -(2**31) <= value < 2**31
             num_slots = self.slots.num_slots
             field, slot = divmod(index, num_slots)

@@ -13,7 +13,7 @@ from rosebatch.engine.staging import Staging
 from rosebatch.engine.triton_runner.slots import Slots, StateWrite
 from rosebatch.engine.triton_runner.state import DeviceState
 from rosebatch_kernels.feedback import layout
-from tests.engine.fake_runner import make_sequence
+from tests.engine.fake_runner import make_sequence, told
 
 SLOTS, WIDTH, WINDOW, GROUPS = 5, 3, 4, 3
 FIELD_VALUES, TABLE_VALUES = layout.NUM_FIELDS * SLOTS, SLOTS * WIDTH
@@ -53,7 +53,7 @@ def apply_to_list(cells, write):
             cells[field * SLOTS + target] = before[field * SLOTS + source]
         for table, column in product(range(FIELD_VALUES, len(cells), TABLE_VALUES), range(WIDTH)):
             cells[table + target * WIDTH + column] = before[table + source * WIDTH + column]
-    for index, value in (write.cells | write.rollovers).items():
+    for index, value in told(write).items():
         cells[index] = value
     return cells
 
@@ -134,7 +134,9 @@ def test_one_write_equals_cell_by_cell(make_state, device, seed):
         chosen = rng.sample(range(len(UNTOUCHED)), rng.choice([0, 1, 5, len(UNTOUCHED)]))
         values = {index: rng.randrange(-(2**31), 2**31) for index in chosen}
         blocks = {index: values.pop(index) for index in chosen[::3]}
-        write = StateWrite(moves, values, blocks)
+        indices = [index for index in values if index % 3 == 0]
+        prompts = np.array(indices, np.int64), np.array([values.pop(index) for index in indices], np.int32)
+        write = StateWrite(moves, values, blocks, [prompts] * bool(indices))
         expected = apply_to_list(expected, write)
         for state, apply in zip(states, WAYS, strict=True):
             apply(state, write, staging)

@@ -4,11 +4,12 @@ import heapq
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 
 from rosebatch.core.sampling_params import GREEDY, SamplingParams
-from rosebatch.engine.plan import BlockChange, DecodeWindow, SequenceSpec, StepPlan
+from rosebatch.engine.plan import BlockChange, Chunk, DecodeWindow, SequenceSpec, StepPlan
 from rosebatch_kernels.feedback import layout
 
 # Sampling parameters as the layout has them: the seed in two fields.
@@ -29,11 +30,13 @@ class StateWrite:
         moves: (from, to) rows; a row moved from is not read again.
         cells: flat index -> int32 value, see ``Slots``.
         rollovers: the same, of blocks that follow a full one in decode steps.
+        many: flat indices, int64, and their values, int32: of prompts, which have dozens each. None is a cell, too.
     """
 
     moves: list[tuple[int, int]] = field(default_factory=list)
     cells: dict[int, int] = field(default_factory=dict)
     rollovers: dict[int, int] = field(default_factory=dict)
+    many: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
 
 
 class Slots:
@@ -79,21 +82,20 @@ class Slots:
             if not plan.knows:
                 self._compact([row.id for row in plan.rows], write)
             copies = {(group, copy) for group, _, copy in plan.copies}
+            self._write_fields([(row.id, row.start + 1) for row in plan.rows if row.resumed], write)
             for row in plan.rows:
                 if row.resumed:
-                    self._write_fields(row.id, row.start + 1, write)
                     write.cells[self._cell(layout.TOKEN, self.slot_of[row.id])] = row.resumed[-1]
                 for change in row.blocks:
                     group, _, blocks = change
                     cells = write.cells if (group, blocks[0]) in copies else write.rollovers
-                    self._write_blocks(row.id, [change], cells)
+                    self._write_blocks(row.id, change, cells)
         else:
-            for chunk in plan.chunks:
-                self._write_blocks(chunk.id, chunk.blocks, write.cells)
-                if chunk.sampled:
-                    assert chunk.sampled == 1, "no runner verifies drafts"
-                    # A property would take as long again.
-                    self._write_fields(chunk.id, chunk.start + len(chunk.token_ids), write)
+            self._write_all_blocks(plan.chunks, write)
+            sampled = [chunk for chunk in plan.chunks if chunk.sampled]
+            assert all([chunk.sampled == 1 for chunk in sampled]), "no runner verifies drafts"  # noqa: C419 (takes less)
+            # A property would take as long again.
+            self._write_fields([(chunk.id, chunk.start + len(chunk.token_ids)) for chunk in sampled], write)
         return write
 
     def bucket(self, ids: Sequence[int]) -> int:
@@ -135,26 +137,47 @@ class Slots:
             write.cells[self._cell(layout.STATE, source)] = self.state_of[source]
             heapq.heappush(self._free, source)
 
-    def _write_blocks(self, sequence_id: int, changes: Sequence[BlockChange], cells: dict[int, int]) -> None:
-        slot = self.slot_of[sequence_id]
-        start = layout.NUM_FIELDS * self.num_slots + slot * self.width
-        for group, first, blocks in changes:
-            place = start + group * self.num_slots * self.width + first
-            cells.update(zip(range(place, place + len(blocks)), blocks, strict=True))
-            if self.tables is not None and group == 0:
-                self.tables[slot, first : first + len(blocks)] = blocks
+    def _write_blocks(self, sequence_id: int, change: BlockChange, cells: dict[int, int]) -> None:
+        slot, (group, first, blocks) = self.slot_of[sequence_id], change
+        place = (layout.NUM_FIELDS + group * self.width) * self.num_slots + slot * self.width + first
+        cells.update(zip(range(place, place + len(blocks)), blocks, strict=True))
+        if self.tables is not None and group == 0:
+            self.tables[slot, first : first + len(blocks)] = blocks
 
-    def _write_fields(self, sequence_id: int, end: int, write: StateWrite) -> None:
-        """All fields but the token, for a sequence whose tokens before ``end`` are known."""
-        slot, spec = self.slot_of[sequence_id], self.specs[sequence_id]
-        sampling = spec.sampling
+    def _write_all_blocks(self, chunks: Sequence[Chunk], write: StateWrite) -> None:
+        changes = [(self.slot_of[chunk.id], *change) for chunk in chunks for change in chunk.blocks]
+        if not changes:
+            return
+        counts = np.array([len(blocks) for _, _, _, blocks in changes])
+        firsts = np.array([(group * self.num_slots + slot) * self.width + first for slot, group, first, _ in changes])
+        places = np.repeat(firsts - (counts.cumsum() - counts), counts) + np.arange(counts.sum())
+        values = np.fromiter(chain.from_iterable([blocks for _, _, _, blocks in changes]), np.int32, len(places))
+        if self.tables is not None:
+            own = places < self.tables.size
+            self.tables.reshape(-1)[places[own]] = values[own]
+        write.many.append((layout.NUM_FIELDS * self.num_slots + places, values))
+
+    def _write_fields(self, rows: Sequence[tuple[int, int]], write: StateWrite) -> None:
+        """All fields but the token and the place of states, for sequences whose tokens before an end are known."""
+        if not rows:
+            return
+        slots, specs = [self.slot_of[i] for i, _ in rows], [self.specs[i] for i, _ in rows]
+        values = np.empty((layout.STATE - layout.POSITION, len(rows)), np.int32)
+        values[layout.NEXT - layout.POSITION] = [end for _, end in rows]
+        values[0] = values[layout.NEXT - layout.POSITION] - 1
+        values[layout.LIMIT - layout.POSITION] = [(spec.restart_len or spec.max_len) - 1 for spec in specs]
+        values[layout.STOPS - layout.POSITION : -1] = np.array([self._fields_of(s.sampling) for s in specs], np.int32).T
+        values[-1] = [len(spec.prompt_token_ids) + spec.sampling.min_tokens for spec in specs]
+        places = np.arange(layout.POSITION, layout.STATE)[:, None] * self.num_slots + np.array(slots)
+        for slot in slots:
+            # Perhaps of the slot's last sequence.
+            write.cells.pop(self._cell(layout.LIMIT, slot), None)
+        write.many.append((places.reshape(-1), values.reshape(-1)))
+
+    def _fields_of(self, sampling: SamplingParams) -> tuple[int, ...]:
         if sampling is not self._last[0]:
             self._last = sampling, _fields_of(sampling)
-        min_position = len(spec.prompt_token_ids) + sampling.min_tokens
-        limit = (spec.restart_len or spec.max_len) - 1
-        values = end - 1, end, limit, *self._last[1], min_position
-        cells = range(layout.POSITION * self.num_slots + slot, layout.STATE * self.num_slots, self.num_slots)
-        write.cells.update(zip(cells, values, strict=True))
+        return self._last[1]
 
     def _cell(self, name: int, slot: int) -> int:
         return name * self.num_slots + slot

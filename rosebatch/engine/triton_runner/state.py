@@ -137,12 +137,12 @@ class DeviceState:
     def apply(self, write: StateWrite, staging: Staging) -> None:
         """Carry out the host's changes after the work launched before: all cells in one write."""
         self._move(write, staging)
-        self._write(write.cells | write.rollovers, staging)
+        self._write(write.cells | write.rollovers, staging, write.many)
 
     def apply_rollovers_one_by_one(self, write: StateWrite, staging: Staging) -> None:
         """The same with one write for each rollover, to measure against one write for all (source: article S1)."""
         self._move(write, staging)
-        self._write(write.cells, staging)
+        self._write(write.cells, staging, write.many)
         for index, block in write.rollovers.items():
             self._write({index: block}, staging)
 
@@ -155,11 +155,12 @@ class DeviceState:
                 if len(table):
                     table.index_copy_(0, targets.long(), table.index_select(0, sources))
 
-    def _write(self, cells: Mapping[int, int], staging: Staging) -> None:
-        if cells:
+    def _write(self, cells: Mapping[int, int], staging: Staging, many: Seq[tuple[np.ndarray, np.ndarray]] = ()) -> None:
+        if cells or many:
             indices = np.fromiter(cells.keys(), np.int64, len(cells))
             values = np.fromiter(cells.values(), np.int32, len(cells))
-            where, what = staging.send(indices, values)
+            pairs = zip((indices, values), *many, strict=True)
+            where, what = staging.send(*map(np.concatenate, pairs))
             self._cells.index_copy_(0, where, what)
 
     def set_rotary_shifts(self, shifts: Mapping[int, int], staging: Staging) -> None:
