@@ -176,25 +176,25 @@ def pack(
 
     Tiles are of one chunk each, unless chunks share those of ``shared``.
     """
-    chunks, count = _Chunks.of(plan, slots), plan.num_tokens
-    of_tokens = np.zeros((3 if layout.restarts is None else 4, layout.width), np.int32)
-    input_ids, rows, positions, *rotary_rows = of_tokens
-    input_ids[:count] = np.frombuffer(b"".join(chunk.token_ids for chunk in plan.chunks), np.int32)
+    chunks, packed = _Chunks.of(plan, slots), np.zeros(layout.num_cells, np.int32)
+    count, end = int(chunks.lengths.sum()), layout.width * (3 if layout.restarts is None else 4)
+    input_ids, rows, positions, *rotary_rows = packed[:end].reshape(-1, layout.width)
+    input_ids[:count] = np.frombuffer(b"".join([chunk.token_ids for chunk in plan.chunks]), np.int32)
     rows[:count], rows[count:] = np.repeat(chunks.slots, chunks.lengths), -1
-    positions[:count] = np.arange(count) + np.repeat(chunks.starts - chunks.firsts, chunks.lengths)
+    positions[:count] = np.repeat(chunks.starts - chunks.firsts, chunks.lengths)
+    positions[:count] += np.arange(count, dtype=np.int32)
     if layout.restarts is not None:
         for chunk, first, length in zip(plan.chunks, chunks.firsts, chunks.lengths, strict=True):
             rotary_rows[0][first : first + length] = layout.restarts.rotary_rows(chunk, slots.specs[chunk.id])
     last_tiles, last_rows = _pack_last(plan, chunks, slots, layout)
-    parts = [of_tokens.reshape(-1), last_tiles]
+    parts = [last_tiles]
     parts += [_pack_tiles(chunks, layout, tile_rows)] if shared is None else _pack_shared(shared, layout)
     parts.append(last_rows)
     if layout.num_chunks:
         parts += _pack_chunks(chunks, slots, layout, tile_rows)
-    packed, first = np.zeros(layout.num_cells, np.int32), 0
     for part in parts:
-        packed[first : first + len(part)] = part
-        first = _round_up(first + len(part), 4)
+        packed[end : end + len(part)] = part
+        end = _round_up(end + len(part), 4)
     return packed
 
 
