@@ -11,12 +11,13 @@ from rosebatch import LLM, SamplingParams
 from tests.helpers.small_llama import save_tokenizer
 
 
+@pytest.mark.parametrize("runner", [lambda _: host_time.NoModel(), host_time.without_kernels])
 @pytest.mark.parametrize("kind", ["list", "numpy", "torch", "arrow"])
-def test_each_prompt_is_completed(toy, kind):
+def test_each_prompt_is_completed(toy, kind, runner):
     case = host_time.Case(rows=5, shared=100, own=20, generated=11)
     prompts = host_time.prompts_of(case, kind, 0)
     with LLM(toy, load_format="dummy", device="cpu") as llm, llm.exclusive() as launched:
-        outputs = host_time.without_model(launched, 1600).generate(
+        outputs = host_time.without_model(launched, runner(launched), 1600).generate(
             prompts, SamplingParams(max_tokens=11, ignore_eos=True)
         )
     assert [output.prompt_token_ids for output in outputs] == [[*map(int, prompt)] for prompt in map(list_of, prompts)]
@@ -38,8 +39,10 @@ def test_all_are_measured(toy, tmp_path, monkeypatch, capsys):
     )
     # The tokenizer has no words.
     monkeypatch.setattr(host_time, "Texts", lambda _, seed: Texts(["\u0120a", "\u0120b"], seed))
-    monkeypatch.setattr(sys, "argv", ["host_time", "--kinds", "list", "--scale", "0.001", "--repeats", "1"])
+    monkeypatch.setattr(sys, "argv", ["host_time", "--kinds", "list", "--files", "--scale", "0.001", "--repeats", "1"])
     host_time.main()
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert list(found) == [*(f"{name}, list" for name in host_time.CASES), "texts of a file"]
+    files = [f"{name}, {kind}" for name in host_time.CASES for kind in ("JSONL", "Parquet")]
+    texts = ["texts of a file", "texts, choices the same", "texts, choices of each row"]
+    assert list(found) == [*(f"{name}, list" for name in host_time.CASES), *files, *texts]
     assert all(value > 0 for value in found.values())

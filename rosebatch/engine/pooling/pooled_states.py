@@ -61,7 +61,10 @@ class PooledStates:
         Returns:
             a function that waits for them; it waits for nothing if no chunk pools.
         """
-        numbers, poolings = plan.pooled_numbers, [specs[chunk.id].pooling for chunk in plan.chunks]
+        poolings = [specs[chunk.id].pooling for chunk in plan.chunks]
+        if not any(poolings):
+            return dict
+        numbers = plan.pooled_numbers
         vectors = ends[: len(numbers)]
         of_tokens = self._of_tokens(plan, specs, hidden, up) if "all" in poolings else {}
         for pooling in filter(poolings.__contains__, _FOLDED):
