@@ -330,11 +330,12 @@ class Engine:
             self.drafter.learn(plan.queries, sum(map(len, result.token_ids)), result.accepted)
         for seconds, count in gaps.items():
             self.stats.itl.add(seconds, count)
-        for sequence in finished:
-            if sequence.constraint is not None:
-                del self._constraints[sequence.id]
-            # Later plans may have further tokens of it, which it does not get.
-            length = bin_of(len(sequence.generated))
-            self.stats.finished[length] += 1
-            self.stats.stopped[length] += sequence.finish_reason == "stop"
+        if self._constraints:
+            for sequence in finished:
+                # Later plans may have further tokens of it, which it does not get.
+                self._constraints.pop(sequence.id, None)
+        lengths = [bin_of(len(sequence.generated)) for sequence in finished]
+        self.stats.finished.update(lengths)
+        pairs = zip(lengths, finished, strict=True)
+        self.stats.stopped.update([length for length, sequence in pairs if sequence.finish_reason == "stop"])
         return finished

@@ -103,9 +103,9 @@ def observe(monkeypatch):
         engine = device_engine(FAMILIES[scenario.model], off)
         write = engine.runner.state._write
 
-        def counted_write(cells, staging):
-            now.writes += bool(cells)
-            write(cells, staging)
+        def counted_write(cells, staging, many=()):
+            now.writes += bool(cells or many)
+            write(cells, staging, many)
 
         engine.runner.state._write = counted_write
         launch = engine.runner.launch
