@@ -33,6 +33,9 @@ WHOLES = {
     "DeepseekVLForConditionalGeneration": Whole("deepseek_vl", "DeepSeek-VL", "llama", tied=True),
     "FastVlmForConditionalGeneration": Whole("fast_vlm", "FastVLM", "qwen2"),
     "Gemma3ForConditionalGeneration": Whole("gemma3", "Gemma 3", "gemma3_text", tied=True),
+    "Glm46VForConditionalGeneration": Whole("glm46v", "GLM-4.6V-Flash", "glm4v_text"),
+    "Glm4vForConditionalGeneration": Whole("glm4v", "GLM-4.1V", "glm4v_text"),
+    "GlmOcrForConditionalGeneration": Whole("glm_ocr", "GLM-OCR", "glm_ocr_text"),
     "GotOcr2ForConditionalGeneration": Whole("got_ocr2", "GOT-OCR 2", "qwen2", tied=True),
     "Idefics2ForConditionalGeneration": Whole("idefics2", "Idefics 2", "mistral"),
     "Idefics3ForConditionalGeneration": Whole("idefics3", "Idefics 3, SmolVLM 1", "llama"),
@@ -45,6 +48,7 @@ WHOLES = {
     "LlavaOnevisionForConditionalGeneration": Whole("llava_onevision", "LLaVA-OneVision", "qwen2"),
     "Mistral3ForConditionalGeneration": Whole("mistral3", "Mistral Small 3.1 and 3.2", "mistral", tied=True),
     "Ovis2ForConditionalGeneration": Whole("ovis2", "Ovis 2", "qwen2", tied=True),
+    "PaddleOCRVLForConditionalGeneration": Whole("paddleocr_vl", "PaddleOCR-VL", "paddleocr_vl_text", tied=True),
     "PerceptionLMForConditionalGeneration": Whole("perception_lm", "PerceptionLM", "llama"),
     "Qwen2AudioForConditionalGeneration": Whole("qwen2_audio", "Qwen2-Audio", "qwen2"),
     "Qwen2VLForConditionalGeneration": Whole("qwen2_vl", "Qwen2-VL", "qwen2_vl_text"),
@@ -80,6 +84,21 @@ _QWEN3_VL_MOE = _sized(
     rope_theta=5e5,
     max_position_embeddings=128000,
 )
+_PADDLEOCR_VL = _sized(
+    *(103424, 1024, 3072, 18, 16),
+    num_key_value_heads=2,
+    head_dim=128,
+    rms_norm_eps=1e-5,
+    rope_theta=5e5,
+    max_position_embeddings=131072,
+)
+_GLM4V = {
+    "rms_norm_eps": 1e-5,
+    "partial_rotary_factor": 1.0,
+    # Heads share the hidden size.
+    "head_dim": None,
+    "eos_token_id": None,
+}
 # What the config classes of text parts have beside the defaults of the architecture: folders leave out what equals it.
 TEXT_DEFAULTS = {
     "llama": _sized(32000, 4096, 11008, 32, 32),
@@ -94,15 +113,27 @@ TEXT_DEFAULTS = {
     "qwen2_5_vl_text": {**_QWEN2_VL, "eos_token_id": 151645},
     "qwen3_vl_text": _sized(151936, 4096, 22016, 32, 32, rope_theta=5e5, max_position_embeddings=128000),
     "qwen3_vl_moe_text": _QWEN3_VL_MOE,
+    "glm4v_text": _sized(151552, 4096, 13696, 40, 32, max_position_embeddings=32768, **_GLM4V),
+    "glm_ocr_text": _sized(59392, 1024, 4096, 16, 16, num_key_value_heads=8, **_GLM4V),
+    "paddleocr_vl_text": _PADDLEOCR_VL,
 }
 _ALIASES = {
+    "glm4v_text": "glm4",
+    "glm_ocr_text": "glm4",
+    "paddleocr_vl_text": "llama",
     "qwen2_vl_text": "qwen2",
     "qwen2_5_vl_text": "qwen2",
     "qwen3_vl_text": "qwen3",
     "qwen3_vl_moe_text": "qwen3_moe",
 }
 # Values that a config class fixes, whatever its file says.
-_FIXED = {"qwen3_vl_moe_text": {"norm_topk_prob": True}}
+_FIXED: dict[str, dict[str, Any]] = {
+    "qwen3_vl_moe_text": {"norm_topk_prob": True},
+    "glm4v_text": {"attention_bias": True, "head_dim": None},
+    "glm_ocr_text": {"attention_bias": False},
+}
+# Values by other names in some config classes.
+_RENAMED: dict[str, dict[str, tuple[str, ...]]] = {"paddleocr_vl_text": {"use_bias": ("attention_bias", "mlp_bias")}}
 # The whole model's values of these win, as in transformers.
 _OF_WHOLE = ("eos_token_id", "dtype", "torch_dtype", "quantization_config")
 _BY_MODEL_TYPE = {architecture.model_type: name for name, architecture in ARCHITECTURES.items()}
@@ -129,6 +160,8 @@ def text_values(whole: Whole, values: Mapping[str, Any]) -> tuple[str, dict[str,
     if name is None:
         raise UnservedError(f"{_PART} of type {shown(kind)} is not supported")
     found = {**TEXT_DEFAULTS.get(kind, {}), **own, **_FIXED.get(kind, {}), "architectures": [name]}
+    for stored, names in _RENAMED.get(kind, {}).items():
+        found |= dict.fromkeys(names, own.get(stored) or False)
     found |= {key: values[key] for key in _OF_WHOLE if values.get(key) is not None}
     # Either may say so: a head that is stored and differs wins.
     tied = values.get("tie_word_embeddings")

@@ -33,6 +33,7 @@ from rosebatch.launch.plan import plan_fitting
 from rosebatch.llm.llm import LLM
 from rosebatch.llm.run_file import run_file
 from rosebatch.model.source import find_model
+from rosebatch.model.vision.grid import GRIDS
 from rosebatch.model.vision.pixels import read_processor
 from rosebatch.model.vision.registry import OF_FALLBACK
 from rosebatch.model.vision.vision import Processor, Vision
@@ -64,6 +65,10 @@ NAMES = (
     "VipLlavaForConditionalGeneration",
     "Exaone4_5_ForConditionalGeneration",
     pytest.param("LlavaNextVideoForConditionalGeneration", marks=pytest.mark.thorough),
+    "Glm4vForConditionalGeneration",
+    pytest.param("Glm46VForConditionalGeneration", marks=pytest.mark.thorough),
+    pytest.param("GlmOcrForConditionalGeneration", marks=pytest.mark.thorough),
+    "PaddleOCRVLForConditionalGeneration",
     "Qwen3VLForConditionalGeneration",
     "Qwen3_5ForConditionalGeneration",
     "Qwen2_5_VLForConditionalGeneration",
@@ -339,6 +344,7 @@ def test_windows_of_one_size_are_attended_together(tmp_path, transformers):
 _READING = (
     "Gemma4ForConditionalGeneration",
     "Gemma4ForConditionalGeneration-E2B",
+    *GRIDS,
     "Idefics3ForConditionalGeneration",
     "LlavaForConditionalGeneration-Pixtral",
     "Mistral3ForConditionalGeneration",
@@ -349,7 +355,7 @@ _READING = (
 def test_a_tower_reads_nothing_on_the_device(seeing):
     """Qwen's read grids and ends of images: a GPU had to finish all before. Tensors without numbers cannot be read."""
     if seeing.name in _READING:
-        pytest.skip("transformers reads masks or sizes")
+        pytest.skip("transformers reads masks, sizes or grids")
     source = find_model(RunConfig(model=str(seeing.folder)), torch.device("cpu"))
     tower = seeing.vision.tower(source.weights(torch.device("meta")))
     images = [prompt_image(seeing.processor(picture(number))) for number in (2, 0, 4)]
@@ -591,6 +597,33 @@ def test_towers_have_one_more_level_on_the_hub(tmp_path, transformers):
     save_file({name.replace("vision_tower.", level): each for name, each in tensors.items()}, file)
     assert any(level in name for name in load_file(file))
     assert torch.equal(vectors(), expected)
+
+
+def test_paddleocr_vl_of_its_makers(tmp_path, transformers):
+    """Its folder has no text_config, and tensors have names that transformers changes: its projector was missing."""
+    seeing_model("PaddleOCRVLForConditionalGeneration", tmp_path)
+    settings, file = RunConfig(model=str(tmp_path), dtype="float32"), tmp_path / "model.safetensors"
+    patches = load_processor(tmp_path, find_model(settings, CPU).vision)(picture(2))
+
+    def answer():
+        source = find_model(settings, CPU)
+        (vectors,) = source.vision.tower(source.weights(CPU))([prompt_image(patches)])
+        return vectors, source.config, source.require_loadable()
+
+    expected = answer()
+    former = {"model.projector.": "mlp_AR.", "model.visual.": "visual.", "model.language_model.": "model."}
+    tensors = load_file(file)
+    for name, other in former.items():
+        tensors = {key.replace(name, other): each for key, each in tensors.items()}
+    save_file(tensors, file)
+    assert any("mlp_AR" in name for name in load_file(file))
+    values = json.loads((tmp_path / "config.json").read_text())
+    text = {key: each for key, each in values.pop("text_config").items() if key not in ("model_type", "dtype")}
+    (tmp_path / "config.json").write_text(json.dumps({**text, **values}))
+    found = answer()
+    assert torch.equal(found[0], expected[0])
+    assert found[1:] == expected[1:]
+    assert expected[2] == []
 
 
 def test_an_image_processor_among_other_parts(tmp_path, transformers):

@@ -248,6 +248,19 @@ _VIPLLAVA = _LLAVA._replace(
     },
     named={"image_token": "<image>"},
 )
+_GLM4V = _QWEN._replace(
+    tokens=("<|image|>", "<|begin_of_image|>", "<|end_of_image|>"),
+    in_template="<|begin_of_image|><|image|><|end_of_image|>",
+    processor=_QWEN.processor
+    | {"image_processor_type": "Glm4vImageProcessor", "size": {"shortest_edge": 512, "longest_edge": 4096}},
+    tower=_QWEN.tower | {"image_size": 16},
+)
+_PADDLEOCR = _QWEN._replace(
+    tokens=("<|IMAGE_PLACEHOLDER|>", "<|IMAGE_START|>", "<|IMAGE_END|>"),
+    in_template="<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>",
+    processor=_QWEN.processor | {"image_processor_type": "PaddleOCRVLImageProcessor", "temporal_patch_size": 1},
+    tower={"patch_size": 4, "image_size": 16, "spatial_merge_size": 2, "num_hidden_layers": 2},
+)
 FAMILIES = {
     "AyaVisionForConditionalGeneration": _AYA,
     "DeepseekVLForConditionalGeneration": _DEEPSEEK,
@@ -257,6 +270,11 @@ FAMILIES = {
     "Gemma3ForConditionalGeneration": _GEMMA,
     "Gemma4ForConditionalGeneration": _GEMMA4,
     "Gemma4ForConditionalGeneration-E2B": _GEMMA4_E2B,
+    "Glm46VForConditionalGeneration": _GLM4V._replace(
+        processor=_GLM4V.processor | {"image_processor_type": "Glm46VImageProcessor"}
+    ),
+    "Glm4vForConditionalGeneration": _GLM4V,
+    "GlmOcrForConditionalGeneration": _GLM4V,
     "Idefics3ForConditionalGeneration": _SMOLVLM._replace(
         processor=_SMOLVLM.processor | {"image_processor_type": "Idefics3ImageProcessorFast"}
     ),
@@ -271,6 +289,7 @@ FAMILIES = {
     "LlavaNextVideoForConditionalGeneration": _LLAVA_NEXT,
     "LlavaOnevisionForConditionalGeneration": _LLAVA_ONEVISION,
     "Mistral3ForConditionalGeneration": _MISTRAL,
+    "PaddleOCRVLForConditionalGeneration": _PADDLEOCR,
     # The tower's hidden size is that of its result.
     "Qwen2VLForConditionalGeneration": _QWEN._replace(tower=_QWEN.tower | {"hidden_size": 64}),
     "Qwen2_5_VLForConditionalGeneration": _QWEN,

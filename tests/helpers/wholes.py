@@ -39,8 +39,15 @@ _TEXT: dict[str, Any] = {
     "mlp_only_layers": [],
     "layer_types": None,
 }
-# Sections of a head's rotated channel pairs.
-_SECTIONS = {"qwen2_vl_text": [2, 3, 3], "qwen2_5_vl_text": [2, 3, 3], "qwen3_vl_text": [4, 2, 2]}
+# Of a head's rotated channel pairs.
+_ROPES: dict[str, dict[str, Any]] = {
+    "qwen2_vl_text": {"mrope_section": [2, 3, 3]},
+    "qwen2_5_vl_text": {"mrope_section": [2, 3, 3]},
+    "qwen3_vl_text": {"mrope_section": [4, 2, 2]},
+    "glm4v_text": {"mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5},
+    "glm_ocr_text": {"mrope_section": [2, 3, 3]},
+    "paddleocr_vl_text": {"mrope_section": [2, 3, 3]},
+}
 # Of all kinds of towers; no token of theirs is tried.
 _OTHERS: dict[str, Any] = {
     **dict.fromkeys(("hidden_size", "embed_dim", "d_model", "projection_dim"), 32),
@@ -104,8 +111,8 @@ def _small(model_type: str, table: dict[str, Any]) -> dict[str, Any]:
     own = AutoConfig.for_model(model_type).to_dict()
     own |= {"num_experts": own.get("num_local_experts")} if "num_local_experts" in own else {}
     values = {key: value for key, value in table.items() if key in own}
-    if model_type in _SECTIONS:
-        values["rope_parameters"] = {"rope_type": "default", "mrope_section": _SECTIONS[model_type]}
+    if model_type in _ROPES:
+        values["rope_parameters"] = {"rope_type": "default", **_ROPES[model_type]}
     return {**values, "model_type": model_type}
 
 

@@ -7,6 +7,9 @@ import torch
 
 from rosebatch.model.weights import WeightSource
 
+# Names of parts in files that are no transformers' own.
+FORMER_PARTS = {"projector": "mlp_AR"}
+
 
 def load_config(folder: Path) -> Any:
     """transformers' config of a whole model."""
@@ -58,5 +61,5 @@ def load_parts(config: Any, weights: WeightSource, names: tuple[str, ...]) -> An
 
 def _stored(weights: WeightSource, part: str, key: str) -> str:
     """The name of a part's tensor: towers of CLIP and SigLIP have one more level in files than in transformers 5."""
-    names = f"model.{part}.{key}", f"model.{part}.vision_model.{key}"
+    names = f"model.{part}.{key}", f"model.{part}.vision_model.{key}", f"{FORMER_PARTS.get(part, part)}.{key}"
     return next((name for name in names if weights.shape(name) is not None), names[0])

@@ -37,19 +37,22 @@ class QwenProcessor:
         folder: of the model.
         placeholder: id of the token.
         max_pixels: of an image that is resized; None for the model's own.
+        frames: equal pictures of an image, all of whose pixels count in the model's own limits.
     """
 
-    def __init__(self, folder: Path, placeholder: int, max_pixels: int | None) -> None:
+    def __init__(self, folder: Path, placeholder: int, max_pixels: int | None, frames: int = 1) -> None:
         self._process, self._placeholder = ImageProcessor(folder), placeholder
-        self._size = dict(self._process.own.size)
+        self._size, self._frames = dict(self._process.own.size), frames
         if max_pixels is not None:
-            self._size = {name: min(self._size[name], max_pixels) for name in ("shortest_edge", "longest_edge")}
+            most = max_pixels * frames
+            self._size = {name: min(self._size[name], most) for name in ("shortest_edge", "longest_edge")}
 
     def __call__(self, rgb: NDArray[np.uint8], *, alone: bool = True) -> Patches:
         """See ``rosebatch.model.vision.vision.Processor``: values are ``[patches, 3, size, size]``."""
         # An image is a film of equal pictures: one is enough here.
-        own, found = self._process.own, self._process(rgb, size=self._size, temporal_patch_size=1)
-        values = found["pixel_values"].reshape(-1, 3, own.patch_size, own.patch_size).astype(np.uint8)
+        own, found = self._process.own, self._process(rgb, size=self._size, temporal_patch_size=self._frames)
+        patches = found["pixel_values"].reshape(-1, 3, self._frames, own.patch_size, own.patch_size)
+        values = patches[:, :, 0].astype(np.uint8)
         _, rows, columns = map(int, found["image_grid_thw"][0])
         rows, columns = rows // own.merge_size, columns // own.merge_size
         return Patches(values, (rows, columns), np.full(rows * columns, self._placeholder, np.uint32))
@@ -179,9 +182,11 @@ def exaone4_5(folder: Path, values: Mapping[str, Any], config: ModelConfig) -> V
     return _vision(folder, {"image_token_id": 67, **values}, config, lambda *_: (), ())
 
 
-def _most_pixels(values: Mapping[str, Any], max_pixels: int | None, max_tokens: int) -> int:
-    """See ``MostPixels``."""
-    most = values.get("max_pixels") or (values.get("size") or {}).get("longest_edge") or _MOST_PIXELS
+def most_grid_pixels(
+    values: Mapping[str, Any], max_pixels: int | None, max_tokens: int, default: int = _MOST_PIXELS, frames: int = 1
+) -> int:
+    """See ``MostPixels``; the image processor's own ``default``, and the ``frames`` of ``QwenProcessor``."""
+    most = (values.get("max_pixels") or (values.get("size") or {}).get("longest_edge") or default) // frames
     of_token = (values.get("patch_size", 14) * values.get("merge_size", 2)) ** 2
     return int(min(most, max_pixels or most, max_tokens * of_token))
 
@@ -204,4 +209,4 @@ def _vision(
 
     merged = values["vision_config"].get("spatial_merge_size", 2) ** 2
     tower = partial(QwenTower, folder)
-    return Vision(placeholder, _PARTS, processor, tower, sections, _most_pixels, merged, added)
+    return Vision(placeholder, _PARTS, processor, tower, sections, most_grid_pixels, merged, added)

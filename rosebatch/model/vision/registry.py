@@ -9,6 +9,7 @@ from rosebatch.core.errors import printable
 from rosebatch.host.model_files import read_json
 from rosebatch.model.vision.gemma3 import gemma3
 from rosebatch.model.vision.gemma4 import gemma4
+from rosebatch.model.vision.grid import GRIDS, grid
 from rosebatch.model.vision.idefics3 import idefics3
 from rosebatch.model.vision.internvl import internvl
 from rosebatch.model.vision.llava import llava, llava_next, llava_onevision
@@ -37,6 +38,7 @@ VISIONS: dict[str, Callable[[Path, Mapping[str, Any], ModelConfig], Sight | None
     "Qwen3VLForConditionalGeneration": qwen3_vl,
     "Qwen3VLMoeForConditionalGeneration": qwen3_vl,
     "SmolVLMForConditionalGeneration": idefics3,
+    **dict.fromkeys(GRIDS, grid),
     **dict.fromkeys(PROCESSED, processed),
 }
 # The same of models that transformers' code runs.
