@@ -60,6 +60,8 @@ class Model(Protocol):
     ) -> Tensor:
         """Hidden states ``[T, H]`` before the output projection, of ``input_ids [T]`` at ``positions [T]``.
 
+        Where images have rotary positions of their own, ``positions`` are these: ``[T, 3]`` in a step with images.
+
         With ``wanted [S]``, those of these rows alone, ``[S, H]``: after attention, the last layer needs no others.
         """
         ...

@@ -35,7 +35,6 @@ from rosebatch.llm.run_file import run_file
 from rosebatch.model.source import find_model
 from rosebatch.model.vision.grid import GRIDS
 from rosebatch.model.vision.pixels import read_processor
-from rosebatch.model.vision.registry import OF_FALLBACK
 from rosebatch.model.vision.vision import Processor, Vision
 from tests.helpers.reference import MARGIN
 from tests.helpers.running import run, run_choices
@@ -66,6 +65,7 @@ NAMES = (
     "Exaone4_5_ForConditionalGeneration",
     pytest.param("LlavaNextVideoForConditionalGeneration", marks=pytest.mark.thorough),
     "Glm4vForConditionalGeneration",
+    "Glm4vMoeForConditionalGeneration",
     pytest.param("Glm46VForConditionalGeneration", marks=pytest.mark.thorough),
     pytest.param("GlmOcrForConditionalGeneration", marks=pytest.mark.thorough),
     "PaddleOCRVLForConditionalGeneration",
@@ -112,7 +112,10 @@ SAMPLING = SamplingParams(max_tokens=_NEW_TOKENS, ignore_eos=True, logprobs=0)
 
 
 class Seeing(NamedTuple):
-    """A family's name, a model of transformers, its folder, its family, and what rosebatch has for its images."""
+    """A family's name, a model of transformers, its folder, its family, and what rosebatch has for its images.
+
+    ``of_fallback``: whether transformers' code runs its text part.
+    """
 
     name: str
     model: Any
@@ -120,6 +123,7 @@ class Seeing(NamedTuple):
     family: Family
     vision: Vision
     processor: Processor
+    of_fallback: bool
 
     def requests(self, names=tuple(PROMPTS), sampling=SAMPLING):
         return [self.request(number, PROMPTS[name], sampling=sampling) for number, name in enumerate(names)]
@@ -149,13 +153,24 @@ class Seeing(NamedTuple):
 def seeing(request, transformers, shared_folder):
     folder = make_once(shared_folder / f"seeing-{request.param}", lambda path: seeing_model(request.param, path))
     model = getattr(transformers, class_of(request.param)).from_pretrained(folder, attn_implementation="eager").eval()
-    vision = find_model(RunConfig(model=str(folder), dtype="float32"), torch.device("cpu")).vision
-    return Seeing(request.param, model, folder, FAMILIES[request.param], vision, load_processor(folder, vision))
+    source = find_model(RunConfig(model=str(folder), dtype="float32"), torch.device("cpu"))
+    processor, of_fallback = load_processor(folder, source.vision), source.model_impl == "transformers"
+    return Seeing(request.param, model, folder, FAMILIES[request.param], source.vision, processor, of_fallback)
 
 
 def test_logits_are_those_of_transformers(seeing):
     """Places of images, rotary positions before, in and after them, and vectors of deeper layers went wrong alone."""
     seeing.require_same_logits(engine_of(seeing.folder), SAMPLING, 1e-4, MARGIN)
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_transformers_code_turns_sections(name, tmp_path, transformers):
+    """It got a position of each token, and images' rows and columns had none."""
+    model = seeing_model(name, tmp_path)
+    source = find_model(RunConfig(model=str(tmp_path), dtype="float32", model_impl="transformers"), CPU)
+    own = Seeing(name, model, tmp_path, FAMILIES[name], source.vision, load_processor(tmp_path, source.vision), True)
+    for limits in ({}, {"max_num_seqs": 3, "max_num_batched_tokens": 7}):
+        own.require_same_logits(engine_of(tmp_path, model_impl="transformers", **limits), SAMPLING, 1e-4, MARGIN)
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +200,7 @@ def test_no_bit_depends_on_the_steps(seeing, alone, limits, preempts):
     for number, found in done.items():
         expected = alone[number % len(PROMPTS)]
         assert found.token_ids == expected.token_ids
-        if class_of(seeing.name) in OF_FALLBACK:
+        if seeing.of_fallback:
             # Products of transformers' modules go by the number of rows.
             for own, other in zip(found.logprobs, expected.logprobs, strict=True):
                 assert abs(own.logprob - other.logprob) < 1e-4
@@ -407,7 +422,7 @@ TOKENS = {
 
 def test_a_tower_is_in_memory_once(seeing):
     """transformers loads all of a model, for its text: the tower was there from the start, and planned for nowhere."""
-    if class_of(seeing.name) not in OF_FALLBACK:
+    if not seeing.of_fallback:
         pytest.skip("no other part is loaded with the text")
     network = engine_of(seeing.folder).runner.model.decoder.network
     assert not any(seeing.vision.reads(name) for name, _ in network.named_parameters())
@@ -457,7 +472,7 @@ def test_completions_of_one_prompt_with_images(seeing):
 
 def test_two_ranks_give_the_tokens_of_one(seeing):
     """Each rank has the whole tower: its vectors take the place of embeddings after the sum over ranks."""
-    if class_of(seeing.name) in OF_FALLBACK:
+    if seeing.of_fallback:
         pytest.skip("ranks are threads here, and transformers loads one model at a time")
     requests = seeing.requests()
     one = run(engine_of(seeing.folder), requests)

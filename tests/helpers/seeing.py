@@ -274,6 +274,7 @@ FAMILIES = {
         processor=_GLM4V.processor | {"image_processor_type": "Glm46VImageProcessor"}
     ),
     "Glm4vForConditionalGeneration": _GLM4V,
+    "Glm4vMoeForConditionalGeneration": _GLM4V,
     "GlmOcrForConditionalGeneration": _GLM4V,
     "Idefics3ForConditionalGeneration": _SMOLVLM._replace(
         processor=_SMOLVLM.processor | {"image_processor_type": "Idefics3ImageProcessorFast"}

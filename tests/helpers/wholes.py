@@ -12,6 +12,7 @@ from rosebatch.model.text_parts import WHOLES, Whole
 # Whose text part transformers' code runs.
 _OF_FALLBACK = {
     "Gemma4ForConditionalGeneration": Whole("gemma4", "Gemma 4", "gemma4_text", tied=True),
+    "Glm4vMoeForConditionalGeneration": Whole("glm4v_moe", "GLM-4.5V", "glm4v_moe_text"),
     "Exaone4_5_ForConditionalGeneration": Whole("exaone4_5", "EXAONE 4.5", "exaone4"),
 }
 _TEXT: dict[str, Any] = {
@@ -26,6 +27,7 @@ _TEXT: dict[str, Any] = {
     "sliding_window": 24,
     "num_experts": 5,
     "num_local_experts": 5,
+    "n_routed_experts": 5,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 28,
     "shared_expert_intermediate_size": 36,
@@ -45,6 +47,7 @@ _ROPES: dict[str, dict[str, Any]] = {
     "qwen2_5_vl_text": {"mrope_section": [2, 3, 3]},
     "qwen3_vl_text": {"mrope_section": [4, 2, 2]},
     "glm4v_text": {"mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5},
+    "glm4v_moe_text": {"mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5},
     "glm_ocr_text": {"mrope_section": [2, 3, 3]},
     "paddleocr_vl_text": {"mrope_section": [2, 3, 3]},
 }

@@ -47,4 +47,4 @@ def test_the_table_of_models_that_see():
     """As above, of those whose images are served. Of some classes not all models are, so the page has its own words."""
     lines = PAGE.with_name("images.md").read_text(encoding="utf-8").splitlines()
     named = [line.split("`")[1] for line in lines if line.startswith("| `")]
-    assert sorted(name for name in named if name in WHOLES | OF_FALLBACK) == sorted([*VISIONS, *OF_FALLBACK])
+    assert sorted(name for name in named if name in WHOLES | OF_FALLBACK) == sorted({*VISIONS, *OF_FALLBACK})

@@ -142,7 +142,7 @@ class DeviceSteps:
         attention = DecodeAttention(
             self.attention, size, fields, keys, slots=slots, divided=kind.divided, shifted=kind.shifted
         )
-        hidden = self.model.forward(fields[layout.TOKEN], fields[layout.POSITION], attention)
+        hidden = self._hidden_of(fields, attention)
         if not len(self._last_hidden):
             self._last_hidden = hidden.new_empty(state.fields.shape[1], hidden.shape[1])
         return self._last_hidden[:size].copy_(hidden)
@@ -157,7 +157,11 @@ class DeviceSteps:
         return self.sampler.verify(self._logits_of(rows, attention), rows, own, tokens)
 
     def _logits_of(self, rows: Tensor, attention: DecodeAttention) -> Tensor:
-        return self.model.logits(self.model.forward(rows[layout.TOKEN], rows[layout.POSITION], attention))
+        return self.model.logits(self._hidden_of(rows, attention))
+
+    def _hidden_of(self, rows: Tensor, attention: DecodeAttention) -> Tensor:
+        positions = attention.positions if attention.rotary_rows is None else attention.rotary_rows
+        return self.model.forward(rows[layout.TOKEN], positions, attention)
 
     def packed(self, kind: PackedKind) -> Tensor:
         """A packed step of ``packed_cells``: final hidden states of all tokens, or see ``last_hidden``."""
@@ -183,7 +187,8 @@ class DeviceSteps:
         forward = self.model.forward
         if seen.images is not None:
             forward = partial(cast(SeeingModel, self.model).forward, images=seen.images)
-        return forward(inputs.input_ids, inputs.positions, attention, wanted)
+        positions = inputs.positions if seen.turns is None else seen.turns.rows
+        return forward(inputs.input_ids, positions, attention, wanted)
 
     def exact_layout(self, plan: PackedStep, shared: PrefixTiles | None) -> Layout:
         """Room for a plan, see ``Layout.exact``."""

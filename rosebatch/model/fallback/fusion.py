@@ -163,8 +163,9 @@ class Fusion:
         positions = torch.arange(self.max_model_len, device=device)[None]
 
         def longer(value: Any) -> Any:
-            of_positions = isinstance(value, Tensor) and value.shape == (1, _TOKENS) and not value.is_floating_point()
-            return positions if of_positions else value
+            # Of some models, they are in three rows: of time, height and width.
+            shape = value.shape if isinstance(value, Tensor) and not value.is_floating_point() else ()
+            return positions.expand(*shape[:-2], 1, -1) if shape[-2:] == (1, _TOKENS) else value
 
         options = {name: longer(value) for name, value in seen.options.items()}
         cos, sin = maker(*map(longer, seen.args), **options)

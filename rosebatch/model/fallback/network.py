@@ -139,9 +139,13 @@ class Decoder:
         return torch.arange(count, device=device) % vocab_size
 
     def hidden(self, input_ids: Tensor, positions: Tensor, images: ImageRows | None = None) -> Tensor:
-        """Hidden states ``[T, H]`` of ids and positions ``[T]``; vectors of images take the place of embeddings."""
+        """Hidden states ``[T, H]`` of ids ``[T]``; vectors of images take the place of embeddings.
+
+        Positions are ``[T]``, or ``[T, 3]`` of time, height and width.
+        """
+        position_ids = positions[None] if positions.ndim == 1 else positions.t()[:, None]
         with nullcontext() if images is None else self._embedding(images):
-            out = self.layers.body(input_ids=input_ids[None], position_ids=positions[None], use_cache=False)
+            out = self.layers.body(input_ids=input_ids[None], position_ids=position_ids, use_cache=False)
         hidden: Tensor = out[0]
         return hidden[0]
 

@@ -46,6 +46,7 @@ _GLM4V = Grid(sections=(8, 12, 12), most_pixels=28 * 28 * 15000, frames=2)
 GRIDS = {
     "Glm46VForConditionalGeneration": _GLM4V,
     "Glm4vForConditionalGeneration": _GLM4V,
+    "Glm4vMoeForConditionalGeneration": _GLM4V,
     "GlmOcrForConditionalGeneration": _GLM4V,
     "PaddleOCRVLForConditionalGeneration": Grid(("visual", "projector"), (16, 24, 24), most_pixels=1536**2, flat=False),
 }
@@ -81,6 +82,8 @@ def grid(folder: Path, values: Mapping[str, Any], config: ModelConfig) -> Vision
     own, whole = GRIDS[values["architectures"][0]], load_config(folder)
     text = values.get("text_config") or values
     stored = rope_members(text).get("mrope_section") or own.sections
+    # transformers' code counts them itself.
+    pairs = config.rotary_size // 2 if config.transformers is None else sum(stored)
 
     def processor(max_pixels: int | None, encode: Encode) -> QwenProcessor:
         return QwenProcessor(folder, whole.image_token_id, max_pixels, own.frames)
@@ -90,7 +93,7 @@ def grid(folder: Path, values: Mapping[str, Any], config: ModelConfig) -> Vision
         (*own.parts, *(FORMER_PARTS[part] for part in own.parts if part in FORMER_PARTS)),
         processor,
         partial(GridTower, folder, own),
-        in_runs(stored, config.rotary_size // 2) if own.sections else (),
+        in_runs(stored, pairs) if own.sections else (),
         partial(most_grid_pixels, default=own.most_pixels, frames=own.frames),
         whole.vision_config.spatial_merge_size**2,
     )

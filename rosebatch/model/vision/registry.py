@@ -45,6 +45,7 @@ VISIONS: dict[str, Callable[[Path, Mapping[str, Any], ModelConfig], Sight | None
 OF_FALLBACK: dict[str, Callable[[Path, Mapping[str, Any], ModelConfig], Sight | None]] = {
     "Exaone4_5_ForConditionalGeneration": exaone4_5,
     "Gemma4ForConditionalGeneration": gemma4,
+    **dict.fromkeys(GRIDS, grid),
 }
 
 
