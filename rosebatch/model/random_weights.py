@@ -29,6 +29,10 @@ class RandomWeights:
         self.seed = seed
         self.rounding = rounding
 
+    def names(self) -> list[str]:
+        """See ``WeightSource``: nothing is stored."""
+        return []
+
     def shape(self, name: str) -> tuple[int, ...] | None:
         """See ``WeightSource``: nothing is stored."""
         return None

@@ -175,7 +175,7 @@ class ModelSource:
         """Of the tensors that make vectors of images. Before there are weights, transformers has them."""
         assert self.folder is not None, "it sees"
         if not has_weight_files(self.folder):
-            named = empty_whole(load_config(self.folder)).state_dict().items()
+            named = empty_whole(load_config(self.folder)).model.state_dict().items()
             return {name: tuple(each.shape) for name, each in named if vision.reads(name)}
         weights = SafetensorsWeights(self.folder, self.dtype, HEADERS)
         return {name: weights.shape(name) or () for name in weights.unread if vision.reads(name)}

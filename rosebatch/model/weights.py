@@ -102,6 +102,10 @@ class WeightSource(Protocol):
     dtype: torch.dtype
     rounding: Rounding | None
 
+    def names(self) -> list[str]:
+        """Those of the tensors that are stored, by their own names; none of random weights."""
+        ...
+
     def shape(self, name: str) -> tuple[int, ...] | None:
         """The stored shape of a tensor; None if there is none."""
         ...
@@ -231,6 +235,10 @@ class SafetensorsWeights:
             if others:
                 raise refusal(folder, f"tensor {name!r} is in {first[0].name} and in {others[0][0].name}")
             self._files[name] = first
+
+    def names(self) -> list[str]:
+        """See ``WeightSource``."""
+        return list(self._files)
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """See ``WeightSource``."""

@@ -69,6 +69,8 @@ NAMES = (
     pytest.param("Glm46VForConditionalGeneration", marks=pytest.mark.thorough),
     pytest.param("GlmOcrForConditionalGeneration", marks=pytest.mark.thorough),
     "PaddleOCRVLForConditionalGeneration",
+    "HyperCLOVAXVisionV2ForConditionalGeneration",
+    pytest.param("VideoLlama3ForConditionalGeneration", marks=pytest.mark.thorough),
     "Qwen3VLForConditionalGeneration",
     "Qwen3_5ForConditionalGeneration",
     "Qwen2_5_VLForConditionalGeneration",

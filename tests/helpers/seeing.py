@@ -276,6 +276,8 @@ FAMILIES = {
     "Glm4vForConditionalGeneration": _GLM4V,
     "Glm4vMoeForConditionalGeneration": _GLM4V,
     "GlmOcrForConditionalGeneration": _GLM4V,
+    # The tower's result is as wide as the tower; a projector widens it.
+    "HyperCLOVAXVisionV2ForConditionalGeneration": _QWEN._replace(tower=_QWEN.tower | {"out_hidden_size": 32}),
     "Idefics3ForConditionalGeneration": _SMOLVLM._replace(
         processor=_SMOLVLM.processor | {"image_processor_type": "Idefics3ImageProcessorFast"}
     ),
@@ -299,6 +301,10 @@ FAMILIES = {
     "Qwen3_5ForConditionalGeneration": _QWEN,
     "Qwen3_5MoeForConditionalGeneration": _QWEN,
     "SmolVLMForConditionalGeneration": _SMOLVLM,
+    "VideoLlama3ForConditionalGeneration": _QWEN._replace(
+        processor=_QWEN.processor | {"image_processor_type": "VideoLlama3ImageProcessor", "temporal_patch_size": 1},
+        tower={"patch_size": 4, "num_hidden_layers": 2},
+    ),
 }
 
 

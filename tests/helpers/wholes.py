@@ -13,6 +13,9 @@ from rosebatch.model.text_parts import WHOLES, Whole
 _OF_FALLBACK = {
     "Gemma4ForConditionalGeneration": Whole("gemma4", "Gemma 4", "gemma4_text", tied=True),
     "Glm4vMoeForConditionalGeneration": Whole("glm4v_moe", "GLM-4.5V", "glm4v_moe_text"),
+    "HyperCLOVAXVisionV2ForConditionalGeneration": Whole(
+        "hyperclovax_vision_v2", "HyperCLOVA X SEED Think", "hyperclovax", tied=True
+    ),
     "Exaone4_5_ForConditionalGeneration": Whole("exaone4_5", "EXAONE 4.5", "exaone4"),
 }
 _TEXT: dict[str, Any] = {

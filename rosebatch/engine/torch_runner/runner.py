@@ -110,16 +110,16 @@ class TorchRunner:
         attention = TorchAttention(
             batch, self.cache, self._cached, self.ops, self.states, sections, everywhere=both_ways == "all"
         )
-        forward, positions = self.model.forward, batch.positions if sections is None else batch.rotary_rows
+        forward, of_tokens = self.model.forward, batch.positions if sections is None else batch.rotary_rows
         if self.images is not None and (images := self.images.rows_of(plan.chunks, specs)) is not None:
             forward = partial(cast(SeeingModel, self.model).forward, images=images)
         trimmed = self.trim_last_layer and not reads_all(plan, specs)
         count, of_prompts = len(batch.sampled), dict[int, PackedLogprobs]()
         if trimmed:
             wanted = batch.last_rows if count < plan.num_tokens else None
-            hidden = ends = forward(batch.input_ids, positions, attention, wanted)
+            hidden = ends = forward(batch.input_ids, of_tokens, attention, wanted)
         else:
-            hidden = forward(batch.input_ids, positions, attention)
+            hidden = forward(batch.input_ids, of_tokens, attention)
             ends = hidden[batch.last_rows]
             operators = self.model.logits, self.ops.logprob_rows
             of_prompts = prompt_logprobs(plan.chunks, specs, hidden, *operators, self.staging, self.staging)()

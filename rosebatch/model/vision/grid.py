@@ -1,4 +1,4 @@
-"""GLM-4V, GLM-OCR and PaddleOCR-VL: patches of images of any shape, and the function of transformers that takes both.
+"""Families whose images have any shape: patches and grids, and transformers' function that makes vectors of both.
 
 What differs of a family is a line of ``GRIDS``. Towers of Qwen's kind, whose layers are replaced, are in
 ``rosebatch.model.vision.qwen_vl``.
@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
 from rosebatch.core.images import PromptImage
 from rosebatch.model.hf.rope import rope_members
-from rosebatch.model.vision.parts import FORMER_PARTS, load_config, load_parts
+from rosebatch.model.vision.parts import load_config, load_parts
 from rosebatch.model.vision.pixels import ImageProcessor, Normalizer, send
 from rosebatch.model.vision.qwen_vl import QwenProcessor, in_runs, most_grid_pixels
 from rosebatch.model.vision.vision import Encode, Vision
@@ -32,6 +33,7 @@ class Grid(NamedTuple):
         most_pixels: default of the image processor.
         frames: equal pictures of an image, whose pixels all count there.
         flat: whether the pixels of a patch are one dimension.
+        former: see ``load_parts``.
     """
 
     parts: tuple[str, ...] = ("visual",)
@@ -39,6 +41,7 @@ class Grid(NamedTuple):
     most_pixels: int = 28 * 28 * 1280
     frames: int = 1
     flat: bool = True
+    former: tuple[str, ...] = ()
 
 
 _GLM4V = Grid(sections=(8, 12, 12), most_pixels=28 * 28 * 15000, frames=2)
@@ -48,7 +51,11 @@ GRIDS = {
     "Glm4vForConditionalGeneration": _GLM4V,
     "Glm4vMoeForConditionalGeneration": _GLM4V,
     "GlmOcrForConditionalGeneration": _GLM4V,
-    "PaddleOCRVLForConditionalGeneration": Grid(("visual", "projector"), (16, 24, 24), most_pixels=1536**2, flat=False),
+    "HyperCLOVAXVisionV2ForConditionalGeneration": Grid(("vision_model", "projector"), former=("vision_projector",)),
+    "PaddleOCRVLForConditionalGeneration": Grid(
+        ("visual", "projector"), (16, 24, 24), most_pixels=1536**2, flat=False, former=("mlp_AR",)
+    ),
+    "VideoLlama3ForConditionalGeneration": Grid(("vision_model", "projector")),
 }
 
 
@@ -62,10 +69,11 @@ class GridTower:
     """
 
     def __init__(self, folder: Path, grid: Grid, weights: WeightSource) -> None:
-        self._whole, own = load_parts(load_config(folder), weights, grid.parts), ImageProcessor(folder).own
+        self._whole = load_parts(load_config(folder), weights, grid.parts, grid.former)
+        own = ImageProcessor(folder).own
         self._device = next(getattr(self._whole, grid.parts[0]).parameters()).device
         self._merge, self._frames, self._flat = own.merge_size, own.temporal_patch_size, grid.flat
-        self._normalize = Normalizer(own, self._device)
+        self._normalize, self._names = Normalizer(own, self._device), own.model_input_names
 
     def __call__(self, images: Sequence[PromptImage]) -> Sequence[Tensor]:
         """See ``rosebatch.model.vision.vision.Tower``: patches are ``[patches, 3, size, size]``."""
@@ -73,7 +81,11 @@ class GridTower:
         if self._flat:
             pixels = pixels[:, :, None].expand(-1, -1, self._frames, -1, -1).flatten(1)
         shapes = send([np.array([[1, *(side * self._merge for side in each.grid)] for each in images])], self._device)
-        found = self._whole.get_image_features(pixel_values=pixels, image_grid_thw=shapes, return_dict=True)
+        given = {"pixel_values": pixels, "image_grid_thw": shapes}
+        if "image_merge_sizes" in self._names:
+            # Images and videos may be merged differently.
+            given["image_merge_sizes"] = torch.full_like(shapes[:, 0], self._merge)
+        found = self._whole.get_image_features(**given, return_dict=True)
         return [vectors[None] for vectors in found.pooler_output]
 
 
@@ -90,10 +102,10 @@ def grid(folder: Path, values: Mapping[str, Any], config: ModelConfig) -> Vision
 
     return Vision(
         whole.image_token_id,
-        (*own.parts, *(FORMER_PARTS[part] for part in own.parts if part in FORMER_PARTS)),
+        own.parts + own.former,
         processor,
         partial(GridTower, folder, own),
         in_runs(stored, pairs) if own.sections else (),
         partial(most_grid_pixels, default=own.most_pixels, frames=own.frames),
-        whole.vision_config.spatial_merge_size**2,
+        getattr(whole.vision_config, "spatial_merge_size", 1) ** 2,
     )
