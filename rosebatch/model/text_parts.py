@@ -50,6 +50,7 @@ WHOLES = {
     "Ovis2ForConditionalGeneration": Whole("ovis2", "Ovis 2", "qwen2", tied=True),
     "PaddleOCRVLForConditionalGeneration": Whole("paddleocr_vl", "PaddleOCR-VL", "paddleocr_vl_text", tied=True),
     "PerceptionLMForConditionalGeneration": Whole("perception_lm", "PerceptionLM", "llama"),
+    "QianfanOCRForConditionalGeneration": Whole("qianfan_ocr", "Qianfan-OCR", "qwen3"),
     "Qwen2AudioForConditionalGeneration": Whole("qwen2_audio", "Qwen2-Audio", "qwen2"),
     "Qwen2VLForConditionalGeneration": Whole("qwen2_vl", "Qwen2-VL", "qwen2_vl_text"),
     "Qwen2_5_VLForConditionalGeneration": Whole("qwen2_5_vl", "Qwen2.5-VL, olmOCR", "qwen2_5_vl_text"),

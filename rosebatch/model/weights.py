@@ -288,7 +288,9 @@ class SafetensorsWeights:
         """See ``Checkpoint``: other versions of transformers, and models of more than text, have prefixes."""
         bare = name.partition(".")[2]
         parts = (f"language_model.{name}", f"model.language_model.{bare}", f"model.text_model.{bare}")
-        others = (bare, *parts, _FORMER_NAMES.get(name, name))
+        # As transformers saves Qianfan-OCR.
+        saved = f"language_model.model.encoder.{bare}"
+        others = (bare, *parts, saved, _FORMER_NAMES.get(name, name))
         found = next((other for other in (name, *others) if other in self._files), name)
         self._asked.add(found)
         return found

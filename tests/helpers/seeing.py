@@ -293,6 +293,15 @@ FAMILIES = {
     "LlavaOnevisionForConditionalGeneration": _LLAVA_ONEVISION,
     "Mistral3ForConditionalGeneration": _MISTRAL,
     "PaddleOCRVLForConditionalGeneration": _PADDLEOCR,
+    "QianfanOCRForConditionalGeneration": _INTERNVL._replace(
+        whole={"processor_class": "QianfanOCRProcessor", "image_seq_length": 4},
+        written="<image>",
+        named={
+            "start_image_token": "<img>",
+            "end_image_token": "</img>",
+            "context_image_token": "<IMG_CONTEXT>",
+        },
+    ),
     # The tower's hidden size is that of its result.
     "Qwen2VLForConditionalGeneration": _QWEN._replace(tower=_QWEN.tower | {"hidden_size": 64}),
     "Qwen2_5_VLForConditionalGeneration": _QWEN,

@@ -84,8 +84,8 @@ def _converted(model: Any, weights: WeightSource, former: Sequence[str]) -> dict
     mapping = get_model_conversion_mapping(model)
     load = LoadStateDictConfig(dtype=weights.dtype, device_map={"": device}, weight_mapping=mapping)
     with _without_bar():
-        convert_and_load_state_dict_in_model(model=model, state_dict=tensors, load_config=load)
-    return {name: each.detach() for name, each in model.state_dict().items() if not each.is_meta}
+        found, _ = convert_and_load_state_dict_in_model(model=model, state_dict=tensors, load_config=load)
+    return {name: each.detach() for name, each in model.state_dict().items() if name not in found.missing_keys}
 
 
 @contextmanager

@@ -26,11 +26,12 @@ class AlignerTower(TilesTower):
 
 
 class Processed(NamedTuple):
-    """What transformers does not say of a family; see ``Vision``."""
+    """What transformers does not say of a family; see ``Vision``, and ``load_parts`` of ``former``."""
 
     tower: type[TilesTower] = TilesTower
     most_pixels: MostPixels = of_one_size
     in_text: tuple[str, str] | None = None
+    former: tuple[str, ...] = ()
 
 
 # Of transformers. Processors of 5.10 write other texts.
@@ -40,6 +41,9 @@ PROCESSED = {
     "AyaVisionForConditionalGeneration": Processed(most_pixels=most_tile_pixels, in_text=("<image>", "<|IMG_PATCH|>")),
     "DeepseekVLForConditionalGeneration": Processed(AlignerTower),
     "JanusForConditionalGeneration": Processed(AlignerTower),
+    "QianfanOCRForConditionalGeneration": Processed(
+        most_pixels=most_tile_pixels, in_text=("<image>", "<IMG_CONTEXT>"), former=("vision_model", "mlp1")
+    ),
     "VipLlavaForConditionalGeneration": Processed(),
 }
 
@@ -88,12 +92,12 @@ def processed(folder: Path, values: Mapping[str, Any], config: ModelConfig) -> S
     """Arguments as of ``rosebatch.model.vision.registry.VISIONS``."""
     if tuple(map(int, version("transformers").split(".")[:2])) < _OLDEST:
         return f"its images need transformers {'.'.join(map(str, _OLDEST))} or newer"
-    tower, most_pixels, in_text = PROCESSED[values["architectures"][0]]
+    tower, most_pixels, in_text, former = PROCESSED[values["architectures"][0]]
     return Vision(
         load_config(folder).image_token_id,
-        tower.PARTS,
+        tower.PARTS + former,
         partial(TextProcessor, folder),
-        partial(tower, folder),
+        partial(tower, folder, former=former),
         most_pixels=most_pixels,
         in_text=in_text,
     )

@@ -21,12 +21,13 @@ class PartsTower:
     Args:
         folder: of the model.
         weights: of the model.
+        former: see ``load_parts``.
     """
 
     PARTS: ClassVar[tuple[str, ...]] = ("vision_tower", "multi_modal_projector")
 
-    def __init__(self, folder: Path, weights: WeightSource) -> None:
-        self._whole = load_parts(load_config(folder), weights, self.PARTS)
+    def __init__(self, folder: Path, weights: WeightSource, former: Sequence[str] = ()) -> None:
+        self._whole = load_parts(load_config(folder), weights, self.PARTS, former)
         device = next(getattr(self._whole, self.PARTS[0]).parameters()).device
         self._normalize = Normalizer(ImageProcessor(folder).own, device)
 
