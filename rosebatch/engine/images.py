@@ -22,6 +22,8 @@ from rosebatch.model.vision.vision import BothWays, Tower
 _KEPT_BYTES = 1 << 28
 # Pixels of images that are encoded together, if no image has more: 4,096 patches in Qwen3-VL.
 _TOGETHER = 1 << 20
+# The last of three rotary positions: time, height and width.
+_AXES = 2
 
 
 def image_bytes(source: ModelSource, limits: RunConfig, tokens: int) -> int:
@@ -88,6 +90,9 @@ class ImageEncoder:
         together: pixels of images that are encoded together; an image may have more. 0: each alone.
         kept_bytes: of vectors.
         both_ways: see ``Vision``.
+
+    Attributes:
+        axes: rotary positions of a token of images, see ``section_positions``; 0 if it has one as others.
     """
 
     def __init__(
@@ -102,6 +107,7 @@ class ImageEncoder:
     ) -> None:
         self.both_ways = both_ways
         self.sections = torch.tensor(sections, device=device) if sections else None
+        self.axes = max(_AXES, *sections, -1) + 1 if sections else 0
         self._load_tower = load_tower
         self._tower: Tower | None = None
         self._device = device
@@ -193,29 +199,40 @@ class ImageEncoder:
             yield group
 
 
-def rotary_shift(images: Sequence[PromptImage]) -> int:
-    """What all three positions of a generated token are beyond its place: 0 or less."""
-    return sum(max(image.grid) - image.num_tokens for image in images)
+def rotary_shift(images: Sequence[PromptImage], axes: int = 3) -> int:
+    """What all positions of a generated token are beyond its place: 0 or less."""
+    return sum(max(image.grid) - image.num_tokens for image in images) if axes == 3 else 0
 
 
-def section_positions(images: Sequence[PromptImage], start: int, end: int) -> np.ndarray:
-    """``[tokens, 3]`` int32, the rotary positions of a sequence's tokens: of time, height and width.
+def section_positions(images: Sequence[PromptImage], start: int, end: int, axes: int = 3) -> np.ndarray:
+    """``[tokens, axes]`` int32, the rotary positions of a sequence's tokens. All tokens of such an image get vectors.
 
-    The tokens of an image have one time, and their row and column of its grid. What follows an image goes on after the
-    longer side of the grid (source: Qwen2-VL, arXiv 2409.12191). All tokens of such an image get vectors.
+    With three axes, of time, height and width, the tokens of an image have one time, and their row and column of its
+    grid. What follows an image goes on after the longer side of the grid (source: Qwen2-VL, arXiv 2409.12191).
+
+    With four, of place, width, height and image, a vector is before the rows of an image's grid, one behind each of
+    them, and one behind all. Those of rows have their column, their row, and the number of the image (source:
+    transformers' HunYuan-VL). Nothing moves what follows.
 
     Args:
         images: of the sequence.
         start, end: places of the first token, and after the last.
+        axes: see above.
     """
     places = np.arange(start, end, dtype=np.int32)
-    positions, shift = np.repeat(places[:, None], 3, 1), 0
-    for image in images:
-        own = slice(max(image.offset - start, 0), max(image.end - start, 0))
-        number, columns = places[own] - image.offset, image.grid[1]
-        positions[own] = image.offset + shift
-        positions[own, 1] += number // columns
-        positions[own, 2] += number % columns
+    positions, shift = np.repeat(places[:, None], axes, 1), 0
+    for index, image in enumerate(images):
+        # Of its grid, with the vectors behind rows.
+        framed = axes == 4
+        first, last, columns = image.offset + framed, image.end - framed, image.grid[1] + framed
+        own = slice(max(first - start, 0), max(last - start, 0))
+        rows, within = np.divmod(places[own] - first, columns)
+        if framed:
+            positions[own, 1:] = np.stack((within, rows, np.full_like(rows, index)), 1)
+            continue
+        positions[own] = first + shift
+        positions[own, 1] += rows
+        positions[own, 2] += within
         shift += max(image.grid) - image.num_tokens
         positions[own.stop :] = places[own.stop :, None] + shift
     return positions

@@ -276,6 +276,10 @@ FAMILIES = {
     "Glm4vForConditionalGeneration": _GLM4V,
     "Glm4vMoeForConditionalGeneration": _GLM4V,
     "GlmOcrForConditionalGeneration": _GLM4V,
+    "HunYuanVLForConditionalGeneration": _QWEN._replace(
+        processor=_QWEN.processor | {"image_processor_type": "HunYuanVLImageProcessor", "temporal_patch_size": 1},
+        tower={"patch_size": 4, "num_hidden_layers": 2, "max_image_size": 64},
+    ),
     # The tower's result is as wide as the tower; a projector widens it.
     "HyperCLOVAXVisionV2ForConditionalGeneration": _QWEN._replace(tower=_QWEN.tower | {"out_hidden_size": 32}),
     "Idefics3ForConditionalGeneration": _SMOLVLM._replace(

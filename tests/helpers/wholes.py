@@ -13,6 +13,7 @@ from rosebatch.model.text_parts import WHOLES, Whole
 _OF_FALLBACK = {
     "Gemma4ForConditionalGeneration": Whole("gemma4", "Gemma 4", "gemma4_text", tied=True),
     "Glm4vMoeForConditionalGeneration": Whole("glm4v_moe", "GLM-4.5V", "glm4v_moe_text"),
+    "HunYuanVLForConditionalGeneration": Whole("hunyuan_vl", "HunyuanOCR", "hunyuan_vl_text", tied=True),
     "HyperCLOVAXVisionV2ForConditionalGeneration": Whole(
         "hyperclovax_vision_v2", "HyperCLOVA X SEED Think", "hyperclovax", tied=True
     ),
@@ -51,6 +52,7 @@ _ROPES: dict[str, dict[str, Any]] = {
     "qwen3_vl_text": {"mrope_section": [4, 2, 2]},
     "glm4v_text": {"mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5},
     "glm4v_moe_text": {"mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5},
+    "hunyuan_vl_text": {"mrope_section": [2, 2, 2, 2]},
     "glm_ocr_text": {"mrope_section": [2, 3, 3]},
     "paddleocr_vl_text": {"mrope_section": [2, 3, 3]},
 }

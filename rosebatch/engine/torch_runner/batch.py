@@ -80,7 +80,7 @@ def build_batch(
     device: torch.device,
     restarts: RestartPolicy | None = None,
     *,
-    has_sections: bool = False,
+    axes: int = 0,
     both_ways: bool = False,
 ) -> StepBatch:
     """Lay out a step for the device: one small copy for each tensor.
@@ -91,7 +91,7 @@ def build_batch(
         block_size: tokens of a block.
         device: of the run.
         restarts: finds the rotary rows of tokens; None if they are the positions.
-        has_sections: whether images have rotary positions of their own.
+        axes: rotary positions of a token of images; 0 if they have none of their own.
         both_ways: whether an image's tokens see each other.
     """
     input_ids: list[int] = []
@@ -125,9 +125,11 @@ def build_batch(
     of_tokens = rotary_rows = tensor(positions)
     if restarts is not None:
         rotary_rows = tensor(np.concatenate([restarts.rotary_rows(chunk, specs[chunk.id]) for chunk in chunks]))
-    if has_sections and any(specs[chunk.id].images for chunk in chunks):
+    if axes and any(specs[chunk.id].images for chunk in chunks):
         rotary_rows = tensor(
-            np.concatenate([section_positions(specs[chunk.id].images, chunk.start, chunk.end) for chunk in chunks])
+            np.concatenate(
+                [section_positions(specs[chunk.id].images, chunk.start, chunk.end, axes) for chunk in chunks]
+            )
         )
     return StepBatch(
         input_ids=tensor(input_ids),

@@ -103,7 +103,7 @@ class TorchRunner:
             self.cache.block_size,
             self.cache.device,
             self.restarts,
-            has_sections=sections is not None,
+            axes=0 if self.images is None else self.images.axes,
             both_ways=both_ways != "",
         )
         self.cache.change(plan, self.staging)

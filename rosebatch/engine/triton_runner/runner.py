@@ -253,8 +253,9 @@ class TritonRunner:
         if self.prefix_groups and (plan.reset or plan.started or write.moves):
             self.prefix_groups.forget()
         self._apply(write, self.up)
-        if self._has_sections and plan.started:
-            shifts = {self.slots.slot_of[spec.id]: rotary_shift(spec.images) for spec in plan.started}
+        if self.images is not None and self.images.axes and plan.started:
+            axes = self.images.axes
+            shifts = {self.slots.slot_of[spec.id]: rotary_shift(spec.images, axes) for spec in plan.started}
             self.state.set_rotary_shifts(shifts, self.up)
         self.cache.change(plan, self.up)
         sampled = Sampled.of(plan, self.slots, masks)
@@ -435,9 +436,10 @@ class TritonRunner:
         assert self.images is not None, "the model sees"
         specs, turns = self.slots.specs, None
         if self.images.sections is not None:
-            rows = [section_positions(specs[chunk.id].images, chunk.start, chunk.end) for chunk in plan.chunks]
+            axes = self.images.axes
+            rows = [section_positions(specs[chunk.id].images, chunk.start, chunk.end, axes) for chunk in plan.chunks]
             (sent,) = self.up.send(np.concatenate(rows).ravel())
-            turns = Turns(sent.view(-1, 3), self.images.sections)
+            turns = Turns(sent.view(-1, axes), self.images.sections)
         seeing: KeyEnds | None = None
         if self._sees_both_ways:
             ends = [key_ends(specs[chunk.id].images, chunk.start, chunk.end) for chunk in plan.chunks]

@@ -28,10 +28,11 @@ class Grid(NamedTuple):
 
     Attributes:
         parts: of transformers' model.
-        sections: default numbers of channel pairs that time, height and width turn; empty if positions of images are
+        sections: default numbers of channel pairs that time, height and width turn, or other positions; empty if positions of images are
             those of their tokens.
         most_pixels: default of the image processor.
         frames: equal pictures of an image, whose pixels all count there.
+        framed: see ``QwenProcessor``.
         flat: whether the pixels of a patch are one dimension.
         former: see ``load_parts``.
     """
@@ -40,6 +41,7 @@ class Grid(NamedTuple):
     sections: tuple[int, ...] = ()
     most_pixels: int = 28 * 28 * 1280
     frames: int = 1
+    framed: bool = False
     flat: bool = True
     former: tuple[str, ...] = ()
 
@@ -51,6 +53,9 @@ GRIDS = {
     "Glm4vForConditionalGeneration": _GLM4V,
     "Glm4vMoeForConditionalGeneration": _GLM4V,
     "GlmOcrForConditionalGeneration": _GLM4V,
+    "HunYuanVLForConditionalGeneration": Grid(
+        ("vision_tower",), (16, 16, 16, 16), most_pixels=2048**2, framed=True, former=("vit",)
+    ),
     "HyperCLOVAXVisionV2ForConditionalGeneration": Grid(("vision_model", "projector"), former=("vision_projector",)),
     "PaddleOCRVLForConditionalGeneration": Grid(
         ("visual", "projector"), (16, 24, 24), most_pixels=1536**2, flat=False, former=("mlp_AR",)
@@ -93,12 +98,17 @@ def grid(folder: Path, values: Mapping[str, Any], config: ModelConfig) -> Vision
     """Arguments as of ``rosebatch.model.vision.registry.VISIONS``."""
     own, whole = GRIDS[values["architectures"][0]], load_config(folder)
     text = values.get("text_config") or values
-    stored = rope_members(text).get("mrope_section") or own.sections
+    members = rope_members(text)
+    stored = members.get("mrope_section") or members.get("xdrope_section") or own.sections
+    if len(stored) != len(own.sections):
+        raise ValueError(f"there are {len(stored)} sections, {len(own.sections)} are served")
     # transformers' code counts them itself.
     pairs = config.rotary_size // 2 if config.transformers is None else sum(stored)
 
+    merged = getattr(whole.vision_config, "spatial_merge_size", 1) ** 2
+
     def processor(max_pixels: int | None, encode: Encode) -> QwenProcessor:
-        return QwenProcessor(folder, whole.image_token_id, max_pixels, own.frames)
+        return QwenProcessor(folder, whole.image_token_id, max_pixels, own.frames, framed=own.framed)
 
     return Vision(
         whole.image_token_id,
@@ -107,5 +117,5 @@ def grid(folder: Path, values: Mapping[str, Any], config: ModelConfig) -> Vision
         partial(GridTower, folder, own),
         in_runs(stored, pairs) if own.sections else (),
         partial(most_grid_pixels, default=own.most_pixels, frames=own.frames),
-        getattr(whole.vision_config, "spatial_merge_size", 1) ** 2,
+        merged // 2 if own.framed else merged,
     )

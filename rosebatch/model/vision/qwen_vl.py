@@ -38,10 +38,13 @@ class QwenProcessor:
         placeholder: id of the token.
         max_pixels: of an image that is resized; None for the model's own.
         frames: equal pictures of an image, all of whose pixels count in the model's own limits.
+        framed: whether a further vector is behind each row, and one before and one behind all.
     """
 
-    def __init__(self, folder: Path, placeholder: int, max_pixels: int | None, frames: int = 1) -> None:
-        self._process, self._placeholder = ImageProcessor(folder), placeholder
+    def __init__(
+        self, folder: Path, placeholder: int, max_pixels: int | None, frames: int = 1, *, framed: bool = False
+    ) -> None:
+        self._process, self._placeholder, self._framed = ImageProcessor(folder), placeholder, framed
         self._size, self._frames = dict(self._process.own.size), frames
         if max_pixels is not None:
             most = max_pixels * frames
@@ -55,7 +58,8 @@ class QwenProcessor:
         values = patches[:, :, 0].astype(np.uint8)
         _, rows, columns = map(int, found["image_grid_thw"][0])
         rows, columns = rows // own.merge_size, columns // own.merge_size
-        return Patches(values, (rows, columns), np.full(rows * columns, self._placeholder, np.uint32))
+        count = rows * (columns + 1) + 2 if self._framed else rows * columns
+        return Patches(values, (rows, columns), np.full(count, self._placeholder, np.uint32))
 
 
 class _OfGrid(NamedTuple):

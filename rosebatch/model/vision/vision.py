@@ -89,7 +89,8 @@ class Vision:
             model's tokenizer. Raises UserError if the tokenizer lacks tokens.
         tower: loads it.
         sections: for each pair of rotated channels, which of three positions turns it: 0 of time, 1 of height, 2 of
-            width. Empty if positions of images are those of their tokens.
+            width; or of four, see ``rosebatch.engine.images.section_positions``. Empty if positions of images are those
+            of their tokens.
         most_pixels: for the plan of memory.
         merged: patches that become a vector, for the same plan; fewer where an image never has many vectors.
         added: vectors of each token that further layers add.
