@@ -127,7 +127,7 @@ class Seeing(NamedTuple):
     family: Family
     vision: Vision
     processor: Processor
-    of_fallback: bool
+    of_fallback: bool = False
 
     def requests(self, names=tuple(PROMPTS), sampling=SAMPLING):
         return [self.request(number, PROMPTS[name], sampling=sampling) for number, name in enumerate(names)]

@@ -28,8 +28,8 @@ class Grid(NamedTuple):
 
     Attributes:
         parts: of transformers' model.
-        sections: default numbers of channel pairs that time, height and width turn, or other positions; empty if positions of images are
-            those of their tokens.
+        sections: default numbers of channel pairs that time, height and width turn, or other positions; empty if
+            positions of images are those of their tokens.
         most_pixels: default of the image processor.
         frames: equal pictures of an image, whose pixels all count there.
         framed: see ``QwenProcessor``.
