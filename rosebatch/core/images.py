@@ -15,6 +15,7 @@ class PromptImage(msgspec.Struct, frozen=True, eq=False):
         grid: rows and columns of its vectors, or another shape; see ``rosebatch.model.vision.vision.Patches``.
         digest: 32 bytes, equal only for equal pixels in an equal grid.
         patches: numpy uint8, what the model's tower reads; see ``rosebatch.model.vision.vision.Patches``.
+        whole_prompt: tokens of the prompt, if all of them see each other; 0 if at most those of the image do.
     """
 
     offset: int
@@ -22,6 +23,7 @@ class PromptImage(msgspec.Struct, frozen=True, eq=False):
     grid: tuple[int, int]
     digest: bytes
     patches: Any
+    whole_prompt: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -39,11 +41,11 @@ class PromptImage(msgspec.Struct, frozen=True, eq=False):
         return self.offset + self.num_tokens
 
     @property
-    def vectors_begin(self) -> int:
-        """Place of its first token that gets a vector."""
-        return self.offset + int(self.gets_vector.argmax())
+    def seen_begin(self) -> int:
+        """Where tokens see each other, the place of the first one: that of the image with a vector, or the prompt's."""
+        return 0 if self.whole_prompt else self.offset + int(self.gets_vector.argmax())
 
     @property
-    def vectors_end(self) -> int:
-        """Place after its last token that gets a vector."""
-        return self.end - int(self.gets_vector[::-1].argmax())
+    def seen_end(self) -> int:
+        """The place after the last one."""
+        return self.whole_prompt or self.end - int(self.gets_vector[::-1].argmax())

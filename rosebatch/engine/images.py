@@ -241,7 +241,7 @@ def section_positions(images: Sequence[PromptImage], start: int, end: int, axes:
 def key_ends(images: Sequence[PromptImage], start: int, end: int) -> np.ndarray:
     """``[tokens]`` int32, for each token of a sequence the place after the last key that it sees.
 
-    An image's tokens with vectors see each other. They follow each other.
+    An image's tokens with vectors see each other, which follow each other; or all tokens of its prompt do.
 
     Args:
         images: of the sequence.
@@ -249,5 +249,5 @@ def key_ends(images: Sequence[PromptImage], start: int, end: int) -> np.ndarray:
     """
     ends = np.arange(start + 1, end + 1, dtype=np.int32)
     for image in images:
-        ends[max(image.vectors_begin - start, 0) : max(image.vectors_end - start, 0)] = image.vectors_end
+        ends[max(image.seen_begin - start, 0) : max(image.seen_end - start, 0)] = image.seen_end
     return ends

@@ -157,7 +157,7 @@ def with_images(
                 if isinstance(row, Prepared) and images:
                     with Stopwatch(seconds, "loading images"):
                         loaded = [wait_for(each, check) for each in images]
-                    row = _with_images(row, loaded, vision.placeholder, marks[vision.placeholder], max_model_len)
+                    row = _with_images(row, loaded, vision, marks[vision.placeholder], max_model_len)
                     del loaded
                 del images
                 yield row
@@ -238,18 +238,18 @@ def _load(reference: ImageReference, media: MediaPolicy, processor: Processor, a
 
 
 def _with_images(
-    row: Prepared, images: Sequence[_Loaded | RowError], placeholder: int, shown: str, max_model_len: int
+    row: Prepared, images: Sequence[_Loaded | RowError], vision: Vision, shown: str, max_model_len: int
 ) -> Prepared | FailedRow:
     """The row with its images in its prompt, and without what they were loaded from.
 
     Args:
         row: with a placeholder for each image.
         images: or why there is none.
-        placeholder: the token that stands for an image.
-        shown: the same, as a text.
+        vision: how the model sees.
+        shown: the token that stands for an image, as a text.
         max_model_len: most tokens of prompt and completion together.
     """
-    loaded = []
+    loaded, placeholder = [], vision.placeholder
     for each in images:
         if isinstance(each, RowError):
             return row.failed(each)
@@ -271,6 +271,12 @@ def _with_images(
         prepared.append(PromptImage(offset, patches.token_ids == placeholder, patches.grid, digest, patches.values))
         parts += (token_ids[done:place], patches.token_ids)
         done, offset = place + 1, offset + len(patches.token_ids)
+    length = offset + len(token_ids) - done
+    if vision.longest and length > vision.longest:
+        told = f"all {length} tokens of the prompt see each other, and the model's window has {vision.longest}"
+        return row.failed(RowError("image_too_large", told))
+    if vision.both_ways == "prompt":
+        prepared = [structs.replace(each, whole_prompt=length) for each in prepared]
     expanded = TokenIds("I", np.concatenate((*parts, token_ids[done:])).tobytes())
     size = row.size + sum(each.size for each in loaded)
     size -= sum(each.size for each in row.row.images)

@@ -49,6 +49,7 @@ WHOLES = {
     "Mistral3ForConditionalGeneration": Whole("mistral3", "Mistral Small 3.1 and 3.2", "mistral", tied=True),
     "Ovis2ForConditionalGeneration": Whole("ovis2", "Ovis 2", "qwen2", tied=True),
     "PaddleOCRVLForConditionalGeneration": Whole("paddleocr_vl", "PaddleOCR-VL", "paddleocr_vl_text", tied=True),
+    "PaliGemmaForConditionalGeneration": Whole("paligemma", "PaliGemma 1 and 2", "gemma", tied=True),
     "PerceptionLMForConditionalGeneration": Whole("perception_lm", "PerceptionLM", "llama"),
     "QianfanOCRForConditionalGeneration": Whole("qianfan_ocr", "Qianfan-OCR", "qwen3"),
     "Qwen2AudioForConditionalGeneration": Whole("qwen2_audio", "Qwen2-Audio", "qwen2"),
@@ -163,6 +164,9 @@ def text_values(whole: Whole, values: Mapping[str, Any]) -> tuple[str, dict[str,
     found = {**TEXT_DEFAULTS.get(kind, {}), **own, **_FIXED.get(kind, {}), "architectures": [name]}
     for stored, names in _RENAMED.get(kind, {}).items():
         found |= dict.fromkeys(names, own.get(stored) or False)
+    if whole.model_type == "paligemma":
+        # Of prompts with images: its classes say so of all.
+        found["use_bidirectional_attention"] = None
     found |= {key: values[key] for key in _OF_WHOLE if values.get(key) is not None}
     # Either may say so: a head that is stored and differs wins.
     tied = values.get("tie_word_embeddings")

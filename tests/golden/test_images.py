@@ -70,6 +70,8 @@ NAMES = (
     pytest.param("GlmOcrForConditionalGeneration", marks=pytest.mark.thorough),
     "PaddleOCRVLForConditionalGeneration",
     "QianfanOCRForConditionalGeneration",
+    "PaliGemmaForConditionalGeneration",
+    pytest.param("PaliGemmaForConditionalGeneration-2", marks=pytest.mark.thorough),
     "HunYuanVLForConditionalGeneration",
     "HyperCLOVAXVisionV2ForConditionalGeneration",
     pytest.param("VideoLlama3ForConditionalGeneration", marks=pytest.mark.thorough),
@@ -135,8 +137,8 @@ class Seeing(NamedTuple):
     def request(self, number, parts, **options):
         return request(self.family, self.processor, number, parts, **options)
 
-    def logits(self, parts, token_ids):
-        return reference_logits(self.family, self.model, self.folder, parts, token_ids)
+    def logits(self, parts, token_ids, prompt):
+        return reference_logits(self.family, self.model, self.folder, parts, token_ids, prompt)
 
     def require_same_logits(self, engine, sampling, tolerance, margin):
         """All prompts have transformers' log-probabilities, and a likeliest token each time."""
@@ -144,7 +146,8 @@ class Seeing(NamedTuple):
         done = run(engine, requests)
         for given, parts in zip(requests, PROMPTS.values(), strict=True):
             found = done[given.id]
-            logits = self.logits(parts, [*given.prompt_token_ids, *found.token_ids])
+            prompt = given.prompt_token_ids
+            logits = self.logits(parts, [*prompt, *found.token_ids], len(prompt))
             expected = logits[:-1].float().log_softmax(-1)
             assert len(found.token_ids) == sampling.max_tokens
             for row, scored in zip(expected, [*found.prompt_logprobs, *found.logprobs], strict=True):
@@ -180,7 +183,8 @@ def test_transformers_code_turns_sections(name, tmp_path, transformers):
 @pytest.fixture(scope="module")
 def alone(seeing):
     """What each prompt of ``PROMPTS`` is answered where nothing else runs, and nothing is found."""
-    engine = engine_of(seeing.folder, max_num_seqs=1, switches={"prefix_cache": False})
+    budget = {"max_num_batched_tokens": seeing.family.budget} if seeing.family.budget else {}
+    engine = engine_of(seeing.folder, max_num_seqs=1, switches={"prefix_cache": False}, **budget)
     return [run(engine, [given])[given.id] for given in seeing.requests()]
 
 
@@ -213,6 +217,7 @@ def test_no_bit_depends_on_the_steps(seeing, alone, limits, preempts):
 
 
 _ONE_SIZE = (
+    "PaliGemmaForConditionalGeneration",
     "DeepseekVLForConditionalGeneration",
     "JanusForConditionalGeneration",
     "VipLlavaForConditionalGeneration",
@@ -414,6 +419,8 @@ TOKENS = {
     "Idefics3ForConditionalGeneration": TILES,
     "SmolVLMForConditionalGeneration": TILES,
     "HunYuanVLForConditionalGeneration": [IMAGE] * (9 * (3 + 1) + 2),
+    "PaliGemmaForConditionalGeneration": [IMAGE] * 16,
+    "PaliGemmaForConditionalGeneration-2": [IMAGE] * 16,
     "QianfanOCRForConditionalGeneration": [FIRST_MARK, *[IMAGE] * 4 * (3 + 1), SECOND_MARK],
     "InternVLForConditionalGeneration": [FIRST_MARK, *[IMAGE] * 4 * (3 + 1), SECOND_MARK],
     "LightOnOcrForConditionalGeneration": [IMAGE] * 10,
@@ -451,15 +458,16 @@ def test_equal_images_share_blocks_and_others_do_not(seeing):
     assert cached == [0, length - 1 if length % 4 == 0 else length // 4 * 4]
     # The text before the image, and the mark of its begin if that is no token of the image.
     (other,) = run(engine, seeing.requests(["other image"])).values()
-    assert other.cached_tokens == image.offset // 4 * 4
+    before = 0 if seeing.family.both_ways else image.offset // 4 * 4
+    assert other.cached_tokens == before
     # A block that begins with an image and ends in it is not of the text alone.
     common = [
         *takewhile(lambda pair: pair[0] == pair[1], zip(one.prompt_token_ids, two.prompt_token_ids, strict=False))
     ]
     (found,) = run(engine, seeing.requests(["two"])).values()
-    if seeing.family.nested:
-        # The image is cut otherwise there.
-        assert found.cached_tokens == image.offset // 4 * 4
+    if seeing.family.nested or seeing.family.both_ways:
+        # The image is cut otherwise there, or sees what follows.
+        assert found.cached_tokens == before
     else:
         assert found.cached_tokens == len(common) // 4 * 4 > image.offset
 
@@ -483,7 +491,8 @@ def test_two_ranks_give_the_tokens_of_one(seeing):
     requests = seeing.requests()
     one = run(engine_of(seeing.folder), requests)
     source = find_model(RunConfig(model=str(seeing.folder), dtype="float32"), torch.device("cpu"))
-    limits = RunConfig(max_num_seqs=4, max_num_batched_tokens=24, kv_cache_memory=1 << 26, tensor_parallel_size=2)
+    tokens = max(24, seeing.family.budget)
+    limits = RunConfig(max_num_seqs=4, max_num_batched_tokens=tokens, kv_cache_memory=1 << 26, tensor_parallel_size=2)
     two = run(make_tensor_parallel_engine(source, limits, Switches.resolve({}, "cpu"), 2), requests)
     assert {number: done.token_ids for number, done in two.items()} == {n: done.token_ids for n, done in one.items()}
 
@@ -774,6 +783,22 @@ def test_check_tells_of_an_image_that_fits_no_step(tmp_path, transformers):
         assert (told in stream.getvalue()) is bool(bad)
 
 
+def test_a_prompt_of_paligemma_beyond_its_window(tmp_path, transformers):
+    """transformers' layers with a window see all of it, and ours the window: answers would be others'."""
+    seeing_model("PaliGemmaForConditionalGeneration-2", tmp_path)
+    lines = [
+        {"messages": [{"role": "user", "content": content_of([*[0] * count, b"a"])}], "max_tokens": 2}
+        for count in (8, 9)
+    ]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run_file(tmp_path / "in.jsonl", tmp_path / "out.jsonl", model=str(tmp_path), device="cpu")
+    served, refused = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
+    assert served["usage"]["prompt_tokens"] == 8 * 16 + 19
+    assert refused["error"]["code"] == "image_too_large"
+    told = "all 163 tokens of the prompt see each other, and the model's window has 160"
+    assert refused["error"]["message"].endswith(told)
+
+
 def test_a_killed_run_goes_on_with_the_same_answers(seeing, tmp_path):
     """Rows with images are loaded again, and another --max-pixels would give other answers to the rest."""
     lines = [{"messages": [{"role": "user", "content": content_of(parts)}]} for parts in ROWS.values()]
@@ -837,7 +862,8 @@ def test_rows_with_images_are_answered_as_by_transformers(seeing, tmp_path):
         given = seeing.request(0, [b"[user:", *parts, b"]", b"[assistant:"])
         assert found[name]["usage"]["prompt_tokens"] == len(given.prompt_token_ids)
         token_ids = found[name]["token_ids"]
-        logits = seeing.logits(parts, [*given.prompt_token_ids, *token_ids])
+        prompt = given.prompt_token_ids
+        logits = seeing.logits(parts, [*prompt, *token_ids], len(prompt))
         for row, token in zip(logits[-7:-1], token_ids, strict=True):
             assert row.max() - row[token] <= MARGIN
     assert found["one"]["text"] == found["again"]["text"]

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from msgspec import structs
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -51,6 +52,7 @@ class Family(NamedTuple):
         written: what the chat template writes in place of all that.
         whole: of processor_config.json.
         named: what the tokenizer calls some tokens.
+        both_ways: whether all tokens of a prompt with images see each other.
     """
 
     tokens: tuple[str, ...]
@@ -66,6 +68,7 @@ class Family(NamedTuple):
     written: str = ""
     whole: dict[str, Any] = {}
     named: dict[str, str] = {}
+    both_ways: bool = False
 
 
 _QWEN = Family(
@@ -237,6 +240,16 @@ _JANUS = _DEEPSEEK._replace(
     whole={"processor_class": "JanusProcessor", "num_image_tokens": 16},
     named=_DEEPSEEK.named | {"boi_token": "<begin_of_image>", "eoi_token": "<end_of_image>"},
 )
+_PALIGEMMA = Family(
+    ("<image>", "<one>", "<two>"),
+    "<image>",
+    {"image_processor_type": "SiglipImageProcessor", "size": {"height": 16, "width": 16}, "image_seq_length": 16},
+    {"patch_size": 4, "image_size": 16, "num_hidden_layers": 2, "vision_use_head": False, "projection_dim": 64},
+    own={"projection_dim": 64},
+    budget=200,
+    whole={"processor_class": "PaliGemmaProcessor"},
+    both_ways=True,
+)
 _VIPLLAVA = _LLAVA._replace(
     processor=_LLAVA.processor | {"image_processor_type": "CLIPImageProcessor"},
     own={"vision_feature_layers": [-2, -1]},
@@ -297,6 +310,15 @@ FAMILIES = {
     "LlavaOnevisionForConditionalGeneration": _LLAVA_ONEVISION,
     "Mistral3ForConditionalGeneration": _MISTRAL,
     "PaddleOCRVLForConditionalGeneration": _PADDLEOCR,
+    "PaliGemmaForConditionalGeneration": _PALIGEMMA,
+    "PaliGemmaForConditionalGeneration-2": _PALIGEMMA._replace(
+        text_type="gemma2",
+        text={
+            "sliding_window": 160,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "max_position_embeddings": 512,
+        },
+    ),
     "QianfanOCRForConditionalGeneration": _INTERNVL._replace(
         whole={"processor_class": "QianfanOCRProcessor", "image_seq_length": 4},
         written="<image>",
@@ -380,6 +402,8 @@ def request(
             token_ids += after
         else:
             token_ids += part
+    if family.both_ways:
+        images = [structs.replace(image, whole_prompt=len(token_ids)) for image in images]
     return Request(id, tuple(token_ids), images=tuple(images), **options)
 
 
@@ -393,10 +417,15 @@ def _encoded(text: str, ids: Mapping[str, int]) -> list[int]:
 
 
 def reference_logits(
-    family: Family, model: Any, folder: Path, parts: Sequence[int | Sequence[int]], token_ids: Sequence[int]
+    family: Family,
+    model: Any,
+    folder: Path,
+    parts: Sequence[int | Sequence[int]],
+    token_ids: Sequence[int],
+    prompt: int,
 ) -> Tensor:
-    """``[tokens, V]`` of transformers, with images by its own image processor."""
-    logits: Tensor = _reference(family, model, folder, parts, token_ids).logits[0]
+    """``[tokens, V]`` of transformers, with images by its own image processor; so many tokens are the prompt."""
+    logits: Tensor = _reference(family, model, folder, parts, token_ids, prompt).logits[0]
     return logits
 
 
@@ -404,12 +433,17 @@ def reference_states(
     family: Family, model: Any, folder: Path, parts: Sequence[int | Sequence[int]], token_ids: Sequence[int]
 ) -> Tensor:
     """``[tokens, H]``, the same after the last norm."""
-    states: Tensor = _reference(family, model.model, folder, parts, token_ids).last_hidden_state[0]
+    states: Tensor = _reference(family, model.model, folder, parts, token_ids, len(token_ids)).last_hidden_state[0]
     return states
 
 
 def _reference(
-    family: Family, model: Any, folder: Path, parts: Sequence[int | Sequence[int]], token_ids: Sequence[int]
+    family: Family,
+    model: Any,
+    folder: Path,
+    parts: Sequence[int | Sequence[int]],
+    token_ids: Sequence[int],
+    prompt: int,
 ) -> Any:
     from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
@@ -426,6 +460,8 @@ def _reference(
         inputs = {name: each for name, each in found.items() if not name.startswith("num_")}
         if family is _GEMMA:
             inputs["token_type_ids"] = (ids == IMAGE).int()
+        if family.both_ways:
+            inputs["token_type_ids"] = (torch.arange(ids.shape[1])[None] >= prompt).int()
         if "image_grid_thw" in inputs or "image_position_ids" in inputs:
             inputs["mm_token_type_ids"] = (ids == IMAGE).int()
     with torch.inference_mode():

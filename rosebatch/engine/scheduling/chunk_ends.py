@@ -15,7 +15,7 @@ class ChunkEnds:
     Attributes:
         unit: others are multiples of so many tokens. Kernels add up the keys of a chunk's last tile in an order that
             goes by its end, and take a state from tile to tile.
-        whole_images: no other is between an image's tokens with vectors, which see each other.
+        whole_images: no other is between tokens of images or prompts that see each other.
     """
 
     unit: int = 1
@@ -28,7 +28,7 @@ class ChunkEnds:
             if past := end % self.unit:
                 end -= past
             elif image := self._image_around(images, end):
-                end = image.vectors_begin
+                end = image.seen_begin
             else:
                 return end - start
         return 0
@@ -54,9 +54,10 @@ class ChunkEnds:
         while num_tokens - start > most:
             length = ends.longest(images, start, most)
             if not length:
-                image = next(image for image in images if image.vectors_end > start)
-                count = image.vectors_end - image.vectors_begin
-                told = f"an image has {counted(count, 'token')}, and is computed in one step"
+                image = next(image for image in images if image.seen_end > start)
+                count = image.seen_end - image.seen_begin
+                what = "a prompt with images" if image.whole_prompt else "an image"
+                told = f"{what} has {counted(count, 'token')}, and is computed in one step"
                 if count <= most:
                     told = f"between images, no chunk ends at a multiple of {self.unit} tokens"
                 raise RowError("image_too_large", f"{told}; --max-num-batched-tokens leaves {most}")
@@ -66,4 +67,4 @@ class ChunkEnds:
         """The image that a chunk with this end would cut."""
         if not self.whole_images:
             return None
-        return next((image for image in images if image.vectors_begin < end < image.vectors_end), None)
+        return next((image for image in images if image.seen_begin < end < image.seen_end), None)

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from hashlib import sha256
 
+import numpy as np
+
 from rosebatch.engine.plan import GONE
 from rosebatch.engine.scheduling.block_group import BlockGroup, held_blocks
 from rosebatch.engine.scheduling.block_pool import BlockPool
@@ -109,8 +111,11 @@ class PrefixCache:
         labels = []
         for image in images:
             # All images have the same tokens. A block has those that begin before its end.
-            labels.append((label, min(image.offset // size, common)))
+            labels.append((label, 0 if image.whole_prompt else min(image.offset // size, common)))
             label = sha256(label + image.digest).digest()
+        if images and images[0].whole_prompt:
+            # Keys go by all that follows in the prompt, too.
+            label = sha256(label + np.array(sequence.token_ids[:prompt], np.uint32).tobytes()).digest()
         labels.append((label, common))
         if common < count:
             # Behind another number of prompt tokens, generated ones were computed otherwise.

@@ -273,7 +273,7 @@ class TorchAttention:
 
 def _key_ends(images: Sequence[PromptImage], start: int, end: int) -> tuple[int, ...] | None:
     """Those of a tile; None where no image is in it."""
-    if not any(image.vectors_begin < end and image.vectors_end > start for image in images):
+    if not any(image.seen_begin < end and image.seen_end > start for image in images):
         return None
     return tuple(map(int, key_ends(images, start, end)))
 

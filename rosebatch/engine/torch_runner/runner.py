@@ -108,7 +108,7 @@ class TorchRunner:
         )
         self.cache.change(plan, self.staging)
         attention = TorchAttention(
-            batch, self.cache, self._cached, self.ops, self.states, sections, everywhere=both_ways == "all"
+            batch, self.cache, self._cached, self.ops, self.states, sections, everywhere=both_ways != "windows"
         )
         forward, of_tokens = self.model.forward, batch.positions if sections is None else batch.rotary_rows
         if self.images is not None and (images := self.images.rows_of(plan.chunks, specs)) is not None:

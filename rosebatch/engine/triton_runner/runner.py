@@ -444,7 +444,7 @@ class TritonRunner:
         if self._sees_both_ways:
             ends = [key_ends(specs[chunk.id].images, chunk.start, chunk.end) for chunk in plan.chunks]
             (places,) = self.up.send(np.concatenate(ends))
-            seeing = KeyEnds(places, everywhere=self.images.both_ways == "all")
+            seeing = KeyEnds(places, everywhere=self.images.both_ways != "windows")
         return Seen(self.images.rows_of(plan.chunks, specs), turns, seeing)
 
     @torch.inference_mode()

@@ -16,7 +16,7 @@ from rosebatch.model.vision.internvl import most_tile_pixels
 from rosebatch.model.vision.parts import load_config
 from rosebatch.model.vision.pixels import ImageProcessor, require_few_pixels
 from rosebatch.model.vision.tower import TilesTower
-from rosebatch.model.vision.vision import Encode, MostPixels, Patches, Sight, Vision, of_one_size
+from rosebatch.model.vision.vision import BothWays, Encode, MostPixels, Patches, Sight, Vision, of_one_size
 
 
 class AlignerTower(TilesTower):
@@ -32,6 +32,7 @@ class Processed(NamedTuple):
     most_pixels: MostPixels = of_one_size
     in_text: tuple[str, str] | None = None
     former: tuple[str, ...] = ()
+    both_ways: BothWays = ""
 
 
 # Of transformers. Processors of 5.10 write other texts.
@@ -41,6 +42,7 @@ PROCESSED = {
     "AyaVisionForConditionalGeneration": Processed(most_pixels=most_tile_pixels, in_text=("<image>", "<|IMG_PATCH|>")),
     "DeepseekVLForConditionalGeneration": Processed(AlignerTower),
     "JanusForConditionalGeneration": Processed(AlignerTower),
+    "PaliGemmaForConditionalGeneration": Processed(both_ways="prompt"),
     "QianfanOCRForConditionalGeneration": Processed(
         most_pixels=most_tile_pixels, in_text=("<image>", "<IMG_CONTEXT>"), former=("vision_model", "mlp1")
     ),
@@ -92,12 +94,16 @@ def processed(folder: Path, values: Mapping[str, Any], config: ModelConfig) -> S
     """Arguments as of ``rosebatch.model.vision.registry.VISIONS``."""
     if tuple(map(int, version("transformers").split(".")[:2])) < _OLDEST:
         return f"its images need transformers {'.'.join(map(str, _OLDEST))} or newer"
-    tower, most_pixels, in_text, former = PROCESSED[values["architectures"][0]]
+    tower, most_pixels, in_text, former, both_ways = PROCESSED[values["architectures"][0]]
+    # transformers' layers with a window see all of such a prompt.
+    longest = min(filter(None, config.kv_windows), default=0) if both_ways == "prompt" else 0
     return Vision(
         load_config(folder).image_token_id,
         tower.PARTS + former,
         partial(TextProcessor, folder),
         partial(tower, folder, former=former),
         most_pixels=most_pixels,
+        both_ways=both_ways,
+        longest=longest,
         in_text=in_text,
     )

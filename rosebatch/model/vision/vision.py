@@ -32,7 +32,7 @@ def of_one_size(values: Mapping[str, Any], max_pixels: int | None, max_tokens: i
 
 # Token ids of a text alone, where names of special tokens are these.
 Encode = Callable[[str], Sequence[int]]
-BothWays = Literal["", "windows", "all"]
+BothWays = Literal["", "windows", "all", "prompt"]
 
 
 class Patches(NamedTuple):
@@ -95,6 +95,8 @@ class Vision:
         merged: patches that become a vector, for the same plan; fewer where an image never has many vectors.
         added: vectors of each token that further layers add.
         both_ways: the layers where an image's tokens with vectors see each other: none, those with a window, or all.
+            With ``prompt``, all tokens of a prompt with images see each other, in all layers.
+        longest: the most tokens of such a prompt; 0 for as many as of others.
         in_text: what chat templates and prompts have for an image, and what takes its place before the text is encoded,
             with a placeholder in it; None if they have the placeholder, and nothing more is wanted.
     """
@@ -108,6 +110,7 @@ class Vision:
     merged: int = 1
     added: int = 0
     both_ways: BothWays = ""
+    longest: int = 0
     in_text: tuple[str, str] | None = None
 
     @property
