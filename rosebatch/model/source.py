@@ -169,7 +169,7 @@ class ModelSource:
     def tower_bytes(self, pixels: int) -> int:
         """Bytes of the tower, and of its activations for images that have so many pixels together."""
         assert self.vision is not None, "it sees"
-        return tower_bytes(self._tower_shapes(self.vision), self.dtype.itemsize, pixels)
+        return tower_bytes(self._tower_shapes(self.vision), self.dtype.itemsize, pixels, self.vision.activations)
 
     def _tower_shapes(self, vision: Vision) -> dict[str, tuple[int, ...]]:
         """Of the tensors that make vectors of images. Before there are weights, transformers has them."""

@@ -71,6 +71,7 @@ NAMES = (
     "PaddleOCRVLForConditionalGeneration",
     "QianfanOCRForConditionalGeneration",
     "PaliGemmaForConditionalGeneration",
+    pytest.param("GotOcr2ForConditionalGeneration", marks=pytest.mark.thorough),
     pytest.param("PaliGemmaForConditionalGeneration-2", marks=pytest.mark.thorough),
     "HunYuanVLForConditionalGeneration",
     "HyperCLOVAXVisionV2ForConditionalGeneration",
@@ -217,6 +218,7 @@ def test_no_bit_depends_on_the_steps(seeing, alone, limits, preempts):
 
 
 _ONE_SIZE = (
+    "GotOcr2ForConditionalGeneration",
     "PaliGemmaForConditionalGeneration",
     "DeepseekVLForConditionalGeneration",
     "JanusForConditionalGeneration",
@@ -258,7 +260,7 @@ def test_memory_is_planned_for_the_largest_image(seeing, limit):
     weights = sum(each.numel() for name, each in named if name.partition(".")[0] in seeing.vision.parts)
     (side,) = {*np.atleast_1d(seeing.family.tower.get("patch_size", 4)).tolist()}
     assert source.most_pixels(limits) == most
-    assert source.tower_bytes(most) == 4 * (weights + 40 * 32 * most // side**2)
+    assert source.tower_bytes(most) == 4 * (weights + seeing.vision.activations * 32 * most // side**2)
     # Small ones are encoded together.
     of_token = 4 * source.config.hidden_size * (3 if "Qwen3VL" in seeing.name else 1)
     assert image_bytes(source, limits, 10) == source.tower_bytes(1 << 20) + (1 << 28) + 10 * of_token
@@ -351,6 +353,18 @@ def test_vectors_of_images_that_are_encoded_together(seeing):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
+def test_vectors_in_16_bits(seeing):
+    """Pixels stayed in fp32 before a tower whose weights were not."""
+    image = prompt_image(seeing.processor(picture(2)))
+    found = []
+    for dtype in ("float32", "bfloat16"):
+        source = find_model(RunConfig(model=str(seeing.folder), dtype=dtype), CPU)
+        with torch.inference_mode():
+            found += source.vision.tower(source.weights(CPU))([image])
+    assert found[1].dtype == torch.bfloat16
+    assert (found[1] - found[0]).norm() < 0.05 * found[0].norm()
+
+
 def test_windows_of_one_size_are_attended_together(tmp_path, transformers):
     """Each was a call: hundreds in a layer. An image has four sizes of them, with those at its edges."""
     seeing_model("Qwen2_5_VLForConditionalGeneration", tmp_path)
@@ -419,6 +433,7 @@ TOKENS = {
     "Idefics3ForConditionalGeneration": TILES,
     "SmolVLMForConditionalGeneration": TILES,
     "HunYuanVLForConditionalGeneration": [IMAGE] * (9 * (3 + 1) + 2),
+    "GotOcr2ForConditionalGeneration": [IMAGE] * 16,
     "PaliGemmaForConditionalGeneration": [IMAGE] * 16,
     "PaliGemmaForConditionalGeneration-2": [IMAGE] * 16,
     "QianfanOCRForConditionalGeneration": [FIRST_MARK, *[IMAGE] * 4 * (3 + 1), SECOND_MARK],

@@ -319,6 +319,21 @@ FAMILIES = {
             "max_position_embeddings": 512,
         },
     ),
+    "GotOcr2ForConditionalGeneration": Family(
+        ("<imgpad>", "<img>", "</img>"),
+        "<img><imgpad></img>",
+        {"image_processor_type": "GotOcr2ImageProcessor", "size": {"height": 64, "width": 64}},
+        {
+            "patch_size": 4,
+            "image_size": 64,
+            "num_hidden_layers": 2,
+            "global_attn_indexes": [1],
+            "window_size": 5,
+            "mlp_dim": 48,
+            "output_channels": 16,
+        },
+        whole={"processor_class": "GotOcr2Processor", "num_image_tokens": 16},
+    ),
     "QianfanOCRForConditionalGeneration": _INTERNVL._replace(
         whole={"processor_class": "QianfanOCRProcessor", "image_seq_length": 4},
         written="<image>",

@@ -17,6 +17,7 @@ from rosebatch.config.model import ModelConfig
 from rosebatch.core.images import PromptImage
 from rosebatch.model.hf.rope import rope_members
 from rosebatch.model.vision.parts import load_config, load_parts
+from rosebatch.model.vision.patch_product import PatchProduct
 from rosebatch.model.vision.pixels import ImageProcessor, Normalizer, send
 from rosebatch.model.vision.qwen_vl import QwenProcessor, in_runs, most_grid_pixels
 from rosebatch.model.vision.vision import Encode, Vision
@@ -75,6 +76,9 @@ class GridTower:
 
     def __init__(self, folder: Path, grid: Grid, weights: WeightSource) -> None:
         self._whole = load_parts(load_config(folder), weights, grid.parts, grid.former)
+        for module in list(self._whole.modules()):
+            if isinstance(product := getattr(module, "proj", None), torch.nn.Conv3d):
+                module.proj = PatchProduct(product)
         own = ImageProcessor(folder).own
         self._device = next(getattr(self._whole, grid.parts[0]).parameters()).device
         self._merge, self._frames, self._flat = own.merge_size, own.temporal_patch_size, grid.flat

@@ -7,20 +7,23 @@ from typing import NamedTuple
 # Values of activations at the widest place of a layer, for each channel of a patch. On a CPU, 14 to 37 were measured:
 # the most in bf16, because transformers turns queries and keys in fp32, and for Pixtral, whose mask has all pairs of
 # patches (benchmarks/NOTEBOOK/2026-11.md).
-_ACTIVATIONS = 40
+ACTIVATIONS = 40
 
 
-def tower_bytes(shapes: Mapping[str, tuple[int, ...]], itemsize: int, pixels: int) -> int:
+def tower_bytes(
+    shapes: Mapping[str, tuple[int, ...]], itemsize: int, pixels: int, activations: int = ACTIVATIONS
+) -> int:
     """Bytes of its weights, and of activations.
 
     Args:
         shapes: of its tensors, by name.
         itemsize: bytes of a weight.
         pixels: of images that are encoded together.
+        activations: values at the widest place of a layer, for each channel of a patch.
     """
     weights = sum(map(prod, shapes.values())) * itemsize
     return weights + max(
-        (_ACTIVATIONS * itemsize * each.channels * pixels // each.size for each in _cuts(shapes)), default=0
+        (activations * itemsize * each.channels * pixels // each.size for each in _cuts(shapes)), default=0
     )
 
 

@@ -1,4 +1,4 @@
-"""Aya Vision, DeepSeek-VL, Janus and ViP-LLaVA: images of one size or in tiles, and a text that transformers writes."""
+"""Families whose images have one size or come in tiles, and whose texts for an image transformers writes."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -9,10 +9,12 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
 from rosebatch.host.model_files import read_json
 from rosebatch.model.vision.internvl import most_tile_pixels
+from rosebatch.model.vision.memory import ACTIVATIONS
 from rosebatch.model.vision.parts import load_config
 from rosebatch.model.vision.pixels import ImageProcessor, require_few_pixels
 from rosebatch.model.vision.tower import TilesTower
@@ -25,6 +27,14 @@ class AlignerTower(TilesTower):
     PARTS: ClassVar = ("vision_model", "aligner")
 
 
+class PageTower(TilesTower):
+    """The same where transformers does not convert pixels."""
+
+    def arguments(self, pixels: Tensor, grid: tuple[int, int]) -> dict[str, Any]:
+        """See ``PartsTower``."""
+        return {"pixel_values": pixels.to(self._whole.dtype)}
+
+
 class Processed(NamedTuple):
     """What transformers does not say of a family; see ``Vision``, and ``load_parts`` of ``former``."""
 
@@ -33,6 +43,7 @@ class Processed(NamedTuple):
     in_text: tuple[str, str] | None = None
     former: tuple[str, ...] = ()
     both_ways: BothWays = ""
+    activations: int = ACTIVATIONS
 
 
 # Of transformers. Processors of 5.10 write other texts.
@@ -41,6 +52,8 @@ _OLDEST = 5, 24
 PROCESSED = {
     "AyaVisionForConditionalGeneration": Processed(most_pixels=most_tile_pixels, in_text=("<image>", "<|IMG_PATCH|>")),
     "DeepseekVLForConditionalGeneration": Processed(AlignerTower),
+    # Its layers add numbers for all pairs of patches: 211 values in fp32, 420 in bf16.
+    "GotOcr2ForConditionalGeneration": Processed(PageTower, activations=440),
     "JanusForConditionalGeneration": Processed(AlignerTower),
     "PaliGemmaForConditionalGeneration": Processed(both_ways="prompt"),
     "QianfanOCRForConditionalGeneration": Processed(
@@ -75,6 +88,9 @@ class TextProcessor:
             most = min(most, max(max_pixels // (size["height"] * size["width"]), 1))
             self._options |= {"max_patches": most, "min_patches": min(self._process.own.min_patches, most)}
         self._placeholder, self._encode = config.image_token_id, encode
+        # What GOT-OCR 2 is told of a page; others take no notice.
+        count = values.get("num_image_tokens", getattr(kind, "num_image_tokens", None))
+        self._told = {"num_pages_per_batch": [1], "patch_indices": [1], "num_image_tokens": count}
 
     def __call__(self, rgb: NDArray[np.uint8], *, alone: bool = True) -> Patches:
         """See ``rosebatch.model.vision.vision.Processor``: values are ``[tiles, 3, height, width]``."""
@@ -84,7 +100,7 @@ class TextProcessor:
             require_few_pixels(rgb, edge**2 * long / short)
         found = self._process(rgb, **self._options)
         values = np.stack(found["pixel_values"]).astype(np.uint8)
-        text = self._whole.replace_image_token(found, image_idx=0)
+        text = self._whole.replace_image_token(found, image_idx=0, **self._told)
         token_ids = np.array(self._encode(text), np.uint32)
         count = int((token_ids == self._placeholder).sum())
         return Patches(values, (len(values), count // len(values)), token_ids)
@@ -94,16 +110,17 @@ def processed(folder: Path, values: Mapping[str, Any], config: ModelConfig) -> S
     """Arguments as of ``rosebatch.model.vision.registry.VISIONS``."""
     if tuple(map(int, version("transformers").split(".")[:2])) < _OLDEST:
         return f"its images need transformers {'.'.join(map(str, _OLDEST))} or newer"
-    tower, most_pixels, in_text, former, both_ways = PROCESSED[values["architectures"][0]]
+    own = PROCESSED[values["architectures"][0]]
     # transformers' layers with a window see all of such a prompt.
-    longest = min(filter(None, config.kv_windows), default=0) if both_ways == "prompt" else 0
+    longest = min(filter(None, config.kv_windows), default=0) if own.both_ways == "prompt" else 0
     return Vision(
         load_config(folder).image_token_id,
-        tower.PARTS + former,
+        own.tower.PARTS + own.former,
         partial(TextProcessor, folder),
-        partial(tower, folder, former=former),
-        most_pixels=most_pixels,
-        both_ways=both_ways,
+        partial(own.tower, folder, former=own.former),
+        most_pixels=own.most_pixels,
+        activations=own.activations,
+        both_ways=own.both_ways,
         longest=longest,
-        in_text=in_text,
+        in_text=own.in_text,
     )

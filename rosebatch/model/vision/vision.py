@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rosebatch.core.errors import UserError
 from rosebatch.core.images import PromptImage
+from rosebatch.model.vision.memory import ACTIVATIONS
 from rosebatch.model.weights import WeightSource
 
 # The most pixels of an image as the tower has it, with all of its tiles. It takes the image processor's values, the
@@ -93,6 +94,7 @@ class Vision:
             of their tokens.
         most_pixels: for the plan of memory.
         merged: patches that become a vector, for the same plan; fewer where an image never has many vectors.
+        activations: see ``tower_bytes``.
         added: vectors of each token that further layers add.
         both_ways: the layers where an image's tokens with vectors see each other: none, those with a window, or all.
             With ``prompt``, all tokens of a prompt with images see each other, in all layers.
@@ -109,6 +111,7 @@ class Vision:
     most_pixels: MostPixels = of_one_size
     merged: int = 1
     added: int = 0
+    activations: int = ACTIVATIONS
     both_ways: BothWays = ""
     longest: int = 0
     in_text: tuple[str, str] | None = None
