@@ -33,6 +33,7 @@ from rosebatch.launch.plan import plan_fitting
 from rosebatch.llm.llm import LLM
 from rosebatch.llm.run_file import run_file
 from rosebatch.model.source import find_model
+from rosebatch.model.vision.cohere2 import shape_of_tiles
 from rosebatch.model.vision.grid import GRIDS
 from rosebatch.model.vision.pixels import read_processor
 from rosebatch.model.vision.vision import Processor, Vision
@@ -71,6 +72,7 @@ NAMES = (
     "PaddleOCRVLForConditionalGeneration",
     "QianfanOCRForConditionalGeneration",
     "PaliGemmaForConditionalGeneration",
+    "Cohere2VisionForConditionalGeneration",
     pytest.param("GotOcr2ForConditionalGeneration", marks=pytest.mark.thorough),
     pytest.param("PaliGemmaForConditionalGeneration-2", marks=pytest.mark.thorough),
     "HunYuanVLForConditionalGeneration",
@@ -234,7 +236,8 @@ def test_max_pixels_make_images_smaller(seeing):
     if class_of(seeing.name) in _ONE_SIZE:
         pytest.skip("all images have one size")
     # A tile has 256. Of LLaVA's, there are at least two beside the whole.
-    one, least = (256, 256) if "patch_size" not in seeing.family.processor else (256, 64)
+    given = seeing.family.processor
+    one, least = (256, 256) if "patch_size" not in given or "max_patches" in given else (256, 64)
     if "image_grid_pinpoints" in seeing.family.processor:
         one = least = 768
     whole = seeing.processor(picture(0))
@@ -433,6 +436,7 @@ TOKENS = {
     "Idefics3ForConditionalGeneration": TILES,
     "SmolVLMForConditionalGeneration": TILES,
     "HunYuanVLForConditionalGeneration": [IMAGE] * (9 * (3 + 1) + 2),
+    "Cohere2VisionForConditionalGeneration": [FIRST_MARK, *[*[IMAGE] * 4, 260] * 4, SECOND_MARK],
     "GotOcr2ForConditionalGeneration": [IMAGE] * 16,
     "PaliGemmaForConditionalGeneration": [IMAGE] * 16,
     "PaliGemmaForConditionalGeneration-2": [IMAGE] * 16,
@@ -588,6 +592,24 @@ def test_patches_that_are_in_no_square(tmp_path, transformers):
         torch.testing.assert_close(tower([prompt_image(patches)])[0][0], expected, atol=1e-5, rtol=1e-5)
     with pytest.raises(ValueError, match="of 3 by 60 pixels, there is no square of 8 pixels a side"):
         processor(np.zeros((60, 3, 3), np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "most", "shape"),
+    [
+        (512, 512, 12, (1, 1)),
+        (100, 60, 12, (1, 1)),
+        (600, 400, 12, (2, 1)),
+        (768, 1024, 12, (2, 2)),
+        (2000, 500, 12, (4, 1)),
+        (5000, 4000, 12, (4, 3)),
+        (30, 4000, 6, (1, 6)),
+        (1024, 1536, 4, (2, 2)),
+    ],
+)
+def test_tiles_of_command_a_vision(height, width, most, shape):
+    """Its own image processor needs torchvision, and gave these: the tests above know none but ours."""
+    assert shape_of_tiles(height / 512, width / 512, most) == shape
 
 
 def test_images_that_would_become_too_large(tmp_path, transformers):

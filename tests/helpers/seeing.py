@@ -13,6 +13,8 @@ from torch import Tensor
 
 from rosebatch.core.images import PromptImage
 from rosebatch.core.request import Request
+from rosebatch.model.vision.cohere2 import Cohere2ImageProcessor
+from rosebatch.model.vision.pixels import Normalizer
 from rosebatch.model.vision.vision import Processor, Vision
 from tests.helpers.byte_tokenizer import byte_backend, save_backend
 from tests.helpers.wholes import save, tiny_whole
@@ -274,7 +276,24 @@ _PADDLEOCR = _QWEN._replace(
     processor=_QWEN.processor | {"image_processor_type": "PaddleOCRVLImageProcessor", "temporal_patch_size": 1},
     tower={"patch_size": 4, "image_size": 16, "spatial_merge_size": 2, "num_hidden_layers": 2},
 )
+_COHERE = Family(
+    ("<|IMG_PATCH|>", "<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_LINE_BREAK|>"),
+    "<|IMG_PATCH|>",
+    _INTERNVL.processor | {"image_processor_type": "Cohere2VisionImageProcessorFast", "patch_size": 2},
+    {"patch_size": 4, "image_size": 16, "num_hidden_layers": 2, "vision_use_head": False},
+    own={"downsample_factor": 2, "alignment_intermediate_size": 48},
+    # transformers 5 leaves the factor out.
+    text={"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"] * 2, "logit_scale": 1.0},
+    whole={"processor_class": "Cohere2VisionProcessor"},
+    named={
+        "image_token": "<|IMG_PATCH|>",
+        "boi_token": "<|START_OF_IMG|>",
+        "eoi_token": "<|END_OF_IMG|>",
+        "img_line_break_token": "<|IMG_LINE_BREAK|>",
+    },
+)
 FAMILIES = {
+    "Cohere2VisionForConditionalGeneration": _COHERE,
     "AyaVisionForConditionalGeneration": _AYA,
     "DeepseekVLForConditionalGeneration": _DEEPSEEK,
     "JanusForConditionalGeneration": _JANUS,
@@ -469,9 +488,15 @@ def _reference(
         ids, images = ids.expand(2, -1), images * 2
     inputs: dict[str, Any] = {}
     if images:
-        processor = AutoImageProcessor.from_pretrained(str(folder), backend="pil")
         given = [images] if family.nested else images
-        found = processor(given, input_data_format="channels_last", return_tensors="pt", **family.options)
+        if family is _COHERE:
+            # transformers' own needs torchvision; Normalizer has the rest.
+            own = Cohere2ImageProcessor(folder)
+            tiles = np.concatenate([own(image)["pixel_values"] for image in images])
+            found = {"pixel_values": Normalizer(own.own, torch.device("cpu"))([tiles.astype(np.uint8)])}
+        else:
+            processor = AutoImageProcessor.from_pretrained(str(folder), backend="pil")
+            found = processor(given, input_data_format="channels_last", return_tensors="pt", **family.options)
         inputs = {name: each for name, each in found.items() if not name.startswith("num_")}
         if family is _GEMMA:
             inputs["token_type_ids"] = (ids == IMAGE).int()

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
 from rosebatch.host.model_files import read_json
+from rosebatch.model.vision.cohere2 import Cohere2Tower
 from rosebatch.model.vision.internvl import most_tile_pixels
 from rosebatch.model.vision.memory import ACTIVATIONS
 from rosebatch.model.vision.parts import load_config
@@ -51,6 +52,7 @@ _OLDEST = 5, 24
 # By transformers' class. The image function takes pixels alone, and its vectors take the place of embeddings: no more.
 PROCESSED = {
     "AyaVisionForConditionalGeneration": Processed(most_pixels=most_tile_pixels, in_text=("<image>", "<|IMG_PATCH|>")),
+    "Cohere2VisionForConditionalGeneration": Processed(Cohere2Tower, most_tile_pixels),
     "DeepseekVLForConditionalGeneration": Processed(AlignerTower),
     # Its layers add numbers for all pairs of patches: 211 values in fp32, 420 in bf16.
     "GotOcr2ForConditionalGeneration": Processed(PageTower, activations=440),
@@ -70,13 +72,20 @@ class TextProcessor:
         folder: of the model.
         max_pixels: of the tiles of an image, but for the whole one; None for the model's own most tiles.
         encode: by the model's tokenizer.
+        images: transformers' image processor.
     """
 
-    def __init__(self, folder: Path, max_pixels: int | None, encode: Encode) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        max_pixels: int | None,
+        encode: Encode,
+        images: type[ImageProcessor] = ImageProcessor,
+    ) -> None:
         from transformers import AutoTokenizer
         from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
-        self._process, config = ImageProcessor(folder), load_config(folder)
+        self._process, config = images(folder), load_config(folder)
         kind, file = PROCESSOR_MAPPING[type(config)], folder / "processor_config.json"
         values, known = read_json(file) if file.exists() else {}, signature(kind.__init__).parameters
         own = {name: each for name, each in values.items() if name in known and name != "image_processor"}
@@ -116,7 +125,7 @@ def processed(folder: Path, values: Mapping[str, Any], config: ModelConfig) -> S
     return Vision(
         load_config(folder).image_token_id,
         own.tower.PARTS + own.former,
-        partial(TextProcessor, folder),
+        partial(TextProcessor, folder, images=own.tower.IMAGES),
         partial(own.tower, folder, former=own.former),
         most_pixels=own.most_pixels,
         activations=own.activations,

@@ -25,11 +25,12 @@ class PartsTower:
     """
 
     PARTS: ClassVar[tuple[str, ...]] = ("vision_tower", "multi_modal_projector")
+    IMAGES: ClassVar[type[ImageProcessor]] = ImageProcessor
 
     def __init__(self, folder: Path, weights: WeightSource, former: Sequence[str] = ()) -> None:
         self._whole = load_parts(load_config(folder), weights, self.PARTS, former)
         device = next(getattr(self._whole, self.PARTS[0]).parameters()).device
-        self._normalize = Normalizer(ImageProcessor(folder).own, device)
+        self._normalize = Normalizer(self.IMAGES(folder).own, device)
 
     def __call__(self, images: Sequence[PromptImage]) -> Sequence[Tensor]:
         """See ``rosebatch.model.vision.vision.Tower``; patches are ``[tiles, 3, height, width]``."""
