@@ -305,6 +305,9 @@ FAMILIES = {
     "Glm46VForConditionalGeneration": _GLM4V._replace(
         processor=_GLM4V.processor | {"image_processor_type": "Glm46VImageProcessor"}
     ),
+    "Glm46VForConditionalGeneration-Moe": _GLM4V._replace(
+        processor=_GLM4V.processor | {"image_processor_type": "Glm46VImageProcessor"}, text_type="glm4v_moe_text"
+    ),
     "Glm4vForConditionalGeneration": _GLM4V,
     "Glm4vMoeForConditionalGeneration": _GLM4V,
     "GlmOcrForConditionalGeneration": _GLM4V,
