@@ -154,6 +154,11 @@ class Constraint(Protocol):
         """Why the completion ended before it matched; None if nothing went wrong."""
         ...
 
+    @property
+    def forces(self) -> bool:
+        """Whether it may leave no choice for many tokens: steps wait to find out."""
+        ...
+
     @classmethod
     def fill_all(cls, constraints: Sequence[Self], masks: Any) -> None:
         """Write which tokens may come next.

@@ -282,7 +282,7 @@ class Engine:
         if self.drafter is not None:
             self.drafter.propose(self.scheduler)
         # Where drafts follow, and what a grammar forces, is not known before either. Prompts need not wait for it.
-        planner.decodes = last is None or not (planner.queries > 1 or (planner.forcing and self._constraints))
+        planner.decodes = last is None or not (planner.queries > 1 or planner.forcing)
         plan = self.scheduler.schedule()
         if plan is None:
             return False

@@ -27,7 +27,7 @@ from rosebatch.engine.drafts.window_drafter import QUERIES, StepCost, WindowDraf
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.images import ImageEncoder, image_bytes, kept_bytes, together
 from rosebatch.engine.long_rope import restart_policy
-from rosebatch.engine.metrics.roofline import weight_bytes
+from rosebatch.engine.metrics.roofline import decode_bytes, weight_bytes
 from rosebatch.engine.plan import RestartPolicy
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler
@@ -43,6 +43,7 @@ from rosebatch.model.contract import NO_HEADS, Model, PoolingHeads
 from rosebatch.model.fallback.load import Fallback
 from rosebatch.model.source import ModelSource
 from rosebatch.ops.device import device_ops, keep_products_whole
+from rosebatch.ops.layout import MatrixBytes
 from rosebatch.ops.ops import Ops
 from rosebatch.ops.select import has_invariant_products, select
 from rosebatch.ops.tensor_parallel import Group, divide
@@ -56,7 +57,7 @@ _FREE_TOKENS = {"cuda": 192, "cpu": 16}
 _DRAFTS = 15
 # Of a step: what the host takes for the result of a row with a grammar, in seconds. What the device takes for any rows:
 # launches, and reading the weights (measured on an H200).
-_HOST_OF_A_ROW = 40e-6
+_HOST_OF_A_ROW, _FEW_ROWS = 40e-6, 16
 _LAUNCHES, _BYTES_A_SECOND = 1.5e-3, 3.3e12
 
 
@@ -170,6 +171,7 @@ def load_engine(
         pooling_heads=pooling_heads,
         images=images,
         image_bytes=taken,
+        kept=source.quantization.kept(switches, device.type, source.dtype),
     )
     if hashed is not None:
         hashed()
@@ -206,6 +208,7 @@ def build_engine(
     pooling_heads: PoolingHeads = NO_HEADS,
     images: ImageEncoder | None = None,
     image_bytes: int = 0,
+    kept: MatrixBytes | None = None,
 ) -> LoadedEngine:
     """Size the KV cache for a model that is loaded, and put the engine together.
 
@@ -224,6 +227,7 @@ def build_engine(
         pooling_heads: what follows it.
         images: encodes them; None for a model of text.
         image_bytes: see the function of this name.
+        kept: what the matrices of layers take; None: they are plain.
 
     Raises:
         FlagError: the KV cache has no room for a single block.
@@ -313,11 +317,14 @@ def build_engine(
         )
     if isinstance(runner, TritonRunner) and limits.speculative == "auto" and runner.verifies:
         scheduler.planner.forces = 0 if isinstance(model, Fallback) else config.num_token_ids
-        scheduler.planner.forces_up_to = _forced_rows(weight_bytes(config, dtype.itemsize))
+        # Each forced token takes a row of a step: with as many sequences as rows, none is spared.
+        read = decode_bytes(config, dtype.itemsize, _FEW_ROWS, kept) // limits.tensor_parallel_size
+        scheduler.planner.forces_up_to = min(_forced_rows(read), memory.max_num_seqs // 2)
     drafter: Drafter | WindowDrafter | None = None
     if isinstance(runner, TritonRunner) and drafts and runner.verifies:
         token = cache.nbytes // max(sum(counts) * block_size, 1)
-        cost = StepCost(weight_bytes(config, dtype.itemsize), token, _FREE_TOKENS["cuda"])
+        weights = weight_bytes(config, dtype.itemsize, kept) // limits.tensor_parallel_size
+        cost = StepCost(weights, token, _FREE_TOKENS["cuda"])
         sharing_rows = None if runner.prefix_groups is None else MIN_ROWS
         drafter = WindowDrafter(cost, memory.max_num_seqs, MOST_TOKENS, sharing_rows)
     elif speculates and not state_layers:
@@ -338,12 +345,12 @@ def build_engine(
     return LoadedEngine(engine, memory.groups, block_size, cache.nbytes)
 
 
-def _forced_rows(weights: int) -> int:
+def _forced_rows(read: int) -> int:
     """Rows whose grammars keep the host busy for half as long as the device takes for a step.
 
     Then a third of the tokens has to be forced, or the device waits for longer than it is spared.
     """
-    return max(int((_LAUNCHES + weights / _BYTES_A_SECOND) / _HOST_OF_A_ROW / 2), 1)
+    return max(int((_LAUNCHES + read / _BYTES_A_SECOND) / _HOST_OF_A_ROW / 2), 1)
 
 
 def _scheduler(

@@ -104,6 +104,11 @@ class BanConstraint:
         """See ``Constraint``."""
         return self._error if self._inner is None else self._inner.error or self._error
 
+    @property
+    def forces(self) -> bool:
+        """See ``Constraint``."""
+        return self._inner is not None and self._inner.forces
+
     @classmethod
     def fill_all(cls, constraints: "Sequence[BanConstraint]", masks: Any) -> None:
         """See ``Constraint``."""

@@ -10,6 +10,8 @@ from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.core.token_ids import TokenIds
 from rosebatch.engine.plan import StepResult
 from rosebatch.engine.scheduling.sequence import SequenceState
+from rosebatch.engine.scheduling.step_planner import SeparateDecodes
+from rosebatch.engine.triton_runner.slots import Slots
 from tests.engine.schedulers import add, chunks, findable, make_scheduler
 
 PROMPT = [7, 1, 8, 2, 8]
@@ -18,7 +20,7 @@ PROMPT = [7, 1, 8, 2, 8]
 class Template:
     """Forces tokens at some places of the answer; complete after so many."""
 
-    error = None
+    error, forces = None, True
 
     def __init__(self, forced, complete=99):
         self.by_place, self.complete, self.tokens = forced, complete, []
@@ -100,3 +102,35 @@ def test_a_restart_that_they_jump_over(count):
     assert sequence.num_tokens == 6 + count
     plan = scheduler.schedule()
     assert (chunks(plan), plan.started[0].salt) == ([(0, 0, 6 + count, 1)], b"long")
+
+
+def test_known_tokens_take_no_blocks_of_what_comes_back_in_the_same_plan():
+    """A row that came back from the host was started and released in one plan, which ended the job."""
+    options = {"num_blocks": 8, "block_size": 1, "host_blocks": 9, "policy": SeparateDecodes(1), "forces": 32}
+    scheduler, slots = make_scheduler(**options), Slots(8, 8)
+    kinds = [(0, 7, Template({3: 12, 4: 13, 5: 14})), (1, 3, None), (2, 7, None)]
+    for number, most, constraint in kinds:
+        request = Request(number, TokenIds.of([number]), SamplingParams(max_tokens=most))
+        add(scheduler, SequenceState.start(request, id=number, max_model_len=99, constraint=constraint))
+    restored = 0
+    while (plan := scheduler.schedule()) is not None:
+        assert not {kept for _, kept in plan.saves} & {kept for _, kept in plan.restores}
+        slots.update(plan)
+        restored += len(plan.restores)
+        scheduler.commit(plan, StepResult([[5]] * len(plan.sampled_ids)))
+        scheduler.check_integrity()
+    assert restored and not scheduler.has_unfinished
+
+
+def test_a_step_waits_only_for_what_may_be_forced():
+    """Rows beside one with bad_words, or beside waiting ones with a grammar, lost the next step's head start."""
+    scheduler, sequence = begun(Template({}), max_tokens=12)
+    planner = scheduler.planner
+    assert planner.forcing
+    sequence.constraint.forces = False
+    assert not planner.forcing
+    sequence.constraint.forces = True
+    planner.forces_up_to = 0
+    assert not planner.forcing
+    scheduler, _ = begun(Template({}), logprobs=1)
+    assert not scheduler.planner.forcing

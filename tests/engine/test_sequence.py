@@ -69,7 +69,7 @@ class MatchAt:
 class CompleteAt(MatchAt):
     """A grammar that is complete with the n-th token."""
 
-    error = None
+    error, forces = None, True
 
     def rest(self):
         return ()

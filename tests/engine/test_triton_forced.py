@@ -10,6 +10,7 @@ from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.triton_runner import prefix_groups
 from rosebatch.engine.triton_runner.graphs import StepGraphs
 from tests.engine import small_models
+from tests.engine.constraint import EveryThird
 from tests.engine.small_models import VOCAB, device_engine, plain_engine
 from tests.helpers.marks import ON_TRITON_RUNNER
 
@@ -21,7 +22,7 @@ KINDS = [{}, {"temperature": 0.8, "seed": 4}, {"presence_penalty": 0.9, "tempera
 class Fields:
     """Forces runs of tokens of several lengths, longer than a step computes too; complete after 19."""
 
-    error = None
+    error, forces = None, True
     RUNS = ((1, 3), (5, 15), (17, 18))
 
     def __init__(self, vocab_size):
@@ -140,3 +141,17 @@ def test_rows_of_known_tokens_share_keys(name, monkeypatch):
     monkeypatch.setattr(StepGraphs, "run", noted)
     assert run(engine, beginning) == expected
     assert (True, True) in kinds
+
+
+@pytest.mark.usefixtures("few_programs")
+def test_guided_rows_become_more(monkeypatch):
+    """The logits of a step had room for as many rows as the first one had: a larger one ended the job."""
+    monkeypatch.setattr(small_models, "SLOTS", 8)
+    engine = device_engine("gpt2", blocks=80)
+    for count in (1, 4):
+        for number in range(count):
+            sampling = SamplingParams(max_tokens=4)
+            engine.add(Request(number, (3, 4), sampling), constraint=partial(EveryThird, VOCAB))
+        while engine.has_unfinished:
+            engine.step()
+    assert engine.stats.output_tokens == 20

@@ -83,6 +83,12 @@ def weight_bytes(config: ModelConfig, itemsize: int, kept: MatrixBytes | None = 
     return int(_bytes_read(config, experts, kept or MatrixBytes(itemsize, itemsize))) + embedding * itemsize
 
 
+def decode_bytes(config: ModelConfig, itemsize: int, rows: int, kept: MatrixBytes | None = None) -> int:
+    """Bytes of matrices that a decode step of so many rows reads; ``kept`` as for ``weight_bytes``."""
+    kept = kept or MatrixBytes(itemsize, itemsize)
+    return int(_bytes_read(config, _reached(config, rows), kept)) + config.vocab_size * config.hidden_size * itemsize
+
+
 def find_floor(
     config: ModelConfig,
     itemsize: int,

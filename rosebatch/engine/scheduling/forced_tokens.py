@@ -16,10 +16,7 @@ def apply_forced(sequences: Iterable[SequenceState], vocab_size: int, now: float
     open_ones = [
         (each, each.constraint)
         for each in sequences
-        if each.constraint is not None
-        and each.finish_reason is None
-        and each.sampling.logprobs is None
-        and not each.replayed
+        if each.constraint is not None and each.finish_reason is None and each.may_be_forced and not each.replayed
     ]
     while open_ones:
         masks = fill_masks([constraint for _, constraint in open_ones], vocab_size)

@@ -157,6 +157,11 @@ class SequenceState(msgspec.Struct, eq=False):
         return self.spec.sampling
 
     @property
+    def may_be_forced(self) -> bool:
+        """Whether it may get tokens that no step samples: only a step has log-probabilities."""
+        return self.constraint is not None and self.constraint.forces and self.sampling.logprobs is None
+
+    @property
     def waits(self) -> bool:
         """Whether it waits to be admitted, perhaps again."""
         return self.status is Status.WAITING

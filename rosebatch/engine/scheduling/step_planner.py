@@ -299,16 +299,16 @@ class StepPlanner:
 
     def _plan_known(self, live: Callable[[], list[tuple[SequenceState, int]]]) -> None:
         """Plan a step in which sequences catch up with tokens that a grammar forced: a row for each known token."""
+        spare = self.max_num_seqs
         while pairs := live():
-            spare, ends = self.max_num_seqs - len(pairs), list[int]()
-            for sequence, _ in pairs:
-                further = min(sequence.num_uncomputed_tokens - 1, spare)
-                spare -= further
-                ends.append(sequence.num_computed_tokens + 1 + further)
+            ends = self._known_ends(pairs, spare)
             needed = [self.blocks.short_of(s, end) for (s, _), end in zip(pairs, ends, strict=True)]
             if self.blocks.has(map(sum, zip(*filter(None, needed), strict=True))):
                 break
-            if not self._make_room():
+            if spare:
+                # Further tokens take no blocks from others: one of these may have come back in this plan.
+                spare = 0
+            elif not self._make_room():
                 return
         else:
             return
@@ -339,10 +339,21 @@ class StepPlanner:
                 self.queues.planned.append(sequence)
         self._plan.steps = 1
 
+    def _known_ends(self, pairs: Sequence[tuple[SequenceState, int]], rows: int) -> list[int]:
+        """Where the known tokens end that each sequence computes: at least one, and all together as a step has rows."""
+        spare, ends = max(rows - len(pairs), 0), list[int]()
+        for sequence, _ in pairs:
+            further = min(sequence.num_uncomputed_tokens - 1, spare)
+            spare -= further
+            ends.append(sequence.num_computed_tokens + 1 + further)
+        return ends
+
     @property
     def forcing(self) -> bool:
         """Whether tokens that grammars force are looked for now, in sequences with none under way."""
-        return self.forces > 0 and len(self.queues.running) <= self.forces_up_to
+        running = self.queues.running
+        few = self.forces > 0 and len(running) <= self.forces_up_to
+        return few and any(sequence.decoding and sequence.may_be_forced for sequence in running)
 
     def _most_queries(self) -> int:
         """Rows that each running sequence may have in a step: the runner rounds both numbers to powers of two."""

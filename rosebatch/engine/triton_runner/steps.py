@@ -130,7 +130,7 @@ class DeviceSteps:
         if kind.features is not None:
             return self.sampler.next_tokens(logits, kind.features, None, decodes=True)
         if not len(self._logits):
-            self._logits = torch.empty(fields.shape[1], logits.shape[1], dtype=logits.dtype, device=logits.device)
+            self._logits = logits.new_empty(self.state.fields.shape[1], logits.shape[1])
         # A graph keeps what it returns, and logits of every size would be a lot to keep.
         return self._logits[:size].copy_(logits)
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _COMPLETIONS_A_MATCHER = 16
 _MAX_MATCHERS = os.cpu_count() or 1
 _SLOW_SECONDS = 0.05
+# Tokens of a run that must come: each rest of it is encoded once.
+_LONGEST_RUN = 32
 
 # Of ``ru_maxrss``: macOS counts bytes, Linux KiB.
 _PEAK_UNIT = 1 if os.uname().sysname == "Darwin" else 1024
@@ -35,6 +37,8 @@ class TokenConstraint:
         error: why the completion ended before it matched: the grammar took too much time or memory, or did not allow
             a generated token. None if nothing went wrong, also if max_tokens or a stop string ended the completion.
     """
+
+    forces = True
 
     def __init__(self, grammar: "Grammar", layout: MaskLayout) -> None:
         self._grammar = grammar
@@ -258,7 +262,7 @@ def _only(words: NDArray[np.uint32]) -> int | None:
     return None if word & (word - 1) else 32 * int(places[0]) + word.bit_length() - 1
 
 
-@functools.lru_cache(maxsize=10_000)
+@functools.lru_cache(maxsize=4096)
 def _alike(tokens: "LLTokenizer", layout: MaskLayout, run: tuple[int, ...]) -> tuple[int, ...]:
     """The first of these tokens that end nothing, if each rest of them is encoded as it is behind the others.
 
@@ -350,7 +354,7 @@ class Grammar:
 
     def alike(self, run: list[int]) -> Sequence[int]:
         """See ``_alike``."""
-        return _alike(self._tokens, self._layout, tuple(run))
+        return _alike(self._tokens, self._layout, tuple(run[:_LONGEST_RUN]))
 
     def look_at_memory(self) -> None:
         """Find out whether matchers should be renewed."""

@@ -53,6 +53,11 @@ class ReasoningConstraint:
         """See ``Constraint``."""
         return None if self._grammar is None else self._grammar.error
 
+    @property
+    def forces(self) -> bool:
+        """See ``Constraint``: thoughts are free."""
+        return self._grammar is not None and self._answers and self._grammar.forces
+
     @classmethod
     def fill_all(cls, constraints: "Sequence[ReasoningConstraint]", masks: Any) -> None:
         """See ``Constraint``."""
