@@ -25,6 +25,7 @@ from rosebatch.engine.plan import PackedStep
 from rosebatch.engine.sampling.features import Features
 from rosebatch.engine.triton_runner import packing
 from rosebatch.engine.triton_runner.prefix_groups import MIN_ROWS
+from rosebatch.engine.triton_runner.prefix_tiles import NO_TILES
 from rosebatch.engine.triton_runner.steps import DecodeKind, PackedKind
 from rosebatch.engine.triton_runner.warm_up import compile_for
 from rosebatch_kernels.common import device as devices
@@ -102,7 +103,7 @@ def all_steps(of) -> None:
                 of.steps.decode(DecodeKind(rows, Features(), shares=False, divided=False, queries=count))
     steps = [(*each, shares) for each in ((16, 1), (96, 2), (640, SLOTS)) for shares in {False, of._shares_tiles}]
     for tokens, samples, shares in steps:
-        kind, shared = PackedKind(tokens, shares), [] if shares else None
+        kind, shared = PackedKind(tokens, shares), NO_TILES if shares else None
         packed = packing.pack(PackedStep(()), of.slots, of.steps.layout(kind), of.kernels.tile_rows, shared)
         cells = torch.from_numpy(packed)
         of.steps.packed_cells[: len(cells)].copy_(cells)
