@@ -22,15 +22,13 @@ def apply_forced(sequences: Iterable[SequenceState], vocab_size: int, now: float
         masks = fill_masks([constraint for _, constraint in open_ones], vocab_size)
         further = []
         for (sequence, constraint), mask, token_id in zip(open_ones, masks, only_allowed(masks), strict=True):
-            too_early = token_id in sequence.spec.stop_ids and len(sequence.generated) < sequence.sampling.min_tokens
-            if token_id < 0 or too_early:
+            before = len(sequence.generated)
+            early = before < sequence.sampling.min_tokens
+            if token_id < 0 or (early and token_id in sequence.spec.stop_ids):
                 sequence.mask = mask
                 continue
-            if len(sequence.generated) < sequence.sampling.min_tokens:
-                run, complete = [token_id], constraint.feed(token_id)
-            else:
-                run, complete = constraint.follow(token_id)
-            before = len(sequence.generated)
+            # Of a run, no token would be looked at for an end that comes too early.
+            run, complete = ([token_id], constraint.feed(token_id)) if early else constraint.follow(token_id)
             sequence.apply_token_ids(run, now=now, complete=complete)
             count += len(sequence.generated) - before
             if sequence.finish_reason is None:
