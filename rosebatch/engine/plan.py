@@ -18,6 +18,8 @@ from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.core.scoring import Scoring
 from rosebatch_kernels.common.tokens import NOT_FINITE as NOT_FINITE
 
+# Tokens of an ending that must have come before, for drafts: fewer would often be chance.
+SHORTEST_ENDING = 3
 # In a block table: a block that left its group's sliding window, and is not read.
 GONE = -1
 # (group of layers, first index in the sequence's block table of this group, block ids or ``GONE`` from there on)
@@ -46,6 +48,7 @@ class SequenceSpec(msgspec.Struct, frozen=True):
         step_token: see ``PoolingParams``.
         scoring: which tokens get log-probabilities, and none are generated; None for no such sequence.
         images: in the prompt.
+        predicted: tokens that may follow the prompt, behind its end, as if they had followed once: for drafts.
     """
 
     id: int
@@ -62,6 +65,7 @@ class SequenceSpec(msgspec.Struct, frozen=True):
     step_token: int | None = None
     scoring: Scoring | None = None
     images: tuple[PromptImage, ...] = ()
+    predicted: "array[int]" = array("I")
 
     @property
     def generates(self) -> bool:

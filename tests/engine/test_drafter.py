@@ -37,7 +37,7 @@ def test_what_followed_the_longest_ending():
         for kinds in (1, 2, 5):
             tokens = array("I", rng.integers(0, kinds, size).tolist())
             own = np.frombuffer(tokens, np.uint32)
-            found, distance = find_ending(own, 3)
+            found, distance = find_ending(own)
             drafts = what_followed(own, distance, 4).tolist() if found else []
             assert (found, drafts) == by_hand(tokens.tolist(), 3, 4)
             lengths.add(found)
@@ -61,7 +61,7 @@ def test_the_distance_of_a_copy_is_kept_while_it_goes_on(fake_runner, monkeypatc
     whole = PROMPT + fake_completion(PROMPT, 60)
     endings, going, asked = iter([(3, 4), (0, 0), (0, 0), (0, 0)]), iter([True, False]), []
     module = "rosebatch.engine.drafts.drafter"
-    monkeypatch.setattr(f"{module}.find_ending", lambda own, shortest: next(endings))
+    monkeypatch.setattr(f"{module}.find_ending", lambda own: next(endings))
     monkeypatch.setattr(f"{module}.goes_on", lambda own, distance: next(going))
     monkeypatch.setattr(
         f"{module}.what_followed",
@@ -95,7 +95,7 @@ def served(fake_runner):
 
 def repeating(monkeypatch, drafts):
     """Each sequence's next drafts are these, whatever its tokens."""
-    monkeypatch.setattr("rosebatch.engine.drafts.drafter.find_ending", lambda own, shortest: (3, 1))
+    monkeypatch.setattr("rosebatch.engine.drafts.drafter.find_ending", lambda own: (3, 1))
     monkeypatch.setattr(
         "rosebatch.engine.drafts.drafter.what_followed", lambda own, distance, most: np.array(drafts(own)[:most])
     )

@@ -57,10 +57,10 @@ def requests():
     return made
 
 
-def run(engine):
+def run(engine, given=None):
     """Request id and sample -> tokens and finish reason."""
     done = {}
-    for request in requests():
+    for request in requests() if given is None else given:
         engine.add(request)
     while engine.has_unfinished:
         for each in engine.step():
@@ -87,8 +87,8 @@ def draft_answers(engine, answers, wrong=range(VOCAB)):
     numbers, sampler = random.Random(1), engine.runner.sampler
     propose = sampler.kernels.propose
 
-    def of_answers(fields, tokens, distances, drafted, *cuts):
-        propose(fields, tokens, distances, drafted, *cuts)
+    def of_answers(fields, tokens, firsts, distances, drafted, *cuts):
+        propose(fields, tokens, firsts, distances, drafted, *cuts)
         queries = drafted.shape[1] // fields.shape[1]
         for sequence_id, slot in engine.runner.slots.slot_of.items():
             sequence = engine.scheduler.queues.started[sequence_id]
@@ -222,3 +222,16 @@ def test_a_wrong_draft_with_keys_that_are_not_finite_harms_no_answer(expected):
     engine.scheduler.schedule = lambda: plans.append(schedule()) or plans[-1]
     assert run(engine) == answers
     assert sum(isinstance(plan, DecodeWindow) and len(plan.rows[0].known) > 0 for plan in plans) > 0
+
+
+@pytest.mark.parametrize("blocks", [150, 15], ids=["plenty", "cramped"])
+@pytest.mark.usefixtures("unwritten_is_nan", "few_programs", "slots")
+def test_a_predicted_answer_takes_fewer_steps(blocks, expected):
+    """Predictions were used on a CPU alone. Some are right, some are of another row, and slots go from one to another."""
+    answers, predicted = expected["llama"], device_engine("llama", blocks=blocks)
+    predicted.drafter = Varying(4)
+    plain = device_engine("llama", blocks=blocks)
+    plain.drafter = Varying(4)
+    given = [structs.replace(each, predicted=answers[each.id - (each.id % 4 == 1), 0][0]) for each in requests()]
+    assert run(predicted, given) == run(plain) == answers
+    assert predicted.stats.accepted > 1.5 * plain.stats.accepted

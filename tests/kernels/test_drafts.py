@@ -21,11 +21,13 @@ class State:
         numbers = random.Random(seed)
         self.tokens = torch.tensor([[numbers.randrange(3) for _ in range(width)] for _ in range(batch)])
         self.fields = torch.randint(1, 2**31 - 1, (NUM_FIELDS, batch), generator=torch.Generator().manual_seed(seed))
+        # Some have a prediction before their own tokens.
+        self.firsts = torch.tensor([numbers.choice([0, 0, 1, 7]) for _ in range(batch)], dtype=torch.int32).to(device)
         for row in range(batch):
             position = numbers.choice([0, 1, 5, width - 3, width - 1, width, width + 9, *range(10, width - 3, 7)])
             self.fields[POSITION, row], self.fields[NEXT, row] = position, position + 1
             self.fields[LIMIT, row] = position + numbers.choice([-1, 0, 1, 2, 3, 9, 9, 9])
-            self.fields[TOKEN, row] = self.tokens[row, min(position, width - 1)]
+            self.fields[TOKEN, row] = self.tokens[row, min(position + int(self.firsts[row]), width - 1)]
             self.fields[STOPS, row] = numbers.choice([0, 1])
         # What lies beyond is nobody's.
         pad = torch.nn.functional.pad
@@ -39,15 +41,17 @@ def test_drafts_follow_the_longest_ending_of_which_the_last_place_counts(impleme
     state = State(23, 40, queries, device)
     drafted = torch.full((NUM_FIELDS, 23 * queries + 2), -9, dtype=torch.int32, device=device)
     distances = zeros(23, device)
-    implementation.propose(state.fields, state.tokens, distances, drafted[:, : 23 * queries], zeros(1, device))
+    drafted_rows = drafted[:, : 23 * queries]
+    implementation.propose(state.fields, state.tokens, state.firsts, distances, drafted_rows, zeros(1, device))
     assert (drafted[:, 23 * queries :] == -9).all()
     num_drafts = set()
     for row in range(23):
         own = state.fields[:, row].tolist()
         position, limit = own[POSITION], own[LIMIT]
         drafts = []
-        if position < min(limit, 40):
-            drafts = defined(state.tokens[row, : position + 1].tolist(), min(queries, limit - position) - 1)
+        place = position + int(state.firsts[row])
+        if position < limit and place < 40:
+            drafts = defined(state.tokens[row, : place + 1].tolist(), min(queries, limit - position) - 1)
         num_drafts.add(len(drafts))
         for j in range(queries):
             found = drafted[:, row * queries + j].tolist()
@@ -70,7 +74,8 @@ def test_no_draft_has_its_keys_cut_at_other_places(implementation, windows, devi
     drafted = torch.empty(NUM_FIELDS, width * queries, dtype=torch.int32, device=device)
     given = torch.tensor(windows, dtype=torch.int32, device=device)
     # All tokens are equal: any number of drafts follows.
-    implementation.propose(fields, zeros((width, width), device), zeros(width, device), drafted, given, pieces)
+    none = zeros(width, device)
+    implementation.propose(fields, zeros((width, width), device), none, none.clone(), drafted, given, pieces)
     live = (drafted[LIMIT] > 0).view(width, queries).sum(1).tolist()
     for position in range(4, width - 8):
         cuts = []
@@ -109,7 +114,7 @@ def test_a_copy_with_a_changed_token_goes_on(implementation, device):
         fields[POSITION, row], fields[LIMIT, row] = len(own) - 1, 1000
     distances = torch.tensor([case[2] for case in cases], dtype=torch.int32, device=device)
     drafted = zeros((NUM_FIELDS, 4 * len(cases)), device)
-    implementation.propose(fields, tokens, distances, drafted, zeros(1, device))
+    implementation.propose(fields, tokens, zeros(len(cases), device), distances, drafted, zeros(1, device))
     assert distances.tolist() == [case[3] for case in cases]
     found = drafted[[TOKEN, LIMIT]].view(2, len(cases), 4)[:, :, 1:].tolist()
     drafts = [[token for token, limit in zip(*row, strict=True) if limit] for row in zip(*found, strict=True)]
@@ -135,7 +140,7 @@ def test_tokens_are_kept_up_to_the_first_wrong_draft_or_the_end(implementation, 
     batch, width, ends = 150, 30, [2]
     state = State(batch, width, 7 + queries, device)
     drafted = torch.empty(NUM_FIELDS, batch * queries, dtype=torch.int32, device=device)
-    reference.propose(state.fields, state.tokens, zeros(batch, device), drafted, zeros(1, device))
+    reference.propose(state.fields, state.tokens, state.firsts, zeros(batch, device), drafted, zeros(1, device))
     numbers = random.Random(queries)
     before = state.fields.tolist(), state.tokens.tolist(), drafted.tolist()
     sampled = [
@@ -151,6 +156,7 @@ def test_tokens_are_kept_up_to_the_first_wrong_draft_or_the_end(implementation, 
         drafted,
         state.fields,
         state.tokens,
+        state.firsts,
         history,
         step,
         torch.tensor(ends, dtype=torch.int32, device=device),
@@ -174,8 +180,8 @@ def test_tokens_are_kept_up_to_the_first_wrong_draft_or_the_end(implementation, 
             fields[TOKEN][row] = known
             fields[POSITION][row] += 1
             fields[NEXT][row] += 1
-            if start + j + 1 < width:
-                tokens[row][start + j + 1] = known
+            if (there := int(state.firsts[row]) + start + j + 1) < width:
+                tokens[row][there] = known
             stopped = sampled[place] == NOT_FINITE or (sampled[place] in ends and fields[STOPS][row] != 0)
             if stopped:
                 fields[LIMIT][row] = 0

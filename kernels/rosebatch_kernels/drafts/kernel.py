@@ -39,6 +39,7 @@ _STOPS = tl.constexpr(layout.STOPS)
 def propose(
     fields: Tensor,
     tokens: Tensor,
+    firsts: Tensor,
     distances: Tensor,
     drafted: Tensor,
     windows: Tensor,
@@ -56,6 +57,7 @@ def propose(
     _propose[(batch,)](
         fields=fields,
         tokens=tokens,
+        firsts=firsts,
         distances=distances,
         drafted=drafted,
         windows=windows,
@@ -77,6 +79,7 @@ def propose(
 def _propose(
     fields,
     tokens,
+    firsts,
     distances,
     drafted,
     windows,
@@ -99,7 +102,8 @@ def _propose(
     own = tokens + row.to(tl.int64) * token_stride
     # The longest ending and, of equal ones, the last place: both in one number.
     best = 0
-    last = tl.where(position < tl.minimum(limit, width), position, 0)
+    there_is_room = (position < limit) & (position + tl.load(firsts + row) < width)
+    last = tl.where(there_is_room, position + tl.load(firsts + row), 0)
     for start in tl.range(0, last, PLACES):
         place = start + tl.arange(0, PLACES)
         same = place < last
@@ -153,6 +157,7 @@ def verify(
     drafted: Tensor,
     fields: Tensor,
     tokens: Tensor,
+    firsts: Tensor,
     history: Tensor,
     step: Tensor,
     end_tokens: Tensor,
@@ -166,6 +171,7 @@ def verify(
         drafted=drafted,
         fields=fields,
         tokens=tokens,
+        firsts=firsts,
         history=history,
         step=step,
         end_tokens=end_tokens,
@@ -190,6 +196,7 @@ def _verify(
     drafted,
     fields,
     tokens,
+    firsts,
     history,
     step,
     end_tokens,
@@ -213,6 +220,7 @@ def _verify(
     limit = tl.load(fields + _LIMIT * field_stride + row, mask=real, other=0)
     stops = tl.load(fields + _STOPS * field_stride + row, mask=real, other=0) != 0
     own = tokens + row.to(tl.int64) * token_stride
+    first = tl.load(firsts + row, mask=real, other=0)
     live = real & (position < limit)
     now = tl.load(step)
     shown_at = history + (now % WINDOW) * history_stride
@@ -232,7 +240,7 @@ def _verify(
         failed = token == _NOT_FINITE
         # Later steps of the window compute the row too, so its token must be one of the vocabulary.
         known = tl.where(failed, 0, token)
-        tl.store(own + position + kept, known, mask=going & (position + kept < width))
+        tl.store(own + first + position + kept, known, mask=going & (first + position + kept < width))
         tl.store(fields + _TOKEN * field_stride + row, known, mask=going)
         stopped = failed
         if ENDS > 0:

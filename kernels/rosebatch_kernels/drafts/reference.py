@@ -22,6 +22,7 @@ LOOKED_AT, ALIKE = 8, 5
 def propose(
     fields: Tensor,
     tokens: Tensor,
+    firsts: Tensor,
     distances: Tensor,
     drafted: Tensor,
     windows: Tensor,
@@ -36,7 +37,8 @@ def propose(
     Args:
         fields: ``[NUM_FIELDS, B]`` int32, see ``rosebatch_kernels.feedback.layout``.
         tokens: ``[B, W]`` int32, of each sequence those up to its last one, if there are at most ``W``; else it has no
-            drafts.
+            drafts. Others may come before its first one, such as a prediction of what follows.
+        firsts: ``[B]`` int32, the place of a sequence's first token among them.
         distances: ``[B]`` int32, from a sequence's end back to the last place with such an ending; 0 for none. Written.
         drafted: ``[NUM_FIELDS, B · Q]`` int32, written: the fields of each row. A row without a draft is not live, nor
             is one of a sequence that is not; it has that sequence's position. No draft is at the limit or beyond.
@@ -49,8 +51,9 @@ def propose(
     for row in range(batch):
         position, limit = int(fields[POSITION, row]), int(fields[LIMIT, row])
         found: list[int] = []
-        if position < min(limit, width):
-            own = tokens[row, : position + 1].tolist()
+        place = position + int(firsts[row])
+        if position < limit and place < width:
+            own = tokens[row, : place + 1].tolist()
             distances[row] = distance = _distance(own, int(distances[row]))
             most = min(queries, limit - position) - 1
             # What followed may be shorter than what is wanted: then it goes on as it did.
@@ -85,6 +88,7 @@ def verify(
     drafted: Tensor,
     fields: Tensor,
     tokens: Tensor,
+    firsts: Tensor,
     history: Tensor,
     step: Tensor,
     end_tokens: Tensor,
@@ -97,7 +101,7 @@ def verify(
         sampled: ``[B · Q]`` integers, the token sampled after each row.
         drafted: from ``propose``.
         fields: ``[NUM_FIELDS, B]`` int32; written in place.
-        tokens: ``[B, W]`` int32; written in place, where there is room.
+        tokens, firsts: see ``propose``; tokens are written in place, where there is room.
         history: ``[S, N]`` int32, N at least B · Q; row ``step % S`` gets each row's token, ``WRONG_DRAFT`` where a
             draft was in vain, or ``NO_TOKEN`` of a row that was not live.
         step: one int32 on the device, incremented.
@@ -120,8 +124,8 @@ def verify(
             kept += 1
             failed = token == NOT_FINITE
             fields[TOKEN, row] = max(token, 0)
-            if position + kept < width:
-                tokens[row, position + kept] = max(token, 0)
+            if (there := int(firsts[row]) + position + kept) < width:
+                tokens[row, there] = max(token, 0)
             if failed or (token in ends and fields[STOPS, row]):
                 fields[LIMIT, row] = 0
                 going = False

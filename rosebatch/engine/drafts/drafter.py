@@ -8,8 +8,6 @@ from rosebatch.engine.drafts.history import find_ending, goes_on, what_followed
 from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.engine.scheduling.sequence import SequenceState
 
-# Tokens of a sequence's ending that must have come before: fewer would often be chance.
-_SHORTEST = 3
 # Steps that a sequence without a right draft goes without another try: twice as many each time. A sequence whose ending
 # was nowhere before goes fewer: a copy may begin at any step.
 _LONGEST_PAUSE, _LONGEST_PAUSE_UNFOUND = 64, 4
@@ -82,13 +80,8 @@ class Drafter:
             if tried.left:
                 tried.left -= 1
             elif sequence.decoding and sequence.num_uncomputed_tokens == 1:
-                own = np.frombuffer(sequence.token_ids, np.uint32)
-                if predicted := sequence.request.predicted:
-                    # As what once followed the prompt: the first token of the answer decides whether it does again.
-                    end = sequence.num_prompt_tokens
-                    ending = own[max(end - _SHORTEST + 1, 0) : end]
-                    own = np.concatenate((ending, np.array(predicted, np.uint32), own))
-                length, distance = find_ending(own, _SHORTEST)
+                own = np.frombuffer(sequence.spec.predicted + sequence.token_ids, np.uint32)
+                length, distance = find_ending(own)
                 tried.distance = distance or (tried.distance if goes_on(own, tried.distance) else 0)
                 if tried.distance:
                     found.append((length, sequence, what_followed(own, tried.distance, min(self.most, tried.most))))

@@ -5,18 +5,19 @@ Source of the idea: prompt lookup (Saxena 2023), and suffixes of any length (arX
 
 import numpy as np
 
+from rosebatch.engine.plan import SHORTEST_ENDING
+
 # Tokens of an ending that is looked for; a longer one is no better guess.
 _LONGEST = 32
 # A copy with a change goes on if so many of its last tokens are those of the original.
 _LOOKED_AT, _ALIKE = 8, 5
 
 
-def find_ending(token_ids: np.ndarray, shortest: int) -> tuple[int, int]:
+def find_ending(token_ids: np.ndarray) -> tuple[int, int]:
     """The longest ending of the tokens that they have elsewhere, too; of equal ones, the last.
 
     Args:
         token_ids: ``[T]``.
-        shortest: tokens of an ending that count.
 
     Returns:
         the length of the ending, and how far before the end the other one is; 0 and 0 where there is none.
@@ -31,7 +32,7 @@ def find_ending(token_ids: np.ndarray, shortest: int) -> tuple[int, int]:
             break
         places = places[places >= length]
         places = places[token_ids[places - length] == token_ids[count - 1 - length]]
-    return (length, count - 1 - int(found[-1])) if length >= max(shortest, 1) else (0, 0)
+    return (length, count - 1 - int(found[-1])) if length >= SHORTEST_ENDING else (0, 0)
 
 
 def goes_on(token_ids: np.ndarray, distance: int) -> bool:

@@ -10,7 +10,6 @@ from rosebatch.engine.scheduling.sequence import SequenceState
 
 # Tokens of a row that a step may compute, its last one and drafts: a graph for each, see ``rosebatch_kernels.drafts``.
 QUERIES = (2, 4, 8)
-_SHORTEST = 3
 # Rows that one look takes, of which each tells whether drafts would have been right; and tokens that it compares.
 _LOOKED_AT, _COMPARED = 2, 7
 # Plans without another look, where the last ones found nothing.
@@ -109,12 +108,12 @@ class WindowDrafter:
         found = 0
         for number in range(min(_LOOKED_AT, len(rows))):
             row = rows[(self._turn + number) % len(rows)]
-            if len(row.generated) <= _COMPARED or row.num_known_tokens > self.most_tokens:
+            known = np.frombuffer(row.spec.predicted + row.token_ids, np.uint32)
+            if len(row.generated) <= _COMPARED or len(known) > self.most_tokens:
                 continue
-            known = np.frombuffer(row.token_ids, np.uint32)
             came = known[-_COMPARED:]
             before = known[:-_COMPARED]
-            length, distance = find_ending(before, _SHORTEST)
+            length, distance = find_ending(before)
             same = what_followed(before, distance, _COMPARED) == came if length else np.zeros(1, bool)
             right = len(same) if same.all() else int(same.argmin())
             found += right

@@ -16,7 +16,7 @@ from rosebatch.core.errors import RowError
 from rosebatch.core.request import Completion, Constraint, Logprobs, PackedLogprobs, Request, StopMatcher
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.core.token_ids import TokenIds
-from rosebatch.engine.plan import NOT_FINITE, SequenceSpec
+from rosebatch.engine.plan import NOT_FINITE, SHORTEST_ENDING, SequenceSpec
 
 # 2^64 over the golden ratio. Its multiples modulo 2^64 are all different (source: Weyl sequences).
 _SEED_STEP = 0x9E3779B97F4A7C15
@@ -136,6 +136,7 @@ class SequenceState(msgspec.Struct, eq=False):
             has_features=sampling.logprobs is not None or sampling.adjusts,
             scoring=request.scoring,
             images=request.images,
+            predicted=_followed(prompt, request.predicted),
         )
         if own is not None:
             assert own.pooling, "the engine has resolved it"
@@ -398,6 +399,11 @@ def stop_ids_of(sampling: SamplingParams, eos_token_ids: frozenset[int], vocab_s
     if not sampling.stop_token_ids:
         return model
     return model.union(token_id for token_id in sampling.stop_token_ids if token_id < vocab_size)
+
+
+def _followed(prompt: Sequence[int], predicted: Sequence[int]) -> "array[int]":
+    """A prediction behind the prompt's end: the first token of the answer decides whether it follows again."""
+    return array("I", [*prompt[max(len(prompt) - SHORTEST_ENDING + 1, 0) :], *predicted] if predicted else ())
 
 
 def _sampling_of(sampling: SamplingParams, sample: int) -> SamplingParams:

@@ -345,8 +345,11 @@ class TritonRunner:
             bucket = min(1 << (bucket - 1).bit_length(), self.slots.num_slots)
             assert bucket * queries <= self.slots.num_slots, "the planner knows how many rows a step has"
             assert features == Features(), "a kernel samples all rows, and nothing is changed"
-            slots = sampled.slots.tolist()
-            known = [(slot, r.start + 1 - len(r.unseen), r.unseen) for slot, r in zip(slots, plan.rows, strict=True)]
+            known = []
+            for slot, spec, row in zip(sampled.slots.tolist(), sampled.specs, plan.rows, strict=True):
+                before, position = spec.predicted, row.start + 1 - len(row.unseen)
+                place, ids = (len(before) + position, row.unseen) if position else (0, before + row.unseen)
+                known.append((slot, len(before), place, ids))
             self.state.set_known(known, self.up)
         own_keys = np.array(sampled.positions)
         groups, shares = self.prefix_groups, False

@@ -67,7 +67,7 @@ class DeviceState:
             needs them.
         rotary_shifts: ``[num_slots]`` int32, what rotary positions are beyond the places of tokens.
         tokens: ``[num_slots, W]`` int32, the tokens of each sequence, in which drafts are found; empty until needed.
-        distances: ``[num_slots]`` int32, see ``rosebatch_kernels.drafts``.
+        firsts, distances: ``[num_slots]`` int32, see ``rosebatch_kernels.drafts``.
         drafted: ``[NUM_FIELDS, num_slots]`` int32, the fields of the rows of a step with several of a sequence.
         row_slots: ``[num_slots]`` int32, the slots of the rows of a step of known tokens.
         logprobs: ``[window + 1, num_slots, ROW]`` int32, see ``rosebatch.engine.sampling.logprobs``: decode steps in
@@ -97,6 +97,7 @@ class DeviceState:
         self.bias = torch.empty(0, dtype=torch.float32, device=device)
         self.logprobs = torch.empty(0, dtype=torch.int32, device=device)
         self.tokens = torch.empty(0, dtype=torch.int32, device=device)
+        self.firsts = torch.zeros(num_slots, dtype=torch.int32, device=device)
         self.distances = torch.zeros(num_slots, dtype=torch.int32, device=device)
         self.drafted = torch.zeros_like(self.fields)
         self.row_slots = torch.zeros(num_slots, dtype=torch.int32, device=device)
@@ -150,7 +151,7 @@ class DeviceState:
         if write.moves:
             sources, targets = staging.send(*np.array(write.moves, np.int32).T)
             self.fields.index_copy_(1, targets.long(), self.fields.index_select(1, sources))
-            others = self.token_counts, self.bias, self.rotary_shifts, self.tokens, self.distances
+            others = self.token_counts, self.bias, self.rotary_shifts, self.tokens, self.firsts, self.distances
             for table in (*self.block_tables, *others):
                 if len(table):
                     table.index_copy_(0, targets.long(), table.index_select(0, sources))
@@ -169,11 +170,17 @@ class DeviceState:
         where, what = staging.send(slots, values)
         self.rotary_shifts.index_copy_(0, where.long(), what)
 
-    def set_known(self, known: Seq[tuple[int, int, Seq[int]]], staging: Staging) -> None:
-        """Set tokens of sequences, in which drafts are found: of each a slot, the first one's position, and the ids."""
+    def set_known(self, known: Seq[tuple[int, int, int, Seq[int]]], staging: Staging) -> None:
+        """Set tokens of sequences, in which drafts are found.
+
+        Args:
+            known: of each the slot, the place of its first token, the place of the first one of these, and the ids.
+        """
         self.allocate_tokens()
         width = self._most_tokens
-        fits = [(slot * width + first, ids) for slot, first, ids in known if len(ids) and first + len(ids) <= width]
+        slots, firsts = staging.send(*np.array([each[:2] for each in known], np.int32).T)
+        self.firsts.index_copy_(0, slots.long(), firsts)
+        fits = [(slot * width + place, ids) for slot, _, place, ids in known if len(ids) and place + len(ids) <= width]
         if fits:
             places = np.concatenate([np.arange(first, first + len(ids), dtype=np.int32) for first, ids in fits])
             values = np.concatenate([np.array(ids, np.int32) for _, ids in fits])

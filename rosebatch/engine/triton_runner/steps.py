@@ -150,11 +150,11 @@ class DeviceSteps:
     def _decode_and_verify(self, kind: DecodeKind) -> Tensor:
         """The same of the last tokens and of drafts, in rows ``[size · queries]``: tokens."""
         state, kernels, size = self.state, self.sampler.kernels, kind.size
-        own, tokens = state.fields[:, :size], state.tokens[:size]
+        own, tokens, firsts = state.fields[:, :size], state.tokens[:size], state.firsts[:size]
         rows = state.drafted[:, : size * kind.queries]
-        kernels.propose(own, tokens, state.distances[:size], rows, self._windows, self.attention.pieces)
+        kernels.propose(own, tokens, firsts, state.distances[:size], rows, self._windows, self.attention.pieces)
         attention = DecodeAttention(self.attention, size, rows, divided=kind.divided, shifted=kind.shifted)
-        return self.sampler.verify(self._logits_of(rows, attention), rows, own, tokens)
+        return self.sampler.verify(self._logits_of(rows, attention), rows, own, tokens, firsts)
 
     def _logits_of(self, rows: Tensor, attention: DecodeAttention) -> Tensor:
         return self.model.logits(self._hidden_of(rows, attention))

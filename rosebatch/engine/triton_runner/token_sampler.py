@@ -160,17 +160,17 @@ class TokenSampler:
         self.kernels.advance(tokens, state.fields, columns, history, step, self._end_tokens)
         return tokens
 
-    def verify(self, logits: Tensor, rows: Tensor, own: Tensor, tokens: Tensor) -> Tensor:
+    def verify(self, logits: Tensor, rows: Tensor, own: Tensor, tokens: Tensor, firsts: Tensor) -> Tensor:
         """Logits ``[B · Q, V]`` of a step with drafts to tokens ``[B · Q]``, of which the right ones are fed back.
 
         Args:
             logits: one row for each of ``rows``.
             rows: ``[NUM_FIELDS, B · Q]``, see ``rosebatch_kernels.drafts``.
-            own, tokens: the sequences' fields and tokens.
+            own, tokens, firsts: the sequences' fields, and their tokens.
         """
         assert self.kernels.sample_rows is not None, "one kernel samples all rows"
         state, chosen = self.state, self.kernels.sample_rows(logits, **sampling_of(rows))
-        self.kernels.verify(chosen, rows, own, tokens, state.history, state.step, self._end_tokens)
+        self.kernels.verify(chosen, rows, own, tokens, firsts, state.history, state.step, self._end_tokens)
         return chosen
 
     def _choose(
