@@ -227,7 +227,7 @@ def test_a_wrong_draft_with_keys_that_are_not_finite_harms_no_answer(expected):
 @pytest.mark.parametrize("blocks", [150, 15], ids=["plenty", "cramped"])
 @pytest.mark.usefixtures("unwritten_is_nan", "few_programs", "slots")
 def test_a_predicted_answer_takes_fewer_steps(blocks, expected):
-    """Predictions were used on a CPU alone. Some are right, some are of another row, and slots go from one to another."""
+    """They were used on a CPU alone. Some are of another row, and slots go from one row to another."""
     answers, predicted = expected["llama"], device_engine("llama", blocks=blocks)
     predicted.drafter = Varying(4)
     plain = device_engine("llama", blocks=blocks)
