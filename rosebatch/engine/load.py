@@ -28,7 +28,8 @@ from rosebatch.engine.engine import Engine
 from rosebatch.engine.images import ImageEncoder, image_bytes, kept_bytes, together
 from rosebatch.engine.long_rope import restart_policy
 from rosebatch.engine.metrics.roofline import decode_bytes, weight_bytes
-from rosebatch.engine.plan import RestartPolicy
+from rosebatch.engine.plan import POOL_TOKENS, RestartPolicy
+from rosebatch.engine.scheduling.answer_pool import AnswerPool
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.engine.scheduling.step_planner import MIXED, SeparateDecodes, StepPolicy
@@ -327,9 +328,11 @@ def build_engine(
         cost = StepCost(weights, token, _FREE_TOKENS["cuda"])
         sharing_rows = None if runner.prefix_groups is None else MIN_ROWS
         drafter = WindowDrafter(cost, memory.max_num_seqs, MOST_TOKENS, sharing_rows)
+        scheduler.planner.answers = AnswerPool(POOL_TOKENS)
     elif speculates and not state_layers:
         # Tokens cannot be taken back from states.
         drafter = Drafter(free_tokens=_FREE_TOKENS["cpu"], most=_DRAFTS)
+        scheduler.planner.answers = AnswerPool(POOL_TOKENS)
     engine = Engine(
         scheduler,
         runner if drive is None else drive(runner),

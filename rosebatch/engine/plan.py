@@ -20,6 +20,8 @@ from rosebatch_kernels.common.tokens import NOT_FINITE as NOT_FINITE
 
 # Tokens of an ending that must have come before, for drafts: fewer would often be chance.
 SHORTEST_ENDING = 3
+# Tokens of finished answers in which drafts are found, and what stands behind each answer: no token.
+POOL_TOKENS, NO_ANSWER = 1 << 13, (1 << 32) - 1
 # In a block table: a block that left its group's sliding window, and is not read.
 GONE = -1
 # (group of layers, first index in the sequence's block table of this group, block ids or ``GONE`` from there on)
@@ -222,11 +224,13 @@ class DecodeWindow(_Plan, frozen=True):
     Attributes:
         queries: of each row in a step: its last token, and drafts that the device finds. With more than one, a row
             gets at most ``length`` tokens in all, and it is not known how many.
+        answers: of a window with drafts, at most ``POOL_TOKENS`` of finished answers, if others than before; else None.
     """
 
     rows: tuple[DecodeRow, ...]
     steps: int
     queries: int = 1
+    answers: "array[int] | None" = None
 
     @property
     def num_tokens(self) -> int:

@@ -11,6 +11,7 @@ from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.core.token_ids import TokenIds
 from rosebatch.engine.drafts.drafter import Drafter
 from rosebatch.engine.drafts.history import find_ending, goes_on, what_followed
+from rosebatch.engine.scheduling.answer_pool import AnswerPool
 from rosebatch.engine.scheduling.sequence import SequenceState
 from tests.engine.fake_runner import VOCAB, fake_completion, make_sequence
 from tests.engine.schedulers import add, make_scheduler, step
@@ -143,6 +144,21 @@ def test_a_prediction_is_a_draft_from_the_first_token_on(served):
     request = Request(0, TokenIds.of(PROMPT), SamplingParams(max_tokens=40), predicted=fake_completion(PROMPT, 40))
     sequence = SequenceState.start(request, id=0, max_model_len=10**6, stop_ids=frozenset())
     assert served(Drafter(free_tokens=100, most=7), [sequence], 6) == [[5], [2], [3], [5], [8], [8]]
+
+
+def test_an_answer_of_another_row_is_a_draft(fake_runner):
+    """Rows of one kind are answered alike, though none of them copies anything of its own."""
+    scheduler, drafter, lengths = make_scheduler(), Drafter(free_tokens=100, most=7), []
+    scheduler.planner.answers = AnswerPool(100)
+    # Finished by nobody: the fake model would never give two rows of different prompts the same answer.
+    scheduler.planner.answers.add(array("I", fake_completion(PROMPT, 40)))
+    add(scheduler, make_sequence(PROMPT, max_tokens=40))
+    for _ in range(9):
+        drafter.propose(scheduler)
+        plan, _ = step(scheduler, fake_runner)
+        lengths.append(len(plan.chunks[0].token_ids))
+    # Three tokens have to be alike, and looks pause meanwhile.
+    assert lengths == [5, 1, 1, 2, 3, 5, 8, 8, 8]
 
 
 def test_prompts_come_first(served):

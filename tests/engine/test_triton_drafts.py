@@ -87,8 +87,8 @@ def draft_answers(engine, answers, wrong=range(VOCAB)):
     numbers, sampler = random.Random(1), engine.runner.sampler
     propose = sampler.kernels.propose
 
-    def of_answers(fields, tokens, firsts, distances, drafted, *cuts):
-        propose(fields, tokens, firsts, distances, drafted, *cuts)
+    def of_answers(fields, tokens, firsts, pool, distances, drafted, *cuts):
+        propose(fields, tokens, firsts, pool, distances, drafted, *cuts)
         queries = drafted.shape[1] // fields.shape[1]
         for sequence_id, slot in engine.runner.slots.slot_of.items():
             sequence = engine.scheduler.queues.started[sequence_id]

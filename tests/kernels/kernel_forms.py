@@ -505,5 +505,5 @@ def drafts() -> None:
     fields, tokens, history = ints(layout.NUM_FIELDS, 9), ints(9, 16384), ints(8, 64)
     for queries, pieces in ((2, None), (4, Pieces(256, 16))):
         rows = ints(layout.NUM_FIELDS, 9 * queries)
-        kernel.propose(fields, tokens, ints(9), ints(9), rows, ints(2), pieces)
+        kernel.propose(fields, tokens, ints(9), ints(8193), ints(9), rows, ints(2), pieces)
         kernel.verify(ints(9 * queries), rows, fields, tokens, ints(9), history, step, ints(2))

@@ -35,14 +35,18 @@ class State:
         self.tokens, self.fields = self.all[0][:, :width], self.all[1][:, :batch]
 
 
+@pytest.mark.parametrize("alone", [True, False])
 @pytest.mark.parametrize("queries", [2, 8])
-def test_drafts_follow_the_longest_ending_of_which_the_last_place_counts(implementation, queries, device):
+def test_drafts_follow_the_longest_ending_of_which_the_last_place_counts(implementation, queries, alone, device):
     """By the definition, in lists: those of rows that end before them are not live."""
     state = State(23, 40, queries, device)
     drafted = torch.full((NUM_FIELDS, 23 * queries + 2), -9, dtype=torch.int32, device=device)
     distances = zeros(23, device)
     drafted_rows = drafted[:, : 23 * queries]
-    implementation.propose(state.fields, state.tokens, state.firsts, distances, drafted_rows, zeros(1, device))
+    # What lies behind the first tokens of answers is of older ones.
+    shared = [0, 1, 2, 1, -1, 2, 2, 1, 0, 0, 2, 1, 0, 2, 0, 1, -1, 1, 1, 2, 2, 0, -1][: 0 if alone else 23]
+    answers = torch.tensor([len(shared), *shared, *([1] * 9)], dtype=torch.int32, device=device)
+    implementation.propose(state.fields, state.tokens, state.firsts, answers, distances, drafted_rows, zeros(1, device))
     assert (drafted[:, 23 * queries :] == -9).all()
     num_drafts = set()
     for row in range(23):
@@ -51,7 +55,7 @@ def test_drafts_follow_the_longest_ending_of_which_the_last_place_counts(impleme
         drafts = []
         place = position + int(state.firsts[row])
         if position < limit and place < 40:
-            drafts = defined(state.tokens[row, : place + 1].tolist(), min(queries, limit - position) - 1)
+            drafts = defined(shared, state.tokens[row, : place + 1].tolist(), min(queries, limit - position) - 1)
         num_drafts.add(len(drafts))
         for j in range(queries):
             found = drafted[:, row * queries + j].tolist()
@@ -75,7 +79,7 @@ def test_no_draft_has_its_keys_cut_at_other_places(implementation, windows, devi
     given = torch.tensor(windows, dtype=torch.int32, device=device)
     # All tokens are equal: any number of drafts follows.
     none = zeros(width, device)
-    implementation.propose(fields, zeros((width, width), device), none, none.clone(), drafted, given, pieces)
+    implementation.propose(fields, zeros((width, width), device), none, none, none.clone(), drafted, given, pieces)
     live = (drafted[LIMIT] > 0).view(width, queries).sum(1).tolist()
     for position in range(4, width - 8):
         cuts = []
@@ -114,7 +118,9 @@ def test_a_copy_with_a_changed_token_goes_on(implementation, device):
         fields[POSITION, row], fields[LIMIT, row] = len(own) - 1, 1000
     distances = torch.tensor([case[2] for case in cases], dtype=torch.int32, device=device)
     drafted = zeros((NUM_FIELDS, 4 * len(cases)), device)
-    implementation.propose(fields, tokens, zeros(len(cases), device), distances, drafted, zeros(1, device))
+    implementation.propose(
+        fields, tokens, zeros(len(cases), device), zeros(1, device), distances, drafted, zeros(1, device)
+    )
     assert distances.tolist() == [case[3] for case in cases]
     found = drafted[[TOKEN, LIMIT]].view(2, len(cases), 4)[:, :, 1:].tolist()
     drafts = [[token for token, limit in zip(*row, strict=True) if limit] for row in zip(*found, strict=True)]
@@ -125,12 +131,15 @@ def zeros(shape, device):
     return torch.zeros(shape, dtype=torch.int32, device=device)
 
 
-def defined(own, most):
+def defined(shared, own, most):
     """What came after the last place with the longest ending of three to eight tokens, again and again."""
-    for length in range(8, 2, -1):
-        for end in range(len(own) - 2, length - 2, -1):
-            if own[end + 1 - length : end + 1] == own[-length:]:
-                return [own[end + 1 + j % (len(own) - end - 1)] for j in range(most)]
+    whole = [*shared, *own]
+    for length in range(min(8, len(own)), 2, -1):
+        for end in range(len(whole) - 2, length - 2, -1):
+            first = end + 1 - length
+            if whole[first : end + 1] == own[-length:] and (end < len(shared) or first >= len(shared)):
+                drafts = [whole[end + 1 + j % (len(whole) - end - 1)] for j in range(most)]
+                return drafts[: drafts.index(-1)] if -1 in drafts else drafts
     return []
 
 
@@ -140,7 +149,9 @@ def test_tokens_are_kept_up_to_the_first_wrong_draft_or_the_end(implementation, 
     batch, width, ends = 150, 30, [2]
     state = State(batch, width, 7 + queries, device)
     drafted = torch.empty(NUM_FIELDS, batch * queries, dtype=torch.int32, device=device)
-    reference.propose(state.fields, state.tokens, state.firsts, zeros(batch, device), drafted, zeros(1, device))
+    reference.propose(
+        state.fields, state.tokens, state.firsts, zeros(1, device), zeros(batch, device), drafted, zeros(1, device)
+    )
     numbers = random.Random(queries)
     before = state.fields.tolist(), state.tokens.tolist(), drafted.tolist()
     sampled = [

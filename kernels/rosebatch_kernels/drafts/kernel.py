@@ -40,6 +40,7 @@ def propose(
     fields: Tensor,
     tokens: Tensor,
     firsts: Tensor,
+    answers: Tensor,
     distances: Tensor,
     drafted: Tensor,
     windows: Tensor,
@@ -50,14 +51,15 @@ def propose(
     """See ``rosebatch_kernels.drafts.reference``; one program looks at all tokens of a sequence.
 
     Args:
-        device: of the tensors. ``Q`` is a power of two, as keys and most of pieces are, and ``W`` is below 2^20.
+        device: of the tensors. ``Q`` is a power of two, as keys and most of pieces are, and ``W + N`` is below 2^20.
     """
     batch, width = tokens.shape
-    assert width < 1 << _PLACE_BITS, "a place and a length fit one number"
+    assert width + len(answers) < 1 << _PLACE_BITS, "a place and a length fit one number"
     _propose[(batch,)](
         fields=fields,
         tokens=tokens,
         firsts=firsts,
+        answers=answers,
         distances=distances,
         drafted=drafted,
         windows=windows,
@@ -80,6 +82,7 @@ def _propose(
     fields,
     tokens,
     firsts,
+    answers,
     distances,
     drafted,
     windows,
@@ -100,46 +103,68 @@ def _propose(
     position = tl.load(fields + _POSITION * field_stride + row)
     limit = tl.load(fields + _LIMIT * field_stride + row)
     own = tokens + row.to(tl.int64) * token_stride
-    # The longest ending and, of equal ones, the last place: both in one number.
+    count = tl.load(answers)
+    # Places count through the answers first. The longest ending and, of equal ones, the last place: both in one number.
     best = 0
     there_is_room = (position < limit) & (position + tl.load(firsts + row) < width)
     last = tl.where(there_is_room, position + tl.load(firsts + row), 0)
+    for start in tl.range(0, tl.where(last > 0, count, 0), PLACES):
+        best = tl.maximum(best, _longest_ending(own, last, answers + 1, start, count, 0, PLACES))
     for start in tl.range(0, last, PLACES):
-        place = start + tl.arange(0, PLACES)
-        same = place < last
-        length = tl.zeros([PLACES], tl.int32)
-        for back in tl.static_range(_LONGEST):
-            wanted = tl.load(own + tl.maximum(last - back, 0))
-            same = same & (place >= back)
-            same = same & (tl.load(own + place - back, mask=same, other=-1) == wanted)
-            length += same.to(tl.int32)
-        found = tl.where(length >= _SHORTEST, (length << _BITS) | place, 0)
-        best = tl.maximum(best, tl.max(found, 0))
+        best = tl.maximum(best, _longest_ending(own, last, own, start, last, count, PLACES))
     j = tl.arange(0, QUERIES)
     distance = tl.load(distances + row)
-    newest = last - tl.arange(0, _LOOKED_AT)
-    copied = (distance > 0) & (newest >= distance)
-    alike = tl.load(own + newest, mask=copied, other=0) == tl.load(own + newest - distance, mask=copied, other=-1)
+    newest = count + last - tl.arange(0, _LOOKED_AT)
+    copied = (distance > 0) & (newest >= distance) & (newest >= count)
+    alike = _token_at(own, answers + 1, count, newest, copied) == _token_at(
+        own, answers + 1, count, newest - distance, copied
+    )
     distance = tl.where(tl.sum((copied & alike).to(tl.int32), 0) >= _ALIKE, distance, 0)
-    distance = tl.where(best > 0, last - (best & _PLACE_MASK), distance)
+    distance = tl.where(best > 0, count + last - (best & _PLACE_MASK), distance)
     if last > 0:
         tl.store(distances + row, distance)
-    source = last - distance + 1 + (j - 1) % tl.maximum(distance, 1)
+    source = count + last - distance + 1 + (j - 1) % tl.maximum(distance, 1)
     is_draft = (j > 0) & (distance > 0) & (position + j < limit)
     for number in tl.static_range(WINDOWS):
         is_draft = is_draft & _same_cut(position, position + j, tl.load(windows + number), PIECE, MOST_PIECES)
-    draft = tl.load(own + source, mask=is_draft, other=0)
+    draft = _token_at(own, answers + 1, count, source, is_draft)
+    # Nothing follows the end of an answer.
+    is_draft = is_draft & (j < tl.min(tl.where(is_draft & (draft < 0), j, QUERIES), 0))
     there = drafted + row * QUERIES + j
     for field in tl.static_range(_FIELDS):
         value = tl.load(fields + field * field_stride + row) + tl.zeros([QUERIES], tl.int32)
         if field == _TOKEN:
-            value = tl.where(j == 0, value, draft)
+            value = tl.where(j == 0, value, tl.where(is_draft, draft, 0))
         if (field == _POSITION) | (field == _NEXT):
             # Others have a place that there is.
             value += tl.where(is_draft, j, 0)
         if field == _LIMIT:
             value = tl.where((j == 0) | is_draft, value, 0)
         tl.store(there + field * drafted_stride, value)
+
+
+@triton.jit
+def _longest_ending(own, last, tokens, start, end, before, PLACES: tl.constexpr):
+    """The longest of the endings at places of some tokens, and the last such place; 0 if none is long enough.
+
+    ``before`` is added to places.
+    """
+    place = start + tl.arange(0, PLACES)
+    same = place < end
+    length = tl.zeros([PLACES], tl.int32)
+    for back in tl.static_range(_LONGEST):
+        wanted = tl.load(own + tl.maximum(last - back, 0))
+        same = same & (place >= back) & (last >= back)
+        same = same & (tl.load(tokens + place - back, mask=same, other=-1) == wanted)
+        length += same.to(tl.int32)
+    return tl.max(tl.where(length >= _SHORTEST, (length << _BITS) | (before + place), 0), 0)
+
+
+@triton.jit
+def _token_at(own, answers, count, place, mask):
+    """The tokens at places that count through the answers first."""
+    shared = tl.load(answers + place, mask=mask & (place < count), other=0)
+    return tl.where(place < count, shared, tl.load(own + place - count, mask=mask & (place >= count), other=0))
 
 
 @triton.jit

@@ -23,6 +23,7 @@ def propose(
     fields: Tensor,
     tokens: Tensor,
     firsts: Tensor,
+    answers: Tensor,
     distances: Tensor,
     drafted: Tensor,
     windows: Tensor,
@@ -39,6 +40,8 @@ def propose(
         tokens: ``[B, W]`` int32, of each sequence those up to its last one, if there are at most ``W``; else it has no
             drafts. Others may come before its first one, such as a prediction of what follows.
         firsts: ``[B]`` int32, the place of a sequence's first token among them.
+        answers: ``[1 + N]`` int32, a number n of tokens, and the tokens: of all sequences, they come before their own.
+            -1 is no token: drafts end there.
         distances: ``[B]`` int32, from a sequence's end back to the last place with such an ending; 0 for none. Written.
         drafted: ``[NUM_FIELDS, B · Q]`` int32, written: the fields of each row. A row without a draft is not live, nor
             is one of a sequence that is not; it has that sequence's position. No draft is at the limit or beyond.
@@ -48,16 +51,18 @@ def propose(
     (_, batch), width = fields.shape, tokens.shape[1]
     queries = drafted.shape[1] // batch
     rows = fields[:, :, None].repeat(1, 1, queries)
+    shared = answers[1 : 1 + int(answers[0])].tolist()
     for row in range(batch):
         position, limit = int(fields[POSITION, row]), int(fields[LIMIT, row])
         found: list[int] = []
         place = position + int(firsts[row])
         if position < limit and place < width:
             own = tokens[row, : place + 1].tolist()
-            distances[row] = distance = _distance(own, int(distances[row]))
+            distances[row] = distance = _distance(shared, own, int(distances[row]))
             most = min(queries, limit - position) - 1
             # What followed may be shorter than what is wanted: then it goes on as it did.
-            found = (own[len(own) - distance :] * most)[:most] if distance else []
+            found = ((shared + own)[len(shared) + len(own) - distance :] * most)[:most] if distance else []
+            found = found[: found.index(-1)] if -1 in found else found
             if pieces is not None:
                 cuts = [[pieces.cut(position + j, w) for w in windows.tolist()] for j in range(len(found) + 1)]
                 found = found[: next((j for j, cut in enumerate(cuts) if cut != cuts[0]), len(cuts)) - 1]
@@ -68,19 +73,21 @@ def propose(
     drafted.copy_(rows.flatten(1))
 
 
-def _distance(own: list[int], before: int) -> int:
+def _distance(shared: list[int], own: list[int], before: int) -> int:
     """From the end of some tokens back to where they go on alike; ``before`` is what that was in the last step."""
-    best, place = SHORTEST - 1, -1
-    for end in range(len(own) - 1):
+    whole, best, place = shared + own, SHORTEST - 1, -1
+    for end in range(len(whole) - 1):
         length = 0
-        while length < min(LONGEST, end + 1) and own[end - length] == own[-1 - length]:
+        # An ending is all in the answers, or all in the sequence.
+        most = min(LONGEST, len(own), end + 1 if end < len(shared) else end + 1 - len(shared))
+        while length < most and whole[end - length] == whole[-1 - length]:
             length += 1
         if length >= max(best, SHORTEST):
             best, place = length, end
     if place >= 0:
-        return len(own) - 1 - place
-    last = range(len(own) - 1, max(len(own) - 1 - LOOKED_AT, before - 1), -1)
-    return before if before and sum(own[i] == own[i - before] for i in last) >= ALIKE else 0
+        return len(whole) - 1 - place
+    newest = range(len(whole) - 1, max(len(whole) - 1 - LOOKED_AT, before - 1, len(shared) - 1), -1)
+    return before if before and sum(whole[i] == whole[i - before] for i in newest) >= ALIKE else 0
 
 
 def verify(

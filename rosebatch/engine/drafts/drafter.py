@@ -1,5 +1,6 @@
 """Which sequences get drafts in the next step, and how many."""
 
+from array import array
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,13 +75,14 @@ class Drafter:
         if room <= 0 or not running:
             return
         before, self._tried = self._tried, {}
+        answers = array("I") if scheduler.planner.answers is None else scheduler.planner.answers.tokens
         found: list[tuple[int, SequenceState, np.ndarray]] = []
         for sequence in running:
             tried = self._tried[sequence.id] = before.get(sequence.id) or _Tried()
             if tried.left:
                 tried.left -= 1
             elif sequence.decoding and sequence.num_uncomputed_tokens == 1:
-                own = np.frombuffer(sequence.spec.predicted + sequence.token_ids, np.uint32)
+                own = np.frombuffer(answers + sequence.spec.predicted + sequence.token_ids, np.uint32)
                 length, distance = find_ending(own)
                 tried.distance = distance or (tried.distance if goes_on(own, tried.distance) else 0)
                 if tried.distance:

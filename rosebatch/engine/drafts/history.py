@@ -5,7 +5,7 @@ Source of the idea: prompt lookup (Saxena 2023), and suffixes of any length (arX
 
 import numpy as np
 
-from rosebatch.engine.plan import SHORTEST_ENDING
+from rosebatch.engine.plan import NO_ANSWER, SHORTEST_ENDING
 
 # Tokens of an ending that is looked for; a longer one is no better guess.
 _LONGEST = 32
@@ -44,5 +44,10 @@ def goes_on(token_ids: np.ndarray, distance: int) -> bool:
 
 
 def what_followed(token_ids: np.ndarray, distance: int, most: int) -> np.ndarray:
-    """So many tokens from so far before the end on; if there are fewer, they are repeated, as they seem to be."""
-    return np.resize(token_ids[len(token_ids) - distance :], most)
+    """So many tokens from so far before the end on; if there are fewer, they are repeated, as they seem to be.
+
+    Nothing follows the end of another answer.
+    """
+    found = np.resize(token_ids[len(token_ids) - distance :], most)
+    ends = np.flatnonzero(found == NO_ANSWER)
+    return found[: ends[0]] if len(ends) else found

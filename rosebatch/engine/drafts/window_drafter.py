@@ -1,5 +1,6 @@
 """Whether the next window of decode steps has drafts, which the device finds, and how many."""
 
+from array import array
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,7 +75,7 @@ class WindowDrafter:
         if not rows:
             return
         if not drafts:
-            self._look(rows)
+            self._look(rows, array("I") if planner.answers is None else planner.answers.tokens)
         least = _KEPT if drafts else _TRIED
         if expected(self.right, QUERIES[-1]) < least or any(s.spec.has_features or s.spec.guided for s in rows):
             return
@@ -101,20 +102,22 @@ class WindowDrafter:
         if steps := tokens - accepted:
             self._learn(share_of(tokens / steps, queries))
 
-    def _look(self, rows: list[SequenceState]) -> None:
+    def _look(self, rows: list[SequenceState], answers: "array[int]") -> None:
         if self._left:
             self._left -= 1
             return
         found = 0
         for number in range(min(_LOOKED_AT, len(rows))):
             row = rows[(self._turn + number) % len(rows)]
-            known = np.frombuffer(row.spec.predicted + row.token_ids, np.uint32)
-            if len(row.generated) <= _COMPARED or len(known) > self.most_tokens:
+            own = row.spec.predicted + row.token_ids
+            if len(row.generated) <= _COMPARED or len(own) > self.most_tokens:
                 continue
+            known = np.frombuffer(answers + own, np.uint32)
             came = known[-_COMPARED:]
             before = known[:-_COMPARED]
             length, distance = find_ending(before)
-            same = what_followed(before, distance, _COMPARED) == came if length else np.zeros(1, bool)
+            guesses = what_followed(before, distance, _COMPARED) if length else came[:0]
+            same = guesses == came[: len(guesses)]
             right = len(same) if same.all() else int(same.argmin())
             found += right
             self._learn(right / (right + (right < _COMPARED)))

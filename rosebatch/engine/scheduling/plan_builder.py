@@ -1,5 +1,6 @@
 """The next plan in the making."""
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +28,7 @@ class PlanBuilder:
     rows: list[DecodeRow] = field(default_factory=list)
     steps: int = 0
     queries: int = 1
+    answers: "array[int] | None" = None
     saves: list[HostCopy] = field(default_factory=list)
     wipes: list[tuple[int, int]] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
@@ -53,4 +55,6 @@ class PlanBuilder:
             return PackedStep(chunks=(*single, *longer), **changes)
         if not self.rows:
             return None
-        return DecodeWindow(rows=tuple(self.rows), steps=self.steps, queries=self.queries, **changes)
+        return DecodeWindow(
+            rows=tuple(self.rows), steps=self.steps, queries=self.queries, answers=self.answers, **changes
+        )

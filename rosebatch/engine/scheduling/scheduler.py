@@ -222,6 +222,9 @@ class Scheduler:
         for sequence in ended:
             self._free(sequence)
         finished = answered + ended
+        if (answers := self.planner.answers) is not None:
+            for sequence in ended:
+                answers.add(sequence.generated)
         self.queues.finish(finished)
         return Committed(finished, gaps, drafted, accepted, forced)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from rosebatch.engine.plan import BlockChange, Chunk, DecodeRow, StepPlan
+from rosebatch.engine.scheduling.answer_pool import AnswerPool
 from rosebatch.engine.scheduling.block_tables import BlockTables
 from rosebatch.engine.scheduling.chunk_ends import ChunkEnds
 from rosebatch.engine.scheduling.host_blocks import HostBlocks
@@ -49,6 +50,7 @@ class StepPlanner:
         queries: rows of each sequence in decode steps: with more than one, the device looks for drafts.
         decodes: whether a plan may be of decode steps; else they wait for the results of earlier plans.
         forces: see ``Scheduler``.
+        answers: those that were finished, in which drafts are found too; None for no drafts.
         forces_up_to: sequences at most whose tokens are forced: what grammars force in more takes the host too long.
     """
 
@@ -64,6 +66,7 @@ class StepPlanner:
     ends: ChunkEnds
     forces: int = 0
     forces_up_to: int = sys.maxsize
+    answers: AnswerPool | None = None
     rewind: Callable[[SequenceState], None] | None = None
     queries: int = 1
     decodes: bool = True
@@ -72,13 +75,15 @@ class StepPlanner:
     # Whether the token budget, and not slots or blocks, ended the last admission.
     _admitting: bool = False
     _ends_anywhere: bool = False
+    # Of the answers that the runner has.
+    _sent_version: int = 0
 
     def __post_init__(self) -> None:
         self.max_chunk = min(self.max_num_batched_tokens, self.blocks.longest_chunk or self.max_num_batched_tokens)
 
     def reset(self) -> None:
         """Start over: all sequences were dropped, and the runner has to forget them."""
-        self._plan = PlanBuilder(reset=True)
+        self._plan, self._sent_version = PlanBuilder(reset=True), 0
         self.host_blocks.free_all()
         self._admitting = False
 
@@ -296,6 +301,8 @@ class StepPlanner:
             if left <= most:
                 self.queues.planned.append(sequence)
         self._plan.steps, self._plan.queries = steps, queries
+        if queries > 1 and self.answers is not None and self.answers.version != self._sent_version:
+            self._plan.answers, self._sent_version = self.answers.tokens, self.answers.version
 
     def _plan_known(self, live: Callable[[], list[tuple[SequenceState, int]]]) -> None:
         """Plan a step in which sequences catch up with tokens that a grammar forced: a row for each known token."""

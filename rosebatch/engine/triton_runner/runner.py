@@ -351,6 +351,8 @@ class TritonRunner:
                 place, ids = (len(before) + position, row.unseen) if position else (0, before + row.unseen)
                 known.append((slot, len(before), place, ids))
             self.state.set_known(known, self.up)
+            if plan.answers is not None:
+                self.state.set_answers(plan.answers, self.up)
         own_keys = np.array(sampled.positions)
         groups, shares = self.prefix_groups, False
         if groups is not None and queries:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rosebatch.engine.plan import POOL_TOKENS
 from rosebatch.engine.sampling.features import Features
 from rosebatch.engine.sampling.logits import SampledRow, bias_cells, count_cells
 from rosebatch.engine.sampling.logprobs import ROW
@@ -68,6 +69,7 @@ class DeviceState:
         rotary_shifts: ``[num_slots]`` int32, what rotary positions are beyond the places of tokens.
         tokens: ``[num_slots, W]`` int32, the tokens of each sequence, in which drafts are found; empty until needed.
         firsts, distances: ``[num_slots]`` int32, see ``rosebatch_kernels.drafts``.
+        answers: ``[1 + POOL_TOKENS]`` int32, see ``rosebatch_kernels.drafts``.
         drafted: ``[NUM_FIELDS, num_slots]`` int32, the fields of the rows of a step with several of a sequence.
         row_slots: ``[num_slots]`` int32, the slots of the rows of a step of known tokens.
         logprobs: ``[window + 1, num_slots, ROW]`` int32, see ``rosebatch.engine.sampling.logprobs``: decode steps in
@@ -97,6 +99,7 @@ class DeviceState:
         self.bias = torch.empty(0, dtype=torch.float32, device=device)
         self.logprobs = torch.empty(0, dtype=torch.int32, device=device)
         self.tokens = torch.empty(0, dtype=torch.int32, device=device)
+        self.answers = torch.zeros(1 + POOL_TOKENS, dtype=torch.int32, device=device)
         self.firsts = torch.zeros(num_slots, dtype=torch.int32, device=device)
         self.distances = torch.zeros(num_slots, dtype=torch.int32, device=device)
         self.drafted = torch.zeros_like(self.fields)
@@ -186,6 +189,12 @@ class DeviceState:
             values = np.concatenate([np.array(ids, np.int32) for _, ids in fits])
             where, what = staging.send(places, values)
             self.tokens.view(-1).index_copy_(0, where.long(), what)
+
+    def set_answers(self, answers: "array[int]", staging: Staging) -> None:
+        """Set the tokens of finished answers, in which drafts are found."""
+        count = np.array([len(answers)], np.uint32)
+        (sent,) = staging.send(np.concatenate([count, np.frombuffer(answers, np.uint32)]).view(np.int32))
+        self.answers[: len(sent)] = sent
 
     def set_rows(self, known: Seq[KnownTokens], bucket: int, staging: Staging) -> tuple[np.ndarray, np.ndarray]:
         """Set the rows of a step of known tokens, one for each, and the last token of each sequence.

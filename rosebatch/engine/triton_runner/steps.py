@@ -152,7 +152,8 @@ class DeviceSteps:
         state, kernels, size = self.state, self.sampler.kernels, kind.size
         own, tokens, firsts = state.fields[:, :size], state.tokens[:size], state.firsts[:size]
         rows = state.drafted[:, : size * kind.queries]
-        kernels.propose(own, tokens, firsts, state.distances[:size], rows, self._windows, self.attention.pieces)
+        found = state.answers, state.distances[:size], rows
+        kernels.propose(own, tokens, firsts, *found, self._windows, self.attention.pieces)
         attention = DecodeAttention(self.attention, size, rows, divided=kind.divided, shifted=kind.shifted)
         return self.sampler.verify(self._logits_of(rows, attention), rows, own, tokens, firsts)
 
