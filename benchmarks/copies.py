@@ -59,7 +59,7 @@ def main() -> None:
     found: list[dict[str, Any]] = []
     for job in given.jobs:
         for rows in given.rows:
-            prompts = [_changed([int(firsts[row]), *orbits[row]][:-1], rng) for row in range(rows)]
+            prompts = [changed([int(firsts[row]), *orbits[row]][:-1], rng, 100_000) for row in range(rows)]
             temperature = 0.0 if job == "copies" else 1.0
             seconds: dict[str, list[float]] = {"off": [], "on": []}
             answers: dict[str, Any] = {}
@@ -97,11 +97,11 @@ def _let_tokens_follow_tokens() -> None:
     RandomWeights.get = changed  # type: ignore[assignment, method-assign]
 
 
-def _changed(document: list[int], rng: np.random.Generator) -> list[int]:
-    """A document with some tokens changed, and its first token again."""
+def changed(document: list[int], rng: np.random.Generator, vocab_size: int) -> list[int]:
+    """A document with a tenth of its tokens changed, and its first token again."""
     tokens = np.array(document)
     places = rng.random(len(tokens)) < _CHANGED
-    tokens[places] = rng.integers(1000, 100_000, int(places.sum()))
+    tokens[places] = rng.integers(1000, vocab_size, int(places.sum()))
     return [*tokens.tolist(), document[0]]
 
 

@@ -42,8 +42,8 @@ def main() -> None:
         kv_cache_memory="12GiB",
         batch_invariant=False,
     )
-    schema = {"type": "object", "properties": _FIELDS, "required": [*_FIELDS], "additionalProperties": False}
-    sampling = SamplingParams(max_tokens=200, temperature=0.0, structured_outputs=StructuredOutputsParams(json=schema))
+    structured = StructuredOutputsParams(json=schema())
+    sampling = SamplingParams(max_tokens=200, temperature=0.0, structured_outputs=structured)
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         model = _with_vocabulary(Path(given.model), Path(given.tokenizer), Path(folder) / "model.toml")
@@ -72,6 +72,11 @@ def main() -> None:
         sys.stdout.write(f"{json.dumps(found[-1])}\n")
         sys.stdout.flush()
     sys.stdout.write(json.dumps(found) + "\n")
+
+
+def schema() -> dict[str, Any]:
+    """Of the invoice."""
+    return {"type": "object", "properties": _FIELDS, "required": [*_FIELDS], "additionalProperties": False}
 
 
 def _with_vocabulary(model: Path, tokenizer: Path, target: Path) -> Path:
