@@ -25,6 +25,8 @@ from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.core.token_ids import TokenIds
 from rosebatch.engine.engine import Engine
+from rosebatch.engine.plan import POOL_TOKENS
+from rosebatch.engine.scheduling.answer_pool import AnswerPool
 from rosebatch.launch.launch import launch
 from rosebatch.model.random_weights import RandomWeights
 
@@ -68,6 +70,8 @@ def main() -> None:
                 for name in ("off", "on"):
                     engine.drafter = None if name == "off" else drafter
                     engine.scheduler.planner.queries = 1
+                    # The prompts are those of the last repeat, and so are its answers.
+                    engine.scheduler.planner.answers = AnswerPool(POOL_TOKENS)
                     stats = engine.restart_stats()
                     answers[name], took = _run(engine, prompts, given.length, temperature)
                     if repeat:

@@ -3,8 +3,9 @@
 ``python -m benchmarks.drafts_vllm --tokenizer FOLDER [--model configs/models/qwen3-0.6b.toml] [--rows 256 8] [--works
 copies json] [--engines off auto vllm vllm-ngram] [--peer-python PYTHON] [--peer-path FOLDERS]``. The prompts of copies
 are those of ``benchmarks.copies``: each sub-layer adds zero, so that all engines find the same document. Those of JSON
-have the schema of ``benchmarks.json_by_schema``. Engines of vLLM start together and are timed one after the other. A
-line for each engine, work and number of rows has the seconds of each repeat; the last line is JSON.
+have the schema of ``benchmarks.json_by_schema``. Each engine keeps its share of the GPU's memory from its start on.
+They are loaded and then timed one after the other. A line for each engine, work and number of rows has the seconds of
+each repeat; the last line is JSON.
 """
 
 import json
@@ -16,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import msgspec
 import numpy as np
@@ -49,7 +50,7 @@ def main() -> None:
         rows=[256, 8],
         length=800,
         repeats=2,
-        share=0.4,
+        share=0.2,
         works=["copies", "json"],
         engines=["off", "auto", "vllm", "vllm-ngram"],
         peer_python="",
@@ -65,18 +66,19 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         _write_model(Path(given.model), Path(given.tokenizer), folder / "model")
-        prompts = _copies(folder / "model", max(given.rows), given.length)
+        prompts = _copies(folder / "model", max(given.rows) * (given.repeats + 1), given.length)
         (folder / "work.json").write_text(json.dumps({**vars(given), "folder": name, "prompts": prompts}))
-        started = {
-            engine: subprocess.Popen(
+        started = dict[str, subprocess.Popen[str]]()
+        for engine in given.engines:
+            started[engine] = subprocess.Popen(
                 [*commands[engine], "-m", "benchmarks.drafts_vllm", "--run", engine, str(folder / "work.json")],
                 env=environments[engine],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
             )
-            for engine in given.engines
-        }
+            # vLLM fails if memory comes or goes while it looks how much there is.
+            cast(IO[str], started[engine].stdout).readline()
         found = {}
         for engine, process in started.items():
             # It begins where this is at an end.
@@ -122,17 +124,21 @@ def _measure(engine: str, path: Path) -> None:
     os.dup2(2, 1)
     given = json.loads(path.read_text())
     serve = (_vllm if "vllm" in engine else _ours)(engine, given)
-    numbers = [[(7 * row + 3 * i) % 40_000 + 100 for i in range(200)] for row in range(max(given["rows"]))]
+    numbers = [[(7 * row + 3 * i) % 40_000 + 100 for i in range(200)] for row in range(len(given["prompts"]))]
     works: dict[str, tuple[Any, Any]] = {"copies": (given["prompts"], given["length"]), "json": (numbers, schema())}
+    answer.write("loaded\n")
+    answer.flush()
     sys.stdin.readline()
     found = []
     for work in given["works"]:
         for rows in given["rows"]:
             prompts, wanted = works[work]
             seconds, count = [], 0
-            for _ in range(given["repeats"] + 1):
+            for repeat in range(given["repeats"] + 1):
+                # Answers of other rows: of the same ones, drafts would be found in the last.
+                own = prompts[repeat * rows : (repeat + 1) * rows]
                 started = time.perf_counter()
-                count = serve(prompts[:rows], wanted)
+                count = serve(own, wanted)
                 seconds.append(round(time.perf_counter() - started, 3))
             found.append({"work": work, "rows": rows, "tokens": count, "first": seconds[0], "seconds": seconds[1:]})
     answer.write(json.dumps(found) + "\n")

@@ -54,10 +54,12 @@ def main() -> None:
             for name in ("off", "auto")
         }
     for rows in given.rows:
-        prompts = [{"prompt_token_ids": [(7 * row + 3 * i) % 40_000 + 100 for i in range(200)]} for row in range(rows)]
         seconds: dict[str, list[float]] = {name: [] for name in engines}
         answers: dict[str, list[tuple[int, ...]]] = {}
         for repeat in range(given.repeats + 1):
+            # Of other rows each time: drafts may be found in the last answers.
+            numbers = range(rows * repeat, rows * (repeat + 1))
+            prompts = [{"prompt_token_ids": [(7 * row + 3 * i) % 40_000 + 100 for i in range(200)]} for row in numbers]
             for name, llm in engines.items():
                 began = time.perf_counter()
                 outputs = llm.generate(prompts, sampling)

@@ -327,7 +327,7 @@ class Engine:
         finished, gaps, drafted, accepted, forced = self.scheduler.commit(plan, result, now)
         self.stats.count_free(drafted, accepted, forced)
         if isinstance(self.drafter, WindowDrafter) and isinstance(plan, DecodeWindow) and plan.drafts:
-            self.drafter.learn(plan.queries, sum(map(len, result.token_ids)), result.accepted)
+            self.drafter.learn(plan.queries, plan.steps, list(map(len, result.token_ids)))
         for seconds, count in gaps.items():
             self.stats.itl.add(seconds, count)
         if self._constraints:

@@ -83,6 +83,6 @@ def test_forced_tokens(family, dtype, make_engine):
     constraint = partial(Fields, VOCAB)
     expected = run(engine_for(make_engine, family, dtype, seqs=8), constraint)
     engine = engine_for(make_engine, family, dtype)
-    engine.scheduler.planner.forces = VOCAB
+    engine.scheduler.planner.forces, engine.scheduler.planner.forces_up_to = VOCAB, 64
     assert run(engine, constraint) == expected
     assert engine.stats.forced > 300

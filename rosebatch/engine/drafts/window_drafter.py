@@ -1,6 +1,7 @@
 """Whether the next window of decode steps has drafts, which the device finds, and how many."""
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,15 +13,17 @@ from rosebatch.engine.scheduling.sequence import SequenceState
 # Tokens of a row that a step may compute, its last one and drafts: a graph for each, see ``rosebatch_kernels.drafts``.
 QUERIES = (2, 4, 8)
 # Rows that one look takes, of which each tells whether drafts would have been right; and tokens that it compares.
-_LOOKED_AT, _COMPARED = 2, 7
-# Plans without another look, where the last ones found nothing.
-_LONGEST_PAUSE = 16
-# Of the share of right drafts, what the last look or window counts.
-_NEWEST = 0.3
+_LOOKED_AT, _COMPARED = 4, 7
+# Plans without another look, where the last ones found nothing; and without drafts, where the last ones did not pay.
+_LONGEST_PAUSE, _LONGEST_REST = 16, 64
+# Of the share of right drafts, what the last look counts, at a few rows; and the last window, of all rows.
+_LAST_LOOK, _LAST_WINDOW = 0.3, 0.5
 # Of a step with few rows, that each further query takes, measured with Qwen3-0.6B on an H200.
 _MORE_LAUNCHES = 0.06
 # What drafts must save to be tried, and to be kept.
 _TRIED, _KEPT = 1.15, 1.05
+# Of a new kind of step, until it is a graph; and of a step's launches and of reading. On an H200, about.
+_CAPTURE, _LAUNCHES, _BYTES_A_SECOND = 0.06, 1e-3, 3.3e12
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,11 @@ class StepCost:
         products = self.weights * max(1.0, rows * queries / self.free_tokens)
         # Several queries of a row read its keys once.
         return products * (1 + _MORE_LAUNCHES * (queries - 1)) + self.token * tokens
+
+
+def seconds(cost: float) -> float:
+    """Of a step that takes so much, see ``StepCost``."""
+    return _LAUNCHES + cost / _BYTES_A_SECOND
 
 
 class WindowDrafter:
@@ -66,47 +74,67 @@ class WindowDrafter:
         self.right = 0.0
         self._turn = 0
         self._pause = self._left = 0
+        self._rest = self._resting = 0
+        # Whether the work ends with its slowest rows: no others wait for their slots.
+        self._last_rows = False
+        # Rows and queries of the steps that have had drafts.
+        self._kinds = set[tuple[int, int]]()
 
     def propose(self, scheduler: Scheduler) -> None:
         """Decide for the next window; no window with drafts is under way."""
         planner = scheduler.planner
         rows = [each for each in scheduler.queues.running if each.decoding]
         drafts, planner.queries = planner.queries > 1, 1
-        if not rows:
+        if not rows or any(each.spec.has_features or each.spec.guided for each in rows):
+            return
+        self._last_rows = not scheduler.queues.waiting
+        if self._resting:
+            self._resting -= 1
             return
         if not drafts:
             self._look(rows, array("I") if planner.answers is None else planner.answers.tokens)
         least = _KEPT if drafts else _TRIED
-        if expected(self.right, QUERIES[-1]) < least or any(s.spec.has_features or s.spec.guided for s in rows):
-            return
+        if expected(self.right, QUERIES[-1]) >= least:
+            planner.queries = self._best(scheduler, rows, least)
+        if drafts and planner.queries == 1:
+            self._resting = self._rest = min(max(2 * self._rest, 1), _LONGEST_REST)
+
+    def _best(self, scheduler: Scheduler, rows: list[SequenceState], least: float) -> int:
+        """Queries of a row that save the most of what the rest takes without drafts; 1 if none save enough."""
         tokens = read = sum(each.num_tokens for each in rows)
         if self.sharing_rows is not None and len(rows) >= self.sharing_rows:
             pool = scheduler.pool
             read = min(tokens, (pool.num_blocks - pool.num_free) * pool.block_size)
-        planner.queries = self._best(self.cost.of(len(rows), read), len(scheduler.queues.running), tokens, least)
-
-    def _best(self, plain: float, rows: int, tokens: int, least: float) -> int:
-        """Queries of a row that save the most of what a step takes without drafts; 1 if none save enough."""
+        plain = self.cost.of(len(rows), read)
         # As the runner rounds them.
-        rows = 1 << (rows - 1).bit_length()
-        gains = {
-            each: expected(self.right, each) * plain / self.cost.of(rows, tokens, each)
-            for each in QUERIES
-            if rows * each <= self.most_rows
-        }
-        best = max(gains, key=lambda each: gains[each], default=1)
-        return best if gains.get(best, 0.0) >= least else 1
+        count = 1 << (len(scheduler.queues.running) - 1).bit_length()
+        coming = _steps_to_come(rows, len(scheduler.queues.waiting))
+        best, most = 1, 0.0
+        for queries in QUERIES:
+            gain = expected(self.right, queries) * plain / self.cost.of(count, tokens, queries)
+            if count * queries > self.most_rows or gain < least:
+                continue
+            saved = coming * seconds(plain) * (1 - 1 / gain) - _CAPTURE * ((count, queries) not in self._kinds)
+            if saved > most:
+                best, most = queries, saved
+        if best > 1:
+            self._kinds.add((count, best))
+        return best
 
-    def learn(self, queries: int, tokens: int, accepted: int) -> None:
-        """Learn from a window with drafts: how many tokens it brought, and how many of them were drafts."""
-        if steps := tokens - accepted:
-            self._learn(share_of(tokens / steps, queries))
+    def learn(self, queries: int, steps: int, lengths: Sequence[int]) -> None:
+        """Learn from a window with drafts of so many steps: how many tokens it brought each row."""
+        # The others ended in it.
+        if going := [length for length in lengths if length >= steps]:
+            share = share_of(self._typical(going) / steps, queries)
+            if share >= self.right:
+                self._rest = 0
+            self._learn(share, _LAST_WINDOW)
 
     def _look(self, rows: list[SequenceState], answers: "array[int]") -> None:
         if self._left:
             self._left -= 1
             return
-        found = 0
+        shares = list[float]()
         for number in range(min(_LOOKED_AT, len(rows))):
             row = rows[(self._turn + number) % len(rows)]
             own = row.spec.predicted + row.token_ids
@@ -119,14 +147,25 @@ class WindowDrafter:
             guesses = what_followed(before, distance, _COMPARED) if length else came[:0]
             same = guesses == came[: len(guesses)]
             right = len(same) if same.all() else int(same.argmin())
-            found += right
-            self._learn(right / (right + (right < _COMPARED)))
+            shares.append(right / (right + (right < _COMPARED)))
+        if shares:
+            self._learn(self._typical(shares), _LAST_LOOK)
         self._turn += _LOOKED_AT
-        self._pause = 0 if found else min(max(2 * self._pause, 1), _LONGEST_PAUSE)
+        self._pause = 0 if any(shares) else min(max(2 * self._pause, 1), _LONGEST_PAUSE)
         self._left = self._pause
 
-    def _learn(self, share: float) -> None:
-        self.right += _NEWEST * (share - self.right)
+    def _typical(self, values: Sequence[float]) -> float:
+        """Of these of rows, the mean while others wait; else that of the slower ones, with which the work ends."""
+        return sorted(values)[len(values) // 4] if self._last_rows else sum(values) / len(values)
+
+    def _learn(self, share: float, newest: float) -> None:
+        self.right += newest * (share - self.right)
+
+
+def _steps_to_come(rows: list[SequenceState], waiting: int) -> float:
+    """Steps without drafts until all is done, if those that wait are like those that run; at most, as rows may stop."""
+    left = max(each.num_remaining_tokens for each in rows)
+    return left + waiting * sum(each.max_len - each.num_prompt_tokens for each in rows) / len(rows) ** 2
 
 
 def expected(right: float, queries: int) -> float:
