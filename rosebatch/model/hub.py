@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rosebatch.core.errors import UserError
 from rosebatch.host.model_files import TOKENIZER_FILES
+from rosebatch.model.adapters.folder import require_no_adapter
 from rosebatch.model.weight_files import has_weight_files
 
 _ID = re.compile(r"(?P<name>(?:[\w-][\w.-]*/)?[\w-][\w.-]*)(?:@(?P<revision>\S+))?", re.ASCII)
@@ -77,6 +78,8 @@ def find_snapshot(model: HubModel, *, weights: bool = True, quiet: bool = False)
     if usable and (constants.HF_HUB_OFFLINE or _has_tokenizer(usable)):
         return usable
     if constants.HF_HUB_OFFLINE:
+        if cached:
+            require_no_adapter(cached)
         what = "is only partly" if cached else "is not"
         raise UserError(
             f"{model}: there is no such folder, and the model {what} in the Hugging Face cache; "
@@ -89,6 +92,7 @@ def find_snapshot(model: HubModel, *, weights: bool = True, quiet: bool = False)
             return usable
         raise
     if not _is_loadable(folder, weights):
+        require_no_adapter(folder)
         raise UserError(
             f"{model}: {folder} lacks config.json or .safetensors weights: the download failed or the repository has "
             f"none; to complete it, run: {model.download_command}; for a GGUF model, give --model the path of the file"

@@ -18,6 +18,7 @@ from rosebatch.core.errors import FlagError, UserError, printable
 from rosebatch.core.pooling_params import MEAN, ModelPooling, NamedPrompts, PoolingParams
 from rosebatch.core.words import counted
 from rosebatch.host.model_files import reachable, refused, require_file
+from rosebatch.model.adapters.folder import require_no_adapter
 from rosebatch.model.classifier_head import load_classifier
 from rosebatch.model.contract import Model, PoolingHeads
 from rosebatch.model.dry_load import HEADERS, NO_PRODUCTS, require_loadable
@@ -400,6 +401,7 @@ def _find(settings: RunConfig, device: torch.device, quiet: bool, weights: bool)
 
 
 def _in_folder(folder: Path, name: str, settings: RunConfig, device: torch.device) -> ModelSource:
+    require_no_adapter(folder)
     hf_config, config = _config_of_folder(folder, settings)
     dtype = resolve_dtype(settings.dtype, config.dtype, device)
     quantization = _quantization_of(folder, settings, hf_config)

@@ -7,6 +7,8 @@ from rosebatch.core.errors import UserError
 from rosebatch.host.model_files import read_json, refusal, shown
 
 _CONSOLIDATED = "consolidated"
+# Of PEFT, in a folder that may hold its model too.
+_ADAPTER = "adapter_model"
 _SHARD = re.compile(r".*-\d{5}-of-(\d{5})\.safetensors")
 
 
@@ -14,7 +16,7 @@ def weight_files(folder: Path) -> list[Path]:
     """The weight files of a model folder.
 
     These are the files in the index; without an index ``model.safetensors``, or else every ``.safetensors`` file but
-    those with Mistral's own names of tensors, ``consolidated*``.
+    those with Mistral's own names of tensors, ``consolidated*``, and adapters, ``adapter_model*``.
 
     Raises:
         UserError: there are none, some are missing, or the index is unreadable.
@@ -29,7 +31,7 @@ def weight_files(folder: Path) -> list[Path]:
     if whole.exists():
         return [whole]
     every = sorted(path for path in folder.glob("*.safetensors") if path.exists())
-    files = [path for path in every if not path.name.startswith(_CONSOLIDATED)]
+    files = [path for path in every if not path.name.startswith((_CONSOLIDATED, _ADAPTER))]
     if not files:
         raise UserError(f"{folder}: {_no_files(folder, every)}")
     totals = [int(match[1]) for path in files if (match := _SHARD.fullmatch(path.name))]
@@ -47,7 +49,8 @@ def _no_files(folder: Path, others: list[Path]) -> str:
     # A trainer leaves other files of these forms.
     if not others and (found := sorted((*folder.glob("pytorch_model*.bin"), *folder.glob("consolidated*.pth")))):
         return f"{found[0].name} is not read, for it may run code: save_pretrained of transformers writes .safetensors"
-    what = f"{others[0].name} has Mistral's own names of tensors" if others else "no .safetensors weights"
+    own = next((path.name for path in others if path.name.startswith(_CONSOLIDATED)), None)
+    what = f"{own} has Mistral's own names of tensors" if own else "no .safetensors weights"
     return f"{what}: use the model's transformers files, such as model.safetensors"
 
 

@@ -428,7 +428,6 @@ def test_end_tokens_of_generation_config_are_named_by_its_file(tmp_path):
 @pytest.mark.parametrize(
     ("file", "message"),
     [
-        ("adapter_config.json", r"an adapter alone: merge it into its model, 'org/base'"),
         ("params.json", r"params\.json is Mistral's own form"),
         ("model.safetensors", r"a model folder holds config\.json"),
     ],

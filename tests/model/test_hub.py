@@ -362,3 +362,16 @@ def test_the_name_of_another_folder(tmp_path):
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
         assert name_of_snapshot(tmp_path / folder) is None
     assert name_of_snapshot(Path("/")) is None
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_an_adapter_on_the_hub_is_named(add, download, monkeypatch, cached):
+    """It was an incomplete download, to be completed by the same command."""
+    files = {"adapter_config.json": '{"base_model_name_or_path": "org/base"}', "adapter_model.safetensors": ""}
+    if cached:
+        add(files)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    download.files = files
+    with pytest.raises(UserError, match=r"the folder holds an adapter alone: .*'org/base'"):
+        find_snapshot(MODEL)
+    assert len(download.calls) == (not cached)

@@ -59,11 +59,6 @@ def require_config(folder: Path) -> Path:
     path = folder / "config.json"
     if path.exists():
         return path
-    adapter = folder / "adapter_config.json"
-    if adapter.exists():
-        base = read_json(adapter).get("base_model_name_or_path")
-        model = f"its model, {shown(base)}" if base else "its model"
-        raise refusal(path, f"no such file; the folder holds an adapter alone: merge it into {model}")
     if (folder / "params.json").exists():
         raise refusal(path, "no such file; params.json is Mistral's own form: use the model's transformers files")
     raise refusal(path, "no such file; a model folder holds config.json and .safetensors weights")

@@ -1,0 +1,1 @@
+"""LoRA adapters: what PEFT saves of a model that it trained."""
