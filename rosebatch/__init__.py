@@ -80,7 +80,7 @@ __all__ = ["__version__", *_PLACES]
 _INSTEAD = {
     "await LLM(…).agenerate(…) is for asyncio": "AsyncLLM AsyncLLMEngine AsyncEngineArgs",
     "use LLM(model, …)": "EngineArgs LLMEngine",
-    "merge the adapter into the model's weights first": "LoRARequest",
+    "use LLM(model, lora={name: folder}), for one adapter": "LoRARequest",
     "stream yields whole outputs": "RequestOutputKind",
     "use EmbeddingRequestOutput": "PoolingOutput PoolingRequestOutput",
 }

@@ -61,7 +61,7 @@ _OF_INPUTS = (
 )  # fmt: skip
 # What only files of rows need.
 _OF_ROWS = (
-    "ray",
+    "ray", "lora",
     "generation_config", "tokenizer", "chat_template", "tool_call_parser", "reasoning_parser",
     "max_prompt_bytes", "limit_images", "max_pixels", "max_inflight_bytes", "grammar_timeout", "grammar_memory",
 )  # fmt: skip

@@ -76,6 +76,7 @@ _FLAGS = {
     "use --quiet (-q)": "--disable-log-stats --disable-log-requests --no-progress --silent",
     "leave it out, progress and a report are shown unless --quiet is given": "-v --verbose --debug --log-level",
     "leave it out, a run without --resume replaces the output": "-y --overwrite --force",
+    "use --lora NAME=FOLDER": "--enable-lora --lora-modules --lora-paths --lora-adapter --adapter",
     "use rosebatch check": "--dry-run",
     "use --help": "-h",
     "use rosebatch --version": "-V",
@@ -99,7 +100,7 @@ _FLAGS = {
     "give its settings by flags": "--config --config-file",
     "leave it out, rosebatch reads files and serves no port": "--host --port --api-key --base-url --api-base",
     "leave it out, rosebatch has no such feature": (
-        "--swap-space --cpu-offload-gb --enable-lora --lora --lora-modules --lora-paths --lora-adapter --best-of"
+        "--swap-space --cpu-offload-gb --best-of"
         " --num-beams --use-beam-search --speculative-config --speculative-model --draft-model --num-speculative-tokens"
     ),
 }

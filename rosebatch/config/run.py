@@ -74,6 +74,9 @@ class RunConfig:
 
     model: Annotated[str | None, Flag("Hub id, folder, .gguf or .toml.", MODEL)] = None
     revision: Annotated[str | None, Flag("Branch, tag or commit of a hub id.", MODEL)] = None
+    lora: Annotated[
+        tuple[str, ...], Flag("A LoRA adapter of the model, merged into it.", MODEL, metavar="NAME=FOLDER|ID")
+    ] = ()
     dtype: Annotated[DType, Flag("float32, float16 or bfloat16.", MODEL, metavar="DTYPE")] = "auto"
     quantization: Annotated[str, Flag("auto, fp8 (at load) or none.", MODEL, metavar="FORM")] = "auto"
     device: Annotated[Device, Flag("Default: the GPU if there is one.", MODEL)] = "auto"
@@ -191,6 +194,11 @@ class RunConfig:
             if in_bytes(value := getattr(self, name), name) < minimum:
                 raise ValueError(f"{name} must be >= {minimum}, got {value}")
         quantization_named(self.quantization)
+        for adapter in self.lora:
+            if not all(adapter.partition("=")):
+                raise ValueError(f"lora must be NAME=FOLDER or NAME=ORG/NAME, got {quoted(adapter)}")
+        if len(self.lora) > 1:
+            raise ValueError("lora must name one adapter, which is merged into the model")
         if isinstance(self.kv_cache_memory, str):
             parse_size(self.kv_cache_memory, "kv_cache_memory")
 
@@ -216,6 +224,10 @@ class RunConfig:
         for name, value in switches.items():
             if not isinstance(value, bool | None):
                 raise ValueError(f"{name} must be True or False, got {quoted(value)}")
+        if isinstance(adapters := settings.get("lora"), Mapping):
+            settings["lora"] = tuple(f"{name}={folder}" for name, folder in adapters.items())
+        elif isinstance(adapters, str):
+            settings["lora"] = (adapters,)
         values: dict[str, Any] = {
             n: str(v) if isinstance(v, Path) else v for n, v in settings.items() if n in own and v is not None
         }

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from rosebatch.config.model import ModelConfig
 from rosebatch.model.quantization.dense import DenseWeight
-from rosebatch.model.quantization.forms import is_stored, load_matrix, load_weight
+from rosebatch.model.quantization.forms import changed, is_stored, load_matrix, load_weight, rounded
 from rosebatch.model.quantization.joined import joined
 from rosebatch.model.sublayers import columns, load_linear
 from rosebatch.model.weights import WeightSource
@@ -139,13 +139,17 @@ def _load_matrices(
     """
     assert config.experts is not None
     (rows, width), count = shape, config.experts.num_experts
+    name, of_all = f"{prefix}{_WHOLE.expert}.{whole}", (count, len(parts) * rows, width)
     if not is_stored(weights, f"{prefix}{names.expert}.0.{parts[0]}.weight", shape):
-        name, of_all = f"{prefix}{_WHOLE.expert}.{whole}", (count, len(parts) * rows, width)
         # Qwen3-VL's files have them turned.
         turned = weights.shape(name) == (count, width, len(parts) * rows) != of_all
         return load_matrix(weights, name, of_all, transposed=turned)
+    # An adapter changes them in one tensor, as transformers has them in memory, or each.
+    change = weights.change(name, of_all)
+    load = load_matrix if change is None else load_weight
     matrices = []
     for expert in range(count):
         own = f"{prefix}{names.expert}.{expert}."
-        matrices.append(joined([load_matrix(weights, f"{own}{part}.weight", shape) for part in parts]))
-    return matrices[0].stack(matrices[1:])
+        matrices.append(joined([load(weights, f"{own}{part}.weight", shape) for part in parts]))
+    every = matrices[0].stack(matrices[1:])
+    return every if change is None else rounded(weights, changed(weights, change, every))

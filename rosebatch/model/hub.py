@@ -1,20 +1,21 @@
 """Models by their id on the Hugging Face Hub: found in the local cache, downloaded otherwise."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from rosebatch.core.errors import UserError
 from rosebatch.host.model_files import TOKENIZER_FILES
-from rosebatch.model.adapters.folder import require_no_adapter
+from rosebatch.model.adapters.folder import ADAPTER_CONFIG, ADAPTER_FILE, require_no_adapter
 from rosebatch.model.weight_files import has_weight_files
 
 _ID = re.compile(r"(?P<name>(?:[\w-][\w.-]*/)?[\w-][\w.-]*)(?:@(?P<revision>\S+))?", re.ASCII)
 # Paths with these endings are never ids.
 _FILE_SUFFIXES = (".gguf", ".toml", ".json", ".safetensors", ".bin")
 
+_ADAPTER = (ADAPTER_CONFIG, ADAPTER_FILE)
 # The patterns of huggingface_hub match "/" too, so subfolders (original/, onnx/) have to be excluded by name.
 _SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
 _WEIGHTS = ("*.safetensors",)
@@ -86,7 +87,7 @@ def find_snapshot(model: HubModel, *, weights: bool = True, quiet: bool = False)
             f"unset HF_HUB_OFFLINE, or run this with network access: {model.download_command}"
         )
     try:
-        folder = _download(model, weights, quiet)
+        folder = _download(model, [*_SMALL_FILES, *(_WEIGHTS if weights else ())], quiet)
     except UserError:
         if usable:
             return usable
@@ -98,6 +99,19 @@ def find_snapshot(model: HubModel, *, weights: bool = True, quiet: bool = False)
             f"none; to complete it, run: {model.download_command}; for a GGUF model, give --model the path of the file"
         )
     return folder
+
+
+def find_adapter_snapshot(model: HubModel, *, quiet: bool = False) -> Path:
+    """The folder with the files of an adapter on the Hub, see ``find_snapshot``.
+
+    Raises:
+        UserError: it is not cached and cannot be downloaded.
+    """
+    cached = _cached_snapshot(model)
+    if cached and all((cached / file).exists() for file in _ADAPTER):
+        return cached
+    # A file that is missing there is named by whoever reads the folder.
+    return _download(model, _ADAPTER, quiet)
 
 
 def name_of_snapshot(folder: Path) -> str | None:
@@ -136,7 +150,7 @@ def _has_tokenizer(folder: Path) -> bool:
     return any((folder / name).exists() for name in TOKENIZER_FILES)
 
 
-def _download(model: HubModel, weights: bool, quiet: bool) -> Path:
+def _download(model: HubModel, patterns: Sequence[str], quiet: bool) -> Path:
     # Here and not above: it takes 0.4 s, which a cached model does not need.
     from huggingface_hub import snapshot_download
 
@@ -145,7 +159,7 @@ def _download(model: HubModel, weights: bool, quiet: bool) -> Path:
             folder = snapshot_download(
                 model.name,
                 revision=model.revision,
-                allow_patterns=[*_SMALL_FILES, *(_WEIGHTS if weights else ())],
+                allow_patterns=list(patterns),
                 ignore_patterns=list(_IGNORED),
             )
     # The HTTP library, the file system and the download library of large files each have errors of their own.

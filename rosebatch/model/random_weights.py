@@ -41,6 +41,9 @@ class RandomWeights:
         """See ``WeightSource``: nothing is stored."""
         return None
 
+    def change(self, name: str, shape: tuple[int, ...]) -> None:
+        """See ``WeightSource``: there is no adapter."""
+
     def get(
         self,
         name: str,

@@ -18,13 +18,14 @@ from rosebatch.core.errors import FlagError, UserError, printable
 from rosebatch.core.pooling_params import MEAN, ModelPooling, NamedPrompts, PoolingParams
 from rosebatch.core.words import counted
 from rosebatch.host.model_files import reachable, refused, require_file
+from rosebatch.model.adapters.adapter import Adapter, read_adapter
 from rosebatch.model.adapters.folder import require_no_adapter
 from rosebatch.model.classifier_head import load_classifier
 from rosebatch.model.contract import Model, PoolingHeads
 from rosebatch.model.dry_load import HEADERS, NO_PRODUCTS, require_loadable
 from rosebatch.model.fingerprint import fingerprint_of, small_files, state_of
 from rosebatch.model.hf.config import is_native, read_model_config
-from rosebatch.model.hub import HubModel, find_snapshot, name_of_snapshot, parse_hub_id
+from rosebatch.model.hub import HubModel, find_adapter_snapshot, find_snapshot, name_of_snapshot, parse_hub_id
 from rosebatch.model.pooling_head import load_pooling_head
 from rosebatch.model.quantization.chosen import PLAIN, Quantization, choose_quantization, read_quantization
 from rosebatch.model.quantization.forms import is_stored
@@ -65,6 +66,7 @@ class ModelSource:
         dtype: of the run.
         hf_config: transformers' config, if transformers' code runs the model; else None.
         quantization: of the matrices of layers.
+        adapter: that is merged into the weights; None for the model as it is.
     """
 
     name: str
@@ -74,6 +76,7 @@ class ModelSource:
     dtype: torch.dtype
     hf_config: Any = None
     quantization: Quantization = PLAIN
+    adapter: Adapter | None = None
 
     @property
     def model_impl(self) -> str:
@@ -95,6 +98,7 @@ class ModelSource:
                 load_classifier(self.config, NO_PRODUCTS, weights)
             if isinstance(weights, SafetensorsWeights):
                 weights.require_form()
+                weights.require_adapter()
                 unread = [
                     name
                     for name in weights.unread
@@ -235,7 +239,8 @@ class ModelSource:
         """
         if self.load_format == "dummy" or self.folder is None:
             return RandomWeights(self.dtype, device, rounding=self.quantization.of_random(device))
-        return SafetensorsWeights(self.folder, self.dtype, device, self.quantization.form, self.quantization.rounding)
+        form, rounding = self.quantization.form, self.quantization.rounding
+        return SafetensorsWeights(self.folder, self.dtype, device, form, rounding, self.adapter)
 
     def require_loadable(self) -> list[str]:
         """Check what can be known of the weights without reading them, if there are any.
@@ -251,15 +256,18 @@ class ModelSource:
         if self.hf_config is not None:
             SafetensorsWeights(self.folder, self.dtype, HEADERS).require_plain_matrices()
             return []
-        weights = SafetensorsWeights(self.folder, self.dtype, HEADERS, self.quantization.form)
+        weights = SafetensorsWeights(self.folder, self.dtype, HEADERS, self.quantization.form, adapter=self.adapter)
         require_loadable(msgspec.structs.replace(self.config, head=self.has_head), weights)
         load_pooling_head(self.pooling.dense, self.config.hidden_size, NO_PRODUCTS, HEADERS)
         load_classifier(self.config, NO_PRODUCTS, weights)
         weights.require_form()
+        weights.require_adapter()
         return [name for name in weights.unread if not self._is_of_tower(name)]
 
     def fingerprint(self) -> str:
-        """Hash of shape, tokenizer and weights: every byte of every file. How K and V are stored is not of the model.
+        """Hash of shape, tokenizer, weights and adapter: every byte of every file.
+
+        How K and V are stored is not of the model.
 
         Raises:
             UserError: a file is missing or unreadable.
@@ -298,7 +306,7 @@ class ModelSource:
         dense = [
             file for part in self.pooling.dense for file in (part.folder / "config.json", *weight_files(part.folder))
         ]
-        return [*small, *weights, *dense]
+        return [*small, *weights, *dense, *(self.adapter.files if self.adapter else ())]
 
     def _state(self) -> str:
         return state_of(repr(self.config), self._files())
@@ -315,7 +323,8 @@ def find_model(settings: RunConfig, device: torch.device, *, quiet: bool = False
             ones. ``model_impl`` ``auto`` is rosebatch's own code if it has the architecture, else transformers'.
             ``served_model_name`` replaces the name, which is otherwise the id, or the name of the folder or file.
             ``max_model_len`` replaces the most tokens of prompt and completion together; None: an embedding model's own
-            limit. ``kv_cache_dtype`` ``fp8`` stores K and V so; ``auto`` does on a GPU if the checkpoint names it.
+            limit. ``lora`` names an adapter that is merged into its weights. ``kv_cache_dtype`` ``fp8`` stores K and V
+            so; ``auto`` does on a GPU if the checkpoint names it.
         device: of the run; a dtype ``auto`` depends on it.
         quiet: no download progress on stderr.
         weights: whether those of a Hub model are downloaded, and a ``.gguf`` file is converted.
@@ -341,7 +350,28 @@ def find_model(settings: RunConfig, device: torch.device, *, quiet: bool = False
             raise FlagError(
                 "--kv-cache-dtype fp8: no layer has softmax attention over more than 512 keys; others stay in 16 bits"
             )
-    return replace(found, name=settings.served_model_name or found.name, config=config)
+    found = replace(found, name=settings.served_model_name or found.name, config=config)
+    return _with_adapter(found, settings.lora[0], quiet) if settings.lora else found
+
+
+def _with_adapter(source: ModelSource, given: str, quiet: bool) -> ModelSource:
+    """The model with the adapter ``NAME=FOLDER`` or ``NAME=ORG/NAME[@REVISION]``."""
+    name, _, place = given.partition("=")
+    if source.hf_config is not None:
+        raise FlagError(f"--lora {given}: transformers' own code runs this model, which is served without adapters")
+    if source.load_format == "dummy":
+        raise FlagError(f"--lora {given}: --load-format dummy makes weights of its own: leave one of them out")
+    with reachable(place):
+        hub_model = parse_hub_id(place)
+        folder = Path(place).expanduser() if hub_model is None else find_adapter_snapshot(hub_model, quiet=quiet)
+        if not folder.is_dir():
+            raise UserError(f"--lora {given}: no such folder; give one with adapter_config.json, or a Hugging Face id")
+        adapter = read_adapter(name, folder)
+    config = source.config
+    if config.tie_word_embeddings:
+        adapter = adapter.of_tied()
+        config = msgspec.structs.replace(config, tie_word_embeddings=not adapter.unties)
+    return replace(source, config=config, adapter=adapter)
 
 
 def find_tokenizer(name: str, *, quiet: bool) -> Path:

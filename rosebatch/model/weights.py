@@ -11,6 +11,8 @@ from torch import Tensor
 
 from rosebatch.core.errors import UserError
 from rosebatch.host.model_files import refusal, refused, require_file, shown
+from rosebatch.model.adapters.adapter import EMBEDDINGS, HEAD, Adapter
+from rosebatch.model.adapters.changes import Change
 from rosebatch.model.lazy_tensor import Cuts, LazyTensor, select
 from rosebatch.model.weight_files import weight_files, weight_map
 from rosebatch.ops.layout import Layout
@@ -114,6 +116,10 @@ class WeightSource(Protocol):
         """A matrix that is stored in a form of its own, see ``Form.find``."""
         ...
 
+    def change(self, name: str, shape: tuple[int, ...]) -> Change | None:
+        """What an adapter makes of a matrix, see ``Adapter.change``: ``get`` gives it without. None if it stays."""
+        ...
+
     def get(
         self,
         name: str,
@@ -198,6 +204,7 @@ class SafetensorsWeights:
         dtype, device: of the run.
         form: of quantized matrices, by config.json.
         rounding: see ``WeightSource``.
+        adapter: of the model, which changes some.
 
     Raises:
         UserError: a file is missing or broken.
@@ -210,8 +217,10 @@ class SafetensorsWeights:
         device: torch.device,
         form: Form | None = None,
         rounding: Rounding | None = None,
+        adapter: Adapter | None = None,
     ) -> None:
         self.folder = folder
+        self.adapter = adapter
         self.rounding = rounding
         self.dtype = dtype
         self.device = device
@@ -223,11 +232,8 @@ class SafetensorsWeights:
         index = weight_map(folder)
         found: dict[str, list[tuple[Path, Any]]] = {}
         for path in weight_files(folder):
-            require_file(path)
-            with refused(path, "unreadable weights: copy or download the file again"):
-                handle = safe_open(str(path), framework="pt")
-                names = list(handle.keys())
-            for name in names:
+            handle = open_tensors(path, "unreadable weights")
+            for name in handle.keys():  # noqa: SIM118 (it is no dict)
                 found.setdefault(name, []).append((path, handle))
         for name, files in found.items():
             # An index that names a file without the tensor says nothing.
@@ -235,10 +241,14 @@ class SafetensorsWeights:
             if others:
                 raise refusal(folder, f"tensor {name!r} is in {first[0].name} and in {others[0][0].name}")
             self._files[name] = first
+        self._names = list(self._files)
+        if adapter is not None:
+            own = adapter.path, open_tensors(adapter.path, "an unreadable adapter")
+            self._files |= dict.fromkeys(adapter.stored.values(), own)
 
     def names(self) -> list[str]:
         """See ``WeightSource``."""
-        return list(self._files)
+        return self._names
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """See ``WeightSource``."""
@@ -265,6 +275,26 @@ class SafetensorsWeights:
             what = "quantization_config says that weights are quantized, but all are plain: take --quantization none"
             raise refusal(self.folder, what)
 
+    def change(self, name: str, shape: tuple[int, ...]) -> Change | None:
+        """See ``WeightSource``."""
+        if self.adapter is None:
+            return None
+        changes = (self.adapter.change(other, shape) for other in _names_of(name))
+        found = next((change for change in changes if change is not None), None)
+        self._asked.update(() if found is None else found.names)
+        return found
+
+    def require_adapter(self) -> None:
+        """Check, once a model is built, that each tensor of the adapter has its place in it.
+
+        Raises:
+            UserError: one has none.
+        """
+        if self.adapter is not None and (left := [n for n in self.adapter.tensor_names if n not in self._asked]):
+            more = f", nor have {len(left) - 1} others" if len(left) > 1 else ""
+            what = "lora_bias: " if left[0].endswith("lora_B.bias") else ""
+            raise refusal(self.adapter.path, f"{what}tensor {left[0]!r} has no place in the model{more}")
+
     def kind(self, name: str) -> str:
         """See ``Checkpoint``."""
         name = self.name_of(name)
@@ -285,21 +315,22 @@ class SafetensorsWeights:
         return found
 
     def name_of(self, name: str) -> str:
-        """See ``Checkpoint``: other versions of transformers, and models of more than text, have prefixes."""
-        bare = name.partition(".")[2]
-        parts = (f"language_model.{name}", f"model.language_model.{bare}", f"model.text_model.{bare}")
-        # As transformers saves Qianfan-OCR.
-        saved = f"language_model.model.encoder.{bare}"
-        others = (bare, *parts, saved, _FORMER_NAMES.get(name, name))
-        found = next((other for other in (name, *others) if other in self._files), name)
+        """See ``Checkpoint``. What an adapter holds whole comes before the model's own."""
+        names = _names_of(name)
+        found = next((other for other in names if other in self._files), name)
+        if found not in self._files and name == HEAD and self.adapter is not None and self.adapter.unties:
+            found = next((own for own in self._names if own.endswith(EMBEDDINGS)), name)
         self._asked.add(found)
+        if self.adapter is not None:
+            found = next((self.adapter.stored[other] for other in names if other in self.adapter.stored), found)
+            self._asked.add(found)
         return found
 
     @property
     def unread(self) -> list[str]:
         """Names of tensors that nobody has asked for, but for those that change nothing."""
         known = _COMPUTED if self.form is None else _COMPUTED + _OF_NO_MATRIX
-        return [name for name in self._files if name not in self._asked and not name.endswith(known)]
+        return [name for name in self._names if name not in self._asked and not name.endswith(known)]
 
     def require_plain_matrices(self) -> None:
         """Check all of them: transformers loads integers and scaled floats without a word.
@@ -342,6 +373,9 @@ class SafetensorsWeights:
         rows than ``shape``: a lower ``--max-model-len`` uses the first ones.
         """
         found = self._read(self.name_of(name), shape, take, plain=True, device=self.device)
+        if len(shape) == 1 and (change := self.change(name, shape)) is not None:
+            whole = LazyTensor.of(self._placed(found, torch.float32))
+            return change.made_of(whole, dtype or self.dtype).read()
         return self._placed(found, dtype or self.dtype)
 
     def _placed(self, tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
@@ -381,6 +415,22 @@ class SafetensorsWeights:
                 return _read(stored, handle, name, take) if is_number else _unread(stored, shape, take)
             tensor: Tensor = stored[: shape[0]] if is_longer else _read(stored, handle, name, take)
             return tensor
+
+
+def open_tensors(path: Path, what: str) -> Any:
+    """A ``.safetensors`` file; ``what`` it is if it is broken."""
+    require_file(path)
+    with refused(path, f"{what}: copy or download the file again"):
+        return safe_open(str(path), framework="pt")
+
+
+def _names_of(name: str) -> tuple[str, ...]:
+    """A tensor's names: other versions of transformers, and models of more than text, have prefixes."""
+    bare = name.partition(".")[2]
+    parts = (f"language_model.{name}", f"model.language_model.{bare}", f"model.text_model.{bare}")
+    # As transformers saves Qianfan-OCR.
+    saved = f"language_model.model.encoder.{bare}"
+    return (name, bare, *parts, saved, _FORMER_NAMES.get(name, name))
 
 
 def _unread(stored: Any, shape: tuple[int, ...], take: Take | None) -> Tensor:

@@ -75,7 +75,11 @@ def test_parameters_that_ask_for_nothing(llm):
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        ({"lora_request": object()}, ValueError, "^lora_request=<object .*> is not served: merge the adapter "),
+        (
+            {"lora_request": object()},
+            ValueError,
+            "^lora_request=<object .*> is not served: use lora={name: folder} of LLM",
+        ),
         ({"priority": [1, 2]}, ValueError, r"^priority=\[1, 2\] is not served: give urgent prompts first$"),
         ({"max_tokens": 3}, TypeError, r"^generate\(\): max_tokens is a field of SamplingParams: generate\(…, Sampl"),
         ({"use_tdqm": True}, TypeError, r"^generate\(\) got an unexpected keyword argument 'use_tdqm'$"),
@@ -115,7 +119,11 @@ def test_what_vllm_has_and_we_do_not(llm):
 
 @pytest.mark.parametrize(
     ("name", "instead"),
-    [("EngineArgs", "use LLM"), ("AsyncLLM", "await LLM.*agenerate"), ("LoRARequest", "merge the adapter")],
+    [
+        ("EngineArgs", "use LLM"),
+        ("AsyncLLM", "await LLM.*agenerate"),
+        ("LoRARequest", r"use LLM\(model, lora={name: folder}\)"),
+    ],
 )
 def test_imports_that_are_not_served(name, instead):
     """The line named nothing that serves instead."""
@@ -130,7 +138,7 @@ def test_imports_that_are_not_served(name, instead):
         ({"compilation_config": 3}, "use switches, such as cuda_graph=False"),
         ({"speculative_config": {"num_speculative_tokens": 5}}, "no draft model is used"),
         ({"override_generation_config": {"temperature": 0.1}}, "use SamplingParams"),
-        ({"enable_lora": True}, "merge the adapter into the model's weights first"),
+        ({"enable_lora": True}, "use lora={name: folder} of LLM, for one adapter"),
         ({"enable_prompt_embeds": True}, "give token ids as prompts"),
         ({"logprobs_mode": "processed_logprobs"}, "they are of the model's own logits"),
         ({"logits_processors": [print]}, "use logit_bias, bad_words or allowed_token_ids"),

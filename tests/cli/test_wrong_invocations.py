@@ -201,7 +201,7 @@ INVOCATIONS = [
     ("generate in.jsonl --model no_json", "no_json/config.json: no JSON: "),
     ("generate in.jsonl --model model.bin", "model.bin: not a model; give a model folder, a .gguf file"),
     ("generate in.jsonl --model folder", "config.json: no such file"),
-    ("generate in.jsonl --model adapter", "an adapter alone: merge it into its model"),
+    ("generate in.jsonl --model adapter", "an adapter alone: give its model, to --model, and --lora NAME=adapter"),
     ("generate in.jsonl --model pointer", "a pointer of Git LFS: git lfs pull brings the file itself"),
     ("check in.jsonl --model pointer", "model.safetensors: a pointer of Git LFS"),
     ("generate in.jsonl --model torn", "model.safetensors: unreadable weights: copy or download the file again"),

@@ -121,6 +121,7 @@ def _capacity(group: Mapping[str, int]) -> str:
 def _remarks(engine: Mapping[str, Any]) -> str:
     """What is worth saying after the model's name."""
     by = f", {engine['quantization']}" if engine.get("quantization") else ""
+    by += f", with the adapter {engine['lora']}" if engine.get("lora") else ""
     by += ", by transformers' code" if engine.get("model_impl") == "transformers" else ""
     return by + (", the demo model: no --model was given" if engine.get("is_demo_model") else "")
 

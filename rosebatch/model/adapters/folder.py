@@ -6,6 +6,7 @@ from rosebatch.host.model_files import read_json, refusal, shown
 from rosebatch.model.weight_files import has_weight_files
 
 ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_FILE = "adapter_model.safetensors"
 
 
 def require_no_adapter(folder: Path) -> None:
@@ -21,4 +22,4 @@ def require_no_adapter(folder: Path) -> None:
         return
     base = read_json(path).get("base_model_name_or_path")
     model = f"its model, {shown(base)}" if base else "its model"
-    raise refusal(path, f"the folder holds an adapter alone: merge it into {model}")
+    raise refusal(path, f"the folder holds an adapter alone: give {model}, to --model, and --lora NAME={folder}")

@@ -3,7 +3,11 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
+from rosebatch.core.errors import UserError
 from rosebatch.host.model_files import shown
+from rosebatch.model.adapters.changes import Change
 from rosebatch.model.quantization.dense import DenseWeight
 from rosebatch.model.quantization.formats.awq import AWQ
 from rosebatch.model.quantization.formats.bitsandbytes import BitsAndBytes
@@ -50,7 +54,7 @@ def is_stored(weights: WeightSource, name: str, shape: tuple[int, ...]) -> bool:
 
 
 def load_weight(weights: WeightSource, name: str, shape: tuple[int, ...], *, transposed: bool = False) -> Weight:
-    """A matrix as it is stored, unread.
+    """A matrix as it is stored, or with the adapter that changes it; unread.
 
     Args:
         weights: of the model.
@@ -58,18 +62,45 @@ def load_weight(weights: WeightSource, name: str, shape: tuple[int, ...], *, tra
         shape: ``[out, in]`` or ``[E, out, in]``.
         transposed: whether a checkpoint with the values themselves has them as ``[in, out]``.
     """
-    return weights.find(name, shape) or _plain(weights, name, shape, transposed)
+    change, found = weights.change(name, shape), weights.find(name, shape)
+    if change is None:
+        return found or _plain(weights, name, shape, transposed)
+    return changed(weights, change, found or _plain(weights, name, shape, transposed, torch.float32))
+
+
+def changed(weights: WeightSource, change: Change, weight: Weight) -> DenseWeight:
+    """A matrix as an adapter makes it.
+
+    Args:
+        weights: of the model.
+        change: of the matrix.
+        weight: the matrix; its values are float32, unless they are those of a quantized one.
+
+    Raises:
+        UserError: it stays quantized.
+    """
+    if isinstance(weight, DenseWeight):
+        return DenseWeight(change.made_of(weight.values.map(torch.Tensor.float), weights.dtype))
+    what = "the model's matrix is quantized: take --quantization none, which decodes it, or a model of 16 bits"
+    raise UserError(f"--lora: {change.names[0]}: {what}")
 
 
 def load_matrix(weights: WeightSource, name: str, shape: tuple[int, ...], *, transposed: bool = False) -> Weight:
     """A matrix of a layer: one of floats is rounded if the run rounds them. Arguments as of ``load_weight``."""
-    found = load_weight(weights, name, shape, transposed=transposed)
-    if weights.rounding is None or not isinstance(found, DenseWeight):
-        return found
-    return weights.rounding(found.values, weights.dtype)
+    return rounded(weights, load_weight(weights, name, shape, transposed=transposed))
 
 
-def _plain(weights: WeightSource, name: str, shape: tuple[int, ...], transposed: bool) -> DenseWeight:
+def rounded(weights: WeightSource, weight: Weight) -> Weight:
+    """A matrix as the run keeps it."""
+    if weights.rounding is None or not isinstance(weight, DenseWeight):
+        return weight
+    return weights.rounding(weight.values, weights.dtype)
+
+
+def _plain(
+    weights: WeightSource, name: str, shape: tuple[int, ...], transposed: bool, dtype: torch.dtype | None = None
+) -> DenseWeight:
     if not transposed:
-        return DenseWeight(lazy_tensor(weights, name, shape))
-    return DenseWeight(lazy_tensor(weights, name, (*shape[:-2], shape[-1], shape[-2])).transposed())
+        return DenseWeight(lazy_tensor(weights, name, shape, dtype=dtype))
+    turned = (*shape[:-2], shape[-1], shape[-2])
+    return DenseWeight(lazy_tensor(weights, name, turned, dtype=dtype).transposed())
