@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -146,10 +148,10 @@ def _load_matrices(
         return load_matrix(weights, name, of_all, transposed=turned)
     # An adapter changes them in one tensor, as transformers has them in memory, or each.
     change = weights.change(name, of_all)
-    load = load_matrix if change is None else load_weight
+    load = load_matrix if change is None else partial(load_weight, dtype=torch.float32)
     matrices = []
     for expert in range(count):
         own = f"{prefix}{names.expert}.{expert}."
         matrices.append(joined([load(weights, f"{own}{part}.weight", shape) for part in parts]))
     every = matrices[0].stack(matrices[1:])
-    return every if change is None else rounded(weights, changed(weights, change, every))
+    return every if change is None else rounded(weights, changed(change, every, weights.dtype))

@@ -379,11 +379,14 @@ class SafetensorsWeights:
         return self._placed(found, dtype or self.dtype)
 
     def _placed(self, tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-        """On the run's device: converted before, so that a GPU never holds the file's dtype.
+        """On the run's device: made narrower before, and wider there, so that no more than either moves.
 
         Where headers alone are looked at, a number that was read stays where it is.
         """
-        return tensor.to(device=None if self.device.type == "meta" else self.device, dtype=dtype)
+        device = None if self.device.type == "meta" else self.device
+        if dtype is not None and dtype.itemsize > tensor.itemsize:
+            tensor = tensor.to(device=device)
+        return tensor.to(device=device, dtype=dtype)
 
     def _missing(self, name: str) -> UserError:
         """The error of a tensor that there is not; it says whether the matrix is there in another form."""

@@ -118,6 +118,15 @@ def test_weights_are_converted_before_they_are_on_the_device(tmp_path, monkeypat
     assert moves == [((), {"device": CPU, "dtype": torch.bfloat16})]
 
 
+def test_weights_are_widened_on_the_device(tmp_path, monkeypatch):
+    """Twice the bytes moved for a matrix that an adapter changes in fp32."""
+    save_file({name: values.to(torch.bfloat16) for name, values in FIRST.items()}, tmp_path / "model.safetensors")
+    weights, moves, to = source(tmp_path, torch.bfloat16), [], torch.Tensor.to
+    monkeypatch.setattr(torch.Tensor, "to", lambda self, *a, **k: moves.append((a, k)) or to(self, *a, **k))
+    assert weights.get("model.norm.weight", (3,), dtype=torch.float32).dtype == torch.float32
+    assert moves == [((), {"device": CPU}), ((), {"device": CPU, "dtype": torch.float32})]
+
+
 @pytest.mark.parametrize("read", ["get", "stored"])
 def test_a_full_device_is_no_unreadable_file(read, tmp_path, monkeypatch):
     """Weights that a GPU has no room for were called unreadable, with the exit code of a wrong command."""

@@ -53,7 +53,14 @@ def is_stored(weights: WeightSource, name: str, shape: tuple[int, ...]) -> bool:
     return weights.shape(name) is not None or weights.find(name, shape) is not None
 
 
-def load_weight(weights: WeightSource, name: str, shape: tuple[int, ...], *, transposed: bool = False) -> Weight:
+def load_weight(
+    weights: WeightSource,
+    name: str,
+    shape: tuple[int, ...],
+    *,
+    transposed: bool = False,
+    dtype: torch.dtype | None = None,
+) -> Weight:
     """A matrix as it is stored, or with the adapter that changes it; unread.
 
     Args:
@@ -61,26 +68,28 @@ def load_weight(weights: WeightSource, name: str, shape: tuple[int, ...], *, tra
         name: transformers' name of the tensor of its values.
         shape: ``[out, in]`` or ``[E, out, in]``.
         transposed: whether a checkpoint with the values themselves has them as ``[in, out]``.
+        dtype: of floats, before whatever follows; None for that of the run.
     """
     change, found = weights.change(name, shape), weights.find(name, shape)
     if change is None:
-        return found or _plain(weights, name, shape, transposed)
-    return changed(weights, change, found or _plain(weights, name, shape, transposed, torch.float32))
+        return found or _plain(weights, name, shape, transposed, dtype)
+    wide = found or _plain(weights, name, shape, transposed, torch.float32)
+    return changed(change, wide, dtype or weights.dtype)
 
 
-def changed(weights: WeightSource, change: Change, weight: Weight) -> DenseWeight:
+def changed(change: Change, weight: Weight, dtype: torch.dtype) -> DenseWeight:
     """A matrix as an adapter makes it.
 
     Args:
-        weights: of the model.
         change: of the matrix.
         weight: the matrix; its values are float32, unless they are those of a quantized one.
+        dtype: of the result.
 
     Raises:
         UserError: it stays quantized.
     """
     if isinstance(weight, DenseWeight):
-        return DenseWeight(change.made_of(weight.values.map(torch.Tensor.float), weights.dtype))
+        return DenseWeight(change.made_of(weight.values.map(torch.Tensor.float), dtype))
     what = "the model's matrix is quantized: take --quantization none, which decodes it, or a model of 16 bits"
     raise UserError(f"--lora: {change.names[0]}: {what}")
 

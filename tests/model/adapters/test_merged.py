@@ -87,11 +87,10 @@ def test_every_product_of_a_family(tmp_path, family, size, rounding):
     assert not any(torch.allclose(each, other, atol=0.1) for each, other in zip(found, plain, strict=True))
 
 
-def test_experts_that_are_stored_apart(tmp_path):
-    """PEFT trains transformers' tensor of all experts; files have a tensor for each."""
-    config, base, whole, adapter = write_models(tmp_path, "qwen3_moe")
+def store_apart(folder):
+    """Experts of a folder as most files have them: a tensor for each, where transformers has one of all in memory."""
     apart = {}
-    for name, values in load_file(base / "model.safetensors").items():
+    for name, values in load_file(folder / "model.safetensors").items():
         own, _, parameter = name.rpartition(".")
         if not own.endswith("mlp.experts"):
             apart[name] = values
@@ -99,11 +98,42 @@ def test_experts_that_are_stored_apart(tmp_path):
         for expert, matrix in enumerate(values):
             parts = zip(("gate", "up"), matrix.chunk(2), strict=True) if "gate" in parameter else [("down", matrix)]
             apart |= {f"{own}.{expert}.{part}_proj.weight": each.contiguous() for part, each in parts}
-    save_file(apart, base / "model.safetensors")
-    for rounding in (None, in_fp8):
-        found = all_logits(config, source(base, adapter, rounding=rounding), 2)
-        expected = all_logits(config, SafetensorsWeights(whole, torch.float32, CPU, rounding=rounding), 2)
-        assert all(torch.equal(each, same) for each, same in zip(found, expected, strict=True))
+    save_file(apart, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("rounding", [None, in_fp8])
+def test_experts_that_are_stored_apart(tmp_path, rounding):
+    """PEFT trains transformers' tensor of all experts."""
+    config, base, whole, adapter = write_models(tmp_path, "qwen3_moe")
+    store_apart(base)
+    found = all_logits(config, source(base, adapter, rounding=rounding), 2)
+    expected = all_logits(config, SafetensorsWeights(whole, torch.float32, CPU, rounding=rounding), 2)
+    assert all(torch.equal(each, same) for each, same in zip(found, expected, strict=True))
+
+
+def test_they_are_rounded_once(tmp_path):
+    """Experts were in the dtype of the run before the adapter came."""
+    config, base, whole, adapter = write_models(tmp_path, "qwen3_moe")
+    write_adapter(adapter, adapter_tensors(adapter), lora_alpha=ALPHA / 64)
+    before, after = (load_file(folder / "model.safetensors") for folder in (base, whole))
+    for name, values in before.items():
+        added = (after[name] - values) / 64
+        if "experts" in name:
+            # Less than half of the last bit of bf16.
+            values += 1 + 2**-9
+        after[name] = values + added
+    save_file(before, base / "model.safetensors")
+    save_file(after, whole / "model.safetensors")
+    store_apart(base)
+    (found,) = all_logits(config, source(base, adapter, torch.bfloat16), 1)
+    (expected,) = all_logits(config, SafetensorsWeights(whole, torch.bfloat16, CPU), 1)
+    assert torch.equal(found, expected)
+
+
+def adapter_tensors(folder):
+    """Those of an adapter, without PEFT's prefix."""
+    stored = load_file(folder / "adapter_model.safetensors")
+    return {name.removeprefix("base_model.model."): values for name, values in stored.items()}
 
 
 # One matrix
