@@ -12,7 +12,7 @@ from torch import Tensor
 from rosebatch.config.model import ModelConfig
 from rosebatch.core.errors import UserError
 from rosebatch.model.contract import Attention
-from rosebatch.model.lazy_tensor import join
+from rosebatch.model.lazy_tensor import LazyTensor, join
 from rosebatch.model.mixers.mixer import MixerSpec
 from rosebatch.model.quantization.forms import load_matrix, load_weight
 from rosebatch.model.quantization.joined import joined
@@ -203,9 +203,20 @@ def load_linear(
     weight = weight.rows(rows) if inputs is None else weight.rows(rows).columns(inputs)
     if not bias:
         _require_no_biases(weights, names)
-        return ops.linear(weight, None)
-    biases = join([lazy_tensor(weights, f"{name}.bias", (size,)) for name, size in each], 0)
-    return ops.linear(weight, biases.take(0, rows).read())
+    own_biases = [lazy_tensor(weights, f"{name}.bias", (size,)) for name, size in each]
+    biases = join(own_biases, 0) if bias else _added_biases(weights, each)
+    return ops.linear(weight, None if biases is None else biases.take(0, rows).read())
+
+
+def _added_biases(weights: WeightSource, each: Sequence[tuple[str, int]]) -> LazyTensor | None:
+    """Biases of an adapter, where the model has none; zeros for the other projections of one product."""
+    names = [f"{name}.bias" for name, size in each if weights.change(f"{name}.bias", (size,)) is not None]
+    if not names:
+        return None
+    found = [weights.get(f"{name}.bias", (size,)) if f"{name}.bias" in names else None for name, size in each]
+    like = next(bias for bias in found if bias is not None)
+    filled = [like.new_zeros(size) if bias is None else bias for (_, size), bias in zip(each, found, strict=True)]
+    return join([LazyTensor.of(bias) for bias in filled], 0)
 
 
 def _require_no_biases(weights: WeightSource, names: Sequence[str]) -> None:

@@ -292,8 +292,7 @@ class SafetensorsWeights:
         """
         if self.adapter is not None and (left := [n for n in self.adapter.tensor_names if n not in self._asked]):
             more = f", nor have {len(left) - 1} others" if len(left) > 1 else ""
-            what = "lora_bias: " if left[0].endswith("lora_B.bias") else ""
-            raise refusal(self.adapter.path, f"{what}tensor {left[0]!r} has no place in the model{more}")
+            raise refusal(self.adapter.path, f"tensor {left[0]!r} has no place in the model{more}")
 
     def kind(self, name: str) -> str:
         """See ``Checkpoint``."""
@@ -372,11 +371,18 @@ class SafetensorsWeights:
         Checkpoints of a bare transformer lack the first part of each name. A table of learned positions may have more
         rows than ``shape``: a lower ``--max-model-len`` uses the first ones.
         """
-        found = self._read(self.name_of(name), shape, take, plain=True, device=self.device)
         if len(shape) == 1 and (change := self.change(name, shape)) is not None:
-            whole = LazyTensor.of(self._placed(found, torch.float32))
-            return change.made_of(whole, dtype or self.dtype).read()
+            changed = change.made_of(LazyTensor.of(self._bias(name, shape)), dtype or self.dtype)
+            return changed.part({} if take is None else {take.dim: take.indices})
+        found = self._read(self.name_of(name), shape, take, plain=True, device=self.device)
         return self._placed(found, dtype or self.dtype)
+
+    def _bias(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """One that an adapter changes, float32: zeros where the model has none."""
+        own = self.name_of(name)
+        if own not in self._files:
+            return torch.zeros(shape, device=self.device)
+        return self._placed(self._read(own, shape, None, plain=True, device=self.device), torch.float32)
 
     def _placed(self, tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
         """On the run's device: made narrower before, and wider there, so that no more than either moves.

@@ -11,7 +11,7 @@ from rosebatch.model.dry_load import HEADERS, require_loadable
 from rosebatch.model.hf.config import parse_model_config
 from rosebatch.model.quantization.forms import form_of, load_weight
 from rosebatch.model.quantization.rounded import in_fp8
-from rosebatch.model.weights import SafetensorsWeights
+from rosebatch.model.weights import SafetensorsWeights, Take
 from tests.engine.family_models import FAMILIES
 from tests.model.adapters.written import ALPHA, RANK, embedding_pair, experts_pair, numbers, pair, write_adapter
 from tests.model.quantization.numbers import RANKS
@@ -226,6 +226,43 @@ def test_a_bias_of_b(one):
     base = {"a.proj.weight": torch.ones(6, 4), "a.proj.bias": torch.ones(6)}
     weights, _ = one({**tensors, "a.proj.lora_B.bias": own}, base=base, lora_bias=True)
     assert torch.equal(weights.get("a.proj.bias", (6,)), 1 + ALPHA / RANK * own)
+    part = weights.get("a.proj.bias", (6,), take=Take(0, range(2, 5)))
+    assert torch.equal(part, 1 + ALPHA / RANK * own[2:5])
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("family", ["smollm3", "granite-biases", "phi3"])
+def test_biases_of_b(tmp_path, family, size):
+    """A model without biases gets them; of projections that are one product, each may have one or not."""
+    config = msgspec.structs.replace(FAMILIES[family], tie_word_embeddings=False)
+    fused = family == "phi3"
+    parts = (
+        ("self_attn.qkv", "self_attn.o", "mlp.gate_up")
+        if fused
+        else ("self_attn.k", "self_attn.o", "mlp.up", "mlp.down")
+    )
+    exact = write_both(tmp_path, config, lambda name, values: ({name: (values * 64).round() / 64}, values))[0]
+    values = load_file(exact / "model.safetensors")
+    tensors = {}
+    for module in (f"model.layers.{layer}.{part}_proj" for layer in range(2) for part in parts):
+        tensors |= pair(module, *values[f"{module}.weight"].shape)[0]
+        tensors[f"{module}.lora_B.bias"] = numbers(f"{module} bias", len(values[f"{module}.weight"]))
+    adapter = write_adapter(tmp_path / "adapter", tensors, lora_bias=True)
+    headers = source(exact, adapter, device=HEADERS)
+    require_loadable(config, headers)
+    headers.require_adapter()
+    found = all_logits(config, source(exact, adapter), size)
+    # The same by a model that has all biases.
+    biased = msgspec.structs.replace(config, qkv_bias=True, out_bias=True, mlp_bias=True)
+    for module in [name.removesuffix(".weight") for name in values if name.endswith("proj.weight")]:
+        before, after = values.get(f"{module}.bias", torch.zeros(len(values[f"{module}.weight"]))), 0
+        if f"{module}.lora_B.bias" in tensors:
+            after = ALPHA / RANK * tensors[f"{module}.lora_B.bias"]
+            values[f"{module}.weight"] += pair(module, *values[f"{module}.weight"].shape)[1]
+        values[f"{module}.bias"] = before + after
+    save_file(values, exact / "model.safetensors")
+    expected = all_logits(biased, SafetensorsWeights(exact, torch.float32, CPU), size)
+    assert all(torch.equal(each, same) for each, same in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize(
