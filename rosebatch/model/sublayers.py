@@ -201,10 +201,12 @@ def load_linear(
     if own is not None:
         rows = np.asarray(rows)[own]
     weight = weight.rows(rows) if inputs is None else weight.rows(rows).columns(inputs)
-    if not bias:
+    biases: LazyTensor | None
+    if bias:
+        biases = join([lazy_tensor(weights, f"{name}.bias", (size,)) for name, size in each], 0)
+    else:
         _require_no_biases(weights, names)
-    own_biases = [lazy_tensor(weights, f"{name}.bias", (size,)) for name, size in each]
-    biases = join(own_biases, 0) if bias else _added_biases(weights, each)
+        biases = _added_biases(weights, each)
     return ops.linear(weight, None if biases is None else biases.take(0, rows).read())
 
 
