@@ -115,7 +115,7 @@ class TokenRows:
                 return found.to(dtype)
             wanted = np.asarray(cuts.get(0, range(values.shape[0])))
             own = {token: place for place, token in enumerate(self.ids)}
-            pairs = [(place, own[token]) for place, token in enumerate(wanted.tolist()) if token in own]
+            pairs = [(place, own[token]) for place, token in enumerate(map(int, wanted)) if token in own]
             if pairs:
                 places, rows = torch.tensor(pairs).unbind(1)
                 others = {dim: cuts[dim] for dim in cuts if dim}
