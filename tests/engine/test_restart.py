@@ -5,8 +5,9 @@ from array import array
 import pytest
 from msgspec import structs
 
+from rosebatch.engine.long_rope import LongRope
 from rosebatch.engine.scheduling.step_planner import MIXED, SeparateDecodes
-from tests.engine.fake_runner import FakeRunner, make_sequence, next_token
+from tests.engine.fake_runner import FakeRunner, fake_completion, make_sequence, next_token
 from tests.engine.schedulers import add, chunks, drain, findable, make_scheduler, step
 
 PROMPT = range(9)
@@ -72,3 +73,30 @@ def test_a_restart_in_mid_decode_gives_the_tokens_of_a_fresh_sequence(policy):
     (fresh,) = add(scheduler, salted(make_sequence(known, max_tokens=5)))
     drain(scheduler, SaltedRunner())
     assert (list(sequence.token_ids), len(sequence.output_token_ids)) == (list(fresh.token_ids), 9)
+
+
+@pytest.mark.parametrize(
+    ("policy", "trained_len", "blocks", "lengths"),
+    [
+        (MIXED, 11, 8, [(5, 17), (8, 15)]),
+        (SeparateDecodes(1), 13, 10, [(1, 19), (6, 11), (3, 22)]),
+    ],
+)
+def test_restarts_in_a_full_cache_come_to_their_end(policy, trained_len, blocks, lengths):
+    """One that restarted was the youngest then. So two took each other's blocks for ever, where tokens are replayed."""
+    full = {"num_blocks": blocks, "block_size": 3, "prefix_cache": False}
+    scheduler = make_scheduler(policy=policy, restarts=LongRope(trained_len, 100), replays=True, **full)
+    prompts = [[number] * length for number, (length, _) in enumerate(lengths)]
+    made = [
+        make_sequence(prompt, max_tokens=most, id=number)
+        for number, (prompt, (_, most)) in enumerate(zip(prompts, lengths, strict=True))
+    ]
+    add(scheduler, *made)
+    runner, steps = FakeRunner(), 0
+    while scheduler.has_unfinished and steps < 1000:
+        step(scheduler, runner)
+        scheduler.check_integrity()
+        steps += 1
+    assert [each.output_token_ids for each in made] == [
+        fake_completion(prompt, most) for prompt, (_, most) in zip(prompts, lengths, strict=True)
+    ]

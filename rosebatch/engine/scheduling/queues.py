@@ -1,9 +1,10 @@
 """Where the sequences of an engine are: waiting, running, or at their end. No torch."""
 
+from bisect import insort
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, count
 
 from rosebatch.engine.scheduling.sequence import SequenceState, Status
 
@@ -31,6 +32,7 @@ class SequenceQueues:
     released: list[int] = field(default_factory=list)
     # Forks that have yet to join the waiting, those of waiting prompts included.
     _num_forks: int = 0
+    _turns: Iterator[int] = field(default_factory=lambda: count(1))
 
     def __len__(self) -> int:
         return len(self.waiting) + len(self.running) + len(self.ending) + self._num_forks
@@ -71,18 +73,27 @@ class SequenceQueues:
         self.forked = []
 
     def start_next(self) -> None:
-        """Move the first that waits to the running."""
+        """Move the first that waits to the running: to their end, or where it was before it restarted."""
         sequence = self.waiting.popleft()
         sequence.status = Status.RUNNING
-        self.running.append(sequence)
+        if sequence.turn:
+            insort(self.running, sequence, key=lambda each: each.turn)
+        else:
+            sequence.turn = next(self._turns)
+            self.running.append(sequence)
         self.started[sequence.spec.id] = sequence
 
-    def send_back(self, sequence: SequenceState, place: int = 0) -> None:
-        """Let a running sequence, which has lost its blocks, wait behind ``place`` others. It keeps its tokens."""
+    def send_back(self, sequence: SequenceState, place: int = 0, *, keeps_turn: bool = False) -> None:
+        """Let a running sequence, which has lost its blocks, wait behind ``place`` others. It keeps its tokens.
+
+        ``keeps_turn``: it will be as old as it is, not the youngest.
+        """
         self.running.remove(sequence)
         sequence.status = Status.WAITING
         sequence.decoding, sequence.resumed, sequence.drafts, sequence.ahead = False, False, (), ()
         sequence.num_seen_tokens, sequence.lags = 0, False
+        if not keeps_turn:
+            sequence.turn = 0
         self.released.append(sequence.id)
         self.waiting.insert(place, sequence)
 
@@ -116,6 +127,7 @@ class SequenceQueues:
 
     def check_integrity(self) -> None:
         """Assert that each sequence is where it belongs by its status and numbers."""
+        assert [s.turn for s in self.running] == sorted(s.turn for s in self.running), "the oldest come first"
         for sequence in self.running:
             assert sequence.status is Status.RUNNING
             ends = sequence.num_pending_tokens and sequence.num_tokens == sequence.max_len

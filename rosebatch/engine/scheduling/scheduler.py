@@ -270,13 +270,16 @@ class Scheduler:
     def restart(self, sequence: SequenceState, spec: SequenceSpec) -> None:
         """Compute a running sequence again from its first token, in other blocks, before all that wait.
 
+        It stays as old as it is. As the youngest, it would give its blocks to another that restarts, and so in turns
+        for ever where tokens are sampled again.
+
         Args:
             sequence: keeps its tokens, all of which are known.
             spec: its new one, with another salt if its keys change.
         """
         assert not sequence.num_pending_tokens, "its tokens must be known"
         self.blocks.free(sequence)
-        self.queues.send_back(sequence)
+        self.queues.send_back(sequence, keeps_turn=True)
         sequence.restart(spec)
 
     def _rewind(self, sequence: SequenceState) -> None:
@@ -311,8 +314,8 @@ class Scheduler:
         self.planner.host_blocks.check_integrity(self.queues.waiting)
         self.queues.check_integrity()
         if isinstance(self.planner.policy, SeparateDecodes):
-            whole = (s.decoding or s.num_pending_tokens for s in self.queues.running[:-1])
-            assert all(whole), "only the last has a prompt that is computed in part"
+            parts = [s for s in self.queues.running if not (s.decoding or s.num_pending_tokens)]
+            assert len(parts) <= 1, "only one has a prompt that is computed in part"
         for sequence in self.queues.running:
             held = len(sequence.block_ids) * self.blocks.block_size
             assert not self.blocks.pools or held >= sequence.num_computed_tokens

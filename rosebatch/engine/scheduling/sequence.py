@@ -48,6 +48,7 @@ class SequenceState(msgspec.Struct, eq=False):
         forks: further completions of the same prompt. They start from this one's blocks when the prompt is computed.
         tables: its block table in each group of layers, see ``BlockTables``; empty if it holds no blocks.
         saved_blocks: of the host, see ``HostBlocks``: they hold K and V of its first ``num_saved_tokens``.
+        turn: a number that is higher for those that started to run later; 0 before.
         decoding: whether a plan has sampled its newest token.
         resumed: whether it has its saved blocks again, and its next decode step tells the runner of it.
         replayed: known tokens after those of ``generated``, which are to be sampled once more, see ``rewind``.
@@ -81,6 +82,7 @@ class SequenceState(msgspec.Struct, eq=False):
     saved_blocks: list[int] = []
     num_saved_tokens: int = 0
     status: Status = Status.WAITING
+    turn: int = 0
     decoding: bool = False
     resumed: bool = False
     replayed: list[int] = []

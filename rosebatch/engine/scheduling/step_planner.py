@@ -115,9 +115,9 @@ class StepPlanner:
     def _continue_running(self) -> int:
         """Plan chunks of the running sequences; returns the rest of the budget."""
         budget, running = self.max_num_batched_tokens, self.queues.running
-        # After a part of a prompt nothing else is planned: where decodes are separate, only the last has tokens here.
+        # After a part of a prompt nothing else is planned: where decodes are separate, only one has tokens here.
         mixed = isinstance(self.policy, MixedSteps)
-        for sequence in [*running] if mixed else [each for each in running[-1:] if not each.decoding]:
+        for sequence in [each for each in running if mixed or not each.decoding]:
             if budget <= 0 or sequence.waits:
                 # The youngest are those that others take blocks from.
                 break
