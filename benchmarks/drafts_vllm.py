@@ -10,14 +10,13 @@ each repeat; the last line is JSON.
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -26,6 +25,7 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.batch_commands import vllm_environment
 from benchmarks.copies import changed
+from benchmarks.engines_in_turn import Turn, measure_in_turn
 from benchmarks.json_by_schema import schema
 from benchmarks.options import options
 from benchmarks.random_folder import write_random_folder
@@ -68,25 +68,17 @@ def main() -> None:
         _write_model(Path(given.model), Path(given.tokenizer), folder / "model")
         prompts = _copies(folder / "model", max(given.rows) * (given.repeats + 1), given.length)
         (folder / "work.json").write_text(json.dumps({**vars(given), "folder": name, "prompts": prompts}))
-        started = dict[str, subprocess.Popen[str]]()
-        for engine in given.engines:
-            started[engine] = subprocess.Popen(
+        engines = {
+            engine: (
                 [*commands[engine], "-m", "benchmarks.drafts_vllm", "--run", engine, str(folder / "work.json")],
-                env=environments[engine],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
+                environments[engine],
             )
-            # vLLM fails if memory comes or goes while it looks how much there is.
-            cast(IO[str], started[engine].stdout).readline()
+            for engine in given.engines
+        }
         found = {}
-        for engine, process in started.items():
-            # It begins where this is at an end.
-            answer, _ = process.communicate("\n")
-            found[engine] = (
-                json.loads(answer.splitlines()[-1]) if process.returncode == 0 else {"failed": answer[-300:]}
-            )
-            sys.stdout.write(f"{engine:<12}{json.dumps(found[engine])}\n")
+        for engine, answer in measure_in_turn(engines):
+            found[engine] = answer
+            sys.stdout.write(f"{engine:<12}{json.dumps(answer)}\n")
             sys.stdout.flush()
     sys.stdout.write(json.dumps(found) + "\n")
 
@@ -119,16 +111,12 @@ def _copies(folder: Path, rows: int, length: int) -> list[list[int]]:
 
 
 def _measure(engine: str, path: Path) -> None:
-    answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    # Engines write to stdout, too.
-    os.dup2(2, 1)
+    turn = Turn()
     given = json.loads(path.read_text())
     serve = (_vllm if "vllm" in engine else _ours)(engine, given)
     numbers = [[(7 * row + 3 * i) % 40_000 + 100 for i in range(200)] for row in range(len(given["prompts"]))]
     works: dict[str, tuple[Any, Any]] = {"copies": (given["prompts"], given["length"]), "json": (numbers, schema())}
-    answer.write("loaded\n")
-    answer.flush()
-    sys.stdin.readline()
+    turn.wait()
     found = []
     for work in given["works"]:
         for rows in given["rows"]:
@@ -141,10 +129,7 @@ def _measure(engine: str, path: Path) -> None:
                 count = serve(own, wanted)
                 seconds.append(round(time.perf_counter() - started, 3))
             found.append({"work": work, "rows": rows, "tokens": count, "first": seconds[0], "seconds": seconds[1:]})
-    answer.write(json.dumps(found) + "\n")
-    answer.flush()
-    # Engines leave processes behind.
-    os._exit(0)
+    turn.answer(found)
 
 
 def _ours(engine: str, given: Mapping[str, Any]) -> Serve:

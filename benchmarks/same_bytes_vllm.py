@@ -1,20 +1,19 @@
 """vLLM on the rows of ``benchmarks.same_bytes``: how many differ in other company, in its mode for that and without.
 
 ``python -m benchmarks.same_bytes_vllm --folder FOLDER [--dtype DTYPE] [--peer-python PYTHON] [--peer-path FOLDERS]``.
-The folder has a config.json; weights are random. Both engines start together, and are timed one after the other. The
-last line is JSON.
+The folder has a config.json; weights are random. Both engines are loaded before the first is timed. The last line is
+JSON.
 """
 
 import json
-import os
 import random
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.batch_commands import vllm_environment
+from benchmarks.engines_in_turn import Turn, measure_in_turn
 from benchmarks.options import options
 from benchmarks.same_bytes import make_rows
 from rosebatch.bench.against import choose_peers, require_installed
@@ -41,33 +40,20 @@ def main() -> None:
     (peer,) = choose_peers(["vllm"], [], [given.peer_python], [given.peer_path])
     require_installed(peer)
     spec = json.dumps(vars(given))
-    found: dict[str, Any] = {}
-    engines = {}
-    for mode in ("1", "0"):
-        engines[mode] = subprocess.Popen(
-            [peer.python, "-m", "benchmarks.same_bytes_vllm", spec],
-            env={**vllm_environment(peer), "VLLM_BATCH_INVARIANT": mode},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-    for mode, engine in engines.items():
-        # It begins where this is at an end.
-        answer, _ = engine.communicate("\n")
-        found[f"VLLM_BATCH_INVARIANT={mode}"] = json.loads(answer.splitlines()[-1]) if answer else {"failed": True}
+    command = [peer.python, "-m", "benchmarks.same_bytes_vllm", spec]
+    modes = [f"VLLM_BATCH_INVARIANT={mode}" for mode in "10"]
+    engines = {mode: (command, {**vllm_environment(peer), "VLLM_BATCH_INVARIANT": mode[-1]}) for mode in modes}
+    found = dict(measure_in_turn(engines))
     sys.stdout.write(json.dumps(found) + "\n")
 
 
 def _measure(given: Mapping[str, Any]) -> None:
-    answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    # Engines write to stdout, too.
-    os.dup2(2, 1)
+    turn = Turn()
     serve = _engine(given)
     rows = make_rows(given["rows"], given["longest"], given["vocab"], given["max_tokens"])
     serve(rows[:_EVERY])
-    sys.stdin.readline()
-    answer.write(json.dumps(compare(serve, rows)) + "\n")
-    answer.flush()
+    turn.wait()
+    turn.answer(compare(serve, rows))
 
 
 def compare(serve: Serve, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
