@@ -9,6 +9,7 @@ from rosebatch.config.classifier import ClassifierConfig
 from rosebatch.config.gated_delta import DeltaConfig
 from rosebatch.config.hp1 import HP1Config
 from rosebatch.config.limits import MAX_ID, MAX_LAYERS, MAX_SIZE, require_in
+from rosebatch.config.short_conv import ConvConfig
 from rosebatch.host.model_files import shown
 
 # Windows of so many keys at most stay in 16 bits: they take little memory.
@@ -164,6 +165,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         transformers: of the family of that name only; ``intermediate_size`` is then the width of a layer's widest
             tensor, and ``activation`` and ``norm_eps`` have no meaning.
         delta: the gated delta rule of some layers.
+        conv: short convolutions of some layers.
         experts: routed experts; None for a dense MLP in every layer.
         bidirectional: whether a token sees those after it too. A prompt is then computed in one step, and nothing is
             kept of it; a sliding window has the keys on each side, the query's own included.
@@ -207,6 +209,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     hp1: HP1Config | None = None
     transformers: TransformersShape | None = None
     delta: DeltaConfig | None = None
+    conv: ConvConfig | None = None
     experts: ExpertsConfig | None = None
     bidirectional: bool = False
     token_types: int = 0
@@ -243,7 +246,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             raise ValueError(f"transformers does not fit the family {self.family}")
         if self.hp1 is None and not 0 < self.norm_eps < math.inf:
             raise ValueError(f"norm_eps must be > 0, got {self.norm_eps}")
-        for name, part in (("delta", self.delta), ("experts", self.experts)):
+        for name, part in (("delta", self.delta), ("conv", self.conv), ("experts", self.experts)):
             if part and len(part.layers) != self.num_layers:
                 raise ValueError(f"{name}.layers has {len(part.layers)} values for {self.num_layers} layers")
 
@@ -300,27 +303,37 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return self.kv_cache_dtype == "fp8" and self.hp1 is None and not 0 < window <= _SHORT_WINDOW
 
     @property
+    def state_layers(self) -> tuple[bool, ...]:
+        """Whether a layer keeps a state in place of K and V, for each layer."""
+        part = self.delta or self.conv
+        return part.layers if part else (False,) * self.num_layers
+
+    @property
     def num_state_layers(self) -> int:
         """Layers that keep a state in place of K and V."""
-        return sum(self.delta.layers) if self.delta else 0
+        return sum(self.state_layers)
 
     @property
     def mixer_channels(self) -> int:
         """Numbers of a token that a layer's mixer has at most, its result left out."""
         qkv = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
-        return max(qkv, self.delta.step_channels) if self.delta else qkv
+        if self.delta:
+            return max(qkv, self.delta.step_channels)
+        # The convolution's inputs, and what it makes of them.
+        return max(qkv, 4 * self.hidden_size) if self.conv else qkv
 
     def state_bytes(self, itemsize: int) -> int:
         """Bytes of a sequence's states in all layers, activations of ``itemsize``."""
-        return self.num_state_layers * self.delta.state_bytes(itemsize) if self.delta else 0
+        if self.delta:
+            return self.num_state_layers * self.delta.state_bytes(itemsize)
+        return self.num_state_layers * self.conv.taps * self.hidden_size * itemsize if self.conv else 0
 
     @property
     def kv_windows(self) -> list[int]:
         """``sliding_window`` of each layer with a KV cache."""
         if self.bidirectional:
             return []
-        states = self.delta.layers if self.delta else (False,) * self.num_layers
-        return [self.sliding_window(layer) for layer, state in enumerate(states) if not state]
+        return [self.sliding_window(layer) for layer, state in enumerate(self.state_layers) if not state]
 
     def sliding_window(self, layer: int) -> int:
         """Keys a query of this layer sees, its own included; 0 for all."""

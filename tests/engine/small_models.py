@@ -241,7 +241,7 @@ def make_states(model):
 
 def _sharing(name, prefix_cache=True):
     """What sequences share: nothing in a model whose layers keep states."""
-    share = _shape(name).delta is None
+    share = not _shape(name).num_state_layers
     return {"share_prompts": share, "prefix_cache": share and prefix_cache}
 
 

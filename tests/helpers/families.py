@@ -202,6 +202,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3_5TextConfig",
         {**_DELTA, "layer_types": ["linear_attention", "full_attention"] * 2, "linear_conv_kernel_dim": 3},
     ),
+    "lfm2": ("Lfm2Config", {**_SIZES, "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 8}),
 }
 # The thorough tier: what else their configs allow.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -266,6 +267,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {**_SIZES, **_EXPERTS, **_SHARED, "norm_topk_prob": True, "use_sliding_window": True, "sliding_window": 24},
     ),
     "mixtral-one": ("MixtralConfig", {**_SIZES, "num_local_experts": 3, "num_experts_per_tok": 1}),
+    "lfm2-untied": (
+        "Lfm2Config",
+        {
+            **_SIZES,
+            "full_attn_idxs": [0, 2],
+            "conv_L_cache": 5,
+            "block_auto_adjust_ff_dim": False,
+            "tie_word_embeddings": False,
+        },
+    ),
     "qwen3_next-dense": ("Qwen3NextConfig", {**_DELTA, "mlp_only_layers": [0, 1, 2, 3]}),
     "llama-yarn": ("LlamaConfig", {**_SIZES, "rope_parameters": _YARN}),
     "llama-yarn-exact": (

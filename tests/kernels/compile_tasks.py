@@ -12,6 +12,7 @@ GROUPS = {
     "gated_attention": {"_gated_attend_shared", "_gated_decode", "_gated_prefill", "_prepare"},
     "whole_prompts": {"_bidirectional_attend"},
     "delta_rule": {"_delta_convolve", "_delta_decode", "_delta_solve", "_delta_walk", "_gated_norm"},
+    "short_convolutions": {"_convolve_chunks", "_convolve_tokens"},
     "layers": {
         "_activation", "_activation_mul", "_append", "_bias_residual", "_copy_blocks", "_norm", "_sigmoid_mul",
         "_uclip",

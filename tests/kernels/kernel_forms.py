@@ -307,6 +307,18 @@ def delta_rule() -> None:
         gated_norm(out, out, empty(value_dim, dtype=dtype), 1e-6)
 
 
+def short_convolutions() -> None:
+    from rosebatch_kernels.common.chunks import pack_chunks
+
+    kernel = Launchers("short_conv.kernel")
+    for channels, taps, dtype in [(2048, 3, torch.bfloat16), (1000, 4, torch.float16), (48, 3, torch.float32)]:
+        x, state, weight = (
+            empty(*shape, dtype=dtype) for shape in ((70, 3 * channels), (3, taps, channels), (channels, taps))
+        )
+        kernel.prefill(x, state, pack_chunks([(0, 0, 0, 70)]), weight)
+        kernel.decode(x, state, ints(70), ints(70), ints(70), weight)
+
+
 def layers() -> None:
     from rosebatch_kernels.common.all_reduce import AllReduce
     from rosebatch_kernels.linear.streamed import can_stream

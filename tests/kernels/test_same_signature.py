@@ -35,6 +35,7 @@ def functions(module):
         "sampling",
         "fp8",
         "bidirectional_attention",
+        "short_conv",
     ],
 )
 def test_same_signature(operator):

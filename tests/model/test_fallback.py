@@ -137,7 +137,7 @@ def test_quantized_checkpoints_are_refused(config_folder):
 def test_a_layer_that_needs_weights_is_named(config_folder):
     """It was "Tensor.item() cannot be called on meta tensors", of no layer."""
     with pytest.raises(UserError, match=r"fails in or after model\.[\w.]+: it needs values of tensors$"):
-        find(config_folder("lfm2"))
+        find(config_folder("jetmoe"))
 
 
 def test_a_package_that_is_missing_is_named(config_folder):

@@ -66,9 +66,11 @@ def test_defaults_are_transformers_own(name):
     assert config.num_kv_heads == (getattr(expected, "num_key_value_heads", None) or heads)
     assert config.head_dim == (getattr(expected, "head_dim", None) or expected.hidden_size // heads)
     assert config.max_model_len == expected.max_position_embeddings
-    eps = [getattr(expected, field, None) for field in ("rms_norm_eps", "layer_norm_eps", "norm_epsilon")]
+    eps = [getattr(expected, field, None) for field in ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps")]
     assert config.norm_eps in eps
-    assert config.activation == (getattr(expected, "hidden_act", None) or expected.hidden_activation)
+    # LFM2's has no field.
+    activation = getattr(expected, "hidden_act", None) or getattr(expected, "hidden_activation", "silu")
+    assert config.activation == activation
     assert config.tie_word_embeddings == expected.tie_word_embeddings
     eos = expected.eos_token_id
     assert config.eos_token_ids == (() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,))

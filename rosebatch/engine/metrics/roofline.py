@@ -177,6 +177,8 @@ def _parameters(config: ModelConfig, num_experts: float) -> float:
     if config.delta:
         delta = config.delta
         columns += config.num_state_layers * (delta.channels + 2 * delta.value_heads * (delta.value_dim + 1))
+    if config.conv:
+        columns += config.num_state_layers * 4 * config.hidden_size
     matrices, dense = FAMILIES[config.family].mlp_matrices, config.num_layers
     if config.experts:
         experts, routed = config.experts, sum(config.experts.layers)
@@ -188,7 +190,7 @@ def _parameters(config: ModelConfig, num_experts: float) -> float:
 
 def _after_keys(config: ModelConfig, num_experts: float) -> float:
     """Weights of the last layer that do not make K and V; 0 where they are not known, or it keeps a state."""
-    if config.transformers is not None or (config.delta and config.delta.layers[-1]):
+    if config.transformers is not None or config.state_layers[-1]:
         return 0
     columns: float = config.num_heads * (3 if config.delta else 2) * config.head_dim
     matrices = FAMILIES[config.family].mlp_matrices

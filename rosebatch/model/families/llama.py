@@ -50,13 +50,17 @@ class Llama:
 
     # Names of a layer's tensors. A single name in place of several: the checkpoint holds them fused.
     qkv_names: ClassVar[tuple[str, ...]] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    out_name: ClassVar[str] = "self_attn.o_proj"
+    qk_norm_names: ClassVar[tuple[str, str]] = ("self_attn.q_norm", "self_attn.k_norm")
     gate_up_names: ClassVar[tuple[str, ...]] = ("mlp.gate_proj", "mlp.up_proj")
+    down_name: ClassVar[str] = "mlp.down_proj"
     expert_names: ClassVar[ExpertNames] = ExpertNames()
     # A norm without a name does not exist.
     input_norm_name: ClassVar[str | None] = "input_layernorm"
     post_attention_norm_name: ClassVar[str | None] = None
     mlp_norm_name: ClassVar[str | None] = "post_attention_layernorm"
     post_mlp_norm_name: ClassVar[str | None] = None
+    norm_name: ClassVar[str] = "model.norm"
     # Whether vectors of images are multiplied as embeddings are.
     scales_vectors: ClassVar[bool] = True
 
@@ -70,7 +74,7 @@ class Llama:
         rotaries = layer_rotaries(config, self.embedding)
         self.layers = [self._load_layer(i, rotary, weights) for i, rotary in enumerate(rotaries)]
         self.mixers = [layer.attention.spec for layer in self.layers]
-        self.norm = self.load_norm("model.norm", config.hidden_size, weights)
+        self.norm = self.load_norm(self.norm_name, config.hidden_size, weights)
         self.logits = load_head(config, ops, weights, self.embedding)
 
     def load_norm(self, name: str, size: int, weights: WeightSource) -> Tensor:
@@ -80,7 +84,7 @@ class Llama:
     def load_qk_norm(self, prefix: str, weights: WeightSource) -> QKNorm:
         """What q and k of the layer whose names begin with ``prefix`` go through before the rotation."""
         size = self.config.head_dim
-        q_weight, k_weight = (self.load_norm(f"{prefix}self_attn.{name}_norm", size, weights) for name in "qk")
+        q_weight, k_weight = (self.load_norm(prefix + name, size, weights) for name in self.qk_norm_names)
         return HeadRMSNorm(q_weight, k_weight, self.config.norm_eps)
 
     def qkv_order(self) -> Tensor | None:
@@ -92,7 +96,7 @@ class Llama:
         if self.config.experts and self.config.experts.layers[index]:
             return self.load_experts(prefix, weights)
         names = [prefix + name for name in self.gate_up_names]
-        return load_gated_mlp(self.config, self.ops, weights, names, f"{prefix}mlp.down_proj")
+        return load_gated_mlp(self.config, self.ops, weights, names, prefix + self.down_name)
 
     def load_experts(self, prefix: str, weights: WeightSource) -> MLP:
         """The experts of such a layer."""
@@ -120,7 +124,7 @@ class Llama:
 
     def load_paged_attention(self, index: int, prefix: str, weights: WeightSource, **options: Any) -> Mixer:
         """Attention with these options of ``load_paged_attention``."""
-        names, out_name = [prefix + name for name in self.qkv_names], f"{prefix}self_attn.o_proj"
+        names, out_name = [prefix + name for name in self.qkv_names], prefix + self.out_name
         order = self.qkv_order()
         return load_paged_attention(self.config, self.ops, weights, index, names, out_name, qkv_order=order, **options)
 

@@ -58,8 +58,8 @@ def hf_values(config: ModelConfig) -> dict[str, Any]:
 
 
 def _plain(config: ModelConfig) -> ModelConfig:
-    """With a factor on q·k for every layer, which is optional; families with the delta rule have none of their own."""
-    if config.delta is not None:
+    """With a factor on q·k for every layer, which is optional; families whose layers keep states have none."""
+    if config.num_state_layers:
         return config
     scales = tuple(config.attention_scale(layer) for layer in range(config.num_layers))
     return msgspec.structs.replace(config, attention_scales=scales)

@@ -1,0 +1,129 @@
+"""LFM2: short convolutions in most layers, attention in the others."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rosebatch.config.model import ModelConfig
+from rosebatch.host.model_files import shown
+from rosebatch.model.families.llama import Llama
+from rosebatch.model.family import Architecture, Family
+from rosebatch.model.hf.fields import decoder, decoder_values, refuse, size, supported
+from rosebatch.model.hf.rope import whole_rope
+from rosebatch.model.mixers.short_conv.sublayer import load_short_conv
+from rosebatch.model.rope import Rotary
+from rosebatch.model.sublayers import Mixer
+from rosebatch.model.weights import WeightSource
+
+_LAYER_TYPES = ("conv", "full_attention")
+
+
+class LFM2(Llama):
+    """See ``Llama``."""
+
+    out_name = "self_attn.out_proj"
+    qk_norm_names = ("self_attn.q_layernorm", "self_attn.k_layernorm")
+    gate_up_names = ("feed_forward.w1", "feed_forward.w3")
+    down_name = "feed_forward.w2"
+    input_norm_name = "operator_norm"
+    mlp_norm_name = "ffn_norm"
+    norm_name = "model.embedding_norm"
+
+    def load_mixer(self, index: int, prefix: str, rotary: Rotary | None, weights: WeightSource) -> Mixer:
+        """See ``Llama``."""
+        conv = self.config.conv
+        assert conv is not None, "the family has short convolutions"
+        before = sum(conv.layers[:index])
+        if conv.layers[index]:
+            return load_short_conv(self.config, self.ops, weights, before, f"{prefix}conv.")
+        return super().load_mixer(index - before, prefix, rotary, weights)
+
+
+# Defaults of transformers' config class. It has no field for the activation, which is SiLU.
+_DEFAULTS = {
+    "num_key_value_heads": 8,
+    "intermediate_size": 12288,
+    "max_position_embeddings": 128_000,
+    "norm_eps": 1e-5,
+    "pad_token_id": 0,
+    "eos_token_id": 2,
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+    "conv_L_cache": 3,
+    "block_multiple_of": 256,
+    "block_ffn_dim_multiplier": 1.0,
+    "block_auto_adjust_ff_dim": True,
+}
+_THETA = 1_000_000.0
+
+
+def _parse(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of ``ModelConfig``."""
+    refuse(values, "conv_bias")
+    # Names of its first checkpoints.
+    values = {
+        "rope_theta": _THETA,
+        **values,
+        "tie_word_embeddings": values.get("tie_embedding", values["tie_word_embeddings"]),
+        "intermediate_size": values.get("block_ff_dim", values["intermediate_size"]),
+    }
+    fields = decoder({**values, "intermediate_size": _inner_size(values)}, "lfm2", eps="norm_eps")
+    kinds = _layer_types(values, fields["num_layers"])
+    return fields | {
+        "qk_norm": True,
+        "rope": whole_rope(values),
+        "conv": {"layers": [kind == "conv" for kind in kinds], "taps": size(values, "conv_L_cache")},
+    }
+
+
+def _inner_size(values: Mapping[str, Any]) -> int:
+    """Channels of the MLP, which most configs give three half times as large."""
+    inner = size(values, "intermediate_size")
+    if not values["block_auto_adjust_ff_dim"]:
+        return inner
+    inner = 2 * inner // 3
+    factor, unit = values["block_ffn_dim_multiplier"], size(values, "block_multiple_of")
+    if factor is None:
+        return inner
+    if not isinstance(factor, int | float) or not 0 < factor < 1e6:
+        raise ValueError(f"block_ffn_dim_multiplier must be a number > 0, got {shown(factor)}")
+    return -(-int(factor * inner) // unit) * unit
+
+
+def _layer_types(values: Mapping[str, Any], layers: int) -> list[str]:
+    if given := values.get("layer_types"):
+        return [supported("layer_types", kind, _LAYER_TYPES) for kind in given]
+    attends = values.get("full_attn_idxs")
+    if attends is None:
+        attends = range(layers)
+    elif not isinstance(attends, list) or any(type(each) is not int for each in attends):
+        raise ValueError(f"full_attn_idxs must be a list of whole numbers, got {shown(attends)}")
+    return ["full_attention" if layer in attends else "conv" for layer in range(layers)]
+
+
+def _hf_values(config: ModelConfig) -> dict[str, Any]:
+    rope, conv = config.rope, config.conv
+    assert rope is not None and conv is not None, "LFM2 has rotary positions and convolutions"
+    values = decoder_values(config)
+    del values["rms_norm_eps"]
+    return {
+        **values,
+        "architectures": ["Lfm2ForCausalLM"],
+        "model_type": "lfm2",
+        "norm_eps": config.norm_eps,
+        "rope_parameters": {"rope_type": "default", "rope_theta": rope.theta},
+        "layer_types": ["conv" if short else "full_attention" for short in conv.layers],
+        "conv_L_cache": conv.taps,
+        "block_auto_adjust_ff_dim": False,
+    }
+
+
+ARCHITECTURES = {
+    "Lfm2ForCausalLM": Architecture("lfm2", "LFM2, LFM2.5", _parse, _DEFAULTS, fallback=False),
+}
+FAMILY = Family(
+    "lfm2",
+    LFM2,
+    needs={"conv": "the short convolutions"},
+    lacks=("sliding_windows", "attention_scales", "attention_soft_cap"),
+    hf_values=_hf_values,
+)

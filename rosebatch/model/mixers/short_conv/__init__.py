@@ -1,0 +1,1 @@
+"""Gated convolutions over a few tokens."""
