@@ -173,6 +173,11 @@ class Constraint(Protocol):
         """Take the next generated token; True if no token may follow it."""
         ...
 
+    @classmethod
+    def feed_all(cls, constraints: Sequence[Self], token_ids: Sequence[int]) -> list[bool]:
+        """``feed`` for the next token of each of several sequences."""
+        ...
+
     def follow(self, token_id: int) -> tuple[list[int], bool]:
         """Take the only token that may come, and those after it that are found as quickly.
 
@@ -197,13 +202,27 @@ class Constraint(Protocol):
 
 def fill_rows(constraints: Mapping[int, Constraint], masks: Any) -> None:
     """Write the masks of these rows, those of a kind together; see ``Constraint.fill_all``."""
-    by_kind: dict[type[Constraint], list[int]] = {}
-    for row, each in constraints.items():
-        by_kind.setdefault(type(each), []).append(row)
-    for kind, rows in by_kind.items():
+    for kind, rows in _by_kind(constraints).items():
         own = masks[rows]
         kind.fill_all([constraints[row] for row in rows], own)
         masks[rows] = own
+
+
+def feed_rows(constraints: Mapping[int, Constraint], token_ids: Sequence[int]) -> list[bool]:
+    """Take the next token of each row, those of a kind together, and False of rows without a constraint."""
+    ended = [False] * len(token_ids)
+    for kind, rows in _by_kind(constraints).items():
+        found = kind.feed_all([constraints[row] for row in rows], [token_ids[row] for row in rows])
+        for row, is_last in zip(rows, found, strict=True):
+            ended[row] = is_last
+    return ended
+
+
+def _by_kind(constraints: Mapping[int, Constraint]) -> dict[type[Constraint], list[int]]:
+    by_kind: dict[type[Constraint], list[int]] = {}
+    for row, each in constraints.items():
+        by_kind.setdefault(type(each), []).append(row)
+    return by_kind
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):

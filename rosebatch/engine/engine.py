@@ -297,6 +297,9 @@ class Engine:
         sequences = [self.scheduler.queues.started[i] for i in guided]
 
         def masks() -> np.ndarray:
+            if not any([each.replayed or each.mask is not None or each.drafts for each in sequences]):  # noqa: C419
+                # Mostly, and quicker to tell.
+                return fill_masks(constraints, self.vocab_size)
             rows, ready = list[Constraint](), dict[int, np.ndarray]()
             for constraint, sequence in zip(constraints, sequences, strict=True):
                 if sequence.replayed:

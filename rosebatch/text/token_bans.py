@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rosebatch.core.request import Constraint, fill_rows
+from rosebatch.core.request import Constraint, feed_rows, fill_rows
 from rosebatch.text.tokenizer import Tokenizer
 
 
@@ -127,10 +127,16 @@ class BanConstraint:
 
     def feed(self, token_id: int) -> bool:
         """See ``Constraint``."""
-        self._length += 1
-        if longest := self._bans.longest:
-            self._last = (*self._last, token_id)[-longest:]
+        self._count(token_id)
         return self._inner is not None and self._inner.feed(token_id)
+
+    @classmethod
+    def feed_all(cls, constraints: "Sequence[BanConstraint]", token_ids: Sequence[int]) -> list[bool]:
+        """See ``Constraint``."""
+        for each, token_id in zip(constraints, token_ids, strict=True):
+            each._count(token_id)
+        inner = {row: each._inner for row, each in enumerate(constraints) if each._inner is not None}
+        return feed_rows(inner, token_ids)
 
     def follow(self, token_id: int) -> tuple[list[int], bool]:
         """See ``Constraint``."""
@@ -143,6 +149,11 @@ class BanConstraint:
     def ahead(self, token_ids: Sequence[int]) -> Sequence[Constraint]:
         """See ``Constraint``."""
         return ()
+
+    def _count(self, token_id: int) -> None:
+        self._length += 1
+        if longest := self._bans.longest:
+            self._last = (*self._last, token_id)[-longest:]
 
     def _banned(self) -> Iterable[int]:
         """The tokens that would complete a word."""

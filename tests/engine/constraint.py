@@ -32,6 +32,10 @@ class EveryThird:
         self.tokens.append(token_id)
         return len(self.tokens) == 9
 
+    @classmethod
+    def feed_all(cls, constraints, token_ids):
+        return [each.feed(token_id) for each, token_id in zip(constraints, token_ids, strict=True)]
+
     def follow(self, token_id):
         return [token_id], self.feed(token_id)
 

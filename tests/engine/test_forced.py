@@ -8,7 +8,7 @@ from msgspec import structs
 from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.core.token_ids import TokenIds
-from rosebatch.engine.plan import StepResult
+from rosebatch.engine.plan import NOT_FINITE, StepResult
 from rosebatch.engine.scheduling.sequence import SequenceState
 from rosebatch.engine.scheduling.step_planner import SeparateDecodes
 from rosebatch.engine.triton_runner.slots import Slots
@@ -30,8 +30,15 @@ class Template:
         self.tokens.append(token_id)
         return len(self.tokens) == self.complete
 
+    @classmethod
+    def feed_all(cls, constraints, token_ids):
+        return [each.feed(token_id) for each, token_id in zip(constraints, token_ids, strict=True)]
+
     def follow(self, token_id):
         return [token_id], self.feed(token_id)
+
+    def rest(self):
+        return ()
 
     @classmethod
     def fill_all(cls, constraints, masks):
@@ -134,3 +141,31 @@ def test_a_step_waits_only_for_what_may_be_forced():
     assert not planner.forcing
     scheduler, _ = begun(Template({}), logprobs=1)
     assert not scheduler.planner.forcing
+
+
+class Counted(Template):
+    """Notes which constraints were fed together."""
+
+    calls = []
+
+    @classmethod
+    def feed_all(cls, constraints, token_ids):
+        cls.calls.append((list(constraints), list(token_ids)))
+        return [each.feed(token_id) for each, token_id in zip(constraints, token_ids, strict=True)]
+
+
+def test_rows_of_a_plan_are_followed_together(monkeypatch):
+    """Grammars of many rows work on all cores only together: each token once, and none where logits are not finite."""
+    monkeypatch.setattr(Counted, "calls", [])
+    first, broken, last = (Counted({}, complete) for complete in (99, 99, 1))
+    requests = [Request(i, TokenIds.of([i, *PROMPT]), SamplingParams(max_tokens=9)) for i in range(4)]
+    sequences = [
+        SequenceState.start(request, id=request.id, max_model_len=99, constraint=constraint)
+        for request, constraint in zip(requests, (first, None, broken, last), strict=True)
+    ]
+    scheduler = make_scheduler(*sequences)
+    finished = scheduler.commit(scheduler.schedule(), StepResult([[11], [12], [NOT_FINITE], [13]])).finished
+    assert Counted.calls == [([first, last], [11, 13])]
+    assert [(each.id, each.finish_reason) for each in finished] == [(2, "error"), (3, "stop")]
+    assert [each.tokens for each in (first, broken, last)] == [[11], [], [13]]
+    assert sequences[0].output_token_ids == [11] and sequences[3].output_token_ids == [13]

@@ -44,6 +44,10 @@ class Fields:
         self.tokens.append(token_id)
         return len(self.tokens) == 19
 
+    @classmethod
+    def feed_all(cls, constraints, token_ids):
+        return [each.feed(token_id) for each, token_id in zip(constraints, token_ids, strict=True)]
+
     def follow(self, token_id):
         """All of a run."""
         run, ended = [token_id], self.feed(token_id)

@@ -15,7 +15,7 @@ def fill_masks(
 
     ``ready`` has the masks of rows that need none of their constraint.
     """
-    masks = np.zeros((len(constraints), -(-vocab_size // 32)), np.int32)
+    masks = np.empty((len(constraints), -(-vocab_size // 32)), np.int32)
     if ready:
         fill_rows({row: each for row, each in enumerate(constraints) if row not in ready}, masks)
         for row, mask in ready.items():

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from rosebatch.core.request import Request
+from rosebatch.core.request import Constraint, Request, feed_rows
 from rosebatch.engine.plan import (
     NOT_FINITE,
     DecodeWindow,
@@ -185,6 +185,7 @@ class Scheduler:
         enabled, size = self.prefixes.enabled, self.blocks.block_size
         started = self.queues.started
         all_logprobs = result.logprobs or [[]] * len(sampled)
+        followed = self._follow(sampled, result.token_ids)
         for (sequence_id, start, length), token_ids, logprobs in zip(
             sampled, result.token_ids, all_logprobs, strict=True
         ):
@@ -198,7 +199,8 @@ class Scheduler:
             if verified and NOT_FINITE in token_ids:
                 # A wrong draft's K and V may be to blame. The row goes on without drafts, from the tokens before.
                 token_ids, sequence.lags = token_ids[:-1], True
-            kept = sequence.apply_token_ids(sequence.verify(token_ids) if drafts else token_ids, logprobs, now)
+            token_ids = sequence.verify(token_ids) if drafts else token_ids
+            kept = sequence.apply_token_ids(token_ids, logprobs, now, complete=followed.get(sequence_id))
             if 0 < num_times < len(times):
                 gaps[now - times[num_times - 1]] += 1
             if drafts:
@@ -227,6 +229,23 @@ class Scheduler:
                 answers.add(sequence.generated)
         self.queues.finish(finished)
         return Committed(finished, gaps, drafted, accepted, forced)
+
+    def _follow(self, sampled: Sequence[tuple[int, int, int]], token_ids: Sequence[list[int]]) -> dict[int, bool]:
+        """Let constraints follow the tokens of rows that got one, all together; returns whether it is the last.
+
+        Rows with drafts, with tokens that are sampled once more, or with logits that are not finite are left out.
+        """
+        started, ids = self.queues.started, list[int]()
+        constraints, tokens = dict[int, Constraint](), list[int]()
+        for (sequence_id, _, length), own in zip(sampled, token_ids, strict=True):
+            if length != 1 or len(own) != 1 or (sequence := started.get(sequence_id)) is None:
+                continue
+            if sequence.constraint is None or sequence.replayed or own[0] == NOT_FINITE:
+                continue
+            constraints[len(ids)] = sequence.constraint
+            ids.append(sequence_id)
+            tokens.append(own[0])
+        return dict(zip(ids, feed_rows(constraints, tokens), strict=True))
 
     def _commit_prompts(self, plan: PackedStep, result: StepResult, now: float) -> list[SequenceState]:
         """Record log-probabilities and pooled states of prompts; returns the sequences that these finish."""

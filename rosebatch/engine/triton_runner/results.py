@@ -40,9 +40,11 @@ def to_result(
     )
 
 
-def until_ended(tokens: list[int]) -> list[int]:
-    """The tokens of a row of a window, up to the step in which its sequence was no longer decoded."""
-    return tokens[: tokens.index(NO_TOKEN)] if NO_TOKEN in tokens else tokens
+def until_ended(rows: list[list[int]], lengths: Sequence[int]) -> list[list[int]]:
+    """The tokens of a window's rows, up to their lengths, or to the step in which a sequence was no longer decoded."""
+    # A function for each row would take as long again.
+    kept = [tokens[:length] for tokens, length in zip(rows, lengths, strict=True)]
+    return [tokens[: tokens.index(NO_TOKEN)] if NO_TOKEN in tokens else tokens for tokens in kept]
 
 
 def verified(history: np.ndarray, lengths: Sequence[int]) -> tuple[list[list[int]], int, int]:

@@ -123,7 +123,7 @@ class Slots:
         for wanted in self.buckets[self.buckets.index(self._bucket(len(ids))) :]:
             outside = [sequence_id for sequence_id in ids if self.slot_of[sequence_id] >= wanted]
             # Slots of sequences that are neither decoded nor released may be in the way. They come free soon.
-            if len(outside) <= sum(slot < wanted for slot in self._free):
+            if not outside or len(outside) <= sum(slot < wanted for slot in self._free):
                 break
         for sequence_id in outside:
             source, target = self.slot_of[sequence_id], heapq.heappop(self._free)

@@ -12,17 +12,20 @@ from weakref import WeakSet
 import numpy as np
 from numpy.typing import NDArray
 
+from rosebatch.text.grammar.filling import Filling, executor
 from rosebatch.text.grammar.mask_layout import MaskLayout
 from rosebatch.text.grammar.source import compile_matcher, new_matcher, one_line, without_excerpts, without_forcing
 
 if TYPE_CHECKING:
-    from llguidance import LLExecutor, LLMatcher, LLTokenizer
+    from llguidance import LLMatcher, LLTokenizer
 
 
 # Another matcher is compiled for every this many completions, up to one for each core; none of a slow grammar.
 _COMPLETIONS_A_MATCHER = 16
 _MAX_MATCHERS = os.cpu_count() or 1
 _SLOW_SECONDS = 0.05
+# From so many completions on, other threads save more time than it takes to begin them.
+_MANY = 32
 # Tokens of a run that must come: each rest of it is encoded once.
 _LONGEST_RUN = 32
 
@@ -51,6 +54,9 @@ class TokenConstraint:
         # Of fewer tokens, others may still come later.
         self._looks_from = 0
         self._ended = False
+        # The mask of the next token, and its row there, if it is being made.
+        self._filling: Filling | None = None
+        self._row = 0
         self.error: str | None = None
 
     def fill(self, mask: NDArray[np.int32]) -> None:
@@ -61,12 +67,13 @@ class TokenConstraint:
         Args:
             mask: [ceil(vocab_size / 32)] int32, overwritten. Token 0 is the lowest bit of the first word.
         """
+        self._wait()
         words = None if self._ended else self._allowed()
         if words is None:
             none = np.zeros(self._layout.num_tokenizer_words, np.int32)
-            self._layout.write(mask[None], none[None], [True])
+            self._layout.write(mask[None], none[None], [0])
         else:
-            self._layout.write(mask[None], words[None], [self._matcher.is_accepting()])
+            self._layout.write(mask[None], words[None], [0] if self._matcher.is_accepting() else [])
 
     @classmethod
     def fill_all(cls, constraints: Sequence["TokenConstraint"], masks: NDArray[np.int32]) -> None:
@@ -76,28 +83,53 @@ class TokenConstraint:
             constraints: R of them.
             masks: [R, ceil(vocab_size / 32)] int32, overwritten.
         """
-        from llguidance.numpy import fill_next_token_bitmask_par
-
         layout = constraints[0]._layout
-        constraints[0]._grammar.look_at_memory()
-        for constraint in constraints:
-            constraint._renew()
-        words = np.zeros((len(constraints), layout.num_tokenizer_words), np.int32)
-        live = [(constraint._matcher, row) for row, constraint in enumerate(constraints) if not constraint._ended]
-        if live:
-            fill_next_token_bitmask_par(_executor(), live, words)
-            for row, token_id in layout.forced(words):
-                if not constraints[row]._takes(token_id):
-                    words[row] = constraints[row]._unforced()
-        layout.write(masks, words, [c._ended or c._matcher.is_accepting() for c in constraints])
-        for mask, constraint in zip(masks, constraints, strict=True):
-            if not constraint._ended and constraint._matcher.is_error():
-                constraint.fill(mask)
+        if constraints[0]._grammar.look_at_memory():
+            for constraint in constraints:
+                constraint._renew()
+        words = cls._fill_words(constraints)
+        for row, token_id in layout.forced(words):
+            if not constraints[row]._takes(token_id):
+                words[row] = constraints[row]._unforced()
+        ended = [row for row, constraint in enumerate(constraints) if constraint._ended]
+        ending = [(row, constraints[row]) for row in layout.ending(words)]
+        layout.write(masks, words, [*ended, *(row for row, each in ending if each._matcher.is_accepting())])
+        for row, constraint in ending:
+            if constraint._matcher.is_error():
+                constraint.fill(masks[row])
+
+    @classmethod
+    def _fill_words(cls, constraints: Sequence["TokenConstraint"]) -> NDArray[np.int32]:
+        """Masks as llguidance makes them, ``[R, num_tokenizer_words]``; none of an ended completion has a bit."""
+        filling = constraints[0]._filling
+        if filling is not None and len(filling.words) == len(constraints):
+            rows = [each._row for each in constraints if each._filling is filling]
+            if rows == [*range(len(constraints))]:
+                # Nearly always.
+                filling.wait()
+                return filling.words
+        new = [each for each in constraints if each._filling is None and not each._ended]
+        if new:
+            cls._start_filling(new)
+        words = np.zeros((len(constraints), constraints[0]._layout.num_tokenizer_words), np.int32)
+        for filling in {each._filling for each in constraints if each._filling is not None}:
+            filling.wait()
+            rows = [row for row, each in enumerate(constraints) if each._filling is filling]
+            words[rows] = filling.words[[constraints[row]._row for row in rows]]
+        return words
+
+    @staticmethod
+    def _start_filling(constraints: Sequence["TokenConstraint"]) -> Filling:
+        filling = Filling([each._matcher for each in constraints], constraints[0]._layout.num_tokenizer_words)
+        for row, each in enumerate(constraints):
+            each._filling, each._row = filling, row
+        return filling
 
     def feed(self, token_id: int) -> bool:
         """Add the next generated token. True if nothing may follow it, or if the grammar does not allow it."""
         if self._ended:
             return True
+        self._move()
         if token_id in self._layout.eos_token_ids:
             # One of ``ahead`` may have failed: this one then fails for the same reason.
             if not self._matcher.is_accepting() and self._allowed() is not None:
@@ -107,22 +139,42 @@ class TokenConstraint:
             self._fail(f"the tokenizer has no token {token_id}")
         else:
             self._token_ids.append(token_id)
-            if self._matcher.consume_token(token_id) or self._start_over():
-                self._ended = self._matcher.is_stopped()
-            else:
-                self._fail(self._matcher.get_error())
+            self._end_if_due(followed=self._matcher.consume_token(token_id))
         return self._ended
+
+    @classmethod
+    def feed_all(cls, constraints: Sequence["TokenConstraint"], token_ids: Sequence[int]) -> list[bool]:
+        """``feed`` for several completions, on all cores; these then begin with the masks of what follows."""
+        if len(constraints) < _MANY:
+            return [each.feed(token_id) for each, token_id in zip(constraints, token_ids, strict=True)]
+        layout = constraints[0]._layout
+        ends, known = layout.eos_token_ids, layout.known
+        together, pairs = [], []
+        for each, token_id in zip(constraints, token_ids, strict=True):
+            if each._ended or token_id in ends or not 0 <= token_id < known:
+                each.feed(token_id)
+                continue
+            if each._filling is not None:
+                each._move()
+            each._token_ids.append(token_id)
+            together.append(each)
+            pairs.append((each._matcher, token_id))
+        for each, followed in zip(together, executor().consume_token_par(pairs), strict=True):
+            each._end_if_due(followed=followed)
+        # Choices are looked at for the rest of their text before.
+        open_ones = [each for each in together if not each._ended and not each._grammar.is_choice]
+        if len(open_ones) >= _MANY:
+            cls._start_filling(open_ones).begin()
+        return [each._ended for each in constraints]
 
     def follow(self, token_id: int) -> tuple[list[int], bool]:
         """See ``Constraint``: all tokens that encoding gives for the text that must come."""
         run = self._run()
         if len(run) < 2 or run[0] != token_id:
             return [token_id], self.feed(token_id)
+        self._move()
         self._token_ids += run
-        if self._matcher.consume_tokens(run) or self._start_over():
-            self._ended = self._matcher.is_stopped()
-        else:
-            self._fail(self._matcher.get_error())
+        self._end_if_due(followed=self._matcher.consume_tokens(run))
         return run, self._ended
 
     def rest(self) -> list[int]:
@@ -133,6 +185,7 @@ class TokenConstraint:
         """
         if self._ended or not self._grammar.is_choice or len(self._token_ids) < self._looks_from:
             return []
+        self._wait()
         matcher, found = self._matcher.deep_copy(), list[int]()
         while not matcher.is_stopped():
             words = np.frombuffer(matcher.compute_bitmask(), "<u4", count=self._layout.num_tokenizer_words)
@@ -155,6 +208,7 @@ class TokenConstraint:
         """
         found = list[TokenConstraint]()
         last = self
+        self._wait()
         if self._is_followed_alone():
             return found
         for token_id in token_ids:
@@ -167,8 +221,27 @@ class TokenConstraint:
             found.append(last)
         return found
 
+    def _wait(self) -> None:
+        """Wait until no other thread uses the matcher."""
+        if self._filling is not None:
+            self._filling.wait()
+
+    def _move(self) -> None:
+        """The mask of the next token will be another one."""
+        if self._filling is not None:
+            self._filling.wait()
+            self._filling = None
+
+    def _end_if_due(self, *, followed: bool) -> None:
+        """Whether the completion ends with the last of its tokens, which the matcher has followed or not."""
+        if followed or self._start_over():
+            self._ended = self._matcher.is_stopped()
+        else:
+            self._fail(self._matcher.get_error())
+
     def _run(self) -> list[int]:
         """The tokens that encoding gives for the text that must come, if masks would name them one after the other."""
+        self._wait()
         matcher = self._matcher
         if self._ended or matcher.is_error():
             return []
@@ -231,6 +304,7 @@ class TokenConstraint:
         self._follow_again()
 
     def _follow_again(self) -> bool:
+        self._filling = None
         self._matcher = self._grammar.matcher(forces=self._forces)
         return self._matcher.consume_tokens(self._token_ids)
 
@@ -242,12 +316,12 @@ class TokenConstraint:
         """
         if self._alone:
             return False
-        self._alone = True
+        self._alone, self._filling = True, None
         self._matcher = self._grammar.replace_matcher(forces=self._forces)
         return self._matcher.consume_tokens(self._token_ids)
 
     def _fail(self, reason: str) -> None:
-        self._ended = True
+        self._ended, self._filling = True, None
         self.error = one_line(
             without_excerpts(reason).replace("NoExtensionBias", "the model has no token that may follow")
         )
@@ -272,13 +346,6 @@ def _alike(tokens: "LLTokenizer", layout: MaskLayout, run: tuple[int, ...]) -> t
     run = run[: usual.index(False) if False in usual else len(run)]
     rests = [list(run[place:]) for place in range(len(run))]
     return run if all(tokens.tokenize_bytes(tokens.decode_bytes(rest)) == rest for rest in rests) else run[:1]
-
-
-@functools.cache
-def _executor() -> "LLExecutor":
-    from llguidance import LLExecutor
-
-    return LLExecutor()
 
 
 class Grammar:
@@ -356,9 +423,10 @@ class Grammar:
         """See ``_alike``."""
         return _alike(self._tokens, self._layout, tuple(run[:_LONGEST_RUN]))
 
-    def look_at_memory(self) -> None:
-        """Find out whether matchers should be renewed."""
+    def look_at_memory(self) -> bool:
+        """Find out whether matchers should be renewed, or some were."""
         self._renewals.look()
+        return self._renewals.count > 0
 
     def forget_matchers(self) -> None:
         """Free the states that completions have found, as far as no completion follows them any more."""

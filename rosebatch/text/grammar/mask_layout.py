@@ -28,6 +28,10 @@ class MaskLayout:
         self._eos_words, self._eos_bits = _bits(eos_token_ids)
         tokenizer_bits = range(known, 32 * self.num_tokenizer_words)
         self._odd_words, self._odd_bits = _bits({*(i for i in added if i < known), *tokenizer_bits})
+        # Of the tokenizer: llguidance has no others.
+        own_ends = [i for i in eos_token_ids if i < known]
+        self._own_end_words, self._own_end_bits = _bits(own_ends)
+        self._rare_words, self._rare_bits = _bits({*own_ends, *tokenizer_bits})
 
     def forced(self, words: NDArray[np.int32]) -> list[tuple[int, int]]:
         """Rows whose only token is an added one, or one that the model lacks, with this token.
@@ -36,27 +40,44 @@ class MaskLayout:
             words: [R, num_tokenizer_words] int32, a bit for each token of the tokenizer.
         """
         found = []
-        for row in np.flatnonzero((words[:, self._odd_words] & self._odd_bits).any(axis=1)).tolist():
+        for row in _rows_with(words, self._odd_words, self._odd_bits):
             token_ids = np.flatnonzero(np.unpackbits(words[row].view(np.uint8), bitorder="little"))
             if len(token_ids) == 1:
                 found.append((row, int(token_ids[0])))
         return found
 
-    def write(self, masks: NDArray[np.int32], words: NDArray[np.int32], ends: Sequence[bool]) -> None:
+    def ending(self, words: NDArray[np.int32]) -> list[int]:
+        """Rows of which some may end: llguidance allows an end token in these, and where it fails.
+
+        Args:
+            words: as of ``forced``.
+        """
+        return _rows_with(words, self._own_end_words, self._own_end_bits)
+
+    def write(self, masks: NDArray[np.int32], words: NDArray[np.int32], ends: Sequence[int]) -> None:
         """Fill masks.
 
         Args:
             masks: [R, ceil(vocab_size / 32)] int32.
             words: [R, num_tokenizer_words] int32, a bit for each token of the tokenizer; end tokens are ignored.
-            ends: R, whether end tokens are allowed. They are also allowed if nothing else is.
+            ends: rows in which end tokens are allowed. They are also allowed if nothing else is.
         """
         masks[:, : self.num_words] = words[:, : self.num_words]
         masks[:, self.num_words :] = 0
         if self.known % 32:
             masks[:, self.num_words - 1] &= (1 << self.known % 32) - 1
         masks[:, self._eos_words] &= ~self._eos_bits
-        rows = np.flatnonzero(np.array(ends) | ~masks.any(axis=1))
-        masks[np.ix_(rows, self._eos_words)] |= self._eos_bits
+        # Only these can have lost all bits.
+        rare = _rows_with(words, self._rare_words, self._rare_bits)
+        rows = {*ends, *(row for row in rare if not masks[row].any())}
+        if rows:
+            masks[np.ix_(np.array([*rows]), self._eos_words)] |= self._eos_bits
+
+
+def _rows_with(words: NDArray[np.int32], places: NDArray[np.intp], bits: NDArray[np.int32]) -> list[int]:
+    """Rows that have one of these bits."""
+    found: list[int] = np.flatnonzero((words[:, places] & bits).any(axis=1)).tolist()
+    return found
 
 
 def _bits(token_ids: Collection[int]) -> tuple[NDArray[np.intp], NDArray[np.int32]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rosebatch.core.request import Constraint, fill_rows
+from rosebatch.core.request import Constraint, feed_rows, fill_rows
 from rosebatch.text.reasoning.parser import Allowed, ReasoningFormat
 
 
@@ -84,6 +84,18 @@ class ReasoningConstraint:
         self._force_end()
         self._answers = self._ended and not self._forced
         return False
+
+    @classmethod
+    def feed_all(cls, constraints: "Sequence[ReasoningConstraint]", token_ids: Sequence[int]) -> list[bool]:
+        """See ``Constraint``."""
+        answers = {
+            row: each._grammar for row, each in enumerate(constraints) if each._answers and each._grammar is not None
+        }
+        ended = feed_rows(answers, token_ids)
+        for row, each in enumerate(constraints):
+            if row not in answers:
+                ended[row] = each.feed(token_ids[row])
+        return ended
 
     def follow(self, token_id: int) -> tuple[list[int], bool]:
         """See ``Constraint``."""
