@@ -101,7 +101,10 @@ _FLAGS = {
     "leave it out, rosebatch reads files and serves no port": "--host --port --api-key --base-url --api-base",
     "leave it out, rosebatch has no such feature": (
         "--swap-space --cpu-offload-gb --best-of"
-        " --num-beams --use-beam-search --speculative-config --speculative-model --draft-model --num-speculative-tokens"
+        " --num-beams --use-beam-search --num-speculative-tokens --speculative-num-steps"
+    ),
+    "use --speculative-model, with an EAGLE-3 head": (
+        "--speculative-config --speculative-draft-model-path --draft-model --eagle-model"
     ),
 }
 _COMMANDS = {

@@ -105,6 +105,10 @@ class RunConfig:
         Speculative,
         Flag("'off' computes each token by a step of its own.", LIMITS, rare=True),
     ] = "auto"
+    speculative_model: Annotated[
+        str | None,
+        Flag("Folder or hub id of an EAGLE-3 head, which drafts tokens. On a CPU.", LIMITS, metavar="MODEL", rare=True),
+    ] = None
     data_parallel_size: Annotated[
         int | Literal["auto"],
         Flag(

@@ -23,7 +23,7 @@ _INSTEAD = {
     "use tokenizer= of LLM": "tokenizer_mode tokenizer_revision",
     "prompts may be token ids": "skip_tokenizer_init",
     "use switches, such as cuda_graph=False": "compilation_config",
-    "no draft model is used": "speculative_config",
+    "use speculative_model= of LLM, with an EAGLE-3 head": "speculative_config",
     "use SamplingParams": "override_generation_config",
     "they are of the model's own logits": "logprobs_mode",
     "there is one backend, llguidance, and reasoning_parser= of LLM": "structured_outputs_config",

@@ -41,6 +41,7 @@ from rosebatch.engine.triton_runner.runner import TritonRunner
 from rosebatch.engine.triton_runner.state import MOST_TOKENS, draft_bytes
 from rosebatch.engine.triton_runner.warm_up import compile_for, hash_compiler
 from rosebatch.model.contract import NO_HEADS, Model, PoolingHeads
+from rosebatch.model.eagle3 import Eagle3Head
 from rosebatch.model.fallback.load import Fallback
 from rosebatch.model.source import ModelSource
 from rosebatch.ops.device import device_ops, keep_products_whole
@@ -173,6 +174,7 @@ def load_engine(
         images=images,
         image_bytes=taken,
         kept=source.quantization.kept(switches, device.type, source.dtype),
+        head=source.build_head(model, ops, device),
     )
     if hashed is not None:
         hashed()
@@ -210,6 +212,7 @@ def build_engine(
     images: ImageEncoder | None = None,
     image_bytes: int = 0,
     kept: MatrixBytes | None = None,
+    head: Eagle3Head | None = None,
 ) -> LoadedEngine:
     """Size the KV cache for a model that is loaded, and put the engine together.
 
@@ -229,6 +232,7 @@ def build_engine(
         images: encodes them; None for a model of text.
         image_bytes: see the function of this name.
         kept: what the matrices of layers take; None: they are plain.
+        head: drafts for the model; None for no such drafts.
 
     Raises:
         FlagError: the KV cache has no room for a single block.
@@ -239,7 +243,9 @@ def build_engine(
     drafts = by_triton and limits.speculative == "auto" and not (config.experts or isinstance(model, Fallback))
     others = image_bytes + (draft_bytes(max_slots(limits), config.max_model_len) if drafts else 0)
     cached = [spec for spec in model.mixers if spec.planes]
-    layers = [spec.planes for spec in cached]
+    layers, windows = [spec.planes for spec in cached], [spec.window for spec in cached]
+    if head is not None:
+        layers, windows = [*layers, head.planes], [*windows, 0]
     state_layers = [spec.states for spec in model.mixers if spec.states]
     memory = plan_memory(
         config,
@@ -249,7 +255,7 @@ def build_engine(
         dtype,
         memory_of(device).after(others),
         state_bytes(state_layers, dtype),
-        windows=[spec.window for spec in cached],
+        windows=windows,
         whole_prompts=not switches.chunked_prefill,
         fused_sampler=switches.fused_sampler,
         host_bytes=swap_bytes(limits) if switches.swap else 0,
@@ -315,6 +321,7 @@ def build_engine(
             pooling_heads=pooling_heads,
             batched_sampling=switches.batched_sampling,
             trim_last_layer=switches.trim_last_layer,
+            head=head,
         )
     if isinstance(runner, TritonRunner) and limits.speculative == "auto" and runner.verifies:
         scheduler.planner.forces = 0 if isinstance(model, Fallback) else config.num_token_ids
@@ -331,7 +338,9 @@ def build_engine(
         scheduler.planner.answers = AnswerPool(POOL_TOKENS)
     elif speculates and not state_layers:
         # Tokens cannot be taken back from states.
-        drafter = Drafter(free_tokens=_FREE_TOKENS["cpu"], most=_DRAFTS)
+        drafts_of_head = runner.drafts if isinstance(runner, TorchRunner) else None
+        ask = None if drafts_of_head is None else drafts_of_head.propose
+        drafter = Drafter(free_tokens=_FREE_TOKENS["cpu"], most=_DRAFTS, ask=ask)
         scheduler.planner.answers = AnswerPool(POOL_TOKENS)
     engine = Engine(
         scheduler,

@@ -6,7 +6,7 @@ bring changes: new blocks, new tokens, and at last the release of the id.
 
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -259,6 +259,22 @@ class DecodeWindow(_Plan, frozen=True):
 
 
 StepPlan = PackedStep | DecodeWindow
+
+
+class DraftRequest(NamedTuple):
+    """A decoding sequence for which a head of drafts is asked, between two steps.
+
+    Attributes:
+        id: the sequence's.
+        token_id: its last token, the only one that is not computed.
+        position: of it.
+        most: drafts at most.
+    """
+
+    id: int
+    token_id: int
+    position: int
+    most: int
 
 
 class RestartPolicy(Protocol):

@@ -43,6 +43,7 @@ class Wanted:
         quantization: of the matrices of layers.
         image_bytes: that images may take in each process, see ``rosebatch.engine.images.image_bytes``.
         small_image_bytes: the same with ``--max-pixels`` of ``SMALL_IMAGE``.
+        draft_weights, draft_planes: of a head for drafts: numbers, and what it keeps of each token.
     """
 
     name: str
@@ -55,6 +56,8 @@ class Wanted:
     quantization: Quantization = PLAIN
     image_bytes: int = 0
     small_image_bytes: int = 0
+    draft_weights: int = 0
+    draft_planes: tuple[Planes, ...] = ()
 
     def weights(self, device: str) -> int:
         """Bytes of weights in each process."""
@@ -63,6 +66,7 @@ class Wanted:
         if device == "cpu" and self.config.tie_word_embeddings and self.config.head:
             # Its rows are read one by one as the embedding, and its products are in a layout of their own.
             size += self.head
+        size += self.draft_weights * self.dtype.itemsize
         return -(-size // self.limits.tensor_parallel_size)
 
     def form(self, device: str) -> str:
@@ -174,7 +178,7 @@ def _plan(wanted: Wanted, left: DeviceMemory) -> MemoryPlan:
         wanted.dtype,
         left,
         _state_bytes(wanted),
-        wanted.config.kv_windows,
+        wanted.config.kv_windows + [0] * bool(wanted.draft_planes),
         whole_prompts=not wanted.switches.chunked_prefill,
         fused_sampler=wanted.switches.fused_sampler,
         host_bytes=swap_bytes(wanted.limits) if wanted.switches.swap else 0,
@@ -184,10 +188,8 @@ def _plan(wanted: Wanted, left: DeviceMemory) -> MemoryPlan:
 def _planes(wanted: Wanted) -> list[tuple[Planes, ...]]:
     """Of each layer, in one process."""
     ranks = wanted.limits.tensor_parallel_size
-    return [
-        tuple(planes._replace(heads=max(planes.heads // ranks, 1)) for planes in layer)
-        for layer in wanted.config.kv_planes
-    ]
+    layers = [*wanted.config.kv_planes, *([wanted.draft_planes] if wanted.draft_planes else [])]
+    return [tuple(planes._replace(heads=max(planes.heads // ranks, 1)) for planes in layer) for layer in layers]
 
 
 def _block_sizes(wanted: Wanted, plan: MemoryPlan) -> list[int]:

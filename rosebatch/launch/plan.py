@@ -18,6 +18,7 @@ from rosebatch.core.words import counted
 from rosebatch.engine.cache.memory import batched_tokens, memory_of
 from rosebatch.engine.images import image_bytes
 from rosebatch.engine.load import choose_block_size, pick_device
+from rosebatch.launch.drafts import require_drafts
 from rosebatch.launch.fit import SMALL_IMAGE, Fit, Wanted, find_fit
 from rosebatch.model.fingerprint import tokenizer_fingerprint
 from rosebatch.model.hub import parse_hub_id
@@ -137,6 +138,7 @@ def plan_fitting(config: RunConfig, *, quiet: bool = False, weights: bool = True
         source.quantization,
         image_bytes(source, config, tokens),
         image_bytes(source, smaller, tokens),
+        *(() if source.head is None else (source.head.num_weights, source.head.planes)),
     )
     fit = find_fit(wanted, memory_of(plan.device))
     if weights or config.model is None or parse_hub_id(config.model) is None:
@@ -167,6 +169,7 @@ def plan_launch(config: RunConfig, *, quiet: bool = False, weights: bool = True)
     if (sentence_of_sizes := unmeasured_sizes(device)) is not None:
         warn_once(sentence_of_sizes)
     source = find_model(config, device, quiet=quiet, weights=weights)
+    require_drafts(source, config, switches, device)
     if weights:
         source.keep_state()
     folder = source.folder

@@ -86,6 +86,49 @@ class SeeingModel(Model, Protocol):
         ...
 
 
+class LayerStates:
+    """The hidden states before some layers, which a step leaves to what drafts from them.
+
+    Args:
+        layers: counted from 0, ascending.
+    """
+
+    def __init__(self, layers: Sequence[int]) -> None:
+        self.layers = layers
+        self._found: list[Tensor] = []
+
+    def keep(self, layer: int, residual: Tensor) -> None:
+        """Take ``[T, H]`` before a layer, if it is asked for. Copied: the layer may add to it in place."""
+        if layer in self.layers:
+            self._found.append(residual.clone())
+
+    def joined(self) -> Tensor:
+        """``[T, layers · H]``."""
+        return torch.cat(self._found, -1)
+
+
+class OpenModel(Model, Protocol):
+    """A model that leaves the states before its layers.
+
+    Attributes:
+        embedding: ``[V, H]``, this process's rows of the table.
+    """
+
+    embedding: Tensor
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        attention: Attention,
+        wanted: Tensor | None = None,
+        *,
+        states: LayerStates | None = None,
+    ) -> Tensor:
+        """See ``Model``; ``states`` take what is asked for, of all T rows."""
+        ...
+
+
 class PoolingHeads(NamedTuple):
     """What pooled states ``[P, H]`` fp32 go through, by what becomes of them; None for nothing.
 

@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import torch
@@ -21,8 +21,9 @@ from rosebatch.host.model_files import reachable, refused, require_file
 from rosebatch.model.adapters.adapter import Adapter, read_adapter
 from rosebatch.model.adapters.folder import require_no_adapter
 from rosebatch.model.classifier_head import load_classifier
-from rosebatch.model.contract import Model, PoolingHeads
+from rosebatch.model.contract import Model, OpenModel, PoolingHeads
 from rosebatch.model.dry_load import HEADERS, NO_PRODUCTS, require_loadable
+from rosebatch.model.eagle3 import Eagle3, Eagle3Head, find_eagle3
 from rosebatch.model.fingerprint import fingerprint_of, small_files, state_of
 from rosebatch.model.hf.config import is_native, read_model_config
 from rosebatch.model.hub import HubModel, find_adapter_snapshot, find_snapshot, name_of_snapshot, parse_hub_id
@@ -67,6 +68,7 @@ class ModelSource:
         hf_config: transformers' config, if transformers' code runs the model; else None.
         quantization: of the matrices of layers.
         adapter: that is merged into the weights; None for the model as it is.
+        head: drafts for the model; None for none.
     """
 
     name: str
@@ -77,6 +79,7 @@ class ModelSource:
     hf_config: Any = None
     quantization: Quantization = PLAIN
     adapter: Adapter | None = None
+    head: Eagle3 | None = None
 
     @property
     def model_impl(self) -> str:
@@ -126,6 +129,14 @@ class ModelSource:
                 load_pooling_head(self.pooling.dense, self.config.hidden_size, ops, device),
                 load_classifier(self.config, ops, self.weights(device)),
             )
+
+    def build_head(self, model: Model, ops: Ops, device: torch.device) -> Eagle3Head | None:
+        """Load what drafts for the model, which is loaded; None if nothing does.
+
+        Raises:
+            UserError: a weight is missing, has the wrong shape, or no place.
+        """
+        return None if self.head is None else self.head.build(cast(OpenModel, model), ops, self.dtype, device)
 
     @cached_property
     def sight(self) -> Sight:
@@ -252,8 +263,10 @@ class ModelSource:
             names of tensors that the model does not read.
 
         Raises:
-            UserError: as ``build``.
+            UserError: as ``build`` and ``build_head``.
         """
+        if self.head is not None and has_weight_files(self.head.folder):
+            self.head.require_loadable()
         if self.load_format == "dummy" or self.folder is None or not has_weight_files(self.folder):
             return []
         if self.hf_config is not None:
@@ -289,6 +302,8 @@ class ModelSource:
             UserError: files are missing.
         """
         _ = self.state
+        if self.head is not None:
+            weight_files(self.head.folder)
 
     def require_unchanged(self) -> None:
         """Check that the files are in the same ``state`` as ever.
@@ -353,7 +368,9 @@ def find_model(settings: RunConfig, device: torch.device, *, quiet: bool = False
             raise FlagError(
                 "--kv-cache-dtype fp8: no layer has softmax attention over more than 512 keys; others stay in 16 bits"
             )
-    found = replace(found, name=settings.served_model_name or found.name, config=config)
+    named = settings.speculative_model
+    head = None if named is None else find_eagle3(named, config, quiet=quiet, weights=weights)
+    found = replace(found, name=settings.served_model_name or found.name, config=config, head=head)
     return _with_adapter(found, settings.lora[0], quiet) if settings.lora else found
 
 

@@ -136,7 +136,7 @@ def test_imports_that_are_not_served(name, instead):
     ("setting", "instead"),
     [
         ({"compilation_config": 3}, "use switches, such as cuda_graph=False"),
-        ({"speculative_config": {"num_speculative_tokens": 5}}, "no draft model is used"),
+        ({"speculative_config": {"num_speculative_tokens": 5}}, "use speculative_model= of LLM, with an EAGLE-3 head"),
         ({"override_generation_config": {"temperature": 0.1}}, "use SamplingParams"),
         ({"enable_lora": True}, "use lora={name: folder} of LLM, for one adapter"),
         ({"enable_prompt_embeds": True}, "give token ids as prompts"),

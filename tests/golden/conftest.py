@@ -111,10 +111,12 @@ def make_engine() -> Callable[..., Engine]:
         max_model_len: int | None = None,
         model_impl: str = "auto",
         kv_cache_dtype: str = "auto",
+        speculative_model: str | None = None,
         **switches: bool,
     ) -> Engine:
         limits = {"max_num_seqs": seqs, "max_num_batched_tokens": chunk, "block_size": block_size}
         model = {"max_model_len": max_model_len, "model_impl": model_impl, "kv_cache_dtype": kv_cache_dtype}
+        model |= {"speculative_model": speculative_model}
         return engine_of(folder, dtype, blocks=blocks, switches=switches, **model, **limits)
 
     return make

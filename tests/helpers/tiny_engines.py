@@ -44,13 +44,16 @@ def engine_of(
     max_model_len: int | None = None,
     model_impl: str = "auto",
     kv_cache_dtype: str = "auto",
+    speculative_model: str | None = None,
     **limits: int,
 ) -> Engine:
     """An engine on a model's folder, with ``blocks`` of KV cache; 0 gives plenty. Limits are of ``RunConfig``."""
     on = torch.device(device)
     model = {"max_model_len": max_model_len, "model_impl": model_impl, "kv_cache_dtype": kv_cache_dtype}
+    model |= {"speculative_model": speculative_model}
     source = find_model(RunConfig(model=str(folder), dtype=dtype, **model), on)
     block_size = limits.setdefault("block_size", 16)
-    memory = blocks * bytes_per_block(source.config.kv_planes, block_size, source.dtype) or 1 << 26
+    planes = [*source.config.kv_planes, *([] if source.head is None else [source.head.planes])]
+    memory = blocks * bytes_per_block(planes, block_size, source.dtype) or 1 << 26
     config = RunConfig(**{"kv_cache_memory": memory, **limits})
     return load_engine(source, config, Switches.resolve(switches or {}, on.type), on).engine

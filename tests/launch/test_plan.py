@@ -27,6 +27,7 @@ def source():
         quantization=PLAIN,
         dtype=torch.bfloat16,
         keep_state=lambda: None,
+        head=None,
     )
 
 

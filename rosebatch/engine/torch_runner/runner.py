@@ -26,7 +26,9 @@ from rosebatch.engine.staging import Staging
 from rosebatch.engine.step_runner import Masks
 from rosebatch.engine.torch_runner.attention import TorchAttention
 from rosebatch.engine.torch_runner.batch import BlockTables, build_batch
-from rosebatch.model.contract import NO_HEADS, Model, PoolingHeads, SeeingModel
+from rosebatch.engine.torch_runner.head_drafts import HeadDrafts
+from rosebatch.model.contract import NO_HEADS, Model, OpenModel, PoolingHeads, SeeingModel
+from rosebatch.model.eagle3 import Eagle3Head
 from rosebatch.ops.ops import Ops
 from rosebatch_kernels.common import host_waits
 
@@ -44,6 +46,7 @@ class TorchRunner:
         pooling_heads: see ``PooledStates``.
         batched_sampling: sample like rows together.
         trim_last_layer: compute only rows that are read after the last layer's attention.
+        head: drafts between steps, and has its planes behind the model's; None for no such drafts.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class TorchRunner:
         pooling_heads: PoolingHeads = NO_HEADS,
         batched_sampling: bool = True,
         trim_last_layer: bool = True,
+        head: Eagle3Head | None = None,
     ) -> None:
         self.model = model
         self._cached = [spec for spec in model.mixers if spec.planes]
@@ -71,6 +75,7 @@ class TorchRunner:
         self.images = images
         self.pooling = PooledStates(pooling_heads)
         self.staging = Staging(cache.device)
+        self.drafts = None if head is None else HeadDrafts(head, cache, len(self._cached), self.tables)
 
     def launch(self, plan: StepPlan, masks: Masks) -> Callable[[], StepResult]:
         """See ``rosebatch.engine.step_runner.StepRunner``: the result is there at once."""
@@ -113,6 +118,10 @@ class TorchRunner:
         forward, of_tokens = self.model.forward, batch.positions if sections is None else batch.rotary_rows
         if self.images is not None and (images := self.images.rows_of(plan.chunks, specs)) is not None:
             forward = partial(cast(SeeingModel, self.model).forward, images=images)
+        states = None
+        if self.drafts is not None:
+            states = self.drafts.states()
+            forward = partial(cast(OpenModel, self.model).forward, states=states)
         trimmed = self.trim_last_layer and not reads_all(plan, specs)
         count, of_prompts = len(batch.sampled), dict[int, PackedLogprobs]()
         if trimmed:
@@ -123,6 +132,8 @@ class TorchRunner:
             ends = hidden[batch.last_rows]
             operators = self.model.logits, self.ops.logprob_rows
             of_prompts = prompt_logprobs(plan.chunks, specs, hidden, *operators, self.staging, self.staging)()
+        if self.drafts is not None and states is not None:
+            self.drafts.follow(batch, states)
         pooled = self.pooling.fetch(plan, specs, ends[count:], hidden, self.staging, self.staging)()
         if not batch.sampled:
             return StepResult([], prompt_logprobs=of_prompts, pooled=pooled)

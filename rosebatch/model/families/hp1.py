@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
-from rosebatch.model.contract import Attention, load_embedding, load_head, rows_of
+from rosebatch.model.contract import Attention, LayerStates, load_embedding, load_head, rows_of
 from rosebatch.model.family import Architecture, Family
 from rosebatch.model.hf.fields import decoder, refuse
 from rosebatch.model.hf.rope import whole_rope
@@ -129,14 +129,22 @@ class HP1:
         )
 
     def forward(
-        self, input_ids: Tensor, positions: Tensor, attention: Attention, wanted: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        attention: Attention,
+        wanted: Tensor | None = None,
+        *,
+        states: LayerStates | None = None,
     ) -> Tensor:
-        """See ``rosebatch.model.contract.Model``."""
+        """See ``rosebatch.model.contract.OpenModel``."""
         ops = self.ops
         residual = ops.embed(input_ids, self.embedding, self.config.vocab_size)
         normed = ops.uclip_norm(residual, *self.layers[0].input_norm)
         following = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
-        for layer, next_norm in zip(self.layers, following, strict=True):
+        for number, (layer, next_norm) in enumerate(zip(self.layers, following, strict=True)):
+            if states is not None:
+                states.keep(number, residual)
             rows = wanted if layer is self.layers[-1] else None
             values = attention(layer.attention, layer.qkv(normed), wanted=rows)
             attended, residual = ops.project_to_clip(layer.out, values), rows_of(residual, rows)

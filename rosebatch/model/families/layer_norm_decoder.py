@@ -6,7 +6,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
-from rosebatch.model.contract import Attention, ImageRows, load_embedding, load_head, rows_of
+from rosebatch.model.contract import Attention, ImageRows, LayerStates, load_embedding, load_head, rows_of
 from rosebatch.model.mixers.paged_attention.sublayer import load_paged_attention
 from rosebatch.model.rope import Rotary, layer_rotaries
 from rosebatch.model.sublayers import MLP, LayerNorm, Mixer, load_gated_mlp, load_layer_norm
@@ -107,13 +107,16 @@ class LayerNormDecoder:
         attention: Attention,
         wanted: Tensor | None = None,
         images: ImageRows | None = None,
+        states: LayerStates | None = None,
     ) -> Tensor:
-        """See ``rosebatch.model.contract.SeeingModel``; no vectors are added behind layers."""
+        """See ``SeeingModel`` and ``OpenModel`` of ``rosebatch.model.contract``; no vectors are added behind layers."""
         ops, eps = self.ops, self.config.norm_eps
         residual = self.embed(input_ids, positions, images)
         normed = ops.layer_norm(residual, *self.layers[0].input_norm, eps)
         following = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
-        for layer, next_norm in zip(self.layers, following, strict=True):
+        for number, (layer, next_norm) in enumerate(zip(self.layers, following, strict=True)):
+            if states is not None:
+                states.keep(number, residual)
             rows = wanted if layer is self.layers[-1] else None
             attended, residual, norm = layer.attention(normed, attention, rows), rows_of(residual, rows), layer.mlp_norm
             if self.config.parallel_residual:

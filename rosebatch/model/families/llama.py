@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
-from rosebatch.model.contract import Attention, ImageRows, load_embedding, load_head, rows_of
+from rosebatch.model.contract import Attention, ImageRows, LayerStates, load_embedding, load_head, rows_of
 from rosebatch.model.experts import ExpertNames, load_experts
 from rosebatch.model.family import GGUF, Architecture, Family
 from rosebatch.model.gguf import decoder as gguf_decoder
@@ -135,8 +135,9 @@ class Llama:
         attention: Attention,
         wanted: Tensor | None = None,
         images: ImageRows | None = None,
+        states: LayerStates | None = None,
     ) -> Tensor:
-        """See ``rosebatch.model.contract.SeeingModel``."""
+        """See ``SeeingModel`` and ``OpenModel`` of ``rosebatch.model.contract``."""
         residual, added = self._embed(input_ids), iter(())
         if images is not None:
             own, *further = images.vectors.to(residual.dtype)
@@ -146,7 +147,9 @@ class Llama:
         first = self.layers[0].input_norm
         normed = residual if first is None else self.ops.rms_norm(residual, first, self.config.norm_eps)
         following = [*(layer.input_norm for layer in self.layers[1:]), self.norm]
-        for layer, then in zip(self.layers, following, strict=True):
+        for number, (layer, then) in enumerate(zip(self.layers, following, strict=True)):
+            if states is not None:
+                states.keep(number, residual)
             rows = wanted if layer is self.layers[-1] else None
             attended, residual = layer.attention(normed, attention, rows), rows_of(residual, rows)
             normed, residual = self._add(attended, residual, layer.post_attention_norm, layer.mlp_norm)
