@@ -312,19 +312,19 @@ def _load_token_ids(config: Eagle3, weights: SafetensorsWeights) -> Tensor | Non
     ``d2t`` has the differences, and ``t2d`` says of each token of the model whether it may be guessed.
     """
     count, vocab_size = config.draft_vocab_size, config.shape.vocab_size
-    difference, is_drafted = (None if weights.shape(each) is None else each for each in ("model.d2t", "model.t2d"))
-    if difference is None:
-        if count != vocab_size:
-            raise refusal(config.folder, f"weights have no tensor 'd2t', for {count} of {vocab_size} tokens")
-        found = None
-    else:
-        numbers = weights.stored(difference, (count,))
-        found = numbers.long() + torch.arange(count, device=numbers.device)
-    mask = None if is_drafted is None else weights.stored(is_drafted, (vocab_size,))
-    if found is not None and not found.is_meta:
-        # Sorted, as a table of tokens is.
-        if bool((found < 0).any() | (found >= vocab_size).any()) or len(found.unique()) != count:
-            raise refusal(config.folder, f"tensor 'd2t' does not lead to {count} of {vocab_size} tokens")
-        if mask is not None and not torch.equal(mask.bool().nonzero()[:, 0], found.sort().values):
+    of = f"{count} of {vocab_size} tokens"
+    has_ids, has_mask = (weights.shape(each) is not None for each in ("model.d2t", "model.t2d"))
+    if not has_ids and count != vocab_size:
+        raise refusal(config.folder, f"weights have no tensor 'd2t', for {of}")
+    mask = weights.stored("model.t2d", (vocab_size,)).bool() if has_mask else None
+    ids = torch.arange(count, device=weights.device)
+    if has_ids:
+        ids += weights.stored("model.d2t", (count,)).long()
+    if not ids.is_meta:
+        is_token = (ids >= 0) & (ids < vocab_size)
+        drafted = torch.zeros(vocab_size, dtype=torch.bool, device=ids.device).index_fill_(0, ids[is_token], True)
+        if int(drafted.sum()) != count:
+            raise refusal(config.folder, f"tensor 'd2t' does not lead to {of}")
+        if mask is not None and not torch.equal(mask, drafted):
             raise refusal(config.folder, "tensors 'd2t' and 't2d' disagree about the tokens that are drafted")
-    return found
+    return ids if has_ids else None
