@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from rosebatch.llm.embeddings import EmbeddingOutput as EmbeddingOutput
     from rosebatch.llm.embeddings import EmbeddingRequestOutput as EmbeddingRequestOutput
     from rosebatch.llm.llm import LLM as LLM
+    from rosebatch.llm.lora_request import LoRARequest as LoRARequest
     from rosebatch.llm.outputs import CompletionOutput as CompletionOutput
     from rosebatch.llm.outputs import Logprob as Logprob
     from rosebatch.llm.outputs import RequestMetrics as RequestMetrics
@@ -61,6 +62,7 @@ _PLACES = {
     "BeamSearchParams": "rosebatch.llm.beam_search",
     "BeamSearchOutput": "rosebatch.llm.beam_search",
     "BeamSearchSequence": "rosebatch.llm.beam_search",
+    "LoRARequest": "rosebatch.llm.lora_request",
     "PoolingParams": "rosebatch.core.pooling_params",
     "EmbeddingRequestOutput": "rosebatch.llm.embeddings",
     "EmbeddingOutput": "rosebatch.llm.embeddings",
@@ -80,7 +82,6 @@ __all__ = ["__version__", *_PLACES]
 _INSTEAD = {
     "await LLM(…).agenerate(…) is for asyncio": "AsyncLLM AsyncLLMEngine AsyncEngineArgs",
     "use LLM(model, …)": "EngineArgs LLMEngine",
-    "use LLM(model, lora={name: folder}), for one adapter": "LoRARequest",
     "stream yields whole outputs": "RequestOutputKind",
     "use EmbeddingRequestOutput": "PoolingOutput PoolingRequestOutput",
 }

@@ -75,7 +75,7 @@ class RunConfig:
     model: Annotated[str | None, Flag("Hub id, folder, .gguf or .toml.", MODEL)] = None
     revision: Annotated[str | None, Flag("Branch, tag or commit of a hub id.", MODEL)] = None
     lora: Annotated[
-        tuple[str, ...], Flag("A LoRA adapter, merged at load.", MODEL, metavar="NAME=FOLDER", rare=True)
+        tuple[str, ...], Flag("A LoRA adapter; several: rows choose.", MODEL, metavar="NAME=FOLDER", rare=True)
     ] = ()
     dtype: Annotated[DType, Flag("float32, float16 or bfloat16.", MODEL, metavar="DTYPE")] = "auto"
     quantization: Annotated[str, Flag("auto, fp8 (at load) or none.", MODEL, metavar="FORM")] = "auto"
@@ -201,8 +201,9 @@ class RunConfig:
         for adapter in self.lora:
             if not all(adapter.partition("=")):
                 raise ValueError(f"lora must be NAME=FOLDER or NAME=ORG/NAME, got {quoted(adapter)}")
-        if len(self.lora) > 1:
-            raise ValueError("lora must name one adapter, which is merged into the model")
+        names = [adapter.partition("=")[0] for adapter in self.lora]
+        if again := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"lora must give each adapter a name of its own, {quoted(again[0])} is there twice")
         if isinstance(self.kv_cache_memory, str):
             parse_size(self.kv_cache_memory, "kv_cache_memory")
 

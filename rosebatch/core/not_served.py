@@ -6,7 +6,7 @@ _INSTEAD = {
     "JSON is written on one line": "whitespace_pattern disable_any_whitespace",
     "use grammar": "structural_tag",
     'write "additionalProperties": false into the schema': "disable_additional_properties",
-    "use lora={name: folder} of LLM, for one adapter": "enable_lora lora_request",
+    "use lora={name: folder} of LLM": "enable_lora lora_request",
     "use chat_template= of LLM, with a file": "chat_template",
     "only text is served": "chat_template_content_format",
     "give {'image': 4}": "limit_mm_per_prompt",

@@ -26,6 +26,7 @@ class Request(msgspec.Struct, frozen=True):
         scoring: given tokens get their log-probabilities, and nothing is generated. With neither, tokens are.
         images: in the order of the prompt.
         predicted: tokens that the answer may have, see ``rosebatch.engine.drafts``. They change the speed alone.
+        adapter: the name of one that the engine has; empty for the model alone.
     """
 
     id: int
@@ -35,6 +36,7 @@ class Request(msgspec.Struct, frozen=True):
     scoring: Scoring | None = None
     images: tuple[PromptImage, ...] = ()
     predicted: Sequence[int] = ()
+    adapter: str = ""
 
 
 class Logprobs(NamedTuple):

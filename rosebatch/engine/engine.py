@@ -2,9 +2,10 @@
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import accumulate, islice
+from types import MappingProxyType
 
 import numpy as np
 from msgspec.structs import replace
@@ -15,7 +16,7 @@ from rosebatch.engine.drafts.drafter import Drafter
 from rosebatch.engine.drafts.window_drafter import WindowDrafter
 from rosebatch.engine.metrics.outlook import Outlook, bin_of
 from rosebatch.engine.metrics.stats import EngineStats
-from rosebatch.engine.plan import DecodeWindow, PackedStep, StepPlan, StepResult
+from rosebatch.engine.plan import NO_ADAPTER, AdapterSlot, DecodeWindow, PackedStep, StepPlan, StepResult
 from rosebatch.engine.sampling.masks import fill_masks, only_mask
 from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.engine.scheduling.sequence import SequenceState, stop_ids_of
@@ -42,6 +43,7 @@ class Engine:
         generates: whether the model has an output projection.
         pooling: the model's own.
         drafter: proposes what may follow, before each step, or whether the device does. None for no drafts.
+        adapters: that requests may name.
 
     Attributes:
         max_model_len: the same, but no more than the KV cache holds.
@@ -61,6 +63,7 @@ class Engine:
         generates: bool = True,
         pooling: ModelPooling = PLAIN_POOLING,
         drafter: Drafter | WindowDrafter | None = None,
+        adapters: Mapping[str, AdapterSlot] = MappingProxyType({}),
     ) -> None:
         separate = isinstance(scheduler.planner.policy, SeparateDecodes)
         assert separate or not async_depth, "mixed steps need the tokens of the step before"
@@ -75,6 +78,7 @@ class Engine:
         self.generates = generates
         self.pooling = pooling
         self.drafter = drafter
+        self.adapters = adapters
         self.restart_stats()
         self._num_started = 0
         self._constraints: dict[int, Constraint] = {}
@@ -183,11 +187,12 @@ class Engine:
             pooling = self.pooling.of(request.pooling)
             # No token of a decoder sees those after it.
             read = pooling.read(request.prompt_token_ids)
-            request = Request(request.id, read, request.sampling, pooling, request.scoring, request.images)
+            request = replace(request, prompt_token_ids=read, pooling=pooling)
         if request.predicted and max(request.predicted) >= self.vocab_size:
             # Of a tokenizer with more tokens than the model.
             request = replace(request, predicted=())
         now = time.perf_counter() if arrival_time is None else arrival_time
+        adapter = self.adapters[request.adapter] if request.adapter else NO_ADAPTER
         sequences, stop_ids = [], stop_ids_of(request.sampling, self.eos_token_ids, self.vocab_size)
         for sample in range(request.sampling.n):
             sequence = SequenceState.start(
@@ -199,6 +204,7 @@ class Engine:
                 stop_matcher=None if stop_matcher is None else stop_matcher(),
                 constraint=None if constraint is None else constraint(),
                 arrival_time=now,
+                adapter=adapter,
             )
             self._num_started += 1
             if sequence.constraint is not None:

@@ -1,8 +1,9 @@
 """From a model source and limits to an engine that is ready to run."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import torch
 
@@ -28,7 +29,7 @@ from rosebatch.engine.engine import Engine
 from rosebatch.engine.images import ImageEncoder, image_bytes, kept_bytes, together
 from rosebatch.engine.long_rope import restart_policy
 from rosebatch.engine.metrics.roofline import decode_bytes, weight_bytes
-from rosebatch.engine.plan import POOL_TOKENS, RestartPolicy
+from rosebatch.engine.plan import POOL_TOKENS, AdapterSlot, RestartPolicy
 from rosebatch.engine.scheduling.answer_pool import AnswerPool
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler
@@ -40,10 +41,12 @@ from rosebatch.engine.triton_runner.prefix_groups import MIN_ROWS
 from rosebatch.engine.triton_runner.runner import TritonRunner
 from rosebatch.engine.triton_runner.state import MOST_TOKENS, draft_bytes
 from rosebatch.engine.triton_runner.warm_up import compile_for, hash_compiler
+from rosebatch.model.adapters.by_row import by_row
 from rosebatch.model.contract import NO_HEADS, Model, PoolingHeads
 from rosebatch.model.eagle3 import Eagle3Head
 from rosebatch.model.fallback.load import Fallback
 from rosebatch.model.source import ModelSource
+from rosebatch.ops.adapters import AdapterRows
 from rosebatch.ops.device import device_ops, keep_products_whole
 from rosebatch.ops.layout import MatrixBytes
 from rosebatch.ops.ops import Ops
@@ -140,6 +143,9 @@ def load_engine(
             tokens = batched_tokens(limits, device.type)
             rows = padded_size(tokens) if tokens <= MAX_PADDED_TOKENS else tokens
             group.prepare(rows, source.config.hidden_size, source.dtype)
+    adapter_rows = AdapterRows() if source.by_row else None
+    if adapter_rows is not None:
+        ops = by_row(ops, adapter_rows)
     hashed = hash_compiler() if device.type == "cuda" else None
     model, pooling_heads = source.build(ops, device), source.build_pooling_heads(ops, device)
     source.require_unchanged()
@@ -175,6 +181,8 @@ def load_engine(
         image_bytes=taken,
         kept=source.quantization.kept(switches, device.type, source.dtype),
         head=source.build_head(model, ops, device),
+        adapters={name: AdapterSlot(number, salt) for number, (name, salt) in enumerate(source.salts.items(), 1)},
+        adapter_rows=adapter_rows,
     )
     if hashed is not None:
         hashed()
@@ -213,6 +221,8 @@ def build_engine(
     image_bytes: int = 0,
     kept: MatrixBytes | None = None,
     head: Eagle3Head | None = None,
+    adapters: Mapping[str, AdapterSlot] = MappingProxyType({}),
+    adapter_rows: AdapterRows | None = None,
 ) -> LoadedEngine:
     """Size the KV cache for a model that is loaded, and put the engine together.
 
@@ -233,6 +243,8 @@ def build_engine(
         image_bytes: see the function of this name.
         kept: what the matrices of layers take; None: they are plain.
         head: drafts for the model; None for no such drafts.
+        adapters: that requests may name.
+        adapter_rows: where the model's linears look for each row's; None for a model without adapters.
 
     Raises:
         FlagError: the KV cache has no room for a single block.
@@ -322,6 +334,7 @@ def build_engine(
             batched_sampling=switches.batched_sampling,
             trim_last_layer=switches.trim_last_layer,
             head=head,
+            adapters=adapter_rows,
         )
     if isinstance(runner, TritonRunner) and limits.speculative == "auto" and runner.verifies:
         scheduler.planner.forces = 0 if isinstance(model, Fallback) else config.num_token_ids
@@ -353,6 +366,7 @@ def build_engine(
         generates=generates,
         pooling=pooling,
         drafter=drafter,
+        adapters=adapters,
     )
     return LoadedEngine(engine, memory.groups, block_size, cache.nbytes)
 

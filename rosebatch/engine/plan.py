@@ -32,6 +32,21 @@ BlockCopy = tuple[int, int, int]
 HostCopy = tuple[int, int]
 
 
+class AdapterSlot(NamedTuple):
+    """An adapter of the model.
+
+    Attributes:
+        number: counted from 1; 0 is the model alone.
+        salt: of the keys that it makes: equal names may have other contents in the next run, and other names the same.
+    """
+
+    number: int
+    salt: bytes
+
+
+NO_ADAPTER = AdapterSlot(0, b"")
+
+
 class SequenceSpec(msgspec.Struct, frozen=True):
     """What a runner needs of a sequence.
 
@@ -44,6 +59,7 @@ class SequenceSpec(msgspec.Struct, frozen=True):
         guided: whether a grammar decides which tokens may come next.
         has_features: whether its logits are more than sampled: penalties, biases, log-probabilities.
         salt: what decides its keys besides tokens and images. Sequences share blocks only if their salts are equal.
+        adapter: the slot of the one that it is computed with; 0 for the model alone.
         restart_len: number of tokens with which it is computed again from the start; None for never.
         pooling: what becomes of its hidden states; None if they are not pooled.
         classifies: whether the pooled states go through the model's classifier.
@@ -68,6 +84,7 @@ class SequenceSpec(msgspec.Struct, frozen=True):
     scoring: Scoring | None = None
     images: tuple[PromptImage, ...] = ()
     predicted: "array[int]" = array("I")
+    adapter: int = 0
 
     @property
     def generates(self) -> bool:

@@ -27,11 +27,20 @@ class _Prompt(msgspec.Struct):
     prompt_token_ids: msgspec.Raw = msgspec.Raw()
 
 
+# The adapter comes last here, and first in a beginning: what one computes of a prompt is no other's.
+class _Row(_Prompt):
+    lora: msgspec.Raw = msgspec.Raw()
+
+
+class _Body(_Prompt):
+    model: msgspec.Raw = msgspec.Raw()
+
+
 class _Request(msgspec.Struct):
-    body: _Prompt
+    body: _Body
 
 
-_PROMPT, _REQUEST = msgspec.json.Decoder(_Prompt), msgspec.json.Decoder(_Request)
+_ROW, _REQUEST = msgspec.json.Decoder(_Row), msgspec.json.Decoder(_Request)
 _FIELDS, _VALUES = msgspec.json.Decoder(dict[str, msgspec.Raw]), msgspec.json.Decoder(dict[str, Any])
 
 
@@ -65,10 +74,11 @@ class Beginnings:
                 return self._of_values(values_of(content))
             if self.columns.prompt is not None:
                 return bytes(_FIELDS.decode(content).get(self.columns.prompt, b""))
-            found = _REQUEST.decode(content).body if self.is_batch else _PROMPT.decode(content)
+            found = _REQUEST.decode(content).body if self.is_batch else _ROW.decode(content)
         except (msgspec.MsgspecError, RowError, UnicodeError, RecursionError, TypeError):
             return b""
-        return b"".join(msgspec.structs.astuple(found))
+        *prompt, adapter = msgspec.structs.astuple(found)
+        return b"".join((adapter, *prompt))
 
     def _of_values(self, values: Mapping[str, Any]) -> bytes:
         field = self.columns.image_field
@@ -78,8 +88,10 @@ class Beginnings:
             names = PROMPT_FIELDS if self.columns.prompt is None else (self.columns.prompt,)
             prompt = next((values[name] for name in names if values.get(name) is not None), "")
         # What is not compared is not copied.
-        return image + (
-            prompt[:COMPARED].encode() if isinstance(prompt, str) else msgspec.json.encode(prompt, enc_hook=str)
+        return (
+            str(values.get("lora") or "").encode(errors="replace")
+            + image
+            + (prompt[:COMPARED].encode() if isinstance(prompt, str) else msgspec.json.encode(prompt, enc_hook=str))
         )
 
 

@@ -52,6 +52,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         continuations: texts or token ids that are scored after the prompt; none: the prompt's own tokens are scored.
             None for a row that is not scored.
         continuations_name: of the field that has them.
+        lora: the name of an adapter; None for the model as the run has it.
+        model: what a request of an OpenAI batch names so: an adapter, perhaps.
     """
 
     index: int
@@ -74,6 +76,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     pooling: PoolingParams | None = None
     continuations: tuple[str | tuple[int, ...], ...] | None = None
     continuations_name: str = "continuations"
+    lora: str | None = None
+    model: str | None = None
 
     @property
     def generates(self) -> bool:
@@ -104,11 +108,12 @@ class _Fields(RequestFields):
     id: str | int | None = None
     prompt: str | None = None
     prompt_token_ids: tuple[int, ...] | None = None
+    lora: str | None = None
 
 
 _RESULT_FIELDS = frozenset(RESULT_FIELDS)
 PROMPT_FIELDS = ("prompt", "messages", "prompt_token_ids")
-REQUEST_FIELDS = OPTION_FIELDS | SAMPLING_FIELDS | TOOL_FIELDS | {*PROMPT_FIELDS, *OTHER_NAMES, "best_of"}
+REQUEST_FIELDS = OPTION_FIELDS | SAMPLING_FIELDS | TOOL_FIELDS | {*PROMPT_FIELDS, *OTHER_NAMES, "best_of", "lora"}
 # Fields of rows that have their prompt in another form, and what to do.
 OTHER_FORMS = {
     "conversations": "conversations is ShareGPT's form: write messages with role and content",
@@ -163,6 +168,7 @@ def parse_row(
             prompt_token_ids=line.prompt_token_ids,
             tool_use=tools_of(line, values, chat=line.messages is not None),
             unclear=unclear_names(metadata),
+            lora=line.lora,
         )
     except RowError as error:
         return FailedRow(index=index, where=where, metadata=metadata, error=error)

@@ -24,6 +24,7 @@ from rosebatch.engine.scheduling.servable import require_servable
 from rosebatch.host.threads import DaemonPool
 from rosebatch.io.images.policy import NO_MEDIA, MediaPolicy
 from rosebatch.io.reader import PromptReader
+from rosebatch.io.row_adapters import NO_ADAPTERS, RowAdapters
 from rosebatch.io.rows import FailedRow, Row
 from rosebatch.io.sampling_fields import with_defaults
 from rosebatch.io.tasks.registry import refusals
@@ -135,6 +136,7 @@ def check_file(reader: PromptReader, plan: LaunchPlan, stream: TextIO, *, strict
         generates=plan.source.has_head,
         strict=strict,
         sight=plan.sight,
+        adapters=plan.row_adapters,
         media=reader.media,
         limit_images=plan.config.limit_images,
         max_pixels=plan.config.max_pixels,
@@ -155,6 +157,7 @@ def check_rows(
     generates: bool = True,
     strict: bool = False,
     sight: Sight = TEXT_ALONE,
+    adapters: RowAdapters = NO_ADAPTERS,
     media: MediaPolicy = NO_MEDIA,
     limit_images: int | None = None,
     max_pixels: int | None = None,
@@ -173,6 +176,7 @@ def check_rows(
         generates: whether the model has an output projection.
         strict: see ``check_file``.
         sight: how the model sees, or why it does not.
+        adapters: of the run.
         media, limit_images, max_pixels: see ``rosebatch.job.images.with_images``.
         most_tokens: of a step. An image whose tokens see each other needs room in one.
     """
@@ -190,7 +194,7 @@ def check_rows(
 
     with DaemonPool(1, "rosebatch-text") as pool:
         limit = config.max_model_len
-        prepared = prepare(rows, tokenizer, grammars, pool, max_model_len=limit, sight=sight)
+        prepared = prepare(rows, tokenizer, grammars, pool, max_model_len=limit, sight=sight, adapters=adapters)
         compiled = with_grammars(prepared, grammars, in_order=True)
         loaded = with_images(
             compiled, sight, tokenizer, media, max_model_len=limit, limit=limit_images, max_pixels=max_pixels

@@ -105,7 +105,7 @@ def model_info_of(plan: LaunchPlan) -> ModelInfo:
         "sampler": plan.config.sampler,
         "tensor_parallel_size": plan.config.tensor_parallel_size,
         # Left out where they are not given: older runs have none.
-        **({"lora": adapter.name} if (adapter := plan.source.adapter) else {}),
+        **({"lora": adapters} if (adapters := plan.source.adapter_names) else {}),
         **{name: value for name in ("limit_images", "max_pixels") if (value := getattr(plan.config, name)) is not None},
         "toggles": asdict(plan.switches),
         "versions": {

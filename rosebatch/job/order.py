@@ -119,7 +119,7 @@ def _not_compared(rows: Sequence[Prepared | FailedRow]) -> int:
 def _place(
     item: Prepared | FailedRow, *, shares: bool, longest_first: bool, behind: int
 ) -> tuple[bool, int, bytes, "array[int]"]:
-    """By what rows are sorted: those that have failed first, then by their images, then by their token ids.
+    """By what rows are sorted: those that have failed first, then by adapters and images, then by their token ids.
 
     Arrays compare as quickly as bytes where they differ early, and need no copy.
     """
@@ -129,7 +129,8 @@ def _place(
     length = -length_class(row) if longest_first else 0
     if not shares:
         return True, length, b"", _NO_IDS
-    # Questions about one image follow each other, whatever they are.
-    front = ends_of(row.images[0].source) if row.images else b""
+    # Questions about one image follow each other, whatever they are; keys of one adapter are no other's.
+    image = ends_of(row.images[0].source) if row.images else b""
+    front = b"%s %s" % (row.lora.encode(errors="replace"), image) if row.lora else image
     token_ids = _token_ids(item)
     return True, length, front, token_ids[behind:] if behind else token_ids

@@ -15,6 +15,7 @@ import msgspec
 from rosebatch.core.errors import RowError, unexpected
 from rosebatch.core.token_ids import TokenIds, packed
 from rosebatch.host.threads import wait_for
+from rosebatch.io.row_adapters import NO_ADAPTERS, RowAdapters
 from rosebatch.io.rows import FailedRow, Row
 from rosebatch.job.chat_rows import for_model
 from rosebatch.job.memory_estimate import ROW, prompt_bytes, row_bytes
@@ -52,6 +53,7 @@ def prepare(
     max_bytes: int = DEFAULT_BYTES,
     max_model_len: int = 1 << 20,
     sight: Sight = TEXT_ALONE,
+    adapters: RowAdapters = NO_ADAPTERS,
 ) -> Iterator[Prepared | FailedRow | None]:
     """Prepare rows, a group at a time. Those that no engine could serve become failed rows.
 
@@ -66,6 +68,7 @@ def prepare(
         max_bytes: of rows under way in the whole job.
         max_model_len: most tokens of prompt and completion together.
         sight: how the model sees, or why it does not.
+        adapters: of the run.
     """
     source = iter(rows)
     group_bytes = min(_GROUP_BYTES, max_bytes // 16 // _ENCODING_BYTES)
@@ -91,7 +94,7 @@ def prepare(
         ):
             check()
             with Stopwatch(seconds, "reading"):
-                group, ended, idle = _next_group(source, tokenizer, grammars, group_bytes, sight)
+                group, ended, idle = _next_group(source, tokenizer, grammars, group_bytes, sight, adapters)
             if group:
                 read = [each.row for each in group if isinstance(each.row, Row)]
                 with Stopwatch(seconds, "rendering chats") if any(row.messages for row in read) else nullcontext():
@@ -130,6 +133,7 @@ def _next_group(
     grammars: Grammars | None,
     max_bytes: int,
     sight: Sight,
+    adapters: RowAdapters,
 ) -> tuple[list[_Read], bool, bool]:
     """Some rows; whether the source ended; whether it has nothing at the moment."""
     group: list[_Read] = []
@@ -137,7 +141,8 @@ def _next_group(
     for read in source:
         if read is None:
             return group, False, True
-        row, tried = for_model(read, tokenizer, sight), None
+        row, tried = adapters.chosen(read) if isinstance(read, Row) else read, None
+        row = for_model(row, tokenizer, sight)
         if grammars is not None and isinstance(row, Row) and row.sampling.grammar is not None:
             tried = grammars.begin(row.sampling.grammar)
         size = row_bytes(row)

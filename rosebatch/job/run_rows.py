@@ -93,6 +93,7 @@ def run_rows(
         media=serving.media,
         limit_images=config.limit_images,
         max_pixels=config.max_pixels,
+        adapters=launched.plan.row_adapters,
     )
     progress.watch(launched.engine.outlook)
     with closing(batches):

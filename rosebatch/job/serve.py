@@ -13,6 +13,7 @@ from rosebatch.host.garbage import searched_rarely
 from rosebatch.host.threads import DaemonPool
 from rosebatch.io.images.policy import NO_MEDIA, MediaPolicy
 from rosebatch.io.results import Result
+from rosebatch.io.row_adapters import NO_ADAPTERS, RowAdapters
 from rosebatch.io.rows import FailedRow, Row
 from rosebatch.job.await_grammars import with_grammars
 from rosebatch.job.images import with_images
@@ -52,6 +53,7 @@ def serve(
     media: MediaPolicy = NO_MEDIA,
     limit_images: int | None = None,
     max_pixels: int | None = None,
+    adapters: RowAdapters = NO_ADAPTERS,
 ) -> Generator[Iterable[Result | FailedRow], None, None]:
     """Complete every row; a row that cannot be served becomes a failed one.
 
@@ -72,6 +74,7 @@ def serve(
         return_token_ids, whole_texts, media: see ``rosebatch.job.serve_options.ServeOptions``.
         sight: how the model sees, or why it does not.
         limit_images, max_pixels: see ``rosebatch.job.images.with_images``.
+        adapters: of the run.
 
     Yields:
         after every step the rows that are finished, perhaps none, in any order. They are to be taken before the next
@@ -86,7 +89,7 @@ def serve(
     encoder, decoder = DaemonPool(1, "rosebatch-encode"), DaemonPool(1, "rosebatch-decode")
     with encoder, decoder, searched_rarely():
         limit = engine.max_model_len
-        source = prepare(rows, tokenizer, grammars, encoder, seed, seconds, check, max_bytes, limit, sight)
+        source = prepare(rows, tokenizer, grammars, encoder, seed, seconds, check, max_bytes, limit, sight, adapters)
         if not in_order and engine.generates:
             # Prompts of an encoder share nothing, and none takes long: they need not wait for a window of others.
             source = in_job_order(

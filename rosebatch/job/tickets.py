@@ -125,6 +125,7 @@ class Tickets:
                     prompt.scoring,
                     prompt.images,
                     prompt.predicted,
+                    row.row.lora or "",
                 )
                 self._next_id += 1
                 requests.append(request)

@@ -44,6 +44,7 @@ class Wanted:
         image_bytes: that images may take in each process, see ``rosebatch.engine.images.image_bytes``.
         small_image_bytes: the same with ``--max-pixels`` of ``SMALL_IMAGE``.
         draft_weights, draft_planes: of a head for drafts: numbers, and what it keeps of each token.
+        adapter_bytes: of adapters that rows choose, in all processes together.
     """
 
     name: str
@@ -58,11 +59,12 @@ class Wanted:
     small_image_bytes: int = 0
     draft_weights: int = 0
     draft_planes: tuple[Planes, ...] = ()
+    adapter_bytes: int = 0
 
     def weights(self, device: str) -> int:
         """Bytes of weights in each process."""
         kept = self.quantization.kept(self.switches, device, self.dtype)
-        size = weight_bytes(self.config, self.dtype.itemsize, kept)
+        size = weight_bytes(self.config, self.dtype.itemsize, kept) + self.adapter_bytes
         if device == "cpu" and self.config.tie_word_embeddings and self.config.head:
             # Its rows are read one by one as the embedding, and its products are in a layout of their own.
             size += self.head

@@ -124,7 +124,7 @@ def load(plan: LaunchPlan) -> Launched:
         "is_demo_model": config.model is None,
         "load_format": source.load_format,
         "model_impl": source.model_impl,
-        "lora": source.adapter.name if source.adapter else None,
+        "lora": source.adapter_names or None,
         "device": plan.device.type,
         "tensor_parallel_size": config.tensor_parallel_size,
         "dtype": dtype_name(source.dtype),

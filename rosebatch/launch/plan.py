@@ -18,6 +18,7 @@ from rosebatch.core.words import counted
 from rosebatch.engine.cache.memory import batched_tokens, memory_of
 from rosebatch.engine.images import image_bytes
 from rosebatch.engine.load import choose_block_size, pick_device
+from rosebatch.io.row_adapters import RowAdapters
 from rosebatch.launch.drafts import require_drafts
 from rosebatch.launch.fit import SMALL_IMAGE, Fit, Wanted, find_fit
 from rosebatch.model.fingerprint import tokenizer_fingerprint
@@ -79,6 +80,14 @@ class LaunchPlan:
         return OF_GGUF if given.endswith(".gguf") else found
 
     @property
+    def row_adapters(self) -> RowAdapters:
+        """What rows may name."""
+        own = (self.source.name, self.config.model)
+        return RowAdapters(
+            tuple(adapter.name for adapter in self.source.adapters), tuple(name for name in own if name is not None)
+        )
+
+    @property
     def no_images(self) -> str | None:
         """Why no row may have images; None if rows may."""
         if isinstance(self.sight, str):
@@ -138,7 +147,8 @@ def plan_fitting(config: RunConfig, *, quiet: bool = False, weights: bool = True
         source.quantization,
         image_bytes(source, config, tokens),
         image_bytes(source, smaller, tokens),
-        *(() if source.head is None else (source.head.num_weights, source.head.planes)),
+        *((0, ()) if source.head is None else (source.head.num_weights, source.head.planes)),
+        source.adapter_bytes,
     )
     fit = find_fit(wanted, memory_of(plan.device))
     if weights or config.model is None or parse_hub_id(config.model) is None:

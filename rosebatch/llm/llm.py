@@ -33,6 +33,7 @@ from rosebatch.llm.call import Call
 from rosebatch.llm.call_queue import CallQueue
 from rosebatch.llm.classes import CLASSES, REWARDS, ClassificationRequestOutput
 from rosebatch.llm.embeddings import EMBEDDINGS, EmbeddingRequestOutput
+from rosebatch.llm.lora_request import names_of
 from rosebatch.llm.on_error import OnError, check_on_error, checked
 from rosebatch.llm.outputs import COMPLETIONS, RequestOutput
 from rosebatch.llm.prompts import (
@@ -109,7 +110,7 @@ class LLM(WithoutMethods):
         config = RunConfig.of(None if model is None else str(model), **own)
         if model is None:
             sys.stderr.write(f"rosebatch: no model given: {DEMO_ANSWERS}\n")
-        self._start(load_backend(config), seed, media)
+        self._start(load_backend(config), config, seed, media)
 
     @classmethod
     def of(cls, launched: "Launched") -> "LLM":
@@ -117,11 +118,14 @@ class LLM(WithoutMethods):
         from rosebatch.llm.local import LocalBackend
 
         llm = cls.__new__(cls)
-        llm._start(LocalBackend(launched))
+        llm._start(LocalBackend(launched), launched.plan.config)
         return llm
 
-    def _start(self, backend: Backend, seed: int | None = None, media: MediaPolicy = NO_MEDIA) -> None:
+    def _start(
+        self, backend: Backend, config: RunConfig, seed: int | None = None, media: MediaPolicy = NO_MEDIA
+    ) -> None:
         self._backend: Backend | None = backend
+        self._adapters = {name: folder for name, _, folder in (each.partition("=") for each in config.lora)}
         self._seed = seed
         # Of prompts without parameters.
         self._default = SamplingParams(**backend.sampling)
@@ -153,7 +157,8 @@ class LLM(WithoutMethods):
             on_error: whether a prompt that cannot be served raises, before anything runs if possible, or returns an
                 output with its ``error``.
             use_tqdm: show progress on stderr.
-            vllm: its other parameters, as long as they ask for nothing.
+            vllm: its other parameters, as long as they ask for nothing; and ``lora_request``, for all or one for each:
+                a ``LoRARequest`` or the name of an adapter, see ``LLM(lora=...)``.
 
         Returns:
             one output for each prompt, in order.
@@ -161,11 +166,12 @@ class LLM(WithoutMethods):
         Raises:
             ValueError: with ``on_error="raise"``: a prompt cannot be served. It is named by its place, from 0.
         """
+        lora = vllm.pop("lora_request", None)
         require_neutral("generate", vllm)
         with searched_rarely():
             given = map(prompt_fields, several(prompts))
             # No name holds the rows at the end of this block: the next search would look at all of their tokens.
-            return self._served(self._rows(given, sampling_params), COMPLETIONS, seed, on_error, use_tqdm)
+            return self._served(self._rows(given, sampling_params, lora), COMPLETIONS, seed, on_error, use_tqdm)
 
     def chat(
         self,
@@ -205,6 +211,7 @@ class LLM(WithoutMethods):
         Raises:
             ValueError: the tools cannot be used; with ``on_error="raise"``: a chat cannot be served.
         """
+        lora = vllm.pop("lora_request", None)
         require_neutral("chat", vllm)
         chats = chats_fields(
             messages,
@@ -216,7 +223,7 @@ class LLM(WithoutMethods):
             parallel_tool_calls=parallel_tool_calls,
         )
         with searched_rarely():
-            return self._served(self._rows(chats, sampling_params), COMPLETIONS, seed, on_error, use_tqdm)
+            return self._served(self._rows(chats, sampling_params, lora), COMPLETIONS, seed, on_error, use_tqdm)
 
     def beam_search(
         self,
@@ -387,8 +394,9 @@ class LLM(WithoutMethods):
         **vllm: Any,
     ) -> list[RequestOutput]:
         """``generate`` for coroutines. Prompts of all calls under way run together."""
+        lora = vllm.pop("lora_request", None)
         require_neutral("agenerate", vllm)
-        rows = self._rows(map(prompt_fields, several(prompts)), sampling_params)
+        rows = self._rows(map(prompt_fields, several(prompts)), sampling_params, lora)
         return await self._await(rows, COMPLETIONS, on_error)
 
     async def achat(
@@ -400,7 +408,8 @@ class LLM(WithoutMethods):
         **chat: Any,
     ) -> list[RequestOutput]:
         """``chat`` for coroutines, with the same parameters of chats."""
-        rows = self._rows(chats_fields(messages, **chat), sampling_params)
+        lora = chat.pop("lora_request", None)
+        rows = self._rows(chats_fields(messages, **chat), sampling_params, lora)
         return await self._await(rows, COMPLETIONS, on_error)
 
     async def aembed(
@@ -516,10 +525,16 @@ class LLM(WithoutMethods):
         return self._backend
 
     def _rows(
-        self, prompts: Iterable[Mapping[str, Any]], sampling_params: SamplingParams | Sequence[SamplingParams] | None
+        self,
+        prompts: Iterable[Mapping[str, Any]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        lora_request: Any = None,
     ) -> list[Row | FailedRow]:
         prompts = list(prompts)
         params = one_for_each("sampling_params", sampling_params, self._default, len(prompts))
+        if lora_request is not None:
+            names = names_of(lora_request, len(prompts), self._adapters)
+            prompts = [{"lora": name, **prompt} for name, prompt in zip(names, prompts, strict=True)]
         return [self._row(prompt, own) for prompt, own in zip(prompts, params, strict=True)]
 
     def _pooled_rows(

@@ -37,10 +37,11 @@ class TokensPrompt(TypedDict):
 
 
 # A text, its token ids, or either in a mapping: ``{"prompt": ...}``, ``{"prompt_token_ids": [...]}``, perhaps with
-# images: ``"multi_modal_data": {"image": ...}``.
+# images: ``"multi_modal_data": {"image": ...}``, and with the name of an adapter: ``"lora": ...``.
 Prompt = str | Sequence[int] | Mapping[str, Any]
 _PROMPT_KEYS = ("prompt", "prompt_token_ids")
 _IMAGES = "multi_modal_data"
+_LORA = "lora"
 # Types of nearly all prompts. To ask whether a value is a mapping takes several times as long.
 _USUAL = frozenset({str, list})
 # Numbers of NumPy.
@@ -217,15 +218,17 @@ def _require_known(prompt: Mapping[str, Any]) -> None:
     if len(prompt) == 1 and (text is not None or ids is not None):
         # Nearly all, and quicker to check.
         return
-    others = {name: value for name, value in prompt.items() if name != _IMAGES}
+    others = {name: value for name, value in prompt.items() if name not in (_IMAGES, _LORA)}
     require_text(others, f"a prompt's images are in {_IMAGES}, as image")
-    given = [name for name, value in prompt.items() if value is not None and name != _IMAGES]
+    if not isinstance(prompt.get(_LORA), str | None):
+        raise RowError("invalid_field", f"{_LORA} must be the name of an adapter, got {type(prompt[_LORA]).__name__}")
+    given = [name for name, value in others.items() if value is not None]
     if not set(_PROMPT_KEYS).intersection(given):
         way = "; chat takes messages" if "messages" in given else ""
         got = ", ".join(map(str, given)) or "nothing"
         raise RowError("missing_prompt", f"expected prompt or prompt_token_ids, got {got}{way}")
     if unknown := [name for name in given if name not in _PROMPT_KEYS]:
-        way = instead_of(unknown[0]) or f"a prompt's mapping has {' or '.join(_PROMPT_KEYS)}, and {_IMAGES}"
+        way = instead_of(unknown[0]) or f"a prompt's mapping has {' or '.join(_PROMPT_KEYS)}, {_IMAGES} and {_LORA}"
         raise RowError("unsupported_field", f"{unknown[0]} is not served: {way}")
 
 
@@ -312,6 +315,8 @@ def _fields_of(prompt: Prompt) -> dict[str, Any]:
             _require_known(prompt)
         except RowError as refused:
             return {"error": refused}
+        if (lora := prompt.get(_LORA)) is not None:
+            return {**_fields_of({name: value for name, value in prompt.items() if name != _LORA}), _LORA: lora}
         text, ids = map(prompt.get, _PROMPT_KEYS)
         given = text if ids is None else ids
         if isinstance(given, str) is not (ids is None):

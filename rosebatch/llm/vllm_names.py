@@ -24,7 +24,13 @@ _IGNORED = {
     "disable_cascade_attn",
     "disable_custom_all_reduce",
     "disable_log_stats",
+    "fully_sharded_loras",
     "guided_decoding_backend",
+    "lora_dtype",
+    "lora_extra_vocab_size",
+    "max_cpu_loras",
+    "max_lora_rank",
+    "max_loras",
     "max_seq_len_to_capture",
     "swap_space",
     "trust_remote_code",
@@ -126,6 +132,8 @@ def own_names(settings: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in settings.items():
         if name == "enforce_eager" and value is True:
             own["cuda_graph"] = False
+        elif name == "enable_lora" and value is True and settings.get("lora"):
+            continue
         elif name == "allowed_local_media_path" and value == "":
             # vLLM's default: no file may be read.
             continue

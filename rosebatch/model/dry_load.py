@@ -4,8 +4,10 @@ import torch
 from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
+from rosebatch.model.adapters.by_row import by_row
 from rosebatch.model.registry import build_model
 from rosebatch.model.weights import WeightSource
+from rosebatch.ops.adapters import AdapterRows
 from rosebatch.ops.ops import Experts, Linear, Ops, Partial, RoutedExperts
 from rosebatch.ops.weight import Weight
 
@@ -52,4 +54,6 @@ def _experts(layer: Experts) -> RoutedExperts:
 
 
 # The operators of a model that is never called.
-NO_PRODUCTS = Ops(linear=_NoProduct, head=lambda weight: _NoProduct(weight, None), experts=_experts)
+NO_PRODUCTS = by_row(
+    Ops(linear=_NoProduct, head=lambda weight: _NoProduct(weight, None), experts=_experts), AdapterRows()
+)

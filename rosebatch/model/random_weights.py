@@ -44,6 +44,10 @@ class RandomWeights:
     def change(self, name: str, shape: tuple[int, ...]) -> None:
         """See ``WeightSource``: there is no adapter."""
 
+    def added(self, name: str, shape: tuple[int, ...]) -> tuple[()]:
+        """See ``WeightSource``: there is no adapter."""
+        return ()
+
     def get(
         self,
         name: str,

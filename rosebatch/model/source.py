@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -18,7 +19,7 @@ from rosebatch.core.errors import FlagError, UserError, printable
 from rosebatch.core.pooling_params import MEAN, ModelPooling, NamedPrompts, PoolingParams
 from rosebatch.core.words import counted
 from rosebatch.host.model_files import reachable, refused, require_file
-from rosebatch.model.adapters.adapter import Adapter, read_adapter
+from rosebatch.model.adapters.adapter import Adapter, read_adapter, require_by_row
 from rosebatch.model.adapters.folder import require_no_adapter
 from rosebatch.model.classifier_head import load_classifier
 from rosebatch.model.contract import Model, OpenModel, PoolingHeads
@@ -67,7 +68,7 @@ class ModelSource:
         dtype: of the run.
         hf_config: transformers' config, if transformers' code runs the model; else None.
         quantization: of the matrices of layers.
-        adapter: that is merged into the weights; None for the model as it is.
+        adapters: one is merged into the weights; of several, each row has its own or none.
         head: drafts for the model; None for none.
     """
 
@@ -78,8 +79,28 @@ class ModelSource:
     dtype: torch.dtype
     hf_config: Any = None
     quantization: Quantization = PLAIN
-    adapter: Adapter | None = None
+    adapters: tuple[Adapter, ...] = ()
     head: Eagle3 | None = None
+
+    @property
+    def merged(self) -> Adapter | None:
+        """The only adapter."""
+        return self.adapters[0] if len(self.adapters) == 1 else None
+
+    @property
+    def by_row(self) -> tuple[Adapter, ...]:
+        """Several adapters, by slot; empty if there is one, or none."""
+        return self.adapters if len(self.adapters) > 1 else ()
+
+    @property
+    def adapter_bytes(self) -> int:
+        """What those of ``by_row`` take beside the weights, at most."""
+        return sum(adapter.by_row_numbers for adapter in self.by_row) * self.dtype.itemsize
+
+    @property
+    def adapter_names(self) -> str:
+        """Of all adapters, in one order whatever that of the flags is."""
+        return ", ".join(sorted(adapter.name for adapter in self.adapters))
 
     @property
     def model_impl(self) -> str:
@@ -99,12 +120,12 @@ class ModelSource:
                 model = build_model(config, ops, weights)
                 # Its few tensors are read, too.
                 load_classifier(self.config, NO_PRODUCTS, weights)
-            if self.adapter is not None and device.type == "cuda":
+            if self.merged is not None and device.type == "cuda":
                 # What merging took of it. K and V get what is free.
                 torch.cuda.empty_cache()
             if isinstance(weights, SafetensorsWeights):
                 weights.require_form()
-                weights.require_adapter()
+                weights.require_adapters()
                 unread = [
                     name
                     for name in weights.unread
@@ -254,7 +275,7 @@ class ModelSource:
         if self.load_format == "dummy" or self.folder is None:
             return RandomWeights(self.dtype, device, rounding=self.quantization.of_random(device))
         form, rounding = self.quantization.form, self.quantization.rounding
-        return SafetensorsWeights(self.folder, self.dtype, device, form, rounding, self.adapter)
+        return SafetensorsWeights(self.folder, self.dtype, device, form, rounding, self.merged, self.by_row)
 
     def require_loadable(self) -> list[str]:
         """Check what can be known of the weights without reading them, if there are any.
@@ -272,16 +293,17 @@ class ModelSource:
         if self.hf_config is not None:
             SafetensorsWeights(self.folder, self.dtype, HEADERS).require_plain_matrices()
             return []
-        weights = SafetensorsWeights(self.folder, self.dtype, HEADERS, self.quantization.form, adapter=self.adapter)
+        form, adapters = self.quantization.form, (self.merged, self.by_row)
+        weights = SafetensorsWeights(self.folder, self.dtype, HEADERS, form, None, *adapters)
         require_loadable(msgspec.structs.replace(self.config, head=self.has_head), weights)
         load_pooling_head(self.pooling.dense, self.config.hidden_size, NO_PRODUCTS, HEADERS)
         load_classifier(self.config, NO_PRODUCTS, weights)
         weights.require_form()
-        weights.require_adapter()
+        weights.require_adapters()
         return [name for name in weights.unread if not self._is_of_tower(name)]
 
     def fingerprint(self) -> str:
-        """Hash of shape, tokenizer, weights and adapter: every byte of every file.
+        """Hash of shape, tokenizer, weights and adapters: every byte of every file.
 
         How K and V are stored is not of the model.
 
@@ -289,6 +311,15 @@ class ModelSource:
             UserError: a file is missing or unreadable.
         """
         return fingerprint_of(repr(msgspec.structs.replace(self.config, kv_cache_dtype="auto")), self._files())
+
+    @property
+    def salts(self) -> dict[str, bytes]:
+        """Of the keys that each adapter of ``by_row`` makes, by its name: its contents.
+
+        Raises:
+            UserError: a file is missing or unreadable.
+        """
+        return {adapter.name: fingerprint_of("adapter", adapter.files).encode() for adapter in self.by_row}
 
     @cached_property
     def state(self) -> str:
@@ -324,7 +355,10 @@ class ModelSource:
         dense = [
             file for part in self.pooling.dense for file in (part.folder / "config.json", *weight_files(part.folder))
         ]
-        return [*small, *weights, *dense, *(self.adapter.files if self.adapter else ())]
+        # In the order of their names, which the manifest has: flags may come in another.
+        named = sorted(self.adapters, key=lambda adapter: adapter.name)
+        adapters = [file for adapter in named for file in adapter.files]
+        return [*small, *weights, *dense, *adapters]
 
     def _state(self) -> str:
         return state_of(repr(self.config), self._files())
@@ -341,8 +375,8 @@ def find_model(settings: RunConfig, device: torch.device, *, quiet: bool = False
             ones. ``model_impl`` ``auto`` is rosebatch's own code if it has the architecture, else transformers'.
             ``served_model_name`` replaces the name, which is otherwise the id, or the name of the folder or file.
             ``max_model_len`` replaces the most tokens of prompt and completion together; None: an embedding model's own
-            limit. ``lora`` names an adapter that is merged into its weights. ``kv_cache_dtype`` ``fp8`` stores K and V
-            so; ``auto`` does on a GPU if the checkpoint names it.
+            limit. ``lora`` names adapters. ``kv_cache_dtype`` ``fp8`` stores K and V so; ``auto`` does on a GPU if the
+            checkpoint names it.
         device: of the run; a dtype ``auto`` depends on it.
         quiet: no download progress on stderr.
         weights: whether those of a Hub model are downloaded, and a ``.gguf`` file is converted.
@@ -371,27 +405,38 @@ def find_model(settings: RunConfig, device: torch.device, *, quiet: bool = False
     named = settings.speculative_model
     head = None if named is None else find_eagle3(named, config, quiet=quiet, weights=weights)
     found = replace(found, name=settings.served_model_name or found.name, config=config, head=head)
-    return _with_adapter(found, settings.lora[0], quiet) if settings.lora else found
+    return _with_adapters(found, settings.lora, device, quiet) if settings.lora else found
 
 
-def _with_adapter(source: ModelSource, given: str, quiet: bool) -> ModelSource:
-    """The model with the adapter ``NAME=FOLDER`` or ``NAME=ORG/NAME[@REVISION]``."""
-    name, _, place = given.partition("=")
+def _with_adapters(source: ModelSource, given: Sequence[str], device: torch.device, quiet: bool) -> ModelSource:
+    """The model with adapters, each of them ``NAME=FOLDER`` or ``NAME=ORG/NAME[@REVISION]``."""
+    flag = f"--lora {given[0]}"
     if source.hf_config is not None:
-        raise FlagError(f"--lora {given}: transformers' own code runs this model, which is served without adapters")
+        raise FlagError(f"{flag}: transformers' own code runs this model, which is served without adapters")
     if source.load_format == "dummy":
-        raise FlagError(f"--lora {given}: --load-format dummy makes weights of its own: leave one of them out")
+        raise FlagError(f"{flag}: --load-format dummy makes weights of its own: leave one of them out")
+    if len(given) > 1 and device.type == "cuda":
+        raise FlagError("--lora: on a GPU, one adapter is served: give one, or --device cpu")
+    adapters = [_read_adapter(each, quiet) for each in given]
+    if len(adapters) > 1:
+        for each in adapters:
+            require_by_row(each)
+    config = source.config
+    if config.tie_word_embeddings and len(adapters) == 1:
+        adapters = [adapters[0].of_tied()]
+        config = msgspec.structs.replace(config, tie_word_embeddings=not adapters[0].unties)
+    return replace(source, config=config, adapters=tuple(adapters))
+
+
+def _read_adapter(given: str, quiet: bool) -> Adapter:
+    """An adapter, see ``_with_adapters``."""
+    name, _, place = given.partition("=")
     with reachable(place):
         hub_model = parse_hub_id(place)
         folder = Path(place).expanduser() if hub_model is None else find_adapter_snapshot(hub_model, quiet=quiet)
         if not folder.is_dir():
             raise UserError(f"--lora {given}: no such folder; give one with adapter_config.json, or a Hugging Face id")
-        adapter = read_adapter(name, folder)
-    config = source.config
-    if config.tie_word_embeddings:
-        adapter = adapter.of_tied()
-        config = msgspec.structs.replace(config, tie_word_embeddings=not adapter.unties)
-    return replace(source, config=config, adapter=adapter)
+        return read_adapter(name, folder)
 
 
 def find_tokenizer(name: str, *, quiet: bool) -> Path:

@@ -12,7 +12,8 @@ from torch import Tensor
 from rosebatch.core.errors import UserError
 from rosebatch.host.model_files import refusal, refused, require_file, shown
 from rosebatch.model.adapters.adapter import EMBEDDINGS, HEAD, Adapter
-from rosebatch.model.adapters.changes import Change
+from rosebatch.model.adapters.by_row import Added
+from rosebatch.model.adapters.changes import Change, LowRank
 from rosebatch.model.lazy_tensor import Cuts, LazyTensor, select
 from rosebatch.model.weight_files import weight_files, weight_map
 from rosebatch.ops.layout import Layout
@@ -120,6 +121,13 @@ class WeightSource(Protocol):
         """What an adapter makes of a matrix, see ``Adapter.change``: ``get`` gives it without. None if it stays."""
         ...
 
+    def added(self, name: str, shape: tuple[int, ...]) -> tuple[Added | None, ...]:
+        """What each of several adapters adds to the product with a matrix ``[out, in]``, by slot; empty without them.
+
+        The numbers are on the run's device.
+        """
+        ...
+
     def get(
         self,
         name: str,
@@ -205,6 +213,7 @@ class SafetensorsWeights:
         form: of quantized matrices, by config.json.
         rounding: see ``WeightSource``.
         adapter: of the model, which changes some.
+        by_row: adapters of which each row has one, or none; see ``rosebatch.model.adapters.by_row``.
 
     Raises:
         UserError: a file is missing or broken.
@@ -218,9 +227,11 @@ class SafetensorsWeights:
         form: Form | None = None,
         rounding: Rounding | None = None,
         adapter: Adapter | None = None,
+        by_row: Sequence[Adapter] = (),
     ) -> None:
         self.folder = folder
         self.adapter = adapter
+        self.by_row = by_row
         self.rounding = rounding
         self.dtype = dtype
         self.device = device
@@ -229,6 +240,8 @@ class SafetensorsWeights:
         # The file of each tensor, open.
         self._files: dict[str, tuple[Path, Any]] = {}
         self._asked: set[str] = set()
+        # The same of the tensors of each of ``by_row``.
+        self._added = [set[str]() for _ in by_row]
         index = weight_map(folder)
         found: dict[str, list[tuple[Path, Any]]] = {}
         for path in weight_files(folder):
@@ -277,22 +290,28 @@ class SafetensorsWeights:
 
     def change(self, name: str, shape: tuple[int, ...]) -> Change | None:
         """See ``WeightSource``."""
-        if self.adapter is None:
-            return None
-        changes = (self.adapter.change(other, shape) for other in _names_of(name))
-        found = next((change for change in changes if change is not None), None)
-        self._asked.update(() if found is None else found.names)
-        return found
+        return None if self.adapter is None else _change_of(self.adapter, name, shape, self._asked)
 
-    def require_adapter(self) -> None:
-        """Check, once a model is built, that each tensor of the adapter has its place in it.
+    def added(self, name: str, shape: tuple[int, ...]) -> tuple[Added | None, ...]:
+        """See ``WeightSource``."""
+        if len(shape) != 2:
+            return ()
+        changes = [
+            _change_of(adapter, name, shape, asked) for adapter, asked in zip(self.by_row, self._added, strict=True)
+        ]
+        return tuple([Added.of(change, self._placed) if isinstance(change, LowRank) else None for change in changes])
+
+    def require_adapters(self) -> None:
+        """Check, once a model is built, that each tensor of an adapter has its place in it.
 
         Raises:
             UserError: one has none.
         """
-        if self.adapter is not None and (left := [n for n in self.adapter.tensor_names if n not in self._asked]):
-            more = f", nor have {len(left) - 1} others" if len(left) > 1 else ""
-            raise refusal(self.adapter.path, f"tensor {left[0]!r} has no place in the model{more}")
+        merged = [] if self.adapter is None else [(self.adapter, self._asked)]
+        for adapter, asked in (*merged, *zip(self.by_row, self._added, strict=True)):
+            if left := [name for name in adapter.tensor_names if name not in asked]:
+                more = f", nor have {len(left) - 1} others" if len(left) > 1 else ""
+                raise refusal(adapter.path, f"tensor {left[0]!r} has no place in the model{more}")
 
     def kind(self, name: str) -> str:
         """See ``Checkpoint``."""
@@ -431,6 +450,14 @@ def open_tensors(path: Path, what: str) -> Any:
     require_file(path)
     with refused(path, f"{what}: copy or download the file again"):
         return safe_open(str(path), framework="pt")
+
+
+def _change_of(adapter: Adapter, name: str, shape: tuple[int, ...], asked: set[str]) -> Change | None:
+    """What an adapter makes of a tensor of the model; ``asked`` gets the names of the tensors of that."""
+    changes = (adapter.change(other, shape) for other in _names_of(name))
+    found = next((change for change in changes if change is not None), None)
+    asked.update(() if found is None else found.names)
+    return found
 
 
 def _names_of(name: str) -> tuple[str, ...]:

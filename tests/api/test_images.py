@@ -145,7 +145,7 @@ def test_a_placeholder_without_an_image(llm):
     [
         ({"mm_processor_kwargs": {"max_pixels": 9}}, "mm_processor_kwargs is not served: use max_pixels= of LLM"),
         ({"multi_modal_uuids": {"image": "a"}}, "multi_modal_uuids is not served: leave it out, equal images"),
-        ({"cache_salt": "a"}, "cache_salt is not served: a prompt's mapping has prompt or prompt_token_ids, and multi"),
+        ({"cache_salt": "a"}, "cache_salt is not served: a prompt's mapping has prompt or prompt_token_ids, multi"),
         ({"image": WIDE}, "image: a prompt's images are in multi_modal_data, as image"),
         ({"video": WIDE}, "video: only texts and images are served"),
     ],

@@ -512,7 +512,7 @@ def test_coroutines_of_each_kind(llm):
     assert nothing == []
     assert [output.error_code for output in some] == [None, "empty_prompt"]
     assert str(bad).startswith("prompt 1: ")
-    assert str(refused) == "lora_request=1 is not served: use lora={name: folder} of LLM, for one adapter"
+    assert str(refused) == "lora_request must be a LoRARequest, got int"
 
 
 def test_a_coroutine_that_is_cancelled(llm):

@@ -43,6 +43,7 @@ def test_a_chat():
         sampling=SamplingParams(temperature=1.0, max_tokens=2**31 - 1),
         id="request-1",
         messages=HELLO,
+        model="some-model",
     )
 
 

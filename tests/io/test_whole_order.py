@@ -300,6 +300,13 @@ def test_a_chat_begins_with_its_tools():
     assert Beginnings(False, Columns())({"messages": [{"role": "user"}]}) == b'[{"role":"user"}]'
 
 
+def test_rows_of_an_adapter_begin_with_it():
+    """What one computes of a beginning is no other's: their rows took turns."""
+    assert Beginnings(False, Columns())(b'{"prompt":"a","lora":"sql","model":"m"}') == b'"sql""a"'
+    assert Beginnings(True, Columns())(b'{"custom_id":"a","body":{"prompt":"a","model":"sql"}}') == b'"sql""a"'
+    assert Beginnings(False, Columns())({"prompt": "a", "lora": "sql"}) == b"sqla"
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"[]", b'{"prompt":"\xff"', b'{"body":[]}', b"[" * 2000, {}, {"prompt": None}]
 )

@@ -22,9 +22,9 @@ from rosebatch.job.service import Work
 from tests.helpers.json_lines import write_lines
 
 
-def row(index, prompt, limit=512):
-    sampling = SamplingParams(max_tokens=limit)
-    given = Row(index=index, where=f"line {index + 1}", metadata={}, sampling=sampling, prompt_token_ids=prompt)
+def row(index, prompt, limit=512, lora=None):
+    sampling, where = SamplingParams(max_tokens=limit), f"line {index + 1}"
+    given = Row(index=index, where=where, metadata={}, sampling=sampling, prompt_token_ids=prompt, lora=lora)
     return Prepared(given, (PreparedPrompt(packed(prompt), sampling),))
 
 
@@ -34,6 +34,12 @@ def test_rows_that_begin_alike_follow_each_other_within_a_window():
     rows = [row(0, (5, 6)), row(1, (2, 9)), row(2, (5,)), failed, *(row(4 + i, (2 - i % 2,)) for i in range(5))]
     found = [item.index if item is failed else item.row.index for item in in_good_order(iter(rows), 4)]
     assert found == [3, 1, 2, 0, 5, 7, 4, 6, 8]
+
+
+def test_rows_of_an_adapter_follow_each_other():
+    """Equal prompts of two adapters share nothing."""
+    rows = [row(i, (5 + i // 2,), lora=(None, "b", "a")[i % 3]) for i in range(6)]
+    assert [item.row.index for item in in_good_order(iter(rows), 6)] == [0, 3, 2, 5, 1, 4]
 
 
 def test_rows_are_sorted_by_the_token_ids_that_they_have():

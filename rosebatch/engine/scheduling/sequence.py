@@ -16,7 +16,7 @@ from rosebatch.core.errors import RowError
 from rosebatch.core.request import Completion, Constraint, Logprobs, PackedLogprobs, Request, StopMatcher
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.core.token_ids import TokenIds
-from rosebatch.engine.plan import NOT_FINITE, SHORTEST_ENDING, SequenceSpec
+from rosebatch.engine.plan import NO_ADAPTER, NOT_FINITE, SHORTEST_ENDING, AdapterSlot, SequenceSpec
 
 # 2^64 over the golden ratio. Its multiples modulo 2^64 are all different (source: Weyl sequences).
 _SEED_STEP = 0x9E3779B97F4A7C15
@@ -113,6 +113,7 @@ class SequenceState(msgspec.Struct, eq=False):
         stop_matcher: StopMatcher | None = None,
         constraint: Constraint | None = None,
         arrival_time: float = 0.0,
+        adapter: AdapterSlot = NO_ADAPTER,
     ) -> "SequenceState":
         """A completion of a request; prompt and completion together never exceed ``max_model_len`` tokens.
 
@@ -139,6 +140,8 @@ class SequenceState(msgspec.Struct, eq=False):
             scoring=request.scoring,
             images=request.images,
             predicted=_followed(prompt, request.predicted),
+            salt=adapter.salt,
+            adapter=adapter.number,
         )
         if own is not None:
             assert own.pooling, "the engine has resolved it"

@@ -29,6 +29,7 @@ from rosebatch.engine.torch_runner.batch import BlockTables, build_batch
 from rosebatch.engine.torch_runner.head_drafts import HeadDrafts
 from rosebatch.model.contract import NO_HEADS, Model, OpenModel, PoolingHeads, SeeingModel
 from rosebatch.model.eagle3 import Eagle3Head
+from rosebatch.ops.adapters import AdapterRows
 from rosebatch.ops.ops import Ops
 from rosebatch_kernels.common import host_waits
 
@@ -47,6 +48,7 @@ class TorchRunner:
         batched_sampling: sample like rows together.
         trim_last_layer: compute only rows that are read after the last layer's attention.
         head: drafts between steps, and has its planes behind the model's; None for no such drafts.
+        adapters: where the model's linears look for each row's; None for a model without them.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class TorchRunner:
         batched_sampling: bool = True,
         trim_last_layer: bool = True,
         head: Eagle3Head | None = None,
+        adapters: AdapterRows | None = None,
     ) -> None:
         self.model = model
         self._cached = [spec for spec in model.mixers if spec.planes]
@@ -70,6 +73,7 @@ class TorchRunner:
         self.states = states
         self.batched_sampling = batched_sampling
         self.trim_last_layer = trim_last_layer
+        self.adapters = adapters
         self.tables = BlockTables(len(cache.num_blocks))
         self.restarts = restarts
         self.images = images
@@ -122,7 +126,11 @@ class TorchRunner:
         if self.drafts is not None:
             states = self.drafts.states()
             forward = partial(cast(OpenModel, self.model).forward, states=states)
-        trimmed = self.trim_last_layer and not reads_all(plan, specs)
+        adapted = self.adapters is not None and self.adapters.set(
+            ((specs[chunk.id].adapter, len(chunk.token_ids)) for chunk in plan.chunks), self.cache.device
+        )
+        # The rows of adapters are those of the whole step.
+        trimmed = self.trim_last_layer and not adapted and not reads_all(plan, specs)
         count, of_prompts = len(batch.sampled), dict[int, PackedLogprobs]()
         if trimmed:
             wanted = batch.last_rows if count < plan.num_tokens else None

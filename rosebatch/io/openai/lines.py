@@ -59,11 +59,19 @@ def parse_request(values: object, *, index: int, where: str, defaults: Mapping[s
         endpoint = _endpoint(line)
         asked = endpoint.parse(line.body, defaults)
         beside = [name for name, value in given.items() if value is not None and name not in _FIELDS]
+        model = line.body.get("model")
+        model = model if isinstance(model, str) else None
         row = Row(
             index=index,
             where=where,
-            metadata={"custom_id": line.custom_id, "url": endpoint.url, **_model(line.body), **asked.metadata},
+            metadata={
+                "custom_id": line.custom_id,
+                "url": endpoint.url,
+                **({} if model is None else {"model": model}),
+                **asked.metadata,
+            },
             id=line.custom_id,
+            model=model,
             **{**asked.fields, "ignored": (*asked.fields["ignored"], *beside)},
         )
         if (answers := len(row.prompts) * row.sampling.n) > _MAX_ANSWERS:
@@ -71,11 +79,6 @@ def parse_request(values: object, *, index: int, where: str, defaults: Mapping[s
         return row
     except RowError as error:
         return FailedRow(index=index, where=where, metadata=metadata, error=error)
-
-
-def _model(body: dict[str, Any]) -> dict[str, str]:
-    model = body.get("model")
-    return {"model": model} if isinstance(model, str) else {}
 
 
 def _endpoint(line: _Line) -> Endpoint:

@@ -35,6 +35,7 @@ class PromptFields(msgspec.Struct):
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     truncate_prompt_tokens: int | None = None
+    lora: str | None = None
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,7 @@ class Task:
                 images=images,
                 prompt_token_ids=line.prompt_token_ids,
                 unclear=unclear_names(metadata, self.request_fields),
+                lora=line.lora,
                 **self.asks(line),
             )
         except RowError as error:

@@ -56,6 +56,7 @@ def build_report(
         "errors": dict(tally.errors),
         "ignored_fields": dict(tally.ignored),
         "unclear_fields": dict(tally.unclear),
+        "adapters": dict(sorted(tally.adapters.items())),
         "finish_reasons": dict(tally.finish_reasons),
         "prompt_tokens": tally.prompt_tokens,
         "cached_tokens": tally.cached_tokens,

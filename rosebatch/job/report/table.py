@@ -81,6 +81,8 @@ def table(report: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("longest sequence", limits))
     if engine.get("sampling"):
         rows.append(("sampling", ", ".join(f"{name} {value}" for name, value in engine["sampling"].items())))
+    if report["adapters"]:
+        rows.append(("adapters", ", ".join(f"{name} ({count})" for name, count in report["adapters"].items())))
     rows += field_rows(report["ignored_fields"], report["unclear_fields"])
     rows += [(name, in_words(engine[name])) for name, in_words in IN_WORDS.items() if name in engine]
     if engine["sampler"] != "rosebatch":
@@ -121,7 +123,7 @@ def _capacity(group: Mapping[str, int]) -> str:
 def _remarks(engine: Mapping[str, Any]) -> str:
     """What is worth saying after the model's name."""
     by = f", {engine['quantization']}" if engine.get("quantization") else ""
-    by += f", with the adapter {engine['lora']}" if engine.get("lora") else ""
+    by += f", with {engine['lora']} by --lora" if engine.get("lora") else ""
     by += ", by transformers' code" if engine.get("model_impl") == "transformers" else ""
     return by + (", the demo model: no --model was given" if engine.get("is_demo_model") else "")
 

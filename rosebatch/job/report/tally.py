@@ -13,7 +13,7 @@ from rosebatch.core.request import Completion
 from rosebatch.engine.metrics.durations import Durations
 
 _NUMBERS = ("completed", "prompt_tokens", "cached_tokens", "output_tokens", "images")
-_COUNTERS = ("finish_reasons", "errors", "ignored", "unclear", "host_seconds")
+_COUNTERS = ("finish_reasons", "errors", "ignored", "unclear", "adapters", "host_seconds")
 _DURATIONS = ("ttft", "tpot", "e2e")
 
 
@@ -24,6 +24,7 @@ class Tally:
     Attributes:
         ignored: rows by the field that changes nothing in a local run.
         unclear: rows by the field that looks as if it should change something, and does not.
+        adapters: rows by their own adapter.
         host_seconds: the host's time for each kind of work outside the engine.
     """
 
@@ -36,6 +37,7 @@ class Tally:
     errors: Counter[str] = field(default_factory=Counter)
     ignored: Counter[str] = field(default_factory=Counter)
     unclear: Counter[str] = field(default_factory=Counter)
+    adapters: Counter[str] = field(default_factory=Counter)
     host_seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     ttft: Durations = field(default_factory=Durations)
     tpot: Durations = field(default_factory=Durations)
@@ -55,6 +57,8 @@ class Tally:
         self.completed += 1
         for reason in finish_reasons:
             self.finish_reasons[reason] += 1
+        if completions and (adapter := completions[0].request.adapter):
+            self.adapters[adapter] += 1
         for completion in completions:
             tokens = len(completion.token_ids)
             if completion.sample == 0:
@@ -98,7 +102,7 @@ class Tally:
         """Add the counts of another one."""
         for name in _NUMBERS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        for name in ("finish_reasons", "errors", "ignored", "unclear"):
+        for name in ("finish_reasons", "errors", "ignored", "unclear", "adapters"):
             getattr(self, name).update(getattr(other, name))
         for kind, seconds in other.host_seconds.items():
             self.host_seconds[kind] += seconds

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from safetensors import safe_open
 from torch import Tensor
@@ -25,6 +25,8 @@ _PART = re.compile(
 )
 _LORA = re.compile(r"\.(lora_|token_adapter|trainable_tokens)")
 _EXPERTS = ".experts"
+# Of q, k and v, which are one product: its B has a block for each, and zeros beside it.
+_MOST_PROJECTIONS = 3
 # The ends of names of matrices of the vocabulary.
 HEAD = "lm_head.weight"
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight")
@@ -93,6 +95,12 @@ class Adapter:
         """Those of all its tensors, in its file."""
         groups: Iterable[Sequence[Change | OfExperts]] = (*self.changes.values(), *self.experts.values())
         return [*self.stored.values(), *(name for group in groups for each in group for name in each.names)]
+
+    @property
+    def by_row_numbers(self) -> int:
+        """Numbers of all A and B where rows choose adapters, at most."""
+        pairs = [each for group in self.changes.values() for each in group if isinstance(each, LowRank)]
+        return sum(each.a.numel() + _MOST_PROJECTIONS * each.b.numel() for each in pairs)
 
     def change(self, name: str, shape: tuple[int, ...]) -> Change | None:
         """What becomes of a tensor; None if it stays as it is.
@@ -177,6 +185,32 @@ def read_adapter(name: str, folder: Path) -> Adapter:
                 else:
                     changes.setdefault(place, []).append(change)
     return Adapter(name, folder, fields, changes, experts, stored)
+
+
+def require_by_row(adapter: Adapter) -> None:
+    """Check that an adapter adds to products of layers alone: that is what each row can have of its own.
+
+    Raises:
+        UserError: it changes something else, too; the message names the field that says so, or the module.
+    """
+
+    def refuse(what: str, name: str) -> NoReturn:
+        raise refusal(adapter.path, f"{what} ({shown(name)}) is served for one --lora alone, which is merged")
+
+    for each in adapter.experts.values():
+        refuse("an adapter of experts", each[0].names[0])
+    for name, changes in adapter.changes.items():
+        for change in changes:
+            if isinstance(change, TokenRows):
+                refuse("trainable_token_indices", change.names[0])
+            elif isinstance(change, AddedBias):
+                refuse("lora_bias", change.names[0])
+            elif isinstance(change, LowRank) and change.magnitude is not None:
+                refuse("use_dora", change.names[-1])
+            elif isinstance(change, LowRank) and (change.turned or name.endswith((HEAD, *EMBEDDINGS))):
+                refuse("an adapter of the embedding or the head", change.names[0])
+    for name, full in adapter.stored.items():
+        refuse("bias" if name.endswith(".bias") else "modules_to_save", full)
 
 
 def _changes(

@@ -1,12 +1,14 @@
 """Which format a weight of a checkpoint has."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from rosebatch.core.errors import UserError
 from rosebatch.host.model_files import shown
+from rosebatch.model.adapters.by_row import AdaptedWeight
 from rosebatch.model.adapters.changes import Change
 from rosebatch.model.quantization.dense import DenseWeight
 from rosebatch.model.quantization.formats.awq import AWQ
@@ -61,7 +63,7 @@ def load_weight(
     transposed: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Weight:
-    """A matrix as it is stored, or with the adapter that changes it; unread.
+    """A matrix as it is stored, or with the adapter that changes it, or those that rows choose of; unread.
 
     Args:
         weights: of the model.
@@ -72,7 +74,9 @@ def load_weight(
     """
     change, found = weights.change(name, shape), weights.find(name, shape)
     if change is None:
-        return found or _plain(weights, name, shape, transposed, dtype)
+        matrix = found or _plain(weights, name, shape, transposed, dtype)
+        added = weights.added(name, shape)
+        return AdaptedWeight(matrix, added, weights.dtype) if added else matrix
     wide = found or _plain(weights, name, shape, transposed, torch.float32)
     return changed(change, wide, dtype or weights.dtype)
 
@@ -101,6 +105,8 @@ def load_matrix(weights: WeightSource, name: str, shape: tuple[int, ...], *, tra
 
 def rounded(weights: WeightSource, weight: Weight) -> Weight:
     """A matrix as the run keeps it."""
+    if isinstance(weight, AdaptedWeight):
+        return replace(weight, matrix=rounded(weights, weight.matrix))
     if weights.rounding is None or not isinstance(weight, DenseWeight):
         return weight
     return weights.rounding(weight.values, weights.dtype)

@@ -76,10 +76,10 @@ def test_every_product_of_a_family(tmp_path, family, size, rounding):
     config, base, whole, adapter = write_models(tmp_path, family)
     headers = source(base, adapter, device=HEADERS)
     require_loadable(config, headers)
-    headers.require_adapter()
+    headers.require_adapters()
     weights = source(base, adapter, rounding=rounding)
     found = all_logits(config, weights, size)
-    weights.require_adapter()
+    weights.require_adapters()
     assert weights.unread == []
     expected = all_logits(config, SafetensorsWeights(whole, torch.float32, CPU, rounding=rounding), size)
     assert all(torch.equal(each, same) for each, same in zip(found, expected, strict=True))
@@ -215,7 +215,7 @@ def test_what_is_stored_whole(one):
     assert torch.equal(weight.dense(), own["a.proj.base_layer.weight"] + added)
     assert torch.equal(weights.get("a.proj.bias", (6,)), own["a.proj.base_layer.bias"])
     assert torch.equal(weights.get("norm.weight", (5,)), norm["norm.weight"])
-    weights.require_adapter()
+    weights.require_adapters()
     assert weights.unread == []
 
 
@@ -250,7 +250,7 @@ def test_biases_of_b(tmp_path, family, size):
     adapter = write_adapter(tmp_path / "adapter", tensors, lora_bias=True)
     headers = source(exact, adapter, device=HEADERS)
     require_loadable(config, headers)
-    headers.require_adapter()
+    headers.require_adapters()
     found = all_logits(config, source(exact, adapter), size)
     # The same by a model that has all biases.
     biased = msgspec.structs.replace(config, qkv_bias=True, out_bias=True, mlp_bias=True)
@@ -316,7 +316,7 @@ def test_tied_models(tmp_path, changed, stored):
     untied = msgspec.structs.replace(config, tie_word_embeddings=not adapter.unties)
     weights = SafetensorsWeights(base, torch.float32, CPU, adapter=adapter)
     (found,) = all_logits(untied, weights, 1)
-    weights.require_adapter()
+    weights.require_adapters()
     own = msgspec.structs.replace(config, tie_word_embeddings=False)
     (expected,) = all_logits(own, SafetensorsWeights(whole, torch.float32, CPU), 1)
     assert torch.equal(found, expected)
@@ -343,7 +343,7 @@ def test_a_tensor_without_a_place(tmp_path, name, message, device):
     weights = source(base, write_adapter(tmp_path / "adapter", tensors), device=device)
     with pytest.raises(UserError, match=message):
         require_loadable(config, weights)
-        weights.require_adapter()
+        weights.require_adapters()
 
 
 def q_shape(base):

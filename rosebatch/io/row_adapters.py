@@ -1,0 +1,49 @@
+"""Which of a run's adapters a row is answered with."""
+
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from rosebatch.core.errors import RowError, printable
+from rosebatch.io.rows import FailedRow, Row
+
+
+@dataclass(frozen=True, slots=True)
+class RowAdapters:
+    """The adapters of a run: all rows get the only one; of several, each row gets the one that it names, or none.
+
+    Attributes:
+        names: of the adapters.
+        models: names of the model itself, as requests of an OpenAI batch have it.
+    """
+
+    names: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+
+    def chosen(self, row: Row) -> Row | FailedRow:
+        """The row, whose ``lora`` is the adapter that it is computed with, if it is not merged into the model.
+
+        A row that names what there is not has failed. The ``model`` of a request counts where there are several.
+        """
+        by_row, asked = len(self.names) > 1, row.lora
+        if asked is None and (row.model is None or not by_row):
+            # Nearly all.
+            return row
+        if asked is None:
+            if row.model in self.models:
+                return row
+            if row.model not in self.names:
+                others = ", ".join((*self.models[:1], *self.names))
+                return row.failed(RowError("invalid_field", f"model {_quoted(row.model)} is none of {others}"))
+            asked = row.model
+        if asked not in self.names:
+            there = f"--lora names {', '.join(self.names)}" if self.names else "give --lora NAME=FOLDER"
+            return row.failed(RowError("invalid_field", f"lora {_quoted(asked)} is no adapter of this run: {there}"))
+        return replace(row, lora=asked if by_row else None)
+
+
+NO_ADAPTERS = RowAdapters()
+
+
+def _quoted(name: str | None) -> str:
+    return repr(printable(f"{name}"[:100]))

@@ -1,0 +1,142 @@
+"""Matrices of a model with several adapters, of which each row of a step has its own."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from rosebatch.core.errors import UserError
+from rosebatch.model.adapters.changes import LowRank
+from rosebatch.model.lazy_tensor import select
+from rosebatch.model.quantization.dense import DenseWeight
+from rosebatch.model.quantization.joined import joined
+from rosebatch.ops.adapters import AdaptedLinear, AdapterRows
+from rosebatch.ops.ops import Linear, Ops
+from rosebatch.ops.weight import Device, Indices, Packed, Weight
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """What an adapter adds to a product: ``B A x``.
+
+    Attributes:
+        name: of the adapter's tensor, for errors.
+        a: ``[r, in]`` fp32.
+        b: ``[out, r]`` fp32, with the scale.
+    """
+
+    name: str
+    a: Tensor
+    b: Tensor
+
+    @classmethod
+    def of(cls, change: LowRank, place: Callable[[Tensor, torch.dtype], Tensor]) -> "Added":
+        """What would be merged into a matrix; ``place`` brings numbers to the run's device."""
+        a, b = (place(each, torch.float32) for each in (change.a, change.b))
+        return cls(change.names[0], a, b * change.scale)
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedWeight(Weight):
+    """See ``Weight``: a matrix ``[out, in]``, and what each adapter adds to the product with it.
+
+    Attributes:
+        matrix: of the model.
+        added: by slot; None for an adapter that leaves it as it is.
+        dtype: of the run.
+    """
+
+    matrix: Weight
+    added: tuple[Added | None, ...]
+    dtype: torch.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """See ``Weight``."""
+        return self.matrix.shape
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether any adapter adds to it."""
+        return any(each is not None for each in self.added)
+
+    @property
+    def alone(self) -> Weight:
+        """The matrix, for whoever reads its values.
+
+        Raises:
+            UserError: an adapter adds to it.
+        """
+        if changing := [each.name for each in self.added if each is not None]:
+            what = "of several adapters, only products of layers are served; one adapter alone is merged"
+            raise UserError(f"--lora: {changing[0]}: {what}")
+        return self.matrix
+
+    def rows(self, indices: Indices) -> "AdaptedWeight":
+        """See ``Weight``."""
+        cut = tuple(each and replace(each, b=select(each.b, {0: indices})) for each in self.added)
+        return replace(self, matrix=self.matrix.rows(indices), added=cut)
+
+    def columns(self, indices: range) -> "AdaptedWeight":
+        """See ``Weight``."""
+        cut = tuple(each and replace(each, a=select(each.a, {1: indices})) for each in self.added)
+        return replace(self, matrix=self.matrix.columns(indices), added=cut)
+
+    def join(self, others: Sequence["AdaptedWeight"]) -> "AdaptedWeight":
+        """See ``Weight``. Each matrix keeps its own ranks: A's are one below the other, B's are blocks."""
+        weights = (self, *others)
+        sizes = [weight.shape[0] for weight in weights]
+        slots = zip(*(weight.added for weight in weights), strict=True)
+        matrix = joined([weight.matrix for weight in weights])
+        return replace(self, matrix=matrix, added=tuple(_joined(each, sizes) for each in slots))
+
+    def stack(self, others: Sequence[Weight]) -> Weight:
+        """See ``Weight``."""
+        return self.alone.stack([each.alone if isinstance(each, AdaptedWeight) else each for each in others])
+
+    def parts(self) -> Sequence[Weight]:
+        """See ``Weight``."""
+        return self.alone.parts()
+
+    def dense(self) -> Tensor:
+        """See ``Weight``."""
+        return self.alone.dense()
+
+    def linear(self, bias: Tensor | None, device: Device | None) -> Linear | None:
+        """See ``Weight``."""
+        return self.alone.linear(bias, device)
+
+    def experts(self) -> Packed | None:
+        """See ``Weight``."""
+        return self.alone.experts()
+
+
+def _joined(each: Sequence[Added | None], sizes: Sequence[int]) -> Added | None:
+    """What an adapter adds to several products, as to one product with all of their outputs."""
+    found = [added for added in each if added is not None]
+    if not found:
+        return None
+    blocks = [found[0].b.new_empty(size, 0) if own is None else own.b for own, size in zip(each, sizes, strict=True)]
+    return Added(found[0].name, torch.cat([own.a for own in found]), torch.block_diag(*blocks))
+
+
+def by_row(ops: Ops, rows: AdapterRows) -> Ops:
+    """The operators, whose products add what adapters do.
+
+    Args:
+        ops: of a model without adapters.
+        rows: of each step.
+    """
+
+    def linear(weight: Weight, bias: Tensor | None) -> Linear:
+        if not isinstance(weight, AdaptedWeight) or not weight.is_changed:
+            return ops.linear(weight, bias)
+
+        def product(matrix: Tensor) -> Linear:
+            return ops.linear(DenseWeight.of(matrix.to(weight.dtype)), None)
+
+        slots = [None if own is None else (product(own.a), product(own.b)) for own in weight.added]
+        return AdaptedLinear(ops.linear(weight.matrix, bias), slots, rows)
+
+    return replace(ops, linear=linear)
