@@ -136,6 +136,26 @@ def test_all_masks_where_one_cannot_be_made(monkeypatch):
     assert easy.error is None
 
 
+@pytest.mark.parametrize("longest", [9, 18, 45])
+def test_tokens_that_are_allowed_together(monkeypatch, longest):
+    """Where a string has few characters left, tokens of more must be ruled out, whichever slice they are in."""
+    words = [letter * length for letter in (b"a", "é".encode()) for length in range(2, 40)]
+    tokenizer = Tokenizer(byte_backend(*words, b'aa"', b'a", "', b"a\\n", b"  "))
+    size = tokenizer.backend.get_vocab_size()
+    which = spec("json_schema", {"type": "array", "items": {"type": "string", "maxLength": longest}, "minItems": 2})
+    sliced = Grammars(tokenizer, size, [EOS]).compile(which)
+    monkeypatch.setattr("rosebatch.text.grammar.source._SLICES", [])
+    plain = Grammars(tokenizer, size, [EOS]).compile(which)
+    for seed in range(8):
+        rng, one, other = random.Random(seed), sliced.start(), plain.start()
+        for _ in range(60):
+            token_ids = allowed(one, size)
+            assert token_ids == allowed(other, size)
+            token_id = rng.choice([i for i in token_ids if i < 256] or token_ids) if seed % 2 else rng.choice(token_ids)
+            if one.feed(token_id) | other.feed(token_id):
+                break
+
+
 def test_bits_land_in_the_right_words():
     """The highest bit of a word is an int32's sign: end tokens there must work like any other."""
     backend = byte_backend(*(bytes([b, b]) for b in range(60)))

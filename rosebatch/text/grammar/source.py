@@ -43,6 +43,11 @@ _LONGEST_REMEMBERED = 16_384
 # What stands for a space in tokens of sentencepiece, as a character or escaped. Encoding takes one for the other.
 _WRITTEN_SPACE = re.compile(r"\u2581|[ux]\{?2581")
 
+# Texts whose tokens are allowed together where all of them may follow; else each is looked at. Those of llguidance have
+# at most 10, 30 or any number of characters. With more sizes, masks of strings that are nearly full take less time.
+_PLAIN = r'[^"\\\x00-\x1F\x7F]'
+_SLICES = [r"[\x20\x0A\x0D\x09]+", *(f"{_PLAIN}{{1,{most}}}" for most in (8, 10, 12, 16, 20, 30)), f"{_PLAIN}+"]
+
 # Where a schema begins in a Lark grammar.
 _SCHEMA = re.compile(r"%json\s*(?=\{)")
 
@@ -126,7 +131,7 @@ def load_tokens(tokenizer: str, ends: Sequence[int]) -> "LLTokenizer | str":
     if not ends:
         return "a grammar needs a model with an end token, and this one has none"
     try:
-        return LLTokenizer(tokenizer, eos_token=list(ends))
+        return LLTokenizer(tokenizer, eos_token=list(ends), slices=_SLICES)
     except BaseException as error:
         if not is_failure(error):
             raise
