@@ -3,6 +3,7 @@
 import pickle
 import random
 
+import numpy as np
 import pytest
 
 from rosebatch.core.request import Request
@@ -13,6 +14,8 @@ from rosebatch.engine.plan import DecodeRow, DecodeWindow
 from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.engine.scheduling.sequence import SequenceState
 from rosebatch.engine.scheduling.step_planner import SeparateDecodes
+from rosebatch.engine.triton_runner.results import until_ended
+from rosebatch_kernels.common.tokens import NO_TOKEN
 from tests.engine.fake_runner import VOCAB, FakeRunner, fake_completion, make_sequence, random_pools
 from tests.engine.schedulers import make_scheduler, serving
 
@@ -239,3 +242,17 @@ def test_decode_steps_are_planned_while_the_last_prompts_run():
     assert [isinstance(plan, DecodeWindow) for plan in runner.launched] == [False] * 3 + [True] * 2
     # Two plans were behind the first ones; as ever one is behind decode steps.
     assert runner.waited == [2, 2, 1, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "lengths", "expected"),
+    [
+        ([[5, 6], [7, 8]], [2, 2], [[5, 6], [7, 8]]),
+        ([[5, NO_TOKEN], [7, 8]], [2, 2], [[5], [7, 8]]),
+        ([[5, 6], [7, 8]], [2, 1], [[5, 6], [7]]),
+        ([[5], [NO_TOKEN]], [1, 1], [[5], []]),
+    ],
+)
+def test_tokens_of_a_window(tokens, lengths, expected):
+    """What the device wrote behind a sequence's end is no token of it."""
+    assert until_ended(np.array(tokens, np.int32), lengths) == expected

@@ -40,11 +40,19 @@ def to_result(
     )
 
 
-def until_ended(rows: list[list[int]], lengths: Sequence[int]) -> list[list[int]]:
-    """The tokens of a window's rows, up to their lengths, or to the step in which a sequence was no longer decoded."""
-    # A function for each row would take as long again.
-    kept = [tokens[:length] for tokens, length in zip(rows, lengths, strict=True)]
-    return [tokens[: tokens.index(NO_TOKEN)] if NO_TOKEN in tokens else tokens for tokens in kept]
+def until_ended(tokens: np.ndarray, lengths: Sequence[int]) -> list[list[int]]:
+    """The tokens of a window's rows, up to their lengths, or to the step in which a sequence was no longer decoded.
+
+    Args:
+        tokens: ``[rows, steps]``.
+        lengths: of each row, tokens at most.
+    """
+    rows: list[list[int]] = tokens.tolist()
+    if min(lengths, default=0) == tokens.shape[1] and not (tokens == NO_TOKEN).any():
+        # Mostly, and quicker to tell.
+        return rows
+    kept = [row[:length] for row, length in zip(rows, lengths, strict=True)]
+    return [row[: row.index(NO_TOKEN)] if NO_TOKEN in row else row for row in kept]
 
 
 def verified(history: np.ndarray, lengths: Sequence[int]) -> tuple[list[list[int]], int, int]:

@@ -311,8 +311,7 @@ class TritonRunner:
                 ids, drafted, accepted = verified(history[:, sampled.slots], lengths)
                 return to_result(ids, [], clock, ran, drafted=drafted, accepted=accepted)
             where = np.ix_(np.array(steps), sampled.slots)
-            rows = fetched[0]()[where].T.tolist()
-            ids = until_ended(rows, lengths)
+            ids = until_ended(fetched[0]()[where].T, lengths)
             logprobs = [] if len(fetched) == 1 else read_all(fetched[1]()[where].swapaxes(0, 1), sampled.specs, ids)
             return to_result(ids, logprobs, clock, ran)
 

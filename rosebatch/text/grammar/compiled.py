@@ -160,7 +160,11 @@ class TokenConstraint:
             together.append(each)
             pairs.append((each._matcher, token_id))
         for each, followed in zip(together, executor().consume_token_par(pairs), strict=True):
-            each._end_if_due(followed=followed)
+            if followed:
+                # A call would take as long again.
+                each._ended = each._matcher.is_stopped()
+            else:
+                each._end_if_due(followed=False)
         # Choices are looked at for the rest of their text before.
         open_ones = [each for each in together if not each._ended and not each._grammar.is_choice]
         if len(open_ones) >= _MANY:
