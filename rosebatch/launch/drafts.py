@@ -1,4 +1,4 @@
-"""What a head for drafts needs of a run: ``--speculative-model`` is refused where it would change nothing."""
+"""What a head for drafts needs of a run: ``--speculative-model`` is refused where no step could have its drafts."""
 
 import torch
 

@@ -28,6 +28,8 @@ from rosebatch.model.weights import SafetensorsWeights
 from rosebatch.ops.ops import Linear, Ops
 
 _ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
+# The way out for heads that are published so.
+_PICKLED = "docs/speculation.md says how pytorch_model.bin becomes model.safetensors"
 # Layers of the model whose states a head takes.
 _LAYERS = 3
 # Other forms of heads, and options that change what one computes: the value that changes nothing.
@@ -106,14 +108,17 @@ def find_eagle3(name: str, target: ModelConfig, *, quiet: bool, weights: bool) -
         UserError: it is missing, or see ``read_eagle3``.
     """
     with reachable(name):
-        hub_model = parse_hub_id(name)
-        path = Path(name).expanduser() if hub_model is None else find_snapshot(hub_model, weights=weights, quiet=quiet)
+        hub_model, path = parse_hub_id(name), Path(name).expanduser()
+        if hub_model is not None:
+            try:
+                path = find_snapshot(hub_model, weights=weights, tokenizer=False, quiet=quiet)
+            except UserError as error:
+                raise UserError(f"--speculative-model {error}; {_PICKLED}") from None
         if not path.is_dir():
             kinds = "give a folder or a Hugging Face id (ORG/NAME)"
             raise UserError(f"--speculative-model {name}: no such folder; {kinds}")
-    if (path / "pytorch_model.bin").exists() and not any(path.glob("*.safetensors")):
-        how = "docs/speculation.md says how it becomes model.safetensors"
-        raise refusal(path, f"pytorch_model.bin is not read, for it may run code; {how}")
+    if (path / "pytorch_model.bin").exists() and not has_weight_files(path):
+        raise refusal(path, f"pytorch_model.bin is not read, for it may run code; {_PICKLED}")
     return read_eagle3(path, target)
 
 

@@ -57,7 +57,7 @@ def parse_hub_id(model: str) -> HubModel | None:
     return found if "/" in found.name or _cache_folder(found.name).is_dir() else None
 
 
-def find_snapshot(model: HubModel, *, weights: bool = True, quiet: bool = False) -> Path:
+def find_snapshot(model: HubModel, *, weights: bool = True, tokenizer: bool = True, quiet: bool = False) -> Path:
     """The folder with the files of a Hub model.
 
     A complete snapshot in the local cache is used without any network call, even if the Hub has a newer one. The
@@ -66,6 +66,7 @@ def find_snapshot(model: HubModel, *, weights: bool = True, quiet: bool = False)
     Args:
         model: id and revision.
         weights: False needs and downloads configs and tokenizer only.
+        tokenizer: whether one is looked for, if the cache has none.
         quiet: no progress on stderr.
 
     Raises:
@@ -76,7 +77,7 @@ def find_snapshot(model: HubModel, *, weights: bool = True, quiet: bool = False)
     cached = _cached_snapshot(model)
     usable = cached if cached and _is_loadable(cached, weights) else None
     # A program that loaded only the weights of a model leaves a snapshot without the tokenizer.
-    if usable and (constants.HF_HUB_OFFLINE or _has_tokenizer(usable)):
+    if usable and (constants.HF_HUB_OFFLINE or not tokenizer or _has_tokenizer(usable)):
         return usable
     if constants.HF_HUB_OFFLINE:
         if cached:

@@ -15,6 +15,7 @@ from rosebatch.model.source import ModelSource, find_model
 from rosebatch.model.weights import SafetensorsWeights
 from rosebatch.ops.select import select
 from tests.helpers.eagle3_heads import DRAFTED, HEAD_DIM, HIDDEN, VOCAB, save_head, save_target
+from tests.helpers.hub_cache import add_snapshot, without_network
 from tests.helpers.shared_folder import make_once
 
 CPU = torch.device("cpu")
@@ -163,6 +164,53 @@ def test_a_pickled_head(target, tmp_path):
         UserError, match=r"pytorch_model.bin is not read, for it may run code; docs/speculation.md says"
     ):
         source_of(target, tmp_path / "head")
+
+
+def test_heads_of_the_hub(target, tmp_path, monkeypatch):
+    """Without a tokenizer, which no head has, a cached one was looked for on the network in each run."""
+    cache = without_network(monkeypatch, tmp_path / "cache")
+    save_head(tmp_path / "head")
+    files = {each.name: each.read_bytes() for each in (tmp_path / "head").iterdir()}
+    folder = add_snapshot(cache, files, name="org/head")
+    assert source_of(target, "org/head").head.folder == folder
+    add_snapshot(cache, {"config.json": files["config.json"]}, name="org/pickled")
+    with pytest.raises(UserError, match=r"^--speculative-model org/pickled: .*; docs/speculation.md says how pytorch"):
+        source_of(target, "org/pickled")
+
+
+PUBLISHED = {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "bos_token_id": 128000,
+    "eos_token_id": 128001,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "initializer_range": 0.02,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 2048,
+    "model_type": "llama",
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "num_hidden_layers": 1,
+    "pad_token_id": 0,
+    "rms_norm_eps": 1e-05,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float16",
+    "transformers_version": "4.28.1",
+    "use_cache": True,
+    "vocab_size": 128256,
+    "draft_vocab_size": 32000,
+}
+
+
+def test_the_published_config(target, tmp_path):
+    """Positions turn as in the head's training, by Llama's first base, and reach as far as the model's."""
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED))
+    model = find_model(RunConfig(model=str(target)), CPU).config
+    model = replace(model, vocab_size=128256, hidden_size=4096, num_layers=32, max_model_len=131072)
+    head = find_eagle3(str(tmp_path), model, quiet=True, weights=True)
+    assert (head.layers, head.draft_vocab_size, head.target_size) == ((2, 16, 29), 32000, 4096)
+    assert (head.shape.rope.theta, head.shape.rope.scaling, head.shape.max_model_len) == (10000.0, "default", 131072)
+    assert head.planes == ((8, 128, 2, None), (1, 4096, 1, None)) and not head.fc_bias and not head.norms_residual
 
 
 def test_a_head_that_is_not_there(target, tmp_path):
