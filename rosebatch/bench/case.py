@@ -84,9 +84,10 @@ def needed_kv_memory(case: Case) -> int:
     workload, block = case.workload(), max(case.config.block_size or 0, _BLOCK)
     totals = map(sum, zip(workload.prompt_lens, workload.output_lens, strict=True))
     slots, chunk = case.scenario.max_num_seqs, batched_tokens(case.config, case.device)
-    whole = bytes_for_longest(case.source.config, block, case.source.dtype, totals, slots, chunk)
+    source = case.source
+    whole = bytes_for_longest(source.config, block, source.dtype, totals, slots, chunk, source.draft_planes)
     # Each process has some of the K/V heads.
-    return -(-whole // min(case.config.tensor_parallel_size, case.source.config.num_kv_heads))
+    return -(-whole // min(case.config.tensor_parallel_size, source.config.num_kv_heads))
 
 
 def launch_case(config: RunConfig) -> Launched:

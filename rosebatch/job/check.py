@@ -285,7 +285,7 @@ def _summary(checked: Checked, plan: LaunchPlan, block_size: int, rates: Rates) 
     lines += [(f"prompts of {label} tokens", bar) for label, bar in _histogram(checked.prompt_lens)]
     totals = map(sum, zip(checked.prompt_lens, checked.output_lens, strict=True))
     chunk = batched_tokens(plan.config, plan.device.type)
-    cache = bytes_for_longest(config, block_size, plan.source.dtype, totals, slots, chunk)
+    cache = bytes_for_longest(config, block_size, plan.source.dtype, totals, slots, chunk, plan.source.draft_planes)
     longest = "longest row" if min(slots, good) == 1 else f"{min(slots, good)} longest rows"
     if plan.fit is not None:
         lines.append(("memory", str(plan.fit)))

@@ -190,7 +190,7 @@ def _plan(wanted: Wanted, left: DeviceMemory) -> MemoryPlan:
 def _planes(wanted: Wanted) -> list[tuple[Planes, ...]]:
     """Of each layer, in one process."""
     ranks = wanted.limits.tensor_parallel_size
-    layers = [*wanted.config.kv_planes, *([wanted.draft_planes] if wanted.draft_planes else [])]
+    layers = [*wanted.config.kv_planes, *[wanted.draft_planes] * bool(wanted.draft_planes)]
     return [tuple(planes._replace(heads=max(planes.heads // ranks, 1)) for planes in layer) for layer in layers]
 
 

@@ -147,7 +147,8 @@ def plan_fitting(config: RunConfig, *, quiet: bool = False, weights: bool = True
         source.quantization,
         image_bytes(source, config, tokens),
         image_bytes(source, smaller, tokens),
-        *((0, ()) if source.head is None else (source.head.num_weights, source.head.planes)),
+        0 if source.head is None else source.head.num_weights,
+        source.draft_planes,
         source.adapter_bytes,
     )
     fit = find_fit(wanted, memory_of(plan.device))

@@ -12,7 +12,7 @@ from typing import Any, cast
 import msgspec
 import torch
 
-from rosebatch.config.model import ModelConfig
+from rosebatch.config.model import ModelConfig, Planes
 from rosebatch.config.run import LoadFormat, RunConfig
 from rosebatch.config.toml_file import load_toml
 from rosebatch.core.errors import FlagError, UserError, printable
@@ -158,6 +158,11 @@ class ModelSource:
             UserError: a weight is missing, has the wrong shape, or no place.
         """
         return None if self.head is None else self.head.build(cast(OpenModel, model), ops, self.dtype, device)
+
+    @property
+    def draft_planes(self) -> tuple[Planes, ...]:
+        """What a head keeps of each token, in a layer behind those of the model; none without a head."""
+        return () if self.head is None else self.head.planes
 
     @cached_property
     def sight(self) -> Sight:

@@ -285,6 +285,13 @@ def test_the_longest_rows_take_windows_only():
     assert bytes_for_longest(config, 64, BF16, [100] * 9, 8, 1024) == 8 * 3 * BLOCK
 
 
+def test_a_head_for_drafts_has_a_layer_of_the_longest_rows():
+    """``check`` said that less is enough, and ``bench`` measured preemptions."""
+    arguments = LARGE, 64, BF16, [100] * 9, 8, 1024
+    more = bytes_for_longest(*arguments, (Planes(8, 128, 2), Planes(1, 4096))) - bytes_for_longest(*arguments)
+    assert more == 8 * 3 * 64 * 2 * (2 * 8 * 128 + 4096)
+
+
 def test_a_plan_within_the_bytes_of_the_longest_rows_holds_them():
     """An estimate that the division then spends on windows left full layers short, and a timed run preempted."""
     gpu(60 * GIB)

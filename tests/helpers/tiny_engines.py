@@ -53,7 +53,7 @@ def engine_of(
     model |= {"speculative_model": speculative_model}
     source = find_model(RunConfig(model=str(folder), dtype=dtype, **model), on)
     block_size = limits.setdefault("block_size", 16)
-    planes = [*source.config.kv_planes, *([] if source.head is None else [source.head.planes])]
+    planes = [*source.config.kv_planes, source.draft_planes]
     memory = blocks * bytes_per_block(planes, block_size, source.dtype) or 1 << 26
     config = RunConfig(**{"kv_cache_memory": memory, **limits})
     return load_engine(source, config, Switches.resolve(switches or {}, on.type), on).engine

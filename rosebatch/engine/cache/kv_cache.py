@@ -29,7 +29,13 @@ def _dtype(own: str | None, dtype: torch.dtype) -> torch.dtype:
 
 
 def bytes_for_longest(
-    config: ModelConfig, block_size: int, dtype: torch.dtype, lengths: Iterable[int], slots: int, chunk: int
+    config: ModelConfig,
+    block_size: int,
+    dtype: torch.dtype,
+    lengths: Iterable[int],
+    slots: int,
+    chunk: int,
+    draft_planes: tuple[Planes, ...] = (),
 ) -> int:
     """Bytes of a cache in which the longest sequences fit at once, with a block to spare for each.
 
@@ -40,12 +46,13 @@ def bytes_for_longest(
         lengths: tokens of each sequence.
         slots: sequences at a time.
         chunk: most tokens of a step with prompts.
+        draft_planes: of a head for drafts.
     """
     whole = sum(-(-length // block_size) + 1 for length in heapq.nlargest(slots, lengths))
-    windows, group_of = window_groups(config.kv_windows, config.max_model_len)
+    windows, group_of = window_groups([*config.kv_windows, *[0] * bool(draft_planes)], config.max_model_len)
     limits = {"longest": config.max_model_len, "slots": slots, "chunk": chunk}
     blocks = [min(whole, max_blocks(window, block_size, **limits)) if window else whole for window in windows]
-    layers = zip(config.kv_planes, group_of, strict=True)
+    layers = zip([*config.kv_planes, *[draft_planes] * bool(draft_planes)], group_of, strict=True)
     return sum(blocks[group] * bytes_per_block([planes], block_size, dtype) for planes, group in layers)
 
 
