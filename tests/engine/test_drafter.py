@@ -180,3 +180,27 @@ def test_drafts_are_judged_by_the_step_that_verified_them(fake_runner, monkeypat
         plan, _ = step(scheduler, fake_runner)
         lengths.append(len(plan.chunks[0].token_ids))
     assert lengths == [5, 2, 1, 1, 1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("free", "expected"),
+    [
+        (8, [[(0, 5, 1), (1, 5, 1), (2, 5, 1)], [(0, 7, 2), (1, 7, 2)], [(0, 10, 2), (1, 10, 2)]]),
+        (12, [[(0, 5, 3), (1, 5, 3), (2, 5, 1)], [(0, 9, 3), (1, 9, 3)]]),
+    ],
+)
+def test_rows_share_what_a_head_drafts(free, expected, served, monkeypatch):
+    """The first row took all that was free, and a row near its end was asked for tokens that it cannot have."""
+    monkeypatch.setattr("rosebatch.engine.drafts.drafter.find_ending", lambda own: (0, 0))
+    prompts, asked = [[number, 2, 3, 4, 5] for number in range(3)], []
+    whole = [prompt + fake_completion(prompt, 9) for prompt in prompts]
+
+    def ask(requests):
+        asked.append([(each.id, each.position, each.most) for each in requests])
+        assert all(each.token_id == whole[each.id][each.position] for each in requests)
+        return [whole[each.id][each.position + 1 :][: each.most] for each in requests]
+
+    sequences = [make_sequence(prompt, max_tokens=9 - 6 * (n == 2), id=n) for n, prompt in enumerate(prompts)]
+    lengths = served(Drafter(free_tokens=free, most=7, ask=ask), sequences, 1 + len(expected))
+    assert asked == expected
+    assert lengths == [[5] * 3, *([1 + most for *_, most in each] for each in expected)]
