@@ -120,8 +120,8 @@ class ModelSource:
                 model = build_model(config, ops, weights)
                 # Its few tensors are read, too.
                 load_classifier(self.config, NO_PRODUCTS, weights)
-            if self.merged is not None and device.type == "cuda":
-                # What merging took of it. K and V get what is free.
+            if self.adapters and device.type == "cuda":
+                # What reading them took of it. K and V get what is free.
                 torch.cuda.empty_cache()
             if isinstance(weights, SafetensorsWeights):
                 weights.require_form()
