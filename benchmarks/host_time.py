@@ -96,7 +96,7 @@ class NoModel:
         return wait
 
 
-def without_kernels(launched: Launched) -> StepRunner:
+def without_kernels(launched: Launched, slots: int = _SLOTS) -> StepRunner:
     """The runner of a GPU, whose steps launch nothing and sample token 7."""
     # Without a GPU, kernels can be imported for Triton's interpreter alone.
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -114,13 +114,13 @@ def without_kernels(launched: Launched) -> StepRunner:
     ops = select(switches, "cuda")
     cache = KVCache([spec.planes for spec in model.mixers], [1], _BLOCK_SIZE, torch.float32, device, ops)
     limits: dict[str, Any] = {
-        "max_num_seqs": _SLOTS,
+        "max_num_seqs": slots,
         "max_len": _MOST_LEN,
         "window": _WINDOW,
         "vocab_size": _TOKEN_IDS + 1000,
     }
     runner: Any = TritonRunner(model, cache, ops, device_ops(switches), switches, eos_token_ids=(0,), **limits)
-    nothing = torch.zeros(_SLOTS, 1)
+    nothing = torch.zeros(slots, 1)
     runner.decodes = runner.packed = SimpleNamespace(enabled=True, run=lambda kind, steps=1: Ran(nothing))
     runner.model, runner.sampler.sample = SimpleNamespace(logits=lambda hidden: hidden), lambda *_, **__: None
     runner.cache.change = lambda *_: None

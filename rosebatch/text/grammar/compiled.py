@@ -101,6 +101,9 @@ class TokenConstraint:
     @classmethod
     def _fill_words(cls, constraints: Sequence["TokenConstraint"]) -> NDArray[np.int32]:
         """Masks as llguidance makes them, ``[R, num_tokenizer_words]``; none of an ended completion has a bit."""
+        new = [each for each in constraints if each._filling is None and not each._ended]
+        if new:
+            cls._start_filling(new)
         filling = constraints[0]._filling
         if filling is not None and len(filling.words) == len(constraints):
             rows = [each._row for each in constraints if each._filling is filling]
@@ -108,9 +111,6 @@ class TokenConstraint:
                 # Nearly always.
                 filling.wait()
                 return filling.words
-        new = [each for each in constraints if each._filling is None and not each._ended]
-        if new:
-            cls._start_filling(new)
         words = np.zeros((len(constraints), constraints[0]._layout.num_tokenizer_words), np.int32)
         for filling in {each._filling for each in constraints if each._filling is not None}:
             filling.wait()
