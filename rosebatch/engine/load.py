@@ -23,6 +23,7 @@ from rosebatch.engine.cache.memory import (
     swap_bytes,
 )
 from rosebatch.engine.cache.state_pool import StatePool, state_bytes
+from rosebatch.engine.drafts.asked_head import AskedHead
 from rosebatch.engine.drafts.drafter import Drafter
 from rosebatch.engine.drafts.window_drafter import QUERIES, StepCost, WindowDrafter
 from rosebatch.engine.engine import Engine
@@ -351,9 +352,12 @@ def build_engine(
         scheduler.planner.answers = AnswerPool(POOL_TOKENS)
     elif speculates and not state_layers:
         # Tokens cannot be taken back from states.
-        drafts_of_head = runner.drafts if isinstance(runner, TorchRunner) else None
-        ask = None if drafts_of_head is None else drafts_of_head.propose
-        drafter = Drafter(free_tokens=_FREE_TOKENS["cpu"], most=_DRAFTS, ask=ask)
+        asked = None
+        if head is not None and isinstance(runner, TorchRunner) and runner.drafts is not None:
+            # Both read their weights.
+            share = head.draft_weights * dtype.itemsize / weight_bytes(config, dtype.itemsize, kept)
+            asked = AskedHead(runner.drafts.propose, share)
+        drafter = Drafter(free_tokens=_FREE_TOKENS["cpu"], most=_DRAFTS, head=asked)
         scheduler.planner.answers = AnswerPool(POOL_TOKENS)
     engine = Engine(
         scheduler,

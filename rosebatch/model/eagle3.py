@@ -72,10 +72,14 @@ class Eagle3:
         if has_weight_files(self.folder):
             weights = SafetensorsWeights(self.folder, torch.float32, HEADERS)
             return sum(math.prod(weights.shape(name) or ()) for name in weights.names())
+        return self.draft_weights + self.shape.hidden_size * _LAYERS * self.target_size
+
+    @property
+    def draft_weights(self) -> int:
+        """Numbers in the matrices that a draft is multiplied with."""
         c = self.shape
         q, kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-        layer = 2 * (q + 2 * kv) + q + 3 * c.intermediate_size
-        return c.hidden_size * (layer + _LAYERS * self.target_size + self.draft_vocab_size)
+        return c.hidden_size * (2 * (q + 2 * kv) + q + 3 * c.intermediate_size + self.draft_vocab_size)
 
     def build(self, target: OpenModel, ops: Ops, dtype: torch.dtype, device: torch.device) -> "Eagle3Head":
         """Load the head of a model that is loaded, whose embedding and output projection it may share.
@@ -199,12 +203,12 @@ class Eagle3Head:
         weights: of the head.
 
     Attributes:
-        layers: see ``Eagle3``.
-        planes: see ``Eagle3``.
+        layers, planes, draft_weights: see ``Eagle3``.
     """
 
     def __init__(self, config: Eagle3, target: OpenModel, ops: Ops, weights: SafetensorsWeights) -> None:
         c, self._ops, self.layers, self.planes = config.shape, ops, config.layers, config.planes
+        self.draft_weights = config.draft_weights
         self._shape, self._norms_residual = c, config.norms_residual
         size, q, kv = c.hidden_size, c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
         layer = "model.midlayer." if any("midlayer." in name for name in weights.names()) else "model.layers.0."

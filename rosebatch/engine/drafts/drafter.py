@@ -1,11 +1,11 @@
 """Which sequences get drafts in the next step, and how many."""
 
 from array import array
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from rosebatch.engine.drafts.asked_head import AskedHead
 from rosebatch.engine.drafts.history import find_ending, goes_on, what_followed
 from rosebatch.engine.plan import DraftRequest
 from rosebatch.engine.scheduling.scheduler import Scheduler
@@ -14,10 +14,6 @@ from rosebatch.engine.scheduling.sequence import SequenceState
 # Steps that a sequence without a right draft goes without another try: twice as many each time. A sequence whose ending
 # was nowhere before goes fewer: a copy may begin at any step.
 _LONGEST_PAUSE, _LONGEST_PAUSE_UNFOUND = 64, 4
-# Of a head: each draft takes a pass through it, some twentieth of a step. At first, and at most.
-_FIRST_OF_HEAD, _MOST_OF_HEAD = 3, 5
-
-Ask = Callable[[Sequence[DraftRequest]], list[list[int]]]
 
 
 @dataclass(slots=True)
@@ -41,11 +37,11 @@ class _Tried:
 
     def judge(self, token_ids: "array[int]") -> None:
         """Learn from the tokens that came since: twice as many if all were right, a pause if none was."""
-        pairs = list(zip(self.drafts, token_ids[self.num_tokens :], strict=False))
-        right = next((number for number, (draft, token_id) in enumerate(pairs) if draft != token_id), len(pairs))
+        came = token_ids[self.num_tokens :]
+        right = _num_right(self.drafts, came)
         if right == len(self.drafts):
             self.most = 2 * right
-        elif right < len(pairs):
+        elif right < len(came):
             # Where other drafts were verified in their place, the rest of them is not known.
             self.most = max(right, 1)
         if right:
@@ -58,14 +54,6 @@ class _Tried:
         self.left = self.pause = min(max(2 * self.pause, 1), longest)
 
 
-@dataclass(slots=True)
-class _Row:
-    """What became of a sequence's drafts: of copies of what it has, and of those that a head made."""
-
-    copies: _Tried = field(default_factory=_Tried)
-    head: _Tried = field(default_factory=lambda: _Tried(most=_FIRST_OF_HEAD))
-
-
 class Drafter:
     """Proposes drafts before each step, as many as cost nearly nothing there.
 
@@ -76,55 +64,69 @@ class Drafter:
     Args:
         free_tokens: of a step, those of sequences without drafts included.
         most: drafts of a sequence.
-        ask: makes drafts with a head, as many as are asked for; None without one.
+        head: drafts too; None without one.
     """
 
-    def __init__(self, *, free_tokens: int, most: int, ask: Ask | None = None) -> None:
+    def __init__(self, *, free_tokens: int, most: int, head: AskedHead | None = None) -> None:
         self.free_tokens = free_tokens
         self.most = most
-        self.ask = ask
-        self._rows: dict[int, _Row] = {}
-        # What the last plan tells of.
-        self._drafted: list[tuple[SequenceState, _Tried]] = []
+        self.head = head
+        self._tried: dict[int, _Tried] = {}
+        # Those with drafts for the last plan: copies, also where the head's are verified, and the head's.
+        self._copied: list[SequenceState] = []
+        self._asked: list[tuple[SequenceState, int, list[int]]] = []
 
     def propose(self, scheduler: Scheduler) -> None:
         """Give drafts to running sequences, for the plan that comes next; none is under way."""
-        for sequence, tried in self._drafted:
-            tried.judge(sequence.token_ids)
-        self._drafted = []
+        self._learn()
         running = scheduler.queues.running
         room = self.free_tokens - sum([s.num_uncomputed_tokens for s in running]) - len(scheduler.queues.waiting)
         if room <= 0 or not running:
             return
-        before, self._rows = self._rows, {}
+        before, self._tried = self._tried, {}
         answers = array("I") if scheduler.planner.answers is None else scheduler.planner.answers.tokens
         copies: list[tuple[int, SequenceState, list[int]]] = []
         asked: list[tuple[SequenceState, int]] = []
         for sequence in running:
-            row = self._rows[sequence.id] = before.get(sequence.id) or _Row()
+            tried = self._tried[sequence.id] = before.get(sequence.id) or _Tried()
             ready = sequence.decoding and sequence.num_uncomputed_tokens == 1
-            length, drafts = self._copy(sequence, row.copies, answers, ready=ready)
-            most = self._most_of_head(sequence, row.head, ready=ready)
+            length, drafts = self._copy(sequence, tried, answers, ready=ready)
+            most = 0
+            if ready and self.head is not None:
+                most = min(self.head.most(), sequence.spec.decode_len - sequence.num_tokens - 1)
             if most > len(drafts):
                 asked.append((sequence, most))
                 # Those of the head tell whether these would have been right.
-                self._remember(sequence, row.copies, drafts)
+                self._remember(sequence, drafts)
             elif drafts:
                 copies.append((length, sequence, drafts))
         for _, sequence, drafts in sorted(copies, key=lambda each: -each[0]):
-            room -= self._give(scheduler, sequence, self._rows[sequence.id].copies, drafts[:room])
+            scheduler.propose(sequence, drafts[:room])
+            self._remember(sequence, [*sequence.drafts])
+            room -= len(sequence.drafts)
             if room <= 0:
                 return
-        if self.ask is None or not asked:
-            return
         # Each as many as all can have.
-        asked = asked[:room]
+        if self.head is None or not (asked := asked[:room]):
+            return
         requests = [
             DraftRequest(s.id, s.token_ids[-1], s.num_computed_tokens, min(most, room // len(asked)))
             for s, most in asked
         ]
-        for (sequence, _), drafts in zip(asked, self.ask(requests), strict=True):
-            self._give(scheduler, sequence, self._rows[sequence.id].head, drafts)
+        for (sequence, _), drafts in zip(asked, self.head.ask(requests), strict=True):
+            scheduler.propose(sequence, drafts)
+            self._asked += [(sequence, sequence.num_tokens, [*sequence.drafts])] * bool(sequence.drafts)
+
+    def _learn(self) -> None:
+        """From the tokens that came since the last drafts."""
+        for sequence in self._copied:
+            self._tried[sequence.id].judge(sequence.token_ids)
+        for sequence, num_tokens, drafts in self._asked:
+            came = sequence.token_ids[num_tokens:]
+            if self.head is not None:
+                # Behind an end, nothing is known of the rest.
+                self.head.learn(_num_right(drafts, came), min(len(drafts), len(came)))
+        self._copied, self._asked = [], []
 
     def _copy(
         self, sequence: SequenceState, tried: _Tried, answers: "array[int]", *, ready: bool
@@ -141,22 +143,15 @@ class Drafter:
             tried.wait(_LONGEST_PAUSE_UNFOUND)
         return 0, []
 
-    def _most_of_head(self, sequence: SequenceState, tried: _Tried, *, ready: bool) -> int:
-        """How many a head may draft; none while it is no time to try."""
-        if self.ask is None:
-            return 0
-        if tried.left:
-            tried.left -= 1
-            return 0
-        return min(tried.most, _MOST_OF_HEAD, sequence.spec.decode_len - sequence.num_tokens - 1) if ready else 0
+    def _remember(self, sequence: SequenceState, drafts: list[int]) -> None:
+        """The next step tells which of these copies are right."""
+        if drafts:
+            tried = self._tried[sequence.id]
+            tried.num_tokens, tried.drafts = sequence.num_tokens, drafts
+            self._copied.append(sequence)
 
-    def _give(self, scheduler: Scheduler, sequence: SequenceState, tried: _Tried, drafts: list[int]) -> int:
-        """Let the next chunk verify these; returns how many are left of them."""
-        scheduler.propose(sequence, drafts)
-        self._remember(sequence, tried, [*sequence.drafts])
-        return len(sequence.drafts)
 
-    def _remember(self, sequence: SequenceState, tried: _Tried, drafts: list[int]) -> None:
-        """The next step tells which of them are right."""
-        tried.num_tokens, tried.drafts = sequence.num_tokens, drafts
-        self._drafted += [(sequence, tried)] * bool(drafts)
+def _num_right(drafts: list[int], came: "array[int]") -> int:
+    """How many drafts are the tokens that came, up to the first that is not."""
+    pairs = enumerate(zip(drafts, came, strict=False))
+    return next((n for n, (draft, token_id) in pairs if draft != token_id), min(len(drafts), len(came)))
