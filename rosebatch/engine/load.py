@@ -23,24 +23,20 @@ from rosebatch.engine.cache.memory import (
     swap_bytes,
 )
 from rosebatch.engine.cache.state_pool import StatePool, state_bytes
-from rosebatch.engine.drafts.asked_head import AskedHead
-from rosebatch.engine.drafts.drafter import Drafter
-from rosebatch.engine.drafts.window_drafter import QUERIES, StepCost, WindowDrafter
+from rosebatch.engine.drafts.chosen import choose_drafts, windows_may_draft
+from rosebatch.engine.drafts.window_drafter import QUERIES, WindowDrafter
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.images import ImageEncoder, image_bytes, kept_bytes, together
 from rosebatch.engine.long_rope import restart_policy
-from rosebatch.engine.metrics.roofline import decode_bytes, weight_bytes
-from rosebatch.engine.plan import POOL_TOKENS, AdapterSlot, RestartPolicy
-from rosebatch.engine.scheduling.answer_pool import AnswerPool
+from rosebatch.engine.plan import AdapterSlot, RestartPolicy
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.engine.scheduling.step_planner import MIXED, SeparateDecodes, StepPolicy
 from rosebatch.engine.step_runner import StepRunner
 from rosebatch.engine.torch_runner.runner import TorchRunner
 from rosebatch.engine.triton_runner.packing import MAX_PADDED_TOKENS, padded_size
-from rosebatch.engine.triton_runner.prefix_groups import MIN_ROWS
 from rosebatch.engine.triton_runner.runner import TritonRunner
-from rosebatch.engine.triton_runner.state import MOST_TOKENS, draft_bytes
+from rosebatch.engine.triton_runner.state import draft_bytes
 from rosebatch.engine.triton_runner.warm_up import compile_for, hash_compiler
 from rosebatch.model.adapters.by_row import by_row
 from rosebatch.model.contract import NO_HEADS, Model, PoolingHeads
@@ -51,20 +47,13 @@ from rosebatch.ops.adapters import AdapterRows
 from rosebatch.ops.device import device_ops, keep_products_whole
 from rosebatch.ops.layout import MatrixBytes
 from rosebatch.ops.ops import Ops
-from rosebatch.ops.select import has_invariant_products, select
+from rosebatch.ops.select import select
 from rosebatch.ops.tensor_parallel import Group, divide
 
 # Tokens of a block: a unit of a GPU's reads; on a CPU, prefixes are rounded down to it.
 _BLOCK_SIZE = {"cuda": 64, "cpu": 16}
 # Decode steps in a window, before the host reads their tokens.
 _DECODE_WINDOW = 8
-# Tokens of a step that take about as long as one; and drafts of a sequence on a CPU.
-_FREE_TOKENS = {"cuda": 192, "cpu": 16}
-_DRAFTS = 15
-# Of a step: what the host takes for the result of a row with a grammar, in seconds. What the device takes for any rows:
-# launches, and reading the weights (measured on an H200).
-_HOST_OF_A_ROW, _FEW_ROWS = 40e-6, 16
-_LAUNCHES, _BYTES_A_SECOND = 1.5e-3, 3.3e12
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,8 +241,7 @@ def build_engine(
     """
     block_size = choose_block_size(limits, device)
     by_triton = device.type == "cuda" and switches.paged_attention
-    # Further tokens of a step reach further experts, and read them.
-    drafts = by_triton and limits.speculative == "auto" and not (config.experts or isinstance(model, Fallback))
+    drafts = by_triton and windows_may_draft(model, config, limits)
     others = image_bytes + (draft_bytes(max_slots(limits), config.max_model_len) if drafts else 0)
     cached = [spec for spec in model.mixers if spec.planes]
     layers, windows = [spec.planes for spec in cached], [spec.window for spec in cached]
@@ -284,9 +272,6 @@ def build_engine(
     window = _DECODE_WINDOW if switches.fused_sampler and switches.late_results else 1
     restarts = restart_policy(model.mixers)
     policy = SeparateDecodes(window) if by_triton else MIXED
-    # Where a token's bits depend on the tokens of its step, answers would depend on drafts.
-    is_exact = device.type == "cpu" and switches.batch_invariant and has_invariant_products(dtype)
-    speculates = limits.speculative == "auto" and is_exact and not isinstance(model, Fallback)
     unit = math.lcm(*(spec.chunk_unit for spec in model.mixers))
     scheduler = _scheduler(
         memory,
@@ -297,7 +282,6 @@ def build_engine(
         unit,
         has_states=bool(state_layers),
         whole_images=whole_images,
-        forces=config.num_token_ids if speculates else 0,
     )
     # One block more than in the scheduler's pools: kernels write there what is not read.
     counts = [group.blocks + by_triton for group in memory.groups]
@@ -305,7 +289,7 @@ def build_engine(
     states = StatePool(state_layers, memory.max_num_seqs, dtype, device) if state_layers else None
     # The model cannot sample the others: -1, which means none, or an id beyond its vocabulary.
     eos_token_ids = tuple(i for i in config.eos_token_ids if 0 <= i < config.vocab_size)
-    runner: StepRunner
+    runner: TorchRunner | TritonRunner
     if by_triton:
         runner = TritonRunner(
             model,
@@ -337,28 +321,6 @@ def build_engine(
             head=head,
             adapters=adapter_rows,
         )
-    if isinstance(runner, TritonRunner) and limits.speculative == "auto" and runner.verifies:
-        scheduler.planner.forces = 0 if isinstance(model, Fallback) else config.num_token_ids
-        # Each forced token takes a row of a step: with as many sequences as rows, none is spared.
-        read = decode_bytes(config, dtype.itemsize, _FEW_ROWS, kept) // limits.tensor_parallel_size
-        scheduler.planner.forces_up_to = min(_forced_rows(read), memory.max_num_seqs // 2)
-    drafter: Drafter | WindowDrafter | None = None
-    if isinstance(runner, TritonRunner) and drafts and runner.verifies:
-        token = cache.nbytes // max(sum(counts) * block_size, 1)
-        weights = weight_bytes(config, dtype.itemsize, kept) // limits.tensor_parallel_size
-        cost = StepCost(weights, token, _FREE_TOKENS["cuda"])
-        sharing_rows = None if runner.prefix_groups is None else MIN_ROWS
-        drafter = WindowDrafter(cost, memory.max_num_seqs, MOST_TOKENS, sharing_rows)
-        scheduler.planner.answers = AnswerPool(POOL_TOKENS)
-    elif speculates and not state_layers:
-        # Tokens cannot be taken back from states.
-        asked = None
-        if head is not None and isinstance(runner, TorchRunner) and runner.drafts is not None:
-            # Both read their weights.
-            share = head.draft_weights * dtype.itemsize / weight_bytes(config, dtype.itemsize, kept)
-            asked = AskedHead(runner.drafts.propose, share)
-        drafter = Drafter(free_tokens=_FREE_TOKENS["cpu"], most=_DRAFTS, head=asked)
-        scheduler.planner.answers = AnswerPool(POOL_TOKENS)
     engine = Engine(
         scheduler,
         runner if drive is None else drive(runner),
@@ -369,18 +331,10 @@ def build_engine(
         hidden_size=pooling.size(config.hidden_size),
         generates=generates,
         pooling=pooling,
-        drafter=drafter,
+        drafter=choose_drafts(scheduler, runner, config, limits, dtype, kept, invariant=switches.batch_invariant),
         adapters=adapters,
     )
     return LoadedEngine(engine, memory.groups, block_size, cache.nbytes)
-
-
-def _forced_rows(read: int) -> int:
-    """Rows whose grammars keep the host busy for half as long as the device takes for a step.
-
-    Then a third of the tokens has to be forced, or the device waits for longer than it is spared.
-    """
-    return max(int((_LAUNCHES + read / _BYTES_A_SECOND) / _HOST_OF_A_ROW / 2), 1)
 
 
 def _scheduler(
@@ -393,7 +347,6 @@ def _scheduler(
     *,
     has_states: bool,
     whole_images: bool,
-    forces: int,
 ) -> Scheduler:
     """The scheduler of what memory has room for. States of sequences are in no block, so prompts share none."""
     return Scheduler(
@@ -410,5 +363,4 @@ def _scheduler(
         replays=switches.replays,
         chunk_unit=chunk_unit,
         whole_images=whole_images,
-        forces=forces,
     )

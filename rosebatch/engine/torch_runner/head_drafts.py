@@ -29,7 +29,7 @@ class HeadDrafts:
     """
 
     def __init__(self, head: Eagle3Head, cache: KVCache, layer: int, tables: BlockTables) -> None:
-        self._head = head
+        self.head = head
         self._tables = tables
         self._size = cache.block_size
         self._group = cache.group_of[layer]
@@ -39,12 +39,12 @@ class HeadDrafts:
 
     def states(self) -> LayerStates:
         """Takes what the head needs of a step of the model."""
-        return LayerStates(self._head.layers)
+        return LayerStates(self.head.layers)
 
     def follow(self, batch: StepBatch, states: LayerStates) -> None:
         """Keep what the head needs of the tokens of a step. What it kept of tokens taken back is overwritten."""
         places = batch.slots[self._group]
-        hidden = self._head.combine(states.joined())
+        hidden = self.head.combine(states.joined())
         # Before any is read: a chunk may begin behind blocks that another chunk of this step computes.
         self._hidden[places] = hidden
         before, first = hidden.roll(1, 0), 0
@@ -52,7 +52,7 @@ class HeadDrafts:
             # The first token of a sequence has none before it, and is never attended to.
             before[first] = self._hidden[self._place(chunk.id, chunk.start - 1)] if chunk.start else 0
             first += len(chunk.token_ids)
-        _, k, v = self._head.project(batch.input_ids, before, batch.positions)
+        _, k, v = self.head.project(batch.input_ids, before, batch.positions)
         blocks, offsets = places // self._size, places % self._size
         self._keys[blocks, :, offsets], self._values[blocks, :, offsets] = k, v
 
@@ -71,11 +71,11 @@ class HeadDrafts:
         known = keys.shape[2] - most
         drafts = []
         for number in range(most):
-            q, k, v = self._head.project(tokens, before, starts + number)
+            q, k, v = self.head.project(tokens, before, starts + number)
             end = known + number
             keys[:, :, end], values[:, :, end], seen[:, end] = k, v, True
             attended = _attend(q, keys[:, :, : end + 1], values[:, :, : end + 1], seen[:, : end + 1])
-            tokens, before = self._head.finish(before, attended)
+            tokens, before = self.head.finish(before, attended)
             drafts.append(tokens)
         found = host_waits.to_list(torch.stack(drafts, 1))
         return [row[: each.most] for row, each in zip(found, requests, strict=True)]
