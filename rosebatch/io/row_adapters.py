@@ -26,11 +26,9 @@ class RowAdapters:
         A row that names what there is not has failed. The ``model`` of a request counts where there are several.
         """
         by_row, asked = len(self.names) > 1, row.lora
-        if asked is None and (row.model is None or not by_row):
-            # Nearly all.
-            return row
         if asked is None:
-            if row.model in self.models:
+            # Nearly all rows have no model either.
+            if row.model is None or not by_row or row.model in self.models:
                 return row
             if row.model not in self.names:
                 others = ", ".join((*self.models[:1], *self.names))
@@ -45,5 +43,5 @@ class RowAdapters:
 NO_ADAPTERS = RowAdapters()
 
 
-def _quoted(name: str | None) -> str:
-    return repr(printable(f"{name}"[:100]))
+def _quoted(name: str) -> str:
+    return repr(printable(name[:100]))

@@ -32,11 +32,8 @@ _ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
 _PICKLED = "docs/speculation.md says how pytorch_model.bin becomes model.safetensors"
 # Layers of the model whose states a head takes.
 _LAYERS = 3
-# Other forms of heads, and options that change what one computes: the value that changes nothing.
-_NEUTRAL: dict[str, Any] = {
-    **dict.fromkeys(("quantization_config", "sliding_window")),
-    **dict.fromkeys(("norm_before_fc", "norm_output", "fc_norm", "parallel_drafting"), False),
-}
+# Other forms of heads, and options that change what one computes.
+_NOT_SERVED = ("quantization_config", "sliding_window", "norm_before_fc", "norm_output", "fc_norm", "parallel_drafting")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +135,8 @@ def read_eagle3(folder: Path, target: ModelConfig) -> Eagle3:
     if not isinstance(named, list) or not named or named[0] not in _ARCHITECTURES:
         kinds = " and ".join(_ARCHITECTURES)
         raise refusal(path, f"a head for drafts is one of EAGLE-3, architectures {kinds}; this one has {shown(named)}")
-    for name, neutral in _NEUTRAL.items():
-        if (value := values.get(name)) is not None and value != neutral:
+    for name in _NOT_SERVED:
+        if value := values.get(name):
             raise refusal(path, f"{name} {shown(value)} is not supported in a head for drafts")
     if (count := values.get("num_hidden_layers", 1)) != 1:
         raise refusal(path, f"a head for drafts has one layer, num_hidden_layers is {shown(count)}")

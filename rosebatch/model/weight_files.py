@@ -2,9 +2,12 @@
 
 import re
 from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
 
 from rosebatch.core.errors import UserError
-from rosebatch.host.model_files import read_json, refusal, shown
+from rosebatch.host.model_files import read_json, refusal, refused, require_file, shown
 
 _CONSOLIDATED = "consolidated"
 # Of PEFT, in a folder that may hold its model too.
@@ -52,6 +55,21 @@ def _no_files(folder: Path, others: list[Path]) -> str:
     own = next((path.name for path in others if path.name.startswith(_CONSOLIDATED)), None)
     what = f"{own} has Mistral's own names of tensors" if own else "no .safetensors weights"
     return f"{what}: use the model's transformers files, such as model.safetensors"
+
+
+def open_tensors(path: Path, what: str) -> Any:
+    """A ``.safetensors`` file.
+
+    Args:
+        path: of the file.
+        what: it is if it is broken.
+
+    Raises:
+        UserError: it is missing or broken.
+    """
+    require_file(path)
+    with refused(path, f"{what}: copy or download the file again"):
+        return safe_open(str(path), framework="pt")
 
 
 def has_weight_files(folder: Path) -> bool:

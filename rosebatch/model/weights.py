@@ -6,16 +6,15 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from rosebatch.core.errors import UserError
-from rosebatch.host.model_files import refusal, refused, require_file, shown
+from rosebatch.host.model_files import refusal, refused, shown
 from rosebatch.model.adapters.adapter import EMBEDDINGS, HEAD, Adapter
 from rosebatch.model.adapters.by_row import Added
 from rosebatch.model.adapters.changes import Change, LowRank
 from rosebatch.model.lazy_tensor import Cuts, LazyTensor, select
-from rosebatch.model.weight_files import weight_files, weight_map
+from rosebatch.model.weight_files import open_tensors, weight_files, weight_map
 from rosebatch.ops.layout import Layout
 from rosebatch.ops.weight import Weight
 
@@ -443,13 +442,6 @@ class SafetensorsWeights:
                 return _read(stored, handle, name, take) if is_number else _unread(stored, shape, take)
             tensor: Tensor = stored[: shape[0]] if is_longer else _read(stored, handle, name, take)
             return tensor
-
-
-def open_tensors(path: Path, what: str) -> Any:
-    """A ``.safetensors`` file; ``what`` it is if it is broken."""
-    require_file(path)
-    with refused(path, f"{what}: copy or download the file again"):
-        return safe_open(str(path), framework="pt")
 
 
 def _change_of(adapter: Adapter, name: str, shape: tuple[int, ...], asked: set[str]) -> Change | None:

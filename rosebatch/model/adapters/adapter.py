@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from safetensors import safe_open
 from torch import Tensor
 
 from rosebatch.core.errors import UserError
-from rosebatch.host.model_files import read_json, refusal, refused, require_file, shown
+from rosebatch.host.model_files import read_json, refusal, refused, shown
 from rosebatch.model.adapters.changes import AddedBias, Change, LowRank, TokenRows
 from rosebatch.model.adapters.fields import AdapterFields
 from rosebatch.model.adapters.folder import ADAPTER_CONFIG, ADAPTER_FILE
+from rosebatch.model.weight_files import open_tensors
 
 # PEFT's wrappers around the model, and around modules.
 _WRAPPERS = re.compile(r"^(base_model\.model\.|base_model\.)?")
@@ -158,10 +158,8 @@ def read_adapter(name: str, folder: Path) -> Adapter:
     if not path.exists() and (folder / "adapter_model.bin").exists():
         what = "adapter_model.bin is not read, for it may run code: save_pretrained of PEFT writes .safetensors"
         raise refusal(folder, what)
-    require_file(path)
-    with refused(path, "an unreadable adapter: copy or download the file again"):
-        handle = safe_open(str(path), framework="pt")
-        names = list(handle.keys())
+    handle = open_tensors(path, "an unreadable adapter")
+    names = list(handle.keys())
     if not names:
         raise refusal(path, "it has no tensors")
     modules: dict[str, dict[str, str]] = {}

@@ -72,13 +72,14 @@ def load_weight(
         transposed: whether a checkpoint with the values themselves has them as ``[in, out]``.
         dtype: of floats, before whatever follows; None for that of the run.
     """
-    change, found = weights.change(name, shape), weights.find(name, shape)
-    if change is None:
-        matrix = found or _plain(weights, name, shape, transposed, dtype)
-        added = weights.added(name, shape)
-        return AdaptedWeight(matrix, added, weights.dtype) if added else matrix
-    wide = found or _plain(weights, name, shape, transposed, torch.float32)
-    return changed(change, wide, dtype or weights.dtype)
+    change = weights.change(name, shape)
+    # A change is added in fp32.
+    read = dtype if change is None else torch.float32
+    matrix = weights.find(name, shape) or _plain(weights, name, shape, transposed, read)
+    if change is not None:
+        return changed(change, matrix, dtype or weights.dtype)
+    added = weights.added(name, shape)
+    return AdaptedWeight(matrix, added, weights.dtype) if added else matrix
 
 
 def changed(change: Change, weight: Weight, dtype: torch.dtype) -> DenseWeight:
@@ -113,7 +114,7 @@ def rounded(weights: WeightSource, weight: Weight) -> Weight:
 
 
 def _plain(
-    weights: WeightSource, name: str, shape: tuple[int, ...], transposed: bool, dtype: torch.dtype | None = None
+    weights: WeightSource, name: str, shape: tuple[int, ...], transposed: bool, dtype: torch.dtype | None
 ) -> DenseWeight:
     if not transposed:
         return DenseWeight(lazy_tensor(weights, name, shape, dtype=dtype))

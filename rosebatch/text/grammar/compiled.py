@@ -154,8 +154,7 @@ class TokenConstraint:
             if each._ended or token_id in ends or not 0 <= token_id < known:
                 each.feed(token_id)
                 continue
-            if each._filling is not None:
-                each._move()
+            each._move()
             each._token_ids.append(token_id)
             together.append(each)
             pairs.append((each._matcher, token_id))
@@ -232,9 +231,8 @@ class TokenConstraint:
 
     def _move(self) -> None:
         """The mask of the next token will be another one."""
-        if self._filling is not None:
-            self._filling.wait()
-            self._filling = None
+        self._wait()
+        self._filling = None
 
     def _end_if_due(self, *, followed: bool) -> None:
         """Whether the completion ends with the last of its tokens, which the matcher has followed or not."""
