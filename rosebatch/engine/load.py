@@ -40,7 +40,7 @@ from rosebatch.engine.triton_runner.state import draft_bytes
 from rosebatch.engine.triton_runner.warm_up import compile_for, hash_compiler
 from rosebatch.model.adapters.by_row import by_row
 from rosebatch.model.contract import NO_HEADS, Model, PoolingHeads
-from rosebatch.model.eagle3 import Eagle3Head
+from rosebatch.model.eagle3.head import Eagle3Head
 from rosebatch.model.fallback.load import Fallback
 from rosebatch.model.source import ModelSource
 from rosebatch.ops.adapters import AdapterRows

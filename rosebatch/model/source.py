@@ -24,7 +24,8 @@ from rosebatch.model.adapters.folder import require_no_adapter
 from rosebatch.model.classifier_head import load_classifier
 from rosebatch.model.contract import Model, OpenModel, PoolingHeads
 from rosebatch.model.dry_load import HEADERS, NO_PRODUCTS, require_loadable
-from rosebatch.model.eagle3 import Eagle3, Eagle3Head, find_eagle3
+from rosebatch.model.eagle3.config import Eagle3, find_eagle3
+from rosebatch.model.eagle3.head import Eagle3Head, build_head, require_head_loadable
 from rosebatch.model.fingerprint import fingerprint_of, small_files, state_of
 from rosebatch.model.hf.config import is_native, read_model_config
 from rosebatch.model.hub import HubModel, find_adapter_snapshot, find_snapshot, name_of_snapshot, parse_hub_id
@@ -157,7 +158,9 @@ class ModelSource:
         Raises:
             UserError: a weight is missing, has the wrong shape, or no place.
         """
-        return None if self.head is None else self.head.build(cast(OpenModel, model), ops, self.dtype, device)
+        if self.head is None:
+            return None
+        return build_head(self.head, cast(OpenModel, model), ops, self.dtype, device)
 
     @property
     def draft_planes(self) -> tuple[Planes, ...]:
@@ -292,7 +295,7 @@ class ModelSource:
             UserError: as ``build`` and ``build_head``.
         """
         if self.head is not None and has_weight_files(self.head.folder):
-            self.head.require_loadable()
+            require_head_loadable(self.head)
         if self.load_format == "dummy" or self.folder is None or not has_weight_files(self.folder):
             return []
         if self.hf_config is not None:

@@ -10,7 +10,7 @@ from rosebatch.config.run import RunConfig
 from rosebatch.config.switches import Switches
 from rosebatch.core.errors import UserError
 from rosebatch.model.dry_load import HEADERS
-from rosebatch.model.eagle3 import find_eagle3
+from rosebatch.model.eagle3.config import find_eagle3
 from rosebatch.model.source import ModelSource, find_model
 from rosebatch.model.weights import SafetensorsWeights
 from rosebatch.ops.select import select

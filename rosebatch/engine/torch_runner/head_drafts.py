@@ -14,7 +14,7 @@ from rosebatch.engine.cache.kv_cache import KVCache
 from rosebatch.engine.plan import DraftRequest
 from rosebatch.engine.torch_runner.batch import BlockTables, StepBatch
 from rosebatch.model.contract import LayerStates
-from rosebatch.model.eagle3 import Eagle3Head
+from rosebatch.model.eagle3.head import Eagle3Head
 from rosebatch_kernels.common import host_waits
 
 

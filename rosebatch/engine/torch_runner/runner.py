@@ -28,7 +28,7 @@ from rosebatch.engine.torch_runner.attention import TorchAttention
 from rosebatch.engine.torch_runner.batch import BlockTables, build_batch
 from rosebatch.engine.torch_runner.head_drafts import HeadDrafts
 from rosebatch.model.contract import NO_HEADS, Model, OpenModel, PoolingHeads, SeeingModel
-from rosebatch.model.eagle3 import Eagle3Head
+from rosebatch.model.eagle3.head import Eagle3Head
 from rosebatch.ops.adapters import AdapterRows
 from rosebatch.ops.ops import Ops
 from rosebatch_kernels.common import host_waits
