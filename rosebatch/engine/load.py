@@ -143,17 +143,7 @@ def load_engine(
     if waits is not None:
         switches = replace(switches, cuda_graph=False)
     minimum = group.all_min if group else list[int]
-    vision = source.vision
-    images, taken = None, image_bytes(source, limits, batched_tokens(limits, device.type))
-    if vision is not None and taken:
-        images = ImageEncoder(
-            lambda: vision.tower(source.weights(device)),
-            vision.channel_sections,
-            device,
-            0 if switches.batch_invariant else together(source, limits),
-            kept_bytes(source, limits),
-            both_ways=vision.both_ways,
-        )
+    taken = image_bytes(source, limits, batched_tokens(limits, device.type))
     loaded = build_engine(
         model,
         source.config,
@@ -167,7 +157,7 @@ def load_engine(
         drive=drive,
         pooling=source.pooling,
         pooling_heads=pooling_heads,
-        images=images,
+        images=_image_encoder(source, limits, switches, device) if taken else None,
         image_bytes=taken,
         kept=source.quantization.kept(switches, device.type, source.dtype),
         head=source.build_head(model, ops, device),
@@ -176,21 +166,43 @@ def load_engine(
     )
     if hashed is not None:
         hashed()
-    runner = loaded.engine.runner
     # Steps that a graph can hold can be warmed up. Ranks would have to begin together.
     warms_up = switches.parallel_compile and switches.cuda_graph and source.has_head and group is None
-    if isinstance(runner, TritonRunner) and warms_up:
-        tokens, width = loaded.engine.max_num_batched_tokens, runner.slots.width
-        # Triton compiles for widths that are multiples of 16, and for others.
-        of_model = source.config, source.dtype, source.quantization.identity
-        shape = *of_model, switches, limits.sampler, loaded.engine.max_num_seqs, loaded.block_size, limits.speculative
-        forces = loaded.engine.scheduler.planner.forces > 0
-        queries = QUERIES if isinstance(loaded.engine.drafter, WindowDrafter) else ()
-        is_compiled = compile_for(
-            lambda: runner.warm_up(tokens, forces=forces, queries=queries), (*shape, tokens, width % 16 == 0)
-        )
-        loaded = replace(loaded, is_compiled=is_compiled)
-    return replace(loaded, waits=waits)
+    is_compiled = warms_up and _warm_up(loaded, source, limits, switches)
+    return replace(loaded, waits=waits, is_compiled=is_compiled)
+
+
+def _image_encoder(
+    source: ModelSource, limits: RunConfig, switches: Switches, device: torch.device
+) -> ImageEncoder | None:
+    """What encodes images, if the model sees. The tower is loaded at the first image."""
+    vision = source.vision
+    if vision is None:
+        return None
+    return ImageEncoder(
+        lambda: vision.tower(source.weights(device)),
+        vision.channel_sections,
+        device,
+        0 if switches.batch_invariant else together(source, limits),
+        kept_bytes(source, limits),
+        both_ways=vision.both_ways,
+    )
+
+
+def _warm_up(loaded: LoadedEngine, source: ModelSource, limits: RunConfig, switches: Switches) -> bool:
+    """Compile the kernels of plain steps, if Triton runs the model; returns whether they are compiled."""
+    engine, runner = loaded.engine, loaded.engine.runner
+    if not isinstance(runner, TritonRunner):
+        return False
+    tokens, width = engine.max_num_batched_tokens, runner.slots.width
+    # Triton compiles for widths that are multiples of 16, and for others.
+    of_model = source.config, source.dtype, source.quantization.identity
+    shape = *of_model, switches, limits.sampler, engine.max_num_seqs, loaded.block_size, limits.speculative
+    forces = engine.scheduler.planner.forces > 0
+    queries = QUERIES if isinstance(engine.drafter, WindowDrafter) else ()
+    return compile_for(
+        lambda: runner.warm_up(tokens, forces=forces, queries=queries), (*shape, tokens, width % 16 == 0)
+    )
 
 
 def build_engine(
