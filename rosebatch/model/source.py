@@ -3,7 +3,6 @@
 import importlib.util
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -413,12 +412,12 @@ def find_model(settings: RunConfig, device: torch.device, *, quiet: bool = False
     named = settings.speculative_model
     head = None if named is None else find_eagle3(named, config, quiet=quiet, weights=weights)
     found = replace(found, name=settings.served_model_name or found.name, config=config, head=head)
-    return _with_adapters(found, settings.lora, device, quiet) if settings.lora else found
+    return _with_adapters(found, settings, device, quiet) if settings.lora else found
 
 
-def _with_adapters(source: ModelSource, given: Sequence[str], device: torch.device, quiet: bool) -> ModelSource:
-    """The model with adapters, each of them ``NAME=FOLDER`` or ``NAME=ORG/NAME[@REVISION]``."""
-    flag = f"--lora {given[0]}"
+def _with_adapters(source: ModelSource, settings: RunConfig, device: torch.device, quiet: bool) -> ModelSource:
+    """The model with those of ``--lora``, each of them ``NAME=FOLDER`` or ``NAME=ORG/NAME[@REVISION]``."""
+    given, flag = settings.lora, f"--lora {settings.lora[0]}"
     if source.hf_config is not None:
         raise FlagError(f"{flag}: transformers' own code runs this model, which is served without adapters")
     if source.load_format == "dummy":
@@ -428,6 +427,8 @@ def _with_adapters(source: ModelSource, given: Sequence[str], device: torch.devi
     adapters = [_read_adapter(each, quiet) for each in given]
     if len(adapters) > 1:
         for each in adapters:
+            if each.name in (source.name, settings.model):
+                raise FlagError(f"--lora {each.name}: the model has this name, too: give the adapter another one")
             require_by_row(each)
     config = source.config
     if config.tie_word_embeddings and len(adapters) == 1:

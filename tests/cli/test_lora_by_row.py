@@ -271,6 +271,18 @@ def test_two_of_one_name(cli, folders, model_folder, tmp_path):
     require_error(result, 2, "--lora must give each adapter a name of its own, 'one' is there twice")
 
 
+@pytest.mark.parametrize("named", ["folder", "path", "served"])
+def test_an_adapter_with_the_models_name(cli, folders, model_folder, tmp_path, named):
+    """Requests that named the adapter were answered by the model alone, without a word. A single one is no choice."""
+    source = write_lines(tmp_path / "in.jsonl", [{"prompt": "a"}])
+    name = {"folder": model_folder.name, "path": str(model_folder), "served": "roses"}[named]
+    options = ["--model", model_folder, *(["--served-model-name", "roses"] if named == "served" else [])]
+    given = ["--lora", f"{name}={folders['one']}"]
+    assert cli("check", source, *options, *given).code == 0
+    result = cli("check", source, *options, *given, "--lora", f"two={folders['two']}")
+    require_error(result, 2, f"--lora {name}: the model has this name, too: give the adapter another one")
+
+
 def test_what_only_one_adapter_may_have(cli, folders, model_folder, tmp_path):
     """Check says so, before anything is loaded."""
     source = write_lines(tmp_path / "in.jsonl", [{"prompt": "a"}])
