@@ -6,7 +6,7 @@ from rosebatch.config.model import ModelConfig
 from rosebatch.config.run import RunConfig
 from rosebatch.engine.drafts.asked_head import AskedHead
 from rosebatch.engine.drafts.drafter import Drafter
-from rosebatch.engine.drafts.window_drafter import StepCost, WindowDrafter
+from rosebatch.engine.drafts.window_drafter import BYTES_A_SECOND, StepCost, WindowDrafter
 from rosebatch.engine.metrics.roofline import decode_bytes, weight_bytes
 from rosebatch.engine.plan import POOL_TOKENS
 from rosebatch.engine.scheduling.answer_pool import AnswerPool
@@ -24,10 +24,10 @@ from rosebatch.ops.select import has_invariant_products
 # Tokens of a step that take about as long as one; and drafts of a sequence on a CPU.
 _FREE_TOKENS = {"cuda": 192, "cpu": 16}
 _DRAFTS = 15
-# Of a step: what the host takes for the result of a row with a grammar, in seconds. What the device takes for any rows:
-# launches, and reading the weights (measured on an H200).
-_HOST_OF_A_ROW, _FEW_ROWS = 40e-6, 16
-_LAUNCHES, _BYTES_A_SECOND = 1.5e-3, 3.3e12
+# Seconds of a step with grammars, on an H200: the host's for the result of a row, and the device's for launches.
+_HOST_OF_A_ROW, _LAUNCHES = 40e-6, 1.5e-3
+# Of a step that reads little more than the weights.
+_FEW_ROWS = 16
 
 
 def windows_may_draft(model: Model, config: ModelConfig, limits: RunConfig) -> bool:
@@ -110,4 +110,4 @@ def _forced_rows(read: int) -> int:
 
     Then a third of the tokens has to be forced, or the device waits for longer than it is spared.
     """
-    return max(int((_LAUNCHES + read / _BYTES_A_SECOND) / _HOST_OF_A_ROW / 2), 1)
+    return max(int((_LAUNCHES + read / BYTES_A_SECOND) / _HOST_OF_A_ROW / 2), 1)

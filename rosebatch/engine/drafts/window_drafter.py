@@ -23,7 +23,7 @@ _MORE_LAUNCHES = 0.06
 # What drafts must save to be tried, and to be kept.
 _TRIED, _KEPT = 1.15, 1.05
 # Of a new kind of step, until it is a graph; and of a step's launches and of reading. On an H200, about.
-_CAPTURE, _LAUNCHES, _BYTES_A_SECOND = 0.06, 1e-3, 3.3e12
+_CAPTURE, _LAUNCHES, BYTES_A_SECOND = 0.06, 1e-3, 3.3e12
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class StepCost:
 
 def seconds(cost: float) -> float:
     """Of a step that takes so much, see ``StepCost``."""
-    return _LAUNCHES + cost / _BYTES_A_SECOND
+    return _LAUNCHES + cost / BYTES_A_SECOND
 
 
 class WindowDrafter:
