@@ -1,6 +1,8 @@
 """Completions that are followed together: their masks are begun on other threads before anybody asks for them."""
 
 import random
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -9,7 +11,9 @@ from rosebatch.text.grammar.compiled import TokenConstraint
 from rosebatch.text.grammar.grammars import Grammars
 from rosebatch.text.tokenizer import Tokenizer
 from tests.helpers.byte_tokenizer import EOS, byte_backend
+from tests.helpers.checkout import environment
 from tests.helpers.grammars import EOS_IDS, PERSON, VOCAB_SIZE, allowed, spec, tokens_of
+from tests.helpers.waiting import PATIENCE_SECONDS
 
 SPECS = (
     spec("json_schema", PERSON),
@@ -100,3 +104,21 @@ def test_new_matchers_between_a_token_and_its_mask(byte_grammars, monkeypatch):
     peak[0] = 1 << 40
     assert masks_of(together) == [allowed(each) for each in alone]
     assert not {id(each._matcher) for each in together} & {id(each) for each in old}
+
+
+_FORKS = """
+import os, sys
+from rosebatch.text.grammar.filling import Filling
+try:
+    Filling([], 1).begin()
+finally:
+    process = os.fork()
+if process:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
+"""
+
+
+def test_a_forked_process_ends():
+    """It waited for the thread that makes masks, which it does not have."""
+    done = subprocess.run([sys.executable, "-c", _FORKS], env=environment(), timeout=PATIENCE_SECONDS, check=False)
+    assert done.returncode == 0

@@ -2,6 +2,7 @@
 
 import atexit
 import functools
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from threading import Event
@@ -64,7 +65,13 @@ def executor() -> "LLExecutor":
 
 @functools.cache
 def _thread() -> DaemonPool:
-    pool = DaemonPool(1, "rosebatch-masks")
+    pool, process = DaemonPool(1, "rosebatch-masks"), os.getpid()
+
+    def wait() -> None:
+        # A forked process has no such thread.
+        if os.getpid() == process:
+            pool.submit(lambda: None).result()
+
     # A thread that comes back from llguidance must find an interpreter.
-    atexit.register(lambda: pool.submit(lambda: None).result())
+    atexit.register(wait)
     return pool
