@@ -131,6 +131,22 @@ def test_what_no_token_saw_of_a_long_prompt_spreads_to_nobody(make, monkeypatch)
     assert found == {n: (c.token_ids, None) for n, c in expected.items()}
 
 
+@pytest.mark.matrix
+@pytest.mark.parametrize("make", ENGINES)
+@pytest.mark.usefixtures("broken_token")
+def test_rows_that_were_dropped_in_their_prompts(make):
+    """Nobody had sampled behind their NaN yet: later rows of the same engine got it with their blocks, and failed."""
+    engine = make("llama", blocks=8)
+    short = [Request(9 + i, (5 + i, 3, 2), SamplingParams(max_tokens=3, ignore_eos=True)) for i in range(9)]
+    expected = run(engine, short)
+    for number in range(3):
+        engine.add(Request(number, (number, *[BROKEN] * 25), SamplingParams(max_tokens=2)))
+        assert not engine.step()
+        engine.abort()
+    found = {n: (c.token_ids, c.error) for n, c in run(engine, short).items()}
+    assert found == {n: (c.token_ids, None) for n, c in expected.items()}
+
+
 def test_a_stop_string_before_counts():
     """Tokens of the window up to the stop are good: the sequence has ended there."""
     stopping = SamplingParams(max_tokens=9, stop_token_ids=(7,))

@@ -193,6 +193,11 @@ class BlockTables:
             group.pool.prefixes.remove(held[::-1])
             group.tainted.update(held)
 
+    def doubt(self, sequence: SequenceState) -> None:
+        """Before its blocks are given up early: perhaps no sampled token has seen K and V that it made."""
+        for group, table in zip(self.groups, sequence.tables, strict=False):
+            group.tainted.update(held_blocks(table))
+
     def mark_launched(self) -> None:
         """Note that all plans so far are launched: their copies are safe, and later plans can copy their blocks."""
         for group in self.groups:

@@ -323,6 +323,8 @@ class Scheduler:
         registered since the last commit are no longer findable. The next plan resets the runner.
         """
         self.blocks.forget_in_flight()
+        for sequence in self.queues:
+            self.blocks.doubt(sequence)
         self.blocks.free_all()
         self.queues.clear()
         self.planner.reset()

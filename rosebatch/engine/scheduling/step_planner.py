@@ -388,6 +388,8 @@ class StepPlanner:
         if victim.num_pending_tokens:
             return False
         self._plan.saves += self.host_blocks.save(victim)
+        if not victim.generated:
+            self.blocks.doubt(victim)
         self.blocks.free(victim)
         place = self._others_first(victim)
         if self.rewind is not None and not victim.saved_blocks:
