@@ -48,9 +48,7 @@ class SamplingFlags:
         int | None, Flag("Return log-probabilities, and those of this many likeliest tokens.", SAMPLING, rare=True)
     ] = None
     prompt_logprobs: Annotated[int | None, Flag("The same for the prompt's tokens.", SAMPLING, rare=True)] = None
-    json_schema: Annotated[
-        str | None, Flag("Answers are JSON of this schema: a file, or '{…}' itself.", SAMPLING, metavar="FILE")
-    ] = None
+    json_schema: Annotated[str | None, Flag("Schema of answers: a file, or '{…}'.", SAMPLING, metavar="FILE")] = None
     regex: Annotated[str | None, Flag("Answers match this pattern.", SAMPLING)] = None
 
 

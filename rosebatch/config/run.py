@@ -74,9 +74,7 @@ class RunConfig:
 
     model: Annotated[str | None, Flag("Hub id, folder, .gguf or .toml.", MODEL)] = None
     revision: Annotated[str | None, Flag("Branch, tag or commit of a hub id.", MODEL)] = None
-    lora: Annotated[
-        tuple[str, ...], Flag("A LoRA adapter; several: rows choose.", MODEL, metavar="NAME=FOLDER", rare=True)
-    ] = ()
+    lora: Annotated[tuple[str, ...], Flag("A LoRA adapter; several: rows choose.", MODEL, metavar="NAME=FOLDER")] = ()
     dtype: Annotated[DType, Flag("float32, float16 or bfloat16.", MODEL, metavar="DTYPE")] = "auto"
     quantization: Annotated[str, Flag("auto, fp8 (at load) or none.", MODEL, metavar="FORM")] = "auto"
     device: Annotated[Device, Flag("Default: the GPU if there is one.", MODEL)] = "auto"

@@ -31,8 +31,9 @@ class RowAdapters:
             if row.model is None or not by_row or row.model in self.models:
                 return row
             if row.model not in self.names:
-                others = ", ".join((*self.models[:1], *self.names))
-                return row.failed(RowError("invalid_field", f"model {_quoted(row.model)} is none of {others}"))
+                known = f"neither the model, {self.models[0]}, nor an adapter: {', '.join(self.names)}"
+                hint = "--served-model-name gives the model another name"
+                return row.failed(RowError("invalid_field", f"model {_quoted(row.model)} is {known}; {hint}"))
             asked = row.model
         if asked not in self.names:
             there = f"--lora names {', '.join(self.names)}" if self.names else "give --lora NAME=FOLDER"

@@ -108,6 +108,7 @@ def check_job(job: JobConfig, config: RunConfig, stream: TextIO) -> int:
     if unread:
         rows.append(("not read", f"{counted(len(unread), 'tensor')} of the weights, such as {printable(unread[0])}"))
     title = f"{printable(job.input)}: {plan.source.name} by {plan.source.model_impl}, {plan.device.type}"
+    title += f", with {names} by --lora" if (names := plan.source.adapter_names) else ""
     print_table(title, rows, stream)
     return checked.errors.total()
 

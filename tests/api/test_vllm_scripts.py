@@ -86,6 +86,12 @@ def test_calls_that_are_not_served(llm, given, error, message):
         llm.generate(["a"] * len(given.get("priority", [0])), **given)
 
 
+def test_an_adapter_of_an_embedding(llm):
+    """The error asked for adapters of LLM, where they may have been given."""
+    with pytest.raises(ValueError, match=r"^lora_request=3 is not served: give {'prompt': text, 'lora': name}"):
+        llm.embed("a", lora_request=3)
+
+
 def test_a_grammar_in_ebnf(llm):
     """It said only which character was not expected: vLLM's example has its grammar in EBNF."""
     params = StructuredOutputsParams(grammar='root ::= "SELECT " column\ncolumn ::= "a" | "b"')

@@ -166,14 +166,18 @@ def test_requests_of_a_batch(cli, flags, folders, expected, model_folder, tmp_pa
         }
         assert result.code in (0, 3)
         return {
-            key: body["error"]["message"] if "error" in body else body["choices"][0]["text"]
+            key: body["error"]["message"] if "error" in body else (body["model"], body["choices"][0]["text"])
             for key, body in found.items()
         }
 
     found = answers(*flags)
-    assert "model 'gpt' is none of roses, one, two, three" in found.pop("other")
-    assert found == {key: expected["0 one" if key == "one" else "0 None"] for key in models if key != "other"}
-    assert answers("--lora", f"one={folders['one']}") == dict.fromkeys(models, expected["0 one"])
+    assert "model 'gpt' is neither the model, roses, nor an adapter: one, two, three; --served-model-name" in found.pop(
+        "other"
+    )
+    one, plain = ("one", expected["0 one"]), ("roses", expected["0 None"])
+    assert found == {key: one if key == "one" else plain for key in models if key != "other"}
+    # The only one is merged into the model, whose name stays.
+    assert answers("--lora", f"one={folders['one']}") == dict.fromkeys(models, ("roses", expected["0 one"]))
 
 
 def test_a_report_and_a_check(cli, flags, lines, model_folder, tmp_path):
@@ -186,7 +190,8 @@ def test_a_report_and_a_check(cli, flags, lines, model_folder, tmp_path):
     assert found["engine"]["lora"] == "one, three, two"
     (model,) = [line for line in result.err.splitlines() if line.startswith("adapters: ")]
     assert model == "adapters: one (4), three (4), two (4)"
-    assert cli("check", source, *options).code == 0
+    checked = cli("check", source, *options)
+    assert checked.code == 0 and "cpu, with one, three, two by --lora" in checked.err + checked.out
 
 
 def test_a_resumed_run(generate, flags, folders, lines, expected, tmp_path, monkeypatch):

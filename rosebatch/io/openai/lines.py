@@ -111,7 +111,7 @@ class BatchShape:
     """The lines of the output file and the error file.
 
     Attributes:
-        model: the name in every answer.
+        model: the name in every answer, but those of a row's own adapter, which have the adapter's.
         created: the time in every answer, in seconds since 1970.
         echo_model: whether an answer names the model of its request instead.
     """
@@ -124,7 +124,8 @@ class BatchShape:
         """The line of a request that was served."""
         row = result.row
         metadata = row.metadata
-        model = metadata.get("model") or self.model if self.echo_model else self.model
+        ran = row.lora or self.model
+        model = metadata.get("model") or ran if self.echo_model else ran
         body = _ENDPOINTS[metadata["url"]].body(result, model, self.created)
         return _line(row.index, metadata["custom_id"], 200, body)
 

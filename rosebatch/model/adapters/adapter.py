@@ -193,7 +193,8 @@ def require_by_row(adapter: Adapter) -> None:
     """
 
     def refuse(what: str, name: str) -> NoReturn:
-        raise refusal(adapter.path, f"{what} ({shown(name)}) is served for one --lora alone, which is merged")
+        alone = "is served for one --lora alone, which is merged: give its rows a run of their own"
+        raise refusal(adapter.path, f"{what} ({shown(name)}) {alone}")
 
     for each in adapter.experts.values():
         refuse("an adapter of experts", each[0].names[0])

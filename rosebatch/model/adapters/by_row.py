@@ -69,7 +69,7 @@ class AdaptedWeight(Weight):
             UserError: an adapter adds to it.
         """
         if changing := [each.name for each in self.added if each is not None]:
-            what = "of several adapters, only products of layers are served; one adapter alone is merged"
+            what = "of several adapters, only products of layers are served: give this one's rows a run of their own"
             raise UserError(f"--lora: {changing[0]}: {what}")
         return self.matrix
 

@@ -123,7 +123,7 @@ def test_a_rounded_base(tmp_path, size):
 def test_what_is_merged_alone(tmp_path, tensors, fields, message):
     """Rows would get the model without it."""
     adapter = read_adapter("a", write_adapter(tmp_path, tensors, **fields))
-    with pytest.raises(UserError, match=f"{message}.* is served for one --lora alone, which is merged"):
+    with pytest.raises(UserError, match=f"{message}.* for one --lora alone, which is merged: give its rows"):
         require_by_row(adapter)
 
 
