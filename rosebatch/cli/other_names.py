@@ -102,10 +102,9 @@ _FLAGS = {
     "put structured_outputs into the rows": "--grammar --grammar-file --guided-grammar",
     "give its settings by flags": "--config --config-file",
     "leave it out, rosebatch reads files and serves no port": "--host --port --api-key --base-url --api-base",
-    "leave it out, rosebatch has no such feature": (
-        "--swap-space --cpu-offload-gb --best-of"
-        " --num-beams --use-beam-search --num-speculative-tokens --speculative-num-steps"
-    ),
+    "leave it out, rosebatch has no such feature": "--swap-space --cpu-offload-gb --best-of",
+    "use LLM.beam_search of the library": "--num-beams --use-beam-search",
+    "leave it out, a run finds how many drafts pay": "--num-speculative-tokens --speculative-num-steps",
     "use --speculative-model, with an EAGLE-3 head": (
         "--speculative-config --speculative-draft-model-path --draft-model --eagle-model"
     ),

@@ -23,19 +23,24 @@ def require_drafts(source: ModelSource, config: RunConfig, switches: Switches, d
 
 
 def _why_none(source: ModelSource, config: RunConfig, switches: Switches, device: torch.device) -> str | None:
+    """Why no step has drafts of the head, and what would mend it."""
     model, dtype = source.config, source.dtype
     reasons = {
-        "--speculative off leaves out all drafts: leave it or the head out": config.speculative == "off",
-        f"{_GPU}: leave it out, or take --device cpu": device.type != "cpu",
-        "a head is not divided among ranks: leave it or --tensor-parallel-size out": config.tensor_parallel_size > 1,
-        "transformers' code runs this model, and hands out no states of its layers": source.hf_config is not None,
-        "the model generates no tokens": model.bidirectional or not model.head,
-        "layers of this model keep states, from which tokens cannot be taken back": model.num_state_layers > 0,
-        "all keys of a row change at a length (longrope)": model.rope is not None and model.rope.scaling == "longrope",
-        f"with {flag('batch_invariant', on=False)}, answers would depend on drafts": not switches.batch_invariant,
-        f"in {dtype_name(dtype)} on this CPU, answers would depend on drafts": not has_invariant_products(dtype),
+        "--speculative off leaves out all drafts: leave it out or": config.speculative == "off",
+        f"{_GPU}: take --device cpu or": device.type != "cpu",
+        "a head is not divided among ranks: leave --tensor-parallel-size out or": config.tensor_parallel_size > 1,
+        "transformers' code runs this model, and hands out no states of its layers:": source.hf_config is not None,
+        "the model generates no tokens:": model.bidirectional or not model.head,
+        "layers of this model keep states, from which tokens cannot be taken back:": model.num_state_layers > 0,
+        "all keys of a row change at a length (longrope):": model.rope is not None and model.rope.scaling == "longrope",
+        f"with {flag('batch_invariant', on=False)}, answers would depend on drafts: leave it out or": (
+            not switches.batch_invariant
+        ),
+        f"in {dtype_name(dtype)} on this CPU, answers would depend on drafts: take --dtype float32 or": (
+            not has_invariant_products(dtype)
+        ),
+        "rows with images have no such drafts: take --limit-images 0 for texts alone, or": (
+            config.limit_images != 0 and source.vision is not None
+        ),
     }
-    found = next((reason for reason, applies in reasons.items() if applies), None)
-    if found is None and config.limit_images != 0 and source.vision is not None:
-        return "rows with images have no such drafts: --limit-images 0 serves texts alone"
-    return found
+    return next((f"{reason} leave the head out" for reason, applies in reasons.items() if applies), None)

@@ -125,6 +125,8 @@ def load(plan: LaunchPlan) -> Launched:
         "load_format": source.load_format,
         "model_impl": source.model_impl,
         "lora": source.adapter_names or None,
+        "speculative": config.speculative,
+        "speculative_model": config.speculative_model,
         "device": plan.device.type,
         "tensor_parallel_size": config.tensor_parallel_size,
         "dtype": dtype_name(source.dtype),

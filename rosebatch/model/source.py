@@ -23,7 +23,7 @@ from rosebatch.model.adapters.folder import require_no_adapter
 from rosebatch.model.classifier_head import load_classifier
 from rosebatch.model.contract import Model, OpenModel, PoolingHeads
 from rosebatch.model.dry_load import HEADERS, NO_PRODUCTS, require_loadable
-from rosebatch.model.eagle3.config import Eagle3, find_eagle3
+from rosebatch.model.eagle3.config import Eagle3, find_eagle3, require_no_head
 from rosebatch.model.eagle3.head import Eagle3Head, build_head, require_head_loadable
 from rosebatch.model.fingerprint import fingerprint_of, small_files, state_of
 from rosebatch.model.hf.config import is_native, read_model_config
@@ -506,6 +506,7 @@ def _find(settings: RunConfig, device: torch.device, quiet: bool, weights: bool)
 
 def _in_folder(folder: Path, name: str, settings: RunConfig, device: torch.device) -> ModelSource:
     require_no_adapter(folder)
+    require_no_head(folder)
     hf_config, config = _config_of_folder(folder, settings)
     dtype = resolve_dtype(settings.dtype, config.dtype, device)
     quantization = _quantization_of(folder, settings, hf_config)

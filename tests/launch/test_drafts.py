@@ -38,11 +38,17 @@ def plan(folder, head, **settings):
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"speculative": "off"}, "--speculative off leaves out all drafts"),
+        ({"speculative": "off"}, "--speculative off leaves out all drafts: leave it out or leave the head out$"),
         ({"tensor_parallel_size": 2}, "a head is not divided among ranks"),
-        ({"model_impl": "transformers"}, "transformers' code runs this model, and hands out no states of its layers"),
-        ({"switches": {"batch_invariant": False}}, "with --no-batch-invariant, answers would depend on drafts"),
-        ({"dtype": "float16"}, "in float16 on this CPU, answers would depend on drafts"),
+        (
+            {"model_impl": "transformers"},
+            "transformers' code runs this model, and hands out no states of its layers: leave the head out$",
+        ),
+        (
+            {"switches": {"batch_invariant": False}},
+            "with --no-batch-invariant, answers would depend on drafts: leave it out or leave the head out$",
+        ),
+        ({"dtype": "float16"}, "in float16 on this CPU, .*: take --dtype float32 or leave the head out$"),
     ],
 )
 def test_runs_without_drafts(settings, reason, models):
@@ -54,7 +60,10 @@ def test_runs_without_drafts(settings, reason, models):
 def test_a_gpu(models, monkeypatch):
     monkeypatch.setattr(launch_plan, "pick_device", lambda name: torch.device("cuda"))
     monkeypatch.setattr(launch_plan, "unmeasured_sizes", lambda device: None)
-    with pytest.raises(FlagError, match=r"^--speculative-model: on a GPU, .* no layer of a head yet: .*--device cpu$"):
+    with pytest.raises(
+        FlagError,
+        match=r"^--speculative-model: on a GPU, .* no layer of a head yet: take --device cpu or leave the head out$",
+    ):
         plan(models / "target", models / "head", device="cuda", dtype="float32")
 
 
@@ -108,6 +117,8 @@ def test_a_run_goes_on_with_a_head(models, tmp_path, monkeypatch):
         run(tmp_path / "answers.jsonl")
     done = run(tmp_path / "answers.jsonl", resume=True, speculative_model=str(models / "head"))
     assert (tmp_path / "answers.jsonl").read_bytes() == (tmp_path / "plain.jsonl").read_bytes()
+    engine = done.report["engine"]
+    assert (engine["speculative"], engine["speculative_model"]) == ("auto", str(models / "head"))
     assert done.report["resumed_exactly"] is True and done.report["drafted_tokens"] > 10
 
 

@@ -29,9 +29,9 @@ def target(shared_folder):
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
-        ({"vocab_size": VOCAB + 1}, f"of a model with {VOCAB + 1} tokens, and --model has {VOCAB}"),
-        ({"hidden_size": 48}, f"of a model with hidden size 48, and that of --model is {HIDDEN}"),
-        ({"target_hidden_size": 80}, f"of a model with hidden size 80, and that of --model is {HIDDEN}"),
+        ({"vocab_size": VOCAB + 1}, f"a head for a model with {VOCAB + 1} tokens, and --model has {VOCAB}"),
+        ({"hidden_size": 48}, f"a head for a model with hidden size 48, and that of --model is {HIDDEN}"),
+        ({"target_hidden_size": 80}, f"a head for a model with hidden size 80, and that of --model is {HIDDEN}"),
         ({"draft_vocab_size": VOCAB + 1}, f"draft_vocab_size {VOCAB + 1} is more than vocab_size {VOCAB}"),
         ({"draft_vocab_size": "all"}, "draft_vocab_size must be a whole number > 0, got 'all'"),
         ({"num_hidden_layers": 2}, "a head for drafts has one layer, num_hidden_layers is 2"),
@@ -58,6 +58,13 @@ def test_configs_that_are_refused(values, reason, target, tmp_path):
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
     with pytest.raises(UserError, match=reason):
         source_of(target, tmp_path / "head")
+
+
+def test_a_head_in_place_of_a_model(tmp_path):
+    """transformers tried to load it, and listed its tensors over a screen."""
+    save_head(tmp_path / "head")
+    with pytest.raises(UserError, match=f"holds a head for drafts alone: .* --speculative-model {tmp_path / 'head'}$"):
+        find_model(RunConfig(model=str(tmp_path / "head")), CPU)
 
 
 def test_a_model_with_too_few_layers(target, tmp_path):

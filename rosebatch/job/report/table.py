@@ -124,6 +124,7 @@ def _remarks(engine: Mapping[str, Any]) -> str:
     """What is worth saying after the model's name."""
     by = f", {engine['quantization']}" if engine.get("quantization") else ""
     by += f", with {engine['lora']} by --lora" if engine.get("lora") else ""
+    by += f", with {engine['speculative_model']} by --speculative-model" if engine.get("speculative_model") else ""
     by += ", by transformers' code" if engine.get("model_impl") == "transformers" else ""
     return by + (", the demo model: no --model was given" if engine.get("is_demo_model") else "")
 

@@ -97,6 +97,19 @@ def find_eagle3(name: str, target: ModelConfig, *, quiet: bool, weights: bool) -
     return read_eagle3(path, target)
 
 
+def require_no_head(folder: Path) -> None:
+    """Check that a folder does not hold a head in place of a model.
+
+    Raises:
+        UserError: it does.
+    """
+    path = folder / "config.json"
+    named = read_json(path).get("architectures") if path.exists() else None
+    if isinstance(named, list) and named[:1] and named[0] in _ARCHITECTURES:
+        instead = f"give its model to --model, and --speculative-model {folder}"
+        raise refusal(path, f"the folder holds a head for drafts alone: {instead}")
+
+
 def read_eagle3(folder: Path, target: ModelConfig) -> Eagle3:
     """The head in a folder, for a model of this shape.
 
@@ -118,10 +131,11 @@ def read_eagle3(folder: Path, target: ModelConfig) -> Eagle3:
     if shape.rope is None or shape.rope.scaling == "longrope":
         raise refusal(path, "rope_type 'longrope' is not supported in a head for drafts")
     if shape.vocab_size != target.vocab_size:
-        raise refusal(path, f"of a model with {shape.vocab_size} tokens, and --model has {target.vocab_size}")
+        raise refusal(path, f"a head for a model with {shape.vocab_size} tokens, and --model has {target.vocab_size}")
     target_size = _number(values, "target_hidden_size", shape.hidden_size, path)
     if target_size != target.hidden_size:
-        raise refusal(path, f"of a model with hidden size {target_size}, and that of --model is {target.hidden_size}")
+        sizes = f"hidden size {target_size}, and that of --model is {target.hidden_size}"
+        raise refusal(path, f"a head for a model with {sizes}")
     drafted = _number(values, "draft_vocab_size", shape.vocab_size, path)
     if drafted > shape.vocab_size:
         raise refusal(path, f"draft_vocab_size {drafted} is more than vocab_size {shape.vocab_size}")
