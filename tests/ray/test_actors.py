@@ -41,7 +41,10 @@ def test_two_actors_give_the_bytes_of_one_process(rays, start, source, expected,
     assert target.read_bytes() == expected
     workers = json.loads(report.read_text())["workers"]
     assert sum(worker["requests"] for worker in workers) == 91
-    assert [worker["device"] for worker in workers] == [f"{os.uname().nodename} CPU {number}" for number in range(2)]
+    for number, worker in enumerate(workers):
+        # One that is not ready before the other has done all has told nothing of itself.
+        silent = () if worker["requests"] else (f"Ray {number}",)
+        assert worker["device"] in (f"{os.uname().nodename} CPU {number}", *silent)
 
 
 @pytest.mark.thorough
