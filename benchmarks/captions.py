@@ -204,7 +204,7 @@ def _vllm(folder: Path, output_len: int) -> Callable[[list[Path]], int]:
     os.environ.update(VLLM_LOGGING_LEVEL="WARNING", VLLM_NO_USAGE_STATS="1", HF_HUB_OFFLINE="1")
     # FlashInfer compiles its sampler for minutes, and all is greedy here.
     os.environ["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
-    # It prepares an image in this process, whose threads a fork would not have: its engine waited for them for ever.
+    # Its engine hung at its start. A likely reason: it prepares an image here, and a fork has none of the threads.
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     import vllm
 
