@@ -336,15 +336,16 @@ class Engine:
         finished, gaps, drafted, accepted, forced = self.scheduler.commit(plan, result, now)
         self.stats.count_free(drafted, accepted, forced)
         if isinstance(self.drafter, WindowDrafter) and isinstance(plan, DecodeWindow) and plan.drafts:
-            self.drafter.learn(plan.queries, plan.steps, list(map(len, result.token_ids)))
+            lengths = {row.id: len(ids) for row, ids in zip(plan.rows, result.token_ids, strict=True)}
+            self.drafter.learn(plan.queries, plan.steps, lengths)
         for seconds, count in gaps.items():
             self.stats.itl.add(seconds, count)
         if self._constraints:
             for sequence in finished:
                 # Later plans may have further tokens of it, which it does not get.
                 self._constraints.pop(sequence.id, None)
-        lengths = [bin_of(len(sequence.generated)) for sequence in finished]
-        self.stats.finished.update(lengths)
-        pairs = zip(lengths, finished, strict=True)
+        bins = [bin_of(len(sequence.generated)) for sequence in finished]
+        self.stats.finished.update(bins)
+        pairs = zip(bins, finished, strict=True)
         self.stats.stopped.update([length for length, sequence in pairs if sequence.finish_reason == "stop"])
         return finished

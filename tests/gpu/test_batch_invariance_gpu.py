@@ -41,7 +41,8 @@ from tests.kernels.test_sampling_kernel import parameters
 
 pytestmark = pytest.mark.gpu
 
-FAMILIES = ["GPT2", "Llama", "Mistral", "Qwen2", "Qwen3", "gemma2", "gpt_oss", "qwen3_moe", "qwen3_next", "qwen3_5"]
+FAMILIES = ["GPT2", "Llama", "Mistral", "Qwen2", "Qwen3", "gemma2", "gpt_oss", "qwen3_moe"]
+FAMILIES += ["qwen3_next", "qwen3_5", "lfm2"]
 # Chunks of these end at multiples of 64 tokens; the keys of HP1's are added up otherwise where none are divided.
 OF_TILES = ["qwen3_next", "qwen3_5", "HP1", "HP1 options"]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

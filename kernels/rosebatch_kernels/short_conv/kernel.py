@@ -195,10 +195,13 @@ def _convolve_tokens(
         cells = x + row * x_stride + column
         kept = state + slot * (TAPS * CHANNELS) + column
         new = _gated(cells, inside, CHANNELS)
-        total = new.to(tl.float32) * tl.load(weight + column * TAPS + (TAPS - 1), inside, other=0.0).to(tl.float32)
-        for back in tl.static_range(1, TAPS):
-            known = inside & (position >= back)
-            value = tl.load(kept + (position + TAPS - back) % TAPS * CHANNELS, known, other=0.0)
+        # Of two bare products, the compiler may round either one: a sum from zero on leaves it no choice.
+        total = tl.zeros([BLOCK], tl.float32)
+        for back in tl.static_range(TAPS):
+            value = new
+            if back > 0:
+                known = inside & (position >= back)
+                value = tl.load(kept + (position + TAPS - back) % TAPS * CHANNELS, known, other=0.0)
             factor = tl.load(weight + column * TAPS + (TAPS - 1 - back), inside, other=0.0)
             total += value.to(tl.float32) * factor.to(tl.float32)
         tl.store(kept + (position % TAPS) * CHANNELS, new, inside)

@@ -37,7 +37,7 @@ def _advance(x: Tensor, inputs: Tensor, position: int, weight: Tensor) -> Tensor
     missing = taps - 1 - len(past)
     wide = torch.promote_types(x.dtype, torch.float32)
     values = torch.nn.functional.pad(known.to(wide), (0, 0, missing, 0))
-    total = torch.zeros(len(x), len(weight), dtype=wide)
+    total = torch.zeros(len(x), len(weight), dtype=wide, device=x.device)
     for tap in range(taps):
         total += values[tap : tap + len(x)] * weight[:, tap].to(wide)
     kept = range(max(end - taps, position), end)

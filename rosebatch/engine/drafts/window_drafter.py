@@ -1,10 +1,12 @@
 """Whether the next window of decode steps has drafts, which the device finds, and how many."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rosebatch.engine.drafts.history import find_ending, what_followed
 from rosebatch.engine.scheduling.scheduler import Scheduler
@@ -13,43 +15,42 @@ from rosebatch.engine.scheduling.sequence import SequenceState
 # Tokens of a row that a step may compute, its last one and drafts: a graph for each, see ``rosebatch_kernels.drafts``.
 QUERIES = (2, 4, 8)
 # Rows that one look takes, of which each tells whether drafts would have been right; and tokens that it compares.
-_LOOKED_AT, _COMPARED = 4, 7
+_LOOKED_AT, _COMPARED = 32, 7
 # Plans without another look, where the last ones found nothing; and without drafts, where the last ones did not pay.
 _LONGEST_PAUSE, _LONGEST_REST = 16, 64
 # Of the share of right drafts, what the last look counts, at a few rows; and the last window, of all rows.
 _LAST_LOOK, _LAST_WINDOW = 0.3, 0.5
-# Of a step with few rows, that each further query takes, measured with Qwen3-0.6B on an H200.
-_MORE_LAUNCHES = 0.06
-# What drafts must save to be tried, and to be kept.
+# Of a row's own drafts, what counts in its next window; and as how many drafts of its own those of all rows count.
+_KEPT_OF_A_ROW, _OF_ALL_ROWS = 0.8, 8.0
+# How much shorter drafts must make the rest of the work to be tried, and to be kept.
 _TRIED, _KEPT = 1.15, 1.05
-# Of a new kind of step, until it is a graph; and of a step's launches and of reading. On an H200, about.
-_CAPTURE, _LAUNCHES, BYTES_A_SECOND = 0.06, 1e-3, 3.3e12
+# Seconds that a new kind of step takes until it is a graph; a step's launches; what drafts add to them, waiting for the
+# host included, and each further query. And bytes. Measured with Qwen3-0.6B on an H200.
+_CAPTURE, _LAUNCHES, _DRAFTS, _QUERY, BYTES_A_SECOND = 0.06, 0.4e-3, 0.25e-3, 0.07e-3, 3.3e12
 
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """What a decode step takes, in units of bytes that it reads.
+    """What a decode step takes.
 
     Attributes:
         weights: bytes of the model's matrices.
+        row: bytes that each row reads and writes, beside its K and V.
         token: bytes of a token's K and V.
         free_tokens: of a step, which take as long as reading the weights.
     """
 
     weights: int
+    row: int
     token: int
     free_tokens: int
 
     def of(self, rows: int, tokens: int, queries: int = 1) -> float:
-        """A step of so many rows, which have so many tokens together."""
-        products = self.weights * max(1.0, rows * queries / self.free_tokens)
+        """Seconds of a step of so many rows, which have so many tokens together."""
+        count = rows * queries
         # Several queries of a row read its keys once.
-        return products * (1 + _MORE_LAUNCHES * (queries - 1)) + self.token * tokens
-
-
-def seconds(cost: float) -> float:
-    """Of a step that takes so much, see ``StepCost``."""
-    return _LAUNCHES + cost / BYTES_A_SECOND
+        read = self.weights * max(1.0, count / self.free_tokens) + self.row * count + self.token * tokens
+        return _LAUNCHES + read / BYTES_A_SECOND + (queries > 1) * (_DRAFTS + _QUERY * (queries - 1))
 
 
 class WindowDrafter:
@@ -70,13 +71,13 @@ class WindowDrafter:
         self.most_rows = most_rows
         self.most_tokens = most_tokens
         self.sharing_rows = sharing_rows
-        # Of drafts that follow right ones.
+        # Of drafts that follow right ones: the share of all rows.
         self.right = 0.0
+        # By row: drafts that were right, and drafts. The older they are, the less they count.
+        self._of_rows: dict[int, tuple[float, float]] = {}
         self._turn = 0
         self._pause = self._left = 0
         self._rest = self._resting = 0
-        # Whether the work ends with its slowest rows: no others wait for their slots.
-        self._last_rows = False
         # Rows and queries of the steps that have had drafts.
         self._kinds = set[tuple[int, int]]()
 
@@ -87,7 +88,6 @@ class WindowDrafter:
         drafts, planner.queries = planner.queries > 1, 1
         if not rows or any(each.spec.has_features or each.spec.guided for each in rows):
             return
-        self._last_rows = not scheduler.queues.waiting
         if self._resting:
             self._resting -= 1
             return
@@ -96,8 +96,9 @@ class WindowDrafter:
         least = _KEPT if drafts else _TRIED
         if expected(self.right, QUERIES[-1]) >= least:
             planner.queries = self._best(scheduler, rows, least)
-        if drafts and planner.queries == 1:
-            self._resting = self._rest = min(max(2 * self._rest, 1), _LONGEST_REST)
+        if drafts:
+            self._rest = 0 if planner.queries > 1 else min(max(2 * self._rest, 1), _LONGEST_REST)
+            self._resting = self._rest
 
     def _best(self, scheduler: Scheduler, rows: list[SequenceState], least: float) -> int:
         """Queries of a row that save the most of what the rest takes without drafts; 1 if none save enough."""
@@ -108,27 +109,32 @@ class WindowDrafter:
         plain = self.cost.of(len(rows), read)
         # As the runner rounds them.
         count = 1 << (len(scheduler.queues.running) - 1).bit_length()
-        coming = _steps_to_come(rows, len(scheduler.queues.waiting))
+        left, waiting = np.array([each.num_remaining_tokens for each in rows]), len(scheduler.queues.waiting)
+        coming = _steps_to_come(rows, int(left.max()), waiting)
         best, most = 1, 0.0
         for queries in QUERIES:
-            gain = expected(self.right, queries) * plain / self.cost.of(count, tokens, queries)
+            fewer = expected(self.right, queries)
+            if not waiting:
+                # The work ends with its slowest row.
+                fewer = left.max() / (left / expected(self._rights(rows), queries)).max()
+            gain = fewer * plain / self.cost.of(count, tokens, queries)
             if count * queries > self.most_rows or gain < least:
                 continue
-            saved = coming * seconds(plain) * (1 - 1 / gain) - _CAPTURE * ((count, queries) not in self._kinds)
+            saved = coming * plain * (1 - 1 / gain) - _CAPTURE * ((count, queries) not in self._kinds)
             if saved > most:
                 best, most = queries, saved
         if best > 1:
             self._kinds.add((count, best))
         return best
 
-    def learn(self, queries: int, steps: int, lengths: Sequence[int]) -> None:
-        """Learn from a window with drafts of so many steps: how many tokens it brought each row."""
+    def learn(self, queries: int, steps: int, lengths: Mapping[int, int]) -> None:
+        """Learn from a window with drafts of so many steps: how many tokens it brought each row, by its id."""
         # The others ended in it.
-        if going := [length for length in lengths if length >= steps]:
-            share = share_of(self._typical(going) / steps, queries)
-            if share >= self.right:
-                self._rest = 0
-            self._learn(share, _LAST_WINDOW)
+        if going := {row: length for row, length in lengths.items() if length >= steps}:
+            share = share_of(sum(going.values()) / len(going) / steps, queries)
+            self.right += _LAST_WINDOW * (share - self.right)
+            for row, length in going.items():
+                self._learn(row, share_of(length / steps, queries) * length, length)
 
     def _look(self, rows: list[SequenceState], answers: "array[int]") -> None:
         if self._left:
@@ -148,29 +154,34 @@ class WindowDrafter:
             same = guesses == came[: len(guesses)]
             right = len(same) if same.all() else int(same.argmin())
             shares.append(right / (right + (right < _COMPARED)))
+            self._learn(row.spec.id, right, right + (right < _COMPARED))
         if shares:
-            self._learn(self._typical(shares), _LAST_LOOK)
+            self.right += _LAST_LOOK * (sum(shares) / len(shares) - self.right)
+        # Of those that have ended, nothing is kept.
+        self._of_rows = {row.spec.id: self._of_rows[row.spec.id] for row in rows if row.spec.id in self._of_rows}
         self._turn += _LOOKED_AT
         self._pause = 0 if any(shares) else min(max(2 * self._pause, 1), _LONGEST_PAUSE)
         self._left = self._pause
 
-    def _typical(self, values: Sequence[float]) -> float:
-        """Of these of rows, the mean while others wait; else that of the slower ones, with which the work ends."""
-        return sorted(values)[len(values) // 4] if self._last_rows else sum(values) / len(values)
+    def _learn(self, row: int, right: float, drafts: float) -> None:
+        before_right, before = self._of_rows.get(row, (0.0, 0.0))
+        self._of_rows[row] = _KEPT_OF_A_ROW * before_right + right, _KEPT_OF_A_ROW * before + drafts
 
-    def _learn(self, share: float, newest: float) -> None:
-        self.right += newest * (share - self.right)
+    def _rights(self, rows: list[SequenceState]) -> NDArray[np.float64]:
+        """Of each row, the share of right drafts: its own, and that of all rows as long as it has had few."""
+        own = np.array([self._of_rows.get(row.spec.id, (0.0, 0.0)) for row in rows], np.float64)
+        shares: NDArray[np.float64] = (own[:, 0] + _OF_ALL_ROWS * self.right) / (own[:, 1] + _OF_ALL_ROWS)
+        return shares
 
 
-def _steps_to_come(rows: list[SequenceState], waiting: int) -> float:
+def _steps_to_come(rows: list[SequenceState], most: int, waiting: int) -> float:
     """Steps without drafts until all is done, if those that wait are like those that run; at most, as rows may stop."""
-    left = max(each.num_remaining_tokens for each in rows)
-    return left + waiting * sum(each.max_len - each.num_prompt_tokens for each in rows) / len(rows) ** 2
+    return most + waiting * sum(each.max_len - each.num_prompt_tokens for each in rows) / len(rows) ** 2
 
 
-def expected(right: float, queries: int) -> float:
-    """Tokens that a row gets of a step, if so many of the drafts are right that follow right ones."""
-    return float(sum(right**each for each in range(queries)))
+def expected(right: Any, queries: int) -> Any:
+    """Tokens that a row gets of a step, if so many of the drafts are right that follow right ones; also of arrays."""
+    return sum(right**each for each in range(queries))
 
 
 def share_of(tokens: float, queries: int) -> float:
