@@ -5,7 +5,7 @@ copies json] [--engines off auto vllm vllm-ngram] [--peer-python PYTHON] [--peer
 are those of ``benchmarks.copies``: each sub-layer adds zero, so that all engines find the same document. Those of JSON
 have the schema of ``benchmarks.json_by_schema``. Each engine keeps its share of the GPU's memory from its start on.
 They are loaded and then timed one after the other. A line for each engine, work and number of rows has the seconds of
-each repeat; the last line is JSON.
+each repeat, on stderr once they are known; the last line is JSON.
 """
 
 import json
@@ -129,6 +129,7 @@ def _measure(engine: str, path: Path) -> None:
                 count = serve(own, wanted)
                 seconds.append(round(time.perf_counter() - started, 3))
             found.append({"work": work, "rows": rows, "tokens": count, "first": seconds[0], "seconds": seconds[1:]})
+            sys.stderr.write(f"{engine} {json.dumps(found[-1])}\n")
     turn.answer(found)
 
 
